@@ -83,7 +83,7 @@ def test_others_see_no_words_of_a_job_that_waits_to_be_started_again(head, call,
     until(lambda: "canary-why" in call("user", "GET", f"/v1/jobs/{job_id}/why").json()["headline"])
     mine = call("user", "GET", f"/v1/jobs/{job_id}").json()["job"]
     assert (mine["state"], mine["reason"]) == ("pending", "backoff")
-    assert mine["detail"].startswith("waits a moment after a failed start; its last attempt ended: ")
+    assert mine["detail"].startswith("waits shortly after a failed start; its last attempt ended: ")
     assert "canary-why" in mine["detail"]
     seen = told(call, role, job_id, over=False)
     assert {path: [word for word in SECRETS if word in text] for path, text in seen.items()} == {

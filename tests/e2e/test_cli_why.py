@@ -45,7 +45,7 @@ def test_why_of_a_job_that_waits_runs_and_is_over(phalanx):
     page = phalanx("why", late).stdout
     assert f"job {late} waits (resources): needs 1 x 2 GPUs; 0 free in all" in page
     assert "expected to start within 10 min" in page
-    assert f"job {holder} will have ended" in page
+    assert f"wait for job {holder} to finish" in page
     row = next(line for line in page.splitlines() if line.split()[:1] == [holder])
     assert "holder" in row
     assert "within 10 min" in row

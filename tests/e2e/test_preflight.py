@@ -94,7 +94,7 @@ def test_a_link_that_is_dead_between_two_nodes_alone_is_found_and_one_of_them_sw
     assert kept_out(fleet) == {}
     if len(attempts) == 2:
         assert show(fleet, job_id)["attempts"][0]["why"] == (
-            "link h2 - h1: no connection in 5 s; which end is at fault cannot be told"
+            "link h2 - h1: no connection in 5 s; either end may be at fault"
         )
 
 

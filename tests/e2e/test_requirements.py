@@ -119,7 +119,7 @@ def test_packages_of_a_copy_are_installed_once_and_the_next_job_finds_them(phala
     wheel(work, "pxone", command="pxone-say")
     done = phalanx("run", "--copy", "--", "python", "main.py", cwd=work)
     assert done.stdout == "1.0 True\n"
-    assert "requirements.txt: what it names is installed once on each node" in done.stderr
+    assert "requirements.txt: its packages are installed once on each node" in done.stderr
     assert "installing with " in phalanx.said(phalanx.last(work), work)
     assert phalanx("run", "--copy", "--", "pxone-say", cwd=work).stdout == "command of pxone\n"
     assert "installed before on this node" in phalanx.said(phalanx.last(work), work)

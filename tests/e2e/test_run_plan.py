@@ -67,7 +67,7 @@ def test_wider_than_a_node_is_told_before_it_starts(phalanx):
     told = phalanx("submit", "--hold", "--plan", "tp=6", "--", PYTHON, "says.py").stdout
     assert "tensor parallel over 6 ranks crosses nodes: a node of this job has 3" in told
     asked = phalanx("submit", "--hold", "--gpus", "2x3", "--plan", "tp=2,dp=3", "--", PYTHON, "says.py").stdout
-    assert "3 ranks a node are no multiple of the 2 of a tensor group" in asked
+    assert "3 ranks per node are not a multiple of the tensor group size 2" in asked
 
 
 SMALL = "layers=4,hidden=128,heads=4,vocab=1000"

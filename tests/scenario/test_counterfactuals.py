@@ -101,7 +101,7 @@ def test_nothing_known_is_told_as_unknown():
     seen = snapshot(TWO, [(job("a", gpus=8), "n0:0,1,2,3 n1:0,1,2,3", 60.0)], [job("x", gpus=8)])
     expected = Asked(seen).expected
     assert expected.latest_s is None
-    assert expected.unknown == "nobody knows how long job a runs: no time limit, and too few likes have ended"
+    assert expected.unknown == "job a has no time limit, and too few similar jobs have finished"
 
 
 def test_jobs_before_it_get_their_places_first():
@@ -230,7 +230,7 @@ def test_array_limit_and_parents_bound_the_start():
     assert Asked(seen).range_s == (0.0, 3000.0)
     alone = Dependency(kind=DependencyKind.SINGLETON)
     expected = Asked(snapshot(TWO, (), [job("x", gpus=1, unmet=(alone,))])).expected
-    assert (expected.latest_s, expected.unknown) == (None, "it waits for singleton, and nobody knows when that holds")
+    assert (expected.latest_s, expected.unknown) == (None, "it waits for singleton, whose time is unknown")
 
 
 def test_budget_waits_for_its_next_period():
@@ -244,7 +244,7 @@ def test_budget_waits_for_its_next_period():
 def test_change_of_a_job_that_can_never_start_is_not_told():
     seen = snapshot(TWO, (), [job("x", gpus=4)], [Queue(id="default", quota_gpus=0, borrow_gpus=2)])
     found = Asked(seen)
-    assert "may never hold more than 2" in found.expected.unknown
+    assert "can use at most 2" in found.expected.unknown
     assert [kind for kind, _ in found.told] == ["fewer", "quota"]
 
 

@@ -139,7 +139,7 @@ def test_what_runs_when_its_budget_is_spent_runs_on_and_is_counted_from_its_star
     )
     plan = plan_of(fleet.with_jobs(asks("y", 1, "poor")))
     assert lined(plan) == "y budget"
-    assert plan.waiting("y").detail == "queue poor has spent its 10 GPU-hours of this period (13.0)"
+    assert plan.waiting("y").detail == "queue poor has spent 13.0 of its 10 GPU-hours of this period"
 
 
 @pytest.mark.parametrize("name", ["default", "fair"])

@@ -77,7 +77,7 @@ def test_job_that_no_rack_holds_is_refused_at_submit_until_the_labels_say_otherw
     within = Spread(within="rack", required=True)
     with pytest.raises(NeverFits, match="no rack has 2 such nodes"):
         cluster.submit(gpus="2x4", spread=within)
-    with pytest.raises(NeverFits, match="no node says in which leaf it is"):
+    with pytest.raises(NeverFits, match="no node is labelled with its leaf"):
         cluster.submit(gpus="1x4", spread=Spread(within="leaf", required=True))
     label(cluster, n1={"rack": "r0"})
     cluster.runs(cluster.submit(gpus="2x4", spread=within))

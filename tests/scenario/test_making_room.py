@@ -92,7 +92,7 @@ def test_four_nodes_with_two_free_each_cost_a_gang_the_jobs_of_one_node():
         busy("r: n0=8 n1=8 n2=8 n3=8", *running).with_jobs(job("a", gpus=8, **HIGH)), knobs=Knobs(moves=False)
     )
     assert lined(plan) == "s30 stops for a | s31 stops for a | s32 stops for a | a claimed"
-    assert plan.waiting("a").detail == "its place on n3 is being cleared: what runs there saves and leaves"
+    assert plan.waiting("a").detail == "waits for running jobs on n3 to save and stop"
 
 
 def test_topology_that_is_required_is_cleared_in_one_domain():
@@ -150,7 +150,7 @@ def test_who_holds_a_sick_device_moves_into_no_hole_that_is_smaller_than_its_gan
 
 def test_a_move_says_where_to_and_for_whom():
     plan = plan_of(busy("r: n0=8 n1=8", ("six", "n0:0-5", {}), ("one", "n1:0", {})).with_jobs(job("a", gpus=8)))
-    assert plan.stop("one").why == "moved to n0 to make room for job a, which is likely to end sooner for the same GPUs"
+    assert plan.stop("one").why == "moved to n0 to make room for job a, which is expected to end sooner on the same GPUs"
 
 
 # ---- elastic --------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_elastic_starts_as_wide_as_there_is_room():
 def test_elastic_shrinks_for_a_newcomer_before_anybody_stops():
     plan = plan_of(busy(THREE, WIDE).with_jobs(job("a", gpus=4)))
     assert lined(plan) == "e moves for a | a claimed"
-    assert plan.stop("e").why == "moved to n0, n1 to make room for job a, and gives back nodes it grew into"
+    assert plan.stop("e").why == "moved to n0, n1 to make room for job a: an elastic job shrinks"
 
 
 def test_elastic_shrinks_no_further_than_it_must_and_than_its_least():
@@ -180,13 +180,13 @@ def test_elastic_shrinks_no_further_than_it_must_and_than_its_least():
 
 def test_elastic_does_not_shrink_onto_a_drained_node():
     plan = plan_of(busy(THREE, WIDE).drained("n0").with_jobs(job("a", gpus=4)))
-    assert plan.stop("e").why == "moved to n1 to make room for job a, and gives back nodes it grew into"
+    assert plan.stop("e").why == "moved to n1 to make room for job a: an elastic job shrinks"
 
 
 def test_elastic_does_not_shrink_onto_a_node_with_a_sick_device():
     """Of n0, where it holds all four, three are left: its part there is none of its parts any more."""
     plan = plan_of(busy(THREE, WIDE).sick("n0", 0).with_jobs(job("a", gpus=4)))
-    assert plan.stop("e").why == "moved to n1 to make room for job a, and gives back nodes it grew into"
+    assert plan.stop("e").why == "moved to n1 to make room for job a: an elastic job shrinks"
     two_sick = busy(THREE, WIDE).sick("n0", 0).sick("n1", 1)
     assert "moved to n2 to make room" in plan_of(two_sick.with_jobs(job("a", gpus="2x3"))).stop("e").why
 
@@ -266,7 +266,7 @@ def test_a_borrower_is_told_that_its_loan_ends():
     plan = plan_of(
         lending(("x", "n0:0-7", {}), ("y", "n1:0-7", {"for_s": 600})).with_jobs(job("a", gpus=8, queue="own"))
     )
-    assert plan.stop("y").why == "preempted by job a, whose queue takes back what was borrowed"
+    assert plan.stop("y").why == "preempted by job a, whose queue reclaims the GPUs it had lent"
 
 
 def test_a_lower_job_of_the_own_queue_goes_where_the_quota_is_full():

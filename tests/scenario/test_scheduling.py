@@ -100,7 +100,7 @@ def test_gang_waits_rather_than_splits_and_later_jobs_that_fit_start():
     assert drawn(plan, "c") == "n1:0,1,2,3"
     wait = plan.waiting("a")
     assert wait.reason is Reason.RESOURCES
-    assert wait.detail == "needs 2 x 4 GPUs; 0 free in all, at most 0 on one node"
+    assert wait.detail == "needs 2 x 4 GPUs; 0 free in total, at most 0 on one node"
 
 
 def test_two_jobs_never_share_a_device():
@@ -183,7 +183,7 @@ def test_nodes_to_avoid_come_last_but_come():
 
 def test_held_job_waits_and_says_how_to_release_it():
     wait = plan_of(make_fleet(TWO).with_jobs(job("a", held=True))).waiting("a")
-    assert (wait.reason, wait.detail) == (Reason.HELD, "held; phalanx release a lets it start")
+    assert (wait.reason, wait.detail) == (Reason.HELD, "job a is held; to let it start: phalanx release a")
 
 
 def test_closed_queue_holds_its_jobs_alone():

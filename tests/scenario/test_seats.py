@@ -165,7 +165,7 @@ def test_what_others_hold_is_not_granted_and_why_names_them():
     head.submit("2")
     waiting = head.controller.waits["1"]
     assert (waiting.reason, waiting.detail) == (
-        Reason.RESOURCES, "needs 1 x 2 GPUs; 1 free in all, at most 1 on one node; 3 held outside Phalanx by Slurm job 6 of alice"
+        Reason.RESOURCES, "needs 1 x 2 GPUs; 1 free in total, at most 1 on one node; 3 in use outside Phalanx by Slurm job 6 of alice"
     )  # fmt: skip
     head.hear(seen("h0"))
     assert head.world.jobs["1"].state is JobState.RUNNING

@@ -178,7 +178,7 @@ def test_job_whose_limit_crosses_the_window_goes_elsewhere_or_waits(cluster):
     assert homes(cluster, long) == {"n2"}
     waiting = cluster.head.controller.waits[longer]
     assert waiting.reason is Reason.RESERVATION
-    assert "2 nodes set aside for maintenance (fans)" in waiting.detail
+    assert "2 nodes reserved for maintenance (fans)" in waiting.detail
 
 
 def test_limit_that_fitted_at_first_crosses_once_the_job_has_waited(cluster):

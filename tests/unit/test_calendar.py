@@ -156,15 +156,15 @@ def test_jobs_alike_get_the_very_same_answer():
 @pytest.mark.parametrize(
     ("reserved", "asker", "words"),
     [
-        (window("fans", "n0 n1", 0, 4), ada(1), "2 nodes set aside for maintenance (fans) for another 4h00m"),
+        (window("fans", "n0 n1", 0, 4), ada(1), "2 nodes reserved for maintenance (fans) for another 4h00m"),
         (
             window("exam", "n0", 2, 4, users=["bob"], queues=["nlp"]), ada(3),
-            "1 node set aside for bob and queue nlp (exam) in 2h00m, when it could still run: its time limit is 3h00m",
+            "1 node reserved for bob and queue nlp (exam) in 2h00m, when it could still run: its time limit is 3h00m",
         ),
-        (window("exam", "n0", 2, 4), ada(), "1 node set aside for maintenance (exam) in 2h00m, when it could still run: it has no time limit"),
+        (window("exam", "n0", 2, 4), ada(), "1 node reserved for maintenance (exam) in 2h00m, when it could still run: it has no time limit"),
         (window("exam", "n0", 2, 4, users=["ada"]), ada(1, reservation="exam"), "reservation exam begins in 2h00m"),
         (window("exam", "n0", 2, 4, users=["bob"]), ada(1, reservation="exam"), "reservation exam is for bob"),
-        (window("exam", "n0", 2, 4, users=["bob"]), ada(1, reservation="gone"), "reservation gone is over, or was ended"),
+        (window("exam", "n0", 2, 4, users=["bob"]), ada(1, reservation="gone"), "reservation gone has ended"),
         (window("exam", "n0", 2, 4), ada(1), ""),
     ],
 )  # fmt: skip

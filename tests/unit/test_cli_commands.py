@@ -322,7 +322,7 @@ def test_a_pipe_gets_no_colour_and_no_cut(head, typed, monkeypatch):
     _, out, _ = typed("ps", "-a")
     assert "\x1b" not in out
     assert "a-name-that-is-rather-long-for-a-column" in out
-    assert "needs 16 GPUs; 8 free in all, at most 4 on one node" in out
+    assert "needs 16 GPUs; 8 free in total, at most 4 on one node" in out
 
 
 def test_changes_go_on_past_a_refusal_and_keep_its_code(head, typed):

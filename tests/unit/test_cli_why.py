@@ -144,7 +144,7 @@ def test_another_policy_stands_beside_the_default_one(typed):
         (("--add", "1x8", "--price", "h200=cheap"), "'cheap' is not a price"),
         (("--add", "1x8", "--price", "h200=3"), "no price for GPUs without a model"),
         (("--since", "1h"), "whose past?"),
-        (("--policy", "best"), "there is no policy 'best'"),
+        (("--policy", "best"), "unknown policy 'best'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_replayed(typed, words, message):

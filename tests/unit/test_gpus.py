@@ -61,10 +61,10 @@ def test_elastic_request_counts_its_fewest():
     ("text", "says"),
     [
         ("8..2x8", "8..2 ends before it begins"),
-        ("h100,h100:8", "h100 stands there twice"),
-        ("h100-80gb,h100:80g:8", "h100-80gb stands there twice"),
+        ("h100,h100:8", "h100 is given twice"),
+        ("h100-80gb,h100:80g:8", "h100-80gb is given twice"),
         (",".join(f"m{at}" for at in range(9)) + ":8", "9 models are more than 8"),
-        ("0..2x8", "asks for nothing"),
+        ("0..2x8", "requests no GPU"),
         ("2..1000000x8", "more than any fleet"),
     ],
 )
@@ -119,7 +119,7 @@ def test_options_make_one_elastic_request(gpus, nodes, most, each, want):
 @pytest.mark.parametrize(
     ("gpus", "nodes", "most", "each", "hint"),
     [
-        ("h200:16", 2, 8, None, "write --gpus 2..8xh200:8 for so many on each node"),
+        ("h200:16", 2, 8, None, "write --gpus 2..8xh200:8 to give the GPUs of each node"),
         (None, 2, 8, None, "add --gpus-per-node"),
         ("2x8", 2, 8, None, "give one of the two"),
         ("2..8x8", 2, 4, None, "give one of the two"),

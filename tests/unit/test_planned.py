@@ -96,7 +96,7 @@ def test_any_layout_that_can_be_reads_back_from_its_words(layout):
 
 def test_ranks_must_be_the_gpus():
     error = refused(plan="tp=2,fsdp=2", gpus=8)
-    assert error.message == "plan tp=2,fsdp=2 is for 4 ranks, and 8 GPUs are asked for"
+    assert error.message == "plan tp=2,fsdp=2 is for 4 ranks, but the job requests 8 GPUs"
     assert error.hint == "ask for 4 GPUs, or write fsdp=4"
     assert refused(plan="tp=3", gpus=8).hint == "ask for 3 GPUs, or leave them out"
     assert refused(plan="tp=2", gpus=8).hint == "ask for 2 GPUs, or write dp=4"
@@ -147,7 +147,7 @@ def test_group_wider_than_a_node_is_told():
     assert wide.role.gpus.nodes is None
     assert plan_notes(wide, fleet)[1] == "tensor parallel over 8 ranks crosses nodes: a node of this job has 4"
     racked = [node(f"n{at}", 4, nvlink="r0") for at in range(4)]
-    assert plan_notes(wide, racked)[1].endswith("; nodes of one NVLink domain are as near")
+    assert plan_notes(wide, racked)[1].endswith("; within one NVLink domain this is as fast as within a node")
 
 
 def test_shape_that_cuts_groups_is_told_and_kept():
@@ -165,7 +165,7 @@ def test_group_spans_what_lies_inside_it():
 
 def test_auto_is_told():
     assert plan_notes(spec(plan="auto", gpus=8), []) == [
-        "plan auto: the ranks choose the layout when the script gives its model"
+        "plan auto: the ranks choose the layout once the script provides its model"
     ]
     assert plan_notes(spec(gpus=8), []) == []
 
@@ -215,7 +215,7 @@ def test_later_releases_may_say_more_of_a_machine():
     assert surroundings_from_json({**base, "colour": "red"}).gpu == "x"
     with pytest.raises(BadRequest, match="PHALANX_MACHINE"):
         surroundings_from_json({"gpu": "x"})
-    with pytest.raises(BadRequest, match="no whole number"):
+    with pytest.raises(BadRequest, match="not a whole number"):
         surroundings_from_json({**base, "nodes": "two"})
 
 

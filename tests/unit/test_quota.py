@@ -43,7 +43,7 @@ def test_one_queue_without_quota_may_hold_the_whole_fleet():
     tree = make_tree(queue("default"))
     assert room(tree, "default") == 64
     assert tree.admits(tree.number("default"), "u", 65).sentence() == (
-        "all quotas and what is left over are in use: nothing idle to borrow for 65 GPUs"
+        "all quotas are in use and nothing is left to borrow for 65 GPUs"
     )
 
 
@@ -65,9 +65,9 @@ def test_nobody_borrows_more_than_it_may_nor_what_is_not_lent():
     assert room(tree, "red") == 40
     hold(tree, "red", 40)
     refusal = tree.admits(tree.number("red"), "u", 1)
-    assert refusal.sentence() == "queue red holds 40 of at most 40 GPUs: no room for 1 more"
+    assert refusal.sentence() == "queue red uses 40 of at most 40 GPUs; the job needs 1"
     assert tree.admits(tree.number("red"), "u", 41).sentence() == (
-        "asks for 41 GPUs; queue red may never hold more than 40"
+        "the job needs 41 GPUs; queue red can use at most 40, so it can never start there"
     )
 
 
@@ -79,7 +79,7 @@ def test_what_a_child_keeps_is_not_taken_by_its_siblings_so_that_the_parent_stay
     assert room(tree, "busy") == 8
     hold(tree, "busy", 8)
     assert tree.admits(tree.number("busy"), "u", 1).sentence() == (
-        "queue top holds 16 of at most 16 GPUs: no room for 1 more"
+        "queue top uses 16 of at most 16 GPUs; the job needs 1"
     )
     hold(tree, "idle", 8)
     assert tree.held[tree.whole("top")] == 16
@@ -137,11 +137,11 @@ def test_quotas_past_the_fleet_stand_and_are_not_scaled():
 def test_a_user_is_limited_in_a_queue_and_all_below_it():
     tree = make_tree(queue("top", gpus_per_user=8, jobs_per_user=2), queue("low", parent="top"))
     hold(tree, "low", 4, "ann")
-    assert tree.admits(tree.number("top"), "ann", 5).sentence() == "ann holds 4 of at most 8 GPUs a user in queue top"
+    assert tree.admits(tree.number("top"), "ann", 5).sentence() == "user ann uses 4 of at most 8 GPUs per user in queue top"
     hold(tree, "top", 1, "ann")
     refusal = tree.admits(tree.number("low"), "ann", 1)
     assert (refusal.reason, refusal.sentence()) == (
-        Reason.USER_LIMIT, "ann holds 2 of at most 2 running jobs a user in queue top",
+        Reason.USER_LIMIT, "user ann uses 2 of at most 2 running jobs per user in queue top",
     )  # fmt: skip
     assert tree.admits(tree.number("low"), "ben", 8) is None
     tree.give(tree.number("low"), "ann", 4)
@@ -266,7 +266,7 @@ def test_a_placement_past_the_quota_is_rejected_at_the_commit_and_use_is_written
     for record in (make_node("n0", 8), queue("red", quota_gpus=4, borrow_gpus=0), runs.job, runs.attempt, waits):
         change.put(record)
     placement = Placement(job_id=waits.id, allocation=allocation("n0:3,4"))
-    assert rejection(world, placement) == "queue red holds 3 of at most 4 GPUs: no room for 2 more"
+    assert rejection(world, placement) == "queue red uses 3 of at most 4 GPUs; the job needs 2"
     assert world.queue_gpus == {"red": 3}
     change.put(replace(runs.job, state=JobState.SUCCEEDED))
     change.put(replace(runs.attempt, state=AttemptState.ENDED, ended_s=runs.attempt.placed_s + 100.0))

@@ -55,8 +55,8 @@ def test_what_only_looks_like_a_directive_is_a_comment(text):
     ("line", "why"),
     [
         ("--gpu-per-node=4", r"line 2: sbatch has no option --gpu-per-node"), ("-Z 3", "line 2: sbatch has no option -Z"),
-        ("--nodes", "--nodes has no value"), ("hetjob", "heterogeneous jobs"), ("-J 'open", "a quotation ' is not closed"),
-        ("--container=x", "--container cannot be done here"), ("-M other", "--clusters cannot be done here"), ("train.py", "'train.py' is no option"),
+        ("--nodes", "--nodes has no value"), ("hetjob", "heterogeneous jobs"), ("-J 'open", "missing closing '"),
+        ("--container=x", "--container is not supported"), ("-M other", "--clusters is not supported"), ("train.py", "'train.py' is not an option"),
     ],
 )  # fmt: skip
 def test_what_sbatch_would_refuse_is_refused_by_line(line, why):
@@ -102,7 +102,7 @@ def test_fewer_tasks_than_nodes_take_fewer_nodes_and_it_says_so():
     found = read("-N 4", "-n 2")
     assert (found.mapping["nodes"], found.notes) == (
         2,
-        ("--nodes=4 with --ntasks=2: 2 nodes are taken, as Slurm does",),
+        ("--nodes=4 with --ntasks=2: 2 nodes are used, as in Slurm",),
     )
 
 
@@ -114,7 +114,7 @@ def test_cpus_and_memory_are_of_the_node():
 
 
 def test_gpus_that_do_not_fall_into_equal_parts_are_refused_by_line():
-    with pytest.raises(BadFile, match=r"line 3: --gpus=5: 5 GPUs do not fall"):
+    with pytest.raises(BadFile, match=r"line 3: --gpus=5: 5 GPUs do not divide"):
         read("-N 2", "--gpus=5")
 
 
@@ -178,9 +178,9 @@ def test_signals(text, found):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("--signal=NOPE", "is not .B:.SIGNAL"), ("-t tomorrow", "is no time"), ("--mem=lots", "no amount of memory"), ("-N two", "neither a number"),
-        ("-a 5-1", "ends before it begins"), ("-d after:1", "is no condition"), ("-d afterok:1?afterok:2", "one of several"),
-        ("--begin=teatime", "words for hours"), ("--gpus=many", "is not .TYPE:.NUMBER"), ("-n -3", "is no number"), ("--nice=much", "no whole number"),
+        ("--signal=NOPE", "is not .B:.SIGNAL"), ("-t tomorrow", "is not a time"), ("--mem=lots", "not an amount of memory"), ("-N two", "neither a number"),
+        ("-a 5-1", "ends before it begins"), ("-d after:1", "is not a condition"), ("-d afterok:1?afterok:2", "one of several"),
+        ("--begin=teatime", "words for times"), ("--gpus=many", "is not .TYPE:.NUMBER"), ("-n -3", "is not a number"), ("--nice=much", "not a whole number"),
     ],
 )  # fmt: skip
 def test_values_that_cannot_be_read_are_refused_by_line(line, why):
@@ -196,8 +196,8 @@ def test_values_that_cannot_be_read_are_refused_by_line(line, why):
     [
         ("--exclusive", "line 2: --exclusive is not honoured: nodes are shared by device"), ("--qos=high", "line 2: --qos=high is not honoured"),
         ("-C a100", "line 2: --constraint=a100 is not honoured"), ("--mail-type=END", "line 2: --mail-type=END is not honoured: Phalanx sends no mail"),
-        ("--no-requeue", "placed again"), ("--mem=0", "none is asked for"), ("--gres=shard:2", "GPUs alone"), ("-N 2-4", "2 nodes are asked for"),
-        ("--signal=USR1", "it will not come"),
+        ("--no-requeue", "requeued"), ("--mem=0", "none is requested"), ("--gres=shard:2", "only GPUs"), ("-N 2-4", "2 nodes are requested"),
+        ("--signal=USR1", "has no effect"),
     ],
 )  # fmt: skip
 def test_what_is_not_honoured_is_named(line, note):

@@ -57,7 +57,7 @@ def jobs():
             gpus="16",
             gpu_count=16,
             reason="resources",
-            detail="needs 16 GPUs; 8 free in all, at most 4 on one node",
+            detail="needs 16 GPUs; 8 free in total, at most 4 on one node",
         ),
         job(
             14,

@@ -1,6 +1,6 @@
-"""Documents of the whole fleet, as the head keeps them: what the last calibration found, and the operators' failure rules.
+"""Fleet-wide documents that the head stores: the last calibration profile and the operators' failure rules.
 
-What is in the first, `core.performance` knows; what is in the second, `core.recovery.rules`.
+`core.performance` defines the content of the profile, `core.recovery.rules` that of the rules.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from phalanx.core.ids import UserId
 FLEET: Final = "fleet"
 """The id of the fleet's profile."""
 RULES: Final = "failure-rules"
-"""The id of the operators' failure rules: a document of the fleet too, as JSON text, kept beside its profile."""
+"""The id of the operators' failure rules, also a document as JSON text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A document as JSON text, which was checked when it came; who stored it, and when."""
+    """A document as JSON text, validated when it was stored, with its author and time."""
 
     profile: str
     by: UserId

@@ -1,4 +1,4 @@
-"""What runs, in the books of the quota tree: a job is charged to its queue from its start to its end, in Unix time."""
+"""Charges running jobs to the quota tree: each job to its queue from its start to its end, in Unix time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.core.work.queue import Spent
 
 
 class Charges:
-    """Queue and GPUs of each job that runs, as the books have it. `quotas` is None on a board without quotas, where nothing is charged."""
+    """Queue and GPUs of each charged job. `quotas` is None on a board without quotas, where nothing is charged."""
 
     __slots__ = ("_held",)
 
@@ -19,17 +19,17 @@ class Charges:
         self._held: dict[JobId, tuple[int, int]] = {}
 
     def clear(self) -> None:
-        """The books are others: nothing is charged in them."""
+        """The quota tree is new: nothing is charged in it."""
         self._held.clear()
 
     def begin(self, quotas: QuotaTree | None, job_id: JobId, queue: int, attempt: Attempt, wall_s: float) -> None:
-        """The job runs; what it ran before now counts too. Twice is once."""
+        """The job runs; its run time before now is charged too. Idempotent."""
         if quotas is not None and job_id not in self._held:
             self._held[job_id] = (queue, attempt.allocation.gpus)
             quotas.charge(queue, attempt.allocation.gpus, wall_s, attempt.placed_s)
 
     def end(self, quotas: QuotaTree | None, job_id: JobId, wall_s: float) -> None:
-        """It does so no longer. Harmless of one that did not."""
+        """The job no longer runs. Does nothing if it was not charged."""
         if quotas is not None and job_id in self._held:
             queue, gpus = self._held.pop(job_id)
             quotas.charge(queue, -gpus, wall_s)
@@ -37,7 +37,7 @@ class Charges:
     def begin_anew(
         self, quotas: QuotaTree | None, spent: Iterable[Spent], attempts: Mapping[JobId, Attempt], wall_s: float
     ) -> None:
-        """The clock was set, and the books know no way back in time: they are begun again from the records, what runs from its start."""
+        """The clock was set, and the quota tree cannot go back in time: reset it to the records, and charge running jobs from their start."""
         if quotas is None:
             return
         quotas.begin(spent, wall_s)

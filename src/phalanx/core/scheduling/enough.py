@@ -1,7 +1,7 @@
-"""Which nodes have enough CPUs and memory: for the few pairs that jobs ask, a set of nodes that is kept true as the nodes change.
+"""Index of nodes with enough free CPUs and memory: for each of the few pairs that jobs request, a set of nodes maintained as they change.
 
-A pool asks when a need names CPUs or memory. The lists belong to the board, which changes them as jobs come and go; whoever changes an
-entry says so by `booked`, at any time before the next question.
+A pool uses it if a need names CPUs or memory. The lists belong to the board; callers that change an entry must call `booked` before the next
+query.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import Final
 
 from phalanx.core.scheduling.bits import bits_of
 
-_PAIRS_MAX: Final = 256  # sets kept; a live queue asks a handful of pairs, and 256 sets of 12,500 nodes are 0.4 MB
-_SHARE: Final = 8  # once 1/8 of the nodes changed, a set is made anew: a change costs about eight times a first look
+_PAIRS_MAX: Final = 256  # cached sets; a live queue uses a handful of pairs, and 256 sets of 12,500 nodes are 0.4 MB
+# Once 1/8 of the nodes changed, a set is rebuilt: an update costs about eight times the first check of a node
+_REBUILD_FRACTION: Final = 8
 
 
 class Enough:
-    """See the module.
+    """The index; see the module.
 
     Attributes:
         cpus, memory: free CPUs and bytes by node number; the board's own lists, only read here.
-        nodes: numbers of the nodes that are looked at.
-        asked: (CPUs, bytes) -> the nodes with so much of both, and the length of `_booked` for which that is true.
+        nodes: numbers of the indexed nodes.
+        asked: (CPUs, bytes) -> the nodes with at least both, and the length of `_booked` at which that was true.
     """
 
     __slots__ = ("_booked", "asked", "cpus", "memory", "nodes")
@@ -30,28 +31,26 @@ class Enough:
         self.cpus = cpus
         self.memory = memory
         self.nodes = tuple(nodes)
-        self.asked: dict[
-            tuple[int, int], tuple[int, int]
-        ] = {}  # (CPUs, bytes) -> (set, length of `_booked` it is true for)
+        self.asked: dict[tuple[int, int], tuple[int, int]] = {}
         self._booked: list[int] = []
 
     def booked(self, node: int) -> None:
         """CPUs or memory of the node have changed, or are about to."""
-        if self.asked:  # else there is nothing to keep true
+        if self.asked:  # otherwise there is nothing to update
             self._booked.append(node)
-            if len(self._booked) > 4 * len(self.nodes) + 1024:  # an asker this far behind starts anew anyway
+            if len(self._booked) > 4 * len(self.nodes) + 1024:  # sets this far behind are rebuilt anyway
                 self.asked.clear()
                 self._booked.clear()
 
     def bits(self, cpus: int, memory_bytes: int) -> int:
-        """The nodes with so much of both. Linear in the nodes at the first question, then in what changed."""
+        """The nodes with at least both. Linear in the nodes for the first query, then in the changes."""
         key = (cpus, memory_bytes)
         found, upto = self.asked.get(key, (0, -1))
         booked = self._booked
         if upto == len(booked):
             return found
         changed = set(booked[upto:]) if upto >= 0 else set()
-        if upto < 0 or len(changed) * _SHARE > len(self.nodes):
+        if upto < 0 or len(changed) * _REBUILD_FRACTION > len(self.nodes):
             found = bits_of(node for node in self.nodes if self._has(node, cpus, memory_bytes))
         else:
             for node in changed:

@@ -1,4 +1,4 @@
-"""Why a job waits: the one dominant reason, worked out when somebody asks, from what the scheduler knows by then."""
+"""Why a job waits: the one dominant reason, computed on demand from the scheduler's current state."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from phalanx.core.work.queue import Queue
 
 NO_OVERTAKING: Final = ("fifo", "sjf", "backfill")
 ELIGIBLE: Final = None
-_NAMED_MAX: Final = 3  # jobs named in one sentence
+_NAMED_MAX: Final = 3  # names listed in one sentence
 
 
 def not_eligible(job: Job, queue: Queue | None, now_s: float) -> Waiting | None:
-    """Why the job may not start whatever is free; ELIGIBLE when it may."""
+    """Why the job may not start regardless of free capacity; ELIGIBLE if it may."""
     if job.held:
-        return Waiting(reason=Reason.HELD, detail=f"held; phalanx release {job.id} lets it start")
+        return Waiting(reason=Reason.HELD, detail=f"job {job.id} is held; to let it start: phalanx release {job.id}")
     if queue is not None and not queue.open:
         return Waiting(reason=Reason.QUEUE_CLOSED, detail=f"queue {queue.id} is closed")
     if job.unmet:
@@ -30,18 +30,20 @@ def not_eligible(job: Job, queue: Queue | None, now_s: float) -> Waiting | None:
     begin_s = job.spec.begin_s
     if begin_s is not None and now_s < begin_s:
         return Waiting(
-            reason=Reason.BEGIN_TIME, detail=f"starts in {format_duration(begin_s - now_s)} at the earliest, as asked"
+            reason=Reason.BEGIN_TIME, detail=f"requested begin time is in {format_duration(begin_s - now_s)}"
         )
-    # Further off means that the clock was set back meanwhile.
+    # A larger difference means that the clock was set back meanwhile.
     if 0 < job.not_before_s - now_s <= BACKOFF_MAX_S:
-        return Waiting(reason=Reason.BACKOFF, detail="waits a moment after a failed start")
+        return Waiting(reason=Reason.BACKOFF, detail="waits shortly after a failed start")
     return ELIGIBLE
 
 
 def why_waiting(scheduler: Known, job: Job, entry: Entry) -> Waiting | None:
-    """Why an eligible job does not run; None when it does."""
+    """Why an eligible job does not run; None if it does."""
     if job.id in scheduler.due and scheduler.held_over:
-        return Waiting(reason=Reason.BACKOFF, detail="starts in a moment: this cycle has placed its share")
+        return Waiting(
+            reason=Reason.BACKOFF, detail="starts in the next cycle: this one reached its limit of placements"
+        )
     if job.id in scheduler.due:
         return _claimed(scheduler, entry)
     if entry.since_s >= 0.0:
@@ -53,60 +55,58 @@ def why_waiting(scheduler: Known, job: Job, entry: Entry) -> Waiting | None:
 
 
 def _why_class_waits(scheduler: Known, job: Job, entry: Entry) -> Waiting:
-    """The same for all of a class: worked out once until something changes."""
+    """The same for all jobs of a class: computed once until something changes."""
     board, klass = scheduler.board, entry.klass
     throttle = klass.throttle
     if throttle is not None and throttle.running >= throttle.running_max:
         return Waiting(
             reason=Reason.ARRAY_LIMIT,
-            detail=f"{throttle.running} of at most {throttle.running_max} elements of its array run",
+            detail=f"{throttle.running} elements of its array run; at most {throttle.running_max} may",
         )
     refusal = board.quotas.admits(klass.queue, klass.user, klass.gpus) if board.quotas is not None else None
-    # Where nothing is idle in the whole fleet, no queue's right is in the way.
+    # If no device is free in the whole fleet, the quota is not the reason.
     if refusal is not None and (refusal.queue or board.find(entry) is not None):
         return Waiting(reason=refusal.reason, detail=refusal.sentence())
     if board.find(entry) is not None:
-        return _others_first(scheduler, entry)
+        return _behind_others(scheduler, entry)
     if klass.shut and any(board.find_need(need) is not None for need in klass.needs):
         said = scheduler.reserved_for(job)
-        full = f"reservation {job.spec.reservation} has no room for it now" if job.spec.reservation else ""
-        return Waiting(reason=Reason.RESERVATION, detail=said or full or "the nodes it would fit on are set aside")
-    return _room(scheduler, klass.needs[0], klass.gpus, klass.shut)
+        full = f"reservation {job.spec.reservation} has not enough free capacity now" if job.spec.reservation else ""
+        return Waiting(reason=Reason.RESERVATION, detail=said or full or "the nodes that it fits on are reserved")
+    return _lacks_capacity(scheduler, klass.needs[0], klass.gpus, klass.shut)
 
 
 def _claimed(scheduler: Known, entry: Entry) -> Waiting:
     names = sorted({scheduler.fit.nodes[number].id for number, _ in entry.places})
     named = ", ".join(names[:_NAMED_MAX]) + ("" if len(names) <= _NAMED_MAX else f" and {len(names) - _NAMED_MAX} more")
-    return Waiting(
-        reason=Reason.CLAIMED, detail=f"its place on {named} is being cleared: what runs there saves and leaves"
-    )
+    return Waiting(reason=Reason.CLAIMED, detail=f"waits for running jobs on {named} to save and stop")
 
 
-def _others_first(scheduler: Known, entry: Entry) -> Waiting:
+def _behind_others(scheduler: Known, entry: Entry) -> Waiting:
     ahead = sum(other.klass.rank > entry.klass.rank for other in tuple(scheduler.board.waiting.values())[:10_000])
     first = (
-        f"{ahead} jobs of higher priority wait"
+        f"{ahead} jobs of higher priority are ahead"
         if ahead
-        else "jobs submitted earlier wait for room, and nobody overtakes them"
+        else "earlier jobs wait, and this policy does not let later jobs overtake them"
         if scheduler.policy.name in NO_OVERTAKING
-        else "the next round looks at it"
+        else "the next scheduling round considers it"
     )
-    return Waiting(reason=Reason.PRIORITY, detail=f"would fit now; {first}")
+    return Waiting(reason=Reason.PRIORITY, detail=f"fits now; {first}")
 
 
-def _room(scheduler: Known, need: Need, gpus: int, shut: int) -> Waiting:
+def _lacks_capacity(scheduler: Known, need: Need, gpus: int, shut: int) -> Waiting:
     board = scheduler.board
     pools = [board.pools[kind] for kind in need.kinds]
     if not need.devices:
         return Waiting(
             reason=Reason.RESOURCES,
-            detail=f"needs {need.cpus} CPUs on {need.nodes} nodes; the free ones do not suffice",
+            detail=f"needs {need.cpus} CPUs on {need.nodes} nodes; not enough are free",
         )
     if (need.cpus or need.memory_bytes) and board.find_need(replace(need, cpus=0, memory_bytes=0), shut) is not None:
-        beside = " and ".join(
+        host_needs = " and ".join(
             [f"{need.cpus} CPUs"] * (need.cpus > 0) + [f"{need.memory_bytes / GIB:g} GiB"] * (need.memory_bytes > 0)
         )
-        detail = f"needs {beside} on each of {need.nodes} nodes: enough GPUs are free there, the rest is not"
+        detail = f"needs {host_needs} on each of {need.nodes} nodes: enough GPUs are free, but not enough of these"
         return Waiting(reason=Reason.RESOURCES, detail=detail)
     free = sum(pool.free_total for pool in pools)
     most = max((pool.why_not(need, shut).most_free for pool in pools), default=0)
@@ -119,16 +119,17 @@ def _room(scheduler: Known, need: Need, gpus: int, shut: int) -> Waiting:
         )
         inside = max((pool.why_not(need, shut).largest_domain for pool in pools), default=0)
         return Waiting(
-            reason=Reason.TOPOLOGY, detail=f"needs {shape} in one {level}; {free} free in all, at most {inside} such nodes in one {level}"
-        )  # fmt: skip
+            reason=Reason.TOPOLOGY,
+            detail=f"needs {shape} in one {level}; {free} free in total, at most {inside} such nodes in one {level}",
+        )
     return Waiting(
         reason=Reason.RESOURCES,
-        detail=f"needs {shape}; {free} free in all, at most {most} on one node{_outside(scheduler, need)}",
+        detail=f"needs {shape}; {free} free in total, at most {most} on one node{_foreign_usage(scheduler, need)}",
     )
 
 
-def _outside(scheduler: Known, need: Need) -> str:
-    """What others hold, on a shared engine, of the kinds wanted; nothing where they hold none."""
+def _foreign_usage(scheduler: Known, need: Need) -> str:
+    """Usage outside Phalanx of the kinds needed, as a sentence; empty if there is none."""
     fit = scheduler.fit
     shared = {
         node.id: node.others
@@ -140,4 +141,4 @@ def _outside(scheduler: Known, need: Need) -> str:
     count = sum(len(others.devices) for others in shared.values())
     who = list(dict.fromkeys(name for others in shared.values() for name in others.who))
     named = ", ".join(who[:_NAMED_MAX]) + ("" if len(who) <= _NAMED_MAX else f" and {len(who) - _NAMED_MAX} more")
-    return f"; {count} held outside Phalanx" + (f" by {named}" if named else "")
+    return f"; {count} in use outside Phalanx" + (f" by {named}" if named else "")

@@ -1,7 +1,7 @@
-"""From records to numbers: which node is which on the board, which kind its devices are, and what a job needs in those numbers.
+"""Maps records to numbers: the board's number of each node, the kind of its devices, and a job's needs in those numbers.
 
-Nodes are numbered by kind, then by their place in the topology tree, then by id: ascending numbers are neighbours, in the tree as in the
-ring of ranks. A node with devices of two models or sizes has two numbers, which share its CPUs and memory.
+Nodes are numbered by kind, then by their position in the topology tree, then by id: consecutive numbers are neighbours, in the tree and in
+the order of ranks. A node with devices of two models or sizes has two numbers, which share its CPUs and memory.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Places = tuple[tuple[int, int], ...]
 
 @dataclass(slots=True)
 class Fit:
-    """The numbering of one fleet. Made anew when a node joins, leaves for good, or changes its devices or labels.
+    """The numbering of one fleet. Rebuilt when a node joins, leaves for good, or changes its devices or labels.
 
     Attributes:
         nodes: the node of each number.
-        kinds: the models of devices, by number; nodes without devices have a kind of their own, "".
+        kinds: the models of devices, by number; nodes without devices have the kind "".
         kind: kind of each node number.
         memory_bytes: of each device there.
         indices: healthy devices of that kind on each node, ascending.
         numbers: numbers of each node.
-        twins: numbers that share a node, for nodes that have several.
+        twins: numbers that share a node, for nodes with several.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Fit:
         return [len(indices) for indices in self.indices]
 
     def bits(self, node_ids: Iterable[NodeId]) -> int:
-        """The nodes as a bitset; unknown ones are left out."""
+        """The nodes as a bitset; unknown ones are ignored."""
         found = 0
         for node_id in node_ids:
             for number in self.numbers.get(node_id, ()):
@@ -59,24 +59,35 @@ class Fit:
         return found
 
     def needs(self, shapes: Iterable[Shape], spread: Spread) -> tuple[Need, ...]:
-        """The shapes in numbers, in order of preference. Empty: no node has such devices, or the fleet lacks a level that must be."""
+        """The shapes as needs, in order of preference. Empty: no node has such devices, or the fleet lacks a required level."""
         within = self._level(spread.within)
         slice_within = self._level(spread.slice_within)
         if (spread.required and within < 0) or (spread.slice_nodes and slice_within < 0):
-            return ()  # the level was there when the job was submitted; without it, nowhere is near enough
+            return ()  # the level existed when the job was submitted; without it, no placement is near enough
         found = []
         for shape in shapes:
             kinds, shut = self._kinds_for(shape)
             if kinds:
-                found.append(Need(
-                    nodes=shape.nodes, devices=shape.devices, tail=shape.tail, kinds=kinds, cpus=shape.cpus, memory_bytes=shape.memory_bytes,
-                    within=within, required=spread.required and within >= 0, slice_nodes=spread.slice_nodes if slice_within >= 0 else 0,
-                    slice_within=slice_within, nodes_max=shape.nodes_max if shape.nodes_max > shape.nodes else 0, shut=shut,
-                ))  # fmt: skip
+                found.append(
+                    Need(
+                        nodes=shape.nodes,
+                        devices=shape.devices,
+                        tail=shape.tail,
+                        kinds=kinds,
+                        cpus=shape.cpus,
+                        memory_bytes=shape.memory_bytes,
+                        within=within,
+                        required=spread.required and within >= 0,
+                        slice_nodes=spread.slice_nodes if slice_within >= 0 else 0,
+                        slice_within=slice_within,
+                        nodes_max=shape.nodes_max if shape.nodes_max > shape.nodes else 0,
+                        shut=shut,
+                    )
+                )
         return tuple(found)
 
     def places(self, allocation: Allocation) -> Places:
-        """Where an allocation lies; grants on nodes that are gone are left out."""
+        """The places of an allocation; grants on nodes that are gone are ignored."""
         found = []
         for grant in allocation.grants:
             numbers = self.numbers.get(grant.node_id, ())
@@ -88,7 +99,7 @@ class Fit:
         return tuple(sorted(found))
 
     def allocation(self, need: Need, places: Places, role: Role, taken: Taken) -> Allocation | None:
-        """The grants for these places on devices not `taken`; None while some of them are still held."""
+        """The grants for these places on devices that are not in use; None if too few are free."""
         grants: list[Grant] = []
         first = 0
         for rank, (number, count) in enumerate(places):
@@ -98,10 +109,17 @@ class Fit:
             if len(free) < count:
                 return None
             tasks = tasks_per_node(role, count)
-            grants.append(Grant(
-                node_id=node.id, node_rank=rank, devices=_near(free, count), cpus=need.cpus, memory_bytes=need.memory_bytes, tasks=tasks,
-                first_rank=first,
-            ))  # fmt: skip
+            grants.append(
+                Grant(
+                    node_id=node.id,
+                    node_rank=rank,
+                    devices=_adjacent(free, count),
+                    cpus=need.cpus,
+                    memory_bytes=need.memory_bytes,
+                    tasks=tasks,
+                    first_rank=first,
+                )
+            )
             first += tasks
         return Allocation(grants=tuple(grants))
 
@@ -109,7 +127,7 @@ class Fit:
         return self.tree.level(name) if name and self.tree is not None else -1
 
     def _kinds_for(self, shape: Shape) -> tuple[tuple[int, ...], int]:
-        """Kinds that hold the shape's parts, by name; and the nodes of these whose devices are too small."""
+        """The kinds that can hold the shape's parts, by name; and the nodes of these kinds whose devices are too small."""
         fitting: set[int] = set()
         shut = 0
         takes: dict[tuple[int, int], bool] = {}
@@ -156,8 +174,8 @@ def fit_of(nodes: Mapping[NodeId, Node]) -> Fit:
     return fit
 
 
-def _near(free: list[int], count: int) -> tuple[int, ...]:
-    """Devices that sit together: an aligned block where one is free (pairs and fours share a switch in every common server), else the lowest."""
+def _adjacent(free: list[int], count: int) -> tuple[int, ...]:
+    """Devices that are close together: an aligned block if one is free (pairs and fours share a switch in common servers), else the lowest."""
     if count and not count & (count - 1):
         have = set(free)
         for first in free:

@@ -1,4 +1,4 @@
-"""What a running attempt holds, as a need: so that a board that did not start it can count it as if it had."""
+"""The resources of a running attempt as a need: so that a board that did not start it can count it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.core.work.attempt import Attempt
 
 
 def held_as(needs: Iterable[Need], places: Places, kind: Sequence[int]) -> Need | None:
-    """Which of the needs these places serve, an elastic one as wide as it is; None for none, as of a request on another fleet."""
+    """The need that these places satisfy, an elastic one with its actual width; None if none does, e.g. after a change of the fleet."""
     for need in needs:
         parts = need.nodes + (need.tail > 0)
         serves = (
@@ -24,7 +24,7 @@ def held_as(needs: Iterable[Need], places: Places, kind: Sequence[int]) -> Need 
 
 
 def need_of(attempt: Attempt) -> Need:
-    """What an attempt holds, as a need; of a job whose request no longer has a shape on this fleet."""
+    """The resources of an attempt as a need; for a job whose request no longer has a shape on this fleet."""
     grants = attempt.allocation.grants
     return Need(
         nodes=len(grants),

@@ -1,4 +1,4 @@
-"""What those who explain the scheduler read of it."""
+"""The part of the scheduler that explanations read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from phalanx.core.work.job import Job
 
 
 class Known(Protocol):
-    """The scheduler's books; see `scheduler.Scheduler` for each.
-
-    Attributes:
-        said: why classes wait, kept until something changes.
-        held_over: the last cycle has placed its share, and some are left.
-    """
+    """A view of the scheduler; see `scheduler.Scheduler` for its attributes."""
 
     policy: Policy
     board: Board
@@ -33,10 +28,10 @@ class Known(Protocol):
 
     @property
     def due(self) -> Collection[JobId]:
-        """Started by the policy, and not placed yet."""
+        """Started by the policy, not yet placed."""
 
     def why(self, job: Job) -> Waiting | None:
         """Why the pending job waits."""
 
     def reserved_for(self, job: Job) -> str:
-        """Which reservation keeps the job off its nodes."""
+        """The reservation that keeps the job off its nodes."""

@@ -1,8 +1,8 @@
-"""Waiting jobs that leave their lines, or go to others: noted one by one, carried out together. Called by the scheduler.
+"""Batches the changes of waiting jobs: jobs that leave their lines or change class are collected and removed together. Called by the scheduler.
 
-Whoever leaves alone makes his policy go through the whole line: ten thousand elements of an array, one by one, through a hundred million
-places. So the scheduler notes all who leave while it looks at jobs, and has them taken out at the end of each such look. Nothing may be
-left here when a policy decides.
+Removing one job makes the policy scan its whole line: removing ten thousand array elements one by one would scan a hundred million
+positions. So the scheduler collects them while it synchronises jobs, and removes them at the end. The batch must be empty when a policy
+decides.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from phalanx.core.scheduling.entry import Entry, Klass
 
 
 class LineChanges:
-    """What is noted and not carried out yet, in the order in which it was noted. A job is noted once."""
+    """The collected changes, in order. Each job occurs once."""
 
     __slots__ = ("_gone", "_reclassed")
 
@@ -21,7 +21,7 @@ class LineChanges:
         self._reclassed: list[tuple[Entry, Klass]] = []
 
     def clear(self) -> None:
-        """The board is another: nobody stands in its lines yet."""
+        """The board is new: its lines are empty."""
         self._gone.clear()
         self._reclassed.clear()
 
@@ -30,18 +30,18 @@ class LineChanges:
         self._gone.append(entry)
 
     def becomes(self, entry: Entry, klass: Klass) -> None:
-        """The waiting job is of this class from now on."""
+        """The waiting job belongs to this class from now on."""
         self._reclassed.append((entry, klass))
 
     def carry_out(self, board: Board) -> None:
-        """All that is noted. Cost: each line that somebody leaves, once, and the jobs that join others."""
+        """Apply all collected changes. Cost: one scan of each line that jobs leave, and the jobs that join other lines."""
         if self._gone:
             gone, self._gone = self._gone, []
             board.withdraw_together(gone)
         self.reclass(board)
 
     def reclass(self, board: Board) -> None:
-        """Only those of another class: before a new job joins, since a policy may tell bursts apart by who joined before whom."""
+        """Apply only changes of class: before a new job joins, since a policy may group jobs by the order in which they joined."""
         if self._reclassed:
             changed, self._reclassed = self._reclassed, []
             board.reclass(changed)

@@ -1,4 +1,4 @@
-"""How a live head schedules: which policies it takes, and the constants of the default one that an operator may turn."""
+"""Scheduling options of a live head: the policies it accepts, and the configurable constants of the default one."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ from phalanx.core.scheduling.policies import POLICIES, Knobs
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.units import format_duration
 
-YARDSTICKS: Final = ("sjf", "srtf")  # they order by exact durations, which only a replayed trace knows
-LIVE: Final = tuple(name for name in POLICIES if name not in YARDSTICKS)
-MIN_TIME_MAX_S: Final = (
-    7 * 86400.0
-)  # a guarantee for longer than a week is a job that is never stopped: `--no-preemption`
-GROW_PER_MOVE: Final = Knobs().grow_min_s / Knobs().move_min_s  # an elastic job that shrank shall not grow back at once
+REFERENCE_POLICIES: Final = ("sjf", "srtf")  # they order by exact run times, which are only known in a replayed trace
+LIVE: Final = tuple(name for name in POLICIES if name not in REFERENCE_POLICIES)
+MIN_TIME_MAX_S: Final = 7 * 86400.0  # a longer guarantee means never stopping a job: use `--no-preemption`
+GROW_PER_MOVE: Final = (
+    Knobs().grow_min_s / Knobs().move_min_s
+)  # so that an elastic job that shrank does not grow back at once
 
 
 def check_live(name: str) -> None:
-    """Whether a live head can follow the policy.
+    """Check that a live head supports the policy.
 
     Raises:
-        BadRequest: no such policy, or one that needs to know how long jobs take.
+        BadRequest: no such policy, or one that needs exact run times.
     """
-    if name in YARDSTICKS:
+    if name in REFERENCE_POLICIES:
         raise BadRequest(
-            f"--policy {name} orders jobs by how long they will take, and of live jobs nobody knows that",
-            hint=f"it is a yardstick for phalanx simulate; live take one of: {', '.join(LIVE)}",
+            f"--policy {name} orders jobs by their exact run times, which are unknown for live jobs",
+            hint=f"it is a reference for phalanx simulate; a head accepts: {', '.join(LIVE)}",
         )
     if name not in LIVE:
-        raise BadRequest(f"there is no policy {name!r}", hint=f"one of: {', '.join(LIVE)}")
+        raise BadRequest(f"unknown policy {name!r}", hint=f"one of: {', '.join(LIVE)}")
 
 
 def live_policy(
-    name: str = "default", *, min_run_s: float | None = None, min_run_by_right_s: float | None = None, min_stay_s: float | None = None,
+    name: str = "default",
+    *,
+    min_run_s: float | None = None,
+    min_run_by_right_s: float | None = None,
+    min_stay_s: float | None = None,
     preemption: bool = True,
-) -> Policy:  # fmt: skip
+) -> Policy:
     """The policy of a head.
 
     Args:
         name: one of LIVE.
-        min_run_s: guaranteed run after a start against equals; None: as the policy has it, here and below.
-        min_run_by_right_s: the same against a higher priority and against the owner of what was borrowed.
+        min_run_s: guaranteed run after a start, against jobs of equal priority; None here and below: the policy's default.
+        min_run_by_right_s: the same against a higher priority and against the owner of borrowed quota.
         min_stay_s: least time between two moves of a job; growing takes twice as long.
         preemption: whether running jobs may be stopped or moved for others at all.
 
@@ -51,9 +55,15 @@ def live_policy(
     """
     check_live(name)
     knobs = Knobs()
-    for flag, seconds in (("--min-run", min_run_s), ("--min-run-by-right", min_run_by_right_s), ("--min-stay", min_stay_s)):  # fmt: skip
+    for flag, seconds in (
+        ("--min-run", min_run_s),
+        ("--min-run-by-right", min_run_by_right_s),
+        ("--min-stay", min_stay_s),
+    ):
         if seconds is not None and not 1.0 <= seconds <= MIN_TIME_MAX_S:
-            raise BadRequest(f"{flag} {format_duration(seconds)}: must lie between 1 s and {format_duration(MIN_TIME_MAX_S)}")  # fmt: skip
+            raise BadRequest(
+                f"{flag} {format_duration(seconds)}: must be between 1 s and {format_duration(MIN_TIME_MAX_S)}"
+            )
     if min_run_s is not None:
         knobs = replace(knobs, run_min_s=min_run_s)
     if min_run_by_right_s is not None:

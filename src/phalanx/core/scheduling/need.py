@@ -1,4 +1,4 @@
-"""What a job asks of the fleet, reduced to numbers: equal requests are one `Need`, which is looked for, judged and explained once."""
+"""A job's request in numbers: equal requests are one `Need`, which is searched, priced and explained once."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A gang of `nodes` parts of `devices` devices each, and `tail` devices on one node more (0 for none).
+    """A gang of `nodes` parts of `devices` devices each, and `tail` devices on one more node (0 for none).
 
     Attributes:
-        kinds: numbers of the pools it may be in, in order of preference; the whole gang goes into one.
+        kinds: numbers of the pools it may use, in order of preference; the whole gang goes into one.
         cpus, memory_bytes: of each part.
-        within: topology level (number, outermost 0) whose single domain must hold it; -1 for any.
-        required: `within` is a must; else tried first.
-        slice_nodes, slice_within: every so many parts, in rank order, inside one domain of that level; 0 and -1 for no slices.
-        shut: bitset of nodes whose devices will not do, though they are of the kind.
-        nodes_max: elastic: takes up to so many parts; equal to `nodes` for a fixed gang.
+        within: topology level (number, outermost 0) of which a single domain must hold it; -1 for any.
+        required: `within` is required; else preferred.
+        slice_nodes, slice_within: every slice of this many parts, in rank order, inside one domain of that level; 0 and -1 for no slices.
+        shut: bitset of nodes of the kind whose devices are too small.
+        nodes_max: elastic: up to this many parts; equal to `nodes` or 0 for a fixed gang.
     """
 
     nodes: int
@@ -34,10 +34,10 @@ class Need:
 
     @property
     def gpus(self) -> int:
-        """Devices in all, of the smallest gang that will do."""
+        """Total devices of the smallest acceptable gang."""
         return self.nodes * self.devices + self.tail
 
     @property
     def plain(self) -> bool:
-        """Whether device counts alone decide: no CPUs, memory or topology asked for."""
+        """Whether device counts alone decide: no CPUs, memory or topology requested."""
         return not (self.cpus or self.memory_bytes or self.within >= 0 or self.slice_nodes or self.shut)

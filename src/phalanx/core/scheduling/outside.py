@@ -1,4 +1,4 @@
-"""What others hold on a shared engine, as the board has it: counted when the board is made, and by the difference when it changes."""
+"""Usage outside Phalanx on a shared engine: counted when the board is built, updated by the difference when it changes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from phalanx.core.state.snapshot import EMPTY_USAGE
 
 
 def held_outside(fit: Fit, seen: Seen, node_ids: Iterable[NodeId]) -> dict[int, int]:
-    """Devices held by nobody's attempt, for each number of the nodes. Cost: the nodes, and all attempts once."""
-    ours: dict[NodeId, set[int]] = {node_id: set() for node_id in node_ids}
+    """Devices in use that belong to no attempt, for each number of the nodes. Cost: the nodes, and one pass over all attempts."""
+    own_usage: dict[NodeId, set[int]] = {node_id: set() for node_id in node_ids}
     for attempt in seen.attempts.values():
         for grant in attempt.allocation.grants:
-            if grant.node_id in ours:
-                ours[grant.node_id].update(grant.devices)
+            if grant.node_id in own_usage:
+                own_usage[grant.node_id].update(grant.devices)
     found: dict[int, int] = {}
-    for node_id, own in ours.items():
+    for node_id, own in own_usage.items():
         held = seen.usage.get(node_id, EMPTY_USAGE).devices - own
         for number in fit.numbers[node_id]:
             found[number] = sum(index in held for index in fit.indices[number]) if held else 0
@@ -28,8 +28,8 @@ def held_outside(fit: Fit, seen: Seen, node_ids: Iterable[NodeId]) -> dict[int, 
 
 
 def take_difference(board: Board, fit: Fit, seen: Seen, before: Mapping[NodeId, Others]) -> set[int]:
-    """Bring the board in step with nodes on which others hold something else than `before`; the numbers on which they hold more."""
-    fuller: set[int] = set()
+    """Update the board for nodes whose foreign usage was `before`; returns the numbers where it increased."""
+    increased: set[int] = set()
     for number, count in held_outside(fit, seen, before).items():
         node = fit.nodes[number]
         old, new = before[node.id], node.others
@@ -37,5 +37,5 @@ def take_difference(board: Board, fit: Fit, seen: Seen, before: Mapping[NodeId, 
         cpus, memory_bytes = new.cpus - old.cpus, new.memory_bytes - old.memory_bytes
         board.hold_outside(number, count, cpus=cpus, memory_bytes=memory_bytes)
         if more > 0 or cpus > 0 or memory_bytes > 0:
-            fuller.add(number)
-    return fuller
+            increased.add(number)
+    return increased

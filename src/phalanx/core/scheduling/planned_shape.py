@@ -1,6 +1,6 @@
 """The shape of a job with a plan: its tensor groups must not cross nodes, since they exchange activations in every layer.
 
-Called once, at submit, with the fleet as it is: the shape is fixed then, so that a later cycle cannot cut a group in two.
+Called once, at submit, with the present fleet: the shape is fixed then, so that a later cycle cannot divide a group.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from phalanx.core.work.surroundings import LINK_LEVEL
 
 
 def with_whole_groups(spec: JobSpec, fleet: Sequence[Node]) -> JobSpec:
-    """The job with its shape fixed to whole tensor groups on each node, fewest nodes first; as it was where that cannot be, or need not.
+    """The job with its shape fixed to whole tensor groups on each node, fewest nodes first; unchanged if impossible or unnecessary.
 
-    Nothing is changed of a shape that the user fixed, of an elastic job, or where the fleet has no node yet.
+    Unchanged too if the user fixed the shape, for an elastic job, and while the fleet has no node.
     """
     layout, request = layout_of(spec.plan), spec.role.gpus
     if layout is None or layout.tensor == 1 or not fleet or not request.total or request.nodes is not None:
@@ -29,14 +29,14 @@ def with_whole_groups(spec: JobSpec, fleet: Sequence[Node]) -> JobSpec:
     if spec.role.launch is Launch.FIXED:
         return spec
     summary = summary_of(fleet)
-    role = next((role for role in _cut(spec.role, tensor_span(layout)) if _fits(role, summary)), spec.role)
+    role = next((role for role in _with_whole_nodes(spec.role, tensor_span(layout)) if _fits(role, summary)), spec.role)
     return replace(spec, role=role)
 
 
 def plan_notes(spec: JobSpec, fleet: Sequence[Node]) -> list[str]:
-    """What the submitter is told of the plan: the layout in words, and a tensor group that will cross nodes."""
+    """Notes for the submitter: the layout in words, and whether a tensor group crosses nodes."""
     if spec.plan == "auto":
-        return ["plan auto: the ranks choose the layout when the script gives its model"]
+        return ["plan auto: the ranks choose the layout once the script provides its model"]
     layout = layout_of(spec.plan)
     if layout is None:
         return []
@@ -45,17 +45,22 @@ def plan_notes(spec: JobSpec, fleet: Sequence[Node]) -> list[str]:
     span = tensor_span(layout)
     if layout.tensor == 1 or per_node is None or per_node % span == 0:
         return notes
-    joined = "; nodes of one NVLink domain are as near" if LINK_LEVEL in tree_of(fleet).levels else ""
+    nvlink_note = (
+        "; within one NVLink domain this is as fast as within a node" if LINK_LEVEL in tree_of(fleet).levels else ""
+    )
     if span > per_node:
-        return [*notes, f"tensor parallel over {span} ranks crosses nodes: a node of this job has {per_node}{joined}"]
+        return [
+            *notes,
+            f"tensor parallel over {span} ranks crosses nodes: a node of this job has {per_node}{nvlink_note}",
+        ]
     return [
         *notes,
-        f"{per_node} ranks a node are no multiple of the {span} of a tensor group: some groups cross nodes{joined}",
+        f"{per_node} ranks per node are not a multiple of the tensor group size {span}: some groups cross nodes{nvlink_note}",
     ]
 
 
 def _per_node(role: Role, fleet: Sequence[Node]) -> int | None:
-    """Ranks on each node; None where nobody knows yet."""
+    """Ranks on each node; None if not determined yet."""
     if role.launch is Launch.FIXED:
         return role.tasks_per_node
     if role.gpus.per_node is not None:
@@ -66,8 +71,8 @@ def _per_node(role: Role, fleet: Sequence[Node]) -> int | None:
         return None
 
 
-def _cut(role: Role, span: int) -> Iterator[Role]:
-    """The role on 1, 2, ... nodes, of whole groups each."""
+def _with_whole_nodes(role: Role, span: int) -> Iterator[Role]:
+    """The role on 1, 2, ... nodes, with whole groups on each."""
     total = role.gpus.total
     for nodes in range(1, total // span + 1):
         if total % nodes == 0 and total // nodes % span == 0:

@@ -1,4 +1,4 @@
-"""How a cycle decides, and the state as it reads it."""
+"""The scheduler's configuration, and the state that it reads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from phalanx.core.work.reservation import Reservation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a cycle decides.
+    """The configuration of a scheduler.
 
     Attributes:
         name: one of `policies.POLICIES`.
         knobs: of the default policy.
-        placements_max: bounds one cycle's work; the rest follows in the next.
-        restart_cost_s: what a preemption or move costs a job that saves when asked: its restart.
-        size_of: what `sjf`, `srtf` and `backfill` may know of a job's whole run, in seconds; None: its time limit.
+        placements_max: most placements per cycle; the rest follows in the next.
+        restart_cost_s: the cost of a preemption or move for a job that saves when asked: its restart.
+        size_of: what `sjf`, `srtf` and `backfill` may know of a job's total run time, in seconds; None: its time limit.
     """
 
     name: str = "default"
@@ -36,7 +36,7 @@ class Policy:
 
 
 class Seen(Protocol):
-    """The state as the scheduler reads it: a world, or a snapshot of one. Nothing in it is changed here."""
+    """The state as the scheduler reads it: a world, or a snapshot of one. Never modified here."""
 
     @property
     def version(self) -> int: ...  # noqa: D102

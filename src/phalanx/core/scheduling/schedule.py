@@ -1,6 +1,6 @@
-"""One cycle as a function: snapshot -> plan. What the live scheduler does step by step, done at once on a board made for it.
+"""One cycle as a function from a snapshot to a plan: what the live scheduler does incrementally, done at once on a new board.
 
-Dry runs, counterfactuals and tests call it; the controller keeps a `Scheduler`, which decides the same on the same state.
+Used by dry runs and tests; the controller keeps a `Scheduler`, which decides the same on the same state.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["Policy", "schedule"]
 
 
 def schedule(snapshot: Snapshot, policy: Policy, *, table: HazardTable | None = None) -> Plan:
-    """The plan for this snapshot: placements in the order they were granted, and a reason for every other pending job.
+    """The plan for this snapshot: placements in the order decided, and a reason for every other pending job.
 
-    Equal snapshots give equal plans. Cost: the board is made anew, linear in nodes and jobs.
+    Equal snapshots give equal plans. Cost: a new board, linear in nodes and jobs.
     """
     whole = snapshot if snapshot.jobs else replace(snapshot, jobs={job.id: job for job in snapshot.pending})
     scheduler = Scheduler(policy, table=table)

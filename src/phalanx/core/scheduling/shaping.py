@@ -1,4 +1,4 @@
-"""What each request becomes on the nodes that take work now: shapes, and the same in the board's numbers. Equal requests are worked out once."""
+"""Computes what each request becomes on the nodes that accept work now: shapes, and needs in the board's numbers. Cached by equal requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from phalanx.core.work.spec import Role
 
 
 class Shaping:
-    """The requests of one fleet, as long as the same nodes take work."""
+    """The requests of one fleet, while the same nodes accept work."""
 
     def __init__(self, nodes: Mapping[NodeId, Node], fit: Fit) -> None:
         self._nodes = nodes
@@ -29,14 +29,14 @@ class Shaping:
         self._summary = counted(self._kinds)
 
     def changed(self, node: Node) -> None:
-        """The node takes work now, or does so no longer: what was worked out may be different."""
+        """The node accepts work now, or no longer does: drop the cached results."""
         self._kinds[node_kind(node)] += 1 if node.schedulable else -1
         self._summary = counted(self._kinds)
         self._shapes.clear()
         self._needs.clear()
 
     def shapes_of_job(self, job: Job) -> tuple[Shape, ...] | Waiting:
-        """The shapes on the nodes that take work now; failing that, why there is none."""
+        """The shapes on the nodes that accept work now, or why there are none."""
         role = _placement_part(job.spec.role)
         found = self._shapes.get(role)
         if found is None:
@@ -44,9 +44,9 @@ class Shaping:
         return found
 
     def _shape(self, role: Role) -> tuple[Shape, ...] | Waiting:
-        """The shapes on the nodes that take work now; failing that, why."""
+        """The shapes on the nodes that accept work now, or why there are none."""
         if not self._summary.kinds:
-            return Waiting(reason=Reason.NO_NODES, detail=f"{_nowhere(self._nodes.values())}; phalanx nodes shows why")
+            return Waiting(reason=Reason.NO_NODES, detail=f"{_no_nodes_text(self._nodes.values())}; see phalanx nodes")
         try:
             return shapes_of(role, self._summary)
         except NeverFits as error:
@@ -66,16 +66,16 @@ class Shaping:
         return found
 
 
-def _nowhere(nodes: Collection[Node]) -> str:
-    """Why no node takes work; where they were all shut for one reason, that."""
+def _no_nodes_text(nodes: Collection[Node]) -> str:
+    """Why no node accepts work, with the cordon's reason if all have the same."""
     whys = {node.cordon.why for node in nodes if node.state is NodeState.UP and node.cordon is not None}
     if whys:
-        return "no node takes work" + (f": {whys.pop()}" if len(whys) == 1 else "")
+        return "no node accepts work" + (f": {whys.pop()}" if len(whys) == 1 else "")
     return "no node is up" if nodes else "no node has joined"
 
 
 def _placement_part(role: Role) -> Role:
-    """The role without what does not matter to its place, so that equal requests are equal values."""
+    """The part of the role that matters for placement, so that equal requests are equal values."""
     return Role(
         gpus=role.gpus,
         cpus=role.cpus,

@@ -1,7 +1,7 @@
-"""Whether the topology that a job asks for is there at all: asked once, at submit. Where a gang goes is the pool's affair.
+"""Checks at submit that the topology a job requires exists. The pool decides where a gang goes.
 
-`within` is a must: a level that the fleet lacks, or whose largest domain is too small even when empty, never fits. `prefer` is a wish: it
-is passed over with a note. Slices are a must too.
+`within` is required: a level that the fleet lacks, or whose largest domain is too small even when empty, never fits. `prefer` is optional:
+it is ignored with a note. Slices are required too.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from phalanx.core.fleet.topology import NODE_LEVEL, Tree, tree_of
 from phalanx.core.scheduling.shape import Shape
 from phalanx.core.work.spec import Spread
 
-_HINT = "phalanx topology shows the tree"
+_HINT = "see phalanx topology"
 
 
 def refuse_spread(spread: Spread, shapes: Sequence[Shape], fleet: Iterable[Node]) -> None:
-    """Refuse what no domain holds, in any of the shapes. Costs nothing where no level is a must, else nodes x devices.
+    """Reject constraints that no domain can satisfy, in any of the shapes. Free if no level is required, else nodes x devices.
 
     Raises:
-        NeverFits: names the levels there are, or the largest domain. A fleet without nodes refuses nothing.
+        NeverFits: names the existing levels, or the largest domain. A fleet without nodes rejects nothing.
     """
     if not (spread.required or spread.slice_nodes):
         return
@@ -33,68 +33,70 @@ def refuse_spread(spread: Spread, shapes: Sequence[Shape], fleet: Iterable[Node]
     for level in (spread.within if spread.required else "", spread.slice_within):
         if level and level not in tree.levels:
             raise NeverFits(
-                f"no node says in which {level} it is, so nothing can be kept within one", hint=_levels(tree)
+                f"no node is labelled with its {level}, so no job can be kept within one", hint=_levels_text(tree)
             )
-    refusals = [refusal for shape in shapes if (refusal := _refused(spread, shape, nodes, tree)) is not None]
+    refusals = [refusal for shape in shapes if (refusal := _refusal(spread, shape, nodes, tree)) is not None]
     if len(refusals) == len(shapes):
         raise refusals[0]
 
 
 def spread_notes(spread: Spread, fleet: Iterable[Node]) -> list[str]:
-    """What the submitter is told: a wish that counts for nothing on this fleet."""
+    """Notes for the submitter: a preference that has no effect on this fleet."""
     if not spread.within or spread.required:
         return []
     tree = tree_of(tuple(fleet))
     if not tree.node_ids or spread.within in tree.levels:
         return []
-    return [f"no node says in which {spread.within} it is, so preferring one counts for nothing ({_levels(tree)})"]
+    return [f"no node is labelled with its {spread.within}, so preferring one has no effect ({_levels_text(tree)})"]
 
 
-def _levels(tree: Tree) -> str:
+def _levels_text(tree: Tree) -> str:
     known = (
-        f"this fleet knows {', '.join(tree.levels)}" if tree.levels else f"this fleet knows no level but {NODE_LEVEL}"
+        f"this fleet has the levels {', '.join(tree.levels)}"
+        if tree.levels
+        else f"this fleet has no level but {NODE_LEVEL}"
     )
-    return f"{known}; phalanx topology set FILE describes it"
+    return f"{known}; to define levels: phalanx topology set FILE"
 
 
-def _refused(spread: Spread, shape: Shape, nodes: Sequence[Node], tree: Tree) -> NeverFits | None:
+def _refusal(spread: Spread, shape: Shape, nodes: Sequence[Node], tree: Tree) -> NeverFits | None:
     if spread.slice_nodes and (shape.nodes % spread.slice_nodes or shape.tail):
         return NeverFits(
             f"{shape.nodes} nodes do not divide into slices of {spread.slice_nodes}",
-            hint=f"--nodes with a multiple of {spread.slice_nodes}",
+            hint=f"set --nodes to a multiple of {spread.slice_nodes}",
         )
-    able = [position for position, node in enumerate(nodes) if _holds(shape, node)]
-    spots = shape.nodes + bool(shape.tail)
+    usable = [position for position, node in enumerate(nodes) if _holds(shape, node)]
+    parts = shape.nodes + bool(shape.tail)
     if not spread.required:
-        return _slices_refused(spread, shape, tree, able, "the fleet")
+        return _slice_refusal(spread, shape, tree, usable, "the fleet")
     domains = tree.domains[tree.level(spread.within)]
     inside: dict[int, list[int]] = {}
-    for position in able:
+    for position in usable:
         inside.setdefault(domains[position], []).append(position)
     largest = max(inside.values(), key=len, default=[])
-    if len(largest) < spots:
+    if len(largest) < parts:
         named = tree.names[tree.level(spread.within)]
         where = f", the largest is {named[domains[largest[0]]]} with {len(largest)}" if largest else ""
         return NeverFits(
-            f"{shape} within one {spread.within} can never fit: no {spread.within} has {spots} such nodes{where}",
-            hint=f"--prefer {spread.within} takes the nearest there are; {_HINT}",
+            f"{shape} within one {spread.within} can never fit: no {spread.within} has {parts} such nodes{where}",
+            hint=f"use --prefer {spread.within} to accept other placements; {_HINT}",
         )
-    refusals = [_slices_refused(spread, shape, tree, one, f"one {spread.within}") for one in inside.values()]
+    refusals = [_slice_refusal(spread, shape, tree, one, f"one {spread.within}") for one in inside.values()]
     return None if None in refusals else refusals[0]
 
 
-def _slices_refused(spread: Spread, shape: Shape, tree: Tree, able: Sequence[int], where: str) -> NeverFits | None:
-    """Slices fall into domains whole: a domain with 7 nodes has room for one slice of 4."""
+def _slice_refusal(spread: Spread, shape: Shape, tree: Tree, usable: Sequence[int], where: str) -> NeverFits | None:
+    """A slice must lie in one domain: a domain with 7 nodes can hold one slice of 4."""
     if not spread.slice_nodes:
         return None
     domains = tree.domains[tree.level(spread.slice_within)]
-    room = sum(count // spread.slice_nodes for count in Counter(domains[position] for position in able).values())
+    room = sum(count // spread.slice_nodes for count in Counter(domains[position] for position in usable).values())
     wanted = shape.nodes // spread.slice_nodes
     if room >= wanted:
         return None
     return NeverFits(
-        f"{wanted} slices of {spread.slice_nodes} nodes, each within one {spread.slice_within}, can never fit: {where} has room for {room}",
-        hint=f"smaller slices, or fewer; {_HINT}",
+        f"{wanted} slices of {spread.slice_nodes} nodes, each within one {spread.slice_within}, can never fit: {where} can hold {room}",
+        hint=f"use smaller or fewer slices; {_HINT}",
     )
 
 

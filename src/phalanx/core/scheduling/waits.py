@@ -1,4 +1,4 @@
-"""What the scheduler tells people: why each job waits, and why one was stopped."""
+"""Explanations for users: why each job waits, and why one was stopped."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from phalanx.core.state.plan import Stop, Waiting
 from phalanx.core.work.attempt import Cause
 from phalanx.core.work.job import Job, JobState
 
-_RIGHT: Final = {
-    Because.VALUE: ", which is likely to end sooner for the same GPUs",
+_REASON_TEXT: Final = {
+    Because.VALUE: ", which is expected to end sooner on the same GPUs",
     Because.PRIORITY: ", which has a higher priority",
-    Because.RECLAIM: ", whose queue takes back what was borrowed",
-    Because.OVERDUE: ", which has waited past the bound",
+    Because.RECLAIM: ", whose queue reclaims the GPUs it had lent",
+    Because.OVERDUE: ", which has waited past its limit",
     Because.REPAIR: ", which lost a node and gets its place back",
-    Because.SHRINK: ", and gives back nodes it grew into",
+    Because.SHRINK: ": an elastic job shrinks",
     Because.GROW: ": more nodes are idle",
 }
 
 
 class Waits(Mapping[JobId, Waiting]):
-    """Why each pending job waits, worked out when asked, from what the scheduler knows by then."""
+    """Why each pending job waits, computed on demand."""
 
     def __init__(self, scheduler: Known, jobs: Mapping[JobId, Job]) -> None:
         self._scheduler, self._jobs = scheduler, jobs
@@ -40,7 +40,7 @@ class Waits(Mapping[JobId, Waiting]):
         scheduler, jobs = self._scheduler, self._jobs
         waiting = [scheduler.ids[seq] for seq in scheduler.board.waiting]
         known = [(job_id, jobs.get(job_id)) for job_id in (*scheduler.parked, *waiting, *scheduler.due)]
-        # The board runs ahead of the records: whom a plan stops or moves waits there already, and still runs here.
+        # The board is ahead of the records: a job that a plan stops or moves already waits there, but still runs here.
         return iter([job_id for job_id, job in known if job is not None and job.state is JobState.PENDING])
 
     def __len__(self) -> int:
@@ -48,17 +48,17 @@ class Waits(Mapping[JobId, Waiting]):
 
 
 def stop_of(scheduler: Known, job_id: JobId, decision: Decision) -> Stop:
-    """A stop or a move as the plan states it: by whom, and by what right."""
+    """A stop or a move as the plan states it, with the other job and the reason."""
     other = None if decision.other is None else scheduler.ids.get(decision.other.seq)
-    right = _RIGHT.get(decision.because, "") if decision.because is not None else ""
+    reason_text = _REASON_TEXT.get(decision.because, "") if decision.because is not None else ""
     if decision.verb is Verb.MOVE:
         names = ", ".join(scheduler.fit.nodes[number].id for number, _ in decision.places[:4])
-        whom = f" to make room for job {other}" if other is not None else ""
+        other_text = f" to make room for job {other}" if other is not None else ""
         return Stop(
             job_id=job_id,
             cause=Cause.MOVED,
-            why=f"moved to {names}{whom}{right}",
+            why=f"moved to {names}{other_text}{reason_text}",
             other=other,
         )
-    whom = f" by job {other}" if other is not None else ""
-    return Stop(job_id=job_id, cause=Cause.PREEMPTED, why=f"preempted{whom}{right}", other=other)
+    other_text = f" by job {other}" if other is not None else ""
+    return Stop(job_id=job_id, cause=Cause.PREEMPTED, why=f"preempted{other_text}{reason_text}", other=other)

@@ -1,4 +1,4 @@
-"""Where jobs wait, and who pays."""
+"""Queues and projects: where jobs wait, and which accounting group pays."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final
 from phalanx.core.ids import ProjectId, QueueId, UserId
 
 BUDGET_PERIOD_S: Final = 30 * 86400.0
-FAIR_HALF_LIFE_S: Final = 7 * 86400.0  # what Slurm's documentation and most of its sites take for PriorityDecayHalfLife
+FAIR_HALF_LIFE_S: Final = 7 * 86400.0  # the usual PriorityDecayHalfLife of Slurm, by its documentation and most sites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A queue: a node of the queue tree. Jobs wait in any of them; quotas bind a queue with all below it. GPUs of any model count alike.
+    """A queue: a node of the queue tree. Jobs may wait in any queue; quotas apply to a queue with all below it. GPUs of any model count alike.
 
     Attributes:
-        priority: added to its jobs' own.
-        parent: the queue above; None for one at the top.
-        quota_gpus: nominal right, always granted back; None: none of its own, it lives on what is above it or idle.
-        borrow_gpus: most that it (with all below) may hold above its quota; None: any; 0: never.
+        priority: added to the priority of its jobs.
+        parent: the queue above; None at the top.
+        quota_gpus: nominal quota, which it can always reclaim; None: it has no quota of its own and uses its parent's or idle GPUs.
+        borrow_gpus: most that it (with all below) may use above its quota; None: any; 0: never.
         lend_gpus: most of its idle quota that others may use; None: all; 0: none.
-        weight: share among siblings in the fair share; above 0.
-        gpus_per_user, jobs_per_user: most that one user may hold, and run, in this queue and below; None: no limit.
+        weight: share relative to its siblings in the fair share; above 0.
+        gpus_per_user, jobs_per_user: limits of one user in this queue and below; None: no limit.
         budget_gpu_h: GPU-hours that may be spent in each period; None: no limit.
         budget_period_s: its length, counted from the Unix epoch.
     """
@@ -43,11 +43,11 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a queue (with all below it) has used, as of `at_s`. Written when an attempt in it ends.
+    """What a queue (with all below it) had used at `at_s`. Written when an attempt in it ends.
 
     Attributes:
         gpu_s: in the budget period that began at `period_s`.
-        decayed_gpu_s: over all time, halved every half-life (FAIR_HALF_LIFE_S): the past that fair share looks at.
+        decayed_gpu_s: over all time, halved every half-life (FAIR_HALF_LIFE_S): the input of the fair share.
     """
 
     queue: QueueId
@@ -59,7 +59,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """Who pays. Only members (and operators) submit for it."""
+    """An accounting group. Only members (and operators) submit for it."""
 
     id: ProjectId
     members: frozenset[UserId] = frozenset()

@@ -1,4 +1,4 @@
-"""The policies by name: who goes first, who may be stopped. All decide on a `Board`; none knows a clock."""
+"""The policies by name. A policy decides on a `Board` which jobs go first and which may be stopped; none reads a clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POLICIES: Final[dict[str, Callable[[Board], Listener]]] = {
 
 
 def make_policy(name: str, board: Board, knobs: Knobs, table: HazardTable) -> Listener:
-    """The live policy on its board; what it learns goes into `table`.
+    """The live policy on its board; its statistics go into `table`.
 
     Raises:
         BadRequest: no policy has this name.
@@ -38,12 +38,12 @@ def make_policy(name: str, board: Board, knobs: Knobs, table: HazardTable) -> Li
 
 
 def policy_named(name: str) -> Callable[[Board], Listener]:
-    """What makes the policy on its board.
+    """The constructor of a policy.
 
     Raises:
         BadRequest: no policy has this name.
     """
     make = POLICIES.get(name)
     if make is None:
-        raise BadRequest(f"there is no policy {name!r}", hint=f"one of: {', '.join(POLICIES)}")
+        raise BadRequest(f"unknown policy {name!r}", hint=f"one of: {', '.join(POLICIES)}")
     return make

@@ -1,8 +1,8 @@
-"""Policies that never stop a job: one line of waiting jobs in some order, served strictly or with skipping.
+"""Policies that never stop a job: waiting jobs in some order, served strictly or with skipping.
 
-`fifo` serves by submit time and nobody overtakes the head. `skip` lets whoever fits start. `sjf` is strict by known run time. `fair` serves
-the queue that has used the least, with skipping inside. `backfill` is EASY: the head gets a reservation by known run times, and later jobs
-start now if they do not delay it. A higher priority goes first in all of them, and what a quota or limit keeps back blocks nobody.
+`fifo` serves by submit time without overtaking. `skip` starts every job that fits. `sjf` is strict by known run time. `fair` serves the
+queue with the least usage, with skipping inside. `backfill` is EASY: the head gets a reservation by known run times, and later jobs
+start now if they do not delay it. In all of them a higher priority goes first, and a job blocked by a quota or limit blocks no other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from phalanx.core.scheduling.bits import bits_of
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.entry import Entry, Klass, Listener
 
-Key = tuple[
-    bool, int, float, float, int
-]  # lost its place last, priority descending, then the policy's own, submit time, seq
+# Jobs that lost their place first, then descending priority, the policy's own key, submit time, seq.
+Key = tuple[bool, int, float, float, int]
 
 
 def key_of(entry: Entry, first: float) -> Key:
-    """Where the job stands in a line ordered by `first`."""
+    """The sort key of the job in a line ordered by `first`."""
     return (not entry.repair, -entry.klass.rank, first, entry.submit_s, entry.seq)
 
 
@@ -40,37 +39,37 @@ def _without(line: list[tuple[Key, Entry]], seqs: set[int]) -> list[tuple[Key, E
 
 
 class Strict(Listener):
-    """Serve the head of one line until it does not fit. Order: submit time, or known run time."""
+    """Serve one line from its head until the head does not fit. Order: submit time, or known run time."""
 
     def __init__(self, board: Board, *, shortest: bool = False) -> None:
         self.board = board
         self.shortest = shortest
         self.line: list[tuple[Key, Entry]] = []
-        self.kept_back: dict[Klass, list[tuple[Key, Entry]]] = {}
+        self.blocked: dict[Klass, list[tuple[Key, Entry]]] = {}
 
     def arrived(self, entry: Entry) -> None:
         """Join the line."""
         heapq.heappush(self.line, (key_of(entry, entry.size_s if self.shortest else entry.submit_s), entry))
 
     def left_together(self, entries: Sequence[Entry]) -> None:
-        """Leave the line, or those kept back. Both are gone through once, however many leave."""
+        """Leave the line, or the blocked jobs. Both are scanned once, however many jobs leave."""
         seqs = {entry.seq for entry in entries}
         self.line = _without(self.line, seqs)
         heapq.heapify(self.line)
-        for klass in {entry.klass for entry in entries} & self.kept_back.keys():
-            self.kept_back[klass] = _without(self.kept_back[klass], seqs)
+        for klass in {entry.klass for entry in entries} & self.blocked.keys():
+            self.blocked[klass] = _without(self.blocked[klass], seqs)
 
     def decide(self, now_s: float) -> float | None:
-        """Start heads while they fit. No later call is needed but at the next change."""
+        """Start heads while they fit. No later call is needed before the next change."""
         board = self.board
-        for klass in [klass for klass in self.kept_back if board.admits(klass)]:
-            for item in self.kept_back.pop(klass):
+        for klass in [klass for klass in self.blocked if board.admits(klass)]:
+            for item in self.blocked.pop(klass):
                 heapq.heappush(self.line, item)
         line = self.line
         while line:
             entry = line[0][1]
             if not board.admits(entry.klass):
-                self.kept_back.setdefault(entry.klass, []).append(heapq.heappop(line))
+                self.blocked.setdefault(entry.klass, []).append(heapq.heappop(line))
                 continue
             found = board.find(entry)
             if found is None:
@@ -81,7 +80,7 @@ class Strict(Listener):
 
 
 class Skip(Listener):
-    """Start whoever fits, in submit order. Waiting jobs of one class are judged once: when one has not fitted, its likes are not tried."""
+    """Start every job that fits, in submit order. If one job of a class does not fit, the rest of the class is not tried."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
@@ -92,7 +91,7 @@ class Skip(Listener):
         heapq.heappush(self.classes.setdefault(entry.klass, []), (key_of(entry, entry.submit_s), entry))
 
     def left_together(self, entries: Sequence[Entry]) -> None:
-        """Leave their classes. Each line is gone through once, however many leave it."""
+        """Leave the lines of the classes. Each is scanned once, however many jobs leave it."""
         _take_out(self.classes, entries)
 
     def decide(self, now_s: float) -> float | None:
@@ -110,7 +109,7 @@ class Skip(Listener):
             if alike not in failed and board.admits(klass):
                 found = board.find(entry)
                 if found is None:
-                    failed.add(alike)  # room only shrinks within a sweep
+                    failed.add(alike)  # free capacity only shrinks within a sweep
             if found is None:
                 heapq.heappop(heads)
                 continue
@@ -124,9 +123,9 @@ class Skip(Listener):
 
 
 class Fair(Listener):
-    """The queue with the least decayed GPU-seconds first; inside a queue by submit time, skipping what does not fit.
+    """The queue with the least decayed GPU-seconds first; inside a queue by submit time, skipping jobs that do not fit.
 
-    Usage halves every `half_life_s` (a day: a week-end's burst is forgotten by mid-week).
+    Usage halves every `half_life_s` (a day: a week-end's burst no longer counts by mid-week).
     """
 
     def __init__(self, board: Board, *, half_life_s: float = 86_400.0) -> None:
@@ -135,48 +134,48 @@ class Fair(Listener):
         self.lines: dict[Klass, list[tuple[Key, Entry]]] = {}
         self.used: dict[tuple[int, int], float] = {}
         self.rate: dict[tuple[int, int], int] = {}
-        self.told_s = 0.0
+        self.aged_s = 0.0
 
     def arrived(self, entry: Entry) -> None:
         """Join the queue."""
         heapq.heappush(self.lines.setdefault(entry.klass, []), (key_of(entry, entry.submit_s), entry))
-        self.used.setdefault(_who(entry.klass), 0.0)
-        self.rate.setdefault(_who(entry.klass), 0)
+        self.used.setdefault(_usage_key(entry.klass), 0.0)
+        self.rate.setdefault(_usage_key(entry.klass), 0)
 
     def adopted(self, entry: Entry) -> None:
-        """Its queue uses that much from now on; what it used before is in the books of the quota tree."""
-        who = _who(entry.klass)
-        self.used.setdefault(who, 0.0)
-        self.rate[who] = self.rate.get(who, 0) + entry.held
+        """Add its GPUs to the queue's rate of use; earlier usage is in the quota tree."""
+        key = _usage_key(entry.klass)
+        self.used.setdefault(key, 0.0)
+        self.rate[key] = self.rate.get(key, 0) + entry.held
 
     def left_together(self, entries: Sequence[Entry]) -> None:
-        """Leave their queues. Each line is gone through once, however many leave it."""
+        """Leave the queues. Each line is scanned once, however many jobs leave it."""
         _take_out(self.lines, entries)
 
     def ended(self, entry: Entry, now_s: float) -> None:
-        """Its queue uses less from now on."""
+        """Subtract its GPUs from the queue's rate of use."""
         self._age(now_s)
-        self.rate[_who(entry.klass)] -= entry.held
+        self.rate[_usage_key(entry.klass)] -= entry.held
 
     def stopped(self, entry: Entry, now_s: float) -> None:
-        """The same."""
+        """The same as an end."""
         self.ended(entry, now_s)
 
     def decide(self, now_s: float) -> float | None:
-        """Serve the least-served queue that has something that fits, again and again."""
+        """Serve the queue with the least usage that has a job that fits, repeatedly."""
         self._age(now_s)
         board, quotas = self.board, self.board.quotas
-        shut: set[Klass] = set()
+        unfit: set[Klass] = set()
         if quotas is not None:
             quotas.want({klass.queue for klass, line in self.lines.items() if line})
         while True:
             best: tuple[object, ...] | None = None
             chosen: Klass | None = None
             for klass, line in self.lines.items():
-                if line and klass not in shut:
+                if line and klass not in unfit:
                     first = line[0][0]
                     factor = 0.0 if quotas is None else quotas.factor(klass.queue)
-                    rank = (*first[:2], -factor, self.used[_who(klass)], self.rate[_who(klass)], *first[2:])
+                    rank = (*first[:2], -factor, self.used[_usage_key(klass)], self.rate[_usage_key(klass)], *first[2:])
                     if best is None or rank < best:
                         best, chosen = rank, klass
             if chosen is None:
@@ -184,30 +183,30 @@ class Fair(Listener):
             line = self.lines[chosen]
             found = board.find(line[0][1]) if board.admits(chosen) else None
             if found is None:
-                shut.add(chosen)
+                unfit.add(chosen)
                 continue
             _, entry = heapq.heappop(line)
             board.start(entry, *found, now_s)
-            self.rate[_who(chosen)] += entry.held
+            self.rate[_usage_key(chosen)] += entry.held
 
     def _age(self, now_s: float) -> None:
-        span = now_s - self.told_s
+        span = now_s - self.aged_s
         if span <= 0.0:
             return
         keep = 0.5 ** (span / self.half_life_s)
         gain = (1.0 - keep) * self.half_life_s / 0.6931471805599453
-        for who, used in self.used.items():
-            self.used[who] = used * keep + self.rate[who] * gain
-        self.told_s = now_s
+        for key, used in self.used.items():
+            self.used[key] = used * keep + self.rate[key] * gain
+        self.aged_s = now_s
 
 
-def _who(klass: Klass) -> tuple[int, int]:
-    """Whose usage counts: the queue's, and in a trace replayed on one pool the virtual cluster's, which is only a label there."""
+def _usage_key(klass: Klass) -> tuple[int, int]:
+    """Whose usage counts: the queue's; in a trace replayed on one pool the virtual cluster's, which is only a label there."""
     return (klass.queue, klass.label)
 
 
 class Backfill(Listener):
-    """EASY: a reservation for the head by known run times; later jobs start now if they end before it or use what it leaves over."""
+    """EASY: a reservation for the head by known run times; later jobs start now if they end before it or use capacity that it leaves over."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
@@ -218,15 +217,15 @@ class Backfill(Listener):
         bisect.insort(self.line, (key_of(entry, entry.submit_s), entry))
 
     def left_together(self, entries: Sequence[Entry]) -> None:
-        """Leave the line, which is gone through once, however many leave it."""
+        """Leave the line, which is scanned once, however many jobs leave it."""
         self.line = _without(self.line, {entry.seq for entry in entries})
 
     def decide(self, now_s: float) -> float | None:
-        """Heads while they fit, then whoever does not delay the head."""
+        """Start heads while they fit, then every job that does not delay the first one that did not."""
         board = self.board
         head: Entry | None = None
-        shadow_s = 0.0
-        spare: dict[int, int] = {}  # on nodes of the head: what it leaves over there
+        head_start_s = 0.0
+        spare: dict[int, int] = {}  # free devices that the head leaves over on its nodes
         kept: list[tuple[Key, Entry]] = []
         failed: set[tuple[object, ...]] = set()
         for item in self.line:
@@ -234,7 +233,7 @@ class Backfill(Listener):
             if not board.admits(entry.klass):
                 kept.append(item)
                 continue
-            short = head is None or now_s + _length_s(entry) <= shadow_s
+            short = head is None or now_s + _run_s(entry) <= head_start_s
             alike = (entry.klass.needs, entry.klass.shut, entry.avoid, short)
             found = None if alike in failed else board.find(entry, 0 if short else _too_small(entry, spare))
             if found is None:
@@ -242,7 +241,7 @@ class Backfill(Listener):
                 kept.append(item)
                 if head is None:
                     head = entry
-                    shadow_s, spare = self._reserve(head)
+                    head_start_s, spare = self._reserve(head)
                 continue
             board.start(entry, *found, now_s)
             if not short:
@@ -253,9 +252,9 @@ class Backfill(Listener):
         return None
 
     def _reserve(self, head: Entry) -> tuple[float, dict[int, int]]:
-        """When the head can start if all run as known, and how many devices it then leaves over on each of its nodes."""
+        """When the head can start if all run times are as known, and how many devices it then leaves over on each of its nodes."""
         board = self.board
-        ends = sorted((entry.since_s + _length_s(entry), entry.seq, entry) for entry in board.running.values())
+        ends = sorted((entry.since_s + _run_s(entry), entry.seq, entry) for entry in board.running.values())
         given: list[Entry] = []
         found: tuple[float, dict[int, int]] = (float("inf"), {})
         for end_s, _, entry in ends:
@@ -271,13 +270,13 @@ class Backfill(Listener):
 
 
 def _too_small(entry: Entry, spare: dict[int, int]) -> int:
-    """Nodes of the head's on which it leaves too little for a part of the entry, as a bitset. CPUs and memory there are all the head's."""
+    """The head's nodes that have too few devices left for a part of the entry, as a bitset. CPUs and memory there belong to the head."""
     needs = entry.klass.needs
-    greedy = any(need.cpus or need.memory_bytes for need in needs)
+    needs_host = any(need.cpus or need.memory_bytes for need in needs)
     largest = max(need.devices for need in needs)
-    return bits_of(node for node, left in spare.items() if greedy or left < largest)
+    return bits_of(node for node, left in spare.items() if needs_host or left < largest)
 
 
-def _length_s(entry: Entry) -> float:
-    """Its run as known; one that nobody knows never ends."""
+def _run_s(entry: Entry) -> float:
+    """Its known run time; infinite if unknown."""
     return entry.size_s if entry.size_s >= 0.0 else float("inf")

@@ -1,4 +1,4 @@
-"""Policies that may stop jobs every round: `las` (Tiresias, two queues by attained GPU-seconds) and `srtf` (shortest known remainder)."""
+"""Policies that may stop jobs at every round: `las` (Tiresias, two queues by attained GPU-seconds) and `srtf` (shortest known remaining time)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LAS_THRESHOLD_GPU_S = 18_000.0  # shared/data/README.md; 5 GPU-hours
 
 
 class Rounds(Listener):
-    """At every round the best jobs by rank that fit together run; the rest wait. Nothing starts between rounds."""
+    """At every round the best jobs by rank that fit together run; the rest waits. Nothing starts between rounds."""
 
     def __init__(
         self,
@@ -25,19 +25,19 @@ class Rounds(Listener):
         self.exact = exact
         self.round_s = round_s
         self.thresholds = thresholds
-        self.next_s = INFINITE  # when the round that was promised is due
+        self.next_s = INFINITE  # time of the next scheduled round
 
     def _rank(self, entry: Entry, now_s: float) -> tuple[float, float, int]:
         if self.exact:
             return (entry.size_s - entry.service_s(now_s), entry.submit_s, entry.seq)
-        # Work done twice counts: else a stop would lift the job back into the first queue, and the two would alternate for ever.
+        # Repeated work counts: otherwise a stop would lift the job back into the first queue, and the two jobs would alternate forever.
         used = (entry.service_s(now_s) + self.board.restart_cost_s * entry.stops) * entry.gpus
         return (float(sum(used >= threshold for threshold in self.thresholds)), entry.submit_s, entry.seq)
 
     def decide(self, now_s: float) -> float | None:
-        """Fill, or at a round choose anew; says when the next round is due."""
+        """At a round, choose again; returns the time of the next round."""
         board = self.board
-        # A live clock never stands at the round exactly: the first call past a promised one is it.
+        # A live clock never hits the round exactly: the first call past the scheduled time is the round.
         if board.waiting and (now_s % self.round_s == 0.0 or now_s >= self.next_s):
             self._choose(now_s)
         self.next_s = (now_s // self.round_s + 1.0) * self.round_s if board.waiting else INFINITE
@@ -46,13 +46,13 @@ class Rounds(Listener):
     def _choose(self, now_s: float) -> None:
         board = self.board
         room = sum(size for node, size in enumerate(board.size) if node not in board.down)
-        everyone = sorted(
+        candidates = sorted(
             [*board.waiting.values(), *board.running.values()],
             key=lambda entry: (not entry.repair, -entry.klass.rank, *self._rank(entry, now_s)),
         )
         chosen: list[Entry] = []
         losers: list[Entry] = []
-        for entry in everyone:
+        for entry in candidates:
             held = entry.held or entry.gpus
             if held <= room and (entry.since_s >= 0.0 or board.admits(entry.klass)):
                 room -= held
@@ -63,7 +63,7 @@ class Rounds(Listener):
         self._place(chosen, losers, now_s)
 
     def _place(self, chosen: list[Entry], losers: list[Entry], now_s: float) -> None:
-        """Start the chosen on what the losers would free; a loser whose devices nobody got keeps them, so that no stop is for nothing."""
+        """Start the chosen jobs on the devices that the losers would free; a loser whose devices remain unused keeps them."""
         board = self.board
         for entry in losers:
             board.give(entry)
@@ -85,9 +85,11 @@ class Rounds(Listener):
             board.take(entry)
             board.stop(entry, now_s, because=Because.VALUE)
         for entry, need, places in placed:
-            # As wide as it was found: the others that start now were not counted then.
-            wide = board.quotas is None or board.quotas.admits(entry.klass.queue, entry.klass.user, need.gpus) is None
-            if wide and board.admits(entry.klass):
+            # As wide as it was found: the other starts were not counted then.
+            width_admitted = (
+                board.quotas is None or board.quotas.admits(entry.klass.queue, entry.klass.user, need.gpus) is None
+            )
+            if width_admitted and board.admits(entry.klass):
                 board.start(entry, need, places, now_s)
         for entry in by_submit(board.waiting.values()):
             if not board.free_total:
