@@ -56,7 +56,7 @@ def test_a_dry_run_changes_nothing_and_refuses_the_same(operator):
 @pytest.mark.parametrize(
     ("queues", "message"),
     [
-        ([QueueFacts(id="a", parent="b"), QueueFacts(id="b", parent="a")], "above itself"),
+        ([QueueFacts(id="a", parent="b"), QueueFacts(id="b", parent="a")], "its own ancestor"),
         ([QueueFacts(id="a", quota_gpus=4), QueueFacts(id="b", parent="a", quota_gpus=5)], "its quota is 4 GPUs, but the quotas below it sum to 5"),
         ([QueueFacts(id="a", quota_gpus=-1)], "quota is -1"),
         ([QueueFacts(id="a", weight=0.0)], "weight is 0"),

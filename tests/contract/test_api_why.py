@@ -31,7 +31,7 @@ def test_full_fleet_names_who_holds_it_and_until_when(ada):
     first = ada.submit({**WHOLE, "time": "10m", "preemptible": False}).id
     found = waiting(ada, ada.submit({**WHOLE, "name": "late"}).id)
     assert (found.state, found.reason) == ("pending", "resources")
-    assert found.headline.startswith("waits (resources): needs 1 x 4 GPUs; 0 free in all")
+    assert found.headline.startswith("waits (resources): needs 1 x 4 GPUs; 0 free in total")
     (holder,) = found.blockers
     assert (holder.id, holder.user, holder.name, holder.gpus, holder.state) == (first, "ada", "train", 4, "running")
     assert 590 < found.start.latest_s - found.now_s <= 600
