@@ -104,12 +104,12 @@ class Skip(Listener):
             klass = heads[0][2]
             line = self.classes[klass]
             entry = line[0][1]
-            alike = (klass.needs, klass.shut, entry.avoid)
+            request = (klass.needs, klass.shut, entry.avoid)
             found = None
-            if alike not in failed and board.admits(klass):
+            if request not in failed and board.admits(klass):
                 found = board.find(entry)
                 if found is None:
-                    failed.add(alike)  # free capacity only shrinks within a sweep
+                    failed.add(request)  # free capacity only shrinks within a sweep
             if found is None:
                 heapq.heappop(heads)
                 continue
@@ -234,10 +234,10 @@ class Backfill(Listener):
                 kept.append(item)
                 continue
             short = head is None or now_s + _run_s(entry) <= head_start_s
-            alike = (entry.klass.needs, entry.klass.shut, entry.avoid, short)
-            found = None if alike in failed else board.find(entry, 0 if short else _too_small(entry, spare))
+            request = (entry.klass.needs, entry.klass.shut, entry.avoid, short)
+            found = None if request in failed else board.find(entry, 0 if short else _too_small(entry, spare))
             if found is None:
-                failed.add(alike)
+                failed.add(request)
                 kept.append(item)
                 if head is None:
                     head = entry
