@@ -29,7 +29,8 @@ from phalanx.core.ids import (
 )  # fmt: skip
 from phalanx.core.lifecycle.facts import Case, Facts
 from phalanx.core.lifecycle.job import place
-from phalanx.core.scheduling.schedule import Policy, schedule
+from phalanx.core.scheduling.settings import Policy
+from phalanx.core.scheduling.trial import schedule
 from phalanx.core.state.plan import Plan
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.units import GIB
@@ -37,10 +38,9 @@ from phalanx.core.work.allocation import Allocation, Grant
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause, MemberState, TaskExit
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.core.work.job import Job, Resume
-from phalanx.core.work.queue import Queue, Spent
+from phalanx.core.work.queue import Queue, Spent, period_start_s
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import JobSpec, Launch, Role
-from phalanx.core.work.spending import period_start_s
 
 T = 1_700_000_000.0  # Unix seconds at which every history starts
 PLAIN = Queue(id=QueueId("default"))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import Cancel, Submit
 from phalanx.core.work.attempt import Attempt, AttemptState
 from phalanx.core.work.job import Job, JobState

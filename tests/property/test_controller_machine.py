@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multi
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.ids import NodeId, ProjectId, QueueId, ReservationId, UserId
 from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import (
     CordonNode,
     EndReservation,

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from phalanx.core.fleet.topology import LEVELS, tree_of
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.pool import Pool
 from tests.builders import make_node
 

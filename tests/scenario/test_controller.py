@@ -10,7 +10,7 @@ from phalanx.core.errors import Conflict, NeverFits, NotFound, NotPermitted
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
 from phalanx.core.lifecycle.verify import rejection
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.commands import DeleteCheckpoints, Forget, Prepare, StartTasks
 from phalanx.core.state.events import (
     Cancel,

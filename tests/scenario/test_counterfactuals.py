@@ -15,11 +15,10 @@ from phalanx.core.scheduling.entry import Entry, Listener
 from phalanx.core.scheduling.forecast import Forecast
 from phalanx.core.scheduling.hazard import Group
 from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.predict import Predictor, traits_of
-from phalanx.core.scheduling.schedule import schedule
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.scheduling.trial import near, tried
+from phalanx.core.scheduling.settings import Policy
+from phalanx.core.scheduling.trial import near, schedule, tried
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.state.world import Change, World
 from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind

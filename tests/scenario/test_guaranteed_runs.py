@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
 from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import CordonNode, PutQueues, PutReservation
 from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Queue

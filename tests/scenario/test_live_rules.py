@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.core.ids import ProjectId, QueueId, UserId
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import CordonNode, PutQueue, Submit
 from phalanx.core.work.attempt import AttemptState, Cause
 from phalanx.core.work.job import JobState, Reason

@@ -10,8 +10,8 @@ import pytest
 
 from phalanx.core.ids import JobId, NodeId, ReservationId, UserId
 from phalanx.core.scheduling.policies import POLICIES
-from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.scheduler import Scheduler
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind
 from phalanx.core.work.job import Reason
 from phalanx.core.work.reservation import Reservation

@@ -11,7 +11,7 @@ from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.summary import device_fits
 from phalanx.core.ids import NodeId, QueueId
-from phalanx.core.scheduling import shaping
+from phalanx.core.scheduling import fleet_index
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.shape import shape_of, shapes_of
 from phalanx.core.state.snapshot import Usage
@@ -305,7 +305,7 @@ def test_ten_thousand_equal_jobs_are_judged_once(monkeypatch):
         return call
 
     monkeypatch.setattr(Board, "find", counted(Board.find))
-    monkeypatch.setattr(shaping, "shapes_of", counted(shapes_of))
+    monkeypatch.setattr(fleet_index, "shapes_of", counted(shapes_of))
     jobs = [job(f"j{number}", gpus=4) for number in range(10_000)]
     plan = plan_of(make_fleet("r: n0=4 n1=4 n2=4").held(n2=[0]).with_jobs(*jobs))
     assert [one.job_id for one in plan.placements] == ["j0", "j1"]

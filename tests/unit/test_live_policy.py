@@ -6,8 +6,8 @@ import pytest
 
 from phalanx.app.scheduling import add_arguments, policy_of, remembered_of
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.live import LIVE, live_policy
 from phalanx.core.scheduling.policies import Knobs
+from phalanx.core.scheduling.settings import LIVE, live_policy
 
 
 def given(*words: str) -> argparse.Namespace:

@@ -10,7 +10,7 @@ from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
-from phalanx.core.scheduling.planned_shape import plan_notes, with_whole_groups
+from phalanx.core.scheduling.submission import plan_notes, with_whole_groups
 from phalanx.core.state.commands import Prepare, StartTasks
 from phalanx.core.work.allocation import Allocation, Grant
 from phalanx.core.work.gpus import GpuRequest

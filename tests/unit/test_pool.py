@@ -6,8 +6,8 @@ import pytest
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.topology import tree_of
-from phalanx.core.scheduling.bits import bits_of, lowest, lowest_of
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.node_sets import bits_of, lowest, lowest_of
 from phalanx.core.scheduling.pool import Pool
 from tests.builders import make_node
 

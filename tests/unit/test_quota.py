@@ -14,8 +14,7 @@ from phalanx.core.state.plan import Placement
 from phalanx.core.state.world import Change, World
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState, Reason
-from phalanx.core.work.queue import FAIR_HALF_LIFE_S, Queue, Spent
-from phalanx.core.work.spending import spend
+from phalanx.core.work.queue import FAIR_HALF_LIFE_S, Queue, Spent, spend
 from tests.builders import T, allocation, job, make_node, placed
 
 HOUR_S = 3600.0
@@ -137,7 +136,10 @@ def test_quotas_past_the_fleet_stand_and_are_not_scaled():
 def test_a_user_is_limited_in_a_queue_and_all_below_it():
     tree = make_tree(queue("top", gpus_per_user=8, jobs_per_user=2), queue("low", parent="top"))
     hold(tree, "low", 4, "ann")
-    assert tree.admits(tree.number("top"), "ann", 5).sentence() == "user ann uses 4 of at most 8 GPUs per user in queue top"
+    assert (
+        tree.admits(tree.number("top"), "ann", 5).sentence()
+        == "user ann uses 4 of at most 8 GPUs per user in queue top"
+    )
     hold(tree, "top", 1, "ann")
     refusal = tree.admits(tree.number("low"), "ann", 1)
     assert (refusal.reason, refusal.sentence()) == (

@@ -9,7 +9,7 @@ import pytest
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.policies import policy_named
-from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.work.job import JobState
 from phalanx.simulator.cluster import Cluster
 from phalanx.simulator.fleet import equal_nodes
@@ -184,7 +184,7 @@ def test_curve_keeps_the_last_point_of_each_step():
 
 
 def test_jobs_that_wait_for_ever_end_the_replay_by_name(monkeypatch):
-    monkeypatch.setattr("phalanx.core.scheduling.policies.lines.Strict.decide", lambda *_: None)
+    monkeypatch.setattr("phalanx.core.scheduling.policies.baselines.Strict.decide", lambda *_: None)
     with pytest.raises(NeverFits, match=r"job j0 \(line 2\) waits for ever"):
         replay_live(jobs_of((0, 10, 1)), equal_nodes(1, 8), Policy(name="fifo"))
 

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.scheduling.shape import shapes_of
-from phalanx.core.scheduling.spread import refuse_spread, spread_notes
+from phalanx.core.scheduling.submission import refuse_spread, spread_notes
 from phalanx.core.work.keys import BadKey
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.spec import Spread

@@ -8,7 +8,7 @@ from phalanx.core.lifecycle import verify
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.fit import Fit
+from phalanx.core.scheduling.fleet_index import Fit
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.events import PutQueues
 from phalanx.core.work.job import Reason

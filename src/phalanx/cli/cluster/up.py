@@ -163,7 +163,7 @@ def _refuse_if_joined(home: str) -> None:
 def _arguments(given: Mapping[str, Any]) -> list[str]:
     """What was given, as the head's own arguments; what is left out it remembers."""
     if given["policy"] is not None:
-        from phalanx.core.scheduling.live import check_live
+        from phalanx.core.scheduling.settings import check_live
 
         check_live(given["policy"])
     arguments: list[str] = []

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from phalanx.core.fleet.topology import Tree
 from phalanx.core.scheduling.entry import NEVER_S, Because, Decision, Entry, Klass, Listener, Throttle, Verb
-from phalanx.core.scheduling.need import Need
-from phalanx.core.scheduling.pool import Places, Pool
+from phalanx.core.scheduling.needs import Need, Places
+from phalanx.core.scheduling.pool import Pool
 from phalanx.core.scheduling.quota import QuotaTree
 
 _NO_LISTENER: Final = Listener()

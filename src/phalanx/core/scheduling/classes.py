@@ -1,4 +1,7 @@
-"""Assigns jobs to classes: jobs in one class are equal for every rule, share run time statistics, and share limits."""
+"""Assigns jobs to classes, and applies changes of waiting jobs to their lines.
+
+Jobs in one class are equal for every rule, share run time statistics, and share limits. Called by the scheduler.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from typing import Final
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.calendar import Calendar, asker_of
-from phalanx.core.scheduling.entry import Klass, Throttle
-from phalanx.core.scheduling.fit import Fit
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.entry import Entry, Klass, Throttle
+from phalanx.core.scheduling.fleet_index import Fit
+from phalanx.core.scheduling.needs import Need
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue
 
@@ -101,3 +104,39 @@ class Classes:
             queue=quotas.number(job.queue) if quotas is not None and queue is not None else 0,
         )
         return klass, until_s
+
+
+class LineChanges:
+    """The collected changes, in order. Each job occurs once."""
+
+    __slots__ = ("_gone", "_reclassed")
+
+    def __init__(self) -> None:
+        self._gone: list[Entry] = []
+        self._reclassed: list[tuple[Entry, Klass]] = []
+
+    def clear(self) -> None:
+        """The board is new: its lines are empty."""
+        self._gone.clear()
+        self._reclassed.clear()
+
+    def goes(self, entry: Entry) -> None:
+        """The waiting job is gone."""
+        self._gone.append(entry)
+
+    def becomes(self, entry: Entry, klass: Klass) -> None:
+        """The waiting job belongs to this class from now on."""
+        self._reclassed.append((entry, klass))
+
+    def carry_out(self, board: Board) -> None:
+        """Apply all collected changes. Cost: one scan of each line that jobs leave, and the jobs that join other lines."""
+        if self._gone:
+            gone, self._gone = self._gone, []
+            board.withdraw_together(gone)
+        self.reclass(board)
+
+    def reclass(self, board: Board) -> None:
+        """Apply only changes of class: before a new job joins, since a policy may group jobs by the order in which they joined."""
+        if self._reclassed:
+            changed, self._reclassed = self._reclassed, []
+            board.reclass(changed)

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from phalanx.core.fleet.topology import Tree
-from phalanx.core.scheduling.bits import bits_of, lowest
+from phalanx.core.scheduling.node_sets import bits_of, lowest
 
 Counts = list[list[int]]  # [level][domain]
 

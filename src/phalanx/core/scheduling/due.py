@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from phalanx.core.ids import JobId
+from phalanx.core.scheduling.board_builder import Seen
 from phalanx.core.scheduling.entry import Entry
-from phalanx.core.scheduling.fit import Fit
-from phalanx.core.scheduling.policy import Seen
-from phalanx.core.scheduling.taken import Taken
+from phalanx.core.scheduling.fleet_index import Fit, Taken
 from phalanx.core.state.plan import Placement
 from phalanx.core.work.job import JobState
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.scheduling.hazard import Group
-from phalanx.core.scheduling.need import Need
-from phalanx.core.scheduling.pool import Places
+from phalanx.core.scheduling.needs import Need, Places
 
 NEVER_S = -1.0
 

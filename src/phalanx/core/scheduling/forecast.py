@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.entry import Entry
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.predict import Predictor, traits_of
 from phalanx.core.scheduling.trial import Trial
 from phalanx.core.work.attempt import AttemptState

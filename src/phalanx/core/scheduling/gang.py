@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from phalanx.core.scheduling.bits import bits_of, lowest, lowest_of
 from phalanx.core.scheduling.domains import Counts, Domains
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.node_sets import bits_of, lowest, lowest_of
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Free devices per node, kept in buckets by free count so that best fit is a look-up and not a search.
 
-A bucket is a set of nodes (`bits.py`); its lowest member is the tie-break, so equal pools give equal placements. The pool counts devices;
+A bucket is a set of nodes (`node_sets.py`); its lowest member is the tie-break, so equal pools give equal placements. The pool counts devices;
 the caller chooses the indices on a node. A gang goes into the smallest domain of the topology that can hold it (`gang.py`, `domains.py`).
 """
 
@@ -10,13 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from phalanx.core.fleet.topology import Tree
-from phalanx.core.scheduling.bits import bits_of, lowest
 from phalanx.core.scheduling.domains import Domains
-from phalanx.core.scheduling.enough import Enough
 from phalanx.core.scheduling.gang import Candidates, place_gang
-from phalanx.core.scheduling.need import Need
-
-Places = tuple[tuple[int, int], ...]  # (node number, devices) per node of a gang, node numbers ascending
+from phalanx.core.scheduling.needs import Need, Places
+from phalanx.core.scheduling.node_sets import Enough, bits_of, lowest
 
 
 class Room(NamedTuple):

@@ -13,25 +13,20 @@ from typing import Final
 
 from phalanx.core.fleet.node import Node, Others
 from phalanx.core.ids import JobId, NodeId, QueueId
-from phalanx.core.scheduling.bits import bits_of
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.boards import new_board
+from phalanx.core.scheduling.board_builder import Seen, new_board, take_difference
 from phalanx.core.scheduling.calendar import Calendar, asker_of
-from phalanx.core.scheduling.charges import Charges
-from phalanx.core.scheduling.classes import Classes
+from phalanx.core.scheduling.classes import Classes, LineChanges
 from phalanx.core.scheduling.due import Due
 from phalanx.core.scheduling.entry import NEVER_S, Decision, Entry, Klass, Listener, Verb
-from phalanx.core.scheduling.explain import ELIGIBLE, not_eligible, why_waiting
-from phalanx.core.scheduling.fit import Fit, fit_of
+from phalanx.core.scheduling.explanations import ELIGIBLE, Waits, not_eligible, stop_of, why_waiting
+from phalanx.core.scheduling.fleet_index import Fit, Shaping, fit_of
 from phalanx.core.scheduling.hazard import HazardTable
-from phalanx.core.scheduling.held import held_as, need_of
-from phalanx.core.scheduling.line_changes import LineChanges
-from phalanx.core.scheduling.need import Need
-from phalanx.core.scheduling.outside import take_difference
+from phalanx.core.scheduling.needs import Need, held_as, need_of
+from phalanx.core.scheduling.node_sets import bits_of
 from phalanx.core.scheduling.policies import make_policy
-from phalanx.core.scheduling.policy import Policy, Seen
-from phalanx.core.scheduling.shaping import Shaping
-from phalanx.core.scheduling.waits import Waits, stop_of
+from phalanx.core.scheduling.quota import Charges
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.plan import Placement, Plan, Stop, Waiting
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState, Reason

@@ -12,7 +12,10 @@ from typing import Final
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
+from phalanx.core.scheduling.explanations import Waits
+from phalanx.core.scheduling.hazard import HazardTable
 from phalanx.core.scheduling.scheduler import Scheduler
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.plan import Plan
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
 from phalanx.core.work.job import Job
@@ -106,3 +109,14 @@ def _usage_without(seen: Snapshot, removed: Iterable[JobId]) -> Mapping[NodeId, 
                 memory_bytes=held.memory_bytes - grant.memory_bytes,
             )
     return usage
+
+
+def schedule(snapshot: Snapshot, policy: Policy, *, table: HazardTable | None = None) -> Plan:
+    """The plan for this snapshot: placements in the order decided, and a reason for every other pending job.
+
+    Equal snapshots give equal plans. Cost: a new board, linear in nodes and jobs.
+    """
+    whole = snapshot if snapshot.jobs else replace(snapshot, jobs={job.id: job for job in snapshot.pending})
+    scheduler = Scheduler(policy, table=table)
+    plan = scheduler.plan(whole, snapshot.now_s)
+    return replace(plan, waits=dict(Waits(scheduler, whole.jobs)))

@@ -9,10 +9,9 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.entry import Listener
 from phalanx.core.scheduling.hazard import HazardTable
+from phalanx.core.scheduling.policies.baselines import Backfill, Fair, Rounds, Skip, Strict
 from phalanx.core.scheduling.policies.default import Default
 from phalanx.core.scheduling.policies.knobs import Knobs
-from phalanx.core.scheduling.policies.lines import Backfill, Fair, Skip, Strict
-from phalanx.core.scheduling.policies.rounds import Rounds
 
 __all__ = ["POLICIES", "Knobs", "make_policy", "policy_named"]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.entry import Because, Entry, Klass, Listener
 from phalanx.core.scheduling.hazard import Group, HazardTable, bin_of
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.policies.knobs import Knobs
 from phalanx.core.scheduling.policies.lane import Lane
 from phalanx.core.scheduling.policies.prices import Prices

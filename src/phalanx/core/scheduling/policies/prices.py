@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.entry import Entry
 from phalanx.core.scheduling.hazard import EDGES_S, bin_of
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
 
 INFINITE = float("inf")
 Rows = NDArray[np.float64]

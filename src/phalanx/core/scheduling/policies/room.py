@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.core.scheduling.bits import bits_of
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.entry import Because, Entry
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need, Places
+from phalanx.core.scheduling.node_sets import bits_of
 from phalanx.core.scheduling.policies.prices import INFINITE, Prices
-from phalanx.core.scheduling.pool import Places
 
 VICTIMS_SEARCHED = 1_000  # jobs searched for a set on as few nodes as needed; beyond them any cheapest set is used
 # Nodes priced exactly for a job with a right to devices in use; they are pre-sorted by the cost of all their victims.

@@ -1,21 +1,42 @@
-"""Scheduling options of a live head: the policies it accepts, and the configurable constants of the default one."""
+"""The scheduler's configuration, and the options that a live head accepts for it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.policies import POLICIES, Knobs
-from phalanx.core.scheduling.policy import Policy
 from phalanx.core.units import format_duration
+from phalanx.core.work.job import Job
 
-REFERENCE_POLICIES: Final = ("sjf", "srtf")  # they order by exact run times, which are only known in a replayed trace
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The configuration of a scheduler.
+
+    Attributes:
+        name: one of `policies.POLICIES`.
+        knobs: of the default policy.
+        placements_max: most placements per cycle; the rest follows in the next.
+        restart_cost_s: the cost of a preemption or move for a job that saves when asked: its restart.
+        size_of: what `sjf`, `srtf` and `backfill` may know of a job's total run time, in seconds; None: its time limit.
+    """
+
+    name: str = "default"
+    knobs: Knobs = field(default_factory=Knobs)
+    placements_max: int = 512
+    restart_cost_s: float = 60.0
+    size_of: Callable[[Job], float] | None = None
+
+
+# They order by exact run times, which are only known in a replayed trace.
+REFERENCE_POLICIES: Final = ("sjf", "srtf")
 LIVE: Final = tuple(name for name in POLICIES if name not in REFERENCE_POLICIES)
 MIN_TIME_MAX_S: Final = 7 * 86400.0  # a longer guarantee means never stopping a job: use `--no-preemption`
-GROW_PER_MOVE: Final = (
-    Knobs().grow_min_s / Knobs().move_min_s
-)  # so that an elastic job that shrank does not grow back at once
+# So that an elastic job that shrank does not grow back at once.
+GROW_PER_MOVE: Final = Knobs().grow_min_s / Knobs().move_min_s
 
 
 def check_live(name: str) -> None:
