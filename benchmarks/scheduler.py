@@ -26,10 +26,10 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.lifecycle.facts import Facts
 from phalanx.core.lifecycle.job import place
-from phalanx.core.scheduling.need import Need
-from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.pool import Pool
 from phalanx.core.scheduling.scheduler import Scheduler
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.world import Change, World
 from phalanx.core.units import GIB
 from phalanx.core.work.allocation import Allocation, Grant

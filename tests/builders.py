@@ -26,10 +26,11 @@ from phalanx.core.ids import (
     ReservationId,
     SupervisorId,
     UserId,
-)  # fmt: skip
+)
 from phalanx.core.lifecycle.facts import Case, Facts
 from phalanx.core.lifecycle.job import place
-from phalanx.core.scheduling.schedule import Policy, schedule
+from phalanx.core.scheduling.settings import Policy
+from phalanx.core.scheduling.trial import schedule
 from phalanx.core.state.plan import Plan
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.units import GIB
@@ -37,10 +38,9 @@ from phalanx.core.work.allocation import Allocation, Grant
 from phalanx.core.work.attempt import Attempt, AttemptState, Cause, MemberState, TaskExit
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.core.work.job import Job, Resume
-from phalanx.core.work.queue import Queue, Spent
+from phalanx.core.work.queue import Queue, Spent, period_start_s
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import JobSpec, Launch, Role
-from phalanx.core.work.spending import period_start_s
 
 T = 1_700_000_000.0  # Unix seconds at which every history starts
 PLAIN = Queue(id=QueueId("default"))
@@ -64,10 +64,17 @@ class Fleet:
         waiting = tuple(one if one.seq else replace(one, seq=seq) for seq, one in enumerate(jobs, start=first))
         attempts = {job_id: attempt for job_id, (_, attempt) in self.running.items()}
         return Snapshot(
-            version=1, now_s=self.now_s, nodes=self.nodes, usage=self.usage, pending=waiting, queues=self.queues,
-            jobs={one.id: one for one in (*(one for one, _ in self.running.values()), *waiting)} if attempts else {}, attempts=attempts,
-            reservations=self.reservations, spent=self.spent,
-        )  # fmt: skip
+            version=1,
+            now_s=self.now_s,
+            nodes=self.nodes,
+            usage=self.usage,
+            pending=waiting,
+            queues=self.queues,
+            jobs={one.id: one for one in (*(one for one, _ in self.running.values()), *waiting)} if attempts else {},
+            attempts=attempts,
+            reservations=self.reservations,
+            spent=self.spent,
+        )
 
     def runs(self, one: Job, on: str, *, for_s: float = 7200.0) -> Fleet:
         """The job has run for so long on `n0:0,1 n1:0-3`. Two hours are past every guaranteed run."""
@@ -79,9 +86,10 @@ class Fleet:
             held = usage.get(grant.node_id, Usage())
             assert not held.devices & set(grant.devices), f"{grant.node_id} is drawn with a device twice"
             usage[grant.node_id] = Usage(
-                devices=held.devices | set(grant.devices), cpus=held.cpus + grant.cpus,
+                devices=held.devices | set(grant.devices),
+                cpus=held.cpus + grant.cpus,
                 memory_bytes=held.memory_bytes + grant.memory_bytes,
-            )  # fmt: skip
+            )
         attempt = at(case, AttemptState.RUNNING).attempt
         return replace(self, usage=usage, running={**self.running, one.id: (case.job, attempt)})
 
@@ -115,11 +123,14 @@ class Fleet:
         """GPU-hours that queues have used up to now, all in this budget period: `having_spent(nlp=100)`."""
         spent = {
             QueueId(name): Spent(
-                queue=QueueId(name), at_s=self.now_s, period_s=period_start_s(self.queues[QueueId(name)], self.now_s), gpu_s=hours * 3600.0,
+                queue=QueueId(name),
+                at_s=self.now_s,
+                period_s=period_start_s(self.queues[QueueId(name)], self.now_s),
+                gpu_s=hours * 3600.0,
                 decayed_gpu_s=hours * 3600.0,
             )
             for name, hours in gpu_h.items()
-        }  # fmt: skip
+        }
         return replace(self, spent=spent)
 
     def _each(self, names: Iterable[str], **changes: Any) -> Fleet:
@@ -148,14 +159,25 @@ def make_node(
     """A node that is up, with devices as in the grammar of GPUs."""
     has = parse_gpus(devices)
     return Node(
-        id=NodeId(name), engine="local", cpus=cpus, memory_bytes=memory_gib * GIB, state=NodeState.UP,
+        id=NodeId(name),
+        engine="local",
+        cpus=cpus,
+        memory_bytes=memory_gib * GIB,
+        state=NodeState.UP,
         devices=tuple(
-            Device(index=index, uuid=f"{name}-{index}", model=has.model or "virtual", memory_bytes=(has.memory_gib or 16) * GIB)
+            Device(
+                index=index,
+                uuid=f"{name}-{index}",
+                model=has.model or "virtual",
+                memory_bytes=(has.memory_gib or 16) * GIB,
+            )
             for index in range(has.total)
         ),
-        labels=_place_of(rack), joined_s=T, supervisor_id=SupervisorId(f"{name}-life1"),
+        labels=_place_of(rack),
+        joined_s=T,
+        supervisor_id=SupervisorId(f"{name}-life1"),
         **{"sees_head_files": True, **fields},
-    )  # fmt: skip
+    )
 
 
 def _place_of(rack: str) -> dict[str, str]:
@@ -181,9 +203,13 @@ def spec(
 ) -> JobSpec:
     """A job as submitted."""
     role = Role(
-        argv=("python", "train.py"), gpus=gpus if isinstance(gpus, GpuRequest) else parse_gpus(gpus), cpus=cpus, memory_bytes=memory_gib * GIB, launch=launch,
+        argv=("python", "train.py"),
+        gpus=gpus if isinstance(gpus, GpuRequest) else parse_gpus(gpus),
+        cpus=cpus,
+        memory_bytes=memory_gib * GIB,
+        launch=launch,
         tasks_per_node=tasks_per_node,
-    )  # fmt: skip
+    )
     return JobSpec(name=name, role=role, workdir="/work", **fields)
 
 
@@ -193,9 +219,14 @@ def job(
     """A pending job whose id is its name. What a `JobSpec` or `Role` has goes there, the rest is the job's own."""
     own = {"submit_s": T, **{key: fields.pop(key) for key in tuple(fields) if key in _JOB_FIELDS}}
     return Job(
-        id=JobId(name), seq=seq, spec=spec(name, priority=priority, **fields), user=UserId(user), project=ProjectId("gpt"),
-        queue=QueueId(queue), **own,
-    )  # fmt: skip
+        id=JobId(name),
+        seq=seq,
+        spec=spec(name, priority=priority, **fields),
+        user=UserId(user),
+        project=ProjectId("gpt"),
+        queue=QueueId(queue),
+        **own,
+    )
 
 
 _JOB_FIELDS = set(Job.__dataclass_fields__) - {"id", "seq", "spec", "queue", "user"}
@@ -236,10 +267,15 @@ def allocation(text: str, *, tasks: int | None = None, cpus: int = 0, memory_byt
         count = tasks if tasks is not None else max(1, len(indices))
         grants.append(
             Grant(
-                node_id=NodeId(node), node_rank=rank, devices=indices, cpus=cpus, memory_bytes=memory_bytes, tasks=count,
+                node_id=NodeId(node),
+                node_rank=rank,
+                devices=indices,
+                cpus=cpus,
+                memory_bytes=memory_bytes,
+                tasks=count,
                 first_rank=rank * count,
             )
-        )  # fmt: skip
+        )
     return Allocation(grants=tuple(grants))
 
 

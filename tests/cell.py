@@ -16,8 +16,8 @@ from phalanx.core.ids import JobId
 from phalanx.core.lifecycle.facts import Facts
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection
-from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.scheduler import Scheduler
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.plan import Plan
 from phalanx.core.state.world import Change, Record, World
 from phalanx.core.work.attempt import AttemptState, Cause

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import Cancel, Submit
 from phalanx.core.work.attempt import Attempt, AttemptState
 from phalanx.core.work.job import Job, JobState
@@ -27,9 +27,15 @@ class Harness(Cluster):
         super().__init__(make_fleet(fleet).nodes.values(), policy=policy, lease_s=lease_s)
 
     def submit(
-        self, one: JobSpec | None = None, *, key: str = "", behaviour: Behaviour | None = None, queue: str = "default",
-        user: str = "ada", **fields: Any,
-    ) -> JobId:  # fmt: skip
+        self,
+        one: JobSpec | None = None,
+        *,
+        key: str = "",
+        behaviour: Behaviour | None = None,
+        queue: str = "default",
+        user: str = "ada",
+        **fields: Any,
+    ) -> JobId:
         """Submit; the spec by its fields, the behaviour of the job beside it."""
         self._names += 1
         wanted = one or spec(**{"name": f"job{self._names}", **fields})
@@ -37,10 +43,14 @@ class Harness(Cluster):
             self.behaviours[wanted.name] = behaviour
         job: Job = self.ask(
             Submit(
-                spec=wanted, user=UserId(user), project=ProjectId("gpt"), queue=QueueId(queue), key=key,
+                spec=wanted,
+                user=UserId(user),
+                project=ProjectId("gpt"),
+                queue=QueueId(queue),
+                key=key,
                 body_sha256=repr(wanted),
             )
-        )  # fmt: skip
+        )
         self.watch.acknowledged(job.id)
         return job.id
 

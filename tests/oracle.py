@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.summary import device_fits
 from phalanx.core.ids import NodeId
-from phalanx.core.scheduling.shape import Shape, matching
+from phalanx.core.scheduling.shape import Shape
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.work.allocation import Allocation, Grant
 
@@ -59,7 +60,7 @@ def find(free: FreeRooms, shape: Shape, avoid: tuple[NodeId, ...] = ()) -> Alloc
             continue
         devices = room.devices
         if shape.model is not None or shape.device_memory_bytes:
-            wanted = set(matching(room.node, shape.model, shape.device_memory_bytes))
+            wanted = _matching(room.node, shape)
             devices = [index for index in devices if index in wanted]
             if len(devices) < shape.devices:
                 continue
@@ -76,24 +77,31 @@ def find(free: FreeRooms, shape: Shape, avoid: tuple[NodeId, ...] = ()) -> Alloc
 def most_free(free: FreeRooms, shape: Shape) -> int:
     """The largest number of matching free devices on any one node."""
     return max(
-        (
-            len(set(room.devices) & set(matching(room.node, shape.model, shape.device_memory_bytes)))
-            for room in free.rooms.values()
-        ),
+        (len(set(room.devices) & _matching(room.node, shape)) for room in free.rooms.values()),
         default=0,
     )
 
 
+def _matching(node: Node, shape: Shape) -> set[int]:
+    return {device.index for device in node.devices if device_fits(device, shape.model, shape.device_memory_bytes)}
+
+
 def _grant(shape: Shape, rank: int, node_id: NodeId, devices: list[int]) -> Grant:
     return Grant(
-        node_id=node_id, node_rank=rank, devices=tuple(devices[: shape.devices]), cpus=shape.cpus,
-        memory_bytes=shape.memory_bytes, tasks=shape.tasks, first_rank=rank * shape.tasks,
-    )  # fmt: skip
+        node_id=node_id,
+        node_rank=rank,
+        devices=tuple(devices[: shape.devices]),
+        cpus=shape.cpus,
+        memory_bytes=shape.memory_bytes,
+        tasks=shape.tasks,
+        first_rank=rank * shape.tasks,
+    )
 
 
 def _room(node: Node, held: Usage) -> Room:
     return Room(
         node=node,
         devices=[device.index for device in node.devices if device.healthy and device.index not in held.devices],
-        cpus=node.cpus - held.cpus, memory_bytes=node.memory_bytes - held.memory_bytes,
-    )  # fmt: skip
+        cpus=node.cpus - held.cpus,
+        memory_bytes=node.memory_bytes - held.memory_bytes,
+    )

@@ -33,9 +33,15 @@ TEMPLATE = "phalanx_template"
 START_MAX_S = 60.0
 # Small and quiet: many servers may run on two cores.
 SETTINGS = {
-    "shared_buffers": "32MB", "max_connections": "80", "jit": "off", "max_wal_size": "512MB", "log_destination": "stderr",
-    "log_line_prefix": "%m [%p] ", "timezone": "UTC", "lc_messages": "C",
-}  # fmt: skip
+    "shared_buffers": "32MB",
+    "max_connections": "80",
+    "jit": "off",
+    "max_wal_size": "512MB",
+    "log_destination": "stderr",
+    "log_line_prefix": "%m [%p] ",
+    "timezone": "UTC",
+    "lc_messages": "C",
+}
 _names = itertools.count(1)
 
 
@@ -92,26 +98,47 @@ class PostgresHere:
             for path in (self.folder, pwfile):
                 os.chown(path, account.pw_uid, account.pw_gid)
         _run(
-            _as_nobody([
-                str(program("initdb")), "-D", self.data, "-U", USER, "-E", "UTF8", "--locale=C", "--auth-local=trust",
-                "--auth-host=scram-sha-256", f"--pwfile={pwfile}", "--no-sync", "--no-instructions",
-            ])
-        )  # fmt: skip
+            _as_nobody(
+                [
+                    str(program("initdb")),
+                    "-D",
+                    self.data,
+                    "-U",
+                    USER,
+                    "-E",
+                    "UTF8",
+                    "--locale=C",
+                    "--auth-local=trust",
+                    "--auth-host=scram-sha-256",
+                    f"--pwfile={pwfile}",
+                    "--no-sync",
+                    "--no-instructions",
+                ]
+            )
+        )
 
     def start(self, **settings: str) -> None:
         """Start, also again after `kill` or `stop`, and wait until it lets us in."""
         self.port = self.port or free_port()
         wanted = {
-            **SETTINGS, "port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": self.folder,
+            **SETTINGS,
+            "port": str(self.port),
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": self.folder,
             **({} if self.fsync else {"fsync": "off", "full_page_writes": "off"}),
-            **({"recovery_init_sync_method": "syncfs"} if self.version >= 14 else {}), **settings,
-        }  # fmt: skip
+            **({"recovery_init_sync_method": "syncfs"} if self.version >= 14 else {}),
+            **settings,
+        }
         words = [word for name, value in wanted.items() for word in ("-c", f"{name}={value}")]
         with open(f"{self.folder}/log", "ab") as log:
             self.postmaster = subprocess.Popen(
                 _as_nobody([str(program("postgres")), "-D", self.data, *words], dies_with_us=True),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+            )
         self.wait()
 
     def wait(self) -> None:

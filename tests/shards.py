@@ -156,6 +156,15 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_wide.py",
     "tests/simulation/test_seeds.py::test_a_fixed_campaign_meets_every_edge_that_is_not_rare_and_every_fault_in_every_state",
     "tests/torch/test_calibrate.py",
+    "tests/torch/test_layouts.py",
+    "tests/torch/test_checkpointer.py::test_kill_in_mid_save_leaves_only_whole_checkpoints",
+    "tests/torch/test_checkpointer.py::test_example_gpt_learns_and_repeats_itself_on_another_number_of_ranks",
+    "tests/torch/test_apart.py::test_a_step_made_again_in_place_keeps_the_first_checkpoint_where_every_node_still_has_its_part",
+    "tests/hostile/test_requests.py::test_every_number_at_every_edge_is_taken_or_refused",
+    "tests/hostile/test_requests.py::test_good_requests_are_taken",
+    "tests/hostile/test_requests.py::test_a_planted_fault_is_found_and_told_with_a_line_that_repeats_it",
+    "tests/simulation/test_planted.py::test_without_them_the_same_seeds_are_clean",
+    "tests/unit/test_simulator_calibration.py::test_philly_week_1_through_the_whole_lifecycle",
 )
 
 ENGINES = ("engines", "node", "controller", "wire", "ports", "app")
@@ -205,7 +214,12 @@ SHARDS: tuple[Shard, ...] = (
     ),
     Shard(
         title="properties, fresh examples",
-        tests=("tests/property", "tests/scenario/test_supervisor_chaos.py", "tests/unit/test_cli_plan_schedule.py"),
+        tests=(
+            "tests/property",
+            "tests/unit/test_simulator_calibration.py",
+            "tests/scenario/test_supervisor_chaos.py",
+            "tests/unit/test_cli_plan_schedule.py",
+        ),
     ),
     Shard(
         title="stores: kills, damage, disks, models",

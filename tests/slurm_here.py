@@ -71,9 +71,15 @@ class SlurmHere:
         os.makedirs(f"{self.folder}/state", exist_ok=True)
         ports = _free_ports(self.nodes + 1)
         text = CONFIGURATION.format(
-            host=socket.gethostname(), folder=self.folder, port=ports[0], last=self.nodes - 1, first_port=ports[1], last_port=ports[-1],
-            gpus=self.gpus, silence_s=SILENCE_S,
-        )  # fmt: skip
+            host=socket.gethostname(),
+            folder=self.folder,
+            port=ports[0],
+            last=self.nodes - 1,
+            first_port=ports[1],
+            last_port=ports[-1],
+            gpus=self.gpus,
+            silence_s=SILENCE_S,
+        )
         gres = ["AutoDetect=off"]
         for number in range(self.nodes):
             os.makedirs(f"{self.folder}/spool/n{number}", exist_ok=True)

@@ -51,12 +51,21 @@ def person(title, role, **more):
 
 
 ROLES = [
-    person("viewer", V), person("user", U), person("project admin", U, project_admin=True), person("operator", O), person("admin", A),
-]  # fmt: skip
+    person("viewer", V),
+    person("user", U),
+    person("project admin", U, project_admin=True),
+    person("operator", O),
+    person("admin", A),
+]
 SCOPED = Who(
     "scoped token", "user", Column(title="scoped", role=U, scope=frozenset({Action.SEE})), token="scoped-of-user"
 )
-ADMIN_SCOPED = Who("admin's token to see", "admin", Column(title="scoped", role=A, scope=frozenset({Action.SEE})), token="scoped-of-admin")  # fmt: skip
+ADMIN_SCOPED = Who(
+    "admin's token to see",
+    "admin",
+    Column(title="scoped", role=A, scope=frozenset({Action.SEE})),
+    token="scoped-of-admin",
+)
 STRANGERS = [
     Who("no token", "nobody", refused=True, token=""),
     Who("unknown token", "nobody", refused=True, token="never issued"),
@@ -80,9 +89,13 @@ JOINING = Who(
 # (who, tie): for people each tie; the others are tied as they are.
 CALLS = [
     *((who, tie) for who in ROLES for tie in Tie),
-    (SCOPED, Tie.OWN), (ADMIN_SCOPED, Tie.OTHER_PROJECT), *((who, Tie.OTHER_PROJECT) for who in STRANGERS),
-    (SUPERVISOR, Tie.OWN), (OTHER_SUPERVISOR, Tie.OTHER_PROJECT), (JOINING, Tie.OTHER_PROJECT),
-]  # fmt: skip
+    (SCOPED, Tie.OWN),
+    (ADMIN_SCOPED, Tie.OTHER_PROJECT),
+    *((who, Tie.OTHER_PROJECT) for who in STRANGERS),
+    (SUPERVISOR, Tie.OWN),
+    (OTHER_SUPERVISOR, Tie.OTHER_PROJECT),
+    (JOINING, Tie.OTHER_PROJECT),
+]
 
 
 @dataclass
@@ -208,10 +221,13 @@ class Bench:
         }
         files = {path: os.path.getsize(path) for folder in walk(self.home) for path in folder}
         memory = {
-            "leases": repr(self.head.driver.leases._leases), "salt": self.head.parts.welcome.salt.value,
-            "samples": repr([self.head.telemetry.devices(node) for node in ("n0", "n1")]), "stopped": self.head.stopped.is_set(),
-            "supervisors": repr(runtime.supervisors._registered.keys()), "streams": repr(self.head.logs.streams(self.jobs.get(("sam", "running"), "1"))),
-        }  # fmt: skip
+            "leases": repr(self.head.driver.leases._leases),
+            "salt": self.head.parts.welcome.salt.value,
+            "samples": repr([self.head.telemetry.devices(node) for node in ("n0", "n1")]),
+            "stopped": self.head.stopped.is_set(),
+            "supervisors": repr(runtime.supervisors._registered.keys()),
+            "streams": repr(self.head.logs.streams(self.jobs.get(("sam", "running"), "1"))),
+        }
         return {**kept, "boxes": boxes, "files": files, "sessions": sessions, **memory}
 
     def audit(self):

@@ -52,9 +52,12 @@ from phalanx.wire.supervisor import (
 
 SECRET = b"a secret of this test's head....."
 PEOPLE = {
-    "viewer": ("vic", UserRole.VIEWER), "user": ("ada", UserRole.USER), "other": ("bob", UserRole.USER),
-    "operator": ("opal", UserRole.OPERATOR), "admin": ("root", UserRole.ADMIN),
-}  # fmt: skip
+    "viewer": ("vic", UserRole.VIEWER),
+    "user": ("ada", UserRole.USER),
+    "other": ("bob", UserRole.USER),
+    "operator": ("opal", UserRole.OPERATOR),
+    "admin": ("root", UserRole.ADMIN),
+}
 TOKENS = {role: f"secret-of-{name}" for role, (name, _) in PEOPLE.items()}
 JOB = {"run": ["python", "train.py"], "gpus": 2, "workdir": "/tmp", "name": "train"}
 
@@ -90,20 +93,37 @@ class ApiHead:
         self.output_root = f"{self.home}/outputs"
         settings = Settings(checkpoint_root=f"{self.home}/checkpoints", output_root=self.output_root)
         controller = Controller(
-            world=self.store.load(), leases=LeaseBook(guard=threading.Lock()), settings=settings, head_id=self.head_id,
-        )  # fmt: skip
-        self.driver = Driver(
-            controller=controller, store=self.store, mailboxes=self.mailboxes, telemetry=self.telemetry, clock=self.clock,
+            world=self.store.load(),
+            leases=LeaseBook(guard=threading.Lock()),
+            settings=settings,
             head_id=self.head_id,
-        )  # fmt: skip
+        )
+        self.driver = Driver(
+            controller=controller,
+            store=self.store,
+            mailboxes=self.mailboxes,
+            telemetry=self.telemetry,
+            clock=self.clock,
+            head_id=self.head_id,
+        )
         self.driver.start()
         if not controller.world.users:
             self._people()
         self.parts = HeadParts(
-            driver=self.driver, store=self.store, logs=self.logs, blobs=FileBlobs(f"{self.home}/blobs"), mailboxes=self.mailboxes,
-            telemetry=self.telemetry, clock=self.clock, node_secret=SECRET, version="0.1.0", output_root=self.output_root,
-            checkpoint_root=settings.checkpoint_root, on_stop=self.stopped.set, limits=self.limits,
-        )  # fmt: skip
+            driver=self.driver,
+            store=self.store,
+            logs=self.logs,
+            blobs=FileBlobs(f"{self.home}/blobs"),
+            mailboxes=self.mailboxes,
+            telemetry=self.telemetry,
+            clock=self.clock,
+            node_secret=SECRET,
+            version="0.1.0",
+            output_root=self.output_root,
+            checkpoint_root=settings.checkpoint_root,
+            on_stop=self.stopped.set,
+            limits=self.limits,
+        )
         self.app = build_app(self.parts)
 
     def _people(self):
@@ -223,11 +243,18 @@ def token_of(name, secret, **more):
 
 def make_node(node_id="n0", devices=4):
     return Node(
-        id=node_id, engine="local", cpus=8, memory_bytes=8 << 30, state=NodeState.UP, virtual=True, hostname="here",
+        id=node_id,
+        engine="local",
+        cpus=8,
+        memory_bytes=8 << 30,
+        state=NodeState.UP,
+        virtual=True,
+        hostname="here",
         devices=tuple(
-            Device(index=i, uuid=f"VIRTUAL-{node_id}-{i}", model="virtual", memory_bytes=1 << 30, virtual=True) for i in range(devices)
+            Device(index=i, uuid=f"VIRTUAL-{node_id}-{i}", model="virtual", memory_bytes=1 << 30, virtual=True)
+            for i in range(devices)
         ),
-    )  # fmt: skip
+    )
 
 
 def unknown_event(seq):

@@ -93,8 +93,12 @@ def write_blobs(folder):
 
 
 PARTS = {
-    "store": write_store, "postgres": write_postgres, "deposed": write_deposed, "logs": write_logs, "blobs": write_blobs,
-}  # fmt: skip
+    "store": write_store,
+    "postgres": write_postgres,
+    "deposed": write_deposed,
+    "logs": write_logs,
+    "blobs": write_blobs,
+}
 
 if __name__ == "__main__":
     PARTS[sys.argv[1]](sys.argv[2])

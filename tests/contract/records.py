@@ -24,13 +24,24 @@ PENDING, RUNNING, SUCCEEDED, FAILED = JobState.PENDING, JobState.RUNNING, JobSta
 
 def job(seq, state=PENDING, *, epoch=0, user="ann", project="vision", queue="default", name="train", **more):
     spec = JobSpec(
-        name=name, role=Role(argv=("python", "train.py"), gpus=GpuRequest(total=8)), workdir="/work/ünïcode",
+        name=name,
+        role=Role(argv=("python", "train.py"), gpus=GpuRequest(total=8)),
+        workdir="/work/ünïcode",
         env=(("SEED", "1"),),
-    )  # fmt: skip
+    )
     return Job(
-        id=JobId(str(seq)), seq=seq, spec=spec, user=UserId(user), project=ProjectId(project), queue=QueueId(queue),
-        submit_s=1000.5 + seq, state=state, epoch=Epoch(epoch), ended_s=2000.0 + seq if state.terminal else None, **more,
-    )  # fmt: skip
+        id=JobId(str(seq)),
+        seq=seq,
+        spec=spec,
+        user=UserId(user),
+        project=ProjectId(project),
+        queue=QueueId(queue),
+        submit_s=1000.5 + seq,
+        state=state,
+        epoch=Epoch(epoch),
+        ended_s=2000.0 + seq if state.terminal else None,
+        **more,
+    )
 
 
 def attempt(seq, epoch=1, state=AttemptState.RUNNING, *, node="n0", devices=(0, 1)):
@@ -44,9 +55,13 @@ def attempt(seq, epoch=1, state=AttemptState.RUNNING, *, node="n0", devices=(0, 
         first_rank=0,
     )
     return Attempt(
-        job_id=JobId(str(seq)), epoch=Epoch(epoch), allocation=Allocation(grants=(grant,)), placed_s=1100.0, state=state,
+        job_id=JobId(str(seq)),
+        epoch=Epoch(epoch),
+        allocation=Allocation(grants=(grant,)),
+        placed_s=1100.0,
+        state=state,
         causes=(Cause.NODE_FAIL,) if state is AttemptState.ENDED else (),
-    )  # fmt: skip
+    )
 
 
 def node(name="n0", **more):
@@ -54,9 +69,15 @@ def node(name="n0", **more):
         Device(index=i, uuid=f"{name}-{i}", model="h200", memory_bytes=2**37, virtual=True) for i in range(4)
     )
     return Node(
-        id=NodeId(name), engine="local", devices=devices, cpus=16, memory_bytes=2**36, state=NodeState.UP,
-        labels={"rack": "r1"}, **more,
-    )  # fmt: skip
+        id=NodeId(name),
+        engine="local",
+        devices=devices,
+        cpus=16,
+        memory_bytes=2**36,
+        state=NodeState.UP,
+        labels={"rack": "r1"},
+        **more,
+    )
 
 
 def user(name="ann", role=UserRole.USER):
@@ -88,9 +109,16 @@ def spent(name="default", **more):
 
 def reservation(name="fans", **more):
     return Reservation(
-        id=ReservationId(name), nodes=(NodeId("n0"), NodeId("n1")), start_s=100.0, end_s=200.5, users=frozenset({UserId("ann")}),
-        queues=frozenset({QueueId("default")}), why="neue Lüfter", by=UserId("opal"), **more,
-    )  # fmt: skip
+        id=ReservationId(name),
+        nodes=(NodeId("n0"), NodeId("n1")),
+        start_s=100.0,
+        end_s=200.5,
+        users=frozenset({UserId("ann")}),
+        queues=frozenset({QueueId("default")}),
+        why="neue Lüfter",
+        by=UserId("opal"),
+        **more,
+    )
 
 
 def calibration(by="opal", profile='{"at":"2026-11-21"}'):
@@ -109,9 +137,14 @@ def key(seq, owner="ann", word=None):
 
 def line(seq, job_id=None, node_id=None, kind="submitted"):
     return StoryLine(
-        seq=seq, at_s=1000.0 + seq, kind=kind, text=f"line {seq}", job_id=JobId(str(job_id)) if job_id else None,
-        node_id=NodeId(node_id) if node_id else None, facts={"step": 7, "loss": 0.25, "none": None, "word": "x"},
-    )  # fmt: skip
+        seq=seq,
+        at_s=1000.0 + seq,
+        kind=kind,
+        text=f"line {seq}",
+        job_id=JobId(str(job_id)) if job_id else None,
+        node_id=NodeId(node_id) if node_id else None,
+        facts={"step": 7, "loss": 0.25, "none": None, "word": "x"},
+    )
 
 
 def submitted(first, count=1):

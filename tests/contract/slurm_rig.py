@@ -29,9 +29,17 @@ class SlurmRig(Cluster):
     def start(self, *, wait_nodes: bool = True) -> None:
         """Start the head; Slurm runs already."""
         command = [
-            sys.executable, "-m", "phalanx.app.head", "--home", self.home, "--port", str(self.port), "--lease", str(self.lease_s),
+            sys.executable,
+            "-m",
+            "phalanx.app.head",
+            "--home",
+            self.home,
+            "--port",
+            str(self.port),
+            "--lease",
+            str(self.lease_s),
             *self.words,
-        ]  # fmt: skip
+        ]
         own = {"PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src"), "TMPDIR": self.slurm.folder}
         self.environment = {**self.slurm.environment, **own}
         with open(os.path.join(self.home, "head.out"), "ab") as output:

@@ -99,8 +99,12 @@ def test_a_folded_list_has_one_entry_for_the_waiting_elements(call):
     call("user", "POST", "/v1/jobs/2_5/cancel", {})
     listed = call("user", "GET", "/v1/jobs?fold=1").json()["jobs"]
     assert [(job["id"], job.get("elements", "")) for job in listed] == [
-        (after, ""), ("2_9", "1-4,6-9"), ("2_5", ""), ("2_0", ""), (before, ""),
-    ]  # fmt: skip
+        (after, ""),
+        ("2_9", "1-4,6-9"),
+        ("2_5", ""),
+        ("2_0", ""),
+        (before, ""),
+    ]
 
 
 def test_pages_of_a_folded_list_hold_everything_once(call):

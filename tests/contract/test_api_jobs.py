@@ -299,9 +299,19 @@ def trained(head, call):
     job_id = call.submit()
     supervisor.run(job_id)
     lines = [
-        {"k": "step", "rank": rank, "epoch": 1, "generation": 0, "step": step, "begin_ns": step * 10**9, "end_ns": (step + 1) * 10**9,
-         "at_s": head.clock.now_s()} for step in range(50) for rank in range(4)
-    ]  # fmt: skip
+        {
+            "k": "step",
+            "rank": rank,
+            "epoch": 1,
+            "generation": 0,
+            "step": step,
+            "begin_ns": step * 10**9,
+            "end_ns": (step + 1) * 10**9,
+            "at_s": head.clock.now_s(),
+        }
+        for step in range(50)
+        for rank in range(4)
+    ]
     data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
     assert supervisor.ship(job_id, 1, "steps-0", 0, data).status_code == 200
     return job_id, data

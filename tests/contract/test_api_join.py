@@ -41,7 +41,13 @@ def bench(tmp_path):
 
 
 def join(call, token, node_id="h1", **more):
-    return call("never issued", "POST", "/v1/join", json={"node_id": node_id, **more}, headers={"authorization": f"Bearer {token}"})  # fmt: skip
+    return call(
+        "never issued",
+        "POST",
+        "/v1/join",
+        json={"node_id": node_id, **more},
+        headers={"authorization": f"Bearer {token}"},
+    )
 
 
 def good(head, lasts_s=60.0):

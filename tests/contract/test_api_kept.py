@@ -71,9 +71,13 @@ class Server:
         key = MemberKey(order.job_id, order.epoch, order.generation)
         scratch = scratch_of(self.folder, order.job_id, order.epoch)
         self.present = Present(
-            key=key, prepare=order, grant=order.allocation.on(self.name), scratch=scratch, workdir="/",
+            key=key,
+            prepare=order,
+            grant=order.allocation.on(self.name),
+            scratch=scratch,
+            workdir="/",
             checkpoints=checkpoints_of(self.folder, order.job_id),
-        )  # fmt: skip
+        )
         return order
 
     def place(self):
@@ -100,10 +104,15 @@ class Server:
     def upload(self, step, path, digest, *, kept=None):
         self.porter.put(
             Upload(
-                job_id=self.present.key.job_id, epoch=self.present.key.epoch, step=step, digest=digest, folder=path,
-                note=self.said.append, kept=kept,
+                job_id=self.present.key.job_id,
+                epoch=self.present.key.epoch,
+                step=step,
+                digest=digest,
+                folder=path,
+                note=self.said.append,
+                kept=kept,
             )
-        )  # fmt: skip
+        )
 
     def idle(self):
         return not self.porter.folders()

@@ -134,8 +134,10 @@ def test_two_nodes_that_use_one_name_both_keep_their_file(head, gang):
     n1.write("loss.txt", "of the second, longer")
     n1.send()
     assert at_the_head(head, job) == {
-        "loss.txt": "of the first", "loss.txt.node-1": "of the second, longer", "only-here.txt": "second",
-    }  # fmt: skip
+        "loss.txt": "of the first",
+        "loss.txt.node-1": "of the second, longer",
+        "only-here.txt": "second",
+    }
 
 
 def test_a_new_attempt_finds_on_each_node_what_the_one_before_left(head, gang, call, tmp_path):

@@ -30,14 +30,29 @@ def test_there_are_routes_for_all_that_the_contract_names(every_route):
     offered = {(method, route.path) for route, method in every_route}
     job = "/v1/jobs/{job_id}"
     promised = {
-        ("POST", "/v1/jobs"), ("GET", "/v1/jobs"), ("GET", job), ("PATCH", job), ("GET", f"{job}/story"), ("GET", f"{job}/logs"),
+        ("POST", "/v1/jobs"),
+        ("GET", "/v1/jobs"),
+        ("GET", job),
+        ("PATCH", job),
+        ("GET", f"{job}/story"),
+        ("GET", f"{job}/logs"),
         *(("POST", f"{job}/{verb}") for verb in ("cancel", "hold", "release", "requeue", "exec")),
         *(("GET", f"{job}/{noun}") for noun in ("events", "steps", "receipt", "files", "files/archive")),
-        ("GET", "/v1/nodes"), ("DELETE", "/v1/nodes/{node_id}"), ("GET", "/v1/me"), ("GET", "/v1/overview"), ("GET", "/metrics"),
-        ("POST", "/v1/stop"), ("GET", "/v1/health"), ("GET", "/v1/events"), ("POST", "/v1/tokens"), ("GET", "/v1/openapi.json"),
+        ("GET", "/v1/nodes"),
+        ("DELETE", "/v1/nodes/{node_id}"),
+        ("GET", "/v1/me"),
+        ("GET", "/v1/overview"),
+        ("GET", "/metrics"),
+        ("POST", "/v1/stop"),
+        ("GET", "/v1/health"),
+        ("GET", "/v1/events"),
+        ("POST", "/v1/tokens"),
+        ("GET", "/v1/openapi.json"),
         *(("POST", f"/v1/node/{word}") for word in ("hello", "lease", "events", "streams", "samples")),
-        ("GET", "/v1/node/commands"), ("GET", "/v1/node/blobs/{sha256}"), ("GET", "/v1/node/exec/{session_name}/input"),
-    }  # fmt: skip
+        ("GET", "/v1/node/commands"),
+        ("GET", "/v1/node/blobs/{sha256}"),
+        ("GET", "/v1/node/exec/{session_name}/input"),
+    }
     assert promised - offered == set()
 
 

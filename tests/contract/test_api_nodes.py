@@ -44,11 +44,19 @@ def commands(call, after=0, wait_s=0, node_id="n0"):
 def samples(job_id=None, busy=0.5, node_id="n0", at_s=None, supervisor_id="s1"):
     devices = [
         DeviceSample(
-            index=i, uuid=f"VIRTUAL-n0-{i}", counter="rank_cpu", utilization=busy, memory_used_bytes=1 << 20, virtual=True,
-            memory_total_bytes=3 << 20, power_w=100.0, temperature_c=40.0, job_id=job_id if i < 2 else None,
+            index=i,
+            uuid=f"VIRTUAL-n0-{i}",
+            counter="rank_cpu",
+            utilization=busy,
+            memory_used_bytes=1 << 20,
+            virtual=True,
+            memory_total_bytes=3 << 20,
+            power_w=100.0,
+            temperature_c=40.0,
+            job_id=job_id if i < 2 else None,
         )
         for i in range(4)
-    ]  # fmt: skip
+    ]
     return SamplesRequest(supervisor_id=supervisor_id, node_id=node_id, at_s=at_s, devices=devices, load_1m=1.5)
 
 
@@ -260,10 +268,18 @@ def test_resent_chunks_neither_double_nor_leave_a_gap(head, call, supervisor):
 @pytest.mark.parametrize(
     ("stream", "expected"),
     [
-        ("rank-7", 403), ("steps-1", 403), ("supervisor-1", 403), ("../x", 400), ("rank-", 400), ("rank-0/..", 400), ("x-1", 400),
-        ("rank-1", 200), ("steps-0", 200), ("supervisor-0", 200),
+        ("rank-7", 403),
+        ("steps-1", 403),
+        ("supervisor-1", 403),
+        ("../x", 400),
+        ("rank-", 400),
+        ("rank-0/..", 400),
+        ("x-1", 400),
+        ("rank-1", 200),
+        ("steps-0", 200),
+        ("supervisor-0", 200),
     ],
-)  # fmt: skip
+)
 def test_only_own_streams_are_written(call, supervisor, stream, expected):
     job_id = call.submit()
     assert supervisor.ship(job_id, 1, stream, 0, b"x").status_code == expected
@@ -288,8 +304,11 @@ def test_overview_shows_devices_with_their_job_and_ranks(head, call, supervisor)
     shown = call("viewer", "GET", "/v1/overview").json()
     devices = shown["nodes"][0]["devices"]
     assert [(d["job_id"], d["ranks"], d["utilization"]) for d in devices] == [
-        (job_id, [0], 0.75), (job_id, [1], 0.75), (None, [], 0.75), (None, [], 0.75),
-    ]  # fmt: skip
+        (job_id, [0], 0.75),
+        (job_id, [1], 0.75),
+        (None, [], 0.75),
+        (None, [], 0.75),
+    ]
     assert [(job["id"], job["utilization"], job["virtual"]) for job in shown["running"]] == [(job_id, 0.75, True)]
     assert [job["user"] for job in shown["pending"]] == ["bob"]
     assert shown["counts"]["running"] == 1

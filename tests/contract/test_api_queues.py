@@ -33,8 +33,11 @@ def names(client):
 def test_a_tree_is_put_at_once_and_says_what_changed(operator):
     applied = operator.put_queues(TREE)
     assert (applied.added, applied.changed, applied.removed, applied.unchanged) == (
-        ["research", "nlp", "prod"], [], [], 1,
-    )  # fmt: skip
+        ["research", "nlp", "prod"],
+        [],
+        [],
+        1,
+    )
     again = operator.put_queues(TREE)
     assert (again.added, again.changed, again.unchanged) == ([], [], 4)
     changed = operator.put_queues([QueueFacts(id="prod", quota_gpus=2, weight=1.0)])
@@ -56,8 +59,11 @@ def test_a_dry_run_changes_nothing_and_refuses_the_same(operator):
 @pytest.mark.parametrize(
     ("queues", "message"),
     [
-        ([QueueFacts(id="a", parent="b"), QueueFacts(id="b", parent="a")], "above itself"),
-        ([QueueFacts(id="a", quota_gpus=4), QueueFacts(id="b", parent="a", quota_gpus=5)], "5 GPUs together, its own is 4"),
+        ([QueueFacts(id="a", parent="b"), QueueFacts(id="b", parent="a")], "its own ancestor"),
+        (
+            [QueueFacts(id="a", quota_gpus=4), QueueFacts(id="b", parent="a", quota_gpus=5)],
+            "its quota is 4 GPUs, but the quotas below it sum to 5",
+        ),
         ([QueueFacts(id="a", quota_gpus=-1)], "quota is -1"),
         ([QueueFacts(id="a", weight=0.0)], "weight is 0"),
         ([QueueFacts(id="a", budget_period_s=1.0)], "budget period is 1"),
@@ -65,7 +71,7 @@ def test_a_dry_run_changes_nothing_and_refuses_the_same(operator):
         ([QueueFacts(id="a b")], "is not a valid name"),
         ([QueueFacts(id=f"q{n}", parent=f"q{n - 1}" if n else None) for n in range(9)], "more than 8 deep"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_tree_is_refused_whole(operator, queues, message):
     with pytest.raises(BadRequest, match=message):
         operator.put_queues([QueueFacts(id="good"), *queues])

@@ -28,15 +28,30 @@ def test_reserved_nodes_are_shown_so_until_given_back(head, call):
     start_s = head.clock.now_s() + 3600
     made = reserve(call, start_s=start_s).json()["reservation"]
     assert made == {
-        "id": "fans", "nodes": ["n0"], "start_s": start_s, "end_s": start_s + 4 * 3600, "users": [], "queues": [], "maintenance": True,
-        "begun": False, "why": "new fans", "by": "opal",
-    }  # fmt: skip
+        "id": "fans",
+        "nodes": ["n0"],
+        "start_s": start_s,
+        "end_s": start_s + 4 * 3600,
+        "users": [],
+        "queues": [],
+        "maintenance": True,
+        "begun": False,
+        "why": "new fans",
+        "by": "opal",
+    }
     assert call("viewer", "GET", "/v1/reservations").json()["reservations"] == [made]
     for path, nodes in (("/v1/nodes", "nodes"), ("/v1/overview", "nodes")):
         (node,) = call("viewer", "GET", path).json()[nodes]
         assert node["reserved"] == [
-            {"id": "fans", "start_s": start_s, "end_s": start_s + 4 * 3600, "holders": "maintenance", "begun": False, "why": "new fans"}
-        ]  # fmt: skip
+            {
+                "id": "fans",
+                "start_s": start_s,
+                "end_s": start_s + 4 * 3600,
+                "holders": "maintenance",
+                "begun": False,
+                "why": "new fans",
+            }
+        ]
     for _ in range(2):
         assert call("operator", "DELETE", "/v1/reservations/fans").status_code == 204
     assert listed(call) == []

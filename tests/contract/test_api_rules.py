@@ -55,10 +55,15 @@ def test_users_may_not_put_rules(call):
 @pytest.mark.parametrize(
     "body",
     [
-        {"rules": [{**SPOT, "remdy": "here"}]}, {"rules": [{**SPOT, "blame": "usr"}]}, {"rules": [SPOT, SPOT]}, {"rules": {}}, {"rule": []},
-        {"rules": [{**SPOT, "weight": 1e99}]}, {"rules": [{**SPOT, "codes": [10**30]}]},
+        {"rules": [{**SPOT, "remdy": "here"}]},
+        {"rules": [{**SPOT, "blame": "usr"}]},
+        {"rules": [SPOT, SPOT]},
+        {"rules": {}},
+        {"rule": []},
+        {"rules": [{**SPOT, "weight": 1e99}]},
+        {"rules": [{**SPOT, "codes": [10**30]}]},
     ],
-)  # fmt: skip
+)
 def test_rules_that_cannot_be_are_refused_whole(call, body):
     assert call("operator", "PUT", "/v1/rules", body).status_code == 400
     assert own(call("viewer", "GET", "/v1/rules")) == []

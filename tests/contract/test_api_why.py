@@ -31,11 +31,11 @@ def test_full_fleet_names_who_holds_it_and_until_when(ada):
     first = ada.submit({**WHOLE, "time": "10m", "preemptible": False}).id
     found = waiting(ada, ada.submit({**WHOLE, "name": "late"}).id)
     assert (found.state, found.reason) == ("pending", "resources")
-    assert found.headline.startswith("waits (resources): needs 1 x 4 GPUs; 0 free in all")
+    assert found.headline.startswith("waits (resources): needs 1 x 4 GPUs; 0 free in total")
     (holder,) = found.blockers
     assert (holder.id, holder.user, holder.name, holder.gpus, holder.state) == (first, "ada", "train", 4, "running")
     assert 590 < found.start.latest_s - found.now_s <= 600
-    assert [(one.kind, one.text) for one in found.changes] == [("wait", f"job {first} will have ended")]
+    assert [(one.kind, one.text) for one in found.changes] == [("wait", f"wait for job {first} to finish")]
 
 
 def test_smallest_changes_that_start_it_are_told_as_commands(ada):
@@ -48,7 +48,7 @@ def test_smallest_changes_that_start_it_are_told_as_commands(ada):
     held = ada.submit({**JOB, "gpus": 1, "hold": True}).id
     release = ada.why(held).changes[0]
     assert (release.kind, release.command, release.operator) == ("release", f"phalanx release {held}", False)
-    assert ada.why(held).start.unknown == "it is held, and nobody knows until when"
+    assert ada.why(held).start.unknown == "the job is held"
 
 
 def test_drained_node_and_full_quota_are_an_operators_to_mend(head, ada):
@@ -71,7 +71,7 @@ def test_quota_names_its_holders_and_another_queue_with_room(head, ada):
     assert (found.reason, [one.id for one in found.blockers]) == ("quota", [first])
     kinds = [(one.kind, one.command) for one in found.changes]
     assert kinds == [("queue", f"phalanx update {second} --queue red"), ("wait", ""), ("quota", "")]
-    assert "2 more in the quota of queue default" in found.changes[-1].text
+    assert "raise the quota of queue default by 2" in found.changes[-1].text
 
 
 def test_dependency_waits_for_its_parents_and_their_limit(ada):
@@ -87,7 +87,7 @@ def test_unknown_end_is_told_as_unknown(ada):
     first = ada.submit(WHOLE).id
     found = waiting(ada, ada.submit({**WHOLE, "name": "late"}).id)
     assert found.start.latest_s is None
-    assert found.start.unknown == f"nobody knows how long job {first} runs: no time limit, and too few likes have ended"
+    assert found.start.unknown == f"job {first} has no time limit, and too few similar jobs have finished"
 
 
 def test_job_that_runs_or_is_over_says_so(head, ada):
@@ -154,7 +154,7 @@ def test_ends_are_learned_and_foretell_the_next(head, ada):
             until(lambda job_id=job_id: ada.job(job_id).job.state == "succeeded")
             assert ada.dry_run(JOB).run.ends == number + 1
         run = ada.dry_run(JOB).run
-        assert run.likes == "of ada called train, with this command and 2 GPUs"
+        assert run.likes == "of ada named train, with this command and 2 GPUs"
         assert 0.0 <= run.low_s <= run.high_s < 20.0
 
 

@@ -266,9 +266,17 @@ def test_every_word_of_a_line_counts():
     others = [
         replace(line, **{name: value})
         for name, value in {
-            "seq": 2, "at_s": 5.5, "user": "bob", "token_id": "u", "origin": "p", "action": "b", "target": "y", "detail": "e", "result": "no",
+            "seq": 2,
+            "at_s": 5.5,
+            "user": "bob",
+            "token_id": "u",
+            "origin": "p",
+            "action": "b",
+            "target": "y",
+            "detail": "e",
+            "result": "no",
         }.items()
-    ]  # fmt: skip
+    ]
     macs = {mac_of(one, "", KEY) for one in [line, *others]} | {mac_of(line, "0", KEY), mac_of(line, "", b"another")}
     assert len(macs) == len(others) + 3
 

@@ -49,7 +49,7 @@ from tests.contract.records import (
     submitted,
     token,
     user,
-)  # fmt: skip
+)
 
 
 def quiet(done, of):
@@ -123,9 +123,17 @@ def fill(place, lines=2499):
 
 def audit_line(seq):
     return AuditLine(
-        seq=seq, at_s=10.0 + seq, user=UserId("ann"), token_id=TokenId("t1"), origin="127.0.0.1", action="PUT /v1/users", target="bob",
-        detail="role user", result="done", mac=f"{seq:064x}",
-    )  # fmt: skip
+        seq=seq,
+        at_s=10.0 + seq,
+        user=UserId("ann"),
+        token_id=TokenId("t1"),
+        origin="127.0.0.1",
+        action="PUT /v1/users",
+        target="bob",
+        detail="role user",
+        result="done",
+        mac=f"{seq:064x}",
+    )
 
 
 def rows_in(place):
@@ -355,9 +363,14 @@ def test_lines_that_were_edited_left_out_or_added_are_seen(places, tmp_path):
     with gzip.open(file) as packed:
         lines = packed.readlines()
     for edited in (
-        lines[:5] + lines[6:], [*lines[:5], lines[5], *lines[5:]], [text.replace(b"ann", b"eve") for text in lines], lines[:-1], [*lines[:-1], b"{}\n"],
-        [*lines[:3], b'["riddle",{}]\n', *lines[3:]], [*lines[:3], b"[", *lines[3:]],
-    ):  # fmt: skip
+        lines[:5] + lines[6:],
+        [*lines[:5], lines[5], *lines[5:]],
+        [text.replace(b"ann", b"eve") for text in lines],
+        lines[:-1],
+        [*lines[:-1], b"{}\n"],
+        [*lines[:3], b'["riddle",{}]\n', *lines[3:]],
+        [*lines[:3], b"[", *lines[3:]],
+    ):
         with gzip.open(file, "wb") as packed:
             packed.writelines(edited)
         with pytest.raises(BadFile, match="damaged"):
@@ -542,8 +555,20 @@ IN_THE_WAY = {
     **dict.fromkeys(("restore.mark_folder", "restore.mark", "restore.mark_sync"), "a head that leads after a restore"),
     "backup.take_back": "half a file",
 }
-OF_POSTGRES = {name for name in FAILPOINTS if name in {
-    "restore.put", "restore.term", "restore.end", "restore.schema", "restore.copy", "restore.truncate", "restore.word"}}  # fmt: skip
+OF_POSTGRES = {
+    name
+    for name in FAILPOINTS
+    if name
+    in {
+        "restore.put",
+        "restore.term",
+        "restore.end",
+        "restore.schema",
+        "restore.copy",
+        "restore.truncate",
+        "restore.word",
+    }
+}
 
 
 def ways(part):
@@ -561,8 +586,13 @@ def ways(part):
 def killed(what, place, file, point, failure):
     environment = {**os.environ, VARIABLE: f"{point}={failure.value}"}
     child = subprocess.run(
-        [sys.executable, "-c", SCRIPT, what, place.dsn or place.path, file], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )  # fmt: skip
+        [sys.executable, "-c", SCRIPT, what, place.dsn or place.path, file],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert child.returncode == -signal.SIGKILL, f"{point} was not reached: {child.stderr}"
 
 
@@ -646,13 +676,25 @@ LATER = "import sys; from phalanx.store.later_files import set_aside; set_aside(
 
 
 STAYS = [
-    "checkpoints/1/epoch-1/step-5", "logs/.tmp", "logs/1/1", "outputs/1/2026/x", "outputs/1/epoch-10/x",
-]  # fmt: skip
+    "checkpoints/1/epoch-1/step-5",
+    "logs/.tmp",
+    "logs/1/1",
+    "outputs/1/2026/x",
+    "outputs/1/epoch-10/x",
+]
 
 
 def later_files(folder):
     """Of job 1's two attempts, whose ranks name folders as they like, and of jobs that the backup does not have."""
-    for path in (*STAYS, "logs/1/2", "logs/2/1", "logs/9_3/1", "outputs/2", "checkpoints/1/epoch-2/step-9", "checkpoints/2/epoch-1"):  # fmt: skip
+    for path in (
+        *STAYS,
+        "logs/1/2",
+        "logs/2/1",
+        "logs/9_3/1",
+        "outputs/2",
+        "checkpoints/1/epoch-2/step-9",
+        "checkpoints/2/epoch-1",
+    ):
         (folder / path).mkdir(parents=True)
     (folder / "outputs/.from").mkdir()
     for name in ("1.json", "2.json"):
@@ -672,8 +714,11 @@ def left_in(folder):
 def test_files_that_make_way_when_the_restore_is_killed_make_way_at_the_next(tmp_path, point, failure):
     later_files(tmp_path)
     child = subprocess.run(
-        [sys.executable, "-c", LATER, str(tmp_path)], env={**os.environ, VARIABLE: f"{point}={failure.value}:2"}, timeout=60, check=False
-    )  # fmt: skip
+        [sys.executable, "-c", LATER, str(tmp_path)],
+        env={**os.environ, VARIABLE: f"{point}={failure.value}:2"},
+        timeout=60,
+        check=False,
+    )
     assert child.returncode == -signal.SIGKILL
     set_aside(str(tmp_path), {"1": 1}, "again")
     assert left_in(tmp_path) == STAYS

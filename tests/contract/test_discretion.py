@@ -42,9 +42,13 @@ def refused(head, call, *, charge):
     head.driver.leases.lengthen(3600.0)  # nobody renews here
     supervisor.lease()
     job_id = call.submit(
-        run=["train", "--key", "canary-argv"], workdir="/home/ada/canary-path", env={"KEY": "canary-env"}, project="nlp", retry=0,
+        run=["train", "--key", "canary-argv"],
+        workdir="/home/ada/canary-path",
+        env={"KEY": "canary-env"},
+        project="nlp",
+        retry=0,
         labels={"note": "canary-label"},
-    )  # fmt: skip
+    )
     until(lambda: head.store.attempts(job_id))
     why = "no folder /home/ada/canary-path (canary-why)"
     supervisor.tell(
@@ -83,7 +87,7 @@ def test_others_see_no_words_of_a_job_that_waits_to_be_started_again(head, call,
     until(lambda: "canary-why" in call("user", "GET", f"/v1/jobs/{job_id}/why").json()["headline"])
     mine = call("user", "GET", f"/v1/jobs/{job_id}").json()["job"]
     assert (mine["state"], mine["reason"]) == ("pending", "backoff")
-    assert mine["detail"].startswith("waits a moment after a failed start; its last attempt ended: ")
+    assert mine["detail"].startswith("waits shortly after a failed start; its last attempt ended: ")
     assert "canary-why" in mine["detail"]
     seen = told(call, role, job_id, over=False)
     assert {path: [word for word in SECRETS if word in text] for path, text in seen.items()} == {

@@ -88,7 +88,13 @@ def test_a_submitted_gang_runs_with_its_variables_and_its_lines_are_kept(whole):
 
 @pytest.mark.parametrize(("how", "code"), [("exit 7", 7), ("kill -9 $$", 137)])
 def test_the_exit_code_is_that_of_the_task_that_failed_by_itself(whole, how, code):
-    job = whole.submit(run=f'[ "$RANK" != 1 ] || {{ sleep 0.2; {how}; }}; sleep 30', tasks_per_node=1, gpus="2x1", name="ends", grace="1s")  # fmt: skip
+    job = whole.submit(
+        run=f'[ "$RANK" != 1 ] || {{ sleep 0.2; {how}; }}; sleep 30',
+        tasks_per_node=1,
+        gpus="2x1",
+        name="ends",
+        grace="1s",
+    )
     view = ended(whole, job)
     assert (view["state"], view["exit_code"]) == ("failed", code), whole.story(job)
 

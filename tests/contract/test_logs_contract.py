@@ -95,8 +95,13 @@ def test_streams_are_ordered_by_epoch_and_number(logs):
     logs.append([(key(stream, epoch=epoch), 0, b"x") for epoch, stream in names])
     logs.append([(key(job_id="70"), 0, b"x")])
     assert [(found.epoch, found.stream) for found in logs.streams(JobId("7"))] == [
-        (1, "rank-2"), (1, "rank-10"), (1, "steps-0"), (1, "supervisor-0"), (2, "rank-0"), (10, "rank-0"),
-    ]  # fmt: skip
+        (1, "rank-2"),
+        (1, "rank-10"),
+        (1, "steps-0"),
+        (1, "supervisor-0"),
+        (2, "rank-0"),
+        (10, "rank-0"),
+    ]
 
 
 def test_a_deleted_job_leaves_nothing_and_others_stay(logs):
@@ -112,11 +117,28 @@ def test_a_deleted_job_leaves_nothing_and_others_stay(logs):
 @pytest.mark.parametrize(
     "bad",
     [
-        key("../../etc/passwd"), key("rank-1/../x"), key("rank"), key("rank-"), key("rank-01"), key("rank--1"), key("Rank-1"), key(""),
-        key("rank-1\n"), key("rank-١"), key("a" * 33 + "-1"), key("rank-1" + "0" * 9),
-        key(job_id=".."), key(job_id="7/.."), key(job_id=""), key(job_id="7\n"), key(job_id="٧"), key(epoch=0), key(epoch=-1), key(epoch=2**40),
+        key("../../etc/passwd"),
+        key("rank-1/../x"),
+        key("rank"),
+        key("rank-"),
+        key("rank-01"),
+        key("rank--1"),
+        key("Rank-1"),
+        key(""),
+        key("rank-1\n"),
+        key("rank-١"),
+        key("a" * 33 + "-1"),
+        key("rank-1" + "0" * 9),
+        key(job_id=".."),
+        key(job_id="7/.."),
+        key(job_id=""),
+        key(job_id="7\n"),
+        key(job_id="٧"),
+        key(epoch=0),
+        key(epoch=-1),
+        key(epoch=2**40),
     ],
-)  # fmt: skip
+)
 def test_a_name_that_is_none_is_refused(logs, bad):
     for ask in (
         lambda: logs.append([(key("rank-5"), 0, b"y"), (bad, 0, b"x")]),

@@ -296,7 +296,10 @@ def test_streams_end_when_their_token_is_revoked(call, job_id, path):
 
 
 def test_streams_end_when_their_user_is_disabled_or_made_less(head, call, job_id):
-    following, operator = Follower(call, "user", f"/v1/jobs/{job_id}/logs?follow=1"), Follower(call, "operator", f"/v1/jobs/{job_id}/logs?follow=1")  # fmt: skip
+    following, operator = (
+        Follower(call, "user", f"/v1/jobs/{job_id}/logs?follow=1"),
+        Follower(call, "operator", f"/v1/jobs/{job_id}/logs?follow=1"),
+    )
     call("admin", "PUT", "/v1/users/opal", {"role": "user"})
     assert operator.is_shown_out(b"belongs to ada")
     assert not following.ended.is_set()
@@ -392,7 +395,9 @@ def test_a_body_that_comes_after_its_token_was_revoked_changes_nothing(head, cal
     """Found by reading: the gate judged when the head of a request came, and its body had 30 s for which nobody judged again."""
     stolen = made(call, "admin")
     token_id = stolen["token"]["id"]
-    late = held_back(head, stolen["secret"], token_id, lambda: head.ask(RevokeToken(token_id=token_id, made_too=True)), body)  # fmt: skip
+    late = held_back(
+        head, stolen["secret"], token_id, lambda: head.ask(RevokeToken(token_id=token_id, made_too=True)), body
+    )
     assert code(call.client.request(method, path, **late)) == (401, "not_signed_in")
     assert not [token for token in head.store.tokens() if token.made_by == token_id]
     assert "mole" not in {one.id for one in (*head.store.users(), *head.store.projects(), *head.store.queues())}
@@ -405,8 +410,13 @@ def test_an_admin_who_was_made_less_does_not_undo_it_by_a_body_that_comes_late(h
     head.ask(PutUser(user=User(id="eve", role=UserRole.ADMIN)))
     head.ask(PutToken(token=token_of("eve", "secret-of-eve-the-admin")))
     token_id = token_of("eve", "secret-of-eve-the-admin").id
-    late = held_back(head, "secret-of-eve-the-admin", token_id, lambda: head.ask(ChangeUser(user_id="eve", role=UserRole.USER, by="root")),
-                     b'{"role": "admin"}')  # fmt: skip
+    late = held_back(
+        head,
+        "secret-of-eve-the-admin",
+        token_id,
+        lambda: head.ask(ChangeUser(user_id="eve", role=UserRole.USER, by="root")),
+        b'{"role": "admin"}',
+    )
     assert code(call.client.request("PUT", "/v1/users/eve", **late)) == (403, "not_permitted")
     assert head.store.user("eve").role is UserRole.USER
 
@@ -415,7 +425,9 @@ def test_what_a_caller_may_is_judged_by_who_they_are_when_their_body_is_here(hea
     """Found by reading: routes took their caller before the body, with the rights of that moment. An operator may cancel any job; a user not."""
     job = call.submit("user")
     token_id = token_of("opal", TOKENS["operator"]).id
-    late = held_back(head, "operator", token_id, lambda: head.ask(ChangeUser(user_id="opal", role=UserRole.USER)), b"{}")  # fmt: skip
+    late = held_back(
+        head, "operator", token_id, lambda: head.ask(ChangeUser(user_id="opal", role=UserRole.USER)), b"{}"
+    )
     assert code(call.client.request("POST", f"/v1/jobs/{job}/cancel", **late)) == (403, "not_permitted")
     assert not head.store.job(job).state.terminal
 

@@ -38,7 +38,7 @@ from tests.contract.records import (
     submitted,
     token,
     user,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -192,9 +192,18 @@ def test_attempts_are_listed_by_epoch_as_a_number(store):
 def many(store):
     put(
         store,
-        *(job(seq, [PENDING, RUNNING, SUCCEEDED, FAILED][seq % 4], user="ann" if seq % 3 else "bob", queue="q" if seq % 2 else "r",
-              project="p" if seq % 5 else "o", name="a" if seq % 7 else "b") for seq in range(1, 41)),
-    )  # fmt: skip
+        *(
+            job(
+                seq,
+                [PENDING, RUNNING, SUCCEEDED, FAILED][seq % 4],
+                user="ann" if seq % 3 else "bob",
+                queue="q" if seq % 2 else "r",
+                project="p" if seq % 5 else "o",
+                name="a" if seq % 7 else "b",
+            )
+            for seq in range(1, 41)
+        ),
+    )
     return store
 
 
@@ -213,11 +222,13 @@ def test_jobs_are_listed_newest_first_and_paged(many):
         (JobFilter(user=UserId("bob")), lambda seq: seq % 3 == 0),
         (JobFilter(name="b"), lambda seq: seq % 7 == 0),
         (JobFilter(project=ProjectId("o"), queue=QueueId("q")), lambda seq: seq % 5 == 0 and seq % 2 == 1),
-        (JobFilter(user=UserId("ann"), states=frozenset({PENDING, RUNNING}), before_seq=30),
-         lambda seq: seq % 3 and seq % 4 in (0, 1) and seq < 30),
+        (
+            JobFilter(user=UserId("ann"), states=frozenset({PENDING, RUNNING}), before_seq=30),
+            lambda seq: seq % 3 and seq % 4 in (0, 1) and seq < 30,
+        ),
         (JobFilter(user=UserId("x' OR '1'='1")), lambda seq: False),
     ],
-)  # fmt: skip
+)
 def test_jobs_are_filtered(many, wanted, matches):
     assert seqs(many.jobs(wanted)) == [seq for seq in range(40, 0, -1) if matches(seq)]
 

@@ -20,9 +20,13 @@ from tests.contract.records import submitted
 
 # Points that a child passes only after something else failed; their own tests arm them.
 AFTER_FAILURE = {
-    "store.migrate.rollback", "store.commit.rollback", "store.settle.checkpoint", "blobs.sweep.remove", "postgres.migrate.rollback",
+    "store.migrate.rollback",
+    "store.commit.rollback",
+    "store.settle.checkpoint",
+    "blobs.sweep.remove",
+    "postgres.migrate.rollback",
     "postgres.commit.rollback",
-}  # fmt: skip
+}
 
 
 ONCE = {
@@ -58,8 +62,12 @@ def die_of(part, folder, armed):
     environment = {**os.environ, VARIABLE: armed}
     child = subprocess.run(
         [sys.executable, "-m", "tests.contract.crash_script", part, str(folder)],
-        env=environment, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert child.returncode == -signal.SIGKILL, f"{armed} was not reached: {child.stderr}"
     return int(child.stdout.split()[-1]) if child.stdout else -1
 

@@ -84,9 +84,22 @@ def filled(folder):
 def judged(home, every, *large):
     """(copies, refused, earlier) of a child that opens them; what it finds wrong fails the test, and so does its death."""
     child = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-m", "tests.contract.damaged_copies", str(home), "0", str(every), *large],
-        capture_output=True, text=True, timeout=HANG_S, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-m",
+            "tests.contract.damaged_copies",
+            str(home),
+            "0",
+            str(every),
+            *large,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
     lines = child.stdout.splitlines()
     assert child.returncode == 0, f"died at {lines[-1:]}: {child.stderr[-3000:]}"
     wrong = [line for line in lines if line.startswith("WRONG")]

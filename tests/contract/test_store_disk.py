@@ -399,10 +399,14 @@ def test_a_document_that_was_edited_is_refused_by_name(filled):
 @pytest.mark.parametrize(
     "wanted",
     [
-        JobFilter(), JobFilter(user=UserId("ann")), JobFilter(project=ProjectId("p"), before_seq=9), JobFilter(queue=QueueId("q")), JobFilter(name="n"),
+        JobFilter(),
+        JobFilter(user=UserId("ann")),
+        JobFilter(project=ProjectId("p"), before_seq=9),
+        JobFilter(queue=QueueId("q")),
+        JobFilter(name="n"),
         JobFilter(user=UserId("ann"), queue=QueueId("q")),
     ],
-)  # fmt: skip
+)
 def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(path, wanted):
     store = SqliteStore(path)
     plan: list[tuple[int, str]] = []

@@ -39,12 +39,19 @@ EPOCHS = st.integers(0, 3)
 NAMES = st.sampled_from(["ann", "bob", "ünï", "x'--"])
 JOBS = st.builds(
     lambda seq, state, epoch, owner, name: job(seq, state, epoch=epoch, user=owner, name=name),
-    SEQS, st.sampled_from(JobState), EPOCHS, NAMES, st.sampled_from(["a", "b"]),
-)  # fmt: skip
+    SEQS,
+    st.sampled_from(JobState),
+    EPOCHS,
+    NAMES,
+    st.sampled_from(["a", "b"]),
+)
 ATTEMPTS = st.builds(
     lambda seq, epoch, state, place: attempt(seq, epoch, state, node=place),
-    SEQS, st.integers(1, 3), st.sampled_from([AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ENDED]), st.sampled_from(["n0", "n1"]),
-)  # fmt: skip
+    SEQS,
+    st.integers(1, 3),
+    st.sampled_from([AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ENDED]),
+    st.sampled_from(["n0", "n1"]),
+)
 OTHERS = st.one_of(
     st.builds(lambda name, host: node(name, hostname=host), st.sampled_from(["n0", "n1", "n10", "n2"]), NAMES),
     st.builds(queue, NAMES),
@@ -131,9 +138,12 @@ class Stores(RuleBasedStateMachine):
         self.databases = [self.sqlite, self.postgres()] if self.dsn else [self.sqlite]
 
     @rule(
-        states=st.sets(st.sampled_from(JobState)), owner=st.none() | NAMES, name=st.sampled_from([None, "a"]),
-        before=st.none() | SEQS, limit=st.integers(-1, 4),
-    )  # fmt: skip
+        states=st.sets(st.sampled_from(JobState)),
+        owner=st.none() | NAMES,
+        name=st.sampled_from([None, "a"]),
+        before=st.none() | SEQS,
+        limit=st.integers(-1, 4),
+    )
     def list_jobs(self, states, owner, name, before, limit):
         wanted = JobFilter(
             states=frozenset(states),

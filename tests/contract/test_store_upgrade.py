@@ -66,8 +66,12 @@ def rows_in(path):
 
 def is_whole(store):
     assert [(held.name, held.state.value) for held in reversed(store.jobs(JobFilter()))] == [
-        ("fine", "succeeded"), ("fails", "failed"), ("never-ends", "running"), ("waits", "pending"), ("cancelled", "cancelled"),
-    ]  # fmt: skip
+        ("fine", "succeeded"),
+        ("fails", "failed"),
+        ("never-ends", "running"),
+        ("waits", "pending"),
+        ("cancelled", "cancelled"),
+    ]
     assert [told.seq for told in store.story()] == list(range(1, 21))
     assert {held.id for held in store.users()} == {"root", "alice"}
     assert [len(held.devices) for held in store.nodes()] == [2, 2]
@@ -143,18 +147,24 @@ UPGRADE = "import sys; from phalanx.store.sql.sqlite.store import SqliteStore; S
 
 def dies(script, place, armed):
     child = subprocess.run(
-        [sys.executable, "-c", script, place], env={**os.environ, VARIABLE: armed}, capture_output=True, text=True, timeout=60, check=False
-    )  # fmt: skip
+        [sys.executable, "-c", script, place],
+        env={**os.environ, VARIABLE: armed},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert child.returncode == -signal.SIGKILL, f"{armed} was not reached: {child.stderr}"
 
 
 POINTS = [
     (name, nth)
     for name, failures in FAILPOINTS.items()
-    if name.startswith(("store.migrate.", "upgrade.copy.")) and Failure.KILL in failures
+    if name.startswith(("store.migrate.", "upgrade.copy."))
+    and Failure.KILL in failures
     and name not in ("store.migrate.rollback", "upgrade.copy.remove")
     for nth in ((1, 2, 3) if name.startswith("store.migrate.") else (1,))
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "nth"), POINTS)

@@ -51,9 +51,21 @@ class ArmedHead(Cluster):
     def begin(self, armed: str = "") -> bool:
         """Start a head, armed as told, and wait until it serves. False: it died before."""
         command = [
-            sys.executable, "-m", "phalanx.app.head", "--home", self.home, "--port", str(self.port), "--virtual", self.virtual,
-            "--lease", str(LEASE_S), "--revive", "0", *self.words,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "phalanx.app.head",
+            "--home",
+            self.home,
+            "--port",
+            str(self.port),
+            "--virtual",
+            self.virtual,
+            "--lease",
+            str(LEASE_S),
+            "--revive",
+            "0",
+            *self.words,
+        ]
         given = {**os.environ, "PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src"), VARIABLE: armed}
         if self.store:
             given["PHALANX_STORE"] = self.store

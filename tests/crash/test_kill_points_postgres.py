@@ -16,9 +16,11 @@ from tests.crash.homes import Home, arming, killed_under_load, killed_while_youn
 from tests.crash.test_kill_points import serving as writes_files
 
 pytestmark = [
-    pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300),
+    pytest.mark.serial,
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(postgres_here.why_not()), reason=postgres_here.why_not() or "it is here"),
-]  # fmt: skip
+]
 OURS = ("postgres.", "election.", "files.")
 # Passed where the first head over a database makes what it needs there: each gets an empty one.
 FRESH = ("postgres.open.", "postgres.migrate.", "election.prepare.", "election.open.", "files.")

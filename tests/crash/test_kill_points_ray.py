@@ -18,9 +18,12 @@ from tests.crash.armed_head import ArmedHead
 from tests.crash.homes import Home, arming, killed_while_young, ways
 
 pytestmark = [
-    pytest.mark.serial, pytest.mark.e2e, pytest.mark.prove, pytest.mark.timeout(400),
+    pytest.mark.serial,
+    pytest.mark.e2e,
+    pytest.mark.prove,
+    pytest.mark.timeout(400),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=engine_rigs.WHY_NOT["ray"]()),
-]  # fmt: skip
+]
 
 
 class RayHead(ArmedHead):

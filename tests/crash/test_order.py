@@ -11,8 +11,11 @@ from tests.crash.scene import looked_at, says_something, why_not
 from tests.crash.syscalls import out_of_order
 
 pytestmark = [
-    pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.skipif(bool(why_not()), reason=why_not() or "strace is here"),
-]  # fmt: skip
+    pytest.mark.serial,
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "strace is here"),
+]
 WAL = "/phalanx.db-wal"
 # What each route makes durable, by part of the path of the file that holds it.
 DURABLE = {

@@ -16,10 +16,12 @@ from tests.crash.syscalls import out_of_order, written_in
 from tests.crash.test_order import DURABLE, WAL
 
 pytestmark = [
-    pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300),
+    pytest.mark.serial,
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(postgres_here.why_not()), reason=postgres_here.why_not() or "it is here"),
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "strace is here"),
-]  # fmt: skip
+]
 PG_WAL = "/pg_wal/"
 COMMITTED = re.compile("C\0\0\0\x0bCOMMIT\0")  # CommandComplete: protocol-message-formats of PostgreSQL's manual
 # Of what a head alone keeps in files of its folder, heads that share a database keep these there.

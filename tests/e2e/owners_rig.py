@@ -60,8 +60,12 @@ class Cluster:
         binds = "".join(f"mount --bind {self.root}/{file} /etc/{file}; " for file in ("passwd", "group"))
         said = subprocess.run(
             ["unshare", "--mount", "--propagation", "private", "sh", "-ec", f"{binds}exec {line}"],
-            env={**self._environment(), "OPERATORS_SECRET": "of the shell that started it"}, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+            env={**self._environment(), "OPERATORS_SECRET": "of the shell that started it"},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
         assert said.returncode == 0, said.stderr
         for name in (*ACCOUNTS, "nobodys"):
             self.phalanx("root", "users", "add", name)
@@ -90,8 +94,15 @@ class Cluster:
                 "PHALANX_TOKEN": self._tokens[user],
             }
         done = subprocess.run(
-            [*_PHALANX, *words], env=environment, capture_output=True, text=True, cwd=cwd, timeout=LIMIT_S, check=False, input=typed,
-        )  # fmt: skip
+            [*_PHALANX, *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            timeout=LIMIT_S,
+            check=False,
+            input=typed,
+        )
         assert done.returncode == 0 or not check, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -29,9 +29,14 @@ def test_every_figure_of_the_fleet_is_measured(phalanx, measured):
     profile = profile_from(phalanx.json("calibrate", "--show")["profile"])
     found = measured_of(profile, gpu="virtual")
     figures = (
-        found.memory_bytes_per_s, found.within_bytes_per_s, found.between_bytes_per_s, found.all_to_all_within_bytes_per_s,
-        found.all_to_all_between_bytes_per_s, found.storage_bytes_per_s, *found.flops.values(),
-    )  # fmt: skip
+        found.memory_bytes_per_s,
+        found.within_bytes_per_s,
+        found.between_bytes_per_s,
+        found.all_to_all_within_bytes_per_s,
+        found.all_to_all_between_bytes_per_s,
+        found.storage_bytes_per_s,
+        *found.flops.values(),
+    )
     assert set(found.flops) == {"fp32", "bf16"}
     assert all(figure is not None and figure > 0 for figure in figures)
     assert [(node.node, node.devices, node.virtual) for node in profile.nodes] == [("n0", 2, True), ("n1", 2, True)]
@@ -89,8 +94,13 @@ def test_a_busy_fleet_is_not_disturbed(phalanx):
 
 def test_ctrl_c_cancels_the_job(phalanx):
     process = subprocess.Popen(
-        phalanx.argv("calibrate"), cwd=phalanx.work, env=phalanx.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
+        phalanx.argv("calibrate"),
+        cwd=phalanx.work,
+        env=phalanx.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stderr is not None
     seen = next(line for line in process.stderr if line.startswith(("1/", "2/")))
     process.send_signal(signal.SIGINT)

@@ -29,9 +29,22 @@ from tests.e2e.test_cli_head import PYTHON, Shell, free_port
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 VARIABLES = [
-    "WANDB_API_KEY", "HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GITHUB_TOKEN", "NPM_TOKEN", "PGPASSWORD",
-    "REDIS_PASSWORD", "SLACK_WEBHOOK", "SSH_PASSPHRASE", "VAULT_TOKEN", "STRIPE_KEY", "MY_SECRET", "DOCKER_AUTH",
-]  # fmt: skip
+    "WANDB_API_KEY",
+    "HF_TOKEN",
+    "OPENAI_API_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "GITHUB_TOKEN",
+    "NPM_TOKEN",
+    "PGPASSWORD",
+    "REDIS_PASSWORD",
+    "SLACK_WEBHOOK",
+    "SSH_PASSPHRASE",
+    "VAULT_TOKEN",
+    "STRIPE_KEY",
+    "MY_SECRET",
+    "DOCKER_AUTH",
+]
 RANK = """
 import hashlib, os, sys, time
 names = sys.argv[2].split(",")
@@ -172,9 +185,13 @@ def plant_jobs(canaries, shell, admin):
     jobs = {}
     for kind in ("fail", "stay", "die", "ok"):
         spec = {
-            "run": [PYTHON, "rank.py", kind, ",".join(env)], "env": env, "workdir": str(shell.work), "gpus": 1, "name": f"job-{kind}",
+            "run": [PYTHON, "rank.py", kind, ",".join(env)],
+            "env": env,
+            "workdir": str(shell.work),
+            "gpus": 1,
+            "name": f"job-{kind}",
             "retry": 1,
-        }  # fmt: skip
+        }
         jobs[kind] = admin.submit(spec).id
     held = {
         "run": "true",
@@ -232,7 +249,12 @@ def plant_mistakes(canaries, url, token):
     said = []
     mistakes = [
         ("GET", "/v1/me", {"Authorization": canaries.make("unknown token", "Bearer {}")}, None),
-        ("GET", "/v1/me", {"Authorization": "Basic " + base64.b64encode(canaries.make("basic password", "ada:{}").encode()).decode()}, None),
+        (
+            "GET",
+            "/v1/me",
+            {"Authorization": "Basic " + base64.b64encode(canaries.make("basic password", "ada:{}").encode()).decode()},
+            None,
+        ),
         ("GET", "/v1/me", {"Authorization": canaries.make("token without its word")}, None),
         ("GET", "/v1/me", {"Authorization": canaries.make("join token", "Bearer phxj.1.{}")}, None),
         ("GET", "/v1/me", {"Authorization": canaries.make("node token", "Bearer phxn.n0.{}")}, None),
@@ -240,15 +262,35 @@ def plant_mistakes(canaries, url, token):
         ("GET", canaries.make("token in a query of one who may", "/v1/jobs?access_token={}"), bearer, None),
         ("GET", "/v1/me", {"Cookie": canaries.make("cookie", "session={}"), **bearer}, None),
         ("GET", "/v1/me", {"X-Api-Key": canaries.make("header of another API"), **bearer}, None),
-        ("POST", "/v1/jobs", bearer, json.dumps({"run": "true", "env": {"KEY": [canaries.make("variable that is a list")]}})),
-        ("POST", "/v1/jobs", bearer, json.dumps({"run": "true", "env": {"KEY": canaries.make("variable with NUL", "{}\0")}})),
-        ("POST", "/v1/jobs", bearer, json.dumps({"run": "true", "env": {"0 KEY": canaries.make("variable with a bad name")}})),
-        ("POST", "/v1/jobs", bearer, json.dumps({"run": "true", "env": {"RANK": canaries.make("variable that is ours")}})),
+        (
+            "POST",
+            "/v1/jobs",
+            bearer,
+            json.dumps({"run": "true", "env": {"KEY": [canaries.make("variable that is a list")]}}),
+        ),
+        (
+            "POST",
+            "/v1/jobs",
+            bearer,
+            json.dumps({"run": "true", "env": {"KEY": canaries.make("variable with NUL", "{}\0")}}),
+        ),
+        (
+            "POST",
+            "/v1/jobs",
+            bearer,
+            json.dumps({"run": "true", "env": {"0 KEY": canaries.make("variable with a bad name")}}),
+        ),
+        (
+            "POST",
+            "/v1/jobs",
+            bearer,
+            json.dumps({"run": "true", "env": {"RANK": canaries.make("variable that is ours")}}),
+        ),
         ("POST", "/v1/jobs", bearer, canaries.make("body that is no JSON", '{{"run": "true", "env": {{"KEY": "{}"')),
         ("POST", "/v1/jobs", {}, json.dumps({"env": {"KEY": canaries.make("variable without a token")}})),
         ("POST", "/v1/tokens", bearer, json.dumps({"secret": canaries.make("secret in a field that is none")})),
         ("PUT", "/v1/users/ada", bearer, json.dumps({"role": "user", "password": canaries.make("password of a user")})),
-    ]  # fmt: skip
+    ]
     for method, path, headers, body in mistakes:
         status, reply = raw(url, method, path, headers, body)
         assert status < 500, (path, reply)
@@ -275,9 +317,26 @@ def crash(shell, admin, jobs):
 def everything(url, secret, jobs):
     """Every reading route, as its caller gets it. Streams are read for what they begin with."""
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-    paths = ["/v1/jobs?limit=100", "/v1/nodes", "/v1/overview", "/v1/queues", "/v1/users", "/v1/projects", "/v1/tokens", "/v1/me", "/metrics",
-             "/v1/story?limit=500", "/v1/audit?limit=1000", "/v1/audit/verify", "/v1/profile", "/v1/reservations", "/v1/health",
-             "/v1/ca", "/v1/nodes/n0", "/v1/openapi.json"]  # fmt: skip
+    paths = [
+        "/v1/jobs?limit=100",
+        "/v1/nodes",
+        "/v1/overview",
+        "/v1/queues",
+        "/v1/users",
+        "/v1/projects",
+        "/v1/tokens",
+        "/v1/me",
+        "/metrics",
+        "/v1/story?limit=500",
+        "/v1/audit?limit=1000",
+        "/v1/audit/verify",
+        "/v1/profile",
+        "/v1/reservations",
+        "/v1/health",
+        "/v1/ca",
+        "/v1/nodes/n0",
+        "/v1/openapi.json",
+    ]
     for job_id in jobs:
         paths += [
             f"/v1/jobs/{job_id}{noun}"
@@ -301,9 +360,18 @@ def said(shell, *words):
 
 def files_with(canaries, shell):
     """Files with canaries in them, but for those that hold secrets because they are for that, and are their owner's alone."""
-    own = {"token": "the admin's token", "node_secret": "the head's secret", "tls/ca.key": "the CA's key",
-           "tls/head.key": "the key of the head's certificate"}  # fmt: skip
-    variables = [name for name in canaries if "variable" in name or name in ("password in a URL", "key in a URL", "password of an index", "private key", "quoted", "in JSON")]  # fmt: skip
+    own = {
+        "token": "the admin's token",
+        "node_secret": "the head's secret",
+        "tls/ca.key": "the CA's key",
+        "tls/head.key": "the key of the head's certificate",
+    }
+    variables = [
+        name
+        for name in canaries
+        if "variable" in name
+        or name in ("password in a URL", "key in a URL", "password of an index", "private key", "quoted", "in JSON")
+    ]
     found = {}
     assert shell.home.stat().st_mode & 0o077 == 0
     for path in sorted(shell.home.rglob("*")):

@@ -113,7 +113,7 @@ def test_run_prints_every_rank_and_get_fetches_what_they_wrote(phalanx):
     assert phalanx("logs", job, "--rank", "2").stdout == "hello from 2 of 4\n"
     assert len(phalanx("logs", job, "--tail", "1").stdout.splitlines()) == 4
     shown = phalanx("show", job).stdout
-    for part in ("attempts", "ranks", "story", "receipt", "succeeded"):
+    for part in ("attempts", "ranks", "history", "usage", "succeeded"):
         assert part in shown
 
 
@@ -144,7 +144,7 @@ def test_held_released_updated_cancelled(phalanx):
     assert phalanx.json("show", job)["job"]["priority"] == 7
     phalanx("release", "renamed")
     phalanx.until(job, "running")
-    assert "job runs" in phalanx("down", code=75).stderr
+    assert "1 job is running" in phalanx("down", code=75).stderr
     phalanx("cancel", job)
     assert phalanx.until(job, "cancelled")["exit_code"] is not None
     phalanx("cancel", job)
@@ -230,9 +230,13 @@ class Terminal:
         ours, theirs = pty.openpty()
         # setsid --ctty makes the pseudo-terminal the command's own, so that \x03 becomes SIGINT
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", *shell.argv(*words)], cwd=shell.work, env={**shell.env, "TERM": "xterm"}, stdin=theirs, stdout=theirs,
+            ["setsid", "--ctty", "--wait", *shell.argv(*words)],
+            cwd=shell.work,
+            env={**shell.env, "TERM": "xterm"},
+            stdin=theirs,
+            stdout=theirs,
             stderr=theirs,
-        )  # fmt: skip
+        )
         os.close(theirs)
         self.fd, self.seen = ours, ""
 

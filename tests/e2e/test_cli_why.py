@@ -43,9 +43,9 @@ def test_why_of_a_job_that_waits_runs_and_is_over(phalanx):
     assert f"job {holder} has run for" in phalanx("why", "holder").stdout
     late = submitted(phalanx, "--gpus", "2", "--name", "late", *SLEEPS)
     page = phalanx("why", late).stdout
-    assert f"job {late} waits (resources): needs 1 x 2 GPUs; 0 free in all" in page
+    assert f"job {late} waits (resources): needs 1 x 2 GPUs; 0 free in total" in page
     assert "expected to start within 10 min" in page
-    assert f"job {holder} will have ended" in page
+    assert f"wait for job {holder} to finish" in page
     row = next(line for line in page.splitlines() if line.split()[:1] == [holder])
     assert "holder" in row
     assert "within 10 min" in row

@@ -43,9 +43,14 @@ def left_behind(folder) -> list[int]:
 @contextmanager
 def started(folder, *words) -> Any:
     process: Any = subprocess.Popen(
-        [*COMMAND, *words], cwd=folder, env=surroundings(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [*COMMAND, *words],
+        cwd=folder,
+        env=surroundings(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         yield process
     finally:

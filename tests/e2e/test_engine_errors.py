@@ -105,10 +105,27 @@ def test_the_ray_cluster_that_is_there_is_of_another_release(here, tmp_path):
     python, port, key = python_with_ray(tmp_path / "old", "2.59.0"), free_port(), f"other-ray-{os.getpid()}"
     mine = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PHALANX_NODE_KEY": key}
     start = [
-        python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", str(port), "--node-ip-address", "127.0.0.2",
-        "--num-gpus", "1", "--temp-dir", f"/tmp/other-ray-{os.getpid()}", "--include-dashboard", "false", "--ray-client-server-port",
-        "9907", "--object-store-memory", "80000000",
-    ]  # fmt: skip
+        python,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        "--port",
+        str(port),
+        "--node-ip-address",
+        "127.0.0.2",
+        "--num-gpus",
+        "1",
+        "--temp-dir",
+        f"/tmp/other-ray-{os.getpid()}",
+        "--include-dashboard",
+        "false",
+        "--ray-client-server-port",
+        "9907",
+        "--object-store-memory",
+        "80000000",
+    ]
     with open(tmp_path / "out", "wb") as out:
         subprocess.Popen(start, env={**os.environ, **mine}, stdout=out, stderr=out, start_new_session=True)
     try:

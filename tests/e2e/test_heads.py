@@ -26,9 +26,10 @@ from phalanx.wire.join import JoinLine
 from tests import postgres_here
 
 pytestmark = [
-    pytest.mark.serial, pytest.mark.e2e,
+    pytest.mark.serial,
+    pytest.mark.e2e,
     pytest.mark.skipif(bool(postgres_here.why_not()), reason=postgres_here.why_not() or "it is here"),
-]  # fmt: skip
+]
 
 
 class Stream:

@@ -17,9 +17,15 @@ from tests import canaries
 
 PODMAN, BUSYBOX = shutil.which("podman"), shutil.which("busybox")
 pytestmark = [
-    pytest.mark.serial, pytest.mark.e2e, pytest.mark.prove, pytest.mark.root, pytest.mark.timeout(300),
-    pytest.mark.skipif(os.geteuid() != 0 or not PODMAN or not BUSYBOX, reason="needs root, podman and busybox-static: make image-tools"),
-]  # fmt: skip
+    pytest.mark.serial,
+    pytest.mark.e2e,
+    pytest.mark.prove,
+    pytest.mark.root,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not PODMAN or not BUSYBOX, reason="needs root, podman and busybox-static: make image-tools"
+    ),
+]
 
 PATIENCE_S = 120.0  # a hang guard
 IMAGE = "localhost/px-tests:1"
@@ -44,9 +50,12 @@ class World:
         (folder / "registries.conf").write_text(REGISTRIES.format(self.registry))
         kept = canaries.environment()
         self.env = {
-            **kept, "PHALANX_HOME": str(self.home), "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
-            "CONTAINERS_REGISTRIES_CONF": str(folder / "registries.conf"), "ONLY_ON_THE_NODE": "1",
-        }  # fmt: skip
+            **kept,
+            "PHALANX_HOME": str(self.home),
+            "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+            "CONTAINERS_REGISTRIES_CONF": str(folder / "registries.conf"),
+            "ONLY_ON_THE_NODE": "1",
+        }
         self.keeper = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sh", "-c", WORLD])
         until(
             lambda: os.readlink(f"/proc/{self.keeper.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"), "the namespace"
@@ -55,9 +64,24 @@ class World:
 
     def call(self, *words, code=0, **more):
         done = subprocess.run(
-            ["nsenter", "--mount", "--target", str(self.keeper.pid), "sh", "-c", 'cd "$0" && exec "$@"', str(self.work), *words],
-            env=self.env, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **more,
-        )  # fmt: skip
+            [
+                "nsenter",
+                "--mount",
+                "--target",
+                str(self.keeper.pid),
+                "sh",
+                "-c",
+                'cd "$0" && exec "$@"',
+                str(self.work),
+                *words,
+            ],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            **more,
+        )
         assert code is None or done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
         return done
 
@@ -155,10 +179,19 @@ def test_command_finds_the_image_around_it_and_the_jobs_folders_under_their_path
     (world.work / "beside.txt").write_text("from the working directory")
     script = 'cat /made-by beside.txt; echo; id -u; echo "$RANK of $WORLD_SIZE $A$ONLY_ON_THE_NODE $MANY"; echo kept >"$PHALANX_OUTPUT_DIR/out-$RANK"'
     done = world("run", "--image", IMAGE, "--gpus", "2", "-e", "A=a b", "-e", "MANY=x\ny", "--", "sh", "-c", script)
-    assert sorted(done.stdout.splitlines()) == sorted([
-        *(f"[rank {rank}] {line}" for rank in range(2) for line in ("the image", "from the working directory", "0")),
-        "[rank 0] 0 of 2 a b x", "[rank 0] y", "[rank 1] 1 of 2 a b x", "[rank 1] y",
-    ])  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == sorted(
+        [
+            *(
+                f"[rank {rank}] {line}"
+                for rank in range(2)
+                for line in ("the image", "from the working directory", "0")
+            ),
+            "[rank 0] 0 of 2 a b x",
+            "[rank 0] y",
+            "[rank 1] 1 of 2 a b x",
+            "[rank 1] y",
+        ]
+    )
     world("get", world.last(), "outputs")
     assert sorted(os.listdir(world.work / "outputs")) == ["out-0", "out-1"]
     assert world.left() == []

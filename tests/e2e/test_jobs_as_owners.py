@@ -91,9 +91,13 @@ def test_a_job_cannot_touch_another_ones_processes_files_or_pipes_nor_anything_o
     _until((shared / "facts").exists, "ben's job")
     facts = dict(line.split(" ", 1) for line in (shared / "facts").read_text().splitlines())
     told = {
-        **facts, "pid": int(facts["pid"]), "home": str(cluster.home("ben")), "state": str(cluster.state), "uid": ACCOUNTS["ben"],
+        **facts,
+        "pid": int(facts["pid"]),
+        "home": str(cluster.home("ben")),
+        "state": str(cluster.state),
+        "uid": ACCOUNTS["ben"],
         "attempt": os.path.dirname(facts["PHALANX_OUTPUT_DIR"]),
-    }  # fmt: skip
+    }
     probe = shared / "probe.py"
     probe.write_text(PROBE.read_text())
     said = json.loads(cluster.run("ada", f"exec {PYTHON} {probe} '{json.dumps(told)}'").stdout)

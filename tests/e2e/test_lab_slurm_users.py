@@ -118,11 +118,17 @@ def test_slurms_books_say_how_each_attempt_ended(alice, books):
         "well": ("--gpus 2x2 -- true", ("succeeded", "COMPLETED", "0:0")),
         "badly": ("--gpus 2x1 -- sh -c 'sleep 1; exit 3'", ("failed", "FAILED", "3:0")),
         "in part": ("--gpus 2x1 -- sh -c '[ $RANK = 0 ] && exit 5; exec sleep 600'", ("failed", "FAILED", "5:0")),
-        "again": ("--retry 1 --gpus 2x1 -- sh -c '[ $PHALANX_RESTART_COUNT = 1 ] || exit 4'", ("succeeded", "COMPLETED", "0:0")),
+        "again": (
+            "--retry 1 --gpus 2x1 -- sh -c '[ $PHALANX_RESTART_COUNT = 1 ] || exit 4'",
+            ("succeeded", "COMPLETED", "0:0"),
+        ),
         "late": ("--time 5s --grace 2s --gpus 2x1 -- sleep 600", ("timeout", "TIMEOUT", "0:0")),
-        "deaf": ("--time 5s --grace 1s --gpus 1 -- sh -c 'trap : TERM; while :; do sleep 1; done'", ("timeout", "TIMEOUT", "0:0")),
+        "deaf": (
+            "--time 5s --grace 1s --gpus 1 -- sh -c 'trap : TERM; while :; do sleep 1; done'",
+            ("timeout", "TIMEOUT", "0:0"),
+        ),
         "given up": ("--gpus 1 -- sleep 600", ("cancelled", "CANCELLED", None)),
-    }  # fmt: skip
+    }
     jobs = {way: alice.submit(words) for way, (words, _) in ways.items()}
     alice.runs(jobs["given up"])
     alice(f"cancel {jobs['given up']}")
@@ -136,7 +142,9 @@ def test_slurms_books_say_how_each_attempt_ended(alice, books):
     name, nodes, tres = sacct(books, jobs["well"], "JobName", "NNodes", "AllocTRES")
     assert (name, nodes, "gres/gpu=4" in tres) == ("true", "2", True), tres
     raw = alice.job(jobs["well"])["attempts"][0]
-    assert sacct(books, jobs["well"], "NodeList") == [f"h[{','.join(sorted(g['node_id'][1:] for g in raw['grants']))}]".replace("0,1", "0-1").replace("1,2", "1-2")]  # fmt: skip
+    assert sacct(books, jobs["well"], "NodeList") == [
+        f"h[{','.join(sorted(g['node_id'][1:] for g in raw['grants']))}]".replace("0,1", "0-1").replace("1,2", "1-2")
+    ]
 
 
 def over(slurm, job):
@@ -171,8 +179,10 @@ def test_switches_of_topology_conf_are_levels_and_features_are_labels(alice, boo
         alice.up()
         nodes = {node["id"]: node["labels"] for node in json.loads(alice("nodes --json"))}
         assert {name: (labels.get("leaf"), labels.get("spine")) for name, labels in nodes.items()} == {
-            "h0": ("leaf0", "top"), "h1": ("leaf0", "top"), "h2": ("leaf1", "top"),
-        }  # fmt: skip
+            "h0": ("leaf0", "top"),
+            "h1": ("leaf0", "top"),
+            "h2": ("leaf1", "top"),
+        }
         assert nodes["h2"]["slurm.features"] == "ib,nvlink"
         job = alice.submit("--gpus 2x4 -- true")
         alice.ended(job)

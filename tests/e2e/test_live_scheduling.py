@@ -114,7 +114,7 @@ def test_queue_borrows_what_is_idle_and_gives_it_back_when_the_owner_wants_it():
         runs(head, borrower)
         owner = waits_for(head, "prod-gate", gpus="3", queue="prod")
         runs(head, owner)
-        taken_back = f"preempted by job {owner}, whose queue takes back what was borrowed"
+        taken_back = f"preempted by job {owner}, whose queue reclaims the GPUs it had lent"
         assert taken_back in said(head, borrower)
         view = head.job(borrower)
         assert (view["state"], view["attempts"]) == ("pending", 1)
@@ -134,7 +134,7 @@ def test_elastic_job_starts_wide_shrinks_for_another_and_grows_again():
         assert len(head.job(elastic)["nodes"]) == 3
         other = waits_for(head, "gate", gpus="1x1")
         runs(head, other)
-        assert f"to make room for job {other}, and gives back nodes it grew into" in said(head, elastic)
+        assert f"to make room for job {other}: an elastic job shrinks" in said(head, elastic)
         until(lambda: head.job(elastic)["attempts"] == 2, "it goes on")
         runs(head, elastic)
         assert len(head.job(elastic)["nodes"]) == 2
@@ -184,7 +184,7 @@ def test_head_that_comes_back_schedules_as_it_was_told_once():
 def test_up_refuses_what_no_live_head_can_follow_and_passes_on_the_rest(tmp_path):
     phalanx = Shell(tmp_path)
     refused = phalanx("up", "--policy", "srtf", code=64).stderr
-    assert "of live jobs nobody knows that" in refused
+    assert "unknown for live jobs" in refused
     assert "one of: default, fifo, skip, backfill, las, fair" in refused
     assert "has no unit" in phalanx("up", "--min-run", "30", code=64).stderr
     unit = phalanx("up", "--systemd", "--policy", "default", "--min-run", "10m", "--no-preemption").stdout

@@ -54,9 +54,15 @@ def _phalanx(
 ) -> str:
     kept = canaries.environment()
     done = subprocess.run(
-        [*PHALANX, *words], env={**kept, "PHALANX_HOME": str(home), **(more or {})}, capture_output=True, text=True, timeout=LIMIT_S,
-        check=False, cwd=cwd, input=typed,
-    )  # fmt: skip
+        [*PHALANX, *words],
+        env={**kept, "PHALANX_HOME": str(home), **(more or {})},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        cwd=cwd,
+        input=typed,
+    )
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
@@ -69,14 +75,31 @@ def _plant(folder: Path) -> dict[str, str]:
         f"tr '\\0' ' ' < /proc/$$/cmdline >> {folder}/shell.seen; echo >> {folder}/shell.seen\n"
     )
     planted = {
-        "PYTHONPATH": str(folder), "PYTHONSTARTUP": str(folder / "sitecustomize.py"), "PYTHONHOME": "", "PYTHONINSPECT": "", "BASH_ENV": str(folder / "startup.sh"),
-        "ENV": str(folder / "startup.sh"), "IFS": "/", "CDPATH": "/", "PYTHONWARNINGS": "error", "GCONV_PATH": str(folder),
-    }  # fmt: skip
+        "PYTHONPATH": str(folder),
+        "PYTHONSTARTUP": str(folder / "sitecustomize.py"),
+        "PYTHONHOME": "",
+        "PYTHONINSPECT": "",
+        "BASH_ENV": str(folder / "startup.sh"),
+        "ENV": str(folder / "startup.sh"),
+        "IFS": "/",
+        "CDPATH": "/",
+        "PYTHONWARNINGS": "error",
+        "GCONV_PATH": str(folder),
+    }
     if (compiler := shutil.which("gcc")) is not None:
         (folder / "evil.c").write_text(LIBRARY)
         subprocess.run(
-            [compiler, "-shared", "-fPIC", f'-DWHERE="{folder}/loader.seen"', "-o", folder / "evil.so", folder / "evil.c"], check=True
-        )  # fmt: skip
+            [
+                compiler,
+                "-shared",
+                "-fPIC",
+                f'-DWHERE="{folder}/loader.seen"',
+                "-o",
+                folder / "evil.so",
+                folder / "evil.c",
+            ],
+            check=True,
+        )
         planted |= {"LD_PRELOAD": str(folder / "evil.so"), "LD_AUDIT": ""}
     return planted
 

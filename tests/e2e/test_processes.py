@@ -85,8 +85,13 @@ print(json.dumps({"fds": sorted(int(f) for f in os.listdir("/proc/self/fd"))[:4]
     python_ignores = (1 << signal.SIGPIPE - 1) | (1 << signal.SIGXFSZ - 1)
     assert state == {
         "fds": [0, 1, 2, 3],  # 3 is the listing's own
-        "blocked": 0, "ignored": python_ignores, "leader": True, "stdin": "/dev/null", "umask": 0o022, "nice": os.nice(0),
-    }  # fmt: skip
+        "blocked": 0,
+        "ignored": python_ignores,
+        "leader": True,
+        "stdin": "/dev/null",
+        "umask": 0o022,
+        "nice": os.nice(0),
+    }
 
 
 def test_core_limit_is_left_alone(rig):

@@ -56,10 +56,13 @@ def held_by_us(rig):
 def secured(home):
     tls = os.path.join(home, "tls")
     return {
-        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": os.path.join(home, "ray", "token"), "RAY_USE_TLS": "1",
-        "RAY_TLS_SERVER_CERT": os.path.join(tls, "ray.pem"), "RAY_TLS_SERVER_KEY": os.path.join(tls, "ray.key"),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": os.path.join(home, "ray", "token"),
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": os.path.join(tls, "ray.pem"),
+        "RAY_TLS_SERVER_KEY": os.path.join(tls, "ray.key"),
         "RAY_TLS_CA_CERT": os.path.join(tls, "ca.pem"),
-    }  # fmt: skip
+    }
 
 
 ASK = """
@@ -75,8 +78,13 @@ print(json.dumps({n["Labels"].get("phalanx-node", n["NodeName"]): n["Resources"]
 def taken(address, environment):
     try:
         done = subprocess.run(
-            [sys.executable, "-c", ASK, address], env={**os.environ, **environment}, capture_output=True, text=True, timeout=20, check=False
-        )  # fmt: skip
+            [sys.executable, "-c", ASK, address],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
     except subprocess.TimeoutExpired:  # Ray's head is being started again
         return {}
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else {}
@@ -110,10 +118,27 @@ def somebody_elses_ray(token):
     mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": file, "RAY_USAGE_STATS_ENABLED": "0"}
     address = f"127.0.0.2:{port}"
     command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", str(port), "--node-ip-address", "127.0.0.2",
-        "--num-gpus", "3", "--temp-dir", folder, "--include-dashboard", "false", "--ray-client-server-port", str(free_port()),
-        "--object-store-memory", "80000000",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        "--port",
+        str(port),
+        "--node-ip-address",
+        "127.0.0.2",
+        "--num-gpus",
+        "3",
+        "--temp-dir",
+        folder,
+        "--include-dashboard",
+        "false",
+        "--ray-client-server-port",
+        str(free_port()),
+        "--object-store-memory",
+        "80000000",
+    ]
     with open(os.path.join(folder, "out"), "wb") as out:
         environment = {**os.environ, **mine, "PHALANX_NODE_KEY": key}
         subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
@@ -139,7 +164,14 @@ def test_a_ray_cluster_that_is_there_is_used_beside_its_other_users(tmp_path, mo
         environment = {**os.environ, "PHALANX_HOME": home, "HOME": str(tmp_path), **theirs}
 
         def ours(*words):
-            done = subprocess.run([sys.executable, "-m", "phalanx.app.cli", *words], env=environment, capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+            done = subprocess.run(
+                [sys.executable, "-m", "phalanx.app.cli", *words],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
             return done.returncode, done.stdout, done.stderr
 
         monkeypatch.chdir(tmp_path)
@@ -159,7 +191,9 @@ def test_a_ray_cluster_that_is_there_is_used_beside_its_other_users(tmp_path, mo
             assert code == 0, said
             assert "2 virtual devices" in told, told  # three, but one is another's
             assert list(taken(address, theirs).values()) == [3.0]
-            code, told, said = ours("run", "--gpus", "2", "--", sys.executable, "-c", "import os; print('rank', os.environ['RANK'])")  # fmt: skip
+            code, told, said = ours(
+                "run", "--gpus", "2", "--", sys.executable, "-c", "import os; print('rank', os.environ['RANK'])"
+            )
             assert code == 0, said
             assert sorted(line.split()[-1] for line in told.splitlines() if "rank " in line) == ["0", "1"], told
         finally:

@@ -122,8 +122,12 @@ def test_a_redis_that_is_none_is_told_in_one_line(redis, tmp_path, given, line, 
     redis.asked("CONFIG", "SET", "requirepass", "secret")
     home, words = tmp_path / "home", ["--port", str(free_port()), "--ray-redis", given or redis.address]
     done = subprocess.run(
-        [sys.executable, "-m", "phalanx.app.cli", "up", "--engine", "ray", "--virtual", "1x1", *words], capture_output=True, text=True,
-        env={**os.environ, "PHALANX_HOME": str(home)}, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "phalanx.app.cli", "up", "--engine", "ray", "--virtual", "1x1", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PHALANX_HOME": str(home)},
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stderr.count("\n"), line in done.stderr) == (code, 1, True), done.stderr
     assert not home.exists()

@@ -50,8 +50,14 @@ class Shell:
 
     def __call__(self, *words, cwd, code=0):
         done = subprocess.run(
-            [sys.executable, "-m", "phalanx.app.cli", *words], cwd=cwd, env=self.env, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "phalanx.app.cli", *words],
+            cwd=cwd,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
         assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
         return done
 
@@ -119,7 +125,7 @@ def test_packages_of_a_copy_are_installed_once_and_the_next_job_finds_them(phala
     wheel(work, "pxone", command="pxone-say")
     done = phalanx("run", "--copy", "--", "python", "main.py", cwd=work)
     assert done.stdout == "1.0 True\n"
-    assert "requirements.txt: what it names is installed once on each node" in done.stderr
+    assert "requirements.txt: its packages are installed once on each node" in done.stderr
     assert "installing with " in phalanx.said(phalanx.last(work), work)
     assert phalanx("run", "--copy", "--", "pxone-say", cwd=work).stdout == "command of pxone\n"
     assert "already installed on this node" in phalanx.said(phalanx.last(work), work)

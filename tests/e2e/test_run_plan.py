@@ -47,7 +47,7 @@ def test_auto_is_left_to_the_ranks_and_show_says_so(phalanx):
     done = phalanx("run", "--gpus", "2", "--plan", "auto", "--", PYTHON, "says.py")
     assert [layout for _, _, layout, _ in said(done.stdout)] == ["auto", "auto"]
     job = phalanx.json("ps", "-a")[-1]["id"]
-    assert "layout    auto: the ranks choose it" in phalanx("show", job).stdout
+    assert "layout    auto: chosen by the ranks" in phalanx("show", job).stdout
 
 
 def test_job_without_a_plan_is_told_of_none(phalanx):
@@ -67,7 +67,7 @@ def test_wider_than_a_node_is_told_before_it_starts(phalanx):
     told = phalanx("submit", "--hold", "--plan", "tp=6", "--", PYTHON, "says.py").stdout
     assert "tensor parallel over 6 ranks crosses nodes: a node of this job has 3" in told
     asked = phalanx("submit", "--hold", "--gpus", "2x3", "--plan", "tp=2,dp=3", "--", PYTHON, "says.py").stdout
-    assert "3 ranks a node are no multiple of the 2 of a tensor group" in asked
+    assert "3 ranks per node are not a multiple of the tensor group size 2" in asked
 
 
 SMALL = "layers=4,hidden=128,heads=4,vocab=1000"
@@ -78,7 +78,7 @@ def test_mapping_is_planned_on_the_fleet_when_it_is_handed_in(phalanx):
         f"run: {PYTHON} says.py\ngpus: 4\nplan:\n  model: {SMALL}\n  seq: 128\n  global_batch: 16\n"
     )
     done = phalanx("run", "wish.yaml")
-    assert "s a step expected" in done.stderr
+    assert "s per step" in done.stderr
     layout = layout_from_json(json.loads(said(done.stdout)[0][2]))
     assert (layout.ranks, layout.global_batch) == (4, 16)
 
@@ -86,7 +86,7 @@ def test_mapping_is_planned_on_the_fleet_when_it_is_handed_in(phalanx):
 def test_mapping_that_cannot_be_is_refused_before_it_is_handed_in(phalanx):
     (phalanx.work / "wish.yaml").write_text(f"run: {PYTHON} says.py\nplan: {{model: llama-9-8b}}\n")
     before = len(phalanx.json("ps", "-a"))
-    assert "on how many GPUs?" in phalanx("submit", "wish.yaml", code=64).stderr
+    assert "the job requests no GPUs" in phalanx("submit", "wish.yaml", code=64).stderr
     assert "unknown model" in phalanx("submit", "wish.yaml", "--gpus", "2", code=64).stderr
     assert (
         "no node of this fleet has h100 GPUs"

@@ -68,9 +68,11 @@ def test_a_script_runs_once_and_its_srun_starts_the_ranks_on_every_node(phalanx)
     assert lines[1] == "master 127.0.0.1"
     tasks = sorted(re.sub(r"VIRTUAL-(n\d)-[0-9a-f]+-", r"\1.", line) for line in lines[2:])
     assert tasks == [
-        "0: task 0 is 0 on node 0 of 2 at n0: n0.0,n0.1", "1: task 1 is 1 on node 0 of 2 at n0: n0.0,n0.1",
-        "2: task 2 is 0 on node 1 of 2 at n1: n1.0,n1.1", "3: task 3 is 1 on node 1 of 2 at n1: n1.0,n1.1",
-    ]  # fmt: skip
+        "0: task 0 is 0 on node 0 of 2 at n0: n0.0,n0.1",
+        "1: task 1 is 1 on node 0 of 2 at n0: n0.0,n0.1",
+        "2: task 2 is 0 on node 1 of 2 at n1: n1.0,n1.1",
+        "3: task 3 is 1 on node 1 of 2 at n1: n1.0,n1.1",
+    ]
     assert (phalanx.work / f"train-{job}.out").read_text().splitlines()[0] == lines[0], "as Slurm would have written it"
 
 
@@ -96,7 +98,13 @@ srun --cpu-bind=cores -n1 true"""
 
 
 def test_an_array_runs_each_element_with_slurms_variables_and_files(phalanx):
-    name = script(phalanx, "array.sh", "--array=1,3,7%2", "-J arr", body="echo $SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_JOB_ID $SLURM_ARRAY_TASK_COUNT")  # fmt: skip
+    name = script(
+        phalanx,
+        "array.sh",
+        "--array=1,3,7%2",
+        "-J arr",
+        body="echo $SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_JOB_ID $SLURM_ARRAY_TASK_COUNT",
+    )
     array, _ = done(phalanx, name)
     lines = [(phalanx.work / f"slurm-{array}_{index}.out").read_text() for index in (1, 3, 7)]
     assert lines == [f"{array} {index} {int(array) + place} 3\n" for place, index in enumerate((1, 3, 7))]

@@ -68,7 +68,7 @@ def test_others_jobs_are_counted_and_named(phalanx):
     phalanx.sh("sbatch -N3 --gres=gpu:4 -o /dev/null --wrap 'sleep 600'", check=True)
     phalanx.until(lambda: "xxxx" in phalanx("nodes"), "the nodes show others")
     job = phalanx.submit("--gpus 2 -- hostname")
-    phalanx.until(lambda: "12 held outside Phalanx by Slurm job" in phalanx(f"why {job}"), "why names them")
+    phalanx.until(lambda: "12 in use outside Phalanx by Slurm job" in phalanx(f"why {job}"), "why names them")
     phalanx.sh("scancel --name=wrap")
     assert phalanx.ended(job)["state"] == "succeeded"
 

@@ -87,9 +87,8 @@ class Head:
     def heard(self, kind, job: str = "1", *, count: int = 1, generation: int | None = None):
         def look():
             found = [
-                e for e in self.events
-                if isinstance(e, kind) and e.job_id == job and generation in (None, e.generation)
-            ]  # fmt: skip
+                e for e in self.events if isinstance(e, kind) and e.job_id == job and generation in (None, e.generation)
+            ]
             return found if len(found) >= count else None
 
         return self.wait(look)
@@ -209,11 +208,17 @@ class Node:
         head_file = folder / "head.json"
         head_file.write_text(json.dumps({"url": head.url}))
         environment = {
-            **os.environ, "PHALANX_HEAD_URL": head.url, "PHALANX_HEAD_FILE": str(head_file),
-            "PHALANX_NODE_TOKEN": "secret-token", "PHALANX_NODE_ID": NODE, "PHALANX_NODE_DIR": str(self.folder),
-            "PHALANX_NODE_VIRTUAL": str(devices), "PHALANX_NODE_KEY": self.key, "PHALANX_NODE_ADDRESS": "127.0.0.1",
+            **os.environ,
+            "PHALANX_HEAD_URL": head.url,
+            "PHALANX_HEAD_FILE": str(head_file),
+            "PHALANX_NODE_TOKEN": "secret-token",
+            "PHALANX_NODE_ID": NODE,
+            "PHALANX_NODE_DIR": str(self.folder),
+            "PHALANX_NODE_VIRTUAL": str(devices),
+            "PHALANX_NODE_KEY": self.key,
+            "PHALANX_NODE_ADDRESS": "127.0.0.1",
             **variables,
-        }  # fmt: skip
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "phalanx.app.node"], env=environment, cwd=folder, start_new_session=True
         )
@@ -266,20 +271,34 @@ def prepare(tmp_path: Path, *argv: str, job="1", epoch=1, generation=0, tasks=1,
     grant = Grant(node_id=NODE, node_rank=0, devices=tuple(devices), cpus=1, memory_bytes=0, tasks=tasks, first_rank=0)
     return commands.Prepare(
         **{
-            "node_id": NODE, "job_id": JobId(job), "epoch": Epoch(epoch), "generation": Generation(generation), "spec": spec,
-            "allocation": Allocation(grants=(grant,)), "addresses": ("127.0.0.1",), "candidates": (),
-            "checkpoint_dir": str(tmp_path / f"ckpt/{job}/epoch-{epoch}"), "output_dir": str(tmp_path / f"out/{job}"),
-            "deadline_s": None, "restarts": 0, "mtbf_s": 1e6, **given,
+            "node_id": NODE,
+            "job_id": JobId(job),
+            "epoch": Epoch(epoch),
+            "generation": Generation(generation),
+            "spec": spec,
+            "allocation": Allocation(grants=(grant,)),
+            "addresses": ("127.0.0.1",),
+            "candidates": (),
+            "checkpoint_dir": str(tmp_path / f"ckpt/{job}/epoch-{epoch}"),
+            "output_dir": str(tmp_path / f"out/{job}"),
+            "deadline_s": None,
+            "restarts": 0,
+            "mtbf_s": 1e6,
+            **given,
         }
-    )  # fmt: skip
+    )
 
 
 def start_of(order: commands.Prepare, head: Head) -> commands.StartTasks:
     ready = head.heard(events.MemberReady, order.job_id, generation=order.generation)[-1]
     return commands.StartTasks(
-        node_id=NODE, job_id=order.job_id, epoch=order.epoch, generation=order.generation, port=ready.port or 0,
+        node_id=NODE,
+        job_id=order.job_id,
+        epoch=order.epoch,
+        generation=order.generation,
+        port=ready.port or 0,
         resume=ready.resume,
-    )  # fmt: skip
+    )
 
 
 def run(head: Head, order: commands.Prepare):
@@ -598,7 +617,7 @@ def test_checkpoint_is_verified_newest_first(head, node, tmp_path):
     run(head, order)
     assert head.heard(events.MemberReady)[0].resume == old
     assert text(head, epoch=2) == f"{old.path}\n"
-    assert "checkpoint of step 20 is not used" in text(head, "supervisor-0", epoch=2)
+    assert "checkpoint of step 20 is rejected" in text(head, "supervisor-0", epoch=2)
     head.say(commands.DeleteCheckpoints(node_id=NODE, job_id=JobId("1"), paths=(new.path, "/etc", str(tmp_path))))
     until = time.monotonic() + GUARD_S
     while os.path.exists(new.path) and time.monotonic() < until:
@@ -656,7 +675,7 @@ def test_exec_runs_beside_the_ranks_and_gives_its_code(head, node, tmp_path, tty
 
 def test_exec_without_ranks_is_refused(head, node, tmp_path):
     end = exec_in(head, prepare(tmp_path, "true"), "true", tty=False)
-    assert "runs no ranks" in end.error
+    assert "has no running ranks" in end.error
 
 
 # ---------------------------------------------------------------------------------------------------------------- samples

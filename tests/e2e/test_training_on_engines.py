@@ -38,9 +38,23 @@ CUT_S = 60.0
 STEPS = 80
 SAVE_EVERY = 10
 TRAIN = [
-    sys.executable, "train.py", "--steps", str(STEPS), "--save-every-steps", str(SAVE_EVERY), "--print-every", "1",
-    "--sample-bytes", "4", "--d-model", "64", "--seq", "64", "--batch", "8",
-]  # fmt: skip
+    sys.executable,
+    "train.py",
+    "--steps",
+    str(STEPS),
+    "--save-every-steps",
+    str(SAVE_EVERY),
+    "--print-every",
+    "1",
+    "--sample-bytes",
+    "4",
+    "--d-model",
+    "64",
+    "--seq",
+    "64",
+    "--batch",
+    "8",
+]
 DRILL = "/home/lab/drill"
 SAID = "tail -n 40 /home/lab/.phalanx/head.*; ps -eo pid,stat,etimes,args | cut -c1-150"
 until = partial(wait_until, every_s=0.1, limit_s=HANG_S)
@@ -150,7 +164,15 @@ def fleet(engine):
 def undisturbed(tmp_path_factory):
     """Losses by step, of one process on one machine without Phalanx."""
     environment = {**os.environ, "PHALANX_OUTPUT_DIR": str(tmp_path_factory.mktemp("alone"))}
-    done = subprocess.run(TRAIN, cwd=f"{ROOT}/examples/train_gpt", env=environment, capture_output=True, text=True, timeout=HANG_S, check=True)  # fmt: skip
+    done = subprocess.run(
+        TRAIN,
+        cwd=f"{ROOT}/examples/train_gpt",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=True,
+    )
     return dict(losses(done.stdout))
 
 
@@ -167,7 +189,9 @@ def test_a_gpt_on_two_hosts_outlives_a_power_cut_on_the_third_with_the_losses_of
         victim = next(name for name in reversed(before) if name != "h0")
         head.lab.kill(victim)
         killed_s = time.monotonic()
-        until(lambda: len(head.show(job)["attempts"]) == 2 and head.of(job)["attempt_state"] == "running", "it runs again")  # fmt: skip
+        until(
+            lambda: len(head.show(job)["attempts"]) == 2 and head.of(job)["attempt_state"] == "running", "it runs again"
+        )
         print(f"{engine}: power cut to running elsewhere {time.monotonic() - killed_s:.1f} s")
         until(lambda: head.of(job)["state"] not in ("pending", "running"), "it ends")
         shown = head.show(job)
@@ -193,7 +217,10 @@ def test_a_host_that_was_unplugged_for_a_minute_makes_no_step_after_its_replacem
         until(lambda: steps(head.lab, victim, 1), "the host makes steps")
         head.lab.cut(victim)
         cut_s = time.monotonic()
-        until(lambda: len(head.show(job)["attempts"]) >= 2 and head.of(job)["attempt_state"] == "running", "it runs elsewhere")  # fmt: skip
+        until(
+            lambda: len(head.show(job)["attempts"]) >= 2 and head.of(job)["attempt_state"] == "running",
+            "it runs elsewhere",
+        )
         print(f"{engine}: cable cut to running elsewhere {time.monotonic() - cut_s:.1f} s")
         assert victim not in head.hosts(job, 1)
         until(lambda: any(steps(head.lab, name, 2) for name in head.hosts(job, 1)), "the replacement makes steps")

@@ -25,14 +25,19 @@ def verdicts(head, job):
 
 DEATHS = [
     # what the tasks do                                            how it ends, after how many restarts, and the rule that said so
-    (f'{ONCE} echo "ValueError: no"; exit 1',                         "failed",    0, "python-error: user"),
+    (f'{ONCE} echo "ValueError: no"; exit 1', "failed", 0, "python-error: user"),
     (f'{ONCE} echo "torch.OutOfMemoryError: CUDA out of memory"; exit 1', "failed", 0, "cuda-out-of-memory: user"),
-    (f"{ONCE} test $RANK = 1 && kill -SEGV $$; sleep 60",             "succeeded", 1, "segfault: infrastructure"),
-    (f"{ONCE} test $RANK = 1 && exit 139; sleep 60",                  "succeeded", 1, "segfault: infrastructure"),
-    (f"{ONCE} test $RANK = 1 && kill -9 $$; sleep 60",                "succeeded", 1, "killed: infrastructure"),
+    (f"{ONCE} test $RANK = 1 && kill -SEGV $$; sleep 60", "succeeded", 1, "segfault: infrastructure"),
+    (f"{ONCE} test $RANK = 1 && exit 139; sleep 60", "succeeded", 1, "segfault: infrastructure"),
+    (f"{ONCE} test $RANK = 1 && kill -9 $$; sleep 60", "succeeded", 1, "killed: infrastructure"),
     (f'{ONCE} echo "RuntimeError: Connection closed by peer"; exit 1', "succeeded", 1, "peer-gone: echo"),
-    (f'{ONCE} test $RANK = 1 && echo "No space left on device" && exit 1; sleep 60', "succeeded", 1, "no-space: infrastructure"),
-]  # fmt: skip
+    (
+        f'{ONCE} test $RANK = 1 && echo "No space left on device" && exit 1; sleep 60',
+        "succeeded",
+        1,
+        "no-space: infrastructure",
+    ),
+]
 
 
 @pytest.mark.parametrize(("script", "state", "restarts", "rule"), DEATHS)

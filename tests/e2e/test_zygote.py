@@ -49,9 +49,16 @@ def ask(zygotes, command, env=ENV):
 def plain(command, cwd):
     """What the command does under a plain interpreter: output and wait status."""
     done = subprocess.run(
-        command, cwd=cwd, env=ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
+        command,
+        cwd=cwd,
+        env=ENV,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     return done.stdout, done.returncode
 
 

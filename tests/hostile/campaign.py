@@ -59,14 +59,17 @@ class Verdict:
     def told(self) -> str:
         """For people."""
         lines = [
-            f"{self.inputs} hostile inputs (seed {self.seed}) in {self.seconds:.0f} s: " + ", ".join(f"{count} {name}" for name, count in self.by_source.items()),
-            "answers: " + ", ".join(f"{count} x {status or 'closed'}" for status, count in sorted(self.by_status.items())),
+            f"{self.inputs} hostile inputs (seed {self.seed}) in {self.seconds:.0f} s: "
+            + ", ".join(f"{count} {name}" for name, count in self.by_source.items()),
+            "answers: "
+            + ", ".join(f"{count} x {status or 'closed'}" for status, count in sorted(self.by_status.items())),
             f"an answer: p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.1f} ms, slowest {self.slowest_ms:.0f} ms; {self.slow_once} were over {SLOW_S:g} s once and not again",
             f"the head's memory: {self.memory_mib[0]:.0f} MiB at first, {self.memory_mib[-1]:.0f} at the end; after warming up {self.growth_mib_per_10k:+.1f} MiB for 10,000 inputs",
             f"operations of the description asked: {self.operations_reached}; never answered with a success: {', '.join(self.operations_never_done) or 'none'}",
             *(f"try later (503): {count} x {what}" for what, count in self.try_later.items()),
-            f"failures: {len(self.failures)}", *self.failures[:FAILURES_SHOWN],
-        ]  # fmt: skip
+            f"failures: {len(self.failures)}",
+            *self.failures[:FAILURES_SHOWN],
+        ]
         return "\n".join(lines)
 
     def as_record(self) -> dict[str, Any]:

@@ -88,13 +88,24 @@ def _asked(operation: Operation, case: Any, mode: str, rng: random.Random) -> As
             {name: _words(value) for name, value in query.items()}, doseq=True, errors="surrogatepass"
         )
     headers = tuple(
-        (name, str(value).replace("\r", "").replace("\n", "")) for name, value in (case.headers or {}).items()
-        if name and name.isascii() and name.replace("-", "").isalnum() and name.lower() not in ("host", "authorization", "content-length", "transfer-encoding", "connection")
-    )  # fmt: skip
+        (name, str(value).replace("\r", "").replace("\n", ""))
+        for name, value in (case.headers or {}).items()
+        if name
+        and name.isascii()
+        and name.replace("-", "").isalnum()
+        and name.lower() not in ("host", "authorization", "content-length", "transfer-encoding", "connection")
+    )
     return Asked(
-        source=f"drawn, {mode}", operation=operation.id, method=case.method, target=target, headers=headers, body=_bytes(case.body),
-        role=operation.role(rng), waits=operation.waits(query), odd=mode,
-    )  # fmt: skip
+        source=f"drawn, {mode}",
+        operation=operation.id,
+        method=case.method,
+        target=target,
+        headers=headers,
+        body=_bytes(case.body),
+        role=operation.role(rng),
+        waits=operation.waits(query),
+        odd=mode,
+    )
 
 
 def _words(value: Any) -> Any:

@@ -21,16 +21,42 @@ from tests.contract.api_head import make_node
 BLOB = b"a working directory"
 DIGEST = hashlib.sha256(BLOB).hexdigest()
 MANIFEST = encode(
-    Manifest(format=1, step=1, epoch=1, world_size=1, files=(ManifestFile(path="shard-0", size_bytes=len(BLOB), crc32=zlib.crc32(BLOB)),))
-)  # fmt: skip
+    Manifest(
+        format=1,
+        step=1,
+        epoch=1,
+        world_size=1,
+        files=(ManifestFile(path="shard-0", size_bytes=len(BLOB), crc32=zlib.crc32(BLOB)),),
+    )
+)
 RULE = {"name": "spot", "codes": [117], "blame": "preempted", "remedy": "elsewhere", "says": "the spot market took it"}
 SOON_S = time.time() + 3600
 FULL_JOB = {
-    "run": ["python", "train.py"], "name": "train", "gpus": "1", "cpus": 1, "memory": "1GiB", "workdir": "/tmp", "env": {"A": "b"},
-    "tasks_per_node": 1, "priority": 3, "queue": "side", "time": "2h", "retry": 2, "grace": "10s", "labels": {"team": "x"}, "hold": True,
-    "depends_on": "afterany:1", "array": "0-3", "begin": SOON_S, "nodelist": "n0", "exclude": "n[7-9]", "collective_timeout": "5m",
-    "setup": "true", "checkpoint": "/tmp/c", "warm": False,
-}  # fmt: skip
+    "run": ["python", "train.py"],
+    "name": "train",
+    "gpus": "1",
+    "cpus": 1,
+    "memory": "1GiB",
+    "workdir": "/tmp",
+    "env": {"A": "b"},
+    "tasks_per_node": 1,
+    "priority": 3,
+    "queue": "side",
+    "time": "2h",
+    "retry": 2,
+    "grace": "10s",
+    "labels": {"team": "x"},
+    "hold": True,
+    "depends_on": "afterany:1",
+    "array": "0-3",
+    "begin": SOON_S,
+    "nodelist": "n0",
+    "exclude": "n[7-9]",
+    "collective_timeout": "5m",
+    "setup": "true",
+    "checkpoint": "/tmp/c",
+    "warm": False,
+}
 
 
 @dataclass(frozen=True)
@@ -49,21 +75,69 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
     place = {**part, "generation": 0, "node_id": "n0"}
     event = json.loads(msgspec.json.encode(frame(1, MemberReady(**place, port=29500))))
     node = msgspec.to_builtins(make_node("n0", 2))
-    sample = {"index": 0, "uuid": "VIRTUAL-n0-0", "counter": "none", "utilization": 0.5, "memory_used_bytes": 1, "memory_total_bytes": 2,
-              "power_w": 1.0, "temperature_c": 30.0, "throttle": ["hot"], "virtual": True, "job_id": job_id}  # fmt: skip
-    queue = {"id": "side", "parent": None, "priority": 1, "open": True, "quota_gpus": 4, "borrow_gpus": 1, "lend_gpus": 1, "weight": 1.0,
-             "gpus_per_user": 4, "jobs_per_user": 9, "budget_gpu_h": 10.0, "budget_period_s": 3600.0}  # fmt: skip
+    sample = {
+        "index": 0,
+        "uuid": "VIRTUAL-n0-0",
+        "counter": "none",
+        "utilization": 0.5,
+        "memory_used_bytes": 1,
+        "memory_total_bytes": 2,
+        "power_w": 1.0,
+        "temperature_c": 30.0,
+        "throttle": ["hot"],
+        "virtual": True,
+        "job_id": job_id,
+    }
+    queue = {
+        "id": "side",
+        "parent": None,
+        "priority": 1,
+        "open": True,
+        "quota_gpus": 4,
+        "borrow_gpus": 1,
+        "lend_gpus": 1,
+        "weight": 1.0,
+        "gpus_per_user": 4,
+        "jobs_per_user": 9,
+        "budget_gpu_h": 10.0,
+        "budget_period_s": 3600.0,
+    }
     return {
         "submit_job": Good(body=FULL_JOB, headers={"Idempotency-Key": "k1"}),
         "dry_run": Good(body=FULL_JOB),
-        "list_jobs": Good(query={"state": "pending", "user": "ada", "project": "default", "queue": "default", "name": "good", "before_seq": 100, "limit": 10, "fold": "true"}),
+        "list_jobs": Good(
+            query={
+                "state": "pending",
+                "user": "ada",
+                "project": "default",
+                "queue": "default",
+                "name": "good",
+                "before_seq": 100,
+                "limit": 10,
+                "fold": "true",
+            }
+        ),
         "renew_lease": Good(body={"supervisor_id": "s1", "node_id": "n0", "epochs": [[job_id, epoch]], "held_s": 1.0}),
-        "take_streams": Good(body={"supervisor_id": "s1", "chunks": [{**part, "stream": "rank-0", "offset": 0, "data": "aGVsbG8K"}]}),
+        "take_streams": Good(
+            body={"supervisor_id": "s1", "chunks": [{**part, "stream": "rank-0", "offset": 0, "data": "aGVsbG8K"}]}
+        ),
         "take_events": Good(body={"supervisor_id": "s1", "events": [event]}),
-        "hello": Good(body={"version": 1, "supervisor_id": "s1", "node": node, "carries": [[job_id, epoch, 0]], "challenge": "1"}),
+        "hello": Good(
+            body={"version": 1, "supervisor_id": "s1", "node": node, "carries": [[job_id, epoch, 0]], "challenge": "1"}
+        ),
         "give_commands": Good(query={"after": 0, "wait_s": 0.0}),
-        "take_samples": Good(body={"supervisor_id": "s1", "node_id": "n0", "at_s": 1.0, "devices": [sample], "load_1m": 1.0,
-                                   "memory_available_bytes": 1, "disk_free_bytes": 1, "every_s": 1.0}),
+        "take_samples": Good(
+            body={
+                "supervisor_id": "s1",
+                "node_id": "n0",
+                "at_s": 1.0,
+                "devices": [sample],
+                "load_1m": 1.0,
+                "memory_available_bytes": 1,
+                "disk_free_bytes": 1,
+                "every_s": 1.0,
+            }
+        ),
         "give_exec_input": Good(query={"after": 0, "wait_s": 0.0}),
         "take_exec_output": Good(body={"offset": 0, "data": "aGVsbG8K", "exit_code": None, "error": ""}),
         "begin_checkpoint": Good(query=step, body=MANIFEST),
@@ -72,7 +146,18 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
         "show_checkpoint": Good(query={**step, "wait_s": 0.0}),
         "list_kept_outputs": Good(query=part),
         "give_output_file": Good(query={**part, "path": "a.txt"}),
-        "take_output_piece": Good(query={**part, "path": "a.txt", "offset": 0, "crc32": zlib.crc32(BLOB), "size": len(BLOB), "mode": 420, "more": "false"}, body=BLOB),
+        "take_output_piece": Good(
+            query={
+                **part,
+                "path": "a.txt",
+                "offset": 0,
+                "crc32": zlib.crc32(BLOB),
+                "size": len(BLOB),
+                "mode": 420,
+                "more": "false",
+            },
+            body=BLOB,
+        ),
         "remove_output_file": Good(query={**part, "path": "a.txt"}),
         "update_job": Good(body={"name": "other", "priority": 1, "time": "1h", "queue": "side", "begin": "2h"}),
         "cancel_job": Good(body={"why": "enough"}),
@@ -85,8 +170,26 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
         "whole_story": Good(query={"after": 0, "node": "n0", "limit": 10}),
         "label_nodes": Good(body={"labels": {"n0": {"rack": "r1", "zone": "z"}}}),
         "drain_node": Good(body={"why": "test", "cordon_only": True}),
-        "put_reservation": Good(body={"nodes": ["n0"], "time": "4h", "start_s": SOON_S, "users": ["ada"], "queues": [], "maintenance": False, "why": "x"}),
-        "put_profile": Good(body=to_plain(Profile(at="2026-11-21", at_s=time.time(), nodes=(NodeFound(node="n0", gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=9.0),)))),
+        "put_reservation": Good(
+            body={
+                "nodes": ["n0"],
+                "time": "4h",
+                "start_s": SOON_S,
+                "users": ["ada"],
+                "queues": [],
+                "maintenance": False,
+                "why": "x",
+            }
+        ),
+        "put_profile": Good(
+            body=to_plain(
+                Profile(
+                    at="2026-11-21",
+                    at_s=time.time(),
+                    nodes=(NodeFound(node="n0", gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=9.0),),
+                )
+            )
+        ),
         "stop_head": Good(body={"keep_jobs": True}),
         "join": Good(body={"node_id": "n5", "hostname": "h", "address": "10.0.0.1", "devices": 8, "virtual": True}),
         "list_files": Good(query={"path": ""}),
@@ -103,6 +206,8 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
         "put_user": Good(body={"role": "user", "disabled": False}),
         "put_project": Good(body={"members": ["victim"], "admins": ["ada"]}),
         "make_token": Good(body={"user": "victim", "expires": "30d", "scope": ["see"], "note": "n"}),
-        "put_queues": Good(body={"queues": [queue, {"id": "below", "parent": "side"}], "prune": False, "dry_run": False}),
+        "put_queues": Good(
+            body={"queues": [queue, {"id": "below", "parent": "side"}], "prune": False, "dry_run": False}
+        ),
         "put_queue": Good(body={"priority": 1, "open": True}),
-    }  # fmt: skip
+    }

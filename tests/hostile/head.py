@@ -95,9 +95,16 @@ class Served:
         """Things that exist, by the name that paths give them; with `rng` the job is now and then one that waits."""
         job_id = self.waiting_id if rng is not None and rng.random() < WAITING else self.job_id
         return {
-            "job_id": job_id, "node_id": NODE, "user_id": "victim", "project_id": "victims", "queue_id": "side", "token_id": self.token_id,
-            "reservation_id": "r1", "sha256": DIGEST, "session_name": self.session,
-        }  # fmt: skip
+            "job_id": job_id,
+            "node_id": NODE,
+            "user_id": "victim",
+            "project_id": "victims",
+            "queue_id": "side",
+            "token_id": self.token_id,
+            "reservation_id": "r1",
+            "sha256": DIGEST,
+            "session_name": self.session,
+        }
 
     def tend(self) -> None:
         """As a supervisor and a user do: renew the lease, say hello when asked to; keep one job running, one waiting, one session open."""
@@ -182,8 +189,12 @@ def serving():
     with open(os.path.join(home, "head.out"), "ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.hostile.head", "--home", home, "--port", "0", "--virtual", "1x1"],
-            stdout=output, stderr=output, start_new_session=True, cwd=ROOT, env={**os.environ, "PHALANX_HOME": home},
-        )  # fmt: skip
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd=ROOT,
+            env={**os.environ, "PHALANX_HOME": home},
+        )
     try:
         yield _known(home, process)
     finally:

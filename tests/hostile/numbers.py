@@ -9,7 +9,23 @@ from typing import Any
 from tests.hostile.asked import Asked
 
 HUGE = "1" + "0" * 400
-EDGES = ["0", "-1", "1e-320", str(2**53 + 1), str(2**63 - 1), str(2**63), str(-(2**63) - 1), str(2**64), HUGE, f"-{HUGE}", "1e308", "-1e308", "1e999", "NaN", "Infinity"]  # fmt: skip
+EDGES = [
+    "0",
+    "-1",
+    "1e-320",
+    str(2**53 + 1),
+    str(2**63 - 1),
+    str(2**63),
+    str(-(2**63) - 1),
+    str(2**64),
+    HUGE,
+    f"-{HUGE}",
+    "1e308",
+    "-1e308",
+    "1e999",
+    "NaN",
+    "Infinity",
+]
 _MARK = "@number@"
 
 

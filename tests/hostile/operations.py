@@ -58,8 +58,13 @@ def operations(description: Mapping[str, Any], job_id: str, epoch: int) -> list[
     good = good_requests(job_id, epoch)
     return [
         Operation(
-            id=told["operationId"], method=method.upper(), path=path, action=told["x-phalanx-action"],
-            body_type=next(iter(told.get("requestBody", {}).get("content", {})), ""), good=good.get(told["operationId"], Good()),
+            id=told["operationId"],
+            method=method.upper(),
+            path=path,
+            action=told["x-phalanx-action"],
+            body_type=next(iter(told.get("requestBody", {}).get("content", {})), ""),
+            good=good.get(told["operationId"], Good()),
         )
-        for path, methods in description["paths"].items() for method, told in methods.items()
-    ]  # fmt: skip
+        for path, methods in description["paths"].items()
+        for method, told in methods.items()
+    ]

@@ -44,9 +44,14 @@ def contents(good: bytes, rng: random.Random, flips: int = 12) -> Iterator[tuple
     yield "JSON, deep mappings", b'{"a":' * 50_000 + b"1" + b"}" * 50_000
     yield "YAML, deep", b"- " * 5000 + b"a\n"
     yield "YAML, flow deep", b"a: " + b"[" * 5000
-    yield "YAML bomb", b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
-        b"%c: &%c [*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c]\n" % ((110 + n, 110 + n) + (97 if n == 0 else 109 + n,) * 9) for n in range(9)
-    )  # fmt: skip
+    yield (
+        "YAML bomb",
+        b"a: &a [x,x,x,x,x,x,x,x,x]\n"
+        + b"".join(
+            b"%c: &%c [*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c,*%c]\n" % ((110 + n, 110 + n) + (97 if n == 0 else 109 + n,) * 9)
+            for n in range(9)
+        ),
+    )
     yield "YAML tag", b"!!python/object/apply:os.system ['true']\n" + good
     yield "YAML alias to itself", b"a: &a\n  b: *a\n"
     yield "a list", b"[1, 2, 3]\n"

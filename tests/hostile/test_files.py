@@ -52,9 +52,20 @@ b,90,300,4,speech
 SWF = b"; UnixStartTime: 0\n1 9 5 100 4 -1 -1 4 200 -1 1 1 1 1 1 1 -1 -1\n"  # one job: a second has the same fields
 FLEET = b"node,gpus,gpu_type,vc\nn0,8,h100,vision\nn1,8,h100,speech\n"
 MODEL = json.dumps(
-    {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
-     "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256, "max_position_embeddings": 4096, "tie_word_embeddings": True}, indent=1
-).encode()  # fmt: skip
+    {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "vocab_size": 128256,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    },
+    indent=1,
+).encode()
 RULES = b"""rules:
   - name: spot
     codes: [117]
@@ -76,11 +87,14 @@ READERS = {
     "a trace": (TRACE, ["simulate", "--trace", "{}", "--nodes", "2", "--gpus-per-node", "8"]),
     "a trace in SWF": (SWF, ["simulate", "--trace", "{}", "--nodes", "2", "--gpus-per-node", "8", "--json"]),
     "a fleet": (FLEET, ["simulate", "--trace", "{good_trace}", "--fleet", "{}"]),
-    "a trace of whatif": (TRACE, ["whatif", "--trace", "{}", "--nodes", "2", "--gpus-per-node", "8", "--policy", "fifo"]),
+    "a trace of whatif": (
+        TRACE,
+        ["whatif", "--trace", "{}", "--nodes", "2", "--gpus-per-node", "8", "--policy", "fifo"],
+    ),
     "a model": (MODEL, ["plan", "{}", "--gpus", "h100:8", "--top", "1"]),
     "a price list": (PRICES, ["plan", "qwen3-0.6b", "--gpus", "h100:8", "--prices", "{}"]),
     "a saved plan": (LAYOUT, ["submit", "--plan", "{}", "--gpus", "8", "--", "true"]),
-}  # fmt: skip
+}
 ENDS_WITH = {"a model": ".json", "a saved plan": ".json", "a trace": ".csv", "a batch script": ".sh"}
 
 
@@ -129,7 +143,7 @@ HEAD = {
     "token": b"phx_0123456789abcdef",
     "head.lock": b'{"pid": 1, "url": "http://127.0.0.1:1"}',
     "cluster.json": b'{"port": 7600, "listen": "off", "virtual": null, "lease_s": 6.0, "nodes": ["n0"], "engine": "local"}',
-}  # fmt: skip
+}
 
 
 @pytest.mark.timeout(300)

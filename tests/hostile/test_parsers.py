@@ -41,10 +41,13 @@ def texts(good):
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        ("nodes", slurm.nodes_of), ("jobs", lambda text: slurm.jobs_of(text, "|5f1c|")), ("partitions", slurm.partitions_of),
-        ("topology", slurm.places_of), ("nodes", lambda text: [slurm.fields_of(line) for line in text.splitlines()]),
+        ("nodes", slurm.nodes_of),
+        ("jobs", lambda text: slurm.jobs_of(text, "|5f1c|")),
+        ("partitions", slurm.partitions_of),
+        ("topology", slurm.places_of),
+        ("nodes", lambda text: [slurm.fields_of(line) for line in text.splitlines()]),
     ],
-)  # fmt: skip
+)
 def test_what_slurm_says_spoilt_is_read_or_refused(name, read):
     for what, text in texts((GOLDEN / "slurm" / f"{name}.txt").read_bytes()):
         try:
@@ -135,7 +138,7 @@ SMALL_FILES = {
     "cluster.json": b'{"port": 7600, "listen": "off", "virtual": "3x4", "lease_s": 6.0, "nodes": ["n0"]}',
     "planned_stop.json": b'{"boot_id": "x", "until_s": 12.5}',
     "head.json": b'{"url": "http://127.0.0.1:1", "pid": 1}',
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SMALL_FILES)

@@ -16,7 +16,7 @@ from tests.hostile.good import good_requests
 from tests.hostile.head import ADMIN, SUPERVISING, Served, serving
 from tests.hostile.line import Answer
 
-INPUTS = effort.size(600, 10_000)
+INPUTS = effort.size(200, 10_000)
 SEED = 20261121  # the same commit gives the same requests; `python -m tests.hostile --seed N` asks others
 
 
@@ -77,9 +77,22 @@ def test_good_requests_are_taken():
     # Only what contradicts the state of the played world: a running job is not held, its node not forgotten, nobody may join here, and
     # a session ends with its attempt, which an earlier request has stopped.
     may_be = {
-        "update_job", "hold_job", "forget_node", "show_ca", "join", "renew_join_line", "give_output_file", "archive_files", "open_exec",
-        "close_exec", "exec_resize", "exec_input", "exec_output", "give_exec_input", "take_exec_output",
-    }  # fmt: skip
+        "update_job",
+        "hold_job",
+        "forget_node",
+        "show_ca",
+        "join",
+        "renew_join_line",
+        "give_output_file",
+        "archive_files",
+        "open_exec",
+        "close_exec",
+        "exec_resize",
+        "exec_input",
+        "exec_output",
+        "give_exec_input",
+        "take_exec_output",
+    }
     assert set(refused) <= may_be, refused
     assert 500 not in refused.values()
 
@@ -92,9 +105,16 @@ def test_a_planted_fault_is_found_and_told_with_a_line_that_repeats_it(tmp_path,
     with head.served() as url:
         tokens = {role: bearer(role)["authorization"].split()[1] for role in TOKENS}
         served = Served(
-            home=str(tmp_path), process=SimpleNamespace(pid=os.getpid(), poll=lambda: None), port=int(url.rsplit(":", 1)[1]),
-            tokens={**tokens, ADMIN: tokens["admin"], SUPERVISING: bearer("node:n0")["authorization"].split()[1], NOBODY: ""},
-        )  # fmt: skip
+            home=str(tmp_path),
+            process=SimpleNamespace(pid=os.getpid(), poll=lambda: None),
+            port=int(url.rsplit(":", 1)[1]),
+            tokens={
+                **tokens,
+                ADMIN: tokens["admin"],
+                SUPERVISING: bearer("node:n0")["authorization"].split()[1],
+                NOBODY: "",
+            },
+        )
         verdict = Campaign(served, inputs=300, seed=1).run()
     head.close()
     found = [failure for failure in verdict.failures if "show_profile" in failure]

@@ -68,15 +68,28 @@ def test_every_command_is_tried():
 @pytest.mark.parametrize(
     "words",
     [
-        ("ps", "--limit", "\udcff"), ("show", "\udcff"), ("frobnicate",), ("submit", "--gpus", "x" * 100_000, "--", "true"), ("plan", "/dev/zero"),
-        ("--url", "http://127.0.0.1:99999999", "ps"), ("simulate", "--trace", "/dev/zero", "--nodes", "1"), ("nodes", "drain", "n[0-9"), ("\udcff",), ("-",), ("",),
+        ("ps", "--limit", "\udcff"),
+        ("show", "\udcff"),
+        ("frobnicate",),
+        ("submit", "--gpus", "x" * 100_000, "--", "true"),
+        ("plan", "/dev/zero"),
+        ("--url", "http://127.0.0.1:99999999", "ps"),
+        ("simulate", "--trace", "/dev/zero", "--nodes", "1"),
+        ("nodes", "drain", "n[0-9"),
+        ("\udcff",),
+        ("-",),
+        ("",),
     ],
-)  # fmt: skip
+)
 def test_nonsense_to_the_real_program_ends_in_one_clear_line(words, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "phalanx.app.cli", *map(os.fsencode, words)], capture_output=True, stdin=subprocess.DEVNULL, timeout=60,
-        env={**os.environ, "PHALANX_HOME": str(tmp_path)}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "phalanx.app.cli", *map(os.fsencode, words)],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        env={**os.environ, "PHALANX_HOME": str(tmp_path)},
+        check=False,
+    )
     said = done.stderr.decode(errors="replace")
     assert done.returncode in CODES - {0}, said
     assert "Traceback" not in said

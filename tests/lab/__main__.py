@@ -114,9 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("slurm", help="start Slurm on every living host that has none")
     verbs.add_parser("down", help="remove it")
     for verb, means in {
-        "exec": "run what follows -- inside", "cut": "unplug its cable", "mend": "plug it in, lose no packets",
-        "kill": "power cut", "restart": "power on again",
-    }.items():  # fmt: skip
+        "exec": "run what follows -- inside",
+        "cut": "unplug its cable",
+        "mend": "plug it in, lose no packets",
+        "kill": "power cut",
+        "restart": "power on again",
+    }.items():
         verbs.add_parser(verb, help=means).add_argument("host")
     drop = verbs.add_parser("drop", help="lose packets on its link")
     drop.add_argument("host")

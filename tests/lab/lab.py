@@ -185,9 +185,12 @@ class Lab:
         self.kill(name)
         host = self.host(name)
         plan = {
-            "role": "host", "name": name, "gpus": self.gpus, "hosts": {other.name: other.address for other in self.hosts.values()},
+            "role": "host",
+            "name": name,
+            "gpus": self.gpus,
+            "hosts": {other.name: other.address for other in self.hosts.values()},
             "shown": _shown(),
-        }  # fmt: skip
+        }
         inside = ["nsenter", "--target", str(self.pid), "--pid", "--mount", "--"]
         unshare = [
             "unshare",

@@ -9,9 +9,14 @@ import subprocess
 import sys
 
 PROGRAMS = {
-    "ip": "iproute2", "tc": "iproute2", "iptables": "iptables", "nsenter": "util-linux", "unshare": "util-linux",
-    "setpriv": "util-linux", "env": "coreutils",
-}  # fmt: skip
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "iptables": "iptables",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+    "env": "coreutils",
+}
 """Program -> the Debian package that brings it; `make lab` installs the first two packages, the rest is on every system."""
 
 PROBE = """

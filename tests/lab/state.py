@@ -16,9 +16,13 @@ def save(name: str, lab: Lab) -> None:
     """Write the lab down. A file that a crash leaves behind is harmless: `load` asks whether its keeper lives."""
     FOLDER.mkdir(mode=0o700, exist_ok=True)
     record = {
-        "size": lab.size, "gpus": lab.gpus, "rate_mbit": lab.rate_mbit, "pid": lab.pid, "born": born(lab.pid),
+        "size": lab.size,
+        "gpus": lab.gpus,
+        "rate_mbit": lab.rate_mbit,
+        "pid": lab.pid,
+        "born": born(lab.pid),
         "hosts": [asdict(host) for host in lab.hosts.values()],
-    }  # fmt: skip
+    }
     new = FOLDER / f"{name}.new"
     new.write_text(json.dumps(record), encoding="ascii")
     os.replace(new, _file(name))

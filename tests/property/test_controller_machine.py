@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multi
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.ids import NodeId, ProjectId, QueueId, ReservationId, UserId
 from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import (
     CordonNode,
     EndReservation,
@@ -24,7 +24,7 @@ from phalanx.core.state.events import (
     Requeue,
     Submit,
     UncordonNode,
-)  # fmt: skip
+)
 from phalanx.core.work.attempt import Cause
 from phalanx.core.work.dependency import parse_dependencies
 from phalanx.core.work.job import BACKOFF_MAX_S, JobState
@@ -133,9 +133,17 @@ class Cluster(RuleBasedStateMachine):
     # ---- work ---------------------------------------------------------------------------------------------------------
 
     @precondition(head_is_up)
-    @rule(target=jobs, kind=kinds, gpus=st.sampled_from(SHAPES), retry=st.integers(0, 1), priority=st.integers(0, 2),
-          limit_s=st.sampled_from((None, None, 9.0)), grace_s=st.sampled_from((1.0, 30.0)), queue=st.sampled_from(QUEUES),
-          then_s=moments)  # fmt: skip
+    @rule(
+        target=jobs,
+        kind=kinds,
+        gpus=st.sampled_from(SHAPES),
+        retry=st.integers(0, 1),
+        priority=st.integers(0, 2),
+        limit_s=st.sampled_from((None, None, 9.0)),
+        grace_s=st.sampled_from((1.0, 30.0)),
+        queue=st.sampled_from(QUEUES),
+        then_s=moments,
+    )
     def submit(self, kind, gpus, retry, priority, limit_s, grace_s, queue, then_s):
         wanted = spec(
             kind,
@@ -166,8 +174,14 @@ class Cluster(RuleBasedStateMachine):
         return child
 
     @precondition(head_is_up)
-    @rule(target=jobs, kind=kinds, size=st.integers(1, 4), running_max=st.sampled_from((None, 1, 2)),
-          queue=st.sampled_from(QUEUES), then_s=moments)  # fmt: skip
+    @rule(
+        target=jobs,
+        kind=kinds,
+        size=st.integers(1, 4),
+        running_max=st.sampled_from((None, 1, 2)),
+        queue=st.sampled_from(QUEUES),
+        then_s=moments,
+    )
     def submit_array(self, kind, size, running_max, queue, then_s):
         self.harness.store.refuse_next = 0
         wanted = spec(kind, gpus="2", array=f"0-{size - 1}", array_max=running_max)
@@ -220,8 +234,12 @@ class Cluster(RuleBasedStateMachine):
         self.keys += 1
         now_s, users = self.harness.now.wall_s, frozenset({ADA}) if ours else frozenset()
         window = Reservation(
-            id=ReservationId(f"window-{self.keys}"), nodes=(NodeId(name),), start_s=now_s, end_s=now_s + for_s, users=users
-        )  # fmt: skip
+            id=ReservationId(f"window-{self.keys}"),
+            nodes=(NodeId(name),),
+            start_s=now_s,
+            end_s=now_s + for_s,
+            users=users,
+        )
         self.ask(PutReservation(reservation=window))
         self.go(then_s)
 
@@ -340,8 +358,10 @@ class Cluster(RuleBasedStateMachine):
                 harness.cancel(job.id)
         # 14: every job left fits the whole fleet; 30 s of work, budgets of restarts and stops, and backoffs bound the rest.
         idle = Idle(harness)
-        for _ in harness.events(lambda: any(not job.state.terminal for job in harness.world.jobs.values()),
-                                limit_s=120.0 * len(harness.world.jobs)):  # fmt: skip
+        for _ in harness.events(
+            lambda: any(not job.state.terminal for job in harness.world.jobs.values()),
+            limit_s=120.0 * len(harness.world.jobs),
+        ):
             idle.look()
         harness.run(10.0)
         harness.watch.settled()

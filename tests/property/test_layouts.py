@@ -24,9 +24,16 @@ def questions(draw):
         experts = draw(st.sampled_from([4, 8, 60]))
         mixture = Mixture(experts=experts, per_token=2, ffn=1024, shared_ffn=draw(st.sampled_from([0, 512])))
     model = Model(
-        name="drawn", layers=draw(st.integers(1, 100)), hidden=heads * 64, heads=heads, kv_heads=kv_heads, head_dim=64,
-        ffn=draw(st.sampled_from([1024, 4096, 11008])), vocab=draw(st.sampled_from([1000, 32000, 128256])), mixture=mixture,
-    )  # fmt: skip
+        name="drawn",
+        layers=draw(st.integers(1, 100)),
+        hidden=heads * 64,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=64,
+        ffn=draw(st.sampled_from([1024, 4096, 11008])),
+        vocab=draw(st.sampled_from([1000, 32000, 128256])),
+        mixture=mixture,
+    )
     per_node = draw(st.sampled_from([1, 2, 4, 8]))
     machine = Machine(
         gpu=gpu_named(draw(st.sampled_from(["h100", "a100-40gb", "t4", "l40s", "gb200"]))).gpu,
@@ -37,10 +44,15 @@ def questions(draw):
     precision = "fp16" if machine.gpu.name.startswith("t4") else "bf16"
     able = sorted(name for name, stack in stacks().items() if precision in stack.precisions)
     return Asked(
-        model=model, machine=machine, physics=physics(), stack=stacks()[draw(st.sampled_from(able))],
-        seq=draw(st.sampled_from([128, 2048, 8192, 65536])), global_batch=draw(st.integers(1, 300)),
-        method=draw(st.sampled_from(Method)), precision=precision,
-    )  # fmt: skip
+        model=model,
+        machine=machine,
+        physics=physics(),
+        stack=stacks()[draw(st.sampled_from(able))],
+        seq=draw(st.sampled_from([128, 2048, 8192, 65536])),
+        global_batch=draw(st.integers(1, 300)),
+        method=draw(st.sampled_from(Method)),
+        precision=precision,
+    )
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -21,15 +21,41 @@ maybe_seconds = st.none() | seconds
 generation = st.integers(0, 3)
 
 lines = st.one_of(
-    st.fixed_dictionaries({
-        "k": st.just("step"), "rank": st.integers(0, 1), "generation": generation, "step": st.integers(1, 30),
-        "begin_ns": st.integers(0, 10**12), "end_ns": st.integers(0, 10**12), "at_s": seconds,
-        "loss": st.floats(allow_nan=True), "tokens": st.none() | st.integers(0, 10),
-    }),
-    st.fixed_dictionaries({"k": st.just("stall"), "rank": st.just(0), "generation": generation, "seconds": st.floats(), "cause": st.just("save")}),
-    st.fixed_dictionaries({"k": st.just("checkpoint"), "rank": st.just(0), "generation": generation, "step": st.integers(1, 30), "stall_s": st.floats(0, 5)}),
-    st.fixed_dictionaries({"k": st.just("resumed"), "rank": st.just(0), "generation": generation, "step": st.integers(0, 30)}),
-)  # fmt: skip
+    st.fixed_dictionaries(
+        {
+            "k": st.just("step"),
+            "rank": st.integers(0, 1),
+            "generation": generation,
+            "step": st.integers(1, 30),
+            "begin_ns": st.integers(0, 10**12),
+            "end_ns": st.integers(0, 10**12),
+            "at_s": seconds,
+            "loss": st.floats(allow_nan=True),
+            "tokens": st.none() | st.integers(0, 10),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "k": st.just("stall"),
+            "rank": st.just(0),
+            "generation": generation,
+            "seconds": st.floats(),
+            "cause": st.just("save"),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "k": st.just("checkpoint"),
+            "rank": st.just(0),
+            "generation": generation,
+            "step": st.integers(1, 30),
+            "stall_s": st.floats(0, 5),
+        }
+    ),
+    st.fixed_dictionaries(
+        {"k": st.just("resumed"), "rank": st.just(0), "generation": generation, "step": st.integers(0, 30)}
+    ),
+)
 
 
 @st.composite
@@ -40,24 +66,46 @@ def histories(draw):
         placed_s, ended_s = draw(seconds), draw(seconds)
         live = epoch == count and draw(st.booleans())
         grants = tuple(
-            Grant(node_id=NodeId(f"n{rank}"), node_rank=rank, devices=tuple(range(devices)), cpus=1, memory_bytes=0, tasks=1, first_rank=rank)
+            Grant(
+                node_id=NodeId(f"n{rank}"),
+                node_rank=rank,
+                devices=tuple(range(devices)),
+                cpus=1,
+                memory_bytes=0,
+                tasks=1,
+                first_rank=rank,
+            )
             for rank, devices in enumerate(draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)))
-        )  # fmt: skip
+        )
         attempts.append(
             Attempt(
-                job_id=JobId("1"), epoch=Epoch(epoch), allocation=Allocation(grants=grants), placed_s=placed_s,
-                ended_s=None if live else ended_s, state=AttemptState.RUNNING if live else AttemptState.ENDED,
-                generation=Generation(draw(generation)), generation_s=draw(seconds), running_s=draw(maybe_seconds),
-                first_running_s=draw(maybe_seconds), ending=None if live else draw(st.sampled_from(Cause)),
+                job_id=JobId("1"),
+                epoch=Epoch(epoch),
+                allocation=Allocation(grants=grants),
+                placed_s=placed_s,
+                ended_s=None if live else ended_s,
+                state=AttemptState.RUNNING if live else AttemptState.ENDED,
+                generation=Generation(draw(generation)),
+                generation_s=draw(seconds),
+                running_s=draw(maybe_seconds),
+                first_running_s=draw(maybe_seconds),
+                ending=None if live else draw(st.sampled_from(Cause)),
             )
-        )  # fmt: skip
+        )
         reports[Epoch(epoch)] = [{**line, "epoch": epoch} for line in draw(st.lists(lines, max_size=25))]
     checkpoints = draw(st.lists(st.integers(0, 30), max_size=2))
     job = Job(
-        id=JobId("1"), seq=1, spec=JobSpec(name="j", role=Role(), workdir="/"), user=UserId("u"), project=ProjectId("p"),
-        queue=QueueId("q"), submit_s=T, state=draw(st.sampled_from(JobState)), ended_s=draw(maybe_seconds),
+        id=JobId("1"),
+        seq=1,
+        spec=JobSpec(name="j", role=Role(), workdir="/"),
+        user=UserId("u"),
+        project=ProjectId("p"),
+        queue=QueueId("q"),
+        submit_s=T,
+        state=draw(st.sampled_from(JobState)),
+        ended_s=draw(maybe_seconds),
         checkpoints=tuple(Resume(epoch=Epoch(1), step=step, path="", digest="") for step in checkpoints),
-    )  # fmt: skip
+    )
     return job, attempts, reports, draw(seconds)
 
 

@@ -18,8 +18,10 @@ NODES = [NodeId(name) for name in ("n0", "n1", "n2")]
 KINDS = ("h100:4", "h100:4", "a100-80gb:2")
 held = st.builds(
     lambda devices, cpus, gib: Others(devices=tuple(sorted(devices)), cpus=cpus, memory_bytes=gib << 30),
-    st.sets(st.integers(0, 3), max_size=4), st.integers(0, 4), st.integers(0, 8),
-)  # fmt: skip
+    st.sets(st.integers(0, 3), max_size=4),
+    st.integers(0, 4),
+    st.integers(0, 8),
+)
 happenings = st.lists(
     st.one_of(
         st.tuples(st.just("others"), st.dictionaries(st.sampled_from(NODES), held, min_size=1)),

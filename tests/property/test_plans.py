@@ -33,9 +33,12 @@ def queues(draw):
     def limits():
         quota = draw(st.sampled_from((None, 0, 4, 8)))
         return {
-            "quota_gpus": quota, "borrow_gpus": draw(seldom(0, 4)), "lend_gpus": None if quota is None else draw(seldom(0, 2)),
-            "gpus_per_user": draw(seldom(6)), "jobs_per_user": draw(seldom(2)),
-        }  # fmt: skip
+            "quota_gpus": quota,
+            "borrow_gpus": draw(seldom(0, 4)),
+            "lend_gpus": None if quota is None else draw(seldom(0, 2)),
+            "gpus_per_user": draw(seldom(6)),
+            "jobs_per_user": draw(seldom(2)),
+        }
 
     return [queue("top", **limits()), queue("a", parent="top", **limits()), queue("b", **limits())]
 
@@ -54,15 +57,23 @@ def jobs(draw, /, name, *, simple=False, least=0):
     }
     if not simple:
         fields |= {
-            "unmet": draw(seldom(UNMET, usual=())), "held": draw(seldom(True, usual=False)), "begin_s": draw(seldom(T - 5, T + 5000)),
-            "reason": draw(seldom(Reason.NODE_FAIL, usual=Reason.NEW)), "preemptible": draw(seldom(False, usual=True)),
+            "unmet": draw(seldom(UNMET, usual=())),
+            "held": draw(seldom(True, usual=False)),
+            "begin_s": draw(seldom(T - 5, T + 5000)),
+            "reason": draw(seldom(Reason.NODE_FAIL, usual=Reason.NEW)),
+            "preemptible": draw(seldom(False, usual=True)),
             "array": draw(seldom(ArrayPlace(array_id=JobId("7"), index=0, size=9, running_max=1))),
             "saves_on_stop": draw(st.booleans()),
-        }  # fmt: skip
+        }
     return job(
-        name, gpus=draw(st.sampled_from(SHAPES)), queue=draw(st.sampled_from(("top", "a", "b"))), priority=least + draw(st.integers(0, 1)),
-        user=draw(st.sampled_from(("ada", "bob"))), time_limit_s=draw(st.sampled_from((None, 60.0, 5000.0))), **fields,
-    )  # fmt: skip
+        name,
+        gpus=draw(st.sampled_from(SHAPES)),
+        queue=draw(st.sampled_from(("top", "a", "b"))),
+        priority=least + draw(st.integers(0, 1)),
+        user=draw(st.sampled_from(("ada", "bob"))),
+        time_limit_s=draw(st.sampled_from((None, 60.0, 5000.0))),
+        **fields,
+    )
 
 
 @st.composite
@@ -87,9 +98,14 @@ def drained_node(cell, name):
 
 def snapshot_of(cell):
     return replace(
-        cell.world.snapshot(cell.now_s), jobs=dict(cell.world.jobs), attempts=dict(cell.world.attempts),
-        usage=dict(cell.world.usage), spent=dict(cell.world.spent), nodes=dict(cell.world.nodes), queues=dict(cell.world.queues),
-    )  # fmt: skip
+        cell.world.snapshot(cell.now_s),
+        jobs=dict(cell.world.jobs),
+        attempts=dict(cell.world.attempts),
+        usage=dict(cell.world.usage),
+        spent=dict(cell.world.spent),
+        nodes=dict(cell.world.nodes),
+        queues=dict(cell.world.queues),
+    )
 
 
 # ---- what a plan may never do ---------------------------------------------------------------------------------------
@@ -256,10 +272,14 @@ for policy in sorted(POLICIES):
 def test_equal_plans_under_other_hash_seeds():
     found = {
         subprocess.run(
-            [sys.executable, "-c", HASHED], capture_output=True, text=True, check=True, timeout=120,
+            [sys.executable, "-c", HASHED],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
             env={**os.environ, "PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("0", "1", "4242")
-    }  # fmt: skip
+    }
     assert len(found) == 1
     assert "stops for" in found.pop()

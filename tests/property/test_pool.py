@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from phalanx.core.fleet.topology import LEVELS, tree_of
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.pool import Pool
 from tests.builders import make_node
 from tests.effort import examples
@@ -34,11 +34,16 @@ def needs(draw):
     sliced = draw(st.booleans()) and nodes > 1
     within = draw(st.integers(-1, len(LEVELS) - 1))
     return Need(
-        nodes=nodes, devices=devices, tail=0 if sliced or devices < 2 else draw(st.integers(0, devices - 1)),
-        cpus=draw(st.sampled_from((0, 0, 2))), memory_bytes=draw(st.sampled_from((0, 0, 5))), within=within,
-        required=within >= 0 and draw(st.booleans()), slice_nodes=draw(st.integers(1, nodes)) if sliced else 0,
+        nodes=nodes,
+        devices=devices,
+        tail=0 if sliced or devices < 2 else draw(st.integers(0, devices - 1)),
+        cpus=draw(st.sampled_from((0, 0, 2))),
+        memory_bytes=draw(st.sampled_from((0, 0, 5))),
+        within=within,
+        required=within >= 0 and draw(st.booleans()),
+        slice_nodes=draw(st.integers(1, nodes)) if sliced else 0,
         slice_within=draw(st.integers(0, 2)) if sliced else -1,
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -68,10 +73,14 @@ def one_domain(pool, nodes, level):
 
 def usable(pool, need, shut):
     return [
-        node for node, size in enumerate(pool.size)
-        if size >= 0 and node not in pool.away and not shut >> node & 1
-        and pool.enough.cpus[node] >= need.cpus and pool.enough.memory[node] >= need.memory_bytes
-    ]  # fmt: skip
+        node
+        for node, size in enumerate(pool.size)
+        if size >= 0
+        and node not in pool.away
+        and not shut >> node & 1
+        and pool.enough.cpus[node] >= need.cpus
+        and pool.enough.memory[node] >= need.memory_bytes
+    ]
 
 
 def satisfies(pool, need, places):

@@ -43,9 +43,14 @@ def jobs(draw):
     )
     avoid = tuple(NodeId(name) for name in draw(st.lists(st.sampled_from(NODES), max_size=2, unique=True)))
     return job(
-        "x", gpus=shape, priority=draw(st.integers(-1, 2)), cpus=draw(st.sampled_from((0, 0, 1, 8))), avoid=avoid,
-        memory_gib=draw(st.sampled_from((0, 0, 48))), held=draw(st.sampled_from((False, False, False, True))),
-    )  # fmt: skip
+        "x",
+        gpus=shape,
+        priority=draw(st.integers(-1, 2)),
+        cpus=draw(st.sampled_from((0, 0, 1, 8))),
+        avoid=avoid,
+        memory_gib=draw(st.sampled_from((0, 0, 48))),
+        held=draw(st.sampled_from((False, False, False, True))),
+    )
 
 
 @st.composite

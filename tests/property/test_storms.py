@@ -17,10 +17,36 @@ from tests.property.test_controller_machine import (
     SHAPES,
     TREE,
     Cluster,
-)  # fmt: skip
+)
 
-STORM = ("submit", "submit", "after", "array", "quota", "wait", "wait", "wait", "cancel", "requeue", "hold", "cordon", "uncordon", "uncordon", "reserve", "unreserve", "kill_node",
-         "kill_node", "pause", "cut", "slow", "lose", "kill_head", "disk", "old", "clock")  # fmt: skip
+STORM = (
+    "submit",
+    "submit",
+    "after",
+    "array",
+    "quota",
+    "wait",
+    "wait",
+    "wait",
+    "cancel",
+    "requeue",
+    "hold",
+    "cordon",
+    "uncordon",
+    "uncordon",
+    "reserve",
+    "unreserve",
+    "kill_node",
+    "kill_node",
+    "pause",
+    "cut",
+    "slow",
+    "lose",
+    "kill_head",
+    "disk",
+    "old",
+    "clock",
+)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -27,18 +27,30 @@ def doings():
     number = st.integers(1, 4)
     return st.one_of(
         st.builds(lambda n: lambda change: submit(change, n), number),
-        st.builds(lambda n, on: lambda change: start(change, n, on), number, st.sampled_from(("n0:0,1", "n1:2 n2:0", "n2:", "n0:3 n1:3"))),
+        st.builds(
+            lambda n, on: lambda change: start(change, n, on),
+            number,
+            st.sampled_from(("n0:0,1", "n1:2 n2:0", "n2:", "n0:3 n1:3")),
+        ),
         st.builds(lambda n, state: lambda change: end(change, n, state), number, st.sampled_from(list(JobState))),
         st.builds(lambda n: lambda change: move_on(change, n), number),
-        st.builds(lambda name, state: lambda change: change.put(replace(make_node(name), state=state)),
-                  st.sampled_from(NODES), st.sampled_from(list(NodeState))),
+        st.builds(
+            lambda name, state: lambda change: change.put(replace(make_node(name), state=state)),
+            st.sampled_from(NODES),
+            st.sampled_from(list(NodeState)),
+        ),
         st.builds(lambda name: lambda change: forget(change, name), st.sampled_from(NODES)),
         st.builds(lambda n: lambda change: change.put(Queue(id=QueueId(f"q{n}"), priority=n)), number),
         st.builds(lambda n: lambda change: change.put(Project(id=ProjectId(f"p{n}"))), number),
         st.builds(lambda n: lambda change: change.put(User(id=UserId(f"u{n}"), role=UserRole.USER)), number),
-        st.builds(lambda n: lambda change: change.put(Token(id=TokenId(f"t{n}"), user=UserId("u"), sha256=f"{n}", created_s=T)), number),
+        st.builds(
+            lambda n: (
+                lambda change: change.put(Token(id=TokenId(f"t{n}"), user=UserId("u"), sha256=f"{n}", created_s=T))
+            ),
+            number,
+        ),
         st.builds(lambda n: lambda change: change.tell(StoryLine(seq=0, at_s=T, kind="said", text=str(n))), number),
-    )  # fmt: skip
+    )
 
 
 def submit(change, n):

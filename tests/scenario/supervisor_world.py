@@ -33,11 +33,22 @@ def prepare(job="1", epoch=1, generation=0, *, tasks=TASKS, grace_s=5.0, collect
     )
     return commands.Prepare(
         **{
-            "node_id": NODE, "job_id": JobId(job), "epoch": Epoch(epoch), "generation": Generation(generation), "spec": spec,
-            "allocation": Allocation(grants=(grant,)), "addresses": ("10.0.0.1",), "candidates": (), "checkpoint_dir": "/c",
-            "output_dir": "/o", "deadline_s": None, "restarts": 0, "mtbf_s": 1e6, **given,
+            "node_id": NODE,
+            "job_id": JobId(job),
+            "epoch": Epoch(epoch),
+            "generation": Generation(generation),
+            "spec": spec,
+            "allocation": Allocation(grants=(grant,)),
+            "addresses": ("10.0.0.1",),
+            "candidates": (),
+            "checkpoint_dir": "/c",
+            "output_dir": "/o",
+            "deadline_s": None,
+            "restarts": 0,
+            "mtbf_s": 1e6,
+            **given,
         }
-    )  # fmt: skip
+    )
 
 
 def start(job="1", epoch=1, generation=0, port=29500):
@@ -113,10 +124,12 @@ class World:
         asked = {(key.job_id, key.epoch) for key in self.carried} if asked is None else asked
         return self.hear(
             hap.Renewed(
-                sent_ns=self.now_ns - int(sent_ago_s * NS_PER_S), lease_s=lease_s, asked=frozenset(asked),
+                sent_ns=self.now_ns - int(sent_ago_s * NS_PER_S),
+                lease_s=lease_s,
+                asked=frozenset(asked),
                 superseded=frozenset(superseded),
             )
-        )  # fmt: skip
+        )
 
     def wait(self, seconds: float, *, renewing=False) -> World:
         """Let time pass, stepping whenever the supervisor wants to; `renewing` every second."""

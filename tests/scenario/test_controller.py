@@ -10,7 +10,7 @@ from phalanx.core.errors import Conflict, NeverFits, NotFound, NotPermitted
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
 from phalanx.core.lifecycle.verify import rejection
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.commands import DeleteCheckpoints, Forget, Prepare, StartTasks
 from phalanx.core.state.events import (
     Cancel,
@@ -280,10 +280,12 @@ def test_unknown_job_is_not_found(cluster, event):
 
 
 def test_refused_request_in_a_full_step_leaves_the_others_alone(cluster):
-    answers = cluster.turn([
-        Cancel(job_id=JobId("99"), by=ADA),
-        Submit(spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default")),
-    ])  # fmt: skip
+    answers = cluster.turn(
+        [
+            Cancel(job_id=JobId("99"), by=ADA),
+            Submit(spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default")),
+        ]
+    )
     assert isinstance(answers[0], NotFound)
     assert answers[1].id == "1"
 
@@ -516,16 +518,22 @@ def test_planned_stop_lengthens_the_leases_and_a_late_head_believes_them(cluster
 
 
 LINE_CHANGES = {  # the question, why all wait then, and the question that undoes it
-    "held": (lambda array: Hold(job_id=array, held=True, by=ADA), Reason.HELD, lambda array: Hold(job_id=array, held=False, by=ADA)),
+    "held": (
+        lambda array: Hold(job_id=array, held=True, by=ADA),
+        Reason.HELD,
+        lambda array: Hold(job_id=array, held=False, by=ADA),
+    ),
     "the only node is cordoned": (
-        lambda _: CordonNode(node_id=NodeId("n0"), by=OP, why="disk", drain=False), Reason.NO_NODES,
+        lambda _: CordonNode(node_id=NodeId("n0"), by=OP, why="disk", drain=False),
+        Reason.NO_NODES,
         lambda _: UncordonNode(node_id=NodeId("n0"), by=OP),
     ),
     "another priority": (
-        lambda array: Update(job_id=array, priority=5, by=ADA), Reason.RESOURCES,
+        lambda array: Update(job_id=array, priority=5, by=ADA),
+        Reason.RESOURCES,
         lambda array: Update(job_id=array, priority=0, by=ADA),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("policy", ["default", "fifo", "skip", "fair", "backfill"])

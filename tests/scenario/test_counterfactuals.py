@@ -15,11 +15,10 @@ from phalanx.core.scheduling.entry import Entry, Listener
 from phalanx.core.scheduling.forecast import Forecast
 from phalanx.core.scheduling.hazard import Group
 from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.predict import Predictor, traits_of
-from phalanx.core.scheduling.schedule import schedule
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.scheduling.trial import near, tried
+from phalanx.core.scheduling.settings import Policy
+from phalanx.core.scheduling.trial import near, schedule, tried
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.state.world import Change, World
 from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind
@@ -47,9 +46,16 @@ def snapshot(fleet, runs=(), waits=(), queues=(PLAIN,), reservations=()):
     for seq, one in enumerate(waits, start=100):
         change.put(replace(one, seq=seq))
     return Snapshot(
-        version=1, now_s=T, nodes=world.nodes, usage=world.usage, queues=world.queues, reservations=world.reservations,
-        attempts=world.attempts, jobs=world.jobs, spent=world.spent,
-    )  # fmt: skip
+        version=1,
+        now_s=T,
+        nodes=world.nodes,
+        usage=world.usage,
+        queues=world.queues,
+        reservations=world.reservations,
+        attempts=world.attempts,
+        jobs=world.jobs,
+        spent=world.spent,
+    )
 
 
 class Asked:
@@ -101,7 +107,7 @@ def test_nothing_known_is_told_as_unknown():
     seen = snapshot(TWO, [(job("a", gpus=8), "n0:0,1,2,3 n1:0,1,2,3", 60.0)], [job("x", gpus=8)])
     expected = Asked(seen).expected
     assert expected.latest_s is None
-    assert expected.unknown == "nobody knows how long job a runs: no time limit, and too few likes have ended"
+    assert expected.unknown == "job a has no time limit, and too few similar jobs have finished"
 
 
 def test_jobs_before_it_get_their_places_first():
@@ -147,8 +153,9 @@ def test_held_queue_closed_and_begin():
     assert Asked(snapshot(TWO, (), [job("x", gpus=4, begin_s=T + 60.0)])).told == [("begin", "--begin now")]
     shut = [replace(PLAIN, open=False), Queue(id="free")]
     assert Asked(snapshot(TWO, (), [job("x", gpus=4)], shut)).told == [
-        ("queue", "--queue free"), ("open", "phalanx queues set default --open"),
-    ]  # fmt: skip
+        ("queue", "--queue free"),
+        ("open", "phalanx queues set default --open"),
+    ]
 
 
 def test_begin_and_parents_are_the_least_that_it_waits():
@@ -213,9 +220,10 @@ def test_only_the_first_in_line_are_tried_beside_it():
 
 def test_of_several_ways_to_wait_the_shortest_is_named():
     runs = [
-        (job("later", gpus=4, time_limit_s=7200.0), "n0:0,1,2,3", 0.0), (job("soon", gpus=4, time_limit_s=600.0), "n1:0,1,2,3", 0.0),
+        (job("later", gpus=4, time_limit_s=7200.0), "n0:0,1,2,3", 0.0),
+        (job("soon", gpus=4, time_limit_s=600.0), "n1:0,1,2,3", 0.0),
         (job("middle", gpus=4, time_limit_s=3600.0), "n2:0,1,2,3", 0.0),
-    ]  # fmt: skip
+    ]
     assert Asked(snapshot("r0: n0=4 n1=4 n2=4", runs, [job("x", gpus=8)])).search.blockers == ["soon", "middle"]
 
 
@@ -230,7 +238,7 @@ def test_array_limit_and_parents_bound_the_start():
     assert Asked(seen).range_s == (0.0, 3000.0)
     alone = Dependency(kind=DependencyKind.SINGLETON)
     expected = Asked(snapshot(TWO, (), [job("x", gpus=1, unmet=(alone,))])).expected
-    assert (expected.latest_s, expected.unknown) == (None, "it waits for singleton, and nobody knows when that holds")
+    assert (expected.latest_s, expected.unknown) == (None, "it waits for singleton, whose time is unknown")
 
 
 def test_budget_waits_for_its_next_period():
@@ -244,7 +252,7 @@ def test_budget_waits_for_its_next_period():
 def test_change_of_a_job_that_can_never_start_is_not_told():
     seen = snapshot(TWO, (), [job("x", gpus=4)], [Queue(id="default", quota_gpus=0, borrow_gpus=2)])
     found = Asked(seen)
-    assert "may never hold more than 2" in found.expected.unknown
+    assert "can use at most 2" in found.expected.unknown
     assert [kind for kind, _ in found.told] == ["fewer", "quota"]
 
 

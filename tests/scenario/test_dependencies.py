@@ -35,13 +35,21 @@ def submit(cluster, name="child", *, after=(), array="", behaviour=None, key="",
         cluster.behaviours[name] = behaviour
     ask = parse_array(array) if array else None
     wanted = spec(
-        name, dependencies=parse_dependencies(after), array="" if ask is None else str(ask),
-        array_max=None if ask is None else ask.running_max, **fields,
-    )  # fmt: skip
+        name,
+        dependencies=parse_dependencies(after),
+        array="" if ask is None else str(ask),
+        array_max=None if ask is None else ask.running_max,
+        **fields,
+    )
     wish = Submit(
-        spec=wanted, user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key=key, body_sha256=repr(wanted),
+        spec=wanted,
+        user=ADA,
+        project=ProjectId("gpt"),
+        queue=QueueId("default"),
+        key=key,
+        body_sha256=repr(wanted),
         parents=parents or {},
-    )  # fmt: skip
+    )
     answer = cluster.ask(wish)
     if isinstance(answer, list):
         return [job.id for job in answer]
@@ -73,10 +81,14 @@ def test_child_starts_when_its_parent_has_succeeded_and_not_before(cluster):
 @pytest.mark.parametrize(
     ("kind", "behaviour", "state"),
     [
-        ("afterok", FAILS, CANCELLED), ("afterany", FAILS, SUCCEEDED), ("afternotok", FAILS, SUCCEEDED),
-        ("afterok", None, SUCCEEDED), ("afterany", None, SUCCEEDED), ("afternotok", None, CANCELLED),
+        ("afterok", FAILS, CANCELLED),
+        ("afterany", FAILS, SUCCEEDED),
+        ("afternotok", FAILS, SUCCEEDED),
+        ("afterok", None, SUCCEEDED),
+        ("afterany", None, SUCCEEDED),
+        ("afternotok", None, CANCELLED),
     ],
-)  # fmt: skip
+)
 def test_kinds(cluster, kind, behaviour, state):
     parent = submit(cluster, "parent", behaviour=behaviour)
     before = submit(cluster, "before", after=f"{kind}:{parent}")
@@ -266,8 +278,10 @@ def test_one_submit_makes_all_elements_with_their_place_and_variables(cluster):
     assert ids == ["1_3", "1_5", "1_7"]
     places = [cluster.job(job_id).array for job_id in ids]
     assert [(p.array_id, p.index, p.size, p.running_max, p.lowest, p.highest) for p in places] == [
-        ("1", 3, 3, 2, 3, 7), ("1", 5, 3, 2, 3, 7), ("1", 7, 3, 2, 3, 7),
-    ]  # fmt: skip
+        ("1", 3, 3, 2, 3, 7),
+        ("1", 5, 3, 2, 3, 7),
+        ("1", 7, 3, 2, 3, 7),
+    ]
     assert [cluster.job(job_id).seq for job_id in ids] == [1, 2, 3]
     assert submit(cluster, "next") == "4"
     prepares = [command for command in cluster.commands if isinstance(command, Prepare) and command.job_id == "1_5"]
@@ -299,10 +313,14 @@ def test_an_array_is_made_whole_or_not_at_all(cluster):
 @pytest.mark.parametrize(
     ("kind", "bad", "state"),
     [
-        ("afterok", (), SUCCEEDED), ("afterok", (1,), CANCELLED), ("afterany", (0, 2), SUCCEEDED), ("afternotok", (0,), SUCCEEDED),
-        ("afternotok", (2,), SUCCEEDED), ("afternotok", (), CANCELLED),
+        ("afterok", (), SUCCEEDED),
+        ("afterok", (1,), CANCELLED),
+        ("afterany", (0, 2), SUCCEEDED),
+        ("afternotok", (0,), SUCCEEDED),
+        ("afternotok", (2,), SUCCEEDED),
+        ("afternotok", (), CANCELLED),
     ],
-)  # fmt: skip
+)
 def test_an_array_counts_as_one_parent(cluster, kind, bad, state):
     ids = submit(cluster, "eval", array="0-2", hold=True)
     child = submit(cluster, "child", after=f"{kind}:1")
@@ -455,10 +473,12 @@ def test_a_chain_of_thousands_ends_in_one_step_without_recursion(cluster):
     for number in range(1, 3000):
         wishes.append(
             Submit(
-                spec=spec(f"job{number}", dependencies=parse_dependencies(before)), user=ADA, project=ProjectId("gpt"),
+                spec=spec(f"job{number}", dependencies=parse_dependencies(before)),
+                user=ADA,
+                project=ProjectId("gpt"),
                 queue=QueueId("default"),
             )
-        )  # fmt: skip
+        )
         before = JobId(str(number + 1))
     assert not any(isinstance(answer, Exception) for answer in cluster.turn(wishes))
     cluster.cancel(first)

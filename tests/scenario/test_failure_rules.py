@@ -85,8 +85,10 @@ def test_job_that_prints_what_a_broken_gpu_prints_drives_nobody_off_its_node(clu
     cluster.runs(other)
     where = cluster.live(other).allocation.grants[0].node_id
     liar = cluster.submit(
-        gpus=2, nodelist=(where, NodeId("n2")), behaviour=fails_once(lines=("CUDA error: uncorrectable ECC error encountered",))
-    )  # fmt: skip
+        gpus=2,
+        nodelist=(where, NodeId("n2")),
+        behaviour=fails_once(lines=("CUDA error: uncorrectable ECC error encountered",)),
+    )
     cluster.ends(liar)
     assert "the gang is placed again elsewhere; counted as restart 1 of 5" in said(cluster, liar)[0]
     assert [one.id for one in cluster.world.nodes.values() if one.cordon is not None] == []

@@ -20,24 +20,61 @@ def asks(name, gpus, of, **fields):
 # queues; what waits on n0=8 -> the plan, for whoever fits in submit order
 RIGHTS = [
     ("no quota, no limit", [queue("a"), queue("b")], [asks("x", 8, "a")], f"x n0:{WHOLE}"),
-    ("borrowing is free where nothing is said", [queue("a", quota_gpus=4), queue("b", quota_gpus=4)], [asks("x", 8, "a")], f"x n0:{WHOLE}"),
-    ("never borrows", [queue("a", quota_gpus=4, borrow_gpus=0), queue("b", quota_gpus=4)],
-     [asks("x", 4, "a"), asks("y", 1, "a")], f"x n0:{FIRST} | y quota"),
-    ("borrows so much", [queue("a", quota_gpus=4, borrow_gpus=2), queue("b", quota_gpus=4)],
-     [asks("x", 6, "a"), asks("y", 1, "a")], "x n0:0,1,2,3,4,5 | y quota"),
-    ("what is kept at home is nobody else's", [queue("a"), queue("b", quota_gpus=4, lend_gpus=1)],
-     [asks("x", 5, "a"), asks("y", 1, "a")], "x n0:0,1,2,3,4 | y quota"),
-    ("and is there for its owner", [queue("a"), queue("b", quota_gpus=4, lend_gpus=0)],
-     [asks("x", 8, "a"), asks("y", 4, "b"), asks("z", 4, "a")], f"y n0:{FIRST} | z n0:{SECOND} | x resources"),
-    ("a quota binds all below it", [queue("top", quota_gpus=4, borrow_gpus=0), queue("a", parent="top"), queue("b", parent="top")],
-     [asks("x", 3, "a"), asks("y", 2, "b"), asks("z", 1, "b")], "x n0:0,1,2 | z n0:3 | y quota"),
-    ("one user's GPUs", [queue("a", gpus_per_user=4)], [asks("x", 4, "a"), asks("y", 1, "a"), asks("z", 4, "a", user="bob")],
-     f"x n0:{FIRST} | z n0:{SECOND} | y user_limit"),
-    ("one user's jobs", [queue("a", jobs_per_user=1)], [asks("x", 1, "a"), asks("y", 1, "a"), asks("z", 1, "a", user="bob")],
-     "x n0:0 | z n0:1 | y user_limit"),
-    ("a limit of the queue above", [queue("top", gpus_per_user=4), queue("a", parent="top"), queue("b", parent="top")],
-     [asks("x", 4, "a"), asks("y", 1, "b")], f"x n0:{FIRST} | y user_limit"),
-]  # fmt: skip
+    (
+        "borrowing is free where nothing is said",
+        [queue("a", quota_gpus=4), queue("b", quota_gpus=4)],
+        [asks("x", 8, "a")],
+        f"x n0:{WHOLE}",
+    ),
+    (
+        "never borrows",
+        [queue("a", quota_gpus=4, borrow_gpus=0), queue("b", quota_gpus=4)],
+        [asks("x", 4, "a"), asks("y", 1, "a")],
+        f"x n0:{FIRST} | y quota",
+    ),
+    (
+        "borrows so much",
+        [queue("a", quota_gpus=4, borrow_gpus=2), queue("b", quota_gpus=4)],
+        [asks("x", 6, "a"), asks("y", 1, "a")],
+        "x n0:0,1,2,3,4,5 | y quota",
+    ),
+    (
+        "what is kept at home is nobody else's",
+        [queue("a"), queue("b", quota_gpus=4, lend_gpus=1)],
+        [asks("x", 5, "a"), asks("y", 1, "a")],
+        "x n0:0,1,2,3,4 | y quota",
+    ),
+    (
+        "and is there for its owner",
+        [queue("a"), queue("b", quota_gpus=4, lend_gpus=0)],
+        [asks("x", 8, "a"), asks("y", 4, "b"), asks("z", 4, "a")],
+        f"y n0:{FIRST} | z n0:{SECOND} | x resources",
+    ),
+    (
+        "a quota binds all below it",
+        [queue("top", quota_gpus=4, borrow_gpus=0), queue("a", parent="top"), queue("b", parent="top")],
+        [asks("x", 3, "a"), asks("y", 2, "b"), asks("z", 1, "b")],
+        "x n0:0,1,2 | z n0:3 | y quota",
+    ),
+    (
+        "one user's GPUs",
+        [queue("a", gpus_per_user=4)],
+        [asks("x", 4, "a"), asks("y", 1, "a"), asks("z", 4, "a", user="bob")],
+        f"x n0:{FIRST} | z n0:{SECOND} | y user_limit",
+    ),
+    (
+        "one user's jobs",
+        [queue("a", jobs_per_user=1)],
+        [asks("x", 1, "a"), asks("y", 1, "a"), asks("z", 1, "a", user="bob")],
+        "x n0:0 | z n0:1 | y user_limit",
+    ),
+    (
+        "a limit of the queue above",
+        [queue("top", gpus_per_user=4), queue("a", parent="top"), queue("b", parent="top")],
+        [asks("x", 4, "a"), asks("y", 1, "b")],
+        f"x n0:{FIRST} | y user_limit",
+    ),
+]
 
 
 @pytest.mark.parametrize(("queues", "waits", "plan"), [row[1:] for row in RIGHTS], ids=[row[0] for row in RIGHTS])
@@ -139,7 +176,7 @@ def test_what_runs_when_its_budget_is_spent_runs_on_and_is_counted_from_its_star
     )
     plan = plan_of(fleet.with_jobs(asks("y", 1, "poor")))
     assert lined(plan) == "y budget"
-    assert plan.waiting("y").detail == "queue poor has spent its 10 GPU-hours of this period (13.0)"
+    assert plan.waiting("y").detail == "queue poor has spent 13.0 of its 10 GPU-hours of this period"
 
 
 @pytest.mark.parametrize("name", ["default", "fair"])

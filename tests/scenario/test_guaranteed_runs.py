@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
 from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import CordonNode, PutQueues, PutReservation
 from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Queue
@@ -47,7 +47,7 @@ def test_owner_waits_for_the_guaranteed_run_of_the_borrower_and_no_longer():
     owner = cluster.submit(gpus="3", queue="prod", behaviour=SAVING)
     cluster.runs(owner)
     assert 20.0 <= ran_s(cluster, borrower) <= 20.0 + LOOK_S
-    assert f"preempted by job {owner}, whose queue takes back what was borrowed" in cluster.told(borrower)
+    assert f"preempted by job {owner}, whose queue reclaims the GPUs it had lent" in cluster.told(borrower)
 
 
 def test_borrower_of_lower_priority_past_its_stops_is_told_that_a_loan_is_called_in():
@@ -56,7 +56,7 @@ def test_borrower_of_lower_priority_past_its_stops_is_told_that_a_loan_is_called
     borrower = cluster.submit(gpus="4", behaviour=SAVING)
     owner = cluster.submit(gpus="4", queue="prod", behaviour=SAVING)
     cluster.runs(owner)
-    assert "whose queue takes back what was borrowed" in cluster.told(borrower)
+    assert "whose queue reclaims the GPUs it had lent" in cluster.told(borrower)
     assert "higher priority" not in cluster.told(borrower)
 
 

@@ -46,8 +46,14 @@ def test_same_labels_again_change_nothing(cluster):
 
 
 def test_one_wrong_label_refuses_them_all(cluster):
-    for wrong in ({"n9": {"rack": "r0"}}, {"n1": {"no name": "r0"}}, {"n1": {"rack": "r" * 200}}, {"n1": {"rack": "r\n0"}}, {"n1": {"rack": " r0"}},
-                  {"n1": {f"k{at}": "v" for at in range(65)}}):  # fmt: skip
+    for wrong in (
+        {"n9": {"rack": "r0"}},
+        {"n1": {"no name": "r0"}},
+        {"n1": {"rack": "r" * 200}},
+        {"n1": {"rack": "r\n0"}},
+        {"n1": {"rack": " r0"}},
+        {"n1": {f"k{at}": "v" for at in range(65)}},
+    ):
         with pytest.raises((NotFound, BadRequest)):
             label(cluster, n0={"rack": "r0"}, **wrong)
     assert labels(cluster, "n0") == {}
@@ -77,7 +83,7 @@ def test_job_that_no_rack_holds_is_refused_at_submit_until_the_labels_say_otherw
     within = Spread(within="rack", required=True)
     with pytest.raises(NeverFits, match="no rack has 2 such nodes"):
         cluster.submit(gpus="2x4", spread=within)
-    with pytest.raises(NeverFits, match="no node says in which leaf it is"):
+    with pytest.raises(NeverFits, match="no node is labelled with its leaf"):
         cluster.submit(gpus="1x4", spread=Spread(within="leaf", required=True))
     label(cluster, n1={"rack": "r0"})
     cluster.runs(cluster.submit(gpus="2x4", spread=within))

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.core.ids import ProjectId, QueueId, UserId
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import CordonNode, PutQueue, Submit
 from phalanx.core.work.attempt import AttemptState, Cause
 from phalanx.core.work.job import JobState, Reason
@@ -75,7 +75,7 @@ def test_the_job_that_waits_for_its_room_says_so(cluster):
     cluster.run(1.0)
     wait = cluster.head.controller.waits[first]
     assert wait.reason is Reason.CLAIMED
-    assert wait.detail == "its place on n0, n1 is being cleared: what runs there saves and leaves"
+    assert wait.detail == "waits for running jobs on n0, n1 to save and stop"
     assert train not in cluster.head.controller.waits
     assert set(cluster.head.controller.waits) == {first}
 
@@ -192,7 +192,7 @@ def test_a_queue_borrows_and_gives_back(cluster):
     cluster.runs(mine)
     assert sorted(cluster.job(one).preemptions for one in loans) == [0, 1]
     back = next(one for one in loans if cluster.job(one).preemptions)
-    assert cluster.job(back).detail == f"preempted by job {mine}, whose queue takes back what was borrowed"
+    assert cluster.job(back).detail == f"preempted by job {mine}, whose queue reclaims the GPUs it had lent"
     cluster.ends(mine)
     cluster.runs(back)
     assert resumed_at(cluster, back) >= 119

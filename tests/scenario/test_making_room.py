@@ -48,29 +48,85 @@ PRIORITY = [
     ("higher stays", "r: n0=8", [("l", "n0:0-7", {"priority": 6})], {"gpus": 8, **HIGH}, "a resources"),
     ("guaranteed run", "r: n0=8", [("l", "n0:0-7", {"for_s": 59})], {"gpus": 8, **HIGH}, "a resources"),
     ("past it", "r: n0=8", [("l", "n0:0-7", {"for_s": 61})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
-    ("budget of stops is spent", "r: n0=8", [("l", "n0:0-7", {"preemptions": Knobs().stops_max})], {"gpus": 8, **HIGH}, "a resources"),
-    ("one stop is left", "r: n0=8", [("l", "n0:0-7", {"preemptions": Knobs().stops_max - 1})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
+    (
+        "budget of stops is spent",
+        "r: n0=8",
+        [("l", "n0:0-7", {"preemptions": Knobs().stops_max})],
+        {"gpus": 8, **HIGH},
+        "a resources",
+    ),
+    (
+        "one stop is left",
+        "r: n0=8",
+        [("l", "n0:0-7", {"preemptions": Knobs().stops_max - 1})],
+        {"gpus": 8, **HIGH},
+        "l stops for a | a claimed",
+    ),
     ("not preemptible", "r: n0=8", [("l", "n0:0-7", {"preemptible": False})], {"gpus": 8, **HIGH}, "a resources"),
-    ("the lowest first, dear or not", "r: n0=8 n1=8",
-     [("l", "n0:0-7", {"priority": 1, "for_s": 90}), ("m", "n1:0-7", {"priority": 0})], {"gpus": 8, **HIGH}, "m stops for a | a claimed"),
-    ("who has lost least", "r: n0=8 n1=8", [("l", "n0:0-7", {}), ("m", "n1:0-7", {"for_s": 3600})], {"gpus": 8, **HIGH},
-     "m stops for a | a claimed"),
-    ("who saves when asked loses nothing", "r: n0=8 n1=8",
-     [("l", "n0:0-7", {"saves_on_stop": True}), ("m", "n1:0-7", {"for_s": 600})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
-    ("work since the checkpoint counts", "r: n0=8 n1=8",
-     [("l", "n0:0-7", {"checkpoints": saved(100)}), ("m", "n1:0-7", {"for_s": 600})], {"gpus": 8, **HIGH}, "l stops for a | a claimed"),
-    ("only as many as needed", "r: n0=8",
-     [(f"l{at}", f"n0:{at}", {"saves_on_stop": True}) for at in range(8)], {"gpus": 2, **HIGH},
-     "l0 stops for a | l1 stops for a | a claimed"),
-    ("what is free counts", "r: n0=8 n1=8", [("l", "n0:0-5", {"for_s": 100}), ("m", "n1:0-7", {"for_s": 100})], {"gpus": 8, **HIGH},
-     "l stops for a | a claimed"),
-    ("a gang goes whole, and is not touched for a part", "r: n0=8 n1=8",
-     [("g", "n0:0-3 n1:0-3", {"gpus": "2x4"}), ("s", "n1:4-7", {}), ("h", "n0:4-7", {"priority": 9})], {"gpus": 4, **HIGH},
-     "s stops for a | a claimed"),
-    ("CPUs are room too", "r: n0=8", [("l", "n0:0", {"cpus": 30})], {"gpus": 1, "cpus": 8, **HIGH}, "l stops for a | a claimed"),
-    ("the preferred model first", "r: n0=h200:4 n1=a100:4", [("l", "n0:0-3", {"gpus": "h200:4"})],
-     {"gpus": "h200,a100:4", **HIGH}, "a n1:0,1,2,3"),
-]  # fmt: skip
+    (
+        "the lowest first, dear or not",
+        "r: n0=8 n1=8",
+        [("l", "n0:0-7", {"priority": 1, "for_s": 90}), ("m", "n1:0-7", {"priority": 0})],
+        {"gpus": 8, **HIGH},
+        "m stops for a | a claimed",
+    ),
+    (
+        "who has lost least",
+        "r: n0=8 n1=8",
+        [("l", "n0:0-7", {}), ("m", "n1:0-7", {"for_s": 3600})],
+        {"gpus": 8, **HIGH},
+        "m stops for a | a claimed",
+    ),
+    (
+        "who saves when asked loses nothing",
+        "r: n0=8 n1=8",
+        [("l", "n0:0-7", {"saves_on_stop": True}), ("m", "n1:0-7", {"for_s": 600})],
+        {"gpus": 8, **HIGH},
+        "l stops for a | a claimed",
+    ),
+    (
+        "work since the checkpoint counts",
+        "r: n0=8 n1=8",
+        [("l", "n0:0-7", {"checkpoints": saved(100)}), ("m", "n1:0-7", {"for_s": 600})],
+        {"gpus": 8, **HIGH},
+        "l stops for a | a claimed",
+    ),
+    (
+        "only as many as needed",
+        "r: n0=8",
+        [(f"l{at}", f"n0:{at}", {"saves_on_stop": True}) for at in range(8)],
+        {"gpus": 2, **HIGH},
+        "l0 stops for a | l1 stops for a | a claimed",
+    ),
+    (
+        "what is free counts",
+        "r: n0=8 n1=8",
+        [("l", "n0:0-5", {"for_s": 100}), ("m", "n1:0-7", {"for_s": 100})],
+        {"gpus": 8, **HIGH},
+        "l stops for a | a claimed",
+    ),
+    (
+        "a gang goes whole, and is not touched for a part",
+        "r: n0=8 n1=8",
+        [("g", "n0:0-3 n1:0-3", {"gpus": "2x4"}), ("s", "n1:4-7", {}), ("h", "n0:4-7", {"priority": 9})],
+        {"gpus": 4, **HIGH},
+        "s stops for a | a claimed",
+    ),
+    (
+        "CPUs are room too",
+        "r: n0=8",
+        [("l", "n0:0", {"cpus": 30})],
+        {"gpus": 1, "cpus": 8, **HIGH},
+        "l stops for a | a claimed",
+    ),
+    (
+        "the preferred model first",
+        "r: n0=h200:4 n1=a100:4",
+        [("l", "n0:0-3", {"gpus": "h200:4"})],
+        {"gpus": "h200,a100:4", **HIGH},
+        "a n1:0,1,2,3",
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +148,7 @@ def test_four_nodes_with_two_free_each_cost_a_gang_the_jobs_of_one_node():
         busy("r: n0=8 n1=8 n2=8 n3=8", *running).with_jobs(job("a", gpus=8, **HIGH)), knobs=Knobs(moves=False)
     )
     assert lined(plan) == "s30 stops for a | s31 stops for a | s32 stops for a | a claimed"
-    assert plan.waiting("a").detail == "its place on n3 is being cleared: what runs there saves and leaves"
+    assert plan.waiting("a").detail == "waits for running jobs on n3 to save and stop"
 
 
 def test_topology_that_is_required_is_cleared_in_one_domain():
@@ -121,17 +177,49 @@ def test_a_stopped_job_does_not_pass_the_stop_on_to_a_like_that_has_more_to_lose
 # ---- moves before stops ---------------------------------------------------------------------------------------------
 
 MOVES = [
-    ("into the hole beside", "r: n0=8 n1=8", [("six", "n0:0-5", {}), ("one", "n1:0", {})], {"gpus": 8}, "one moves for a | a claimed"),
-    ("a right to stop is no need to", "r: n0=8 n1=8", [("six", "n0:0-5", {}), ("one", "n1:0", {})], {"gpus": 8, **HIGH},
-     "one moves for a | a claimed"),
-    ("no hole: by right it stops", "r: n0=8 n1=8", [("six", "n0:0-7", {"gpus": 8, **HIGH}), ("one", "n1:0", {})], {"gpus": 8, **HIGH},
-     "one stops for a | a claimed"),
-    ("no hole, no right: it stays", "r: n0=8 n1=8", [("six", "n0:0-7", {"for_s": 300}), ("one", "n1:0", {"for_s": 300})], {"gpus": 8},
-     "a resources"),
-    ("moved a moment ago", "r: n0=8 n1=8", [("six", "n0:0-5", {"for_s": 200}), ("one", "n1:0", {"for_s": 200})], {"gpus": 8}, "a resources"),
-    ("not preemptible", "r: n0=8 n1=8",
-     [("six", "n0:0-5", {"preemptible": False}), ("one", "n1:0", {"preemptible": False})], {"gpus": 8}, "a resources"),
-]  # fmt: skip
+    (
+        "into the hole beside",
+        "r: n0=8 n1=8",
+        [("six", "n0:0-5", {}), ("one", "n1:0", {})],
+        {"gpus": 8},
+        "one moves for a | a claimed",
+    ),
+    (
+        "a right to stop is no need to",
+        "r: n0=8 n1=8",
+        [("six", "n0:0-5", {}), ("one", "n1:0", {})],
+        {"gpus": 8, **HIGH},
+        "one moves for a | a claimed",
+    ),
+    (
+        "no hole: by right it stops",
+        "r: n0=8 n1=8",
+        [("six", "n0:0-7", {"gpus": 8, **HIGH}), ("one", "n1:0", {})],
+        {"gpus": 8, **HIGH},
+        "one stops for a | a claimed",
+    ),
+    (
+        "no hole, no right: it stays",
+        "r: n0=8 n1=8",
+        [("six", "n0:0-7", {"for_s": 300}), ("one", "n1:0", {"for_s": 300})],
+        {"gpus": 8},
+        "a resources",
+    ),
+    (
+        "moved a moment ago",
+        "r: n0=8 n1=8",
+        [("six", "n0:0-5", {"for_s": 200}), ("one", "n1:0", {"for_s": 200})],
+        {"gpus": 8},
+        "a resources",
+    ),
+    (
+        "not preemptible",
+        "r: n0=8 n1=8",
+        [("six", "n0:0-5", {"preemptible": False}), ("one", "n1:0", {"preemptible": False})],
+        {"gpus": 8},
+        "a resources",
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +238,9 @@ def test_who_holds_a_sick_device_moves_into_no_hole_that_is_smaller_than_its_gan
 
 def test_a_move_says_where_to_and_for_whom():
     plan = plan_of(busy("r: n0=8 n1=8", ("six", "n0:0-5", {}), ("one", "n1:0", {})).with_jobs(job("a", gpus=8)))
-    assert plan.stop("one").why == "moved to n0 to make room for job a, which is likely to end sooner for the same GPUs"
+    assert (
+        plan.stop("one").why == "moved to n0 to make room for job a, which is expected to end sooner on the same GPUs"
+    )
 
 
 # ---- elastic --------------------------------------------------------------------------------------------------------
@@ -169,7 +259,7 @@ def test_elastic_starts_as_wide_as_there_is_room():
 def test_elastic_shrinks_for_a_newcomer_before_anybody_stops():
     plan = plan_of(busy(THREE, WIDE).with_jobs(job("a", gpus=4)))
     assert lined(plan) == "e moves for a | a claimed"
-    assert plan.stop("e").why == "moved to n0, n1 to make room for job a, and gives back nodes it grew into"
+    assert plan.stop("e").why == "moved to n0, n1 to make room for job a: an elastic job shrinks"
 
 
 def test_elastic_shrinks_no_further_than_it_must_and_than_its_least():
@@ -180,13 +270,13 @@ def test_elastic_shrinks_no_further_than_it_must_and_than_its_least():
 
 def test_elastic_does_not_shrink_onto_a_drained_node():
     plan = plan_of(busy(THREE, WIDE).drained("n0").with_jobs(job("a", gpus=4)))
-    assert plan.stop("e").why == "moved to n1 to make room for job a, and gives back nodes it grew into"
+    assert plan.stop("e").why == "moved to n1 to make room for job a: an elastic job shrinks"
 
 
 def test_elastic_does_not_shrink_onto_a_node_with_a_sick_device():
     """Of n0, where it holds all four, three are left: its part there is none of its parts any more."""
     plan = plan_of(busy(THREE, WIDE).sick("n0", 0).with_jobs(job("a", gpus=4)))
-    assert plan.stop("e").why == "moved to n1 to make room for job a, and gives back nodes it grew into"
+    assert plan.stop("e").why == "moved to n1 to make room for job a: an elastic job shrinks"
     two_sick = busy(THREE, WIDE).sick("n0", 0).sick("n1", 1)
     assert "moved to n2 to make room" in plan_of(two_sick.with_jobs(job("a", gpus="2x3"))).stop("e").why
 
@@ -243,17 +333,38 @@ def lending(*running):
 
 
 RECLAIM = [
-    ("cheapest first", [("x", "n0:0-7", {}), ("y", "n1:0-7", {"for_s": 3600})], {"gpus": 8}, "y stops for a | a claimed"),
-    ("only as many as needed", [("x", "n0:0-7", {}), ("y", "n1:0-3", {"for_s": 3600}), ("z", "n1:4-7", {})], {"gpus": 4},
-     "y stops for a | a claimed"),
+    (
+        "cheapest first",
+        [("x", "n0:0-7", {}), ("y", "n1:0-7", {"for_s": 3600})],
+        {"gpus": 8},
+        "y stops for a | a claimed",
+    ),
+    (
+        "only as many as needed",
+        [("x", "n0:0-7", {}), ("y", "n1:0-3", {"for_s": 3600}), ("z", "n1:4-7", {})],
+        {"gpus": 4},
+        "y stops for a | a claimed",
+    ),
     ("within the right alone", [("x", "n0:0-7", {}), ("o", "n1:0-7", {"queue": "own"})], {"gpus": 8}, "a resources"),
-    ("a loan is a loan, whatever its priority", [("x", "n0:0-7", {"priority": 9}), ("y", "n1:0-7", {"priority": 9})], {"gpus": 8},
-     "x stops for a | a claimed"),
-    ("even of one never stopped otherwise",
-     [("x", "n0:0-7", {"preemptible": False}), ("y", "n1:0-7", {"preemptible": False, "for_s": 600})], {"gpus": 8},
-     "y stops for a | a claimed"),
-    ("but for its first minute", [("x", "n0:0-7", {"for_s": 30}), ("y", "n1:0-7", {"for_s": 30})], {"gpus": 8}, "a resources"),
-]  # fmt: skip
+    (
+        "a loan is a loan, whatever its priority",
+        [("x", "n0:0-7", {"priority": 9}), ("y", "n1:0-7", {"priority": 9})],
+        {"gpus": 8},
+        "x stops for a | a claimed",
+    ),
+    (
+        "even of one never stopped otherwise",
+        [("x", "n0:0-7", {"preemptible": False}), ("y", "n1:0-7", {"preemptible": False, "for_s": 600})],
+        {"gpus": 8},
+        "y stops for a | a claimed",
+    ),
+    (
+        "but for its first minute",
+        [("x", "n0:0-7", {"for_s": 30}), ("y", "n1:0-7", {"for_s": 30})],
+        {"gpus": 8},
+        "a resources",
+    ),
+]
 
 
 @pytest.mark.parametrize(("running", "wanted", "plan"), [row[1:] for row in RECLAIM], ids=[row[0] for row in RECLAIM])
@@ -266,7 +377,7 @@ def test_a_borrower_is_told_that_its_loan_ends():
     plan = plan_of(
         lending(("x", "n0:0-7", {}), ("y", "n1:0-7", {"for_s": 600})).with_jobs(job("a", gpus=8, queue="own"))
     )
-    assert plan.stop("y").why == "preempted by job a, whose queue takes back what was borrowed"
+    assert plan.stop("y").why == "preempted by job a, whose queue reclaims the GPUs it had lent"
 
 
 def test_a_lower_job_of_the_own_queue_goes_where_the_quota_is_full():

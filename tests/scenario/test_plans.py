@@ -10,8 +10,8 @@ import pytest
 
 from phalanx.core.ids import JobId, NodeId, ReservationId, UserId
 from phalanx.core.scheduling.policies import POLICIES
-from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.scheduler import Scheduler
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind
 from phalanx.core.work.job import Reason
 from phalanx.core.work.reservation import Reservation
@@ -34,9 +34,12 @@ def element(index, running_max=2, of="7", **fields):
 def reserved(name, *nodes, start_s=-10.0, end_s=5000.0, users=()):
     """From and to, in seconds from now; for nobody unless users are named."""
     return Reservation(
-        id=ReservationId(name), nodes=tuple(map(NodeId, nodes)), start_s=T + start_s, end_s=T + end_s,
+        id=ReservationId(name),
+        nodes=tuple(map(NodeId, nodes)),
+        start_s=T + start_s,
+        end_s=T + end_s,
         users=frozenset(map(UserId, users)),
-    )  # fmt: skip
+    )
 
 
 # ---- where: topology, models, packing, CPUs -------------------------------------------------------------------------
@@ -55,8 +58,12 @@ WHERE = [
     (RACKS, {"n0": [0]}, {"gpus": "2x8", "spread": Spread(within="rack", required=True)}, f"n2:{WHOLE} n3:{WHOLE}"),
     (RACKS, {"n0": [0], "n2": [0]}, {"gpus": "4x8", "spread": Spread(within="leaf", required=True)}, ""),
     # slices: each two nodes in one rack; n1 has lost its neighbour
-    (RACKS, {"n0": [0]}, {"gpus": "4x8", "spread": Spread(slice_nodes=2, slice_within="rack")},
-     f"n2:{WHOLE} n3:{WHOLE} n4:{WHOLE} n5:{WHOLE}"),
+    (
+        RACKS,
+        {"n0": [0]},
+        {"gpus": "4x8", "spread": Spread(slice_nodes=2, slice_within="rack")},
+        f"n2:{WHOLE} n3:{WHOLE} n4:{WHOLE} n5:{WHOLE}",
+    ),
     (RACKS, {"n0": [0], "n2": [0]}, {"gpus": "4x8", "spread": Spread(slice_nodes=2, slice_within="rack")}, ""),
     # neighbours in the ring are neighbours in the tree: b is in r0 with a, whatever it is called
     ("r1: a=4 c=4 | r0: d=4 b=4", {}, {"gpus": "4x4"}, "b:0,1,2,3 d:0,1,2,3 a:0,1,2,3 c:0,1,2,3"),
@@ -70,7 +77,7 @@ WHERE = [
     ("r: n0=h200:4 n1=a100:4", {"n1": [0]}, {"gpus": "a100,h200:4"}, "n0:0,1,2,3"),
     ("r: n0=h200:4 n1=a100:4 n2=a100:4", {}, {"gpus": "h200,a100:8"}, "n1:0,1,2,3 n2:0,1,2,3"),
     ("r: n0=h200:4 n1=a100:4", {}, {"gpus": "h200,a100:8"}, ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fleet", "held", "wanted", "where"), WHERE)
@@ -101,10 +108,14 @@ WHO = [
     ("held", [job("a", held=True, priority=9), job("b")], "b n0:0 | a held"),
     ("begin", [job("a", begin_s=T + 1, priority=9), job("b")], "b n0:0 | a begin_time"),
     ("begun", [job("a", begin_s=T)], "a n0:0"),
-    ("array", [*(element(n) for n in range(4)), job("b")], "7_0 n0:0 | 7_1 n0:1 | b n0:2 | 7_2 array_limit | 7_3 array_limit"),
+    (
+        "array",
+        [*(element(n) for n in range(4)), job("b")],
+        "7_0 n0:0 | 7_1 n0:1 | b n0:2 | 7_2 array_limit | 7_3 array_limit",
+    ),
     ("no throttle", [element(n, None) for n in range(3)], "7_0 n0:0 | 7_1 n0:1 | 7_2 n0:2"),
     ("two arrays", [element(0, 1), element(1, 1), element(0, 1, "8")], "7_0 n0:0 | 8_0 n0:1 | 7_1 array_limit"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("waits", "plan"), [row[1:] for row in WHO], ids=[row[0] for row in WHO])
@@ -121,12 +132,20 @@ def test_elements_that_run_count_against_their_array():
 WINDOWS = [
     ("who is done before it", MAINTENANCE, [job("a", gpus=8, time_limit_s=900)], f"a n0:{WHOLE}"),
     ("who may not be done", MAINTENANCE, [job("a", gpus=8), job("b", gpus=8)], f"a n1:{WHOLE} | b reservation"),
-    ("holders", FOR_BOB, [job("a", gpus=8), job("b", gpus=8, user="bob"), job("c", gpus=8)],
-     f"a n1:{WHOLE} | b n0:{WHOLE} | c resources"),
-    ("inside only", FOR_BOB, [job("a", gpus=8, user="bob", reservation="u"), job("b", gpus=8, user="bob", reservation="u")],
-     f"a n0:{WHOLE} | b reservation"),
+    (
+        "holders",
+        FOR_BOB,
+        [job("a", gpus=8), job("b", gpus=8, user="bob"), job("c", gpus=8)],
+        f"a n1:{WHOLE} | b n0:{WHOLE} | c resources",
+    ),
+    (
+        "inside only",
+        FOR_BOB,
+        [job("a", gpus=8, user="bob", reservation="u"), job("b", gpus=8, user="bob", reservation="u")],
+        f"a n0:{WHOLE} | b reservation",
+    ),
     ("not for you", FOR_BOB, [job("a", gpus=8, reservation="u")], "a reservation"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("window", "waits", "plan"), [row[1:] for row in WINDOWS], ids=[row[0] for row in WINDOWS])
@@ -178,27 +197,72 @@ def placed_within_a_round(snapshot, name):
 
 # policy, fleet, held, what waits -> the plan
 FIRST_IN_LINE = [
-    ("priority", "default", "r: n0=4", {}, [job("a", gpus=4), job("b", gpus=4, priority=1)], f"b n0:{FIRST} | a resources"),
-    ("queue's priority", "default", "r: n0=4", {}, [job("a", gpus=4, priority=1), job("b", gpus=4, queue="urgent")],
-     f"b n0:{FIRST} | a resources"),
-    ("repair", "default", "r: n0=4", {},
-     [job("new", gpus=4, priority=3), job("lost", gpus=4, reason=Reason.NODE_FAIL, attained_s=900.0)],
-     f"lost n0:{FIRST} | new resources"),
-    ("drained is repaired too", "default", "r: n0=4", {}, [job("new", gpus=4), job("lost", gpus=4, reason=Reason.DRAINED)],
-     f"lost n0:{FIRST} | new resources"),
-    ("crashed is not", "default", "r: n0=4", {}, [job("new", gpus=4, priority=3), job("own", gpus=4, reason=Reason.CRASH)],
-     f"new n0:{FIRST} | own resources"),
+    (
+        "priority",
+        "default",
+        "r: n0=4",
+        {},
+        [job("a", gpus=4), job("b", gpus=4, priority=1)],
+        f"b n0:{FIRST} | a resources",
+    ),
+    (
+        "queue's priority",
+        "default",
+        "r: n0=4",
+        {},
+        [job("a", gpus=4, priority=1), job("b", gpus=4, queue="urgent")],
+        f"b n0:{FIRST} | a resources",
+    ),
+    (
+        "repair",
+        "default",
+        "r: n0=4",
+        {},
+        [job("new", gpus=4, priority=3), job("lost", gpus=4, reason=Reason.NODE_FAIL, attained_s=900.0)],
+        f"lost n0:{FIRST} | new resources",
+    ),
+    (
+        "drained is repaired too",
+        "default",
+        "r: n0=4",
+        {},
+        [job("new", gpus=4), job("lost", gpus=4, reason=Reason.DRAINED)],
+        f"lost n0:{FIRST} | new resources",
+    ),
+    (
+        "crashed is not",
+        "default",
+        "r: n0=4",
+        {},
+        [job("new", gpus=4, priority=3), job("own", gpus=4, reason=Reason.CRASH)],
+        f"new n0:{FIRST} | own resources",
+    ),
     ("nobody overtakes", "fifo", "r: n0=4", {"n0": [0]}, [job("a", gpus=4), job("b")], "a resources | b priority"),
-    ("priority heads the line", "fifo", "r: n0=4", {}, [job("a", gpus=4), job("b", gpus=4, priority=1)], f"b n0:{FIRST} | a resources"),
+    (
+        "priority heads the line",
+        "fifo",
+        "r: n0=4",
+        {},
+        [job("a", gpus=4), job("b", gpus=4, priority=1)],
+        f"b n0:{FIRST} | a resources",
+    ),
     ("who fits starts", "skip", "r: n0=4", {"n0": [0]}, [job("a", gpus=4), job("b")], "b n0:1 | a resources"),
-    ("shortest limit", "sjf", "r: n0=4", {},
-     [job("a", gpus=4, time_limit_s=900), job("b", gpus=4, time_limit_s=60)], f"b n0:{FIRST} | a resources"),
-]  # fmt: skip
+    (
+        "shortest limit",
+        "sjf",
+        "r: n0=4",
+        {},
+        [job("a", gpus=4, time_limit_s=900), job("b", gpus=4, time_limit_s=60)],
+        f"b n0:{FIRST} | a resources",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("policy", "fleet", "held", "waits", "plan"), [row[1:] for row in FIRST_IN_LINE], ids=[row[0] for row in FIRST_IN_LINE]
-)  # fmt: skip
+    ("policy", "fleet", "held", "waits", "plan"),
+    [row[1:] for row in FIRST_IN_LINE],
+    ids=[row[0] for row in FIRST_IN_LINE],
+)
 def test_who_goes_first(policy, fleet, held, waits, plan):
     queues = [queue("default"), queue("urgent", priority=10)]
     assert lined(plan_of(make_fleet(fleet).with_queues(*queues).held(**held).with_jobs(*waits), name=policy)) == plan
@@ -237,31 +301,89 @@ LIMITED = queue("q", quota_gpus=4, borrow_gpus=0)
 
 # a fleet, a job -> the reason and the sentence
 WHY = [
-    (make_fleet("r: n0=4").held(n0=[0]), job("a", gpus=4), "resources", "needs 1 x 4 GPUs; 3 free in all, at most 3 on one node"),
-    (make_fleet("r: n0=4 n1=4").held(n0=[0]), job("a", gpus="2x4"), "resources", "needs 2 x 4 GPUs; 7 free in all, at most 4 on one node"),
-    (make_fleet("r: n0=8", cpus=16).runs(job("x", cpus=12), "n0:0"), job("a", cpus=8), "resources",
-     "needs 8 CPUs on each of 1 nodes: enough GPUs are free there, the rest is not"),
-    (make_fleet("r0: n0=8 | r1: n1=8"), job("a", gpus="2x8", spread=Spread(within="rack", required=True)), "topology",
-     "needs 2 x 8 GPUs in one rack; 16 free in all, at most 1 such nodes in one rack"),
-    (make_fleet("r: n0=8").set_aside(FOR_BOB), job("a", gpus=1), "reservation", "1 node set aside for bob (u) for another 1h23m"),
-    (make_fleet("r: n0=8").set_aside(MAINTENANCE), job("a", gpus=1), "reservation",
-     "1 node set aside for maintenance (m) in 16m40s, when it could still run: it has no time limit"),
-    (make_fleet("r: n0=8 n1=8").set_aside(FOR_BOB).held(n0=[0]), job("a", gpus=8, user="bob", reservation="u"), "reservation",
-     "reservation u has no room for it now"),
-    (make_fleet("r: n0=8").with_queues(LIMITED).runs(job("x", gpus=2, queue="q"), "n0:0,1"), job("a", gpus=3, queue="q"), "quota",
-     "queue q holds 2 of at most 4 GPUs: no room for 3 more"),
+    (
+        make_fleet("r: n0=4").held(n0=[0]),
+        job("a", gpus=4),
+        "resources",
+        "needs 1 x 4 GPUs; 3 free in total, at most 3 on one node",
+    ),
+    (
+        make_fleet("r: n0=4 n1=4").held(n0=[0]),
+        job("a", gpus="2x4"),
+        "resources",
+        "needs 2 x 4 GPUs; 7 free in total, at most 4 on one node",
+    ),
+    (
+        make_fleet("r: n0=8", cpus=16).runs(job("x", cpus=12), "n0:0"),
+        job("a", cpus=8),
+        "resources",
+        "needs 8 CPUs on each of 1 nodes: enough GPUs are free, but not enough of these",
+    ),
+    (
+        make_fleet("r0: n0=8 | r1: n1=8"),
+        job("a", gpus="2x8", spread=Spread(within="rack", required=True)),
+        "topology",
+        "needs 2 x 8 GPUs in one rack; 16 free in total, at most 1 such nodes in one rack",
+    ),
+    (
+        make_fleet("r: n0=8").set_aside(FOR_BOB),
+        job("a", gpus=1),
+        "reservation",
+        "1 node reserved for bob (u) for another 1h23m",
+    ),
+    (
+        make_fleet("r: n0=8").set_aside(MAINTENANCE),
+        job("a", gpus=1),
+        "reservation",
+        "1 node reserved for maintenance (m) in 16m40s, when it could still run: it has no time limit",
+    ),
+    (
+        make_fleet("r: n0=8 n1=8").set_aside(FOR_BOB).held(n0=[0]),
+        job("a", gpus=8, user="bob", reservation="u"),
+        "reservation",
+        "reservation u has not enough free capacity now",
+    ),
+    (
+        make_fleet("r: n0=8").with_queues(LIMITED).runs(job("x", gpus=2, queue="q"), "n0:0,1"),
+        job("a", gpus=3, queue="q"),
+        "quota",
+        "queue q uses 2 of at most 4 GPUs; the job needs 3",
+    ),
     (make_fleet("r: n0=8"), job("a", unmet=afterok("17")), "dependency", "waits for job 17 to succeed"),
-    (make_fleet("r: n0=8"), job("a", begin_s=T + 90), "begin_time", "starts in 1m30s at the earliest, as asked"),
-    (make_fleet("r: n0=8"), job("a", held=True), "held", "held; phalanx release a lets it start"),
-    (make_fleet("r: n0=8").runs(element(0, 1), "n0:0"), element(1, 1), "array_limit", "1 of at most 1 elements of its array run"),
-    (make_fleet("r: n0=8").with_queues(queue("q", open=False)), job("a", queue="q"), "queue_closed", "queue q is closed"),
-    (make_fleet("r: n0=8 n1=8").drained("n1"), job("a", gpus=16), "nodes_down",
-     "2 nodes x 8 = 16 GPUs can never fit: the fleet has 1 node, at most 8 matching GPUs on one, 8 in all; down or drained: n1"),
-    (make_fleet("r: n0=8").down("n0"), job("a"), "no_nodes", "no node is up; phalanx nodes shows why"),
-    (make_fleet("r: n0=8"), job("a", not_before_s=T + 5, detail="n0: sick"), "backoff", "waits a moment after a failed start"),
-    (make_fleet("r: n0=8").runs(job("x", gpus=8), "n0:0-7"), job("a", gpus=8, priority=1), "claimed",
-     "its place on n0 is being cleared: what runs there saves and leaves"),
-]  # fmt: skip
+    (make_fleet("r: n0=8"), job("a", begin_s=T + 90), "begin_time", "requested begin time is in 1m30s"),
+    (make_fleet("r: n0=8"), job("a", held=True), "held", "job a is held; to let it start: phalanx release a"),
+    (
+        make_fleet("r: n0=8").runs(element(0, 1), "n0:0"),
+        element(1, 1),
+        "array_limit",
+        "1 elements of its array run; at most 1 may",
+    ),
+    (
+        make_fleet("r: n0=8").with_queues(queue("q", open=False)),
+        job("a", queue="q"),
+        "queue_closed",
+        "queue q is closed",
+    ),
+    (
+        make_fleet("r: n0=8 n1=8").drained("n1"),
+        job("a", gpus=16),
+        "nodes_down",
+        "2 nodes x 8 = 16 GPUs can never fit: the fleet has 1 node, at most 8 matching GPUs on one node, 8 in total; down or drained: n1",
+    ),
+    (make_fleet("r: n0=8").down("n0"), job("a"), "no_nodes", "no node is up; see phalanx nodes"),
+    (
+        make_fleet("r: n0=8"),
+        job("a", not_before_s=T + 5, detail="n0: sick"),
+        "backoff",
+        "waits shortly after a failed start",
+    ),
+    (
+        make_fleet("r: n0=8").runs(job("x", gpus=8), "n0:0-7"),
+        job("a", gpus=8, priority=1),
+        "claimed",
+        "waits for running jobs on n0 to save and stop",
+    ),
+]
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_small_jobs_move_into_holes_so_that_a_gang_gets_its_node():
 
 
 def test_scattered_devices_are_not_taken_for_a_gang_that_needs_one_node():
-    # Four nodes with 2 free each: 8 free in all. The cheapest set on ONE node goes, and nothing elsewhere.
+    # Four nodes with 2 free each: 8 free in total. The cheapest set on ONE node goes, and nothing elsewhere.
     board, policy = board_of([8, 8, 8, 8])
     for node in range(4):
         run_on(board, entry(node, 6), ((node, 6),))

@@ -11,7 +11,7 @@ from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.summary import device_fits
 from phalanx.core.ids import NodeId, QueueId
-from phalanx.core.scheduling import shaping
+from phalanx.core.scheduling import fleet_index
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.shape import shape_of, shapes_of
 from phalanx.core.state.snapshot import Usage
@@ -100,7 +100,7 @@ def test_gang_waits_rather_than_splits_and_later_jobs_that_fit_start():
     assert drawn(plan, "c") == "n1:0,1,2,3"
     wait = plan.waiting("a")
     assert wait.reason is Reason.RESOURCES
-    assert wait.detail == "needs 2 x 4 GPUs; 0 free in all, at most 0 on one node"
+    assert wait.detail == "needs 2 x 4 GPUs; 0 free in total, at most 0 on one node"
 
 
 def test_two_jobs_never_share_a_device():
@@ -117,9 +117,15 @@ MIXED = "r: n0=h200:4 n1=a100-80gb:4 n2=a100-40gb:4"
 
 @pytest.mark.parametrize(
     ("gpus", "where"),
-    [("h200:4", "n0:0,1,2,3"), ("H200:4", "n0:0,1,2,3"), ("a100-80gb:4", "n1:0,1,2,3"), ("a100-40gb:8", "n1:0,1,2,3 n2:0,1,2,3"),
-     ("2xa100:4", "n1:0,1,2,3 n2:0,1,2,3"), ("a100:4", "n1:0,1,2,3")],
-)  # fmt: skip
+    [
+        ("h200:4", "n0:0,1,2,3"),
+        ("H200:4", "n0:0,1,2,3"),
+        ("a100-80gb:4", "n1:0,1,2,3"),
+        ("a100-40gb:8", "n1:0,1,2,3 n2:0,1,2,3"),
+        ("2xa100:4", "n1:0,1,2,3 n2:0,1,2,3"),
+        ("a100:4", "n1:0,1,2,3"),
+    ],
+)
 def test_model_and_memory_constrain(gpus, where):
     assert drawn(plan_of(make_fleet(MIXED).with_jobs(job("a", gpus=gpus))), "a") == where
 
@@ -183,7 +189,7 @@ def test_nodes_to_avoid_come_last_but_come():
 
 def test_held_job_waits_and_says_how_to_release_it():
     wait = plan_of(make_fleet(TWO).with_jobs(job("a", held=True))).waiting("a")
-    assert (wait.reason, wait.detail) == (Reason.HELD, "held; phalanx release a lets it start")
+    assert (wait.reason, wait.detail) == (Reason.HELD, "job a is held; to let it start: phalanx release a")
 
 
 def test_closed_queue_holds_its_jobs_alone():
@@ -232,8 +238,17 @@ def test_no_node_up_and_none_at_all():
 
 @pytest.mark.parametrize(
     ("gpus", "fields"),
-    [("99x1", {}), ("1x5", {}), (16, {}), ("h200:1", {}), ("1", {"cpus": 33}), ("1", {"memory_gib": 257}), (gpu(nodes=3, per_node=0), {}), ("virtual-80gb:1", {})],
-)  # fmt: skip
+    [
+        ("99x1", {}),
+        ("1x5", {}),
+        (16, {}),
+        ("h200:1", {}),
+        ("1", {"cpus": 33}),
+        ("1", {"memory_gib": 257}),
+        (gpu(nodes=3, per_node=0), {}),
+        ("virtual-80gb:1", {}),
+    ],
+)
 def test_what_can_never_fit_is_refused_at_submit(gpus, fields):
     with pytest.raises(NeverFits) as refused:
         shape_of(spec(gpus=gpus, **fields).role, make_fleet(TWO).nodes.values())
@@ -271,9 +286,11 @@ def picture(plan):
 def test_equal_snapshots_give_equal_plans_in_whatever_order_they_are_told():
     snapshot = busy_snapshot()
     turned = replace(
-        snapshot, pending=tuple(reversed(snapshot.pending)), nodes=dict(reversed(snapshot.nodes.items())),
+        snapshot,
+        pending=tuple(reversed(snapshot.pending)),
+        nodes=dict(reversed(snapshot.nodes.items())),
         usage=dict(reversed(snapshot.usage.items())),
-    )  # fmt: skip
+    )
     assert picture(plan_of(snapshot)) == picture(plan_of(turned))
 
 
@@ -305,7 +322,7 @@ def test_ten_thousand_equal_jobs_are_judged_once(monkeypatch):
         return call
 
     monkeypatch.setattr(Board, "find", counted(Board.find))
-    monkeypatch.setattr(shaping, "shapes_of", counted(shapes_of))
+    monkeypatch.setattr(fleet_index, "shapes_of", counted(shapes_of))
     jobs = [job(f"j{number}", gpus=4) for number in range(10_000)]
     plan = plan_of(make_fleet("r: n0=4 n1=4 n2=4").held(n2=[0]).with_jobs(*jobs))
     assert [one.job_id for one in plan.placements] == ["j0", "j1"]

@@ -43,10 +43,19 @@ SEAT = Seat(node_id="h0", job_id="1", epoch=1)
 
 def seen(name, *, others=Others(), cordon=None, devices=4):
     found = tuple(Device(index=index, uuid="", model="h100", memory_bytes=0) for index in range(devices))
-    return NodeSeen(node=Node(
-        id=name, engine="slurm", devices=found, cpus=16, memory_bytes=1 << 34, state=NodeState.UP, per_attempt=True, others=others,
-        cordon=cordon,
-    ))  # fmt: skip
+    return NodeSeen(
+        node=Node(
+            id=name,
+            engine="slurm",
+            devices=found,
+            cpus=16,
+            memory_bytes=1 << 34,
+            state=NodeState.UP,
+            per_attempt=True,
+            others=others,
+            cordon=cordon,
+        )
+    )
 
 
 class Head:
@@ -165,8 +174,9 @@ def test_what_others_hold_is_not_granted_and_why_names_them():
     head.submit("2")
     waiting = head.controller.waits["1"]
     assert (waiting.reason, waiting.detail) == (
-        Reason.RESOURCES, "needs 1 x 2 GPUs; 1 free in all, at most 1 on one node; 3 held outside Phalanx by Slurm job 6 of alice"
-    )  # fmt: skip
+        Reason.RESOURCES,
+        "needs 1 x 2 GPUs; 1 free in total, at most 1 on one node; 3 in use outside Phalanx by Slurm job 6 of alice",
+    )
     head.hear(seen("h0"))
     assert head.world.jobs["1"].state is JobState.RUNNING
 

@@ -140,5 +140,10 @@ def test_every_kind_of_command_is_obeyed_or_named():
     """A new command must be given a meaning here before it is sent."""
     kinds = set(commands.Command.__args__)
     assert kinds == {
-        commands.Prepare, commands.StartTasks, commands.StopTasks, commands.Forget, commands.DeleteCheckpoints, commands.SaveNow
-    }  # fmt: skip
+        commands.Prepare,
+        commands.StartTasks,
+        commands.StopTasks,
+        commands.Forget,
+        commands.DeleteCheckpoints,
+        commands.SaveNow,
+    }

@@ -332,8 +332,15 @@ def test_a_checkpoint_that_reaches_the_head_after_its_gang_started_again_is_publ
 
 def save(step, folder="/c", **given):
     return hap.CheckpointReported(
-        key=key_of(**given), step=step, path=f"{folder}/step-{step:08d}", digest="d", size_bytes=1, stall_s=0.0, write_s=0.0, at_s=0.0
-    )  # fmt: skip
+        key=key_of(**given),
+        step=step,
+        path=f"{folder}/step-{step:08d}",
+        digest="d",
+        size_bytes=1,
+        stall_s=0.0,
+        write_s=0.0,
+        at_s=0.0,
+    )
 
 
 def steps_told(world):

@@ -37,9 +37,13 @@ def reserve(cluster: Harness, nodes: str, in_s: float, for_s: float, name: str =
     """From `in_s` on, for `for_s`; maintenance unless users or queues are named."""
     start_s = cluster.now.wall_s + in_s
     wanted = Reservation(
-        id=ReservationId(name), nodes=tuple(map(NodeId, nodes.split())), start_s=start_s, end_s=start_s + for_s,
-        by=UserId("op"), **more,
-    )  # fmt: skip
+        id=ReservationId(name),
+        nodes=tuple(map(NodeId, nodes.split())),
+        start_s=start_s,
+        end_s=start_s + for_s,
+        by=UserId("op"),
+        **more,
+    )
     made: Reservation = cluster.ask(PutReservation(reservation=wanted))
     return made
 
@@ -178,7 +182,7 @@ def test_job_whose_limit_crosses_the_window_goes_elsewhere_or_waits(cluster):
     assert homes(cluster, long) == {"n2"}
     waiting = cluster.head.controller.waits[longer]
     assert waiting.reason is Reason.RESERVATION
-    assert "2 nodes set aside for maintenance (fans)" in waiting.detail
+    assert "2 nodes reserved for maintenance (fans)" in waiting.detail
 
 
 def test_limit_that_fitted_at_first_crosses_once_the_job_has_waited(cluster):

@@ -131,9 +131,11 @@ def booted(cluster, name, boot):
 def stranger(cluster, boot="b"):
     """A supervisor of another machine (or boot) that comes under the name of n1."""
     return replace(
-        cluster.hello_of(cluster.nodes[N1]), supervisor_id=SupervisorId("n1-stranger"), challenge="",
+        cluster.hello_of(cluster.nodes[N1]),
+        supervisor_id=SupervisorId("n1-stranger"),
+        challenge="",
         node=replace(cluster.nodes[N1].record, boot_id=boot, hostname="stranger"),
-    )  # fmt: skip
+    )
 
 
 def test_machine_that_comes_back_under_a_name_that_another_took_is_refused_while_that_one_renews():

@@ -64,9 +64,13 @@ def test_a_seed_has_one_trace_whatever_the_process_and_its_hashes():
     traces = [str([run_seed(seed, events=400).trace for seed in (8, 9)])]
     for hashes in ("0", "4711"):
         done = subprocess.run(
-            [sys.executable, "-c", TRACE], env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, text=True,
-            timeout=100, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", TRACE],
+            env={**os.environ, "PYTHONHASHSEED": hashes},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        )
         traces.append(done.stdout.strip())
     assert len(set(traces)) == 1, traces
 
@@ -90,7 +94,7 @@ def test_a_drill_can_fail_and_says_how_to_replay(monkeypatch, capsys):
     assert left.value.code == 1
     said = capsys.readouterr()
     assert "invariant 4" in said.err
-    assert "replay it: phalanx drill --seed 1 --story" in said.err
+    assert "reproduce with: phalanx drill --seed 1 --story" in said.err
     assert "submitted" in said.err
     assert "1 violation in" in said.out
 

@@ -13,8 +13,18 @@ from phalanx.torch.calibrate.gpt import Block, Stage
 from phalanx.torch.calibrate.trainings import _lines, _Trainer
 
 MODEL = Model(
-    name="tiny", layers=2, hidden=16, heads=4, kv_heads=4, head_dim=4, ffn=32, vocab=20, gated=False, positions=8, norm_vectors=2,
-)  # fmt: skip
+    name="tiny",
+    layers=2,
+    hidden=16,
+    heads=4,
+    kv_heads=4,
+    head_dim=4,
+    ffn=32,
+    vocab=20,
+    gated=False,
+    positions=8,
+    norm_vectors=2,
+)
 
 
 def main():

@@ -33,12 +33,18 @@ def step_views(until_s, *, drift=0.0):
     views += [(2, n, AGAIN_S + (n - SAVED) * STEP_S) for n in range(SAVED + 1, STEPS + 1)]
     return [
         StepView(
-            epoch=Epoch(epoch), generation=Generation(0), step=n, loss=loss(n) + drift * (epoch - 1), tokens=2048, at_s=T + at_s,
-            begin_ns=round((at_s - STEP_S) * 1e9), end_ns=round(at_s * 1e9),
+            epoch=Epoch(epoch),
+            generation=Generation(0),
+            step=n,
+            loss=loss(n) + drift * (epoch - 1),
+            tokens=2048,
+            at_s=T + at_s,
+            begin_ns=round((at_s - STEP_S) * 1e9),
+            end_ns=round(at_s * 1e9),
         )
         for epoch, n, at_s in views
         if at_s <= until_s
-    ]  # fmt: skip
+    ]
 
 
 STORY = [
@@ -91,12 +97,24 @@ def job_view(scene, nodes, *, epoch, over):
     published = [37, 74, SAVED, 148, 185, 222, 259, 296]
     made = 0 if newest is None else newest.step
     return JobView(
-        id=JobId("1"), seq=1, name="train-gpt", state=JobState.SUCCEEDED if over else JobState.RUNNING, user=UserId("ada"),
-        project=ProjectId("default"), queue=QueueId("default"), submit_s=T + 0.9, gpu_count=4, shape="2 x 2",
-        nodes=[NodeId(name) for name in nodes], epoch=Epoch(epoch), attempt_state=None if over else AttemptState.RUNNING,
-        resume_step=SAVED if epoch == 2 else None, progress=progress, virtual=True,
+        id=JobId("1"),
+        seq=1,
+        name="train-gpt",
+        state=JobState.SUCCEEDED if over else JobState.RUNNING,
+        user=UserId("ada"),
+        project=ProjectId("default"),
+        queue=QueueId("default"),
+        submit_s=T + 0.9,
+        gpu_count=4,
+        shape="2 x 2",
+        nodes=[NodeId(name) for name in nodes],
+        epoch=Epoch(epoch),
+        attempt_state=None if over else AttemptState.RUNNING,
+        resume_step=SAVED if epoch == 2 else None,
+        progress=progress,
+        virtual=True,
         checkpoints=[Checkpoint(epoch=Epoch(1 if s <= SAVED else 2), step=s, path="") for s in published if s <= made],
-    )  # fmt: skip
+    )
 
 
 def node_view(n, node_rank, *, down):
@@ -105,14 +123,26 @@ def node_view(n, node_rank, *, down):
         held = node_rank is not None and index < 2
         devices.append(
             DeviceView(
-                index=index, uuid=f"v{n}-{index}", model="virtual", memory_bytes=1, virtual=True, job_id=JobId("1") if held else None,
-                ranks=[2 * node_rank + index] if held else [], utilization=0.42 + 0.1 * index if held else 0.0,
+                index=index,
+                uuid=f"v{n}-{index}",
+                model="virtual",
+                memory_bytes=1,
+                virtual=True,
+                job_id=JobId("1") if held else None,
+                ranks=[2 * node_rank + index] if held else [],
+                utilization=0.42 + 0.1 * index if held else 0.0,
             )
-        )  # fmt: skip
+        )
     return NodeView(
-        id=NodeId(f"n{n}"), state=NodeState.DOWN if down else NodeState.UP, engine="local", devices=devices, cpus=2, memory_bytes=1,
-        virtual=True, down_cause="its supervisor died" if down else "",
-    )  # fmt: skip
+        id=NodeId(f"n{n}"),
+        state=NodeState.DOWN if down else NodeState.UP,
+        engine="local",
+        devices=devices,
+        cpus=2,
+        memory_bytes=1,
+        virtual=True,
+        down_cause="its supervisor died" if down else "",
+    )
 
 
 def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
@@ -132,24 +162,47 @@ def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
             for rank, name in enumerate(nodes)
         )
         return Attempt(
-            job_id=JobId("1"), epoch=Epoch(epoch), allocation=Allocation(grants=grants), placed_s=T + begin_s, ended_s=T + end_s,
-            state=AttemptState.ENDED, ending=cause, running_s=T + begin_s + 3.0,
-        )  # fmt: skip
+            job_id=JobId("1"),
+            epoch=Epoch(epoch),
+            allocation=Allocation(grants=grants),
+            placed_s=T + begin_s,
+            ended_s=T + end_s,
+            state=AttemptState.ENDED,
+            ending=cause,
+            running_s=T + begin_s + 3.0,
+        )
 
     job = Job(
-        id=JobId("1"), seq=1, spec=JobSpec(name="train-gpt", role=Role(), workdir="/"), user=UserId("ada"), project=ProjectId("default"),
-        queue=QueueId("default"), submit_s=T + 0.9, state=state, ended_s=T + END_S + 0.5,
-    )  # fmt: skip
+        id=JobId("1"),
+        seq=1,
+        spec=JobSpec(name="train-gpt", role=Role(), workdir="/"),
+        user=UserId("ada"),
+        project=ProjectId("default"),
+        queue=QueueId("default"),
+        submit_s=T + 0.9,
+        state=state,
+        ended_s=T + END_S + 0.5,
+    )
     attempts = [
         attempt(1, ["n0", "n1"], 1.0, KILL_S + 0.2, Cause.NODE_FAIL),
         attempt(2, ["n0", "n2"], KILL_S + 0.3, END_S + 0.5, Cause.SUCCEEDED),
     ]
     reports: dict[Epoch, list[dict]] = {}
     for view in [*scene.curve.steps, *extra_steps]:
-        reports.setdefault(view.epoch, []).append({
-            "k": "step", "rank": 0, "epoch": view.epoch, "generation": 0, "step": view.step, "loss": view.loss, "tokens": view.tokens,
-            "begin_ns": view.begin_ns, "end_ns": view.end_ns, "at_s": view.at_s,
-        })  # fmt: skip
+        reports.setdefault(view.epoch, []).append(
+            {
+                "k": "step",
+                "rank": 0,
+                "epoch": view.epoch,
+                "generation": 0,
+                "step": view.step,
+                "loss": view.loss,
+                "tokens": view.tokens,
+                "begin_ns": view.begin_ns,
+                "end_ns": view.end_ns,
+                "at_s": view.at_s,
+            }
+        )
     reports.setdefault(Epoch(2), []).append(
         {"k": "resumed", "rank": 0, "epoch": 2, "generation": 0, "step": SAVED, "load_s": 0.2}
     )

@@ -13,17 +13,17 @@ GPT = ProjectId("gpt")
 
 #                     VIEWER USER OPERATOR ADMIN NODE
 TABLE = {
-    Action.SEE:          "y y y y -",
-    Action.SUBMIT:       "- y y y -",
-    Action.CHANGE_OWN:   "- y y y -",
-    Action.SEE_OUTPUT:   "- y y y -",
-    Action.OPERATE:      "- - y y -",
-    Action.ADMINISTER:   "- - - y -",
-    Action.OWN_TOKENS:   "- y y y -",
+    Action.SEE: "y y y y -",
+    Action.SUBMIT: "- y y y -",
+    Action.CHANGE_OWN: "- y y y -",
+    Action.SEE_OUTPUT: "- y y y -",
+    Action.OPERATE: "- - y y -",
+    Action.ADMINISTER: "- - - y -",
+    Action.OWN_TOKENS: "- y y y -",
     Action.MANAGE_PROJECT: "- y y y -",
-    Action.SUPERVISE:    "- - - - y",
-    Action.JOIN:         "- - - y y",
-}  # fmt: skip
+    Action.SUPERVISE: "- - - - y",
+    Action.JOIN: "- - - y y",
+}
 
 
 @pytest.mark.parametrize("action", Action)

@@ -29,13 +29,25 @@ def test_elements_as_written(text, indices, running_max):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "neither a number nor a range"), ("a", "neither a number nor a range"), ("1,,2", "neither"), ("-3", "neither"),
-        ("3-1", "ends before it begins"), ("0-9:0", "steps of 0"), ("0-9%0", "would let no element run"), ("0-9%x", "after %"),
-        ("0-9%", "after %"), ("0-9%2%3", "after %"), ("²", "neither"), (True, "names no elements"), (1.5, "names no elements"),
-        (f"{INDEX_MAX + 1}", f"past {INDEX_MAX}"), (f"0-{ELEMENTS_MAX}", f"at most {ELEMENTS_MAX}"),
-        (f"1-{ELEMENTS_MAX},20000", f"more than {ELEMENTS_MAX}"), ("1," * 100_000, "too many"),
+        ("", "neither a number nor a range"),
+        ("a", "neither a number nor a range"),
+        ("1,,2", "neither"),
+        ("-3", "neither"),
+        ("3-1", "ends before it begins"),
+        ("0-9:0", "step of 0"),
+        ("0-9%0", "no element could run"),
+        ("0-9%x", "after %"),
+        ("0-9%", "after %"),
+        ("0-9%2%3", "after %"),
+        ("²", "neither"),
+        (True, "not a list of elements"),
+        (1.5, "not a list of elements"),
+        (f"{INDEX_MAX + 1}", f"past {INDEX_MAX}"),
+        (f"0-{ELEMENTS_MAX}", f"at most {ELEMENTS_MAX}"),
+        (f"1-{ELEMENTS_MAX},20000", f"more than {ELEMENTS_MAX}"),
+        ("1," * 100_000, "too many"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_array_is_refused_with_the_reason(text, words):
     with pytest.raises(BadRequest) as refusal:
         parse_array(text)

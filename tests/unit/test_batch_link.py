@@ -15,9 +15,16 @@ def framed(body):
 
 @pytest.mark.parametrize(
     "said",
-    [framed(b"abc"), framed(b"\xff\xfe"), framed(b"[]"), framed(b"{}"), b"GET / HTTP/1.1\r\n", struct.pack(">I", FRAME_BYTES_MAX + 1)],
+    [
+        framed(b"abc"),
+        framed(b"\xff\xfe"),
+        framed(b"[]"),
+        framed(b"{}"),
+        b"GET / HTTP/1.1\r\n",
+        struct.pack(">I", FRAME_BYTES_MAX + 1),
+    ],
     ids=["no JSON", "no text", "no mapping", "no proof", "HTTP", "too long"],
-)  # fmt: skip
+)
 def test_a_stranger_is_shown_out(said):
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -27,10 +27,16 @@ def berlin(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "at_s"),
     [
-        ("2h", NOW + 7200), ("now+1h30m", NOW + 5400), ("now", NOW), ("90m", NOW + 5400), (1_764_547_200, 1_764_547_200.0),
-        ("1764547200.5", 1_764_547_200.5), ("1970-01-02T00:00Z", 86400.0), ("2020-01-01T00:00+01:00", 1_577_833_200.0),
+        ("2h", NOW + 7200),
+        ("now+1h30m", NOW + 5400),
+        ("now", NOW),
+        ("90m", NOW + 5400),
+        (1_764_547_200, 1_764_547_200.0),
+        ("1764547200.5", 1_764_547_200.5),
+        ("1970-01-02T00:00Z", 86400.0),
+        ("2020-01-01T00:00+01:00", 1_577_833_200.0),
     ],
-)  # fmt: skip
+)
 def test_moments_that_need_no_wall_clock(text, at_s):
     assert parse_begin_s(text, now_s=NOW) == at_s
 
@@ -63,17 +69,20 @@ def test_what_is_no_moment_is_refused(text):
 
 
 def test_a_span_needs_somebody_who_knows_the_time():
-    with pytest.raises(BadRequest, match="nobody here knows the time"):
+    with pytest.raises(BadRequest, match="give an absolute time"):
         parse_begin_s("2h", now_s=None)
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("16:00", "16:00"), ("10:00", "2025-12-02 10:00"), ("2026-07-01", "2026-07-01 00:00"), ("2026-07-01T08:30", "2026-07-01 08:30"),
+        ("16:00", "16:00"),
+        ("10:00", "2025-12-02 10:00"),
+        ("2026-07-01", "2026-07-01 00:00"),
+        ("2026-07-01T08:30", "2026-07-01 08:30"),
         ("2026-12-01 8:00", "2026-12-01 08:00"),
     ],
-)  # fmt: skip
+)
 def test_the_clock_on_the_wall_is_this_zones(berlin, text, told):
     at_s = parse_begin_s(with_zone(text, NOW), now_s=None)
     assert shown(at_s, NOW) == told

@@ -11,7 +11,18 @@ HOUR_S = 3600.0
 
 
 def case(**fields):
-    return Case(**{"name": "c", "nodes": 8, "mtbf_s": HOUR_S, "stall_s": 10.0, "restart_s": 60.0, "least": None, "days": 1.0, **fields})  # fmt: skip
+    return Case(
+        **{
+            "name": "c",
+            "nodes": 8,
+            "mtbf_s": HOUR_S,
+            "stall_s": 10.0,
+            "restart_s": 60.0,
+            "least": None,
+            "days": 1.0,
+            **fields,
+        }
+    )
 
 
 def test_gang_computes_between_failures_and_a_failure_within_a_restart_begins_it_anew():

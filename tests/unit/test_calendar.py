@@ -16,9 +16,14 @@ H = 3600.0
 def window(name, nodes, start_h, for_h, *, users=(), queues=(), **more):
     """From `start_h` hours after the beginning, for `for_h` hours; for nobody unless users or queues are named."""
     return Reservation(
-        id=ReservationId(name), nodes=tuple(NodeId(node) for node in nodes.split()), start_s=T + start_h * H,
-        end_s=T + (start_h + for_h) * H, users=frozenset(map(UserId, users)), queues=frozenset(map(QueueId, queues)), **more,
-    )  # fmt: skip
+        id=ReservationId(name),
+        nodes=tuple(NodeId(node) for node in nodes.split()),
+        start_s=T + start_h * H,
+        end_s=T + (start_h + for_h) * H,
+        users=frozenset(map(UserId, users)),
+        queues=frozenset(map(QueueId, queues)),
+        **more,
+    )
 
 
 def ada(limit_h=None, queue="default", reservation="", user="ada"):
@@ -156,18 +161,23 @@ def test_jobs_alike_get_the_very_same_answer():
 @pytest.mark.parametrize(
     ("reserved", "asker", "words"),
     [
-        (window("fans", "n0 n1", 0, 4), ada(1), "2 nodes set aside for maintenance (fans) for another 4h00m"),
+        (window("fans", "n0 n1", 0, 4), ada(1), "2 nodes reserved for maintenance (fans) for another 4h00m"),
         (
-            window("exam", "n0", 2, 4, users=["bob"], queues=["nlp"]), ada(3),
-            "1 node set aside for bob and queue nlp (exam) in 2h00m, when it could still run: its time limit is 3h00m",
+            window("exam", "n0", 2, 4, users=["bob"], queues=["nlp"]),
+            ada(3),
+            "1 node reserved for bob and queue nlp (exam) in 2h00m, when it could still run: its time limit is 3h00m",
         ),
-        (window("exam", "n0", 2, 4), ada(), "1 node set aside for maintenance (exam) in 2h00m, when it could still run: it has no time limit"),
+        (
+            window("exam", "n0", 2, 4),
+            ada(),
+            "1 node reserved for maintenance (exam) in 2h00m, when it could still run: it has no time limit",
+        ),
         (window("exam", "n0", 2, 4, users=["ada"]), ada(1, reservation="exam"), "reservation exam begins in 2h00m"),
         (window("exam", "n0", 2, 4, users=["bob"]), ada(1, reservation="exam"), "reservation exam is for bob"),
-        (window("exam", "n0", 2, 4, users=["bob"]), ada(1, reservation="gone"), "reservation gone is over, or was ended"),
+        (window("exam", "n0", 2, 4, users=["bob"]), ada(1, reservation="gone"), "reservation gone has ended"),
         (window("exam", "n0", 2, 4), ada(1), ""),
     ],
-)  # fmt: skip
+)
 def test_why_nodes_are_shut_in_words(reserved, asker, words):
     calendar = Calendar([reserved])
     assert calendar.said(calendar.closed_to(asker, T), asker, T) == words

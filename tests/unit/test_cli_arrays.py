@@ -49,8 +49,11 @@ def test_a_whole_array_on_one_screen():
     )
     assert page[0] == "array 17 eval: 100 elements, 17_[0-99], at most 8 at once"
     assert [line.split()[:2] for line in page if line.startswith(("pending", "running", "failed", "succeeded"))] == [
-        ["pending", "60"], ["running", "8"], ["succeeded", "30"], ["failed", "2"],
-    ]  # fmt: skip
+        ["pending", "60"],
+        ["running", "8"],
+        ["succeeded", "30"],
+        ["failed", "2"],
+    ]
     assert page[-1] == "unsuccessful: 3,9"
 
 

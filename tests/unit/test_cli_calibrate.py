@@ -42,11 +42,14 @@ def chosen(*nodes, wanted=None):
 
 def test_all_nodes_that_are_up_are_measured_and_the_others_named():
     found = chosen(
-        node("n3"), node("n0"), node("n1", state="down"),
-        node("n2", cordon=make(CordonView, by="opal", why="fan", since_s=1.0, drain=True)), node("n4", sick=[5]),
+        node("n3"),
+        node("n0"),
+        node("n1", state="down"),
+        node("n2", cordon=make(CordonView, by="opal", why="fan", since_s=1.0, drain=True)),
+        node("n4", sick=[5]),
         node("n5", reserved=[make(ReservedView, id="r", start_s=NOW_S - 1, end_s=NOW_S + 9, holders="maintenance")]),
         node("n6", gpus=0),
-    )  # fmt: skip
+    )
     assert found.names == ["n0", "n3"]
     assert found.left_out == (
         "n1 is excluded: it is down",
@@ -140,9 +143,13 @@ def test_samples_without_end_are_not_read_to_their_end():
 def profile(*slow_links, **more):
     model = Model(name="gpt", layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, vocab=100)
     rates = {
-        "flops": {"bf16": 700e12}, "worst_flops": {"bf16": 690e12}, "within_bytes_per_s": 360e9, "within_latency_s": 9e-6,
-        "memory_bytes_per_s": 2.9e12, "storage_bytes_per_s": 1e9,
-    }  # fmt: skip
+        "flops": {"bf16": 700e12},
+        "worst_flops": {"bf16": 690e12},
+        "within_bytes_per_s": 360e9,
+        "within_latency_s": 9e-6,
+        "memory_bytes_per_s": 2.9e12,
+        "storage_bytes_per_s": 1e9,
+    }
     nodes = tuple(
         NodeFound(node=f"n{i}", gpu="NVIDIA H100 80GB HBM3", devices=8, link_bytes_per_s=link, **rates)
         for i, link in enumerate(slow_links or (40e9, 40e9, 40e9))
@@ -183,7 +190,10 @@ def test_an_accelerator_that_no_table_has_is_shown_alone():
 def test_slow_nodes_and_pairs_are_named_below_the_table():
     text = "\n".join(profile_lines(profile(40e9, 41e9, 20e9), [], SCREEN))
     assert "slow: n2, link: 20.0 GB/s, 50 % below the median" in text
-    links = tuple(PairFound(first=a, second=b, bytes_per_s=rate) for a, b, rate in (("n0", "n1", 40e9), ("n0", "n2", 40e9), ("n1", "n2", 9e9)))  # fmt: skip
+    links = tuple(
+        PairFound(first=a, second=b, bytes_per_s=rate)
+        for a, b, rate in (("n0", "n1", 40e9), ("n0", "n2", 40e9), ("n1", "n2", 9e9))
+    )
     assert "slow: n1 - n2, link: 9.00 GB/s" in "\n".join(profile_lines(profile(pairs=links), [], SCREEN))
 
 
@@ -202,10 +212,16 @@ def test_a_quick_measurement_accuses_nobody_for_sure():
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
-        (312e12, "FLOP/s", "312 TFLOP/s"), (1.25e9, "B/s", "1.25 GB/s"), (24.13e-6, "s", "24.1 us"), (0.999e9, "B/s", "999 MB/s"),
-        (0.99996e9, "B/s", "1.00 GB/s"), (0.0, "s", "0 s"), (3e-9, "s", "3.0e-09 s"), (2.5, "s", "2.50 s"),
+        (312e12, "FLOP/s", "312 TFLOP/s"),
+        (1.25e9, "B/s", "1.25 GB/s"),
+        (24.13e-6, "s", "24.1 us"),
+        (0.999e9, "B/s", "999 MB/s"),
+        (0.99996e9, "B/s", "1.00 GB/s"),
+        (0.0, "s", "0 s"),
+        (3e-9, "s", "3.0e-09 s"),
+        (2.5, "s", "2.50 s"),
     ],
-)  # fmt: skip
+)
 def test_amounts_have_three_digits(value, unit, text):
     assert amount(value, unit) == text
 

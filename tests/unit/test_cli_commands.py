@@ -85,9 +85,15 @@ def test_submit_sends_what_was_asked_and_prints_both_shapes(head, typed):
     )
     assert code == 0
     assert head.sent("POST", "/v1/jobs")[0]["body"] == {
-        "run": ["python", "train.py", "--lr", "1"], "gpus": "2x8", "name": "gpt", "env": {"A": "1"}, "time": "2h", "retry": 2, "warm": True,
+        "run": ["python", "train.py", "--lr", "1"],
+        "gpus": "2x8",
+        "name": "gpt",
+        "env": {"A": "1"},
+        "time": "2h",
+        "retry": 2,
+        "warm": True,
         "workdir": os.getcwd(),
-    }  # fmt: skip
+    }
     assert "2 nodes x 8 = 16 GPUs" in out
     assert "16 tasks: 2 nodes x 8, one per GPU" in out
     assert out.splitlines()[-1] == "next: phalanx attach 21"
@@ -105,8 +111,12 @@ def test_options_go_over_the_job_file(head, typed, tmp_path):
     (tmp_path / "work/job.yaml").write_text("name: a\nrun: python train.py\ngpus: 2x2\nenv: {A: 1, B: 2}\n")
     assert typed("submit", "job.yaml", "--name", "b", "-e", "B=3", "--quiet") == (0, "21\n", "")
     assert head.sent("POST", "/v1/jobs")[0]["body"] == {
-        "name": "b", "run": "python train.py", "gpus": "2x2", "env": {"A": "1", "B": "3"}, "workdir": os.getcwd(),
-    }  # fmt: skip
+        "name": "b",
+        "run": "python train.py",
+        "gpus": "2x2",
+        "env": {"A": "1", "B": "3"},
+        "workdir": os.getcwd(),
+    }
 
 
 def test_options_of_the_job_are_not_ours(head, typed):
@@ -158,7 +168,7 @@ def test_options_of_the_job_are_not_ours(head, typed):
         (["exec", "12"], 64, "missing argument"),
         (["show"], 64, "missing argument"),
     ],
-)  # fmt: skip
+)
 def test_a_slip_is_one_line_with_its_code(head, typed, words, code, said):
     got, out, err = typed(*words)
     assert (got, out) == (code, "")
@@ -325,7 +335,7 @@ def test_a_pipe_gets_no_colour_and_no_cut(head, typed, monkeypatch):
     _, out, _ = typed("ps", "-a")
     assert "\x1b" not in out
     assert "a-name-that-is-rather-long-for-a-column" in out
-    assert "needs 16 GPUs; 8 free in all, at most 4 on one node" in out
+    assert "needs 16 GPUs; 8 free in total, at most 4 on one node" in out
 
 
 def test_changes_go_on_past_a_refusal_and_keep_its_code(head, typed):

@@ -64,11 +64,14 @@ def test_nothing_is_written_through_a_link_of_the_archive(tmp_path, capsys):
     fetch(
         tmp_path / "out",
         archive(
-            special("escape", tarfile.SYMTYPE, str(outside)), special("up", tarfile.SYMTYPE, "../outside"),
-            special("inside", tarfile.SYMTYPE, "a.txt"), ("a.txt", "A"), special("hard", tarfile.LNKTYPE, "a.txt"),
+            special("escape", tarfile.SYMTYPE, str(outside)),
+            special("up", tarfile.SYMTYPE, "../outside"),
+            special("inside", tarfile.SYMTYPE, "a.txt"),
+            ("a.txt", "A"),
+            special("hard", tarfile.LNKTYPE, "a.txt"),
             special("dev", tarfile.CHRTYPE),
         ),
-    )  # fmt: skip
+    )
     assert os.listdir(outside) == []
     assert sorted(os.listdir(tmp_path / "out")) == ["a.txt", "inside"]
     assert capsys.readouterr().err.count("left out") == 4

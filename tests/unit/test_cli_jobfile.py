@@ -24,9 +24,15 @@ def test_words_stay_as_typed():
         "name: 007\nrun: python train.py\ntime: 2:00:00\ngpus: 2x8\nenv:\n  A: 1.10\n  B: no\n  C:\nhold: true\npriority: -3\nsetup:\n"
     )
     assert file.mapping == {
-        "name": "007", "run": "python train.py", "time": "2:00:00", "gpus": "2x8", "env": {"A": "1.10", "B": "no", "C": None},
-        "hold": True, "priority": -3, "setup": None,
-    }  # fmt: skip
+        "name": "007",
+        "run": "python train.py",
+        "time": "2:00:00",
+        "gpus": "2x8",
+        "env": {"A": "1.10", "B": "no", "C": None},
+        "hold": True,
+        "priority": -3,
+        "setup": None,
+    }
     assert file.at("time") == "job.yaml:3"
     assert file.at("absent") == "job.yaml"
 
@@ -37,8 +43,10 @@ def test_json_is_yaml():
 
 def test_aliases_stand_for_what_they_name():
     assert parsed("run: [a, &x b, *x]\nenv: &e {A: 1}\nlabels: *e").mapping == {
-        "run": ["a", "b", "b"], "env": {"A": "1"}, "labels": {"A": "1"},
-    }  # fmt: skip
+        "run": ["a", "b", "b"],
+        "env": {"A": "1"},
+        "labels": {"A": "1"},
+    }
 
 
 @pytest.mark.parametrize(

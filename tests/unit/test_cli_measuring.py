@@ -63,8 +63,10 @@ def test_nodes_that_a_person_placed_stay_where_they_are(monkeypatch):
     monkeypatch.setattr(measuring, "put_labels", lambda _, labels: put.append(labels))
     nodes = [
         NodeView(id=f"n{number}", state=NodeState.UP, engine="local", devices=[], cpus=1, memory_bytes=1, labels=labels)
-        for number, labels in enumerate([{}, {"rack": "r7"}, {"leaf": "m4", "topology": "measured"}, {"fan": "loud"}, {}, {}])
-    ]  # fmt: skip
+        for number, labels in enumerate(
+            [{}, {"rack": "r7"}, {"leaf": "m4", "topology": "measured"}, {"fan": "loud"}, {}, {}]
+        )
+    ]
     applied, by_hand = measuring._apply(None, nodes, levels_of(rates(LEAFS)))
     assert (applied, by_hand) == (["n0", "n2", "n3", "n4", "n5"], ["n1"])
     assert put[0]["n2"] == {"spine": "", "leaf": "m0", "rack": "", "nvlink": "", "topology": "measured"}

@@ -89,10 +89,30 @@ def test_however_it_is_cut_every_line_arrives_once_and_in_order(lines, chance):
 @pytest.mark.parametrize(
     "planted",
     [
-        "\x1b]0;title\x07", "\x1b]52;c;cm0gLXJmIH4=\x07", "\x1b]8;;http://evil\x1b\\", "\x1b[6n", "\x1b[c", "\x1b[>c", "\x1b[5i", "\x1bP$q\x1b\\", "\x1b_cmd\x1b\\",
-        "\x1bc", "\x1b[2J", "\x1b[H", "\x1b[10;10H", "\x1b[?1049h", "\x1b[?1000h", "\x1b[20t", "\x1b#8", "\x1b(0", "\x1b7", "\x9b6n", "\x9d0;t\x9c", "\x1b[!p",
+        "\x1b]0;title\x07",
+        "\x1b]52;c;cm0gLXJmIH4=\x07",
+        "\x1b]8;;http://evil\x1b\\",
+        "\x1b[6n",
+        "\x1b[c",
+        "\x1b[>c",
+        "\x1b[5i",
+        "\x1bP$q\x1b\\",
+        "\x1b_cmd\x1b\\",
+        "\x1bc",
+        "\x1b[2J",
+        "\x1b[H",
+        "\x1b[10;10H",
+        "\x1b[?1049h",
+        "\x1b[?1000h",
+        "\x1b[20t",
+        "\x1b#8",
+        "\x1b(0",
+        "\x1b7",
+        "\x9b6n",
+        "\x9d0;t\x9c",
+        "\x1b[!p",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("prefix", [True, False])
 def test_no_task_masters_the_readers_terminal_also_when_it_has_it_for_itself(planted, prefix):
     shown = written([("rank-0", f"a{planted}b\n")], prefix=prefix, screen=TTY)
@@ -104,9 +124,15 @@ def test_no_task_masters_the_readers_terminal_also_when_it_has_it_for_itself(pla
 
 PIECES = [*"\x1b[]152;JnmKAca>?P\\ \x07\x05\b\x85\x9b\r\n"]
 TRICKS = [
-    "\x1b\x1b[2J[2J", "\x1b\x85]52;c;ZXZpbA==\x07", "\x1b\x1b]x\x07[6n", "\x1b[\x1b[2J2J", "\x1b[1\x052J", "a\x05b",
-    "\x1b[>4;1m", "\x1b[?4m",
-]  # fmt: skip
+    "\x1b\x1b[2J[2J",
+    "\x1b\x85]52;c;ZXZpbA==\x07",
+    "\x1b\x1b]x\x07[6n",
+    "\x1b[\x1b[2J2J",
+    "\x1b[1\x052J",
+    "a\x05b",
+    "\x1b[>4;1m",
+    "\x1b[?4m",
+]
 # Of escapes those that begin neither a colour nor, where the screen is the task's own, what a bar draws with; and all other control.
 FORBIDDEN = {
     True: re.compile(r"\x1b(?!\[[0-9:;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]"),

@@ -20,11 +20,17 @@ PLAIN = {"gpus": None, "network": None, "price": None, "price_date": None, "pric
 
 def node(name, model, devices, **labels):
     return NodeView(
-        id=name, state=NodeState.UP, engine="local", cpus=8, memory_bytes=1 << 36, labels=labels,
+        id=name,
+        state=NodeState.UP,
+        engine="local",
+        cpus=8,
+        memory_bytes=1 << 36,
+        labels=labels,
         devices=[
-            DeviceView(index=index, uuid=f"{name}-{index}", model=model, memory_bytes=80 << 30) for index in range(devices)
+            DeviceView(index=index, uuid=f"{name}-{index}", model=model, memory_bytes=80 << 30)
+            for index in range(devices)
         ],
-    )  # fmt: skip
+    )
 
 
 def head(*nodes, profile=None, fault=None):
@@ -66,8 +72,17 @@ def test_gpus_name_a_part_of_it():
 
 def test_cordoned_nodes_are_left_out():
     shut = node("b", H100, 8)
-    machine, _ = here(head(node("a", A100, 8), NodeView(**{**{name: getattr(shut, name) for name in shut.__struct_fields__},
-                           "cordon": CordonView(by="ada", why="fan", since_s=0.0, drain=True)})))  # fmt: skip
+    machine, _ = here(
+        head(
+            node("a", A100, 8),
+            NodeView(
+                **{
+                    **{name: getattr(shut, name) for name in shut.__struct_fields__},
+                    "cordon": CordonView(by="ada", why="fan", since_s=0.0, drain=True),
+                }
+            ),
+        )
+    )
     assert machine.gpu.name == "a100-sxm4-80gb"
 
 

@@ -101,11 +101,17 @@ def test_file_that_will_not_do_says_why(tmp_path, written, asked, words):
     ("words", "told"),
     [
         (("--plan", "fast", "--gpus", "2"), "--plan: 'fast' is neither auto nor a layout (write auto, or a layout as"),
-        (("--plan", "tp=2", "--gpus", "8"), "plan tp=2 is for 2 ranks, and 8 GPUs are asked for (ask for 2 GPUs, or write dp=4)"),
+        (
+            ("--plan", "tp=2", "--gpus", "8"),
+            "plan tp=2 is for 2 ranks, but the job requests 8 GPUs (ask for 2 GPUs, or write dp=4)",
+        ),
         (("--plan", "tp=8,tp=4"), "--plan: layout 'tp=8,tp=4': tensor is given twice"),
-        (("--plan", "gone.json"), "--plan: gone.json: no such file (create one with phalanx plan MODEL --save FILE.json"),
+        (
+            ("--plan", "gone.json"),
+            "--plan: gone.json: no such file (create one with phalanx plan MODEL --save FILE.json",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_plan_is_one_line(head, capsys, words, told):
     assert main(["submit", *words, "--", "python", "train.py"]) == 64
     error = capsys.readouterr().err

@@ -137,12 +137,19 @@ def test_amounts_are_read_as_people_write_them():
 
 def test_amounts_have_as_many_figures_as_estimates_deserve():
     assert [seconds_shown(value) for value in (0.00009, 0.0341, 1.925, 12.5, 1234.0)] == [
-        "90.0 µs", "34.1 ms", "1.93 s", "12.5 s", "1,234 s",
-    ]  # fmt: skip
+        "90.0 µs",
+        "34.1 ms",
+        "1.93 s",
+        "12.5 s",
+        "1,234 s",
+    ]
     assert [gb_shown(value) for value in (1.12e12, 74.25e9, 1.9e6)] == ["1.12 TB", "74.2 GB", "1.90 MB"]
     assert [span_shown(value) for value in (90.0, 7200.0, 5.2 * 86400, 23 * 86400)] == [
-        "90 seconds", "2 hours", "5.2 days", "23 days",
-    ]  # fmt: skip
+        "90 seconds",
+        "2 hours",
+        "5.2 days",
+        "23 days",
+    ]
     assert [usd_shown(value) for value in (3.2, 49321.0, 12345.0)] == ["$3.20", "$49,000", "$12,300"]
     assert [tokens_shown(value) for value in (3e11, 1.5e12, 4194304)] == ["300B", "1.5T", "4.19M"]
     assert round_shown(0.0) == "0"

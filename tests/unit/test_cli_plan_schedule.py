@@ -17,8 +17,13 @@ def end_s(slots):
 def test_one_stage_has_no_bubble():
     slots = schedule(1, 1, 3, forward_s=1.0, backward_s=2.0)
     assert [(slot.work.forward, slot.start_s) for slot in slots] == [
-        (True, 0.0), (False, 1.0), (True, 3.0), (False, 4.0), (True, 6.0), (False, 7.0),
-    ]  # fmt: skip
+        (True, 0.0),
+        (False, 1.0),
+        (True, 3.0),
+        (False, 4.0),
+        (True, 6.0),
+        (False, 7.0),
+    ]
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 2), (4, 8), (8, 32)])

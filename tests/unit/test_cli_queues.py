@@ -33,13 +33,20 @@ queues:
 def test_a_tree_is_read_parents_first():
     assert parse_queue_file(TREE, path="q.yaml") == [
         QueueFacts(
-            id="research", quota_gpus=32, borrow_gpus=16, lend_gpus=0, weight=2.5, gpus_per_user=8, jobs_per_user=4,
-            budget_gpu_h=1000.0, budget_period_s=30 * 86400.0,
+            id="research",
+            quota_gpus=32,
+            borrow_gpus=16,
+            lend_gpus=0,
+            weight=2.5,
+            gpus_per_user=8,
+            jobs_per_user=4,
+            budget_gpu_h=1000.0,
+            budget_period_s=30 * 86400.0,
         ),
         QueueFacts(id="nlp", parent="research", quota_gpus=16, borrow_gpus=0, open=False),
         QueueFacts(id="vision", parent="research"),
         QueueFacts(id="prod", priority=-5),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +62,11 @@ def test_a_tree_is_read_parents_first():
         ("queues:\n  a: {budget: 5 GPU-h per 30}", "q.yaml:2: budget: '30' has no unit", "30h"),
         ("queues:\n  a: {open: yes}", "q.yaml:2: open: 'yes' is neither true nor false", ""),
         ("queues:\n  a:\n    users: {gpu: 1}", "q.yaml:3: unknown key 'gpu'", "did you mean 'gpus'?"),
-        ("queues:\n  a:\n  b:\n    queues:\n      a:", "q.yaml:5: queue a is defined twice, here and on line 2", "unique"),
+        (
+            "queues:\n  a:\n  b:\n    queues:\n      a:",
+            "q.yaml:5: queue a is defined twice, here and on line 2",
+            "unique",
+        ),
         ("queues:\n  a:\n  a:", "q.yaml:3: a is defined twice, here and on line 2", ""),
         ("queues: [a, b]", "q.yaml:1: a queue file has only keys and values", ""),
         ("queues:\n  a: &x {quota: 1}\n  b: *x", "q.yaml:2: a queue file has only keys and values", ""),
@@ -66,7 +77,7 @@ def test_a_tree_is_read_parents_first():
         ("queues:\n  a: {quota: 1", "not YAML", ""),
         ("queues: " + "{a: {queues: " * 40 + "}}" * 40, "q.yaml:1: nested too deep", ""),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_refused_by_line(text, message, hint):
     with pytest.raises(BadFile) as refused:
         parse_queue_file(text, path="q.yaml")
@@ -77,11 +88,23 @@ def test_what_is_wrong_is_refused_by_line(text, message, hint):
 def views():
     wait = QueueWait(reason="quota", jobs=2, gpus=16, detail="queue nlp holds 16 of at most 16 GPUs")
     return [
-        QueueView(id="nlp", parent="research", quota_gpus=16, used_gpus=16, running=2, pending=2, pending_gpus=16, factor=0.5, waiting=[wait]),
+        QueueView(
+            id="nlp",
+            parent="research",
+            quota_gpus=16,
+            used_gpus=16,
+            running=2,
+            pending=2,
+            pending_gpus=16,
+            factor=0.5,
+            waiting=[wait],
+        ),
         QueueView(id="prod", quota_gpus=32, used_gpus=24, lent_gpus=8, open=False),
-        QueueView(id="research", quota_gpus=32, used_gpus=40, borrowed_gpus=8, budget_gpu_h=1e3, budget_left_gpu_h=-2.0),
+        QueueView(
+            id="research", quota_gpus=32, used_gpus=40, borrowed_gpus=8, budget_gpu_h=1e3, budget_left_gpu_h=-2.0
+        ),
         QueueView(id="vision", parent="research"),
-    ]  # fmt: skip
+    ]
 
 
 def test_the_tree_is_drawn_with_its_figures_and_who_waits():
@@ -108,9 +131,10 @@ def test_one_queue_is_shown_with_all_below_and_its_limits():
 
 def test_changes_are_told_one_a_line():
     change = QueueChange(
-        id="nlp", before={"quota_gpus": None, "lend_gpus": 4, "budget_period_s": 86400.0},
+        id="nlp",
+        before={"quota_gpus": None, "lend_gpus": 4, "budget_period_s": 86400.0},
         after={"quota_gpus": 16, "lend_gpus": None, "budget_period_s": 7200.0},
-    )  # fmt: skip
+    )
     told = QueuesApplied(added=["vision"], changed=[change], removed=["old"], unchanged=3)
     assert list(difference_lines(told, dry_run=False)) == [
         "+ vision",

@@ -51,9 +51,14 @@ def typed(capsys):
 
 def planned(**changes):
     one = {
-        "id": "fans", "nodes": ["gpu001", "gpu002"], "start_s": NOW_S + 2 * H, "end_s": NOW_S + 6 * H, "maintenance": True, "why": "new fans",
+        "id": "fans",
+        "nodes": ["gpu001", "gpu002"],
+        "start_s": NOW_S + 2 * H,
+        "end_s": NOW_S + 6 * H,
+        "maintenance": True,
+        "why": "new fans",
         "by": "op",
-    }  # fmt: skip
+    }
     return {**one, **changes}
 
 
@@ -93,8 +98,14 @@ def test_reserve_sends_what_was_asked_and_says_when_with_the_zone(head, typed):
     assert code == 0
     (sent,) = head.sent("PUT", "/v1/reservations/maintenance-1201-2200")
     assert sent["body"] == {
-        "nodes": ["gpu001", "gpu002"], "time": "4h", "start_s": NOW_S + 2 * H, "users": [], "queues": [], "maintenance": True, "why": "new fans",
-    }  # fmt: skip
+        "nodes": ["gpu001", "gpu002"],
+        "time": "4h",
+        "start_s": NOW_S + 2 * H,
+        "users": [],
+        "queues": [],
+        "maintenance": True,
+        "why": "new fans",
+    }
     assert out.splitlines() == [
         "reservation fans: gpu[001-002] (2 nodes) reserved for maintenance from Tue 2026-12-01 22:00 CET to Wed 2026-12-02 02:00 CET",
         "next: phalanx nodes unreserve fans",

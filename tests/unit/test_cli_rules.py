@@ -35,8 +35,16 @@ def test_file_becomes_rules():
 
 REFUSED = [
     (GOOD.replace("codes: [117]", "code: 117"), "r.yaml:2: rule 1: unknown key 'code'", "did you mean 'codes'?"),
-    (GOOD.replace("remedy: here", "remedy: her"), "r.yaml:6: rule 2 (licence): remedy: 'her' is not one of", "did you mean 'here'?"),
-    (GOOD.replace("licence\n    pattern", "spot\n    pattern"), "r.yaml:6: spot stands here and on line 2", ""),
+    (
+        GOOD.replace("remedy: here", "remedy: her"),
+        "r.yaml:6: rule 2 (licence): remedy: 'her' is not one of",
+        "did you mean 'here'?",
+    ),
+    (
+        GOOD.replace("licence\n    pattern", "spot\n    pattern"),
+        "r.yaml:6: spot is defined twice, here and on line 2",
+        "",
+    ),
     (GOOD.replace("oom: true", "oom: yes"), "r.yaml:6: rule 2 (licence): oom", ""),
     ("rule: []", "r.yaml:1: unknown key 'rule'", "did you mean 'rules'?"),
     ("- a\n- b", "r.yaml:1: a rule file begins with rules:", ""),
@@ -48,7 +56,7 @@ REFUSED = [
     ("rules: !!python/object:os.system []", "r.yaml:1: a rule file has only", ""),
     ("rules:\n  - [[[[[[[[[1]]]]]]]]]\n", "r.yaml:2: nested too deep", ""),
     ("rules:\n" + "  - [1, 2, 3, 4]\n" * 6_000, "more than 32000 values", ""),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "words", "hint"), REFUSED)
@@ -67,6 +75,14 @@ def test_every_shipped_rule_can_be_written_and_read_again():
 
 def test_signs_are_drawn_in_a_line():
     view = RuleView(
-        name="r", blame=Blame.USER, remedy=Remedy.STOP, charge=Charge.RETRY, codes=[3, 4], signals=[11, 40], xids=[79], pattern="a*b", oom=True
-    )  # fmt: skip
+        name="r",
+        blame=Blame.USER,
+        remedy=Remedy.STOP,
+        charge=Charge.RETRY,
+        codes=[3, 4],
+        signals=[11, 40],
+        xids=[79],
+        pattern="a*b",
+        oom=True,
+    )
     assert signs(view) == 'code 3, 4 and SIGSEGV, signal 40 and XID 79 and out of memory and "a*b"'

@@ -13,9 +13,21 @@ from phalanx.cli.root import main
 
 HEADER = "job_id,submit_s,duration_s,num_gpus,gpu_type,vc,status"
 KEYS = [
-    "jobs", "avg_jct_s", "median_jct_s", "p99_jct_s", "avg_wait_s", "p99_wait_s", "avg_wait_large_s", "max_wait_s", "makespan_s",
-    "utilization", "preemptions", "moves", "lost_gpu_s", "wall_s",
-]  # fmt: skip  # the issue's
+    "jobs",
+    "avg_jct_s",
+    "median_jct_s",
+    "p99_jct_s",
+    "avg_wait_s",
+    "p99_wait_s",
+    "avg_wait_large_s",
+    "max_wait_s",
+    "makespan_s",
+    "utilization",
+    "preemptions",
+    "moves",
+    "lost_gpu_s",
+    "wall_s",
+]  # the issue's
 
 
 @pytest.fixture
@@ -92,13 +104,33 @@ def test_compare_sets_policies_side_by_side(typed):
         (("--trace", "t.csv", *FLEET, "--per-vc"), 64, "needs the virtual cluster of each node"),
         (("--trace", "t.csv", *FLEET, "--policy", "fofo"), 64, "no policy 'fofo'"),
         (("--trace", "t.csv", *FLEET, "--compare", "fifo,fofo"), 64, "no policy 'fofo'"),
-        (("--trace", "t.csv", *FLEET, "--policy", "sjf", "--durations", "limit"), 64, "job a (line 2) has no time limit"),
-        (("--trace", "t.csv", *FLEET, "--compare", "fifo,backfill", "--durations", "limit"), 64, "job a (line 2) has no time limit"),
-        (("--trace", "t.csv", *FLEET, "--policy", "srtf", "--durations", "predicted"), 64, "srtf needs exact durations"),
-        (("--trace", "t.csv", *FLEET, "--policy", "backfill", "--durations", "limit"), 64, "job a (line 2) has no time limit"),
+        (
+            ("--trace", "t.csv", *FLEET, "--policy", "sjf", "--durations", "limit"),
+            64,
+            "job a (line 2) has no time limit",
+        ),
+        (
+            ("--trace", "t.csv", *FLEET, "--compare", "fifo,backfill", "--durations", "limit"),
+            64,
+            "job a (line 2) has no time limit",
+        ),
+        (
+            ("--trace", "t.csv", *FLEET, "--policy", "srtf", "--durations", "predicted"),
+            64,
+            "srtf needs exact durations",
+        ),
+        (
+            ("--trace", "t.csv", *FLEET, "--policy", "backfill", "--durations", "limit"),
+            64,
+            "job a (line 2) has no time limit",
+        ),
         (("--trace", "none.csv", *FLEET), 78, "none.csv: no such file"),
         (("--trace", ".", *FLEET), 78, "is a folder"),
-        (("--trace", "bad.csv", *FLEET), 78, "bad.csv: 2 bad rows: line 3: num_gpus must be at least 1; line 4: duration_s 'x' is not a number"),
+        (
+            ("--trace", "bad.csv", *FLEET),
+            78,
+            "bad.csv: 2 bad rows: line 3: num_gpus must be at least 1; line 4: duration_s 'x' is not a number",
+        ),
         (("--trace", "big.csv", *FLEET), 64, "job b (line 3)"),
         (("--trace", "empty.csv", *FLEET), 78, "empty.csv is empty"),
         (("--trace", "t.csv", "--fleet", "empty.csv"), 78, "empty.csv is empty"),
@@ -112,7 +144,7 @@ def test_compare_sets_policies_side_by_side(typed):
         (("--trace", "t.csv", *FLEET, "--html", "."), 64, "--html . is a folder"),
         (("--trace", "t.csv", *FLEET, "--nodes", "0"), 64, "is not a fleet"),
     ],
-)  # fmt: skip
+)
 def test_refusals_name_what_and_where(typed, words, code, said):
     trace("a,0,10,1,,,")
     trace("a,0,10,1,,,", "b,1,10,0,,,", "c,1,x,1,,,", name="bad.csv")

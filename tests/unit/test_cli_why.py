@@ -39,14 +39,25 @@ def test_range_is_told_no_finer_than_it_is_known(early_s, late_s, words):
 
 def test_page_has_reason_range_who_and_commands():
     found = WhyReply(
-        job_id="17", state=JobState.PENDING, now_s=NOW, headline="waits (resources): needs 1 x 4 GPUs", reason="resources",
-        blockers=[BlockerView(id="9", user="bob", name="big", state=JobState.RUNNING, gpus=4, end=StartView(latest_s=NOW + 600.0))],
-        blockers_more=3, start=StartView(unknown="nobody knows how long job 9 runs"),
+        job_id="17",
+        state=JobState.PENDING,
+        now_s=NOW,
+        headline="waits (resources): needs 1 x 4 GPUs",
+        reason="resources",
+        blockers=[
+            BlockerView(
+                id="9", user="bob", name="big", state=JobState.RUNNING, gpus=4, end=StartView(latest_s=NOW + 600.0)
+            )
+        ],
+        blockers_more=3,
+        start=StartView(unknown="nobody knows how long job 9 runs"),
         changes=[
             ChangeView(kind="shape", text="2 x 2 GPUs instead of 1 x 4", command="phalanx submit --gpus 2x2 ..."),
-            ChangeView(kind="undrain", text="node n1 takes work again", command="phalanx nodes undrain n1", operator=True),
+            ChangeView(
+                kind="undrain", text="node n1 takes work again", command="phalanx nodes undrain n1", operator=True
+            ),
         ],
-    )  # fmt: skip
+    )
     assert why_page(found, WIDE) == [
         "job 17 waits (resources): needs 1 x 4 GPUs",
         "  expected to start at an unknown time: nobody knows how long job 9 runs",
@@ -67,9 +78,16 @@ def test_page_has_reason_range_who_and_commands():
 def test_dry_run_tells_hours_and_from_what_they_are_known():
     run = RunView(low_s=600.0, high_s=7200.0, ends=12, likes="of ada called train")
     found = DryRunReply(
-        now_s=NOW, starts=True, gpus=4, nodes=["n0"], start=StartView(earliest_s=NOW, latest_s=NOW), run=run, gpu_hours_low=0.666,
-        gpu_hours_high=8.0, notes=["1 node x 4 = 4 GPUs"],
-    )  # fmt: skip
+        now_s=NOW,
+        starts=True,
+        gpus=4,
+        nodes=["n0"],
+        start=StartView(earliest_s=NOW, latest_s=NOW),
+        run=run,
+        gpu_hours_low=0.666,
+        gpu_hours_high=8.0,
+        notes=["1 node x 4 = 4 GPUs"],
+    )
     assert dry_run_page(found, "train", WIDE)[2:] == [
         "  would start now on n0",
         "  runs 10m00s to 2h00m, 0.67 to 8 GPU-hours, estimated from 12 finished jobs of ada called train",
@@ -144,7 +162,7 @@ def test_another_policy_stands_beside_the_default_one(typed):
         (("--add", "1x8", "--price", "h200=cheap"), "'cheap' is not a price"),
         (("--add", "1x8", "--price", "h200=3"), "no price for GPUs without a model"),
         (("--since", "1h"), "no jobs given"),
-        (("--policy", "best"), "there is no policy 'best'"),
+        (("--policy", "best"), "unknown policy 'best'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_replayed(typed, words, message):

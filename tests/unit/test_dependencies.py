@@ -30,11 +30,18 @@ def test_conditions_as_written(value, drawn):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("afterokay:17", "did you mean afterok?"), ("afterok", "names no job"), ("afterok:x", "is no job"), ("singleton:3", "singleton names no job"),
-        (True, "names no jobs"), ({"a": 1}, "names no jobs"), ([[1]], "is no condition"), ("afterok:17?afterok:18", "is no job"),
-        (list(range(DEPENDENCIES_MAX + 1)), "more than"), ("²", "is no condition"),
+        ("afterokay:17", "did you mean afterok?"),
+        ("afterok", "needs a job number"),
+        ("afterok:x", "is not a job number"),
+        ("singleton:3", "singleton takes no job"),
+        (True, "not a list of jobs"),
+        ({"a": 1}, "not a list of jobs"),
+        ([[1]], "is not a condition"),
+        ("afterok:17?afterok:18", "is not a job number"),
+        (list(range(DEPENDENCIES_MAX + 1)), "more than"),
+        ("²", "is not a condition"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_condition_is_refused(value, words):
     with pytest.raises(BadRequest) as refusal:
         parse_dependencies(value)
@@ -77,5 +84,5 @@ def test_a_job_file_asks_for_all_of_it():
 
 
 def test_aftercorr_needs_an_array_of_its_own():
-    with pytest.raises(BadKey, match="this job is none"):
+    with pytest.raises(BadKey, match="this job is not an array"):
         spec_from_mapping({"run": "true", "depends_on": "aftercorr:17"}, workdir="/w")

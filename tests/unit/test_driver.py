@@ -82,13 +82,19 @@ class Rig:
     def __init__(self, engines=()):
         self.clock, self.store, self.mailboxes = FakeClock(), Gate(), Mailboxes()
         controller = Controller(
-            world=self.store.load(), leases=LeaseBook(guard=threading.Lock()),
+            world=self.store.load(),
+            leases=LeaseBook(guard=threading.Lock()),
             settings=Settings(checkpoint_root="/ckpt", output_root="/out"),
-        )  # fmt: skip
+        )
         self.driver = Driver(
-            controller=controller, store=self.store, mailboxes=self.mailboxes, telemetry=Telemetry(), clock=self.clock, head_id="h1",
+            controller=controller,
+            store=self.store,
+            mailboxes=self.mailboxes,
+            telemetry=Telemetry(),
+            clock=self.clock,
+            head_id="h1",
             engines=engines,
-        )  # fmt: skip
+        )
         self.driver.start()
         self.ask(PutProject(project=Project(id=ProjectId("gpt"))))
         self.ask(PutQueue(queue=Queue(id=QueueId("default"))))

@@ -19,17 +19,33 @@ def job(nodes=2, per_node=2, *, launch=Launch.PER_DEVICE, env=(), tasks=None, ad
     tasks = tasks or per_node
     grants = tuple(
         Grant(
-            node_id=NodeId(f"n{rank}"), node_rank=rank, devices=tuple(range(per_node)), cpus=1, memory_bytes=0, tasks=tasks,
+            node_id=NodeId(f"n{rank}"),
+            node_rank=rank,
+            devices=tuple(range(per_node)),
+            cpus=1,
+            memory_bytes=0,
+            tasks=tasks,
             first_rank=rank * tasks,
         )
         for rank in range(nodes)
-    )  # fmt: skip
+    )
     return Prepare(
-        node_id=NodeId("n1"), job_id=JobId("7"), epoch=Epoch(3), generation=Generation(1),
-        spec=JobSpec(name="j", role=Role(argv=("t",), launch=launch), workdir="/w", env=tuple(env), collective_timeout_s=90.0),
-        allocation=Allocation(grants=grants), addresses=addresses or tuple(f"10.0.0.{rank + 1}" for rank in range(nodes)),
-        candidates=(), checkpoint_dir="/c/7/epoch-3", output_dir="/o/7", deadline_s=1234.5, restarts=4, mtbf_s=86400.0,
-    )  # fmt: skip
+        node_id=NodeId("n1"),
+        job_id=JobId("7"),
+        epoch=Epoch(3),
+        generation=Generation(1),
+        spec=JobSpec(
+            name="j", role=Role(argv=("t",), launch=launch), workdir="/w", env=tuple(env), collective_timeout_s=90.0
+        ),
+        allocation=Allocation(grants=grants),
+        addresses=addresses or tuple(f"10.0.0.{rank + 1}" for rank in range(nodes)),
+        candidates=(),
+        checkpoint_dir="/c/7/epoch-3",
+        output_dir="/o/7",
+        deadline_s=1234.5,
+        restarts=4,
+        mtbf_s=86400.0,
+    )
 
 
 def env_of(order, *, node_rank=1, local_rank=1, base=BASE, virtual=False, resume=None):
@@ -77,12 +93,27 @@ def test_tensorflow_and_jax_find_theirs():
 def test_job_finds_its_place_and_folders():
     env, _ = env_of(job(), resume=Resume(epoch=Epoch(2), step=10, path="/c/7/epoch-2/step-00000010", digest="d"))
     expected = {
-        "JOB_ID": "7", "NODE_RANK": "1", "NNODES": "2", "NODE_IPS": "10.0.0.1\n10.0.0.2", "GPUS_PER_NODE": "2", "NUM_GPUS": "4",
-        "HOSTFILE": "/s/hostfile", "CHECKPOINT_DIR": "/c/7/epoch-3", "RESUME_FROM": "/c/7/epoch-2/step-00000010",
-        "OUTPUT_DIR": "/o/7", "RESTART_COUNT": "4", "DEADLINE": "1234.500", "EPOCH": "3", "GENERATION": "1",
-        "LEASE_PAGE": "/s/page", "REPORT_PIPE": "/s/reports", "MTBF_S": "86400", "COLLECTIVE_TIMEOUT_S": "90",
-        "VIRTUAL": "0", "DEVICES": "GPU-0,GPU-1",
-    }  # fmt: skip
+        "JOB_ID": "7",
+        "NODE_RANK": "1",
+        "NNODES": "2",
+        "NODE_IPS": "10.0.0.1\n10.0.0.2",
+        "GPUS_PER_NODE": "2",
+        "NUM_GPUS": "4",
+        "HOSTFILE": "/s/hostfile",
+        "CHECKPOINT_DIR": "/c/7/epoch-3",
+        "RESUME_FROM": "/c/7/epoch-2/step-00000010",
+        "OUTPUT_DIR": "/o/7",
+        "RESTART_COUNT": "4",
+        "DEADLINE": "1234.500",
+        "EPOCH": "3",
+        "GENERATION": "1",
+        "LEASE_PAGE": "/s/page",
+        "REPORT_PIPE": "/s/reports",
+        "MTBF_S": "86400",
+        "COLLECTIVE_TIMEOUT_S": "90",
+        "VIRTUAL": "0",
+        "DEVICES": "GPU-0,GPU-1",
+    }
     assert {
         name.removeprefix("PHALANX_"): value for name, value in env.items() if name.startswith("PHALANX_")
     } == expected
@@ -99,9 +130,15 @@ def test_devices_are_those_of_the_grant_by_uuid():
 
 def test_supervisors_secrets_and_foreign_gangs_stay_behind():
     base = BASE | {
-        "PHALANX_NODE_TOKEN": "s", "PHALANX_HEAD_URL": "u", "PHALANX_TOKEN": "t", "SLURM_PROCID": "5", "OMPI_COMM_WORLD_RANK": "2",
-        "PET_NNODES": "9", "TORCHELASTIC_RUN_ID": "x", "NOTIFY_SOCKET": "/n",
-    }  # fmt: skip
+        "PHALANX_NODE_TOKEN": "s",
+        "PHALANX_HEAD_URL": "u",
+        "PHALANX_TOKEN": "t",
+        "SLURM_PROCID": "5",
+        "OMPI_COMM_WORLD_RANK": "2",
+        "PET_NNODES": "9",
+        "TORCHELASTIC_RUN_ID": "x",
+        "NOTIFY_SOCKET": "/n",
+    }
     env, _ = env_of(job(), base=base)
     assert (base.keys() - BASE.keys()) & env.keys() == set()
     assert env["PATH"] == "/bin"
@@ -131,10 +168,17 @@ def test_output_is_unbuffered_unless_the_job_wants_it_so():
 def test_bare_torchrun_is_right():
     env, _ = env_of(job(per_node=4, tasks=1, launch=Launch.PER_NODE), local_rank=0)
     assert {name: env[name] for name in env if name.startswith("PET_")} == {
-        "PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1",
-        "PET_MASTER_PORT": "29500", "PET_RDZV_BACKEND": "static", "PET_RDZV_ENDPOINT": "10.0.0.1:29500",
-        "PET_RDZV_ID": "7.3.1", "PET_MAX_RESTARTS": "0", "PET_LOCAL_ADDR": "10.0.0.2",
-    }  # fmt: skip
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "4",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "10.0.0.1",
+        "PET_MASTER_PORT": "29500",
+        "PET_RDZV_BACKEND": "static",
+        "PET_RDZV_ENDPOINT": "10.0.0.1:29500",
+        "PET_RDZV_ID": "7.3.1",
+        "PET_MAX_RESTARTS": "0",
+        "PET_LOCAL_ADDR": "10.0.0.2",
+    }
     assert not [name for name in env_of(job())[0] if name.startswith("PET_")]
 
 
@@ -166,8 +210,13 @@ def test_an_element_learns_its_place_in_the_array_and_cannot_pretend_another():
         if "ARRAY" in name or name == "PHALANX_JOB_ID"
     }
     assert of_array == {
-        "JOB_ID": "17_5", "ARRAY_JOB_ID": "17", "ARRAY_TASK_ID": "5", "ARRAY_TASK_COUNT": "3", "ARRAY_TASK_MIN": "3", "ARRAY_TASK_MAX": "7",
-    }  # fmt: skip
+        "JOB_ID": "17_5",
+        "ARRAY_JOB_ID": "17",
+        "ARRAY_TASK_ID": "5",
+        "ARRAY_TASK_COUNT": "3",
+        "ARRAY_TASK_MIN": "3",
+        "ARRAY_TASK_MAX": "7",
+    }
     assert notes == ["env: PHALANX_ARRAY_TASK_ID is set by Phalanx; the job's value is not used"]
     assert (
         setup_environment(
@@ -198,6 +247,24 @@ def test_what_opens_the_heads_database_never_reaches_a_rank_unless_the_job_names
 
 def test_no_variable_of_the_supervisors_own_kind_passes_through_a_rank():
     """Whatever a launcher, another scheduler or the head left in the supervisor's environment."""
-    planted = dict.fromkeys(("PHALANX_TOKEN", "PHALANX_NODE_TOKEN", "PHALANX_HEAD_URL", "SLURM_JOB_ID", "SLURMD_NODENAME", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PET_NNODES", "RANK", "WORLD_SIZE", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "NOTIFY_SOCKET", "LISTEN_FDS"), "planted")  # fmt: skip
+    planted = dict.fromkeys(
+        (
+            "PHALANX_TOKEN",
+            "PHALANX_NODE_TOKEN",
+            "PHALANX_HEAD_URL",
+            "SLURM_JOB_ID",
+            "SLURMD_NODENAME",
+            "PMI_RANK",
+            "OMPI_COMM_WORLD_RANK",
+            "PET_NNODES",
+            "RANK",
+            "WORLD_SIZE",
+            "MASTER_ADDR",
+            "CUDA_VISIBLE_DEVICES",
+            "NOTIFY_SOCKET",
+            "LISTEN_FDS",
+        ),
+        "planted",
+    )
     env, _ = env_of(job(), base={**BASE, **planted})
     assert "planted" not in env.values()

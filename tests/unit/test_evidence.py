@@ -5,17 +5,29 @@ import pytest
 from phalanx.node.logic.evidence import OomKill, XidSeen, kernel_signs, last_lines, same_bus, standing
 
 KERNEL = [
-    ("4,1,1;NVRM: Xid (PCI:0000:c6:00): 79, pid=1101234, name=python, GPU has fallen off the bus.", XidSeen(bus="0000:c6:00", xid=79)),
-    ("[ 966.503025] NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120, intr 10000000", XidSeen(bus="0000:01:00", xid=31)),
-    ("NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.", XidSeen(bus="0000:10:1c", xid=63)),
-    ("NVRM: Xid (PCI:0000:3b:00): 119, pid=7, name=python, Timeout after 45s of waiting for RPC response from GPU0 GSP!", XidSeen(bus="0000:3b:00", xid=119)),
+    (
+        "4,1,1;NVRM: Xid (PCI:0000:c6:00): 79, pid=1101234, name=python, GPU has fallen off the bus.",
+        XidSeen(bus="0000:c6:00", xid=79),
+    ),
+    (
+        "[ 966.503025] NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120, intr 10000000",
+        XidSeen(bus="0000:01:00", xid=31),
+    ),
+    (
+        "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.",
+        XidSeen(bus="0000:10:1c", xid=63),
+    ),
+    (
+        "NVRM: Xid (PCI:0000:3b:00): 119, pid=7, name=python, Timeout after 45s of waiting for RPC response from GPU0 GSP!",
+        XidSeen(bus="0000:3b:00", xid=119),
+    ),
     ("Out of memory: Killed process 4242 (python) total-vm:9000kB, anon-rss:100kB", OomKill(pid=4242)),
     ("Memory cgroup out of memory: Killed process 77 (pt_data_worker) total-vm:1kB", OomKill(pid=77)),
     ("nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 30", None),
     ("usb 1-1: Product: Xid (PCI:0000:06:00): 79", None),
     ("NVRM: Xid (PCI:0000:06:00): 99999999", None),
     ("", None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("line", "sign"), KERNEL)

@@ -11,17 +11,41 @@ from phalanx.facts.models import model_named
 
 
 def llama(kind="llama", **more):
-    return {"model_type": kind, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256} | more  # fmt: skip
+    return {
+        "model_type": kind,
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+    } | more
 
 
 def config(kind, layers, hidden, heads, kv_heads, ffn, vocab, **more):
-    return llama(kind, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
-                 num_key_value_heads=kv_heads, intermediate_size=ffn, vocab_size=vocab, **more)  # fmt: skip
+    return llama(
+        kind,
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=ffn,
+        vocab_size=vocab,
+        **more,
+    )
 
 
-MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 64,
-       "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2, "first_k_dense_replace": 1}  # fmt: skip
+MLA = {
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 
 CASES = {
     "llama-3.1-8b": llama(rope_theta=500000.0, torch_dtype="bfloat16", head_dim=None),
@@ -30,33 +54,124 @@ CASES = {
     "mixtral-8x7b": config("mixtral", 32, 4096, 32, 8, 14336, 32000, num_local_experts=8, num_experts_per_tok=2),
     "qwen2.5-7b": config("qwen2", 28, 3584, 28, 4, 18944, 152064),
     "qwen2-57b-a14b": config(
-        "qwen2_moe", 28, 3584, 28, 4, 18944, 151936, num_experts=64, num_experts_per_tok=8, moe_intermediate_size=2560,
-        shared_expert_intermediate_size=20480, decoder_sparse_step=1, mlp_only_layers=[]),
+        "qwen2_moe",
+        28,
+        3584,
+        28,
+        4,
+        18944,
+        151936,
+        num_experts=64,
+        num_experts_per_tok=8,
+        moe_intermediate_size=2560,
+        shared_expert_intermediate_size=20480,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+    ),
     "qwen3-8b": config("qwen3", 36, 4096, 32, 8, 12288, 151936, head_dim=128),
     "qwen3-30b-a3b": config(
-        "qwen3_moe", 48, 2048, 32, 4, 6144, 151936, head_dim=128, num_experts=128, num_experts_per_tok=8,
-        moe_intermediate_size=768),
-    "gpt2-xl": {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024, "vocab_size": 50257},
-    "gpt-neox-20b": {"model_type": "gpt_neox", "num_hidden_layers": 44, "hidden_size": 6144, "num_attention_heads": 64,
-                     "intermediate_size": 24576, "vocab_size": 50432},
-    "gemma-7b": {"model_type": "gemma", "num_hidden_layers": 28, "hidden_size": 3072, "num_attention_heads": 16,
-                 "num_key_value_heads": 16, "head_dim": 256, "intermediate_size": 24576, "vocab_size": 256000},
+        "qwen3_moe",
+        48,
+        2048,
+        32,
+        4,
+        6144,
+        151936,
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+    ),
+    "gpt2-xl": {
+        "model_type": "gpt2",
+        "n_layer": 48,
+        "n_embd": 1600,
+        "n_head": 25,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    },
+    "gpt-neox-20b": {
+        "model_type": "gpt_neox",
+        "num_hidden_layers": 44,
+        "hidden_size": 6144,
+        "num_attention_heads": 64,
+        "intermediate_size": 24576,
+        "vocab_size": 50432,
+    },
+    "gemma-7b": {
+        "model_type": "gemma",
+        "num_hidden_layers": 28,
+        "hidden_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "intermediate_size": 24576,
+        "vocab_size": 256000,
+    },
     "gemma-2-9b": config("gemma2", 42, 3584, 16, 8, 14336, 256000, head_dim=256),
-    "falcon-7b": {"model_type": "falcon", "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71,
-                  "multi_query": True, "vocab_size": 65024},
-    "falcon-40b": {"model_type": "falcon", "num_hidden_layers": 60, "hidden_size": 8192, "num_attention_heads": 128,
-                   "num_kv_heads": 8, "new_decoder_architecture": True, "vocab_size": 65024},
-    "mpt-7b": {"model_type": "mpt", "n_layers": 32, "d_model": 4096, "n_heads": 32, "expansion_ratio": 4, "no_bias": True,
-               "max_seq_len": 2048, "vocab_size": 50432, "attn_config": {"alibi": True}},
+    "falcon-7b": {
+        "model_type": "falcon",
+        "num_hidden_layers": 32,
+        "hidden_size": 4544,
+        "num_attention_heads": 71,
+        "multi_query": True,
+        "vocab_size": 65024,
+    },
+    "falcon-40b": {
+        "model_type": "falcon",
+        "num_hidden_layers": 60,
+        "hidden_size": 8192,
+        "num_attention_heads": 128,
+        "num_kv_heads": 8,
+        "new_decoder_architecture": True,
+        "vocab_size": 65024,
+    },
+    "mpt-7b": {
+        "model_type": "mpt",
+        "n_layers": 32,
+        "d_model": 4096,
+        "n_heads": 32,
+        "expansion_ratio": 4,
+        "no_bias": True,
+        "max_seq_len": 2048,
+        "vocab_size": 50432,
+        "attn_config": {"alibi": True},
+    },
     "phi-3-medium": config("phi3", 40, 5120, 40, 10, 17920, 32064),
     "deepseek-v2-lite": config("deepseek_v2", 27, 2048, 16, 16, 10944, 102400, q_lora_rank=None, **MLA),
     "gpt-oss-20b": config(
-        "gpt_oss", 24, 2880, 64, 8, 2880, 201088, head_dim=64, num_local_experts=32, num_experts_per_tok=4, attention_bias=True),
+        "gpt_oss",
+        24,
+        2880,
+        64,
+        8,
+        2880,
+        201088,
+        head_dim=64,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        attention_bias=True,
+    ),
     "nemotron-4-15b": config("nemotron", 32, 6144, 48, 8, 24576, 256000),
-    "llama-4-maverick": {"model_type": "llama4", "vision_config": {}, "text_config": config(
-        "llama4_text", 48, 5120, 40, 8, 8192, 202048, head_dim=128, intermediate_size_mlp=16384, num_local_experts=128,
-        num_experts_per_tok=1, interleave_moe_layer_step=2)},
-}  # fmt: skip
+    "llama-4-maverick": {
+        "model_type": "llama4",
+        "vision_config": {},
+        "text_config": config(
+            "llama4_text",
+            48,
+            5120,
+            40,
+            8,
+            8192,
+            202048,
+            head_dim=128,
+            intermediate_size_mlp=16384,
+            num_local_experts=128,
+            num_experts_per_tok=1,
+            interleave_moe_layer_step=2,
+        ),
+    },
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -77,8 +192,14 @@ def test_every_supported_kind_has_a_case_or_is_read_like_one():
 
 
 def test_deepseek_v3_is_read_like_its_forebear_with_narrow_queries():
-    more = MLA | {"q_lora_rank": 1536, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-                  "n_shared_experts": 1, "first_k_dense_replace": 3}  # fmt: skip
+    more = MLA | {
+        "q_lora_rank": 1536,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+    }
     values = config("deepseek_v3", 61, 7168, 128, 128, 18432, 129280, **more)
     assert model_of(values, "config.json", "x").parameters == model_named("deepseek-v3").parameters
 
@@ -121,12 +242,15 @@ def test_an_unsupported_kind_is_refused_by_name_with_what_is_supported(kind):
         ({"model_type": None}, "model_type is missing"),
         ({"model_type": 7}, "model_type is missing"),
         ({"model_type": "mixtral"}, "num_local_experts is missing"),
-        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "visits 3 experts, but a layer has only 2"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3},
+            "visits 3 experts, but a layer has only 2",
+        ),
         ({"model_type": "deepseek_v3", "kv_lora_rank": 0}, "kv_lora_rank is 0"),
         ({"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": 3}, "attn_config is '3'"),
         ({"model_type": "qwen2_moe", "mlp_only_layers": 2}, "mlp_only_layers is '2'; it must be a list"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_key_is_one_line_that_names_it(change, said):
     with pytest.raises(BadFile) as caught:
         model_of(llama(**change), "some/config.json", "x")

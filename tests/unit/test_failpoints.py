@@ -37,18 +37,80 @@ EXEMPT = {
 }
 WRITES = {
     "os": {
-        "write", "pwrite", "writev", "pwritev", "fsync", "fdatasync", "sync", "rename", "renames", "replace", "link", "symlink", "unlink",
-        "remove", "rmdir", "removedirs", "mkdir", "makedirs", "truncate", "ftruncate", "posix_fallocate", "copy_file_range", "sendfile",
-        "chmod", "fchmod", "lchmod", "chown", "fchown", "lchown", "utime", "mknod", "mkfifo", "setxattr", "removexattr",
+        "write",
+        "pwrite",
+        "writev",
+        "pwritev",
+        "fsync",
+        "fdatasync",
+        "sync",
+        "rename",
+        "renames",
+        "replace",
+        "link",
+        "symlink",
+        "unlink",
+        "remove",
+        "rmdir",
+        "removedirs",
+        "mkdir",
+        "makedirs",
+        "truncate",
+        "ftruncate",
+        "posix_fallocate",
+        "copy_file_range",
+        "sendfile",
+        "chmod",
+        "fchmod",
+        "lchmod",
+        "chown",
+        "fchown",
+        "lchown",
+        "utime",
+        "mknod",
+        "mkfifo",
+        "setxattr",
+        "removexattr",
     },
-    "shutil": {"rmtree", "move", "copy", "copy2", "copyfile", "copytree", "copyfileobj", "copymode", "copystat", "unpack_archive"},
-    "tempfile": {"mkstemp", "mkdtemp", "NamedTemporaryFile", "TemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory"},
+    "shutil": {
+        "rmtree",
+        "move",
+        "copy",
+        "copy2",
+        "copyfile",
+        "copytree",
+        "copyfileobj",
+        "copymode",
+        "copystat",
+        "unpack_archive",
+    },
+    "tempfile": {
+        "mkstemp",
+        "mkdtemp",
+        "NamedTemporaryFile",
+        "TemporaryFile",
+        "SpooledTemporaryFile",
+        "TemporaryDirectory",
+    },
     "subprocess": {"Popen"},  # a process is durable too: what it is must be on record before it can outlive the head
-}  # fmt: skip
+}
 PATH_WRITES = {
-    "write_text", "write_bytes", "writelines", "truncate", "touch", "rmdir", "unlink", "symlink_to", "hardlink_to", "mkdir",
-    "executemany", "executescript", "copy_expert", "wal_checkpoint", "extractall",
-}  # fmt: skip
+    "write_text",
+    "write_bytes",
+    "writelines",
+    "truncate",
+    "touch",
+    "rmdir",
+    "unlink",
+    "symlink_to",
+    "hardlink_to",
+    "mkdir",
+    "executemany",
+    "executescript",
+    "copy_expert",
+    "wal_checkpoint",
+    "extractall",
+}
 MARKS = {"hit"}  # between two writes
 AROUNDS = {"around", "write", "sync_directory"}  # before and after one
 FLAGS = {"O_CREAT", "O_TRUNC", "O_APPEND", "O_WRONLY", "O_RDWR"}
@@ -59,9 +121,18 @@ OPENED_TO_WRITE = {
 }
 # Settings of a connection, and what only looks; `journal_mode` writes the header of a new file, under the point that opens it.
 QUIET_PRAGMAS = {
-    "synchronous", "foreign_keys", "journal_size_limit", "trusted_schema", "cell_size_check", "cache_size", "query_only", "page_count",
-    "page_size", "application_id", "journal_mode",
-}  # fmt: skip
+    "synchronous",
+    "foreign_keys",
+    "journal_size_limit",
+    "trusted_schema",
+    "cell_size_check",
+    "cache_size",
+    "query_only",
+    "page_count",
+    "page_size",
+    "application_id",
+    "journal_mode",
+}
 QUIET_SQL = ("SELECT ", "PRAGMA integrity_check", "PRAGMA quick_check", "BEGIN", "ROLLBACK")
 # A reader's `execute`: what it is given are named reads, which is checked where they are named (reading.py). The second stands behind its caller's point.
 QUIET_CALLS = {
@@ -269,11 +340,24 @@ def test_a_point_around_a_write_can_kill_after_it_and_a_mark_cannot():
 def test_the_search_for_writes_finds_them():
     """The net itself: what a hurried colleague might write is caught."""
     for text in (
-        "os.replace(a, b)", "os.fsync(fd)", "open(path, 'w')", "open(path, mode=mode)", "os.fdopen(fd, 'wb')", "path.write_text(x)",
-        "connection.execute('DELETE FROM jobs')", "connection.execute(sql)", "cursor.executemany(SQLITE.writes['put_job'], rows)",
-        "os.open(path, os.O_WRONLY | os.O_CREAT)", "os.open(path, os.O_WRONLY)", "shutil.rmtree(folder)", "Path(x).touch()",
-        "connection.pragma('user_version', 3)", "connection.execute(SQLITE.writes['put_job'])", "tempfile.mkstemp()", "subprocess.Popen(words)",
-    ):  # fmt: skip
+        "os.replace(a, b)",
+        "os.fsync(fd)",
+        "open(path, 'w')",
+        "open(path, mode=mode)",
+        "os.fdopen(fd, 'wb')",
+        "path.write_text(x)",
+        "connection.execute('DELETE FROM jobs')",
+        "connection.execute(sql)",
+        "cursor.executemany(SQLITE.writes['put_job'], rows)",
+        "os.open(path, os.O_WRONLY | os.O_CREAT)",
+        "os.open(path, os.O_WRONLY)",
+        "shutil.rmtree(folder)",
+        "Path(x).touch()",
+        "connection.pragma('user_version', 3)",
+        "connection.execute(SQLITE.writes['put_job'])",
+        "tempfile.mkstemp()",
+        "subprocess.Popen(words)",
+    ):
         call = ast.parse(text, mode="eval").body
         assert writes(call, "phalanx.store.sql.store"), text
     for text in (
@@ -348,9 +432,16 @@ def test_full_says_no_space():
 
 @pytest.mark.parametrize(
     "text",
-    ["store.commit.begn=kill", "store.commit.done=error", "store.commit.begin=torn", "store.commit.begin", "store.commit.begin=kill:x",
-     "store.commit.begin=kill:0", "store.commit.begin=explode"],
-)  # fmt: skip
+    [
+        "store.commit.begn=kill",
+        "store.commit.done=error",
+        "store.commit.begin=torn",
+        "store.commit.begin",
+        "store.commit.begin=kill:x",
+        "store.commit.begin=kill:0",
+        "store.commit.begin=explode",
+    ],
+)
 def test_what_cannot_be_armed_is_refused(text):
     with pytest.raises(ValueError):
         arm_by_text(text)

@@ -61,10 +61,10 @@ def test_elastic_request_counts_its_fewest():
     ("text", "says"),
     [
         ("8..2x8", "8..2 ends before it begins"),
-        ("h100,h100:8", "h100 stands there twice"),
-        ("h100-80gb,h100:80g:8", "h100-80gb stands there twice"),
+        ("h100,h100:8", "h100 is given twice"),
+        ("h100-80gb,h100:80g:8", "h100-80gb is given twice"),
         (",".join(f"m{at}" for at in range(9)) + ":8", "9 models are more than 8"),
-        ("0..2x8", "asks for nothing"),
+        ("0..2x8", "requests no GPU"),
         ("2..1000000x8", "more than any fleet"),
     ],
 )
@@ -119,7 +119,7 @@ def test_options_make_one_elastic_request(gpus, nodes, most, each, want):
 @pytest.mark.parametrize(
     ("gpus", "nodes", "most", "each", "hint"),
     [
-        ("h200:16", 2, 8, None, "write --gpus 2..8xh200:8 for so many on each node"),
+        ("h200:16", 2, 8, None, "write --gpus 2..8xh200:8 to give the GPUs of each node"),
         (None, 2, 8, None, "add --gpus-per-node"),
         ("2x8", 2, 8, None, "give one of the two"),
         ("2..8x8", 2, 4, None, "give one of the two"),
@@ -135,12 +135,49 @@ def test_elastic_contradictions_say_what_to_write(gpus, nodes, most, each, hint)
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x8", "2x", "8x", "0x8", "2x0", "h200", "h200:", ":8", "80gb:8", "h200:80gb", "2x3x4", "-1", -1, 1.5, True, None, [8], "eight",
-     "8 8", "2 x 8", str(GPUS_MAX + 1), GPUS_MAX + 1, "9" * 5000, "9" * 5000 + "x1", "h200:" + "9" * 5000, "a-" * 5000, "h200,:8", ",h200:8", "h200,8", "h200,,h100:8", "2..x8", "..2x8",
-     "2..8", "a-" * 180 + ":8", "a-1g" * 90 + "!", "٣", "1000000x2",
-     10**9],
+    [
+        "",
+        "x8",
+        "2x",
+        "8x",
+        "0x8",
+        "2x0",
+        "h200",
+        "h200:",
+        ":8",
+        "80gb:8",
+        "h200:80gb",
+        "2x3x4",
+        "-1",
+        -1,
+        1.5,
+        True,
+        None,
+        [8],
+        "eight",
+        "8 8",
+        "2 x 8",
+        str(GPUS_MAX + 1),
+        GPUS_MAX + 1,
+        "9" * 5000,
+        "9" * 5000 + "x1",
+        "h200:" + "9" * 5000,
+        "a-" * 5000,
+        "h200,:8",
+        ",h200:8",
+        "h200,8",
+        "h200,,h100:8",
+        "2..x8",
+        "..2x8",
+        "2..8",
+        "a-" * 180 + ":8",
+        "a-1g" * 90 + "!",
+        "٣",
+        "1000000x2",
+        10**9,
+    ],
     ids=lambda text: repr(text)[:24],
-)  # fmt: skip
+)
 def test_everything_else_is_refused_with_an_example(text):
     with pytest.raises(BadRequest) as refused:
         parse_gpus(text)
@@ -182,9 +219,21 @@ def test_three_options_make_one_request(gpus, nodes, each, want):
 
 @pytest.mark.parametrize(
     ("gpus", "nodes", "each"),
-    [("2x8", 3, None), ("2x8", None, 4), ("16", 3, None), ("16", None, 5), ("16", 2, 4), ("8", 16, None), ("8", None, 16), ("8", 0, None),
-     ("8", -1, None), ("8", None, -1), ("8", None, 0), (None, 0, 8)],
-)  # fmt: skip
+    [
+        ("2x8", 3, None),
+        ("2x8", None, 4),
+        ("16", 3, None),
+        ("16", None, 5),
+        ("16", 2, 4),
+        ("8", 16, None),
+        ("8", None, 16),
+        ("8", 0, None),
+        ("8", -1, None),
+        ("8", None, -1),
+        ("8", None, 0),
+        (None, 0, 8),
+    ],
+)
 def test_contradictions_are_error_64(gpus, nodes, each):
     with pytest.raises(BadRequest) as refused:
         combine(None if gpus is None else parse_gpus(gpus), nodes, each)

@@ -25,20 +25,24 @@ def gang(*ranks):
 
 W = "S reduce* 7"
 DRAWN = [
-    ((W, "S sleep 7", W, W),             [1], "is not in the collective in which 3 wait: sleep"),
-    ((W, W, "T - 7", W),                 [2], "stopped by a signal: state T"),
-    (("S sleep 7", "T - 7", W, W),       [1], "stopped by a signal: state T"),  # a stopped one cannot go on whatever the others do
-    (("D read 7", W, W, W),              [0], "waits in the kernel: read"),
+    ((W, "S sleep 7", W, W), [1], "is not in the collective in which 3 wait: sleep"),
+    ((W, W, "T - 7", W), [2], "stopped by a signal: state T"),
+    (
+        ("S sleep 7", "T - 7", W, W),
+        [1],
+        "stopped by a signal: state T",
+    ),  # a stopped one cannot go on whatever the others do
+    (("D read 7", W, W, W), [0], "waits in the kernel: read"),
     (("S a 6", "S a 7", "S a 7", "S a 7"), [0], "made the fewest steps: a"),
     (("S a 7", "S a 7", "S b 7", "S a 7"), [2], "is not where 3 others are: b"),
-    (("S a 7", "S b 7", "S c 7", "S d 7"), [],  "the ranks are in different places"),
-    ((W, W, W, W),                       [],  "all ranks are in the same place: reduce"),
-    (("T - 7", "T - 7"),                 [],  "all ranks are in the same place: state T"),
-    (("S sleep 7", W),                   [0], "is not in the collective in which 1 wait: sleep"),
-    (("S sleep 7",),                     [0], "sleep"),
-    ((None, None),                       [],  "no stack could be taken"),
-    ((W, None, "S sleep -", W),          [2], "is not in the collective in which 2 wait: sleep"),
-]  # fmt: skip
+    (("S a 7", "S b 7", "S c 7", "S d 7"), [], "the ranks are in different places"),
+    ((W, W, W, W), [], "all ranks are in the same place: reduce"),
+    (("T - 7", "T - 7"), [], "all ranks are in the same place: state T"),
+    (("S sleep 7", W), [0], "is not in the collective in which 1 wait: sleep"),
+    (("S sleep 7",), [0], "sleep"),
+    ((None, None), [], "no stack could be taken"),
+    ((W, None, "S sleep -", W), [2], "is not in the collective in which 2 wait: sleep"),
+]
 
 
 @pytest.mark.parametrize(("ranks", "named", "why"), DRAWN)

@@ -59,7 +59,9 @@ OUTSIDE = {
     "a link out": raw(member("l", tarfile.SYMTYPE, link="/etc/passwd")),
     "a link to above": raw(member("l", tarfile.SYMTYPE, link="..")),
     "a link and a file through it": raw(member("l", tarfile.SYMTYPE, link="/tmp"), member("l/phalanx-out", body=b"x")),
-    "links that add up": raw(member("a/b/up", tarfile.SYMTYPE, link="../.."), member("l", tarfile.SYMTYPE, link="a/b/up/..")),
+    "links that add up": raw(
+        member("a/b/up", tarfile.SYMTYPE, link="../.."), member("l", tarfile.SYMTYPE, link="a/b/up/..")
+    ),
     "a hard link": raw(member("h", tarfile.LNKTYPE, link="/etc/shadow")),
     "a device": raw(member("null", tarfile.CHRTYPE)),
     "a disk": raw(member("sda", tarfile.BLKTYPE)),
@@ -73,7 +75,17 @@ OUTSIDE = {
     "a NUL in a name": raw(member("n", body=b"x", pax={"path": "a\0b"})),
     "a negative size": raw(member("n", pax={"size": "-1"})),
     "a size that is none": raw(member("n", pax={"size": "many"})),
-    "a huge sparse file": raw(member("s", pax={"GNU.sparse.major": "0", "GNU.sparse.size": str(1 << 62), "GNU.sparse.map": "0,0", "GNU.sparse.realsize": str(1 << 62)})),
+    "a huge sparse file": raw(
+        member(
+            "s",
+            pax={
+                "GNU.sparse.major": "0",
+                "GNU.sparse.size": str(1 << 62),
+                "GNU.sparse.map": "0,0",
+                "GNU.sparse.realsize": str(1 << 62),
+            },
+        )
+    ),
     "more than it has": raw(member("n", size=9 * GIB)),
     "headers in headers": b"".join(member("x", b"x", body=b"12 path=aaa\n") for _ in range(5000)),
     "nothing": b"",
@@ -81,7 +93,7 @@ OUTSIDE = {
     "a broken gzip": gzip.compress(raw(member("n", body=b"x")))[:40],
     "gzip of noise": gzip.compress(random.Random(1).randbytes(4096)),
     "a bad checksum of gzip": gzip.compress(raw(member("n", body=b"x" * 9999)))[:-8] + bytes(8),
-}  # fmt: skip
+}
 
 
 # Python's reader may pass these over, or take less than is said; what counts is that nothing lands outside.
@@ -154,9 +166,11 @@ def test_many_entries_are_bounded(tmp_path, monkeypatch):
 def test_bytes_turned_over_at_random_are_refused_or_stay_inside(tmp_path):
     """1,000 archives, one to eight bytes of each another: no other error than a refusal, nothing outside, no memory."""
     whole = raw(
-        member("a/b", body=b"x" * 700), member("a/l", tarfile.SYMTYPE, link="b"), member("n" * 150, body=b"y", pax={"comment": "z" * 300}),
+        member("a/b", body=b"x" * 700),
+        member("a/l", tarfile.SYMTYPE, link="b"),
+        member("n" * 150, body=b"y", pax={"comment": "z" * 300}),
         member("d", tarfile.DIRTYPE),
-    )  # fmt: skip
+    )
     seeds = random.Random(20261121)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, hard))

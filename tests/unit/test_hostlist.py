@@ -28,11 +28,34 @@ def test_names_come_in_the_order_written_without_doubles(text, names):
 
 @pytest.mark.parametrize(
     "text",
-    ["", ",", "gpu[", "gpu]", "]a[", "gpu[1-2", "gpu[[1]]", "gpu[]", "gpu[a-b]", "gpu[1-]", "gpu[-1]", "gpu[2-1]", "a[1]b[2]", "gpu[1,,2]",
-     "gpu[²]", "gpu[٣]", "gpu[1-²]", "n[0-999999999]", "n[0-99999],m[0-99999]", "n[" + "9" * 5000 + "]", "n[" + "0" * 5000 + "1-2]",
-     "n[" + ",".join(["0-99999"] * 1000) + "]", "n," * 600_000, "n[" + "[" * 100_000],
+    [
+        "",
+        ",",
+        "gpu[",
+        "gpu]",
+        "]a[",
+        "gpu[1-2",
+        "gpu[[1]]",
+        "gpu[]",
+        "gpu[a-b]",
+        "gpu[1-]",
+        "gpu[-1]",
+        "gpu[2-1]",
+        "a[1]b[2]",
+        "gpu[1,,2]",
+        "gpu[²]",
+        "gpu[٣]",
+        "gpu[1-²]",
+        "n[0-999999999]",
+        "n[0-99999],m[0-99999]",
+        "n[" + "9" * 5000 + "]",
+        "n[" + "0" * 5000 + "1-2]",
+        "n[" + ",".join(["0-99999"] * 1000) + "]",
+        "n," * 600_000,
+        "n[" + "[" * 100_000,
+    ],
     ids=lambda text: repr(text)[:24],
-)  # fmt: skip
+)
 def test_hostile_and_mistyped_lists_are_refused_shortly(text):
     with pytest.raises(BadRequest) as refused:
         expand(text)
@@ -50,7 +73,13 @@ def test_folded_names_expand_to_themselves(names):
 
 @pytest.mark.parametrize(
     ("names", "text"),
-    [("gpu001 gpu002 gpu003 gpu007", "gpu[001-003,007]"), ("n0", "n0"), ("n9 n10", "n9,n10"), ("head n1 n2", "head,n[1-2]"), ("", "")],
-)  # fmt: skip
+    [
+        ("gpu001 gpu002 gpu003 gpu007", "gpu[001-003,007]"),
+        ("n0", "n0"),
+        ("n9 n10", "n9,n10"),
+        ("head n1 n2", "head,n[1-2]"),
+        ("", ""),
+    ],
+)
 def test_fold_writes_ranges(names, text):
     assert fold(names.split()) == text

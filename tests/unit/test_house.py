@@ -24,10 +24,35 @@ EXTRAS = {"torch": "torch", "ray": "engines/ray", "kubernetes_asyncio": "engines
 
 # The standard library as core may see it: values, types and arithmetic.
 PURE = {
-    "__future__", "abc", "bisect", "builtins", "collections", "copy", "dataclasses", "decimal", "enum", "fractions",
-    "functools", "hashlib", "heapq", "hmac", "itertools", "json", "math", "numbers", "operator", "re", "statistics", "string",
-    "struct", "textwrap", "types", "typing", "unicodedata", "zlib",
-}  # fmt: skip
+    "__future__",
+    "abc",
+    "bisect",
+    "builtins",
+    "collections",
+    "copy",
+    "dataclasses",
+    "decimal",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "hmac",
+    "itertools",
+    "json",
+    "math",
+    "numbers",
+    "operator",
+    "re",
+    "statistics",
+    "string",
+    "struct",
+    "textwrap",
+    "types",
+    "typing",
+    "unicodedata",
+    "zlib",
+}
 
 # STYLE 5: a module is named by its noun.
 NAMELESS = {"utils", "util", "helpers", "helper", "manager", "managers", "data", "info", "misc", "common"}

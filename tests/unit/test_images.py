@@ -27,10 +27,19 @@ PODMAN = Runtime(kind=Runtimes.PODMAN, path="/usr/bin/podman", init="/usr/bin/ca
 APPTAINER = Runtime(kind=Runtimes.APPTAINER, path="/usr/bin/apptainer")
 SINGULARITY = Runtime(kind=Runtimes.SINGULARITY, path="/usr/bin/singularity")
 OURS = Contained(
-    image="nvcr.io/nvidia/pytorch:26.10-py3", name="phalanx-7.1.0.gpu1-ab12", owner="boot/4026531836/99/1234", workdir="/home/ada/gpt",
-    uid=1000, gid=1000, mounts=("/home/ada/gpt", "/state/attempts/7.1"), folder="/state/attempts/7.1", gpus=("GPU-1", "GPU-2"), devices=("/dev/infiniband",),
-    nofile=(1024, 524288), processes=(32768, 32768),
-)  # fmt: skip
+    image="nvcr.io/nvidia/pytorch:26.10-py3",
+    name="phalanx-7.1.0.gpu1-ab12",
+    owner="boot/4026531836/99/1234",
+    workdir="/home/ada/gpt",
+    uid=1000,
+    gid=1000,
+    mounts=("/home/ada/gpt", "/state/attempts/7.1"),
+    folder="/state/attempts/7.1",
+    gpus=("GPU-1", "GPU-2"),
+    devices=("/dev/infiniband",),
+    nofile=(1024, 524288),
+    processes=(32768, 32768),
+)
 ROOTS = replace(OURS, uid=0, gid=0, gpus=(), devices=(), mounts=())
 VARIABLES = {"RANK": "0", "PHALANX_NODE_IPS": "10.0.0.1\n10.0.0.2", "PATH": "/opt/bin:/bin", "TOKEN": "s3cret"}
 
@@ -46,13 +55,15 @@ DRAWN = {
     "podman-exec-on-a-terminal": lambda: images.enter(PODMAN, OURS, "rank-0", ["bash"], terminal=True),
     "podman-file-of-variables": lambda: file_of(VARIABLES),
     "podman-around": lambda: images.around(PODMAN, {"PATH": "/usr/bin", "HOME": "/root"}, VARIABLES),
-    "apptainer-rank": lambda: images.wrap(APPTAINER, replace(OURS, image="/c/x.sif"), "rank-0", ("python", "train.py"), VARIABLES),
+    "apptainer-rank": lambda: images.wrap(
+        APPTAINER, replace(OURS, image="/c/x.sif"), "rank-0", ("python", "train.py"), VARIABLES
+    ),
     "apptainer-around": lambda: images.around(APPTAINER, {"PATH": "/usr/bin"}, VARIABLES),
     "singularity-around": lambda: images.around(SINGULARITY, {"PATH": "/usr/bin"}, VARIABLES),
     "podman-pull": lambda: images.reference(PODMAN, "docker.io/a/b@sha256:00", workdir="/w", cache="/c"),
     "apptainer-pull": lambda: images.reference(APPTAINER, "ghcr.io/a/b:1", workdir="/w", cache="/c"),
     "apptainer-file": lambda: images.reference(APPTAINER, "train.sif", workdir="/w", cache="/c"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -66,9 +77,23 @@ def test_it_is_as_drawn(name):
 
 SECRET = "0123456789abcdef" * 2
 NAMES = [
-    "TOKEN", "REGISTRY_PASSWORD", "STORAGE_KEY", "STORAGE_ACCOUNT_KEY", "CONTAINER_TOKEN", "CONTAINERS_SECRET", "DBUS_KEY", "PODMAN_PASSWORD",
-    "NOTIFY_TOKEN", "XDG_SECRET", "APPTAINER_DOCKER_PASSWORD", "TMP", "LD_X", "LD_LIBRARY_PATH", "MALLOC_X", *sorted(images._READ_BY_RUNTIME),
-]  # fmt: skip
+    "TOKEN",
+    "REGISTRY_PASSWORD",
+    "STORAGE_KEY",
+    "STORAGE_ACCOUNT_KEY",
+    "CONTAINER_TOKEN",
+    "CONTAINERS_SECRET",
+    "DBUS_KEY",
+    "PODMAN_PASSWORD",
+    "NOTIFY_TOKEN",
+    "XDG_SECRET",
+    "APPTAINER_DOCKER_PASSWORD",
+    "TMP",
+    "LD_X",
+    "LD_LIBRARY_PATH",
+    "MALLOC_X",
+    *sorted(images._READ_BY_RUNTIME),
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,8 +172,14 @@ def test_path_that_a_runtime_would_take_apart_is_refused(path):
 
 @pytest.mark.parametrize(
     ("code", "signal", "ended"),
-    [(0, None, (0, None)), (7, None, (7, None)), (139, None, (None, 11)), (255, None, (255, None)), (None, 9, (None, 9))],
-)  # fmt: skip
+    [
+        (0, None, (0, None)),
+        (7, None, (7, None)),
+        (139, None, (None, 11)),
+        (255, None, (255, None)),
+        (None, 9, (None, 9)),
+    ],
+)
 def test_runtime_speaks_of_signals_as_a_shell_does(code, signal, ended):
     assert images.as_ended(code, signal) == ended
 
@@ -176,14 +207,27 @@ def test_podman_goes_first_and_leaves_files_to_apptainer(tmp_path):
 def test_node_without_a_runtime_refuses_in_one_line(tmp_path):
     grant = Grant(node_id=NodeId("n0"), node_rank=0, devices=(), first_rank=0, tasks=1, cpus=1, memory_bytes=0)
     order = Prepare(
-        node_id=NodeId("n0"), job_id=JobId("1"), epoch=Epoch(1), generation=Generation(0),
-        spec=JobSpec(name="j", role=Role(argv=("true",)), workdir="/", image="a/b:1"), allocation=Allocation(grants=(grant,)),
-        addresses=("127.0.0.1",), output_dir="", checkpoint_dir="", candidates=(), restarts=0, deadline_s=None, mtbf_s=1.0,
-    )  # fmt: skip
+        node_id=NodeId("n0"),
+        job_id=JobId("1"),
+        epoch=Epoch(1),
+        generation=Generation(0),
+        spec=JobSpec(name="j", role=Role(argv=("true",)), workdir="/", image="a/b:1"),
+        allocation=Allocation(grants=(grant,)),
+        addresses=("127.0.0.1",),
+        output_dir="",
+        checkpoint_dir="",
+        candidates=(),
+        restarts=0,
+        deadline_s=None,
+        mtbf_s=1.0,
+    )
     present = Present(
-        key=MemberKey(JobId("1"), Epoch(1), Generation(0)), prepare=order, grant=grant,
-        scratch=scratch_of(str(tmp_path), JobId("1"), Epoch(1)), workdir="/",
-    )  # fmt: skip
+        key=MemberKey(JobId("1"), Epoch(1), Generation(0)),
+        prepare=order,
+        grant=grant,
+        scratch=scratch_of(str(tmp_path), JobId("1"), Epoch(1)),
+        workdir="/",
+    )
     with pytest.raises(Refusal, match="neither podman nor apptainer is installed on this node") as caught:
         bring(present, cache=str(tmp_path), base={"PATH": str(tmp_path)}, open_output=lambda: -1, gpus=())
     assert caught.value.charge

@@ -96,7 +96,7 @@ def test_nvlinks_are_counted_for_each_pair():
         3,
         nvmlDeviceGetNvLinkState=lambda *_: 1,
         nvmlDeviceGetNvLinkRemotePciInfo=lambda *_: types.SimpleNamespace(busId="0000:c4:00.0"),
-    )  # fmt: skip
+    )
     assert [device.nvlinks for device in _devices(opened(behind_a_switch))] == [(0, 2, 2), (2, 0, 2), (2, 2, 0)]
 
 
@@ -108,8 +108,10 @@ def test_equal_nvlinks_are_one_line_and_others_a_matrix():
     assert nvlink_lines([view(0), view(1)]) == []
     assert nvlink_lines([view(0, 0, 18), view(1, 18, 0)]) == ["NVLink: 18 links from every GPU to every other"]
     assert nvlink_lines([view(0, 0, 4, 0), view(1, 4, 0, 0), view(2)]) == [
-        "NVLinks of GPU 0: 4 to 1", "NVLinks of GPU 1: 4 to 0", "NVLinks of GPU 2: none",
-    ]  # fmt: skip
+        "NVLinks of GPU 0: 4 to 1",
+        "NVLinks of GPU 1: 4 to 0",
+        "NVLinks of GPU 2: none",
+    ]
 
 
 def test_a_nodes_page_shows_ports_lanes_and_memory_nodes():
@@ -118,9 +120,14 @@ def test_a_nodes_page_shows_ports_lanes_and_memory_nodes():
         NicView(name="mlx5_0/1", kind="infiniband", up=False),
     ]
     node = NodeView(
-        id="n0", state=NodeState.UP, engine="local", devices=[view(0, pcie="gen5 x8 of x16", numa=1)], cpus=8, memory_bytes=1,
+        id="n0",
+        state=NodeState.UP,
+        engine="local",
+        devices=[view(0, pcie="gen5 x8 of x16", numa=1)],
+        cpus=8,
+        memory_bytes=1,
         nics=nics,
-    )  # fmt: skip
+    )
     page = "\n".join(node_page(node, PLAIN, 0.0))
     assert "ports: eth0 25 Gbit/s NUMA 0, mlx5_0/1 down" in page
     assert "gen5 x8 of x16" in page

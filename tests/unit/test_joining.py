@@ -91,7 +91,9 @@ def test_the_ca_is_made_once_and_signs_for_an_address(tmp_path):
 
 def test_a_certificate_outlives_a_clock_that_is_an_hour_ahead(tmp_path):
     now = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
-    signed = x509.load_pem_x509_certificate(Authority(Home.open(str(tmp_path)), now).sign(["a"]).certificate_pem.encode())  # fmt: skip
+    signed = x509.load_pem_x509_certificate(
+        Authority(Home.open(str(tmp_path)), now).sign(["a"]).certificate_pem.encode()
+    )
     assert signed.not_valid_before_utc == now - datetime.timedelta(hours=1)
     assert signed.not_valid_after_utc - now == datetime.timedelta(days=397)
 

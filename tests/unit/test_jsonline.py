@@ -14,8 +14,17 @@ from phalanx.node.shell.reports import parse_report
 
 HUGE = 10**400
 STEP = {
-    "k": "step", "rank": 0, "epoch": 1, "generation": 1, "step": 7, "begin_ns": 1, "end_ns": 2, "at_s": 1.0, "loss": 0.5, "tokens": 3,
-}  # fmt: skip
+    "k": "step",
+    "rank": 0,
+    "epoch": 1,
+    "generation": 1,
+    "step": 7,
+    "begin_ns": 1,
+    "end_ns": 2,
+    "at_s": 1.0,
+    "loss": 0.5,
+    "tokens": 3,
+}
 
 
 def line(**changes):
@@ -29,8 +38,20 @@ def test_a_report_is_read():
 
 @pytest.mark.parametrize(
     "harm",
-    [b"", b"[]", b"7", b'{"a":', b'"' + b"x" * 100, b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", line(step=2**63), line(step=-HUGE), line(at_s=HUGE)],
-)  # fmt: skip
+    [
+        b"",
+        b"[]",
+        b"7",
+        b'{"a":',
+        b'"' + b"x" * 100,
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\xff\xfe",
+        line(step=2**63),
+        line(step=-HUGE),
+        line(at_s=HUGE),
+    ],
+)
 def test_harm_is_none(harm):
     assert object_of(harm) is None
     assert parse_report(harm) is None

@@ -100,8 +100,11 @@ def test_of_what_an_attempt_saves_a_node_keeps_two_and_what_is_on_its_way_or_bei
     folder(epoch, "step-00000010", "step-00000020", "step-00000030", "step-00000040", *being_written)
     checkpoints.retain_own(str(epoch), {str(epoch / "step-00000010")})
     assert [path.name for path in sorted(epoch.iterdir())] == [
-        "step-00000010", "step-00000030", "step-00000040", *being_written,
-    ]  # fmt: skip
+        "step-00000010",
+        "step-00000030",
+        "step-00000040",
+        *being_written,
+    ]
 
 
 def test_copies_of_jobs_that_left_are_bounded_and_those_of_jobs_that_are_here_stay(tmp_path):

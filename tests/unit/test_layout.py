@@ -76,7 +76,7 @@ def test_sharding_means_all_three_unless_said_otherwise():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("tp", "no name=value"),
+        ("tp", "not name=value"),
         ("tp=2,tp=4", "twice"),
         ("tensr=2", "did you mean"),
         ("tp=0", "must be 1"),
@@ -90,7 +90,7 @@ def test_sharding_means_all_three_unless_said_otherwise():
         ("ep=3", "does not divide"),
         ("fsdp=1,zero=3", "fsdp is 1"),
         ("order=tensor-context", "each of"),
-        ("dp=1048576,tp=8", "more than any fleet"),
+        ("dp=1048576,tp=8", "more than the maximum"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(text, line):

@@ -51,9 +51,12 @@ DEEP = (
     [1, 4, 12],
 )
 DEEPER = (
-    [[[["n0", "n1"], ["n2", "n3"]], [["n4", "n5"], ["n6", "n7"]]], [[["n8", "n9"], ["n10", "n11"]], [["n12", "n13"], ["n14", "n15"]]]],
+    [
+        [[["n0", "n1"], ["n2", "n3"]], [["n4", "n5"], ["n6", "n7"]]],
+        [[["n8", "n9"], ["n10", "n11"]], [["n12", "n13"], ["n14", "n15"]]],
+    ],
     [1, 3, 9, 27],
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.15])
@@ -95,10 +98,7 @@ def test_each_level_says_what_its_sound_links_give():
 
 
 def told(measure):
-    return [
-        (slow.first, slow.second, slow.bytes_per_s / GB, slow.level_bytes_per_s / GB)
-        for slow in measure.slow
-    ]  # fmt: skip
+    return [(slow.first, slow.second, slow.bytes_per_s / GB, slow.level_bytes_per_s / GB) for slow in measure.slow]
 
 
 def test_a_slow_link_is_named_with_its_levels_rate_and_splits_nothing():
@@ -143,8 +143,12 @@ def test_links_that_were_not_measured_say_nothing():
 def test_labels_name_a_nodes_domain_at_each_level():
     labels = levels_of(rates(([["n0", "n1"], ["n2", "n3"], "n4"], [1, 10]))).labels()
     assert labels == {
-        "n0": {"leaf": "m0"}, "n1": {"leaf": "m0"}, "n2": {"leaf": "m1"}, "n3": {"leaf": "m1"}, "n4": {"leaf": ""},
-    }  # fmt: skip
+        "n0": {"leaf": "m0"},
+        "n1": {"leaf": "m0"},
+        "n2": {"leaf": "m1"},
+        "n3": {"leaf": "m1"},
+        "n4": {"leaf": ""},
+    }
 
 
 def test_names_are_ordered_as_people_count():

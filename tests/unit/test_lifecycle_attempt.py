@@ -70,22 +70,22 @@ KINDS = list(one_of_each(placed().attempt))
 # What follows, and which commands go out (P prepare, S start, K stop); "." for nothing at all. With n1 as the state has it.
 EDGES = {
     #               PLACED          STARTING        RUNNING         STOPPING
-    MemberReady:   ("PLACED -",    ".",            ".",            "."),
-    MemberRefused: ("STOPPING K1", "STOPPING K1",  ".",            "."),
-    MemberStarted: (".",           "STARTING -",   ".",            "."),
-    TaskExited:    (".",           "STOPPING K0K1", "STOPPING K0K1", "STOPPING -"),
-    MemberStopped: ("STOPPING K1", "STOPPING K1",  "STOPPING K1",  "STOPPING -"),
-    MemberFroze:   ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "."),
-    MemberHung:    (".",           ".",            "STOPPING K0K1", "."),
-    CheckpointSaved: ("PLACED -",  "STARTING -",   "RUNNING -",    "STOPPING -"),
-    Progressed:    ("PLACED -",    "STARTING -",   "RUNNING -",    "STOPPING -"),
-    CheckpointFailed: ("PLACED -",    "STARTING -",   "RUNNING -",    "STOPPING -"),
-    MemberLost:    ("STOPPING K1", "STOPPING K1",  "STOPPING K1",  "STOPPING K1"),
-    StopWanted:    ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1"),
-    StartOverdue:  ("STOPPING K0K1", ".",          ".",            "."),
-    Remind:        ("PLACED P0",   "STARTING S0",  "RUNNING -",    "STOPPING K0"),
-    Withdrawn:     ("ENDED F0F1",  ".",            ".",            "ENDED F0F1"),
-}  # fmt: skip
+    MemberReady: ("PLACED -", ".", ".", "."),
+    MemberRefused: ("STOPPING K1", "STOPPING K1", ".", "."),
+    MemberStarted: (".", "STARTING -", ".", "."),
+    TaskExited: (".", "STOPPING K0K1", "STOPPING K0K1", "STOPPING -"),
+    MemberStopped: ("STOPPING K1", "STOPPING K1", "STOPPING K1", "STOPPING -"),
+    MemberFroze: ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "."),
+    MemberHung: (".", ".", "STOPPING K0K1", "."),
+    CheckpointSaved: ("PLACED -", "STARTING -", "RUNNING -", "STOPPING -"),
+    Progressed: ("PLACED -", "STARTING -", "RUNNING -", "STOPPING -"),
+    CheckpointFailed: ("PLACED -", "STARTING -", "RUNNING -", "STOPPING -"),
+    MemberLost: ("STOPPING K1", "STOPPING K1", "STOPPING K1", "STOPPING K1"),
+    StopWanted: ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1"),
+    StartOverdue: ("STOPPING K0K1", ".", ".", "."),
+    Remind: ("PLACED P0", "STARTING S0", "RUNNING -", "STOPPING K0"),
+    Withdrawn: ("ENDED F0F1", ".", ".", "ENDED F0F1"),
+}
 LETTER = {Prepare: "P", StartTasks: "S", StopTasks: "K", Forget: "F", DeleteCheckpoints: "D"}
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from phalanx.app.scheduling import add_arguments, policy_of, remembered_of
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.live import LIVE, live_policy
 from phalanx.core.scheduling.policies import Knobs
+from phalanx.core.scheduling.settings import LIVE, live_policy
 
 
 def given(*words: str) -> argparse.Namespace:
@@ -41,7 +41,7 @@ def test_another_policy_begins_with_its_own_constants():
 
 @pytest.mark.parametrize("name", ["sjf", "srtf"])
 def test_policies_that_need_exact_durations_are_refused_with_the_reason(name):
-    with pytest.raises(BadRequest, match="how long they will take, and of live jobs nobody knows that"):
+    with pytest.raises(BadRequest, match="exact run times, which are unknown for live jobs"):
         live_policy(name)
     assert name not in LIVE
 
@@ -49,9 +49,9 @@ def test_policies_that_need_exact_durations_are_refused_with_the_reason(name):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--policy", "best"], "there is no policy 'best'"),
+        (["--policy", "best"], "unknown policy 'best'"),
         (["--min-run", "30"], "--min-run: '30' has no unit"),
-        (["--min-run-by-right", "0s"], "--min-run-by-right 0.0s: must lie between 1 s and"),
+        (["--min-run-by-right", "0s"], "--min-run-by-right 0.0s: must be between 1 s and"),
         (["--policy", "las", "--no-preemption"], "work only with the default policy, not with las"),
     ],
 )

@@ -22,9 +22,16 @@ from phalanx.store.lost_numbers import (
 
 NOBODY = 65534
 OF_KNOWN = [
-    "checkpoints/3/epoch-2", "checkpoints/8/epoch-9", "logs/.tmp", "logs/3/1", "logs/3/2", "logs/5_11/1", "logs/8/9", "outputs/3",
+    "checkpoints/3/epoch-2",
+    "checkpoints/8/epoch-9",
+    "logs/.tmp",
+    "logs/3/1",
+    "logs/3/2",
+    "logs/5_11/1",
+    "logs/8/9",
+    "outputs/3",
     "outputs/8/epoch-70",
-]  # fmt: skip
+]
 OF_LOST = ["checkpoints/3/epoch-3", "checkpoints/9/epoch-1", "logs/3/3", "logs/12/1", "logs/9_0/1", "outputs/9"]
 # Jobs up to 8; 3 runs its second attempt, 8 and the array 5 have ended and are no longer in memory.
 NOW = Reach(last_job_seq=8, epochs={"3": 2, "7": 0})
@@ -173,10 +180,15 @@ def terms(*taken):
 @pytest.mark.parametrize(
     ("taken", "term", "certain"),
     [
-        ((4,), 5, True), ((3, 4, 5, 6), 7, True), ((2, 4), 5, True),
-        ((4,), 6, False), ((4, 6, 7), 8, False), ((5, 6), 7, False), ((), 5, False),
+        ((4,), 5, True),
+        ((3, 4, 5, 6), 7, True),
+        ((2, 4), 5, True),
+        ((4,), 6, False),
+        ((4, 6, 7), 8, False),
+        ((5, 6), 7, False),
+        ((), 5, False),
     ],
-)  # fmt: skip
+)
 def test_a_restore_is_certain_only_while_all_who_took_a_term_since_know_of_restores(taken, term, certain):
     """Found by reading: a head of the release before marks no folder, and what it had written since made way under the jobs that ran."""
     assert [one.certain for one in judged([restore(4, 5)], terms(*taken), term)] == [certain]

@@ -91,10 +91,18 @@ def test_no_file_of_ours_unpickles_evaluates_or_runs_what_it_was_given():
 @pytest.mark.parametrize(
     "line",
     [
-        "import pickle", "from pickle import loads", "import multiprocessing.connection", "eval(x)", "exec(x)", "import numpy as np; np.load(x)",
-        "import subprocess; subprocess.run(x, shell=True)", "YAML(typ='unsafe')", "import marshal", "from concurrent.futures import ProcessPoolExecutor",
+        "import pickle",
+        "from pickle import loads",
+        "import multiprocessing.connection",
+        "eval(x)",
+        "exec(x)",
+        "import numpy as np; np.load(x)",
+        "import subprocess; subprocess.run(x, shell=True)",
+        "YAML(typ='unsafe')",
+        "import marshal",
+        "from concurrent.futures import ProcessPoolExecutor",
     ],
-)  # fmt: skip
+)
 def test_such_a_use_would_be_found(line):
     assert list(_uses(ast.parse(line)))
 
@@ -107,8 +115,11 @@ def test_the_exemptions_are_still_needed():
 def test_the_head_comes_up_without_the_modules_that_unpickle_from_the_network():
     """What the head imports, third parties included. `pickle` itself comes along with the standard library (copyreg, logging); nobody calls it: e2e."""
     told = subprocess.run(
-        [sys.executable, "-P", "-c", "import sys, phalanx.app.head; print(*sys.modules)"], capture_output=True, text=True, check=True
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", "import sys, phalanx.app.head; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     loaded = set(told.stdout.split())
     assert (
         loaded

@@ -48,14 +48,29 @@ def test_what_is_no_name_of_an_account_is_never_looked_up(name):
 
 def test_a_login_takes_over_where_things_are_and_nothing_that_may_be_a_secret():
     base = {
-        "PATH": "/usr/bin", "LC_ALL": "C", "NCCL_IB_HCA": "mlx5", "AWS_SECRET_ACCESS_KEY": "x", "SSH_AUTH_SOCK": "/s", "HOME": "/root",
-        "USER": "root", "SUDO_USER": "op", "http_proxy": "http://me:pw@proxy", "LD_PRELOAD": "/x.so", "PYTHONPATH": "/p", "PGPASSWORD": "x",
-    }  # fmt: skip
+        "PATH": "/usr/bin",
+        "LC_ALL": "C",
+        "NCCL_IB_HCA": "mlx5",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "SSH_AUTH_SOCK": "/s",
+        "HOME": "/root",
+        "USER": "root",
+        "SUDO_USER": "op",
+        "http_proxy": "http://me:pw@proxy",
+        "LD_PRELOAD": "/x.so",
+        "PYTHONPATH": "/p",
+        "PGPASSWORD": "x",
+    }
     found = login_environment(base, SOMEBODY)
     assert found == {
-        "PATH": "/usr/bin", "LC_ALL": "C", "NCCL_IB_HCA": "mlx5", "HOME": "/home/somebody", "USER": "somebody", "LOGNAME": "somebody",
+        "PATH": "/usr/bin",
+        "LC_ALL": "C",
+        "NCCL_IB_HCA": "mlx5",
+        "HOME": "/home/somebody",
+        "USER": "somebody",
+        "LOGNAME": "somebody",
         "SHELL": "/bin/sh",
-    }  # fmt: skip
+    }
 
 
 def test_a_supervisor_that_is_told_nothing_has_one_account_for_all():
@@ -196,9 +211,14 @@ def test_what_an_image_is_given_is_looked_for_with_the_accounts_rights(open_fold
         (open_folder / name).chmod(mode)
     order = SimpleNamespace(output_dir="", checkpoint_dir=str(open_folder / "closed" / "inner"), candidates=())
     present: Any = SimpleNamespace(
-        prepare=order, brought=None, account=SOMEBODY, workdir=str(open_folder / "theirs" / "inner"), checkpoints="", outputs="",
+        prepare=order,
+        brought=None,
+        account=SOMEBODY,
+        workdir=str(open_folder / "theirs" / "inner"),
+        checkpoints="",
+        outputs="",
         scratch=SimpleNamespace(path=""),
-    )  # fmt: skip
+    )
     assert images._mounts(present) == (present.workdir,)
 
 

@@ -54,8 +54,15 @@ class Processes:
 @pytest.fixture
 def loop(tmp_path):
     node = Node(
-        id="n0", engine="local", devices=(), cpus=1, memory_bytes=1, state=NodeState.UP, supervisor_id="s", address="127.0.0.1",
-    )  # fmt: skip
+        id="n0",
+        engine="local",
+        devices=(),
+        cpus=1,
+        memory_bytes=1,
+        state=NodeState.UP,
+        supervisor_id="s",
+        address="127.0.0.1",
+    )
     settings = NodeSettings(node=node, supervisor_id="s", node_key="k", folder=str(tmp_path), access=ACCESS, base={})
     made = Loop(settings, VirtualProbe("k", 0, 0))
     yield made
@@ -138,8 +145,15 @@ def test_want_of_descriptors_costs_one_sample(tmp_path, monkeypatch, where):
         monkeypatch.setattr(real, "sample", once(real.sample))
     monkeypatch.setattr(sampling, "BUSY_S", 0.01)
     sampler = Sampler(
-        ACCESS, real, node_id="n0", supervisor_id="s", folder=str(tmp_path), busy=lambda: {0: "1"}, pids=dict, ended=ended,
-    )  # fmt: skip
+        ACCESS,
+        real,
+        node_id="n0",
+        supervisor_id="s",
+        folder=str(tmp_path),
+        busy=lambda: {0: "1"},
+        pids=dict,
+        ended=ended,
+    )
     sampler._connection.call = lambda *_, **__: sent.set()
     faults = []
 

@@ -100,8 +100,10 @@ def test_gpus_are_listed_with_their_links():
 def test_gpus_behind_a_switch_are_peers_of_each_other():
     nvml = fake_nvml(3, nvmlDeviceGetNvLinkRemotePciInfo=lambda *_: types.SimpleNamespace(busId="0000:c4:00.0"))
     assert [facts.nvlink_peers for facts in opened(nvml).devices()] == [
-        ("GPU-1", "GPU-2"), ("GPU-0", "GPU-2"), ("GPU-0", "GPU-1"),
-    ]  # fmt: skip
+        ("GPU-1", "GPU-2"),
+        ("GPU-0", "GPU-2"),
+        ("GPU-0", "GPU-1"),
+    ]
 
 
 def test_a_sample_tells_all_that_the_gpu_tells():
@@ -136,9 +138,11 @@ def test_every_sample_of_gpm_is_freed():
 OPTIONAL = [
     name
     for name in vars(fake_nvml())
-    if name.startswith("nvml") and callable(getattr(fake_nvml(), name))
-    and name not in {"nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName"}
-]  # fmt: skip
+    if name.startswith("nvml")
+    and callable(getattr(fake_nvml(), name))
+    and name
+    not in {"nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName"}
+]
 
 
 @pytest.mark.parametrize("name", OPTIONAL)

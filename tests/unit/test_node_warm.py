@@ -64,10 +64,21 @@ def test_anything_else_starts_cold(command):
 
 def test_the_zygote_shares_what_is_read_before_the_script_runs_and_no_secret():
     env = {
-        "PYTHONPATH": "/src", "OMP_NUM_THREADS": "1", "TORCH_LOGS": "+dynamo", "LD_PRELOAD": "x.so", "LANG": "C", "PATH": "/bin",
-        "CUDA_VISIBLE_DEVICES": "GPU-1", "RANK": "3", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "j1", "API_KEY": "secret",
-        "PHALANX_TASK_KEY": "j1.1.0.n", "WORLD_SIZE": "4", "TF_CONFIG": "{}",
-    }  # fmt: skip
+        "PYTHONPATH": "/src",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_LOGS": "+dynamo",
+        "LD_PRELOAD": "x.so",
+        "LANG": "C",
+        "PATH": "/bin",
+        "CUDA_VISIBLE_DEVICES": "GPU-1",
+        "RANK": "3",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_RUN_ID": "j1",
+        "API_KEY": "secret",
+        "PHALANX_TASK_KEY": "j1.1.0.n",
+        "WORLD_SIZE": "4",
+        "TF_CONFIG": "{}",
+    }
     assert set(early_environment(env)) == {"PYTHONPATH", "OMP_NUM_THREADS", "TORCH_LOGS", "LD_PRELOAD", "LANG", "PATH"}
 
 

@@ -52,5 +52,5 @@ def test_node_of_devices_that_can_be_none_is_miscounted():
     node = make_node("n0")
     assert node.miscounted() == ""
     one = Device(index=0, uuid="u", model="h100", memory_bytes=1)
-    assert replace(node, devices=(one, one)).miscounted() == "two devices have one index"
+    assert replace(node, devices=(one, one)).miscounted() == "two devices have the same index"
     assert replace(node, devices=(replace(one, memory_bytes=-1),)).miscounted() == "devices[0].memory_bytes is -1"

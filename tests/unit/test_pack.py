@@ -27,10 +27,18 @@ def test_gitignore_is_obeyed_at_every_level(tmp_path):
         tmp_path,
         {
             ".gitignore": "*.log\ndata/\n!keep.log\n/top.txt\n",
-            "train.py": "x", "a.log": "x", "keep.log": "x", "data/big.bin": "x", "top.txt": "x", "src/top.txt": "x",
-            "src/.gitignore": "!a.log\nsecret*\n", "src/a.log": "x", "src/secret.txt": "x", ".git/config": "x",
+            "train.py": "x",
+            "a.log": "x",
+            "keep.log": "x",
+            "data/big.bin": "x",
+            "top.txt": "x",
+            "src/top.txt": "x",
+            "src/.gitignore": "!a.log\nsecret*\n",
+            "src/a.log": "x",
+            "src/secret.txt": "x",
+            ".git/config": "x",
         },
-    )  # fmt: skip
+    )
     packed = pack(str(folder))
     assert names(packed) == [".gitignore", "keep.log", "src", "src/.gitignore", "src/a.log", "src/top.txt", "train.py"]
     assert packed.files == 6

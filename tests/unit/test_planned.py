@@ -10,7 +10,7 @@ from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
-from phalanx.core.scheduling.planned_shape import plan_notes, with_whole_groups
+from phalanx.core.scheduling.submission import plan_notes, with_whole_groups
 from phalanx.core.state.commands import Prepare, StartTasks
 from phalanx.core.work.allocation import Allocation, Grant
 from phalanx.core.work.gpus import GpuRequest
@@ -39,11 +39,17 @@ def refused(**keys):
 
 def node(name, gpus, **labels):
     return Node(
-        id=NodeId(name), engine="local", cpus=16, memory_bytes=1 << 36, state=NodeState.UP, labels=labels,
+        id=NodeId(name),
+        engine="local",
+        cpus=16,
+        memory_bytes=1 << 36,
+        state=NodeState.UP,
+        labels=labels,
         devices=tuple(
-            Device(index=index, uuid=f"{name}-{index}", model="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30) for index in range(gpus)
+            Device(index=index, uuid=f"{name}-{index}", model="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30)
+            for index in range(gpus)
         ),
-    )  # fmt: skip
+    )
 
 
 def test_layout_asks_for_as_many_gpus_as_it_has_ranks():
@@ -65,11 +71,18 @@ def test_plan_is_kept_as_people_write_it():
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(), Layout(tensor=8, shard=4, zero=3, micro_batch=2, recompute=Recompute.FULL), Layout(shard=4, zero=0),
+        Layout(),
+        Layout(tensor=8, shard=4, zero=3, micro_batch=2, recompute=Recompute.FULL),
+        Layout(shard=4, zero=0),
         Layout(shard=4, zero=1, pipeline=2, interleave=3, sequence=False, precision="fp8", micro_batches=16),
-        Layout(tensor=2, replicate=4, sequence=True, order=(Axis.REPLICATE, Axis.TENSOR, Axis.CONTEXT, Axis.SHARD, Axis.PIPELINE)),
+        Layout(
+            tensor=2,
+            replicate=4,
+            sequence=True,
+            order=(Axis.REPLICATE, Axis.TENSOR, Axis.CONTEXT, Axis.SHARD, Axis.PIPELINE),
+        ),
     ],
-)  # fmt: skip
+)
 def test_layout_in_words_reads_back_whole(layout):
     assert parse_layout(layout_text(layout)) == layout
 
@@ -79,12 +92,23 @@ degrees = st.sampled_from([1, 2, 3, 8])
 
 @given(
     st.builds(
-        Layout, tensor=degrees, sequence=st.booleans(), pipeline=degrees, interleave=degrees, context=degrees, expert=degrees,
-        shard=degrees, replicate=degrees, zero=st.integers(0, 3), micro_batch=degrees, micro_batches=degrees,
-        recompute=st.sampled_from(Recompute), precision=st.sampled_from(PRECISIONS),
+        Layout,
+        tensor=degrees,
+        sequence=st.booleans(),
+        pipeline=degrees,
+        interleave=degrees,
+        context=degrees,
+        expert=degrees,
+        shard=degrees,
+        replicate=degrees,
+        zero=st.integers(0, 3),
+        micro_batch=degrees,
+        micro_batches=degrees,
+        recompute=st.sampled_from(Recompute),
+        precision=st.sampled_from(PRECISIONS),
         order=st.permutations(list(Axis)).map(tuple),
     )
-)  # fmt: skip
+)
 def test_any_layout_that_can_be_reads_back_from_its_words(layout):
     try:
         checked(layout)
@@ -96,7 +120,7 @@ def test_any_layout_that_can_be_reads_back_from_its_words(layout):
 
 def test_ranks_must_be_the_gpus():
     error = refused(plan="tp=2,fsdp=2", gpus=8)
-    assert error.message == "plan tp=2,fsdp=2 is for 4 ranks, and 8 GPUs are asked for"
+    assert error.message == "plan tp=2,fsdp=2 is for 4 ranks, but the job requests 8 GPUs"
     assert error.hint == "ask for 4 GPUs, or write fsdp=4"
     assert refused(plan="tp=3", gpus=8).hint == "ask for 3 GPUs, or leave them out"
     assert refused(plan="tp=2", gpus=8).hint == "ask for 2 GPUs, or write dp=4"
@@ -110,9 +134,15 @@ def test_tasks_of_a_job_on_cpus_are_ranks_too():
 
 @pytest.mark.parametrize(
     ("plan", "words"),
-    [("fast", "neither auto nor a layout"), ("tp=0", "1 to"), ("tp=2,tp=4", "given twice"), ("tq=2", "unknown field"),
-     ("vpp=2", "needs a pipeline"), ({"model": "x"}, "phalanx submit")],
-)  # fmt: skip
+    [
+        ("fast", "neither auto nor a layout"),
+        ("tp=0", "1 to"),
+        ("tp=2,tp=4", "given twice"),
+        ("tq=2", "unknown field"),
+        ("vpp=2", "needs a pipeline"),
+        ({"model": "x"}, "phalanx submit"),
+    ],
+)
 def test_no_plan_is_refused_in_one_line(plan, words):
     error = refused(plan=plan)
     assert error.message.startswith("plan: ")
@@ -147,7 +177,7 @@ def test_group_wider_than_a_node_is_told():
     assert wide.role.gpus.nodes is None
     assert plan_notes(wide, fleet)[1] == "tensor parallel over 8 ranks crosses nodes: a node of this job has 4"
     racked = [node(f"n{at}", 4, nvlink="r0") for at in range(4)]
-    assert plan_notes(wide, racked)[1].endswith("; nodes of one NVLink domain are as near")
+    assert plan_notes(wide, racked)[1].endswith("; within one NVLink domain this is as fast as within a node")
 
 
 def test_shape_that_cuts_groups_is_told_and_kept():
@@ -165,7 +195,7 @@ def test_group_spans_what_lies_inside_it():
 
 def test_auto_is_told():
     assert plan_notes(spec(plan="auto", gpus=8), []) == [
-        "plan auto: the ranks choose the layout when the script gives its model"
+        "plan auto: the ranks choose the layout once the script provides its model"
     ]
     assert plan_notes(spec(gpus=8), []) == []
 
@@ -174,21 +204,31 @@ def allocation(*names, gpus=2):
     return Allocation(
         grants=tuple(
             Grant(
-                node_id=NodeId(name), node_rank=rank, devices=tuple(range(gpus)), cpus=1, memory_bytes=0, tasks=gpus,
+                node_id=NodeId(name),
+                node_rank=rank,
+                devices=tuple(range(gpus)),
+                cpus=1,
+                memory_bytes=0,
+                tasks=gpus,
                 first_rank=rank * gpus,
             )
             for rank, name in enumerate(names)
         )
-    )  # fmt: skip
+    )
 
 
 def test_surroundings_are_what_the_gang_was_given():
     fleet = {name: node(name, 4, network="400gbit", nvlink=f"rack{name < 'c'}") for name in "abcd"}
     found = surroundings_of(allocation(*"abcd"), fleet)
     assert found == Surroundings(
-        gpu="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30, virtual=False, nodes=4, gpus_per_node=2, linked_nodes=2,
+        gpu="NVIDIA H100 80GB HBM3",
+        memory_bytes=80 << 30,
+        virtual=False,
+        nodes=4,
+        gpus_per_node=2,
+        linked_nodes=2,
         network_gbit=400.0,
-    )  # fmt: skip
+    )
     assert surroundings_from_json(json.loads(json.dumps(surroundings_to_json(found)))) == found
     assert surroundings_of(allocation("a", "gone"), fleet) is None
 
@@ -215,25 +255,37 @@ def test_later_releases_may_say_more_of_a_machine():
     assert surroundings_from_json({**base, "colour": "red"}).gpu == "x"
     with pytest.raises(BadRequest, match="PHALANX_MACHINE"):
         surroundings_from_json({"gpu": "x"})
-    with pytest.raises(BadRequest, match="no whole number"):
+    with pytest.raises(BadRequest, match="not a whole number"):
         surroundings_from_json({**base, "nodes": "two"})
 
 
 def environment(plan):
     asked = spec(plan=plan, gpus=4)
     order = Prepare(
-        node_id=NodeId("a"), job_id=JobId("7"), epoch=Epoch(1), generation=Generation(0), spec=asked,
-        allocation=allocation("a", "b"), addresses=("10.0.0.1", "10.0.0.2"), candidates=(), checkpoint_dir="/c", output_dir="/o",
-        deadline_s=None, restarts=0, mtbf_s=1.0,
+        node_id=NodeId("a"),
+        job_id=JobId("7"),
+        epoch=Epoch(1),
+        generation=Generation(0),
+        spec=asked,
+        allocation=allocation("a", "b"),
+        addresses=("10.0.0.1", "10.0.0.2"),
+        candidates=(),
+        checkpoint_dir="/c",
+        output_dir="/o",
+        deadline_s=None,
+        restarts=0,
+        mtbf_s=1.0,
         surroundings=surroundings_of(allocation("a", "b"), {"a": node("a", 2), "b": node("b", 2)}),
-    )  # fmt: skip
+    )
     start = StartTasks(
         node_id=NodeId("a"), job_id=JobId("7"), epoch=Epoch(1), generation=Generation(0), port=29500, resume=None
     )
     view = NodeView(
-        base={"PHALANX_LAYOUT": "of another job"}, devices=("u0", "u1"), virtual=False,
+        base={"PHALANX_LAYOUT": "of another job"},
+        devices=("u0", "u1"),
+        virtual=False,
         folders=Folders(hostfile="h", page="p", reports="r"),
-    )  # fmt: skip
+    )
     return rank_environment(order, start, order.allocation.grants[0], 0, view)[0]
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.topology import tree_of
-from phalanx.core.scheduling.bits import bits_of, lowest, lowest_of
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.node_sets import bits_of, lowest, lowest_of
 from phalanx.core.scheduling.pool import Pool
 from tests.builders import make_node
 
@@ -112,13 +112,6 @@ def test_slices_go_into_the_fullest_leaf_that_holds_them():
 
 def test_places_are_in_node_order_even_if_the_tail_is_the_first():
     assert pool("5 8 8").find(gang(2, tail=4)) == ((0, 4), (1, 8), (2, 8))
-
-
-@pytest.mark.parametrize(
-    ("gpus", "places"), [(3, ((3, 3),)), (8, ((0, 8),)), (20, ((0, 8), (1, 8), (2, 4))), (28, None)]
-)
-def test_a_number_alone_is_whole_nodes_and_the_rest_on_one_more(gpus, places):
-    assert pool("8 8 5 3").find_gpus(gpus) == places
 
 
 def test_a_gang_goes_into_the_smallest_domain_that_holds_it():
@@ -310,7 +303,7 @@ def test_a_hole_for_a_move_never_breaks_up_a_whole_node():
 def test_numbers_that_do_not_follow_the_tree_are_refused_by_name():
     labels = [{"leaf": leaf} for leaf in ("a", "b", "a")]
     tree = tree_of([replace(make_node(f"n{number}"), labels=own) for number, own in enumerate(labels)])
-    with pytest.raises(ValueError, match=r"node number 2 \(n2\) lies in a, apart from the rest"):
+    with pytest.raises(ValueError, match=r"node number 2 \(n2\) is in a, but not next to its other nodes"):
         Pool([8, 8, 8], tree=tree)
     assert nodes(Pool([8, -1, 8], tree=tree).find(gang(2))) == [0, 2]
 

@@ -42,8 +42,10 @@ def test_the_checkpoint_that_ranks_load_stays_while_an_earlier_generations_saves
     porter = Porter(access, ended, resumed=presents.resumed)
     done = threading.Event()
     porter.put(
-        Upload(job_id=order.job_id, epoch=order.epoch, step=50, digest="d", folder=str(own / "step-00000050"), note=print)
-    )  # fmt: skip
+        Upload(
+            job_id=order.job_id, epoch=order.epoch, step=50, digest="d", folder=str(own / "step-00000050"), note=print
+        )
+    )
     porter._hands.submit((order.job_id, order.epoch), done.set)
     assert done.wait(PATIENCE_S)
     assert sorted(path.name for path in own.iterdir()) == [f"step-{step:08d}" for step in (20, 30, 40, 50)]

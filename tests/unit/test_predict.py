@@ -54,13 +54,13 @@ def test_narrowest_group_with_enough_ends_speaks():
     assert predictor.predict(ADA).likes == "of ada with 8 GPUs"
     predictor.ended(ADA, 10.0)
     found = predictor.predict(ADA)
-    assert (found.likes, found.ends, found.p90_s) == ("of ada called train, with this command and 8 GPUs", 9, 10.0)
+    assert (found.likes, found.ends, found.p90_s) == ("of ada named train, with this command and 8 GPUs", 9, 10.0)
 
 
 def test_new_user_is_told_from_jobs_of_the_size():
     predictor = learned(*[(Traits(user="bob", gpus=8), 60.0)] * 10, *[(Traits(user="bob", gpus=1), 5.0)] * 10)
     assert predictor.predict(Traits(user="eve", gpus=7)).p50_s == 60.0
-    assert predictor.predict(Traits(user="eve", gpus=64)).likes == "of everybody"
+    assert predictor.predict(Traits(user="eve", gpus=64)).likes == "of all users"
 
 
 def test_job_that_has_run_is_compared_with_those_that_ran_longer():

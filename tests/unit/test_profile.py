@@ -59,9 +59,17 @@ def members(*names, gpu="h100"):
 def collective(kind, scope, *, alpha_s, bytes_per_s, node=0, ranks=2):
     sizes = (1_000, 1_000_000, 100_000_000)
     return tuple(
-        CollectiveSample(collective=kind, scope=scope, node_rank=node, ranks=ranks, groups=2, bytes=size, seconds=alpha_s + size / bytes_per_s)
+        CollectiveSample(
+            collective=kind,
+            scope=scope,
+            node_rank=node,
+            ranks=ranks,
+            groups=2,
+            bytes=size,
+            seconds=alpha_s + size / bytes_per_s,
+        )
         for size in sizes
-    )  # fmt: skip
+    )
 
 
 def fleet(*rates, gpu="h100", what="link_bytes_per_s"):
@@ -121,12 +129,14 @@ def test_all_reduce_of_four_ranks_counts_its_six_steps_and_what_each_rank_sends(
 
 def test_all_to_all_counts_what_leaves_the_rank():
     found = profile_of(
-        samples(collectives=(
-            *collective(Collective.ALL_REDUCE, Scope.BETWEEN, alpha_s=1e-5, bytes_per_s=1e9),
-            *collective(Collective.ALL_TO_ALL, Scope.BETWEEN, alpha_s=1e-5, bytes_per_s=1e9),
-        )),
+        samples(
+            collectives=(
+                *collective(Collective.ALL_REDUCE, Scope.BETWEEN, alpha_s=1e-5, bytes_per_s=1e9),
+                *collective(Collective.ALL_TO_ALL, Scope.BETWEEN, alpha_s=1e-5, bytes_per_s=1e9),
+            )
+        ),
         members(),
-    )  # fmt: skip
+    )
     (between,) = found.between
     assert between.all_reduce_bytes_per_s == pytest.approx(1e9), "2 (n - 1) / n is 1 for two ranks"
     assert between.all_to_all_bytes_per_s == pytest.approx(0.5e9), "half of the buffer stays"
@@ -332,9 +342,12 @@ def test_the_first_calibration_has_nothing_to_merge_with():
 
 def whole():
     return profile(
-        *fleet(1.0, 2.0), job="7", pairs=pairs(n0_n1=10.0), runs=(RUN,),
+        *fleet(1.0, 2.0),
+        job="7",
+        pairs=pairs(n0_n1=10.0),
+        runs=(RUN,),
         between=(BetweenFound(gpu="h100", nodes=2, groups=8, all_reduce_bytes_per_s=1.0, latency_s=0.0),),
-    )  # fmt: skip
+    )
 
 
 def test_a_profile_and_samples_come_back_from_plain_values_as_they_were():

@@ -14,8 +14,7 @@ from phalanx.core.state.plan import Placement
 from phalanx.core.state.world import Change, World
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState, Reason
-from phalanx.core.work.queue import FAIR_HALF_LIFE_S, Queue, Spent
-from phalanx.core.work.spending import spend
+from phalanx.core.work.queue import FAIR_HALF_LIFE_S, Queue, Spent, spend
 from tests.builders import T, allocation, job, make_node, placed
 
 HOUR_S = 3600.0
@@ -43,7 +42,7 @@ def test_one_queue_without_quota_may_hold_the_whole_fleet():
     tree = make_tree(queue("default"))
     assert room(tree, "default") == 64
     assert tree.admits(tree.number("default"), "u", 65).sentence() == (
-        "all quotas and what is left over are in use: nothing idle to borrow for 65 GPUs"
+        "all quotas are in use and nothing is left to borrow for 65 GPUs"
     )
 
 
@@ -65,21 +64,22 @@ def test_nobody_borrows_more_than_it_may_nor_what_is_not_lent():
     assert room(tree, "red") == 40
     hold(tree, "red", 40)
     refusal = tree.admits(tree.number("red"), "u", 1)
-    assert refusal.sentence() == "queue red holds 40 of at most 40 GPUs: no room for 1 more"
+    assert refusal.sentence() == "queue red uses 40 of at most 40 GPUs; the job needs 1"
     assert tree.admits(tree.number("red"), "u", 41).sentence() == (
-        "asks for 41 GPUs; queue red may never hold more than 40"
+        "the job needs 41 GPUs; queue red can use at most 40, so it can never start there"
     )
 
 
 def test_what_a_child_keeps_is_not_taken_by_its_siblings_so_that_the_parent_stays_within_its_limit():
     tree = make_tree(
-        queue("top", quota_gpus=16, borrow_gpus=0), queue("idle", parent="top", quota_gpus=8, lend_gpus=0),
+        queue("top", quota_gpus=16, borrow_gpus=0),
+        queue("idle", parent="top", quota_gpus=8, lend_gpus=0),
         queue("busy", parent="top"),
-    )  # fmt: skip
+    )
     assert room(tree, "busy") == 8
     hold(tree, "busy", 8)
     assert tree.admits(tree.number("busy"), "u", 1).sentence() == (
-        "queue top holds 16 of at most 16 GPUs: no room for 1 more"
+        "queue top uses 16 of at most 16 GPUs; the job needs 1"
     )
     hold(tree, "idle", 8)
     assert tree.held[tree.whole("top")] == 16
@@ -95,9 +95,11 @@ def test_a_queue_without_quota_lives_on_what_is_left_over_or_idle():
 
 def test_children_share_their_parents_right_and_the_rest_is_its_own():
     tree = make_tree(
-        queue("research", quota_gpus=32, borrow_gpus=0), queue("nlp", parent="research", quota_gpus=16),
-        queue("vision", parent="research", quota_gpus=8), queue("prod", quota_gpus=32),
-    )  # fmt: skip
+        queue("research", quota_gpus=32, borrow_gpus=0),
+        queue("nlp", parent="research", quota_gpus=16),
+        queue("vision", parent="research", quota_gpus=8),
+        queue("prod", quota_gpus=32),
+    )
     hold(tree, "research", 24)
     assert tree.over(tree.number("research")) == 16
     assert room(tree, "nlp") == 8
@@ -118,9 +120,11 @@ def test_a_queue_without_quota_reclaims_by_the_right_of_the_one_above():
 
 def test_within_its_parents_right_a_borrower_is_no_outsiders_victim():
     tree = make_tree(
-        queue("research", quota_gpus=32), queue("nlp", parent="research", quota_gpus=16),
-        queue("vision", parent="research", quota_gpus=16), queue("prod", quota_gpus=32),
-    )  # fmt: skip
+        queue("research", quota_gpus=32),
+        queue("nlp", parent="research", quota_gpus=16),
+        queue("vision", parent="research", quota_gpus=16),
+        queue("prod", quota_gpus=32),
+    )
     hold(tree, "nlp", 32)
     assert tree.over(tree.number("nlp")) == 16
     assert not tree.reclaimable(tree.number("nlp"), tree.number("prod"), 32)
@@ -137,12 +141,16 @@ def test_quotas_past_the_fleet_stand_and_are_not_scaled():
 def test_a_user_is_limited_in_a_queue_and_all_below_it():
     tree = make_tree(queue("top", gpus_per_user=8, jobs_per_user=2), queue("low", parent="top"))
     hold(tree, "low", 4, "ann")
-    assert tree.admits(tree.number("top"), "ann", 5).sentence() == "ann holds 4 of at most 8 GPUs a user in queue top"
+    assert (
+        tree.admits(tree.number("top"), "ann", 5).sentence()
+        == "user ann uses 4 of at most 8 GPUs per user in queue top"
+    )
     hold(tree, "top", 1, "ann")
     refusal = tree.admits(tree.number("low"), "ann", 1)
     assert (refusal.reason, refusal.sentence()) == (
-        Reason.USER_LIMIT, "ann holds 2 of at most 2 running jobs a user in queue top",
-    )  # fmt: skip
+        Reason.USER_LIMIT,
+        "user ann uses 2 of at most 2 running jobs per user in queue top",
+    )
     assert tree.admits(tree.number("low"), "ben", 8) is None
     tree.give(tree.number("low"), "ann", 4)
     assert tree.admits(tree.number("top"), "ann", 7) is None
@@ -188,8 +196,12 @@ def test_the_fair_share_prefers_who_used_less_for_his_weight():
 
 def test_depth_and_idle_siblings_cost_nothing():
     tree = make_tree(
-        queue("a"), queue("a1", parent="a"), queue("a11", parent="a1"), queue("a12", parent="a1"), queue("b"),
-    )  # fmt: skip
+        queue("a"),
+        queue("a1", parent="a"),
+        queue("a11", parent="a1"),
+        queue("a12", parent="a1"),
+        queue("b"),
+    )
     tree.charge(tree.number("a11"), 8, 0.0)
     tree.charge(tree.number("b"), 8, 0.0)
     tree.advance(DAY_S)
@@ -266,7 +278,7 @@ def test_a_placement_past_the_quota_is_rejected_at_the_commit_and_use_is_written
     for record in (make_node("n0", 8), queue("red", quota_gpus=4, borrow_gpus=0), runs.job, runs.attempt, waits):
         change.put(record)
     placement = Placement(job_id=waits.id, allocation=allocation("n0:3,4"))
-    assert rejection(world, placement) == "queue red holds 3 of at most 4 GPUs: no room for 2 more"
+    assert rejection(world, placement) == "queue red uses 3 of at most 4 GPUs; the job needs 2"
     assert world.queue_gpus == {"red": 3}
     change.put(replace(runs.job, state=JobState.SUCCEEDED))
     change.put(replace(runs.attempt, state=AttemptState.ENDED, ended_s=runs.attempt.placed_s + 100.0))

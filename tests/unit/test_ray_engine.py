@@ -41,8 +41,15 @@ def short_pauses(monkeypatch):
 
 def made(tmp_path):
     return RayEngine(
-        address="", cluster=None, files=None, cluster_id="c", environment=dict, ca_pem="", token_of=lambda _: "t", home=str(tmp_path)
-    )  # fmt: skip
+        address="",
+        cluster=None,
+        files=None,
+        cluster_id="c",
+        environment=dict,
+        ca_pem="",
+        token_of=lambda _: "t",
+        home=str(tmp_path),
+    )
 
 
 def ray_node(name="n0", ray_id="r0"):
@@ -118,9 +125,12 @@ def test_an_actor_names_the_life_that_died_as_that_life_named_itself(tmp_path, m
 def test_a_supervisor_calls_itself_as_its_engine_told_it_and_by_itself_otherwise(tmp_path):
     folder = str(tmp_path)
     given = {
-        "PHALANX_NODE_ID": "n0", "PHALANX_NODE_KEY": "k", "PHALANX_NODE_DIR": folder, "PHALANX_NODE_TOKEN": "t",
+        "PHALANX_NODE_ID": "n0",
+        "PHALANX_NODE_KEY": "k",
+        "PHALANX_NODE_DIR": folder,
+        "PHALANX_NODE_TOKEN": "t",
         "PHALANX_HEAD_URL": "http://127.0.0.1:1",
-    }  # fmt: skip
+    }
     facts, accounts = node_facts(folder), JobAccounts.of_settings(given, folder)
 
     def named(**more):
@@ -170,7 +180,10 @@ def test_a_driver_that_could_not_be_started_is_started_later(tmp_path, monkeypat
 
 
 def test_a_driver_whose_words_cannot_be_followed_is_ended_and_another_started(tmp_path, monkeypatch):
-    plays(monkeypatch, f"print({bytes(msgspec.json.encode(Trouble(text='full', node_id=N0))).decode()!r}, flush=True); import time; time.sleep(60)")  # fmt: skip
+    plays(
+        monkeypatch,
+        f"print({bytes(msgspec.json.encode(Trouble(text='full', node_id=N0))).decode()!r}, flush=True); import time; time.sleep(60)",
+    )
     begun = itertools.count()
     timers = []
     real = threading.Timer
@@ -363,4 +376,6 @@ def test_deaths_in_the_words_of_an_older_actor_have_no_name():
     from phalanx.engines.ray.driver import _died
 
     assert _died(N0, "it died") == Died(node_id=N0, why="it died")
-    assert _died(N0, {"supervisor_id": "n0-1", "why": "it died"}) == Died(node_id=N0, why="it died", supervisor_id="n0-1")  # fmt: skip
+    assert _died(N0, {"supervisor_id": "n0-1", "why": "it died"}) == Died(
+        node_id=N0, why="it died", supervisor_id="n0-1"
+    )

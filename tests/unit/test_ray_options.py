@@ -73,7 +73,14 @@ def test_redis_is_remembered_until_it_is_off_and_is_of_our_own_ray_alone(monkeyp
 
 def test_a_server_with_another_ray_or_python_does_not_join(monkeypatch):
     ray_is(monkeypatch, "2.60.0")
-    of_head = RayJoin(address="a:1", token="t", key_pem="k", certificate_pem="c", ray_version="2.60.0", python_version=member.python_version())  # fmt: skip
+    of_head = RayJoin(
+        address="a:1",
+        token="t",
+        key_pem="k",
+        certificate_pem="c",
+        ray_version="2.60.0",
+        python_version=member.python_version(),
+    )
     member.check_alike(of_head)
     ray_is(monkeypatch, "2.59.0")
     with pytest.raises(BadRequest, match=r"the head runs Ray 2\.60\.0 .* this server Ray 2\.59\.0"):

@@ -16,8 +16,15 @@ ROWS = json.loads((Path(__file__).parents[1] / "golden" / "ray" / "ray-nodes.jso
 
 def row(ray_id, *, host="h0", alive=True, gpus=0.0, **labels):
     named = {key.replace("_", "-"): value for key, value in labels.items()}
-    return {"NodeID": ray_id, "Alive": alive, "NodeManagerHostname": host, "NodeManagerAddress": "10.0.0.1", "Resources": {"GPU": gpus} if gpus else {}, "Labels": named,
-            "DeathReasonMessage": "health check failed due to missing too many heartbeats" if not alive else ""}  # fmt: skip
+    return {
+        "NodeID": ray_id,
+        "Alive": alive,
+        "NodeManagerHostname": host,
+        "NodeManagerAddress": "10.0.0.1",
+        "Resources": {"GPU": gpus} if gpus else {},
+        "Labels": named,
+        "DeathReasonMessage": "health check failed due to missing too many heartbeats" if not alive else "",
+    }
 
 
 def drawn(nodes):
@@ -39,7 +46,10 @@ def test_a_node_without_gpus_has_none():
 
 def test_two_living_nodes_of_one_host_are_told_apart_alike_whatever_their_order():
     rows = [row("bbbbbbbbbb"), row("aaaaaaaaaa")]
-    assert [(node.node_id, node.ray_id) for node in nodes_of(rows)] == [("h0", "aaaaaaaaaa"), ("h0-bbbbbb", "bbbbbbbbbb")]  # fmt: skip
+    assert [(node.node_id, node.ray_id) for node in nodes_of(rows)] == [
+        ("h0", "aaaaaaaaaa"),
+        ("h0-bbbbbb", "bbbbbbbbbb"),
+    ]
     assert nodes_of(rows) == nodes_of(rows[::-1])
 
 
@@ -65,7 +75,16 @@ def test_a_name_is_always_one_that_a_node_may_have(name):
     assert node.node_id.replace("-", "").replace("_", "").isalnum()
 
 
-@pytest.mark.parametrize("tiding", [Connected(version="2.60.0"), Seen(nodes=nodes_of(ROWS)), Died(node_id="n0", why="it died"), Trouble(text="no"), Trouble(text="no", fatal=True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "tiding",
+    [
+        Connected(version="2.60.0"),
+        Seen(nodes=nodes_of(ROWS)),
+        Died(node_id="n0", why="it died"),
+        Trouble(text="no"),
+        Trouble(text="no", fatal=True),
+    ],
+)
 def test_tidings_travel_whole(tiding):
     line = line_of(tiding)
     assert line.count(b"\n") == 1
@@ -75,7 +94,15 @@ def test_tidings_travel_whole(tiding):
 def test_orders_travel_whole():
     from phalanx.engines.ray.protocol import Carried
 
-    what = Carried(node_id="n0", token="t", environment={"A": "b\nc"}, ca_pem="-----\n", virtual=None, address="10.0.0.1", cluster="c")  # fmt: skip
+    what = Carried(
+        node_id="n0",
+        token="t",
+        environment={"A": "b\nc"},
+        ca_pem="-----\n",
+        virtual=None,
+        address="10.0.0.1",
+        cluster="c",
+    )
     for order in (Carry(node=nodes_of(ROWS)[0], what=what), Release(node_id="n0")):
         assert line_of(order).count(b"\n") == 1
         assert order_of(line_of(order)) == order

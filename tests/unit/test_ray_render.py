@@ -41,7 +41,14 @@ def test_every_process_of_ours_is_told_how_it_proves_itself_so_that_none_writes_
 
 
 def test_ranks_grow_up_without_what_ray_put_there_for_its_own_worker():
-    given = {"PATH": "/bin", "RAY_JOB_ID": "01", "CUDA_VISIBLE_DEVICES": "0", "PHALANX_NODE_KEY": "k", "HOME": "/root", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    given = {
+        "PATH": "/bin",
+        "RAY_JOB_ID": "01",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "PHALANX_NODE_KEY": "k",
+        "HOME": "/root",
+        "OMP_NUM_THREADS": "1",
+    }
     assert render.cleaned(given) == {"PATH": "/bin", "HOME": "/root"}
 
 

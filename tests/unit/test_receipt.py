@@ -22,10 +22,17 @@ T = 1_700_000_000.0  # Unix seconds at which every history starts
 
 def make_job(state=JobState.SUCCEEDED, *, ended_s=None, checkpoints=()):
     return Job(
-        id=JobId("1"), seq=1, spec=JobSpec(name="gpt", role=Role(), workdir="/w"), user=UserId("u"), project=ProjectId("p"),
-        queue=QueueId("q"), submit_s=T, state=state, ended_s=None if ended_s is None else T + ended_s,
+        id=JobId("1"),
+        seq=1,
+        spec=JobSpec(name="gpt", role=Role(), workdir="/w"),
+        user=UserId("u"),
+        project=ProjectId("p"),
+        queue=QueueId("q"),
+        submit_s=T,
+        state=state,
+        ended_s=None if ended_s is None else T + ended_s,
         checkpoints=tuple(Resume(epoch=Epoch(1), step=step, path="", digest="") for step in checkpoints),
-    )  # fmt: skip
+    )
 
 
 def make_attempt(epoch, begin, end=None, *, nodes=("n0", "n1"), cause=None, running=None, **fields):
@@ -36,21 +43,38 @@ def make_attempt(epoch, begin, end=None, *, nodes=("n0", "n1"), cause=None, runn
         for rank, name in enumerate(nodes)
     )
     return Attempt(
-        job_id=JobId("1"), epoch=Epoch(epoch), allocation=Allocation(grants=grants), placed_s=T + begin,
-        ended_s=None if end is None else T + end, ending=cause, causes=() if cause is None else (cause,),
-        state=AttemptState.RUNNING if end is None else AttemptState.ENDED, running_s=None if running is None else T + running,
-        first_running_s=None if running is None else T + running, **fields,
-    )  # fmt: skip
+        job_id=JobId("1"),
+        epoch=Epoch(epoch),
+        allocation=Allocation(grants=grants),
+        placed_s=T + begin,
+        ended_s=None if end is None else T + end,
+        ending=cause,
+        causes=() if cause is None else (cause,),
+        state=AttemptState.RUNNING if end is None else AttemptState.ENDED,
+        running_s=None if running is None else T + running,
+        first_running_s=None if running is None else T + running,
+        **fields,
+    )
 
 
 def steps(epoch, numbers, start, *, step_s=1.0, generation=0, gap_s=0.0, rank=0):
     lines = []
     for place, step in enumerate(numbers):
         begin = start + place * (step_s + gap_s)
-        lines.append({
-            "k": "step", "rank": rank, "epoch": epoch, "generation": generation, "step": step, "loss": 5.0 - step / 100, "tokens": 10,
-            "begin_ns": round(begin * 1e9), "end_ns": round((begin + step_s) * 1e9), "at_s": T + begin + step_s,
-        })  # fmt: skip
+        lines.append(
+            {
+                "k": "step",
+                "rank": rank,
+                "epoch": epoch,
+                "generation": generation,
+                "step": step,
+                "loss": 5.0 - step / 100,
+                "tokens": 10,
+                "begin_ns": round(begin * 1e9),
+                "end_ns": round((begin + step_s) * 1e9),
+                "at_s": T + begin + step_s,
+            }
+        )
     return lines
 
 
@@ -245,8 +269,14 @@ def test_what_ranks_say_that_do_not_speak_changes_nothing_in_whatever_order_it_c
         *steps(1, range(1, 9), 1),
         report("checkpoint", step=6, bytes=1, stall_s=0.1),
     ]
-    others = [*steps(1, range(1, 9), 1.5, rank=3), {**report("stall", seconds=9.0, cause="save"), "rank": 3}, report("planned", steps_total=9),
-              {"k": "step", "rank": "0", "epoch": 1}, {"k": "step", "rank": -1, "epoch": 2}, {"k": "step", "rank": 1 << 70, "epoch": 1}]  # fmt: skip
+    others = [
+        *steps(1, range(1, 9), 1.5, rank=3),
+        {**report("stall", seconds=9.0, cause="save"), "rank": 3},
+        report("planned", steps_total=9),
+        {"k": "step", "rank": "0", "epoch": 1},
+        {"k": "step", "rank": -1, "epoch": 2},
+        {"k": "step", "rank": 1 << 70, "epoch": 1},
+    ]
     whole = read_reports(Epoch(1), own + others)
     for lines in (own + others, others + own, [*others[:4], *own, *others[4:]]):
         assert read_reports(Epoch(1), reports_in(Epoch(1), read_lines([stream(*lines)]))) == whole

@@ -68,7 +68,7 @@ def test_shape_and_tasks_are_told_before_the_start():
 
 def test_an_open_shape_is_told_as_open():
     assert told("python train.py", gpus="h200:16") == [
-        "16 H200 GPUs, on as few nodes as hold them",
+        "16 H200 GPUs, on as few nodes as possible",
         "16 tasks, one per GPU",
     ]
     assert told("torchrun train.py", gpus=16)[1].startswith("one task on each node")

@@ -88,9 +88,11 @@ def test_dependencies_made_by_a_build_are_refused_by_name():
 
 def test_included_files_stand_in_their_place_and_constraints_keep_their_path():
     found = taken(
-        "r/all.txt", r__all_txt="-r base.txt  # first\ntorch>=2\n-c pins.txt\n", r__base_txt="numpy \\\n  ==2.0\n\n# no\n",
+        "r/all.txt",
+        r__all_txt="-r base.txt  # first\ntorch>=2\n-c pins.txt\n",
+        r__base_txt="numpy \\\n  ==2.0\n\n# no\n",
         r__pins_txt="numpy==2.0\n",
-    )  # fmt: skip
+    )
     assert found.lines == ("numpy   ==2.0", "torch>=2", "-c /w/r/pins.txt")
     assert found.written == ("numpy   ==2.0", "torch>=2", "-c pins.txt")
     assert found.local == ("r/pins.txt",)
@@ -154,11 +156,38 @@ def test_equal_text_in_another_folder_is_the_same_environment():
         {"text": "numpy>2"},
         {"text": "-r more.txt", "more": "scipy"},
         {"contents": [("./pkg", "aa")]},
-        {"python": Interpreter(path="/usr/bin/python3", version="3.11.8", abi="cpython-311", platform="linux-x86_64", parents=(), scripts="")},
-        {"python": Interpreter(path="/usr/bin/python3", version="3.11.7", abi="cpython-311", platform="linux-aarch64", parents=(), scripts="")},
-        {"python": Interpreter(path="/usr/bin/python3", version="3.11.7", abi="cpython-311", platform="linux-x86_64", parents=("/opt/torch",), scripts="")},
+        {
+            "python": Interpreter(
+                path="/usr/bin/python3",
+                version="3.11.8",
+                abi="cpython-311",
+                platform="linux-x86_64",
+                parents=(),
+                scripts="",
+            )
+        },
+        {
+            "python": Interpreter(
+                path="/usr/bin/python3",
+                version="3.11.7",
+                abi="cpython-311",
+                platform="linux-aarch64",
+                parents=(),
+                scripts="",
+            )
+        },
+        {
+            "python": Interpreter(
+                path="/usr/bin/python3",
+                version="3.11.7",
+                abi="cpython-311",
+                platform="linux-x86_64",
+                parents=("/opt/torch",),
+                scripts="",
+            )
+        },
     ],
-)  # fmt: skip
+)
 def test_whatever_the_packages_depend_on_changes_the_name(other):
     assert name(**other) != name()
 

@@ -21,46 +21,51 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. G
 
 # code or signal, XIDs, last lines               ->  rule, blame, remedy, charge
 SHIPPED = [
-    (1,     (),     (),                              "exit-code user here retry"),
-    (1,     (),     ("Traceback", "ValueError: no"), "python-error user here retry"),
-    (1,     (),     (OOM,),                          "cuda-out-of-memory user here retry"),
-    (1,     (79,),  ("RuntimeError: CUDA error: unspecified launch failure",), "xid-79 infrastructure drain progress"),
-    (1,     (48,),  (),                              "xid-48 infrastructure drain progress"),
-    (1,     (64,),  (),                              "xid-64 infrastructure drain progress"),
-    (1,     (95,),  (),                              "xid-95 infrastructure drain progress"),
-    (1,     (119,), (),                              "xid-119 infrastructure drain progress"),
-    (1,     (120,), (),                              "xid-120 infrastructure drain progress"),
-    (1,     (140,), (),                              "xid-140 infrastructure drain progress"),
-    (1,     (74,),  (),                              "xid-74 infrastructure elsewhere progress"),
-    (1,     (145,), (),                              "xid-nvlink5 infrastructure elsewhere progress"),
-    (1,     (94,),  (),                              "xid-94 infrastructure here progress"),
-    (1,     (94, 63), (),                            "xid-94 infrastructure here progress"),
-    (1,     (92,),  (),                              "xid-92 infrastructure here progress"),
-    (1,     (63,),  (),                              "xid-63 infrastructure here progress"),
-    (1,     (13,),  (),                              "xid-13 user here retry"),
-    (1,     (31,),  (),                              "xid-31 user here retry"),
-    (1,     (43,),  (),                              "xid-43 user here retry"),
-    (1,     (45,),  (),                              "xid-45 echo here progress"),
-    (1,     (45, 79), (),                            "xid-79 infrastructure drain progress"),  # the other one counts
-    (1,     (43, 31), ("ValueError: no",),           "python-error user here retry"),
-    (1,     (999,), (),                              "exit-code user here retry"),
-    (1,     (),     ("CUDA error: uncorrectable ECC error encountered",), "cuda-ecc infrastructure elsewhere progress"),
-    (1,     (95,),  ("CUDA error: uncorrectable ECC error encountered",), "xid-95 infrastructure drain progress"),
-    (1,     (),     ("RuntimeError: No CUDA-capable device is detected",), "cuda-no-device infrastructure elsewhere progress"),
-    (1,     (),     ("CUDA error: device-side assert triggered",), "cuda-assert user here retry"),
-    (1,     (),     ("OSError: [Errno 28] No space left on device",), "no-space infrastructure elsewhere progress"),
-    (1,     (),     (NCCL_PEER,),                    "nccl-peer echo here progress"),
-    ("s6",  (),     (TIMEOUT,),                      "nccl-timeout echo here progress"),
-    (1,     (),     ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3",), "peer-gone echo here progress"),
-    (1,     (),     ("ConnectionResetError: [Errno 104] Connection reset by peer",), "peer-gone echo here progress"),
-    ("s11", (),     (),                              "segfault infrastructure here progress"),
-    (139,   (),     (),                              "segfault infrastructure here progress"),  # as a launcher tells it
-    ("s7",  (),     (),                              "bus-error infrastructure here progress"),
-    (134,   (),     (),                              "aborted infrastructure here progress"),
-    ("s9",  (),     (),                              "killed infrastructure here progress"),
-    ("s15", (),     (),                              "signal infrastructure here progress"),
-    (127,   (),     (),                              "not-found user here retry"),
-]  # fmt: skip
+    (1, (), (), "exit-code user here retry"),
+    (1, (), ("Traceback", "ValueError: no"), "python-error user here retry"),
+    (1, (), (OOM,), "cuda-out-of-memory user here retry"),
+    (1, (79,), ("RuntimeError: CUDA error: unspecified launch failure",), "xid-79 infrastructure drain progress"),
+    (1, (48,), (), "xid-48 infrastructure drain progress"),
+    (1, (64,), (), "xid-64 infrastructure drain progress"),
+    (1, (95,), (), "xid-95 infrastructure drain progress"),
+    (1, (119,), (), "xid-119 infrastructure drain progress"),
+    (1, (120,), (), "xid-120 infrastructure drain progress"),
+    (1, (140,), (), "xid-140 infrastructure drain progress"),
+    (1, (74,), (), "xid-74 infrastructure elsewhere progress"),
+    (1, (145,), (), "xid-nvlink5 infrastructure elsewhere progress"),
+    (1, (94,), (), "xid-94 infrastructure here progress"),
+    (1, (94, 63), (), "xid-94 infrastructure here progress"),
+    (1, (92,), (), "xid-92 infrastructure here progress"),
+    (1, (63,), (), "xid-63 infrastructure here progress"),
+    (1, (13,), (), "xid-13 user here retry"),
+    (1, (31,), (), "xid-31 user here retry"),
+    (1, (43,), (), "xid-43 user here retry"),
+    (1, (45,), (), "xid-45 echo here progress"),
+    (1, (45, 79), (), "xid-79 infrastructure drain progress"),  # the other one counts
+    (1, (43, 31), ("ValueError: no",), "python-error user here retry"),
+    (1, (999,), (), "exit-code user here retry"),
+    (1, (), ("CUDA error: uncorrectable ECC error encountered",), "cuda-ecc infrastructure elsewhere progress"),
+    (1, (95,), ("CUDA error: uncorrectable ECC error encountered",), "xid-95 infrastructure drain progress"),
+    (1, (), ("RuntimeError: No CUDA-capable device is detected",), "cuda-no-device infrastructure elsewhere progress"),
+    (1, (), ("CUDA error: device-side assert triggered",), "cuda-assert user here retry"),
+    (1, (), ("OSError: [Errno 28] No space left on device",), "no-space infrastructure elsewhere progress"),
+    (1, (), (NCCL_PEER,), "nccl-peer echo here progress"),
+    ("s6", (), (TIMEOUT,), "nccl-timeout echo here progress"),
+    (
+        1,
+        (),
+        ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3",),
+        "peer-gone echo here progress",
+    ),
+    (1, (), ("ConnectionResetError: [Errno 104] Connection reset by peer",), "peer-gone echo here progress"),
+    ("s11", (), (), "segfault infrastructure here progress"),
+    (139, (), (), "segfault infrastructure here progress"),  # as a launcher tells it
+    ("s7", (), (), "bus-error infrastructure here progress"),
+    (134, (), (), "aborted infrastructure here progress"),
+    ("s9", (), (), "killed infrastructure here progress"),
+    ("s15", (), (), "signal infrastructure here progress"),
+    (127, (), (), "not-found user here retry"),
+]
 
 
 def failed(how, xids=(), lines=(), *, oom=False):
@@ -166,24 +171,24 @@ def test_signals_go_by_name_too():
 
 
 REFUSED = [
-    ({**OWN, "exit_codes": 3},        "unknown key 'exit_codes'"),
-    ({**OWN, "remdy": "here"},        "did you mean 'remedy'"),
-    ({**OWN, "blame": "usr"},         "did you mean 'user'"),
-    ({**OWN, "remedy": None},         "remedy"),
-    ({**OWN, "codes": [0]},           "codes: '0'"),
-    ({**OWN, "codes": [True]},        "codes: 'True'"),
-    ({**OWN, "codes": ["3"]},         "codes: '3'"),
-    ({**OWN, "signals": ["SIGFOO"]},  "signals: 'SIGFOO'"),
-    ({**OWN, "pattern": "a|*"},       "would match every line"),
-    ({**OWN, "pattern": "a\nb"},      "one line"),
-    ({**OWN, "pattern": "x" * 501},   "at most 500"),
-    ({**OWN, "oom": "yes"},           "true or false"),
+    ({**OWN, "exit_codes": 3}, "unknown key 'exit_codes'"),
+    ({**OWN, "remdy": "here"}, "did you mean 'remedy'"),
+    ({**OWN, "blame": "usr"}, "did you mean 'user'"),
+    ({**OWN, "remedy": None}, "remedy"),
+    ({**OWN, "codes": [0]}, "codes: '0'"),
+    ({**OWN, "codes": [True]}, "codes: 'True'"),
+    ({**OWN, "codes": ["3"]}, "codes: '3'"),
+    ({**OWN, "signals": ["SIGFOO"]}, "signals: 'SIGFOO'"),
+    ({**OWN, "pattern": "a|*"}, "would match every line"),
+    ({**OWN, "pattern": "a\nb"}, "one line"),
+    ({**OWN, "pattern": "x" * 501}, "at most 500"),
+    ({**OWN, "oom": "yes"}, "true or false"),
     ({**OWN, "weight": float("nan")}, "weight"),
-    ({**OWN, "cause": "crash"},       "not one of hang"),
+    ({**OWN, "cause": "crash"}, "not one of hang"),
     ({"name": "r", "blame": "user", "remedy": "stop"}, "a sign is missing"),
-    ({"blame": "user", "remedy": "stop", "codes": 3},  "name is missing"),
-    ("text",                          "a table is required"),
-]  # fmt: skip
+    ({"blame": "user", "remedy": "stop", "codes": 3}, "name is missing"),
+    ("text", "a table is required"),
+]
 
 
 @pytest.mark.parametrize(("value", "words"), REFUSED)
@@ -212,10 +217,12 @@ def test_shipped_table_that_is_damaged_names_line_and_column():
 
 
 def test_defaults_of_charge_follow_the_blame():
-    user, node = rules_from([
-        {"name": "a", "codes": 3, "blame": "user", "remedy": "here"},
-        {"name": "b", "codes": 4, "blame": "infrastructure", "remedy": "here"},
-    ])  # fmt: skip
+    user, node = rules_from(
+        [
+            {"name": "a", "codes": 3, "blame": "user", "remedy": "here"},
+            {"name": "b", "codes": 4, "blame": "infrastructure", "remedy": "here"},
+        ]
+    )
     assert (user.charge, node.charge) == (Charge.RETRY, Charge.PROGRESS)
     assert (user.blame, user.remedy) == (Blame.USER, Remedy.HERE)
 

@@ -12,7 +12,15 @@ from phalanx.node.shell.saves import hear
 from phalanx.wire import supervisor as wire
 from tests.unit.test_kept import make_prepare, member
 
-GOOD = {"k": "checkpoint", "rank": 0, "epoch": 3, "generation": 0, "step": 40, "path": "/mnt/mine/step-00000040", "digest": "d"}  # fmt: skip
+GOOD = {
+    "k": "checkpoint",
+    "rank": 0,
+    "epoch": 3,
+    "generation": 0,
+    "step": 40,
+    "path": "/mnt/mine/step-00000040",
+    "digest": "d",
+}
 
 
 def heard(tmp_path, **changes):
@@ -35,11 +43,22 @@ def test_a_checkpoint_is_published_with_what_the_rank_said_of_it(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"step": float("inf")}, {"step": float("nan")}, {"step": 1e300}, {"step": -1}, {"step": "many"}, {"step": None},
-        {"bytes": float("-inf")}, {"bytes": 1e30}, {"path": "/x/\udc80"}, {"path": "/x/\0"}, {"path": ["x"]}, {"path": None},
-        {"digest": "\ud800"}, {"digest": 7},
+        {"step": float("inf")},
+        {"step": float("nan")},
+        {"step": 1e300},
+        {"step": -1},
+        {"step": "many"},
+        {"step": None},
+        {"bytes": float("-inf")},
+        {"bytes": 1e30},
+        {"path": "/x/\udc80"},
+        {"path": "/x/\0"},
+        {"path": ["x"]},
+        {"path": None},
+        {"digest": "\ud800"},
+        {"digest": 7},
     ],
-)  # fmt: skip
+)
 def test_a_line_that_is_no_checkpoint_is_passed_over_and_told(tmp_path, changes):
     """Found by reading: an infinite step ended the spool's thread, and half a surrogate pair the supervisor with every job on it."""
     published, said = heard(tmp_path, **changes)

@@ -36,12 +36,18 @@ def test_directives_end_at_the_first_command_and_the_later_of_two_counts():
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("-N2", {"nodes": "2"}), ("-N 2 -n8", {"nodes": "2", "ntasks": "8"}), ("--job-name 'my job'", {"job-name": "my job"}),
-        ('-J "a#b"', {"job-name": "a#b"}), ("-J a#b", {"job-name": "a#b"}), ("--gres gpu:2", {"gres": "gpu:2"}),
-        ("--ntasks-per-n=4", {"ntasks-per-node": "4"}), ("-H -N1", {"hold": "", "nodes": "1"}), ("--exclusive", {"exclusive": ""}),
+        ("-N2", {"nodes": "2"}),
+        ("-N 2 -n8", {"nodes": "2", "ntasks": "8"}),
+        ("--job-name 'my job'", {"job-name": "my job"}),
+        ('-J "a#b"', {"job-name": "a#b"}),
+        ("-J a#b", {"job-name": "a#b"}),
+        ("--gres gpu:2", {"gres": "gpu:2"}),
+        ("--ntasks-per-n=4", {"ntasks-per-node": "4"}),
+        ("-H -N1", {"hold": "", "nodes": "1"}),
+        ("--exclusive", {"exclusive": ""}),
         ("-o out\\ put.txt", {"output": "out put.txt"}),
     ],
-)  # fmt: skip
+)
 def test_a_line_is_split_as_sbatch_splits_it(line, found):
     assert options(script(line)) == found
 
@@ -54,11 +60,16 @@ def test_what_only_looks_like_a_directive_is_a_comment(text):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("--gpu-per-node=4", r"line 2: sbatch has no option --gpu-per-node"), ("-Z 3", "line 2: sbatch has no option -Z"),
-        ("--nodes", "--nodes has no value"), ("hetjob", "heterogeneous jobs"), ("-J 'open", "a quotation ' is not closed"),
-        ("--container=x", "--container cannot be done here"), ("-M other", "--clusters cannot be done here"), ("train.py", "'train.py' is no option"),
+        ("--gpu-per-node=4", r"line 2: sbatch has no option --gpu-per-node"),
+        ("-Z 3", "line 2: sbatch has no option -Z"),
+        ("--nodes", "--nodes has no value"),
+        ("hetjob", "heterogeneous jobs"),
+        ("-J 'open", "missing closing '"),
+        ("--container=x", "--container is not supported"),
+        ("-M other", "--clusters is not supported"),
+        ("train.py", "'train.py' is not an option"),
     ],
-)  # fmt: skip
+)
 def test_what_sbatch_would_refuse_is_refused_by_line(line, why):
     with pytest.raises(BadFile, match=why):
         read_options(script(line))
@@ -76,19 +87,19 @@ def test_a_script_begins_with_its_interpreter():
     ("lines", "nodes", "gpus", "ntasks", "per_node"),
     [
         # lines                                               nodes  GPUs  tasks  on one node
-        (["-N 2", "--ntasks-per-node=8", "--gpus-per-node=8"],  2,    16,   16,    8),
-        (["-N 2", "--gres=gpu:4"],                              2,     8,    2,    1),
-        (["-N 2", "--gres=gpu:a100:4"],                         2,     8,    2,    1),
-        (["-n 8", "--ntasks-per-node=4", "--gres=gpu:4"],       2,     8,    8,    4),
-        (["-N 2", "-G 8"],                                      2,     8,    2,    1),
-        (["-n 4", "--gpus-per-task=1"],                         None,  4,    4,    4),
-        (["-N 2", "--ntasks-per-node=2", "--gpus-per-task=2"],  2,     8,    4,    2),
-        (["-G 8", "--gpus-per-node=4"],                         2,     8,    2,    1),
-        (["-N 3", "-n 6"],                                      3,     0,    6,    2),
-        ([],                                                    1,     0,    1,    1),
-        (["--gpus=2"],                                          None,  2,    1,    1),
+        (["-N 2", "--ntasks-per-node=8", "--gpus-per-node=8"], 2, 16, 16, 8),
+        (["-N 2", "--gres=gpu:4"], 2, 8, 2, 1),
+        (["-N 2", "--gres=gpu:a100:4"], 2, 8, 2, 1),
+        (["-n 8", "--ntasks-per-node=4", "--gres=gpu:4"], 2, 8, 8, 4),
+        (["-N 2", "-G 8"], 2, 8, 2, 1),
+        (["-n 4", "--gpus-per-task=1"], None, 4, 4, 4),
+        (["-N 2", "--ntasks-per-node=2", "--gpus-per-task=2"], 2, 8, 4, 2),
+        (["-G 8", "--gpus-per-node=4"], 2, 8, 2, 1),
+        (["-N 3", "-n 6"], 3, 0, 6, 2),
+        ([], 1, 0, 1, 1),
+        (["--gpus=2"], None, 2, 1, 1),
     ],
-)  # fmt: skip
+)
 def test_nodes_tasks_and_devices(lines, nodes, gpus, ntasks, per_node):
     found = read(*lines)
     asked = spec(*lines)
@@ -102,7 +113,7 @@ def test_fewer_tasks_than_nodes_take_fewer_nodes_and_it_says_so():
     found = read("-N 4", "-n 2")
     assert (found.mapping["nodes"], found.notes) == (
         2,
-        ("--nodes=4 with --ntasks=2: 2 nodes are taken, as Slurm does",),
+        ("--nodes=4 with --ntasks=2: 2 nodes are used, as in Slurm",),
     )
 
 
@@ -114,7 +125,7 @@ def test_cpus_and_memory_are_of_the_node():
 
 
 def test_gpus_that_do_not_fall_into_equal_parts_are_refused_by_line():
-    with pytest.raises(BadFile, match=r"line 3: --gpus=5: 5 GPUs do not fall"):
+    with pytest.raises(BadFile, match=r"line 3: --gpus=5: 5 GPUs do not divide"):
         read("-N 2", "--gpus=5")
 
 
@@ -139,9 +150,20 @@ def test_times_as_slurm_writes_them(text, seconds):
 
 def test_time_array_dependency_and_the_rest_reach_the_job():
     asked = spec(
-        "-t 1:00:00", "--array=1-9:2%3", "-d afterok:12:13,afterany:14", "-J my", "-H", "--nice=5", "-w n[0-1]", "-x n7", "-D sub",
-        "--begin=now+2hours", "--comment=hello", "--reservation=r1", args=("a", "b c"),
-    )  # fmt: skip
+        "-t 1:00:00",
+        "--array=1-9:2%3",
+        "-d afterok:12:13,afterany:14",
+        "-J my",
+        "-H",
+        "--nice=5",
+        "-w n[0-1]",
+        "-x n7",
+        "-D sub",
+        "--begin=now+2hours",
+        "--comment=hello",
+        "--reservation=r1",
+        args=("a", "b c"),
+    )
     assert (asked.time_limit_s, asked.array, asked.array_max, asked.name, asked.hold) == (
         3600.0,
         "1-9:2",
@@ -178,11 +200,19 @@ def test_signals(text, found):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("--signal=NOPE", "is not .B:.SIGNAL"), ("-t tomorrow", "is no time"), ("--mem=lots", "no amount of memory"), ("-N two", "neither a number"),
-        ("-a 5-1", "ends before it begins"), ("-d after:1", "is no condition"), ("-d afterok:1?afterok:2", "one of several"),
-        ("--begin=teatime", "words for hours"), ("--gpus=many", "is not .TYPE:.NUMBER"), ("-n -3", "is no number"), ("--nice=much", "no whole number"),
+        ("--signal=NOPE", "is not .B:.SIGNAL"),
+        ("-t tomorrow", "is not a time"),
+        ("--mem=lots", "not an amount of memory"),
+        ("-N two", "neither a number"),
+        ("-a 5-1", "ends before it begins"),
+        ("-d after:1", "is not a condition"),
+        ("-d afterok:1?afterok:2", "one of several"),
+        ("--begin=teatime", "words for times"),
+        ("--gpus=many", "is not .TYPE:.NUMBER"),
+        ("-n -3", "is not a number"),
+        ("--nice=much", "not a whole number"),
     ],
-)  # fmt: skip
+)
 def test_values_that_cannot_be_read_are_refused_by_line(line, why):
     with pytest.raises(BadFile, match=f"line 2: .*{why}"):
         read(line)
@@ -194,12 +224,17 @@ def test_values_that_cannot_be_read_are_refused_by_line(line, why):
 @pytest.mark.parametrize(
     ("line", "note"),
     [
-        ("--exclusive", "line 2: --exclusive is not honoured: nodes are shared by device"), ("--qos=high", "line 2: --qos=high is not honoured"),
-        ("-C a100", "line 2: --constraint=a100 is not honoured"), ("--mail-type=END", "line 2: --mail-type=END is not honoured: Phalanx sends no mail"),
-        ("--no-requeue", "placed again"), ("--mem=0", "none is asked for"), ("--gres=shard:2", "GPUs alone"), ("-N 2-4", "2 nodes are asked for"),
-        ("--signal=USR1", "it will not come"),
+        ("--exclusive", "line 2: --exclusive is not honoured: nodes are shared by device"),
+        ("--qos=high", "line 2: --qos=high is not honoured"),
+        ("-C a100", "line 2: --constraint=a100 is not honoured"),
+        ("--mail-type=END", "line 2: --mail-type=END is not honoured: Phalanx sends no mail"),
+        ("--no-requeue", "requeued"),
+        ("--mem=0", "none is requested"),
+        ("--gres=shard:2", "only GPUs"),
+        ("-N 2-4", "2 nodes are requested"),
+        ("--signal=USR1", "has no effect"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_honoured_is_named(line, note):
     (said,) = read(line).notes
     assert note in said

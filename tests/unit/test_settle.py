@@ -72,35 +72,35 @@ def evidence(words, ending=None, lost="", one=None):
 C = Cause
 VERDICTS = [
     # evidence                  wanted       lost   verdict
-    ("0:0 1:0 2:0 3:0",         None,        "",    C.SUCCEEDED),
-    ("0:0 1:0 2:0 3:0",         C.PREEMPTED, "",    C.SUCCEEDED),  # all had finished by themselves
-    ("0:0 1:0 2:0 3:0",         C.TIMEOUT,   "",    C.SUCCEEDED),
-    ("0:0 1:0 2:0 3:0",         C.REQUEUED,  "n1",  C.SUCCEEDED),  # and were heard, before the node was lost
-    ("0:0 1:0 2:0 3:0",         C.CANCELLED, "",    C.CANCELLED),  # acknowledged is acknowledged
-    ("0:0 1:0 2:0",             None,        "n1",  C.NODE_FAIL),
-    ("0:0! 1:0! 2:0! 3:0!",     C.PREEMPTED, "",    C.PREEMPTED),  # saved and left because we asked
-    ("0:0! 1:0 2:0 3:0",        C.DRAINED,   "",    C.DRAINED),
-    ("0:1 1:1",                 None,        "n1",  C.NODE_FAIL),  # the peers' echo
-    ("0:1 1:s6",                None,        "n1",  C.NODE_FAIL),
-    ("0:1 1:1 2:1 3:s9",        None,        "",    C.CRASH),
-    ("0:1 1:1 2:1 3:s9!",       None,        "",    C.FAILED),     # that signal was ours
-    ("0:1",                     None,        "",    C.FAILED),
-    ("0:0 1:0 2:3 3:0",         None,        "",    C.FAILED),
-    ("",                        None,        "",    C.START_FAIL),
-    ("0:0 1:0",                 None,        "",    C.START_FAIL),
-    ("",                        None,        "n0",  C.NODE_FAIL),
-    ("0:1 1:1",                 C.CANCELLED, "n1",  C.CANCELLED),
-    ("0:s11",                   C.CANCELLED, "",    C.CANCELLED),
-    ("0:1",                     C.REQUEUED,  "n1",  C.REQUEUED),
-    ("0:143!",                  C.TIMEOUT,   "n1",  C.TIMEOUT),
-    ("0:s9!",                   C.FREEZE,    "",    C.FREEZE),
-    ("0:s9!",                   C.FREEZE,    "n1",  C.NODE_FAIL),
-    ("0:1",                     C.PORT_TAKEN, "",   C.PORT_TAKEN),
-    ("",                        C.START_FAIL, "",   C.START_FAIL),
-    ("2:143!",                  C.NODE_FAIL, "",    C.NODE_FAIL),
-    ("",                        C.FAILED,    "",    C.FAILED),     # a refusal that is the job's own fault
-    ("",                        C.FAILED,    "n1",  C.NODE_FAIL),
-]  # fmt: skip
+    ("0:0 1:0 2:0 3:0", None, "", C.SUCCEEDED),
+    ("0:0 1:0 2:0 3:0", C.PREEMPTED, "", C.SUCCEEDED),  # all had finished by themselves
+    ("0:0 1:0 2:0 3:0", C.TIMEOUT, "", C.SUCCEEDED),
+    ("0:0 1:0 2:0 3:0", C.REQUEUED, "n1", C.SUCCEEDED),  # and were heard, before the node was lost
+    ("0:0 1:0 2:0 3:0", C.CANCELLED, "", C.CANCELLED),  # acknowledged is acknowledged
+    ("0:0 1:0 2:0", None, "n1", C.NODE_FAIL),
+    ("0:0! 1:0! 2:0! 3:0!", C.PREEMPTED, "", C.PREEMPTED),  # saved and left because we asked
+    ("0:0! 1:0 2:0 3:0", C.DRAINED, "", C.DRAINED),
+    ("0:1 1:1", None, "n1", C.NODE_FAIL),  # the peers' echo
+    ("0:1 1:s6", None, "n1", C.NODE_FAIL),
+    ("0:1 1:1 2:1 3:s9", None, "", C.CRASH),
+    ("0:1 1:1 2:1 3:s9!", None, "", C.FAILED),  # that signal was ours
+    ("0:1", None, "", C.FAILED),
+    ("0:0 1:0 2:3 3:0", None, "", C.FAILED),
+    ("", None, "", C.START_FAIL),
+    ("0:0 1:0", None, "", C.START_FAIL),
+    ("", None, "n0", C.NODE_FAIL),
+    ("0:1 1:1", C.CANCELLED, "n1", C.CANCELLED),
+    ("0:s11", C.CANCELLED, "", C.CANCELLED),
+    ("0:1", C.REQUEUED, "n1", C.REQUEUED),
+    ("0:143!", C.TIMEOUT, "n1", C.TIMEOUT),
+    ("0:s9!", C.FREEZE, "", C.FREEZE),
+    ("0:s9!", C.FREEZE, "n1", C.NODE_FAIL),
+    ("0:1", C.PORT_TAKEN, "", C.PORT_TAKEN),
+    ("", C.START_FAIL, "", C.START_FAIL),
+    ("2:143!", C.NODE_FAIL, "", C.NODE_FAIL),
+    ("", C.FAILED, "", C.FAILED),  # a refusal that is the job's own fault
+    ("", C.FAILED, "n1", C.NODE_FAIL),
+]
 
 
 @pytest.mark.parametrize(("words", "ending", "lost", "verdict"), VERDICTS)
@@ -110,19 +110,19 @@ def test_verdict(words, ending, lost, verdict):
 
 # verdict -> the job's state, why it waits, and what it is charged
 CONSEQUENCES = [
-    ("0:0 1:0 2:0 3:0", None,        "",   JobState.SUCCEEDED, None,              0),
-    ("",                C.CANCELLED, "",   JobState.CANCELLED, None,              0),
-    ("",                C.TIMEOUT,   "",   JobState.TIMEOUT,   None,              0),
-    ("0:3",             None,        "",   JobState.FAILED,    None,              0),
-    ("",                C.PREEMPTED, "",   JobState.PENDING,   Reason.PREEMPTED,  0),
-    ("",                C.DRAINED,   "",   JobState.PENDING,   Reason.DRAINED,   0),
-    ("",                C.REQUEUED,  "",   JobState.PENDING,   Reason.REQUEUED,   0),
-    ("0:1",             None,        "n1", JobState.PENDING,   Reason.NODE_FAIL,  1),
-    ("",                None,        "",   JobState.PENDING,   Reason.START_FAIL, 1),
-    ("0:s9",            None,        "",   JobState.RUNNING,   None,              1),
-    ("",                C.FREEZE,    "",   JobState.RUNNING,   None,              0),
-    ("0:1",             C.PORT_TAKEN, "",  JobState.RUNNING,   None,              0),
-]  # fmt: skip
+    ("0:0 1:0 2:0 3:0", None, "", JobState.SUCCEEDED, None, 0),
+    ("", C.CANCELLED, "", JobState.CANCELLED, None, 0),
+    ("", C.TIMEOUT, "", JobState.TIMEOUT, None, 0),
+    ("0:3", None, "", JobState.FAILED, None, 0),
+    ("", C.PREEMPTED, "", JobState.PENDING, Reason.PREEMPTED, 0),
+    ("", C.DRAINED, "", JobState.PENDING, Reason.DRAINED, 0),
+    ("", C.REQUEUED, "", JobState.PENDING, Reason.REQUEUED, 0),
+    ("0:1", None, "n1", JobState.PENDING, Reason.NODE_FAIL, 1),
+    ("", None, "", JobState.PENDING, Reason.START_FAIL, 1),
+    ("0:s9", None, "", JobState.RUNNING, None, 1),
+    ("", C.FREEZE, "", JobState.RUNNING, None, 0),
+    ("0:1", C.PORT_TAKEN, "", JobState.RUNNING, None, 0),
+]
 
 
 @pytest.mark.parametrize(("words", "ending", "lost", "state", "reason", "charged"), CONSEQUENCES)

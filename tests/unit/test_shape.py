@@ -64,10 +64,10 @@ def test_gang_never_mixes_models():
     with pytest.raises(NeverFits) as refused:
         shapes("6x8")
     assert refused.value.message == (
-        "6 nodes x 8 = 48 GPUs can never fit: the fleet has 8 nodes, a100: at most 4 on one, 8 in all; h100: at most 8 on one, 32 in all; "
-        "h200: at most 8 on one, 16 in all"
+        "6 nodes x 8 = 48 GPUs can never fit: the fleet has 8 nodes, a100: at most 4 on one node, 8 in total; h100: at most 8 on one node, 32 in total; "
+        "h200: at most 8 on one node, 16 in total"
     )
-    assert refused.value.hint == "4xh100:8 would fit; phalanx nodes shows what there is"
+    assert refused.value.hint == "4xh100:8 would fit; see phalanx nodes"
 
 
 def test_fleet_of_one_model_needs_no_name():
@@ -120,19 +120,43 @@ def test_elastic_gang_fits_if_the_fewest_do():
     [
         ("h200:1", "n0=4", {}, "no node has a h200 GPU", "this fleet has: virtual"),
         ("h200,a100-80gb:1", "n0=4", {}, "no node has a GPU that is h200 or a100 of 80 GiB", "this fleet has: virtual"),
-        ("3x8", "n0=8 n1=8 n2=4", {}, "3 nodes x 8 = 24 GPUs can never fit: the fleet has 3 nodes, at most 8 matching GPUs on one, 20 in all",
-         "2x8 would fit; phalanx nodes shows what there is"),
-        ("2x8", "n0=4 n1=4 n2=4 n3=4", {}, "2 nodes x 8 = 16 GPUs can never fit: the fleet has 4 nodes, at most 4 matching GPUs on one, 16 in all",
-         "16 would fit as 4x4; phalanx nodes shows what there is"),
-        ("64", "n0=8 n1=8", {}, "8 nodes x 8 = 64 GPUs can never fit: the fleet has 2 nodes, at most 8 matching GPUs on one, 16 in all",
-         "2x8 would fit; phalanx nodes shows what there is"),
-        ("2x4", "n0=4 n1=4", {"cpus": 33},
-         "2 nodes x 4 = 8 GPUs with 33 CPUs each can never fit: the fleet has 2 nodes, at most 4 matching GPUs on one, 8 in all",
-         "a node has at most 32 CPUs and 256 GiB; phalanx nodes shows what there is"),
-        (gpu(nodes=3, per_node=0), "n0=4 n1=4", {}, "3 nodes can never fit: the fleet has 2 nodes, at most 4 matching GPUs on one, 8 in all",
-         "ask for at most 2 nodes; phalanx nodes shows what there is"),
+        (
+            "3x8",
+            "n0=8 n1=8 n2=4",
+            {},
+            "3 nodes x 8 = 24 GPUs can never fit: the fleet has 3 nodes, at most 8 matching GPUs on one node, 20 in total",
+            "2x8 would fit; see phalanx nodes",
+        ),
+        (
+            "2x8",
+            "n0=4 n1=4 n2=4 n3=4",
+            {},
+            "2 nodes x 8 = 16 GPUs can never fit: the fleet has 4 nodes, at most 4 matching GPUs on one node, 16 in total",
+            "16 would fit as 4x4; see phalanx nodes",
+        ),
+        (
+            "64",
+            "n0=8 n1=8",
+            {},
+            "8 nodes x 8 = 64 GPUs can never fit: the fleet has 2 nodes, at most 8 matching GPUs on one node, 16 in total",
+            "2x8 would fit; see phalanx nodes",
+        ),
+        (
+            "2x4",
+            "n0=4 n1=4",
+            {"cpus": 33},
+            "2 nodes x 4 = 8 GPUs with 33 CPUs each can never fit: the fleet has 2 nodes, at most 4 matching GPUs on one node, 8 in total",
+            "a node has at most 32 CPUs and 256 GiB; see phalanx nodes",
+        ),
+        (
+            gpu(nodes=3, per_node=0),
+            "n0=4 n1=4",
+            {},
+            "3 nodes can never fit: the fleet has 2 nodes, at most 4 matching GPUs on one node, 8 in total",
+            "request at most 2 nodes; see phalanx nodes",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refusal_says_what_there_is_and_what_would_fit(gpus, fleet, fields, message, hint):
     with pytest.raises(NeverFits) as refused:
         shapes(gpus, fleet, **fields)

@@ -9,7 +9,7 @@ import pytest
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.policies import policy_named
-from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.work.job import JobState
 from phalanx.simulator.cluster import Cluster
 from phalanx.simulator.fleet import equal_nodes
@@ -33,9 +33,12 @@ def jobs_of(*rows):
 def crowd(jobs, seed=7):
     """A trace that overfills four nodes of 8 for a while."""
     chance = random.Random(seed)
-    return jobs_of(*(
-        (at * 40, chance.choice((60, 300, 900, 7200)), chance.choice((1, 1, 1, 2, 4, 8, 12, 16))) for at in range(jobs)
-    ))  # fmt: skip
+    return jobs_of(
+        *(
+            (at * 40, chance.choice((60, 300, 900, 7200)), chance.choice((1, 1, 1, 2, 4, 8, 12, 16)))
+            for at in range(jobs)
+        )
+    )
 
 
 def exact(jobs):
@@ -107,8 +110,9 @@ def test_same_trace_and_seed_give_the_same_replay_and_another_seed_another_order
     assert shuffled(trace, 0) is trace
     assert shuffled(trace, 3) == shuffled(trace, 3) != shuffled(trace, 4)
     figures = [
-        report(simulate_live(trace, equal_nodes(1, 8), Setting(policy="fifo", seed=seed)), wall_s=0.0) for seed in (3, 3, 4)
-    ]  # fmt: skip
+        report(simulate_live(trace, equal_nodes(1, 8), Setting(policy="fifo", seed=seed)), wall_s=0.0)
+        for seed in (3, 3, 4)
+    ]
     assert figures[0] == figures[1] != figures[2]
 
 
@@ -184,7 +188,7 @@ def test_curve_keeps_the_last_point_of_each_step():
 
 
 def test_jobs_that_wait_for_ever_end_the_replay_by_name(monkeypatch):
-    monkeypatch.setattr("phalanx.core.scheduling.policies.lines.Strict.decide", lambda *_: None)
+    monkeypatch.setattr("phalanx.core.scheduling.policies.baselines.Strict.decide", lambda *_: None)
     with pytest.raises(NeverFits, match=r"job j0 \(line 2\) waits forever"):
         replay_live(jobs_of((0, 10, 1)), equal_nodes(1, 8), Policy(name="fifo"))
 

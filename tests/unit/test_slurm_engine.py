@@ -25,16 +25,28 @@ JOBS = parse.jobs_of((GOLDEN / "jobs.txt").read_text(), "|5f1c|")
 
 def grant(node="h1", devices=(0, 1), rank=0, cpus=0, memory=0):
     return Grant(
-        node_id=node, node_rank=rank, devices=tuple(devices), cpus=cpus, memory_bytes=memory, tasks=max(1, len(devices)), first_rank=0
-    )  # fmt: skip
+        node_id=node,
+        node_rank=rank,
+        devices=tuple(devices),
+        cpus=cpus,
+        memory_bytes=memory,
+        tasks=max(1, len(devices)),
+        first_rank=0,
+    )
 
 
 def attempt(*nodes, state=AttemptState.PLACED, member=MemberState.ASKED, ending=None, epoch=1):
     grants = tuple(grant(node, rank=rank) for rank, node in enumerate(nodes))
     members = tuple(Member(node_id=node, state=member) for node in nodes)
     return Attempt(
-        job_id="17", epoch=epoch, allocation=Allocation(grants=grants), placed_s=0.0, state=state, members=members, ending=ending
-    )  # fmt: skip
+        job_id="17",
+        epoch=epoch,
+        allocation=Allocation(grants=grants),
+        placed_s=0.0,
+        state=state,
+        members=members,
+        ending=ending,
+    )
 
 
 # ---- parse --------------------------------------------------------------------------------------------------------------
@@ -63,10 +75,15 @@ def test_a_node_may_have_several_types_and_things_that_are_no_gpus():
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("gpu:4", [("", 4)]), ("gpu:h100:4(S:0-1)", [("h100", 4)]), ("gpu:a100-sxm4-40gb:8", [("a100-sxm4-40gb", 8)]), ("(null)", []),
-        ("gpu:0(IDX:N/A)", [("", 0)]), ("mps:100,gpu:2(IDX:0,3)", [("", 2)]), ("", []),
+        ("gpu:4", [("", 4)]),
+        ("gpu:h100:4(S:0-1)", [("h100", 4)]),
+        ("gpu:a100-sxm4-40gb:8", [("a100-sxm4-40gb", 8)]),
+        ("(null)", []),
+        ("gpu:0(IDX:N/A)", [("", 0)]),
+        ("mps:100,gpu:2(IDX:0,3)", [("", 2)]),
+        ("", []),
     ],
-)  # fmt: skip
+)
 def test_gres(text, found):
     assert [(gpus.kind, gpus.count) for gpus in parse.gres_of(text)] == found
 
@@ -110,9 +127,14 @@ def test_what_is_no_slurm_is_refused_with_its_words():
 
 def ask(**changes):
     given = {
-        "name": "my job; rm -rf /", "tag": "8f3ac2a5", "job_id": "17", "epoch": 2, "grants": (grant("h0", cpus=8, memory=2 * GIB),
-        grant("h1", rank=1, cpus=8, memory=2 * GIB)), "supervisor": ("/opt/it's/python", "-P", "-m", "phalanx.app.seat"), "kind": "h100",
-    }  # fmt: skip
+        "name": "my job; rm -rf /",
+        "tag": "8f3ac2a5",
+        "job_id": "17",
+        "epoch": 2,
+        "grants": (grant("h0", cpus=8, memory=2 * GIB), grant("h1", rank=1, cpus=8, memory=2 * GIB)),
+        "supervisor": ("/opt/it's/python", "-P", "-m", "phalanx.app.seat"),
+        "kind": "h100",
+    }
     return render.Ask(**{**given, **changes})
 
 

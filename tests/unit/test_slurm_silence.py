@@ -170,8 +170,11 @@ def test_slurm_is_asked_for_what_is_new_and_not_when_a_head_starts_again(played,
     check_slurm(slurm_options("slurm", given(), before), before, listens=True)
     check_slurm(slurm_options("slurm", given(partition="lab"), before), before, listens=True)
     for changed, listens, known in (
-        ({"partition": "long"}, True, before), ({}, False, before), ({}, True, {**before, "engine": "local"}), ({}, True, {}),
-    ):  # fmt: skip
+        ({"partition": "long"}, True, before),
+        ({}, False, before),
+        ({}, True, {**before, "engine": "local"}),
+        ({}, True, {}),
+    ):
         with pytest.raises(TryLater):
             check_slurm(slurm_options("slurm", given(**changed), known), known, listens=listens)
     monkeypatch.setattr(shutil, "which", lambda name: None)

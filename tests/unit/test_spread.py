@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.scheduling.shape import shapes_of
-from phalanx.core.scheduling.spread import refuse_spread, spread_notes
+from phalanx.core.scheduling.submission import refuse_spread, spread_notes
 from phalanx.core.work.keys import BadKey
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.spec import Spread
@@ -27,11 +27,13 @@ def asked(**keys):
         ({"within": " Rack "}, Spread(within="rack", required=True)),
         ({"prefer": "leaf"}, Spread(within="leaf")),
         ({"gpus": "8x8", "slice": 4, "slice_within": "nvlink"}, Spread(slice_nodes=4, slice_within="nvlink")),
-        ({"gpus": "8x8", "slice": "4", "slice_within": "rack", "within": "leaf"},
-         Spread(within="leaf", required=True, slice_nodes=4, slice_within="rack")),
+        (
+            {"gpus": "8x8", "slice": "4", "slice_within": "rack", "within": "leaf"},
+            Spread(within="leaf", required=True, slice_nodes=4, slice_within="rack"),
+        ),
         ({"prefer": "node"}, Spread()),
     ],
-)  # fmt: skip
+)
 def test_keys_say_where_a_gang_may_lie(keys, want):
     assert asked(**keys).spread == want
 
@@ -39,11 +41,15 @@ def test_keys_say_where_a_gang_may_lie(keys, want):
 @pytest.mark.parametrize(
     ("keys", "says", "hint"),
     [
-        ({"within": "rak"}, "within: there is no level 'rak'", "did you mean rack?"),
-        ({"prefer": "zone"}, "prefer: there is no level 'zone'", "the levels are spine, leaf, rack, nvlink, node"),
-        ({"gpus": "8x8", "slice": 4, "slice_within": "blok"}, "slice_within: there is no level 'blok'", "the levels are spine, leaf, rack, nvlink, node"),
+        ({"within": "rak"}, "within: unknown level 'rak'", "did you mean rack?"),
+        ({"prefer": "zone"}, "prefer: unknown level 'zone'", "the levels are spine, leaf, rack, nvlink, node"),
+        (
+            {"gpus": "8x8", "slice": 4, "slice_within": "blok"},
+            "slice_within: unknown level 'blok'",
+            "the levels are spine, leaf, rack, nvlink, node",
+        ),
     ],
-)  # fmt: skip
+)
 def test_unknown_level_is_refused_with_the_nearest(keys, says, hint):
     with pytest.raises(BadKey) as refused:
         asked(**keys)
@@ -53,14 +59,14 @@ def test_unknown_level_is_refused_with_the_nearest(keys, says, hint):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"within": "rack", "prefer": "leaf"}, "within rack and prefer leaf at once"),
+        ({"within": "rack", "prefer": "leaf"}, "within rack and prefer leaf contradict"),
         ({"slice": 4}, "slice_within is missing"),
         ({"slice_within": "rack"}, "slice is missing"),
         ({"gpus": "6x8", "slice": 4, "slice_within": "rack"}, "6 nodes do not divide into slices of 4"),
         ({"gpus": "4..6x8", "slice": 4, "slice_within": "rack"}, "6 nodes do not divide into slices of 4"),
-        ({"gpus": "2x8", "within": "node"}, "within node, and 2x8 on several nodes"),
-        ({"gpus": "1..2x8", "within": "node"}, "within node, and 1..2x8 on several nodes"),
-        ({"gpus": "2x8", "slice": 2, "slice_within": "node"}, "a slice is whole nodes"),
+        ({"gpus": "2x8", "within": "node"}, "within node contradicts 2x8 on several nodes"),
+        ({"gpus": "1..2x8", "within": "node"}, "within node contradicts 1..2x8 on several nodes"),
+        ({"gpus": "2x8", "slice": 2, "slice_within": "node"}, "a slice of several nodes"),
     ],
 )
 def test_keys_that_contradict_are_refused(keys, says):
@@ -105,10 +111,10 @@ def test_terms_are_told_in_words():
     assert terms(one) == [
         "within one leaf",
         "every 2 nodes within one rack",
-        "not stopped for others",
+        "not stopped for other jobs",
         "inside reservation deadline",
     ]
-    assert terms(asked(prefer="rack")) == ["within one rack if it can be"]
+    assert terms(asked(prefer="rack")) == ["within one rack if possible"]
     assert terms(asked()) == []
 
 
@@ -146,7 +152,7 @@ def test_what_some_domain_holds_is_taken(gpus, keys):
 def test_gang_larger_than_the_largest_domain_never_fits():
     assert refusal("4x8", within="rack", required=True) == (
         "4 nodes x 8 = 32 GPUs within one rack can never fit: no rack has 4 such nodes, the largest is r0 with 3",
-        "--prefer rack takes the nearest there are; phalanx topology shows the tree",
+        "use --prefer rack to accept other placements; see phalanx topology",
     )
 
 
@@ -159,17 +165,17 @@ def test_small_nodes_do_not_count_for_large_parts():
 
 def test_level_that_the_fleet_lacks_never_fits():
     assert refusal("1x8", within="leaf", required=True) == (
-        "no node says in which leaf it is, so nothing can be kept within one",
-        "this fleet knows rack; phalanx topology set FILE describes it",
+        "no node is labelled with its leaf, so no job can be kept within one",
+        "this fleet has the levels rack; to define levels: phalanx topology set FILE",
     )
-    assert refusal("1x8", "n0=8", within="leaf", required=True)[1].startswith("this fleet knows no level but node")
+    assert refusal("1x8", "n0=8", within="leaf", required=True)[1].startswith("this fleet has no level but node")
 
 
 def test_slices_fall_into_domains_whole():
     """Racks of 3 and 2 nodes have room for two slices of 2, not for the three that 6 nodes would make."""
     assert refusal("6x4", "r0: n0=8 n1=8 n2=8 | r1: n3=8 n4=8 n5=8", slice_nodes=2, slice_within="rack") == (
-        "3 slices of 2 nodes, each within one rack, can never fit: the fleet has room for 2",
-        "smaller slices, or fewer; phalanx topology shows the tree",
+        "3 slices of 2 nodes, each within one rack, can never fit: the fleet can hold 2",
+        "use smaller or fewer slices; see phalanx topology",
     )
     assert refusal("4x8", slice_nodes=2, slice_within="rack", within="rack", required=True) is not None
 
@@ -199,5 +205,5 @@ def test_wish_that_counts_for_nothing_is_noted():
     assert spread_notes(Spread(within="rack"), nodes) == []
     assert spread_notes(Spread(within="leaf", required=True), nodes) == []
     assert spread_notes(Spread(within="leaf"), nodes) == [
-        "no node says in which leaf it is, so preferring one counts for nothing (this fleet knows rack; phalanx topology set FILE describes it)"
+        "no node is labelled with its leaf, so preferring one has no effect (this fleet has the levels rack; to define levels: phalanx topology set FILE)"
     ]

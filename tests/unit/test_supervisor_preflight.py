@@ -136,9 +136,11 @@ def test_question_within_a_question_is_read_once(monkeypatch):
 def test_one_script_is_judged_at_a_time_on_a_node(tmp_path, monkeypatch):
     (tmp_path / "t.py").write_text("pass\n")
     present = SimpleNamespace(
-        workdir=str(tmp_path), environment={"PHALANX_VIRTUAL": "1"}, grant=SimpleNamespace(devices=()),
+        workdir=str(tmp_path),
+        environment={"PHALANX_VIRTUAL": "1"},
+        grant=SimpleNamespace(devices=()),
         prepare=SimpleNamespace(allocation=SimpleNamespace(grants=(1,), world_size=1, gpus=0)),
-    )  # fmt: skip
+    )
     at_once, most = [], []
     second = threading.Event()
 

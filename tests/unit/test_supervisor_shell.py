@@ -199,10 +199,20 @@ def present(tmp_path) -> Present:
     grant = Grant(node_id=NodeId("n0"), node_rank=0, devices=(), cpus=1, memory_bytes=0, tasks=1, first_rank=0)
     key = MemberKey(JobId("1"), Epoch(1), Generation(0))
     order = Prepare(
-        node_id=NodeId("n0"), job_id=key.job_id, epoch=key.epoch, generation=key.generation,
-        spec=JobSpec(name="j", role=Role(argv=("t",)), workdir="/"), allocation=Allocation(grants=(grant,)),
-        addresses=("127.0.0.1",), candidates=(), checkpoint_dir="", output_dir="", deadline_s=None, restarts=0, mtbf_s=1.0,
-    )  # fmt: skip
+        node_id=NodeId("n0"),
+        job_id=key.job_id,
+        epoch=key.epoch,
+        generation=key.generation,
+        spec=JobSpec(name="j", role=Role(argv=("t",)), workdir="/"),
+        allocation=Allocation(grants=(grant,)),
+        addresses=("127.0.0.1",),
+        candidates=(),
+        checkpoint_dir="",
+        output_dir="",
+        deadline_s=None,
+        restarts=0,
+        mtbf_s=1.0,
+    )
     scratch = scratch_of(str(tmp_path), key.job_id, key.epoch)
     scratch.make()
     return Present(key=key, prepare=order, grant=grant, scratch=scratch, workdir="/")

@@ -23,12 +23,14 @@ def line(kind="step", step=1, *, rank=0, generation=0, at_s=None, **fields):
 
 def samples(node_id, *devices):
     return SamplesRequest(
-        supervisor_id="s", node_id=node_id, at_s=1.0,
+        supervisor_id="s",
+        node_id=node_id,
+        at_s=1.0,
         devices=[
             DeviceSample(index=i, uuid=f"{node_id}-{i}", counter="rank_cpu", utilization=busy, job_id=job)
             for i, (job, busy) in enumerate(devices)
         ],
-    )  # fmt: skip
+    )
 
 
 def test_progress_is_that_of_the_newest_step():
@@ -122,9 +124,14 @@ def test_device_that_does_not_tell_counts_for_nothing():
 
 def seat(who, at_s, *devices):
     return SamplesRequest(
-        supervisor_id=who, node_id="n0", at_s=at_s,
-        devices=[DeviceSample(index=i, uuid=f"n0-{i}", counter="nvml", utilization=busy, job_id=job) for i, job, busy in devices],
-    )  # fmt: skip
+        supervisor_id=who,
+        node_id="n0",
+        at_s=at_s,
+        devices=[
+            DeviceSample(index=i, uuid=f"n0-{i}", counter="nvml", utilization=busy, job_id=job)
+            for i, job, busy in devices
+        ],
+    )
 
 
 def test_two_seats_on_one_node_each_speak_of_their_own_devices():

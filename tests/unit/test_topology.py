@@ -59,8 +59,13 @@ def test_a_label_that_is_another_nodes_id_is_not_that_nodes_domain():
 
 
 def test_order_puts_neighbours_side_by_side_and_ends_in_the_id():
-    fleet = [node("n3", leaf="l1", rack="r0"), node("n2", leaf="l0", rack="r1"), node("n1", leaf="l1", rack="r0"),
-             node("n0", leaf="l0", rack="r0"), node("n4", leaf="l0", rack="r1")]  # fmt: skip
+    fleet = [
+        node("n3", leaf="l1", rack="r0"),
+        node("n2", leaf="l0", rack="r1"),
+        node("n1", leaf="l1", rack="r0"),
+        node("n0", leaf="l0", rack="r0"),
+        node("n4", leaf="l0", rack="r1"),
+    ]
     tree = tree_of(fleet)
     assert [fleet[at].id for at in tree.order()] == ["n0", "n2", "n4", "n1", "n3"]
     assert sorted(zip(tree.order_keys(), fleet, strict=True), key=lambda pair: pair[0]) == [

@@ -22,9 +22,8 @@ from phalanx.core.access.roles import Caller
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import ProjectId, QueueId
-from phalanx.core.scheduling.planned_shape import plan_notes, with_whole_groups
 from phalanx.core.scheduling.shape import shape_of
-from phalanx.core.scheduling.spread import spread_notes
+from phalanx.core.scheduling.submission import plan_notes, spread_notes, with_whole_groups
 from phalanx.core.state.events import Submit
 from phalanx.core.work.dependency import ArrayPlace
 from phalanx.core.work.job import Job

@@ -17,7 +17,7 @@ from phalanx.app.slurm import SlurmOptions, add_slurm_arguments, check_slurm, re
 from phalanx.controller.leadership import SUPERVISORS_LEASE_S
 from phalanx.controller.leases import LEASE_DEFAULT_S
 from phalanx.core.errors import Conflict
-from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.units import parse_duration_s
 from phalanx.engines.local.engine import REVIVE_AFTER_S
 from phalanx.engines.local.records import LocalNode, known

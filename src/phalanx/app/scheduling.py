@@ -6,8 +6,7 @@ import argparse
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.live import live_policy
-from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.settings import Policy, live_policy
 from phalanx.core.units import parse_duration_s
 
 _TIMES: Final = ("min_run", "min_run_by_right", "min_stay")  # options, stored under their names with `_s`

@@ -29,9 +29,9 @@ from phalanx.core.ids import Epoch, Generation, JobId, SupervisorId
 from phalanx.core.lifecycle.happenings import Remind, StartOverdue, StopWanted
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection
-from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.explanations import Waits
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.scheduling.waits import Waits
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import Event, Hello, PlanStop, Request, Submit
 from phalanx.core.state.plan import Waiting
 from phalanx.core.state.world import Change, World

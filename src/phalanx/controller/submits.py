@@ -14,7 +14,7 @@ from phalanx.core.ids import JobId
 from phalanx.core.lifecycle import dependencies
 from phalanx.core.lifecycle.dependencies import States
 from phalanx.core.scheduling.shape import shapes_of
-from phalanx.core.scheduling.spread import refuse_spread
+from phalanx.core.scheduling.submission import refuse_spread
 from phalanx.core.state.events import Submit
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency

@@ -18,7 +18,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
-from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import Event, Hello, PutProject, PutQueues, PutUser
 from phalanx.core.state.world import World
 from phalanx.core.units import GIB

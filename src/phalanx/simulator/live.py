@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from phalanx.core.errors import NeverFits, PhalanxError
 from phalanx.core.ids import JobId, QueueId, UserId
-from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.scheduling.shape import shapes_of
 from phalanx.core.state.events import Event, Submit
 from phalanx.core.work.gpus import GpuRequest

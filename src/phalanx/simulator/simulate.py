@@ -14,7 +14,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.entry import Listener
 from phalanx.core.scheduling.policies import policy_named
-from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.work.queue import Queue
 from phalanx.simulator.fleet import SimNode
 from phalanx.simulator.known import LOOKING, Durations, check_limits, known_of

@@ -132,9 +132,16 @@ def _handler_of(head):
             path, _, query = self.path.partition("?")
             raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             body = json.loads(raw) if raw else {}
-            head.requests.append({
-                "method": method, "path": path, "query": query, "body": body, "key": self.headers.get("Idempotency-Key"), "at_s": time.monotonic(),
-            })  # fmt: skip
+            head.requests.append(
+                {
+                    "method": method,
+                    "path": path,
+                    "query": query,
+                    "body": body,
+                    "key": self.headers.get("Idempotency-Key"),
+                    "at_s": time.monotonic(),
+                }
+            )
             if path in head.refuse:
                 status, code, message, hint = head.refuse[path]
                 self._reply(status, {"error": {"code": code, "message": message, "hint": hint, "retry": False}})

@@ -3,8 +3,23 @@
 from phalanx.cli.plan.figures import Figures, Formula, Range, Saving, Told
 from phalanx.core.work.layout import parse_layout
 
-MEMORY = (("parameters", 17.6e9), ("gradients", 8.8e9), ("optimizer states", 13.2e9), ("activations", 21.4e9), ("context and fragments", 3.3e9))  # fmt: skip
-STEP = (("matmul", 4.91), ("attention", 0.82), ("small kernels", 0.61), ("tensor parallel", 0.74), ("pipeline bubble", 0.47), ("gradients", 0.18), ("optimizer", 0.08), ("per step", 0.001))  # fmt: skip
+MEMORY = (
+    ("parameters", 17.6e9),
+    ("gradients", 8.8e9),
+    ("optimizer states", 13.2e9),
+    ("activations", 21.4e9),
+    ("context and fragments", 3.3e9),
+)
+STEP = (
+    ("matmul", 4.91),
+    ("attention", 0.82),
+    ("small kernels", 0.61),
+    ("tensor parallel", 0.74),
+    ("pipeline bubble", 0.47),
+    ("gradients", 0.18),
+    ("optimizer", 0.08),
+    ("per step", 0.001),
+)
 
 
 def scaled(one, factor):
@@ -15,22 +30,46 @@ def figures(layout, step_s, *, why="", room=0.0):
     mid = Range(mid=step_s, low=step_s / 1.11, high=step_s * 1.11)
     days = scaled(mid, 300e9 / 4194304)
     return Figures(
-        layout=parse_layout(layout), memory_bytes=MEMORY, used_bytes=sum(value for _, value in MEMORY) - room, usable_bytes=84.6e9,
-        step_items_s=STEP, step_s=mid, tokens_per_s=4194304 / step_s, mfu=0.43 * 7.81 / step_s, train_s=days,
-        gpu_hours=scaled(days, 32 / 3600), usd=scaled(days, 32 / 3600 * 2.69),
-        saving=Saving(bytes=988e9, write_s=123.0, interval_s=2310.0, goodput=0.957), why=why,
-    )  # fmt: skip
+        layout=parse_layout(layout),
+        memory_bytes=MEMORY,
+        used_bytes=sum(value for _, value in MEMORY) - room,
+        usable_bytes=84.6e9,
+        step_items_s=STEP,
+        step_s=mid,
+        tokens_per_s=4194304 / step_s,
+        mfu=0.43 * 7.81 / step_s,
+        train_s=days,
+        gpu_hours=scaled(days, 32 / 3600),
+        usd=scaled(days, 32 / 3600 * 2.69),
+        saving=Saving(bytes=988e9, write_s=123.0, interval_s=2310.0, goodput=0.957),
+        why=why,
+    )
 
 
 def fitting():
     return Told(
         asked="llama-3-70b (70.6B parameters), full training on 300B tokens: 4 nodes x 8 = 32 h100-sxm5-80gb, sequence 4096, global batch 1024",
-        model="llama-3-70b", layers=80, nodes=4, gpus_per_node=8, gpu="h100-sxm5-80gb", seq=4096, global_batch=1024, tokens=300e9,
-        method="full", stack="fsdp2-compile", price="$2.69 a GPU-hour (RunPod, on-demand, 2026-11-09)", fits=True, reason="",
+        model="llama-3-70b",
+        layers=80,
+        nodes=4,
+        gpus_per_node=8,
+        gpu="h100-sxm5-80gb",
+        seq=4096,
+        global_batch=1024,
+        tokens=300e9,
+        method="full",
+        stack="fsdp2-compile",
+        price="$2.69 a GPU-hour (RunPod, on-demand, 2026-11-09)",
+        fits=True,
+        reason="",
         layouts=(
             figures("tp=4,pp=2,fsdp=4,accumulate=256,sp=1", 7.81),
             figures("tp=4,fsdp=8,accumulate=128,sp=1", 8.02, why="sharded parameters +0.4 s", room=4e9),
-            figures("tp=8,pp=4,accumulate=1024,sp=1,recompute=selective", 9.4, why="pipeline bubble +1.1 s, tensor parallel +0.6 s"),
+            figures(
+                "tp=8,pp=4,accumulate=1024,sp=1,recompute=selective",
+                9.4,
+                why="pipeline bubble +1.1 s, tensor parallel +0.6 s",
+            ),
         ),
         losers=(
             figures("fsdp=32,mbs=1,accumulate=32", 9.9, why="sharded parameters wait for the network: +2.1 s"),
@@ -39,25 +78,44 @@ def fitting():
         notes=("network between nodes not stated: 400 Gbit/s per GPU, NVIDIA DGX H100",),
         formulas=(
             Formula(
-                name="matmul", symbols="2 M K N / R", numbers="2 x 4096 x 8192 x 28672 / 6.1e14 FLOP/s",
+                name="matmul",
+                symbols="2 M K N / R",
+                numbers="2 x 4096 x 8192 x 28672 / 6.1e14 FLOP/s",
                 source="roofline after S. Williams et al., CACM 52(4), 2009",
             ),
         ),
         next="phalanx run --plan tp=4,pp=2,fsdp=4,accumulate=256,sp=1 -- python train.py",
-    )  # fmt: skip
+    )
 
 
 def refusing():
     one = Figures(
-        layout=parse_layout("fsdp=8,recompute=full"), memory_bytes=(("optimizer states", 105.8e9), ("activations", 9.2e9)),
-        used_bytes=115.0e9, usable_bytes=84.6e9, step_items_s=(), step_s=Range(mid=0.0, low=0.0, high=0.0), tokens_per_s=0.0, mfu=0.0,
+        layout=parse_layout("fsdp=8,recompute=full"),
+        memory_bytes=(("optimizer states", 105.8e9), ("activations", 9.2e9)),
+        used_bytes=115.0e9,
+        usable_bytes=84.6e9,
+        step_items_s=(),
+        step_s=Range(mid=0.0, low=0.0, high=0.0),
+        tokens_per_s=0.0,
+        mfu=0.0,
         why="optimizer states alone are 105.8 GB a GPU",
-    )  # fmt: skip
+    )
     return Told(
         asked="llama-2-70b (69B parameters), full training: 1 node x 8 = 8 a100-sxm4-80gb, sequence 4096, global batch 1024",
-        model="llama-2-70b", layers=80, nodes=1, gpus_per_node=8, gpu="a100-sxm4-80gb", seq=4096, global_batch=1024, tokens=None,
-        method="full", stack="fsdp2-compile", price="", fits=False,
+        model="llama-2-70b",
+        layers=80,
+        nodes=1,
+        gpus_per_node=8,
+        gpu="a100-sxm4-80gb",
+        seq=4096,
+        global_batch=1024,
+        tokens=None,
+        method="full",
+        stack="fsdp2-compile",
+        price="",
+        fits=False,
         reason="weights, gradients and Adam states are 1.12 TB, and 8 GPUs have 677 GB",
-        losers=(one,), smallest=("2xa100-80gb:8 for all weights", "--method lora on these 8: tp=4,dp=2"),
+        losers=(one,),
+        smallest=("2xa100-80gb:8 for all weights", "--method lora on these 8: tp=4,dp=2"),
         next="phalanx plan llama-2-70b --gpus 2xa100-80gb:8",
-    )  # fmt: skip
+    )

@@ -20,18 +20,48 @@ def make(record, /, **fields):
 
 def job(number, name, state, **more):
     fields = {
-        "user": "ada", "project": "ml", "queue": "default", "submit_s": NOW_S - 600, "command": "python train.py", "workdir": "/home/ada/gpt",
-    }  # fmt: skip
+        "user": "ada",
+        "project": "ml",
+        "queue": "default",
+        "submit_s": NOW_S - 600,
+        "command": "python train.py",
+        "workdir": "/home/ada/gpt",
+    }
     return make(JobView, **{"id": str(number), "seq": number, "name": name, "state": state, **fields, **more})
 
 
 def training():
     return job(
-        12, "train-gpt", JobState.RUNNING, started_s=NOW_S - 192, gpus="2x2", gpu_count=4, shape="2 x 2", nodes=["n0", "n2"], epoch=2,
-        attempts=2, restarts=1, attempt_state=AttemptState.RUNNING, resume_step=80, utilization=0.874, virtual=True, output_dir="/s/outputs/12",
-        progress=make(Progress, epoch=2, generation=0, step=120, at_s=NOW_S, steps_total=400, loss=2.1274, tokens_per_s=16_100.0),
-        checkpoints=[make(Checkpoint, epoch=1, step=80, path="/s/checkpoints/12/epoch-1/step-00000080", bytes=50_000_000, saved_s=NOW_S - 60)],
-    )  # fmt: skip
+        12,
+        "train-gpt",
+        JobState.RUNNING,
+        started_s=NOW_S - 192,
+        gpus="2x2",
+        gpu_count=4,
+        shape="2 x 2",
+        nodes=["n0", "n2"],
+        epoch=2,
+        attempts=2,
+        restarts=1,
+        attempt_state=AttemptState.RUNNING,
+        resume_step=80,
+        utilization=0.874,
+        virtual=True,
+        output_dir="/s/outputs/12",
+        progress=make(
+            Progress, epoch=2, generation=0, step=120, at_s=NOW_S, steps_total=400, loss=2.1274, tokens_per_s=16_100.0
+        ),
+        checkpoints=[
+            make(
+                Checkpoint,
+                epoch=1,
+                step=80,
+                path="/s/checkpoints/12/epoch-1/step-00000080",
+                bytes=50_000_000,
+                saved_s=NOW_S - 60,
+            )
+        ],
+    )
 
 
 def jobs():
@@ -57,7 +87,7 @@ def jobs():
             gpus="16",
             gpu_count=16,
             reason="resources",
-            detail="needs 16 GPUs; 8 free in all, at most 4 on one node",
+            detail="needs 16 GPUs; 8 free in total, at most 4 on one node",
         ),
         job(
             14,
@@ -75,53 +105,124 @@ def jobs():
 
 def devices(count, *, job_id=None, busy=()):
     return [
-        make(DeviceView,
-            index=index, uuid=f"virtual-{index}", model="virtual", memory_bytes=6 << 30, virtual=True, counter="rank_cpu",
-            job_id=job_id if index < len(busy) else None, ranks=[index] if index < len(busy) else [],
-            utilization=busy[index] if index < len(busy) else 0.0, memory_used_bytes=200 << 20 if index < len(busy) else 0,
+        make(
+            DeviceView,
+            index=index,
+            uuid=f"virtual-{index}",
+            model="virtual",
+            memory_bytes=6 << 30,
+            virtual=True,
+            counter="rank_cpu",
+            job_id=job_id if index < len(busy) else None,
+            ranks=[index] if index < len(busy) else [],
+            utilization=busy[index] if index < len(busy) else 0.0,
+            memory_used_bytes=200 << 20 if index < len(busy) else 0,
         )
         for index in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def node(name, *, state=NodeState.UP, held=None, **more):
-    return make(NodeView,
-        id=name, state=state, engine="local", devices=held or devices(4), cpus=2, memory_bytes=24 << 30, address="127.0.0.1", virtual=True,
-        joined_s=NOW_S - 3600, changed_s=NOW_S - 1800, load_1m=1.25, **more,
-    )  # fmt: skip
+    return make(
+        NodeView,
+        id=name,
+        state=state,
+        engine="local",
+        devices=held or devices(4),
+        cpus=2,
+        memory_bytes=24 << 30,
+        address="127.0.0.1",
+        virtual=True,
+        joined_s=NOW_S - 3600,
+        changed_s=NOW_S - 1800,
+        load_1m=1.25,
+        **more,
+    )
 
 
 def nodes():
     return [
         node("n0", held=devices(4, job_id="12", busy=(0.93, 0.05)), jobs=["12"]),
         node("n1", state=NodeState.DOWN, down_cause="its processes ended (signal 9)", failures=1),
-        node("n2", held=devices(4, job_id="12", busy=(0.5, 1.0)), jobs=["12"], cordon=make(CordonView, by="ada", why="bad fan", since_s=NOW_S - 60, drain=True)),
-        make(NodeView,
-            id="gpu007", state=NodeState.UP, engine="local", cpus=96, memory_bytes=1 << 40, address="10.0.0.7", joined_s=NOW_S - 86_400, load_1m=3.0,
+        node(
+            "n2",
+            held=devices(4, job_id="12", busy=(0.5, 1.0)),
+            jobs=["12"],
+            cordon=make(CordonView, by="ada", why="bad fan", since_s=NOW_S - 60, drain=True),
+        ),
+        make(
+            NodeView,
+            id="gpu007",
+            state=NodeState.UP,
+            engine="local",
+            cpus=96,
+            memory_bytes=1 << 40,
+            address="10.0.0.7",
+            joined_s=NOW_S - 86_400,
+            load_1m=3.0,
             devices=[
-                make(DeviceView,
-                    index=0, uuid="GPU-1", model="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30, counter="gpm_sm", utilization=0.75, job_id="12",
-                    memory_used_bytes=61 << 30, power_w=612.0, temperature_c=71.0, throttle=["sw_power_cap"],
+                make(
+                    DeviceView,
+                    index=0,
+                    uuid="GPU-1",
+                    model="NVIDIA H100 80GB HBM3",
+                    memory_bytes=80 << 30,
+                    counter="gpm_sm",
+                    utilization=0.75,
+                    job_id="12",
+                    memory_used_bytes=61 << 30,
+                    power_w=612.0,
+                    temperature_c=71.0,
+                    throttle=["sw_power_cap"],
                 ),
-                make(DeviceView, index=1, uuid="GPU-2", model="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30, healthy=False),
+                make(
+                    DeviceView,
+                    index=1,
+                    uuid="GPU-2",
+                    model="NVIDIA H100 80GB HBM3",
+                    memory_bytes=80 << 30,
+                    healthy=False,
+                ),
             ],
         ),
-    ]  # fmt: skip
+    ]
 
 
 def attempts():
     return [
-        make(AttemptView,
-            job_id="12", epoch=1, state=AttemptState.ENDED, generation=1, placed_s=NOW_S - 192, cause=Cause.NODE_FAIL, causes=[Cause.CRASH, Cause.NODE_FAIL],
-            ended_s=NOW_S - 70, why="node n1 died: its processes ended (signal 9)",
-            grants=[make(GrantView, node_id="n0", node_rank=0, devices=[0, 1], first_rank=0, tasks=2), make(GrantView, node_id="n1", node_rank=1, devices=[0, 1], first_rank=2, tasks=2)],
+        make(
+            AttemptView,
+            job_id="12",
+            epoch=1,
+            state=AttemptState.ENDED,
+            generation=1,
+            placed_s=NOW_S - 192,
+            cause=Cause.NODE_FAIL,
+            causes=[Cause.CRASH, Cause.NODE_FAIL],
+            ended_s=NOW_S - 70,
+            why="node n1 died: its processes ended (signal 9)",
+            grants=[
+                make(GrantView, node_id="n0", node_rank=0, devices=[0, 1], first_rank=0, tasks=2),
+                make(GrantView, node_id="n1", node_rank=1, devices=[0, 1], first_rank=2, tasks=2),
+            ],
         ),
-        make(AttemptView,
-            job_id="12", epoch=2, state=AttemptState.RUNNING, generation=0, placed_s=NOW_S - 69, running_s=NOW_S - 68, resume_step=80, resume_epoch=1,
-            grants=[make(GrantView, node_id="n0", node_rank=0, devices=[0, 1], first_rank=0, tasks=2), make(GrantView, node_id="n2", node_rank=1, devices=[0, 1], first_rank=2, tasks=2)],
+        make(
+            AttemptView,
+            job_id="12",
+            epoch=2,
+            state=AttemptState.RUNNING,
+            generation=0,
+            placed_s=NOW_S - 69,
+            running_s=NOW_S - 68,
+            resume_step=80,
+            resume_epoch=1,
+            grants=[
+                make(GrantView, node_id="n0", node_rank=0, devices=[0, 1], first_rank=0, tasks=2),
+                make(GrantView, node_id="n2", node_rank=1, devices=[0, 1], first_rank=2, tasks=2),
+            ],
             exits=[make(ExitView, rank=3, node_id="n2", code=None, signal=15, by_us=True, at_s=NOW_S)],
         ),
-    ]  # fmt: skip
+    ]
 
 
 def story():
@@ -141,17 +242,41 @@ def receipt():
     """A job's receipt as the API sends it."""
     seconds = {"productive": 700.0, "lost": 40.0, "saving": 12.5, "restarting": 9.5, "idle": 6.0, "total": 768.0}
     return {
-        "job_id": "12", "name": "train-gpt", "state": "running", "gpus": 4, "virtual": True, "measured_by": "steps", "gpu_seconds": seconds,
-        "goodput": 0.9114, "wall_s": 600.0, "queued_s": 408.0, "attempts": [], "steps_total": 400, "steps_kept": 120, "steps_lost": 9,
-        "steps_redone": 9, "overlapping_steps": 0, "loss_first": 5.5412, "loss_last": 2.1274, "tokens_kept": 491_520, "checkpoints": [],
-    }  # fmt: skip
+        "job_id": "12",
+        "name": "train-gpt",
+        "state": "running",
+        "gpus": 4,
+        "virtual": True,
+        "measured_by": "steps",
+        "gpu_seconds": seconds,
+        "goodput": 0.9114,
+        "wall_s": 600.0,
+        "queued_s": 408.0,
+        "attempts": [],
+        "steps_total": 400,
+        "steps_kept": 120,
+        "steps_lost": 9,
+        "steps_redone": 9,
+        "overlapping_steps": 0,
+        "loss_first": 5.5412,
+        "loss_last": 2.1274,
+        "tokens_kept": 491_520,
+        "checkpoints": [],
+    }
 
 
 def overview():
-    return make(Overview,
-        now_s=NOW_S, head_id="h1", version="0.1.0", nodes=nodes(), running=[jobs()[2]], pending=jobs()[3:], recent=jobs()[:2],
+    return make(
+        Overview,
+        now_s=NOW_S,
+        head_id="h1",
+        version="0.1.0",
+        nodes=nodes(),
+        running=[jobs()[2]],
+        pending=jobs()[3:],
+        recent=jobs()[:2],
         counts={JobState.RUNNING: 1, JobState.PENDING: 2, JobState.SUCCEEDED: 1, JobState.FAILED: 1},
-    )  # fmt: skip
+    )
 
 
 def encoded(view):

@@ -45,9 +45,15 @@ def planted(invariant: int, *, seed: int, events: int = 600, sqlite: bool | None
         breaks = (plant.__doc__ or "").strip()
         BUGS.append(
             Bug(
-                name=plant.__name__, breaks=breaks, invariant=invariant, seed=seed, events=events, sqlite=sqlite, plant=plant
+                name=plant.__name__,
+                breaks=breaks,
+                invariant=invariant,
+                seed=seed,
+                events=events,
+                sqlite=sqlite,
+                plant=plant,
             )
-        )  # fmt: skip
+        )
         return plant
 
     return enter

@@ -25,7 +25,7 @@ def any_answer_thaws(patch):
         return renew(member, end_ns, now, decided=True)
 
     def deaf(self, slot, now):
-        self._turn(slot, renew(slot.member, self._lease.deadline_ns, now, decided=True))
+        self._apply(slot, renew(slot.member, self._lease.deadline_ns, now, decided=True))
 
     patch.setattr(members, "renew", trusting)
     patch.setattr(Supervisor, "_supersede", deaf)
@@ -63,8 +63,10 @@ def a_refusal_quotes_what_was_asked(patch):
     """A supervisor that cannot prepare a job says of which command, word by word."""
     refuse = Supervisor._refuse
     patch.setattr(
-        Supervisor, "_refuse", lambda self, command, found: refuse(self, command, replace(found, why=f"{found.why}: {command}"))
-    )  # fmt: skip
+        Supervisor,
+        "_refuse",
+        lambda self, command, found: refuse(self, command, replace(found, why=f"{found.why}: {command}")),
+    )
 
 
 @planted(17, seed=0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from phalanx.core.state import world as worlds
 from phalanx.core.state.world import Change
-from phalanx.core.work.spending import spend
+from phalanx.core.work.queue import spend
 from phalanx.ports.store import StoreRefused
 from phalanx.store import batches
 from phalanx.store.sql.sqlite import store as sqlite

@@ -8,7 +8,7 @@ from phalanx.core.lifecycle import verify
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.fit import Fit
+from phalanx.core.scheduling.fleet_index import Fit
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.events import PutQueues
 from phalanx.core.work.job import Reason
@@ -46,10 +46,13 @@ def an_elastic_gang_grows_past_what_was_asked(patch):
     """An elastic job gets one node more than its owner wrote, where there is room."""
     needs = Fit.needs
     patch.setattr(
-        Fit, "needs", lambda self, shapes, spread: tuple(
-            replace(need, nodes_max=need.nodes_max + 1) if need.nodes_max else need for need in needs(self, shapes, spread)
-        )
-    )  # fmt: skip
+        Fit,
+        "needs",
+        lambda self, shapes, spread: tuple(
+            replace(need, nodes_max=need.nodes_max + 1) if need.nodes_max else need
+            for need in needs(self, shapes, spread)
+        ),
+    )
 
 
 @planted(6, seed=0)

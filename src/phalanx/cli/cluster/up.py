@@ -172,7 +172,7 @@ def _refuse_if_joined(home: str) -> None:
 def _arguments(given: Mapping[str, Any]) -> list[str]:
     """Convert the options to arguments of the head. For missing options, the head uses the stored values."""
     if given["policy"] is not None:
-        from phalanx.core.scheduling.live import check_live
+        from phalanx.core.scheduling.settings import check_live
 
         check_live(given["policy"])
     arguments: list[str] = []

@@ -238,37 +238,88 @@ def _with_location(error: BadKey, where: str, *, from_file: bool) -> BadFile | B
 _OPTIONS: Final = (
     click.argument("file", nargs=-1, metavar="[FILE]"),
     click.option("--name", metavar="NAME", help="Name of the job; default: the first word of the command."),
-    click.option("-g", "--gpus", type=GPUS, metavar="GPUS", help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8; h200,h100:8 accepts either."),
+    click.option(
+        "-g",
+        "--gpus",
+        type=GPUS,
+        metavar="GPUS",
+        help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8; h200,h100:8 accepts either.",
+    ),
     click.option("-N", "--nodes", type=NODES, metavar="N", help="Number of nodes; 2..8 for an elastic job."),
     click.option("--gpus-per-node", type=int, metavar="N", help="GPUs on each node."),
     click.option("--tasks-per-node", type=int, metavar="N", help="Tasks on each node; default: one per GPU."),
     click.option("--cpus", type=int, metavar="N", help="CPUs on each node."),
     click.option("--memory", type=MEMORY, metavar="MEM", help="Memory on each node: 64 (GiB), 512M."),
-    click.option("-e", "--env", multiple=True, type=PAIR, metavar="K=V", help="Environment variable of every task; K alone copies its value from here."),
+    click.option(
+        "-e",
+        "--env",
+        multiple=True,
+        type=PAIR,
+        metavar="K=V",
+        help="Environment variable of every task; K alone copies its value from here.",
+    ),
     click.option("-t", "--time", type=DURATION, metavar="TIME", help="Time limit: 90m, 2h, HH:MM:SS, D-HH:MM:SS."),
     click.option("--priority", type=int, metavar="N", help="Higher starts first."),
     click.option("-q", "--queue", metavar="QUEUE", help="Queue of the job."),
     click.option("-p", "--project", metavar="PROJECT", help="Project to charge."),
-    click.option("--retry", type=int, metavar="N", help="Restarts after a non-zero exit; lost nodes have their own budget."),
-    click.option("--warm", is_flag=True, default=None, help="Fork Python ranks from a process that has imported torch."),
+    click.option(
+        "--retry", type=int, metavar="N", help="Restarts after a non-zero exit; lost nodes have their own budget."
+    ),
+    click.option(
+        "--warm", is_flag=True, default=None, help="Fork Python ranks from a process that has imported torch."
+    ),
     click.option("--checkpoint", metavar="FOLDER", help="Folder of checkpoints; default: in the head's state folder."),
     click.option("--setup", metavar="SHELL", help="Shell command to run once on each node before the tasks."),
-    click.option("--requirements", metavar="FILE", help="Packages to install once on each node: requirements.txt or pyproject.toml; or none."),
+    click.option(
+        "--requirements",
+        metavar="FILE",
+        help="Packages to install once on each node: requirements.txt or pyproject.toml; or none.",
+    ),
     click.option("--image", metavar="IMAGE", help="Container image to run in, with podman or apptainer."),
     click.option("-C", "--workdir", metavar="FOLDER", help="Working directory; default: the current one."),
-    click.option("--within", metavar="LEVEL", help="All nodes inside one domain of this level: spine, leaf, rack, nvlink or node."),
+    click.option(
+        "--within",
+        metavar="LEVEL",
+        help="All nodes inside one domain of this level: spine, leaf, rack, nvlink or node.",
+    ),
     click.option("--prefer", metavar="LEVEL", help="The same if possible; a wider placement rather than wait."),
-    click.option("--slice", type=int, metavar="N", help="Every N nodes, in rank order, inside one domain of --slice-within."),
+    click.option(
+        "--slice", type=int, metavar="N", help="Every N nodes, in rank order, inside one domain of --slice-within."
+    ),
     click.option("--slice-within", metavar="LEVEL", help="Level of the slices."),
-    click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=None, help="Never preempt this job."),
-    click.option("--saves-on-stop", is_flag=True, default=None, help="The job saves a checkpoint when asked to stop, so that stopping it is cheap."),
+    click.option(
+        "--no-preempt", "preemptible", is_flag=True, flag_value=False, default=None, help="Never preempt this job."
+    ),
+    click.option(
+        "--saves-on-stop",
+        is_flag=True,
+        default=None,
+        help="The job saves a checkpoint when asked to stop, so that stopping it is cheap.",
+    ),
     click.option("--reservation", metavar="NAME", help="Run only on the nodes of this reservation."),
-    click.option("--plan", metavar="PLAN", help="Layout of the model: auto, tp=2,pp=2,fsdp=2, or FILE.json of `phalanx plan --save`."),
-    click.option("--copy", is_flag=True, help="Upload a copy of the working directory (honours .gitignore, at most 100 MB)."),
-    click.option("--depends-on", "--dependency", "depends_on", metavar="JOBS", help="Start after other jobs: 17, afterok:17:18, afterany:17, singleton."),
-    click.option("-a", "--array", metavar="NUMBERS", help="One job for each number: 0-99, 1,3,7-20:2; 0-99%8 for at most 8 at once."),
+    click.option(
+        "--plan",
+        metavar="PLAN",
+        help="Layout of the model: auto, tp=2,pp=2,fsdp=2, or FILE.json of `phalanx plan --save`.",
+    ),
+    click.option(
+        "--copy", is_flag=True, help="Upload a copy of the working directory (honours .gitignore, at most 100 MB)."
+    ),
+    click.option(
+        "--depends-on",
+        "--dependency",
+        "depends_on",
+        metavar="JOBS",
+        help="Start after other jobs: 17, afterok:17:18, afterany:17, singleton.",
+    ),
+    click.option(
+        "-a",
+        "--array",
+        metavar="NUMBERS",
+        help="One job for each number: 0-99, 1,3,7-20:2; 0-99%8 for at most 8 at once.",
+    ),
     click.option("-b", "--begin", metavar="WHEN", help="Earliest start: 2h (from now), 16:00, 2026-12-01T08:00."),
     click.option("--hold", is_flag=True, default=None, help="Hold until `phalanx release`."),
     click.option("--grace", type=DURATION, metavar="TIME", help="Time from SIGTERM to SIGKILL; default 30s."),
     click.option("--collective-timeout", type=DURATION, metavar="TIME", help="Timeout of collectives; default 10m."),
-)  # fmt: skip  # a table: one option a line
+)  # a table: one option a line

@@ -1,1 +1,1 @@
-"""What exists: nodes, devices, topology."""
+"""Nodes, devices and topology."""

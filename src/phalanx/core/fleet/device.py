@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """An accelerator by index and UUID. `virtual` devices are slots without silicon: their ranks run on the CPU.
+    """An accelerator by index and UUID. `virtual` devices are slots without a GPU: their ranks run on the CPU.
 
     Attributes:
-        nvlinks: live NVLinks to each device of the node by index, 0 to itself; behind a switch all of its own to each. Empty without any.
-        pci_bus: "" where nobody says.
-        pcie: generation and lanes, as "gen5 x16"; "gen5 x8 of x16" where fewer lanes work than could.
-        numa: the memory node that it is attached to; None where there is but one, or nobody says.
+        nvlinks: live NVLinks to each device of the node by index, 0 to itself; behind a switch, all of the device's links to each
+            peer. Empty without NVLink.
+        pci_bus: "" if unknown.
+        pcie: generation and lanes, as "gen5 x16"; "gen5 x8 of x16" if fewer lanes work than the device supports.
+        numa: its NUMA node; None on a server with only one, or if unknown.
     """
 
     index: int

@@ -1,7 +1,7 @@
-"""Who is unfit: a node by its own evidence, or by the links that its gang found bad; and how many nodes may be kept out for it.
+"""Finds unfit nodes: by their own evidence, or by the links that a gang reported as bad; and limits how many are cordoned for it.
 
-Pure, from what nodes measured before the ranks of a gang started (`node.logic.fitness` judges a node alone). The attempt machine asks
-`judge_links` at the gang barrier, the controller `kept_out` for the node's record. Nothing here measures.
+Pure. Its input is what nodes measured before the ranks of a gang started (`node.logic.fitness` judges a node alone). The attempt machine
+calls `judge_links` at the gang barrier, the controller calls `kept_out` to cordon a node. Nothing here measures.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from phalanx.core.ids import NodeId
 
 PREFLIGHT: Final = "preflight"
 RECOVERY: Final = "recovery"
-"""Who keeps a node out whose evidence is bad: before a gang started, or when one failed on it. What a person ordered bears that person's name."""
+"""Authors of automatic cordons: before a gang started, or after one failed on the node. Manual cordons carry the operator's name."""
 KEEPERS: Final = (PREFLIGHT, RECOVERY)
 KEPT_OUT_SHARE: Final = 0.4
-"""Of the nodes that are up, preflight keeps out no more than this: past it, the test is likelier wrong than the fleet.
-Source: `maxUnhealthy: 40%`, rounded down, past which Kubernetes' MachineHealthCheck mends no further node (Cluster API book,
+"""Largest share of the nodes that are up that may be cordoned automatically: past it, the test is likelier wrong than the fleet.
+Source: `maxUnhealthy: 40%`, rounded down, past which Kubernetes' MachineHealthCheck repairs no further node (Cluster API book,
 "Configure a MachineHealthCheck", read 2026-11-21)."""
 _NAMED_MAX: Final = 5  # partners named in one piece of evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadLink:
-    """What one node found of its link to another: "no connection in 5 s"."""
+    """The fault that one node found on its link to another: "no connection in 5 s"."""
 
     peer: NodeId
     why: str
@@ -35,11 +35,12 @@ class BadLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A node that does not do for this gang.
+    """A node that is unfit for this gang.
 
     Attributes:
-        kept_out: the evidence is against it alone, so no gang should come to it.
-        by: who says so. drain: what runs there moves too.
+        kept_out: the evidence is against the node alone, so it is cordoned.
+        by: the author of the cordon.
+        drain: running jobs are moved off too.
     """
 
     node_id: NodeId
@@ -52,16 +53,16 @@ class Fault:
 def judge_links(
     gang: Sequence[NodeId], found: Mapping[NodeId, Sequence[BadLink]], *, spare_later: bool = False
 ) -> tuple[Fault, ...]:
-    """Whom to swap so that no bad link is left, in the order judged; empty without a bad link.
+    """The nodes to replace so that no bad link is left, in the order judged; empty without a bad link.
 
-    A node with more bad links than each of its partners is at fault: its own port, cable or firewall is what they have in common. So is one
-    that reaches nobody where most of its partners reach others. Else nobody can tell: the pair is named, and the later of the two in the
-    gang is swapped but not kept out.
+    A node with more bad links than each of its partners is at fault: its own port, cable or firewall is the common cause. A node that reaches
+    no other is at fault too if most of its partners reach others. Otherwise the faulty end is unknown: the pair is named, and the later node of
+    the two in the gang is replaced but not cordoned.
 
     Args:
         gang: its nodes by node rank.
-        found: what each node found of its links; one side's word is enough.
-        spare_later: swap the earlier of a pair instead: the later one was swapped before, and that did not help.
+        found: the bad links that each node reported; a report from one side is enough.
+        spare_later: replace the earlier node of a pair instead, because replacing the later one before did not help.
     """
     rank = {node_id: number for number, node_id in enumerate(gang)}
     links: dict[NodeId, dict[NodeId, str]] = {node_id: {} for node_id in gang}
@@ -69,17 +70,19 @@ def judge_links(
         for link in bad:
             if node_id in rank and link.peer in rank and link.peer != node_id:
                 links[node_id].setdefault(link.peer, link.why)
-                links[link.peer][node_id] = link.why  # what others say of a node goes before its own words
-    whole = {node_id: dict(bad) for node_id, bad in links.items()}
+                links[link.peer][node_id] = link.why  # a report from the peer takes precedence over the node's own
+    all_links = {node_id: dict(bad) for node_id, bad in links.items()}
     faults = []
     while any(links.values()):
-        worst = max(gang, key=lambda node_id: (len(links[node_id]), -rank[node_id] if spare_later else rank[node_id]))
-        alone = _at_fault(worst, whole)
-        named = whole[worst] if alone else links[worst]
-        faults.append(Fault(node_id=worst, why=_evidence(worst, named, rank, alone=alone), kept_out=alone))
-        for peer in links[worst]:
-            del links[peer][worst]
-        links[worst] = {}
+        suspect = max(gang, key=lambda node_id: (len(links[node_id]), -rank[node_id] if spare_later else rank[node_id]))
+        own_fault = _at_fault(suspect, all_links)
+        named = all_links[suspect] if own_fault else links[suspect]
+        faults.append(
+            Fault(node_id=suspect, why=_evidence(suspect, named, rank, own_fault=own_fault), kept_out=own_fault)
+        )
+        for peer in links[suspect]:
+            del links[peer][suspect]
+        links[suspect] = {}
     return tuple(faults)
 
 
@@ -89,9 +92,9 @@ def _at_fault(node_id: NodeId, links: Mapping[NodeId, Mapping[NodeId, str]]) -> 
 
 
 def kept_out(node: Node, fault: Fault, nodes: Iterable[Node], now_s: float) -> Node | None:
-    """The node with the cordon of whom the fault names; as it is where somebody's cordon stands already; None past the bound.
+    """The node with the cordon of the fault; unchanged if it is already cordoned; None if the limit of automatic cordons is reached.
 
-    Preflight's is no drain: what already runs there was not what failed, and goes on.
+    A preflight cordon does not drain: the jobs that already run there were not what failed.
     """
     if node.cordon is not None:
         return node
@@ -102,18 +105,18 @@ def kept_out(node: Node, fault: Fault, nodes: Iterable[Node], now_s: float) -> N
 
 
 def room_to_keep_out(nodes: Iterable[Node]) -> int:
-    """How many more nodes may be kept out by evidence: of two or more that are up at least one, and never the last."""
+    """How many more nodes may be cordoned by evidence: at least one of two or more that are up, and never the last one."""
     up = [node for node in nodes if node.state is NodeState.UP]
     already = sum(node.cordon is not None and node.cordon.by in KEEPERS for node in up)
     most = max(1, int(KEPT_OUT_SHARE * len(up))) if len(up) > 1 else 0
     return most - already
 
 
-def _evidence(node_id: NodeId, partners: Mapping[NodeId, str], rank: Mapping[NodeId, int], *, alone: bool) -> str:
+def _evidence(node_id: NodeId, partners: Mapping[NodeId, str], rank: Mapping[NodeId, int], *, own_fault: bool) -> str:
     names = sorted(partners, key=rank.__getitem__)
     more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
     whys = dict.fromkeys(partners[name] for name in names)
     link = f"link {node_id} - {', '.join(names[:_NAMED_MAX])}{more}: {next(iter(whys))}"
-    if not alone:
-        return f"{link}; which end is at fault cannot be told"
+    if not own_fault:
+        return f"{link}; either end may be at fault"
     return link

@@ -1,4 +1,4 @@
-"""Host lists as `gpu[001-004,007]`, wherever a node is named."""
+"""Host lists such as `gpu[001-004,007]`, accepted wherever nodes are named."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from phalanx.core.errors import BadRequest
 _BRACKET: Final = re.compile(r"([^\[\],]*)\[([^\[\]]+)\]([^\[\],]*)")
 _HOSTS_MAX: Final = 100_000  # more than any fleet; bounds a typo like [0-999999999]
 _TEXT_MAX: Final = 1 << 20  # characters: _HOSTS_MAX names of ten
-_NUMBER: Final = re.compile(r"[0-9]{1,9}")  # ASCII alone: "²" is a digit to str.isdigit and none to int()
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")  # ASCII digits only: "²".isdigit() is true, but int("²") fails
 _TRAILING: Final = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Names in the order written, doubles dropped.
+    """Names in the order written, duplicates dropped.
 
     Raises:
-        BadRequest: unbalanced brackets, an empty or backward range, or more than 100,000 names.
+        BadRequest: unbalanced brackets, an empty or descending range, or more than 100,000 names.
     """
     if len(text) > _TEXT_MAX:
         raise BadRequest(f"host list {text[:60]!r} ... is longer than {_TEXT_MAX} characters")
@@ -28,7 +28,7 @@ def expand(text: str) -> tuple[str, ...]:
     for word in _split(text):
         for name in _expand_word(word.strip()):
             names[name] = None
-            seen += 1  # doubles count too: [0-99999,0-99999, ...] must not cost more than it says
+            seen += 1  # duplicates count too: [0-99999,0-99999, ...] must not exceed the limit on work
             if seen > _HOSTS_MAX:
                 raise BadRequest(f"host list {text[:60]!r} names more than {_HOSTS_MAX} nodes")
     if not names:
@@ -56,23 +56,25 @@ def _expand_word(word: str) -> Iterator[str]:
     match = _BRACKET.fullmatch(word)
     if match is None:
         if "[" in word or "]" in word:
-            raise BadRequest(f"host list word {word[:60]!r}: one bracket a name", hint="write gpu[001-004,007]")
+            raise BadRequest(
+                f"host list word {word[:60]!r}: only one [...] is allowed in a name", hint="write gpu[001-004,007]"
+            )
         yield word
         return
     head, inside, tail = match.groups()
     for part in inside.split(","):
         first, dash, last = part.strip().partition("-")
         if not _NUMBER.fullmatch(first) or (dash and not _NUMBER.fullmatch(last)):
-            raise BadRequest(f"host list word {word[:60]!r}: {part[:30]!r} is no number or range")
+            raise BadRequest(f"host list word {word[:60]!r}: {part[:30]!r} is neither a number nor a range")
         low, high = int(first), int(last) if dash else int(first)
         if high < low or high - low >= _HOSTS_MAX:
-            raise BadRequest(f"host list word {word[:60]!r}: range {part!r} is backward or too long")
+            raise BadRequest(f"host list word {word[:60]!r}: range {part!r} is descending or too long")
         for number in range(low, high + 1):
             yield f"{head}{number:0{len(first)}d}{tail}"
 
 
 def fold(names: list[str]) -> str:
-    """The shortest such text for sorted names that differ in a trailing number: `gpu[001-004,007]`."""
+    """The shortest host list for sorted names that differ in a trailing number: `gpu[001-004,007]`."""
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for name in names:

@@ -11,9 +11,9 @@ class Nic:
 
     Attributes:
         kind: "ethernet" or "infiniband".
-        up: it has a carrier, or the fabric counts it active.
-        bits_per_s: what it has negotiated; None where it does not tell, as virtual ports do not.
-        numa: the memory node that it is attached to; None where there is but one, or nobody says.
+        up: it has a carrier, or the fabric reports it active.
+        bits_per_s: the negotiated rate; None if the port does not report it, as virtual ports do not.
+        numa: its NUMA node; None on a server with only one, or if unknown.
         pci_bus: "" for a port without hardware.
     """
 

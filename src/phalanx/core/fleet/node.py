@@ -1,4 +1,4 @@
-"""One server of the fleet, and what keeps new work off it."""
+"""One server of the fleet, and the cordon that keeps new work off it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phalanx.core.ids import NodeId, SupervisorId
 
 
 class NodeState(enum.StrEnum):
-    """UP: its supervisor renews its lease. DOWN: it died, or its lease ran out. Unknown counts as DOWN."""
+    """UP: its supervisor renews its lease. DOWN: the node died, or its lease expired. An unknown node counts as DOWN."""
 
     UP = "up"
     DOWN = "down"
@@ -30,11 +30,11 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Others:
-    """What is held on a node of a shared engine outside Phalanx.
+    """Resources of a node on a shared engine that jobs outside Phalanx use.
 
     Attributes:
-        devices: indices that nobody of ours is given; where the engine picks devices only their number says something.
-        who: for people, as "Slurm job 812 of alice".
+        devices: indices that are not given to our jobs; only their count matters if the engine itself picks the devices.
+        who: for messages, as "Slurm job 812 of alice".
     """
 
     devices: tuple[int, ...] = ()
@@ -52,21 +52,21 @@ class Node:
     """A server. Times are Unix seconds.
 
     Attributes:
-        supervisor_id: the life of the supervisor that last said hello; a restarted one has another.
+        supervisor_id: the incarnation of the supervisor that last registered; a restarted supervisor has another id.
         address: where other nodes reach its ranks.
-        boot_id: the kernel's; a change means that nothing from before still runs.
-        virtual: its devices are slots on CPU.
-        down_cause: why it is DOWN, for people; empty while UP.
-        per_attempt: its engine brings a supervisor for each attempt; the node itself has none, and no lease.
-        others: what is held here outside Phalanx.
-        nics: its network ports, as its supervisor found them when it started.
-        probe_port: where its supervisor answers other nodes' probes of the link between them; 0 where it does not.
-        slow: what the last calibration found too slow, for people; work goes here only if nothing else fits. Empty for a sound node.
-        runs_as: its supervisor runs jobs as the accounts of their owners; this one is its own, which alone sees the head's folders. Empty
-            where all jobs run as one account.
-        marks: what recently counted against it, as a sum that fades (`core.recovery.lemon`); as of `marked_s`.
-        lemon: why it fails gangs more than others do, for people; work goes here only if nothing else fits. Empty for a sound node.
-        sees_head_files: it has proven that the head's checkpoints and outputs lie under the same paths here.
+        boot_id: the kernel's; a change means that no earlier process still runs.
+        virtual: its devices are slots on the CPU.
+        down_cause: why it is DOWN, for messages; empty while UP.
+        per_attempt: its engine starts a supervisor for each attempt; the node itself has no supervisor and no lease.
+        others: usage by jobs outside Phalanx.
+        nics: its network ports, as its supervisor found them at start.
+        probe_port: where its supervisor answers link probes of other nodes; 0 if it does not.
+        slow: what the last calibration measured as too slow, for messages; the node is used only if nothing else fits. Empty for a good node.
+        runs_as: the supervisor's own account, if it runs jobs under their owners' accounts; only this account sees the head's folders. Empty
+            if all jobs run under one account.
+        marks: decaying sum of recent faults (`core.recovery.lemon`), computed at `marked_s`.
+        lemon: why it fails gangs more often than other nodes, for messages; the node is used only if nothing else fits. Empty for a good node.
+        sees_head_files: verified that the head's checkpoints and outputs have the same paths here.
     """
 
     id: NodeId
@@ -98,24 +98,28 @@ class Node:
     lemon: str = ""
 
     def miscounted(self) -> str:
-        """Which of the counts that a supervisor gave can be none; empty for a node that can be counted with."""
+        """Which count reported by the supervisor is invalid; empty if all are valid."""
         counts = {
-            "cpus": self.cpus, "memory_bytes": self.memory_bytes, "others.cpus": self.others.cpus,
-            "others.memory_bytes": self.others.memory_bytes, "probe_port": self.probe_port, "failures": self.failures,
+            "cpus": self.cpus,
+            "memory_bytes": self.memory_bytes,
+            "others.cpus": self.others.cpus,
+            "others.memory_bytes": self.others.memory_bytes,
+            "probe_port": self.probe_port,
+            "failures": self.failures,
             **{f"devices[{at}].index": one.index for at, one in enumerate(self.devices)},
             **{f"devices[{at}].memory_bytes": one.memory_bytes for at, one in enumerate(self.devices)},
-        }  # fmt: skip
+        }
         found = next((f"{name} is {count}" for name, count in counts.items() if not 0 <= count <= COUNT_MAX), "")
         if not found and len({one.index for one in self.devices}) < len(self.devices):
-            found = "two devices have one index"
+            found = "two devices have the same index"
         return found
 
     @property
     def last_choice(self) -> bool:
-        """Whether work comes here only if nothing else fits."""
+        """Whether the node is used only if nothing else fits."""
         return bool(self.slow or self.lemon)
 
     @property
     def schedulable(self) -> bool:
-        """Whether new allocations may land here."""
+        """Whether new allocations may use the node."""
         return self.state is NodeState.UP and self.cordon is None

@@ -1,4 +1,4 @@
-"""What a fleet has, with equal nodes counted together: 12,500 nodes are a handful of kinds. Shapes are found on this and not on nodes."""
+"""A fleet summary that counts equal nodes together: 12,500 nodes are a handful of kinds. Shapes are computed on it, not on nodes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MEMORY_GRANTED: Final = 0.95  # vendors' "80 GB" cards report a little less tha
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeKind:
-    """What makes two nodes equal to a shape. `devices` holds (model, memory in bytes, how many are healthy), sorted; 0 where all are sick."""
+    """The properties by which two nodes are equal for a shape. `devices` holds (model, memory in bytes, number of healthy ones), sorted."""
 
     cpus: int
     memory_bytes: int
     devices: tuple[tuple[str, int, int], ...]
 
     def count(self, model: str | None, device_memory_bytes: int, *, exact: bool = False) -> int:
-        """Healthy devices that fit."""
+        """Number of healthy devices that match."""
         return sum(
             healthy
             for have, memory_bytes, healthy in self.devices
@@ -32,33 +32,37 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True)
 class FleetSummary:
-    """Kinds of nodes and how many there are of each, sorted by kind so that equal fleets are equal values."""
+    """Kinds of nodes with their counts, sorted by kind so that equal fleets are equal values."""
 
     kinds: tuple[tuple[NodeKind, int], ...]
 
     @property
     def nodes(self) -> int:
-        """Nodes in all."""
+        """Total number of nodes."""
         return sum(count for _, count in self.kinds)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models of all devices, sick ones too, by name."""
+        """Models of all devices, unhealthy ones included, by name."""
         return tuple(sorted({model for kind, _ in self.kinds for model, _, _ in kind.devices}))
 
     def models_like(self, model: str | None, device_memory_bytes: int) -> tuple[str, ...]:
-        """Models of which a healthy device fits, by name."""
-        return tuple(sorted({
-            have
-            for kind, _ in self.kinds
-            for have, memory_bytes, healthy in kind.devices
-            if healthy and kind_fits(have, memory_bytes, model, device_memory_bytes)
-        }))  # fmt: skip
+        """Models with a matching healthy device, by name."""
+        return tuple(
+            sorted(
+                {
+                    have
+                    for kind, _ in self.kinds
+                    for have, memory_bytes, healthy in kind.devices
+                    if healthy and kind_fits(have, memory_bytes, model, device_memory_bytes)
+                }
+            )
+        )
 
     def sizes(
         self, model: str | None, device_memory_bytes: int, *, exact: bool = False, cpus: int = 0, memory_bytes: int = 0
     ) -> dict[int, int]:
-        """How many nodes with enough CPUs and memory have so many fitting devices: `{8: 10_000, 4: 12, 0: 1}`."""
+        """Number of nodes with enough CPUs and memory, by their number of matching devices: `{8: 10_000, 4: 12, 0: 1}`."""
         found: Counter[int] = Counter()
         for kind, nodes in self.kinds:
             if kind.cpus >= cpus and kind.memory_bytes >= memory_bytes:
@@ -67,17 +71,17 @@ class FleetSummary:
 
 
 def summary_of(nodes: Iterable[Node]) -> FleetSummary:
-    """The fleet counted. Linear in its devices: once for each change of the fleet, never for each request."""
+    """Summarise the fleet. Linear in its devices: call it once for each change of the fleet, never for each request."""
     return counted(Counter(node_kind(node) for node in nodes))
 
 
 def counted(kinds: Counter[NodeKind]) -> FleetSummary:
-    """The summary of nodes counted elsewhere, by whoever hears of them one by one."""
+    """The summary of nodes that the caller has already counted by kind."""
     return FleetSummary(tuple(sorted((kind, count) for kind, count in kinds.items() if count > 0)))
 
 
 def node_kind(node: Node) -> NodeKind:
-    """The node without what tells it from its likes."""
+    """The kind of a node."""
     found: dict[tuple[str, int], int] = {}
     for device in node.devices:
         key = (device.model, device.memory_bytes)
@@ -87,9 +91,9 @@ def node_kind(node: Node) -> NodeKind:
 
 
 def device_fits(device: Device, model: str | None, device_memory_bytes: int, *, exact: bool = False) -> bool:
-    """Whether a healthy device is of the model wanted ("h100" also names "NVIDIA H100 80GB HBM3") and large enough.
+    """Whether a device is healthy, large enough and of the model wanted ("h100" also matches "NVIDIA H100 80GB HBM3").
 
-    With `exact` the model is the fleet's own name, and no other will do.
+    With `exact`, the model must equal the fleet's own name.
     """
     return device.healthy and kind_fits(device.model, device.memory_bytes, model, device_memory_bytes, exact=exact)
 
@@ -97,7 +101,7 @@ def device_fits(device: Device, model: str | None, device_memory_bytes: int, *, 
 def kind_fits(
     have: str, have_memory_bytes: int, model: str | None, device_memory_bytes: int, *, exact: bool = False
 ) -> bool:
-    """The same of a model and a memory."""
+    """The same for a model and a memory size."""
     if have_memory_bytes < _MEMORY_GRANTED * device_memory_bytes:
         return False
     if model is None or exact:

@@ -1,4 +1,4 @@
-"""Who is in the way of a waiting job: running jobs whose end would let it start, as few as are found, those that end soonest."""
+"""Finds the running jobs whose end would let a waiting job start: as few as possible, those that end soonest."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.entry import Entry
 from phalanx.core.scheduling.forecast import Forecast, Limit
 
-LOOKED_AT_MAX: Final = 2000  # running jobs tried, those that end soonest; one costs a look-up on the board
+LOOKED_AT_MAX: Final = 2000  # running jobs tried, soonest end first; each costs a look-up on the board
 
 
 def in_the_way(forecast: Forecast, entry: Entry | None) -> list[JobId]:
-    """Who counts against the limit that keeps the job back; else who holds the room it needs.
+    """The jobs that count against the limit that blocks the job; else the jobs on the devices it needs.
 
-    One job if one would do; else those that end first, without the ones that do not matter. Empty for a job that is not on the board,
-    that starts anyway, or that nobody's end would help. The board is afterwards as before.
+    One job if one suffices; else those that end first, without unnecessary ones. Empty for a job that is not on the board, that starts
+    anyway, or that no job's end would help. The board is unchanged afterwards.
     """
     scheduler = forecast.trial.scheduler
     if entry is None or entry.since_s >= 0.0:
@@ -26,11 +26,11 @@ def in_the_way(forecast: Forecast, entry: Entry | None) -> list[JobId]:
     if limit is not None:
         found = [] if limit.never else _until_freed(forecast, limit)
     else:
-        found = _holding_room(forecast, scheduler.board, entry)
+        found = _on_needed_devices(forecast, scheduler.board, entry)
     return [scheduler.ids[other.seq] for other in found]
 
 
-def _holding_room(forecast: Forecast, board: Board, entry: Entry) -> list[Entry]:
+def _on_needed_devices(forecast: Forecast, board: Board, entry: Entry) -> list[Entry]:
     if not entry.klass.needs[0].devices or board.find(entry) is not None:
         return []
     kinds = {kind for need in entry.klass.needs for kind in need.kinds}
@@ -44,21 +44,21 @@ def _holding_room(forecast: Forecast, board: Board, entry: Entry) -> list[Entry]
         board.take(other)
         if fits:
             return [other]
-    given: list[Entry] = []
+    removed: list[Entry] = []
     for other in running:
         board.give(other)
-        given.append(other)
+        removed.append(other)
         if board.find(entry) is not None:
-            return _needed(board, entry, given)
-    for other in given:
+            return _needed(board, entry, removed)
+    for other in removed:
         board.take(other)
     return []
 
 
-def _needed(board: Board, entry: Entry, given: list[Entry]) -> list[Entry]:
-    """Take back what the job can do without, those that end last first: the wait shall be short; and then the others."""
+def _needed(board: Board, entry: Entry, removed: list[Entry]) -> list[Entry]:
+    """Put unnecessary jobs back, those that end last first, so that the wait is short; then the others."""
     needed: list[Entry] = []
-    for other in reversed(given):
+    for other in reversed(removed):
         board.take(other)
         if board.find(entry) is None:
             board.give(other)
@@ -69,19 +69,19 @@ def _needed(board: Board, entry: Entry, given: list[Entry]) -> list[Entry]:
 
 
 def _until_freed(forecast: Forecast, limit: Limit) -> list[Entry]:
-    """The first to end that together free what the limit is passed by; none if all of them do not."""
+    """The first to end that together free the excess over the limit; empty if all of them do not."""
     freed = 0.0
-    gone: list[Entry] = []
+    ending: list[Entry] = []
     for entry in _by_end(forecast, limit.holders):
         if freed >= limit.over:
             break
-        gone.append(entry)
+        ending.append(entry)
         freed += 1 if limit.jobs else entry.gpus
-    return gone if freed >= limit.over else []
+    return ending if freed >= limit.over else []
 
 
 def _by_end(forecast: Forecast, entries: Iterable[Entry]) -> list[Entry]:
-    """Those that end first, first; by seq where nobody knows."""
+    """Those that end first, first; unknown ends by seq."""
 
     def key(entry: Entry) -> tuple[float, float, int]:
         left = forecast.left_of(entry)

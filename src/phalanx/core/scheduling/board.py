@@ -1,9 +1,9 @@
-"""The persistent index a policy decides on: what runs, what waits, what is free. Deltas in, decisions out.
+"""The persistent index that a policy decides on: running jobs, waiting jobs, free capacity. Changes in, decisions out.
 
-The controller and the simulator keep one board each and tell it what happened (arrived, ended, node left, node back); a policy's
-`decide` calls `start`, `stop` and `move`, which change the board at once and note the decision. The board is the *planned* state: a job
-that was told to stop is gone from it, though its processes may still be saving. Whoever keeps the board carries the decisions out, or
-takes back what the newest state refuses (`undo_start`). Nothing here is rebuilt per cycle: a pass costs what changed.
+The controller and the simulator keep one board each and report changes to it (arrived, ended, node left, node back); a policy's `decide`
+calls `start`, `stop` and `move`, which change the board at once and record the decision. The board is the *planned* state: a job that is
+being stopped is no longer on it, though its processes may still be saving. The owner of the board carries the decisions out, or reverts
+the ones that the newest state rejects (`undo_start`). Nothing is rebuilt per cycle: the cost of a pass is proportional to the changes.
 """
 
 from __future__ import annotations
@@ -19,38 +19,70 @@ from numpy.typing import NDArray
 
 from phalanx.core.fleet.topology import Tree
 from phalanx.core.scheduling.entry import NEVER_S, Because, Decision, Entry, Klass, Listener, Throttle, Verb
-from phalanx.core.scheduling.need import Need
-from phalanx.core.scheduling.pool import Places, Pool
+from phalanx.core.scheduling.needs import Need, Places
+from phalanx.core.scheduling.pool import Pool
 from phalanx.core.scheduling.quota import QuotaTree
 
-_NOBODY: Final = Listener()
+_NO_LISTENER: Final = Listener()
 
 
 class Board:
-    """Jobs and room of one fleet.
+    """Jobs and capacity of one fleet.
 
     Attributes:
-        pools: one per kind of device; `kind[node]` says which a node is in.
-        restart_cost_s: work a preemption or a move costs the job: its restart and what it had not saved.
+        pools: one per kind of device; `kind[node]` is the index of a node's pool.
+        restart_cost_s: work that a preemption or a move costs the job: its restart and unsaved progress.
         waiting, running: by seq.
         here: entries with devices on each node.
-        ranks: how many entries of each rank run.
-        groups: those that run by queue and rank, by seq: whom a job may stop is the same for all of a group.
-        elastic: how many of those that run may have more nodes than they asked at least.
+        ranks: number of running entries of each rank.
+        groups: running entries by queue and rank, then by seq: all of a group are preemptible by the same jobs.
+        elastic: number of running jobs that may have more nodes than their minimum.
         down: nodes that left and are not back.
-        outside: devices of each node that are held outside Phalanx, where some are.
-        lends: some queue has a right that others may borrow.
+        outside: devices in use outside Phalanx, of the nodes that have some.
+        slow: bitset of nodes that are slow or fail gangs: used only if nothing else fits.
+        lends: some queue has a quota that others may borrow.
     """
 
     __slots__ = (
-        "_classes", "_listener", "cpus", "decisions", "down", "elastic", "groups", "here", "kind", "lends", "memory", "outside", "pools", "quotas", "ranks",
-        "restart_cost_s", "running", "size", "slow", "tree", "twins", "unit", "waiting",
-    )  # fmt: skip
+        "_classes",
+        "_listener",
+        "cpus",
+        "decisions",
+        "down",
+        "elastic",
+        "groups",
+        "here",
+        "kind",
+        "lends",
+        "memory",
+        "outside",
+        "pools",
+        "quotas",
+        "ranks",
+        "restart_cost_s",
+        "running",
+        "size",
+        "slow",
+        "tree",
+        "twins",
+        "unit",
+        "waiting",
+    )
 
-    def __init__(self, sizes: Sequence[int], *, restart_cost_s: float = 60.0, pools: Sequence[Pool] = (),
-                 kind: Sequence[int] = (), quotas: QuotaTree | None = None, cpus: list[int] | None = None,
-                 memory: list[int] | None = None, twins: dict[int, tuple[int, ...]] | None = None,
-                 tree: Tree | None = None, lends: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        restart_cost_s: float = 60.0,
+        pools: Sequence[Pool] = (),
+        kind: Sequence[int] = (),
+        quotas: QuotaTree | None = None,
+        cpus: list[int] | None = None,
+        memory: list[int] | None = None,
+        twins: dict[int, tuple[int, ...]] | None = None,
+        tree: Tree | None = None,
+        lends: bool = False,
+    ) -> None:
         self.pools = list(pools) or [Pool(sizes)]
         self.kind = list(kind) or [0] * len(sizes)
         self.size = list(sizes)
@@ -71,31 +103,45 @@ class Board:
         self.decisions: list[Decision] = []
         self.down: set[int] = set()
         self.outside: dict[int, int] = {}
-        self.slow = (
-            0  # bitset of nodes that a calibration found slow or that fail gangs: used only if nothing else fits
-        )
-        self._listener: Listener = _NOBODY
+        self.slow = 0
+        self._listener: Listener = _NO_LISTENER
         self._classes: dict[tuple[object, ...], Klass] = {}
 
     def listen(self, listener: Listener) -> None:
-        """Tell `listener`, which its maker keeps, of every later change. Held from here, each board of a trial would be a ring for the collector."""
+        """Report every later change to `listener`. The caller owns it; a strong reference here would make the boards of trials reference cycles."""
         self._listener = weakref.proxy(listener)
 
-    def klass(self, needs: tuple[Need, ...], *, label: int = 0, rank: int = 0, queue: int = 0, user: str = "", shut: int = 0,
-              throttle: Throttle | None = None) -> Klass:  # fmt: skip
-        """The class of jobs of this kind; the same object for equal ones."""
+    def klass(
+        self,
+        needs: tuple[Need, ...],
+        *,
+        label: int = 0,
+        rank: int = 0,
+        queue: int = 0,
+        user: str = "",
+        shut: int = 0,
+        throttle: Throttle | None = None,
+    ) -> Klass:
+        """The class of such jobs; the same object for equal arguments."""
         key = (needs, label, rank, queue, user, shut, id(throttle))
         found = self._classes.get(key)
         if found is None:
             found = Klass(
-                number=len(self._classes), needs=needs, gpus=needs[0].gpus, label=label, rank=rank, queue=queue, user=user,
-                shut=shut, throttle=throttle,
-            )  # fmt: skip
+                number=len(self._classes),
+                needs=needs,
+                gpus=needs[0].gpus,
+                label=label,
+                rank=rank,
+                queue=queue,
+                user=user,
+                shut=shut,
+                throttle=throttle,
+            )
             self._classes[key] = found
         return found
 
     def need_of(self, gpus: int) -> Need:
-        """Whole nodes and the remainder on one more, or a part of one node: what traces ask."""
+        """Whole nodes and the remainder on one more, or a part of one node: the shape of jobs in traces."""
         whole, rest = divmod(gpus, self.unit)
         return Need(nodes=1, devices=gpus) if gpus <= self.unit else Need(nodes=whole, devices=self.unit, tail=rest)
 
@@ -106,33 +152,33 @@ class Board:
 
     @property
     def free_total(self) -> int:
-        """Devices free on nodes that take work."""
+        """Devices free on nodes that accept work."""
         return sum(pool.free_total for pool in self.pools)
 
-    # ---------------------------------------------------------------- looking
+    # ---------------------------------------------------------------- queries
 
     def admits(self, klass: Klass) -> bool:
-        """Whether quotas and limits let one more of the class start now."""
+        """Whether quotas and limits allow one more job of the class to start now."""
         throttle = klass.throttle
         if throttle is not None and throttle.running >= throttle.running_max:
             return False
         return self.quotas is None or self.quotas.admits(klass.queue, klass.user, klass.gpus) is None
 
     def find(self, entry: Entry, shut: int = 0) -> tuple[Need, Places] | None:
-        """Where the job fits now, by its first need that does; nodes to avoid only if nothing else fits."""
+        """The placement of the first need that fits now; nodes to avoid are used only if nothing else fits."""
         klass = entry.klass
         for need in klass.needs:
-            unloved = entry.avoid | self.slow
-            for closed in (klass.shut | shut | unloved, klass.shut | shut):
+            avoided = entry.avoid | self.slow
+            for closed in (klass.shut | shut | avoided, klass.shut | shut):
                 places = self.find_need(need, closed)
                 if places is not None:
                     return (need, places) if need.nodes_max <= need.nodes else self._widest(klass, need, places, closed)
-                if not unloved:
+                if not avoided:
                     break
         return None
 
     def find_need(self, need: Need, shut: int = 0) -> Places | None:
-        """Where the need fits now, in the first kind that holds it."""
+        """Where the need fits now, in the first kind of device that can hold it."""
         for kind in need.kinds:
             places = self.pools[kind].find(need, shut)
             if places is not None:
@@ -140,7 +186,7 @@ class Board:
         return None
 
     def _widest(self, klass: Klass, need: Need, places: Places, shut: int) -> tuple[Need, Places]:
-        """An elastic job takes as many nodes as there are, up to its most, and its queue allows."""
+        """Widen an elastic job to as many nodes as are free, up to its maximum and its queue's limits."""
         best = (need, places)
         for nodes in range(need.nodes + 1, need.nodes_max + 1):
             wider = replace(need, nodes=nodes)
@@ -152,7 +198,7 @@ class Board:
             best = (wider, found)
         return best
 
-    # ---------------------------------------------------------------- what happened
+    # ---------------------------------------------------------------- events
 
     def arrive(self, entry: Entry) -> None:
         """A job waits since its submit."""
@@ -161,20 +207,20 @@ class Board:
         self._listener.arrived(entry)
 
     def adopt(self, entry: Entry, need: Need, places: Places, since_s: float) -> None:
-        """A job was running before this board was made."""
+        """A job was already running when this board was built."""
         entry.since_s = entry.moved_s = since_s
         self.running[entry.seq] = entry
         self._hold(entry, need, places)
         self._listener.adopted(entry)
 
     def withdraw_together(self, entries: Sequence[Entry]) -> None:
-        """These waiting jobs are gone."""
+        """Remove these waiting jobs."""
         for entry in entries:
             del self.waiting[entry.seq]
         self._listener.left_together(entries)
 
     def reclass(self, changed: Sequence[tuple[Entry, Klass]]) -> None:
-        """These waiting jobs are of another class from now on, and wait since when they did."""
+        """Move these waiting jobs to other classes; their waiting times are kept."""
         self.withdraw_together([entry for entry, _ in changed])
         for entry, klass in changed:
             entry.klass, entry.gpus, entry.group = klass, klass.gpus, None
@@ -183,7 +229,7 @@ class Board:
             entry.waits_from_s = waits_from_s
 
     def end(self, entry: Entry, now_s: float, *, learn: bool = True) -> None:
-        """A running job is over; with `learn` it came to its own end."""
+        """A running job ended; with `learn`, by itself."""
         del self.running[entry.seq]
         if learn:
             self._listener.ended(entry, now_s)
@@ -192,7 +238,7 @@ class Board:
         self._release(entry)
 
     def fell(self, entry: Entry, now_s: float, attained_s: float) -> None:
-        """A running job stopped without anybody here deciding it (a node died, a user requeued it): it waits again."""
+        """A running job stopped without a decision of the policy (a node died, a user requeued it): it waits again."""
         del self.running[entry.seq]
         self._listener.stopped(entry, now_s)
         self._release(entry)
@@ -215,17 +261,17 @@ class Board:
         self._listener.arrived(entry)
 
     def node_left(self, node: int) -> None:
-        """No new work on the node. Its jobs are told of one by one, as their attempts end."""
+        """No new work on the node. The end of its jobs is reported separately, as their attempts end."""
         self.down.add(node)
         self.pools[self.kind[node]].leave(node)
 
     def node_back(self, node: int) -> None:
-        """The node takes work again."""
+        """The node accepts work again."""
         self.down.discard(node)
         self.pools[self.kind[node]].back(node)
 
     def hold_outside(self, node: int, count: int, *, cpus: int = 0, memory_bytes: int = 0) -> None:
-        """Others hold so many devices of the node now, and so many CPUs and bytes more than before. Each number of a node is told of its own."""
+        """Set the devices of the node in use outside Phalanx, and add the increase in CPUs and bytes. Call it for each number of a node."""
         more = count - self.outside.get(node, 0)
         self.outside[node] = count
         if not count:
@@ -240,10 +286,10 @@ class Board:
         elif more < 0:
             pool.give(((node, -more),))
 
-    # ---------------------------------------------------------------- deciding
+    # ---------------------------------------------------------------- decisions
 
     def start(self, entry: Entry, need: Need, places: Places, now_s: float) -> None:
-        """Decide a start. The policy takes the entry out of its own order itself."""
+        """Decide a start. The policy removes the entry from its own order."""
         del self.waiting[entry.seq]
         self.running[entry.seq] = entry
         entry.waited_s += now_s - entry.waits_from_s
@@ -253,7 +299,7 @@ class Board:
         self.decisions.append(Decision(Verb.START, entry, places))
 
     def stop(self, entry: Entry, now_s: float, other: Entry | None = None, because: Because | None = None) -> None:
-        """Decide a preemption: the job loses its room and the restart cost, and waits again."""
+        """Decide a preemption: the job loses its devices and the restart cost, and waits again."""
         del self.running[entry.seq]
         entry.attained_s += now_s - entry.since_s - self.restart_cost_s
         entry.seen_s = max(entry.seen_s, entry.attained_s)
@@ -265,9 +311,16 @@ class Board:
         self.waiting[entry.seq] = entry
         self.decisions.append(Decision(Verb.STOP, entry, (), other, because))
 
-    def move(self, entry: Entry, need: Need, places: Places, now_s: float, other: Entry | None = None,
-             because: Because | None = None) -> None:  # fmt: skip
-        """Decide a move: the job goes on elsewhere and loses the restart cost."""
+    def move(
+        self,
+        entry: Entry,
+        need: Need,
+        places: Places,
+        now_s: float,
+        other: Entry | None = None,
+        because: Because | None = None,
+    ) -> None:
+        """Decide a move: the job continues elsewhere and loses the restart cost."""
         entry.attained_s -= self.restart_cost_s
         entry.seen_s = max(entry.seen_s, entry.service_s(now_s))
         entry.attained_s -= entry.unsaved_s(now_s)
@@ -277,34 +330,34 @@ class Board:
         self.decisions.append(Decision(Verb.MOVE, entry, places, other, because))
 
     def drain(self) -> list[Decision]:
-        """Hand over the decisions since the last call."""
+        """Return the decisions since the last call."""
         taken = self.decisions
         self.decisions = []
         return taken
 
-    # ---------------------------------------------------------------- trying out
+    # ---------------------------------------------------------------- trials
 
     def give(self, entry: Entry) -> None:
-        """Free the entry's devices for a trial; `take` puts them back."""
+        """Free the entry's devices for a trial; `take` reverts it."""
         self.vacate(entry.need, entry.places)
 
     def take(self, entry: Entry) -> None:
-        """End the trial."""
+        """Revert `give`."""
         self.occupy(entry.need, entry.places)
 
     def occupy(self, need: Need | None, places: Places) -> None:
-        """Hold these places for nobody in particular; `vacate` lets them go."""
+        """Take these places without a job; `vacate` releases them."""
         if places:
             self.pools[self.kind[places[0][0]]].take(places)
             if need is not None and (need.cpus or need.memory_bytes):
-                self._book(places, -need.cpus, -need.memory_bytes)
+                self._adjust_host_use(places, -need.cpus, -need.memory_bytes)
 
     def vacate(self, need: Need | None, places: Places) -> None:
-        """Let them go."""
+        """Release places taken by `occupy`."""
         if places:
             self.pools[self.kind[places[0][0]]].give(places)
             if need is not None and (need.cpus or need.memory_bytes):
-                self._book(places, need.cpus, need.memory_bytes)
+                self._adjust_host_use(places, need.cpus, need.memory_bytes)
 
     def _hold(self, entry: Entry, need: Need, places: Places) -> None:
         entry.places = places
@@ -338,7 +391,7 @@ class Board:
         entry.places = ()
         entry.need = None
 
-    def _book(self, places: Places, cpus: int, memory_bytes: int) -> None:
+    def _adjust_host_use(self, places: Places, cpus: int, memory_bytes: int) -> None:
         for node, _ in places:
             for number in self.twins.get(node, (node,)):
                 self.cpus[number] += cpus

@@ -1,8 +1,8 @@
-"""What would start a waiting job now: the smallest changes, each of them tried by scheduling the changed state.
+"""Which changes would start a waiting job now: the smallest ones, each verified by scheduling the changed state.
 
-A change is only told if the job starts in a plan made with it. Candidates are sieved on the board of the present state first, since a
-trial costs a whole board. Small is what costs its owner least: a release before a shorter limit, another shape before fewer GPUs, the
-job's own changes before those that only an operator makes, and waiting for others is always among them where it helps.
+A change is only reported if the job starts in a plan made with it. Candidates are filtered on the board of the present state first, since
+a trial costs a whole board. The smallest change costs the owner least: a release before a shorter limit, another shape before fewer GPUs,
+the job's own changes before those of an operator; waiting for other jobs is always included if it helps.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from phalanx.core.work.launchers import ONE_WORLD_PER_CALL, launcher_of
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.spec import Launch
 
-CHANGES_MAX: Final = 5  # told; more is no help
-GONE_MAX: Final = 16  # jobs to wait for that are still told as a change; of more, `blockers` tells
-PRIORITY_MOST: Final = 10_000  # what a job may ask for (core.work.request)
-LIMIT_SLACK_S: Final = 120.0  # a job is told to be over so long before the reserved time begins
+CHANGES_MAX: Final = 5  # changes reported
+GONE_MAX: Final = 16  # jobs to wait for that are reported as a change; if there are more, see `blockers`
+PRIORITY_MOST: Final = 10_000  # the limit for a job's priority (core.work.request)
+LIMIT_SLACK_S: Final = 120.0  # a suggested time limit ends this long before the reserved time begins
 _NODES_TRIED: Final = (1, 2, 4, 8, 16, 32)
 _FEWER_TRIED: Final = 64
 
 
 class Kind(enum.StrEnum):
-    """What is changed, in the order of smallness."""
+    """What is changed, smallest first."""
 
     RELEASE = "release"
     BEGIN = "begin"
@@ -55,10 +55,10 @@ class Kind(enum.StrEnum):
     USER_LIMIT = "user_limit"
 
 
-OPERATORS: Final = frozenset({Kind.UNDRAIN, Kind.OPEN, Kind.QUOTA, Kind.USER_LIMIT})  # what a job's owner cannot do
+OPERATORS: Final = frozenset({Kind.UNDRAIN, Kind.OPEN, Kind.QUOTA, Kind.USER_LIMIT})  # need an operator
 UPDATES: Final = frozenset(
     {Kind.BEGIN, Kind.TIME, Kind.QUEUE, Kind.PRIORITY}
-)  # what `phalanx update` does to a job that waits
+)  # possible for a waiting job by `phalanx update`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +66,10 @@ class Change:
     """One change that starts the job.
 
     Attributes:
-        text: for people.
-        option: to submit or update with; empty where the change is none of the job's.
-        command: the whole command where the change is none of the job's; empty where there is none.
-        jobs: whom it is about.
+        text: for users.
+        option: for submit or update; empty if the change is not one of the job.
+        command: the whole command if the change is not one of the job; empty if there is none.
+        jobs: the jobs concerned.
     """
 
     kind: Kind
@@ -89,8 +89,8 @@ class Counterfactuals:
     """The search for one job.
 
     Attributes:
-        blockers: running jobs whose end would let it start, as few as were found; filled by the search.
-        tried: trials made.
+        blockers: running jobs whose end would let it start, as few as were found; set by the search.
+        tried: number of trials.
     """
 
     def __init__(self, forecast: Forecast, job: Job, like: Scheduler, go_on: Callable[[], bool]) -> None:
@@ -103,51 +103,62 @@ class Counterfactuals:
         self.reason = Reason.NEW if waiting is None else waiting.reason
         self.blockers = in_the_way(forecast, self.entry)
         self.tried = 0
-        self._like = like
-        self._go_on = go_on
+        self._live = like
+        self._has_time = go_on
 
     def find(self) -> list[Change]:
-        """At most CHANGES_MAX, smallest first; fewer where time runs out. None for a job that starts as things are."""
+        """At most CHANGES_MAX changes, smallest first; fewer if time runs out. Empty if the job starts without a change."""
         found: list[Change] = []
         if self.trial.starts(self.job.id):
             return found
         for candidates in (
-            self._release, self._begin, self._shorter, self._level, self._shapes, self._model, self._queues, self._priority, self._fewer,
-            self._wait, self._undrain, self._open, self._quota,
-        ):  # fmt: skip
+            self._release,
+            self._begin,
+            self._time_limit,
+            self._level,
+            self._shapes,
+            self._model,
+            self._queues,
+            self._priority,
+            self._fewer,
+            self._wait,
+            self._undrain,
+            self._open,
+            self._raise_limit,
+        ):
             for candidate in candidates():
-                if len(found) >= CHANGES_MAX or not self._go_on():
+                if len(found) >= CHANGES_MAX or not self._has_time():
                     return found
                 if self._starts(candidate.seen):
                     found.append(candidate.change)
-                    break  # one of a kind
+                    break  # at most one change of each kind
         return found
 
     def _starts(self, seen: Snapshot) -> bool:
         self.tried += 1
-        trial = tried(seen, self._like)
+        trial = tried(seen, self._live)
         starts = trial.starts(self.job.id)
         trial.over()
         return starts
 
-    def _of(self, kind: Kind, text: str, option: str, job: Job) -> _Candidate:
+    def _candidate(self, kind: Kind, text: str, option: str, job: Job) -> _Candidate:
         return _Candidate(change=Change(kind=kind, text=text, option=option), seen=changed(self.seen, job=job))
 
-    # ---------------------------------------------------------------- the job's own
+    # ---------------------------------------------------------------- changes of the job
 
     def _release(self) -> Iterator[_Candidate]:
         if self.job.held:
             yield _Candidate(
-                change=Change(kind=Kind.RELEASE, text="release it", command=f"phalanx release {self.job.id}"),
+                change=Change(kind=Kind.RELEASE, text="release the job", command=f"phalanx release {self.job.id}"),
                 seen=changed(self.seen, job=replace(self.job, held=False)),
-            )  # fmt: skip
+            )
 
     def _begin(self) -> Iterator[_Candidate]:
         if self.reason is Reason.BEGIN_TIME:
-            yield self._of(Kind.BEGIN, "let it begin at once", "--begin now", self._with_spec(begin_s=None))
+            yield self._candidate(Kind.BEGIN, "begin at once", "--begin now", self._with_spec(begin_s=None))
 
-    def _shorter(self) -> Iterator[_Candidate]:
-        """A limit that lets it end before nodes are set aside, or, where the policy backfills, before the first in line starts."""
+    def _time_limit(self) -> Iterator[_Candidate]:
+        """A time limit that ends the job before a reservation begins or, with backfill, before the first job in line starts."""
         now_s, job = self.seen.now_s, self.job
         limits: list[float] = []
         if self.entry is not None and self.entry.klass.shut:
@@ -158,15 +169,17 @@ class Counterfactuals:
         for limit_s in sorted(limits, reverse=True):
             minutes = int(limit_s // 60)
             if minutes >= 1 and (job.spec.time_limit_s is None or 60.0 * minutes < job.spec.time_limit_s):
-                told = f"a time limit of {format_duration(60.0 * minutes)}"
-                yield self._of(Kind.TIME, told, f"--time {minutes}m", self._with_spec(time_limit_s=60.0 * minutes))
+                text = f"set a time limit of {format_duration(60.0 * minutes)}"
+                yield self._candidate(
+                    Kind.TIME, text, f"--time {minutes}m", self._with_spec(time_limit_s=60.0 * minutes)
+                )
 
     def _level(self) -> Iterator[_Candidate]:
         spread = self.job.spec.spread
         if spread.required and spread.within:
             wider = self._with_spec(spread=replace(spread, required=False))
             if self._may_fit(wider):
-                yield self._of(
+                yield self._candidate(
                     Kind.LEVEL,
                     f"prefer one {spread.within} instead of requiring it",
                     f"--prefer {spread.within}",
@@ -184,19 +197,24 @@ class Counterfactuals:
             if rest or not per_node or nodes == request.nodes:
                 continue
             shape = replace(request, nodes=nodes, per_node=per_node, uneven=False)
-            job = self._asking(shape)
+            job = self._with_gpus(shape)
             if self._may_fit(job):
-                yield self._of(
-                    Kind.SHAPE, f"{nodes} x {per_node} GPUs instead of {self._shape_now()}", f"--gpus {shape}", job
+                yield self._candidate(
+                    Kind.SHAPE,
+                    f"request {nodes} x {per_node} GPUs instead of {self._current_shape()}",
+                    f"--gpus {shape}",
+                    job,
                 )
 
     def _model(self) -> Iterator[_Candidate]:
         request = self.job.spec.role.gpus
         if request.model is not None:
             anything = replace(request, model=None, memory_gib=None, or_models=())
-            job = self._asking(anything)
+            job = self._with_gpus(anything)
             if self._may_fit(job):
-                yield self._of(Kind.MODEL, f"any GPU model instead of {request.kind}", f"--gpus {anything}", job)
+                yield self._candidate(
+                    Kind.MODEL, f"accept any GPU model instead of {request.kind}", f"--gpus {anything}", job
+                )
 
     def _queues(self) -> Iterator[_Candidate]:
         quotas = self.scheduler.board.quotas
@@ -209,12 +227,12 @@ class Counterfactuals:
                 continue
             gpus = self.job.spec.role.gpus.total
             if quotas is None or quotas.admits(quotas.number(queue.id), self.job.user, gpus) is None:
-                yield self._of(
-                    Kind.QUEUE, f"queue {queue.id} has room", f"--queue {queue.id}", replace(self.job, queue=queue.id)
+                yield self._candidate(
+                    Kind.QUEUE, f"use queue {queue.id}", f"--queue {queue.id}", replace(self.job, queue=queue.id)
                 )
 
     def _priority(self) -> Iterator[_Candidate]:
-        """The least that starts it: ranks of others are the steps, halved until the least is found."""
+        """The least priority that starts it, by binary search over the ranks of other jobs."""
         entry = self.entry
         if entry is None or self.reason not in (Reason.PRIORITY, Reason.RESOURCES, Reason.TOPOLOGY):
             return
@@ -224,20 +242,20 @@ class Counterfactuals:
         steps = sorted(own + rank + 1 - entry.klass.rank for rank in others if rank >= entry.klass.rank)
         steps = [step for step in steps if step <= PRIORITY_MOST]
         low, high = 0, len(steps) - 1
-        if not steps or not self._starts(self._ranked(steps[high])):
+        if not steps or not self._starts(self._with_priority(steps[high])):
             return
-        while low < high and self._go_on():
+        while low < high and self._has_time():
             middle = (low + high) // 2
-            if self._starts(self._ranked(steps[middle])):
+            if self._starts(self._with_priority(steps[middle])):
                 high = middle
             else:
                 low = middle + 1
         step = steps[high]
-        yield self._of(
-            Kind.PRIORITY, f"priority {step} instead of {own}", f"--priority {step}", self._with_spec(priority=step)
+        yield self._candidate(
+            Kind.PRIORITY, f"set priority {step} instead of {own}", f"--priority {step}", self._with_spec(priority=step)
         )
 
-    def _ranked(self, priority: int) -> Snapshot:
+    def _with_priority(self, priority: int) -> Snapshot:
         return changed(self.seen, job=self._with_spec(priority=priority))
 
     def _fewer(self) -> Iterator[_Candidate]:
@@ -255,16 +273,16 @@ class Counterfactuals:
             totals = [total for total in range(request.total - 1, 0, -1) if total <= unit or total % unit == 0]
             asked = [replace(request, total=total) for total in totals]
         for fewer in asked[:_FEWER_TRIED]:
-            job = self._asking(fewer)
+            job = self._with_gpus(fewer)
             if self._may_fit(job):
-                yield self._of(
+                yield self._candidate(
                     Kind.FEWER,
-                    f"{fewer.total} GPU{'' if fewer.total == 1 else 's'} instead of {request.total}",
+                    f"request {fewer.total} GPU{'' if fewer.total == 1 else 's'} instead of {request.total}",
                     f"--gpus {fewer}",
                     job,
                 )
 
-    # ---------------------------------------------------------------- others'
+    # ---------------------------------------------------------------- other changes
 
     def _wait(self) -> Iterator[_Candidate]:
         if not 0 < len(self.blockers) <= GONE_MAX:
@@ -272,24 +290,22 @@ class Counterfactuals:
         named = ", ".join(self.blockers[:3]) + (
             "" if len(self.blockers) <= 3 else f" and {len(self.blockers) - 3} more"
         )
-        text = f"job{'' if len(self.blockers) == 1 else 's'} {named} will have ended"
-        change = Change(
-            kind=Kind.WAIT, text=text, command=f"phalanx wait-for {self.blockers[0]}", jobs=tuple(self.blockers)
-        )
-        yield _Candidate(change=replace(change, command=""), seen=changed(self.seen, gone=self.blockers))
+        text = f"wait for job{'' if len(self.blockers) == 1 else 's'} {named} to finish"
+        change = Change(kind=Kind.WAIT, text=text, jobs=tuple(self.blockers))
+        yield _Candidate(change=change, seen=changed(self.seen, gone=self.blockers))
 
     def _undrain(self) -> Iterator[_Candidate]:
         away = [node for node in self.seen.nodes.values() if node.state is NodeState.UP and node.cordon is not None]
         back: list[Node] = [replace(node, cordon=None) for node in sorted(away, key=lambda node: node.id)][:GONE_MAX]
         for node in back:
             change = Change(
-                kind=Kind.UNDRAIN, text=f"node {node.id} takes work again", command=f"phalanx nodes undrain {node.id}"
+                kind=Kind.UNDRAIN, text=f"return node {node.id} to service", command=f"phalanx nodes undrain {node.id}"
             )
             yield _Candidate(change=change, seen=changed(self.seen, nodes=[node]))
         if len(back) > 1:
             names = ",".join(node.id for node in back)
             change = Change(
-                kind=Kind.UNDRAIN, text=f"{len(back)} nodes take work again", command=f"phalanx nodes undrain {names}"
+                kind=Kind.UNDRAIN, text=f"return {len(back)} nodes to service", command=f"phalanx nodes undrain {names}"
             )
             yield _Candidate(change=change, seen=changed(self.seen, nodes=back))
 
@@ -297,11 +313,11 @@ class Counterfactuals:
         queue = self.seen.queues.get(self.job.queue)
         if queue is not None and not queue.open:
             change = Change(
-                kind=Kind.OPEN, text=f"queue {queue.id} is opened", command=f"phalanx queues set {queue.id} --open"
+                kind=Kind.OPEN, text=f"open queue {queue.id}", command=f"phalanx queues set {queue.id} --open"
             )
             yield _Candidate(change=change, seen=changed(self.seen, queues=[replace(queue, open=True)]))
 
-    def _quota(self) -> Iterator[_Candidate]:
+    def _raise_limit(self) -> Iterator[_Candidate]:
         quotas = self.scheduler.board.quotas
         if quotas is None or self.entry is None:
             return
@@ -311,18 +327,18 @@ class Counterfactuals:
         if refusal is None or queue is None:
             return
         over = int((1 if refusal.jobs else refusal.asked) + refusal.held - refusal.limit)
-        wider, field = _raised(queue, refusal.reason, over, jobs=refusal.jobs)
+        wider, field = _with_higher_limit(queue, refusal.reason, over, jobs=refusal.jobs)
         if wider is None:
             return
         what = "quota" if refusal.reason is Reason.QUOTA else "limit per user"
         kind = Kind.QUOTA if refusal.reason is Reason.QUOTA else Kind.USER_LIMIT
-        text = f"{over} more in the {what} of queue {queue.id} ({field}: {getattr(wider, field)}, in the file of phalanx queues apply)"
+        text = f"raise the {what} of queue {queue.id} by {over} ({field}: {getattr(wider, field)} in the file for phalanx queues apply)"
         yield _Candidate(change=Change(kind=kind, text=text), seen=changed(self.seen, queues=[wider]))
 
-    # ---------------------------------------------------------------- sieves
+    # ---------------------------------------------------------------- filters
 
     def _may_fit(self, job: Job) -> bool:
-        """Whether there is room for it by devices alone: what cannot fit need not be tried."""
+        """Whether free devices alone allow it; otherwise no trial is needed."""
         board = self.scheduler.board
         shut = 0 if self.entry is None else self.entry.klass.shut
         try:
@@ -334,10 +350,10 @@ class Counterfactuals:
     def _with_spec(self, **fields: object) -> Job:
         return replace(self.job, spec=replace(self.job.spec, **fields))  # type: ignore[arg-type]  # names are JobSpec's own
 
-    def _asking(self, gpus: GpuRequest) -> Job:
+    def _with_gpus(self, gpus: GpuRequest) -> Job:
         return self._with_spec(role=replace(self.job.spec.role, gpus=gpus))
 
-    def _shape_now(self) -> str:
+    def _current_shape(self) -> str:
         entry = self.entry
         if entry is None:
             return str(self.job.spec.role.gpus)
@@ -345,8 +361,8 @@ class Counterfactuals:
         return f"{need.nodes} x {need.devices}{f' + {need.tail}' if need.tail else ''}"
 
 
-def _raised(queue: Queue, reason: Reason, over: int, *, jobs: bool) -> tuple[Queue | None, str]:
-    """The queue with its limit higher by so much, and which of its fields that is."""
+def _with_higher_limit(queue: Queue, reason: Reason, over: int, *, jobs: bool) -> tuple[Queue | None, str]:
+    """The queue with its limit raised by this much, and the name of the changed field."""
     if reason is Reason.USER_LIMIT:
         if jobs:
             return replace(queue, jobs_per_user=(queue.jobs_per_user or 0) + over), "jobs_per_user"

@@ -1,9 +1,8 @@
-"""How many whole free nodes each domain of the topology has, kept as nodes change: the smallest domain for a gang is a look-up.
+"""Counts the whole free nodes in each domain of the topology, updated as nodes change: finding the smallest domain for a gang is a look-up.
 
-A pool owns one and tells it of every change. Domains of a level are numbered along the node numbers, so each is one run of them and
-its part of a set of nodes is a shift and a mask. Among domains of one level the fullest goes first (the one with the fewest whole free
-nodes that does), so that empty domains stay empty for large gangs; among equally full ones that in the fullest domain further out,
-and at last the lowest.
+A pool owns one and reports every change to it. Domains of a level are numbered along the node numbers, so each is one run of them and
+its part of a set of nodes is a shift and a mask. Of the domains of one level the fullest is preferred (the fewest whole free nodes that
+suffice), so that empty domains stay free for large gangs; of equally full ones the one in the fullest outer domain, then the lowest.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from itertools import pairwise
 import numpy as np
 
 from phalanx.core.fleet.topology import Tree
-from phalanx.core.scheduling.bits import bits_of, lowest
+from phalanx.core.scheduling.node_sets import bits_of, lowest
 
 Counts = list[list[int]]  # [level][domain]
 
 
 class Level:
-    """One level of the tree, as far as it has nodes of this pool.
+    """One level of the tree, restricted to the nodes of this pool.
 
     Attributes:
-        of: domain of each node number; -1 for nodes that are not of the pool.
+        of: domain of each node number; -1 for nodes outside the pool.
         first: lowest node number of each domain.
-        mask: set of as many members as the domain spans node numbers.
+        mask: mask as wide as the domain's range of node numbers.
         whole: whole free nodes of each domain.
-        by_whole: set of the domains with so many.
+        by_whole: set of the domains with each number of whole free nodes.
         present: set of the numbers that some domain has.
         under: for this level (first) and each further in, set of the domains there that lie in each domain here.
         inner: domains of the next level in each domain, as a range; empty at the innermost.
@@ -55,7 +54,7 @@ class Level:
         self.inner: list[range] = []
 
     def change(self, domain: int, step: int) -> None:
-        """So many whole free nodes more in the domain."""
+        """Change the domain's number of whole free nodes by `step`."""
         before = self.whole[domain]
         after = self.whole[domain] = before + step
         bit = 1 << domain
@@ -70,7 +69,7 @@ class Level:
         by_whole[after] = joined | bit
 
     def inside(self, bits: int, domain: int) -> int:
-        """The domain's part of a set of nodes, counted from its first."""
+        """The domain's part of a set of nodes, shifted to its first node."""
         return bits >> self.first[domain] & self.mask[domain]
 
 
@@ -78,13 +77,13 @@ class Domains:
     """The levels of one pool, outermost first.
 
     Attributes:
-        nodes_with: [free devices] set of the innermost domains that have a node with exactly so many free.
+        nodes_with: [free devices] set of the innermost domains that have a node with exactly this many free.
     """
 
     __slots__ = ("_counts", "_starts", "_width", "levels", "nodes_with", "unit")
 
     def __init__(self, tree: Tree, nodes: Sequence[int], unit: int) -> None:
-        """Domains of the nodes given, ascending; all count as taken until told of.
+        """Domains of the given nodes, ascending; all count as taken until reported free.
 
         Raises:
             ValueError: the numbers do not follow the tree, so that a domain is not one run of them.
@@ -107,10 +106,10 @@ class Domains:
         self._width = (max(nodes, default=0) + 8) // 8
         self._starts = [np.array(level.first, dtype=np.intp) for level in self.levels]
 
-    # ---------------------------------------------------------------- what changed
+    # ---------------------------------------------------------------- changes
 
     def shift(self, node: int, before: int, after: int) -> None:
-        """The node's free devices were `before` and are `after`; -1 for a node that takes no work."""
+        """The node's free devices changed from `before` to `after`; -1 for a node that accepts no work."""
         domain = self.levels[-1].of[node]
         if before >= 0:
             counts = self._counts[before]
@@ -127,10 +126,10 @@ class Domains:
             for level in self.levels:
                 level.change(level.of[node], step)
 
-    # ---------------------------------------------------------------- which domain
+    # ---------------------------------------------------------------- queries
 
     def for_one(self, free: int) -> int:
-        """The fullest innermost domain that has a node with exactly so many free; there must be one."""
+        """The fullest innermost domain that has a node with exactly this many free; there must be one."""
         level = self.levels[-1]
         holding = self.nodes_with[free]
         rest = level.present
@@ -155,9 +154,9 @@ class Domains:
         Args:
             depth: the level's number.
             count: nodes of the gang.
-            counts: candidates by domain, from `count`; None when every whole free node is one.
-            one_more: nodes that could hold a tail but are no candidates; None without a tail. A domain needs one of them, or one
-                candidate more.
+            counts: candidates by domain, from `count`; None if every whole free node is one.
+            one_more: nodes that could hold a tail but are not candidates; None without a tail. A domain needs one of them, or one
+                more candidate.
         """
         level = self.levels[depth]
         if counts is None:
@@ -182,12 +181,12 @@ class Domains:
         return -1
 
     def count(self, bits: int) -> Counts:
-        """How many of these nodes each domain has. About 20 us for 12,500 nodes, whatever the domains."""
+        """The number of these nodes in each domain. About 20 us for 12,500 nodes, regardless of the domains."""
         flags = self._flags(bits).astype(np.intp)
         return [np.add.reduceat(flags, starts).tolist() for starts in self._starts]
 
     def whole(self) -> Counts:
-        """Whole free nodes of each domain. Not to be changed."""
+        """Whole free nodes of each domain. Read-only."""
         return [level.whole for level in self.levels]
 
     def _flags(self, bits: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -203,7 +202,7 @@ class Domains:
         return found
 
     def _fullest(self, hit: int, depth: int) -> int:
-        """Of equally full domains that in the fullest domain of the next level out, and so on; then the lowest."""
+        """Of equally full domains the one in the fullest domain of the next outer level, and so on; then the lowest."""
         for outer in range(depth - 1, -1, -1):
             if not hit & (hit - 1):
                 break
@@ -224,7 +223,7 @@ class Domains:
 
 
 def _level(tree: Tree, depth: int, nodes: Sequence[int]) -> Level:
-    """The level with its domains numbered anew along the nodes; those without a node of the pool are left out."""
+    """The level with its domains renumbered along the nodes; domains without a node of the pool are left out."""
     of = [-1] * len(tree.node_ids)
     own: dict[int, int] = {}
     before = -1
@@ -233,7 +232,7 @@ def _level(tree: Tree, depth: int, nodes: Sequence[int]) -> Level:
         domain = own.setdefault(path, len(own))
         if domain < before:
             raise ValueError(
-                f"node number {node} ({tree.node_ids[node]}) lies in {tree.names[depth][path]}, apart from the rest of it: "
+                f"node number {node} ({tree.node_ids[node]}) is in {tree.names[depth][path]}, but not next to its other nodes: "
                 "number the nodes in the tree's order (Tree.order_keys)"
             )
         of[node] = before = domain

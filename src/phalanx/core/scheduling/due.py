@@ -1,4 +1,4 @@
-"""Jobs that the policy has started and that are not placed yet: their room is being cleared. They are placed as soon as it is free."""
+"""Jobs that the policy has started but that are not placed yet: their nodes must be freed first. They are placed as soon as that is done."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from phalanx.core.ids import JobId
+from phalanx.core.scheduling.board_builder import Seen
 from phalanx.core.scheduling.entry import Entry
-from phalanx.core.scheduling.fit import Fit
-from phalanx.core.scheduling.policy import Seen
-from phalanx.core.scheduling.taken import Taken
+from phalanx.core.scheduling.fleet_index import Fit, Taken
 from phalanx.core.state.plan import Placement
 from phalanx.core.work.job import JobState
 
-DUE_MAX_S: Final = 600.0  # a cleared place that cannot be taken for so long is given up
+DUE_MAX_S: Final = 600.0  # a start whose placement is rejected for this long is cancelled
 
 
 class Due:
-    """Those jobs, in the order in which they were started. The board holds their places already."""
+    """The jobs, in the order in which they were started. The board already counts their places as taken."""
 
-    __slots__ = ("_entries", "_refused_s")
+    __slots__ = ("_entries", "_rejected_since_s")
 
     def __init__(self) -> None:
         self._entries: dict[JobId, Entry] = {}
-        self._refused_s: dict[JobId, float] = {}  # since when the newest state refuses their placements
+        self._rejected_since_s: dict[JobId, float] = {}  # first rejection of their placements by the newest state
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._entries
@@ -39,24 +38,26 @@ class Due:
         self._entries[job_id] = entry
 
     def drop(self, job_id: JobId) -> bool:
-        """The job is not due any more; says whether it was."""
+        """The job is not due any more; returns whether it was."""
         return self._entries.pop(job_id, None) is not None
 
     def settled(self, job_id: JobId) -> None:
-        """The job runs, or is gone: earlier refusals count no longer."""
-        self._refused_s.pop(job_id, None)
+        """The job runs, or is gone: drop earlier rejections."""
+        self._rejected_since_s.pop(job_id, None)
 
     def clear(self) -> None:
-        """A board made anew has started nothing."""
+        """The board is new: nothing is started."""
         self._entries.clear()
 
     def take_on(self, numbers: Collection[int]) -> list[Entry]:
-        """Take out those that were to start on one of these nodes, in order."""
-        lost = [job_id for job_id, entry in self._entries.items() if any(number in numbers for number, _ in entry.places)]  # fmt: skip
+        """Remove and return those that were to start on one of these nodes, in order."""
+        lost = [
+            job_id for job_id, entry in self._entries.items() if any(number in numbers for number, _ in entry.places)
+        ]
         return [self._entries.pop(job_id) for job_id in lost]
 
     def place(self, seen: Seen, fit: Fit, most: int) -> list[tuple[Entry, Placement]]:
-        """Those whose room is free by now, at most so many; they are due no longer."""
+        """Place those whose resources are free by now, at most `most`; they are no longer due."""
         placed: list[tuple[Entry, Placement]] = []
         taken = Taken(seen.usage)
         for job_id, entry in list(self._entries.items()):
@@ -64,7 +65,7 @@ class Due:
                 break
             job = seen.jobs[job_id]
             if job.state is not JobState.PENDING or job_id in seen.attempts or entry.need is None:
-                continue  # its last attempt is still leaving
+                continue  # its last attempt is still stopping
             allocation = fit.allocation(entry.need, entry.places, job.spec.role, taken)
             if allocation is None or not taken.room_for(allocation, seen.nodes):
                 continue
@@ -74,9 +75,9 @@ class Due:
         return placed
 
     def refused(self, job_id: JobId, entry: Entry, now_s: float) -> bool:
-        """The newest state refused the placement: the job is due again. False once it has been refused for `DUE_MAX_S`."""
-        if now_s - self._refused_s.setdefault(job_id, now_s) < DUE_MAX_S:
+        """The newest state rejected the placement: the job is due again. False once it has been rejected for `DUE_MAX_S`."""
+        if now_s - self._rejected_since_s.setdefault(job_id, now_s) < DUE_MAX_S:
             self._entries[job_id] = entry
             return True
-        del self._refused_s[job_id]
+        del self._rejected_since_s[job_id]
         return False

@@ -1,4 +1,4 @@
-"""What stands on a board: classes of jobs, jobs, what is decided of them, and who hears of it."""
+"""The records on a board: classes of jobs, jobs and decisions; and the interface of a policy."""
 
 from __future__ import annotations
 
@@ -7,35 +7,34 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.scheduling.hazard import Group
-from phalanx.core.scheduling.need import Need
-from phalanx.core.scheduling.pool import Places
+from phalanx.core.scheduling.needs import Need, Places
 
 NEVER_S = -1.0
 
 
 class Verb(enum.Enum):
-    """What a decision does to a job."""
+    """The kind of a decision."""
 
     START = "start"
     STOP = "stop"  # preempt: save, stop, wait again
-    MOVE = "move"  # save, stop, and go on elsewhere at once
+    MOVE = "move"  # save, stop, and continue elsewhere at once
 
 
 class Because(enum.Enum):
-    """By what right a job is stopped or moved."""
+    """The reason for which a job is stopped or moved."""
 
-    VALUE = "value"  # the other brings more for the same GPUs
-    PRIORITY = "priority"  # the other's priority is higher
-    RECLAIM = "reclaim"  # the room was borrowed, and its owner wants it back
-    OVERDUE = "overdue"  # the other has waited past the bound
-    REPAIR = "repair"  # the other lost a node and gets its place back
-    SHRINK = "shrink"  # an elastic job gives back what it grew into
+    VALUE = "value"  # the other job has more value for the same GPUs
+    PRIORITY = "priority"  # the other job has a higher priority
+    RECLAIM = "reclaim"  # the GPUs were borrowed, and their owner reclaims them
+    OVERDUE = "overdue"  # the other job has waited past its limit
+    REPAIR = "repair"  # the other job lost a node and gets its place back
+    SHRINK = "shrink"  # an elastic job shrinks
     GROW = "grow"  # an elastic job takes idle nodes
 
 
 @dataclass(slots=True, eq=False)
 class Throttle:
-    """How many elements of an array may run at once, and do."""
+    """The limit of running elements of an array, and their number."""
 
     running_max: int
     running: int = 0
@@ -43,15 +42,15 @@ class Throttle:
 
 @dataclass(slots=True, eq=False)
 class Klass:
-    """Jobs alike for every rule: judged once a pass, and explained once.
+    """A class of jobs that are equal for every rule: considered once per pass, and explained once.
 
     Attributes:
-        needs: what one of them asks, in order of preference.
+        needs: alternatives, in order of preference.
         gpus: devices of the first need, at least.
-        label: whose history speaks for them; jobs of one label and size end alike.
-        rank: priority; higher goes first, whatever else.
+        label: key of the run time statistics; jobs of one label and size have similar run times.
+        rank: priority; a higher one always goes first.
         queue: number in the quota tree.
-        shut: bitset of nodes closed to them.
+        shut: bitset of nodes that its jobs may not use.
     """
 
     number: int
@@ -71,22 +70,22 @@ class Entry:
 
     Attributes:
         seq: submit order; the last tie-break.
-        size_s: what a yardstick policy may know of its whole run time: exact, its limit, or predicted; -1 when unknown.
-        attained_s: kept work of earlier runs; the present run adds `now - since_s`.
-        since_s: start of the present run; -1 while it waits.
-        seen_s: service that it has been seen to live past, though a stop lost some of it.
+        size_s: what a reference policy knows of its total run time: exact, its limit, or predicted; -1 if unknown.
+        attained_s: saved work of earlier runs; the current run adds `now - since_s`.
+        since_s: start of the current run; -1 while it waits.
+        seen_s: the longest service it has reached, including work lost by a stop.
         saved_s: when it last saved, if it does not save when asked to stop; -1 if it does, so that a stop loses nothing.
-        waits_from_s: since when it waits without a break.
-        waited_s: waiting before `waits_from_s`.
-        places, need: where it runs and as what; empty while it waits.
-        stops, moves: preemptions and moves it has borne.
-        shield_s: not stopped for another's value before this time.
-        moved_s: when it came to where it runs.
-        overdue: it has waited past the bound and goes before everyone.
-        repair: it lost its place through no fault of its own, and gets it back before newcomers.
+        waits_from_s: start of the current wait.
+        waited_s: earlier waiting time.
+        places, need: where it runs, and for which need; empty while it waits.
+        stops, moves: number of its preemptions and moves.
+        shield_s: not stopped by value before this time.
+        moved_s: when it started or moved to its places.
+        overdue: it has waited past its limit and goes before all other jobs.
+        repair: it lost its place through no fault of its own, and gets one before new jobs.
         avoid: bitset of nodes to use only if nothing else fits.
-        fixed: never stopped for another's sake.
-        group: jobs alike, of whose ends a policy learns; the policy's own.
+        fixed: never stopped for another job.
+        group: similar jobs that a policy learns from; owned by the policy.
     """
 
     seq: int
@@ -117,15 +116,15 @@ class Entry:
 
     @property
     def held(self) -> int:
-        """Devices it holds."""
+        """Devices in use."""
         return sum([count for _, count in self.places])
 
     def on(self, node: int) -> int:
-        """Devices it holds on one of its nodes."""
+        """Devices in use on one of its nodes."""
         return next(count for at, count in self.places if at == node)
 
     def service_s(self, now_s: float) -> float:
-        """Kept work so far."""
+        """Saved work so far."""
         return self.attained_s if self.since_s < 0.0 else self.attained_s + (now_s - self.since_s)
 
     def unsaved_s(self, now_s: float) -> float:
@@ -135,7 +134,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One line of a pass, in the order taken. `places` is empty for a stop; `other` is the job a stop or move makes room for."""
+    """One decision, in the order taken. `places` is empty for a stop; `other` is the job that a stop or move makes room for."""
 
     verb: Verb
     entry: Entry
@@ -145,27 +144,27 @@ class Decision:
 
 
 class Listener:
-    """A policy: it hears of every change, to keep its own order, and decides. Here every method does nothing."""
+    """The interface of a policy: it is notified of every change, so that it can maintain its order, and decides. Here every method does nothing."""
 
     def decide(self, now_s: float) -> float | None:
-        """Decide on the board; return when to be called again even if nothing happens, or None."""
+        """Decide on the board; return when to be called again even without a change, or None."""
 
     def arrived(self, entry: Entry) -> None:
-        """The job waits (again)."""
+        """The job waits, for the first time or again."""
 
     def adopted(self, entry: Entry) -> None:
-        """The job was running before this policy was there."""
+        """The job was already running when this policy was created."""
 
     def left_together(self, entries: Sequence[Entry]) -> None:
-        """These waiting jobs are gone: cancelled, held, or of another class from now on. All at once, so that each line is gone through once."""
+        """These waiting jobs are gone: cancelled, held, or moved to another class. Passed together, so that each line is scanned once."""
 
     def ended(self, entry: Entry, now_s: float) -> None:
-        """The running job has come to its end; its places are still set."""
+        """The running job ended by itself; its places are still set."""
 
     def stopped(self, entry: Entry, now_s: float) -> None:
-        """The running job has stopped without an end; its places are still set."""
+        """The running job was stopped; its places are still set."""
 
 
 def by_submit(entries: Iterable[Entry]) -> list[Entry]:
-    """In submit order; equal times by seq."""
+    """By submit time, then seq."""
     return sorted(entries, key=lambda entry: (entry.submit_s, entry.seq))

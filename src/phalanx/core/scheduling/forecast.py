@@ -1,11 +1,11 @@
-"""When a waiting job is expected to start: a range, and the reason where no bound is known.
+"""Forecasts when a waiting job starts: a range, and the reason if a bound is unknown.
 
-What runs is taken to end between the quantiles of its prediction (`predict`). The earliest start is the moment at which enough devices
-for its shape are free if everything ends early and nobody goes before it; the latest, if everything ends late and all who stand before
-it in line (by priority, then submit time) get their place first. Each device is a moment in time: a list schedule on the nodes, without
-the policy. So jobs that come later, and room that the policy makes by stopping others, are not foreseen.
+Running jobs are assumed to end between the quantiles of their predictions (`predict`). The earliest start is the time at which enough
+devices for its shape are free if all jobs end early and no other job takes them; the latest, if all end late and all jobs ahead in line
+(by priority, then submit time) get their place first. Each device is a point in time: a list schedule on the nodes, without the policy.
+Later jobs, and devices that the policy frees by stopping others, are not modelled.
 
-Cost: linear in what runs, plus one partition of the nodes for each job before it (at most AHEAD_MAX).
+Cost: linear in the running jobs, plus one partition of the nodes for each job ahead (at most AHEAD_MAX).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.entry import Entry
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.predict import Predictor, traits_of
 from phalanx.core.scheduling.trial import Trial
 from phalanx.core.work.attempt import AttemptState
@@ -27,24 +27,23 @@ from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, Reason
 from phalanx.core.work.quotas import FLEET, Refusal
 
-AHEAD_MAX: Final = 256  # jobs before it that are given their places first; with more of them no latest start is told
-PARENTS_DEEP: Final = 4  # a chain of dependencies is followed so far
+AHEAD_MAX: Final = 256  # jobs ahead that are simulated; with more of them no latest start is given
+PARENTS_DEEP: Final = 4  # length to which a chain of dependencies is followed
 NEVER: Final = float("inf")
-_FOR_PEOPLE: Final = {
-    Reason.HELD: "it is held, and nobody knows until when",
-    Reason.QUEUE_CLOSED: "its queue is closed, and nobody knows until when",
+_UNKNOWN_TEXT: Final = {
+    Reason.HELD: "the job is held",
+    Reason.QUEUE_CLOSED: "its queue is closed",
     Reason.NO_NODES: "no node is up",
     Reason.NODES_DOWN: "nodes that it needs are down or drained",
-    Reason.TOPOLOGY: "no node says where in the network it lies",
+    Reason.TOPOLOGY: "no node has the topology labels that it needs",
 }
-Times = NDArray[
-    np.float64
-]  # [node number, device]: seconds from now until so many devices of the node are free, ascending
+# [node number, device]: seconds from now until this many devices of the node are free, ascending.
+Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """When it starts, in seconds from now. None: no such bound is known, and `unknown` says why the later one is not."""
+    """The start in seconds from now. None: the bound is unknown; `unknown` says why the later one is."""
 
     earliest_s: float | None
     latest_s: float | None
@@ -53,7 +52,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """How long a running job still runs, in seconds: with four chances in five between the two; `high_s` infinite when nobody knows."""
+    """Remaining run time of a running job in seconds: with a probability of 80 % between the two; `high_s` infinite if unknown."""
 
     low_s: float
     high_s: float
@@ -61,13 +60,13 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What keeps a job back though there may be room.
+    """A quota or limit that blocks a job.
 
     Attributes:
-        over: GPUs (jobs, with `jobs`) that must go first.
-        holders: who counts against it and runs.
-        refusal: the quota tree's; None for an array's own limit.
-        never: the job alone is past it.
+        over: GPUs (jobs, with `jobs`) that must be released first.
+        holders: running jobs that count against it.
+        refusal: from the quota tree; None for an array's own limit.
+        never: the job alone exceeds it.
     """
 
     over: float
@@ -78,7 +77,7 @@ class Limit:
 
 
 class Forecast:
-    """Ends of what runs, and the moments at which devices become free, as of one trial."""
+    """Ends of running jobs, and the times at which devices become free, based on one trial."""
 
     def __init__(self, trial: Trial, predictor: Predictor) -> None:
         self.trial = trial
@@ -88,7 +87,7 @@ class Forecast:
             job_id: self._left_of(job_id) for job_id in trial.seen.attempts if job_id in trial.seen.jobs
         }
 
-    def start_of(self, job: Job, *, deep: int = 0) -> Expected:
+    def start_of(self, job: Job, *, depth: int = 0) -> Expected:
         """When the job starts."""
         scheduler = self.trial.scheduler
         parked = scheduler.parked.get(job.id)
@@ -101,30 +100,32 @@ class Forecast:
                 case Reason.BACKOFF:
                     low_s = high_s = max(0.0, job.not_before_s - self.now_s)
                 case Reason.DEPENDENCY:
-                    low_s, high_s, unknown = self._after_parents(job, deep)
+                    low_s, high_s, unknown = self._after_parents(job, depth)
                 case _:
                     return Expected(
-                        earliest_s=None, latest_s=None, unknown=_FOR_PEOPLE.get(parked.reason, parked.detail)
+                        earliest_s=None, latest_s=None, unknown=_UNKNOWN_TEXT.get(parked.reason, parked.detail)
                     )
         entry = scheduler.entries.get(job.id)
         if entry is not None and entry.since_s >= 0.0:
             return Expected(earliest_s=0.0, latest_s=self._cleared_s(job.id))
         needs = scheduler.needs_of(job) if entry is None else entry.klass.needs
         if not needs:
-            return Expected(earliest_s=None, latest_s=None, unknown="no nodes that take work now can hold it")
+            return Expected(earliest_s=None, latest_s=None, unknown="the nodes that accept work now cannot hold it")
         if entry is not None:
             early, late, why = self._admitted(entry)
             low_s, high_s, unknown = max(low_s, early), max(high_s, late), unknown or why
-        early, late, why = self._room(needs, entry)
+        early, late, why = self._capacity(needs, entry)
         low_s, high_s, unknown = max(low_s, early), max(high_s, late), unknown or why
         return Expected(
-            earliest_s=None if low_s == NEVER else low_s, latest_s=None if high_s == NEVER else high_s, unknown=unknown if high_s == NEVER else ""
-        )  # fmt: skip
+            earliest_s=None if low_s == NEVER else low_s,
+            latest_s=None if high_s == NEVER else high_s,
+            unknown=unknown if high_s == NEVER else "",
+        )
 
     def run_of(self, job: Job) -> tuple[float, float | None, int, str]:
-        """How long the job runs once started: low and high in seconds (None: not known), from how many ended jobs, and which."""
-        told = self.predictor.predict(traits_of(job), ran_s=0.0, run_max_s=job.spec.time_limit_s)
-        return told.p10_s, told.p90_s, told.ends, told.likes
+        """The run time of the job once started: low and high in seconds (None: unknown), the number of ended jobs it is based on, and which."""
+        predicted = self.predictor.predict(traits_of(job), ran_s=0.0, run_max_s=job.spec.time_limit_s)
+        return predicted.p10_s, predicted.p90_s, predicted.ends, predicted.likes
 
     # ---------------------------------------------------------------- ends
 
@@ -135,27 +136,30 @@ class Forecast:
         held_s = max(0.0, self.now_s - attempt.placed_s)
         ran_s = max(0.0, job.attained_s + held_s)
         limit_s = job.spec.time_limit_s
-        told = self.predictor.predict(
+        predicted = self.predictor.predict(
             traits_of(job), ran_s=ran_s, run_max_s=None if limit_s is None else max(ran_s, job.attained_s + limit_s)
         )
         return Left(
-            low_s=max(0.0, told.p10_s - ran_s), high_s=NEVER if told.p90_s is None else max(0.0, told.p90_s - ran_s)
+            low_s=max(0.0, predicted.p10_s - ran_s),
+            high_s=NEVER if predicted.p90_s is None else max(0.0, predicted.p90_s - ran_s),
         )
 
     def _cleared_s(self, job_id: JobId) -> float:
-        """Its place is being cleared, or it is started now: those who leave have at most their grace."""
+        """Zero if it starts now; else the longest grace period of the jobs that are stopping on its nodes."""
         trial = self.trial
         if trial.plan.placement(job_id) is not None:
             return 0.0
         nodes = {trial.scheduler.fit.nodes[number].id for number, _ in trial.scheduler.entries[job_id].places}
         return max(
             (
-                trial.seen.jobs[other].spec.grace_s for other, attempt in trial.seen.attempts.items()
+                trial.seen.jobs[other].spec.grace_s
+                for other, attempt in trial.seen.attempts.items()
                 if other in trial.seen.jobs and any(grant.node_id in nodes for grant in attempt.allocation.grants)
-            ), default=0.0,
-        )  # fmt: skip
+            ),
+            default=0.0,
+        )
 
-    def _after_parents(self, job: Job, deep: int) -> tuple[float, float, str]:
+    def _after_parents(self, job: Job, depth: int) -> tuple[float, float, str]:
         low_s = high_s = 0.0
         unknown = ""
         for one in job.unmet:
@@ -163,12 +167,12 @@ class Forecast:
             if (
                 one.kind in (DependencyKind.SINGLETON, DependencyKind.AFTER_NOT_OK)
                 or parent is None
-                or deep >= PARENTS_DEEP
+                or depth >= PARENTS_DEEP
             ):
-                return low_s, NEVER, f"it waits for {one}, and nobody knows when that holds"
+                return low_s, NEVER, f"it waits for {one}, whose time is unknown"
             left = self.left.get(parent.id)
             if left is None:
-                begins = self.start_of(parent, deep=deep + 1)
+                begins = self.start_of(parent, depth=depth + 1)
                 run_low_s, run_high_s, _, _ = self.run_of(parent)
                 early = (begins.earliest_s or 0.0) + run_low_s
                 late = NEVER if begins.latest_s is None or run_high_s is None else begins.latest_s + run_high_s
@@ -178,7 +182,7 @@ class Forecast:
             if late == NEVER:
                 unknown = (
                     unknown
-                    or f"it waits for job {parent.id}, and nobody knows how long that runs: no time limit, and no likes have ended"
+                    or f"it waits for job {parent.id}, which has no time limit, and too few similar jobs have finished"
                 )
             low_s, high_s = max(low_s, early), max(high_s, late)
         return low_s, high_s, unknown
@@ -186,7 +190,7 @@ class Forecast:
     # ---------------------------------------------------------------- quotas and limits
 
     def holders(self, entry: Entry) -> Limit | None:
-        """Who counts against the limit that keeps the job back, and by how much it is passed; None when no limit does."""
+        """The limit that blocks the job, with the running jobs that count against it; None if no limit does."""
         board, klass = self.trial.scheduler.board, entry.klass
         running, throttle, quotas = board.running.values(), klass.throttle, board.quotas
         if throttle is not None and throttle.running >= throttle.running_max:
@@ -200,16 +204,19 @@ class Forecast:
         asked = 1 if refusal.jobs else refusal.asked
         node = quotas.whole(refusal.queue) if refusal.queue else FLEET
         return Limit(
-            over=asked + refusal.held - refusal.limit, jobs=refusal.jobs, refusal=refusal,
+            over=asked + refusal.held - refusal.limit,
+            jobs=refusal.jobs,
+            refusal=refusal,
             never=refusal.limit < asked and refusal.reason is not Reason.BUDGET,
             holders=tuple(
-                other for other in running
+                other
+                for other in running
                 if node in quotas.paths[other.klass.queue] and (not refusal.user or other.klass.user == refusal.user)
             ),
-        )  # fmt: skip
+        )
 
     def left_of(self, entry: Entry) -> Left:
-        """How long a job that runs, or that the trial has started, still runs."""
+        """Remaining run time of a job that runs, or that the trial has started."""
         job_id = self.trial.scheduler.ids[entry.seq]
         left = self.left.get(job_id)
         if left is None:
@@ -218,7 +225,7 @@ class Forecast:
         return left
 
     def _admitted(self, entry: Entry) -> tuple[float, float, str]:
-        """When quotas and limits let it start: as soon as enough of those who count against the same limit have ended."""
+        """When quotas and limits admit it: once enough jobs that count against the same limit have ended."""
         limit = self.holders(entry)
         if limit is None:
             return 0.0, 0.0, ""
@@ -229,31 +236,31 @@ class Forecast:
         if refusal is not None and limit.never:
             return NEVER, NEVER, refusal.sentence()
         ends = [(self.left_of(other), 1 if limit.jobs else other.gpus) for other in limit.holders]
-        early = _when([(left.low_s, weight) for left, weight in ends], limit.over)
-        late = _when([(left.high_s, weight) for left, weight in ends], limit.over)
+        early = _freed_at_s([(left.low_s, weight) for left, weight in ends], limit.over)
+        late = _freed_at_s([(left.high_s, weight) for left, weight in ends], limit.over)
         return (
             early,
             late,
-            "nobody knows how long the jobs run that count against the same limit" if late == NEVER else "",
+            "jobs that count against the same limit have no known end" if late == NEVER else "",
         )
 
-    # ---------------------------------------------------------------- room
+    # ---------------------------------------------------------------- capacity
 
-    def _room(self, needs: Sequence[Need], entry: Entry | None) -> tuple[float, float, str]:
-        """When there is room for its shape."""
+    def _capacity(self, needs: Sequence[Need], entry: Entry | None) -> tuple[float, float, str]:
+        """When enough devices are free for its shape."""
         if not needs[0].devices:
             found = entry is not None and self.trial.scheduler.board.find(entry) is not None
-            return 0.0, 0.0 if found else NEVER, "it needs CPUs alone, whose ends are not foreseen"
+            return 0.0, 0.0 if found else NEVER, "it needs only CPUs, which are not forecast"
         shut = 0 if entry is None else entry.klass.shut
         early_times, late_times = self._times(high=False), self._times(high=True)
         early = min(self._place(early_times, need, shut)[0] for need in needs)
         ahead = [] if entry is None else self.before(entry)
         for other in ahead[:AHEAD_MAX]:
-            self._serve(late_times, other)
+            self._place_ahead(late_times, other)
         late = min(self._place(late_times, need, shut)[0] for need in needs)
         if len(ahead) > AHEAD_MAX:
-            return early, NEVER, f"{len(ahead)} jobs stand before it"
-        return early, late, self._blame(needs, shut) if late == NEVER else ""
+            return early, NEVER, f"{len(ahead)} jobs are ahead of it"
+        return early, late, self._unknown_end(needs, shut) if late == NEVER else ""
 
     def _times(self, *, high: bool) -> Times:
         scheduler = self.trial.scheduler
@@ -278,15 +285,18 @@ class Forecast:
         return times
 
     def _reserved(self) -> list[tuple[int, float]]:
-        """Nodes set aside now, and for how long: for whom is not looked at, so that the range errs to the late side."""
+        """Nodes reserved now, and for how long: admissions are ignored, so that the range errs towards late."""
         numbers = self.trial.scheduler.fit.numbers
         return [
-            (number, one.end_s - self.now_s) for one in self.trial.seen.reservations.values() if one.holds(self.now_s)
-            for node_id in one.nodes for number in numbers.get(node_id, ())
-        ]  # fmt: skip
+            (number, one.end_s - self.now_s)
+            for one in self.trial.seen.reservations.values()
+            if one.holds(self.now_s)
+            for node_id in one.nodes
+            for number in numbers.get(node_id, ())
+        ]
 
     def before(self, entry: Entry) -> list[Entry]:
-        """Who stands before it in line."""
+        """The jobs ahead of it in line."""
         mine = (-entry.klass.rank, entry.submit_s, entry.seq)
         found = [
             other
@@ -295,8 +305,8 @@ class Forecast:
         ]
         return sorted(found, key=lambda other: (-other.klass.rank, other.submit_s, other.seq))
 
-    def _serve(self, times: Times, other: Entry) -> None:
-        """Give a job that stands before it its place, for as long as it may run."""
+    def _place_ahead(self, times: Times, other: Entry) -> None:
+        """Give a job ahead its place, for as long as it may run."""
         if not other.klass.gpus:
             return
         need = other.klass.needs[0]
@@ -310,7 +320,7 @@ class Forecast:
             times[number].sort()
 
     def _place(self, times: Times, need: Need, shut: int) -> tuple[float, list[int]]:
-        """When and where so many nodes have so many devices free."""
+        """When and where enough nodes have enough devices free."""
         board = self.trial.scheduler.board
         kind = np.array(board.kind)
         ready = np.where(np.isin(kind, need.kinds), times[:, need.devices - 1], NEVER)
@@ -328,8 +338,8 @@ class Forecast:
             best = min(best, (start_s, [int(inside[at]) for at in chosen]))
         return best
 
-    def _blame(self, needs: Sequence[Need], shut: int) -> str:
-        """The first job whose end nobody knows, on nodes that it could use."""
+    def _unknown_end(self, needs: Sequence[Need], shut: int) -> str:
+        """The first job with an unknown end, on nodes that it could use."""
         scheduler = self.trial.scheduler
         kinds = {kind for need in needs for kind in need.kinds}
         for seq in sorted(scheduler.board.running):
@@ -337,9 +347,7 @@ class Forecast:
             left = self.left_of(entry)
             usable = any(scheduler.board.kind[number] in kinds and not shut >> number & 1 for number, _ in entry.places)
             if usable and left.high_s == NEVER:
-                return (
-                    f"nobody knows how long job {scheduler.ids[seq]} runs: no time limit, and too few likes have ended"
-                )
+                return f"job {scheduler.ids[seq]} has no time limit, and too few similar jobs have finished"
         return "nodes that it needs are down or drained"
 
 
@@ -351,8 +359,8 @@ def _soonest(ready: Times, parts: int) -> tuple[float, list[int]]:
     return float(ready[chosen].max()), [int(number) for number in chosen]
 
 
-def _when(ends: list[tuple[float, int]], wanted: float) -> float:
-    """When so much has been freed."""
+def _freed_at_s(ends: list[tuple[float, int]], wanted: float) -> float:
+    """When this much has been freed."""
     freed = 0.0
     for end_s, weight in sorted(ends):
         freed += weight

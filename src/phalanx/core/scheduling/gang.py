@@ -1,6 +1,6 @@
-"""Where a gang goes among the nodes that could each hold a part of it: the smallest domain, the fullest of its level, all or nothing.
+"""Places a gang on the nodes that could each hold a part of it: in the smallest domain, the fullest of its level, all or nothing.
 
-Called by the pool with the candidates; knows the topology and sets of nodes, and changes nothing.
+Called by the pool with the candidates; reads the topology and changes nothing.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from phalanx.core.scheduling.bits import bits_of, lowest, lowest_of
 from phalanx.core.scheduling.domains import Counts, Domains
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.node_sets import bits_of, lowest, lowest_of
 
 
 @dataclass(slots=True)
 class Candidates:
-    """Nodes that could hold a part of a need, and what is known of them.
+    """Nodes that could hold a part of a need.
 
     Attributes:
         fits: those nodes in sets, best fit first.
         bits: all of them.
         spare: sets of further nodes that could hold the tail only, best fit first.
         domains: None without a topology.
-        whole: they are the pool's whole free nodes, neither more nor fewer, whose counts the domains keep.
-        cpus: free CPUs by node number, when the fewest free CPUs are the best fit; else None.
+        whole: they are exactly the pool's whole free nodes, whose counts the domains maintain.
+        cpus: free CPUs by node number, if the fewest free CPUs are the best fit; else None.
     """
 
     fits: Sequence[int]
@@ -37,11 +37,11 @@ class Candidates:
 
     @property
     def depths(self) -> int:
-        """Levels of the topology; 0 without one."""
+        """Number of topology levels; 0 without a topology."""
         return 0 if self.domains is None else len(self.domains.levels)
 
     def counts(self) -> Counts:
-        """Candidates in each domain, by level. There must be a topology."""
+        """Candidates in each domain, by level. Requires a topology."""
         if self._counts is None:
             assert self.domains is not None
             self._counts = self.domains.whole() if self.whole else self.domains.count(self.bits)
@@ -53,14 +53,14 @@ class Candidates:
         return self.domains.for_gang(depth, nodes, counts=None if self.whole else self.counts(), one_more=one_more)
 
     def inside(self, bits: int, scope: Scope) -> tuple[int, int]:
-        """The scope's part of a set of nodes, and the node number its bits are counted from."""
+        """The scope's part of a set of nodes, and the node number of its lowest bit."""
         if self.domains is None or scope.depth < 0:
             return bits, 0
         level = self.domains.levels[scope.depth]
         return level.inside(bits, scope.domain), level.first[scope.domain]
 
     def within(self, scope: Scope, depth: int) -> list[int]:
-        """The domains of a level further in that lie in the scope, ascending."""
+        """The domains of an inner level that lie in the scope, ascending."""
         assert self.domains is not None
         if scope.depth < 0:
             return list(range(len(self.domains.levels[depth].first)))
@@ -81,12 +81,13 @@ POOL = Scope(-1, 0)
 def place_gang(need: Need, candidates: Candidates) -> tuple[tuple[int, int], ...] | None:
     """The gang's places, node numbers ascending; None if it does not fit.
 
-    The innermost level with a domain that holds the gang, tail included, and of its domains the fullest (fewest candidates). With no
-    such domain, and unless one is required, the whole pool. Inside, as few domains are crossed as is cheap to find: those with the most
-    room are used up first, the rest goes into the smallest domain that holds it. Inside an innermost domain best fit, then the lowest.
-    Slices count as wholes in all this, down to their level. The tail goes on a node that no part fits, best fit, else on a candidate.
+    Chooses the innermost level with a domain that can hold the gang, tail included, and of its domains the fullest (fewest candidates). Without
+    such a domain, and unless one is required, it uses the whole pool. Inside, it crosses as few domains as is cheap to compute: those with the
+    most candidates are used up first, the rest goes into the smallest domain that can hold it. Inside an innermost domain: best fit, then the
+    lowest. Slices are indivisible in all this, down to their level. The tail goes on a node that cannot hold a full part, best fit, else on a
+    candidate.
 
-    A last slice that is short (`nodes` no multiple of `slice_nodes`) has the highest node numbers. Slices and a tail exclude each other.
+    If `nodes` is not a multiple of `slice_nodes`, the short last slice has the highest node numbers. Slices and a tail exclude each other.
     """
     if candidates.bits.bit_count() < need.nodes:
         return None
@@ -97,18 +98,18 @@ def place_gang(need: Need, candidates: Candidates) -> tuple[tuple[int, int], ...
     if scope is None:
         return None
     if need.nodes == 1 and not need.tail:
-        nodes = _best(1, candidates, POOL)
+        nodes = _best_fits(1, candidates, POOL)
     else:
         nodes = _spread(need.nodes, candidates, scope)
     places = [(node, need.devices) for node in nodes]
     if need.tail:
-        places.append((_tail(nodes, candidates, scope), need.tail))
+        places.append((_tail_node(nodes, candidates, scope), need.tail))
     places.sort()
     return tuple(places)
 
 
 def _scope(need: Need, candidates: Candidates) -> Scope | None:
-    """The smallest domain that holds the gang and its tail."""
+    """The smallest domain that can hold the gang and its tail."""
     required = need.required and need.within >= 0
     one_more: int | None = None
     if need.tail:
@@ -125,29 +126,29 @@ def _scope(need: Need, candidates: Candidates) -> Scope | None:
 
 
 def _spread(count: int, candidates: Candidates, scope: Scope) -> list[int]:
-    """So many nodes of a scope that has them, crossing few domains."""
+    """This many nodes of a scope that has enough, crossing few domains."""
     depth = scope.depth + 1
     if depth >= candidates.depths:
-        return _best(count, candidates, scope)
+        return _best_fits(count, candidates, scope)
     counts = candidates.counts()
     rest = sorted(candidates.within(scope, depth), key=lambda domain: (-counts[depth][domain], domain))
     nodes: list[int] = []
     used = 0
     while counts[depth][rest[used]] < count:
         have = counts[depth][rest[used]]
-        nodes += lowest_of(*_only(candidates, Scope(depth, rest[used]), have))
+        nodes += lowest_of(*_candidates_in(candidates, Scope(depth, rest[used]), have))
         count -= have
         used += 1
     return nodes + _spread(count, candidates, _narrowest(count, candidates, depth, rest[used:]))
 
 
-def _only(candidates: Candidates, scope: Scope, count: int) -> tuple[int, int, int]:
+def _candidates_in(candidates: Candidates, scope: Scope, count: int) -> tuple[int, int, int]:
     bits, base = candidates.inside(candidates.bits, scope)
     return bits, count, base
 
 
 def _narrowest(count: int, candidates: Candidates, depth: int, domains: Sequence[int]) -> Scope:
-    """The innermost, then fullest domain in these of level `depth` that has so many candidates; one of them has."""
+    """The innermost, then fullest domain inside these of level `depth` that has enough candidates; one of them has."""
     counts = candidates.counts()
     for inner in range(candidates.depths - 1, depth, -1):
         further = (one for domain in domains for one in candidates.within(Scope(depth, domain), inner))
@@ -157,15 +158,15 @@ def _narrowest(count: int, candidates: Candidates, depth: int, domains: Sequence
     return Scope(depth, min((counts[depth][one], one) for one in domains if counts[depth][one] >= count)[1])
 
 
-def _best(count: int, candidates: Candidates, scope: Scope) -> list[int]:
-    """The best fits in the scope, then the lowest."""
+def _best_fits(count: int, candidates: Candidates, scope: Scope) -> list[int]:
+    """The best fits in the scope; ties to the lowest."""
     nodes: list[int] = []
     for fitting in candidates.fits:
         bits, base = candidates.inside(fitting, scope)
         if candidates.cpus is not None:
             cpus = candidates.cpus
-            everyone = lowest_of(bits, bits.bit_count(), base)
-            return sorted(everyone, key=lambda node: (cpus[node], node))[:count]
+            members = lowest_of(bits, bits.bit_count(), base)
+            return sorted(members, key=lambda node: (cpus[node], node))[:count]
         if bits:
             nodes += lowest_of(bits, count - len(nodes), base)
             if len(nodes) == count:
@@ -173,8 +174,8 @@ def _best(count: int, candidates: Candidates, scope: Scope) -> list[int]:
     return nodes
 
 
-def _tail(nodes: Iterable[int], candidates: Candidates, scope: Scope) -> int:
-    """The node for the tail, beside those of the parts. The scope has one."""
+def _tail_node(nodes: Iterable[int], candidates: Candidates, scope: Scope) -> int:
+    """The node for the tail, not one of the given nodes. The scope must have one."""
     used = bits_of(nodes)
     for bits in (*candidates.spare, *candidates.fits):
         left, base = candidates.inside(bits ^ (bits & used), scope)
@@ -184,7 +185,7 @@ def _tail(nodes: Iterable[int], candidates: Candidates, scope: Scope) -> int:
 
 
 def _sliced(need: Need, candidates: Candidates) -> list[int] | None:
-    """The nodes of a gang in slices: in one domain of the slices' level or further in, else in slices over several."""
+    """The nodes of a gang in slices: in one domain of the slices' level or further in, else with slices in several."""
     level, stop = need.slice_within, need.within if need.required and need.within >= 0 else 0
     if need.tail or level >= candidates.depths:
         return None
@@ -202,18 +203,18 @@ def _sliced(need: Need, candidates: Candidates) -> list[int] | None:
 
 
 def _slices(need: Need, candidates: Candidates, scope: Scope) -> list[int] | None:
-    """Whole slices from the domains with the most of them, the last ones from the smallest that holds them."""
+    """Whole slices from the domains with the most of them, the last ones from the smallest domain that can hold them."""
     size, level = need.slice_nodes, need.slice_within
     left, short = divmod(need.nodes, size)
     room = {domain: candidates.counts()[level][domain] for domain in candidates.within(scope, level)}
-    taken: dict[int, int] = {}
+    chosen: dict[int, int] = {}
     if short:
-        # The short slice ends the ranks, so it takes the last domain that holds it: those after it hold no whole slice either.
+        # The short slice has the last ranks, so it takes the last domain that can hold it: later domains hold no whole slice either.
         last = max((domain for domain, free in room.items() if free >= short), default=-1)
         if last < 0:
             return None
         room[last] -= short
-        taken[last] = short
+        chosen[last] = short
     if not room or sum(free // size for free in room.values()) < left:
         return None
     while left:
@@ -223,7 +224,7 @@ def _slices(need: Need, candidates: Candidates, scope: Scope) -> list[int] | Non
             most = left
         else:
             domain = min(domain for domain, free in room.items() if free // size == most)
-        taken[domain] = taken.get(domain, 0) + most * size
+        chosen[domain] = chosen.get(domain, 0) + most * size
         left -= most
         del room[domain]
-    return [node for domain, count in taken.items() for node in _spread(count, candidates, Scope(level, domain))]
+    return [node for domain, count in chosen.items() for node in _spread(count, candidates, Scope(level, domain))]

@@ -1,10 +1,10 @@
-"""What attained service says about the rest: an online hazard table by gang size, and the Gittins index it gives.
+"""Estimates remaining run times from attained service: an online hazard table by gang size, and the Gittins index derived from it.
 
 Source: Gittins, Glazebrook, Weber, "Multi-armed Bandit Allocation Indices" (2nd ed. 2011), ch. 1 and 2: for a job with attained service `a`, the index
-is max over D of P(S - a <= D | S > a) / E[min(S - a, D) | S > a]; serving the highest index minimises the mean flow time where stopping is free.
+is max over D of P(S - a <= D | S > a) / E[min(S - a, D) | S > a]; serving the highest index minimises the mean flow time if stopping is free.
 Aalto, Ayesta, Righter, "On the Gittins index in the M/G/1 queue" (Queueing Systems 63, 2009).
 
-Ended jobs count as events in the bin they ended in and as time at risk in the bins before; jobs not yet ended count as time at risk only
+Ended jobs count as events in the bin they ended in and as time at risk in the bins before; running jobs count only as time at risk
 (so the table is not biased to short jobs while long ones are still running).
 """
 
@@ -18,13 +18,15 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-FIRST_EDGE_S: Final = 15.0  # a quarter of the round: nothing shorter can be told apart by decisions every 60 s
+FIRST_EDGE_S: Final = 15.0  # a quarter of the round: decisions every 60 s cannot distinguish shorter times
 BINS_PER_OCTAVE: Final = 2  # attained service to within 41 %: the index of a heavy tail changes as 1 / a
 BINS: Final = 44  # the last begins at 15 s x 2^21.5 = 514 days
-SIZES: Final = 6  # 1, 2, 3-4, 5-8, 9-16, more: gangs of a size behave alike, and larger ones are too few to tell apart
+# 1, 2, 3-4, 5-8, 9-16, more: gangs of a size behave similarly, and larger ones are too few to distinguish
+SIZES: Final = 6
 PRIOR_EVENTS: Final = 1.0  # the prior's weight in each bin: one event
-PRIOR_SHAPE: Final = 0.5  # hazard 0.5 / t: a Pareto tail of index 1/2, as of a fleet of which nothing is known but that long jobs stay long
-POOL_EVENTS: Final = 4.0  # a size of its own counts more than all sizes together once it has seen four ends in a bin
+# Hazard 0.5 / t: a Pareto tail of index 1/2, for a fleet about which only is known that long jobs stay long
+PRIOR_SHAPE: Final = 0.5
+POOL_EVENTS: Final = 4.0  # a size's own data outweigh those of all sizes once it has four ends in a bin
 
 Hazard = NDArray[np.float64]  # ends per second of service, by bin
 EDGES_S: Final = (0.0, *(FIRST_EDGE_S * 2.0 ** (k / BINS_PER_OCTAVE) for k in range(BINS - 1)))
@@ -33,7 +35,7 @@ _LOG_FIRST: Final = math.log(FIRST_EDGE_S)
 
 
 def bin_of(attained_s: float) -> int:
-    """The bin that `attained_s` lies in; negative service counts as none."""
+    """The bin of `attained_s`; negative service counts as none."""
     if attained_s < FIRST_EDGE_S:
         return 0
     return min(int((math.log(attained_s) - _LOG_FIRST) * _SCALE + 1e-9) + 1, BINS - 1)
@@ -44,41 +46,35 @@ def size_of(gpus: int) -> int:
     return min((gpus - 1).bit_length(), SIZES - 1)
 
 
-GROUP_KEEP: Final = 0.9  # the last ten ends of a group speak: users change their minds
-TRUSTS: Final = (
-    1.0,
-    4.0,
-    16.0,
-    64.0,
-    1e9,
-)  # candidates for how many ends in a bin a group needs before it is believed over its size
-# An end is also evidence for the neighbouring bins: likes differ by a factor of about two (residual of siblings' log durations, Philly).
+GROUP_KEEP: Final = 0.9  # about the last ten ends of a group count: users change their habits
+# Candidates for the number of ends in a bin from which a group's data outweigh those of its size.
+TRUSTS: Final = (1.0, 4.0, 16.0, 64.0, 1e9)
+# An end also counts in the neighbouring bins: similar jobs differ by a factor of about two (residual of siblings' log durations, Philly).
 KERNEL: Final = ((-2, 0.1), (-1, 0.2), (0, 0.4), (1, 0.2), (2, 0.1))
 
 
-# Jobs of one group submitted soon after one another are one sweep, alike beyond what their group is.
+# Jobs of one group that are submitted shortly after one another are one sweep, more similar than their group.
 BURST_GAP_S: Final = 600.0
-BURST_SIZES: Final = (
-    3  # up to 4 GPUs; of larger gangs too few end in one burst for it to say anything (measured: believed, they starve)
-)
+# Up to 4 GPUs; of larger gangs too few end in one burst to be representative (measured: with bursts, they starve).
+BURST_SIZES: Final = 3
 BURST_TRUSTS: Final = (0.25, 1.0, 4.0, 16.0, 1e9)
-BURST_KERNEL: Final = ((-1, 0.25), (0, 0.5), (1, 0.25))  # narrower: sweeps are more alike
+BURST_KERNEL: Final = ((-1, 0.25), (0, 0.5), (1, 0.25))  # narrower: jobs of a sweep are more similar
 
 
 class Serving(Protocol):
     """A job that has begun."""
 
     def service_s(self, now_s: float) -> float:
-        """Its kept work so far."""
+        """Its saved work so far."""
 
 
 class Group:
-    """Jobs alike: of one queue (live: of one user and name) and one number of GPUs; or one burst of these. The newest ends count most.
+    """Similar jobs: of one queue (live: of one user and name) and one number of GPUs; or one burst of these. The newest ends count most.
 
     Attributes:
         parent: the group of a burst; None for a group.
         burst: a group's newest burst, and `last_s` its newest submit.
-        fitted: the `refit` its index is from; -1 when it must be worked out anew.
+        fitted: the `refit` that its index is from; -1 if it must be recomputed.
     """
 
     __slots__ = ("active", "burst", "ends", "fitted", "hazard", "index", "last_s", "parent", "risk", "size")
@@ -96,13 +92,13 @@ class Group:
         self.index: list[float] = []
 
     def began(self, seq: int, job: Serving) -> None:
-        """One of its jobs serves; it and its group count it as time at risk."""
+        """One of its jobs runs; it and its group count it as time at risk."""
         self.active[seq] = job
         if self.parent is not None:
             self.parent.active[seq] = job
 
     def left(self, seq: int) -> None:
-        """It does so no longer."""
+        """The job no longer runs."""
         self.active.pop(seq, None)
         if self.parent is not None:
             self.parent.active.pop(seq, None)
@@ -112,10 +108,10 @@ class HazardTable:
     """Counts, and the index computed from them at the last `refit`.
 
     Attributes:
-        hazard: per size and bin, ends per second of service, as of the last `refit`.
-        events, served_s: jobs ended so far, and their service.
+        hazard: per size and bin, ends per second of service, at the last `refit`.
+        events, served_s: number of ended jobs, and their service.
         evidence: log-likelihood of each trust per size; `trust` is the best of them. The same for bursts.
-        fits: how often it was fitted.
+        fits: number of refits.
     """
 
     def __init__(self) -> None:
@@ -139,16 +135,16 @@ class HazardTable:
         self.refit(())
 
     def copy(self) -> HazardTable:
-        """What was learned, for a trial that must not change it; nothing runs in the copy. May be called while another thread learns."""
+        """A copy of the statistics without running jobs, for a trial that must not change them. Safe while another thread learns."""
         other = HazardTable()
         other._ends, other._risk, other.hazard = self._ends.copy(), self._risk.copy(), self.hazard.copy()
         other.events, other.served_s, other.evidence = self.events, self.served_s, self.evidence.copy()
         other.trust, other.size_index = list(self.trust), list(self.size_index)
         for label, sizes in list(self._groups.items()):
-            twins = other._groups[label] = {}
+            copies = other._groups[label] = {}
             for gpus, group in list(sizes.items()):
-                twin = twins[gpus] = Group(gpus)
-                twin.ends, twin.risk = group.ends.copy(), group.risk.copy()
+                group_copy = copies[gpus] = Group(gpus)
+                group_copy.ends, group_copy.risk = group.ends.copy(), group.risk.copy()
         return other
 
     def group(self, label: int, gpus: int) -> Group:
@@ -160,15 +156,15 @@ class HazardTable:
         return group
 
     def groups(self) -> Iterator[Group]:
-        """All groups; their bursts hang on them."""
+        """All groups; they refer to their bursts."""
         return itertools.chain.from_iterable(sizes.values() for sizes in self._groups.values())
 
     def forget(self, label: int) -> None:
-        """What its jobs told goes. Those that run keep the group they began in; the sizes keep what it taught them."""
+        """Drop the groups of a label. Its running jobs keep their group; the sizes keep what they learned from it."""
         self._groups.pop(label, None)
 
     def burst(self, label: int, gpus: int, submit_s: float) -> Group:
-        """The burst that a job submitted now belongs to; its group where bursts say nothing."""
+        """The burst of a job submitted now; its group if bursts are not used for its size."""
         group = self.group(label, gpus)
         if group.size >= BURST_SIZES:
             return group
@@ -178,7 +174,7 @@ class HazardTable:
         return group.burst
 
     def forget_active(self) -> None:
-        """Nobody serves any more: the board on which they did is made anew, and tells of each again."""
+        """Drop all running jobs: the board is rebuilt, and reports each of them again."""
         for group in self.groups():
             group.active.clear()
             if group.burst is not None:
@@ -188,7 +184,7 @@ class HazardTable:
         """A job of this burst (or group) ended with this service."""
         group = burst.parent or burst
         size, last = group.size, bin_of(service_s)
-        self._judge(group, burst, service_s, last)
+        self._score_trusts(group, burst, service_s, last)
         self._ends[size, last] += 1.0
         group.ends *= GROUP_KEEP
         group.risk *= GROUP_KEEP
@@ -203,28 +199,28 @@ class HazardTable:
         self.events += 1
         self.served_s += service_s
 
-    def _judge(self, group: Group, burst: Group, service_s: float, last: int) -> None:
-        """How well each trust foretold this end, before it is counted: the log-likelihood, summed per size.
+    def _score_trusts(self, group: Group, burst: Group, service_s: float, last: int) -> None:
+        """Score how well each trust predicted this end, before it is counted: the log-likelihood, summed per size.
 
         Source: A. P. Dawid, "Statistical theory: the prequential approach", J. R. Statist. Soc. A 147 (1984).
         """
         size = group.size
         base = self.hazard[size]
-        self.evidence[size] += self._score(group, self._trusts, base, service_s, last)
+        self.evidence[size] += self._log_likelihood(group, self._trusts, base, service_s, last)
         if burst is not group:
             trust = self.trust[size]
             middle = (group.ends + trust) / (group.risk + trust / base)
-            self.burst_evidence[size] += self._score(burst, self._burst_trusts, middle, service_s, last)
+            self.burst_evidence[size] += self._log_likelihood(burst, self._burst_trusts, middle, service_s, last)
             self.burst_trust[size] = BURST_TRUSTS[int(np.argmax(self.burst_evidence[size]))]
         self.trust[size] = TRUSTS[int(np.argmax(self.evidence[size]))]
 
-    def _score(self, group: Group, trusts: Hazard, base: Hazard, service_s: float, last: int) -> Hazard:
+    def _log_likelihood(self, group: Group, trusts: Hazard, base: Hazard, service_s: float, last: int) -> Hazard:
         hazard = (group.ends + trusts) / (group.risk + trusts / base)
         lived = hazard[:, :last] @ self._width[:last] + hazard[:, last] * (service_s - EDGES_S[last])
         return np.asarray(np.log(hazard[:, last]) - lived)
 
     def refit(self, active: Iterable[tuple[int, float]]) -> None:
-        """Compute the hazards anew; `active` are (gpus, service so far) of the jobs that have begun and not ended."""
+        """Recompute the hazards; `active` are (gpus, service so far) of the jobs that have begun and not ended."""
         risk = self._risk + self._at_risk(active)
         middle = self._low + self._width / 2.0
         prior = PRIOR_SHAPE / middle
@@ -234,7 +230,7 @@ class HazardTable:
         self.fits += 1
 
     def _at_risk(self, active: Iterable[tuple[int, float]]) -> NDArray[np.float64]:
-        """Service of jobs not yet ended, by size and bin: whole bins before the one they are in, and their part of that."""
+        """Service of jobs not yet ended, by size and bin: whole bins before the current one, and the part of the current one."""
         pairs = [(size_of(gpus), bin_of(service_s), service_s) for gpus, service_s in active if service_s > 0.0]
         risk = np.zeros((SIZES, BINS))
         if not pairs:
@@ -251,7 +247,7 @@ class HazardTable:
         if group.fitted != self.fits or not group.index:
             index = gittins(self._hazard_of(group, now_s).tolist(), self._widths)
             if group.size == 0:
-                # Single GPUs get the better of the two: they are probed cheaply, and one user's sweeps mix with another's.
+                # Single GPUs get the better of the two: they are probed cheaply, and sweeps of several users mix.
                 index = [max(own, others) for own, others in zip(index, self.size_index, strict=True)]
             group.index = index
         return group.index
@@ -280,21 +276,20 @@ class HazardTable:
 def gittins(hazard: Sequence[float], width: Sequence[float]) -> list[float]:
     """The index at the start of each bin for a hazard constant within bins: the best rate over all look-aheads that end at a bin's end.
 
-    From the last bin to the first: a bin's best look-ahead is itself, and the best look-ahead from where it ends as long as that rate is
-    the higher one. So each stretch is joined once, and the whole costs what the bins cost.
+    From the last bin to the first: a bin's best look-ahead is itself, extended by the best look-ahead from its end as long as that rate is
+    higher. Each stretch is joined once, so the cost is linear in the bins.
     """
     index = [0.0] * len(hazard)
-    ahead: list[
-        tuple[float, float]
-    ] = []  # (chance of ending, expected service) of the stretches that follow, the next one last
+    # (probability of ending, expected service) of the stretches that follow, the next one last
+    ahead: list[tuple[float, float]] = []
     for at in range(len(hazard) - 1, -1, -1):
         ends = -math.expm1(-hazard[at] * width[at])
         spent_s = ends / hazard[at]  # E[min(S, width)] within the bin, given that it is reached
         while ahead and ahead[-1][0] * spent_s > ends * ahead[-1][1]:
             later_ends, later_s = ahead.pop()
-            lives = 1.0 - ends
-            ends += lives * later_ends
-            spent_s += lives * later_s
+            survives = 1.0 - ends
+            ends += survives * later_ends
+            spent_s += survives * later_s
         ahead.append((ends, spent_s))
         index[at] = ends / spent_s
     return index

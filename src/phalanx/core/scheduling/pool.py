@@ -1,8 +1,7 @@
-"""What is free: devices per node, kept in buckets by free count so that best fit is a look-up and not a search.
+"""Free devices per node, kept in buckets by free count so that best fit is a look-up and not a search.
 
-A bucket is a set of nodes (`bits.py`); its lowest member is the tie-break, so equal pools give equal placements. The pool counts devices;
-which indices on a node are handed out is the caller's affair. A gang goes into the smallest domain of the topology that holds it
-(`gang.py`, `domains.py`).
+A bucket is a set of nodes (`node_sets.py`); its lowest member is the tie-break, so equal pools give equal placements. The pool counts devices;
+the caller chooses the indices on a node. A gang goes into the smallest domain of the topology that can hold it (`gang.py`, `domains.py`).
 """
 
 from __future__ import annotations
@@ -11,24 +10,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from phalanx.core.fleet.topology import Tree
-from phalanx.core.scheduling.bits import bits_of, lowest
 from phalanx.core.scheduling.domains import Domains
-from phalanx.core.scheduling.enough import Enough
 from phalanx.core.scheduling.gang import Candidates, place_gang
-from phalanx.core.scheduling.need import Need
-
-Places = tuple[tuple[int, int], ...]  # (node number, devices) per node of a gang, node numbers ascending
+from phalanx.core.scheduling.needs import Need, Places
+from phalanx.core.scheduling.node_sets import Enough, bits_of, lowest
 
 
 class Room(NamedTuple):
-    """What there is for a need, to say why it does not fit.
+    """The capacity for a need, to explain why it does not fit.
 
     Attributes:
-        free_total: devices free in all.
-        most_free: devices free on the emptiest node.
-        whole_nodes: whole free nodes.
-        largest_domain: nodes that hold a part of the need, in the domain that has most of them, of the level the need asks for (of
-            its slices' level if it asks for none; the whole pool without either).
+        free_total: total number of free devices.
+        most_free: free devices on the emptiest node.
+        whole_nodes: nodes that are entirely free.
+        largest_domain: the most nodes in one domain that can each hold a part of the need; domains are of the level that the need names (of
+            its slices' level if it names none; the whole pool without either).
     """
 
     free_total: int
@@ -41,18 +37,30 @@ class Pool:
     """Free devices of the nodes of one kind. Node numbers are the board's, over all kinds, and follow the tree's order.
 
     Attributes:
-        size: devices of each node; -1 for a node that is not of this pool.
-        free: devices of each node that nobody holds; kept while a node is away, so that it can come back.
+        size: devices of each node; -1 for a node that is not in this pool.
+        free: free devices of each node; maintained while a node is away, so that it can come back.
         unit: devices of the largest node: what "a whole node" means for a gang that spans nodes.
-        buckets, counts: [free devices] the nodes with exactly so many, and how many they are; without those that are away.
+        buckets, counts: [free devices] the nodes with exactly this many, and their number; without nodes that are away.
         listed: the nodes that are not away.
         free_total: sum over those.
         touched: nodes changed since a reader last cleared it.
     """
 
     __slots__ = (
-        "_empty", "away", "buckets", "counts", "domains", "enough", "free", "free_total", "listed", "size", "touched", "tree", "unit",
-    )  # fmt: skip
+        "_empty",
+        "away",
+        "buckets",
+        "counts",
+        "domains",
+        "enough",
+        "free",
+        "free_total",
+        "listed",
+        "size",
+        "touched",
+        "tree",
+        "unit",
+    )
 
     def __init__(
         self,
@@ -66,8 +74,8 @@ class Pool:
 
         Args:
             sizes: of every node number; -1 for those of other pools.
-            tree: places of every node number; None (or a tree without levels) for no topology.
-            cpus: free CPUs by node number: the board's own list, only read here; None when nobody counts them. `booked` says it changed.
+            tree: positions of every node number; None (or a tree without levels) for no topology.
+            cpus: free CPUs by node number: the board's own list, only read here; None if not counted. Call `booked` when it changed.
             memory: the same in bytes.
         """
         nodes = [node for node, size in enumerate(sizes) if size >= 0]
@@ -88,17 +96,17 @@ class Pool:
             for node in nodes:
                 self.domains.shift(node, -1, self.free[node])
 
-    # ---------------------------------------------------------------- looking
+    # ---------------------------------------------------------------- queries
 
     def find(self, need: Need, shut: int = 0) -> Places | None:
-        """The placement that leaves the least room behind, or None.
+        """The placement that leaves the least capacity unused, or None.
 
-        One node: the one with the fewest free devices that suffice; among equals that in the fullest domain, innermost level first, then
-        the lowest. A gang: see `gang.place_gang`. A need without devices goes to the nodes with the fewest free CPUs that suffice.
+        One node: the one with the fewest free devices that suffice; of equals the one in the fullest domain, innermost level first, then the
+        lowest. A gang: see `gang.place_gang`. A need without devices goes to the nodes with the fewest free CPUs that suffice.
 
         Args:
             need: `tail` smaller than `devices`.
-            shut: nodes not to use, beside those in `need.shut`.
+            shut: nodes not to use, in addition to those in `need.shut`.
         """
         wanted = need.devices
         if need.shut:
@@ -117,15 +125,10 @@ class Pool:
             return None
         return place_gang(need, self._candidates(need, shut))
 
-    def find_gpus(self, gpus: int) -> Places | None:
-        """`find` for a number alone: one node, or whole nodes and the remainder on one more."""
-        whole, rest = divmod(gpus, self.unit) if gpus > self.unit else (0, gpus)
-        return self.find(Need(nodes=whole, devices=self.unit, tail=rest) if whole else Need(nodes=1, devices=gpus))
-
     def find_outside(self, gpus: int, shut: int) -> int:
-        """Best fit for at most one node's worth, outside the nodes whose bits are set in `shut`; -1 when nothing fits.
+        """Best fit for at most one node's worth, except on the nodes in `shut`; -1 if nothing fits.
 
-        Whole free nodes are not broken up: whoever asks wants to make one.
+        Whole free nodes are not broken up, since the caller wants to free one.
         """
         for free in range(gpus, self.unit if gpus < self.unit else self.unit + 1):
             bits = self.buckets[free]
@@ -136,13 +139,13 @@ class Pool:
         return -1
 
     def fits_ever(self, need: Need) -> bool:
-        """Whether the empty pool, with every node back, could hold the need. CPUs and memory are not looked at."""
+        """Whether the empty pool, with every node back, could hold the need. Ignores CPUs and memory."""
         if self._empty is None:
             self._empty = Pool(self.size, tree=self.tree)
         return self._empty.find(need) is not None
 
     def why_not(self, need: Need, shut: int = 0) -> Room:
-        """What there is for the need; `shut` as in `find` limits `largest_domain` alone."""
+        """The capacity for the need; `shut` as in `find` affects only `largest_domain`."""
         bits = self._candidates(need, shut | need.shut).bits
         level = need.within if need.within >= 0 else need.slice_within
         if self.domains is None or level < 0:
@@ -163,14 +166,14 @@ class Pool:
                     continue
                 if domains is None:
                     return lowest(bits)
-                all_of_them = bits == self.buckets[free]  # then the domains know where they are
+                all_of_them = bits == self.buckets[free]  # then the domains have them indexed
                 domain = domains.for_one(free) if all_of_them else domains.for_one_of(bits)
                 level = domains.levels[-1]
                 return level.first[domain] + lowest(level.inside(bits, domain))
         return -1
 
     def _candidates(self, need: Need, shut: int) -> Candidates:
-        """The nodes that could each hold a part of the need, by how well they fit."""
+        """The nodes that could each hold a part of the need, best fit first."""
         buckets, domains = self.buckets, self.domains
         if need.devices == 0:
             bits = self._allowed(self.listed, need, shut)
@@ -190,15 +193,15 @@ class Pool:
             bits &= self.enough.bits(need.cpus, need.memory_bytes)
         return bits
 
-    # ---------------------------------------------------------------- changing
+    # ---------------------------------------------------------------- changes
 
     def take(self, places: Places) -> None:
-        """Hold the devices."""
+        """Take the devices."""
         for node, count in places:
             self._shift(node, -count)
 
     def give(self, places: Places) -> None:
-        """Let the devices go."""
+        """Release the devices."""
         for node, count in places:
             self._shift(node, count)
 
@@ -207,16 +210,16 @@ class Pool:
         self.enough.booked(node)
 
     def leave(self, node: int) -> None:
-        """Take the node out: what is free on it is offered no longer. What is held on it stays held."""
+        """Take the node out of service: its free devices are no longer offered; its used devices stay used."""
         if node not in self.away:
-            self._list(node, back=False)
+            self._set_listed(node, back=False)
             self.away.add(node)
 
     def back(self, node: int) -> None:
-        """Offer the node's free devices again."""
+        """Return the node to service."""
         if node in self.away:
             self.away.discard(node)
-            self._list(node, back=True)
+            self._set_listed(node, back=True)
 
     def _shift(self, node: int, count: int) -> None:
         self.touched.add(node)
@@ -228,7 +231,7 @@ class Pool:
             return
         if (
             before < 0 or after < 0
-        ):  # more is held than there is: devices fell sick under their jobs; such a node has none free
+        ):  # more in use than exist: devices became unhealthy under their jobs; such a node has none free
             before, after = max(0, before), max(0, after)
         bit = 1 << node
         self.buckets[before] ^= bit
@@ -239,7 +242,7 @@ class Pool:
         if self.domains is not None:
             self.domains.shift(node, before, after)
 
-    def _list(self, node: int, *, back: bool) -> None:
+    def _set_listed(self, node: int, *, back: bool) -> None:
         free = max(0, self.free[node])
         step = 1 if back else -1
         self.buckets[free] ^= 1 << node

@@ -1,18 +1,19 @@
-"""How long a job will run, from how long its likes ran: a distribution, never a number, and nothing where nothing is known.
+"""Predicts how long a job will run, from the run times of similar jobs: a distribution, or no prediction without enough data.
 
-Ended jobs are kept in groups from narrow (same user, queue, name, GPUs and command) to wide (everybody); the narrowest with enough ends
-speaks. Its quantiles are those of the next of a row of exchangeable values, so that an interval means what it says at any count:
+Run times of ended jobs are kept in groups from narrow (same user, queue, name, GPUs and command) to wide (all jobs); the narrowest group
+with enough data is used. Its quantiles are those of the next value of an exchangeable sequence, so that an interval has its stated
+probability for any number of values:
 
-    of n ends in order, x(1) <= ... <= x(n), the next lies below x(k) with probability k / (n + 1)
+    of n values in order, x(1) <= ... <= x(n), the next lies below x(k) with probability k / (n + 1)
 
-Source: H. A. David, H. N. Nagaraja, "Order Statistics" (3rd ed. 2003), sec. 7.2; nothing is assumed of the distribution. A job that has
-run for a while is compared with those alone that ran longer.
+Source: H. A. David, H. N. Nagaraja, "Order Statistics" (3rd ed. 2003), sec. 7.2; distribution-free. A job that has run for a while is
+compared only with jobs that ran longer.
 
-Users change their ways, and the longest jobs are still running when the others have ended, so that likes are not quite exchangeable. What
-was foretold is therefore judged at each end, and the interval widened while more than two of ten fall outside, narrowed while fewer do.
-Source: I. Gibbs, E. Candes, "Adaptive Conformal Inference Under Distribution Shift", NeurIPS 2021, eq. 2, for either side by itself.
+Users change their habits, and the longest jobs are still running when others have ended, so similar jobs are not quite exchangeable.
+Predictions are therefore evaluated at each end, and the interval widens while more than two of ten run times fall outside, and narrows
+while fewer do. Source: I. Gibbs, E. Candes, "Adaptive Conformal Inference Under Distribution Shift", NeurIPS 2021, eq. 2, for either side.
 
-Called by `why`, dry runs and the simulator's predicted durations.
+Used by `why`, dry runs and the simulator's predicted durations.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from phalanx.core.ids import QueueId, UserId
 from phalanx.core.scheduling.hazard import size_of
 from phalanx.core.work.job import Job, JobState
 
-LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9  # what is told: the range that four of five jobs end in
-ENDS_ENOUGH: Final = 9  # of so many, smallest and largest are the quantiles LOW and HIGH: n with 1 / (n + 1) = LOW
-NEWEST_NARROW: Final = 64  # ends kept of one name: its owner changes it now and then, and the newest tell more
-NEWEST_WIDE: Final = 4096  # of users, sizes and all: a few bursts of one user's sweep must not be all that is known
-LEARNING: Final = 0.005  # step of the shares' adaptation: what 200 ends miss too often widens by as much as was missed
-SHARE_LEAST, SHARE_MOST = 0.01, 0.4  # of a tail, whatever is missed: more than 99 ends for it are rare
-GROUPS_MAX: Final = 200_000  # about 100 MB; the group that has not heard of an end for longest goes first
+LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9  # the reported range, in which four of five jobs end
+ENDS_ENOUGH: Final = 9  # with this many, smallest and largest are the quantiles LOW and HIGH: n with 1 / (n + 1) = LOW
+NEWEST_NARROW: Final = 64  # ends kept per name: its owner changes it now and then, and the newest are the most relevant
+NEWEST_WIDE: Final = 4096  # per user, size and in total: more than a few bursts of one user's sweep
+LEARNING: Final = 0.005  # step of the adaptation: over 200 ends, a tail that is missed too often widens by the excess
+SHARE_LEAST, SHARE_MOST = 0.01, 0.4  # bounds of a tail's share: more than 99 ends for it are rare
+GROUPS_MAX: Final = 200_000  # about 100 MB; the least recently updated group is dropped first
 ENDS_ITS_WAY: Final = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.TIMEOUT}
-)  # a cancel says nothing of how long it would have run
+)  # the run time of a cancelled job is unknown
 ANY_QUEUE: Final = QueueId("")
 _Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What is known of a job before it runs. `command`: equal for equal commands; "" and 0 where nothing is known."""
+    """What is known of a job before it runs. `command`: equal for equal commands; "" and 0 if unknown."""
 
     user: UserId
     gpus: int
@@ -54,13 +55,13 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """How long the job runs in all, in seconds, what it has run included: quantiles.
+    """The total run time of the job in seconds, including what it has run: quantiles.
 
     Attributes:
-        p10_s: one in ten ends sooner; 0 (or what it has run) when too little is known.
-        p50_s, p90_s: None when too little is known.
-        ends: ended jobs that it comes from; 0 for none.
-        likes: what these have in common with it, for people.
+        p10_s: one in ten ends sooner; 0 (or what it has run) if there is too little data.
+        p50_s, p90_s: None if there is too little data.
+        ends: number of ended jobs that it is based on; 0 for none.
+        likes: what these have in common with it, for users.
     """
 
     p10_s: float
@@ -71,7 +72,7 @@ class Prediction:
 
 
 class _Group:
-    """Run times of the newest ends. Appended to by one thread and read by others: it is never shorter than it was, but by one at a time."""
+    """Run times of the newest ends. Appended to by one thread and read by others: its length never shrinks by more than one."""
 
     __slots__ = ("keep", "newest", "ordered")
 
@@ -88,10 +89,10 @@ class _Group:
 
 
 class Predictor:
-    """What has been learned of how long jobs run.
+    """Statistics of how long jobs run.
 
     Attributes:
-        low, high: shares of the tails as they must be taken among past ends, so that one in ten falls into either.
+        low, high: shares of the tails to use among past ends, so that one in ten falls into either.
     """
 
     def __init__(self) -> None:
@@ -99,10 +100,10 @@ class Predictor:
         self.low, self.high = LOW, 1.0 - HIGH
 
     def ended(self, traits: Traits, run_s: float) -> None:
-        """A job came to its own end after this service. Cost: one group for each kind of likeness."""
-        self._judge(self.predict(traits), run_s)
+        """A job ended by itself after this service. Cost: one group for each level of similarity."""
+        self._adapt(self.predict(traits), run_s)
         groups = self._groups
-        for key, keep, _ in _likes(traits):
+        for key, keep, _ in _similar_groups(traits):
             group = groups.pop(key, None) or _Group(keep)
             group.add(run_s)
             groups[key] = group  # newest last
@@ -110,16 +111,16 @@ class Predictor:
             del groups[next(iter(groups))]
 
     def predict(self, traits: Traits, *, ran_s: float = 0.0, run_max_s: float | None = None) -> Prediction:
-        """How long the job runs in all.
+        """The total run time of the job.
 
         Args:
             traits: of the job.
             ran_s: what it has run; it will run longer.
-            run_max_s: it is stopped then, by its time limit; None for no limit.
+            run_max_s: its time limit, at which it is stopped; None for no limit.
         """
         ordered: list[float] = []
         first, likes = 0, ""
-        for key, _, words in _likes(traits):
+        for key, _, words in _similar_groups(traits):
             group = self._groups.get(key)
             if group is None:
                 continue
@@ -130,15 +131,18 @@ class Predictor:
         count = len(ordered) - first
         low, middle, high = (_quantile(ordered, first, count, share) for share in (self.low, MIDDLE, 1.0 - self.high))
         return Prediction(
-            p10_s=_bounded(ran_s if low is None else low, run_max_s) or 0.0, p50_s=_bounded(middle, run_max_s),
-            p90_s=_bounded(high, run_max_s), ends=count, likes=likes if count else "",
-        )  # fmt: skip
+            p10_s=_limited(ran_s if low is None else low, run_max_s) or 0.0,
+            p50_s=_limited(middle, run_max_s),
+            p90_s=_limited(high, run_max_s),
+            ends=count,
+            likes=likes if count else "",
+        )
 
-    def _judge(self, told: Prediction, run_s: float) -> None:
-        if told.p90_s is None:
+    def _adapt(self, predicted: Prediction, run_s: float) -> None:
+        if predicted.p90_s is None:
             return
-        self.low = _share(self.low + LEARNING * (LOW - (run_s < told.p10_s)))
-        self.high = _share(self.high + LEARNING * (1.0 - HIGH - (run_s > told.p90_s)))
+        self.low = _clamped(self.low + LEARNING * (LOW - (run_s < predicted.p10_s)))
+        self.high = _clamped(self.high + LEARNING * (1.0 - HIGH - (run_s > predicted.p90_s)))
 
 
 def traits_of(job: Job) -> Traits:
@@ -149,27 +153,27 @@ def traits_of(job: Job) -> Traits:
     )
 
 
-def _likes(traits: Traits) -> Iterator[tuple[_Key, int, str]]:
+def _similar_groups(traits: Traits) -> Iterator[tuple[_Key, int, str]]:
     """The groups that a job belongs to, narrow ones first: key, ends kept, and what its members have in common."""
     user, name, gpus = traits.user, traits.name, traits.gpus
     if name:
         yield (
             (user, name, gpus, traits.queue, traits.command),
             NEWEST_NARROW,
-            f"of {user} called {name}, with this command and {gpus} GPUs",
+            f"of {user} named {name}, with this command and {gpus} GPUs",
         )
-        yield (user, name, gpus), NEWEST_NARROW, f"of {user} called {name} with {gpus} GPUs"
-        yield (user, name), NEWEST_NARROW, f"of {user} called {name}"
+        yield (user, name, gpus), NEWEST_NARROW, f"of {user} named {name} with {gpus} GPUs"
+        yield (user, name), NEWEST_NARROW, f"of {user} named {name}"
     yield (user, gpus), NEWEST_WIDE, f"of {user} with {gpus} GPUs"
     yield (user,), NEWEST_WIDE, f"of {user}"
-    yield (size_of(max(1, gpus)),), NEWEST_WIDE, "of about this many GPUs"
-    yield (), NEWEST_WIDE, "of everybody"
+    yield (size_of(max(1, gpus)),), NEWEST_WIDE, "of a similar number of GPUs"
+    yield (), NEWEST_WIDE, "of all users"
 
 
 def _quantile(ordered: list[float], first: int, count: int, share: float) -> float | None:
-    """Of `count` values from `first` on: linear between the neighbours of place `share` x (count + 1).
+    """Of `count` values from `first` on: linear interpolation at position `share` x (count + 1).
 
-    Past the outermost, that one; of too few values None, since how far outside it may lie, nobody knows.
+    Beyond the outermost value, that value; None with too few values, since the distance beyond it is unknown.
     """
     place = share * (count + 1)
     if count < ENDS_ENOUGH and not 1.0 - 1e-9 <= place <= count + 1e-9:
@@ -180,11 +184,11 @@ def _quantile(ordered: list[float], first: int, count: int, share: float) -> flo
     return below if low == count else below + (ordered[first + low] - below) * max(0.0, place - low)
 
 
-def _share(share: float) -> float:
+def _clamped(share: float) -> float:
     return min(max(share, SHARE_LEAST), SHARE_MOST)
 
 
-def _bounded(run_s: float | None, run_max_s: float | None) -> float | None:
+def _limited(run_s: float | None, run_max_s: float | None) -> float | None:
     if run_max_s is None:
         return run_s
     return run_max_s if run_s is None else min(run_s, run_max_s)

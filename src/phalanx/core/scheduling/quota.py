@@ -1,44 +1,44 @@
-"""The queue tree as a pass sees it: holdings (`core.work.quotas`), fair share over past and present use, and budgets. Called by the scheduler.
+"""The queue tree as the scheduler uses it: holdings (`core.work.quotas`), fair share over past and present use, and budgets.
 
-**Fair share.** The factor of a queue is 2^(-R): 1 for one that has used nothing, 1/2 for one that has used all its siblings' and its
-own share of two equals, and so on down. Along the way from the fleet (R = 0, S = 1) to a queue c below p, among siblings in use,
+**Fair share.** The factor of a queue is 2^(-R): 1 for one that has used nothing, 1/2 for one of two equal queues that has used the shares
+of both, and so on down. Along the path from the fleet (R = 0, S = 1) to a queue c below p, with siblings in use,
 
     R(c) = R(p) + U(c) * (1 - s) / (s * S(p))        S(c) = S(p) * s
 
-    s   weight of c over the weights of the siblings in use (that have used, hold or want anything, c itself included)
-    U   decayed GPU-seconds of c with all below it, as a part of the whole fleet's; what runs now is counted up to now
+    s   weight of c over the weights of the siblings in use (that have usage or waiting jobs, c itself included)
+    U   decayed GPU-seconds of c with all below it, as a fraction of the whole fleet's; running jobs are counted up to now
 
 Source: Slurm's classic fair share, F = 2^(-U_E/S) with effective usage U_E(c) = U(c) + (U_E(p) - U(c)) * s
 (slurm.schedmd.com/classic_fair_share.html, read July 2026); expanded, U_E(c)/S(c) is the sum above. Two changes: the fleet's own
-U_E is taken as 0, so that a queue without rivals keeps 1 whatever it uses; and siblings that never used or wanted anything do not dilute
-shares. Depth costs nothing: a queue without siblings has its parent's factor.
+U_E is 0, so that a queue without competitors has factor 1 whatever it uses; and siblings that never used or wanted anything do not dilute
+shares. Depth has no cost: a queue without siblings has its parent's factor.
 
-**Budgets.** A start is refused while the GPU-hours spent in the period, running jobs counted up to now, have reached the budget of
-the queue or of one above. What runs is never stopped for a budget: it may go over by what runs when it is reached, and that is not
-taken from the next period. Nobody knows how long a job will run, so nothing is set aside for it.
+**Budgets.** A start is rejected while the GPU-hours spent in the period, running jobs counted up to now, have reached the budget of
+the queue or of an ancestor. Running jobs are never stopped for a budget: the jobs that run when it is reached may exceed it, and the
+excess is not charged to the next period. Run times are unknown, so nothing is set aside for a start.
 
-Time is a number given to `advance` and `charge`; between them nothing is done.
+Time is a number passed to `advance` and `charge`; nothing happens between calls.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.ids import QueueId
+from phalanx.core.ids import JobId, QueueId
+from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Reason
-from phalanx.core.work.queue import Queue, Spent
+from phalanx.core.work.queue import HOUR_S, Queue, Spent, decay, left_of_rate, period_start_s
 from phalanx.core.work.quotas import FLEET, Holdings, Refusal
-from phalanx.core.work.spending import HOUR_S, decay, left_of_rate, period_start_s
 
-_RATIO_MAX: Final = 1000.0  # 2^-1000 is still a number above 0; past it queues are equally last
+_RATIO_MAX: Final = 1000.0  # 2^-1000 is still above 0; past it queues are equally last
 
 
 @dataclass(slots=True)
-class _Use:
-    """GPU-seconds of one node as of `at_s`, and the GPUs that run since then."""
+class _Usage:
+    """GPU-seconds of one node at `at_s`, and the GPUs in use since then."""
 
     at_s: float = 0.0
     rate: int = 0
@@ -48,12 +48,12 @@ class _Use:
 
 
 class QuotaTree(Holdings):
-    """Holdings with time. `take` and `give` are decisions; `charge` says what runs, so that plans need not be undone in the books.
+    """Holdings with time. `take` and `give` count decisions; `charge` counts running jobs, so that a plan that is undone leaves no usage.
 
-    Cost: O(depth) per call, but for the first `factor` after `advance` or `charge`, which works out all queues.
+    Cost: O(depth) per call, but for the first `factor` after `advance` or `charge`, which computes all queues.
     """
 
-    __slots__ = ("_budgets", "_factors", "_queues", "_shut", "_use", "_wanting", "now_s")
+    __slots__ = ("_budgets", "_exhausted", "_factors", "_queues", "_usage", "_waiting", "now_s")
 
     def __init__(
         self, queues: Iterable[Queue], fleet_gpus: int, spent: Iterable[Spent] = (), now_s: float = 0.0
@@ -62,38 +62,41 @@ class QuotaTree(Holdings):
         super().__init__(known, fleet_gpus)
         self._queues: dict[int, Queue] = {self.whole(queue.id): queue for queue in known}
         self._budgets = tuple(sorted(node for node, queue in self._queues.items() if queue.budget_gpu_h is not None))
-        self._shut: set[int] = set()
+        self._exhausted: set[int] = set()
         self._factors: list[float] = []
-        self._wanting: frozenset[int] = frozenset()
+        self._waiting: frozenset[int] = frozenset()
         self.begin(spent, now_s)
 
     def begin(self, spent: Iterable[Spent], now_s: float) -> None:
-        """Begin the books from what is stored, as of now, which may be earlier than they stood; what runs is still to be charged."""
+        """Reset usage to the stored records at `now_s`, which may be earlier than before; running jobs are still to be charged."""
         self.now_s = now_s
-        self._use = [_Use(at_s=now_s) for _ in self.ids]
-        self._remember({record.queue: record for record in spent})
+        self._usage = [_Usage(at_s=now_s) for _ in self.ids]
+        self._load({record.queue: record for record in spent})
         self.advance(now_s)
 
     def advance(self, now_s: float) -> bool:
-        """It is later: budgets are looked at again, factors worked out anew when next asked for. Time does not run backwards.
+        """Advance the time: budgets are checked again, factors computed on the next query. Time never goes backwards.
 
         Returns:
-            Whether a budget is spent that was not, or the other way round.
+            Whether the set of exhausted budgets changed.
         """
         self.now_s = max(self.now_s, now_s)
         self._factors = []
-        before, self._shut = self._shut, {node for node in self._budgets if self._left_gpu_s(node) <= 0.0}
-        return before != self._shut
+        before, self._exhausted = (
+            self._exhausted,
+            {node for node in self._budgets if self._budget_left_gpu_s(node) <= 0.0},
+        )
+        return before != self._exhausted
 
     def charge(self, queue: int, gpus: int, now_s: float, since_s: float | None = None) -> None:
-        """From now on the queue runs `gpus` more (fewer, below 0); `since_s` for what began earlier and is not charged yet.
+        """From now on the queue uses `gpus` more (fewer, if negative). `since_s`: start of usage that is not charged yet.
 
-        The latter is for attempts that live when the tree is built.
+        The latter is for attempts that run when the tree is built.
         """
         self.now_s = max(self.now_s, now_s)
         ran_s = 0.0 if since_s is None else max(0.0, self.now_s - since_s)
         for node in self.paths[queue]:
-            use = self._settled(node)
+            use = self._usage_now(node)
             use.rate += gpus
             if ran_s:
                 use.decayed_gpu_s += gpus * left_of_rate(ran_s)
@@ -101,97 +104,95 @@ class QuotaTree(Holdings):
         self._factors = []
 
     def admits(self, queue: int, user: str, gpus: int) -> Refusal | None:
-        """Whether a job may start now; None when it may. O(depth). Jobs without GPUs cost no GPU-hours."""
-        if self._shut and gpus:
+        """Why a job may not start now; None if it may. O(depth). Jobs without GPUs need no budget."""
+        if self._exhausted and gpus:
             for node in self.paths[queue]:
-                if node in self._shut:
+                if node in self._exhausted:
                     return self._over_budget(node, gpus)
         return super().admits(queue, user, gpus)
 
     def want(self, queues: Iterable[int]) -> None:
-        """In these queues jobs wait: with all above them they are in use, though they may never have run anything. O(depth) each."""
+        """Set the queues with waiting jobs: they and their ancestors count as in use, even without usage. O(depth) each."""
         wanting = frozenset(node for queue in queues for node in self.paths[queue])
-        if wanting != self._wanting:
-            self._wanting, self._factors = wanting, []
+        if wanting != self._waiting:
+            self._waiting, self._factors = wanting, []
 
     def factor(self, queue: int) -> float:
-        """The fair-share factor of the queue's own jobs as the books stand, in (0, 1]; the higher, the sooner."""
+        """The fair-share factor of the queue's own jobs, in (0, 1]; a higher one goes first."""
         if not self._factors:
-            self._factors = self._work_out_factors()
+            self._factors = self._compute_factors()
         return self._factors[queue]
 
     def budget_left_gpu_h(self, queue_id: QueueId) -> float | None:
-        """GPU-hours left in this period, below 0 when running jobs went over; None without a budget."""
+        """GPU-hours left in this period, negative if running jobs exceed it; None without a budget."""
         node = self.whole(queue_id)
-        return None if self._queues[node].budget_gpu_h is None else self._left_gpu_s(node) / HOUR_S
+        return None if self._queues[node].budget_gpu_h is None else self._budget_left_gpu_s(node) / HOUR_S
 
     def spent(self, queue_id: QueueId) -> Spent:
-        """What the queue with all below it has used up to now."""
-        use = self._settled(self.whole(queue_id))
+        """The usage of the queue with all below it up to now."""
+        use = self._usage_now(self.whole(queue_id))
         return Spent(
             queue=queue_id, at_s=use.at_s, period_s=use.period_s, gpu_s=use.gpu_s, decayed_gpu_s=use.decayed_gpu_s
-        )  # fmt: skip
+        )
 
     def next_change_s(self, now_s: float) -> float:
-        """When time alone next lets a job start: a spent budget's new period. Infinite when none is spent."""
-        return min((self._period_end_s(node, now_s) for node in self._shut), default=math.inf)
+        """When time alone next allows a start: the next period of an exhausted budget. Infinite if none is exhausted."""
+        return min((self._period_end_s(node, now_s) for node in self._exhausted), default=math.inf)
 
     def _over_budget(self, node: int, gpus: int) -> Refusal:
         budget = self._queues[node].budget_gpu_h or 0.0
-        held = budget - self._left_gpu_s(node) / HOUR_S
-        return Refusal(
-            Reason.BUDGET, self.ids[node], gpus, held, budget, until_s=self._period_end_s(node, self.now_s)
-        )  # fmt: skip
+        held = budget - self._budget_left_gpu_s(node) / HOUR_S
+        return Refusal(Reason.BUDGET, self.ids[node], gpus, held, budget, until_s=self._period_end_s(node, self.now_s))
 
     def _period_end_s(self, node: int, now_s: float) -> float:
         queue = self._queues[node]
         return period_start_s(queue, now_s) + queue.budget_period_s
 
-    def _left_gpu_s(self, node: int) -> float:
-        return (self._queues[node].budget_gpu_h or 0.0) * HOUR_S - self._settled(node).gpu_s
+    def _budget_left_gpu_s(self, node: int) -> float:
+        return (self._queues[node].budget_gpu_h or 0.0) * HOUR_S - self._usage_now(node).gpu_s
 
-    def _settled(self, node: int) -> _Use:
-        """The node's use, brought to now."""
-        use = self._use[node]
+    def _usage_now(self, node: int) -> _Usage:
+        """The node's usage, updated to now."""
+        use = self._usage[node]
         for_s = self.now_s - use.at_s
         if for_s > 0.0:
             use.decayed_gpu_s = use.decayed_gpu_s * decay(for_s) + use.rate * left_of_rate(for_s)
         queue = self._queues.get(node)
-        begun_s = use.period_s if queue is None else period_start_s(queue, self.now_s)
-        if begun_s != use.period_s:
-            use.period_s, use.gpu_s = begun_s, use.rate * max(0.0, min(for_s, self.now_s - begun_s))
+        period_s = use.period_s if queue is None else period_start_s(queue, self.now_s)
+        if period_s != use.period_s:
+            use.period_s, use.gpu_s = period_s, use.rate * max(0.0, min(for_s, self.now_s - period_s))
         else:
             use.gpu_s += use.rate * max(0.0, for_s)
         use.at_s = self.now_s
         return use
 
-    def _remember(self, spent: dict[QueueId, Spent]) -> None:
-        """Take over what is stored. The own jobs of a queue have used what its children have not; the fleet, what all have."""
+    def _load(self, spent: dict[QueueId, Spent]) -> None:
+        """Load stored usage. Own jobs of a queue: its usage less that of its children; the fleet: the sum of all."""
         for node, queue in self._queues.items():
             record = spent.get(queue.id)
             if record is None:
                 continue
-            use = self._use[node]
+            use = self._usage[node]
             use.decayed_gpu_s = record.decayed_gpu_s * decay(self.now_s - record.at_s)
             use.period_s = period_start_s(queue, self.now_s)
             use.gpu_s = record.gpu_s if record.period_s == use.period_s else 0.0
         for node in [*self._queues, FLEET]:
             below = self.children[node]
             if node == FLEET:
-                self._use[node].decayed_gpu_s = sum(self._use[child].decayed_gpu_s for child in below)
+                self._usage[node].decayed_gpu_s = sum(self._usage[child].decayed_gpu_s for child in below)
             elif below:
-                others = sum(self._use[child].decayed_gpu_s for child in below[:-1])
-                self._use[below[-1]].decayed_gpu_s = max(0.0, self._use[node].decayed_gpu_s - others)
+                others = sum(self._usage[child].decayed_gpu_s for child in below[:-1])
+                self._usage[below[-1]].decayed_gpu_s = max(0.0, self._usage[node].decayed_gpu_s - others)
 
-    def _work_out_factors(self) -> list[float]:
-        used = [self._settled(node).decayed_gpu_s for node in range(len(self.ids))]
+    def _compute_factors(self) -> list[float]:
+        used = [self._usage_now(node).decayed_gpu_s for node in range(len(self.ids))]
         total = used[FLEET]
         ratio, share = [0.0] * len(used), [1.0] * len(used)
-        ways = [FLEET]
-        while ways:
-            node = ways.pop()
+        pending = [FLEET]
+        while pending:
+            node = pending.pop()
             below = self.children[node]
-            weights = sum(self.weight[child] for child in below if used[child] > 0.0 or child in self._wanting)
+            weights = sum(self.weight[child] for child in below if used[child] > 0.0 or child in self._waiting)
             for child in below:
                 ratio[child], share[child] = ratio[node], share[node]
                 if used[child] > 0.0 and total > 0.0:
@@ -199,5 +200,41 @@ class QuotaTree(Holdings):
                     ratio[child] += used[child] / total * (1.0 - own) / (own * share[node])
                     share[child] *= own
                 if self.children[child]:
-                    ways.append(child)
+                    pending.append(child)
         return [2.0 ** -min(value, _RATIO_MAX) for value in ratio]
+
+
+class Charges:
+    """Queue and GPUs of each charged job. `quotas` is None on a board without quotas, where nothing is charged."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: dict[JobId, tuple[int, int]] = {}
+
+    def clear(self) -> None:
+        """The quota tree is new: nothing is charged in it."""
+        self._held.clear()
+
+    def begin(self, quotas: QuotaTree | None, job_id: JobId, queue: int, attempt: Attempt, wall_s: float) -> None:
+        """The job runs; its run time before now is charged too. Idempotent."""
+        if quotas is not None and job_id not in self._held:
+            self._held[job_id] = (queue, attempt.allocation.gpus)
+            quotas.charge(queue, attempt.allocation.gpus, wall_s, attempt.placed_s)
+
+    def end(self, quotas: QuotaTree | None, job_id: JobId, wall_s: float) -> None:
+        """The job no longer runs. Does nothing if it was not charged."""
+        if quotas is not None and job_id in self._held:
+            queue, gpus = self._held.pop(job_id)
+            quotas.charge(queue, -gpus, wall_s)
+
+    def begin_anew(
+        self, quotas: QuotaTree | None, spent: Iterable[Spent], attempts: Mapping[JobId, Attempt], wall_s: float
+    ) -> None:
+        """The clock was set, and the quota tree cannot go back in time: reset it to the records, and charge running jobs from their start."""
+        if quotas is None:
+            return
+        quotas.begin(spent, wall_s)
+        for job_id, (queue, gpus) in self._held.items():
+            attempt = attempts.get(job_id)
+            quotas.charge(queue, gpus, wall_s, None if attempt is None else attempt.placed_s)

@@ -1,7 +1,7 @@
-"""A cycle tried out on a copy: what would be started if the state were this. Nothing of it is carried out.
+"""What-if trials: one cycle on a copy of the state. Nothing of it is carried out.
 
-Dry runs, forecasts and counterfactuals ask it. It decides as the live scheduler does and knows what that has learned, but for what only
-a running one has: claims half cleared, and when it last made room.
+Used by dry runs, forecasts and counterfactuals. A trial decides as the live scheduler does, with the same statistics, but without its
+transient state: starts that wait for nodes, and the time of the last round.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ from typing import Final
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
+from phalanx.core.scheduling.explanations import Waits
+from phalanx.core.scheduling.hazard import HazardTable
 from phalanx.core.scheduling.scheduler import Scheduler
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.plan import Plan
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue
 
-PENDING_MAX: Final = (
-    300  # others that wait and are tried beside the job: those first in line; the rest come after it anyway
-)
+PENDING_MAX: Final = 300  # other waiting jobs that are included, first in line; later ones come after the job anyway
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What came of it. The scheduler's board is as after the plan."""
+    """The result. The scheduler's board is in the state after the plan."""
 
     seen: Snapshot
     scheduler: Scheduler
     plan: Plan
 
     def starts(self, job_id: JobId) -> bool:
-        """Whether the job is started: at once, or as soon as those it is given the place of have saved and left."""
+        """Whether the job starts: at once, or as soon as the jobs that it replaces have saved and stopped."""
         entry = self.scheduler.entries.get(job_id)
         return entry is not None and entry.since_s >= 0.0
 
     def over(self) -> None:
-        """Nobody asks it any more: take apart what refers to itself, so that it goes at once and not with a rare pass of the collector."""
+        """Break the reference cycles of a finished trial, so that it is freed at once and not by a rare run of the garbage collector."""
         for entry in self.scheduler.entries.values():
             entry.group = None
         for group in self.scheduler.table.groups():
@@ -46,15 +47,15 @@ class Trial:
 
 
 def tried(seen: Snapshot, like: Scheduler) -> Trial:
-    """One cycle on this state by a scheduler of the same policy and history. Cost: the board is made anew."""
+    """One cycle on this state by a scheduler of the same policy and statistics. Cost: a new board."""
     scheduler = like.blank()
     return Trial(seen=seen, scheduler=scheduler, plan=scheduler.plan(seen, seen.now_s))
 
 
 def near(seen: Snapshot, job: Job, *, others_max: int = PENDING_MAX) -> Snapshot:
-    """The state with all that runs, the job itself, and of those that wait only the first in line (priority, then submit time).
+    """The state with all running jobs, the job itself, and of the other waiting jobs only the first in line (priority, then submit time).
 
-    The job need not be in `seen`: a dry run's is not.
+    The job need not be in `seen`: that of a dry run is not.
     """
     priority = {queue.id: queue.priority for queue in seen.queues.values()}
     waiting = [
@@ -77,29 +78,45 @@ def changed(
     nodes: Iterable[Node] = (),
     queues: Iterable[Queue] = (),
 ) -> Snapshot:
-    """The state with one job, some nodes or queues as given, and without the jobs that are `gone`."""
-    leaving = frozenset(gone)
+    """The state with one job, some nodes or queues replaced, and without the jobs in `gone`."""
+    removed = frozenset(gone)
     jobs = seen.jobs if job is None else {**seen.jobs, job.id: job}
     found = replace(
-        seen, jobs=jobs, nodes={**seen.nodes, **{node.id: node for node in nodes}}, queues={**seen.queues, **{queue.id: queue for queue in queues}}
-    )  # fmt: skip
-    if not leaving:
+        seen,
+        jobs=jobs,
+        nodes={**seen.nodes, **{node.id: node for node in nodes}},
+        queues={**seen.queues, **{queue.id: queue for queue in queues}},
+    )
+    if not removed:
         return found
     return replace(
         found,
-        jobs={job_id: one for job_id, one in found.jobs.items() if job_id not in leaving},
-        attempts={job_id: attempt for job_id, attempt in seen.attempts.items() if job_id not in leaving},
-        usage=_freed(seen, leaving),
+        jobs={job_id: one for job_id, one in found.jobs.items() if job_id not in removed},
+        attempts={job_id: attempt for job_id, attempt in seen.attempts.items() if job_id not in removed},
+        usage=_usage_without(seen, removed),
     )
 
 
-def _freed(seen: Snapshot, leaving: Iterable[JobId]) -> Mapping[NodeId, Usage]:
+def _usage_without(seen: Snapshot, removed: Iterable[JobId]) -> Mapping[NodeId, Usage]:
     usage = dict(seen.usage)
-    for job_id in leaving:
+    for job_id in removed:
         attempt = seen.attempts.get(job_id)
         for grant in () if attempt is None else attempt.allocation.grants:
             held = usage.get(grant.node_id, EMPTY_USAGE)
             usage[grant.node_id] = Usage(
-                devices=held.devices - set(grant.devices), cpus=held.cpus - grant.cpus, memory_bytes=held.memory_bytes - grant.memory_bytes
-            )  # fmt: skip
+                devices=held.devices - set(grant.devices),
+                cpus=held.cpus - grant.cpus,
+                memory_bytes=held.memory_bytes - grant.memory_bytes,
+            )
     return usage
+
+
+def schedule(snapshot: Snapshot, policy: Policy, *, table: HazardTable | None = None) -> Plan:
+    """The plan for this snapshot: placements in the order decided, and a reason for every other pending job.
+
+    Equal snapshots give equal plans. Cost: a new board, linear in nodes and jobs.
+    """
+    whole = snapshot if snapshot.jobs else replace(snapshot, jobs={job.id: job for job in snapshot.pending})
+    scheduler = Scheduler(policy, table=table)
+    plan = scheduler.plan(whole, snapshot.now_s)
+    return replace(plan, waits=dict(Waits(scheduler, whole.jobs)))

@@ -22,10 +22,9 @@ from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.queue import Project, Queue, Spent, spend
 from phalanx.core.work.quotas import Holdings
 from phalanx.core.work.reservation import Reservation
-from phalanx.core.work.spending import spend
 
 K = TypeVar("K")
 V = TypeVar("V")

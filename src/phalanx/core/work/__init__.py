@@ -1,1 +1,1 @@
-"""What is asked and what is granted: jobs, roles, queues, allocations."""
+"""Jobs, roles, queues and allocations: requests and grants."""

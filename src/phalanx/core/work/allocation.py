@@ -1,4 +1,4 @@
-"""What is granted: tasks on devices of nodes."""
+"""Granted resources: tasks on devices of nodes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Grant:
 
     Attributes:
         node_rank: this node's number in the job, from 0.
-        devices: indices on the node, ascending; empty for work on CPUs alone.
-        tasks: processes started here; ranks `first_rank .. first_rank + tasks - 1`.
+        devices: indices on the node, ascending; empty for CPU-only work.
+        tasks: processes started here: ranks `first_rank .. first_rank + tasks - 1`.
     """
 
     node_id: NodeId
@@ -28,7 +28,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """All grants of one attempt, by node rank. Held whole or not at all."""
+    """All grants of one attempt, by node rank. Granted and released as a whole."""
 
     grants: tuple[Grant, ...]
 

@@ -1,4 +1,4 @@
-"""One life of a job between a start and an end or requeue."""
+"""One attempt of a job, from its start to its end or requeue."""
 
 from __future__ import annotations
 
@@ -15,58 +15,62 @@ from phalanx.core.work.job import Resume
 FIRST_GENERATION: Final = Generation(0)
 
 
-TIME_LIMIT_NOTE: Final = "time limit"  # on the exits of tasks that a supervisor ended at the job's time limit by itself
+TIME_LIMIT_NOTE: Final = "time limit"  # on exits of tasks that a supervisor itself ended at the job's time limit
 
 
 class AttemptState(enum.StrEnum):
     """PLACED -> STARTING -> RUNNING -> STOPPING -> ENDED; an in-place restart goes back to PLACED under the same epoch."""
 
-    PLACED = "placed"  # committed; supervisors prove their devices and wait at the barrier
-    STARTING = "starting"  # ranks and addresses handed out
-    RUNNING = "running"  # every rank is exec'd
-    STOPPING = "stopping"  # asked to end, or ended in part; waits until every member is accounted for
+    PLACED = "placed"  # committed; supervisors verify their devices and wait at the barrier
+    STARTING = "starting"  # ranks and addresses are assigned
+    RUNNING = "running"  # every rank has been exec'd
+    STOPPING = "stopping"  # asked to end, or partly ended; waits until every member is accounted for
     ENDED = "ended"
 
 
 class MemberState(enum.StrEnum):
-    """One node's part of the gang."""
+    """The state of one node's part of the gang."""
 
     ASKED = "asked"
     READY = "ready"
     STARTED = "started"
-    STOPPED = "stopped"  # no process of this generation is left on the node
-    LOST = "lost"  # the node died, or its lease is over
+    STOPPED = "stopped"  # no process of this generation remains on the node
+    LOST = "lost"  # the node died, or its lease expired
 
 
 class Cause(enum.StrEnum):
     """Why an attempt (or a generation of it) ended."""
 
     SUCCEEDED = "succeeded"
-    FAILED = "failed"  # the job's own doing: non-zero exit
-    CRASH = "crash"  # a task died by a signal nobody here sent
+    FAILED = "failed"  # the job's own error: non-zero exit
+    CRASH = "crash"  # a task died by a signal that Phalanx did not send
     NODE_FAIL = "node_fail"
     START_FAIL = "start_fail"
-    UNFIT = "unfit"  # a node failed its preflight: placed again without it, uncharged while there are others to try
+    # A node failed its preflight: placed again without it, uncharged while there are other nodes to try
+    UNFIT = "unfit"
     PREEMPTED = "preempted"
-    MOVED = "moved"  # to make room for another: it goes on elsewhere at once
+    MOVED = "moved"  # to make room for another job: continues elsewhere at once
     DRAINED = "drained"
     CANCELLED = "cancelled"
     REQUEUED = "requeued"
     TIMEOUT = "timeout"
-    FREEZE = "freeze"  # frozen longer than its collectives bear: restarted, uncharged
-    CONTENDED = "contended"  # a shared engine gave the place to others before ours began: placed again, uncharged
-    FAULT = "fault"  # a device or node failed under it and the rules say so: placed again without that node
-    HANG = "hang"  # no step for far longer than its steps take: stacks are kept, it restarts in place
-    PORT_TAKEN = "port_taken"  # somebody else held the rendezvous port: again on another, uncharged a few times
+    FREEZE = "freeze"  # frozen longer than its collective timeout: restarted, uncharged
+    CONTENDED = "contended"  # a shared engine gave the place to other jobs first: placed again, uncharged
+    FAULT = "fault"  # a failure rule blames a device or node: placed again without that node
+    HANG = "hang"  # no step for far longer than usual: stacks are captured, it restarts in place
+    # Another process held the rendezvous port: retried on another port, uncharged a few times
+    PORT_TAKEN = "port_taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskExit:
-    """How one task ended. `by_us`: we had asked it to. `code` is None when a signal ended it.
+    """How one task ended.
 
     Attributes:
-        evidence: what its supervisor found beside code and signal; the head keeps the verdict in its stead.
-        verdict: what the rules made of it; None for an end that was no failure, or that no rules have seen.
+        code: None if a signal ended it.
+        by_us: the exit was requested by Phalanx.
+        evidence: further signs that its supervisor found; the head stores the verdict instead.
+        verdict: the result of the failure rules; None if the exit was not a failure, or no rules were applied.
     """
 
     rank: int
@@ -81,12 +85,12 @@ class TaskExit:
 
     @property
     def shell_code(self) -> int:
-        """As a shell says it: the code, or 128 + signal."""
+        """As a shell reports it: the code, or 128 + signal."""
         return self.code if self.code is not None else 128 + (self.signal or 0)
 
     @property
     def failed(self) -> bool:
-        """Ended badly, and by itself."""
+        """Whether it failed by itself."""
         return not self.by_us and self.shell_code != 0
 
 
@@ -95,9 +99,9 @@ class Member:
     """One node of the gang.
 
     Attributes:
-        port: node rank 0's choice for the rendezvous.
-        probe_port: where a supervisor that was brought for this attempt alone answers its peers' probes; 0 for none.
-        bad_links: what it found of its links to the others.
+        port: rendezvous port chosen by node rank 0.
+        probe_port: where a supervisor that serves only this attempt answers link probes of its peers; 0 for none.
+        bad_links: the bad links to other members that it reported.
     """
 
     node_id: NodeId
@@ -114,15 +118,16 @@ class Attempt:
 
     Attributes:
         generation: in-place restarts so far.
-        placed_s: GPU-seconds are billed from here to `ended_s`.
-        generation_s: when the present generation was asked for.
-        running_s: when every rank of the present generation was exec'd; None before.
-        first_running_s: the same of the first generation.
-        resume: what its ranks load; the candidate node rank 0 verified.
+        placed_s: start of billing; GPU-seconds are billed from here to `ended_s`.
+        generation_s: when the current generation was requested.
+        running_s: when every rank of the current generation was exec'd; None before.
+        first_running_s: the same for the first generation.
+        resume: the checkpoint that its ranks load, verified by node rank 0.
         ending: why it is STOPPING; None until then.
         then_restart: after STOPPING the gang starts again in place.
-        kept: not all its nodes see the head's files, so the head keeps a copy of its checkpoints and outputs. Settled at the placement,
-            so that all nodes are told alike.
+        causes: of every generation that ended, in order.
+        kept: some of its nodes do not see the head's files, so the head stores a copy of its checkpoints and outputs. Decided at the
+            placement, so that all its nodes do the same.
     """
 
     job_id: JobId
@@ -142,7 +147,7 @@ class Attempt:
     then_restart: bool = False
     why: str = ""
     exit_code: int | None = None
-    causes: tuple[Cause, ...] = ()  # of every generation that ended, in order
+    causes: tuple[Cause, ...] = ()
     kept: bool = False
 
     @property

@@ -1,5 +1,5 @@
-"""When a job may start at the earliest: `2h` from now, Unix seconds, or a date and time with its zone. The zone of a clock on the
-wall is the command line's to know (`cli.jobs.begin`): core has no clock.
+"""Parses the earliest start of a job: `2h` from now, Unix seconds, or a date and time with its zone. Local times without a zone are
+resolved by the command line (`cli.jobs.begin`): core has no clock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import parse_duration_s
 
-BEGIN_MAX_S: Final = 253_402_300_800.0  # the year 10000; milliseconds since 1970 are past it, and are refused so
+BEGIN_MAX_S: Final = 253_402_300_800.0  # the year 10000; also rejects milliseconds since 1970
 _AFTER: Final = re.compile(r"(?:now)?\+?((?:[0-9.]+[smhdw])+)", re.IGNORECASE)
 _ZONED: Final = re.compile(
     r"(\d{4})-(\d{2})-(\d{2})[T ](\d{2}):(\d{2})(?::(\d{2})(\.\d{1,6})?)?(Z|[+-]\d{2}:?\d{2})", re.IGNORECASE | re.ASCII
@@ -19,17 +19,17 @@ _HINT: Final = "write 2h for two hours from now, or 2026-12-01T08:00+01:00"
 
 
 def parse_begin_s(value: object, *, now_s: float | None) -> float:
-    """Unix seconds of the earliest start. A moment that has passed is taken as it is and means at once, as sbatch has it.
+    """Unix seconds of the earliest start. A time in the past means at once, as in sbatch.
 
     Args:
         value: Unix seconds, `2h`, `now`, `now+2h`, or `2026-12-01T08:00Z` with any offset.
-        now_s: Unix time from which `2h` counts; None where nobody knows it.
+        now_s: Unix time from which `2h` counts; None if the caller has no clock.
 
     Raises:
         BadRequest: none of these.
     """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise BadRequest(f"begin: {value!r} is no moment", hint=_HINT)
+        raise BadRequest(f"begin: {value!r} is not a time", hint=_HINT)
     text = str(value).strip()
     if re.fullmatch(r"[0-9]{9,}(\.[0-9]+)?", text, re.ASCII):
         return _bounded(float(text), text)
@@ -37,18 +37,20 @@ def parse_begin_s(value: object, *, now_s: float | None) -> float:
         return _bounded(_unix_s(zoned, text), text)
     after = _AFTER.fullmatch(text)
     if after is None and text.lower() != "now":
-        raise BadRequest(f"begin: {text[:40]!r} is no moment with a zone", hint=_HINT)
+        raise BadRequest(f"begin: {text[:40]!r} is not a time with a zone", hint=_HINT)
     if now_s is None:
-        raise BadRequest(f"begin: {text[:40]!r} counts from now, and nobody here knows the time", hint=_HINT)
+        raise BadRequest(
+            f"begin: {text[:40]!r} is relative to now, which is not accepted here; give an absolute time", hint=_HINT
+        )
     return _bounded(now_s + (parse_duration_s(after.group(1), what="begin") if after is not None else 0.0), text)
 
 
 def _unix_s(zoned: re.Match[str], text: str) -> float:
     year, month, day, hour, minute, second = (int(part or 0) for part in zoned.groups()[:6])
     if not (year >= 1970 and 1 <= month <= 12 and 1 <= day <= _days_in(year, month)):
-        raise BadRequest(f"begin: {text!r} names no day", hint=_HINT)
+        raise BadRequest(f"begin: {text!r} is not a valid date", hint=_HINT)
     if hour > 23 or minute > 59 or second > 59:
-        raise BadRequest(f"begin: {text!r} names no time of day", hint=_HINT)
+        raise BadRequest(f"begin: {text!r} is not a valid time of day", hint=_HINT)
     offset_s = 0
     if (zone := zoned.group(8)) not in ("Z", "z"):
         hours, minutes = int(zone[1:3]), int(zone[-2:])

@@ -1,6 +1,6 @@
-"""What is known of a failure, and what was made of it: evidence as a supervisor collects it, the verdict as the head keeps it.
+"""Failure records: evidence as a supervisor collects it, and the verdict that the head stores.
 
-Words only. Which evidence means what is a table of rules (`core.recovery.rules`); what a verdict leads to is the attempt machine's.
+Records only. The failure rules (`core.recovery.rules`) map evidence to verdicts; the attempt machine acts on a verdict.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from dataclasses import dataclass
 from typing import Final
 
 LINES_MAX: Final = 12
-"""Last lines of a rank's output in its evidence: a Python error and what a library printed around it; the rest is in the log."""
+"""Last lines of a rank's output in its evidence: a Python error and library messages around it; the rest is in the log."""
 LINE_CHARS_MAX: Final = 300
-XIDS_MAX: Final = 16  # different ones since the attempt began: a storm repeats few of them
+XIDS_MAX: Final = 16  # distinct codes since the attempt began: a storm repeats a few of them
 
 
 class Blame(enum.StrEnum):
-    """Whose failure it is."""
+    """The cause of a failure, by owner."""
 
-    USER = "user"  # the job's own doing: it would fail elsewhere too
+    USER = "user"  # the job's own error: it would fail elsewhere too
     INFRASTRUCTURE = "infrastructure"  # a node, a device, a link
-    PREEMPTED = "preempted"  # somebody took the place away
-    ECHO = "echo"  # a peer's death, as its neighbours see it: not the cause
+    PREEMPTED = "preempted"  # the scheduler or an operator took the nodes back
+    ECHO = "echo"  # a follow-on failure after the death of a peer
 
 
 class Remedy(enum.StrEnum):
-    """What is done about it."""
+    """The reaction to a failure."""
 
     HERE = "here"  # the gang starts again in place
-    ELSEWHERE = "elsewhere"  # placed again, without that node while others will do
-    DRAIN = "drain"  # the same, and the node is drained with the evidence
-    STOP = "stop"  # the job ends: another try would end the same way
+    ELSEWHERE = "elsewhere"  # placed again; avoids that node while others suffice
+    DRAIN = "drain"  # the same, and the node is drained, with the evidence as reason
+    STOP = "stop"  # the job ends: a retry would fail the same way
 
 
 class Charge(enum.StrEnum):
-    """Which budget a restart is taken from."""
+    """The budget that a restart is charged to."""
 
     RETRY = "retry"  # the job's own `retry`
     PROGRESS = "progress"  # restarts without progress
@@ -42,13 +42,13 @@ class Charge(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stance:
-    """Where one rank stood when its gang hung.
+    """Where one rank was stuck when its gang hung.
 
     Attributes:
         state: of its main thread in /proc: R runs, S sleeps, D waits in the kernel, T is stopped.
-        where: innermost Python frame, `function (file.py:12)`; "" where no stack could be taken.
-        waits: it stands in a collective, by its stack.
-        step: last one it reported; None before its first.
+        where: innermost Python frame, `function (file.py:12)`; "" if no stack could be captured.
+        waits: by its stack, it waits in a collective.
+        step: the last step it reported; None before its first.
     """
 
     state: str = ""
@@ -59,13 +59,13 @@ class Stance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a supervisor found of one rank that ended badly, or that it ended because the gang hung.
+    """Signs that a supervisor found of one rank that failed, or that it ended because the gang hung.
 
     Attributes:
-        lines: the end of what it printed, oldest first.
-        xids: errors of the GPU driver on this node since the attempt began, in order of their first coming.
-        oom_killed: the kernel killed a process of the job for want of memory.
-        stance: of a gang that hung.
+        lines: the end of its output, oldest first.
+        xids: errors of the GPU driver on this node since the attempt began, by first occurrence.
+        oom_killed: the kernel killed a process of the job when memory ran out.
+        stance: where the rank was stuck, if the gang hung.
     """
 
     lines: tuple[str, ...] = ()
@@ -76,13 +76,13 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the rules made of one failure.
+    """The result of the failure rules for one failure.
 
     Attributes:
-        rule: its name, as `phalanx rules show` lists it.
+        rule: its name, as listed by `phalanx rules show`.
         says: the failure in words: "XID 79: the GPU has fallen off the bus".
-        weight: what it counts against the node (`core.recovery.lemon`); 0 where it says nothing of the node.
-        line: of the output, what it was read from; "" where it was another sign.
+        weight: what it adds to the node's fault score (`core.recovery.lemon`); 0 if it says nothing about the node.
+        line: the output line that matched; "" if another sign matched.
     """
 
     rule: str

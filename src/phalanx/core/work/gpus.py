@@ -1,9 +1,9 @@
-"""What a job asks in GPUs: one grammar wherever GPUs are named (DESIGN 4).
+"""The request for GPUs of a job: one grammar wherever GPUs are named (DESIGN 4).
 
     [NODES[..MOST]x][KIND[,KIND...]:]COUNT      KIND = MODEL[-MEM|:MEM]
     8   2x8   h200:8   a100-80gb:8   H100:80GB:8   4xh200:8   h200,h100:8   a100-80gb,h100:8   2..8xh200:8
 
-With NODES, COUNT is per node; without, it is the job's total and Phalanx picks the shape. Several kinds are taken in the order written,
+With NODES, COUNT is per node; without, it is the job's total and Phalanx picks the shape. Several kinds are tried in the order written,
 one of them for the whole gang; MEM belongs to the kind that it is written with. With MOST the gang is elastic: from NODES to MOST nodes.
 """
 
@@ -25,23 +25,23 @@ _GRAMMAR: Final = re.compile(
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
 _HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8 or 2..8xh200:8"
 GPUS_MAX: Final = 1_000_000  # past any fleet; bounds a typo
-KINDS_MAX: Final = 8  # more models than any fleet mixes
+KINDS_MAX: Final = 8  # more models than any fleet has
 _TEXT_MAX: Final = 400  # characters; the longest model name known has 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRequest:
-    """GPUs asked for. Either `nodes` and `per_node` are both set (a fixed shape), or only `total` counts.
+    """The GPUs requested. Either `nodes` and `per_node` are both set (a fixed shape), or only `total` counts.
 
     Attributes:
-        total: of the whole job; 0 for a job on CPUs alone.
+        total: of the whole job; 0 for a CPU-only job.
         model: lower case, as in the fleet ("h200"); None for any.
         memory_gib: at least this much per GPU of `model`; None for any.
-        or_models: kinds taken when `model` cannot be had, in order of preference, each with its own memory where one was written
-            ("h100", "a100-80gb"). A gang is of one model throughout.
-        nodes_max: elastic: from `nodes` up to so many nodes, as there is room; None for a fixed number. `total` counts the fewest.
-        uneven: whole nodes and the remainder on one more, instead of equal parts; only where the shape is not fixed. Not in the
-            grammar: traces ask so.
+        or_models: alternatives to `model`, in order of preference, each with its own memory if one was written ("h100", "a100-80gb"). A
+            gang uses one model throughout.
+        nodes_max: elastic: from `nodes` up to this many nodes, as capacity allows; None for a fixed number. `total` counts the fewest.
+        uneven: whole nodes and the remainder on one more, instead of equal parts; only if the shape is not fixed. Not in the grammar:
+            used by traces.
     """
 
     total: int
@@ -55,12 +55,12 @@ class GpuRequest:
 
     @property
     def kinds(self) -> tuple[tuple[str | None, int | None], ...]:
-        """Model and least memory in GiB of what will do, in order of preference; one pair of None and memory for any model."""
+        """Accepted models with their least memory in GiB, in order of preference; a pair of None and a memory means any model."""
         return ((self.model, self.memory_gib), *(_kind(text) for text in self.or_models))
 
     @property
     def kind(self) -> str:
-        """The kinds as they are written; empty for any."""
+        """The kinds in the grammar; empty for any."""
         if self.model is None:
             return ""
         return ",".join((_kind_text(self.model, self.memory_gib), *self.or_models))
@@ -83,7 +83,7 @@ def parse_gpus(text: object) -> GpuRequest:
         raise BadRequest(f"gpus: {text!r} is not a number of GPUs", hint=_HINT)
     if isinstance(text, int) and not 0 <= text <= GPUS_MAX:
         raise BadRequest(
-            f"gpus: {'a negative number' if text < 0 else f'more than {GPUS_MAX}'} cannot be asked for", hint=_HINT
+            f"gpus: {'a negative number' if text < 0 else f'more than {GPUS_MAX}'} cannot be requested", hint=_HINT
         )
     words = str(text).strip().lower()
     match = _GRAMMAR.fullmatch(words) if len(words) <= _TEXT_MAX else None
@@ -97,7 +97,7 @@ def parse_gpus(text: object) -> GpuRequest:
         return GpuRequest(total=count, model=model, memory_gib=memory, or_models=others)
     nodes, most = _ordered(int(match["nodes"]), match["most"], "gpus")
     if nodes == 0 or count == 0:
-        raise BadRequest(f"gpus: {text!r} asks for nothing", hint=_HINT)
+        raise BadRequest(f"gpus: {text!r} requests no GPU", hint=_HINT)
     if count * (most or nodes) > GPUS_MAX:
         raise BadRequest(f"gpus: {text!r} is more than any fleet has")
     return GpuRequest(
@@ -137,7 +137,7 @@ def _ordered(fewest: int, most: str | None, what: str) -> tuple[int, int | None]
 
 
 def _kinds(text: str | None) -> tuple[tuple[str | None, int | None], tuple[str, ...]]:
-    """The first kind in parts, the others as they are stored."""
+    """The first kind in parts, the other kinds as they are stored."""
     if text is None:
         return (None, None), ()
     found = [_kind(word.strip()) for word in text.split(",")]
@@ -145,13 +145,13 @@ def _kinds(text: str | None) -> tuple[tuple[str | None, int | None], tuple[str, 
         raise BadRequest(f"gpus: {len(found)} models are more than {KINDS_MAX}", hint=_HINT)
     twice = next((kind for kind in found if found.count(kind) > 1), None)
     if twice is not None:
-        raise BadRequest(f"gpus: {_kind_text(*twice)} stands there twice", hint="name each model once, the best first")
+        raise BadRequest(f"gpus: {_kind_text(*twice)} is given twice", hint="name each model once, the best first")
     return found[0], tuple(_kind_text(*kind) for kind in found[1:])
 
 
 def _kind(text: str) -> tuple[str | None, int | None]:
     match = _KIND.fullmatch(text)
-    assert match is not None, text  # the grammar has passed it
+    assert match is not None, text  # guaranteed by the grammar
     return match["model"], int(match["memory"]) if match["memory"] else None
 
 
@@ -162,7 +162,7 @@ def _kind_text(model: str | None, memory_gib: int | None) -> str:
 def combine(
     gpus: GpuRequest | None, nodes: int | None, gpus_per_node: int | None, nodes_max: int | None = None
 ) -> GpuRequest:
-    """One request from `--gpus`, `--nodes` (with `nodes_max` for a range) and `--gpus-per-node`; none of them: no GPU on one node.
+    """One request from `--gpus`, `--nodes` (with `nodes_max` for a range) and `--gpus-per-node`; without any of them: no GPU, one node.
 
     Raises:
         BadRequest: they contradict each other or do not divide.
@@ -196,27 +196,31 @@ def combine(
         )
     if gpus_per_node not in (None, per_node):
         raise BadRequest(
-            f"{gpus.total} GPUs on {nodes} nodes are {per_node} a node, not {gpus_per_node}",
+            f"{gpus.total} GPUs on {nodes} nodes are {per_node} per node, not {gpus_per_node}",
             hint="--gpus is the job's total",
         )
     return replace(gpus, nodes=nodes, per_node=per_node)
 
 
 def _elastic(gpus: GpuRequest | None, nodes: int, nodes_max: int, gpus_per_node: int | None) -> GpuRequest:
-    """A range of nodes. What each of them holds must be said: a total would mean another number for every size."""
+    """A range of nodes. The GPUs per node must be given: a total would mean another number for every size."""
     if gpus is None and gpus_per_node:
         if nodes_max * gpus_per_node > GPUS_MAX:
             raise BadRequest(f"{nodes_max} nodes of {gpus_per_node} GPUs are more than any fleet has")
         return GpuRequest(total=nodes * gpus_per_node, nodes=nodes, per_node=gpus_per_node, nodes_max=nodes_max)
     if gpus is None:
-        raise BadRequest(f"nodes {nodes}..{nodes_max} say no GPUs: an elastic job has some on each node",
-                         hint="add --gpus-per-node")  # fmt: skip
+        raise BadRequest(
+            f"nodes {nodes}..{nodes_max} without GPUs: an elastic job needs GPUs on each node",
+            hint="add --gpus-per-node",
+        )
     if (gpus.nodes, gpus.nodes_max) == (nodes, nodes_max) and gpus_per_node in (None, gpus.per_node):
         return gpus
     kind = gpus.kind and gpus.kind + ":"
     if gpus.nodes is None:
-        raise BadRequest(f"gpus {gpus} is the total of the whole job, and nodes {nodes}..{nodes_max} leave it open",
-                         hint=f"write --gpus {nodes}..{nodes_max}x{kind}{gpus_per_node or 8} for so many on each node")  # fmt: skip
+        raise BadRequest(
+            f"gpus {gpus} is the job's total, which does not fit a range of nodes ({nodes}..{nodes_max})",
+            hint=f"write --gpus {nodes}..{nodes_max}x{kind}{gpus_per_node or 8} to give the GPUs of each node",
+        )
     raise BadRequest(
         f"gpus {gpus} contradicts {_stated(f'{nodes}..{nodes_max}', gpus_per_node)}", hint="give one of the two"
     )

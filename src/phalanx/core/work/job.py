@@ -1,4 +1,4 @@
-"""A job: what a user submitted, who it belongs to, and how far it is."""
+"""A job: the submitted spec, its owner, and its state."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.work.dependency import ArrayPlace, Dependency
 from phalanx.core.work.spec import JobSpec
 
-NO_EPOCH: Final = Epoch(0)  # of a job that has had no attempt
+NO_EPOCH: Final = Epoch(0)  # a job without an attempt
 
 
 class JobState(enum.StrEnum):
-    """PENDING waits (again); the last four are terminal and never change."""
+    """PENDING waits (or waits again); the last four are terminal and never change."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -25,7 +25,7 @@ class JobState(enum.StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """Whether the job is over for good."""
+        """Whether the job has ended for good."""
         return self in TERMINAL
 
 
@@ -36,36 +36,36 @@ TERMINAL: Final = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCE
 class Reason(enum.StrEnum):
     """Why a job waits: the one dominant reason."""
 
-    NEW = "new"  # not judged yet
-    RESOURCES = "resources"  # fits the fleet, not what is free now
+    NEW = "new"  # not yet considered
+    RESOURCES = "resources"  # fits the fleet, but not the free capacity
     NO_NODES = "no_nodes"  # no node is up
     NODES_DOWN = "nodes_down"  # would fit if nodes that are down or cordoned came back
     HELD = "held"
     QUEUE_CLOSED = "queue_closed"
-    BACKOFF = "backoff"  # waits a moment after a failed start
+    BACKOFF = "backoff"  # short wait after a failed start
     PREEMPTED = "preempted"
     NODE_FAIL = "node_fail"
     CRASH = "crash"
     START_FAIL = "start_fail"
     REQUEUED = "requeued"
-    DRAINED = "drained"  # its node was drained under it
-    CONTENDED = "contended"  # a shared engine gave its place to others
-    MOVED = "moved"  # goes on elsewhere in a moment
+    DRAINED = "drained"  # its node was drained while it ran
+    CONTENDED = "contended"  # a shared engine gave its place to other jobs
+    MOVED = "moved"  # continues elsewhere shortly
     DEPENDENCY = "dependency"  # other jobs must end first
-    BEGIN_TIME = "begin_time"  # not before a time its owner gave
-    ARRAY_LIMIT = "array_limit"  # enough elements of its array run
-    QUOTA = "quota"  # its queue holds all it may
-    USER_LIMIT = "user_limit"  # its user holds all he may in its queue
+    BEGIN_TIME = "begin_time"  # not before the requested begin time
+    ARRAY_LIMIT = "array_limit"  # the array's limit of running elements is reached
+    QUOTA = "quota"  # its queue is at its quota
+    USER_LIMIT = "user_limit"  # its user is at the queue's limit per user
     BUDGET = "budget"  # its queue has spent its GPU-hours of the period
-    TOPOLOGY = "topology"  # enough is free, but no one domain holds it
-    PRIORITY = "priority"  # others go first to the room there is
-    RESERVATION = "reservation"  # nodes are set aside
-    CLAIMED = "claimed"  # its room is being cleared: others save and leave
+    TOPOLOGY = "topology"  # enough is free, but not within one domain
+    PRIORITY = "priority"  # jobs ahead of it take the free capacity
+    RESERVATION = "reservation"  # nodes are reserved
+    CLAIMED = "claimed"  # running jobs on its nodes save and stop first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """A published checkpoint: whole, verified when saved, and made under an epoch that was current then."""
+    """A published checkpoint: complete, verified when saved, and made under an epoch that was current then."""
 
     epoch: Epoch
     step: int
@@ -85,16 +85,16 @@ class Job:
         reason, detail: why it waits, as a word and a sentence; only meaningful while PENDING.
         not_before_s: earliest next start, after a failed one.
         checkpoints: the newest published ones, oldest first, at most two.
-        progress_step: highest step kept so far; restarts without new progress are counted against it.
-        losses: crashes and lost nodes so far, for the estimate of the next one.
-        stalls: restarts since the last progress, all causes but uncharged ones.
+        progress_step: highest checkpointed step; restarts without new progress are counted against it.
+        losses: crashes and lost nodes so far, to estimate the next one.
+        stalls: charged restarts since the last progress.
         user_retries: restarts spent on the job's own errors.
-        hangs: of them without progress since, so that a job that hangs again and again ends.
+        hangs: restarts after hangs since the last progress, which limits how often a job may hang.
         avoid: nodes that failed this job's last attempts, newest last; used only if nothing else fits.
         moves: times it was moved to make room.
-        attained_s: time run whose work is kept, over the attempts that ended.
-        array: its place in an array; None for a job of its own.
-        unmet: dependencies that do not hold yet; it starts only when there is none.
+        attained_s: run time whose work is saved, over the attempts that ended.
+        array: its position in an array; None for a single job.
+        unmet: dependencies that do not hold yet; it starts only when this is empty.
         cancelled_by: set once a cancel is acknowledged; the job never runs again after it.
     """
 

@@ -1,7 +1,6 @@
-"""How one model is split over the ranks of a job: the degrees of each kind of parallelism, and who sits beside whom.
+"""The layout of a model over the ranks of a job: the degree of each kind of parallelism, and the order of ranks along the axes.
 
-The planner chooses it (`core.layouts`), the job carries it, `phalanx.torch` builds its mesh from it. A record and its arithmetic; what a
-layout costs is said in `core.performance`.
+The planner (`core.layouts`) chooses it, the job carries it, `phalanx.torch` builds its mesh from it. `core.performance` estimates its cost.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import Any, Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.nearest import nearest
 
-RANKS_MAX: Final = 1 << 20  # past any fleet; bounds a typo
+RANKS_MAX: Final = 1 << 20  # larger than any fleet; bounds a typo
 DEGREES_MAX: Final = 1 << 20
 
 
 class Recompute(enum.StrEnum):
-    """What the backward pass computes again instead of keeping it from the forward pass."""
+    """What the backward pass recomputes instead of keeping it from the forward pass."""
 
     NONE = "none"
     SELECTIVE = "selective"  # the core of attention (scores, softmax, dropout): little work, much memory without flash attention
@@ -33,20 +32,27 @@ class Axis(enum.StrEnum):
 
     TENSOR = "tensor"
     CONTEXT = "context"
-    SHARD = "shard"  # data parallel ranks that hold one copy of the states among them
+    SHARD = "shard"  # data parallel ranks that together hold one copy of the states
     PIPELINE = "pipeline"
-    REPLICATE = "replicate"  # data parallel ranks that each hold all that their shard group holds
+    REPLICATE = "replicate"  # data parallel ranks that each hold a full copy of what a shard group holds
 
 
 ORDER: Final = (Axis.TENSOR, Axis.CONTEXT, Axis.SHARD, Axis.REPLICATE, Axis.PIPELINE)
-"""Innermost first: whoever talks most per second sits nearest. Tensor parallel exchanges activations in every layer and is waited for,
-context parallel keys and values in every layer, sharded data parallel parameters once per layer, replicas gradients once per step;
-a pipeline hands on one activation per micro-batch, which is the least of all."""
+"""Innermost first: the axis with the most communication per second is placed nearest. Tensor parallel exchanges activations in every
+layer and blocks on them, context parallel exchanges keys and values in every layer, sharded data parallel parameters once per layer,
+replicas gradients once per step; a pipeline sends one activation per micro-batch, which is the least."""
 
-_SHORT: Final = {
-    "dp": "replicate", "fsdp": "shard", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "vpp": "interleave",
-    "mbs": "micro_batch", "accumulate": "micro_batches",
-}  # fmt: skip
+_SHORT_NAMES: Final = {
+    "dp": "replicate",
+    "fsdp": "shard",
+    "tp": "tensor",
+    "pp": "pipeline",
+    "cp": "context",
+    "ep": "expert",
+    "vpp": "interleave",
+    "mbs": "micro_batch",
+    "accumulate": "micro_batches",
+}
 _PAIR: Final = re.compile(r"\s*([a-z_]+)\s*=\s*([a-z0-9_,-]+)\s*", re.IGNORECASE)
 
 
@@ -55,18 +61,18 @@ class Layout:
     """A split of one model over `ranks` processes, one device each.
 
     Attributes:
-        tensor: ranks that share each matrix product. Also splits the sequence of what lies between (sequence parallel) if `sequence`.
+        tensor: ranks that share each matrix product. With `sequence`, also splits the sequence between them (sequence parallel).
         pipeline: stages, each with its own layers.
         interleave: runs of layers per stage (virtual stages); 1 for plain 1F1B.
         context: ranks that share one sequence's attention.
-        expert: ranks, among those of `context * shard * replicate`, that share the experts of a mixture; 1 for dense models.
-        shard: data parallel ranks among which states are sharded, see `zero`.
+        expert: ranks, out of `context * shard * replicate`, that share the experts of a mixture; 1 for dense models.
+        shard: data parallel ranks over which states are sharded, see `zero`.
         replicate: data parallel groups of `shard` ranks. Plain DDP is shard 1; FSDP over all is replicate 1; both above 1 is hybrid.
         zero: what `shard` splits: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too (FSDP2).
         micro_batch: sequences that one rank computes at once.
-        micro_batches: times per step that it does so; the global batch is micro_batch * micro_batches * data.
+        micro_batches: micro-batches per step; the global batch is micro_batch * micro_batches * data.
         precision: of the matrix products: "bf16", "fp16", "fp8" or "fp32".
-        order: axes, innermost first, by which a rank's number is read.
+        order: axes, innermost first, that define a rank's number.
     """
 
     tensor: int = 1
@@ -91,7 +97,7 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """Processes in all."""
+        """Total number of processes."""
         return self.tensor * self.context * self.shard * self.pipeline * self.replicate
 
     @property
@@ -108,7 +114,7 @@ class Layout:
         return math.prod(self.size(inner) for inner in self.order[: self.order.index(axis)])
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
-        """Where the rank sits along each axis.
+        """The position of the rank along each axis.
 
         Raises:
             ValueError: no such rank.
@@ -118,10 +124,10 @@ class Layout:
         return {axis: rank // self.stride(axis) % self.size(axis) for axis in self.order}
 
     def __str__(self) -> str:
-        """As people write it, and as `parse_layout` reads it: `tp=2,pp=2,fsdp=4,mbs=1`; what is 1 or the default is left out."""
+        """The text form, which `parse_layout` reads back: `tp=2,pp=2,fsdp=4,mbs=1`; degrees of 1 and defaults are left out."""
         words = [
             f"{short}={getattr(self, long)}"
-            for short, long in sorted(_SHORT.items(), key=lambda pair: _SPOKEN.index(pair[0]))
+            for short, long in sorted(_SHORT_NAMES.items(), key=lambda pair: _TEXT_ORDER.index(pair[0]))
             if getattr(self, long) != 1
         ]
         words += [f"zero={self.zero}"] * (self.zero > 0 and self.zero != 3)
@@ -132,26 +138,26 @@ class Layout:
         return ",".join(words) or "single"
 
 
-_SPOKEN: Final = ("tp", "cp", "ep", "pp", "vpp", "fsdp", "dp", "mbs", "accumulate")
+_TEXT_ORDER: Final = ("tp", "cp", "ep", "pp", "vpp", "fsdp", "dp", "mbs", "accumulate")
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
-    """The layout as plain values, every field."""
+    """All fields of the layout as plain values."""
     values = {field.name: getattr(layout, field.name) for field in fields(layout)}
     return values | {"recompute": layout.recompute.value, "order": [axis.value for axis in layout.order]}
 
 
 def layout_from_json(values: Mapping[str, Any]) -> Layout:
-    """The reverse; fields that are missing have their defaults.
+    """The reverse; missing fields have their defaults.
 
     Raises:
-        BadRequest: an unknown field, or a value that cannot be.
+        BadRequest: an unknown field, or an invalid value.
     """
     known = {field.name: field for field in fields(Layout)}
     given: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise BadRequest(f"layout: unknown field {name!r}", hint=_near(name, list(known)))
+            raise BadRequest(f"layout: unknown field {name!r}", hint=_nearest_hint(name, list(known)))
         if name == "recompute":
             given[name] = _recompute(value)
         elif name == "order":
@@ -166,10 +172,10 @@ def layout_from_json(values: Mapping[str, Any]) -> Layout:
 
 
 def parse_layout(text: str) -> Layout:
-    """The layout that `tp=2,pp=2,fsdp=2,mbs=4,accumulate=2,recompute=full` states. Long names are taken too; `single` is one rank.
+    """The layout of a text such as `tp=2,pp=2,fsdp=2,mbs=4,accumulate=2,recompute=full`. Long names are accepted too; `single` is one rank.
 
     Raises:
-        BadRequest: outside that grammar, an axis given twice, or a value that cannot be.
+        BadRequest: outside the grammar, an axis given twice, or an invalid value.
     """
     if text.strip().lower() == "single":
         return Layout()
@@ -177,9 +183,9 @@ def parse_layout(text: str) -> Layout:
     for part in text.split(","):
         found = _PAIR.fullmatch(part)
         if found is None:
-            raise BadRequest(f"layout {text!r}: {part.strip()!r} is no name=value", hint="write tp=2,pp=2,fsdp=4")
+            raise BadRequest(f"layout {text!r}: {part.strip()!r} is not name=value", hint="write tp=2,pp=2,fsdp=4")
         name, value = found[1].lower(), found[2].lower()
-        name = {"sp": "sequence"}.get(name, _SHORT.get(name, name))
+        name = {"sp": "sequence"}.get(name, _SHORT_NAMES.get(name, name))
         if name in values:
             raise BadRequest(f"layout {text!r}: {name} is given twice")
         values[name] = value.split("-") if name == "order" else value == "1" if name == "sequence" else value
@@ -192,7 +198,7 @@ def checked(layout: Layout) -> Layout:
     """The layout itself.
 
     Raises:
-        BadRequest: its parts contradict each other.
+        BadRequest: its fields contradict each other.
     """
     if layout.interleave > 1 and layout.pipeline == 1:
         raise BadRequest(f"interleave {layout.interleave} needs a pipeline", hint="give pp=2 or more, or leave vpp out")
@@ -200,13 +206,13 @@ def checked(layout: Layout) -> Layout:
         raise BadRequest("zero=3 shards parameters over `fsdp` ranks, and fsdp is 1", hint="give fsdp=2 or more")
     if layout.sequence and layout.tensor == 1:
         raise BadRequest("sequence parallel splits over the tensor ranks, and tp is 1", hint="leave sp out")
-    many = layout.context * layout.data
-    if many % layout.expert:
+    sharers = layout.context * layout.data
+    if sharers % layout.expert:
         raise BadRequest(
-            f"expert {layout.expert} does not divide the {many} ranks of context x data that share experts"
+            f"expert {layout.expert} does not divide the {sharers} ranks of context x data that share experts"
         )
     if layout.ranks > RANKS_MAX:
-        raise BadRequest(f"{layout.ranks} ranks are more than any fleet has ({RANKS_MAX})")
+        raise BadRequest(f"{layout.ranks} ranks are more than the maximum of {RANKS_MAX}")
     return layout
 
 
@@ -245,6 +251,6 @@ def _order(value: object) -> tuple[Axis, ...]:
     return tuple(Axis(word) for word in words)
 
 
-def _near(name: str, known: list[str]) -> str:
+def _nearest_hint(name: str, known: list[str]) -> str:
     close = nearest(name, known)
     return f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"

@@ -1,39 +1,39 @@
-"""The nearest match to a mistyped word. Pure, so that the head and the command line suggest the same."""
+"""The nearest match to a mistyped word, shared by the head and the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
 
-_WORD_MAX: Final = 64  # longer words are no typo of a key or verb, and the distance costs their product
+_WORD_MAX: Final = 64  # longer words are not typos of a key or verb; the cost is the product of the lengths
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that `word` was most likely meant to be, or None when none is near.
+    """The choice that `word` was most likely meant to be, or None if none is near.
 
-    Case and `-` against `_` do not count. One slip (a letter more, less, other, or two swapped) is allowed for every three
-    letters; a choice that begins with `word` counts as near too. Ties end in the smaller choice.
+    Case and `-` against `_` do not count. One typo (a letter inserted, missing, replaced, or two swapped) is allowed for every three letters; a
+    choice that begins with `word` counts as near too. Ties are resolved to the smaller choice.
     """
-    typed = _plain(word)
+    typed = _normalized(word)
     if not typed or len(typed) > _WORD_MAX:
         return None
     allowed = max(1, len(typed) // 3)
     best: tuple[int, str] | None = None
     for choice in choices:
-        plain = _plain(choice)
-        slips = _slips(typed, plain)
-        if slips > allowed and not (len(typed) >= 2 and plain.startswith(typed)):
+        normalized = _normalized(choice)
+        distance = _distance(typed, normalized)
+        if distance > allowed and not (len(typed) >= 2 and normalized.startswith(typed)):
             continue
-        if best is None or (slips, choice) < best:
-            best = (slips, choice)
+        if best is None or (distance, choice) < best:
+            best = (distance, choice)
     return None if best is None else best[1]
 
 
-def _plain(word: str) -> str:
+def _normalized(word: str) -> str:
     return word.strip().lower().replace("_", "-").lstrip("-")
 
 
-def _slips(left: str, right: str) -> int:
+def _distance(left: str, right: str) -> int:
     """Optimal string alignment: insertions, deletions, substitutions and swaps of neighbours, each 1."""
     before: list[int] = []
     row = list(range(len(right) + 1))

@@ -1,4 +1,4 @@
-"""Who there is: users, their roles, and the tokens that speak for them. What each may do is decided in `access`."""
+"""Users, their roles and their tokens. `access` decides what each may do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.core.ids import NodeId, TokenId, UserId
 
 
 class UserRole(enum.StrEnum):
-    """From least to most. NODE is no person: a supervisor's token has it and nothing else."""
+    """From least to most privileged. NODE is the role of a supervisor's token, not of a person."""
 
     VIEWER = "viewer"
     USER = "user"
@@ -19,18 +19,18 @@ class UserRole(enum.StrEnum):
 
 
 class Action(enum.StrEnum):
-    """What a route does; every route names exactly one."""
+    """What a route does; every route declares exactly one."""
 
     SEE = "see"
     SUBMIT = "submit"
     CHANGE_OWN = "change_own"  # cancel, hold, attach, exec, get ... of a job
     SEE_OUTPUT = "see_output"  # logs and files of a job
-    MANAGE_PROJECT = "manage_project"  # who belongs to a project that one is an admin of
+    MANAGE_PROJECT = "manage_project"  # members of a project that the user administers
     OPERATE = "operate"  # nodes, queues
     ADMINISTER = "administer"  # users, projects, others' tokens
     OWN_TOKENS = "own_tokens"
-    SUPERVISE = "supervise"  # the supervisors' channel
-    JOIN = "join"  # bring a server in: be given a node's token
+    SUPERVISE = "supervise"  # the supervisors' API
+    JOIN = "join"  # add a server: obtain a node's token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +45,12 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A token by the SHA-256 of its 256 random bits; the bits themselves are shown once and kept nowhere.
+    """A token, stored as the SHA-256 of its 256 random bits; the bits are shown once and never stored.
 
     Attributes:
-        scope: actions it is narrowed to; empty for all its user may do.
-        node_id: for a supervisor's token, the node it speaks for.
-        made_by: the token that it was made with.
+        scope: the actions it is limited to; empty for all that its user may do.
+        node_id: the node of a supervisor's token.
+        made_by: the token that was used to create it.
         used_s: when it was last used, to within some minutes.
     """
 
@@ -67,5 +67,5 @@ class Token:
     used_s: float | None = None
 
     def good(self, now_s: float) -> bool:
-        """Neither expired nor revoked."""
+        """Whether it is neither expired nor revoked."""
         return self.revoked_s is None and (self.expires_s is None or now_s < self.expires_s)

@@ -1,6 +1,6 @@
-"""The key `plan` of a job: how its model is split. `auto` leaves it to the script's model, a layout fixes it and with it the ranks.
+"""The key `plan` of a job: how its model is split. With `auto` the ranks choose a layout for the script's model; a layout fixes the ranks.
 
-Read where a mapping becomes a spec, on the command line and at the head alike; told where a submit is answered.
+Read when a mapping becomes a spec, on the command line and at the head alike.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ _HINT: Final = "write auto, or a layout as tp=2,pp=2,fsdp=4"
 
 
 def read_plan(value: object) -> str:
-    """The plan as a spec holds it: "", "auto", or a layout as `layout_text` writes it.
+    """The plan as a spec stores it: "", "auto", or a layout as `layout_text` writes it.
 
     Raises:
-        BadKey: neither; a file and a mapping are read by the command line and never come so far.
+        BadKey: neither; files and mappings are resolved by the command line before.
     """
     if not isinstance(value, str):
-        raise BadKey("plan: a mapping is planned by `phalanx submit`, before the head is asked", key="plan", hint=_HINT)
+        raise BadKey(
+            "plan: a mapping is only accepted by `phalanx submit`, which turns it into a layout", key="plan", hint=_HINT
+        )
     words = value.strip().lower()
     if words in {"", AUTO}:
         return words
@@ -38,7 +40,7 @@ def read_plan(value: object) -> str:
 
 
 def layout_text(layout: Layout) -> str:
-    """The layout in words that `parse_layout` reads back whole: `zero` is said where it is not what `fsdp` is taken to mean."""
+    """The layout as a text that `parse_layout` reads back exactly: `zero` is included if it differs from the default for `fsdp`."""
     usual = layout.zero == 3 if layout.shard > 1 else layout.zero != 3
     return str(layout) if usual or layout.zero in {1, 2} else f"{layout},zero={layout.zero}"
 
@@ -49,7 +51,7 @@ def layout_of(plan: str) -> Layout | None:
 
 
 def ranks_of(role: Role) -> int | None:
-    """How many ranks the role has, where that follows from what was asked: as `launchers` starts them, or a launcher does."""
+    """Number of ranks of the role if the request determines it, started by Phalanx or by a launcher; else None."""
     request = role.gpus
     if role.launch is Launch.FIXED:
         nodes = request.nodes if request.nodes is not None else (1 if request.total <= 1 else None)
@@ -58,34 +60,34 @@ def ranks_of(role: Role) -> int | None:
 
 
 def fitted(role: Role, plan: str) -> Role:
-    """The role with as many GPUs as the layout has ranks, where it asks for none; else as it was.
+    """The role with as many GPUs as the layout has ranks, if it requests none; else unchanged.
 
     Raises:
-        BadRequest: it asks for another number.
+        BadRequest: it requests another number.
     """
     layout = layout_of(plan)
     if layout is None:
         return role
     ranks = ranks_of(role)
     if ranks is None:
-        return role if role.launch is Launch.FIXED else replace(role, gpus=_as_many(role.gpus, layout))
+        return role if role.launch is Launch.FIXED else replace(role, gpus=_gpus_for(role.gpus, layout))
     if ranks != layout.ranks:
         asked = "tasks" if role.launch is Launch.FIXED else "GPUs"
         raise BadRequest(
-            f"plan {layout} is for {layout.ranks} ranks, and {ranks} {asked} are asked for",
-            hint=_mended(layout, ranks, asked),
+            f"plan {layout} is for {layout.ranks} ranks, but the job requests {ranks} {asked}",
+            hint=_fix_hint(layout, ranks, asked),
         )
     return role
 
 
 def tensor_span(layout: Layout) -> int:
-    """Ranks in a row, within which every group of tensor ranks lies whole."""
+    """Number of consecutive ranks that always contain whole tensor groups."""
     return layout.stride(Axis.TENSOR) * layout.tensor
 
 
-def _as_many(asked: GpuRequest, layout: Layout) -> GpuRequest:
+def _gpus_for(asked: GpuRequest, layout: Layout) -> GpuRequest:
     if layout.ranks > GPUS_MAX:
-        raise BadRequest(f"plan {layout}: {layout.ranks} GPUs are more than any fleet has")
+        raise BadRequest(f"plan {layout}: {layout.ranks} GPUs are more than the maximum of {GPUS_MAX}")
     if asked.nodes is None or asked.nodes_max is not None:
         return replace(asked, total=layout.ranks, nodes=None, per_node=None, nodes_max=None)
     per_node, rest = divmod(layout.ranks, asked.nodes)
@@ -94,15 +96,15 @@ def _as_many(asked: GpuRequest, layout: Layout) -> GpuRequest:
     return replace(asked, total=layout.ranks, per_node=per_node)
 
 
-def _mended(layout: Layout, ranks: int, asked: str) -> str:
-    """The smallest change that would do: more or fewer samples at once, or another number of GPUs."""
-    others = layout.ranks // layout.data
-    if ranks % others:
+def _fix_hint(layout: Layout, ranks: int, asked: str) -> str:
+    """A hint with the smallest change that works: another batch split, or another number of GPUs."""
+    ranks_per_copy = layout.ranks // layout.data
+    if ranks % ranks_per_copy:
         return f"ask for {layout.ranks} {asked}, or leave them out"
-    data = ranks // others
+    data = ranks // ranks_per_copy
     sharded = layout.shard > 1 and layout.replicate == 1
     name = "fsdp" if sharded else "dp"
     if not sharded and data % layout.shard:
         return f"ask for {layout.ranks} {asked}, or leave them out"
-    many = data if sharded else data // layout.shard
-    return f"ask for {layout.ranks} {asked}, or write {name}={many}"
+    degree = data if sharded else data // layout.shard
+    return f"ask for {layout.ranks} {asked}, or write {name}={degree}"

@@ -1,28 +1,35 @@
-"""Where jobs wait, and who pays."""
+"""Queues and projects, and the usage of queues: GPU-seconds per budget period, and decayed for the fair share.
+
+Usage decays by half every FAIR_HALF_LIFE_S. A constant rate r (GPUs) that began t seconds ago contributes
+
+    r * H / ln 2 * (1 - 2^(-t/H))        with half-life H; exact, so usage need not be sampled.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import ProjectId, QueueId, UserId
 
 BUDGET_PERIOD_S: Final = 30 * 86400.0
-FAIR_HALF_LIFE_S: Final = 7 * 86400.0  # what Slurm's documentation and most of its sites take for PriorityDecayHalfLife
+FAIR_HALF_LIFE_S: Final = 7 * 86400.0  # the usual PriorityDecayHalfLife of Slurm, by its documentation and most sites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A queue: a node of the queue tree. Jobs wait in any of them; quotas bind a queue with all below it. GPUs of any model count alike.
+    """A queue: a node of the queue tree. Jobs may wait in any queue; quotas apply to a queue with all below it. GPUs of any model count alike.
 
     Attributes:
-        priority: added to its jobs' own.
-        parent: the queue above; None for one at the top.
-        quota_gpus: nominal right, always granted back; None: none of its own, it lives on what is above it or idle.
-        borrow_gpus: most that it (with all below) may hold above its quota; None: any; 0: never.
+        priority: added to the priority of its jobs.
+        parent: the queue above; None at the top.
+        quota_gpus: nominal quota, which it can always reclaim; None: it has no quota of its own and uses its parent's or idle GPUs.
+        borrow_gpus: most that it (with all below) may use above its quota; None: any; 0: never.
         lend_gpus: most of its idle quota that others may use; None: all; 0: none.
-        weight: share among siblings in the fair share; above 0.
-        gpus_per_user, jobs_per_user: most that one user may hold, and run, in this queue and below; None: no limit.
+        weight: share relative to its siblings in the fair share; above 0.
+        gpus_per_user, jobs_per_user: limits of one user in this queue and below; None: no limit.
         budget_gpu_h: GPU-hours that may be spent in each period; None: no limit.
         budget_period_s: its length, counted from the Unix epoch.
     """
@@ -43,11 +50,11 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a queue (with all below it) has used, as of `at_s`. Written when an attempt in it ends.
+    """What a queue (with all below it) had used at `at_s`. Written when an attempt in it ends.
 
     Attributes:
         gpu_s: in the budget period that began at `period_s`.
-        decayed_gpu_s: over all time, halved every half-life (FAIR_HALF_LIFE_S): the past that fair share looks at.
+        decayed_gpu_s: over all time, halved every half-life (FAIR_HALF_LIFE_S): the input of the fair share.
     """
 
     queue: QueueId
@@ -59,9 +66,64 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """Who pays. Only members (and operators) submit for it."""
+    """An accounting group. Only members (and operators) submit for it."""
 
     id: ProjectId
     members: frozenset[UserId] = frozenset()
     admins: frozenset[UserId] = frozenset()
     created_s: float = 0.0
+
+
+HOUR_S: Final = 3600.0  # of a GPU-hour
+CLOCKS_APART_S: Final = 300.0  # heads differ by less; beyond it a clock was wrong and has been set since
+_E_FOLD_S: Final = FAIR_HALF_LIFE_S / math.log(2.0)
+
+
+def decay(for_s: float) -> float:
+    """The factor by which usage decays in this time."""
+    return math.exp2(-max(0.0, for_s) / FAIR_HALF_LIFE_S)
+
+
+def left_of_rate(for_s: float) -> float:
+    """Decayed GPU-seconds of one GPU that has been in use for this time up to now."""
+    return -_E_FOLD_S * math.expm1(-max(0.0, for_s) / _E_FOLD_S)
+
+
+def period_start_s(queue: Queue, now_s: float) -> float:
+    """Start of the budget period that contains `now_s`."""
+    return math.floor(now_s / queue.budget_period_s) * queue.budget_period_s
+
+
+def spend(
+    queues: Mapping[QueueId, Queue],
+    spent: Mapping[QueueId, Spent],
+    queue_id: QueueId,
+    gpus: int,
+    from_s: float,
+    to_s: float,
+) -> list[Spent]:
+    """The records after `gpus` GPUs were used from `from_s` to `to_s`: of the queue and of all its ancestors, the lowest first."""
+    changed: list[Spent] = []
+    seen: set[QueueId] = set()
+    above: QueueId | None = queue_id
+    while above is not None and above in queues and above not in seen:
+        seen.add(above)
+        queue = queues[above]
+        changed.append(_spend(queue, spent.get(above) or Spent(queue=above, at_s=to_s), gpus, from_s, to_s))
+        above = queue.parent
+    return changed
+
+
+def _spend(queue: Queue, before: Spent, gpus: int, from_s: float, to_s: float) -> Spent:
+    ahead_s = before.at_s - to_s  # attempts end out of order if the clocks of several heads differ
+    at_s = to_s if ahead_s > CLOCKS_APART_S else max(before.at_s, to_s)
+    period_s = period_start_s(queue, at_s)
+    counted_s = max(0.0, to_s - max(from_s, period_s))
+    return Spent(
+        queue=queue.id,
+        at_s=at_s,
+        period_s=period_s,
+        gpu_s=(before.gpu_s if before.period_s == period_s else 0.0) + gpus * counted_s,
+        decayed_gpu_s=before.decayed_gpu_s * decay(at_s - before.at_s)
+        + gpus * left_of_rate(to_s - from_s) * decay(at_s - to_s),
+    )

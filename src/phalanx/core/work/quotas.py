@@ -1,23 +1,24 @@
-"""What the queues of a tree may hold, and what they hold: rights, borrowing, lending and limits per user, counted at every take and give.
+"""Quotas of a queue tree: guaranteed GPUs, borrowing, lending and limits per user, updated whenever a job starts or ends.
 
-The meaning is that of Kueue's cohort trees (kueue.sigs.k8s.io, "Cohort" and "Cluster Queue", read 2026): quota is a right, not a wall.
+The semantics are those of Kueue's cohort trees (kueue.sigs.k8s.io, "Cohort" and "Cluster Queue", read 2026): a quota is a guarantee, not a
+hard limit.
 
-- **Right.** A queue's right is its quota, with all below it; without one, the sum of the rights below. What a quota leaves over the
-  rights below it is the right of the jobs in the queue itself, which count as one more child.
-- **Lending.** What a right leaves idle lies in the pool of the queue above, for everybody there and, through it, for everybody further
-  up, as far as each `lend_gpus` lets it out; the rest is kept at home. At the top lies also what the fleet has over all quotas.
-- **Borrowing.** A queue takes from its own right first, then from the pools above, at most `borrow_gpus` past its right.
-- **Reclaiming.** A job for which some queue on its way up stays within its right may stop jobs of queues that hold more than theirs,
-  all the way up to where the two ways meet. Enough of them can always be stopped (proved by tests/property/test_quota.py).
-- **More quota than fleet** is allowed and not scaled: each right stands, and first come is first served; only borrowers are stopped.
+- **Right.** A queue's right is its quota, for itself and all below it; without a quota, the sum of the rights below. The part of a quota
+  that exceeds the rights below it is the right of the jobs in the queue itself, which count as one more child.
+- **Lending.** The idle part of a right is in the pool of the queue above, available to its other children and, through it, further up, as
+  far as each `lend_gpus` allows; the rest stays with the queue. The top pool also has the fleet's GPUs that exceed all quotas.
+- **Borrowing.** A queue uses its own right first, then the pools above, at most `borrow_gpus` past its right.
+- **Reclaiming.** A job for which some queue on its path stays within its right may stop jobs of queues that use more than their right,
+  up to the lowest common ancestor. There are always enough of them (verified by tests/property/test_quota.py).
+- **Overcommitment.** Quotas may sum to more than the fleet and are not scaled: first come, first served; only borrowers are stopped.
 
-Counting is exact in whole GPUs and O(depth): what a node holds past what it keeps counts in the node above it.
+Counting is exact in whole GPUs and O(depth): usage of a node past its reserved part counts in the node above it.
 
     used(q) = own jobs + sum over children c of max(0, used(c) - kept(c))
     pool(q) = right(q) - sum of rights below + sum over children c of min(lend(c), pool(c))
     kept(q) = pool(q) - min(lend(q), pool(q))            used(q) <= pool(q) + borrow(q), at every instant
 
-Used by the scheduler on planned state and by the plan's verification on the state as it is. Knows no time: see `scheduling.quota`.
+The scheduler uses it on planned state, the verification of plans on actual state. It has no notion of time: see `scheduling.quota`.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from phalanx.core.ids import QueueId
 from phalanx.core.work.job import Reason
 from phalanx.core.work.queue import Queue
 
-FLEET: Final = 0  # the node above all queues: what the fleet has
-UNLIMITED: Final = 1 << 60  # past any fleet
+FLEET: Final = 0  # the root above all queues: the GPUs of the fleet
+UNLIMITED: Final = 1 << 60  # larger than any fleet
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a queue does not let a job start now. The sentence is made only when somebody asks for it.
+    """Why a queue does not admit a job now. The sentence is built only on demand.
 
     Attributes:
-        queue: whose limit it is: the job's own or one above; "" when there is nothing idle to borrow in the whole fleet.
-        held, limit: GPUs (jobs for `jobs`, GPU-hours for a budget) held, and the most that may be.
-        jobs: it is about running jobs, not GPUs.
-        until_s: when a spent budget begins anew; 0 otherwise.
+        queue: whose limit it is: the job's own or an ancestor; "" if nothing is left to borrow in the whole fleet.
+        held, limit: GPUs (jobs for `jobs`, GPU-hours for a budget) in use, and the maximum.
+        jobs: the limit is on running jobs, not GPUs.
+        until_s: when the next budget period begins; 0 if it is not about a budget.
     """
 
     reason: Reason
@@ -55,35 +56,49 @@ class Refusal:
     until_s: float = 0.0
 
     def sentence(self) -> str:
-        """For people."""
+        """The refusal as a sentence for users."""
         if self.reason is Reason.BUDGET:
-            return f"queue {self.queue} has spent its {self.limit:g} GPU-hours of this period ({self.held:.1f})"
+            return f"queue {self.queue} has spent {self.held:.1f} of its {self.limit:g} GPU-hours of this period"
         if self.reason is Reason.USER_LIMIT:
-            what = "running jobs" if self.jobs else "GPUs"
-            return f"{self.user} holds {self.held:g} of at most {self.limit:g} {what} a user in queue {self.queue}"
+            unit = "running jobs" if self.jobs else "GPUs"
+            return (
+                f"user {self.user} uses {self.held:g} of at most {self.limit:g} {unit} per user in queue {self.queue}"
+            )
         if not self.queue:
-            return f"all quotas and what is left over are in use: nothing idle to borrow for {self.asked} GPUs"
+            return f"all quotas are in use and nothing is left to borrow for {self.asked} GPUs"
         if self.limit < self.asked:
-            return f"asks for {self.asked} GPUs; queue {self.queue} may never hold more than {self.limit:g}"
-        return f"queue {self.queue} holds {self.held:g} of at most {self.limit:g} GPUs: no room for {self.asked} more"
+            return f"the job needs {self.asked} GPUs; queue {self.queue} can use at most {self.limit:g}, so it can never start there"
+        return f"queue {self.queue} uses {self.held:g} of at most {self.limit:g} GPUs; the job needs {self.asked}"
 
 
 class Holdings:
-    """The queue tree with what it holds. Nodes are numbers; a queue with children has a second one for the jobs in the queue itself.
+    """The queue tree with its usage. Nodes are numbers; a queue with children has a second node for the jobs in the queue itself.
 
     Attributes:
         ids: the queue of each node; "" for the fleet.
-        paths: of each node, itself and all above it, the fleet last.
-        right: GPUs of each node's right.
-        held: GPUs in all, with all below.
+        paths: of each node, itself and all its ancestors, the fleet last.
+        right: guaranteed GPUs of each node.
+        held: GPUs in use, with all below.
         used: GPUs that count against `pool`; see the module.
-        limit: most that `used` may be.
+        limit: maximum of `used`.
     """
 
     __slots__ = (
-        "_job_node", "_limits", "_node", "_users", "children", "held", "ids", "kept", "limit", "paths", "pool", "right", "used",
+        "_job_node",
+        "_limits",
+        "_node",
+        "_users",
+        "children",
+        "held",
+        "ids",
+        "kept",
+        "limit",
+        "paths",
+        "pool",
+        "right",
+        "used",
         "weight",
-    )  # fmt: skip
+    )
 
     def __init__(self, queues: Iterable[Queue], fleet_gpus: int) -> None:
         known = sorted(queues, key=lambda queue: queue.id)
@@ -100,15 +115,15 @@ class Holdings:
         count = len(self.ids)
         self.right, self.pool, self.kept, self.limit = [0] * count, [0] * count, [0] * count, [UNLIMITED] * count
         self.held, self.used = [0] * count, [0] * count
-        self._work_out_rights({self._node[queue.id]: queue for queue in known}, fleet_gpus)
-        self._users: dict[tuple[int, str], tuple[int, int]] = {}  # (GPUs, jobs) held, where a limit asks for it
+        self._compute_rights({self._node[queue.id]: queue for queue in known}, fleet_gpus)
+        self._users: dict[tuple[int, str], tuple[int, int]] = {}  # (GPUs, jobs) in use, only if there is a limit
         limited = {self._node[q.id]: q for q in known if q.gpus_per_user is not None or q.jobs_per_user is not None}
         self._limits: list[tuple[tuple[int, int, int], ...]] = [
             tuple((node, *_user_limits(limited[node])) for node in path if node in limited) for path in self.paths
         ]
 
     def number(self, queue_id: QueueId) -> int:
-        """The node in which the queue's own jobs count: what all other functions take.
+        """The node in which the queue's own jobs count: the argument of all other functions.
 
         Raises:
             KeyError: no such queue.
@@ -116,11 +131,11 @@ class Holdings:
         return self._job_node[queue_id]
 
     def whole(self, queue_id: QueueId) -> int:
-        """The node of the queue with all below it, to read figures from."""
+        """The node of the queue with all below it, for reading figures."""
         return self._node[queue_id]
 
     def room(self, queue: int) -> int:
-        """GPUs that may be taken now, for quota alone: whether a place is free is another matter."""
+        """GPUs that the quotas allow to be used now, regardless of free devices."""
         room = max(0, self.limit[FLEET] - self.used[FLEET])
         for node in reversed(self.paths[queue][:-1]):
             used, kept = self.used[node], self.kept[node]
@@ -128,7 +143,7 @@ class Holdings:
         return room
 
     def admits(self, queue: int, user: str, gpus: int) -> Refusal | None:
-        """Whether a job may start now; None when it may. O(depth)."""
+        """Why a job may not start now; None if it may. O(depth)."""
         for node, gpus_max, jobs_max in self._limits[queue]:
             held, jobs = self._users.get((node, user), (0, 0))
             if held + gpus > gpus_max:
@@ -141,16 +156,20 @@ class Holdings:
                 return None
             used = self.used[node]
             if used + more > self.limit[node]:
-                # What idle children keep cannot be used by others, so it counts as held: held + unused kept = used + all kept.
+                # The idle reserved part of a child is not available, so it counts as held: held + unused kept = used + all kept.
                 return Refusal(
-                    Reason.QUOTA, self.ids[node], gpus, used + self._kept_below(node), self.limit[node] + self._kept_below(node)
-                )  # fmt: skip
+                    Reason.QUOTA,
+                    self.ids[node],
+                    gpus,
+                    used + self._kept_below(node),
+                    self.limit[node] + self._kept_below(node),
+                )
             if kept := self.kept[node]:
                 more = max(0, used + more - kept) - max(0, used - kept)
         return None
 
     def take(self, queue: int, user: str, gpus: int, jobs: int = 1) -> None:
-        """A job starts, or (with `jobs=0`) one that runs grows. Admitted or not: a right that shrank does not undo what runs."""
+        """Count a job that starts or, with `jobs=0`, grows. Not checked against limits: a reduced quota does not stop running jobs."""
         if self._limits[queue]:
             self._count(queue, user, gpus, jobs)
         more = gpus
@@ -163,7 +182,7 @@ class Holdings:
                     more = max(0, used + more - kept) - max(0, used - kept)
 
     def give(self, queue: int, user: str, gpus: int, jobs: int = 1) -> None:
-        """What was taken comes back: exactly undoes `take`, in any order."""
+        """Release GPUs: undoes `take` exactly, in any order."""
         if self._limits[queue]:
             self._count(queue, user, -gpus, -jobs)
         less = gpus
@@ -176,13 +195,13 @@ class Holdings:
                     less = max(0, used - kept) - max(0, used - less - kept)
 
     def over(self, queue: int) -> int:
-        """GPUs that it holds past its right, by borrowing; 0 for none."""
+        """GPUs borrowed past its right; 0 for none."""
         return max(0, self.used[queue] - self.pool[queue])
 
     def entitled(self, queue: int, gpus: int) -> bool:
-        """Whether a job of so many GPUs would be within the right of its queue or of one above: then it may reclaim.
+        """Whether a job of this size would be within the right of its queue or of an ancestor: then it may reclaim.
 
-        A limit further up that is full does not take the right away: what fills it past its rights can be reclaimed.
+        A full limit further up does not revoke the right: usage there past other rights can be reclaimed.
         """
         more = gpus
         for node in self.paths[queue]:
@@ -194,28 +213,28 @@ class Holdings:
         return False
 
     def reclaimable(self, victim: int, claimant: int, gpus: int) -> bool:
-        """Whether a job of queue `victim` may be stopped so that one of `gpus` GPUs in queue `claimant` gets what is its right.
+        """Whether a job of queue `victim` may be stopped so that a job of `gpus` GPUs in queue `claimant` gets its right.
 
-        Every queue from the victim's up to where the ways meet holds more than its right, and on the claimant's side some queue
-        stays within its own.
+        Every queue from the victim's up to the lowest common ancestor uses more than its right, and on the claimant's side some queue stays within
+        its own.
         """
         above = self.paths[claimant]
-        meeting = FLEET
+        common = FLEET
         for node in self.paths[victim]:
             if node in above:
-                meeting = node
+                common = node
                 break
             if self.used[node] <= self.pool[node]:
                 return False
-        levels = self._within(claimant, gpus, meeting)
+        levels = self._within(claimant, gpus, common)
         return bool(levels) and levels[-1]
 
-    def _within(self, queue: int, gpus: int, meeting: int) -> list[bool]:
-        """For each node from `queue` to below `meeting`: whether it would stay within its right; none if a limit forbids it anyway."""
+    def _within(self, queue: int, gpus: int, common: int) -> list[bool]:
+        """For each node from `queue` to below `common`: whether it would stay within its right; empty if a limit forbids the job anyway."""
         levels: list[bool] = []
         more = gpus
         for node in self.paths[queue]:
-            if node == meeting:
+            if node == common:
                 break
             if self.used[node] + more > self.limit[node]:
                 return []
@@ -224,7 +243,7 @@ class Holdings:
         return levels
 
     def _passed_on(self, node: int, more: int) -> int:
-        """How many of so many GPUs more in a node count in the one above: those past what it keeps to itself."""
+        """How many of `more` GPUs in a node count in its parent: those past its reserved part."""
         used, kept = self.used[node], self.kept[node]
         return max(0, used + more - kept) - max(0, used - kept)
 
@@ -240,15 +259,15 @@ class Holdings:
                 del self._users[node, user]
 
     def _add_own_nodes(self, parents: list[int]) -> None:
-        """Give each queue with children a node for its own jobs: one more child, of the usual weight."""
+        """Give each queue with children a node for its own jobs: one more child, of the default weight."""
         for node in sorted(set(parents[1:]) - {FLEET}):
             self._job_node[self.ids[node]] = len(self.ids)
             self.ids.append(self.ids[node])
             self.weight.append(1.0)
             parents.append(node)
 
-    def _work_out_rights(self, queues: dict[int, Queue], fleet_gpus: int) -> None:
-        """Rights, pools and limits, from the leaves up."""
+    def _compute_rights(self, queues: dict[int, Queue], fleet_gpus: int) -> None:
+        """Compute rights, pools and limits, from the leaves up."""
         for node in sorted(range(len(self.ids)), key=lambda node: (-len(self.paths[node]), node)):
             queue = queues.get(node)
             own = self.children[node][-1] if queue is not None and self.children[node] else -1
@@ -256,7 +275,7 @@ class Holdings:
             wanted = fleet_gpus if node == FLEET else (queue.quota_gpus or 0) if queue is not None else 0
             rest = max(0, wanted - below)
             if own >= 0:
-                self.right[own] = self.pool[own] = rest  # lends all, borrows any: its queue's limits bind it
+                self.right[own] = self.pool[own] = rest  # lends all, borrows any: the limits of its queue apply
             lent = sum(self.pool[child] - self.kept[child] for child in self.children[node])
             self.right[node] = below + rest
             self.pool[node] = lent if own >= 0 else lent + rest
@@ -268,7 +287,7 @@ class Holdings:
 
 
 def _parents(queues: list[Queue], node_of: dict[QueueId, int]) -> list[int]:
-    """The parent of each node. A queue whose parent is unknown, or above itself, stands at the top: checked before it gets here."""
+    """The parent of each node. A queue with an unknown parent, or in a cycle, is put at the top; `check_tree` rejects such queues."""
     parents = [FLEET, *(node_of.get(queue.parent, FLEET) if queue.parent is not None else FLEET for queue in queues)]
     for node in range(1, len(parents)):
         seen, above = {node}, parents[node]

@@ -1,7 +1,7 @@
-"""From a mapping, as a job file or a request body holds it, to a JobSpec. The command line and the head call the same function.
+"""Turns a mapping, from a job file or a request body, into a JobSpec. The command line and the head call the same function.
 
-Pure: it opens no file and asks no clock. Whoever knows more (the line a key stands on, the flag it came from) catches `BadKey` and
-says so; `BadRequest` is left for what is contradictory rather than unreadable.
+Pure: it reads no file and no clock. Callers that know the line of a key or the flag it came from catch `BadKey` and add it; `BadRequest`
+is raised for readable values that contradict each other.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ T = TypeVar("T")
 TEXT_BYTES_MAX: Final = 131_000  # Linux refuses one argument or variable of 128 KiB (MAX_ARG_STRLEN)
 ALL_TEXT_BYTES_MAX: Final = (
     1 << 20
-)  # half of Linux' default for arguments and environment together, the rest is the node's own
+)  # half of Linux' default for arguments and environment together; the rest is the node's own
 NAME_MAX: Final = 128
 _PRIORITY_MAX: Final = 10_000
-_RETRY_MAX: Final = 100  # past it the command is broken, not unlucky
+_RETRY_MAX: Final = 100  # with more retries the command is broken, not unlucky
 _TASKS_PER_NODE_MAX: Final = 4096
 _CPUS_MAX: Final = 65_536
 _NODES_MAX: Final = 1_000_000
@@ -46,35 +46,96 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
 _PRINTABLE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 _PLAIN_WORDS: Final = re.compile(r"[A-Za-z0-9_./:=,@%+\- ]+")
-_SHELL_FIRST: Final = frozenset({
-    ".", ":", "[", "alias", "bg", "break", "builtin", "case", "cd", "command", "continue", "coproc", "declare",
-    "dirs", "do", "done", "elif", "else", "enable", "esac", "eval", "exec", "exit", "export", "fg", "fi", "for",
-    "function", "getopts", "hash", "help", "history", "if", "jobs", "let", "local", "logout", "mapfile", "popd",
-    "pushd", "read", "readarray", "readonly", "return", "select", "set", "shift", "shopt", "source", "suspend",
-    "test", "then", "time", "times", "trap", "type", "typeset", "ulimit", "umask", "unalias", "unset", "until",
-    "wait", "while",
-})  # fmt: skip
+# Builtins and keywords of the shell. (One word per line would be 50 lines.)
+_SHELL_FIRST: Final = frozenset(
+    {
+        ".",
+        ":",
+        "[",
+        "alias",
+        "bg",
+        "break",
+        "builtin",
+        "case",
+        "cd",
+        "command",
+        "continue",
+        "coproc",
+        "declare",
+        "dirs",
+        "do",
+        "done",
+        "elif",
+        "else",
+        "enable",
+        "esac",
+        "eval",
+        "exec",
+        "exit",
+        "export",
+        "fg",
+        "fi",
+        "for",
+        "function",
+        "getopts",
+        "hash",
+        "help",
+        "history",
+        "if",
+        "jobs",
+        "let",
+        "local",
+        "logout",
+        "mapfile",
+        "popd",
+        "pushd",
+        "read",
+        "readarray",
+        "readonly",
+        "return",
+        "select",
+        "set",
+        "shift",
+        "shopt",
+        "source",
+        "suspend",
+        "test",
+        "then",
+        "time",
+        "times",
+        "trap",
+        "type",
+        "typeset",
+        "ulimit",
+        "umask",
+        "unalias",
+        "unset",
+        "until",
+        "wait",
+        "while",
+    }
+)
 _SET_BY_PHALANX: Final = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"})
-_OURS_TO_SET: Final = frozenset({"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"})  # a job may speak to a head
+_OURS_TO_SET: Final = frozenset({"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"})  # a job may call a head
 _SECRET_KEYS: Final = frozenset(
     {"env"}
-)  # what stands there may be a password: a refusal, which may be logged, does not say it again
+)  # their values may be passwords: error messages, which may be logged, must not repeat them
 _INTERPRETER: Final = re.compile(r"(python|pypy)[\d.]*|bash|sh|zsh|torchrun|deepspeed|accelerate|mpirun|mpiexec|uv|env")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9_./:@%+~-]{1,512}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: float | None = None) -> JobSpec:
-    """The job that a mapping asks for.
+    """The job that a mapping requests.
 
     Args:
-        mapping: keys of `KEYS`; a null value counts as not given. Numbers may come as digits in text.
-        workdir: absolute folder taken where the mapping names none, and from which a relative one is meant.
-        now_s: Unix time from which `begin: 2h` counts; None refuses such a begin.
+        mapping: keys of `KEYS`; a null value counts as not given. Numbers may be given as digits in text.
+        workdir: absolute folder, used if the mapping names none and as the base of a relative one.
+        now_s: Unix time from which `begin: 2h` counts; None rejects such a begin.
 
     Raises:
-        BadKey: an unknown key (with the nearest match), or a value that cannot be read.
-        BadRequest: readable words that contradict each other.
+        BadKey: an unknown key (with the nearest match), or an invalid value.
+        BadRequest: valid values that contradict each other.
     """
     given = {key: value for key, value in mapping.items() if value is not None}
     for key in given:
@@ -83,15 +144,18 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
     array = _read(given, "array", parse_array, None)
     tasks = _number(given, "tasks_per_node", low=1, high=_TASKS_PER_NODE_MAX)
     plan = read_plan(given.get("plan", ""))
-    role = fitted(Role(
-        argv=argv,
-        script=script,
-        gpus=_gpus(given),
-        cpus=_number(given, "cpus", low=0, high=_CPUS_MAX) or 0,
-        memory_bytes=_read(given, "memory", parse_memory_bytes, 0),
-        launch=_launch(argv, script, tasks),
-        tasks_per_node=tasks,
-    ), plan)  # fmt: skip
+    role = fitted(
+        Role(
+            argv=argv,
+            script=script,
+            gpus=_gpus(given),
+            cpus=_number(given, "cpus", low=0, high=_CPUS_MAX) or 0,
+            memory_bytes=_read(given, "memory", parse_memory_bytes, 0),
+            launch=_launch(argv, script, tasks),
+            tasks_per_node=tasks,
+        ),
+        plan,
+    )
     spec = JobSpec(
         name=_name(given, argv, script),
         role=role,
@@ -118,8 +182,11 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         array_max=None if array is None else array.running_max,
         begin_s=_read(given, "begin", lambda value: parse_begin_s(value, now_s=now_s), None),
         spread=read_spread(
-            role.gpus, within=_text(given, "within"), prefer=_text(given, "prefer"),
-            slice_nodes=_number(given, "slice", low=1, high=_NODES_MAX) or 0, slice_within=_text(given, "slice_within"),
+            role.gpus,
+            within=_text(given, "within"),
+            prefer=_text(given, "prefer"),
+            slice_nodes=_number(given, "slice", low=1, high=_NODES_MAX) or 0,
+            slice_within=_text(given, "slice_within"),
         ),
         reservation=_text(given, "reservation").strip(),
         preemptible=_flag(given, "preemptible", default=True),
@@ -128,7 +195,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         nodelist=_hosts(given, "nodelist"),
         exclude=_hosts(given, "exclude"),
         slurm=_slurm(given),
-    )  # fmt: skip
+    )
     _bounded(spec)
     return spec
 
@@ -139,7 +206,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
 def _run(given: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
     """The command as words, or as a shell text; exactly one of the two is not empty.
 
-    A single line of plain words is split here: no shell stands between the supervisor and the task then, and Python ranks may start warm.
+    A single line of plain words is split here: then no shell runs between the supervisor and the task, and Python ranks may start warm.
     """
     value = given.get("run")
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -159,7 +226,9 @@ def _run(given: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
 
 
 def _no_command() -> NoReturn:
-    raise BadKey("run: there is no command", key="run", hint="write run: python train.py, or put the command after --")
+    raise BadKey(
+        "run: the command is missing", key="run", hint="write run: python train.py, or put the command after --"
+    )
 
 
 def _launch(argv: tuple[str, ...], script: str, tasks_per_node: int | None) -> Launch:
@@ -167,9 +236,9 @@ def _launch(argv: tuple[str, ...], script: str, tasks_per_node: int | None) -> L
         return Launch.FIXED
     if script and logical_lines(script) > 1:
         raise BadKey(
-            "run: has several lines, and whether they start once per node or once per GPU is for you to say",
+            "run: the script has several lines; state how often it starts on each node",
             key="run",
-            hint="add tasks_per_node: 1 for once per node, or the number of tasks on each node",
+            hint="add tasks_per_node: 1 to start it once per node, or give the number of tasks per node",
         )
     return Launch.PER_NODE if launcher_of(argv, script) else Launch.PER_DEVICE
 
@@ -178,7 +247,9 @@ def _name(given: Mapping[str, object], argv: tuple[str, ...], script: str) -> st
     name = _text(given, "name").strip()
     if name:
         if len(name) > NAME_MAX or not _PRINTABLE.fullmatch(name):
-            raise BadKey(f"name: {name[:40]!r} is over {NAME_MAX} characters or holds unprintable ones", key="name")
+            raise BadKey(
+                f"name: {name[:40]!r} is longer than {NAME_MAX} characters or contains unprintable ones", key="name"
+            )
         return name
     words = argv or next(
         (words for command in commands_of(script) if (words := tuple(command.split()))[0] not in _SHELL_FIRST), ()
@@ -223,7 +294,7 @@ def _upload(given: Mapping[str, object]) -> str:
         raise BadKey(
             f"upload: {digest[:80]!r} is not a SHA-256 in hex",
             key="upload",
-            hint="use --copy; it names the copy itself",
+            hint="use --copy, which sets this key",
         )
     return digest
 
@@ -232,14 +303,19 @@ def _image(given: Mapping[str, object]) -> str:
     image = _text(given, "image").strip()
     if image and (image.startswith("-") or not _IMAGE.fullmatch(image)):
         raise BadKey(
-            f"image: {image[:80]!r} names no image", key="image", hint="docker.io/library/python:3.11, or FILE.sif"
+            f"image: {image[:80]!r} is not an image name",
+            key="image",
+            hint="docker.io/library/python:3.11, or FILE.sif",
         )
     for other in ("requirements", "slurm"):
         if image and given.get(other) and given[other] != NONE:
             raise BadKey(
-                f"image: and {other} at once", key="image",
-                hint="build the packages into the image" if other == "requirements" else "a batch script starts its steps on the node",
-            )  # fmt: skip
+                f"image and {other} cannot be combined",
+                key="image",
+                hint="build the packages into the image"
+                if other == "requirements"
+                else "batch scripts run on the node itself",
+            )
     return image
 
 
@@ -248,7 +324,7 @@ def _checkpoint(given: Mapping[str, object], workdir: str) -> str:
     scheme, separator, rest = place.partition("://")
     if separator and scheme != "file":
         raise BadKey(
-            f"checkpoint: {scheme}:// is not understood by this release",
+            f"checkpoint: {scheme}:// is not supported",
             key="checkpoint",
             hint="name a folder that every node sees",
         )
@@ -261,16 +337,16 @@ def _env(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     for name, value in pairs:
         if not _VARIABLE.fullmatch(name):
             raise BadKey(
-                f"env: {name!r} is not a name for a variable",
+                f"env: {name!r} is not a valid variable name",
                 key="env",
                 hint="letters, digits and _, not beginning with a digit",
             )
         if name in _SET_BY_PHALANX or (name.startswith("PHALANX_") and name not in _OURS_TO_SET):
             raise BadKey(
-                f"env: {name} is set by Phalanx for every task", key="env", hint="leave it out, or take another name"
+                f"env: {name} is set by Phalanx for every task", key="env", hint="remove it, or use another name"
             )
         if "\0" in value:
-            raise BadKey(f"env: {name} holds a NUL byte", key="env")
+            raise BadKey(f"env: {name} contains a NUL byte", key="env")
     return pairs
 
 
@@ -280,7 +356,7 @@ def _dependencies(given: Mapping[str, object], array: ArrayAsk | None) -> tuple[
     pairs = next((one for one in found if one.kind is DependencyKind.AFTER_CORR), None)
     if pairs is not None and array is None:
         raise BadKey(
-            f"depends_on: {pairs} pairs elements of two arrays, and this job is none",
+            f"depends_on: {pairs} pairs the elements of two arrays, but this job is not an array",
             key="depends_on",
             hint=f"write afterok:{pairs.job_id}, or add array: with the same elements",
         )
@@ -299,14 +375,14 @@ def _slurm(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
         if name not in SLURM_WORDS:
             raise BadKey(f"slurm: unknown word {name!r}", key="slurm", hint=f"known: {' '.join(sorted(SLURM_WORDS))}")
         if "\n" in value and name != "args":
-            raise BadKey(f"slurm: {name} holds a line break", key="slurm")
+            raise BadKey(f"slurm: {name} contains a line break", key="slurm")
     return pairs
 
 
 def _labels(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     pairs = _table(given, "labels")
     if len(pairs) > _LABELS_MAX:
-        raise BadKey(f"labels: {len(pairs)} labels are more than {_LABELS_MAX}", key="labels")
+        raise BadKey(f"labels: {len(pairs)} labels; at most {_LABELS_MAX} are allowed", key="labels")
     for name, value in pairs:
         if not _LABEL.fullmatch(name) or len(value) > 256 or (value and not _PRINTABLE.fullmatch(value)):
             raise BadKey(
@@ -334,9 +410,7 @@ def _duration(given: Mapping[str, object], key: str, default: float | None) -> f
         return default
     seconds = _read(given, key, lambda value: parse_duration_s(value, what=key), 0.0)
     if not 0 < seconds <= _DURATION_MAX_S:
-        raise BadKey(
-            f"{key}: {given[key]!r} is not between a moment and a year", key=key, hint="write 90m, 2h, 1-12:00:00"
-        )
+        raise BadKey(f"{key}: {given[key]!r} is not between 0 and 366 days", key=key, hint="write 90m, 2h, 1-12:00:00")
     return seconds
 
 
@@ -373,15 +447,15 @@ def _table(given: Mapping[str, object], key: str) -> tuple[tuple[str, str], ...]
     if isinstance(value, Sequence) and not isinstance(value, str):
         value = dict(_pair(item, key) for item in value)
     if not isinstance(value, Mapping):
-        raise BadKey(f"{key}: must hold names and values", key=key, hint=f"write {key}: {{NAME: value}}")
+        raise BadKey(f"{key}: must contain names and values", key=key, hint=f"write {key}: {{NAME: value}}")
     return tuple((_word(name, key), "" if text is None else _word(text, key)) for name, text in value.items())
 
 
 def _pair(item: object, key: str) -> tuple[str, str]:
     name, equals, text = _word(item, key).partition("=")
     if not equals:
-        told = "an entry" if key in _SECRET_KEYS else repr(name[:40])
-        raise BadKey(f"{key}: {told} has no '='", key=key, hint="write NAME=value")
+        shown = "an entry" if key in _SECRET_KEYS else repr(name[:40])
+        raise BadKey(f"{key}: {shown} has no '='", key=key, hint="write NAME=value")
     return name, text
 
 
@@ -391,34 +465,38 @@ def _word(value: object, key: str) -> str:
     if isinstance(value, (int, float)):
         return str(value)
     if not isinstance(value, str):
-        told = f"a value of kind {type(value).__name__}" if key in _SECRET_KEYS else repr(value)
-        raise BadKey(f"{key}: {told} is not text", key=key)
+        shown = f"a value of kind {type(value).__name__}" if key in _SECRET_KEYS else repr(value)
+        raise BadKey(f"{key}: {shown} is not text", key=key)
     if "\0" in value:
-        raise BadKey(f"{key}: holds a NUL byte", key=key)
+        raise BadKey(f"{key}: contains a NUL byte", key=key)
     if any("\ud800" <= char <= "\udfff" for char in value):
         raise BadKey(f"{key}: {value[:40]!r} is not UTF-8", key=key)
     return value
 
 
 def _bounded(spec: JobSpec) -> None:
-    """Refuse what no `exec` could take: better here than on the nodes.
+    """Reject what `exec` on the nodes would reject.
 
     Raises:
-        BadKey: one text or all of them together are too long.
+        BadKey: one text, or all of them together, is too long.
     """
     texts = [
-        *(("run", word) for word in spec.role.argv), ("run", spec.role.script), ("setup", spec.setup), ("workdir", spec.workdir),
-        *(("env", f"{name}={value}") for name, value in spec.env), ("checkpoint", spec.checkpoint),
-    ]  # fmt: skip
+        *(("run", word) for word in spec.role.argv),
+        ("run", spec.role.script),
+        ("setup", spec.setup),
+        ("workdir", spec.workdir),
+        *(("env", f"{name}={value}") for name, value in spec.env),
+        ("checkpoint", spec.checkpoint),
+    ]
     total = 0
     for key, text in texts:
         size = len(text.encode())
         total += size
         if size > TEXT_BYTES_MAX:
             raise BadKey(
-                f"{key}: {size} bytes in one piece are more than Linux starts ({TEXT_BYTES_MAX})",
+                f"{key}: {size} bytes exceed Linux' limit for one argument ({TEXT_BYTES_MAX})",
                 key=key,
-                hint="put it into a script",
+                hint="put it into a script file",
             )
     if total > ALL_TEXT_BYTES_MAX:
         raise BadKey(

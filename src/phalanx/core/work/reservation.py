@@ -1,4 +1,4 @@
-"""Nodes set aside for a time: for some users or queues, or for nobody (maintenance)."""
+"""Reservations: nodes set aside for a time, for some users or queues, or for maintenance."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NOBODY: Final = UserId("")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A claim on whole nodes from `start_s` up to `end_s`, Unix seconds. Two never claim a node at one time.
+    """A claim on whole nodes from `start_s` up to `end_s`, Unix seconds. No two claim the same node at the same time.
 
     Attributes:
-        users, queues: who may use the nodes meanwhile; both empty for maintenance: nobody.
-        begun: its beginning was told, and who may not use the nodes was asked to leave.
-        ended: given back early or over; kept for the story.
+        users, queues: who may use the nodes meanwhile; both empty for maintenance: no one.
+        begun: its start was handled: jobs that may not use the nodes were asked to stop.
+        ended: ended early or over; kept for the history.
     """
 
     id: ReservationId
@@ -33,25 +33,25 @@ class Reservation:
 
     @property
     def maintenance(self) -> bool:
-        """Whether nobody may use the nodes."""
+        """Whether no job may use the nodes."""
         return not self.users and not self.queues
 
     @property
     def holders(self) -> str:
-        """Whom the nodes are for, in words: `ada and queue nlp`, or `maintenance`."""
+        """The users and queues it is for, in words: `ada and queue nlp`, or `maintenance`."""
         names = [*sorted(self.users), *(f"queue {queue}" for queue in sorted(self.queues))]
         return " and ".join(names) or "maintenance"
 
     def admits(self, user: UserId, queue: QueueId) -> bool:
-        """Whether a job of this user in this queue may use the nodes while the reservation holds."""
+        """Whether a job of this user in this queue may use the nodes during the reservation."""
         return user in self.users or queue in self.queues
 
     def holds(self, now_s: float) -> bool:
-        """Whether the nodes are set aside at this moment."""
+        """Whether the reservation is active now."""
         return not self.ended and self.start_s <= now_s < self.end_s
 
     def clashes(self, other: Reservation) -> tuple[NodeId, ...]:
-        """Nodes that both would claim at one time, as this one names them."""
+        """Nodes that both would claim at the same time, in the order of this one."""
         if self.ended or other.ended or self.start_s >= other.end_s or other.start_s >= self.end_s:
             return ()
         others = frozenset(other.nodes)

@@ -1,7 +1,7 @@
-"""The words of an `#SBATCH` script: which lines count, which options they hold, and what each is to Phalanx. Pure.
+"""Parses the options of an `#SBATCH` script: which lines count, which options they contain, and whether Phalanx honours them. Pure.
 
-Source: sbatch(1) of Slurm 22.05, and what its `sbatch` does with the scripts of tests/unit/test_sbatch.py. What the options mean for a job is
-in `sbatch_job`.
+Source: sbatch(1) of Slurm 22.05, and the behaviour of its `sbatch` with the scripts of tests/unit/test_sbatch.py. `sbatch_job` maps the
+options to a job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from phalanx.core.errors import BadFile
 from phalanx.core.work.nearest import nearest
 
 _MARK: Final = "#SBATCH"
-SCRIPT_LINES_MAX: Final = 10_000  # looked through for directives; they end at the first command
+SCRIPT_LINES_MAX: Final = 10_000  # searched for directives; they end at the first command
 
 
 class Takes(enum.Enum):
@@ -28,7 +28,7 @@ class Takes(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option. `unmet`: why Phalanx does not do what it says, for people; empty for one that is honoured."""
+    """One option. `unmet`: why Phalanx does not honour it, for users; empty if it does."""
 
     name: str
     short: str = ""
@@ -38,7 +38,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """One option as written. `line` counts from 1; 0 for one from elsewhere."""
+    """One option as written. `line` counts from 1; 0 if it is not from the script."""
 
     name: str
     value: str
@@ -47,90 +47,147 @@ class Given:
 
 def _honoured() -> tuple[Option, ...]:
     yes = (
-        ("job-name", "J"), ("nodes", "N"), ("ntasks", "n"), ("ntasks-per-node", ""), ("cpus-per-task", "c"), ("gpus", "G"),
-        ("gpus-per-node", ""), ("gpus-per-task", ""), ("ntasks-per-gpu", ""), ("gres", ""), ("mem", ""), ("mem-per-cpu", ""),
-        ("mem-per-gpu", ""), ("time", "t"), ("output", "o"), ("error", "e"), ("open-mode", ""), ("array", "a"),
-        ("dependency", "d"), ("begin", "b"), ("signal", ""), ("chdir", "D"), ("nodelist", "w"), ("exclude", "x"),
-        ("reservation", ""), ("comment", ""), ("export", ""), ("nice", ""), ("partition", "p"), ("account", "A"),
-    )  # fmt: skip
+        ("job-name", "J"),
+        ("nodes", "N"),
+        ("ntasks", "n"),
+        ("ntasks-per-node", ""),
+        ("cpus-per-task", "c"),
+        ("gpus", "G"),
+        ("gpus-per-node", ""),
+        ("gpus-per-task", ""),
+        ("ntasks-per-gpu", ""),
+        ("gres", ""),
+        ("mem", ""),
+        ("mem-per-cpu", ""),
+        ("mem-per-gpu", ""),
+        ("time", "t"),
+        ("output", "o"),
+        ("error", "e"),
+        ("open-mode", ""),
+        ("array", "a"),
+        ("dependency", "d"),
+        ("begin", "b"),
+        ("signal", ""),
+        ("chdir", "D"),
+        ("nodelist", "w"),
+        ("exclude", "x"),
+        ("reservation", ""),
+        ("comment", ""),
+        ("export", ""),
+        ("nice", ""),
+        ("partition", "p"),
+        ("account", "A"),
+    )
     flags = (("hold", "H"), ("requeue", ""), ("parsable", ""), ("quiet", "Q"), ("verbose", "v"))
     kinds = {"nice": Takes.MAYBE}
-    return tuple(
-        Option(name=name, short=short, takes=kinds.get(name, Takes.YES)) for name, short in yes
-    ) + tuple(Option(name=name, short=short, takes=Takes.NO) for name, short in flags)  # fmt: skip
+    return tuple(Option(name=name, short=short, takes=kinds.get(name, Takes.YES)) for name, short in yes) + tuple(
+        Option(name=name, short=short, takes=Takes.NO) for name, short in flags
+    )
 
 
 _NO_BINDING: Final = "tasks are not bound to cores, sockets or memory"
-_SHARED: Final = "nodes are shared by device: others may be on those the job leaves free"
+_SHARED: Final = "nodes are shared by device: other jobs may use devices that the job leaves free"
 _NO_MAIL: Final = "Phalanx sends no mail"
-_UNMET: Final = (
-    ("exclusive", "", Takes.MAYBE, _SHARED), ("oversubscribe", "s", Takes.NO, "a device is never shared by two jobs"),
-    ("overcommit", "O", Takes.NO, "CPUs are granted once"), ("qos", "q", Takes.YES, "queues and priorities take its place; see --queue"),
-    ("constraint", "C", Takes.YES, "features are Slurm's; a GPU model goes with the number: --gpus-per-node=a100:4"),
-    ("prefer", "", Takes.YES, "features are Slurm's"), ("licenses", "L", Takes.YES, "licences are not counted"),
-    ("mail-type", "", Takes.YES, _NO_MAIL), ("mail-user", "", Takes.YES, _NO_MAIL),
-    ("no-requeue", "", Takes.NO, "a job whose node is lost is placed again, and resumes"),
-    ("no-kill", "k", Takes.MAYBE, "a gang that lost a node starts again whole"),
-    ("wait", "W", Takes.NO, "phalanx submit --wait does it"), ("test-only", "", Takes.NO, "phalanx submit --dry-run does it"),
-    ("switches", "", Takes.YES, "--within leaf or --prefer leaf say it"), ("contiguous", "", Takes.NO, "neighbours are taken anyway where they are free"),
-    ("spread-job", "", Takes.NO, "gangs are placed close together"), ("use-min-nodes", "", Takes.NO, "gangs are placed on few nodes anyway"),
-    ("distribution", "m", Takes.YES, "ranks go node by node (block)"), ("mem-bind", "", Takes.YES, _NO_BINDING),
-    ("hint", "", Takes.YES, _NO_BINDING), ("threads-per-core", "", Takes.YES, _NO_BINDING), ("cores-per-socket", "", Takes.YES, _NO_BINDING),
-    ("sockets-per-node", "", Takes.YES, _NO_BINDING), ("ntasks-per-socket", "", Takes.YES, _NO_BINDING),
-    ("ntasks-per-core", "", Takes.YES, _NO_BINDING), ("extra-node-info", "B", Takes.YES, _NO_BINDING),
-    ("gpus-per-socket", "", Takes.YES, _NO_BINDING), ("cpus-per-gpu", "", Takes.YES, "give --cpus-per-task"),
-    ("gpu-bind", "", Takes.YES, "every task sees the devices of its job on its node, or with --gpus-per-task its own"),
-    ("gpu-freq", "", Takes.YES, "clocks are left alone"), ("cpu-freq", "", Takes.YES, "clocks are left alone"),
-    ("core-spec", "S", Takes.YES, _NO_BINDING), ("thread-spec", "", Takes.YES, _NO_BINDING), ("mincpus", "", Takes.YES, "give --cpus-per-task"),
-    ("tmp", "", Takes.YES, "disk is not counted"), ("deadline", "", Takes.YES, "a job is not removed for being late"),
-    ("delay-boot", "", Takes.YES, "nodes are not booted"), ("reboot", "", Takes.NO, "nodes are not booted"),
-    ("priority", "", Takes.YES, "--nice lowers it, phalanx submit --priority sets it"), ("wckey", "", Takes.YES, "--comment is kept as a label"),
-    ("profile", "", Takes.YES, "steps and devices are sampled anyway"), ("acctg-freq", "", Takes.YES, "devices are sampled each second"),
-    ("propagate", "", Takes.MAYBE, "limits are the node's"), ("get-user-env", "", Takes.MAYBE, "the environment travels with --export"),
-    ("network", "", Takes.YES, "the network is left alone"), ("power", "", Takes.YES, "power is left alone"),
-    ("mcs-label", "", Takes.YES, "there are no such labels"), ("kill-on-invalid-dep", "", Takes.YES, "a job whose parent failed ends by itself"),
-    ("input", "i", Takes.YES, "the script reads nothing from its standard input"), ("export-file", "", Takes.YES, "the environment travels with --export"),
-    ("bb", "", Takes.YES, "there are no burst buffers"), ("bbf", "", Takes.YES, "there are no burst buffers"),
-    ("ignore-pbs", "", Takes.NO, "other schedulers' lines are never read"), ("x11", "", Takes.MAYBE, "there is no display"),
-    ("cluster-constraint", "", Takes.YES, "there is one cluster"), ("nodefile", "F", Takes.YES, "give --nodelist"),
-    ("tres-per-task", "", Takes.YES, "give --gpus-per-task"), ("usage", "", Takes.NO, "see docs/slurm.md"),
-)  # fmt: skip
+_IGNORED: Final = (
+    ("exclusive", "", Takes.MAYBE, _SHARED),
+    ("oversubscribe", "s", Takes.NO, "a device is never shared by two jobs"),
+    ("overcommit", "O", Takes.NO, "CPUs are never overcommitted"),
+    ("qos", "q", Takes.YES, "use queues and priorities; see --queue"),
+    ("constraint", "C", Takes.YES, "nodes have no Slurm features; select a GPU model with --gpus-per-node=a100:4"),
+    ("prefer", "", Takes.YES, "nodes have no Slurm features"),
+    ("licenses", "L", Takes.YES, "licences are not managed"),
+    ("mail-type", "", Takes.YES, _NO_MAIL),
+    ("mail-user", "", Takes.YES, _NO_MAIL),
+    ("no-requeue", "", Takes.NO, "a job that loses a node is requeued and resumes"),
+    ("no-kill", "k", Takes.MAYBE, "a gang that loses a node restarts as a whole"),
+    ("wait", "W", Takes.NO, "use phalanx submit --wait"),
+    ("test-only", "", Takes.NO, "use phalanx submit --dry-run"),
+    ("switches", "", Takes.YES, "use --within leaf or --prefer leaf"),
+    ("contiguous", "", Takes.NO, "neighbouring nodes are preferred anyway"),
+    ("spread-job", "", Takes.NO, "gangs are placed close together"),
+    ("use-min-nodes", "", Takes.NO, "gangs are placed on as few nodes as possible anyway"),
+    ("distribution", "m", Takes.YES, "ranks are assigned node by node (block)"),
+    ("mem-bind", "", Takes.YES, _NO_BINDING),
+    ("hint", "", Takes.YES, _NO_BINDING),
+    ("threads-per-core", "", Takes.YES, _NO_BINDING),
+    ("cores-per-socket", "", Takes.YES, _NO_BINDING),
+    ("sockets-per-node", "", Takes.YES, _NO_BINDING),
+    ("ntasks-per-socket", "", Takes.YES, _NO_BINDING),
+    ("ntasks-per-core", "", Takes.YES, _NO_BINDING),
+    ("extra-node-info", "B", Takes.YES, _NO_BINDING),
+    ("gpus-per-socket", "", Takes.YES, _NO_BINDING),
+    ("cpus-per-gpu", "", Takes.YES, "give --cpus-per-task"),
+    ("gpu-bind", "", Takes.YES, "every task sees all devices of its job on its node, or its own with --gpus-per-task"),
+    ("gpu-freq", "", Takes.YES, "Phalanx does not change clocks"),
+    ("cpu-freq", "", Takes.YES, "Phalanx does not change clocks"),
+    ("core-spec", "S", Takes.YES, _NO_BINDING),
+    ("thread-spec", "", Takes.YES, _NO_BINDING),
+    ("mincpus", "", Takes.YES, "give --cpus-per-task"),
+    ("tmp", "", Takes.YES, "disk space is not managed"),
+    ("deadline", "", Takes.YES, "jobs have no deadline"),
+    ("delay-boot", "", Takes.YES, "nodes are not booted"),
+    ("reboot", "", Takes.NO, "nodes are not booted"),
+    ("priority", "", Takes.YES, "use --nice or phalanx submit --priority"),
+    ("wckey", "", Takes.YES, "use --comment, which is stored as a label"),
+    ("profile", "", Takes.YES, "steps and devices are always sampled"),
+    ("acctg-freq", "", Takes.YES, "devices are sampled each second"),
+    ("propagate", "", Takes.MAYBE, "resource limits are those of the node"),
+    ("get-user-env", "", Takes.MAYBE, "use --export to pass the environment"),
+    ("network", "", Takes.YES, "Phalanx does not configure the network"),
+    ("power", "", Takes.YES, "Phalanx does not manage power"),
+    ("mcs-label", "", Takes.YES, "MCS labels are not supported"),
+    ("kill-on-invalid-dep", "", Takes.YES, "a job whose dependency failed is always ended"),
+    ("input", "i", Takes.YES, "the script's standard input is empty"),
+    ("export-file", "", Takes.YES, "use --export to pass the environment"),
+    ("bb", "", Takes.YES, "burst buffers are not supported"),
+    ("bbf", "", Takes.YES, "burst buffers are not supported"),
+    ("ignore-pbs", "", Takes.NO, "directives of other schedulers are always ignored"),
+    ("x11", "", Takes.MAYBE, "X11 forwarding is not supported"),
+    ("cluster-constraint", "", Takes.YES, "there is only this cluster"),
+    ("nodefile", "F", Takes.YES, "give --nodelist"),
+    ("tres-per-task", "", Takes.YES, "give --gpus-per-task"),
+    ("usage", "", Takes.NO, "see docs/slurm.md"),
+)
 _REFUSED: Final = {
-    "clusters": "there is one cluster, this one", "container": "this release runs the job on the node itself", "wrap": "there is a script already",
-    "uid": "a job runs as who submits it", "gid": "a job runs as who submits it", "burst-buffer": "there are no burst buffers",
-}  # fmt: skip
+    "clusters": "there is only this cluster",
+    "container": "batch scripts run on the node itself",
+    "wrap": "the script is already given",
+    "uid": "a job runs as the user who submits it",
+    "gid": "a job runs as the user who submits it",
+    "burst-buffer": "burst buffers are not supported",
+}
 _REFUSED_SHORT: Final = {"M": "clusters"}
 OPTIONS: Final = {
     option.name: option
     for option in (
         *_honoured(),
-        *(Option(name=name, short=short, takes=takes, unmet=why) for name, short, takes, why in _UNMET),
+        *(Option(name=name, short=short, takes=takes, unmet=why) for name, short, takes, why in _IGNORED),
     )
 }
 _SHORT: Final = {option.short: option for option in OPTIONS.values() if option.short}
 
 
 def looks_like_script(text: str) -> bool:
-    """Whether a text is a script with an `#SBATCH` line that counts."""
+    """Whether a text is a script with an effective `#SBATCH` line."""
     return text.startswith("#!") and any(True for _ in _directives(text))
 
 
 def read_options(text: str) -> tuple[Given, ...]:
-    """The options of a script, in the order written; where one is given twice, the later counts.
+    """The options of a script, in the order written; if one is given twice, the later counts.
 
     Raises:
-        BadFile: no `#!` in the first line, an option that Slurm does not have, one that cannot be done here at all, or a heterogeneous job.
+        BadFile: no `#!` in the first line, an option unknown to Slurm, one that is not supported at all, or a heterogeneous job.
     """
     if not text.startswith("#!"):
         raise BadFile(
-            "this is no batch script: its first line does not begin with #! and the path of an interpreter",
+            "not a batch script: the first line must begin with #! and the path of an interpreter",
             hint="#!/bin/bash",
         )
     found: dict[str, Given] = {}
     for line, words in _directives(text):
         if words[:1] in (["hetjob"], ["packjob"]):
             raise BadFile(
-                f"line {line}: heterogeneous jobs are not understood by this release",
+                f"line {line}: heterogeneous jobs are not supported",
                 hint="submit the parts one by one",
             )
         for given in options_of(words, line):
@@ -143,7 +200,7 @@ def options_of(words: Sequence[str], line: int = 0) -> list[Given]:
     """The options of one line.
 
     Raises:
-        BadFile: as `read_options`.
+        BadFile: as in `read_options`.
     """
     found: list[Given] = []
     left = list(words)
@@ -151,18 +208,18 @@ def options_of(words: Sequence[str], line: int = 0) -> list[Given]:
         word = left.pop(0)
         name, equals, value = word.partition("=")
         if word.startswith("--") and len(word) > 2:
-            option = _named(name[2:], line)
+            option = _long_option(name[2:], line)
         elif word.startswith("-") and len(word) > 1:
-            option = _lettered(word[1], line)
+            option = _short_option(word[1], line)
             equals, value = ("=", word[2:].removeprefix("=")) if len(word) > 2 else ("", "")
-            if option.takes is Takes.NO and value:  # letters of flags may stand together: -Hv
+            if option.takes is Takes.NO and value:  # flags may be combined: -Hv
                 left.insert(0, f"-{value}")
                 equals, value = "", ""
         else:
-            raise BadFile(f"{_at(line)}{word!r} is no option", hint="an option begins with - or --")
+            raise BadFile(f"{_line_prefix(line)}{word!r} is not an option", hint="an option begins with - or --")
         if option.takes is Takes.YES and not equals:
             if not left:
-                raise BadFile(f"{_at(line)}--{option.name} has no value")
+                raise BadFile(f"{_line_prefix(line)}--{option.name} has no value")
             value = left.pop(0)
         found.append(Given(name=option.name, value=value, line=line))
     return found
@@ -183,7 +240,7 @@ def _directives(text: str) -> list[tuple[int, list[str]]]:
 
 
 def _words(text: str, line: int) -> list[str]:
-    """Words as a shell has them: quotes, backslashes, and a comment from a # that begins a word.
+    """Split like a shell: quotes, backslashes, and a comment from a # that begins a word.
 
     Raises:
         BadFile: a quotation is not closed.
@@ -213,33 +270,34 @@ def _words(text: str, line: int) -> list[str]:
         else:
             word, begun = word + char, True
     if quote:
-        raise BadFile(f"line {line}: a quotation {quote} is not closed")
+        raise BadFile(f"line {line}: missing closing {quote}")
     return [*found, word] if begun else found
 
 
-def _named(name: str, line: int) -> Option:
+def _long_option(name: str, line: int) -> Option:
     if name in _REFUSED:
-        raise BadFile(f"{_at(line)}--{name} cannot be done here: {_REFUSED[name]}")
+        raise BadFile(f"{_line_prefix(line)}--{name} is not supported: {_REFUSED[name]}")
     option = OPTIONS.get(name)
     if option is not None:
         return option
     begun = [option for known, option in OPTIONS.items() if known.startswith(name)]
-    if len(begun) == 1:  # as getopt_long takes it
+    if len(begun) == 1:  # unique prefix, as in getopt_long
         return begun[0]
     near = nearest(name, OPTIONS)
     raise BadFile(
-        f"{_at(line)}sbatch has no option --{name}", hint=f"did you mean --{near}?" if near else "man sbatch lists them"
+        f"{_line_prefix(line)}sbatch has no option --{name}",
+        hint=f"did you mean --{near}?" if near else "man sbatch lists them",
     )
 
 
-def _lettered(letter: str, line: int) -> Option:
+def _short_option(letter: str, line: int) -> Option:
     if letter in _REFUSED_SHORT:
-        return _named(_REFUSED_SHORT[letter], line)
+        return _long_option(_REFUSED_SHORT[letter], line)
     option = _SHORT.get(letter)
     if option is None:
-        raise BadFile(f"{_at(line)}sbatch has no option -{letter}", hint="man sbatch lists them")
+        raise BadFile(f"{_line_prefix(line)}sbatch has no option -{letter}", hint="man sbatch lists them")
     return option
 
 
-def _at(line: int) -> str:
+def _line_prefix(line: int) -> str:
     return f"line {line}: " if line else ""

@@ -1,6 +1,6 @@
-"""From the options of an `#SBATCH` script to a job: nodes, tasks, devices, time, files, with Slurm's meaning of each. Pure.
+"""Maps the options of an `#SBATCH` script to a job: nodes, tasks, devices, time and files, with Slurm's meaning of each. Pure.
 
-The script itself runs once, on node rank 0, as Slurm runs it; `srun` in it starts the tasks. What Phalanx does not do is named in `notes`.
+The script runs once, on node rank 0, as in Slurm; `srun` in it starts the tasks. Options that Phalanx does not honour are listed in `notes`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,64 @@ _TIME: Final = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,7})(?::([0-9]{1,2}))?(?::
 _MEMORY: Final = re.compile(r"([0-9]{1,12})([KMGT]?)B?", re.IGNORECASE)
 _GPUS: Final = re.compile(r"(?:([A-Za-z0-9_.\-]+):)?([0-9]{1,6})")
 _SIGNAL: Final = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@([0-9]{1,5}))?")
-_AHEAD: Final = re.compile(r"now(?:\+([0-9]{1,9})([a-z]*))?", re.IGNORECASE)
+_RELATIVE: Final = re.compile(r"now(?:\+([0-9]{1,9})([a-z]*))?", re.IGNORECASE)
 _SIGNALS: Final = {
-    "HUP": 1, "INT": 2, "QUIT": 3, "ABRT": 6, "KILL": 9, "USR1": 10, "USR2": 12, "ALRM": 14, "TERM": 15, "CONT": 18, "STOP": 19,
-    "TSTP": 20, "URG": 23, "XCPU": 24,
-}  # fmt: skip
-_SIGNAL_AHEAD_S: Final = (
-    60  # sbatch(1): "If a sig_num is specified without any sig_time, the default time will be 60 seconds."
-)
+    "HUP": 1,
+    "INT": 2,
+    "QUIT": 3,
+    "ABRT": 6,
+    "KILL": 9,
+    "USR1": 10,
+    "USR2": 12,
+    "ALRM": 14,
+    "TERM": 15,
+    "CONT": 18,
+    "STOP": 19,
+    "TSTP": 20,
+    "URG": 23,
+    "XCPU": 24,
+}
+# Sbatch(1): "If a sig_num is specified without any sig_time, the default time will be 60 seconds."
+_SIGNAL_LEAD_S: Final = 60
 _UNLIMITED: Final = ("UNLIMITED", "INFINITE", "0", "-1")
-_UNITS_S: Final = {"": 1, "seconds": 1, "second": 1, "minutes": 60, "minute": 60, "hours": 3600, "hour": 3600, "days": 86400,
-                   "day": 86400, "weeks": 604800, "week": 604800}  # fmt: skip
-SLURM_WORDS: Final = frozenset({
-    "ntasks", "ntasks_per_node", "cpus_per_task", "gpus_per_task", "mem", "mem_per_cpu", "tasks_per_node", "output", "error",
-    "open_mode", "args", "submit_dir", "submit_host", "script_name", "partition", "account", "signal", "array", "key", "export",
-})  # fmt: skip
-"""What a job's `slurm` may hold."""
+_UNITS_S: Final = {
+    "": 1,
+    "seconds": 1,
+    "second": 1,
+    "minutes": 60,
+    "minute": 60,
+    "hours": 3600,
+    "hour": 3600,
+    "days": 86400,
+    "day": 86400,
+    "weeks": 604800,
+    "week": 604800,
+}
+SLURM_WORDS: Final = frozenset(
+    {
+        "ntasks",
+        "ntasks_per_node",
+        "cpus_per_task",
+        "gpus_per_task",
+        "mem",
+        "mem_per_cpu",
+        "tasks_per_node",
+        "output",
+        "error",
+        "open_mode",
+        "args",
+        "submit_dir",
+        "submit_host",
+        "script_name",
+        "partition",
+        "account",
+        "signal",
+        "array",
+        "key",
+        "export",
+    }
+)
+"""The keys of a job's `slurm`."""
 OUTPUT_DEFAULT: Final = "slurm-%j.out"
 OUTPUT_DEFAULT_ARRAY: Final = "slurm-%A_%a.out"
 
@@ -47,10 +89,10 @@ class BatchJob:
     """A script as a job.
 
     Attributes:
-        mapping: as a job file holds it; its `slurm` is what the nodes need to know.
-        notes: what is not honoured, one line each.
-        partition, account: as asked, for whoever knows the queues and projects.
-        export: what of the submitter's environment travels: "ALL", "NONE", or names and values.
+        mapping: as in a job file; its `slurm` holds the settings that the nodes need.
+        notes: options that are not honoured, one line each.
+        partition, account: as written, for the caller to map to a queue and a project.
+        export: the part of the submitter's environment that is passed on: "ALL", "NONE", or names and values.
     """
 
     mapping: dict[str, object]
@@ -61,8 +103,8 @@ class BatchJob:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """The options by name, with their lines for complaints."""
+class _Options:
+    """The options by name, with their lines for error messages."""
 
     given: Mapping[str, Given]
     notes: list[str] = field(default_factory=list)
@@ -79,7 +121,7 @@ class _Asked:
         if not text:
             return None
         if not text.isdecimal() or not low <= int(text) <= 1_000_000:
-            raise self.wrong(name, f"is no number from {low} on")
+            raise self.wrong(name, f"is not a number of at least {low}")
         return int(text)
 
     def wrong(self, name: str, why: str, hint: str = "") -> BadFile:
@@ -88,53 +130,71 @@ class _Asked:
         return BadFile(f"{at}--{name}={found.value}: {why}", hint=hint)
 
 
-def read_script(text: str, *, name: str, args: Sequence[str] = (), folder: str, more: Sequence[Given] = ()) -> BatchJob:
-    """The job that a script asks for.
+def read_script(text: str, *, name: str, args: Sequence[str] = (), folder: str) -> BatchJob:
+    """The job that a script requests.
 
     Args:
         text: the script.
-        name: its file's, for a job without one.
-        args: words for the script, after its name on the command line.
+        name: of its file, the default for the job's name.
+        args: arguments of the script, after its name on the command line.
         folder: absolute; where it was submitted.
-        more: options that go before the script's own.
 
     Raises:
         BadFile: an option is wrong or unknown, with its line.
     """
-    given = {one.name: one for one in (*read_options(text), *more)}
-    asked = _Asked(given=given)
-    asked.notes += _unmet(given)
-    shape = _shape(asked)
-    workdir = asked.text("chdir") or folder
+    given = {one.name: one for one in read_options(text)}
+    options = _Options(given=given)
+    options.notes += _ignored_notes(given)
+    shape = _shape(options)
+    workdir = options.text("chdir") or folder
     slurm: dict[str, str] = {
-        **shape.slurm, **_files(asked), "args": json.dumps(list(args)), "submit_dir": folder, "script_name": name,
-        "partition": asked.text("partition"), "account": asked.text("account"), "signal": _signal(asked),
-        "array": asked.text("array").partition("%")[0],
-    }  # fmt: skip
+        **shape.slurm,
+        **_files(options),
+        "args": json.dumps(list(args)),
+        "submit_dir": folder,
+        "script_name": name,
+        "partition": options.text("partition"),
+        "account": options.text("account"),
+        "signal": _signal(options),
+        "array": options.text("array").partition("%")[0],
+    }
     mapping: dict[str, object] = {
-        "name": asked.text("job-name") or name, "run": text, "tasks_per_node": 1, **shape.mapping, "time": _time(asked),
-        "array": _checked(asked, "array"), "depends_on": _dependency(asked), "begin": _begin(asked), "hold": True if asked.has("hold") else None,
+        "name": options.text("job-name") or name,
+        "run": text,
+        "tasks_per_node": 1,
+        **shape.mapping,
+        "time": _time(options),
+        "array": _array(options),
+        "depends_on": _dependency(options),
+        "begin": _begin(options),
+        "hold": True if options.has("hold") else None,
         "workdir": workdir if workdir.startswith("/") else f"{folder.rstrip('/')}/{workdir}",
-        "reservation": asked.text("reservation") or None, "nodelist": _hosts(asked, "nodelist"), "exclude": _hosts(asked, "exclude"),
-        "priority": _priority(asked), "labels": {"slurm.comment": asked.text("comment")[:256]} if asked.text("comment") else None,
+        "reservation": options.text("reservation") or None,
+        "nodelist": _hosts(options, "nodelist"),
+        "exclude": _hosts(options, "exclude"),
+        "priority": _priority(options),
+        "labels": {"slurm.comment": options.text("comment")[:256]} if options.text("comment") else None,
         "slurm": {key: value for key, value in slurm.items() if value},
-    }  # fmt: skip
+    }
     return BatchJob(
-        mapping={key: value for key, value in mapping.items() if value is not None}, notes=tuple(asked.notes),
-        partition=asked.text("partition").partition(",")[0], account=asked.text("account"), export=asked.text("export") or "ALL",
-    )  # fmt: skip
+        mapping={key: value for key, value in mapping.items() if value is not None},
+        notes=tuple(options.notes),
+        partition=options.text("partition").partition(",")[0],
+        account=options.text("account"),
+        export=options.text("export") or "ALL",
+    )
 
 
-def _unmet(given: Mapping[str, Given]) -> list[str]:
-    said = []
+def _ignored_notes(given: Mapping[str, Given]) -> list[str]:
+    notes_found = []
     for one in given.values():
         why = OPTIONS[one.name].unmet
         if not why or (one.name == "input" and one.value in {"/dev/null", "none"}):
             continue
         at = f"line {one.line}: " if one.line else ""
         value = f"={one.value}" if one.value else ""
-        said.append(f"{at}--{one.name}{value} is not honoured: {why}")
-    return said
+        notes_found.append(f"{at}--{one.name}{value} is not honoured: {why}")
+    return notes_found
 
 
 # ---- nodes, tasks, devices ----------------------------------------------------------------------------------------------
@@ -146,34 +206,32 @@ class _Shape:
     slurm: dict[str, str]
 
 
-def _shape(asked: _Asked) -> _Shape:
-    """How many nodes, tasks, CPUs and devices. A job that says neither nodes nor tasks is one task on one node."""
-    per_node, tasks = asked.number("ntasks-per-node"), asked.number("ntasks", low=0) or None
-    model, gpus_node, gpus_all, gpus_task = _devices(asked, tasks)
-    nodes = _nodes(asked)
+def _shape(options: _Options) -> _Shape:
+    """The number of nodes, tasks, CPUs and devices. Without nodes and tasks: one task on one node."""
+    per_node, tasks = options.number("ntasks-per-node"), options.number("ntasks", low=0) or None
+    model, gpus_node, gpus_all, gpus_task = _devices(options, tasks)
+    nodes = _nodes(options)
     if nodes is None and tasks is not None and per_node is not None:
         nodes = -(-tasks // per_node)
     if nodes is None and gpus_node is not None and gpus_all is not None:
         nodes = max(1, gpus_all // gpus_node)
     if gpus_all is not None and gpus_node is None and nodes is not None:
         if gpus_all % nodes:
-            raise asked.wrong(
-                "gpus", f"{gpus_all} GPUs do not fall into equal parts on {nodes} nodes", "give --gpus-per-node"
-            )
+            raise options.wrong("gpus", f"{gpus_all} GPUs do not divide over {nodes} nodes", "give --gpus-per-node")
         gpus_node = gpus_all // nodes
     count = nodes or 1
     if tasks is not None and nodes is not None and tasks < nodes:
-        asked.notes.append(f"--nodes={nodes} with --ntasks={tasks}: {tasks} nodes are taken, as Slurm does")
+        options.notes.append(f"--nodes={nodes} with --ntasks={tasks}: {tasks} nodes are used, as in Slurm")
         nodes = count = tasks
     if tasks is None:
         tasks = per_node * count if per_node is not None else count
-    on_one = per_node or -(-tasks // count)
-    cpus_task = asked.number("cpus-per-task")
-    cpus = (cpus_task or 1) * on_one if cpus_task is not None or not (gpus_node or gpus_all) else None
+    tasks_on_node = per_node or -(-tasks // count)
+    cpus_task = options.number("cpus-per-task")
+    cpus = (cpus_task or 1) * tasks_on_node if cpus_task is not None or not (gpus_node or gpus_all) else None
     mapping: dict[str, object] = {
         "nodes": nodes,
         "cpus": cpus,
-        "memory": _memory(asked, cpus or on_one, gpus_node or 0),
+        "memory": _memory(options, cpus or tasks_on_node, gpus_node or 0),
     }
     if gpus_node is not None:
         mapping |= {
@@ -186,70 +244,74 @@ def _shape(asked: _Asked) -> _Shape:
     elif nodes is None:
         mapping["nodes"] = 1
     slurm = {
-        "ntasks": str(tasks), "ntasks_per_node": str(per_node or ""), "cpus_per_task": str(cpus_task or ""),
-        "gpus_per_task": str(gpus_task or ""), "mem": asked.text("mem"), "mem_per_cpu": asked.text("mem-per-cpu"),
-        "tasks_per_node": str(on_one),
-    }  # fmt: skip
+        "ntasks": str(tasks),
+        "ntasks_per_node": str(per_node or ""),
+        "cpus_per_task": str(cpus_task or ""),
+        "gpus_per_task": str(gpus_task or ""),
+        "mem": options.text("mem"),
+        "mem_per_cpu": options.text("mem-per-cpu"),
+        "tasks_per_node": str(tasks_on_node),
+    }
     return _Shape(mapping=mapping, slurm=slurm)
 
 
-def _nodes(asked: _Asked) -> int | None:
-    text = asked.text("nodes")
+def _nodes(options: _Options) -> int | None:
+    text = options.text("nodes")
     if not text:
         return None
     least, dash, most = text.partition("-")
     if not least.isdecimal() or int(least) < 1 or (dash and not most.isdecimal()):
-        raise asked.wrong("nodes", "is neither a number of nodes nor a range")
+        raise options.wrong("nodes", "is neither a number of nodes nor a range")
     if dash and int(most) != int(least):
-        asked.notes.append(f"--nodes={text}: {least} nodes are asked for, the least of the range")
+        options.notes.append(f"--nodes={text}: {least} nodes are requested, the lower end of the range")
     return int(least)
 
 
-def _devices(asked: _Asked, tasks: int | None) -> tuple[str, int | None, int | None, int | None]:
-    """Model, devices for each node, in all, and for each task; None for what is not said."""
+def _devices(options: _Options, tasks: int | None) -> tuple[str, int | None, int | None, int | None]:
+    """Model, devices per node, in total, and per task; None for each that is not given."""
     model, node, total, task = "", None, None, None
     for option in ("gpus-per-node", "gpus", "gpus-per-task"):
-        if not asked.text(option):
+        if not options.text(option):
             continue
-        match = _GPUS.fullmatch(asked.text(option))
+        match = _GPUS.fullmatch(options.text(option))
         if match is None:
-            raise asked.wrong(option, "is not [TYPE:]NUMBER")
+            raise options.wrong(option, "is not [TYPE:]NUMBER")
         model, number = match[1] or model, int(match[2])
         node = number if option == "gpus-per-node" else node
         total = number if option == "gpus" else total
         task = number if option == "gpus-per-task" else task
-    for word in [word for word in asked.text("gres").split(",") if word and word.lower() != "none"]:
+    for word in [word for word in options.text("gres").split(",") if word and word.lower() != "none"]:
         kind, *rest = word.removeprefix("gres:").removeprefix("gres/").split(":")
         if kind != "gpu":
-            asked.notes.append(f"--gres={word} is not honoured: Phalanx knows GPUs alone")
+            options.notes.append(f"--gres={word} is not honoured: only GPUs are supported")
             continue
         number = int(rest[-1]) if rest and rest[-1].isdecimal() else 1
         names = [part for part in rest if not part.isdecimal()]
         model, node = (names[0] if names else model), number
     if task is not None and total is None:
-        per_node = asked.number("ntasks-per-node")
+        per_node = options.number("ntasks-per-node")
         if node is None and per_node is not None:
             node = task * per_node
         elif node is None:
             total = task * (tasks or 1)
-    per_gpu = asked.number("ntasks-per-gpu")
+    per_gpu = options.number("ntasks-per-gpu")
     if per_gpu is not None:
-        asked.notes.append("--ntasks-per-gpu is not honoured: give --ntasks-per-node")
+        options.notes.append("--ntasks-per-gpu is not honoured: give --ntasks-per-node")
     return model, node or None, total or None, task
 
 
-def _memory(asked: _Asked, cpus: int, gpus: int) -> str | None:
-    """Memory of a node, in Slurm's units (a bare number is MiB)."""
+def _memory(options: _Options, cpus: int, gpus: int) -> str | None:
+    """Memory per node, in Slurm's units (a bare number is MiB)."""
     for option, times in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", gpus)):
-        text = asked.text(option)
+        text = options.text(option)
         if not text:
             continue
         match = _MEMORY.fullmatch(text)
         if match is None:
-            raise asked.wrong(option, "is no amount of memory", "write 4000 (MiB), 64G")
+            raise options.wrong(option, "is not an amount of memory", "write 4000 (MiB) or 64G")
         if not int(match[1]):
-            asked.notes.append(
-                f"--{option}=0 is not honoured: a job is not granted all of a node's memory; none is asked for"
+            options.notes.append(
+                f"--{option}=0 is not honoured: a job cannot request all memory of a node; none is requested"
             )
             return None
         size = int(match[1]) * {"K": 1 << 10, "": MIB, "M": MIB, "G": GIB, "T": GIB << 10}[match[2].upper()]
@@ -261,7 +323,7 @@ def _memory(asked: _Asked, cpus: int, gpus: int) -> str | None:
 
 
 def seconds_of(text: str) -> int | None:
-    """Slurm's times: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS. None for one that is none."""
+    """Seconds of Slurm's times: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS. None if invalid."""
     match = _TIME.fullmatch(text)
     if match is None:
         return None
@@ -274,37 +336,37 @@ def seconds_of(text: str) -> int | None:
     return first * 60 + (second or 0)
 
 
-def _time(asked: _Asked) -> str | None:
-    text = asked.text("time")
+def _time(options: _Options) -> str | None:
+    text = options.text("time")
     if not text or text.upper() in _UNLIMITED:
         return None
     seconds = seconds_of(text)
     if not seconds:
-        raise asked.wrong("time", "is no time as Slurm writes it", "minutes, HH:MM:SS or D-HH:MM:SS")
+        raise options.wrong("time", "is not a time in Slurm's format", "minutes, HH:MM:SS or D-HH:MM:SS")
     return f"{seconds}s"
 
 
-def _checked(asked: _Asked, option: str) -> str | None:
-    text = asked.text(option)
+def _array(options: _Options) -> str | None:
+    text = options.text("array")
     if not text:
         return None
     try:
         parse_array(text)
     except BadRequest as error:
-        raise asked.wrong(option, error.message.removeprefix("array: "), error.hint) from None
+        raise options.wrong("array", error.message.removeprefix("array: "), error.hint) from None
     return text
 
 
-def _dependency(asked: _Asked) -> list[str] | None:
-    """All must hold (commas). Slurm's `?`, where one suffices, and `after` are not understood by this release."""
-    text = asked.text("dependency")
+def _dependency(options: _Options) -> list[str] | None:
+    """All must hold (commas). Slurm's `?`, where one suffices, and `after` are not supported."""
+    text = options.text("dependency")
     if not text:
         return None
     if "?" in text:
-        raise asked.wrong(
+        raise options.wrong(
             "dependency",
-            "one of several (?) is not understood by this release",
-            "write all that must hold, with commas",
+            "one of several (?) is not supported",
+            "separate dependencies by commas; all must hold",
         )
     words = []
     for part in text.split(","):
@@ -313,64 +375,64 @@ def _dependency(asked: _Asked) -> list[str] | None:
     try:
         parse_dependencies(words)
     except BadRequest as error:
-        raise asked.wrong("dependency", error.message.removeprefix("depends_on: "), error.hint) from None
+        raise options.wrong("dependency", error.message.removeprefix("depends_on: "), error.hint) from None
     return words
 
 
-def _begin(asked: _Asked) -> str | None:
-    """Slurm's `now+1hour`, `16:00`, `2026-12-01T08:00`; the clock on the wall is for the command line to read."""
-    text = asked.text("begin")
-    match = _AHEAD.fullmatch(text)
+def _begin(options: _Options) -> str | None:
+    """Slurm's `now+1hour`, `16:00`, `2026-12-01T08:00`; the command line resolves local times."""
+    text = options.text("begin")
+    match = _RELATIVE.fullmatch(text)
     if match is None:
         if text.lower() in {"midnight", "noon", "fika", "teatime", "today", "tomorrow"}:
-            raise asked.wrong(
-                "begin", "words for hours are not understood by this release", "write 16:00 or 2026-12-01T08:00"
-            )
+            raise options.wrong("begin", "words for times are not supported", "write 16:00 or 2026-12-01T08:00")
         return text or None
     unit = (match[2] or "").lower()
     if unit not in _UNITS_S:
-        raise asked.wrong("begin", f"{unit!r} is no unit of time", "now+2hours")
+        raise options.wrong("begin", f"{unit!r} is not a unit of time", "now+2hours")
     return f"{int(match[1] or 0) * _UNITS_S[unit]}s" if match[1] else None
 
 
-def _signal(asked: _Asked) -> str:
-    """`who:number:seconds ahead` of `[B:]SIG[@TIME]`; who is `batch` or `steps`."""
-    text = asked.text("signal")
+def _signal(options: _Options) -> str:
+    """`target:number:seconds before the end` of `[B:]SIG[@TIME]`; the target is `batch` or `steps`."""
+    text = options.text("signal")
     if not text:
         return ""
     match = _SIGNAL.fullmatch(text)
     word = "" if match is None else match[2].upper().removeprefix("SIG")
     if match is None or not (word in _SIGNALS or (word.isdecimal() and 0 < int(word) < 65)):
-        raise asked.wrong("signal", "is not [B:]SIGNAL[@SECONDS]", "--signal=B:USR1@120")
-    if not asked.text("time"):
-        asked.notes.append("--signal comes before the end of the time limit, and the job has none: it will not come")
+        raise options.wrong("signal", "is not [B:]SIGNAL[@SECONDS]", "--signal=B:USR1@120")
+    if not options.text("time"):
+        options.notes.append(
+            "--signal has no effect: it is sent before the end of the time limit, and the job has none"
+        )
     number = int(word) if word.isdecimal() else _SIGNALS[word]
-    return f"{'batch' if 'B' in (match[1] or '') else 'steps'}:{number}:{match[3] or _SIGNAL_AHEAD_S}"
+    return f"{'batch' if 'B' in (match[1] or '') else 'steps'}:{number}:{match[3] or _SIGNAL_LEAD_S}"
 
 
-def _files(asked: _Asked) -> dict[str, str]:
-    default = OUTPUT_DEFAULT_ARRAY if asked.text("array") else OUTPUT_DEFAULT
-    mode = asked.text("open-mode") or "truncate"
+def _files(options: _Options) -> dict[str, str]:
+    default = OUTPUT_DEFAULT_ARRAY if options.text("array") else OUTPUT_DEFAULT
+    mode = options.text("open-mode") or "truncate"
     if mode not in {"append", "truncate"}:
-        raise asked.wrong("open-mode", "is neither append nor truncate")
-    return {"output": asked.text("output") or default, "error": asked.text("error"), "open_mode": mode}
+        raise options.wrong("open-mode", "is neither append nor truncate")
+    return {"output": options.text("output") or default, "error": options.text("error"), "open_mode": mode}
 
 
-def _hosts(asked: _Asked, option: str) -> str | None:
-    text = asked.text(option)
+def _hosts(options: _Options, option: str) -> str | None:
+    text = options.text(option)
     if not text:
         return None
     try:
         return ",".join(expand(text))
     except BadRequest as error:
-        raise asked.wrong(option, error.message, error.hint) from None
+        raise options.wrong(option, error.message, error.hint) from None
 
 
-def _priority(asked: _Asked) -> int | None:
-    """A positive --nice goes behind, a negative one ahead; Slurm's scale is a thousand times ours."""
-    if not asked.has("nice"):
+def _priority(options: _Options) -> int | None:
+    """A positive --nice lowers the priority, a negative one raises it; Slurm's scale is a thousand times ours."""
+    if not options.has("nice"):
         return None
-    text = asked.text("nice") or "100"
+    text = options.text("nice") or "100"
     if not re.fullmatch(r"-?[0-9]{1,10}", text):
-        raise asked.wrong("nice", "is no whole number")
+        raise options.wrong("nice", "is not a whole number")
     return max(-10_000, min(10_000, -int(text)))

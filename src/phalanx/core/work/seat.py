@@ -1,6 +1,7 @@
-"""Where a supervisor sits that an engine brought for one attempt: one node's part of it. Its lease, its mailbox and its token go by that name.
+"""Seats: a seat is one node's part of an attempt whose engine starts a supervisor for each attempt. Its name addresses that supervisor's
+lease, mailbox and token.
 
-A supervisor of a node goes by the node's name; so whoever addresses one asks `supervisor_of`, and need not know which kind it is.
+A supervisor of a whole node uses the node's name. Callers get either name from `supervisor_of`, and need not know which kind it is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId
 
-_NAME: Final = re.compile(r"([^@]+)@([0-9]{1,18}(?:_[0-9]{1,9})?)\.([0-9]{1,18})")  # no host name holds an @
+_NAME: Final = re.compile(r"([^@]+)@([0-9]{1,18}(?:_[0-9]{1,9})?)\.([0-9]{1,18})")  # no host name contains an @
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,12 @@ class Seat:
 
     @property
     def name(self) -> NodeId:
-        """`gpu7@17.2`; where a node's name would stand for its own supervisor."""
+        """`gpu7@17.2`, used where a node's name would address the node's own supervisor."""
         return NodeId(f"{self.node_id}@{self.job_id}.{self.epoch}")
 
 
 def read_seat(name: str) -> Seat | None:
-    """The seat of that name; None for a node's."""
+    """The seat of that name; None if it is a node's name."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -39,13 +40,13 @@ def read_seat(name: str) -> Seat | None:
 
 
 def node_of_supervisor(name: NodeId) -> NodeId:
-    """The node that a supervisor of this name is on."""
+    """The node of a supervisor by its name."""
     seat = read_seat(name)
     return name if seat is None else seat.node_id
 
 
 def supervisor_of(nodes: Mapping[NodeId, Node], node_id: NodeId, job_id: JobId, epoch: Epoch) -> NodeId:
-    """The name of the supervisor that carries this node's part of an attempt."""
+    """The name of the supervisor that runs this node's part of an attempt."""
     node = nodes.get(node_id)
     if node is None or not node.per_attempt:
         return node_id

@@ -1,4 +1,4 @@
-"""What a user asks for: the job as submitted. Never changed afterwards but by `update`, which makes a new one."""
+"""The job as submitted. Immutable: `update` creates a new one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.requirements import NONE
 
-GRACE_DEFAULT_S: Final = 30.0  # SIGTERM to SIGKILL; what Slurm's KillWait and Kubernetes' grace period give
+GRACE_DEFAULT_S: Final = 30.0  # SIGTERM to SIGKILL; the default of Slurm's KillWait and Kubernetes' grace period
 COLLECTIVE_TIMEOUT_DEFAULT_S: Final = 600.0  # torch.distributed's own default for NCCL
 
 
@@ -19,19 +19,19 @@ class Launch(enum.StrEnum):
     """How often the command starts on a node."""
 
     PER_DEVICE = "per_device"
-    PER_NODE = "per_node"  # the command is a launcher itself
+    PER_NODE = "per_node"  # the command is itself a launcher
     FIXED = "fixed"  # tasks_per_node was given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """Tasks of one job with one command and shape.
+    """Tasks of one job with the same command and shape.
 
     Attributes:
         argv: the command as words; empty when `script` is given.
         script: a shell text, run by `bash -c`; empty when `argv` is given.
-        tasks_per_node: None takes `launch`'s meaning: one per device, or one per node.
-        cpus, memory_bytes: per node; 0 asks for no more than the node's default share.
+        tasks_per_node: None for the default of `launch`: one per device, or one per node.
+        cpus, memory_bytes: per node; 0 requests only the node's default share.
     """
 
     name: str = "main"
@@ -46,13 +46,13 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Where a gang's nodes may lie in the topology. Level names are the fleet's ("rack", "leaf", ...), outermost first there.
+    """Where a gang's nodes may lie in the topology. Levels are the fleet's ("rack", "leaf", ...).
 
     Attributes:
-        within: all nodes inside one domain of this level; "" for anywhere (the smallest domain is still sought first).
+        within: all nodes inside one domain of this level; "" for anywhere (the smallest domain is still preferred).
         required: wait rather than spread wider; else `within` is a preference.
-        slice_nodes: the gang falls into slices of so many nodes, in rank order; 0 for none.
-        slice_within: every slice inside one domain of this level, always.
+        slice_nodes: the gang is divided into slices of this many nodes, in rank order; 0 for none.
+        slice_within: every slice must lie inside one domain of this level.
     """
 
     within: str = ""
@@ -66,26 +66,26 @@ class JobSpec:
     """A job as submitted.
 
     Attributes:
-        workdir: absolute folder on the nodes; with `upload` the copy is unpacked and used instead.
+        workdir: absolute folder on the nodes; with `upload` the unpacked copy is used instead.
         upload: SHA-256 of the uploaded archive of the working directory, or "".
         env: variables for every task, as pairs in the order written.
         setup: shell text run once per node before the tasks.
-        requirements: file of the working directory that names Python packages, "none", or "" for what a copy holds.
-        image: of a container that the command runs in, as the runtime names it; "" for the node itself.
+        requirements: file of the working directory that lists Python packages, "none", or "" for the default of a copy.
+        image: of the container that the command runs in, as the runtime names it; "" for the node itself.
         time_limit_s: None for no limit.
         retry: restarts granted for user errors (non-zero exits); crashes and lost nodes have their own budget.
         checkpoint: folder or URL for checkpoints; "" for the default under the head's state.
         warm: fork Python ranks from a parent that has imported torch.
         dependencies: all must hold before the start.
-        array: element numbers as written ("0-99"), for the submit alone: each element is a job of its own; "" for one job.
+        array: element numbers as written ("0-99"), for the submit only: each element is a job of its own; "" for one job.
         array_max: elements that may run at once; None for all.
         begin_s: not started before this Unix time; None for at once.
-        reservation: started inside this reservation only; "" for none.
-        plan: how its model is split: "" unsaid, "auto" for the ranks to choose, or a layout as `core.work.planned` writes it.
-        nodelist: placed on these nodes alone; empty for any. exclude: never on these.
-        slurm: of an `#SBATCH` script, what its nodes need to know of it (`core.work.sbatch_job`); empty for any other job.
+        reservation: started only inside this reservation; "" for none.
+        plan: how its model is split: "" if not given, "auto" if the ranks choose, or a layout as `core.work.planned` writes it.
+        nodelist: placed only on these nodes; empty for any. exclude: never on these.
+        slurm: settings of an `#SBATCH` script that its nodes need (`core.work.sbatch_job`); empty for any other job.
         saves_on_stop: the command saves when it is asked to stop (phalanx.torch does), so that a stop loses no work.
-        preemptible: False keeps the scheduler from stopping it for others' sake (its quota and a drain still can).
+        preemptible: False exempts it from stops for other jobs (reclaims of its quota and drains still stop it).
     """
 
     name: str
@@ -122,13 +122,13 @@ class JobSpec:
 
     @property
     def prepares_long(self) -> bool:
-        """Whether its nodes may need long before its ranks can start: they run a setup, install packages, or pull an image."""
+        """Whether its nodes may need long to prepare: they run a setup, install packages, or pull an image."""
         packages = (
             self.requirements != NONE if self.requirements else bool(self.upload)
-        )  # a copy may bring its own list
+        )  # a copy may contain its own list
         return bool(self.setup or self.image) or packages
 
     @property
     def command_line(self) -> str:
-        """The command as people read it."""
+        """The command for display."""
         return self.role.script.strip().splitlines()[0] if self.role.script.strip() else " ".join(self.role.argv)

@@ -1,7 +1,6 @@
-"""Whether a layout can split a given model and batch, and what becomes of a layout when the number of ranks changes.
+"""Whether a layout can split a given model and batch, and how a layout changes when the number of ranks changes.
 
-The planner asks before a job is placed, `phalanx.torch` when the model is there. Plain numbers in, one line out: what a layout costs
-is said elsewhere.
+The planner checks before a job is placed, `phalanx.torch` once the model is built. `core.performance` estimates the cost of a layout.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from phalanx.core.work.layout import Layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splittable:
-    """What decides whether a model can be split. Zero where unknown: then it is not checked.
+    """The dimensions of a model that limit its layouts. Zero if unknown: then it is not checked.
 
     Attributes:
         layers: blocks in the chain.
-        heads, kv_heads: of attention; `kv_heads` 0 where they equal `heads`.
+        heads, kv_heads: of attention; `kv_heads` 0 if equal to `heads`.
         widths: by name, the features that tensor parallel ranks share evenly (the MLP's width, the vocabulary).
         sequence: positions of one sample.
         batch: samples per step over all ranks.
@@ -35,18 +34,18 @@ class Splittable:
 
 
 def check_split(layout: Layout, model: Splittable) -> None:
-    """Do nothing if every axis of the layout divides what it splits.
+    """Check that every axis of the layout divides its dimension.
 
     Raises:
-        BadRequest: the first that does not.
+        BadRequest: the first axis that does not.
     """
     _check_tensor(layout, model)
     _check_pipeline(layout, model)
     if layout.context > 1 and model.sequence % (2 * layout.context):
         raise BadRequest(
-            f"context parallel over {layout.context} ranks cuts a sequence into {2 * layout.context} pieces, "
-            f"and {model.sequence} positions do not divide",
-            hint=f"take a sequence length that is a multiple of {2 * layout.context}, or a smaller cp",
+            f"context parallel over {layout.context} ranks needs {2 * layout.context} equal pieces of a sequence, "
+            f"but {model.sequence} positions do not divide",
+            hint=f"use a sequence length that is a multiple of {2 * layout.context}, or a smaller cp",
         )
     if layout.expert > 1 and model.experts % layout.expert:
         raise BadRequest(
@@ -57,17 +56,17 @@ def check_split(layout: Layout, model: Splittable) -> None:
         raise BadRequest(
             f"a global batch of {model.batch} does not divide into {layout.data} data parallel ranks "
             f"x {layout.micro_batches} micro-batches",
-            hint=f"take a multiple of {pieces}",
+            hint=f"use a multiple of {pieces}",
         )
 
 
 def resized(layout: Layout, ranks: int) -> Layout:
-    """The layout for another number of ranks: the model stays split as it is, data parallelism grows or shrinks.
+    """The layout for another number of ranks: the split of the model is unchanged, data parallelism grows or shrinks.
 
-    The global batch stays the same where the micro-batches allow it. Replicas change first, since that moves no state.
+    The global batch stays the same if the micro-batches allow it. Replicas change first, since that moves no state.
 
     Raises:
-        BadRequest: the ranks are no multiple of those that hold one copy of the model's layers.
+        BadRequest: the ranks are not a multiple of those that hold one copy of the model's layers.
     """
     if layout.ranks == ranks:
         return layout
@@ -75,15 +74,15 @@ def resized(layout: Layout, ranks: int) -> Layout:
     data, rest = divmod(ranks, fixed)
     if rest or not data:
         raise BadRequest(
-            f"layout {layout} is for {layout.ranks} ranks and there are {ranks}, no multiple of its {fixed} "
+            f"layout {layout} is for {layout.ranks} ranks but the job has {ranks}, not a multiple of its {fixed} "
             "(tensor x context x pipeline)",
             hint=f"start a multiple of {fixed} ranks, or give another layout",
         )
     shard = layout.shard if data % layout.shard == 0 else data
     if layout.replicate == 1 and layout.shard > 1:
-        shard = data  # fully sharded stays fully sharded
-    together = layout.micro_batches * layout.data
-    micro_batches = together // data if together % data == 0 else layout.micro_batches
+        shard = data  # a fully sharded layout stays fully sharded
+    batches = layout.micro_batches * layout.data
+    micro_batches = batches // data if batches % data == 0 else layout.micro_batches
     if layout.pipeline > 1:
         micro_batches = max(micro_batches, layout.pipeline)  # fewer cannot fill the stages
     zero = layout.zero if shard > 1 else 0
@@ -91,9 +90,9 @@ def resized(layout: Layout, ranks: int) -> Layout:
 
 
 def spread(layers: int, chunks: int) -> tuple[int, ...]:
-    """Layers of each chunk of a pipeline, in order: as even as can be, the first ones take what is over."""
-    each, over = divmod(layers, chunks)
-    return tuple(each + (index < over) for index in range(chunks))
+    """Layers of each chunk of a pipeline, in order: as even as possible, the first chunks take the remainder."""
+    each, remainder = divmod(layers, chunks)
+    return tuple(each + (index < remainder) for index in range(chunks))
 
 
 def _check_tensor(layout: Layout, model: Splittable) -> None:
@@ -111,7 +110,7 @@ def _check_tensor(layout: Layout, model: Splittable) -> None:
     if layout.sequence and model.sequence % (tensor * layout.context):
         raise BadRequest(
             f"sequence parallel splits {model.sequence} positions over tp={tensor} x cp={layout.context} ranks, "
-            "which do not divide them",
+            "which does not divide",
             hint="choose another sequence length, or leave sp out",
         )
 
@@ -125,13 +124,13 @@ def _check_pipeline(layout: Layout, model: Splittable) -> None:
         )
     if layout.pipeline > 1 and layout.micro_batches < layout.pipeline:
         raise BadRequest(
-            f"pp={layout.pipeline} needs at least {layout.pipeline} micro-batches to fill its stages, and has "
+            f"pp={layout.pipeline} needs at least {layout.pipeline} micro-batches to fill its stages, but has "
             f"{layout.micro_batches}",
             hint=f"add accumulate={2 * layout.pipeline}",
         )
     rounds = max(1, layout.micro_batches // layout.pipeline)
     if layout.interleave > 1 and layout.micro_batches % rounds:
         raise BadRequest(
-            f"interleaved stages take {layout.micro_batches} micro-batches in {rounds} rounds, which do not divide them",
-            hint=f"take a multiple of pp={layout.pipeline}",
+            f"interleaved stages take {layout.micro_batches} micro-batches in {rounds} rounds, which does not divide",
+            hint=f"use a multiple of pp={layout.pipeline}",
         )

@@ -1,4 +1,4 @@
-"""Where in the network a job may lie, from the words of its keys: `within`, `prefer`, `slice` and `slice_within`."""
+"""Parses the topology constraint of a job from its keys `within`, `prefer`, `slice` and `slice_within`."""
 
 from __future__ import annotations
 
@@ -13,47 +13,59 @@ from phalanx.core.work.spec import JobSpec, Spread
 
 
 def read_spread(gpus: GpuRequest, *, within: str, prefer: str, slice_nodes: int, slice_within: str) -> Spread:
-    """What the four keys say together. `within: node` is said by the shape (`on_one_node`) and `prefer: node` goes without saying.
+    """The topology constraint that the four keys give. `within: node` is expressed by the shape (`on_one_node`); `prefer: node` has no effect.
 
     Raises:
         BadKey: no such level.
         BadRequest: the keys contradict each other, or slices do not divide the nodes.
     """
-    must, wish, inside = _level(within, "within"), _level(prefer, "prefer"), _level(slice_within, "slice_within")
-    if must and wish:
-        raise BadRequest(f"within {must} and prefer {wish} at once", hint="within is a must, prefer a wish: give one")
-    if bool(slice_nodes) != bool(inside):
-        lacking = "slice_within" if slice_nodes else "slice"
+    required, preferred, slice_level = (
+        _level(within, "within"),
+        _level(prefer, "prefer"),
+        _level(slice_within, "slice_within"),
+    )
+    if required and preferred:
         raise BadRequest(
-            f"slices need their size and their level: {lacking} is missing",
+            f"within {required} and prefer {preferred} contradict",
+            hint="give one: within is required, prefer is optional",
+        )
+    if bool(slice_nodes) != bool(slice_level):
+        missing = "slice_within" if slice_nodes else "slice"
+        raise BadRequest(
+            f"slices need both slice and slice_within: {missing} is missing",
             hint="write slice: 4 and slice_within: rack",
         )
-    if inside == NODE_LEVEL:
-        raise BadKey("slice_within: a slice is whole nodes, so that one node holds none of several", key="slice_within",
-                     hint=f"the levels are {', '.join(LEVELS)}")  # fmt: skip
+    if slice_level == NODE_LEVEL:
+        raise BadKey(
+            "slice_within: a slice of several nodes cannot lie within one node",
+            key="slice_within",
+            hint=f"the levels are {', '.join(LEVELS)}",
+        )
     for nodes in (gpus.nodes, gpus.nodes_max):
         if slice_nodes and nodes is not None and nodes % slice_nodes:
             raise BadRequest(
                 f"{nodes} nodes do not divide into slices of {slice_nodes}",
                 hint=f"ask for {nodes - nodes % slice_nodes or slice_nodes} or {nodes + slice_nodes - nodes % slice_nodes} nodes",
             )
-    level = must or wish
+    level = required or preferred
     return Spread(
-        within="" if level == NODE_LEVEL else level, required=bool(must) and must != NODE_LEVEL, slice_nodes=slice_nodes,
-        slice_within=inside,
-    )  # fmt: skip
+        within="" if level == NODE_LEVEL else level,
+        required=bool(required) and required != NODE_LEVEL,
+        slice_nodes=slice_nodes,
+        slice_within=slice_level,
+    )
 
 
 def terms(spec: JobSpec) -> list[str]:
-    """What the job insists on or wishes beyond its GPUs, in words: `within one rack`, `not stopped for others`."""
+    """The job's further constraints and preferences in words: `within one rack`, `not stopped for other jobs`."""
     spread = spec.spread
     said = []
     if spread.within:
-        said.append(f"within one {spread.within}" + ("" if spread.required else " if it can be"))
+        said.append(f"within one {spread.within}" + ("" if spread.required else " if possible"))
     if spread.slice_nodes:
         said.append(f"every {spread.slice_nodes} nodes within one {spread.slice_within}")
     if not spec.preemptible:
-        said.append("not stopped for others")
+        said.append("not stopped for other jobs")
     if spec.reservation:
         said.append(f"inside reservation {spec.reservation}")
     return said
@@ -68,7 +80,7 @@ def on_one_node(gpus: GpuRequest) -> GpuRequest:
     if gpus.nodes is None:
         return replace(gpus, nodes=1, per_node=gpus.total)
     if gpus.nodes > 1 or gpus.nodes_max is not None:
-        raise BadRequest(f"within node, and {gpus} on several nodes", hint="leave one of the two out")
+        raise BadRequest(f"within node contradicts {gpus} on several nodes", hint="remove one of the two")
     return gpus
 
 
@@ -78,4 +90,4 @@ def _level(text: str, key: str) -> str:
         return word
     near = nearest(word, (*LEVELS, NODE_LEVEL))
     hint = f"did you mean {near}?" if near else f"the levels are {', '.join((*LEVELS, NODE_LEVEL))}"
-    raise BadKey(f"{key}: there is no level {word[:40]!r}", key=key, hint=hint)
+    raise BadKey(f"{key}: unknown level {word[:40]!r}", key=key, hint=hint)

@@ -1,7 +1,7 @@
-"""What the head knows of the devices that a job with a plan was given: from it a rank chooses or checks its layout.
+"""The devices that a job with a plan was placed on; a rank chooses or checks its layout with them.
 
-Made where the head prepares an attempt, carried to the nodes, read by `phalanx.torch` from `PHALANX_MACHINE`. It names the devices and
-does not describe them: what a model of device is able to is looked up by its name (`phalanx.facts`) or measured (`phalanx calibrate`).
+Created when the head prepares an attempt, sent to the nodes, and read by `phalanx.torch` from `PHALANX_MACHINE`. It names the devices
+but does not describe them: the capabilities of a model are looked up by name (`phalanx.facts`) or measured (`phalanx calibrate`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.topology import tree_of
 from phalanx.core.work.allocation import Allocation
 
-LINK_LEVEL: Final = "nvlink"  # the level of the topology whose nodes are joined by links as fast as those inside a node
+LINK_LEVEL: Final = "nvlink"  # the topology level whose nodes are joined by links as fast as those inside a node
 _GBIT: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(?:g(?:bit|bps|b/s|bit/s)?)?", re.IGNORECASE)
 NETWORK_LABEL: Final = "network"
-"""Of a node: what joins it to others, for each GPU and direction, as in `--network` ("400gbit")."""
+"""Node label: the network of a node, per GPU and direction, as in `--network` ("400gbit")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,12 @@ class Surroundings:
     """Equal parts of equal nodes.
 
     Attributes:
-        gpu: the model as the nodes' drivers name it ("NVIDIA H100 80GB HBM3"); "virtual" for slots on CPU, "" for no device.
+        gpu: the model as the nodes' drivers name it ("NVIDIA H100 80GB HBM3"); "virtual" for slots on the CPU, "" for no device.
         memory_bytes: of one device; the least of all.
-        gpus_per_node: the fewest on one node, where a gang is uneven.
-        linked_nodes: nodes, in rank order, that share one domain of NVLink; 1 where links end at the node.
-        network: the nodes' label where it is a name of the table of networks ("ib-ndr"); "" where they have none or differ.
-        network_gbit: the label where it is a rate ("400gbit"), per device and direction; 0 where it is none.
+        gpus_per_node: the fewest on one node, if a gang is uneven.
+        linked_nodes: consecutive nodes, in rank order, that share one NVLink domain; 1 if links end at the node.
+        network: the nodes' label if it names an entry of the network table ("ib-ndr"); "" if they have none or differ.
+        network_gbit: the label if it is a rate ("400gbit"), per device and direction; else 0.
     """
 
     gpu: str
@@ -48,7 +48,7 @@ class Surroundings:
 
 
 def surroundings_of(allocation: Allocation, fleet: Mapping[Any, Node]) -> Surroundings | None:
-    """What the gang was given, by the nodes' own records; None where a node is no longer known."""
+    """The topology of a gang's nodes, from the nodes' records; None if a node is no longer known."""
     nodes = [fleet[grant.node_id] for grant in allocation.grants if grant.node_id in fleet]
     if len(nodes) != len(allocation.grants) or not nodes:
         return None
@@ -73,19 +73,19 @@ def surroundings_of(allocation: Allocation, fleet: Mapping[Any, Node]) -> Surrou
 
 
 def network_of(labels: Iterable[Mapping[str, str]]) -> str:
-    """What the nodes with these labels say that joins them; "" where they say nothing, or differ."""
+    """The common network of nodes with these labels; "" if they have none, or differ."""
     networks = {one.get(NETWORK_LABEL, "") for one in labels}
     return networks.pop() if len(networks) == 1 else ""
 
 
 def gbit_of(text: str) -> float | None:
-    """Gbit/s of `400gbit`, `400`, `400G`; None where it is no rate, but perhaps the name of a network."""
+    """Gbit/s of `400gbit`, `400`, `400G`; None if it is not a rate, but perhaps the name of a network."""
     match = _GBIT.fullmatch(text.strip())
     return float(match[1]) if match is not None else None
 
 
 def linked_nodes(nodes: Sequence[Node]) -> int:
-    """Into what runs of nodes, side by side and each inside one NVLink domain, they can be cut: the size of a run; 1 for none larger."""
+    """Size of the consecutive runs, each inside one NVLink domain, that the nodes can be divided into; 1 if there are none larger."""
     tree = tree_of(nodes)
     if LINK_LEVEL not in tree.levels:
         return 1
@@ -99,10 +99,10 @@ def surroundings_to_json(found: Surroundings) -> dict[str, Any]:
 
 
 def surroundings_from_json(values: Mapping[str, Any]) -> Surroundings:
-    """The reverse. Unknown fields are passed over: they are a later release's.
+    """The reverse. Unknown fields are ignored: they come from a later release.
 
     Raises:
-        BadRequest: a field lacks or has a value that it cannot have.
+        BadRequest: a field is missing or invalid.
     """
     known = {field.name for field in fields(Surroundings)}
     try:
@@ -111,5 +111,5 @@ def surroundings_from_json(values: Mapping[str, Any]) -> Surroundings:
         raise BadRequest(f"PHALANX_MACHINE: {error}") from None
     counts: tuple[object, ...] = (found.memory_bytes, found.nodes, found.gpus_per_node, found.linked_nodes)
     if not all(isinstance(count, int) and count >= 0 for count in counts):
-        raise BadRequest(f"PHALANX_MACHINE: one of the counts {counts} is no whole number")
+        raise BadRequest(f"PHALANX_MACHINE: one of the counts {counts} is not a whole number")
     return found

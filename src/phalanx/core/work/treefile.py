@@ -1,4 +1,4 @@
-"""A hand-written tree of host lists, turned into the labels by which nodes say where they are. Pure: whoever reads the file calls it.
+"""Turns a hand-written tree of host lists into topology labels of nodes. Pure: the caller reads the file.
 
     spine s0:
       leaf l0:
@@ -6,7 +6,8 @@
         rack r1: [gpu005, "gpu[007-008]"]
       leaf l1: gpu[009-016]
 
-A key is a level and a name; levels go inward, and may be left out. A value is a host list, a list of them, or domains further in.
+A key is a level and a name; levels are nested from outer to inner, and may be left out. A value is a host list, a list of them, or
+further domains.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ def labels_in(tree: object) -> dict[NodeId, dict[str, str]]:
     """The labels of every node named: its domain at each level of its path, and "" (none) at the levels that its path leaves out.
 
     Raises:
-        BadFile: not of this form, a level unknown or outside another further in, or a node named twice.
+        BadFile: not of this form, a level unknown or in the wrong order, or a node named twice.
     """
     if not isinstance(tree, Mapping) or not tree:
-        raise BadFile("the tree holds nothing", hint=_EXAMPLE)
+        raise BadFile("the tree is empty", hint=_EXAMPLE)
     found: dict[NodeId, Place] = {}
     for name, place in _hosts(tree, ()):
         if name in found:
             raise BadFile(
-                f"{name} stands under {_shown(found[name])} and under {_shown(place)}", hint="a node is in one place"
+                f"{name} is both under {_path_text(found[name])} and under {_path_text(place)}",
+                hint="list each node once",
             )
         found[name] = place
     return {name: {level: dict(place).get(level, "") for level in LEVELS} for name, place in found.items()}
@@ -49,15 +51,17 @@ def _hosts(value: object, place: Place) -> Iterator[tuple[NodeId, Place]]:
         try:
             names = expand(value)
         except BadRequest as error:
-            raise BadFile(f"{_shown(place)}: {error.message}", hint=error.hint) from None
+            raise BadFile(f"{_path_text(place)}: {error.message}", hint=error.hint) from None
         yield from ((NodeId(name), place) for name in names)
     elif isinstance(value, Sequence) and value:
         for item in value:
             if not isinstance(item, str):
-                raise BadFile(f"{_shown(place)}: {item!r} is no host list", hint="numbers need quotes; " + _EXAMPLE)
+                raise BadFile(
+                    f"{_path_text(place)}: {item!r} is not a host list", hint="numbers need quotes; " + _EXAMPLE
+                )
             yield from _hosts(item, place)
     else:
-        raise BadFile(f"{_shown(place)}: {value!r} is no host list", hint=_EXAMPLE)
+        raise BadFile(f"{_path_text(place)}: {value!r} is not a host list", hint=_EXAMPLE)
 
 
 def _domain(key: object, place: Place) -> tuple[str, str]:
@@ -65,15 +69,19 @@ def _domain(key: object, place: Place) -> tuple[str, str]:
     level, name = level.lower(), name.strip()
     if level not in LEVELS:
         near = nearest(level, LEVELS)
-        raise BadFile(f"{str(key)[:60]!r}: there is no level {level[:30]!r}",
-                      hint=f"did you mean {near}?" if near else f"the levels are {', '.join(LEVELS)}")  # fmt: skip
+        raise BadFile(
+            f"{str(key)[:60]!r}: unknown level {level[:30]!r}",
+            hint=f"did you mean {near}?" if near else f"the levels are {', '.join(LEVELS)}",
+        )
     if not name:
-        raise BadFile(f"{_shown(place)}: a {level} without a name", hint=_EXAMPLE)
+        raise BadFile(f"{_path_text(place)}: a {level} needs a name", hint=_EXAMPLE)
     if place and LEVELS.index(level) <= LEVELS.index(place[-1][0]):
-        raise BadFile(f"{_shown(place)}: a {level} is not inside a {place[-1][0]}",
-                      hint=f"from outside in: {', '.join(LEVELS)}")  # fmt: skip
+        raise BadFile(
+            f"{_path_text(place)}: a {level} cannot be inside a {place[-1][0]}",
+            hint=f"from outer to inner: {', '.join(LEVELS)}",
+        )
     return level, name
 
 
-def _shown(place: Place) -> str:
+def _path_text(place: Place) -> str:
     return " / ".join(f"{level} {name}" for level, name in place) or "the tree"

@@ -18,7 +18,7 @@ from phalanx.controller.turn import Settings
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import Event, Hello, NodeDead, PutProject, PutQueue, PutUser, Report
 from phalanx.core.state.world import World
 from phalanx.core.work.people import User, UserRole

@@ -17,7 +17,7 @@ from phalanx.simulator.drill.head import Head
 from phalanx.simulator.drill.stage import Watched
 from phalanx.simulator.drill.violation import Broken
 
-TAKEN_BACK = "takes back what was borrowed"  # text of `core.scheduling.waits` for the borrower; borrowed GPUs can be reclaimed at any time
+TAKEN_BACK = "reclaims the GPUs it had lent"  # what `core.scheduling.explanations` sends the borrower; a loan may be called in at any time
 
 
 class Limits:

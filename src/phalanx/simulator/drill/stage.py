@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from phalanx.controller.outbox import Now
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.commands import Prepare
 from phalanx.core.state.events import Event, Hello, Report
 from phalanx.core.state.world import World

@@ -14,7 +14,7 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, ReservationId, SupervisorId, UserId
 from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.scheduling.schedule import Policy
+from phalanx.core.scheduling.settings import Policy
 from phalanx.core.state.events import (
     Cancel,
     CordonNode,

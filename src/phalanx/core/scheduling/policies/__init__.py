@@ -1,4 +1,4 @@
-"""The policies by name: who goes first, who may be stopped. All decide on a `Board`; none knows a clock."""
+"""The policies by name. A policy decides on a `Board` which jobs go first and which may be stopped; none reads a clock."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.entry import Listener
 from phalanx.core.scheduling.hazard import HazardTable
+from phalanx.core.scheduling.policies.baselines import Backfill, Fair, Rounds, Skip, Strict
 from phalanx.core.scheduling.policies.default import Default
 from phalanx.core.scheduling.policies.knobs import Knobs
-from phalanx.core.scheduling.policies.lines import Backfill, Fair, Skip, Strict
-from phalanx.core.scheduling.policies.rounds import Rounds
 
 __all__ = ["POLICIES", "Knobs", "make_policy", "policy_named"]
 
@@ -29,7 +28,7 @@ POLICIES: Final[dict[str, Callable[[Board], Listener]]] = {
 
 
 def make_policy(name: str, board: Board, knobs: Knobs, table: HazardTable) -> Listener:
-    """The live policy on its board; what it learns goes into `table`.
+    """The live policy on its board; its statistics go into `table`.
 
     Raises:
         BadRequest: no policy has this name.
@@ -38,12 +37,12 @@ def make_policy(name: str, board: Board, knobs: Knobs, table: HazardTable) -> Li
 
 
 def policy_named(name: str) -> Callable[[Board], Listener]:
-    """What makes the policy on its board.
+    """The constructor of a policy.
 
     Raises:
         BadRequest: no policy has this name.
     """
     make = POLICIES.get(name)
     if make is None:
-        raise BadRequest(f"there is no policy {name!r}", hint=f"one of: {', '.join(POLICIES)}")
+        raise BadRequest(f"unknown policy {name!r}", hint=f"one of: {', '.join(POLICIES)}")
     return make

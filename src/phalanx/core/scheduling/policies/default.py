@@ -1,8 +1,8 @@
-"""The default policy: knows no duration, learns how jobs of a size end, and pays for every stop and move.
+"""The default policy: knows no run times, learns how long jobs of a size run, and accounts for the cost of every stop and move.
 
-Waiting jobs of one class that never ran form one line; lines are served by priority, then by value per GPU. What does not fit may have
-room made for it: at once where it has a right to it, at a round by its value, first by moving small jobs into holes, else by stopping the
-cheapest set on one node.
+Waiting jobs of one class that never ran form one line; lines are served by priority, then by value per GPU. For a job that does not fit,
+running jobs may be displaced: at once if it has a right to their devices, at a round by its value; first by moving small jobs into free
+gaps, else by stopping the cheapest set on one node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.entry import Because, Entry, Klass, Listener
 from phalanx.core.scheduling.hazard import Group, HazardTable, bin_of
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.policies.knobs import Knobs
 from phalanx.core.scheduling.policies.lane import Lane
 from phalanx.core.scheduling.policies.prices import Prices
@@ -22,19 +22,26 @@ from phalanx.core.scheduling.policies.room import Going, Room
 from phalanx.core.scheduling.policies.sweep import Sweep
 
 INFINITE = float("inf")
-OVERDUE = 1e6  # value per GPU of an overdue job: above any index, which is at most 1 per second times the boost
-URGENT = 1 << 30  # above any priority: jobs that lost their place, and overdue ones
-OVERDUE_LOOK_S = 3600.0  # with nothing else happening, overdue jobs are looked for this often
-RIGHT_TRIES = 8  # classes for which room is made by right in one pass; the others have their turn in the next
-UNFINISHED_S = 0.1  # when the next pass goes on
-SHIELD_LOOK_S = 1.0  # shields that end are looked at together: one more pass a second at most
-RIGHT_WORK = 4_000  # jobs looked at for that, after which the pass ends: 10 ms
-GROW_LOOK_S = 60.0  # idle nodes are offered to elastic jobs this often
+OVERDUE_VALUE = 1e6  # value per GPU of an overdue job: above any index, which is at most 1 per second times the boost
+URGENT_RANK = 1 << 30  # above any priority: for jobs that lost their place, and overdue ones
+OVERDUE_CHECK_S = 3600.0  # without other events, overdue jobs are checked this often
+RIGHT_CLASSES_MAX = 8  # classes for which jobs are displaced by right in one pass; the others follow in the next
+CONTINUE_S = 0.1  # delay of the next pass
+SHIELD_CHECK_S = 1.0  # ends of guaranteed runs are handled together: at most one more pass a second
+RIGHT_VICTIMS_MAX = 4_000  # victims examined for that, after which the pass ends: 10 ms
+GROW_CHECK_S = 60.0  # idle nodes are offered to elastic jobs this often
 Line = tuple[int, float, float, int, Entry]
 
 
 class Default(Listener):
-    """See the module."""
+    """The default policy; see the module.
+
+    Attributes:
+        again: waiting jobs that ran before, by seq.
+        order: waiting jobs in the order of the pass in progress.
+        cleared: jobs were displaced by right in this pass, so that more may fit; leftovers of a round wait for the next change.
+        reserved: nodes kept free of new work for the first urgent gang.
+    """
 
     def __init__(self, board: Board, knobs: Knobs | None = None, table: HazardTable | None = None) -> None:
         self.board = board
@@ -43,7 +50,7 @@ class Default(Listener):
         self.fitted_s = -INFINITE
         self.fitted_events = self.table.events
         self.lines: dict[tuple[Klass, Group], list[tuple[float, int, Entry]]] = {}
-        self.again: dict[int, Entry] = {}  # waiting, and ran before
+        self.again: dict[int, Entry] = {}
         self.prices: dict[int, Prices] = {}
         self.room = Room(
             board,
@@ -53,27 +60,27 @@ class Default(Listener):
             stops_max=knobs.stops_max,
         )
         self.round_next_s = 0.0
-        self.order: list[Line] = []  # of the pass under way
+        self.order: list[Line] = []
         self.unfinished = False
-        self.cleared = False  # somebody made way for a right in this pass; what is left over from a round waits for the next change
-        self.reserved: list[int] = []  # nodes kept free of new work for the first urgent gang
+        self.cleared = False
+        self.reserved: list[int] = []
         self.reserved_for: Entry | None = None
         self.lane = Lane(board, self.table, knobs)
         self._weights: dict[int, float] = {}
 
-    # ---------------------------------------------------------------- what it hears
+    # ---------------------------------------------------------------- events
 
     def arrived(self, entry: Entry) -> None:
-        """Wait, among its likes."""
+        """Join the line of its class and group."""
         self._group(entry)
         self._join(entry)
 
     def adopted(self, entry: Entry) -> None:
-        """It counts as time at risk like those started here."""
+        """Count it as time at risk, like jobs started here."""
         self._group(entry).began(entry.seq, entry)
 
     def left_together(self, entries: Sequence[Entry]) -> None:
-        """Wait no longer. Each line is gone through once, however many leave it."""
+        """Leave the lines. Each line is scanned once, however many jobs leave it."""
         leaving: dict[tuple[Klass, Group], set[int]] = {}
         for entry in entries:
             self._leave(entry)
@@ -85,12 +92,12 @@ class Default(Listener):
             self.lines[key] = line
 
     def ended(self, entry: Entry, now_s: float) -> None:
-        """Learn from how long it took."""
+        """Learn from its run time."""
         group = self._leave(entry)
         self.table.ended(group, max(entry.service_s(now_s), 0.0))
 
     def stopped(self, entry: Entry, now_s: float) -> None:
-        """It ended by nobody's wish of its own: nothing to learn."""
+        """It did not end by itself: nothing to learn."""
         del now_s
         self._leave(entry)
 
@@ -113,14 +120,14 @@ class Default(Listener):
                 self.lines.setdefault((entry.klass, self._group(entry)), []), (entry.submit_s, entry.seq, entry)
             )
 
-    # ---------------------------------------------------------------- deciding
+    # ---------------------------------------------------------------- decisions
 
     def decide(self, now_s: float) -> float | None:
-        """Start what fits; make room for what does not, by right at once and by value at a round."""
+        """Start jobs that fit; displace jobs for those that do not, by right at once and by value at a round."""
         self.cleared = False
         again_s = self._decide(now_s)
         if self.cleared and self.board.waiting:
-            self._fill(self._still(self.order, now_s), now_s)  # more may have been cleared than was needed
+            self._fill(self._remaining_order(self.order, now_s), now_s)  # more may have been freed than was needed
         self.order = []
         return again_s
 
@@ -128,9 +135,10 @@ class Default(Listener):
         board, knobs = self.board, self.knobs
         if not board.waiting:
             return self._grow(now_s)
-        news = self.table.events - self.fitted_events
-        if news and (
-            now_s - self.fitted_s >= knobs.refit_s or (self.fitted_events < 1000 and news > 0.1 * self.fitted_events)
+        new_events = self.table.events - self.fitted_events
+        if new_events and (
+            now_s - self.fitted_s >= knobs.refit_s
+            or (self.fitted_events < 1000 and new_events > 0.1 * self.fitted_events)
         ):
             self._refit(now_s)
         self._weights.clear()
@@ -147,37 +155,37 @@ class Default(Listener):
             return self._grow(now_s)
         self.unfinished = False
         self._urgent(order, now_s)
-        shield_s = max(self.room.shield_s, now_s + SHIELD_LOOK_S)
+        shield_s = max(self.room.shield_s, now_s + SHIELD_CHECK_S)
         if now_s >= self.round_next_s:
             self.lane.promote([*self.again.values(), *(line[0][2] for line in self.lines.values() if line)], now_s)
-            due_s = now_s + OVERDUE_LOOK_S
+            due_s = now_s + OVERDUE_CHECK_S
             if knobs.stops or knobs.moves:
-                self._make_room(order, now_s)
+                self._round(order, now_s)
                 due_s = min(due_s, self._prices_change_s(now_s))
                 if self.table.events > self.fitted_events:
                     due_s = min(due_s, self.fitted_s + knobs.refit_s)
-            if board.elastic and not board.decisions and self._all_barred():
+            if board.elastic and not board.decisions and self._all_blocked():
                 due_s = min(due_s, self._grow(now_s) or INFINITE)
             self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
             if not self.unfinished:
                 return min(shield_s, max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s))
-        return now_s + UNFINISHED_S if self.unfinished else min(shield_s, self.round_next_s)
+        return now_s + CONTINUE_S if self.unfinished else min(shield_s, self.round_next_s)
 
-    def _all_barred(self) -> bool:
-        """Whether quotas and limits keep out all that wait, so that idle nodes are idle for them too."""
+    def _all_blocked(self) -> bool:
+        """Whether quotas and limits block all waiting jobs, so that they cannot use idle nodes."""
         waiting = {klass.number: klass for (klass, _), line in self.lines.items() if line}
         waiting |= {entry.klass.number: entry.klass for entry in self.again.values()}
         return not any(self.board.admits(klass) for klass in waiting.values())
 
     def _prices_change_s(self, now_s: float) -> float:
-        """When the prices that somebody looked at in this round change by time alone; those that nobody asked for wake nobody."""
+        """When the prices that were used in this round change by time alone; unused prices need no wake-up."""
         asked = [prices for prices in self.prices.values() if prices.fresh_s == now_s]
         if asked:
             self._refresh(now_s)
         return min((float(prices.expiry.min()) for prices in asked), default=INFINITE)
 
     def _order(self, now_s: float) -> list[Line]:
-        """Waiting jobs by priority, then value per GPU, best first; of a class of never-started ones only the head."""
+        """Waiting jobs by priority, then value per GPU, best first; only the head of each line of jobs that never ran."""
         if any(not line for line in self.lines.values()):
             self.lines = {key: line for key, line in self.lines.items() if line}
         table, again, order = self.table, self.again, []
@@ -186,7 +194,7 @@ class Default(Listener):
             if entry.overdue or entry.repair:
                 order.append(self._line(entry, now_s))
                 continue
-            # The value of one that never ran, written out: there may be ten thousand lines.
+            # `_value` of a job that never ran, inlined: there may be ten thousand lines.
             index = group.index if group.fitted == table.fits and group.index else table.index_of(group, now_s)
             value = self._weight(klass) * index[0] / (klass.gpus or 1)
             order.append((-klass.rank, -value, submit_s, seq, entry))
@@ -194,8 +202,8 @@ class Default(Listener):
         order.sort()
         return order
 
-    def _still(self, before: list[Line], now_s: float) -> list[Line]:
-        """The order of this pass without those that have started: only who has moved up or become overdue is weighed anew."""
+    def _remaining_order(self, before: list[Line], now_s: float) -> list[Line]:
+        """The order of this pass without started jobs; only jobs that moved up or became overdue are weighed again."""
         order: list[Line] = []
         seen: set[int] = set()
         for line in before:
@@ -214,17 +222,17 @@ class Default(Listener):
         return order
 
     def _line(self, entry: Entry, now_s: float) -> Line:
-        rank = URGENT + entry.repair if entry.overdue or entry.repair else entry.klass.rank
+        rank = URGENT_RANK + entry.repair if entry.overdue or entry.repair else entry.klass.rank
         return (-rank, -self._value(entry, now_s) / max(1, entry.gpus), entry.submit_s, entry.seq, entry)
 
     def _value(self, entry: Entry, now_s: float) -> float:
-        # Lost work is to be done again, and the job is not young for it.
+        # Lost work must be repeated, but the job does not count as young for it.
         lived_s = max(entry.service_s(now_s), entry.seen_s)
         value = self._weight(entry.klass) * self.table.index_of(self._group(entry), now_s)[bin_of(lived_s)]
-        return value + OVERDUE * max(1, entry.gpus) if entry.overdue or entry.repair else value
+        return value + OVERDUE_VALUE * max(1, entry.gpus) if entry.overdue or entry.repair else value
 
     def _weight(self, klass: Klass) -> float:
-        """How much the class counts: whole nodes more, queues that have used their share less. Kept for one pass."""
+        """The weight of the class: whole nodes count more, queues that have used their share less. Cached for one pass."""
         weight = self._weights.get(klass.number)
         if weight is None:
             weight = self.knobs.boost if klass.gpus >= self.board.pools[klass.needs[0].kinds[0]].unit else 1.0
@@ -234,7 +242,7 @@ class Default(Listener):
         return weight
 
     def _price(self, entry: Entry, now_s: float) -> float:
-        """What stopping the job takes: its value, and the more the more work it would do again."""
+        """The cost of stopping the job: its value, increased by the work that it would repeat."""
         again_s = self.board.restart_cost_s + entry.unsaved_s(now_s)
         return self._value(entry, now_s) * (1.0 + again_s / self.knobs.run_min_s)
 
@@ -249,12 +257,12 @@ class Default(Listener):
                 if found is None:
                     sweep.failed(entry)
                     if entry.repair and not self.reserved:
-                        self._reserve(entry)  # before newcomers take what is left of its place
+                        self._reserve(entry)  # before new jobs take the rest of its place
                     break
-                lone = entry.seq in self.again
+                ran_before = entry.seq in self.again
                 self._start(entry, *found, now_s)
                 line = self.lines.get((klass, self._group(entry)))
-                if lone or not line:
+                if ran_before or not line:
                     break
                 entry = line[0][2]  # noqa: PLW2901  # the next of its class
 
@@ -277,13 +285,13 @@ class Default(Listener):
         for prices in self.prices.values():
             prices.forget()
 
-    # ---------------------------------------------------------------- making room
+    # ---------------------------------------------------------------- displacing jobs
 
     def _urgent(self, order: list[Line], now_s: float) -> None:
-        """What need not wait for a round: gangs that lost their place, and whoever has a right to what others hold."""
+        """Handle what does not wait for a round: gangs that lost their place, and jobs with a right to devices in use."""
         board, quotas = self.board, self.board.quotas
         self.room.shield_s = INFINITE
-        lowest = min(board.ranks, default=URGENT)
+        lowest = min(board.ranks, default=URGENT_RANK)
         borrowed = quotas is not None and board.lends
         if not borrowed and not board.elastic and -order[0][0] <= lowest:
             return
@@ -293,37 +301,37 @@ class Default(Listener):
             klass = entry.klass
             if entry.since_s >= 0.0:
                 continue
-            if tries >= RIGHT_TRIES or self.room.examined > RIGHT_WORK:
+            if tries >= RIGHT_CLASSES_MAX or self.room.examined > RIGHT_VICTIMS_MAX:
                 self.unfinished = True
                 return
-            kept = entry is self.reserved_for
-            if kept:
-                self._unreserve()  # what is kept for it is free for it
+            had_reserve = entry is self.reserved_for
+            if had_reserve:
+                self._unreserve()  # its reserved nodes are free for it
             if board.elastic and board.admits(klass):
                 tries += 1
-                if self._carry_out(
+                if self._apply(
                     self.room.by_shrinking(entry, now_s), entry, Because.SHRINK, now_s
-                ) and self._start_if(entry, now_s):
+                ) and self._start_if_fits(entry, now_s):
                     continue
             entitled = borrowed and quotas is not None and quotas.entitled(klass.queue, klass.gpus)
             if self.knobs.stops and (entry.repair or klass.rank > lowest or entitled):
                 tries += 1
                 found = self.room.by_right(entry, now_s)
-                if found is not None and self._carry_out(found, entry, Because.PRIORITY, now_s):
-                    self._start_if(entry, now_s)
-            if kept and entry.since_s < 0.0:
+                if found is not None and self._apply(found, entry, Because.PRIORITY, now_s):
+                    self._start_if_fits(entry, now_s)
+            if had_reserve and entry.since_s < 0.0:
                 self._reserve(entry)
 
-    def _start_if(self, entry: Entry, now_s: float) -> bool:
+    def _start_if_fits(self, entry: Entry, now_s: float) -> bool:
         found = self.board.find(entry) if self.board.admits(entry.klass) else None
         if found is None:
             return False
         self._start(entry, *found, now_s)
         return True
 
-    def _make_room(self, before: list[Line], now_s: float) -> None:
+    def _round(self, before: list[Line], now_s: float) -> None:
         self._unreserve()
-        order = self._still(before, now_s)
+        order = self._remaining_order(before, now_s)
         ranks = {entry.klass.rank for _, _, _, _, entry in order}
         for rank in [rank for rank in self.prices if rank not in ranks]:
             del self.prices[rank]
@@ -331,36 +339,36 @@ class Default(Listener):
         for _, density, _, _, entry in order:
             klass = entry.klass
             while entry.since_s < 0.0 and klass.number not in sweep.closed and sweep.admits(klass):
-                lone = entry.seq in self.again
-                if self._start_if(entry, now_s):
+                ran_before = entry.seq in self.again
+                if self._start_if_fits(entry, now_s):
                     pass
-                elif self._by_moves_or_value(entry, -density * max(1, entry.gpus), now_s):
+                elif self._displace_by_value(entry, -density * max(1, entry.gpus), now_s):
                     sweep = Sweep(self.board)
                 else:
                     if (entry.overdue or entry.repair) and not self.reserved:
                         self._reserve(entry)
                     break
                 line = self.lines.get((klass, self._group(entry)))
-                if lone or not line:
+                if ran_before or not line:
                     break
                 entry = line[0][2]  # noqa: PLW2901  # the next of its class
 
-    def _by_moves_or_value(self, entry: Entry, value: float, now_s: float) -> bool:
+    def _displace_by_value(self, entry: Entry, value: float, now_s: float) -> bool:
         prices = self._prices(entry.klass.rank)
         self._refresh(now_s)
         knobs = self.knobs
         if knobs.moves and self.board.free_total >= entry.gpus:
             going = self.room.by_moves(entry, prices, now_s)
-            if self._carry_out(going, entry, Because.VALUE, now_s) and self._start_if(entry, now_s):
+            if self._apply(going, entry, Because.VALUE, now_s) and self._start_if_fits(entry, now_s):
                 return True
         if knobs.stops:
             because = Because.REPAIR if entry.repair else Because.OVERDUE if entry.overdue else Because.VALUE
             going = self.room.by_value(entry, prices, now_s, value / knobs.hysteresis)
-            if self._carry_out(going, entry, because, now_s) and self._start_if(entry, now_s):
+            if self._apply(going, entry, because, now_s) and self._start_if_fits(entry, now_s):
                 return True
         return False
 
-    def _carry_out(self, going: list[Going] | None, other: Entry, because: Because, now_s: float) -> bool:
+    def _apply(self, going: list[Going] | None, other: Entry, because: Because, now_s: float) -> bool:
         if going is None:
             return False
         self.cleared = self.cleared or because is not Because.VALUE
@@ -377,10 +385,10 @@ class Default(Listener):
     def _prices(self, rank: int) -> Prices:
         prices = self.prices.get(rank)
         if prices is None:
-            knobs, me = self.knobs, weakref.proxy(self)
+            knobs, policy = self.knobs, weakref.proxy(self)
 
-            def price(entry: Entry, now_s: float) -> float:  # `self._price` would make a ring of us: see Trial.over
-                return float(me._price(entry, now_s))  # noqa: SLF001  # our own
+            def price(entry: Entry, now_s: float) -> float:  # `self._price` would be a reference cycle: see Trial.over
+                return float(policy._price(entry, now_s))  # noqa: SLF001  # our own
 
             prices = Prices(self.board, rank, price, move_min_s=knobs.move_min_s, stops_max=knobs.stops_max)
             self.prices[rank] = prices
@@ -404,7 +412,7 @@ class Default(Listener):
         self.reserved_for = None
 
     def _reserve(self, entry: Entry) -> None:
-        """Keep new work off the nodes whose jobs may be stopped the soonest: within the guaranteed run they are the urgent gang's."""
+        """Keep new work off the nodes whose jobs may be stopped the soonest: within the guaranteed run they become free for the urgent gang."""
         board, need = self.board, entry.klass.needs[0]
         ready: list[tuple[float, int]] = []
         for node, entries in enumerate(board.here):
@@ -426,7 +434,7 @@ class Default(Listener):
     # ---------------------------------------------------------------- elastic
 
     def _grow(self, now_s: float) -> float | None:
-        """Nobody waits who could start: elastic jobs take idle nodes, where it costs them little."""
+        """No waiting job can start: let elastic jobs use idle nodes, if the move costs them little."""
         board = self.board
         elastic = [
             entry
@@ -435,14 +443,14 @@ class Default(Listener):
         ]
         if not elastic:
             return None
-        look_s = now_s + GROW_LOOK_S
+        look_s = now_s + GROW_CHECK_S
         for entry in sorted(elastic, key=lambda entry: entry.seq):
             if now_s < entry.moved_s + self.knobs.grow_min_s:
                 look_s = min(look_s, entry.moved_s + self.knobs.grow_min_s)
                 continue
             if entry.unsaved_s(now_s) > self.board.restart_cost_s:
                 continue
-            self.room.out(entry)  # with its quota: what it holds now counts towards what it may hold
+            self.room.out(entry)  # with its quota: its current usage counts towards its limit
             found = board.find(entry)
             self.room.back(entry)
             if found is not None and len(found[1]) > len(entry.places):

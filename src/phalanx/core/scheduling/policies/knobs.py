@@ -1,4 +1,4 @@
-"""The constants of the default policy; docs/decisions/0018 says where each comes from."""
+"""The constants of the default policy; docs/decisions/0018 gives the source of each."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """How the policy weighs and waits.
+    """The parameters of the default policy.
 
     Attributes:
-        round_s: room is made by value for waiting jobs this often; what fits starts at once.
-        boost: how much more a gang of a whole node or more counts.
-        hysteresis: a stop must bring this many times what it takes.
-        run_min_s: guaranteed run after a start, against equals.
-        right_min_s: the same against a higher priority and against the owner of what was borrowed.
+        round_s: interval at which jobs are displaced by value for waiting jobs; jobs that fit start at once.
+        boost: weight of a gang of a whole node or more.
+        hysteresis: factor by which the value of a stop must exceed its cost.
+        run_min_s: guaranteed run after a start, against jobs of equal priority.
+        right_min_s: the same against a higher priority and against the owner of borrowed quota.
         move_min_s: least time between two moves of a job.
-        stops_max: preemptions of one job; past that nobody stops it but its own quota.
-        grow_min_s: an elastic job grows no sooner after it started or moved.
-        refit_s: hazards are computed anew this often.
-        overdue_s: least wait after which a job is overdue; never reached when infinite.
-        patience: mean service times after which a job is overdue, where that is longer than `overdue_s`.
-        crowd: how far the limit stretches for each fleet's worth of GPUs that waited before the job.
-        lane: share of the fleet that overdue jobs may hold ahead of everyone.
+        stops_max: preemptions of one job; past that only a reclaim of quota stops it.
+        grow_min_s: least time between a start or move of an elastic job and its growth.
+        refit_s: interval at which hazards are recomputed.
+        overdue_s: least wait after which a job is overdue; infinite to disable.
+        patience: mean service times after which a job is overdue, if longer than `overdue_s`.
+        crowd: factor by which the limit grows for each fleet's worth of GPUs that waited before the job.
+        lane: share of the fleet that overdue jobs may use ahead of all other jobs.
+        stops, moves: whether running jobs may be stopped, or moved, for others at all.
     """
 
     round_s: float = 30.0

@@ -1,6 +1,6 @@
-"""The lane of overdue jobs: who has waited past his limit goes before everyone, as long as that is a small share of the fleet.
+"""Overdue jobs: a job that has waited past its limit goes before all other jobs, within a small reserved share of the fleet.
 
-The bound that follows, and its proof, stand in docs/scheduling.md.
+docs/scheduling.md states and proves the resulting bound on waiting times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from phalanx.core.scheduling.policies.knobs import Knobs
 
 
 class Lane:
-    """Which jobs are overdue, and how much they hold."""
+    """The overdue jobs, and the GPUs that they use."""
 
     def __init__(self, board: Board, table: HazardTable, knobs: Knobs) -> None:
         self.board, self.table, self.knobs = board, table, knobs
@@ -23,13 +23,13 @@ class Lane:
         self.total = max(1, sum(size for size in board.size if size > 0))
 
     def leave(self, entry: Entry) -> None:
-        """The job is overdue no more: it ended, was taken back, or goes."""
+        """The job is no longer overdue: it ended, was stopped, or is gone."""
         if entry.overdue:
             self.used -= entry.gpus
             entry.overdue = False
 
     def promote(self, heads: Iterable[Entry], now_s: float) -> None:
-        """Of those that may be next, who waited past his limit becomes overdue, the longest wait first, while the lane has room."""
+        """Of the jobs next in line, mark those that waited past their limit as overdue, the longest wait first, while the share is not used up."""
         base_s = self._base_s()
         if base_s == inf:
             return
@@ -41,22 +41,24 @@ class Lane:
         if not late or self.used >= self.knobs.lane * self.total:
             return
         found: list[tuple[float, int, Entry]] = []
-        older = 0  # GPUs wanted by those who came before: whoever comes later cannot push a job's limit off
+        older = 0  # GPUs of jobs submitted before: later jobs cannot postpone a job's limit
         for entry in by_submit(self.board.waiting.values()):
             waited = late.get(entry.seq)
             if waited is not None and waited > base_s * (1.0 + self.knobs.crowd * older / self.total):
                 found.append((-waited, entry.seq, entry))
             older += entry.gpus
-        for _, _, entry in sorted(found):  # the last one in may overshoot, so that while anyone queues the lane is full
+        for _, _, entry in sorted(
+            found
+        ):  # the last one may exceed the share, so that it is fully used while jobs wait for it
             if self.used < self.knobs.lane * self.total:
                 self.used += entry.gpus
                 entry.overdue = True
 
     def _base_s(self) -> float:
-        """The wait after which a job that found nobody waiting is overdue: it stretches with the service times."""
+        """The wait after which a job that found no other waiting is overdue: it scales with the service times."""
         mean_s = self.table.served_s / max(1, self.table.events)
         return max(self.knobs.overdue_s, self.knobs.patience * mean_s)
 
     def _waited_s(self, entry: Entry, now_s: float) -> float:
-        """All its waiting so far, and what stops and moves cost it."""
+        """Its total waiting time, and the cost of its stops and moves."""
         return entry.waited_s + now_s - entry.waits_from_s + self.board.restart_cost_s * (entry.stops + entry.moves)

@@ -1,7 +1,7 @@
-"""What it costs to empty each node: the least value to stop, and the fewest GPUs to move, for each number of devices wanted.
+"""The cost of freeing devices on each node: the least value to stop, and the fewest GPUs to move, for each number of devices wanted.
 
-Rows are kept and made anew only when the node changed, a guaranteed run ended, or a job's hazard bin changed: a round on 12,500 nodes
-looks at those alone.
+Rows are cached and recomputed only if the node changed, a guaranteed run ended, or a job's hazard bin changed: a round on 12,500 nodes
+recomputes only those.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from numpy.typing import NDArray
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.entry import Entry
 from phalanx.core.scheduling.hazard import EDGES_S, bin_of
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need
 
 INFINITE = float("inf")
 Rows = NDArray[np.float64]
 
 
 class Prices:
-    """The rows of every node, as a job of one rank sees them: it stops jobs of its own rank, and moves those and lower ones.
+    """The rows of every node for jobs of one rank, which stop jobs of their own rank, and move those and lower ones.
 
     Attributes:
         stop: [node, devices wanted] least value to stop.
         shift: the same in GPUs to move.
-        dirty: nodes whose rows are not true any more.
+        expiry: when each row must be recomputed.
+        dirty: nodes whose rows are outdated.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Prices:
         self._kinds = np.array(board.kind)
 
     def stoppable(self, entry: Entry, now_s: float) -> bool:
-        """Whether the entry may be stopped for another's value."""
+        """Whether the entry may be stopped by value."""
         return (
             entry.klass.rank == self.rank
             and not entry.fixed
@@ -56,7 +57,7 @@ class Prices:
         )
 
     def movable(self, entry: Entry, now_s: float) -> bool:
-        """Whether the entry may be moved: small, in one place, and not moved a moment ago."""
+        """Whether the entry may be moved: on one node, and not moved recently."""
         return (
             len(entry.places) == 1
             and entry.places[0][1] > 0
@@ -66,28 +67,28 @@ class Prices:
         )
 
     def refresh(self, now_s: float) -> None:
-        """Make true what is not."""
+        """Recompute outdated rows."""
         for node in self.dirty:
             self.expiry[node] = 0.0
         self.dirty.clear()
         self.fresh_s = now_s
         for node in np.nonzero(self.expiry <= now_s)[0].tolist():
-            self._row(node, now_s)
+            self._compute_row(node, now_s)
 
     def forget(self) -> None:
-        """Every value has changed."""
+        """Mark all rows as outdated."""
         self.expiry[:] = 0.0
 
     def cheapest(self, rows: Rows, need: Need, shut: int) -> list[tuple[int, int]] | None:
-        """The (node, devices wanted) whose rows cost least for the need; None if there are not enough. Ties by number."""
-        open_ = self.open_to(need, shut)
-        column = np.where(open_, rows[:, need.devices], INFINITE)
+        """The (node, devices wanted) that are cheapest for the need; None if there are too few. Ties by number."""
+        is_open = self.open_to(need, shut)
+        column = np.where(is_open, rows[:, need.devices], INFINITE)
         chosen = self._in_one_domain(column, need) if need.required else np.argsort(column, kind="stable")[: need.nodes]
         if len(chosen) < need.nodes or column[chosen[-1]] == INFINITE:
             return None
         needs = [(node, need.devices) for node in chosen.tolist()]
         if need.tail:
-            tail = np.where(open_, rows[:, need.tail], INFINITE)
+            tail = np.where(is_open, rows[:, need.tail], INFINITE)
             tail[chosen] = INFINITE
             node = int(np.argmin(tail))
             if tail[node] == INFINITE:
@@ -96,7 +97,7 @@ class Prices:
         return needs
 
     def cheapest_set(self, node: int, want: int, now_s: float, *, moves: bool) -> list[Entry]:
-        """The set on the node that its row priced: least value, or fewest GPUs."""
+        """The set of jobs on the node that its row priced: least value, or fewest GPUs."""
         need = want - self.board.pools[self.board.kind[node]].free[node]
         if need <= 0:
             return []
@@ -115,17 +116,17 @@ class Prices:
         return list(best[need][1])
 
     def open_to(self, need: Need, shut: int) -> NDArray[np.bool_]:
-        """Nodes of a kind that the need takes, and not closed to it."""
-        open_ = np.isin(self._kinds, need.kinds[:1])
+        """Nodes of the need's first kind that are not closed to it."""
+        is_open = np.isin(self._kinds, need.kinds[:1])
         shut |= need.shut
         while shut:
             low = shut & -shut
-            open_[low.bit_length() - 1] = False
+            is_open[low.bit_length() - 1] = False
             shut ^= low
-        return open_
+        return is_open
 
     def _in_one_domain(self, column: Rows, need: Need) -> NDArray[np.int64]:
-        """The cheapest nodes that lie in one domain of the level asked for: the domain whose cheapest sum is least."""
+        """The cheapest nodes in one domain of the required level: of the domain with the least sum."""
         domains = self.board.domains(need.within)
         best: tuple[float, NDArray[np.int64]] = (INFINITE, np.empty(0, dtype=np.int64))
         for domain in np.unique(domains).tolist():
@@ -138,13 +139,13 @@ class Prices:
                 best = (cost, order)
         return best[1]
 
-    def _row(self, node: int, now_s: float) -> None:
+    def _compute_row(self, node: int, now_s: float) -> None:
         board = self.board
         pool = board.pools[board.kind[node]]
         unit, free = board.unit, pool.free[node]
         expiry = INFINITE
         size = board.size[node]
-        short = free < 0  # devices went away under gangs that are still there: nothing more fits, whoever leaves
+        short = free < 0  # devices failed under running gangs: nothing more fits, whichever job leaves
         room = [INFINITE] * (unit + 1) if short else [0.0] * (free + 1) + [INFINITE] * (unit - free)
         stop, shift = room, room.copy()
         for entry in () if short else board.here[node]:
@@ -152,8 +153,8 @@ class Prices:
                 expiry = min(expiry, entry.shield_s)
             if len(entry.places) == 1 and entry.moved_s + self.move_min_s > now_s:
                 expiry = min(expiry, entry.moved_s + self.move_min_s)
-            fixed, still = not self.stoppable(entry, now_s), not self.movable(entry, now_s)
-            if fixed and still:
+            not_stoppable, not_movable = not self.stoppable(entry, now_s), not self.movable(entry, now_s)
+            if not_stoppable and not_movable:
                 continue
             count = entry.on(node)
             service_s = entry.service_s(now_s)
@@ -163,9 +164,9 @@ class Prices:
                 expiry = min(expiry, now_s + EDGES_S[age + 1] - service_s + 1e-6)
             for want in range(size, free, -1):
                 base = max(want - count, 0)
-                if not fixed:
+                if not not_stoppable:
                     stop[want] = min(stop[want], stop[base] + value)
-                if not still:
+                if not not_movable:
                     shift[want] = min(shift[want], shift[base] + count)
         if node in pool.away:
             stop = shift = [INFINITE] * (unit + 1)

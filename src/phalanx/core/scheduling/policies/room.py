@@ -1,8 +1,8 @@
-"""Making room: which jobs leave or move so that one fits, tried out on the board before anything is decided.
+"""Selects the jobs to displace so that a job fits; tried on the board before anything is decided.
 
-Three ways, from the gentlest: move small jobs into holes; shrink elastic ones; stop. Stops are by value (the gain is a multiple of the loss)
-or by right (a higher priority; the owner of what was borrowed; a gang that lost its place). All or nothing: if the job would not fit
-afterwards, nobody moves.
+Three ways, from the least disruptive: move small jobs into free gaps; shrink elastic jobs; stop jobs. Stops are by value (the gain is a
+multiple of the loss) or by right (a higher priority; the owner of borrowed quota; a gang that lost its place). All or nothing: if the job
+would not fit afterwards, no job is displaced.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.core.scheduling.bits import bits_of
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.entry import Because, Entry
-from phalanx.core.scheduling.need import Need
+from phalanx.core.scheduling.needs import Need, Places
+from phalanx.core.scheduling.node_sets import bits_of
 from phalanx.core.scheduling.policies.prices import INFINITE, Prices
-from phalanx.core.scheduling.pool import Places
 
-CHEAPEST = 1_000  # jobs among which a set on as few nodes as needed is sought; past them any cheapest set will do
-LIKELY_NODES = (
-    64  # nodes priced exactly for a job that makes room by right; the order they come in is by what is at stake
-)
-TRIES = 4  # nodes tried for a part-node job before the round goes on to the next one
+VICTIMS_SEARCHED = 1_000  # jobs searched for a set on as few nodes as needed; beyond them any cheapest set is used
+# Nodes priced exactly for a job with a right to devices in use; they are pre-sorted by the cost of all their victims.
+NODES_PRICED = 64
+NODES_TRIED = 4  # nodes tried for a job smaller than a node before the round continues with the next job
 
 
 @dataclass(slots=True)
 class Going:
-    """One job that makes way: to `places`, or out when there are none. `because` is set where its right is not that of all."""
+    """One displaced job: moved to `places`, or stopped if there are none. `because` is set if its reason differs from that of the others."""
 
     entry: Entry
     need: Need | None = None
@@ -37,7 +35,12 @@ class Going:
 
 
 class Room:
-    """Makes room on a board for the jobs its policy names."""
+    """Selects jobs to displace on a board.
+
+    Attributes:
+        examined: victims examined by right since the policy last reset it: bounds a pass.
+        shield_s: the earliest end of a guaranteed run that blocked a displacement since the policy last reset it.
+    """
 
     def __init__(self, board: Board, *, moves: bool, move_min_s: float, right_min_s: float, stops_max: int) -> None:
         self.board = board
@@ -45,13 +48,13 @@ class Room:
         self.move_min_s = move_min_s
         self.right_min_s = right_min_s
         self.stops_max = stops_max
-        self.examined = 0  # jobs looked at by right since the policy last set it to 0: bounds a pass
-        self.shield_s = INFINITE  # the first guaranteed run to end that was in the way since the policy last set it
+        self.examined = 0
+        self.shield_s = INFINITE
 
     # ---------------------------------------------------------------- by moves and by value
 
     def by_moves(self, entry: Entry, prices: Prices, now_s: float) -> list[Going] | None:
-        """Move small jobs into holes so that the job fits."""
+        """Move small jobs into free gaps so that the job fits."""
         for need in entry.klass.needs:
             if need.devices == 0:
                 continue
@@ -60,36 +63,47 @@ class Room:
                 column = prices.shift[:, need.devices]
                 if len(self.board.pools) > 1 or shut or need.shut:
                     column = np.where(prices.open_to(need, shut), column, INFINITE)
-                for node in np.argsort(column, kind="stable")[:TRIES].tolist():
+                for node in np.argsort(column, kind="stable")[:NODES_TRIED].tolist():
                     if column[node] == INFINITE:
                         break
-                    going = self._clear(entry, need, [(node, need.devices)], prices, now_s, INFINITE, stops=False)
+                    going = self._free_devices(
+                        entry, need, [(node, need.devices)], prices, now_s, INFINITE, stops=False
+                    )
                     if going is not None:
                         return going
                 continue
             wanted = prices.cheapest(prices.shift, need, shut)
             if wanted is not None:
-                going = self._clear(entry, need, wanted, prices, now_s, INFINITE, stops=False)
+                going = self._free_devices(entry, need, wanted, prices, now_s, INFINITE, stops=False)
                 if going is not None:
                     return going
         return None
 
     def by_value(self, entry: Entry, prices: Prices, now_s: float, limit: float) -> list[Going] | None:
-        """Stop the cheapest set on one node (on whole nodes for a gang), if all of it costs no more than `limit`."""
+        """Stop the cheapest set on one node (on whole nodes for a gang), if its total cost is at most `limit`."""
         for need in entry.klass.needs:
             if need.devices == 0:
                 continue
             wanted = prices.cheapest(prices.stop, need, entry.klass.shut)
             if wanted is None or (len(wanted) == 1 and prices.stop[wanted[0]] > limit):
                 continue
-            going = self._clear(entry, need, wanted, prices, now_s, limit, stops=True)
+            going = self._free_devices(entry, need, wanted, prices, now_s, limit, stops=True)
             if going is not None:
                 return going
         return None
 
-    def _clear(self, entry: Entry, need: Need, wanted: Sequence[tuple[int, int]], prices: Prices, now_s: float, limit: float, *,
-               stops: bool) -> list[Going] | None:  # fmt: skip
-        """Empty the nodes as far as wanted: each victim moves if a hole takes it, else is stopped, if that is allowed within `limit`."""
+    def _free_devices(
+        self,
+        entry: Entry,
+        need: Need,
+        wanted: Sequence[tuple[int, int]],
+        prices: Prices,
+        now_s: float,
+        limit: float,
+        *,
+        stops: bool,
+    ) -> list[Going] | None:
+        """Free the wanted devices: each victim moves if a gap fits it, else is stopped, if stops are allowed and cost at most `limit`."""
         shut = 0
         for node, _ in wanted:
             shut |= 1 << node
@@ -100,39 +114,38 @@ class Room:
         going: list[Going] = []
         cost = 0.0
         for victim in sorted(victims.values(), key=lambda victim: (-victim.gpus, victim.seq)):
-            hole = self._hole(victim, shut) if self.moves and prices.movable(victim, now_s) else None
-            if hole is None:
+            gap = self._gap(victim, shut) if self.moves and prices.movable(victim, now_s) else None
+            if gap is None:
                 cost += prices.price(victim, now_s)
                 if not stops or cost > limit:
-                    self._let_go(going)
+                    self._vacate(going)
                     return None
                 going.append(Going(victim))
             else:
-                self.board.occupy(victim.need, hole)
-                going.append(Going(victim, victim.need, hole))
-        fits = need.plain or self._would_fit(
-            entry, going
-        )  # of a plain need device counts decide, and they have been counted
-        self._let_go(going)
+                self.board.occupy(victim.need, gap)
+                going.append(Going(victim, victim.need, gap))
+        # For a plain need only device counts matter, and they have been counted.
+        fits = need.plain or self._would_fit(entry, going)
+        self._vacate(going)
         return going if fits else None
 
-    def _hole(self, victim: Entry, shut: int) -> Places | None:
+    def _gap(self, victim: Entry, shut: int) -> Places | None:
         need = victim.need
         if need is None or not need.plain:
             return None
         pool = self.board.pools[self.board.kind[victim.places[0][0]]]
-        # What it asked for: it holds fewer where a device has gone sick under it.
+        # Its request: it holds fewer devices if one became unhealthy.
         node = pool.find_outside(need.devices, shut | victim.klass.shut | victim.avoid)
         return None if node < 0 else ((node, need.devices),)
 
-    def _let_go(self, going: Sequence[Going]) -> None:
+    def _vacate(self, going: Sequence[Going]) -> None:
         for one in going:
             self.board.vacate(one.need, one.places)
 
     # ---------------------------------------------------------------- by right
 
     def by_right(self, entry: Entry, now_s: float) -> list[Going] | None:
-        """Stop the cheapest jobs that the entry has a right to stop, on the nodes it needs and no others."""
+        """Stop the cheapest jobs that the entry has a right to stop, only on the nodes it needs."""
         board, klass = self.board, entry.klass
         admitted = board.admits(klass)
         victims = self._victims(entry, now_s, admitted=admitted)
@@ -141,21 +154,23 @@ class Room:
         self.examined += len(victims)
         cost = {other.seq: self._cost(other, now_s) for other in victims}
         victims.sort(key=lambda other: (other.klass.rank, cost[other.seq], -other.since_s, other.seq))
-        near = victims[: max(CHEAPEST, 4 * klass.gpus)]
-        chosen = self._on_one_place(entry, near, cost) or self._fewest(entry, victims)
+        cheapest = victims[: max(VICTIMS_SEARCHED, 4 * klass.gpus)]
+        chosen = self._cheapest_by_node(entry, cheapest, cost) or self._cheapest_first(entry, victims)
         if chosen is None:
             return None
         chosen.sort(key=lambda other: other.seq)
-        # What only its quota keeps back needs others to give theirs, and a moved job keeps it.
+        # If only its quota blocks the job, others must release theirs, which a moved job would not.
         going = (
-            self._rather_moved(entry, chosen, now_s) if self.moves and admitted else [Going(other) for other in chosen]
+            self._moved_if_possible(entry, chosen, now_s)
+            if self.moves and admitted
+            else [Going(other) for other in chosen]
         )
         for one in going:
-            one.because = self._right_over(entry, one.entry)
+            one.because = self._reason_for(entry, one.entry)
         return going
 
-    def _right_over(self, entry: Entry, other: Entry) -> Because:
-        """What the job that goes is told: a loan is called in also of one that nothing else may stop (any more)."""
+    def _reason_for(self, entry: Entry, other: Entry) -> Because:
+        """The reason given to the displaced job: borrowed quota is reclaimed even from jobs that nothing else may stop."""
         if not (other.fixed or other.stops >= self.stops_max):
             if entry.repair:
                 return Because.REPAIR
@@ -163,8 +178,8 @@ class Room:
                 return Because.PRIORITY
         return Because.RECLAIM
 
-    def _rather_moved(self, entry: Entry, chosen: Sequence[Entry], now_s: float) -> list[Going]:
-        """How the chosen make way: small ones go on in holes, if there are some beside the place that is made; the others stop."""
+    def _moved_if_possible(self, entry: Entry, chosen: Sequence[Entry], now_s: float) -> list[Going]:
+        """Move small chosen jobs into free gaps, other than the freed place, if there are some; stop the others."""
         board = self.board
         for other in chosen:
             board.give(other)
@@ -175,32 +190,32 @@ class Room:
             shut = bits_of(node for node, _ in found[1])
             for one in sorted(going, key=lambda one: -one.entry.gpus):
                 other = one.entry
-                still = (
+                immovable = (
                     len(other.places) > 1
                     or not other.places[0][1]
                     or other.fixed
                     or now_s - other.moved_s < self.move_min_s
                 )
-                hole = None if still else self._hole(other, shut)
-                if hole is not None:
-                    board.occupy(other.need, hole)
-                    one.need, one.places = other.need, hole
-            self._let_go(going)
+                gap = None if immovable else self._gap(other, shut)
+                if gap is not None:
+                    board.occupy(other.need, gap)
+                    one.need, one.places = other.need, gap
+            self._vacate(going)
             board.vacate(*found)
         for other in chosen:
             board.take(other)
         return going
 
     def _victims(self, entry: Entry, now_s: float, *, admitted: bool) -> list[Entry]:
-        """Whom the entry may stop: of each group of one queue and rank all or none, but for the shields of each."""
+        """The jobs that the entry may stop: all or none of each group of one queue and rank, except for guaranteed runs."""
         quotas, klass = self.board.quotas, entry.klass
         found: list[Entry] = []
         for (queue, rank), group in self.board.groups.items():
-            # A loan is a loan, whatever its priority, and for whoever is never stopped otherwise.
-            loan = quotas is not None and self.board.lends and quotas.reclaimable(queue, klass.queue, klass.gpus)
+            # Borrowed quota is reclaimed whatever the priority, and also from jobs that are otherwise never stopped.
+            borrowed = quotas is not None and self.board.lends and quotas.reclaimable(queue, klass.queue, klass.gpus)
             lower = rank < klass.rank and (admitted or queue == klass.queue)
             repair = entry.repair and rank <= klass.rank
-            if not (loan or lower or repair):
+            if not (borrowed or lower or repair):
                 continue
             for other in group.values():
                 if other.since_s < 0.0 or other.overdue:
@@ -209,7 +224,7 @@ class Room:
                 newcomer = (
                     repair and not other.repair and (other.moved_s > entry.waits_from_s or other.gpus < entry.gpus)
                 )
-                if not (loan or (not exempt and (lower or newcomer))):
+                if not (borrowed or (not exempt and (lower or newcomer))):
                     continue
                 if now_s < other.moved_s + self.right_min_s:
                     self.shield_s = min(self.shield_s, other.moved_s + self.right_min_s)
@@ -221,7 +236,9 @@ class Room:
         """GPU-seconds lost if it is stopped now."""
         return (self.board.restart_cost_s + other.unsaved_s(now_s)) * max(1, other.gpus)
 
-    def _on_one_place(self, entry: Entry, victims: Sequence[Entry], cost: Mapping[int, float]) -> list[Entry] | None:
+    def _cheapest_by_node(
+        self, entry: Entry, victims: Sequence[Entry], cost: Mapping[int, float]
+    ) -> list[Entry] | None:
         """The cheapest set per node, on as many nodes as the need has parts."""
         board = self.board
         on_node: dict[int, list[tuple[Entry, int]]] = {}
@@ -231,27 +248,28 @@ class Room:
         for need in entry.klass.needs:
             prices: list[tuple[int, float, int, list[Entry]]] = []
             parts = need.nodes + (need.tail > 0)
-            for node in self._likely(entry, need, on_node, cost)[: LIKELY_NODES + parts]:
+            for node in self._nodes_by_cost(entry, need, on_node, cost)[: NODES_PRICED + parts]:
                 free = board.pools[board.kind[node]].free[node]
-                found = self._least(on_node.get(node, ()), need.devices - free, cost)
+                found = self._cheapest_on_node(on_node.get(node, ()), need.devices - free, cost)
                 if found is not None:
                     prices.append(
                         (max((other.klass.rank for other in found[1]), default=-(1 << 30)), found[0], node, found[1])
                     )
             prices.sort(key=lambda price: price[:3])
-            for first in range(max(1, min(TRIES, len(prices) - parts + 1))):
+            for first in range(max(1, min(NODES_TRIED, len(prices) - parts + 1))):
                 chosen = {other.seq: other for price in prices[first : first + parts] for other in price[3]}
-                if len(prices) - first >= parts and self._enough(entry, list(chosen.values())):
-                    return self._without_idle(entry, list(chosen.values()))
+                if len(prices) - first >= parts and self._would_suffice(entry, list(chosen.values())):
+                    return self._necessary(entry, list(chosen.values()))
         return None
 
-    def _likely(self, entry: Entry, need: Need, on_node: Mapping[int, Sequence[tuple[Entry, int]]],
-                cost: Mapping[int, float]) -> list[int]:  # fmt: skip
-        """Nodes that would be free enough, those with the least to lose first: an order by everything that could go, to price only a few."""
+    def _nodes_by_cost(
+        self, entry: Entry, need: Need, on_node: Mapping[int, Sequence[tuple[Entry, int]]], cost: Mapping[int, float]
+    ) -> list[int]:
+        """Nodes that could be freed, those with the least total cost first: a pre-sort, so that only a few are priced exactly."""
         board = self.board
         shut = entry.klass.shut | need.shut
         nodes = set(on_node)
-        if need.nodes > 1:  # what is free already costs nothing
+        if need.nodes > 1:  # free devices cost nothing
             for kind in need.kinds:
                 pool = board.pools[kind]
                 nodes.update(
@@ -262,19 +280,19 @@ class Room:
             pool = board.pools[board.kind[node]]
             if board.kind[node] not in need.kinds or node in pool.away or shut >> node & 1:
                 continue
-            room, stake, rank = pool.free[node], 0.0, -(1 << 30)
+            room, total_cost, rank = pool.free[node], 0.0, -(1 << 30)
             if room < need.devices:
                 here = on_node.get(node, ())
                 for other, count in here:
                     room += count
-                    stake += cost[other.seq]
-                rank = here[-1][0].klass.rank if here else rank  # they come lowest rank first
+                    total_cost += cost[other.seq]
+                rank = here[-1][0].klass.rank if here else rank  # victims are sorted by rank, lowest first
             if room >= need.devices:
-                likely.append((rank, stake, node))
+                likely.append((rank, total_cost, node))
         likely.sort()
         return [node for _, _, node in likely]
 
-    def _least(
+    def _cheapest_on_node(
         self, here: Sequence[tuple[Entry, int]], need: int, costs: Mapping[int, float]
     ) -> tuple[float, list[Entry]] | None:
         """The set on one node that frees `need` devices at the least cost, lower ranks first."""
@@ -294,22 +312,22 @@ class Room:
         found = best[need]
         return None if found is None else (found[0][1], list(found[1]))
 
-    def _fewest(self, entry: Entry, victims: Sequence[Entry]) -> list[Entry] | None:
-        """Cheapest first until the job fits: for needs that no single set of nodes explains (topology, CPUs, quota)."""
-        gone: list[Entry] = []
+    def _cheapest_first(self, entry: Entry, victims: Sequence[Entry]) -> list[Entry] | None:
+        """Cheapest first until the job fits: for needs that no set per node satisfies (topology, CPUs, quota)."""
+        removed: list[Entry] = []
         fits = False
         for other in victims:
             self.out(other)
-            gone.append(other)
+            removed.append(other)
             fits = self._fits(entry)
             if fits:
                 break
-        for other in gone:
+        for other in removed:
             self.back(other)
-        return self._without_idle(entry, gone) if fits else None
+        return self._necessary(entry, removed) if fits else None
 
-    def _without_idle(self, entry: Entry, chosen: Sequence[Entry]) -> list[Entry]:
-        """Leave out whoever need not go, dearest first."""
+    def _necessary(self, entry: Entry, chosen: Sequence[Entry]) -> list[Entry]:
+        """Remove unnecessary victims, the most expensive first."""
         for other in chosen:
             self.out(other)
         needed: list[Entry] = []
@@ -322,11 +340,11 @@ class Room:
             self.back(other)
         return needed[::-1]
 
-    def _enough(self, entry: Entry, going: Sequence[Entry]) -> bool:
+    def _would_suffice(self, entry: Entry, going: Sequence[Entry]) -> bool:
         return self._would_fit(entry, [Going(other) for other in going])
 
     def _would_fit(self, entry: Entry, going: Sequence[Going]) -> bool:
-        """Whether the job would be admitted and placed with these gone; the board is as before afterwards."""
+        """Whether the job would be admitted and placed without these; the board is unchanged afterwards."""
         for one in going:
             self.out(one.entry, moves=bool(one.places))
         fits = self._fits(entry)
@@ -338,13 +356,13 @@ class Room:
         return self.board.admits(entry.klass) and self.board.find(entry) is not None
 
     def out(self, other: Entry, *, moves: bool = False) -> None:
-        """For a trial, the job is gone; one that only moves keeps its quota."""
+        """Remove the job for a trial; a moved job keeps its quota."""
         self.board.give(other)
         if self.board.quotas is not None and not moves:
             self.board.quotas.give(other.klass.queue, other.klass.user, other.held)
 
     def back(self, other: Entry, *, moves: bool = False) -> None:
-        """The trial's end."""
+        """Revert `out`."""
         self.board.take(other)
         if self.board.quotas is not None and not moves:
             self.board.quotas.take(other.klass.queue, other.klass.user, other.held)
@@ -352,7 +370,7 @@ class Room:
     # ---------------------------------------------------------------- elastic
 
     def by_shrinking(self, entry: Entry, now_s: float) -> list[Going] | None:
-        """Take back nodes that elastic jobs of no higher rank grew into."""
+        """Take back nodes that elastic jobs of no higher rank grew onto."""
         board = self.board
         going: list[Going] = []
         grown = [
@@ -370,7 +388,7 @@ class Room:
             if now_s < other.moved_s + self.move_min_s:
                 self.shield_s = min(self.shield_s, other.moved_s + self.move_min_s)
                 continue
-            # A move to a drained node is refused, and where a device has gone sick a node is no part of it any more.
+            # A move to a drained node would be rejected, and a node with an unhealthy device cannot hold a part any more.
             stays = tuple([place for place in other.places if place[0] not in board.down and place[1] == least.devices])
             if len(stays) < least.nodes:
                 continue

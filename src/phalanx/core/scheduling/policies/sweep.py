@@ -1,4 +1,4 @@
-"""What one sweep over the waiting has learned: room and quota only shrink within it, so that likes and larger ones need not be tried."""
+"""Results of one sweep over the waiting jobs: capacity and quota only shrink within it, so similar and larger jobs need not be tried."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from phalanx.core.scheduling.entry import Entry, Klass
 
 
 class Sweep:
-    """Needs that did not fit and classes that were not admitted. Begun anew when somebody makes way."""
+    """Needs that did not fit and classes that were not admitted. A new sweep starts after a displacement."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.closed: set[int] = set()  # classes of which none can start
+        self.closed: set[int] = set()  # classes that cannot start
         self.exact: set[tuple[object, ...]] = set()
         self.least: dict[tuple[object, ...], int] = {}
-        self.refused: dict[tuple[int, str], int] = {}  # fewest GPUs that queue and user were refused
+        self.refused: dict[tuple[int, str], int] = {}  # fewest GPUs rejected, by queue and user
 
     def hopeless(self, entry: Entry) -> bool:
-        """Whether the job cannot start, by what has been tried, or is not admitted."""
+        """Whether the job cannot start, by earlier attempts of this sweep, or is not admitted."""
         klass = entry.klass
         if klass.number in self.closed:
             return True
-        if self._like(entry):
+        if self._known_to_fail(entry):
             if not entry.avoid:
                 self.closed.add(klass.number)
             return True
         return not self.admits(klass)
 
     def admits(self, klass: Klass) -> bool:
-        """As `Board.admits`; of a queue and user that were refused so many GPUs, nobody who asks as many is asked about again."""
-        who = (klass.queue, klass.user)
-        if klass.gpus >= self.refused.get(who, 1 << 62):
+        """Like `Board.admits`; after a rejection, requests of the same queue and user for at least as many GPUs are rejected without a check."""
+        key = (klass.queue, klass.user)
+        if klass.gpus >= self.refused.get(key, 1 << 62):
             self.closed.add(klass.number)
             return False
         if self.board.admits(klass):
             return True
         if klass.throttle is None:
-            self.refused[who] = klass.gpus
+            self.refused[key] = klass.gpus
         self.closed.add(klass.number)
         return False
 
@@ -48,14 +48,14 @@ class Sweep:
         else:
             self.least[key] = min(self.least.get(key, entry.gpus), entry.gpus)
 
-    def _like(self, entry: Entry) -> bool:
+    def _known_to_fail(self, entry: Entry) -> bool:
         key = self._size_key(entry)
         if key is None:
             return (entry.klass.needs, entry.klass.shut, entry.avoid) in self.exact
         return entry.gpus >= self.least.get(key, 1 << 62)
 
     def _size_key(self, entry: Entry) -> tuple[object, ...] | None:
-        """Of needs packed onto one node or onto whole nodes, more devices never fit where fewer did not. None: of another shape."""
+        """Key of needs that fit on one node or on whole nodes: more devices never fit if fewer did not. None: of another shape."""
         klass = entry.klass
         need = klass.needs[0]
         packed = need.nodes == 1 or need.devices == self.board.pools[need.kinds[0]].unit

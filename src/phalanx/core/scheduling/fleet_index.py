@@ -1,0 +1,292 @@
+"""Maps records to numbers: the board's number of each node, the kind of its devices, and a job's needs in those numbers.
+
+Nodes are numbered by kind, then by their position in the topology tree, then by id: consecutive numbers are neighbours, in the tree and in
+the order of ranks. A node with devices of two models or sizes has two numbers, which share its CPUs and memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from phalanx.core.errors import NeverFits
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.fleet.summary import counted, node_kind
+from phalanx.core.fleet.topology import Tree, tree_of
+from phalanx.core.ids import NodeId
+from phalanx.core.scheduling.needs import Need, Places
+from phalanx.core.scheduling.shape import Shape, shapes_of, tasks_per_node
+from phalanx.core.state.plan import Waiting
+from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
+from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.job import Job, Reason
+from phalanx.core.work.spec import Role, Spread
+
+
+class Taken:
+    """Devices, CPUs and memory in use now, including this plan's placements."""
+
+    def __init__(self, usage: Mapping[NodeId, Usage]) -> None:
+        self._usage = usage
+        self._changed: dict[NodeId, tuple[set[int], int, int]] = {}
+
+    def devices(self, node_id: NodeId) -> Collection[int]:
+        """Devices in use on the node."""
+        more = self._changed.get(node_id)
+        return more[0] if more is not None else self._usage.get(node_id, EMPTY_USAGE).devices
+
+    def add(self, allocation: Allocation) -> None:
+        """Count this allocation as in use too."""
+        for grant in allocation.grants:
+            held = self._usage.get(grant.node_id, EMPTY_USAGE)
+            devices, cpus, memory = self._changed.get(grant.node_id) or (
+                set(held.devices),
+                held.cpus,
+                held.memory_bytes,
+            )
+            devices.update(grant.devices)
+            self._changed[grant.node_id] = (devices, cpus + grant.cpus, memory + grant.memory_bytes)
+
+    def room_for(self, allocation: Allocation, nodes: Mapping[NodeId, Node]) -> bool:
+        """Whether its CPUs and memory are free."""
+        for grant in allocation.grants:
+            if not (grant.cpus or grant.memory_bytes):
+                continue
+            held = self._usage.get(grant.node_id, EMPTY_USAGE)
+            _, cpus, memory = self._changed.get(grant.node_id) or (None, held.cpus, held.memory_bytes)
+            node = nodes[grant.node_id]
+            if cpus + grant.cpus > node.cpus or memory + grant.memory_bytes > node.memory_bytes:
+                return False
+        return True
+
+
+@dataclass(slots=True)
+class Fit:
+    """The numbering of one fleet. Rebuilt when a node joins, leaves for good, or changes its devices or labels.
+
+    Attributes:
+        nodes: the node of each number.
+        kinds: the models of devices, by number; nodes without devices have the kind "".
+        kind: kind of each node number.
+        memory_bytes: of each device there.
+        indices: healthy devices of that kind on each node, ascending.
+        numbers: numbers of each node.
+        twins: numbers that share a node, for nodes with several.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
+    memory_bytes: list[int] = field(default_factory=list)
+    indices: list[tuple[int, ...]] = field(default_factory=list)
+    numbers: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
+    twins: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    tree: Tree | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Devices of each node number."""
+        return [len(indices) for indices in self.indices]
+
+    def bits(self, node_ids: Iterable[NodeId]) -> int:
+        """The nodes as a bitset; unknown ones are ignored."""
+        found = 0
+        for node_id in node_ids:
+            for number in self.numbers.get(node_id, ()):
+                found |= 1 << number
+        return found
+
+    def needs(self, shapes: Iterable[Shape], spread: Spread) -> tuple[Need, ...]:
+        """The shapes as needs, in order of preference. Empty: no node has such devices, or the fleet lacks a required level."""
+        within = self._level(spread.within)
+        slice_within = self._level(spread.slice_within)
+        if (spread.required and within < 0) or (spread.slice_nodes and slice_within < 0):
+            return ()  # the level existed when the job was submitted; without it, no placement is near enough
+        found = []
+        for shape in shapes:
+            kinds, shut = self._kinds_for(shape)
+            if kinds:
+                found.append(
+                    Need(
+                        nodes=shape.nodes,
+                        devices=shape.devices,
+                        tail=shape.tail,
+                        kinds=kinds,
+                        cpus=shape.cpus,
+                        memory_bytes=shape.memory_bytes,
+                        within=within,
+                        required=spread.required and within >= 0,
+                        slice_nodes=spread.slice_nodes if slice_within >= 0 else 0,
+                        slice_within=slice_within,
+                        nodes_max=shape.nodes_max if shape.nodes_max > shape.nodes else 0,
+                        shut=shut,
+                    )
+                )
+        return tuple(found)
+
+    def places(self, allocation: Allocation) -> Places:
+        """The places of an allocation; grants on nodes that are gone are ignored."""
+        found = []
+        for grant in allocation.grants:
+            numbers = self.numbers.get(grant.node_id, ())
+            number = next(
+                (n for n in numbers if set(grant.devices) <= set(self.indices[n])), numbers[0] if numbers else None
+            )
+            if number is not None:
+                found.append((number, min(len(grant.devices), len(self.indices[number]))))
+        return tuple(sorted(found))
+
+    def allocation(self, need: Need, places: Places, role: Role, taken: Taken) -> Allocation | None:
+        """The grants for these places on devices that are not in use; None if too few are free."""
+        grants: list[Grant] = []
+        first = 0
+        for rank, (number, count) in enumerate(places):
+            node = self.nodes[number]
+            held = taken.devices(node.id)
+            free = [index for index in self.indices[number] if index not in held]
+            if len(free) < count:
+                return None
+            tasks = tasks_per_node(role, count)
+            grants.append(
+                Grant(
+                    node_id=node.id,
+                    node_rank=rank,
+                    devices=_adjacent(free, count),
+                    cpus=need.cpus,
+                    memory_bytes=need.memory_bytes,
+                    tasks=tasks,
+                    first_rank=first,
+                )
+            )
+            first += tasks
+        return Allocation(grants=tuple(grants))
+
+    def _level(self, name: str) -> int:
+        return self.tree.level(name) if name and self.tree is not None else -1
+
+    def _kinds_for(self, shape: Shape) -> tuple[tuple[int, ...], int]:
+        """The kinds that can hold the shape's parts, by name; and the nodes of these kinds whose devices are too small."""
+        fitting: set[int] = set()
+        shut = 0
+        takes: dict[tuple[int, int], bool] = {}
+        for number, kind in enumerate(self.kind):
+            memory_bytes = self.memory_bytes[number]
+            fits = takes.get((kind, memory_bytes))
+            if fits is None:
+                device = Device(index=0, uuid="", model=self.kinds[kind], memory_bytes=memory_bytes)
+                fits = takes[kind, memory_bytes] = not shape.devices or shape.takes(device)
+            if not fits:
+                shut |= 1 << number
+            elif len(self.indices[number]) >= shape.devices:
+                fitting.add(kind)
+        inside = sum(1 << number for number, kind in enumerate(self.kind) if kind in fitting) if shut else 0
+        return tuple(sorted(fitting)), shut & inside
+
+
+def fit_of(nodes: Mapping[NodeId, Node]) -> Fit:
+    """Number the fleet."""
+    fleet = [nodes[node_id] for node_id in sorted(nodes)]
+    tree = tree_of(fleet)
+    place = {node.id: key for node, key in zip(fleet, tree.order_keys(), strict=True)}
+    parts: list[tuple[str, tuple[object, ...], int, Node, tuple[int, ...]]] = []
+    for node in fleet:
+        by_kind: dict[tuple[str, int], list[int]] = {}
+        for device in node.devices:
+            if device.healthy:
+                by_kind.setdefault((device.model, device.memory_bytes), []).append(device.index)
+        for (model, memory_bytes), found in sorted(by_kind.items()) or [(("", 0), [])]:
+            parts.append((model, place[node.id], memory_bytes, node, tuple(sorted(found))))
+    parts.sort(key=lambda part: part[:3])
+    fit = Fit(kinds=sorted({part[0] for part in parts}))
+    order = {kind: number for number, kind in enumerate(fit.kinds)}
+    for number, (model, _, memory_bytes, node, indices) in enumerate(parts):
+        fit.nodes.append(node)
+        fit.kind.append(order[model])
+        fit.memory_bytes.append(memory_bytes)
+        fit.indices.append(indices)
+        fit.numbers[node.id] = (*fit.numbers.get(node.id, ()), number)
+    for numbers in fit.numbers.values():
+        if len(numbers) > 1:
+            fit.twins.update((number, numbers) for number in numbers)
+    fit.tree = tree_of(fit.nodes) if tree.levels else None
+    return fit
+
+
+def _adjacent(free: list[int], count: int) -> tuple[int, ...]:
+    """Devices that are close together: an aligned block if one is free (pairs and fours share a switch in common servers), else the lowest."""
+    if count and not count & (count - 1):
+        have = set(free)
+        for first in free:
+            if first % count == 0 and all(first + step in have for step in range(count)):
+                return tuple(range(first, first + count))
+    return tuple(free[:count])
+
+
+class Shaping:
+    """The requests of one fleet, while the same nodes accept work."""
+
+    def __init__(self, nodes: Mapping[NodeId, Node], fit: Fit) -> None:
+        self._nodes = nodes
+        self._fit = fit
+        self._shapes: dict[Role, tuple[Shape, ...] | Waiting] = {}
+        self._needs: dict[tuple[object, ...], tuple[Need, ...]] = {}
+        self._kinds = Counter(node_kind(node) for node in nodes.values() if node.schedulable)
+        self._summary = counted(self._kinds)
+
+    def changed(self, node: Node) -> None:
+        """The node accepts work now, or no longer does: drop the cached results."""
+        self._kinds[node_kind(node)] += 1 if node.schedulable else -1
+        self._summary = counted(self._kinds)
+        self._shapes.clear()
+        self._needs.clear()
+
+    def shapes_of_job(self, job: Job) -> tuple[Shape, ...] | Waiting:
+        """The shapes on the nodes that accept work now, or why there are none."""
+        role = _placement_part(job.spec.role)
+        found = self._shapes.get(role)
+        if found is None:
+            found = self._shapes[role] = self._shape(role)
+        return found
+
+    def _shape(self, role: Role) -> tuple[Shape, ...] | Waiting:
+        """The shapes on the nodes that accept work now, or why there are none."""
+        if not self._summary.kinds:
+            return Waiting(reason=Reason.NO_NODES, detail=f"{_no_nodes_text(self._nodes.values())}; see phalanx nodes")
+        try:
+            return shapes_of(role, self._summary)
+        except NeverFits as error:
+            away = sorted(node_id for node_id, node in self._nodes.items() if not node.schedulable)
+            names = ", ".join(away[:4]) + ("" if len(away) <= 4 else f" and {len(away) - 4} more")
+            return Waiting(reason=Reason.NODES_DOWN, detail=f"{error.message}; down or drained: {names or 'none'}")
+
+    def needs_of(self, job: Job) -> tuple[Need, ...]:
+        """The same as needs on the board; empty for none."""
+        shapes = self.shapes_of_job(job)
+        if isinstance(shapes, Waiting):
+            return ()
+        key = (shapes, job.spec.spread)
+        found = self._needs.get(key)
+        if found is None:
+            found = self._needs[key] = self._fit.needs(shapes, job.spec.spread)
+        return found
+
+
+def _no_nodes_text(nodes: Collection[Node]) -> str:
+    """Why no node accepts work, with the cordon's reason if all have the same."""
+    whys = {node.cordon.why for node in nodes if node.state is NodeState.UP and node.cordon is not None}
+    if whys:
+        return "no node accepts work" + (f": {whys.pop()}" if len(whys) == 1 else "")
+    return "no node is up" if nodes else "no node has joined"
+
+
+def _placement_part(role: Role) -> Role:
+    """The part of the role that matters for placement, so that equal requests are equal values."""
+    return Role(
+        gpus=role.gpus,
+        cpus=role.cpus,
+        memory_bytes=role.memory_bytes,
+        launch=role.launch,
+        tasks_per_node=role.tasks_per_node,
+    )

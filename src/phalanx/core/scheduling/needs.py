@@ -1,0 +1,75 @@
+"""A job's request in numbers: equal requests are one `Need`, which is searched, priced and explained once.
+
+Running attempts are expressed as needs too, so that a board that did not start them can count them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from phalanx.core.work.attempt import Attempt
+
+Places = tuple[tuple[int, int], ...]  # (node number, devices) per node of a gang, node numbers ascending
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A gang of `nodes` parts of `devices` devices each, and `tail` devices on one more node (0 for none).
+
+    Attributes:
+        kinds: numbers of the pools it may use, in order of preference; the whole gang goes into one.
+        cpus, memory_bytes: of each part.
+        within: topology level (number, outermost 0) of which a single domain must hold it; -1 for any.
+        required: `within` is required; else preferred.
+        slice_nodes, slice_within: every slice of this many parts, in rank order, inside one domain of that level; 0 and -1 for no slices.
+        shut: bitset of nodes of the kind whose devices are too small.
+        nodes_max: elastic: up to this many parts; equal to `nodes` or 0 for a fixed gang.
+    """
+
+    nodes: int
+    devices: int
+    tail: int = 0
+    kinds: tuple[int, ...] = (0,)
+    cpus: int = 0
+    memory_bytes: int = 0
+    within: int = -1
+    required: bool = False
+    slice_nodes: int = 0
+    slice_within: int = -1
+    nodes_max: int = 0
+    shut: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """Total devices of the smallest acceptable gang."""
+        return self.nodes * self.devices + self.tail
+
+    @property
+    def plain(self) -> bool:
+        """Whether device counts alone decide: no CPUs, memory or topology requested."""
+        return not (self.cpus or self.memory_bytes or self.within >= 0 or self.slice_nodes or self.shut)
+
+
+def held_as(needs: Iterable[Need], places: Places, kind: Sequence[int]) -> Need | None:
+    """The need that these places satisfy, an elastic one with its actual width; None if none does, e.g. after a change of the fleet."""
+    for need in needs:
+        parts = need.nodes + (need.tail > 0)
+        serves = (
+            parts <= len(places) <= max(parts, need.nodes_max)
+            and max((count for _, count in places), default=-1) == need.devices
+        )
+        if serves and kind[places[0][0]] in need.kinds:
+            return replace(need, nodes=len(places)) if need.nodes_max else need
+    return None
+
+
+def need_of(attempt: Attempt) -> Need:
+    """The resources of an attempt as a need; for a job whose request no longer has a shape on this fleet."""
+    grants = attempt.allocation.grants
+    return Need(
+        nodes=len(grants),
+        devices=max(len(grant.devices) for grant in grants),
+        cpus=grants[0].cpus,
+        memory_bytes=grants[0].memory_bytes,
+    )

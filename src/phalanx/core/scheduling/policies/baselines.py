@@ -1,0 +1,378 @@
+"""Baseline policies: simple, known orders to compare the default policy with.
+
+The first four never stop a job. `fifo` serves by submit time without overtaking; `sjf` is the same by known run time. `skip` starts every job
+that fits. `fair` serves the queue with the least usage, with skipping inside. `backfill` is EASY: the head gets a reservation by known run
+times, and later jobs start now if they do not delay it. `las` (Tiresias, two queues by attained GPU-seconds) and `srtf` (shortest known
+remaining time) may stop jobs at every round. In all of them a higher priority goes first, and a job blocked by a quota or limit blocks no
+other.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Iterable, Sequence
+
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.entry import Because, Entry, Klass, Listener, by_submit
+from phalanx.core.scheduling.node_sets import bits_of
+
+# Jobs that lost their place first, then descending priority, the policy's own key, submit time, seq.
+Key = tuple[bool, int, float, float, int]
+
+
+def key_of(entry: Entry, first: float) -> Key:
+    """The sort key of the job in a line ordered by `first`."""
+    return (not entry.repair, -entry.klass.rank, first, entry.submit_s, entry.seq)
+
+
+def _take_out(lines: dict[Klass, list[tuple[Key, Entry]]], entries: Iterable[Entry]) -> None:
+    leaving: dict[Klass, set[int]] = {}
+    for entry in entries:
+        leaving.setdefault(entry.klass, set()).add(entry.seq)
+    for klass, seqs in leaving.items():
+        line = _without(lines[klass], seqs)
+        heapq.heapify(line)
+        lines[klass] = line
+
+
+def _without(line: list[tuple[Key, Entry]], seqs: set[int]) -> list[tuple[Key, Entry]]:
+    return [item for item in line if item[1].seq not in seqs]
+
+
+class Strict(Listener):
+    """Serve one line from its head until the head does not fit. Order: submit time, or known run time."""
+
+    def __init__(self, board: Board, *, shortest: bool = False) -> None:
+        self.board = board
+        self.shortest = shortest
+        self.line: list[tuple[Key, Entry]] = []
+        self.blocked: dict[Klass, list[tuple[Key, Entry]]] = {}
+
+    def arrived(self, entry: Entry) -> None:
+        """Join the line."""
+        heapq.heappush(self.line, (key_of(entry, entry.size_s if self.shortest else entry.submit_s), entry))
+
+    def left_together(self, entries: Sequence[Entry]) -> None:
+        """Leave the line, or the blocked jobs. Both are scanned once, however many jobs leave."""
+        seqs = {entry.seq for entry in entries}
+        self.line = _without(self.line, seqs)
+        heapq.heapify(self.line)
+        for klass in {entry.klass for entry in entries} & self.blocked.keys():
+            self.blocked[klass] = _without(self.blocked[klass], seqs)
+
+    def decide(self, now_s: float) -> float | None:
+        """Start heads while they fit. No later call is needed before the next change."""
+        board = self.board
+        for klass in [klass for klass in self.blocked if board.admits(klass)]:
+            for item in self.blocked.pop(klass):
+                heapq.heappush(self.line, item)
+        line = self.line
+        while line:
+            entry = line[0][1]
+            if not board.admits(entry.klass):
+                self.blocked.setdefault(entry.klass, []).append(heapq.heappop(line))
+                continue
+            found = board.find(entry)
+            if found is None:
+                return None
+            heapq.heappop(line)
+            board.start(entry, *found, now_s)
+        return None
+
+
+class Skip(Listener):
+    """Start every job that fits, in submit order. If one job of a class does not fit, the rest of the class is not tried."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.classes: dict[Klass, list[tuple[Key, Entry]]] = {}
+
+    def arrived(self, entry: Entry) -> None:
+        """Join its class."""
+        heapq.heappush(self.classes.setdefault(entry.klass, []), (key_of(entry, entry.submit_s), entry))
+
+    def left_together(self, entries: Sequence[Entry]) -> None:
+        """Leave the lines of the classes. Each is scanned once, however many jobs leave it."""
+        _take_out(self.classes, entries)
+
+    def decide(self, now_s: float) -> float | None:
+        """One sweep over the classes' heads in order."""
+        board = self.board
+        heads = [(line[0][0], klass.number, klass) for klass, line in self.classes.items() if line]
+        heapq.heapify(heads)
+        failed: set[tuple[object, ...]] = set()
+        while heads:
+            klass = heads[0][2]
+            line = self.classes[klass]
+            entry = line[0][1]
+            request = (klass.needs, klass.shut, entry.avoid)
+            found = None
+            if request not in failed and board.admits(klass):
+                found = board.find(entry)
+                if found is None:
+                    failed.add(request)  # free capacity only shrinks within a sweep
+            if found is None:
+                heapq.heappop(heads)
+                continue
+            heapq.heappop(line)
+            board.start(entry, *found, now_s)
+            if line:
+                heapq.heapreplace(heads, (line[0][0], klass.number, klass))
+            else:
+                heapq.heappop(heads)
+        return None
+
+
+class Fair(Listener):
+    """The queue with the least decayed GPU-seconds first; inside a queue by submit time, skipping jobs that do not fit.
+
+    Usage halves every `half_life_s` (a day: a week-end's burst no longer counts by mid-week).
+    """
+
+    def __init__(self, board: Board, *, half_life_s: float = 86_400.0) -> None:
+        self.board = board
+        self.half_life_s = half_life_s
+        self.lines: dict[Klass, list[tuple[Key, Entry]]] = {}
+        self.used: dict[tuple[int, int], float] = {}
+        self.rate: dict[tuple[int, int], int] = {}
+        self.aged_s = 0.0
+
+    def arrived(self, entry: Entry) -> None:
+        """Join the queue."""
+        heapq.heappush(self.lines.setdefault(entry.klass, []), (key_of(entry, entry.submit_s), entry))
+        self.used.setdefault(_usage_key(entry.klass), 0.0)
+        self.rate.setdefault(_usage_key(entry.klass), 0)
+
+    def adopted(self, entry: Entry) -> None:
+        """Add its GPUs to the queue's rate of use; earlier usage is in the quota tree."""
+        key = _usage_key(entry.klass)
+        self.used.setdefault(key, 0.0)
+        self.rate[key] = self.rate.get(key, 0) + entry.held
+
+    def left_together(self, entries: Sequence[Entry]) -> None:
+        """Leave the queues. Each line is scanned once, however many jobs leave it."""
+        _take_out(self.lines, entries)
+
+    def ended(self, entry: Entry, now_s: float) -> None:
+        """Subtract its GPUs from the queue's rate of use."""
+        self._age(now_s)
+        self.rate[_usage_key(entry.klass)] -= entry.held
+
+    def stopped(self, entry: Entry, now_s: float) -> None:
+        """The same as an end."""
+        self.ended(entry, now_s)
+
+    def decide(self, now_s: float) -> float | None:
+        """Serve the queue with the least usage that has a job that fits, repeatedly."""
+        self._age(now_s)
+        board, quotas = self.board, self.board.quotas
+        unfit: set[Klass] = set()
+        if quotas is not None:
+            quotas.want({klass.queue for klass, line in self.lines.items() if line})
+        while True:
+            best: tuple[object, ...] | None = None
+            chosen: Klass | None = None
+            for klass, line in self.lines.items():
+                if line and klass not in unfit:
+                    first = line[0][0]
+                    factor = 0.0 if quotas is None else quotas.factor(klass.queue)
+                    rank = (*first[:2], -factor, self.used[_usage_key(klass)], self.rate[_usage_key(klass)], *first[2:])
+                    if best is None or rank < best:
+                        best, chosen = rank, klass
+            if chosen is None:
+                return None
+            line = self.lines[chosen]
+            found = board.find(line[0][1]) if board.admits(chosen) else None
+            if found is None:
+                unfit.add(chosen)
+                continue
+            _, entry = heapq.heappop(line)
+            board.start(entry, *found, now_s)
+            self.rate[_usage_key(chosen)] += entry.held
+
+    def _age(self, now_s: float) -> None:
+        span = now_s - self.aged_s
+        if span <= 0.0:
+            return
+        keep = 0.5 ** (span / self.half_life_s)
+        gain = (1.0 - keep) * self.half_life_s / 0.6931471805599453
+        for key, used in self.used.items():
+            self.used[key] = used * keep + self.rate[key] * gain
+        self.aged_s = now_s
+
+
+def _usage_key(klass: Klass) -> tuple[int, int]:
+    """Whose usage counts: the queue's; in a trace replayed on one pool the virtual cluster's, which is only a label there."""
+    return (klass.queue, klass.label)
+
+
+class Backfill(Listener):
+    """EASY: a reservation for the head by known run times; later jobs start now if they end before it or use capacity that it leaves over."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.line: list[tuple[Key, Entry]] = []
+
+    def arrived(self, entry: Entry) -> None:
+        """Join the line."""
+        bisect.insort(self.line, (key_of(entry, entry.submit_s), entry))
+
+    def left_together(self, entries: Sequence[Entry]) -> None:
+        """Leave the line, which is scanned once, however many jobs leave it."""
+        self.line = _without(self.line, {entry.seq for entry in entries})
+
+    def decide(self, now_s: float) -> float | None:
+        """Start heads while they fit, then every job that does not delay the first one that did not."""
+        board = self.board
+        head: Entry | None = None
+        head_start_s = 0.0
+        spare: dict[int, int] = {}  # free devices that the head leaves over on its nodes
+        kept: list[tuple[Key, Entry]] = []
+        failed: set[tuple[object, ...]] = set()
+        for item in self.line:
+            entry = item[1]
+            if not board.admits(entry.klass):
+                kept.append(item)
+                continue
+            short = head is None or now_s + _run_s(entry) <= head_start_s
+            request = (entry.klass.needs, entry.klass.shut, entry.avoid, short)
+            found = None if request in failed else board.find(entry, 0 if short else _too_small(entry, spare))
+            if found is None:
+                failed.add(request)
+                kept.append(item)
+                if head is None:
+                    head = entry
+                    head_start_s, spare = self._reserve(head)
+                continue
+            board.start(entry, *found, now_s)
+            if not short:
+                for node, count in entry.places:
+                    if node in spare:
+                        spare[node] -= count
+        self.line = kept
+        return None
+
+    def _reserve(self, head: Entry) -> tuple[float, dict[int, int]]:
+        """When the head can start if all run times are as known, and how many devices it then leaves over on each of its nodes."""
+        board = self.board
+        ends = sorted((entry.since_s + _run_s(entry), entry.seq, entry) for entry in board.running.values())
+        given: list[Entry] = []
+        found: tuple[float, dict[int, int]] = (float("inf"), {})
+        for end_s, _, entry in ends:
+            board.give(entry)
+            given.append(entry)
+            place = board.find(head)
+            if place is not None:
+                found = (end_s, {node: board.pools[board.kind[node]].free[node] - count for node, count in place[1]})
+                break
+        for entry in given:
+            board.take(entry)
+        return found
+
+
+def _too_small(entry: Entry, spare: dict[int, int]) -> int:
+    """The head's nodes that have too few devices left for a part of the entry, as a bitset. CPUs and memory there belong to the head."""
+    needs = entry.klass.needs
+    needs_host = any(need.cpus or need.memory_bytes for need in needs)
+    largest = max(need.devices for need in needs)
+    return bits_of(node for node, left in spare.items() if needs_host or left < largest)
+
+
+def _run_s(entry: Entry) -> float:
+    """Its known run time; infinite if unknown."""
+    return entry.size_s if entry.size_s >= 0.0 else float("inf")
+
+
+INFINITE = float("inf")
+ROUND_S = 60.0
+LAS_THRESHOLD_GPU_S = 18_000.0  # shared/data/README.md; 5 GPU-hours
+
+
+class Rounds(Listener):
+    """At every round the best jobs by rank that fit together run; the rest waits. Nothing starts between rounds."""
+
+    def __init__(
+        self,
+        board: Board,
+        *,
+        exact: bool = False,
+        round_s: float = ROUND_S,
+        thresholds: tuple[float, ...] = (LAS_THRESHOLD_GPU_S,),
+    ) -> None:
+        self.board = board
+        self.exact = exact
+        self.round_s = round_s
+        self.thresholds = thresholds
+        self.next_s = INFINITE  # time of the next scheduled round
+
+    def _rank(self, entry: Entry, now_s: float) -> tuple[float, float, int]:
+        if self.exact:
+            return (entry.size_s - entry.service_s(now_s), entry.submit_s, entry.seq)
+        # Repeated work counts: otherwise a stop would lift the job back into the first queue, and the two jobs would alternate forever.
+        used = (entry.service_s(now_s) + self.board.restart_cost_s * entry.stops) * entry.gpus
+        return (float(sum(used >= threshold for threshold in self.thresholds)), entry.submit_s, entry.seq)
+
+    def decide(self, now_s: float) -> float | None:
+        """At a round, choose again; returns the time of the next round."""
+        board = self.board
+        # A live clock never hits the round exactly: the first call past the scheduled time is the round.
+        if board.waiting and (now_s % self.round_s == 0.0 or now_s >= self.next_s):
+            self._choose(now_s)
+        self.next_s = (now_s // self.round_s + 1.0) * self.round_s if board.waiting else INFINITE
+        return self.next_s if board.waiting else None
+
+    def _choose(self, now_s: float) -> None:
+        board = self.board
+        room = sum(size for node, size in enumerate(board.size) if node not in board.down)
+        candidates = sorted(
+            [*board.waiting.values(), *board.running.values()],
+            key=lambda entry: (not entry.repair, -entry.klass.rank, *self._rank(entry, now_s)),
+        )
+        chosen: list[Entry] = []
+        losers: list[Entry] = []
+        for entry in candidates:
+            held = entry.held or entry.gpus
+            if held <= room and (entry.since_s >= 0.0 or board.admits(entry.klass)):
+                room -= held
+                if entry.since_s < 0.0:
+                    chosen.append(entry)
+            elif entry.since_s >= 0.0 and not entry.fixed:
+                losers.append(entry)
+        self._place(chosen, losers, now_s)
+
+    def _place(self, chosen: list[Entry], losers: list[Entry], now_s: float) -> None:
+        """Start the chosen jobs on the devices that the losers would free; a loser whose devices remain unused keeps them."""
+        board = self.board
+        for entry in losers:
+            board.give(entry)
+        placed = []
+        for entry in chosen:
+            found = board.find(entry)
+            if found is not None:
+                board.occupy(*found)
+                placed.append((entry, *found))
+        stopped = []
+        for entry in losers:
+            if all(board.pools[board.kind[node]].free[node] >= count for node, count in entry.places):
+                board.take(entry)
+            else:
+                stopped.append(entry)
+        for _, need, places in placed:
+            board.vacate(need, places)
+        for entry in stopped:
+            board.take(entry)
+            board.stop(entry, now_s, because=Because.VALUE)
+        for entry, need, places in placed:
+            # As wide as it was found: the other starts were not counted then.
+            width_admitted = (
+                board.quotas is None or board.quotas.admits(entry.klass.queue, entry.klass.user, need.gpus) is None
+            )
+            if width_admitted and board.admits(entry.klass):
+                board.start(entry, need, places, now_s)
+        for entry in by_submit(board.waiting.values()):
+            if not board.free_total:
+                break
+            found = board.find(entry) if board.admits(entry.klass) else None
+            if found is not None:
+                board.start(entry, *found, now_s)

@@ -1,0 +1,94 @@
+"""The scheduler's configuration, and the options that a live head accepts for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.scheduling.policies import POLICIES, Knobs
+from phalanx.core.units import format_duration
+from phalanx.core.work.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The configuration of a scheduler.
+
+    Attributes:
+        name: one of `policies.POLICIES`.
+        knobs: of the default policy.
+        placements_max: most placements per cycle; the rest follows in the next.
+        restart_cost_s: the cost of a preemption or move for a job that saves when asked: its restart.
+        size_of: what `sjf`, `srtf` and `backfill` may know of a job's total run time, in seconds; None: its time limit.
+    """
+
+    name: str = "default"
+    knobs: Knobs = field(default_factory=Knobs)
+    placements_max: int = 512
+    restart_cost_s: float = 60.0
+    size_of: Callable[[Job], float] | None = None
+
+
+# They order by exact run times, which are only known in a replayed trace.
+REFERENCE_POLICIES: Final = ("sjf", "srtf")
+LIVE: Final = tuple(name for name in POLICIES if name not in REFERENCE_POLICIES)
+MIN_TIME_MAX_S: Final = 7 * 86400.0  # a longer guarantee means never stopping a job: use `--no-preemption`
+# So that an elastic job that shrank does not grow back at once.
+GROW_PER_MOVE: Final = Knobs().grow_min_s / Knobs().move_min_s
+
+
+def check_live(name: str) -> None:
+    """Check that a live head supports the policy.
+
+    Raises:
+        BadRequest: no such policy, or one that needs exact run times.
+    """
+    if name in REFERENCE_POLICIES:
+        raise BadRequest(
+            f"--policy {name} orders jobs by their exact run times, which are unknown for live jobs",
+            hint=f"it is a reference for phalanx simulate; a head accepts: {', '.join(LIVE)}",
+        )
+    if name not in LIVE:
+        raise BadRequest(f"unknown policy {name!r}", hint=f"one of: {', '.join(LIVE)}")
+
+
+def live_policy(
+    name: str = "default",
+    *,
+    min_run_s: float | None = None,
+    min_run_by_right_s: float | None = None,
+    min_stay_s: float | None = None,
+    preemption: bool = True,
+) -> Policy:
+    """The policy of a head.
+
+    Args:
+        name: one of LIVE.
+        min_run_s: guaranteed run after a start, against jobs of equal priority; None here and below: the policy's default.
+        min_run_by_right_s: the same against a higher priority and against the owner of borrowed quota.
+        min_stay_s: least time between two moves of a job; growing takes twice as long.
+        preemption: whether running jobs may be stopped or moved for others at all.
+
+    Raises:
+        BadRequest: no live policy has this name, or a time is out of bounds.
+    """
+    check_live(name)
+    knobs = Knobs()
+    for flag, seconds in (
+        ("--min-run", min_run_s),
+        ("--min-run-by-right", min_run_by_right_s),
+        ("--min-stay", min_stay_s),
+    ):
+        if seconds is not None and not 1.0 <= seconds <= MIN_TIME_MAX_S:
+            raise BadRequest(
+                f"{flag} {format_duration(seconds)}: must be between 1 s and {format_duration(MIN_TIME_MAX_S)}"
+            )
+    if min_run_s is not None:
+        knobs = replace(knobs, run_min_s=min_run_s)
+    if min_run_by_right_s is not None:
+        knobs = replace(knobs, right_min_s=min_run_by_right_s)
+    if min_stay_s is not None:
+        knobs = replace(knobs, move_min_s=min_stay_s, grow_min_s=GROW_PER_MOVE * min_stay_s)
+    return Policy(name=name, knobs=replace(knobs, stops=preemption, moves=preemption))
