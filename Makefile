@@ -1,8 +1,8 @@
-# What a person types. Every target installs what it needs into .venv; nothing outside this folder is written, but for `make lab`.
+# Developer commands. Every target installs what it needs into .venv. Only `make lab` and the *-tools targets write outside this folder.
 #
 #   make demo     a cluster on this machine, a real training job, a killed node      (ARGS="..." goes to `phalanx demo`)
 #   make check    lint, types, contracts, quick tests: for every edit, a minute at most
-#   make test     everything; what CI runs
+#   make test     every invariant once, at small size; CI runs it
 #
 # PYTHON chooses the interpreter (3.11 or newer), VENV the folder, JOBS how many test processes run at once.
 
@@ -25,7 +25,7 @@ READYDEV := $(VENV)/.ready-dev
 QUICK    := tests/unit tests/scenario tests/property
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools image-tools trace-tools ray test test-engines prove shards fuzz soak check lint types types-house types-examples contracts quick suite bench wheel format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools image-tools trace-tools ray test test-engines prove shards fuzz soak check lint types types-house types-examples contracts quick suite bench wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -44,8 +44,8 @@ $(BIN)/python:
 	  || { rm -rf $(VENV); $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV)/bin/python install -q pip; } 2>/dev/null \
 	  || { rm -rf $(VENV); echo "error: $(PYTHON) cannot make a virtual environment: it has no pip; on Debian: apt-get install python3-venv" >&2; exit 69; }
 
-# Sizes were measured with `make sizes` (pip 23.2, x86_64, CPython 3.11, November 2026); "torch" is asked of pip anew each time,
-# for where only the CUDA build is offered the download is twelve times as large, and a visitor should know before it starts.
+# Sizes were measured with `make sizes` (pip 23.2, x86_64, CPython 3.11, November 2026). Each run asks pip which build of torch it offers:
+# with CUDA the download is twelve times as large, and the user should know before it starts.
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	@case "$$($(PIP) install --dry-run --no-deps --ignore-installed --no-input -q --report - -c constraints.txt torch 2>/dev/null)" in \
 	  *[+]cpu*|*%2Bcpu*|*aarch64*) echo "Installing Phalanx into $(VENV): 229 MB to download (torch 2.13.0 for CPUs is 192 MB of it), 1.0 GB on disk." ;; \
@@ -70,11 +70,12 @@ bench: $(READYDEV) ## the numbers of the design beside their targets
 	$(BIN)/python -m benchmarks.control $(ARGS)
 	$(BIN)/python -m benchmarks.scheduler $(ARGS)
 
-wheel: $(READYDEV) ## dist/*.whl, what servers install
-	@rm -rf build
-	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+WHEEL := rm -rf build && $(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
-# The one target that touches the system: as root, on Debian, it installs what the lab is made with.
+wheel: $(READYDEV) ## dist/*.whl, what servers install
+	$(WHEEL)
+
+# Changes the system: as root on Debian, it installs the tools of the lab.
 lab-tools:
 	@command -v ip >/dev/null && command -v tc >/dev/null && command -v iptables >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -85,8 +86,8 @@ lab-tools:
 lab: lab-tools $(READY) ## three hosts and a switch as network namespaces (root); `make lab-down` removes them
 	@$(BIN)/python -m tests.lab up $(ARGS)
 
-# Where Debian starts munge with its package, that is the machine's own; the lab's daemons know nothing of it. Of MariaDB only the
-# programs are taken, which start nothing.
+# Debian may start munge with its package; the lab does not use that daemon. Of MariaDB only the programs are installed, which start
+# nothing.
 slurm-tools:
 	@for program in slurmctld slurmd srun munged slurmdbd mariadbd; do command -v $$program >/dev/null || break; done; \
 	command -v $$program >/dev/null && exit 0; \
@@ -96,7 +97,7 @@ slurm-tools:
 	    slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core >/dev/null; \
 	else echo "Slurm's daemons are not here, and only root on Debian could install them: what needs them is skipped." >&2; fi
 
-# As of munge: a Redis that Debian starts with the package is the machine's own, and the tests' is another.
+# The tests do not use the Redis that Debian starts with the package; they start their own.
 redis-tools:
 	@command -v redis-server >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -104,7 +105,6 @@ redis-tools:
 	  $(APT_UPDATE) && $(APT_INSTALL) redis-server >/dev/null; \
 	else echo "redis-server is not here, and only root on Debian could install it: Ray with Redis is not tried." >&2; fi
 
-# As of munge: only the programs are taken; Debian's own cluster is told not to be made.
 trace-tools:
 	@command -v strace >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -112,10 +112,11 @@ trace-tools:
 	  $(APT_UPDATE) && $(APT_INSTALL) strace >/dev/null; \
 	else echo "strace is not here, and only root on Debian could install it: the order of system calls is not looked at." >&2; fi
 
-# Ray is asked for by the tests that start its daemons, and by nothing else: 95 MB.
+# Only the tests that start Ray's daemons need Ray: 95 MB.
 ray: $(READYDEV)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
 
+# Only the programs are installed; the configuration keeps Debian from creating its own cluster.
 postgres-tools:
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -124,7 +125,7 @@ postgres-tools:
 	  $(APT_UPDATE) && $(APT_INSTALL) postgresql >/dev/null; \
 	else echo "PostgreSQL is not here, and only root on Debian could install it: the store on it is not tried." >&2; fi
 
-# What the tests of images need: podman, a first process for its containers, an image made of busybox, and a registry for it.
+# Tools for the tests of images: podman, a first process for its containers, an image made of busybox, and a registry for it.
 image-tools:
 	@command -v podman >/dev/null && command -v busybox >/dev/null && command -v docker-registry >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -168,8 +169,8 @@ lint: $(READYDEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# An example is a script that imports its neighbours by their bare names: each folder is a world of its own. With torch unseen
-# (see pyproject.toml) its classes and decorators are Any.
+# An example is a script that imports its neighbours by their bare names, so mypy checks each folder separately. mypy does not see
+# torch (see pyproject.toml), so its classes and decorators are Any.
 types: types-house types-examples
 
 types-house: $(READYDEV)
@@ -189,14 +190,33 @@ quick: $(READYDEV)
 suite: $(READYDEV) postgres-tools
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not prove" $(if $(ONLY),-k "$(ONLY)") tests $(ARGS)
 
-format: $(READYDEV) ## let ruff lay out and mend what it safely can
+format: $(READYDEV) ## format the code with ruff, and apply its fixes
 	$(BIN)/ruff check --fix --unsafe-fixes .
 	$(BIN)/ruff format .
 
-# --------------------------------------------------------------------------------------------------------------- house
+# ------------------------------------------------------------------------------------------------------------- release, upkeep
 
-changelog: $(READYDEV) ## what the fragments would say
+changelog: $(READYDEV) ## print the section that the changelog fragments would make
 	$(BIN)/towncrier build --draft
+
+# Local only: nothing is pushed. It installs nothing, so that a clone can use another checkout's VENV.
+release: ## commit, wheel and tag of a release (VERSION=x.y.z); a person checks and pushes them
+	@fail() { echo "error: $$1" >&2; exit "$$2"; }; \
+	[[ "$(VERSION)" =~ ^(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}$$ ]] || fail "VERSION must be x.y.z, as in: make release VERSION=0.1.0" 64; \
+	[ -z "$$(git status --porcelain)" ] || fail "the working tree has changes; commit or stash them first" 75; \
+	! git rev-parse -q --verify "refs/tags/v$(VERSION)" >/dev/null || fail "tag v$(VERSION) exists already" 64; \
+	$(BIN)/python -c 'import build, towncrier' 2>/dev/null || fail "$(VENV) lacks build or towncrier; run make install-dev" 69; \
+	grep -q '^## Unreleased$$' CHANGELOG.md || compgen -G 'changelog.d/*.md' >/dev/null || fail "CHANGELOG.md has no section Unreleased, and changelog.d no fragment" 64
+	@sed -i 's/^__version__ = .*/__version__ = "$(VERSION)"/' src/phalanx/__init__.py
+	@[ "$$(PYTHONPATH=src $(BIN)/python -c 'import phalanx; print(phalanx.__version__)')" = "$(VERSION)" ] || { echo "error: phalanx.__version__ is not $(VERSION)" >&2; exit 70; }
+	@if grep -q '^## Unreleased$$' CHANGELOG.md; then sed -i "s/^## Unreleased$$/## $(VERSION) ($$(date -u +%F))/" CHANGELOG.md; \
+	else $(BIN)/towncrier build --yes --version $(VERSION); fi
+	@git commit -q --all --message "Release $(VERSION)"
+	@rm -rf dist && $(WHEEL) >/dev/null && cd dist && sha256sum *.whl > SHA256SUMS && cat SHA256SUMS
+	@git tag --annotate "v$(VERSION)" --message "Phalanx $(VERSION)"
+	@echo "Release $(VERSION) is committed and tagged here. Next: run make test, check 'git show v$(VERSION)' and dist/, then push:"
+	@echo "  git push origin HEAD v$(VERSION)"
+	@echo "Undo: git tag -d v$(VERSION) && git reset --hard HEAD~1"
 
 constraints: $(READYDEV) ## the installed versions, to compare with constraints.txt
 	@$(PIP) freeze --exclude-editable | sed 's/+cpu$$//'; $(PIP) list --format freeze | grep '^setuptools=='
