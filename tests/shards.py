@@ -115,7 +115,6 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_calibrate.py",
     "tests/e2e/test_canaries.py",
     "tests/e2e/test_cli_arrays.py::test_array_runs_every_element_with_its_own_variables_and_outputs",
-    "tests/e2e/test_cli_queues.py::test_the_tree_shows_what_is_borrowed_and_who_waits",
     "tests/e2e/test_demo.py",
     "tests/e2e/test_drills.py::test_a_script_that_knows_only_torch_distributed_runs_unchanged",
     "tests/e2e/test_drills.py::test_head_away_long_past_the_lease_costs_only_what_was_not_saved",

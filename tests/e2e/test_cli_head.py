@@ -203,7 +203,7 @@ def test_tree_of_the_network_is_set_shown_and_kept_to(phalanx):
     refused = phalanx("submit", "--nodes", "2", "--gpus-per-node", "1", "--within", "rack", "--", "true", code=64)
     assert "no rack has 2 such nodes" in refused.stderr
     assert "did you mean rack?" in phalanx("submit", "--within", "rak", "--", "true", code=64).stderr
-    assert "nothing" in phalanx("submit", "--prefer", "spine", "--gpus", "1", "--", "true").stdout
+    assert "no effect" in phalanx("submit", "--prefer", "spine", "--gpus", "1", "--", "true").stdout
     assert "elastic: from 1 up to 2 nodes" in phalanx("submit", "--gpus", "1..2x1", "--", "true").stdout
     tree.write_text("rack r9: n[0-9]\n")
     assert "not labelled, because they have not joined: n[2-9]" in phalanx("topology", "set", str(tree)).stderr

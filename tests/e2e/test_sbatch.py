@@ -157,7 +157,7 @@ def test_torch_reduces_over_the_tasks_of_a_step(phalanx):
     ("line", "why"),
     [
         ("--gpu-per-node=4", "bad.sh: line 2: sbatch has no option --gpu-per-node"),
-        ("--time=soon", "line 2: --time=soon: is no time"),
+        ("--time=soon", "line 2: --time=soon: is not a time"),
     ],
 )
 def test_a_wrong_line_is_named(phalanx, line, why):

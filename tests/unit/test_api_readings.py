@@ -1,7 +1,7 @@
 """How often the API reads the store to answer, and which figures of queues it computes."""
 
 # Ids are written as plain words here, as in a drawing.
-# mypy: disable-error-code="arg-type"
+# mypy: disable-error-code="arg-type, var-annotated, func-returns-value, redundant-expr, index"
 
 from collections import Counter
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.core.work.people import UserRole
 from phalanx.ports.store import Batch
-from phalanx.store.logs.memory import MemoryLogs
+from phalanx.store.logs.files import FileLogs
 from phalanx.store.memory import MemoryStore
 from tests.contract.records import attempt, job, node, queue
 
@@ -31,7 +31,7 @@ class CountedStore:
         return getattr(self._store, name)
 
 
-def head_with(jobs_of_each_state, queue_names=("default",)):
+def head_with(folder, jobs_of_each_state, queue_names=("default",)):
     """The services of a head whose store holds so many running, requeued and ended jobs."""
     records = [node(), *(queue(name) for name in queue_names)]
     states = (JobState.RUNNING, JobState.PENDING, JobState.FAILED)
@@ -44,7 +44,7 @@ def head_with(jobs_of_each_state, queue_names=("default",)):
     jobs = [one for one in records if hasattr(one, "spec")]
     return SimpleNamespace(
         store=CountedStore(store),
-        logs=MemoryLogs(),
+        logs=FileLogs(str(folder)),
         telemetry=Telemetry(),
         clock=SimpleNamespace(now_s=lambda: 10.0),
         driver=SimpleNamespace(
@@ -59,8 +59,8 @@ def head_with(jobs_of_each_state, queue_names=("default",)):
     )
 
 
-def test_overview_reads_the_store_as_often_for_1_job_as_for_200():
-    one, many = head_with(1), head_with(200)
+def test_overview_reads_the_store_as_often_for_1_job_as_for_200(tmp_path):
+    one, many = head_with(tmp_path / "one", 1), head_with(tmp_path / "many", 200)
     assert len(nodes._overview(one, CALLER).running) == 1
     overview = nodes._overview(many, CALLER)
     assert (len(overview.running), len(overview.pending), len(overview.recent)) == (200, 200, 20)
@@ -68,8 +68,8 @@ def test_overview_reads_the_store_as_often_for_1_job_as_for_200():
     assert many.store.reads == one.store.reads
 
 
-def test_one_queue_is_computed_alone_with_the_figures_of_the_list(monkeypatch):
-    head = head_with(7, queue_names=("a", "b", "default"))
+def test_one_queue_is_computed_alone_with_the_figures_of_the_list(monkeypatch, tmp_path):
+    head = head_with(tmp_path, 7, queue_names=("a", "b", "default"))
     listed = {view.id: view for view in queues._views(head)}
     computed = []
     monkeypatch.setattr(

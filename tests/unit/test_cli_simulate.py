@@ -102,8 +102,8 @@ def test_compare_sets_policies_side_by_side(typed):
         (("--trace", "t.csv", "--nodes", "2"), 64, "no fleet given"),
         (("--trace", "t.csv", *FLEET, "--fleet", "n.csv"), 64, "exclude each other"),
         (("--trace", "t.csv", *FLEET, "--per-vc"), 64, "needs the virtual cluster of each node"),
-        (("--trace", "t.csv", *FLEET, "--policy", "fofo"), 64, "no policy 'fofo'"),
-        (("--trace", "t.csv", *FLEET, "--compare", "fifo,fofo"), 64, "no policy 'fofo'"),
+        (("--trace", "t.csv", *FLEET, "--policy", "fofo"), 64, "unknown policy 'fofo'"),
+        (("--trace", "t.csv", *FLEET, "--compare", "fifo,fofo"), 64, "unknown policy 'fofo'"),
         (
             ("--trace", "t.csv", *FLEET, "--policy", "sjf", "--durations", "limit"),
             64,

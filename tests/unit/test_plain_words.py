@@ -47,7 +47,7 @@ def test_a_public_class_name_means_one_thing():
 def test_private_words_are_rare():
     pattern = re.compile(rf"(?<![A-Za-z])({'|'.join(PRIVATE_WORDS)})(?![A-Za-z])", re.IGNORECASE)
     pages = [("README.md", (ROOT / "README.md").read_text(encoding="utf-8"))]
-    uses = Counter()
+    uses: Counter[str] = Counter()
     for name, text in [*texts("src", suffix=".py"), *texts("docs", suffix=".md"), *pages]:
         uses[name] += len(pattern.findall(text))
     assert uses.total() < USES_MAX, uses.most_common(20)

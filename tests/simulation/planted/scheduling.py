@@ -95,7 +95,7 @@ def elements_of_an_array_are_not_counted(patch):
 @planted(14, seed=0)
 def a_job_that_backs_off_is_forgotten(patch):
     """Nobody looks again at a job that waits a moment after a failed start."""
-    patch.setattr(Scheduler, "_let_go", lambda self, seen, now_s: None)
+    patch.setattr(Scheduler, "_release_parked", lambda self, seen, now_s: None)
 
 
 @planted(13, seed=2)
