@@ -206,17 +206,19 @@ release: ## commit, wheel and tag of a release (VERSION=x.y.z); a person checks 
 	[ -z "$$(git status --porcelain)" ] || fail "the working tree has changes; commit or stash them first" 75; \
 	! git rev-parse -q --verify "refs/tags/v$(VERSION)" >/dev/null || fail "tag v$(VERSION) exists already" 64; \
 	$(BIN)/python -c 'import build, towncrier' 2>/dev/null || fail "$(VENV) lacks build or towncrier; run make install-dev" 69; \
-	grep -q '^## Unreleased$$' CHANGELOG.md || compgen -G 'changelog.d/*.md' >/dev/null || fail "CHANGELOG.md has no section Unreleased, and changelog.d no fragment" 64
-	@sed -i 's/^__version__ = .*/__version__ = "$(VERSION)"/' src/phalanx/__init__.py
-	@[ "$$(PYTHONPATH=src $(BIN)/python -c 'import phalanx; print(phalanx.__version__)')" = "$(VERSION)" ] || { echo "error: phalanx.__version__ is not $(VERSION)" >&2; exit 70; }
-	@if grep -q '^## Unreleased$$' CHANGELOG.md; then sed -i "s/^## Unreleased$$/## $(VERSION) ($$(date -u +%F))/" CHANGELOG.md; \
-	else $(BIN)/towncrier build --yes --version $(VERSION); fi
-	@git commit -q --all --message "Release $(VERSION)"
-	@rm -rf dist && $(WHEEL) >/dev/null && cd dist && sha256sum *.whl > SHA256SUMS && cat SHA256SUMS
-	@git tag --annotate "v$(VERSION)" --message "Phalanx $(VERSION)"
+	grep -q '^## Unreleased$$' CHANGELOG.md || compgen -G 'changelog.d/*.*.md' >/dev/null || fail "CHANGELOG.md has no section Unreleased, and changelog.d no fragment" 64
+	@set -e; base=$$(git rev-parse HEAD); trap 'git reset -q --hard $$base; echo "error: release $(VERSION) failed; the checkout is restored" >&2' ERR; \
+	sed -i 's/^__version__ = .*/__version__ = "$(VERSION)"/' src/phalanx/__init__.py; \
+	[ "$$(PYTHONPATH=src $(BIN)/python -c 'import phalanx; print(phalanx.__version__)')" = "$(VERSION)" ]; \
+	if grep -q '^## Unreleased$$' CHANGELOG.md; then sed -i "s/^## Unreleased$$/## $(VERSION) ($$(date -u +%F))/" CHANGELOG.md; \
+	else $(BIN)/towncrier build --yes --version $(VERSION) --date "$$(date -u +%F)"; fi; \
+	git commit -q --all --message "Release $(VERSION)"; \
+	{ $(WHEEL); } >/dev/null; \
+	(cd dist && sha256sum phalanx-$(VERSION)-*.whl >SHA256SUMS && cat SHA256SUMS); \
+	git tag --annotate "v$(VERSION)" --message "Phalanx $(VERSION)"; trap - ERR
 	@echo "Release $(VERSION) is committed and tagged here. Next: run make test, check 'git show v$(VERSION)' and dist/, then push:"
 	@echo "  git push origin HEAD v$(VERSION)"
-	@echo "Undo: git tag -d v$(VERSION) && git reset --hard HEAD~1"
+	@echo "Undo, before the push: git tag -d v$(VERSION) && git reset --hard HEAD~1"
 
 constraints: $(READYDEV) ## the installed versions, to compare with constraints.txt
 	@$(PIP) freeze --exclude-editable | sed 's/+cpu$$//'; $(PIP) list --format freeze | grep '^setuptools=='
