@@ -186,9 +186,9 @@ contracts: $(READYDEV)
 quick: $(READYDEV)
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not serial and not prove and not e2e and not torch" $(QUICK)
 
-# One run, one progress line, one summary. Tests marked `serial` (real processes, ports) share one worker, one after the other.
+# One run, one progress line, one summary. The tests of a file run in one process, in order, and share its cluster.
 suite: $(READYDEV) postgres-tools
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not prove" $(if $(ONLY),-k "$(ONLY)") tests $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not prove" $(if $(ONLY),-k "$(ONLY)") tests $(ARGS)
 
 format: $(READYDEV) ## format the code with ruff, and apply its fixes
 	$(BIN)/ruff check --fix --unsafe-fixes .

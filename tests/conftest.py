@@ -43,11 +43,8 @@ def pytest_addoption(parser):
     parser.addoption("--shard", type=int, default=0, help="run one shard of tests/shards.py, counted from 1")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers and xdist at the groups
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
 def pytest_collection_modifyitems(config, items):
-    for item in items:
-        if item.get_closest_marker("serial"):
-            item.add_marker(pytest.mark.xdist_group("serial"))
     left_out = shards.left_out([item.nodeid for item in items])
     for item in items:
         if item.nodeid in left_out:
