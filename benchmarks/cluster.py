@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.node.shell.proctable import ProcessIdentity, descendants, read_table
-from phalanx.node.shell.sweeps import sweep_node
+from phalanx.node.processes.proctable import ProcessIdentity, descendants, read_table
+from phalanx.node.processes.sweeps import sweep_node
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HANG_S = 120.0  # time-out of a hanging benchmark
 
 
 @dataclass(slots=True)
-class Cluster:
+class BenchmarkCluster:
     """One head and its virtual nodes."""
 
     home: str
@@ -33,7 +33,7 @@ class Cluster:
     virtual: str
     lease_s: float = 6.0
     revive_s: float = 0.0
-    words: tuple[str, ...] = ()
+    head_arguments: tuple[str, ...] = ()
     head: subprocess.Popen[bytes] | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -53,17 +53,17 @@ class Cluster:
             str(self.lease_s),
             "--revive",
             str(self.revive_s),
-            *self.words,
+            *self.head_arguments,
         ]
         self.environment = {**os.environ, "PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src")}
         with open(os.path.join(self.home, "head.out"), "ab") as output:
             self.head = subprocess.Popen(
                 command, stdout=output, stderr=output, start_new_session=True, env=self.environment
             )
-        until(self.serves, "the head serves", every_s=0.005)
+        wait_until(self.answers, "the head serves", every_s=0.005)
         if wait_nodes:
             expected = int(self.virtual.split("x")[0])
-            until(lambda: sum(node["state"] == "up" for node in self.nodes()) == expected, "all nodes are up")
+            wait_until(lambda: sum(node["state"] == "up" for node in self.nodes()) == expected, "all nodes are up")
 
     def kill_head(self) -> None:
         """Kill the head only; the nodes continue."""
@@ -88,7 +88,7 @@ class Cluster:
             root = ProcessIdentity(pid=int(record["pid"]), started_ticks=int(record["start_ticks"]))
             sweep_node(str(record["node_key"]), root=root)
 
-    def serves(self) -> bool:
+    def answers(self) -> bool:
         """Return whether the head answers."""
         try:
             return bool(self.call("GET", "/v1/health")["status"])
@@ -99,7 +99,7 @@ class Cluster:
         """Call the API once; return the decoded reply."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
-            connection.sock = self.reach()
+            connection.sock = self.connect()
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token()}"}
             connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -111,11 +111,11 @@ class Cluster:
             raise AssertionError(f"{method} {path}: {reply.status} {data[:500]!r}")
         return json.loads(data) if data else None
 
-    def reach(self) -> socket.socket:
+    def connect(self) -> socket.socket:
         """Connect to the loopback port of the head."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
-    def within(self, argv: list[str]) -> list[str]:
+    def on_head_host(self, argv: list[str]) -> list[str]:
         """Return the command that runs `argv` on the machine of the head."""
         return argv
 
@@ -142,14 +142,14 @@ class Cluster:
         view: dict[str, Any] = self.call("GET", f"/v1/jobs/{job_id}")["job"]
         return view
 
-    def story(self, job_id: str) -> list[dict[str, Any]]:
+    def history(self, job_id: str) -> list[dict[str, Any]]:
         """Return the history of one job."""
         lines: list[dict[str, Any]] = self.call("GET", f"/v1/jobs/{job_id}/story")["story"]
         return lines
 
-    def wait(self, job_id: str, *states: str) -> dict[str, Any]:
+    def wait_for_state(self, job_id: str, *states: str) -> dict[str, Any]:
         """Wait until the job is in one of the states; return its view."""
-        until(lambda: self.job(job_id)["state"] in states, f"job {job_id} is {' or '.join(states)}", every_s=0.02)
+        wait_until(lambda: self.job(job_id)["state"] in states, f"job {job_id} is {' or '.join(states)}", every_s=0.02)
         return self.job(job_id)
 
     def node_records(self) -> dict[str, dict[str, Any]]:
@@ -181,10 +181,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(virtual: str = "3x4", **options: Any) -> Iterator[Cluster]:
+def cluster(virtual: str = "3x4", **options: Any) -> Iterator[BenchmarkCluster]:
     """Run a cluster; remove it afterwards."""
     home = tempfile.mkdtemp(prefix="phalanx-bench-")
-    made = Cluster(home=home, port=free_port(), virtual=virtual, **options)
+    made = BenchmarkCluster(home=home, port=free_port(), virtual=virtual, **options)
     try:
         made.start()
         yield made
@@ -210,7 +210,7 @@ def free_port() -> int:
         return port
 
 
-def until(holds: Callable[[], Any], what: str, *, every_s: float = 0.02, limit_s: float = HANG_S) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, *, every_s: float = 0.02, limit_s: float = HANG_S) -> Any:
     """Wait until `holds()` is true and return its value.
 
     Raises:
@@ -218,7 +218,7 @@ def until(holds: Callable[[], Any], what: str, *, every_s: float = 0.02, limit_s
     """
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
-        found = holds()
+        found = condition()
         if found:
             return found
         time.sleep(every_s)

@@ -13,8 +13,21 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.cluster import ROOT, Cluster, cluster, until
-from benchmarks.figures import Figure, arguments, at_least, at_most, report, shown, tell
+from benchmarks.cluster import (
+    ROOT,
+    BenchmarkCluster,
+    cluster,
+    wait_until,
+)
+from benchmarks.figures import (
+    Figure,
+    argument_parser,
+    at_least,
+    at_most,
+    plain_figure,
+    print_progress,
+    print_report,
+)
 
 SUBMITS = 4000
 CONNECTIONS = 64
@@ -24,7 +37,7 @@ PENDING = 10_000
 
 def main() -> None:
     """Measure and print."""
-    given = arguments(__doc__ or "").parse_args()
+    given = argument_parser(__doc__ or "").parse_args()
     only = set(filter(None, given.only.split(",")))
     figures: list[Figure] = []
     if not only or "submits" in only:
@@ -33,7 +46,7 @@ def main() -> None:
         figures.append(_true_jobs(given.runs or 3))
     if not only or "restart" in only:
         figures += _restart(given.runs or 5)
-    report("Control plane", figures, as_json=given.json)
+    print_report("Control plane", figures, as_json=given.json)
 
 
 def _submits(runs: int) -> Figure:
@@ -41,9 +54,9 @@ def _submits(runs: int) -> Figure:
     with cluster("1x4") as head:
         head.call("POST", "/v1/nodes/n0/drain", {"why": "benchmark", "cordon_only": True})
         for run in range(runs):
-            seconds = load(head, SUBMITS, CONNECTIONS)
+            seconds = submit_load(head, SUBMITS, CONNECTIONS)
             rates.append(SUBMITS / seconds)
-            tell(f"submits, run {run + 1}: {rates[-1]:,.0f} /s")
+            print_progress(f"submits, run {run + 1}: {rates[-1]:,.0f} /s")
     return at_least(
         "durable submits over HTTP",
         rates,
@@ -59,10 +72,10 @@ def _true_jobs(runs: int) -> Figure:
     with cluster("1x16") as head:
         for run in range(runs):
             began = time.monotonic()
-            load(head, TRUE_JOBS, 16, run_line="true", gpus=1)
-            until(lambda: ended(head) >= TRUE_JOBS * (run + 1), "all jobs ended", every_s=0.02)
+            submit_load(head, TRUE_JOBS, 16, run_line="true", gpus=1)
+            wait_until(lambda: succeeded_jobs(head) >= TRUE_JOBS * (run + 1), "all jobs ended", every_s=0.02)
             rates.append(TRUE_JOBS / (time.monotonic() - began))
-            tell(f"jobs of one `true`, run {run + 1}: {rates[-1]:,.0f} /s")
+            print_progress(f"jobs of one `true`, run {run + 1}: {rates[-1]:,.0f} /s")
     return at_least(
         "jobs of one `true`, submitted to ended",
         rates,
@@ -77,15 +90,17 @@ def _restart(runs: int) -> list[Figure]:
     to_serving, to_scheduled = [], []
     with cluster("1x4") as head:
         head.call("POST", "/v1/nodes/n0/drain", {"why": "benchmark", "cordon_only": True})
-        load(head, PENDING, CONNECTIONS)
+        submit_load(head, PENDING, CONNECTIONS)
         for run in range(runs):
             head.kill_head()
             began = time.monotonic()
             head.start(wait_nodes=False)
             to_serving.append(time.monotonic() - began)
-            until(lambda: head.call("GET", "/v1/jobs?limit=1")["jobs"][0]["detail"], "the newest job was scheduled")
+            wait_until(
+                lambda: head.call("GET", "/v1/jobs?limit=1")["jobs"][0]["detail"], "the newest job was scheduled"
+            )
             to_scheduled.append(time.monotonic() - began)
-            tell(f"restart with {PENDING} jobs, run {run + 1}: serving after {to_serving[-1]:.2f} s")
+            print_progress(f"restart with {PENDING} jobs, run {run + 1}: serving after {to_serving[-1]:.2f} s")
     return [
         at_most(
             f"head killed, restarted with {PENDING} jobs: exec to serving",
@@ -94,23 +109,25 @@ def _restart(runs: int) -> list[Figure]:
             2.0,
             peer="Ray loses all without Redis",
         ),
-        shown("the same, to every pending job judged", to_scheduled, "s"),
+        plain_figure("the same, to every pending job judged", to_scheduled, "s"),
     ]
 
 
-def ended(head: Cluster) -> int:
+def succeeded_jobs(head: BenchmarkCluster) -> int:
     """Return the number of jobs that have succeeded."""
     counts = head.call("GET", "/v1/overview")["counts"]
     return int(counts["succeeded"])
 
 
-def load(head: Cluster, count: int, connections: int, *, run_line: str = "sleep 1000", gpus: int = 4) -> float:
+def submit_load(
+    head: BenchmarkCluster, count: int, connections: int, *, run_line: str = "sleep 1000", gpus: int = 4
+) -> float:
     """Submit from another process, as a client would; return the seconds from the first request to the last answer."""
     body = {"run": [*run_line.split()], "gpus": gpus, "workdir": head.home, "name": "bench"}
     command = [sys.executable, "-m", "benchmarks.control", "--as-client"]
     order = {"port": head.port, "token": head.token(), "count": count, "connections": connections, "body": body}
     done = subprocess.run(
-        head.within(command),
+        head.on_head_host(command),
         input=json.dumps(order),
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 """A cluster of three servers on each engine, in the lab (docs/lab.md): heads, joined servers, Ray and Slurm as a user would start them.
 
-Each is a `benchmarks.cluster.Cluster` whose head is on host h0. Its lab cuts cables and kills hosts.
+Each is a `benchmarks.cluster.BenchmarkCluster` whose head is on host h0. Its lab cuts cables and kills hosts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.cluster import Cluster, until
+from benchmarks.cluster import BenchmarkCluster, wait_until
 from tests.lab.lab import Lab
 from tests.lab.slurm import Slurm
 from tests.lab.typed import join_words
@@ -32,29 +32,29 @@ _RAY: Final = ("ray::", "raylet", "gcs_server", "/ray/")
 
 
 @dataclass(slots=True, kw_only=True)
-class LabCluster(Cluster):
+class LabCluster(BenchmarkCluster):
     """A head on h0 of a lab.
 
     Attributes:
-        up: arguments of `phalanx up`.
+        up_arguments: arguments of `phalanx up`.
         slurm: the Slurm below the head, if any.
-        line: arguments of `phalanx join` for another server; empty if the engine provides the servers.
+        join_arguments: arguments of `phalanx join` for another server; empty if the engine provides the servers.
     """
 
     lab: Lab
-    up: tuple[str, ...]
+    up_arguments: tuple[str, ...]
     slurm: Slurm | None = None
-    line: tuple[str, ...] = ()
+    join_arguments: tuple[str, ...] = ()
 
     def begin(self) -> None:
         """Run `phalanx up`, and let all other servers join."""
         self.environment = dict(os.environ)
-        output = self.lab.run("h0", [*PHALANX, "up", *self.up], timeout_s=JOIN_S)
+        output = self.lab.run("h0", [*PHALANX, "up", *self.up_arguments], timeout_s=JOIN_S)
         if self.slurm is None:
-            self.line = tuple(join_words(output))
-            for name in self.others:
+            self.join_arguments = tuple(join_words(output))
+            for name in self.worker_hosts:
                 self.join(name)
-        until(lambda: len(self.ready()) == len(self.lab.hosts), "all nodes are up", every_s=0.1)
+        wait_until(lambda: len(self.nodes_up()) == len(self.lab.hosts), "all nodes are up", every_s=0.1)
 
     def end(self) -> None:
         """Stop Phalanx on all hosts; the lab removes the rest."""
@@ -63,26 +63,26 @@ class LabCluster(Cluster):
                 self.lab.run(name, [*PHALANX, "down", "--cancel-jobs"], check=False, timeout_s=30.0)
 
     @property
-    def others(self) -> list[str]:
+    def worker_hosts(self) -> list[str]:
         """All hosts except the one of the head."""
         return list(self.lab.hosts)[1:]
 
     def join(self, name: str) -> float:
         """Let a server join; return the seconds from the exec of the command until its node is up."""
         began = time.monotonic()
-        self.lab.run(name, [*PHALANX, *self.line, "--virtual", "2"], timeout_s=JOIN_S)
+        self.lab.run(name, [*PHALANX, *self.join_arguments, "--virtual", "2"], timeout_s=JOIN_S)
         return time.monotonic() - began
 
     def leave(self, name: str) -> None:
         """Let a server leave."""
         self.lab.run(name, [*PHALANX, "down"], timeout_s=JOIN_S)
-        until(lambda: name not in self.ready(), f"{name} has left", every_s=0.05)
+        wait_until(lambda: name not in self.nodes_up(), f"{name} has left", every_s=0.05)
 
-    def ready(self) -> set[str]:
+    def nodes_up(self) -> set[str]:
         """Return the nodes that are up."""
         return {node["id"] for node in self.nodes() if node["state"] == "up"}
 
-    def reach(self) -> socket.socket:
+    def connect(self) -> socket.socket:
         """Connect to loopback of h0: a thread enters the network namespace of that host; all threads can use the connection."""
         made: queue.SimpleQueue[socket.socket | OSError] = queue.SimpleQueue()
         thread = threading.Thread(target=self._reach, args=(made,))
@@ -105,7 +105,7 @@ class LabCluster(Cluster):
         except OSError as error:
             made.put(error)
 
-    def within(self, argv: list[str]) -> list[str]:
+    def on_head_host(self, argv: list[str]) -> list[str]:
         """See `Cluster`."""
         return self.lab.command("h0", argv)
 
@@ -156,7 +156,7 @@ def slurm(lab: Lab) -> Iterator[LabCluster]:
 
 @contextlib.contextmanager
 def _running(lab: Lab, up: tuple[str, ...], slurm: Slurm | None = None) -> Iterator[LabCluster]:
-    cluster = LabCluster(home=WORKDIR, port=7600, virtual="", lab=lab, up=up, slurm=slurm)
+    cluster = LabCluster(home=WORKDIR, port=7600, virtual="", lab=lab, up_arguments=up, slurm=slurm)
     try:
         cluster.begin()
         yield cluster

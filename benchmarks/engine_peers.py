@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from benchmarks.cluster import until
+from benchmarks.cluster import wait_until
 from tests.lab.lab import Lab
 
 LINE: Final = "ready"
@@ -27,7 +27,7 @@ _HANG_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peers:
+class NativeWays:
     """Ways to start a job or a node without Phalanx, by name: each measures once and returns seconds, or jobs per second."""
 
     lines: dict[str, Callable[[], float]] = field(default_factory=dict)
@@ -36,25 +36,27 @@ class Peers:
 
 
 @contextlib.contextmanager
-def beside(name: str, lab: Lab) -> Iterator[Peers]:
+def native_ways(name: str, lab: Lab) -> Iterator[NativeWays]:
     """Return the native ways of an engine."""
     if name == "slurm":
-        yield Peers(
+        yield NativeWays(
             lines={"srun": lambda: _srun(lab), "sbatch and srun": lambda: _sbatch_line(lab)},
             jobs={"sbatch": lambda: _sbatch_rate(lab)},
         )
     elif name == "ray":
         with _plain_ray(lab) as environment:
-            yield Peers(
+            yield NativeWays(
                 lines={"ray job submit": lambda: _ray_line(lab, environment)},
                 jobs={"ray job submit": lambda: _ray_rate(lab, environment)},
                 joins={"ray start": lambda: _ray_start(lab, environment)},
             )
     else:
-        yield Peers()
+        yield NativeWays()
 
 
-def until_line(command: list[str], *, environment: Mapping[str, str] | None = None, folder: str | None = None) -> float:
+def seconds_to_line(
+    command: list[str], *, environment: Mapping[str, str] | None = None, folder: str | None = None
+) -> float:
     """Return the seconds from the exec of a command until it prints the line of the job.
 
     Raises:
@@ -77,7 +79,7 @@ def until_line(command: list[str], *, environment: Mapping[str, str] | None = No
 
 
 def _srun(lab: Lab) -> float:
-    return until_line(lab.command("h0", ["srun", "--gres=gpu:1", "echo", LINE]))
+    return seconds_to_line(lab.command("h0", ["srun", "--gres=gpu:1", "echo", LINE]))
 
 
 def _sbatch_line(lab: Lab) -> float:
@@ -87,7 +89,9 @@ def _sbatch_line(lab: Lab) -> float:
     script = f"srun echo {LINE}"
     began = time.monotonic()
     lab.run("h0", ["sbatch", "--nodelist=h0", "--gres=gpu:1", f"--output={path}", f"--wrap={script}"])
-    until(lambda: output.exists() and LINE in output.read_text(encoding="utf-8"), "the line is there", every_s=0.005)
+    wait_until(
+        lambda: output.exists() and LINE in output.read_text(encoding="utf-8"), "the line is there", every_s=0.005
+    )
     seconds = time.monotonic() - began
     output.unlink()
     return seconds
@@ -97,7 +101,9 @@ def _sbatch_rate(lab: Lab) -> float:
     submit = "sbatch --quiet --gres=gpu:1 --output=/dev/null --wrap=true"
     began = time.monotonic()
     lab.run("h0", ["sh", "-c", f"for i in $(seq {SLURM_JOBS}); do {submit}; done"], timeout_s=_HANG_S)
-    until(lambda: not lab.run("h0", ["squeue", "--noheader"]).strip(), "all have ended", every_s=0.1, limit_s=300.0)
+    wait_until(
+        lambda: not lab.run("h0", ["squeue", "--noheader"]).strip(), "all have ended", every_s=0.1, limit_s=300.0
+    )
     return SLURM_JOBS / (time.monotonic() - began)
 
 
@@ -119,7 +125,7 @@ def _plain_ray(lab: Lab) -> Iterator[dict[str, str]]:
     nodes = [_ray_node(lab, "h0", head, environment)]
     try:
         ask = lab.command("h0", [*_ray("job"), "list", "--address", DASHBOARD])
-        until(lambda: _succeeds(ask, environment), "the dashboard answers", every_s=0.5)
+        wait_until(lambda: _succeeds(ask, environment), "the dashboard answers", every_s=0.5)
         nodes += [_ray_node(lab, name, _address(lab, name), environment) for name in list(lab.hosts)[1:]]
         yield environment
     finally:
@@ -158,7 +164,7 @@ def _ray_start(lab: Lab, environment: Mapping[str, str]) -> float:
 
 def _ray_line(lab: Lab, environment: Mapping[str, str]) -> float:
     words = [*_ray("job"), "submit", "--address", DASHBOARD, "--entrypoint-num-gpus", "1", "--", "echo", LINE]
-    return until_line(lab.command("h0", words), environment=environment)
+    return seconds_to_line(lab.command("h0", words), environment=environment)
 
 
 def _ray_rate(lab: Lab, environment: Mapping[str, str]) -> float:

@@ -16,13 +16,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from benchmarks import engine_clusters, engine_peers
-from benchmarks.cluster import Cluster, cluster, until
-from benchmarks.control import ended, load
+from benchmarks.cluster import BenchmarkCluster, cluster, wait_until
+from benchmarks.control import submit_load, succeeded_jobs
 from benchmarks.engine_clusters import PHALANX, LabCluster
-from benchmarks.figures import Figure, arguments, report, shown, tell
+from benchmarks.figures import (
+    Figure,
+    argument_parser,
+    plain_figure,
+    print_progress,
+    print_report,
+)
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 from tests.lab.slurm import why_no_slurm
@@ -39,7 +46,7 @@ READY: Final = ["sh", "-c", "echo ready"]
 
 def main() -> None:
     """Measure and print."""
-    parser = arguments(__doc__ or "")
+    parser = argument_parser(__doc__ or "")
     parser.add_argument("--figures", default="", help=f"comma-separated, of {','.join(FIGURES)}; all without")
     given = parser.parse_args()
     names = [name for name in ENGINES if not given.only or name in given.only.split(",")]
@@ -48,10 +55,10 @@ def main() -> None:
     for name in names:
         why = _why_not(name)
         if why:
-            tell(f"skipped {name}: {why}")
+            print_progress(f"skipped {name}: {why}")
             continue
         figures += _measure(name, wanted, given.runs or RUNS)
-    report("Engines", figures, as_json=given.json)
+    print_report("Engines", figures, as_json=given.json)
 
 
 def _why_not(name: str) -> str:
@@ -65,14 +72,14 @@ def _why_not(name: str) -> str:
 def _beside_peers(name: str, wanted: set[str], runs: int) -> list[Figure]:
     with _in_the_lab(name) as head:
         theirs = head.memory_mib()[1]  # before the daemons for comparison start
-        with engine_peers.beside(name, head.lab) as peers:
+        with engine_peers.native_ways(name, head.lab) as peers:
             figures = _lines(name, head, runs, peers.lines) if "line" in wanted else []
             figures += _jobs(name, head, peers.jobs) if "jobs" in wanted else []
-            figures += _joins(name, head, runs, peers.joins) if "join" in wanted and head.line else []
+            figures += _joins(name, head, runs, peers.joins) if "join" in wanted and head.join_arguments else []
         if "memory" in wanted:
             ours = head.memory_mib()[0]
-            figures.append(shown(f"{name}: head, and what drives the engine, after all jobs", [ours], "MiB"))
-            figures += [shown(f"{name}: the engine's own daemons beside it", [theirs], "MiB")] if theirs else []
+            figures.append(plain_figure(f"{name}: head, and what drives the engine, after all jobs", [ours], "MiB"))
+            figures += [plain_figure(f"{name}: the engine's own daemons beside it", [theirs], "MiB")] if theirs else []
         return figures
 
 
@@ -92,7 +99,7 @@ def _in_the_lab(name: str) -> Iterator[LabCluster]:
         yield head
 
 
-def _lines(name: str, head: Cluster, runs: int, peers: dict[str, Callable[[], float]]) -> list[Figure]:
+def _lines(name: str, head: BenchmarkCluster, runs: int, peers: dict[str, Callable[[], float]]) -> list[Figure]:
     """Measure from the exec of the command to the first line of output; the ways alternate in a random order for each run."""
     ways: dict[str, Callable[[], float]] = {"phalanx run": lambda: _first_line(head), **peers}
     order = random.Random(0)
@@ -103,40 +110,45 @@ def _lines(name: str, head: Cluster, runs: int, peers: dict[str, Callable[[], fl
             took_s = ways[way]()
             if run:  # the first of each warms the page cache
                 seconds[way].append(took_s)
-                tell(f"{name}, {way} to its first line, run {run}: {took_s:.2f} s")
-    return [shown(f"{name}: {way}, exec to first line", took, "s") for way, took in seconds.items()]
+                print_progress(f"{name}, {way} to its first line, run {run}: {took_s:.2f} s")
+    return [plain_figure(f"{name}: {way}, exec to first line", took, "s") for way, took in seconds.items()]
 
 
-def _first_line(head: Cluster) -> float:
-    command = head.within([*PHALANX, "run", "--gpus", "1", "--", *READY])
-    return engine_peers.until_line(command, environment=head.environment, folder=head.home)
+def _first_line(head: BenchmarkCluster) -> float:
+    command = head.on_head_host([*PHALANX, "run", "--gpus", "1", "--", *READY])
+    return engine_peers.seconds_to_line(command, environment=head.environment, folder=head.home)
 
 
-def _jobs(name: str, head: Cluster, peers: dict[str, Callable[[], float]]) -> list[Figure]:
+def _have_succeeded(head: BenchmarkCluster, count: int) -> bool:
+    return succeeded_jobs(head) >= count
+
+
+def _jobs(name: str, head: BenchmarkCluster, peers: dict[str, Callable[[], float]]) -> list[Figure]:
     """Measure jobs of one `true` on all nodes, from the first submit to the last end."""
     rates = []
     for _ in range(2):
-        before, began = ended(head), time.monotonic()
-        load(head, TRUE_JOBS[name], SUBMITTERS, run_line="true", gpus=1)
-        until(lambda before=before: ended(head) >= before + TRUE_JOBS[name], "all jobs have ended", limit_s=300.0)  # type: ignore[misc]  # mypy infers no lambda with a default
+        before, began = succeeded_jobs(head), time.monotonic()
+        submit_load(head, TRUE_JOBS[name], SUBMITTERS, run_line="true", gpus=1)
+        target = before + TRUE_JOBS[name]
+        wait_until(partial(_have_succeeded, head, target), "all jobs have ended", limit_s=300.0)
         rates.append(TRUE_JOBS[name] / (time.monotonic() - began))
-        tell(f"{name}: {rates[-1]:.1f} jobs a second")
-    figures = [shown(f"{name}: jobs of one `true`", rates, "/s", note=f"{TRUE_JOBS[name]} jobs")]
-    return figures + [shown(f"{name}: {way}, jobs of one `true`", [rate()], "/s") for way, rate in peers.items()]
+        print_progress(f"{name}: {rates[-1]:.1f} jobs a second")
+    figures = [plain_figure(f"{name}: jobs of one `true`", rates, "/s", note=f"{TRUE_JOBS[name]} jobs")]
+    return figures + [plain_figure(f"{name}: {way}, jobs of one `true`", [rate()], "/s") for way, rate in peers.items()]
 
 
 def _joins(name: str, head: LabCluster, runs: int, peers: dict[str, Callable[[], float]]) -> list[Figure]:
     """Measure from the exec of `phalanx join` on a server until its node is up."""
-    host = head.others[0]
+    host = head.worker_hosts[0]
     seconds: dict[str, list[float]] = {way: [] for way in ("phalanx join", *peers)}
     for _ in range(min(runs, 5)):
         head.leave(host)
         seconds["phalanx join"].append(head.join(host))
         for way, measure in peers.items():
             seconds[way].append(measure())
-        tell(f"{name}: " + ", ".join(f"{way} {took[-1]:.2f} s" for way, took in seconds.items()))
-    until(lambda: host in head.ready(), f"{host} is up", every_s=0.1)
-    return [shown(f"{name}: {way}, exec to ready", took, "s") for way, took in seconds.items()]
+        print_progress(f"{name}: " + ", ".join(f"{way} {took[-1]:.2f} s" for way, took in seconds.items()))
+    wait_until(lambda: host in head.nodes_up(), f"{host} is up", every_s=0.1)
+    return [plain_figure(f"{name}: {way}, exec to ready", took, "s") for way, took in seconds.items()]
 
 
 def _losses(name: str, kind: str, rounds: int) -> Figure:
@@ -145,16 +157,16 @@ def _losses(name: str, kind: str, rounds: int) -> Figure:
     for run in range(rounds):
         with _in_the_lab(name) as head:
             job = head.submit(run=["sleep", "600"], gpus="2x2", name="gang", workdir=engine_clusters.WORKDIR)
-            until(lambda head=head, job=job: running(head, job, 0.0), "the gang runs")  # type: ignore[misc]  # as above
-            victim = next(node for node in head.job(job)["nodes"] if node in head.others)
+            wait_until(lambda head=head, job=job: running(head, job, 0.0), "the gang runs")  # type: ignore[misc]  # as above
+            victim = next(node for node in head.job(job)["nodes"] if node in head.worker_hosts)
             at_s = time.time()
             head.lab.kill(victim) if kind == "death" else head.lab.cut(victim)
-            line = until(lambda head=head, job=job, at_s=at_s: running(head, job, at_s), "it runs elsewhere")  # type: ignore[misc]  # as above
+            line = wait_until(lambda head=head, job=job, at_s=at_s: running(head, job, at_s), "it runs elsewhere")  # type: ignore[misc]  # as above
             seconds.append(line["at_s"] - at_s)
-            tell(f"{name}: {kind} of {victim}, run {run + 1}: running elsewhere after {seconds[-1]:.1f} s")
+            print_progress(f"{name}: {kind} of {victim}, run {run + 1}: running elsewhere after {seconds[-1]:.1f} s")
             head.lab.mend(victim)
     what = "power cut" if kind == "death" else "cable cut"
-    return shown(f"{name}: {what} to running elsewhere", seconds, "s", note="lease 6 s")
+    return plain_figure(f"{name}: {what} to running elsewhere", seconds, "s", note="lease 6 s")
 
 
 def _local_losses(wanted: set[str]) -> list[Figure]:
@@ -165,21 +177,21 @@ def _local_losses(wanted: set[str]) -> list[Figure]:
         for _ in range(LOSSES if kind in wanted else 0):
             with cluster("3x2") as head:
                 job = head.submit(run=["sleep", "600"], gpus="2x2", name="gang")
-                until(lambda head=head, job=job: running(head, job, 0.0), "the gang runs")  # type: ignore[misc]  # as above
+                wait_until(lambda head=head, job=job: running(head, job, 0.0), "the gang runs")  # type: ignore[misc]  # as above
                 pids = head.node_pids(head.job(job)["nodes"][1])
                 at_s = head.kill_node(head.job(job)["nodes"][1], number)
-                line = until(lambda head=head, job=job, at_s=at_s: running(head, job, at_s), "it runs elsewhere")  # type: ignore[misc]  # as above
+                line = wait_until(lambda head=head, job=job, at_s=at_s: running(head, job, at_s), "it runs elsewhere")  # type: ignore[misc]  # as above
                 seconds.append(line["at_s"] - at_s)
                 subprocess.run(["kill", "-CONT", *map(str, pids)], stderr=subprocess.DEVNULL, check=False)
         if seconds:
             what = "node killed" if kind == "death" else "node silent"
-            figures.append(shown(f"local: {what} to running elsewhere", seconds, "s", note="lease 6 s"))
+            figures.append(plain_figure(f"local: {what} to running elsewhere", seconds, "s", note="lease 6 s"))
     return figures
 
 
-def running(head: Cluster, job: str, after_s: float) -> dict[str, Any] | None:
+def running(head: BenchmarkCluster, job: str, after_s: float) -> dict[str, Any] | None:
     """Return the line of the job history with all ranks running, if there is one after that time."""
-    return next((line for line in head.story(job) if line["kind"] == "running" and line["at_s"] > after_s), None)
+    return next((line for line in head.history(job) if line["kind"] == "running" and line["at_s"] > after_s), None)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,27 @@ import signal
 import sys
 import time
 
-from benchmarks.cluster import ROOT, Cluster, cluster, command_words, until
-from benchmarks.figures import Figure, arguments, report, shown, tell
+from benchmarks.cluster import (
+    ROOT,
+    BenchmarkCluster,
+    cluster,
+    command_words,
+    wait_until,
+)
+from benchmarks.figures import (
+    Figure,
+    argument_parser,
+    plain_figure,
+    print_progress,
+    print_report,
+)
 
 SCRIPT = os.path.join(ROOT, "benchmarks", "fence_rank.py")
 
 
 def main() -> int:
     """Run the drill; exit with 1 if an old rank began a step after the fence, or state of an old epoch was resumed."""
-    parser = arguments(__doc__ or "")
+    parser = argument_parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--bare", action="store_true")
     parser.add_argument("--lease", type=float, default=2.0)
@@ -40,7 +52,7 @@ def main() -> int:
             target="0 steps" if not given.bare else "",
             met=None if given.bare else not any(late),
         ),
-        shown(
+        plain_figure(
             "steps that were under way when the node was stopped, and ended after its wake",
             list(map(float, under_way)),
             "steps",
@@ -53,14 +65,14 @@ def main() -> int:
             target="0",
             met=not any(resumed),
         ),
-        shown(
+        plain_figure(
             "node stopped to a step of the new attempt",
             list(back_s),
             "s",
             note=f"lease {given.lease:g} s, {given.rounds} rounds",
         ),
     ]
-    report("Fence drill", figures, as_json=given.json)
+    print_report("Fence drill", figures, as_json=given.json)
     return int(any(resumed) or (not given.bare and any(late)))
 
 
@@ -76,23 +88,23 @@ def drill_round(number: int, *, bare: bool, lease_s: float) -> tuple[int, int, i
         os.makedirs(folder)
         command = [sys.executable, SCRIPT, folder, *(["--bare"] if bare else [])]
         job = head.submit(run=command, gpus="2x1", name="drill", grace="2s")
-        until(lambda: _steps(folder, 1, 0) and _steps(folder, 1, 1), "both ranks make steps")
+        wait_until(lambda: _steps(folder, 1, 0) and _steps(folder, 1, 1), "both ranks make steps")
         victim = head.job(job)["nodes"][number % 2]
         pids = head.node_pids(victim)
         ranks = [pid for pid in pids if SCRIPT in command_words(pid)]
         stopped_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         head.kill_node(victim, signal.SIGSTOP)
-        until(lambda: _steps(folder, 2, 0) and _steps(folder, 2, 1), "the new attempt makes steps")
+        wait_until(lambda: _steps(folder, 2, 0) and _steps(folder, 2, 1), "the new attempt makes steps")
         first_ns = min(_steps(folder, 2, 0)[0][0], _steps(folder, 2, 1)[0][0])
         for pid in pids:
             _continue(pid)
-        until(lambda: _gone(ranks), "the old ranks have ended", limit_s=60)
+        wait_until(lambda: _gone(ranks), "the old ranks have ended", limit_s=60)
         time.sleep(0.2)  # until a step in progress has written its line
         old = [step for rank in (0, 1) for step in _steps(folder, 1, rank)]
         late = sum(begun_ns > first_ns for begun_ns, _ in old)
         under_way = sum(begun_ns <= first_ns < now_ns for begun_ns, now_ns in old)
         resumed = _resumed(head, job)
-        tell(
+        print_progress(
             f"round {number + 1}: {victim} slept {(first_ns - stopped_ns) / 1e9:.1f} s; late steps {late}, under way {under_way}, resumed {resumed}"
         )
         return late, under_way, resumed, (first_ns - stopped_ns) / 1e9
@@ -119,7 +131,7 @@ def _gone(pids: list[int]) -> bool:
     return not any(command_words(pid) for pid in pids)
 
 
-def _resumed(head: Cluster, job: str) -> int:
+def _resumed(head: BenchmarkCluster, job: str) -> int:
     attempts = head.call("GET", f"/v1/jobs/{job}")["attempts"]
     return sum(attempt["resume_step"] is not None for attempt in attempts)
 

@@ -34,7 +34,7 @@ class Figure:
 
 
 def at_most(name: str, runs: Sequence[float], unit: str, bound: float, *, peer: str = "", note: str = "") -> Figure:
-    """Return a figure that should not exceed `bound`."""
+    """Return a figure that should not exceed `no_new_privileges`."""
     middle = statistics.median(runs)
     return Figure(
         name=name,
@@ -49,7 +49,7 @@ def at_most(name: str, runs: Sequence[float], unit: str, bound: float, *, peer: 
 
 
 def at_least(name: str, runs: Sequence[float], unit: str, bound: float, *, peer: str = "", note: str = "") -> Figure:
-    """Return a figure that should reach `bound`."""
+    """Return a figure that should reach `no_new_privileges`."""
     middle = statistics.median(runs)
     return Figure(
         name=name,
@@ -63,12 +63,12 @@ def at_least(name: str, runs: Sequence[float], unit: str, bound: float, *, peer:
     )
 
 
-def shown(name: str, runs: Sequence[float], unit: str, *, note: str = "") -> Figure:
+def plain_figure(name: str, runs: Sequence[float], unit: str, *, note: str = "") -> Figure:
     """Return a figure without a target."""
     return Figure(name=name, value=statistics.median(runs), unit=unit, runs=list(runs), note=note)
 
 
-def arguments(description: str) -> argparse.ArgumentParser:
+def argument_parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON on stdout")
@@ -77,13 +77,13 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def tell(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print progress on stderr, so that stdout has only the result."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
-def report(title: str, figures: Sequence[Figure], *, as_json: bool) -> None:
+def print_report(title: str, figures: Sequence[Figure], *, as_json: bool) -> None:
     """Print all figures."""
     if as_json:
         machine = {

@@ -17,10 +17,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.measured import Run
-from phalanx.core.performance.coefficients import Physics, Stack
-from phalanx.core.performance.step import LayerCosts, StepTime
-from phalanx.facts.coefficients import Coefficient, physics_from, stacks_from
+from benchmarks.published_runs import PublishedRun
+from phalanx.planner.cost.coefficients import Physics, Stack
+from phalanx.planner.cost.step_time import StepTime, StepTimeCalculator
+from phalanx.planner.facts.coefficient_table import Coefficient, physics_from, stacks_from
 
 NOISE: Final = 0.07
 """Spread of a measured step time around a perfect model: runs of one table repeat within a few per cent."""
@@ -33,18 +33,18 @@ Table = Sequence[Coefficient]
 Vector = NDArray[np.float64]
 
 
-def predicted(runs: Sequence[Run], table: Table) -> list[StepTime]:
+def predicted(runs: Sequence[PublishedRun], table: Table) -> list[StepTime]:
     """Return the step times of the runs for the coefficients of a table."""
     physics, stacks = physics_from(table), stacks_from(table)
     return [predict(run, physics, stacks[run.stack]) for run in runs]
 
 
-def predict(run: Run, physics: Physics, stack: Stack) -> StepTime:
+def predict(run: PublishedRun, physics: Physics, stack: Stack) -> StepTime:
     """Return the step time of one run."""
-    return LayerCosts(run.task, run.machine, physics, stack).step(run.layout)
+    return StepTimeCalculator(run.task, run.machine, physics, stack).step_time(run.layout)
 
 
-def fit(runs: Sequence[Run], table: Table) -> tuple[Coefficient, ...]:
+def fit(runs: Sequence[PublishedRun], table: Table) -> tuple[Coefficient, ...]:
     """Return the table with newly fitted values. The search starts at the priors, so it does not depend on an earlier fit."""
     free = [place for place, one in enumerate(table) if one.spread]
     centre = np.array([math.log(table[place].prior or table[place].value) for place in free])

@@ -19,11 +19,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.engine_clusters import LabCluster, joined
-from benchmarks.figures import Figure, arguments, report, shown, tell
+from benchmarks.figures import (
+    Figure,
+    argument_parser,
+    plain_figure,
+    print_progress,
+    print_report,
+)
 from phalanx.controller.leases import MARGIN_S, LeaseBook
-from phalanx.node.shell.channels import POLL_S
-from phalanx.node.shell.proctable import TICKS_PER_S, read_row
-from phalanx.node.shell.sampling import tell_every_s
+from phalanx.node.head_link.channels import POLL_S
+from phalanx.node.probes.sampling import report_every_s
+from phalanx.node.processes.proctable import TICKS_PER_S, read_row
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 
@@ -37,7 +43,7 @@ FLEETS: Final = (100, 1_000, 10_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class RequestCosts:
     """Processor time of the head per request of each kind, and its memory per supervisor."""
 
     renewal_s: float
@@ -47,7 +53,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class FleetNeeds:
     """The load of a fleet on one head.
 
     Attributes:
@@ -67,13 +73,13 @@ class Needs:
     lost_s: float
 
 
-def needs(nodes: int, costs: Costs, *, busy: bool) -> Needs:
+def fleet_needs(nodes: int, costs: RequestCosts, *, busy: bool) -> FleetNeeds:
     """Compute the load of `nodes` supervisors, either all with ranks or none."""
     lease_s, renew_s = LeaseBook().terms_for(nodes)
     renewals = nodes / renew_s
-    samples = nodes / tell_every_s(renew_s, busy=busy)
+    samples = nodes / report_every_s(renew_s, busy=busy)
     polls = nodes / POLL_S
-    return Needs(
+    return FleetNeeds(
         nodes=nodes,
         lease_s=lease_s,
         renew_s=renew_s,
@@ -88,26 +94,26 @@ def needs(nodes: int, costs: Costs, *, busy: bool) -> Needs:
 
 def main() -> None:
     """Measure and print."""
-    parser = arguments(__doc__ or "")
+    parser = argument_parser(__doc__ or "")
     parser.add_argument("--supervisors", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--busy", action="store_true", help="send samples every second, as with ranks")
     given = parser.parse_args()
     if why_not():
-        tell(f"no lab here: {why_not()}")
+        print_progress(f"no lab here: {why_not()}")
         return
     with Lab(size=2, gpus=0) as lab, joined(lab) as head:
         empty_mib = head.memory_mib()[0]
-        load = Load(head, given.supervisors, busy=given.busy)
+        load = SupervisorLoad(head, given.supervisors, busy=given.busy)
         try:
             load.begin()
             figures = [*_steady(head, load, given.seconds), *_bursts(head, load, given.supervisors, empty_mib)]
         finally:
             load.end()
-    report(f"A head under {given.supervisors} supervisors", figures, as_json=given.json)
+    print_report(f"A head under {given.supervisors} supervisors", figures, as_json=given.json)
 
 
-class Load:
+class SupervisorLoad:
     """The supervisors, in a few processes on another host."""
 
     def __init__(self, head: LabCluster, count: int, *, busy: bool) -> None:
@@ -139,9 +145,9 @@ class Load:
         for node in self._head.nodes():
             path = f"/v1/nodes/{node['id']}/drain"
             self._head.call("POST", path, {"why": "benchmark", "cordon_only": True})
-        tell(f"{self._count} supervisors are up")
+        print_progress(f"{self._count} supervisors are up")
 
-    def ask(self, what: str, **more: str | float) -> list[dict[str, Any]]:
+    def send_order(self, what: str, **more: str | float) -> list[dict[str, Any]]:
         """Send an order to every process and wait for all answers."""
         for process in self._processes:
             self._write(process, {"do": what, **more})
@@ -169,10 +175,10 @@ class Load:
         return answer
 
 
-def _steady(head: LabCluster, load: Load, seconds: float) -> list[Figure]:
+def _steady(head: LabCluster, load: SupervisorLoad, seconds: float) -> list[Figure]:
     """Measure a steady phase with a few submits: traffic, processor time of the head, and latency of answers."""
     time.sleep(SETTLE_S)
-    load.ask("renewals")  # discards those of the start
+    load.send_order("renewals")  # discards those of the start
     submits: list[float] = []
     over = threading.Event()
     beside = threading.Thread(target=_submit, args=(head, submits, over))
@@ -182,14 +188,14 @@ def _steady(head: LabCluster, load: Load, seconds: float) -> list[Figure]:
     took_s, used_s = time.monotonic() - began, cpu_s(head) - before_s
     over.set()
     beside.join()
-    renewals = [1000 * each for answer in load.ask("renewals") for each in answer["seconds"]]
+    renewals = [1000 * each for answer in load.send_order("renewals") for each in answer["seconds"]]
     return [
-        shown("renewals", [len(renewals) / took_s], "/s"),
-        shown("head, processor time, submits included", [100 * used_s / took_s], "% of a core"),
-        shown("a renewal, p50", [statistics.median(renewals)], "ms"),
-        shown("a renewal, p99", [_p99(renewals)], "ms"),
-        shown(f"a durable submit beside, {SUBMITS_PER_S:g} /s, p50", [statistics.median(submits)], "ms"),
-        shown("the same, p99", [_p99(submits)], "ms"),
+        plain_figure("renewals", [len(renewals) / took_s], "/s"),
+        plain_figure("head, processor time, submits included", [100 * used_s / took_s], "% of a core"),
+        plain_figure("a renewal, p50", [statistics.median(renewals)], "ms"),
+        plain_figure("a renewal, p99", [_p99(renewals)], "ms"),
+        plain_figure(f"a durable submit beside, {SUBMITS_PER_S:g} /s, p50", [statistics.median(submits)], "ms"),
+        plain_figure("the same, p99", [_p99(submits)], "ms"),
     ]
 
 
@@ -200,7 +206,7 @@ def _submit(head: LabCluster, seconds: list[float], over: threading.Event) -> No
         seconds.append(1000 * (time.monotonic() - began))
 
 
-def _bursts(head: LabCluster, load: Load, count: int, empty_mib: float) -> list[Figure]:
+def _bursts(head: LabCluster, load: SupervisorLoad, count: int, empty_mib: float) -> list[Figure]:
     """Measure the cost of one request of each kind: a few connections send as fast as they can, minus the load of the fleet."""
     full_mib = head.memory_mib()[0]
     idle_began_s = cpu_s(head)
@@ -211,19 +217,19 @@ def _bursts(head: LabCluster, load: Load, count: int, empty_mib: float) -> list[
         runs = []
         for _ in range(BURSTS):
             before_s, began = cpu_s(head), time.monotonic()
-            answers = load.ask("burst", kind=kind, seconds=BURST_S)
+            answers = load.send_order("burst", kind=kind, seconds=BURST_S)
             took_s, count_sent = time.monotonic() - began, sum(answer["count"] for answer in answers)
             runs.append(max(0.0, cpu_s(head) - before_s - idle * took_s) / count_sent)
             rates[kind] = count_sent / took_s
         costs[kind] = statistics.median(runs)
-    known = Costs(
+    known = RequestCosts(
         renewal_s=costs["renewal"],
         sample_s=costs["sample"],
         poll_s=costs["poll"],
         supervisor_bytes=max(0.0, full_mib - empty_mib) * 2**20 / count,
     )
     figures = [
-        shown(
+        plain_figure(
             f"one {kind}: processor time of the head",
             [1e6 * cost],
             "us",
@@ -232,17 +238,17 @@ def _bursts(head: LabCluster, load: Load, count: int, empty_mib: float) -> list[
         for kind, cost in costs.items()
     ]
     figures += [
-        shown("head without supervisors", [empty_mib], "MiB"),
-        shown("memory per supervisor", [known.supervisor_bytes / 1024], "KiB"),
-        shown("head, processor time, no submits", [100 * idle], "% of a core"),
+        plain_figure("head without supervisors", [empty_mib], "MiB"),
+        plain_figure("memory per supervisor", [known.supervisor_bytes / 1024], "KiB"),
+        plain_figure("head, processor time, no submits", [100 * idle], "% of a core"),
     ]
     for nodes in FLEETS:
         for busy in (False, True):
-            load_of_fleet = needs(nodes, known, busy=busy)
+            load_of_fleet = fleet_needs(nodes, known, busy=busy)
             kind = "busy" if busy else "idle"
             note = f"lease {load_of_fleet.lease_s:g} s; {load_of_fleet.renewals_per_s:.0f} renewals, {load_of_fleet.samples_per_s:.0f} samples, {load_of_fleet.polls_per_s:.0f} polls /s; {load_of_fleet.memory_bytes / 2**20:.0f} MiB"
             figures.append(
-                shown(f"computed: {nodes} nodes, {kind}", [100 * load_of_fleet.cores], "% of a core", note=note)
+                plain_figure(f"computed: {nodes} nodes, {kind}", [100 * load_of_fleet.cores], "% of a core", note=note)
             )
     return figures
 

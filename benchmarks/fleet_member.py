@@ -16,12 +16,18 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId, NodeId, SupervisorId
 from phalanx.core.units import GIB
-from phalanx.node.logic.happenings import Renewed
-from phalanx.node.shell.channels import Commands, Events, Greeter, Renewer, start_thread
-from phalanx.node.shell.head_address import HeadAddress
-from phalanx.node.shell.link import Connection, HeadAccess
-from phalanx.node.shell.sampling import Sampler
-from phalanx.node.shell.virtual import VirtualProbe
+from phalanx.node.head_link.channels import (
+    CommandPoller,
+    EventSender,
+    LeaseRenewer,
+    Registrar,
+    start_thread,
+)
+from phalanx.node.head_link.head_address import HeadAddress
+from phalanx.node.head_link.head_connection import HeadAccess, HeadConnection
+from phalanx.node.logic.events import LeaseRenewed
+from phalanx.node.probes.sampling import Sampler
+from phalanx.node.probes.virtual_devices import VirtualProbe
 from phalanx.wire import supervisor as wire
 from phalanx.wire.join import JoinReply, JoinRequest
 from phalanx.wire.rank import boottime_ns
@@ -31,7 +37,7 @@ _ASK_S: Final = 30.0
 _HELLO_S: Final = 120.0  # time-out
 
 
-class Member:
+class LoadSupervisor:
     """One supervisor: only its channels, without ranks."""
 
     def __init__(self, name: NodeId, url: str, ca_file: str, token: str, *, busy: bool) -> None:
@@ -56,33 +62,33 @@ class Member:
                 for d in self._probe.devices()
             ),
         )
-        self.greeter = Greeter(self.access, self._hello, self._ended)
+        self.greeter = Registrar(self.access, self._hello, self._ended)
         jobs = {index: JobId("1") for index in range(DEVICES)} if busy else {}
-        renewer = Renewer(
+        renewer = LeaseRenewer(
             self.access,
             self.greeter,
             node_id=name,
             supervisor_id=self.who,
             epochs=list,
-            heard=self._on_renewed,
+            on_renewed=self._on_renewed,
             ended=self._ended,
         )
         self._threads = {
             "renewer": renewer.run,
-            "commands": Commands(
-                self.access, self.greeter, supervisor_id=self.who, obey=lambda _: None, ended=self._ended
+            "commands": CommandPoller(
+                self.access, self.greeter, supervisor_id=self.who, on_commands=lambda _: None, ended=self._ended
             ).run,
-            "events": Events(self.access, self.greeter, supervisor_id=self.who, ended=self._ended).run,
+            "events": EventSender(self.access, self.greeter, supervisor_id=self.who, ended=self._ended).run,
             "sampler": Sampler(
                 self.access,
                 self._probe,
                 node_id=name,
                 supervisor_id=self.who,
                 folder="/var/tmp",
-                busy=lambda: jobs,
-                pids=dict,
+                job_by_device=lambda: jobs,
+                pids_by_device=dict,
                 ended=self._ended,
-                pace=lambda: renewer.renew_in_s,
+                renew_interval_s=lambda: renewer.renew_in_s,
             ).run,
         }
 
@@ -93,10 +99,10 @@ class Member:
 
     def _hello(self, challenge: str) -> wire.HelloRequest:
         return wire.HelloRequest(
-            version=wire.WIRE_VERSION, supervisor_id=self.who, node=self._node, carries=[], challenge=challenge
+            version=wire.WIRE_VERSION, supervisor_id=self.who, node=self._node, members=[], challenge=challenge
         )
 
-    def _on_renewed(self, renewed: Renewed) -> None:
+    def _on_renewed(self, renewed: LeaseRenewed) -> None:
         self.seconds.append((boottime_ns() - renewed.sent_ns) / 1e9)
 
 
@@ -110,7 +116,7 @@ def main() -> None:
         member.begin()
         time.sleep(0.01)  # as servers join: not all at once
     for member in members:
-        if not member.greeter.greeted.wait(_HELLO_S):
+        if not member.greeter.registered.wait(_HELLO_S):
             raise TimeoutError(f"{member.name} was not registered within {_HELLO_S:g} s")
     _reply({"up": len(members)})
     for line in sys.stdin:
@@ -124,18 +130,18 @@ def main() -> None:
             _reply(_burst(members[0], order["kind"], order["seconds"]))
 
 
-def _joined(name: NodeId, order: dict[str, Any], ca_file: str) -> Member:
+def _joined(name: NodeId, order: dict[str, Any], ca_file: str) -> LoadSupervisor:
     access = HeadAccess(address=HeadAddress(order["url"], None), token=order["token"], ca_file=ca_file)
     request = JoinRequest(node_id=name, hostname=name, address="10.77.0.2", devices=DEVICES, virtual=True)
-    connection = Connection(access)
+    connection = HeadConnection(access)
     given = wire.decode(connection.call("POST", "/v1/join", wire.encode(request), timeout_s=_ASK_S), JoinReply)
     connection.close()
-    return Member(name, order["url"], ca_file, given.token, busy=order["busy"])
+    return LoadSupervisor(name, order["url"], ca_file, given.token, busy=order["busy"])
 
 
-def _burst(member: Member, kind: str, seconds: float) -> dict[str, float]:
+def _burst(member: LoadSupervisor, kind: str, seconds: float) -> dict[str, float]:
     """Send one request after the other over one connection."""
-    connection, count, began = Connection(member.access), 0, time.monotonic()
+    connection, count, began = HeadConnection(member.access), 0, time.monotonic()
     renewal = wire.encode(wire.LeaseRequest(supervisor_id=member.who, node_id=member.name, epochs=[], held_s=6.0))
     devices = [
         wire.DeviceSample(

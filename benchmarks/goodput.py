@@ -4,7 +4,7 @@
     python -m benchmarks.goodput --json
 
 A gang trains for weeks in virtual time. Failures are a Poisson process at a published rate; each costs the unsaved work, and the time until the
-gang computes again. The policy is the real code: `phalanx.torch.cadence.Cadence` decides when a save is due, with noisy stalls;
+gang computes again. The policy is the real code: `phalanx.torch.checkpoint_timer.CheckpointTimer` decides when a save is due, with noisy stalls;
 `core.recovery.failure_rate` estimates the rate from the failures of the fleet at each start of an attempt, as in the head. The comparison
 knows everything: it is the best of forty fixed intervals for the same failures.
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from phalanx.core.recovery.failure_rate import gang_mtbf_s, node_mtbf_s
-from phalanx.torch.cadence import Cadence
+from phalanx.torch.checkpoint_timer import CheckpointTimer
 
 DAY_S: Final = 86_400.0
 STEP_S: Final = 5.0  # a step of the largest trainings; a save waits for its end
@@ -36,7 +36,7 @@ WITHIN_POINTS: Final = 0.5  # of the best fixed interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class GoodputCase:
     """One setting. `least`: required goodput; None if even perfect knowledge might not reach a limit."""
 
     name: str
@@ -57,13 +57,13 @@ MEASURED_S: Final = {"lease": 6.9, "slurm": 12.4}
 """Power cut to running elsewhere, medians of docs/benchmarks.md ("On each engine"): a joined node, whose lease decides, and Slurm."""
 
 
-def cases() -> list[Case]:
+def cases() -> list[GoodputCase]:
     """Return all settings."""
     found = []
     for stall_s, least in ((10.0, 0.95), (1.0, 0.98)):
         for word, restart_s in (("60s", RESTART_S), *MEASURED_S.items()):
             found.append(
-                Case(
+                GoodputCase(
                     name=f"llama_16384_stall{stall_s:g}_{word}",
                     nodes=2048,
                     mtbf_s=LLAMA_MTBF_S,
@@ -76,7 +76,7 @@ def cases() -> list[Case]:
             mtbf_s = RSC_NODE_S / nodes
             reachable = least <= 1.0 - math.sqrt(2.0 * stall_s / mtbf_s) - (RESTART_S + WRITE_S) / mtbf_s
             found.append(
-                Case(
+                GoodputCase(
                     name=f"rsc_{8 * nodes}_stall{stall_s:g}_60s",
                     nodes=nodes,
                     mtbf_s=mtbf_s,
@@ -88,7 +88,7 @@ def cases() -> list[Case]:
     return found
 
 
-def failures_of(case: Case, seed: int) -> list[float]:
+def failures_of(case: GoodputCase, seed: int) -> list[float]:
     """Return the times of failures of the gang, in seconds from the start."""
     rng, at_s = random.Random(f"{case.nodes}/{case.mtbf_s}/{seed}"), 0.0
     found: list[float] = []
@@ -99,7 +99,7 @@ def failures_of(case: Case, seed: int) -> list[float]:
         found.append(at_s)
 
 
-def spans_of(case: Case, failures: Sequence[float]) -> list[tuple[float, float, bool]]:
+def spans_of(case: GoodputCase, failures: Sequence[float]) -> list[tuple[float, float, bool]]:
     """Return when the gang computes: (from, to, whether a failure ends it). A failure during a restart starts it again."""
     end_s, begin_s = case.days * DAY_S, 0.0
     spans: list[tuple[float, float, bool]] = []
@@ -110,7 +110,7 @@ def spans_of(case: Case, failures: Sequence[float]) -> list[tuple[float, float, 
     return [*spans, (begin_s, end_s, False)] if begin_s < end_s else spans
 
 
-def real(case: Case, seed: int) -> float:
+def policy_goodput(case: GoodputCase, seed: int) -> float:
     """Return the goodput of the real policy: the cadence of each attempt, with the failure rate that the head has estimated by then."""
     rng = random.Random(f"stalls/{seed}")
     failures = failures_of(case, seed)
@@ -119,7 +119,7 @@ def real(case: Case, seed: int) -> float:
         losses = sum(at_s <= begin_s for at_s in failures)
         node_s = node_mtbf_s(losses, case.nodes * begin_s)
         mtbf_s = gang_mtbf_s(node_s, nodes=case.nodes, losses=losses, exposure_s=begin_s)
-        cadence = Cadence(mtbf_s=mtbf_s, since_s=begin_s, stall_s=stall_s, write_s=write_s)
+        cadence = CheckpointTimer(mtbf_s=mtbf_s, last_save_s=begin_s, stall_s=stall_s, write_s=write_s)
         done_s, saved = _attempt(cadence, case, begin_s, end_s, rng)
         kept_s += saved if failed else done_s
         if cadence.write_s is not None:  # they travel in the checkpoint
@@ -127,26 +127,28 @@ def real(case: Case, seed: int) -> float:
     return kept_s / (case.days * DAY_S)
 
 
-def _attempt(cadence: Cadence, case: Case, begin_s: float, end_s: float, rng: random.Random) -> tuple[float, float]:
+def _attempt(
+    cadence: CheckpointTimer, case: GoodputCase, begin_s: float, end_s: float, rng: random.Random
+) -> tuple[float, float]:
     """Return (work done, work in a durable checkpoint) of one attempt that computes from `begin_s` to `end_s`."""
     now_s, done_s, saved_s = begin_s, 0.0, 0.0
     while True:
-        steps = max(1, math.ceil((cadence.since_s + cadence.interval_s - now_s) / STEP_S))
+        steps = max(1, math.ceil((cadence.last_save_s + cadence.interval_s - now_s) / STEP_S))
         ready_s = now_s + steps * STEP_S
         if ready_s > end_s:
             return done_s + max(0, int((end_s - now_s) / STEP_S)) * STEP_S, saved_s
         now_s, done_s = ready_s, done_s + steps * STEP_S
-        assert cadence.due(now_s + 1e-6)  # the sum above may differ by rounding
+        assert cadence.is_due(now_s + 1e-6)  # the sum above may differ by rounding
         stall_s = case.stall_s * rng.lognormvariate(-(STALL_SPREAD**2) / 2, STALL_SPREAD)
         if now_s + stall_s + WRITE_S > end_s:
             return done_s, saved_s
         now_s += stall_s
-        cadence.staged(now_s, stall_s=stall_s)
-        cadence.written(write_s=WRITE_S)
+        cadence.record_stall(now_s, stall_s=stall_s)
+        cadence.record_write(write_s=WRITE_S)
         saved_s = done_s
 
 
-def fixed(case: Case, failures: Sequence[float], interval_s: float) -> float:
+def fixed_goodput(case: GoodputCase, failures: Sequence[float], interval_s: float) -> float:
     """Return the goodput with a save every `interval_s` of work."""
     work_s = math.ceil(interval_s / STEP_S) * STEP_S
     cycle_s, kept_s = work_s + case.stall_s, 0.0
@@ -158,18 +160,18 @@ def fixed(case: Case, failures: Sequence[float], interval_s: float) -> float:
     return kept_s / (case.days * DAY_S)
 
 
-def best_fixed(case: Case, seed: int) -> tuple[float, float]:
+def best_fixed_goodput(case: GoodputCase, seed: int) -> tuple[float, float]:
     """Return (goodput, interval) of the best fixed interval for these failures."""
     failures = failures_of(case, seed)
     ratio = (43_200.0 / STEP_S) ** (1.0 / (INTERVALS - 1))
     intervals_s = [STEP_S * ratio**number for number in range(INTERVALS)]
-    return max((fixed(case, failures, interval_s), interval_s) for interval_s in intervals_s)
+    return max((fixed_goodput(case, failures, interval_s), interval_s) for interval_s in intervals_s)
 
 
-def measured(case: Case, seeds: int) -> dict[str, Any]:
+def measure_case(case: GoodputCase, seeds: int) -> dict[str, Any]:
     """Return the figures of one case over seeds."""
-    ours = [real(case, seed) for seed in range(seeds)]
-    best = [best_fixed(case, seed) for seed in range(seeds)]
+    ours = [policy_goodput(case, seed) for seed in range(seeds)]
+    best = [best_fixed_goodput(case, seed) for seed in range(seeds)]
     behind = [100.0 * (other - own) for own, (other, _) in zip(ours, best, strict=True)]
     median = statistics.median(ours)
     return {
@@ -190,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=40, help="failure histories for each setting (40)")
     parser.add_argument("--json", action="store_true", help="one object")
     options = parser.parse_args(arguments)
-    found = {case.name: measured(case, max(1, options.seeds)) for case in cases()}
+    found = {case.name: measure_case(case, max(1, options.seeds)) for case in cases()}
     missed = [name for name, one in found.items() if not one["met"]]
     if options.json:
         print(json.dumps({"seeds": options.seeds, "cases": found, "missed": missed}, indent=2))

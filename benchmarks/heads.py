@@ -12,23 +12,23 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from benchmarks.cluster import ROOT, free_port, until
+from benchmarks.cluster import ROOT, free_port, wait_until
 from phalanx.client import Client
 from phalanx.core.errors import PhalanxError
-from phalanx.node.shell.proctable import ProcessIdentity
-from phalanx.node.shell.sweeps import sweep_node
+from phalanx.node.processes.proctable import ProcessIdentity
+from phalanx.node.processes.sweeps import sweep_node
 from phalanx.wire.api.head import Health
 
 
 @dataclass(slots=True)
-class OneHead:
+class HeadProcess:
     """One head; `store` is the address of its database."""
 
     home: str
     port: int
     virtual: str
     store: str
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     listen: str = ""
     process: subprocess.Popen[bytes] | None = None
 
@@ -53,7 +53,7 @@ class OneHead:
             "--revive",
             "0",
             *(["--listen", f"{self.listen}:{self.port}"] if self.listen else []),
-            *self.words,
+            *self.arguments,
         ]
         environment = {
             **os.environ,
@@ -65,12 +65,12 @@ class OneHead:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=environment
             )
-        until(lambda: self.health() is not None or self.ended(), f"the head at {self.url} answers")
-        assert not self.ended(), self.words_of()
+        wait_until(lambda: self.health() is not None or self.ended(), f"the head at {self.url} answers")
+        assert not self.ended(), self.output()
 
     def health(self) -> Health | None:
         """Return its health; None if it does not answer."""
-        with Client(self.url, "none", patience_s=0.0, answer_s=2.0) as client:
+        with Client(self.url, "none", retry_limit_s=0.0, answer_timeout_s=2.0) as client:
             try:
                 return client.health()
             except PhalanxError:
@@ -98,7 +98,7 @@ class OneHead:
         with open(os.path.join(self.home, "head.log"), encoding="utf-8", errors="replace") as file:
             return file.read()
 
-    def words_of(self) -> str:
+    def output(self) -> str:
         """Return the end of its output."""
         with open(os.path.join(self.home, "head.out"), encoding="utf-8", errors="replace") as file:
             return file.read()[-2000:]
@@ -117,48 +117,48 @@ class OneHead:
 
 
 @dataclass(slots=True)
-class Heads:
+class HeadGroup:
     """A set of heads."""
 
-    heads: list[OneHead] = field(default_factory=list)
+    heads: list[HeadProcess] = field(default_factory=list)
 
-    def leader(self) -> OneHead | None:
+    def leader(self) -> HeadProcess | None:
         """Return the current leader, if any."""
         return next((head for head in self.heads if not head.ended() and head.role() == "leader"), None)
 
-    def led(self, *, but: OneHead | None = None) -> OneHead:
+    def wait_for_leader(self, *, but: HeadProcess | None = None) -> HeadProcess:
         """Wait until a head other than `but` leads; return it."""
 
-        def another() -> OneHead | None:
+        def another() -> HeadProcess | None:
             found = self.leader()
             return None if found is but else found
 
-        found: OneHead = until(another, "a head leads")
+        found: HeadProcess = wait_until(another, "a head leads")
         return found
 
     def client(self, *, patience_s: float = 60.0) -> Client:
         """Return a client that knows all heads, with the token of the first one."""
         if self.heads[0].listen:  # off loopback the heads use TLS; the folder has their CA
-            return Client(home=self.heads[0].home, patience_s=patience_s)
-        return Client(",".join(head.url for head in self.heads), self.token(), patience_s=patience_s)
+            return Client(home=self.heads[0].home, retry_limit_s=patience_s)
+        return Client(",".join(head.url for head in self.heads), self.token(), retry_limit_s=patience_s)
 
     def token(self) -> str:
         """Return the token in the folder of the first head."""
         with open(os.path.join(self.heads[0].home, "token"), encoding="ascii") as file:
             return file.read().strip()
 
-    def all_up(self) -> None:
+    def wait_for_nodes(self) -> None:
         """Wait until a head leads and all nodes are registered."""
-        self.led()
+        self.wait_for_leader()
         wanted = sum(int(head.virtual.split("x")[0]) for head in self.heads)
         with self.client() as client:
-            until(lambda: sum(node.state == "up" for node in client.nodes()) == wanted, "all nodes are up")
+            wait_until(lambda: sum(node.state == "up" for node in client.nodes()) == wanted, "all nodes are up")
 
 
 @contextlib.contextmanager
 def heads(
     dsn: str, *virtual: str, words: tuple[str, ...] = (), stores: tuple[str, ...] = (), listen: tuple[str, ...] = ()
-) -> Iterator[Heads]:
+) -> Iterator[HeadGroup]:
     """Run one head for each item of `virtual`; remove them afterwards.
 
     Args:
@@ -168,18 +168,18 @@ def heads(
         stores: addresses of that database for the first heads, if not `dsn`.
         listen: addresses with TLS for the first heads, as for other machines.
     """
-    made = Heads()
+    made = HeadGroup()
     try:
         for number, nodes in enumerate(virtual):
             home = tempfile.mkdtemp(prefix="phalanx-heads-")
             store = stores[number] if number < len(stores) else dsn
             outer = listen[number] if number < len(listen) else ""
             made.heads.append(
-                OneHead(home=home, port=free_port(), virtual=nodes, store=store, words=words, listen=outer)
+                HeadProcess(home=home, port=free_port(), virtual=nodes, store=store, arguments=words, listen=outer)
             )
             made.heads[-1].start()
-            made.led()  # so the first head leads and the others are standbys
-        made.all_up()
+            made.wait_for_leader()  # so the first head leads and the others are standbys
+        made.wait_for_nodes()
         yield made
     finally:
         for head in made.heads:

@@ -20,8 +20,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.cluster import ROOT, Cluster, cluster, free_port, until
-from benchmarks.figures import Figure, arguments, at_most, report, shown, tell
+from benchmarks.cluster import (
+    ROOT,
+    BenchmarkCluster,
+    cluster,
+    free_port,
+    wait_until,
+)
+from benchmarks.figures import (
+    Figure,
+    argument_parser,
+    at_most,
+    plain_figure,
+    print_progress,
+    print_report,
+)
 
 BOOTSTRAPS = 2000
 WORKER = "import time; print('up', flush=True); time.sleep(600)"
@@ -29,7 +42,7 @@ WORKER = "import time; print('up', flush=True); time.sleep(600)"
 
 def main() -> None:
     """Measure and print."""
-    parser = arguments(__doc__ or "")
+    parser = argument_parser(__doc__ or "")
     parser.add_argument("--pairs", type=int, default=30, help="interleaved pairs of the step overhead")
     given = parser.parse_args()
     only = set(filter(None, given.only.split(",")))
@@ -41,7 +54,7 @@ def main() -> None:
         "silent": lambda: _node_death(given.runs or 3, silent=True),
     }
     figures = [figure for name, measure in parts.items() if not only or name in only for figure in measure()]
-    report("Launch and recovery", figures, as_json=given.json)
+    print_report("Launch and recovery", figures, as_json=given.json)
 
 
 def _first_line(runs: int) -> list[Figure]:
@@ -64,16 +77,16 @@ def _first_line(runs: int) -> list[Figure]:
                 bare.append(fork_s * 1000)
                 launched.append(phalanx_s * 1000)
                 pairs.append(phalanx_s - fork_s)
-                tell(f"first line, run {run}: {launched[-1]:.0f} ms, bare fork {bare[-1]:.1f} ms")
+                print_progress(f"first line, run {run}: {launched[-1]:.0f} ms, bare fork {bare[-1]:.1f} ms")
     return [
         at_most(
             "`phalanx run` exec to first line of output", launched, "ms", 250, peer="Slurm 1 to 3 s, Kubernetes 8 s"
         ),
-        shown("bare fork to first line", bare, "ms"),
+        plain_figure("bare fork to first line", bare, "ms"),
     ]
 
 
-def _until_first_line(command: list[str], head: Cluster) -> float:
+def _until_first_line(command: list[str], head: BenchmarkCluster) -> float:
     began = time.monotonic()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=head.environment, cwd=head.home
@@ -99,7 +112,9 @@ def _step_overhead(pairs: int) -> list[Figure]:
             by_hand_ms.append(hand_s * 1000)
             launched_ms.append(launched_s * 1000)
             ratios.append(launched_s / hand_s)
-            tell(f"DDP step, pair {pair + 1}: by hand {by_hand_ms[-1]:.2f} ms, launched {launched_ms[-1]:.2f} ms")
+            print_progress(
+                f"DDP step, pair {pair + 1}: by hand {by_hand_ms[-1]:.2f} ms, launched {launched_ms[-1]:.2f} ms"
+            )
     upper = _upper_bound([(ratio - 1) * 100 for ratio in ratios])
     return [
         at_most(
@@ -110,8 +125,8 @@ def _step_overhead(pairs: int) -> list[Figure]:
             note=f"95 % upper bound of the median {upper:.2f} % over {pairs} pairs",
         ),
         at_most("the same, upper 95 % bound", [upper], "%", 1.0),
-        shown("DDP step by hand", by_hand_ms, "ms"),
-        shown("DDP step launched", launched_ms, "ms"),
+        plain_figure("DDP step by hand", by_hand_ms, "ms"),
+        plain_figure("DDP step launched", launched_ms, "ms"),
     ]
 
 
@@ -122,7 +137,7 @@ def _upper_bound(values: list[float]) -> float:
     return medians[int(0.95 * BOOTSTRAPS)]
 
 
-def _by_hand(script: str, head: Cluster) -> float:
+def _by_hand(script: str, head: BenchmarkCluster) -> float:
     out = os.path.join(head.home, "by-hand.json")
     port = free_port()
     ranks = []
@@ -146,13 +161,13 @@ def _by_hand(script: str, head: Cluster) -> float:
     return _median_step(out)
 
 
-def _launched(script: str, head: Cluster) -> float:
+def _launched(script: str, head: BenchmarkCluster) -> float:
     out = os.path.join(head.home, "launched.json")
     job = head.submit(
         run=[sys.executable, script, "--steps", "60", "--warmup", "10", "--out", out], gpus="1x2", name="ddp"
     )
-    if head.wait(job, "succeeded", "failed")["state"] != "succeeded":
-        raise RuntimeError(f"the launched script failed: {head.story(job)[-1]}")
+    if head.wait_for_state(job, "succeeded", "failed")["state"] != "succeeded":
+        raise RuntimeError(f"the launched script failed: {head.history(job)[-1]}")
     return _median_step(out)
 
 
@@ -167,21 +182,21 @@ def _crash(runs: int) -> list[Figure]:
     with cluster("2x2") as head:
         for run in range(runs):
             job = head.submit(run=[sys.executable, "-c", WORKER], gpus="2x2", name="gang")
-            until(lambda: _lines_up(head, job) == 4, "every rank has printed", every_s=0.01)
+            wait_until(lambda: _lines_up(head, job) == 4, "every rank has printed", every_s=0.01)
             at_s = time.time()
             os.kill(_a_rank(head), signal.SIGKILL)
-            line = until(lambda: _running_line(head, job, after_s=at_s), "all ranks run again", every_s=0.01)
+            line = wait_until(lambda: _running_line(head, job, after_s=at_s), "all ranks run again", every_s=0.01)
             running.append(line["at_s"] - at_s)
-            until(lambda: _lines_up(head, job) == 8, "every rank has printed again", every_s=0.01)
+            wait_until(lambda: _lines_up(head, job) == 8, "every rank has printed again", every_s=0.01)
             printed.append(time.time() - at_s)
-            tell(f"rank crash, run {run + 1}: all ranks run again after {running[-1]:.2f} s")
+            print_progress(f"rank crash, run {run + 1}: all ranks run again after {running[-1]:.2f} s")
             head.call("POST", f"/v1/jobs/{job}/cancel")
-            head.wait(job, "cancelled")
+            head.wait_for_state(job, "cancelled")
     return [
         at_most(
             "rank crash to all ranks exec'd again", running, "s", 3.0, peer="torchrun 11 to 15 s, imports included"
         ),
-        shown("the same, to a line from every rank", printed, "s"),
+        plain_figure("the same, to a line from every rank", printed, "s"),
     ]
 
 
@@ -195,9 +210,11 @@ def _node_death(runs: int, *, silent: bool) -> list[Figure]:
             node = head.job(job)["nodes"][1]
             pids = head.node_pids(node)
             at_s = head.kill_node(node, signal.SIGSTOP if silent else signal.SIGKILL)
-            line = until(lambda: _running_line(head, job, after_s=at_s), "the gang runs elsewhere", every_s=0.01)
+            line = wait_until(lambda: _running_line(head, job, after_s=at_s), "the gang runs elsewhere", every_s=0.01)
             running.append(line["at_s"] - at_s)
-            tell(f"node {'silent' if silent else 'killed'}, run {run + 1}: running elsewhere after {running[-1]:.2f} s")
+            print_progress(
+                f"node {'silent' if silent else 'killed'}, run {run + 1}: running elsewhere after {running[-1]:.2f} s"
+            )
             if silent:
                 for pid in pids:
                     with contextlib.suppress(ProcessLookupError):  # it ended when its parent woke
@@ -223,20 +240,20 @@ def _node_death(runs: int, *, silent: bool) -> list[Figure]:
     ]
 
 
-def _all_run(head: Cluster, job: str, after_s: float) -> None:
-    until(lambda: _running_line(head, job, after_s=after_s), "all ranks run")
+def _all_run(head: BenchmarkCluster, job: str, after_s: float) -> None:
+    wait_until(lambda: _running_line(head, job, after_s=after_s), "all ranks run")
 
 
-def _running_line(head: Cluster, job: str, *, after_s: float) -> dict[str, Any] | None:
-    return next((line for line in head.story(job) if line["kind"] == "running" and line["at_s"] > after_s), None)
+def _running_line(head: BenchmarkCluster, job: str, *, after_s: float) -> dict[str, Any] | None:
+    return next((line for line in head.history(job) if line["kind"] == "running" and line["at_s"] > after_s), None)
 
 
-def _lines_up(head: Cluster, job: str) -> int:
+def _lines_up(head: BenchmarkCluster, job: str) -> int:
     chunks = head.call("GET", f"/v1/jobs/{job}/logs?rank=all")["chunks"]
     return sum(chunk["text"].count("up\n") for chunk in chunks)
 
 
-def _a_rank(head: Cluster) -> int:
+def _a_rank(head: BenchmarkCluster) -> int:
     for name in head.node_records():
         for pid in head.node_pids(name):
             try:

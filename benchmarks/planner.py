@@ -23,15 +23,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.fitting import fit, predicted
-from benchmarks.measured import Run, read_runs
-from phalanx.core.layouts.asked import Asked
-from phalanx.core.layouts.plan import plan
-from phalanx.core.performance.memory import Memory, Part, memory_of, refused
-from phalanx.core.performance.uncertainty import interval_s
+from benchmarks.published_runs import PublishedRun, read_runs
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.facts.argument import model_from
-from phalanx.facts.coefficients import Coefficient, coefficients, physics, physics_from, stack_named, stacks_from
-from phalanx.facts.machines import machine_for
+from phalanx.planner.cost.memory import (
+    MemoryEstimate,
+    MemoryItem,
+    estimate_memory,
+    exceeds_memory,
+)
+from phalanx.planner.cost.uncertainty import interval_s
+from phalanx.planner.facts.coefficient_table import (
+    Coefficient,
+    coefficients,
+    find_stack,
+    physics,
+    physics_from,
+    stacks_from,
+)
+from phalanx.planner.facts.machines import build_machine
+from phalanx.planner.facts.model_argument import parse_model_argument
+from phalanx.planner.search.layout_search import plan_layouts
+from phalanx.planner.search.request import LayoutRequest
 
 RANGES: Final = Path(__file__).parent / "ranges" / "planner.json"
 CLOSE: Final = 0.05  # a choice within 5 % of the best measured layout counts as the best
@@ -39,10 +51,10 @@ UNKNOWN: Final = "generic"  # its spread is used for a stack without rows in the
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class PredictionScore:
     """One row with its prediction. `error` is predicted over measured, minus 1."""
 
-    run: Run
+    run: PublishedRun
     seconds: float
     low_s: float
     high_s: float
@@ -53,7 +65,7 @@ class Score:
         return self.seconds / self.run.step_s - 1.0
 
     @property
-    def held(self) -> bool:
+    def in_interval(self) -> bool:
         """Whether the measured value is in the interval."""
         return self.low_s <= self.run.step_s <= self.high_s
 
@@ -74,10 +86,10 @@ def main() -> None:
         return
     known = {run.stack for run in runs}
     scores = score(runs, table, known)
-    left = [] if options.no_loso else left_out(runs, table)
+    left = [] if options.no_loso else score_left_out(runs, table)
     figures = summary(scores, left, table)
     figures |= {"csv": Path(options.csv).name, "not_scored": len(wrong), "search_s": search_s()}
-    print(json.dumps(figures, indent=2) if options.json else drawn(figures))
+    print(json.dumps(figures, indent=2) if options.json else format_figures(figures))
 
 
 def _options() -> argparse.Namespace:
@@ -102,18 +114,18 @@ def public_runs() -> Path | None:
     return path if path.is_file() else None
 
 
-def score(runs: Sequence[Run], table: Sequence[Coefficient], known: set[str]) -> list[Score]:
+def score(runs: Sequence[PublishedRun], table: Sequence[Coefficient], known: set[str]) -> list[PredictionScore]:
     """Score all runs for a table; `known` are the stacks with rows in the fit."""
     physics, stacks = physics_from(table), stacks_from(table)
     scores = []
     for run, step in zip(runs, predicted(runs, table), strict=True):
         spread = stacks[run.stack if run.stack in known else UNKNOWN].spread
         low_s, high_s = interval_s(step, physics, spread, run.machine.gpu, mixture=run.task.model.mixture is not None)
-        scores.append(Score(run=run, seconds=step.total_s, low_s=low_s, high_s=high_s))
+        scores.append(PredictionScore(run=run, seconds=step.total_s, low_s=low_s, high_s=high_s))
     return scores
 
 
-def left_out(runs: Sequence[Run], table: Sequence[Coefficient]) -> list[Score]:
+def score_left_out(runs: Sequence[PublishedRun], table: Sequence[Coefficient]) -> list[PredictionScore]:
     """Score every run with a fit that leaves its source out."""
     sources = sorted({run.source for run in runs})
     if len(sources) < 2:
@@ -123,16 +135,19 @@ def left_out(runs: Sequence[Run], table: Sequence[Coefficient]) -> list[Score]:
     return [one for part in parts for one in part]
 
 
-def _left_out(runs: Sequence[Run], table: Sequence[Coefficient], source: str) -> list[Score]:
+def _left_out(runs: Sequence[PublishedRun], table: Sequence[Coefficient], source: str) -> list[PredictionScore]:
     rest = [run for run in runs if run.source != source]
     return score([run for run in runs if run.source == source], fit(rest, table), {run.stack for run in rest})
 
 
-def summary(scores: Sequence[Score], left: Sequence[Score], table: Sequence[Coefficient]) -> dict[str, Any]:
+def summary(
+    scores: Sequence[PredictionScore], left: Sequence[PredictionScore], table: Sequence[Coefficient]
+) -> dict[str, Any]:
     """Return all figures by name."""
     stacks = stacks_from(table)
     memories = [
-        (one.run, memory_of(one.run.task, one.run.layout, one.run.machine.gpu, stacks[one.run.stack])) for one in scores
+        (one.run, estimate_memory(one.run.task, one.run.layout, one.run.machine.gpu, stacks[one.run.stack]))
+        for one in scores
     ]
     off = [abs(_comparable_bytes(memory, run) / run.memory_bytes - 1.0) for run, memory in memories if run.memory_bytes]
     figures: dict[str, Any] = {
@@ -144,12 +159,12 @@ def summary(scores: Sequence[Score], left: Sequence[Score], table: Sequence[Coef
         "loso_mean": statistics.mean(_by_source(left).values()) if left else None,
         "memory_rows": len(off),
         "memory_mape": statistics.mean(off) if off else None,
-        "refused_that_ran": sum(refused(memory) for _, memory in memories),
-        "coverage_80": statistics.mean(one.held for one in left) if left else None,
+        "refused_that_ran": sum(exceeds_memory(memory) for _, memory in memories),
+        "coverage_80": statistics.mean(one.in_interval for one in left) if left else None,
         "coverage_80_by_source": {
-            name: statistics.mean(one.held for one in part) for name, part in _sources(left).items()
+            name: statistics.mean(one.in_interval for one in part) for name, part in _sources(left).items()
         },
-        "coverage_80_seen": statistics.mean(one.held for one in scores),
+        "coverage_80_seen": statistics.mean(one.in_interval for one in scores),
         "interval_width": statistics.median(one.high_s / one.low_s for one in left or scores),
         "choice": choices(scores),
         "peers": peers(scores),
@@ -159,25 +174,25 @@ def summary(scores: Sequence[Score], left: Sequence[Score], table: Sequence[Coef
 
 def search_s(runs: int = 5) -> float:
     """Return the median seconds of a search: all layouts of a model of a trillion parameters on 8,192 H100."""
-    asked = Asked(
-        model=model_from("megatron-1t"),
-        machine=machine_for(parse_gpus("1024xh100:8")),
+    asked = LayoutRequest(
+        model=parse_model_argument("megatron-1t"),
+        machine=build_machine(parse_gpus("1024xh100:8")),
         physics=physics(),
-        stack=stack_named("fsdp2-compile"),
+        stack=find_stack("fsdp2-compile"),
         seq=2048,
         global_batch=6144,
     )
     taken = []
     for _ in range(runs):
         began_s = time.perf_counter()
-        plan(asked)
+        plan_layouts(asked)
         taken.append(time.perf_counter() - began_s)
     return statistics.median(taken)
 
 
-def choices(scores: Sequence[Score]) -> dict[str, Any]:
+def choices(scores: Sequence[PredictionScore]) -> dict[str, Any]:
     """For tasks with several measured layouts, compare the layout predicted fastest with the one measured fastest."""
-    groups: dict[tuple[str, ...], list[Score]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[PredictionScore]] = defaultdict(list)
     for one in scores:
         groups[one.run.group].append(one)
     losses = []
@@ -195,7 +210,7 @@ def choices(scores: Sequence[Score]) -> dict[str, Any]:
     }
 
 
-def peers(scores: Sequence[Score]) -> dict[str, Any]:
+def peers(scores: Sequence[PredictionScore]) -> dict[str, Any]:
     """Compare other tools with ours on the rows that they can predict."""
     out: dict[str, Any] = {}
     for name in sorted({name for one in scores for name in one.run.peers}):
@@ -212,25 +227,25 @@ def peers(scores: Sequence[Score]) -> dict[str, Any]:
     return out
 
 
-def _comparable_bytes(memory: Memory, run: Run) -> float:
+def _comparable_bytes(memory: MemoryEstimate, run: PublishedRun) -> float:
     """Return the bytes that the row reports: reserved by the allocator, or only parameters, states and activations if modelled."""
     if "modelled" in run.memory_kind:
-        return memory.total_bytes - memory.items[Part.OTHER]
+        return memory.total_bytes - memory.items[MemoryItem.OTHER]
     return memory.allocator_bytes
 
 
-def _sources(scores: Sequence[Score]) -> dict[str, list[Score]]:
-    parts: dict[str, list[Score]] = defaultdict(list)
+def _sources(scores: Sequence[PredictionScore]) -> dict[str, list[PredictionScore]]:
+    parts: dict[str, list[PredictionScore]] = defaultdict(list)
     for one in scores:
         parts[one.run.source].append(one)
     return dict(sorted(parts.items()))
 
 
-def _mape(scores: Sequence[Score]) -> float:
+def _mape(scores: Sequence[PredictionScore]) -> float:
     return statistics.mean(abs(one.error) for one in scores)
 
 
-def _by_source(scores: Sequence[Score]) -> dict[str, float]:
+def _by_source(scores: Sequence[PredictionScore]) -> dict[str, float]:
     return {name: _mape(part) for name, part in _sources(scores).items()}
 
 
@@ -239,7 +254,7 @@ def shipped_lines(table: Sequence[Coefficient]) -> list[str]:
     return [f"{one.scope},{one.name},{one.value:.4g},{one.prior:g},{one.spread:g}" for one in table if one.spread]
 
 
-def drawn(figures: dict[str, Any]) -> str:
+def format_figures(figures: dict[str, Any]) -> str:
     """Format the figures as text."""
     bounds = json.loads(RANGES.read_text(encoding="utf-8"))
     lines = [f"{figures['rows']} measured runs of {figures['csv']}", ""]

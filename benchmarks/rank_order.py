@@ -17,9 +17,20 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.figures import Figure, arguments, report, shown, tell
+from benchmarks.figures import (
+    Figure,
+    argument_parser,
+    plain_figure,
+    print_progress,
+    print_report,
+)
 from benchmarks.rank_order_plan import planned_s
-from phalanx.core.work.layout import ORDER, Axis, Layout, layout_to_json
+from phalanx.core.work.layout import (
+    DEFAULT_AXIS_ORDER,
+    Axis,
+    Layout,
+    layout_to_json,
+)
 from tests.lab.lab import ROOT, Lab
 from tests.lab.needs import why_not
 
@@ -36,7 +47,7 @@ STREAM = str(ROOT / "tests" / "lab" / "stream.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class OrderCase:
     """One layout in two orders.
 
     Attributes:
@@ -61,7 +72,7 @@ class Case:
         ]
 
 
-def cases(devices: int) -> list[Case]:
+def cases(devices: int) -> list[OrderCase]:
     """Return all comparisons, for a number of ranks on each of the two hosts."""
     straight = list(range(HOSTS * devices))
     dealt = [host * devices + index for index in range(devices) for host in range(HOSTS)]
@@ -70,7 +81,7 @@ def cases(devices: int) -> list[Case]:
     stages = Layout(tensor=devices, pipeline=HOSTS, micro_batch=4, micro_batches=4)
     spread = replace(stages, order=_innermost(Axis.PIPELINE))
     return [
-        Case(
+        OrderCase(
             name="tp_dp",
             planned=copies,
             naive=scattered,
@@ -79,7 +90,7 @@ def cases(devices: int) -> list[Case]:
             seats_naive=straight,
             means="naive: data innermost",
         ),
-        Case(
+        OrderCase(
             name="tp_pp",
             planned=stages,
             naive=spread,
@@ -88,7 +99,7 @@ def cases(devices: int) -> list[Case]:
             seats_naive=straight,
             means="naive: pipeline innermost",
         ),
-        Case(
+        OrderCase(
             name="tp_dp_dealt",
             planned=copies,
             naive=copies,
@@ -100,7 +111,7 @@ def cases(devices: int) -> list[Case]:
     ]
 
 
-def traffic(layout: Layout, seats: list[int], devices: int) -> float:
+def traffic_bytes(layout: Layout, seats: list[int], devices: int) -> float:
     """Return the bytes that one host sends to the other per step, by formula.
 
     A ring all-reduce of n bytes over two ranks sends n from each. Tensor parallel: two all-reduces of the activations forward and two
@@ -134,7 +145,7 @@ def traffic(layout: Layout, seats: list[int], devices: int) -> float:
 
 def main() -> int:
     """Measure and print."""
-    parser = arguments("rank order in a shaped network")
+    parser = argument_parser("rank order in a shaped network")
     parser.add_argument("--rate", type=float, default=200.0, help="of the links between hosts, each way, in Mbit/s")
     parser.add_argument("--devices", type=int, default=2, help="ranks per host, one of 2, 4 or 8")
     asked = parser.parse_args()
@@ -151,16 +162,16 @@ def main() -> int:
         lines = train(lab, wanted, devices=asked.devices, rounds=asked.runs or RUNS)
     found = _found(lines)
     figures += [
-        shown(
+        plain_figure(
             "flops of a rank", [found["flops"] / 1e9], "GFLOP/s", note="what the planner is given, with all ranks busy"
         ),
-        shown(
+        plain_figure(
             "all-reduce inside a host",
             [8.0 * found["within_bytes_per_s"] / 1e6],
             "Mbit/s",
             note="per rank, of one activation",
         ),
-        shown(
+        plain_figure(
             "all-reduce between hosts",
             [8.0 * found["between_bytes_per_s"] / 1e6],
             "Mbit/s",
@@ -169,7 +180,7 @@ def main() -> int:
     ]
     for case in wanted:
         figures += _figures(case, lines, rate_mbit=asked.rate, devices=asked.devices)
-    report(
+    print_report(
         f"rank order, {HOSTS} hosts of {asked.devices} ranks, {asked.rate:g} Mbit/s between",
         figures,
         as_json=asked.json,
@@ -177,11 +188,11 @@ def main() -> int:
     return 0
 
 
-def train(lab: Lab, wanted: list[Case], *, devices: int, rounds: int) -> list[list[dict[str, Any]]]:
+def train(lab: Lab, wanted: list[OrderCase], *, devices: int, rounds: int) -> list[list[dict[str, Any]]]:
     """Run all ranks; return the lines that each of them printed."""
     arms = [arm for case in wanted for arm in case.arms()]
     asked = {"arms": arms, "rounds": rounds, "steps": STEPS, "shape": SHAPE, "devices": devices}
-    tell(f"{HOSTS * devices} ranks, {rounds} rounds of {len(arms)} arms")
+    print_progress(f"{HOSTS * devices} ranks, {rounds} rounds of {len(arms)} arms")
     ranks: list[subprocess.Popen[str]] = []
     for rank in range(HOSTS * devices):
         environment = {
@@ -203,7 +214,7 @@ def train(lab: Lab, wanted: list[Case], *, devices: int, rounds: int) -> list[li
     return [[json.loads(line) for line in text.splitlines()] for text in outputs]
 
 
-def _figures(case: Case, lines: list[list[dict[str, Any]]], *, rate_mbit: float, devices: int) -> list[Figure]:
+def _figures(case: OrderCase, lines: list[list[dict[str, Any]]], *, rate_mbit: float, devices: int) -> list[Figure]:
     by_arm = {arm: _rounds(lines, f"{case.name}/{arm}") for arm in ("planned", "naive")}
     losses = {arm: [loss for _, loss, _ in rounds] for arm, rounds in by_arm.items()}
     apart = max(abs(a - b) / a for a, b in zip(losses["planned"], losses["naive"], strict=True))
@@ -218,10 +229,12 @@ def _figures(case: Case, lines: list[list[dict[str, Any]]], *, rate_mbit: float,
     arms = (("planned", case.planned, case.seats_planned), ("naive", case.naive, case.seats_naive))
     for (arm, layout, seats), expect_s in zip(arms, expected_s, strict=True):
         sent = statistics.median(sent_bytes for _, _, sent_bytes in by_arm[arm])
-        formula = traffic(layout, seats, devices)
+        formula = traffic_bytes(layout, seats, devices)
         wire_s = formula * 8.0 / (rate_mbit * 1e6)
         note = f"{sent / 1e6:.1f} MB over the link, {formula / 1e6:.1f} by formula: {1e3 * wire_s:.0f} ms of wire; planner {1e3 * expect_s:.0f} ms"
-        figures.append(shown(f"{case.name} {arm}", [1e3 * step_s for step_s, _, _ in by_arm[arm]], "ms", note=note))
+        figures.append(
+            plain_figure(f"{case.name} {arm}", [1e3 * step_s for step_s, _, _ in by_arm[arm]], "ms", note=note)
+        )
     middle = statistics.median(ratios)
     learnt = f"losses from {losses['planned'][0]:.3f} to {losses['planned'][-1]:.3f}, {apart:.0e} apart"
     note = f"planner {expected_s[1] / expected_s[0]:.2f} x; {case.means}; {learnt}"
@@ -262,12 +275,12 @@ def _bandwidth(lab: Lab, name: str, source: str, target: str) -> Figure:
                     lab.run(source, [sys.executable, "-S", STREAM, "send", lab.host(target).address, port, "10000000"])
                 )
             )
-    return shown(f"bandwidth {name}", [bits / 1e6 for bits in runs], "Mbit/s")
+    return plain_figure(f"bandwidth {name}", [bits / 1e6 for bits in runs], "Mbit/s")
 
 
 def _innermost(axis: Axis) -> tuple[Axis, ...]:
     """Return the usual order with one axis moved to the inside."""
-    return (axis, *(other for other in ORDER if other is not axis))
+    return (axis, *(other for other in DEFAULT_AXIS_ORDER if other is not axis))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from phalanx.core.performance.coefficients import Stack
-from phalanx.core.performance.machine import Machine, Measured
-from phalanx.core.performance.model import Model
-from phalanx.core.performance.step import Task, step_time
 from phalanx.core.work.layout import Layout
-from phalanx.facts.coefficients import physics
-from phalanx.facts.gpus import gpu_named
+from phalanx.planner.cost.coefficients import Stack
+from phalanx.planner.cost.machine import Machine, MeasuredRates
+from phalanx.planner.cost.model_shape import ModelShape
+from phalanx.planner.cost.step_time import TrainingTask, step_time
+from phalanx.planner.facts.coefficient_table import physics
+from phalanx.planner.facts.gpus import find_gpu
 
 
 def planned_s(
@@ -23,7 +23,7 @@ def planned_s(
     second that one rank sends in an all-reduce of one activation, inside its host and between hosts.
     """
     width, heads = shape["width"], shape["heads"]
-    model = Model(
+    model = ModelShape(
         name="rank-order",
         layers=shape["layers"],
         hidden=width,
@@ -34,14 +34,14 @@ def planned_s(
         vocab=shape["vocabulary"],
         gated=False,
     )
-    measured = Measured(
+    measured = MeasuredRates(
         flops={"fp32": found["flops"], "bf16": found["flops"]},
         memory_bytes_per_s=found["memory_bytes_per_s"],
         within_bytes_per_s=found["within_bytes_per_s"],
         between_bytes_per_s=found["between_bytes_per_s"],
     )
     machine = Machine(
-        gpu=gpu_named("virtual").gpu,
+        gpu=find_gpu("virtual").gpu,
         nodes=hosts,
         gpus_per_node=devices,
         network_bytes_per_s=found["between_bytes_per_s"],
@@ -58,7 +58,7 @@ def planned_s(
         reduce_bytes=4.0,
         flash_shares={"": physics().matmul_share},
     )
-    task = Task(model=model, seq=shape["sequence"])
+    task = TrainingTask(model=model, seq=shape["sequence"])
     return step_time(
         task, replace(layout, precision="fp32"), machine, replace(physics(), pipeline_exposed=1.0), loop
     ).total_s

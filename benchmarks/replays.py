@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from phalanx.simulator.fleet import equal_nodes
-from phalanx.simulator.simulate import Setting, simulate_live
+from phalanx.simulator.simulation import SimulationSettings, simulate_lifecycle
 from phalanx.simulator.trace import Trace, TraceJob, read_trace
 
 NODES, GPUS_PER_NODE = 80, 8  # a loaded pool of 640 GPUs
@@ -39,19 +39,19 @@ LABELS, LOAD = 11, 0.92
 
 def replay_s(policy: str) -> tuple[float, dict[str, object]]:
     """Return the seconds of one replay, without reading the trace, and the name and size of the trace."""
-    name, trace = replayed_trace()
+    name, trace = trace_to_replay()
     nodes = equal_nodes(NODES, GPUS_PER_NODE)
     gc.collect()
     gc.freeze()  # as `phalanx simulate` does
     begun = time.perf_counter()
-    parts = simulate_live(trace, nodes, Setting(policy=policy))
+    parts = simulate_lifecycle(trace, nodes, SimulationSettings(policy=policy))
     seconds = time.perf_counter() - begun
-    ended = sum(outcome.end_s >= 0.0 for part in parts for outcome in part.outcomes)
+    ended = sum(outcome.end_s >= 0.0 for part in parts for outcome in part.jobs)
     assert ended == len(trace.jobs), (ended, len(trace.jobs))
     return seconds, {"replay_trace": name, "replay_jobs": ended}
 
 
-def replayed_trace() -> tuple[str, Trace]:
+def trace_to_replay() -> tuple[str, Trace]:
     """Return the trace and its name: the public one if it exists, else a generated one."""
     path = public_trace()
     if path is None:
@@ -82,7 +82,7 @@ def synthetic_trace(jobs: int = JOBS, seed: int = 1) -> Trace:
                 submit_s=float(round(gaps[at] * stretch)),
                 duration_s=ran[at],
                 gpus=asked[at],
-                label=f"vc{chance.randrange(LABELS)}",
+                virtual_cluster=f"vc{chance.randrange(LABELS)}",
                 line=at + 2,
             )
             for at in range(jobs)

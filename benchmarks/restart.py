@@ -12,8 +12,15 @@ import sys
 import tempfile
 import time
 
-from benchmarks.cluster import Cluster, cluster, until
-from benchmarks.figures import Figure, arguments, at_most, report, shown, tell
+from benchmarks.cluster import BenchmarkCluster, cluster, wait_until
+from benchmarks.figures import (
+    Figure,
+    argument_parser,
+    at_most,
+    plain_figure,
+    print_progress,
+    print_report,
+)
 from phalanx.store.sql.sqlite.store import SqliteStore
 
 JOBS = 10_000
@@ -25,15 +32,15 @@ TARGET_S = 2.0
 
 def main() -> None:
     """Measure and print."""
-    given = arguments(__doc__ or "").parse_args()
-    report("Restart", measured(given.runs or 5), as_json=given.json)
+    given = argument_parser(__doc__ or "").parse_args()
+    print_report("Restart", measure_restarts(given.runs or 5), as_json=given.json)
 
 
-def measured(runs: int) -> list[Figure]:
+def measure_restarts(runs: int) -> list[Figure]:
     """Return the median of some restarts, and its parts."""
     serving, busy, imports, opening, loading = [], [], [], [], []
     with cluster("1x8", lease_s=120.0) as head:
-        fill(head)
+        submit_jobs(head)
         for run in range(runs):
             head.kill_head()
             opened_s, loaded_s = store_parts(head.home)
@@ -46,7 +53,7 @@ def measured(runs: int) -> list[Figure]:
             serving.append(time.monotonic() - began)
             busy.append(cpu_s(head))
             assert newest, "the jobs are there"
-            tell(f"run {run + 1}: serving after {serving[-1]:.2f} s")
+            print_progress(f"run {run + 1}: serving after {serving[-1]:.2f} s")
         counts = head.call("GET", "/v1/overview")["counts"]
         assert sum(counts.values()) >= JOBS, counts
         assert counts["running"] == RUNNING, counts
@@ -59,18 +66,18 @@ def measured(runs: int) -> list[Figure]:
             TARGET_S,
             note=mixed,
         ),
-        shown("CPU time that the head had used by then", busy, "s"),
-        shown("of it: Python and its imports", imports, "s"),
-        shown("of it: the database opened, and checked whole", opening, "s"),
-        shown("of it: the world loaded", loading, "s"),
+        plain_figure("CPU time that the head had used by then", busy, "s"),
+        plain_figure("of it: Python and its imports", imports, "s"),
+        plain_figure("of it: the database opened, and checked whole", opening, "s"),
+        plain_figure("of it: the world loaded", loading, "s"),
     ]
 
 
-def fill(head: Cluster) -> None:
+def submit_jobs(head: BenchmarkCluster) -> None:
     """Submit jobs: some run, some have ended, some wait."""
     for _ in range(RUNNING):
         head.submit(run=["sleep", "100000"], gpus=1)
-    until(lambda: head.call("GET", "/v1/overview")["counts"]["running"] == RUNNING, "they run")
+    wait_until(lambda: head.call("GET", "/v1/overview")["counts"]["running"] == RUNNING, "they run")
     arrays = [
         head.call(
             "POST", "/v1/jobs", {"run": ["sleep", "1"], "gpus": 8, "workdir": head.home, "array": f"0-{ARRAY - 1}"}
@@ -79,10 +86,10 @@ def fill(head: Cluster) -> None:
     ]
     for array in arrays[: ENDED // ARRAY]:
         head.call("POST", f"/v1/jobs/{array}/cancel", {"why": "the benchmark"})
-    until(lambda: head.call("GET", "/v1/overview")["counts"]["cancelled"] >= ENDED, "they have ended")
+    wait_until(lambda: head.call("GET", "/v1/overview")["counts"]["cancelled"] >= ENDED, "they have ended")
 
 
-def cpu_s(head: Cluster) -> float:
+def cpu_s(head: BenchmarkCluster) -> float:
     """Return the CPU seconds that the head has used, which do not depend on other load."""
     assert head.head is not None
     with open(f"/proc/{head.head.pid}/stat", encoding="ascii") as file:

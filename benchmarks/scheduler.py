@@ -18,21 +18,29 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.figures import Figure, arguments, at_least, at_most, report, shown, tell
+from benchmarks.figures import (
+    Figure,
+    argument_parser,
+    at_least,
+    at_most,
+    plain_figure,
+    print_progress,
+    print_report,
+)
 from benchmarks.replays import replay_s
-from phalanx.controller.driver import calm_collector
+from phalanx.controller.driver import tune_gc
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
-from phalanx.core.lifecycle.facts import Facts
 from phalanx.core.lifecycle.job import place
+from phalanx.core.lifecycle.transitions import TransitionContext
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.pool import Pool
+from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.scheduling.settings import Policy
-from phalanx.core.state.world import Change, World
+from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.state.world import World, WorldChange
 from phalanx.core.units import GIB
-from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, Member
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.job import Job, JobState
@@ -53,7 +61,7 @@ T = 1_700_000_000.0
 
 
 @dataclass(frozen=True)
-class Pass:
+class SchedulingPass:
     """One measured pass."""
 
     seconds: float
@@ -63,12 +71,12 @@ class Pass:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = arguments("The scheduler alone: passes, placements, one decision, replays of a month.")
+    parser = argument_parser("The scheduler alone: passes, placements, one decision, replays of a month.")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # for child processes
     given = parser.parse_args(argv)
     runs = given.runs or RUNS
     if given.part:
-        print(json.dumps(asdict(measured(given.part, runs))))
+        print(json.dumps(asdict(measure_part(given.part, runs))))
         return
     only = set(filter(None, given.only.split(",")))
     if "replay" in only:
@@ -76,14 +84,14 @@ def main(argv: list[str] | None = None) -> None:
     wanted = [part for part in PARTS if not only or part in only]
     if not wanted:
         parser.error(f"--only {given.only}: unknown figure; known are {', '.join(PARTS)} and replay")
-    print_figures({part: in_a_child(part, runs) for part in wanted}, as_json=given.json)
+    print_figures({part: measure_in_child(part, runs) for part in wanted}, as_json=given.json)
 
 
 # ---- parts, each in a process of its own ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Part:
+class PartResult:
     """The result of one part of the benchmark: runs by figure, further facts, and the peak memory of its process."""
 
     runs: dict[str, list[float]]
@@ -91,7 +99,7 @@ class Part:
     peak_mib: float
 
 
-def measured(part: str, repeat: int) -> Part:
+def measure_part(part: str, repeat: int) -> PartResult:
     """Measure one part, in this process."""
     facts: dict[str, object] = {}
     if part == "pass":
@@ -106,19 +114,19 @@ def measured(part: str, repeat: int) -> Part:
         seconds, facts = replay_s(part)
         facts[f"replay_{part}_cpu_s"] = round(time.process_time(), 1)  # does not depend on other load
         runs = {f"replay_{part}_s": [seconds]}  # once: it takes as long as all other parts
-    return Part(runs=runs, facts=facts, peak_mib=peak_mib())
+    return PartResult(runs=runs, facts=facts, peak_mib=peak_mib())
 
 
-def in_a_child(part: str, runs: int) -> Part:
+def measure_in_child(part: str, runs: int) -> PartResult:
     """Measure one part in a new process, for a separate memory peak and an unfragmented heap."""
-    tell(f"{part} ...")
+    print_progress(f"{part} ...")
     words = [sys.executable, "-m", "benchmarks.scheduler", "--part", part, "--runs", str(runs)]
     done = subprocess.run(
         words, cwd=Path(__file__).resolve().parents[1], stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"benchmarks.scheduler: {part} ended with {done.returncode}; its output is above")
-    return Part(**json.loads(done.stdout))
+    return PartResult(**json.loads(done.stdout))
 
 
 def peak_mib() -> float:
@@ -127,16 +135,16 @@ def peak_mib() -> float:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
 
 
-def print_figures(parts: dict[str, Part], *, as_json: bool) -> None:
+def print_figures(parts: dict[str, PartResult], *, as_json: bool) -> None:
     """Print the medians with their ranges as a table, or as one flat JSON object in which `missed` lists figures out of range."""
     ranges = json.loads(RANGES.read_text(encoding="utf-8"))
     peaks = {part: each.peak_mib for part, each in parts.items()}
-    figures = [ranged(name, runs, ranges) for each in parts.values() for name, runs in each.runs.items()]
+    figures = [figure_with_range(name, runs, ranges) for each in parts.values() for name, runs in each.runs.items()]
     for name, of in (("pass", ["pass"]), ("replay", list(REPLAYS)), ("", list(PARTS))):
         held = [peaks[part] for part in of if part in peaks]
         if held:
             figures.append(
-                shown(
+                plain_figure(
                     f"peak_{name}_mib" if name else "peak_mib",
                     [max(held)],
                     "MiB",
@@ -145,13 +153,15 @@ def print_figures(parts: dict[str, Part], *, as_json: bool) -> None:
             )
     facts = {name: value for each in parts.values() for name, value in each.facts.items()}
     if not as_json:
-        report("scheduler" + "".join(f"; {name} {value}" for name, value in facts.items()), figures, as_json=False)
+        print_report(
+            "scheduler" + "".join(f"; {name} {value}" for name, value in facts.items()), figures, as_json=False
+        )
         return
     flat: dict[str, object] = {figure.name: float(f"{figure.value:.5g}") for figure in figures}
     print(json.dumps({**flat, **facts, "missed": [figure.name for figure in figures if figure.met is False]}))
 
 
-def ranged(name: str, runs: list[float], ranges: dict[str, dict[str, Any]]) -> Figure:
+def figure_with_range(name: str, runs: list[float], ranges: dict[str, dict[str, Any]]) -> Figure:
     """Return a figure with its range."""
     bound = ranges[name]
     make = {"at most": at_most, "at least": at_least}[bound["direction"]]
@@ -161,14 +171,14 @@ def ranged(name: str, runs: list[float], ranges: dict[str, dict[str, Any]]) -> F
 # ---- one pass on a full fleet -------------------------------------------------------------------------------------------
 
 
-def measure_passes(repeat: int) -> list[Pass]:
+def measure_passes(repeat: int) -> list[SchedulingPass]:
     """Measure passes: 450 jobs end, 450 arrive, the policy decides. Each pass continues from the state after the previous one."""
     random_ = random.Random(7)
     world, change = full_world(random_)
-    scheduler = Scheduler(Policy(placements_max=100_000))
+    scheduler = Scheduler(PolicySettings(placements_max=100_000))
     now_s = T
     scheduler.plan(world, now_s)
-    calm_collector()  # as the head does at start
+    tune_gc()  # as the head does at start
     found = []
     for number in range(WARM_UP + repeat):
         now_s += 60.0
@@ -179,12 +189,12 @@ def measure_passes(repeat: int) -> list[Pass]:
             change.put(new_job(change.new_job_seq(), random_, now_s))
         changed = change.records[seen:]
         begun = time.perf_counter()
-        scheduler.tell(world, changed, now_s)
+        scheduler.update(world, changed, now_s)
         plan = scheduler.plan(world, now_s)
         seconds = time.perf_counter() - begun
-        classes = len({entry.klass.number for entry in scheduler.board.waiting.values()})
+        classes = len({entry.job_class.number for entry in scheduler.board.waiting.values()})
         if number >= WARM_UP:
-            found.append(Pass(seconds=seconds, placed=len(plan.placements), classes=classes))
+            found.append(SchedulingPass(seconds=seconds, placed=len(plan.placements), classes=classes))
             assert len(plan.placements) >= PLACED_LEAST, found[-1]
             assert classes >= CLASSES_LEAST, found[-1]
         commit(world, change, scheduler, plan, now_s)
@@ -192,10 +202,10 @@ def measure_passes(repeat: int) -> list[Pass]:
     return found
 
 
-def full_world(random_: random.Random) -> tuple[World, Change]:
+def full_world(random_: random.Random) -> tuple[World, WorldChange]:
     """Build 12,500 nodes of 8 in 4 spines of 10 leaves, 95 % allocated; 50,000 jobs wait in 200 queues and more than 2,000 classes."""
     world = World()
-    change = Change(world=world)
+    change = WorldChange(world=world)
     for number in range(NODES):
         change.put(node(number))
     for number in range(QUEUES):
@@ -259,10 +269,10 @@ def new_job(seq: int, random_: random.Random, submit_s: float, gpus: int | None 
     )
 
 
-def run(change: Change, job: Job, parts: list[tuple[int, list[int]]], random_: random.Random) -> None:
+def run(change: WorldChange, job: Job, parts: list[tuple[int, list[int]]], random_: random.Random) -> None:
     """Make the job run on these nodes, for up to two hours already."""
     grants = tuple(
-        Grant(
+        NodeGrant(
             node_id=NodeId(f"n{number:05}"),
             node_rank=rank,
             devices=tuple(devices),
@@ -288,16 +298,16 @@ def run(change: Change, job: Job, parts: list[tuple[int, list[int]]], random_: r
     )
 
 
-def end(world: World, change: Change, attempt: Attempt, now_s: float) -> None:
+def end(world: World, change: WorldChange, attempt: Attempt, now_s: float) -> None:
     """End the job successfully."""
     change.put(replace(world.jobs[attempt.job_id], state=JobState.SUCCEEDED, ended_s=now_s))
     change.put(replace(attempt, state=AttemptState.ENDED, ended_s=now_s))
 
 
-def commit(world: World, change: Change, scheduler: Scheduler, plan: object, now_s: float) -> None:
+def commit(world: World, change: WorldChange, scheduler: Scheduler, plan: object, now_s: float) -> None:
     """Apply the plan as the controller does; not part of the measured time."""
     seen = len(change.records)
-    facts = Facts(now_s=now_s)
+    facts = TransitionContext(now_s=now_s)
     for stop in plan.stops:  # type: ignore[attr-defined]
         attempt = world.attempts[stop.job_id]
         change.put(replace(world.jobs[stop.job_id], state=JobState.PENDING))
@@ -307,7 +317,7 @@ def commit(world: World, change: Change, scheduler: Scheduler, plan: object, now
         change.put(outcome.job)
         if outcome.attempt is not None:
             change.put(outcome.attempt)
-    scheduler.tell(world, change.records[seen:], now_s)
+    scheduler.update(world, change.records[seen:], now_s)
 
 
 # ---- placements alone ---------------------------------------------------------------------------------------------------
@@ -315,11 +325,11 @@ def commit(world: World, change: Change, scheduler: Scheduler, plan: object, now
 
 def placements_per_s(seed: int) -> float:
     """Place gangs of mixed sizes by topology on the empty fleet until it is full; return placements per second."""
-    from phalanx.core.fleet.topology import tree_of
+    from phalanx.core.fleet.topology import build_topology_tree
 
     random_ = random.Random(seed)
     fleet = [node(number) for number in range(NODES)]
-    pool = Pool([GPUS_PER_NODE] * NODES, tree=tree_of(fleet))
+    pool = DevicePool([GPUS_PER_NODE] * NODES, tree=build_topology_tree(fleet))
     wanted = [_need(random_.choice((1, 2, 4, 8, 16, 32, 64))) for _ in range(4_000)]
     begun = time.perf_counter()
     for need in wanted:
@@ -333,20 +343,20 @@ def decision_s(seed: int) -> float:
     """Plan and place one gang of 64 GPUs on 1,213 nodes, half of them partly allocated, with a warm scheduler; return the seconds."""
     random_ = random.Random(seed)
     world = World()
-    change = Change(world=world)
+    change = WorldChange(world=world)
     for number in range(1_213):
         change.put(node(number))
     change.put(Queue(id=QueueId("q0")))
     for number in range(0, 1_213, 2):
         job = replace(new_job(change.new_job_seq(), random_, T, gpus=4), queue=QueueId("q0"))
         run(change, job, [(number, [0, 1, 2, 3])], random_)
-    scheduler = Scheduler(Policy())
+    scheduler = Scheduler(PolicySettings())
     scheduler.plan(world, T)
     seen = len(change.records)
     gang = replace(new_job(change.new_job_seq(), random_, T, gpus=64), queue=QueueId("q0"))
     change.put(gang)
     begun = time.perf_counter()
-    scheduler.tell(world, change.records[seen:], T + 1.0)
+    scheduler.update(world, change.records[seen:], T + 1.0)
     plan = scheduler.plan(world, T + 1.0)
     seconds = time.perf_counter() - begun
     assert plan.placement(gang.id) is not None

@@ -23,18 +23,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.cluster import ROOT, Cluster, free_port
-from benchmarks.figures import Figure, arguments, report, shown, tell
-from benchmarks.soak_books import TERMINAL, Books
-from benchmarks.soak_client import STANDING_QUEUE, Crowd, User
-from benchmarks.soak_wire import Wire
-from phalanx.app.home import Home
-from phalanx.core.access.node_keys import node_token
+from benchmarks.cluster import ROOT, BenchmarkCluster, free_port
+from benchmarks.figures import (
+    Figure,
+    argument_parser,
+    plain_figure,
+    print_progress,
+    print_report,
+)
+from benchmarks.soak_checks import TERMINAL, AnswerChecks
+from benchmarks.soak_client import STANDING_QUEUE, SoakUser, SoakUsers
+from benchmarks.soak_http import HttpConnection
+from phalanx.app.state_folder import StateFolder
+from phalanx.core.access.node_tokens import node_token
 from phalanx.core.ids import NodeId
 
 PROCESSES: Final = 4  # for the supervisors
 LEASE_S: Final = 12.0  # twice the default: supervisors, users and head share the processors
-BLOW_EVERY_S: Final = 30.0
+FAULT_EVERY_S: Final = 30.0
 HEAD_KILLS_SHARE: Final = 0.4
 DEAD_S: Final = (5.0, 20.0)  # how long a dead supervisor stays away
 SILENT_S: Final = (3.0, 40.0)  # shorter and longer than a lease
@@ -51,12 +57,12 @@ MIB: Final = 2**20
 
 
 @dataclass(slots=True)
-class Watch:
+class HeadReadings:
     """Readings of the head over time: (age of the process in seconds, RSS MiB, descriptors, threads), one list for each process."""
 
-    lives: list[list[tuple[float, float, int, int]]] = field(default_factory=list)
+    processes: list[list[tuple[float, float, int, int]]] = field(default_factory=list)
 
-    def look(self, pid: int, age_s: float) -> None:
+    def read(self, pid: int, age_s: float) -> None:
         """Take one reading, unless the process has just ended."""
         try:
             with open(f"/proc/{pid}/statm", encoding="ascii") as file:
@@ -64,11 +70,11 @@ class Watch:
             descriptors, threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
         except OSError:
             return
-        self.lives[-1].append((age_s, rss_mib, descriptors, threads))
+        self.processes[-1].append((age_s, rss_mib, descriptors, threads))
 
     def slope_mib_per_h(self) -> float | None:
         """Return the memory growth of the longest process after warming up, by least squares; None if all were too short."""
-        warm = [[(age, rss) for age, rss, *_ in life if age > WARM_S] for life in self.lives]
+        warm = [[(age, rss) for age, rss, *_ in life if age > WARM_S] for life in self.processes]
         longest = max(warm, key=len, default=[])
         if len(longest) < 6:
             return None
@@ -76,17 +82,17 @@ class Watch:
         return statistics.linear_regression(ages, sizes).slope * 3600
 
 
-class Soak:
+class SoakTest:
     """One run of the soak test."""
 
     def __init__(
-        self, head: Cluster, *, minutes: float, supervisors: int, standing: int, users: int, seed: int
+        self, head: BenchmarkCluster, *, minutes: float, supervisors: int, standing: int, users: int, seed: int
     ) -> None:
         self._head, self._supervisors, self._users = head, supervisors, users
         self._seconds = minutes * 60
         self._rng = random.Random(seed)
-        self.books, self.watch = Books(), Watch()
-        self.crowd = Crowd(
+        self.books, self.watch = AnswerChecks(), HeadReadings()
+        self.crowd = SoakUsers(
             port=head.port, token=head.token(), workdir=head.home, books=self.books, rng=random.Random(seed + 1)
         )
         self.crowd.standing = standing
@@ -100,17 +106,17 @@ class Soak:
         """Run the whole test."""
         self._prepare()
         await self._start_supervisors()
-        tell(f"{self._supervisors} supervisors are up")
-        while await self.crowd.stand() < self.crowd.standing:
+        print_progress(f"{self._supervisors} supervisors are up")
+        while await self.crowd.fill_standing() < self.crowd.standing:
             pass
-        tell(f"{self.crowd.standing} jobs wait")
+        print_progress(f"{self.crowd.standing} jobs wait")
         self._new_head()
         load = asyncio.create_task(self.crowd.run(self._users, PAUSE_S))
         watching = asyncio.create_task(self._watch_head())
         await self._inject_faults()
         self.crowd.over = True
         await load
-        tell("the load has ended, waiting for the jobs")
+        print_progress("the load has ended, waiting for the jobs")
         await self._settle()
         watching.cancel()
         self._check_absences()
@@ -126,16 +132,16 @@ class Soak:
 
     def _new_head(self) -> None:
         self._begun_s = time.monotonic()
-        self.watch.lives.append([])
+        self.watch.processes.append([])
 
     async def _watch_head(self) -> None:
         while True:
             if self._head.head is not None:
-                self.watch.look(self._head.head.pid, time.monotonic() - self._begun_s)
+                self.watch.read(self._head.head.pid, time.monotonic() - self._begun_s)
             await asyncio.sleep(WATCH_EVERY_S)
 
     async def _start_supervisors(self) -> None:
-        secret = Home(path=self._head.home).secret()
+        secret = StateFolder(path=self._head.home).secret()
         for number in range(PROCESSES):
             names = [f"f{index}" for index in range(number, self._supervisors, PROCESSES)]
             process = await asyncio.create_subprocess_exec(
@@ -161,8 +167,8 @@ class Soak:
         until_kills = time.monotonic() + HEAD_KILLS_SHARE * self._seconds
         number = 0
         while (left_s := end - time.monotonic()) > 0:
-            await asyncio.sleep(min(BLOW_EVERY_S, left_s))
-            if end - time.monotonic() < BLOW_EVERY_S / 2:
+            await asyncio.sleep(min(FAULT_EVERY_S, left_s))
+            if end - time.monotonic() < FAULT_EVERY_S / 2:
                 break
             kinds = ("head", "death", "silence") if time.monotonic() < until_kills else ("death", "silence")
             kind = kinds[number % len(kinds)]
@@ -172,7 +178,7 @@ class Soak:
                 await self._kill_head()
             else:
                 await self._fault_nodes(kind)
-            tell(
+            print_progress(
                 f"{self._seconds - (end - time.monotonic()):.0f} s: {kind}; {self.books.counts['requests']} requests, {self.books.counts['wrong answers']} wrong"
             )
 
@@ -192,7 +198,7 @@ class Soak:
 
     async def _settle(self) -> None:
         """Wait for the jobs of the users, cancel the standing ones, and check the final state."""
-        user = User(self.crowd, Wire(self._head.port, self._head.token()))
+        user = SoakUser(self.crowd, HttpConnection(self._head.port, self._head.token()))
         mine = set(self.crowd.submitted)
         end = time.monotonic() + SETTLE_S
         views = await user.all_jobs()
@@ -210,24 +216,26 @@ class Soak:
                     for view in views
                     if view["id"] in mine and view["state"] not in TERMINAL
                 ]
-                self.books.say(f"{len(late)} jobs did not end within {SETTLE_S:g} s after the faults: {late[:5]}")
+                self.books.record_wrong(
+                    f"{len(late)} jobs did not end within {SETTLE_S:g} s after the faults: {late[:5]}"
+                )
                 break
             await asyncio.sleep(2.0)
             views = await user.all_jobs()
         await self._cancel(user, [view["id"] for view in views if view["state"] not in TERMINAL])
         while json.loads((await user.ask("overview", "GET", "/v1/overview")).body)["counts"].get("running", 0):
             if time.monotonic() > end + SETTLE_S:
-                self.books.say("cancelled jobs still run")
+                self.books.record_wrong("cancelled jobs still run")
                 break
             await asyncio.sleep(1.0)
         views = await user.all_jobs()
         overview = json.loads((await user.ask("overview", "GET", "/v1/overview")).body)
-        self.books.whole(views, overview["counts"])
-        self.books.story(await user.all_story())
+        self.books.check_list(views, overview["counts"])
+        self.books.check_history(await user.all_story())
         self.books.counts["jobs"] = len(views)
         self.books.counts["attempts"] = sum(view["attempts"] for view in views)
 
-    async def _cancel(self, user: User, jobs: list[str]) -> None:
+    async def _cancel(self, user: SoakUser, jobs: list[str]) -> None:
         for start in range(0, len(jobs), CANCEL_AT_ONCE):
             await user.ask(
                 "cancel, many at once",
@@ -241,7 +249,7 @@ class Soak:
         """Check that requests failed to reach a head only just after it was killed."""
         unexpected = [at for at in self.crowd.away if not any(kill <= at <= kill + HEAD_BACK_S for kill in self._kills)]
         if unexpected:
-            self.books.say(f"{len(unexpected)} requests found no head though none had been killed")
+            self.books.record_wrong(f"{len(unexpected)} requests found no head though none had been killed")
 
     async def _collect_spans(self) -> None:
         held: list[Any] = []
@@ -253,9 +261,9 @@ class Soak:
             ran += spans["ran"]
             self.refused += spans["refused"]
             if spans["live"]:
-                self.books.say(f"tasks still run at the end: {spans['live'][:5]}")
-        self.books.held(held)
-        self.books.ran(ran)
+                self.books.record_wrong(f"tasks still run at the end: {spans['live'][:5]}")
+        self.books.check_devices(held)
+        self.books.check_generations(ran)
 
     @staticmethod
     def _write(process: asyncio.subprocess.Process, order: dict[str, Any]) -> None:
@@ -304,7 +312,7 @@ class Soak:
                 )
             )
         slope = self.watch.slope_mib_per_h()
-        life = max(self.watch.lives, key=len)
+        life = max(self.watch.processes, key=len)
         if slope is not None:
             figures.append(
                 Figure(
@@ -315,22 +323,22 @@ class Soak:
                 )
             )
         figures += [
-            shown("the head's memory", [rss for _, rss, _, _ in life], "MiB"),
-            shown("the head's descriptors", [count for _, _, count, _ in life], ""),
-            shown("the head's threads", [count for _, _, _, count in life], ""),
-            shown("the database", [os.path.getsize(os.path.join(self._head.home, "phalanx.db")) / MIB], "MiB"),
+            plain_figure("the head's memory", [rss for _, rss, _, _ in life], "MiB"),
+            plain_figure("the head's descriptors", [count for _, _, count, _ in life], ""),
+            plain_figure("the head's threads", [count for _, _, _, count in life], ""),
+            plain_figure("the database", [os.path.getsize(os.path.join(self._head.home, "phalanx.db")) / MIB], "MiB"),
         ]
         return figures
 
 
 @contextmanager
-def soaked(**options: Any) -> Iterator[Soak]:
+def run_soak(**options: Any) -> Iterator[SoakTest]:
     """Run the test; the head still runs in the context."""
     with tempfile.TemporaryDirectory(prefix="phalanx-soak-", ignore_cleanup_errors=True) as home:
-        head = Cluster(home=home, port=free_port(), virtual="1x1", lease_s=LEASE_S)
+        head = BenchmarkCluster(home=home, port=free_port(), virtual="1x1", lease_s=LEASE_S)
         try:
             head.start()
-            soak = Soak(head, **options)
+            soak = SoakTest(head, **options)
             asyncio.run(soak.run())
             yield soak
         finally:
@@ -339,23 +347,23 @@ def soaked(**options: Any) -> Iterator[Soak]:
 
 def main() -> int:
     """Run and print."""
-    parser = arguments(__doc__ or "")
+    parser = argument_parser(__doc__ or "")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--supervisors", type=int, default=500)
     parser.add_argument("--standing", type=int, default=10_000, help="number of jobs that always wait")
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    with soaked(
+    with run_soak(
         minutes=given.minutes,
         supervisors=given.supervisors,
         standing=given.standing,
         users=given.users,
         seed=given.seed,
     ) as soak:
-        report(f"A soak of {given.minutes:g} minutes", soak.figures(), as_json=given.json)
+        print_report(f"A soak of {given.minutes:g} minutes", soak.figures(), as_json=given.json)
         for what in soak.books.wrong:
-            tell(f"WRONG: {what}")
+            print_progress(f"WRONG: {what}")
     return 1 if soak.books.wrong else 0
 
 

@@ -9,13 +9,18 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from benchmarks.soak_wire import Answer, Away, Wire
+from benchmarks.soak_http import HttpAnswer, HttpConnection, NoHeadAnswers
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.state.events import Event
 from phalanx.core.units import GIB
-from phalanx.node.logic.happenings import Commanded, Happening, MemberKey, Renewed
+from phalanx.node.logic.events import (
+    CommandReceived,
+    LeaseRenewed,
+    MemberKey,
+    SupervisorEvent,
+)
 from phalanx.wire import supervisor as wire
 from phalanx.wire.rank import boottime_ns
 
@@ -28,7 +33,7 @@ BATCH_MAX: Final = 64
 
 
 @dataclass
-class Channels:
+class SoakChannels:
     """The channels of one node. While `link` is clear, it is cut off; `refused` has the requests that the head rejected."""
 
     name: NodeId
@@ -38,7 +43,7 @@ class Channels:
     link: asyncio.Event = field(default_factory=asyncio.Event)
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def hear(self, *happenings: Happening) -> None:
+    def handle(self, *happenings: SupervisorEvent) -> None:
         """Handle events; implemented by the node."""
         raise NotImplementedError
 
@@ -51,7 +56,9 @@ class Channels:
         self.chunks: list[wire.StreamChunk] = []
         self.hello_count = self.after = self.held_until_ns = 0
         self.some, self.renew_now, self.greeting = asyncio.Event(), asyncio.Event(), asyncio.Lock()
-        self.wires = {name: Wire(self.port, self.token) for name in ("hello", "lease", "commands", "events", "samples")}
+        self.wires = {
+            name: HttpConnection(self.port, self.token) for name in ("hello", "lease", "commands", "events", "samples")
+        }
         loops: tuple[Coroutine[Any, Any, None], ...] = (self._renew(), self._poll(), self._send(), self._sample())
         self.running = [asyncio.get_running_loop().create_task(loop) for loop in loops]
 
@@ -62,16 +69,18 @@ class Channels:
         for connection in self.wires.values():
             connection.close()
 
-    async def _ask(self, channel: str, method: str, path: str, message: Any = None, timeout_s: float = 30.0) -> Answer:
+    async def _ask(
+        self, channel: str, method: str, path: str, message: Any = None, timeout_s: float = 30.0
+    ) -> HttpAnswer:
         await self.link.wait()
         answer = await self.wires[channel].ask(
             method, path, b"" if message is None else wire.encode(message), timeout_s=timeout_s
         )
         if not self.link.is_set():
-            raise Away("the link is cut")
+            raise NoHeadAnswers("the link is cut")
         if answer.status == 409 and b"say_hello" in answer.body:
             await self._greet(self.hello_count)
-            raise Away("hello first")
+            raise NoHeadAnswers("hello first")
         return answer
 
     async def _greet(self, seen: int) -> None:
@@ -96,16 +105,16 @@ class Channels:
                 version=wire.WIRE_VERSION,
                 supervisor_id=self.who,
                 node=replace(node, supervisor_id=self.who),
-                carries=[(key.job_id, key.epoch, key.generation) for key in self.carried],
+                members=[(key.job_id, key.epoch, key.generation) for key in self.carried],
             )
             answer = await self.wires["hello"].ask("POST", "/v1/node/hello", wire.encode(hello))
             if answer.status != 200:
                 self._refused("hello", answer)
-                raise Away("hello refused")
+                raise NoHeadAnswers("hello refused")
             self.after = wire.decode(answer.body, wire.HelloReply).after
             self.hello_count += 1
 
-    def _refused(self, what: str, answer: Answer) -> None:
+    def _refused(self, what: str, answer: HttpAnswer) -> None:
         if answer.status != 503:
             self.refused.append(f"{self.name} {what}: {answer.status} {answer.body[:300].decode(errors='replace')}")
 
@@ -126,17 +135,17 @@ class Channels:
                     reply = wire.decode(answer.body, wire.LeaseReply)
                     self.held_until_ns = sent_ns + int(reply.lease_s * 1e9)
                     pause_s = reply.renew_in_s
-                    self.hear(
-                        Renewed(
+                    self.handle(
+                        LeaseRenewed(
                             sent_ns=sent_ns,
                             lease_s=reply.lease_s,
-                            asked=frozenset(epochs),
+                            requested=frozenset(epochs),
                             superseded=frozenset(reply.superseded),
                         )
                     )
                 else:
                     self._refused("lease", answer)
-            except Away:
+            except NoHeadAnswers:
                 pass
             try:
                 async with asyncio.timeout(pause_s):
@@ -156,7 +165,7 @@ class Channels:
                 answer = await self._ask(
                     "commands", "GET", f"/v1/node/commands?after={after}&wait_s={POLL_S:g}", timeout_s=POLL_S + 10
                 )
-            except Away:
+            except NoHeadAnswers:
                 await asyncio.sleep(PAUSE_S)
                 continue
             if answer.status != 200:
@@ -168,9 +177,9 @@ class Channels:
                 continue
             after = max(after, reply.last)
             for framed in reply.commands:
-                command = wire.command_of(framed)
+                command = wire.decode_command(framed)
                 if not isinstance(command, wire.OpenExec):
-                    self.hear(Commanded(command=command))
+                    self.handle(CommandReceived(command=command))
 
     async def _send(self) -> None:
         while True:
@@ -179,7 +188,7 @@ class Channels:
             try:
                 while self.hello_count and (self.unsent or self.chunks):
                     await self._send_some()
-            except Away:
+            except NoHeadAnswers:
                 pass
             if self.unsent or self.chunks:
                 self.some.set()
@@ -192,18 +201,18 @@ class Channels:
                 "events", "POST", "/v1/node/streams", wire.StreamsRequest(supervisor_id=self.who, chunks=some)
             )
             if answer.status == 503:
-                raise Away("try later")
+                raise NoHeadAnswers("try later")
             self.chunks = self.chunks[len(some) :]
             if answer.status != 200:  # for an attempt that this node has lost while it was cut off
                 self._refused("streams", answer)
         if self.unsent:
             batch = self.unsent[:BATCH_MAX]
-            framed = [wire.frame(seq, event) for seq, event in batch]
+            framed = [wire.encode_envelope(seq, event) for seq, event in batch]
             answer = await self._ask(
                 "events", "POST", "/v1/node/events", wire.EventsRequest(supervisor_id=self.who, events=framed)
             )
             if answer.status == 503:
-                raise Away("try later")
+                raise NoHeadAnswers("try later")
             acked = wire.decode(answer.body, wire.EventsReply).acked if answer.status == 200 else batch[-1][0]
             if answer.status != 200:
                 self._refused(f"events {[type(event).__name__ for _, event in batch]}", answer)
@@ -238,5 +247,5 @@ class Channels:
                 answer = await self._ask("samples", "POST", "/v1/node/samples", samples)
                 if answer.status != 204:
                     self._refused("samples", answer)
-            except Away:
+            except NoHeadAnswers:
                 continue

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from benchmarks.soak_books import TERMINAL, Books
-from benchmarks.soak_wire import Answer, Away, Wire
+from benchmarks.soak_checks import TERMINAL, AnswerChecks
+from benchmarks.soak_http import HttpAnswer, HttpConnection, NoHeadAnswers
 
 STANDING_QUEUE: Final = "standing"
 QUEUES: Final = ("default", "side")
@@ -27,7 +27,7 @@ RETRY_S: Final = 120.0  # for one submit while the head is away
 
 
 @dataclass(slots=True)
-class Crowd:
+class SoakUsers:
     """All users of one run.
 
     Attributes:
@@ -39,7 +39,7 @@ class Crowd:
     port: int
     token: str
     workdir: str
-    books: Books
+    books: AnswerChecks
     rng: random.Random
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     away: list[float] = field(default_factory=list)
@@ -53,22 +53,22 @@ class Crowd:
         await asyncio.gather(*(self._user(pause_s) for _ in range(users)), self._keep_standing())
 
     async def _user(self, pause_s: float) -> None:
-        user = User(self, Wire(self.port, self.token))
+        user = SoakUser(self, HttpConnection(self.port, self.token))
         kinds = user.kinds()
         weights = [weight for _, weight in kinds]
         while not self.over:
             request = self.rng.choices(kinds, weights)[0][0]
             try:
                 await request()
-            except Away:
+            except NoHeadAnswers:
                 self.away.append(time.monotonic())
                 self.books.counts["requests while the head was away"] += 1
                 await asyncio.sleep(AWAY_PAUSE_S)
             await asyncio.sleep(self.rng.expovariate(1 / pause_s))
 
-    async def stand(self) -> int:
+    async def fill_standing(self) -> int:
         """Submit waiting jobs up to `standing`; return how many waited before."""
-        user = User(self, Wire(self.port, self.token))
+        user = SoakUser(self, HttpConnection(self.port, self.token))
         answer = await user.ask("queue", "GET", f"/v1/queues/{STANDING_QUEUE}")
         waiting = int(json.loads(answer.body)["queue"]["pending"])
         left = self.standing - waiting
@@ -91,18 +91,18 @@ class Crowd:
     async def _keep_standing(self) -> None:
         while not self.over:
             try:
-                await self.stand()
-            except Away:
+                await self.fill_standing()
+            except NoHeadAnswers:
                 self.away.append(time.monotonic())
             await asyncio.sleep(5.0)
 
 
 @dataclass(slots=True)
-class User:
+class SoakUser:
     """One user with one connection."""
 
-    crowd: Crowd
-    wire: Wire
+    crowd: SoakUsers
+    wire: HttpConnection
 
     def kinds(self) -> list[tuple[Callable[[], Awaitable[None]], float]]:
         """Return the requests and their relative frequencies."""
@@ -130,17 +130,17 @@ class User:
 
     async def ask(
         self, kind: str, method: str, path: str, body: Any = None, key: str = "", fine: tuple[int, ...] = ()
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Send one request; an unexpected status is a wrong answer."""
         answer = await self.wire.ask(method, path, b"" if body is None else json.dumps(body).encode(), key=key)
         books = self.crowd.books
         books.counts["requests"] += 1
         if answer.status == 503:
             books.counts[f"try later: {kind}"] += 1
-            raise Away("try later")
+            raise NoHeadAnswers("try later")
         self.crowd.seconds[kind].append(answer.seconds)
         if answer.status >= 300 and answer.status not in fine:
-            books.say(f"{method} {path}: {answer.status} {answer.body[:300].decode(errors='replace')}")
+            books.record_wrong(f"{method} {path}: {answer.status} {answer.body[:300].decode(errors='replace')}")
         return answer
 
     async def submit(self, body: dict[str, Any], kind: str = "submit") -> list[str]:
@@ -153,10 +153,10 @@ class User:
         while answers < wanted:
             try:
                 answer = await self.ask(kind, "POST", "/v1/jobs", {"workdir": crowd.workdir, **body}, key, fine=(200,))
-            except Away:
+            except NoHeadAnswers:
                 crowd.away.append(time.monotonic())
                 if time.monotonic() > end:
-                    crowd.books.say(f"submit {key} reached no head for {RETRY_S:g} s")
+                    crowd.books.record_wrong(f"submit {key} reached no head for {RETRY_S:g} s")
                     raise
                 await asyncio.sleep(AWAY_PAUSE_S)
                 continue
@@ -165,7 +165,7 @@ class User:
             reply = json.loads(answer.body)
             size = int(reply["job"]["array_size"])
             ids = [f"{reply['array_id']}_{index}" for index in range(size)] if size else [reply["job"]["id"]]
-            crowd.books.acknowledged(key, ids)
+            crowd.books.check_acknowledged(key, ids)
             answers += 1
         if kind != "submit, large array":
             crowd.submitted += ids
@@ -209,10 +209,10 @@ class User:
         """Show a job; it must not contradict earlier views, and have at most one live attempt."""
         found = await self._about("show", "")
         if found is not None:
-            self.crowd.books.view(found[1]["job"])
+            self.crowd.books.check_view(found[1]["job"])
             live = [attempt for attempt in found[1]["attempts"] if attempt["state"] != "ended"]
             if len(live) > 1:
-                self.crowd.books.say(f"job {found[0]} has {len(live)} live attempts")
+                self.crowd.books.record_wrong(f"job {found[0]} has {len(live)} live attempts")
 
     async def why(self) -> None:
         """Ask why a job waits."""
@@ -224,7 +224,7 @@ class User:
         if found is not None:
             seqs = [line["seq"] for line in found[1]["story"]]
             if seqs != sorted(set(seqs)):
-                self.crowd.books.say(f"the history of {found[0]} is out of order: {seqs}")
+                self.crowd.books.record_wrong(f"the history of {found[0]} is out of order: {seqs}")
 
     async def logs(self) -> None:
         """Read the output of a job; each line must be from its rank."""
@@ -233,7 +233,7 @@ class User:
             for line in chunk["text"].splitlines():
                 words = line.split()
                 if words[0] not in ("begin", "end") or words[1] != job_id or int(words[4]) != chunk["rank"]:
-                    self.crowd.books.say(f"rank {chunk['rank']} of {job_id} printed {line[:80]!r}")
+                    self.crowd.books.record_wrong(f"rank {chunk['rank']} of {job_id} printed {line[:80]!r}")
 
     async def steps(self) -> None:
         """Read the steps of a job."""
@@ -249,7 +249,7 @@ class User:
         async for mark, _ in self.wire.follow(f"/v1/jobs/{job_id}/events", 1.0):
             if mark:
                 if int(mark) <= last:
-                    self.crowd.books.say(f"events of {job_id}: {mark} after {last}")
+                    self.crowd.books.record_wrong(f"events of {job_id}: {mark} after {last}")
                 last = int(mark)
 
     async def list_filtered(self) -> None:
@@ -269,10 +269,10 @@ class User:
             query = {name: value, "limit": 100, **({} if before is None else {"before_seq": before})}
             answer = await self.ask("list, filtered", "GET", f"/v1/jobs?{urlencode(query)}")
             page = json.loads(answer.body)
-            self.crowd.books.listed(page["jobs"], before_seq=before)
+            self.crowd.books.check_page(page["jobs"], before_seq=before)
             wrong = [view["id"] for view in page["jobs"] if view[name] != value]
             if wrong:
-                self.crowd.books.say(f"a list of {name}={value} contains {wrong[:5]}")
+                self.crowd.books.record_wrong(f"a list of {name}={value} contains {wrong[:5]}")
             before = page["next"]
             if before is None:
                 return
@@ -282,10 +282,10 @@ class User:
         promised = {job_id for ids in list(self.crowd.books.jobs.values()) for job_id in ids}
         found = [view["id"] for view in await self.all_jobs()]
         if len(set(found)) != len(found):
-            self.crowd.books.say("a walk over all pages found a job twice")
+            self.crowd.books.record_wrong("a walk over all pages found a job twice")
         lost = promised - set(found)
         if lost:
-            self.crowd.books.say(
+            self.crowd.books.record_wrong(
                 f"a walk over all pages did not find {len(lost)} acknowledged jobs: {sorted(lost)[:5]}"
             )
 
@@ -296,7 +296,7 @@ class User:
         while True:
             query = {"limit": PAGE, **({} if before is None else {"before_seq": before})}
             page = json.loads((await self.ask("list, a page of 1,000", "GET", f"/v1/jobs?{urlencode(query)}")).body)
-            self.crowd.books.listed(page["jobs"], before_seq=before)
+            self.crowd.books.check_page(page["jobs"], before_seq=before)
             views += page["jobs"]
             before = page["next"]
             if before is None:
@@ -320,7 +320,7 @@ class User:
         """Cancel a job."""
         found = await self._about("cancel", "/cancel", "POST", {"why": "soak"}, fine=(409,))
         if found is not None:
-            self.crowd.books.view(found[1]["job"])
+            self.crowd.books.check_view(found[1]["job"])
             self.crowd.books.cancelled.add(found[0])
 
     async def hold(self) -> None:
@@ -361,7 +361,7 @@ class User:
         reply = json.loads((await self.ask("overview", "GET", "/v1/overview")).body)
         for view in reply["running"]:
             if view["state"] in TERMINAL:
-                self.crowd.books.say(f"overview: {view['id']} is listed as running but is {view['state']}")
+                self.crowd.books.record_wrong(f"overview: {view['id']} is listed as running but is {view['state']}")
 
     async def dry_run(self) -> None:
         """Ask whether a job would start."""

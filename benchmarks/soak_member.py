@@ -16,20 +16,20 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.soak_channels import Channels
+from benchmarks.soak_channels import SoakChannels
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.core.state.commands import Prepare, StartTasks
+from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.node.logic import actions
-from phalanx.node.logic.happenings import (
-    Emptied,
-    FreezeDone,
-    Happening,
-    Killed,
+from phalanx.node.logic.events import (
+    FreezeFinished,
+    MemberEmptied,
     MemberKey,
-    Prepared,
-    Spawned,
+    MemberKilled,
+    MemberPrepared,
+    OutputDrained,
+    SupervisorEvent,
     TaskEnded,
-    WoundUp,
+    TasksSpawned,
 )
 from phalanx.node.logic.supervisor import Supervisor
 from phalanx.wire import supervisor as wire
@@ -41,7 +41,7 @@ STEP_S: Final = 10.0  # of rank 0; with one step per second, reports of 500 jobs
 
 
 @dataclass(slots=True)
-class Task:
+class TimerTask:
     """A task that only takes time. `left_s` is its remaining time, which does not pass while it is frozen."""
 
     key: MemberKey
@@ -57,7 +57,7 @@ class Task:
 
 
 @dataclass
-class Member(Channels):
+class SoakNode(SoakChannels):
     """One node and its successive supervisors.
 
     Attributes:
@@ -74,7 +74,7 @@ class Member(Channels):
         """Start a new supervisor."""
         self.life += 1
         self.logic = Supervisor(self.name)
-        self.tasks: dict[tuple[MemberKey, int], Task] = {}
+        self.tasks: dict[tuple[MemberKey, int], TimerTask] = {}
         self.killed: set[MemberKey] = set()
         self.ends: dict[tuple[str, int, str], int] = {}
         self.seq = 0
@@ -92,7 +92,7 @@ class Member(Channels):
 
     # ---- the step and its actions -------------------------------------------------------------------------------------
 
-    def hear(self, *happenings: Happening) -> None:
+    def handle(self, *happenings: SupervisorEvent) -> None:
         """Pass events to the logic, and perform its actions."""
         out = self.logic.step(boottime_ns(), happenings, unix_s=time.time())
         for action in out.actions:
@@ -101,7 +101,7 @@ class Member(Channels):
             self.wake.cancel()
             self.wake = None
         if out.wake_ns is not None:
-            self.wake = self._after(max(0.0, (out.wake_ns - boottime_ns()) / 1e9), self.hear)
+            self.wake = self._after(max(0.0, (out.wake_ns - boottime_ns()) / 1e9), self.handle)
 
     def _after(self, delay_s: float, callback: Any, *arguments: Any) -> asyncio.TimerHandle:
         life = self.life
@@ -109,76 +109,76 @@ class Member(Channels):
             delay_s, lambda: callback(*arguments) if self.life == life else None
         )
 
-    def _perform(self, action: actions.Action) -> None:
+    def _perform(self, action: actions.SupervisorAction) -> None:
         match action:
             case actions.PrepareMember(key=key, prepare=prepare):
                 self.killed.discard(key)
                 self._after(0.05, self._prepared, key, prepare)
             case actions.SpawnTasks(key=key, prepare=prepare, start=start):
                 self._after(0.02, self._spawn, key, prepare, start)
-            case actions.Signal(key=key):
+            case actions.SendSigterm(key=key):
                 for task in self._of(key):
                     self._halt(task)
                     task.left_s, task.code, task.signal = 0.1, None, 15
                     self._go(task)
-            case actions.Freeze(key=key):
+            case actions.FreezeMember(key=key):
                 for task in self._of(key):
                     self._halt(task)
-                self._after(0.0, self.hear, FreezeDone(key=key, still=True))
-            case actions.Thaw(key=key):
+                self._after(0.0, self.handle, FreezeFinished(key=key, frozen=True))
+            case actions.ThawMember(key=key):
                 for task in self._of(key):
                     self._go(task)
-            case actions.Kill(key=key):
+            case actions.KillMember(key=key):
                 self.killed.add(key)
                 self._after(0.02, self._kill, key)
-            case actions.ProbeEmpty(key=key):
+            case actions.CheckEmpty(key=key):
                 if not self._of(key):
-                    self._after(0.0, self.hear, Emptied(key=key))
-            case actions.WindUp(key=key):
-                self._after(0.01, self.hear, WoundUp(key=key))
-            case actions.Report(event=event):
+                    self._after(0.0, self.handle, MemberEmptied(key=key))
+            case actions.DrainOutput(key=key):
+                self._after(0.01, self.handle, OutputDrained(key=key))
+            case actions.SendEvent(event=event):
                 self.seq += 1
                 self.unsent.append((self.seq, event))
                 self.some.set()
-            case actions.Carry(members=members):
+            case actions.PublishMembers(members=members):
                 self.carried = members
             case actions.RenewLease():
                 self.renew_now.set()
             case (
-                actions.Exit()
-                | actions.TakeStacks()
-                | actions.WritePage()
-                | actions.CleanUp()
-                | actions.Note()
-                | actions.DeleteCheckpoints()
+                actions.ExitSupervisor()
+                | actions.DumpStacks()
+                | actions.UpdateLeasePage()
+                | actions.RemoveScratch()
+                | actions.AppendNote()
+                | actions.RemoveCheckpoints()
             ):
                 pass
 
-    def _of(self, key: MemberKey) -> list[Task]:
+    def _of(self, key: MemberKey) -> list[TimerTask]:
         return [task for task in self.tasks.values() if task.key == key]
 
-    def _prepared(self, key: MemberKey, prepare: Prepare) -> None:
-        grant = prepare.allocation.on(self.name)
+    def _prepared(self, key: MemberKey, prepare: PrepareTasks) -> None:
+        grant = prepare.allocation.grant_on(self.name)
         if key in self.killed or grant is None:
             return
         port = 20_000 + key.generation if grant.node_rank == 0 else None
-        self.hear(Prepared(key=key, port=port, resume=next(iter(prepare.candidates), None)))
+        self.handle(MemberPrepared(key=key, port=port, resume=next(iter(prepare.candidates), None)))
 
-    def _spawn(self, key: MemberKey, prepare: Prepare, _start: StartTasks) -> None:
-        grant = prepare.allocation.on(self.name)
+    def _spawn(self, key: MemberKey, prepare: PrepareTasks, _start: StartTasks) -> None:
+        grant = prepare.allocation.grant_on(self.name)
         if key in self.killed or grant is None:
             return
         words = prepare.spec.role.argv
         for rank in range(grant.first_rank, grant.first_rank + grant.tasks):
             each = len(grant.devices) // grant.tasks
             devices = grant.devices[(rank - grant.first_rank) * each :][:each]
-            task = Task(
+            task = TimerTask(
                 key=key, rank=rank, devices=devices, left_s=float(words[1]), code=int(words[2]), begun_ns=boottime_ns()
             )
             self.tasks[key, rank] = task
             self._ship(key, f"rank-{rank}", f"begin {key.job_id} {key.epoch} {key.generation} {rank}\n")
             self._go(task)
-        self.hear(Spawned(key=key))
+        self.handle(TasksSpawned(key=key))
         if grant.node_rank == 0:
             self._step(key, 1)
 
@@ -201,26 +201,26 @@ class Member(Channels):
         self._ship(key, "steps-0", json.dumps(report) + "\n")
         self._after(STEP_S, self._step, key, step + 1)
 
-    def _go(self, task: Task) -> None:
+    def _go(self, task: TimerTask) -> None:
         if task.timer is None and (task.key, task.rank) in self.tasks:
             task.since_s, task.ran_ns = time.monotonic(), boottime_ns()
             task.timer = self._after(max(0.0, task.left_s), self._end, task)
 
-    def _halt(self, task: Task) -> None:
+    def _halt(self, task: TimerTask) -> None:
         if task.timer is not None:
             task.timer.cancel()
             task.timer = None
             task.left_s -= time.monotonic() - task.since_s
             self.ran.append((self.name, task.rank, *task.key, task.ran_ns, boottime_ns()))
 
-    def _over(self, task: Task) -> None:
+    def _over(self, task: TimerTask) -> None:
         self._halt(task)
         del self.tasks[task.key, task.rank]
         now_ns = boottime_ns()
         for device in task.devices:
             self.held.append((self.name, device, *task.key, task.begun_ns, now_ns))
 
-    def _end(self, task: Task, *, killed: bool = False) -> None:
+    def _end(self, task: TimerTask, *, killed: bool = False) -> None:
         if (task.key, task.rank) not in self.tasks:
             return
         self._over(task)
@@ -229,7 +229,7 @@ class Member(Channels):
         self._ship(
             task.key, f"rank-{task.rank}", f"end {task.key.job_id} {task.key.epoch} {task.key.generation} {task.rank}\n"
         )
-        self.hear(
+        self.handle(
             TaskEnded(
                 key=task.key,
                 rank=task.rank,
@@ -240,12 +240,12 @@ class Member(Channels):
             )
         )
         if not killed and not self._of(task.key):
-            self._after(0.01, self.hear, Emptied(key=task.key))
+            self._after(0.01, self.handle, MemberEmptied(key=task.key))
 
     def _kill(self, key: MemberKey) -> None:
         for task in self._of(key):
             self._end(task, killed=True)
-        self.hear(Killed(key=key))
+        self.handle(MemberKilled(key=key))
 
     def _ship(self, key: MemberKey, stream: str, text: str) -> None:
         place = (key.job_id, key.epoch, stream)
@@ -263,7 +263,7 @@ async def serve(order: dict[str, Any]) -> None:
     ran: list[Any] = []
     refused: list[str] = []
     members = {
-        name: Member(name=NodeId(name), port=order["port"], token=token, held=held, ran=ran, refused=refused)
+        name: SoakNode(name=NodeId(name), port=order["port"], token=token, held=held, ran=ran, refused=refused)
         for name, token in order["tokens"].items()
     }
     for member in members.values():

@@ -14,7 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 
-from benchmarks.figures import Figure, arguments, at_most, report, shown, tell
+from benchmarks.figures import (
+    Figure,
+    argument_parser,
+    at_most,
+    plain_figure,
+    print_progress,
+    print_report,
+)
 from phalanx.ports.store import Batch, Store
 from phalanx.store.sql.sqlite.store import SqliteStore
 from tests import postgres_here
@@ -28,18 +35,18 @@ Opener = Callable[[], Store]
 
 def main() -> None:
     """Measure and print."""
-    given = arguments(__doc__ or "").parse_args()
+    given = argument_parser(__doc__ or "").parse_args()
     only = set(filter(None, given.only.split(",")))
     figures: list[Figure] = []
     for name, database in (("SQLite", _sqlite), ("PostgreSQL", _postgres)):
         if name == "PostgreSQL" and (why := postgres_here.why_not()):
-            tell(why)
+            print_progress(why)
             continue
         if not only or "commits" in only:
             figures += _commits(name, database, given.runs or 5)
         if not only or "load" in only:
             figures += _load(name, database, given.runs or 5)
-    report("Store", figures, as_json=given.json)
+    print_report("Store", figures, as_json=given.json)
 
 
 def _commits(name: str, database: Callable[[], AbstractContextManager[Opener]], runs: int) -> list[Figure]:
@@ -51,11 +58,11 @@ def _commits(name: str, database: Callable[[], AbstractContextManager[Opener]], 
             slowest.append(1000 * statistics.quantiles(times, n=100)[-1])
             seconds = sum(_seconds(store, submitted(1 + COMMITS + 100 * lot, 100)) for lot in range(LOTS))
             lots.append(LOTS / seconds)
-        tell(f"{name}: {single[-1]:,.0f} commits/s of one submit, {lots[-1]:,.0f} of a hundred")
+        print_progress(f"{name}: {single[-1]:,.0f} commits/s of one submit, {lots[-1]:,.0f} of a hundred")
     return [
-        shown(f"{name}: durable commits of one submit", single, "/s", note=f"{COMMITS} one after another"),
-        shown(f"{name}: slowest of a hundred such", slowest, "ms"),
-        shown(f"{name}: durable commits of 100 submits", lots, "/s", note=f"{LOTS} one after another"),
+        plain_figure(f"{name}: durable commits of one submit", single, "/s", note=f"{COMMITS} one after another"),
+        plain_figure(f"{name}: slowest of a hundred such", slowest, "ms"),
+        plain_figure(f"{name}: durable commits of 100 submits", lots, "/s", note=f"{LOTS} one after another"),
     ]
 
 
@@ -74,7 +81,7 @@ def _load(name: str, database: Callable[[], AbstractContextManager[Opener]], run
             assert len(world.pending) == PENDING
     return [
         at_most(f"{name}: opened and {PENDING:,} pending jobs loaded", seconds, "s", 2.0),
-        shown(f"{name}: CPU time of that in the head", ours, "s", note="what a busy machine does not stretch"),
+        plain_figure(f"{name}: CPU time of that in the head", ours, "s", note="what a busy machine does not stretch"),
     ]
 
 

@@ -18,10 +18,16 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.cable import Cable
-from benchmarks.cluster import until
-from benchmarks.figures import Figure, arguments, at_most, report, tell
-from benchmarks.heads import Heads, OneHead, heads
+from benchmarks.cluster import wait_until
+from benchmarks.cuttable_link import CuttableLink
+from benchmarks.figures import (
+    Figure,
+    argument_parser,
+    at_most,
+    print_progress,
+    print_report,
+)
+from benchmarks.heads import HeadGroup, HeadProcess, heads
 from phalanx.client import Client
 from tests import postgres_here
 
@@ -38,11 +44,11 @@ KINDS: Final = {
 
 def main() -> int:
     """Measure and print."""
-    parser = arguments(__doc__ or "")
+    parser = argument_parser(__doc__ or "")
     given = parser.parse_args()
     why = postgres_here.why_not()
     if why:
-        tell(f"skipped: {why}")
+        print_progress(f"skipped: {why}")
         return 0
     figures: list[Figure] = []
     for kind, words in KINDS.items():
@@ -52,7 +58,7 @@ def main() -> int:
                 at_most(f"{words}, to the next one leading", led, "s", BOUND_S),
                 at_most(f"{words}, to a submit acknowledged", answered, "s", BOUND_S),
             ]
-    report("Takeovers", figures, as_json=given.json)
+    print_report("Takeovers", figures, as_json=given.json)
     return 0
 
 
@@ -61,30 +67,30 @@ def _takeovers(kind: str, runs: int) -> Iterator[tuple[float, float]]:
     server = postgres_here.server()
     dsn = server.empty()
     with contextlib.ExitStack() as stack:
-        cables = [stack.enter_context(Cable(server.port)) for _ in range(2)]
+        cables = [stack.enter_context(CuttableLink(server.port)) for _ in range(2)]
         stores = tuple(dsn.replace(f":{server.port}/", f":{cable.port}/") for cable in cables)
         cluster = stack.enter_context(heads(dsn, "1x2", "1x2", stores=stores, words=("--lease", f"{LEASE_S:g}")))
         client = stack.enter_context(cluster.client())
         steady = client.submit(
             {"run": ["sleep", "3600"], "workdir": "/tmp", "gpus": 1, "name": "steady", "grace": "1s"}
         ).id
-        until(lambda: client.job(steady).job.state == "running", "it runs")
+        wait_until(lambda: client.job(steady).job.state == "running", "it runs")
         acknowledged = {}
         for run in range(runs):
-            leader = cluster.led()
-            until(lambda: sum(one.role == "standby" for one in client.heads().heads) == 1, "another stands by")
+            leader = cluster.wait_for_leader()
+            wait_until(lambda: sum(one.role == "standby" for one in client.heads().heads) == 1, "another stands by")
             cable = cables[cluster.heads.index(leader)]
             began_s = time.monotonic()
             _fault(kind, leader, cable, cluster)
             acknowledged[f"run-{run}"], led_s, answered_s = _timed(cluster, client, leader, f"run-{run}")
-            tell(f"{kind} {run + 1}/{runs}: {led_s - began_s:.2f} s, {answered_s - began_s:.2f} s")
+            print_progress(f"{kind} {run + 1}/{runs}: {led_s - began_s:.2f} s, {answered_s - began_s:.2f} s")
             yield led_s - began_s, answered_s - began_s
             _repair(leader, cable)
         _check(client, steady, acknowledged)
         client.cancel(steady)
 
 
-def _fault(kind: str, leader: OneHead, cable: Cable, cluster: Heads) -> None:
+def _fault(kind: str, leader: HeadProcess, cable: CuttableLink, cluster: HeadGroup) -> None:
     if kind == "kill":
         leader.send(signal.SIGKILL)
     elif kind == "stop":
@@ -96,13 +102,13 @@ def _fault(kind: str, leader: OneHead, cable: Cable, cluster: Heads) -> None:
             alone.stop()
 
 
-def _timed(cluster: Heads, client: Client, leader: OneHead, key: str) -> tuple[str, float, float]:
+def _timed(cluster: HeadGroup, client: Client, leader: HeadProcess, key: str) -> tuple[str, float, float]:
     """Submit a job; return its id, when the other head led, and when the submit was acknowledged, on the monotonic clock."""
     led_s: list[float] = []
     other = next(head for head in cluster.heads if head is not leader)
 
     def watch() -> None:
-        until(lambda: other.role() == "leader", "another leads")
+        wait_until(lambda: other.role() == "leader", "another leads")
         led_s.append(time.monotonic())
 
     watching = threading.Thread(target=watch, daemon=True)
@@ -113,16 +119,16 @@ def _timed(cluster: Heads, client: Client, leader: OneHead, key: str) -> tuple[s
     return job, led_s[0], answered_s
 
 
-def _repair(leader: OneHead, cable: Cable) -> None:
+def _repair(leader: HeadProcess, cable: CuttableLink) -> None:
     """Undo the fault, and wait until that head is a standby."""
     cable.cut.clear()
     if leader.process is not None and leader.process.poll() is None and leader.role() == "":
         leader.send(signal.SIGCONT)
     time.sleep(0.5)  # a shutdown may still be in progress
-    until(lambda: leader.ended() or leader.role() == "standby", "it has ended, or stands by")
+    wait_until(lambda: leader.ended() or leader.role() == "standby", "it has ended, or stands by")
     if leader.ended():
         leader.start()
-        until(lambda: leader.role() == "standby", "it stands by")
+        wait_until(lambda: leader.role() == "standby", "it stands by")
 
 
 def _check(client: Client, steady: str, acknowledged: dict[str, str]) -> None:

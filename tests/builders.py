@@ -27,20 +27,26 @@ from phalanx.core.ids import (
     SupervisorId,
     UserId,
 )
-from phalanx.core.lifecycle.facts import Case, Facts
 from phalanx.core.lifecycle.job import place
-from phalanx.core.scheduling.settings import Policy
-from phalanx.core.scheduling.trial import schedule
+from phalanx.core.lifecycle.transitions import AttemptCase, TransitionContext
+from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.scheduling.what_if import plan_snapshot
 from phalanx.core.state.plan import Plan
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.units import GIB
-from phalanx.core.work.allocation import Allocation, Grant
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause, MemberState, TaskExit
+from phalanx.core.work.allocation import Allocation, NodeGrant
+from phalanx.core.work.attempt import (
+    Attempt,
+    AttemptState,
+    EndCause,
+    MemberState,
+    TaskExit,
+)
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
-from phalanx.core.work.job import Job, Resume
-from phalanx.core.work.queue import Queue, Spent, period_start_s
+from phalanx.core.work.job import Job, PublishedCheckpoint
+from phalanx.core.work.queue import Queue, QueueUsage, period_start_s
 from phalanx.core.work.reservation import Reservation
-from phalanx.core.work.spec import JobSpec, Launch, Role
+from phalanx.core.work.spec import JobSpec, LaunchMode, Role
 
 T = 1_700_000_000.0  # Unix seconds at which every history starts
 PLAIN = Queue(id=QueueId("default"))
@@ -56,7 +62,7 @@ class Fleet:
     now_s: float = T
     running: dict[JobId, tuple[Job, Attempt]] = field(default_factory=dict)
     reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
-    spent: dict[QueueId, Spent] = field(default_factory=dict)
+    spent: dict[QueueId, QueueUsage] = field(default_factory=dict)
 
     def with_jobs(self, *jobs: Job) -> Snapshot:
         """The snapshot in which these jobs wait, submitted after those that run, in the order given unless they say otherwise."""
@@ -73,7 +79,7 @@ class Fleet:
             jobs={one.id: one for one in (*(one for one, _ in self.running.values()), *waiting)} if attempts else {},
             attempts=attempts,
             reservations=self.reservations,
-            spent=self.spent,
+            queue_usage=self.spent,
         )
 
     def runs(self, one: Job, on: str, *, for_s: float = 7200.0) -> Fleet:
@@ -122,7 +128,7 @@ class Fleet:
     def having_spent(self, **gpu_h: float) -> Fleet:
         """GPU-hours that queues have used up to now, all in this budget period: `having_spent(nlp=100)`."""
         spent = {
-            QueueId(name): Spent(
+            QueueId(name): QueueUsage(
                 queue=QueueId(name),
                 at_s=self.now_s,
                 period_s=period_start_s(self.queues[QueueId(name)], self.now_s),
@@ -139,7 +145,7 @@ class Fleet:
 
 
 def make_fleet(text: str, *, cpus: int = 32, memory_gib: int = 256) -> Fleet:
-    """Nodes of `[LEAF/]RACK: NAME=[MODEL[-MEMgb]:]COUNT ...`, racks parted by `|`."""
+    """Nodes of `[LEAF/]RACK: NAME_PATTERN=[MODEL[-MEMgb]:]COUNT ...`, racks parted by `|`."""
     nodes: dict[NodeId, Node] = {}
     for rack in text.split("|"):
         name, _, inside = rack.rpartition(":") if "=" not in rack.partition(":")[0] and ":" in rack else ("", "", rack)
@@ -197,7 +203,7 @@ def spec(
     gpus: int | str | GpuRequest = 1,
     cpus: int = 0,
     memory_gib: int = 0,
-    launch: Launch = Launch.PER_DEVICE,
+    launch: LaunchMode = LaunchMode.PER_DEVICE,
     tasks_per_node: int | None = None,
     **fields: Any,
 ) -> JobSpec:
@@ -234,7 +240,7 @@ _JOB_FIELDS = set(Job.__dataclass_fields__) - {"id", "seq", "spec", "queue", "us
 
 def plan_of(snapshot: Snapshot, **policy: Any) -> Any:
     """What the scheduler makes of it: a `Plan`, asked by plain names."""
-    return schedule(snapshot, Policy(**policy))
+    return plan_snapshot(snapshot, PolicySettings(**policy))
 
 
 def drawn(plan: Plan, name: str) -> str:
@@ -247,9 +253,9 @@ def drawn(plan: Plan, name: str) -> str:
 
 def lined(plan: Plan, *names: str) -> str:
     """A plan in a line: stops as `b stops for a` (or `moves`), placements as `a n0:0,1`, waits as `c quota`; with names these jobs only."""
-    verbs = {Cause.PREEMPTED: "stops", Cause.MOVED: "moves"}
+    verbs = {EndCause.PREEMPTED: "stops", EndCause.MOVED: "moves"}
     said = [
-        (one.job_id, f"{one.job_id} {verbs[one.cause]}" + (f" for {one.other}" if one.other else ""))
+        (one.job_id, f"{one.job_id} {verbs[one.cause]}" + (f" for {one.preempted_by}" if one.preempted_by else ""))
         for one in plan.stops
     ]
     said += [(one.job_id, f"{one.job_id} {drawn(plan, one.job_id)}") for one in plan.placements]
@@ -259,14 +265,14 @@ def lined(plan: Plan, *names: str) -> str:
 
 def allocation(text: str, *, tasks: int | None = None, cpus: int = 0, memory_bytes: int = 0) -> Allocation:
     """`n0:0,1 n1:0-3` as an allocation; CPUs and memory of each part."""
-    grants: list[Grant] = []
+    grants: list[NodeGrant] = []
     for rank, word in enumerate(text.split()):
         node, _, devices = word.partition(":")
         spans = [span.partition("-") for span in devices.split(",") if span]
         indices = tuple(index for first, _, last in spans for index in range(int(first), int(last or first) + 1))
         count = tasks if tasks is not None else max(1, len(indices))
         grants.append(
-            Grant(
+            NodeGrant(
                 node_id=NodeId(node),
                 node_rank=rank,
                 devices=indices,
@@ -279,9 +285,9 @@ def allocation(text: str, *, tasks: int | None = None, cpus: int = 0, memory_byt
     return Allocation(grants=tuple(grants))
 
 
-def facts(now_s: float = 0.0, **fields: Any) -> Facts:
+def facts(now_s: float = 0.0, **fields: Any) -> TransitionContext:
     """The surroundings `now_s` seconds after the beginning."""
-    return Facts(now_s=T + now_s, checkpoint_root="/ckpt", output_root="/out", **fields)
+    return TransitionContext(now_s=T + now_s, checkpoint_root="/ckpt", output_root="/out", **fields)
 
 
 def placed(one: Job | None = None, on: str = "n0:0,1 n1:0,1", now_s: float = 0.0) -> Any:
@@ -289,11 +295,11 @@ def placed(one: Job | None = None, on: str = "n0:0,1 n1:0,1", now_s: float = 0.0
     return place(one or job("1", gpus="2x2"), allocation(on), facts(now_s)).case
 
 
-def at(case: Case, state: AttemptState, **members: str) -> Any:
+def at(case: AttemptCase, state: AttemptState, **members: str) -> Any:
     """The same case with its attempt in this state; members as `n0="stopped"`, the others as the state has them."""
     attempt = case.attempt
     assert attempt is not None
-    usual = {AttemptState.PLACED: MemberState.ASKED, AttemptState.STARTING: MemberState.READY}.get(
+    usual = {AttemptState.PLACED: MemberState.REQUESTED, AttemptState.STARTING: MemberState.READY}.get(
         state, MemberState.STARTED
     )
     changed = tuple(
@@ -311,15 +317,15 @@ def exited(
         node_id=NodeId(node),
         code=None if signal is not None else code,
         signal=signal,
-        by_us=by_us,
-        at_s=T + at_s,
+        requested_by_phalanx=by_us,
+        ended_s=T + at_s,
     )
 
 
-def checkpoint(step: int, epoch: int = 1) -> Resume:
+def checkpoint(step: int, epoch: int = 1) -> PublishedCheckpoint:
     """A published checkpoint."""
     path = f"/ckpt/1/epoch-{epoch}/step-{step:08d}"
-    return Resume(epoch=Epoch(epoch), step=step, path=path, digest=f"sha-{epoch}-{step}")
+    return PublishedCheckpoint(epoch=Epoch(epoch), step=step, path=path, digest=f"sha-{epoch}-{step}")
 
 
 def keyed(attempt: Attempt | None) -> dict[str, Any]:

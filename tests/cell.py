@@ -13,15 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx.core.ids import JobId
-from phalanx.core.lifecycle.facts import Facts
 from phalanx.core.lifecycle.job import place
-from phalanx.core.lifecycle.verify import rejection
+from phalanx.core.lifecycle.transitions import TransitionContext
+from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.scheduling.settings import Policy
+from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.plan import Plan
-from phalanx.core.state.world import Change, Record, World
-from phalanx.core.work.attempt import AttemptState, Cause
-from phalanx.core.work.job import Job, JobState, Reason
+from phalanx.core.state.world import Record, World, WorldChange
+from phalanx.core.work.attempt import AttemptState, EndCause
+from phalanx.core.work.job import Job, JobState, WaitReasonCode
 from tests.builders import Fleet, T
 
 PLANS_MAX = (
@@ -40,24 +40,24 @@ class Cell:
     """
 
     def __init__(self, fleet: Fleet, *, save_s: float = 0.0, **policy: Any) -> None:
-        self.policy = Policy(**policy)
+        self.policy = PolicySettings(**policy)
         self.scheduler = Scheduler(self.policy)
         self.world = World()
         self.now_s = T
         self.save_s = save_s
         self.plans: list[Plan] = []
         self.lasts: dict[JobId, float] = {}
-        self._leaving: dict[JobId, tuple[float, Reason]] = {}
+        self._leaving: dict[JobId, tuple[float, WaitReasonCode]] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self.put(*fleet.queues.values(), *fleet.nodes.values(), *fleet.reservations.values(), *fleet.spent.values())
 
     def put(self, *records: Record) -> None:
         """These records are new or changed; the scheduler is told."""
-        change = Change(world=self.world)
+        change = WorldChange(world=self.world)
         for record in records:
             change.put(record)
-        self.scheduler.tell(self.world, change.records, self.now_s)
+        self.scheduler.update(self.world, change.records, self.now_s)
 
     def submit(self, *jobs: Job, lasts_s: float | None = None) -> None:
         """They come now, in this order."""
@@ -73,7 +73,7 @@ class Cell:
         self._leaving.pop(job_id, None)
         self._settle(job_id, state=state, ended_s=self.now_s)
 
-    def fails(self, name: str, reason: Reason = Reason.NODE_FAIL) -> None:
+    def fails(self, name: str, reason: WaitReasonCode = WaitReasonCode.NODE_FAIL) -> None:
         """The attempt ended without its job's doing, and nothing of it is kept: the job waits again."""
         self._settle(JobId(name), state=JobState.PENDING, reason=reason)
 
@@ -81,15 +81,17 @@ class Cell:
         """Decide now, and carry it out."""
         plan = self.scheduler.plan(self.world, self.now_s)
         for stop in plan.stops:
-            reason = Reason.PREEMPTED if stop.cause is Cause.PREEMPTED else Reason.MOVED
+            reason = WaitReasonCode.PREEMPTED if stop.cause is EndCause.PREEMPTED else WaitReasonCode.MOVED
             self._leaving[stop.job_id] = (self.now_s + self.save_s, reason)
         for placement in plan.placements:
-            why_not = rejection(self.world, placement)
+            why_not = rejection_reason(self.world, placement)
             if why_not:  # as the controller does: who is leaving still counts against its queue and its array
                 assert self._leaving, why_not
-                self.scheduler.rejected(placement.job_id, self.now_s)
+                self.scheduler.record_rejection(placement.job_id, self.now_s)
                 continue
-            outcome = place(self.world.jobs[placement.job_id], placement.allocation, Facts(now_s=self.now_s))
+            outcome = place(
+                self.world.jobs[placement.job_id], placement.allocation, TransitionContext(now_s=self.now_s)
+            )
             assert outcome.attempt is not None
             self.put(outcome.job, replace(outcome.attempt, state=AttemptState.RUNNING))
             self._will_end(outcome.job)
@@ -125,8 +127,8 @@ class Cell:
             else " ".join(f"{one.node_id}:{','.join(map(str, one.devices))}" for one in attempt.allocation.grants)
         )
 
-    def why(self, name: str) -> Reason | None:
-        found = self.scheduler.why(self.world.jobs[JobId(name)])
+    def why(self, name: str) -> WaitReasonCode | None:
+        found = self.scheduler.wait_reason(self.world.jobs[JobId(name)])
         return None if found is None else found.reason
 
     def _happen(self) -> None:
@@ -158,10 +160,10 @@ class Cell:
     def _settle(self, job_id: JobId, **changes: Any) -> None:
         """The attempt, if there is one, has ended: the job has become so."""
         job, attempt = self.world.jobs[job_id], self.world.attempts.get(job_id)
-        stopped = changes.get("reason") in (Reason.PREEMPTED, Reason.MOVED)
+        stopped = changes.get("reason") in (WaitReasonCode.PREEMPTED, WaitReasonCode.MOVED)
         if attempt is not None and (stopped or changes["state"] is not JobState.PENDING):
             changes["attained_s"] = job.attained_s + (self.now_s - attempt.placed_s if job.spec.saves_on_stop else 0.0)
-        changes["preemptions"] = job.preemptions + (changes.get("reason") is Reason.PREEMPTED)
-        changes["moves"] = job.moves + (changes.get("reason") is Reason.MOVED)
+        changes["preemptions"] = job.preemptions + (changes.get("reason") is WaitReasonCode.PREEMPTED)
+        changes["moves"] = job.moves + (changes.get("reason") is WaitReasonCode.MOVED)
         ended = [] if attempt is None else [replace(attempt, state=AttemptState.ENDED, ended_s=self.now_s)]
         self.put(replace(job, **changes), *ended)

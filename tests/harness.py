@@ -9,20 +9,22 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
-from phalanx.core.scheduling.settings import Policy
-from phalanx.core.state.events import Cancel, Submit
+from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.state.events import CancelJob, SubmitJob
 from phalanx.core.work.attempt import Attempt, AttemptState
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.spec import JobSpec
-from phalanx.simulator.drill.behaviour import Behaviour
-from phalanx.simulator.drill.cluster import Cluster
+from phalanx.simulator.drill.behaviour import JobBehaviour
+from phalanx.simulator.drill.cluster import DrillCluster
 from tests.builders import make_fleet, spec
 
 
-class Harness(Cluster):
+class Harness(DrillCluster):
     """See the module."""
 
-    def __init__(self, fleet: str = "r: n0=4 n1=4 n2=4", *, policy: Policy | None = None, lease_s: float = 6.0) -> None:
+    def __init__(
+        self, fleet: str = "r: n0=4 n1=4 n2=4", *, policy: PolicySettings | None = None, lease_s: float = 6.0
+    ) -> None:
         self._names = 0
         super().__init__(make_fleet(fleet).nodes.values(), policy=policy, lease_s=lease_s)
 
@@ -31,7 +33,7 @@ class Harness(Cluster):
         one: JobSpec | None = None,
         *,
         key: str = "",
-        behaviour: Behaviour | None = None,
+        behaviour: JobBehaviour | None = None,
         queue: str = "default",
         user: str = "ada",
         **fields: Any,
@@ -41,8 +43,8 @@ class Harness(Cluster):
         wanted = one or spec(**{"name": f"job{self._names}", **fields})
         if behaviour is not None:
             self.behaviours[wanted.name] = behaviour
-        job: Job = self.ask(
-            Submit(
+        job: Job = self.request(
+            SubmitJob(
                 spec=wanted,
                 user=UserId(user),
                 project=ProjectId("gpt"),
@@ -51,12 +53,12 @@ class Harness(Cluster):
                 body_sha256=repr(wanted),
             )
         )
-        self.watch.acknowledged(job.id)
+        self.invariants.record_submit(job.id)
         return job.id
 
     def cancel(self, job_id: JobId) -> Job:
-        answer: Job = self.ask(Cancel(job_id=job_id, by=UserId("ada")))
-        self.watch.cancelled(answer)
+        answer: Job = self.request(CancelJob(job_id=job_id, by=UserId("ada")))
+        self.invariants.record_cancel(answer)
         return answer
 
     def job(self, job_id: JobId) -> Job:

@@ -9,7 +9,7 @@ from phalanx.core.fleet.summary import device_fits
 from phalanx.core.ids import NodeId
 from phalanx.core.scheduling.shape import Shape
 from phalanx.core.state.snapshot import Snapshot, Usage
-from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.allocation import Allocation, NodeGrant
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class FreeRooms:
         for node_id in sorted(snapshot.nodes):
             node = snapshot.nodes[node_id]
             if node.schedulable:
-                rooms[node_id] = _room(node, snapshot.held(node_id))
+                rooms[node_id] = _room(node, snapshot.usage_of(node_id))
         return cls(rooms=rooms, free_devices=sum(len(room.devices) for room in rooms.values()))
 
     def take(self, allocation: Allocation) -> None:
@@ -86,8 +86,8 @@ def _matching(node: Node, shape: Shape) -> set[int]:
     return {device.index for device in node.devices if device_fits(device, shape.model, shape.device_memory_bytes)}
 
 
-def _grant(shape: Shape, rank: int, node_id: NodeId, devices: list[int]) -> Grant:
-    return Grant(
+def _grant(shape: Shape, rank: int, node_id: NodeId, devices: list[int]) -> NodeGrant:
+    return NodeGrant(
         node_id=node_id,
         node_rank=rank,
         devices=tuple(devices[: shape.devices]),

@@ -1,7 +1,7 @@
 """How simulated tasks behave, and the node they run on: `phalanx.simulator.drill`, under the names that tests know."""
 
-from phalanx.simulator.drill.behaviour import Behaviour, Task
-from phalanx.simulator.drill.node import SimNode
-from phalanx.simulator.drill.tasks import newest_whole
+from phalanx.simulator.drill.behaviour import JobBehaviour, SimulatedTask
+from phalanx.simulator.drill.node import DrillNode
+from phalanx.simulator.drill.processes import newest_valid
 
-__all__ = ["Behaviour", "SimNode", "Task", "newest_whole"]
+__all__ = ["DrillNode", "JobBehaviour", "SimulatedTask", "newest_valid"]

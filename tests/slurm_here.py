@@ -15,9 +15,14 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.cluster import until
-from phalanx.node.shell.proctable import ProcessRow, descendants, environment, read_table
-from phalanx.node.shell.sweeps import kill_until_none
+from benchmarks.cluster import wait_until
+from phalanx.node.processes.proctable import (
+    ProcessRow,
+    descendants,
+    process_environment,
+    read_table,
+)
+from phalanx.node.processes.sweeps import kill_until_none
 from tests.lab.slurm import CGROUP, COMMON, why_no_slurm
 
 DEVICE_MAJOR = 120  # of the range for local use: no driver owns it
@@ -109,11 +114,13 @@ class SlurmHere:
             "munged",
             ["munged", "--foreground", "--force", "--key-file", key, "--log-file", f"{self.folder}/munged.log", *own],
         )
-        until(lambda: os.path.exists(f"{self.folder}/munge.socket"), "munged listens")
+        wait_until(lambda: os.path.exists(f"{self.folder}/munge.socket"), "munged listens")
         self._daemon("slurmctld", ["slurmctld", "-D"])
         for number in range(self.nodes):
             self.start_node(f"n{number}")
-        until(lambda: list(self.states().values()) == ["idle"] * self.nodes, "Slurm's nodes are idle", limit_s=60.0)
+        wait_until(
+            lambda: list(self.states().values()) == ["idle"] * self.nodes, "Slurm's nodes are idle", limit_s=60.0
+        )
 
     def start_node(self, name: str) -> None:
         """Start the slurmd of a node."""
@@ -144,7 +151,7 @@ class SlurmHere:
             TimeoutError, subprocess.TimeoutExpired
         ):  # those of a dead node never end in good order
             self.run("scancel", "--partition=here")
-            until(lambda: not self.run("squeue", "--noheader"), "all jobs have ended", limit_s=LEAVE_S)
+            wait_until(lambda: not self.run("squeue", "--noheader"), "all jobs have ended", limit_s=LEAVE_S)
         for daemon in reversed(self.daemons.values()):
             daemon.terminate()
         for daemon in self.daemons.values():
@@ -168,7 +175,7 @@ class SlurmHere:
 
     def _is_of(self, pid: int, node: str) -> bool:
         """By its environment, or by what it has open: a step daemon writes its title over its environment, and holds its slurmd's log."""
-        ours, opened = environment(pid), _opened(pid)
+        ours, opened = process_environment(pid), _opened(pid)
         if node:
             here = ours.get(b"SLURM_CONF") == f"{self.folder}/slurm.conf".encode()
             return (

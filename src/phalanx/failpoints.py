@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-VARIABLE: Final = "PHALANX_FAILPOINT"
+ENVIRONMENT_VARIABLE: Final = "PHALANX_FAILPOINT"
 
 
-class Failure(enum.StrEnum):
+class FailureMode(enum.StrEnum):
     """Effect of an armed failpoint."""
 
     KILL = "kill"  # the process dies by SIGKILL before the write, as at a kernel kill or a power cut
@@ -31,13 +31,13 @@ class Failure(enum.StrEnum):
     TORN = "torn"  # half of the bytes are written, then SIGKILL
 
 
-_AROUND: Final = frozenset({Failure.KILL, Failure.AFTER, Failure.ERROR, Failure.FULL})
-_WRITE: Final = _AROUND | {Failure.TORN}
-_BEFORE: Final = frozenset({Failure.KILL, Failure.ERROR, Failure.FULL})  # a point between two writes
-_DONE: Final = frozenset({Failure.KILL})  # too late for an error: the write is durable
-_IGNORED: Final = frozenset({Failure.KILL, Failure.AFTER})  # the caller ignores errors of this write
+_AROUND: Final = frozenset({FailureMode.KILL, FailureMode.AFTER, FailureMode.ERROR, FailureMode.FULL})
+_WRITE: Final = _AROUND | {FailureMode.TORN}
+_BEFORE: Final = frozenset({FailureMode.KILL, FailureMode.ERROR, FailureMode.FULL})  # a point between two writes
+_DONE: Final = frozenset({FailureMode.KILL})  # too late for an error: the write is durable
+_IGNORED: Final = frozenset({FailureMode.KILL, FailureMode.AFTER})  # the caller ignores errors of this write
 
-FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
+FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "store.open.folder": _AROUND,
     "store.open.lock": _AROUND,
     "store.open.create": _AROUND,
@@ -213,7 +213,7 @@ FAILPOINTS: Final[dict[str, frozenset[Failure]]] = {
 
 @dataclass(slots=True)
 class _Armed:
-    failure: Failure
+    failure: FailureMode
     left: int  # passes until it fails; 1 fails at the next
 
 
@@ -255,7 +255,7 @@ class _Around:
         if self._dies and kind is None:
             _die()
         if self._dies:
-            arm(self._name, Failure.AFTER)  # nothing was written, so it applies to the next pass
+            arm(self._name, FailureMode.AFTER)  # nothing was written, so it applies to the next pass
 
 
 def write(name: str, fd: int, content: bytes | memoryview, offset: int) -> None:
@@ -287,7 +287,7 @@ def sync_directory(name: str, path: str) -> None:
             os.close(fd)
 
 
-def arm(name: str, failure: Failure, nth: int = 1) -> None:
+def arm(name: str, failure: FailureMode, nth: int = 1) -> None:
     """Make the failpoint fail once, at its nth pass from now.
 
     Raises:
@@ -310,7 +310,7 @@ def disarm() -> None:
 
 
 @contextmanager
-def armed(name: str, failure: Failure, nth: int = 1) -> Iterator[None]:
+def armed(name: str, failure: FailureMode, nth: int = 1) -> Iterator[None]:
     """Arm one failpoint for a block of a test."""
     arm(name, failure, nth)
     try:
@@ -319,7 +319,7 @@ def armed(name: str, failure: Failure, nth: int = 1) -> Iterator[None]:
         disarm()
 
 
-def arm_by_text(text: str) -> None:
+def arm_from_text(text: str) -> None:
     """Arm the failpoints of a text like "store.commit.commit=kill:3,logs.append.write=torn".
 
     Raises:
@@ -328,9 +328,9 @@ def arm_by_text(text: str) -> None:
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, rest = item.partition("=")
         failure, _, nth = rest.partition(":")
-        if failure not in set(Failure) or not (nth or "1").isdecimal():
-            raise ValueError(f"{VARIABLE}: {item!r} is not NAME={'|'.join(Failure)}[:NTH]")
-        arm(name, Failure(failure), int(nth or "1"))
+        if failure not in set(FailureMode) or not (nth or "1").isdecimal():
+            raise ValueError(f"{ENVIRONMENT_VARIABLE}: {item!r} is not NAME={'|'.join(FailureMode)}[:NTH]")
+        arm(name, FailureMode(failure), int(nth or "1"))
 
 
 def _pass(name: str, fd: int = -1, view: memoryview | None = None, offset: int = 0) -> bool:
@@ -344,17 +344,17 @@ def _pass(name: str, fd: int = -1, view: memoryview | None = None, offset: int =
             return False
         del _armed[name]
     match point.failure:
-        case Failure.KILL:
+        case FailureMode.KILL:
             _die()
-        case Failure.AFTER:
+        case FailureMode.AFTER:
             pass
-        case Failure.TORN:
+        case FailureMode.TORN:
             if view is not None and len(view) > 1:
                 os.pwrite(fd, view[: len(view) // 2], offset)
             _die()
-        case Failure.ERROR:
+        case FailureMode.ERROR:
             raise OSError(errno.EIO, f"failpoint {name}")
-        case Failure.FULL:
+        case FailureMode.FULL:
             raise OSError(errno.ENOSPC, f"failpoint {name}")
     return True
 
@@ -365,4 +365,4 @@ def _die() -> NoReturn:
     raise AssertionError("unreachable")
 
 
-arm_by_text(os.environ.get(VARIABLE, ""))
+arm_from_text(os.environ.get(ENVIRONMENT_VARIABLE, ""))

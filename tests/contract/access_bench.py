@@ -15,16 +15,21 @@ import httpx
 import msgspec
 
 from phalanx.api.app import build_app
-from phalanx.api.matrix import Column
-from phalanx.app.certificates import Authority
-from phalanx.app.home import Home
-from phalanx.app.joining import Joining, Listen
-from phalanx.core.access.node_keys import join_token, node_token
-from phalanx.core.access.roles import Caller
-from phalanx.core.access.rules import Tie
+from phalanx.api.auth.access_matrix import CallerKind
+from phalanx.app.certificates import CertificateAuthority
+from phalanx.app.join_service import HeadJoinService, ListenAddress
+from phalanx.app.state_folder import StateFolder
+from phalanx.core.access.caller import Caller
+from phalanx.core.access.node_tokens import join_token, node_token
+from phalanx.core.access.rules import CallerRelation
 from phalanx.core.state.events import PutProject, PutToken, PutUser, RevokeToken
-from phalanx.core.work.people import Action, Token, User, UserRole
 from phalanx.core.work.queue import Project
+from phalanx.core.work.users import (
+    Action,
+    Token,
+    User,
+    UserRole,
+)
 from tests.contract.api_head import JOB, SECRET, ApiHead, Supervisor, until
 
 NOW_S, BOOT_S = 1_800_000_000.0, 5_000.0
@@ -37,7 +42,7 @@ class Who:
 
     title: str
     name: str
-    column: Column | None = None
+    column: CallerKind | None = None
     refused: bool = False
     token: str | None = None
 
@@ -47,7 +52,7 @@ class Who:
 
 
 def person(title, role, **more):
-    return Who(title, title.replace(" ", "-"), Column(title=title, role=role, **more))
+    return Who(title, title.replace(" ", "-"), CallerKind(title=title, role=role, **more))
 
 
 ROLES = [
@@ -58,12 +63,12 @@ ROLES = [
     person("admin", A),
 ]
 SCOPED = Who(
-    "scoped token", "user", Column(title="scoped", role=U, scope=frozenset({Action.SEE})), token="scoped-of-user"
+    "scoped token", "user", CallerKind(title="scoped", role=U, scope=frozenset({Action.VIEW})), token="scoped-of-user"
 )
 ADMIN_SCOPED = Who(
     "admin's token to see",
     "admin",
-    Column(title="scoped", role=A, scope=frozenset({Action.SEE})),
+    CallerKind(title="scoped", role=A, scope=frozenset({Action.VIEW})),
     token="scoped-of-admin",
 )
 STRANGERS = [
@@ -75,26 +80,26 @@ STRANGERS = [
     Who("another head's supervisor", "n0", refused=True, token=node_token(b"another head's secret", "n0")),
     Who("join token of yesterday", "joining", refused=True, token=join_token(SECRET, NOW_S - 1)),
 ]
-SUPERVISOR = Who("supervisor", "n0", Column(title="supervisor", role=N), token=node_token(SECRET, "n0"))
+SUPERVISOR = Who("supervisor", "n0", CallerKind(title="supervisor", role=N), token=node_token(SECRET, "n0"))
 OTHER_SUPERVISOR = Who(
-    "supervisor of another node", "n1", Column(title="supervisor", role=N), token=node_token(SECRET, "n1")
+    "supervisor of another node", "n1", CallerKind(title="supervisor", role=N), token=node_token(SECRET, "n1")
 )
 JOINING = Who(
     "join token",
     "h1",
-    Column(title="joining", role=N, scope=frozenset({Action.JOIN})),
+    CallerKind(title="joining", role=N, scope=frozenset({Action.JOIN})),
     token=join_token(SECRET, NOW_S + 3600),
 )
 
 # (who, tie): for people each tie; the others are tied as they are.
 CALLS = [
-    *((who, tie) for who in ROLES for tie in Tie),
-    (SCOPED, Tie.OWN),
-    (ADMIN_SCOPED, Tie.OTHER_PROJECT),
-    *((who, Tie.OTHER_PROJECT) for who in STRANGERS),
-    (SUPERVISOR, Tie.OWN),
-    (OTHER_SUPERVISOR, Tie.OTHER_PROJECT),
-    (JOINING, Tie.OTHER_PROJECT),
+    *((who, tie) for who in ROLES for tie in CallerRelation),
+    (SCOPED, CallerRelation.OWN),
+    (ADMIN_SCOPED, CallerRelation.OTHER_PROJECT),
+    *((who, CallerRelation.OTHER_PROJECT) for who in STRANGERS),
+    (SUPERVISOR, CallerRelation.OWN),
+    (OTHER_SUPERVISOR, CallerRelation.OTHER_PROJECT),
+    (JOINING, CallerRelation.OTHER_PROJECT),
 ]
 
 
@@ -111,12 +116,15 @@ class Bench:
         self.head = ApiHead(self.home)
         setattr(self.head.clock, "now_s", lambda: NOW_S)  # the clock of the head, which every part of it holds
         setattr(self.head.clock, "boottime_s", lambda: BOOT_S)
-        authority = Authority(Home.open(f"{self.home}/home"))
-        joining = Joining(
-            authority=authority, where=Listen(host="127.0.0.2", port=7600), node_secret=SECRET, head_id="head-1"
+        authority = CertificateAuthority(StateFolder.open(f"{self.home}/home"))
+        joining = HeadJoinService(
+            authority=authority,
+            address=ListenAddress(host="127.0.0.2", port=7600),
+            node_secret=SECRET,
+            head_id="head-1",
         )
         limits = replace(self.head.limits, exec_sessions=4_000)  # each asks about one of its own
-        self.head.parts = replace(self.head.parts, welcome=joining, limits=limits)
+        self.head.parts = replace(self.head.parts, join_service=joining, limits=limits)
         self.head.app = build_app(self.head.parts)
         self._people()
 
@@ -126,8 +134,8 @@ class Bench:
         for name in everybody:  # all as users at first, so that the viewer too has a job: of the time before
             ask(PutUser(user=User(id=name, role=U, created_s=1.0)))
             self.give(name, f"secret-of-{name}")
-        self.give("user", "scoped-of-user", scope=frozenset({Action.SEE}))
-        self.give("admin", "scoped-of-admin", scope=frozenset({Action.SEE}))
+        self.give("user", "scoped-of-user", scope=frozenset({Action.VIEW}))
+        self.give("admin", "scoped-of-admin", scope=frozenset({Action.VIEW}))
         self.give("admin", "expired-of-admin", expires_s=NOW_S)
         self.give("admin", "revoked-of-admin")
         ask(RevokeToken(token_id=token_id("revoked-of-admin")))
@@ -151,9 +159,9 @@ class Bench:
     def owner(self, who, tie):
         return (
             who.name
-            if tie is Tie.OWN and who.column and who.column.role is not N
+            if tie is CallerRelation.OWN and who.column and who.column.role is not N
             else "otto"
-            if tie is Tie.OTHER_PROJECT
+            if tie is CallerRelation.OTHER_PROJECT
             else "sam"
         )
 
@@ -202,7 +210,7 @@ class Bench:
 
     def rest(self):
         """Until the driver has done what it was asked, and the event loop what that set going: a change of access ends sessions there."""
-        self.head.driver.peek().result(timeout=10)
+        self.head.driver.read_snapshot().result(timeout=10)
         loop = self.head.app.state.runtime._upkeep.get_loop()
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(timeout=10)
 
@@ -211,7 +219,7 @@ class Bench:
         tables = self.head.store._tables
         runtime = self.head.app.state.runtime
         sessions = {
-            name: (one.typed.end, one.typed_closed, one.rows, one.cols, one.printed.end, one.over)
+            name: (one.input.end, one.input_closed, one.rows, one.cols, one.output.end, one.over)
             for name, one in runtime.sessions._open.items()
         }
         kept = {name: repr(getattr(tables, name)) for name in tables.__slots__ if name != "audit"}
@@ -222,8 +230,8 @@ class Bench:
         files = {path: os.path.getsize(path) for folder in walk(self.home) for path in folder}
         memory = {
             "leases": repr(self.head.driver.leases._leases),
-            "salt": self.head.parts.welcome.salt.value,
-            "samples": repr([self.head.telemetry.devices(node) for node in ("n0", "n1")]),
+            "salt": self.head.parts.join_service.salt.value,
+            "samples": repr([self.head.telemetry.node_samples(node) for node in ("n0", "n1")]),
             "stopped": self.head.stopped.is_set(),
             "supervisors": repr(runtime.supervisors._registered.keys()),
             "streams": repr(self.head.logs.streams(self.jobs.get(("sam", "running"), "1"))),

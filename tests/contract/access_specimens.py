@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from phalanx.core.access.rules import Tie
-from phalanx.core.performance.plain import to_plain
-from phalanx.core.performance.profile import NodeFound, Profile
-from phalanx.core.state.events import MemberReady, NodeDead
+from phalanx.core.access.rules import CallerRelation
+from phalanx.core.state.events import MemberReady, NodeDied
+from phalanx.planner.calibration.profile import NodeMeasurement, Profile
+from phalanx.planner.calibration.record_codec import encode_record
 from phalanx.wire.supervisor import (
     EventsRequest,
     ExecOutput,
@@ -21,7 +21,7 @@ from phalanx.wire.supervisor import (
     SamplesRequest,
     StreamChunk,
     StreamsRequest,
-    frame,
+    encode_envelope,
 )
 from tests.contract.access_bench import NOW_S, OTHER_SUPERVISOR, Bench, Who
 from tests.contract.api_head import JOB, Supervisor, make_node
@@ -47,7 +47,7 @@ class Case:
 
     bench: Bench
     who: Who
-    tie: Tie
+    tie: CallerRelation
     fresh: bool
 
     @property
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def project(self):
-        return "cv" if self.tie is Tie.OTHER_PROJECT else "nlp"
+        return "cv" if self.tie is CallerRelation.OTHER_PROJECT else "nlp"
 
     @property
     def number(self):
@@ -122,15 +122,15 @@ def down_node(case):
     """One that joined once and is gone: nothing but its name is left."""
     supervisor = Supervisor(case.bench.call, f"gone{case.number}", "s9", devices=1)
     supervisor.hello()
-    case.bench.head.driver.report(
-        [NodeDead(node_id=supervisor.node_id, supervisor_id="s9", why="unplugged", confirmed=True)]
+    case.bench.head.controller.report(
+        [NodeDied(node_id=supervisor.node_id, supervisor_id="s9", why="unplugged", confirmed=True)]
     ).result(10)
     return Ask(f"/v1/nodes/{supervisor.node_id}")
 
 
 def profile(case):
-    found = NodeFound(node="n0", gpu="virtual", devices=128, virtual=True, memory_bytes_per_s=9.0 + case.number)
-    return Ask("/v1/profile", to_plain(Profile(at="2026-11-21", at_s=NOW_S, nodes=(found,))))
+    found = NodeMeasurement(node="n0", gpu="virtual", devices=128, virtual=True, memory_bytes_per_s=9.0 + case.number)
+    return Ask("/v1/profile", encode_record(Profile(at="2026-11-21", at_s=NOW_S, nodes=(found,))))
 
 
 def join(case):
@@ -156,12 +156,12 @@ def record(route, make):
 
 
 def hello(case):
-    return HelloRequest(version=1, supervisor_id="s0", node=make_node("n0", 128), carries=[])
+    return HelloRequest(version=1, supervisor_id="s0", node=make_node("n0", 128), members=[])
 
 
 def events(case):
     event = MemberReady(**case.attempt, generation=0, node_id="n0", port=29500)
-    return EventsRequest(supervisor_id=case.supervisor_id, events=[frame(1000 + case.number, event)])
+    return EventsRequest(supervisor_id=case.supervisor_id, events=[encode_envelope(1000 + case.number, event)])
 
 
 def streams(case):
@@ -298,4 +298,4 @@ SPECIMENS = {
 def session_on_n0(case):
     """Sam's, whose command runs on n0."""
     bench = case.bench
-    return bench.session(Who("sam", "nobody"), Tie.SAME_PROJECT)
+    return bench.session(Who("sam", "nobody"), CallerRelation.SAME_PROJECT)

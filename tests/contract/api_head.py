@@ -13,15 +13,15 @@ import httpx
 import msgspec
 
 from phalanx.api.app import build_app
-from phalanx.api.parts import HeadParts, Limits
-from phalanx.api.server import ApiServer
+from phalanx.api.http.server import ApiServer
+from phalanx.api.services import ApiLimits, HeadServices
 from phalanx.controller.controller import Controller
-from phalanx.controller.driver import Driver
+from phalanx.controller.driver import ControllerDriver
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
-from phalanx.controller.turn import Settings
-from phalanx.core.access.node_keys import node_token
+from phalanx.core.access.node_tokens import node_token
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.state.events import (
@@ -35,19 +35,19 @@ from phalanx.core.state.events import (
     TaskExited,
 )
 from phalanx.core.work.attempt import TaskExit
-from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.users import Token, User, UserRole
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
 from phalanx.store.memory import MemoryStore
 from phalanx.wire.supervisor import (
+    Envelope,
     EventsRequest,
-    Framed,
     HelloRequest,
     LeaseRequest,
     StreamChunk,
     StreamsRequest,
-    frame,
+    encode_envelope,
 )
 
 SECRET = b"a secret of this test's head....."
@@ -80,8 +80,8 @@ class ApiHead:
     """Everything that a test may want to look at."""
 
     home: str
-    limits: Limits = field(
-        default_factory=lambda: Limits(heartbeat_s=0.3, recheck_s=0.02, wait_s=3.0, plan_stop_wait_s=0.2)
+    limits: ApiLimits = field(
+        default_factory=lambda: ApiLimits(heartbeat_s=0.3, recheck_s=0.02, wait_s=3.0, plan_stop_wait_s=0.2)
     )
     store: MemoryStore = field(default_factory=MemoryStore)
     head_id: str = "head-1"
@@ -91,14 +91,14 @@ class ApiHead:
         self.mailboxes, self.telemetry = Mailboxes(), Telemetry()
         self.stopped = threading.Event()
         self.output_root = f"{self.home}/outputs"
-        settings = Settings(checkpoint_root=f"{self.home}/checkpoints", output_root=self.output_root)
+        settings = ControllerSettings(checkpoint_root=f"{self.home}/checkpoints", output_root=self.output_root)
         controller = Controller(
             world=self.store.load(),
             leases=LeaseBook(guard=threading.Lock()),
             settings=settings,
             head_id=self.head_id,
         )
-        self.driver = Driver(
+        self.driver = ControllerDriver(
             controller=controller,
             store=self.store,
             mailboxes=self.mailboxes,
@@ -109,8 +109,8 @@ class ApiHead:
         self.driver.start()
         if not controller.world.users:
             self._people()
-        self.parts = HeadParts(
-            driver=self.driver,
+        self.parts = HeadServices(
+            controller=self.driver,
             store=self.store,
             logs=self.logs,
             blobs=FileBlobs(f"{self.home}/blobs"),
@@ -190,7 +190,7 @@ class Supervisor:
 
     def hello(self, carries=(), challenge=None):
         node = make_node(self.node_id, self.devices)
-        said = HelloRequest(version=1, supervisor_id=self.id, node=node, carries=list(carries), challenge=challenge)
+        said = HelloRequest(version=1, supervisor_id=self.id, node=node, members=list(carries), challenge=challenge)
         reply = self.post("hello", said)
         assert reply.status_code == 200, reply.text
         return reply.json()
@@ -200,7 +200,7 @@ class Supervisor:
 
     def framed(self, *events):
         self.seq += len(events)
-        return [frame(self.seq - len(events) + number + 1, event) for number, event in enumerate(events)]
+        return [encode_envelope(self.seq - len(events) + number + 1, event) for number, event in enumerate(events)]
 
     def tell(self, *events):
         reply = self.post("events", EventsRequest(supervisor_id=self.id, events=self.framed(*events)))
@@ -222,7 +222,14 @@ class Supervisor:
         exits = [
             TaskExited(
                 **place,
-                exit=TaskExit(rank=rank, node_id=self.node_id, code=code, signal=None, by_us=False, at_s=time.time()),
+                exit=TaskExit(
+                    rank=rank,
+                    node_id=self.node_id,
+                    code=code,
+                    signal=None,
+                    requested_by_phalanx=False,
+                    ended_s=time.time(),
+                ),
             )
             for rank in range(ranks)
         ]
@@ -258,7 +265,7 @@ def make_node(node_id="n0", devices=4):
 
 
 def unknown_event(seq):
-    return Framed(seq=seq, kind="FromTheFuture", body=msgspec.Raw(b"{}"))
+    return Envelope(seq=seq, kind="FromTheFuture", body=msgspec.Raw(b"{}"))
 
 
 def code(reply):

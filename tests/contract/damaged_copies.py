@@ -3,7 +3,7 @@
 python -m tests.contract.damaged_copies FOLDER FIRST EVERY [LARGE]
 
 FOLDER holds `closed.db`, `open.db`, `open.db-wal` and `state-<k>.db`, the whole earlier states. Prints a line for each copy that was neither
-equal to a state it may have nor refused in one line, then `done COPIES REFUSED EARLIER`. With LARGE, it is judged as a database that is too
+equal to a state it may have nor refused in one line, then `done COPIES OVERRUN_MAX EARLIER`. With LARGE, it is judged as a database that is too
 large to be read whole at the start.
 """
 
@@ -31,7 +31,7 @@ def opened(path):
     """All that a store at this path answers, as a head would read it."""
     store = SqliteStore(path)
     try:
-        assert store.examined(60.0)
+        assert store.wait_for_integrity_check(60.0)
         return dump(store)
     finally:
         store.close()

@@ -1,6 +1,6 @@
 """One cluster of three nodes with two devices each, on each engine, behind the same few verbs. Real daemons; nothing here is played.
 
-A rig is a `benchmarks.cluster.Cluster`: start, kill_head, stop, call, submit, job, wait, story; and `kill_node`, which is a power cut as far
+A rig is a `benchmarks.cluster.BenchmarkCluster`: start, kill_head, stop, call, submit, job, wait, story; and `kill_node`, which is a power cut as far
 as one machine can have one: every process of the node at once, those of the engine's own daemons there too.
 """
 
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from benchmarks.cluster import Cluster, free_port
+from benchmarks.cluster import BenchmarkCluster, free_port
 from phalanx.engines.local import records
-from phalanx.engines.ray.cluster import temp_of
-from phalanx.engines.ray.process import sweep_ray
+from phalanx.engines.ray.cluster import session_folder
+from phalanx.engines.ray.ray_process import sweep_ray
 from tests.contract.slurm_rig import slurm
 from tests.slurm_here import why_not as why_no_slurm
 
@@ -29,26 +29,26 @@ VIRTUAL = "3x2"
 # A job's guarantees, short enough for a test.
 SOON = ("--min-run", "1s", "--min-run-by-right", "1s", "--min-stay", "1s")
 
-R = TypeVar("R", bound=Cluster)
+R = TypeVar("R", bound=BenchmarkCluster)
 
 
 @dataclass(slots=True)
-class LocalRig(Cluster):
+class LocalRig(BenchmarkCluster):
     """Virtual nodes of the local engine, brought back 5 s after they died."""
 
 
 @dataclass(slots=True)
-class RayRig(Cluster):
+class RayRig(BenchmarkCluster):
     """A Ray head and two more Ray nodes, on loopback."""
 
     def stop(self) -> None:
         """End everything, also what a head that was killed left of Ray."""
-        Cluster.stop(self)
+        BenchmarkCluster.stop(self)
         for path in glob.glob(os.path.join(self.home, "ray", "*", "engine.json")):
             living = records.read(os.path.dirname(path))
             if living is not None:
                 sweep_ray(living)
-        shutil.rmtree(temp_of(self.home), ignore_errors=True)
+        shutil.rmtree(session_folder(self.home), ignore_errors=True)
 
     def node_records(self) -> dict[str, dict]:
         """What Ray's actors wrote of the supervisors they brought."""
@@ -60,7 +60,7 @@ class RayRig(Cluster):
 
     def kill_node(self, name: str, signal_number: int = 9) -> float:
         """The supervisor and all under it, then Ray's own processes of that node."""
-        at_s = Cluster.kill_node(self, name, signal_number)
+        at_s = BenchmarkCluster.kill_node(self, name, signal_number)
         self.kill_ray(name)
         return at_s
 
@@ -97,13 +97,13 @@ def _running(kind: type[R], **options: Any) -> Iterator[R]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def gated(rig: Cluster, gate: str, **body: Any) -> str:
+def gated(rig: BenchmarkCluster, gate: str, **body: Any) -> str:
     """A job that ends well once the gate is open."""
     script = f"echo begun; while [ ! -e {os.path.join(rig.home, gate)} ]; do sleep 0.05; done; echo over"
     return rig.submit(run=script, tasks_per_node=1, name=gate, grace="1s", **body)
 
 
-def open_gate(rig: Cluster, gate: str) -> None:
+def open_gate(rig: BenchmarkCluster, gate: str) -> None:
     """Let the jobs of this gate end."""
     with open(os.path.join(rig.home, gate), "w", encoding="utf-8"):
         pass
@@ -114,7 +114,7 @@ def _why_no_ray() -> str:
     return "" if importlib.util.find_spec("ray") else told
 
 
-RIGS: Mapping[str, Callable[[], contextlib.AbstractContextManager[Cluster]]] = {
+RIGS: Mapping[str, Callable[[], contextlib.AbstractContextManager[BenchmarkCluster]]] = {
     "local": local,
     "ray": ray,
     "slurm": partial(slurm, SOON),

@@ -2,21 +2,26 @@
 
 import hashlib
 
-from phalanx.core.fleet.calibration import Calibration
 from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency
-from phalanx.core.work.allocation import Allocation, Grant
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause
+from phalanx.core.work.allocation import Allocation, NodeGrant
+from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.people import Action, Token, User, UserRole
-from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import JobSpec, Role
+from phalanx.core.work.users import (
+    Action,
+    Token,
+    User,
+    UserRole,
+)
 from phalanx.ports.store import Batch, JobFilter
 
 PENDING, RUNNING, SUCCEEDED, FAILED = JobState.PENDING, JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED
@@ -45,7 +50,7 @@ def job(seq, state=PENDING, *, epoch=0, user="ann", project="vision", queue="def
 
 
 def attempt(seq, epoch=1, state=AttemptState.RUNNING, *, node="n0", devices=(0, 1)):
-    grant = Grant(
+    grant = NodeGrant(
         node_id=NodeId(node),
         node_rank=0,
         devices=tuple(devices),
@@ -60,7 +65,7 @@ def attempt(seq, epoch=1, state=AttemptState.RUNNING, *, node="n0", devices=(0, 
         allocation=Allocation(grants=(grant,)),
         placed_s=1100.0,
         state=state,
-        causes=(Cause.NODE_FAIL,) if state is AttemptState.ENDED else (),
+        causes=(EndCause.NODE_FAIL,) if state is AttemptState.ENDED else (),
     )
 
 
@@ -90,7 +95,7 @@ def token(name="t1", owner="ann", **more):
 
 
 def scoped_token():
-    return token("t9", scope=frozenset({Action.SEE, Action.SUBMIT}), expires_s=9.5)
+    return token("t9", scope=frozenset({Action.VIEW, Action.SUBMIT}), expires_s=9.5)
 
 
 def project(name="vision"):
@@ -102,7 +107,7 @@ def queue(name="default", **more):
 
 
 def spent(name="default", **more):
-    return Spent(
+    return QueueUsage(
         queue=QueueId(name), at_s=more.pop("at_s", 1100.5), period_s=0.0, gpu_s=3600.25, decayed_gpu_s=1 / 3, **more
     )
 
@@ -122,7 +127,7 @@ def reservation(name="fans", **more):
 
 
 def calibration(by="opal", profile='{"at":"2026-11-21"}'):
-    return Calibration(profile=profile, by=UserId(by), at_s=7.5)
+    return FleetDocument(text=profile, by=UserId(by), at_s=7.5)
 
 
 def failure_rules(by="opal", rules="[]"):

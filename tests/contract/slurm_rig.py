@@ -13,14 +13,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from benchmarks.cluster import ROOT, Cluster, command_words, free_port, until
+from benchmarks.cluster import (
+    ROOT,
+    BenchmarkCluster,
+    command_words,
+    free_port,
+    wait_until,
+)
 from tests.slurm_here import SlurmHere
 
 BACK_S = 6.0  # after a node's death until its daemon is started again, as after a short power cut
 
 
 @dataclass(slots=True, kw_only=True)
-class SlurmRig(Cluster):
+class SlurmRig(BenchmarkCluster):
     """A head on Slurm."""
 
     slurm: SlurmHere
@@ -38,7 +44,7 @@ class SlurmRig(Cluster):
             str(self.port),
             "--lease",
             str(self.lease_s),
-            *self.words,
+            *self.head_arguments,
         ]
         own = {"PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src"), "TMPDIR": self.slurm.folder}
         self.environment = {**self.slurm.environment, **own}
@@ -46,16 +52,16 @@ class SlurmRig(Cluster):
             self.head = subprocess.Popen(
                 command, stdout=output, stderr=output, start_new_session=True, env=self.environment
             )
-        until(self.serves, "the head serves")
+        wait_until(self.answers, "the head serves")
         if wait_nodes:
-            until(lambda: sum(node["state"] == "up" for node in self.nodes()) == 3, "all nodes are up")
+            wait_until(lambda: sum(node["state"] == "up" for node in self.nodes()) == 3, "all nodes are up")
 
     def stop(self) -> None:
         """End the head, and start no daemon any more."""
         for revival in self.revivals:
             revival.cancel()
             revival.join()
-        Cluster.stop(self)
+        BenchmarkCluster.stop(self)
 
     def kill_node(self, name: str, signal_number: int = 9) -> float:
         """Slurm's daemon there, its steps, our supervisor and all under it."""
@@ -75,7 +81,12 @@ def slurm(words: tuple[str, ...]) -> Iterator[SlurmRig]:
     folder, home = tempfile.mkdtemp(prefix="phalanx-slurm-"), tempfile.mkdtemp(prefix="phalanx-engine-")
     daemons = SlurmHere(folder=folder)
     rig = SlurmRig(
-        home=home, port=free_port(), virtual="", lease_s=4.0, words=("--engine", "slurm", *words), slurm=daemons
+        home=home,
+        port=free_port(),
+        virtual="",
+        lease_s=4.0,
+        head_arguments=("--engine", "slurm", *words),
+        slurm=daemons,
     )
     try:
         with here(daemons):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.api import runtime
-from phalanx.api.matrix import gated_routes, page
-from phalanx.core.access.rules import Reach, Tie, Verdict
+from phalanx.api.auth.access_matrix import gated_routes, render_page
+from phalanx.core.access.rules import AccessDecision, AccessScope, CallerRelation
 from tests.contract.access_bench import CALLS, OTHER_SUPERVISOR, ROLES, STRANGERS, Bench, send, token_id
 from tests.contract.access_specimens import SPECIMENS, Case
 from tests.effort import size
@@ -44,8 +44,8 @@ def routes(bench):
 
 def expected(route, who, tie):
     if route.declared.open_to_all:
-        return Verdict.YES
-    return Verdict.NOT_SIGNED_IN if who.refused else who.column.judge(route, tie)
+        return AccessDecision.ALLOWED
+    return AccessDecision.NOT_SIGNED_IN if who.refused else who.column.judge(route, tie)
 
 
 def test_every_route_has_a_call_of_its_own(routes):
@@ -55,16 +55,20 @@ def test_every_route_has_a_call_of_its_own(routes):
 def test_every_call_is_answered_as_the_table_says_and_a_refused_one_does_nothing(bench, routes):
     wrong, refused, allowed = [], 0, 0
     for turn, (name, method, route) in enumerate(sorted(routes, key=lambda one: LAST.get(one[0], 0))):
-        asks = CALLS if route.reach is not Reach.NOBODY else [one for one in CALLS if one[1] is not Tie.SAME_PROJECT]
+        asks = (
+            CALLS
+            if route.reach is not AccessScope.UNOWNED
+            else [one for one in CALLS if one[1] is not CallerRelation.SAME_PROJECT]
+        )
         # In turn another share of the callers, so that a few routes meet all of them.
         asks = asks[turn % EVERY :: EVERY]
         # What is refused first: afterwards nothing moves that an allowed call has set going.
         for who, tie in asks:
-            if expected(route, who, tie) is not Verdict.YES:
+            if expected(route, who, tie) is not AccessDecision.ALLOWED:
                 refused += 1
                 wrong += refusal(bench, name, method, route, who, tie)
         for who, tie in asks:
-            if expected(route, who, tie) is Verdict.YES:
+            if expected(route, who, tie) is AccessDecision.ALLOWED:
                 allowed += 1
                 wrong += admission(bench, name, method, route, who, tie)
         bench.settle()
@@ -87,7 +91,7 @@ def refusal(bench, name, method, route, who, tie):
     if after != before:
         yield (*where, "changed", [key for key in before if before[key] != after[key]])
     # Whom a supervisor speaks for, and which jobs are to end, stands in the body: there alone it is read before the refusal.
-    in_body = route.reach is Reach.NODE or name == "POST /v1/jobs/cancel"
+    in_body = route.reach is AccessScope.NODE or name == "POST /v1/jobs/cancel"
     if method in ("POST", "PUT", "PATCH") and not in_body:
         garbled = send(bench.call.client, who, method, asked.path, content=b"{ this is no body")
         if garbled.status_code != reply.status_code:
@@ -96,14 +100,14 @@ def refusal(bench, name, method, route, who, tie):
 
 def admission(bench, name, method, route, who, tie):
     """What is wrong with an allowed call: its answer, or its line in the audit trail."""
-    asked = SPECIMENS[name](Case(bench, who, tie, fresh=route.lasting))
-    tip = bench.head.driver.audit_tip.seq
+    asked = SPECIMENS[name](Case(bench, who, tie, fresh=route.audited))
+    tip = bench.head.controller.audit_tip.seq
     reply = send(bench.call.client, who, method, asked.path, json=asked.json, content=asked.content)
     if reply.status_code not in asked.ok:
         yield (name, who.title, str(tie), reply.status_code, reply.text[:200], f"expected {asked.ok}")
     told = [(line.action, line.user, line.token_id) for line in bench.head.store.audit(after=tip)]
     line = (f"{method} {route.path}", *told_as(who))
-    if (line in told) != route.lasting and reply.status_code < 300:
+    if (line in told) != route.audited and reply.status_code < 300:
         yield (name, who.title, str(tie), "audit", told, line)
 
 
@@ -116,7 +120,7 @@ def told_as(who):
 
 
 def test_the_page_says_what_the_table_says(bench):
-    text = page(bench.head.app)
+    text = render_page(bench.head.app)
     if os.environ.get("PHALANX_GOLDEN") == "write":
         PAGE.write_text(text, encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == text

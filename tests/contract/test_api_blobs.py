@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from phalanx.api import blobs
+from phalanx.api.routes import blobs
 from phalanx.core.state.events import RevokeToken
 from tests.contract.api_head import TOKENS, bearer, code, token_of, until
 
@@ -64,7 +64,7 @@ def test_an_upload_ends_soon_after_its_token_does(head, call, monkeypatch):
 def test_one_user_leaves_places_for_others(head, call):
     """Found by reading: one user's uploads could take all places."""
     with contextlib.ExitStack() as stack:
-        for _ in range(blobs.USERS_UPLOADS_MAX):
+        for _ in range(blobs.UPLOADS_PER_USER_MAX):
             stack.enter_context(begun(call, "user"))
         assert code(call("user", "PUT", PATH, content=DATA)) == (503, "try_later")
         assert call("other", "PUT", PATH, content=DATA).status_code == 200

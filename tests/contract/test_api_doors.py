@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from phalanx.api import hurried
-from phalanx.api.server import ApiServer
-from phalanx.app.joining import Listen, bind, listen_of
+from phalanx.api.http import timeouts
+from phalanx.api.http.server import ApiServer
+from phalanx.app.join_service import ListenAddress, bind_socket, parse_listen
 from phalanx.core.errors import BadRequest, Conflict
-from phalanx.node.shell.journal import OneLineFormatter
+from phalanx.node.logs.log_format import OneLineFormatter
 from tests.contract.api_head import ApiHead, bearer
 
 
@@ -168,7 +168,7 @@ def test_a_head_without_end_is_cut_off(call):
 
 
 def test_who_never_says_what_they_want_is_hung_up_on(call, monkeypatch):
-    monkeypatch.setattr(hurried, "HEAD_S", 0.2)
+    monkeypatch.setattr(timeouts, "REQUEST_HEAD_TIMEOUT_S", 0.2)
     where = urlsplit(call.url)
     for beginning in (b"", b"GET /v1/health HT", b"GET /v1/health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b\r\n"):
         with socket.create_connection((where.hostname, where.port), timeout=20) as link:
@@ -180,7 +180,7 @@ def test_who_never_says_what_they_want_is_hung_up_on(call, monkeypatch):
 
 
 def test_who_goes_on_after_an_answer_has_time_anew(call, monkeypatch):
-    monkeypatch.setattr(hurried, "HEAD_S", 2.0)
+    monkeypatch.setattr(timeouts, "REQUEST_HEAD_TIMEOUT_S", 2.0)
     where = urlsplit(call.url)
     with socket.create_connection((where.hostname, where.port), timeout=20) as link:
         for _ in range(3):
@@ -218,20 +218,20 @@ def test_a_socket_off_loopback_is_refused_too(head):
 )
 def test_no_address_is_no_place_to_listen(text):
     with pytest.raises(BadRequest):
-        listen_of(text, 7600)
+        parse_listen(text, 7600)
 
 
 @pytest.mark.parametrize("host", ["0", "0x0", "0.0", "00.0.0.0", "::ffff:0.0.0.0", "0:0:0:0:0:0:0:0", "224.0.0.1"])
 def test_another_spelling_of_every_address_is_refused_as_well(host):
     with pytest.raises((BadRequest, Conflict)):
-        bind(Listen(host=host, port=0)).close()
+        bind_socket(ListenAddress(host=host, port=0)).close()
 
 
 def test_a_name_that_means_every_address_is_refused(monkeypatch):
     everywhere = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("0.0.0.0", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: everywhere)
     with pytest.raises(BadRequest, match=r"means 0\.0\.0\.0"):
-        bind(Listen(host="head.example", port=0))
+        bind_socket(ListenAddress(host="head.example", port=0))
 
 
 # ---- the log ------------------------------------------------------------------------------------------------------------

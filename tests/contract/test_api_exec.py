@@ -8,14 +8,21 @@ import threading
 
 import pytest
 
-from phalanx.api.parts import Limits
-from phalanx.api.sessions import Pipe, Sessions
-from phalanx.core.access.node_keys import attempt_key, seat_token
-from phalanx.core.access.roles import Caller
+from phalanx.api.live.exec_sessions import ExecSessionRegistry, OffsetBuffer
+from phalanx.api.services import ApiLimits
+from phalanx.core.access.caller import Caller
+from phalanx.core.access.node_tokens import attempt_key, seat_token
 from phalanx.core.errors import Conflict
-from phalanx.core.work.people import UserRole
-from phalanx.core.work.seat import Seat
-from phalanx.wire.supervisor import CommandsReply, ExecInput, ExecOutput, OpenExec, command_of, decode
+from phalanx.core.work.seats import Seat
+from phalanx.core.work.users import UserRole
+from phalanx.wire.supervisor import (
+    CommandsReply,
+    ExecInput,
+    ExecOutput,
+    OpenExec,
+    decode,
+    decode_command,
+)
 from tests.contract.api_head import SECRET, ApiHead, Clock, Supervisor, code
 
 
@@ -58,7 +65,7 @@ def shown(call, session, after=0, wait_s=0, role="user"):
 def test_session_reaches_the_node_and_carries_bytes_both_ways(call, job_id):
     session = opened(call, job_id)
     sent = decode(call("node:n0", "GET", "/v1/node/commands").content, CommandsReply).commands[-1]
-    command = command_of(sent)
+    command = decode_command(sent)
     assert isinstance(command, OpenExec)
     assert (command.session, command.argv, command.rows, command.epoch) == (session, ["bash"], 30, 1)
     assert typed(call, session, 0, b"ls\n").json() == {"end": 3}
@@ -112,7 +119,7 @@ def test_no_session_beside_a_job_that_does_not_run(call, job_id):
 @pytest.fixture
 def narrow(tmp_path):
     """A head of eight exec sessions: two for each user."""
-    head = ApiHead(str(tmp_path), limits=Limits(exec_sessions=8, wait_s=3.0, plan_stop_wait_s=0.2))
+    head = ApiHead(str(tmp_path), limits=ApiLimits(exec_sessions=8, wait_s=3.0, plan_stop_wait_s=0.2))
     with head.calling() as call:
         supervisor = Supervisor(call)
         supervisor.hello()
@@ -158,10 +165,10 @@ def test_a_session_that_is_over_holds_no_place(narrow, end):
 
 
 def test_what_is_kept_of_sessions_that_are_over_is_bounded_for_all_users_together():
-    sessions = Sessions(Limits(exec_sessions=4), Clock())
+    sessions = ExecSessionRegistry(ApiLimits(exec_sessions=4), Clock())
     for number in range(12):
         caller = Caller(user=f"u{number % 6}", role=UserRole.USER, token_id="t")
-        sessions.open(caller=caller, job_id="1", supervisor="n0", rows=24, cols=80).over = True
+        sessions.open(caller=caller, job_id="1", supervisor="n0", rows=24, cols=80).ended = True
         assert len(sessions._open) <= 4
 
 
@@ -197,13 +204,13 @@ def test_reader_that_lags_slows_the_command(call, job_id, head):
 
 
 def test_pipe_takes_bytes_once_and_refuses_a_gap():
-    pipe = Pipe()
-    assert pipe.put(0, b"abc", 4)
-    assert pipe.put(1, b"bcd", 4)
-    assert not pipe.put(4, b"e", 4)
-    assert (pipe.get(2, 10), pipe.base, pipe.end) == (b"cd", 2, 4)
+    pipe = OffsetBuffer()
+    assert pipe.append(0, b"abc", 4)
+    assert pipe.append(1, b"bcd", 4)
+    assert not pipe.append(4, b"e", 4)
+    assert (pipe.read(2, 10), pipe.base, pipe.end) == (b"cd", 2, 4)
     with pytest.raises(Conflict):
-        pipe.put(6, b"g", 4)
+        pipe.append(6, b"g", 4)
 
 
 def test_a_session_is_its_supervisors_and_not_of_another_jobs_on_the_same_node(call, job_id):

@@ -47,7 +47,7 @@ def archive(bench, path=""):
     call, job_id = bench
     out = io.BytesIO()
     with Client(call.url, TOKENS["user"]) as client:
-        assert client.fetch_archive(job_id, out, path) == out.tell()
+        assert client.download_archive(job_id, out, path) == out.tell()
     out.seek(0)
     return tarfile.open(fileobj=out)
 
@@ -100,7 +100,7 @@ def test_job_without_outputs_lists_nothing_and_has_no_archive(bench):
     job_id = call.submit()
     assert call("user", "GET", f"/v1/jobs/{job_id}/files").json()["entries"] == []
     with Client(call.url, TOKENS["user"]) as client, pytest.raises(NotFound):
-        client.fetch_archive(job_id, io.BytesIO())
+        client.download_archive(job_id, io.BytesIO())
 
 
 def test_outputs_are_their_owners(bench):

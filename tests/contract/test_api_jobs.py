@@ -8,9 +8,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from phalanx.api import receipts
+from phalanx.api.views import receipts
 from phalanx.core.state.events import PutProject
-from phalanx.core.work.job import Resume
+from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.queue import Project
 from phalanx.ports.store import Batch
 from tests.contract.api_head import JOB, ApiHead, Supervisor, code
@@ -45,7 +45,7 @@ def test_same_key_and_body_give_the_same_job_and_another_body_is_refused(call):
 
 def test_same_key_survives_a_restart_of_the_head(tmp_path, head, call):
     first = keyed(call, JOB).json()["job"]["id"]
-    head.driver.stop()
+    head.controller.stop()
     later = ApiHead(str(tmp_path), store=head.store, head_id="head-2")
     with later.calling() as call_later:
         assert keyed(call_later, JOB).json()["job"]["id"] == first
@@ -189,27 +189,27 @@ def test_stop_is_refused_while_jobs_run_and_keeps_or_cancels_them_as_told(head, 
         "relieved": False,
     }
     supervisor.end(job_id)
-    assert not head.stopped.is_set()
+    assert not head.on_stopped.is_set()
     assert call("operator", "POST", "/v1/stop", {"cancel_jobs": True}).json() == {
         "stopping": True,
         "running": 0,
         "relieved": False,
     }
-    assert head.stopped.wait(10)
+    assert head.on_stopped.wait(10)
 
 
 def test_stop_that_keeps_jobs_grants_long_leases_first(head, call):
     supervisor = Supervisor(call)
     supervisor.hello()
     supervisor.run(call.submit())
-    head.driver.leases.lengthen(600.0)  # as PlanStop will
+    head.controller.leases.grant_long(600.0)  # as PreparePlannedStop will
     assert supervisor.lease([("1", 1)]).json()["lease_s"] == 600.0
     assert call("admin", "POST", "/v1/stop", {"keep_jobs": True}).json() == {
         "stopping": True,
         "running": 1,
         "relieved": False,
     }
-    assert head.stopped.wait(10)
+    assert head.on_stopped.wait(10)
 
 
 @pytest.mark.parametrize("verb", ["hold", "release"])
@@ -237,13 +237,13 @@ def cancel_many(call, jobs, role="user", **more):
 def test_many_jobs_are_cancelled_in_one_step_and_none_starts_on_what_another_frees(head, call):
     Supervisor(call).hello()
     ids = [call.submit(gpus=4) for _ in range(20)]
-    heard = head.driver.stats["events"]
+    heard = head.controller.stats["events"]
     reply = cancel_many(call, [*ids, ids[0]], why="wrong data")
     assert [job["id"] for job in reply.json()["jobs"]] == ids
     assert {job["state"] for job in reply.json()["jobs"][1:]} == {"cancelled"}
     assert {job["cancelled_by"] for job in reply.json()["jobs"]} == {"ada"}
     assert [job["epoch"] for job in reply.json()["jobs"]] == [1] + [0] * 19
-    assert head.driver.stats["events"] - heard == 20, "each once"
+    assert head.controller.stats["events"] - heard == 20, "each once"
     told = [line for line in head.store.story(limit=500) if line.by == "ada" and line.kind != "submitted"]
     assert len(told) == 20
     assert len({line.at_s for line in told}) == 1, "of one step, so of one moment"
@@ -269,7 +269,7 @@ def test_progress_of_a_resumed_attempt_begins_at_the_step_it_resumed_from(head, 
     head.telemetry.steps(job_id, 1, 0, step_line(900, generation=0))
     assert shown_step(call, job_id) == 900
     attempt = head.store.attempts(job_id)[-1]
-    resume = Resume(epoch=1, step=800, path="/c", digest="d")
+    resume = PublishedCheckpoint(epoch=1, step=800, path="/c", digest="d")
     restarted = replace(attempt, generation=1, generation_s=5.0, resume=resume)
     head.store.commit(Batch(records=[restarted]))
     head.telemetry.steps(job_id, 1, 0, b'{"k": "planned", "rank": 0, "generation": 1, "steps_total": 1000}\n')
@@ -329,8 +329,8 @@ def test_a_receipt_reads_so_much_of_an_attempt_and_says_what_it_left_unread(call
 
 
 def test_many_receipts_at_once_are_asked_for_again_later(head, call, trained):
-    head.app.state.runtime.receipts_asked = receipts.ASKED_MAX
+    head.app.state.runtime.receipts_pending = receipts.RECEIPTS_PENDING_MAX
     assert code(call("viewer", "GET", f"/v1/jobs/{trained[0]}/receipt")) == (503, "try_later")
-    head.app.state.runtime.receipts_asked = 0
+    head.app.state.runtime.receipts_pending = 0
     assert call("viewer", "GET", f"/v1/jobs/{trained[0]}/receipt").status_code == 200
-    assert head.app.state.runtime.receipts_asked == 0
+    assert head.app.state.runtime.receipts_pending == 0

@@ -14,14 +14,24 @@ from dataclasses import replace
 import pytest
 
 from phalanx.api.app import build_app
-from phalanx.api.server import ApiServer
-from phalanx.app.certificates import Authority
-from phalanx.app.home import Home
-from phalanx.app.joining import Joining, Listen, bind, secured
+from phalanx.api.http.server import ApiServer
+from phalanx.app.certificates import CertificateAuthority
+from phalanx.app.join_service import (
+    HeadJoinService,
+    ListenAddress,
+    bind_socket,
+    with_tls,
+)
+from phalanx.app.state_folder import StateFolder
 from phalanx.client.tls import fetch_ca
-from phalanx.core.access.node_keys import attempt_key, join_token, node_of, seat_token
+from phalanx.core.access.node_tokens import (
+    attempt_key,
+    join_token,
+    node_of_token,
+    seat_token,
+)
 from phalanx.core.errors import BadRequest, NotPermitted, Unreachable
-from phalanx.core.work.seat import Seat
+from phalanx.core.work.seats import Seat
 from phalanx.wire.join import fingerprint
 from tests.contract.api_head import SECRET, ApiHead, Supervisor
 
@@ -31,9 +41,11 @@ ADDRESS = "127.0.0.2"  # off the loopback address that speaks plainly, on the lo
 @pytest.fixture
 def bench(tmp_path):
     head = ApiHead(str(tmp_path))
-    authority = Authority(Home.open(str(tmp_path / "home")))
-    joining = Joining(authority=authority, where=Listen(host=ADDRESS, port=7600), node_secret=SECRET, head_id="head-1")
-    head.parts = replace(head.parts, welcome=joining, hosts_allowed=head.parts.hosts_allowed | {ADDRESS})
+    authority = CertificateAuthority(StateFolder.open(str(tmp_path / "home")))
+    joining = HeadJoinService(
+        authority=authority, address=ListenAddress(host=ADDRESS, port=7600), node_secret=SECRET, head_id="head-1"
+    )
+    head.parts = replace(head.parts, join_service=joining, hosts_allowed=head.parts.hosts_allowed | {ADDRESS})
     head.app = build_app(head.parts)
     with head.calling() as call:
         yield head, call, authority
@@ -58,7 +70,7 @@ def test_a_join_token_is_exchanged_for_the_nodes_own(bench):
     head, call, _ = bench
     reply = join(call, good(head))
     assert reply.status_code == 200, reply.text
-    assert node_of(SECRET, reply.json()["token"]) == "h1"
+    assert node_of_token(SECRET, reply.json()["token"]) == "h1"
     assert (reply.json()["engine"], reply.json()["up"]) == ("joined", False)
 
 
@@ -84,7 +96,7 @@ def test_a_name_that_is_up_is_taken_by_nobody_else(bench):
 def test_a_join_token_that_ends_while_its_body_is_held_back_brings_nobody_in(bench):
     """Found by reading: the gate judged when the head of the request came, and nobody when its body was here."""
     head, call, _ = bench
-    gate = head.app.state.runtime.gate
+    gate = head.app.state.runtime.authenticator
     admit, admitted = gate.caller, threading.Event()
 
     def admitting(authorization):
@@ -155,9 +167,9 @@ def test_a_head_on_loopback_alone_takes_nobody_in(tmp_path):
 def door(bench):
     """The same API with a door off loopback; its port."""
     head, _, authority = bench
-    listener = bind(Listen(host=ADDRESS, port=0))
+    listener = bind_socket(ListenAddress(host=ADDRESS, port=0))
     port = listener.getsockname()[1]
-    tls = secured(listener, authority, Listen(host=ADDRESS, port=port))
+    tls = with_tls(listener, authority, ListenAddress(host=ADDRESS, port=port))
     server = ApiServer(build_app(head.parts), tls=tls, host="127.0.0.1", port=0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

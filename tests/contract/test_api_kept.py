@@ -13,25 +13,30 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 
-from phalanx.api.kept_files import KeptFiles, Place
-from phalanx.core.access.node_keys import node_token
+from phalanx.core.access.node_tokens import node_token
 from phalanx.core.errors import BadRequest, Conflict, TryLater
-from phalanx.core.state.commands import Prepare
-from phalanx.core.state.events import CheckpointSaved, MemberReady, MemberStarted, NodeDead
-from phalanx.core.work.job import Resume
-from phalanx.node.logic.happenings import MemberKey
-from phalanx.node.logic.kept import checkpoints_of, own_copy
-from phalanx.node.shell import fetching
-from phalanx.node.shell.head_address import HeadAddress
-from phalanx.node.shell.link import Connection, HeadAccess
-from phalanx.node.shell.porter import Porter, Upload
-from phalanx.node.shell.present import Present
-from phalanx.node.shell.scratch import scratch_of
-from phalanx.node.shell.storage import sees_head_files
-from phalanx.torch import folder as folders
+from phalanx.core.state.commands import PrepareTasks
+from phalanx.core.state.events import (
+    CheckpointSaved,
+    MemberReady,
+    MemberStarted,
+    NodeDied,
+)
+from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.node.head_link.head_address import HeadAddress
+from phalanx.node.head_link.head_connection import HeadAccess, HeadConnection
+from phalanx.node.logic.events import MemberKey
+from phalanx.node.logic.local_copies import checkpoints_folder, local_checkpoint_path
+from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.member.scratch import scratch_of
+from phalanx.node.transfer import checkpoint_download
+from phalanx.node.transfer.checkpoint_upload import CheckpointUpload, CheckpointUploader
+from phalanx.node.transfer.shared_storage import check_head_files
+from phalanx.store.checkpoints.copies import CheckpointCopies, CheckpointKey
+from phalanx.torch import checkpoint_folder as folders
 from phalanx.wire import manifest
-from phalanx.wire.kept import KeptReply
-from phalanx.wire.supervisor import CommandsReply, command_of
+from phalanx.wire.stored_files import CheckpointUploadReply
+from phalanx.wire.supervisor import CommandsReply, decode_command
 from tests.contract.api_head import SECRET, ApiHead, Supervisor, code, until
 
 BIG = 9 << 20  # more than two pieces
@@ -40,7 +45,7 @@ BIG = 9 << 20  # more than two pieces
 @pytest.fixture
 def head(tmp_path):
     head = ApiHead(str(tmp_path / "head"))
-    head.driver.leases.lengthen(3600.0)  # nobody renews here
+    head.driver.leases.grant_long(3600.0)  # nobody renews here
     yield head
     head.close()
 
@@ -62,21 +67,21 @@ class Server:
         self.supervisor.lease()
         self.access = HeadAccess(address=HeadAddress(call.url, None), token=node_token(SECRET, name))
         self.ended = threading.Event()
-        self.porter = Porter(self.access, self.ended)
+        self.porter = CheckpointUploader(self.access, self.ended)
 
     def prepare(self):
         reply = self.call(f"node:{self.name}", "GET", "/v1/node/commands?wait_s=3").content
-        commands = [command_of(framed) for framed in msgspec.json.decode(reply, type=CommandsReply).commands]
-        order = [command for command in commands if isinstance(command, Prepare)][-1]
+        commands = [decode_command(framed) for framed in msgspec.json.decode(reply, type=CommandsReply).commands]
+        order = [command for command in commands if isinstance(command, PrepareTasks)][-1]
         key = MemberKey(order.job_id, order.epoch, order.generation)
         scratch = scratch_of(self.folder, order.job_id, order.epoch)
-        self.present = Present(
+        self.present = MemberRuntime(
             key=key,
             prepare=order,
-            grant=order.allocation.on(self.name),
+            grant=order.allocation.grant_on(self.name),
             scratch=scratch,
             workdir="/",
-            checkpoints=checkpoints_of(self.folder, order.job_id),
+            checkpoints=checkpoints_folder(self.folder, order.job_id),
         )
         return order
 
@@ -98,24 +103,24 @@ class Server:
         sealed = [
             manifest.ManifestFile(path=name, size_bytes=len(data), crc32=crc(data)) for name, data in whole.items()
         ]
-        encoded = folders.manifest_of(step=step, epoch=epoch, world_size=2, files=sealed)
+        encoded = folders.encode_manifest(step=step, epoch=epoch, world_size=2, files=sealed)
         return str(path), folders.write_manifest(str(path), encoded)
 
     def upload(self, step, path, digest, *, kept=None):
-        self.porter.put(
-            Upload(
+        self.porter.submit(
+            CheckpointUpload(
                 job_id=self.present.key.job_id,
                 epoch=self.present.key.epoch,
                 step=step,
                 digest=digest,
                 folder=path,
                 note=self.said.append,
-                kept=kept,
+                on_stored=kept,
             )
         )
 
     def idle(self):
-        return not self.porter.folders()
+        return not self.porter.unfinished_folders()
 
 
 def crc(data):
@@ -158,8 +163,10 @@ def publish(nodes, step):
     nodes[0].upload(step, paths[0], digest, kept=kept.set)
     assert kept.wait(20), nodes[0].said + nodes[1].said
     until(lambda: all(node.idle() for node in nodes))
-    order = nodes[0].present.prepare
-    resume = Resume(epoch=order.epoch, step=step, path=f"{order.checkpoint_dir}/step-{step:08d}", digest=digest)
+    order = nodes[0].members.prepare
+    resume = PublishedCheckpoint(
+        epoch=order.epoch, step=step, path=f"{order.checkpoint_dir}/step-{step:08d}", digest=digest
+    )
     nodes[0].supervisor.tell(
         CheckpointSaved(job_id=order.job_id, generation=0, node_id="n0", resume=resume, stall_s=0.0, write_s=0.0)
     )
@@ -168,12 +175,12 @@ def publish(nodes, step):
 
 def test_a_node_proves_that_it_sees_the_heads_folders_and_no_other_does(head, call, tmp_path):
     server = Server(call, tmp_path, "n0")
-    assert sees_head_files(Connection(server.access)) is True
+    assert check_head_files(HeadConnection(server.access)) is True
     nonce = Path(head.parts.checkpoint_root, ".phalanx-head")
     nonce.write_text("another head's")
-    assert sees_head_files(Connection(server.access)) is False
+    assert check_head_files(HeadConnection(server.access)) is False
     nonce.unlink()
-    assert sees_head_files(Connection(server.access)) is False
+    assert check_head_files(HeadConnection(server.access)) is False
 
 
 def test_parts_of_two_nodes_become_one_checkpoint_that_is_told_only_when_it_is_whole(head, gang):
@@ -182,7 +189,7 @@ def test_parts_of_two_nodes_become_one_checkpoint_that_is_told_only_when_it_is_w
     kept = threading.Event()
     nodes[0].upload(7, paths[0], digest, kept=kept.set)
     until(lambda: list(Path(head.parts.checkpoint_root).rglob("*.tmp-kept-*/a.bin")))
-    order = nodes[0].present.prepare
+    order = nodes[0].members.prepare
     assert not kept.wait(0.5)
     assert not os.path.exists(f"{order.checkpoint_dir}/step-00000007")
     nodes[1].upload(7, paths[1], digest)
@@ -195,15 +202,15 @@ def test_parts_of_two_nodes_become_one_checkpoint_that_is_told_only_when_it_is_w
 def test_a_replaced_gang_has_the_checkpoint_brought_and_what_a_node_holds_stays(gang, call, tmp_path):
     _, nodes = gang
     resume = publish(nodes, 7)
-    own = Path(own_copy(nodes[1].present.prepare, resume, nodes[1].present.checkpoints))
+    own = Path(local_checkpoint_path(nodes[1].members.prepare, resume, nodes[1].members.checkpoints))
     held = (own / "b.bin").stat().st_ino
-    fetching.bring(nodes[1].present, resume, nodes[1].access, nodes[1].present.checkpoints)
+    checkpoint_download.download_checkpoint(nodes[1].members, resume, nodes[1].access, nodes[1].members.checkpoints)
     manifest.verify(str(own), expected_digest=resume.digest)
     assert (own / "b.bin").stat().st_ino == held
     (own / "b.bin").write_bytes(b"rotten")
     (own / "a.bin.partial").write_bytes(parts(7)[0]["a.bin"][: BIG // 2])  # a fetch that broke off
     (own / "a.bin").unlink()
-    fetching.bring(nodes[1].present, resume, nodes[1].access, nodes[1].present.checkpoints)
+    checkpoint_download.download_checkpoint(nodes[1].members, resume, nodes[1].access, nodes[1].members.checkpoints)
     manifest.verify(str(own), expected_digest=resume.digest)
 
 
@@ -212,9 +219,9 @@ def test_a_copy_that_rots_on_the_heads_disk_is_passed_over_for_the_one_before(ga
     older, newer = publish(nodes, 7), publish(nodes, 9)
     with open(f"{newer.path}/b.bin", "r+b") as file:
         file.write(b"rot")
-    present, said = nodes[0].present, []
+    present, said = nodes[0].members, []
     present.prepare = replace(present.prepare, candidates=(newer, older))
-    found = fetching.newest_valid(present, nodes[0].access, present.checkpoints, said.append)
+    found = checkpoint_download.newest_complete(present, nodes[0].access, present.checkpoints, said.append)
     assert found == older
     assert len(said) == 1
     assert "step 9" in said[0]
@@ -225,9 +232,9 @@ def test_a_copy_of_which_the_head_lost_a_file_is_passed_over_for_the_one_before(
     _, nodes = gang
     older, newer = publish(nodes, 7), publish(nodes, 9)
     os.unlink(f"{newer.path}/b.bin")
-    present, said = nodes[0].present, []
+    present, said = nodes[0].members, []
     present.prepare = replace(present.prepare, candidates=(newer, older))
-    assert fetching.newest_valid(present, nodes[0].access, present.checkpoints, said.append) == older
+    assert checkpoint_download.newest_complete(present, nodes[0].access, present.checkpoints, said.append) == older
     assert "step 9" in said[0]
     assert "b.bin" in said[0]
 
@@ -238,7 +245,7 @@ def test_retention_and_the_end_of_the_attempt_leave_what_is_published_and_nothin
         publish(nodes, step)
     root = Path(head.parts.checkpoint_root, job, "epoch-1")
     until(lambda: sorted(path.name for path in root.glob("step-*")) == ["step-00000005", "step-00000007"])
-    own = Path(nodes[1].present.checkpoints, "epoch-1")
+    own = Path(nodes[1].members.checkpoints, "epoch-1")
     assert sorted(path.name for path in own.iterdir()) == ["step-00000005", "step-00000007"]
     paths, digest = save_everywhere(nodes, 9)
     nodes[0].upload(9, paths[0], digest, kept=lambda: None)
@@ -257,7 +264,7 @@ def test_node_rank_zero_hears_that_a_node_was_lost_before_its_part_was_here(head
     told = threading.Event()
     nodes[0].upload(7, paths[0], digest, kept=told.set)
     until(lambda: list(Path(head.parts.checkpoint_root).rglob("a.bin")))
-    head.driver.report([NodeDead(node_id="n1", supervisor_id=None, why="power", confirmed=True)]).result(timeout=10)
+    head.controller.report([NodeDied(node_id="n1", supervisor_id=None, why="power", confirmed=True)]).result(timeout=10)
     until(nodes[0].idle)
     assert not told.is_set()
     assert "n1 was lost before it had uploaded its part" in nodes[0].said[-1]
@@ -271,7 +278,7 @@ def test_a_head_that_goes_away_in_mid_upload_gets_the_rest_when_it_is_back(head,
     kept = threading.Event()
     nodes[0].upload(7, path, digest, kept=kept.set)
     assert not kept.wait(1.0)
-    assert nodes[0].porter.folders() == {path}
+    assert nodes[0].checkpoint_uploader.folders() == {path}
     with head.served(port=port):
         assert kept.wait(20), nodes[0].said
     manifest.verify(f"{head.parts.checkpoint_root}/{job}/epoch-1/step-00000007", expected_digest=digest)
@@ -284,9 +291,9 @@ def test_the_end_of_a_member_waits_for_its_checkpoint_while_bytes_move_and_for_a
         path, digest = nodes[0].save(7, parts(7)[0], parts(7)[0])
     order, in_haste = threading.Event(), threading.Event()
     nodes[0].upload(7, path, digest, kept=lambda: None)
-    key = nodes[0].present.key
-    nodes[0].porter.when_kept(key.job_id, key.epoch, in_haste.set, patient=False)
-    nodes[0].porter.when_kept(key.job_id, key.epoch, order.set, patient=True)
+    key = nodes[0].members.key
+    nodes[0].checkpoint_uploader.notify_when_uploaded(key.job_id, key.epoch, in_haste.set, patient=False)
+    nodes[0].checkpoint_uploader.notify_when_uploaded(key.job_id, key.epoch, order.set, patient=True)
     assert in_haste.wait(20), "it starts again here, and brings the rest then"
     assert not order.is_set()
     with head.served(port=port):
@@ -323,16 +330,16 @@ def test_what_never_became_whole_leaves_the_heads_disk_when_all_that_is_publishe
 
 def test_of_a_checkpoint_that_is_whole_the_head_holds_nothing_in_memory(tmp_path):
     file = manifest.ManifestFile(path="a", size_bytes=4, crc32=crc(b"four"))
-    kept = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    kept = CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o"))
     places = []
     for step in range(3):
-        encoded = folders.manifest_of(step=step, epoch=1, world_size=1, files=[file])
-        places.append(Place(job_id="7", epoch=1, step=step, digest=manifest.digest(encoded)))
-        kept.begin(places[-1], encoded, published=())
-        assert kept.take(places[-1], "a", 0, b"four") == 4
-    assert [kept.state(place) for place in places] == [(True, 0)] * 3
+        encoded = folders.encode_manifest(step=step, epoch=1, world_size=1, files=[file])
+        places.append(CheckpointKey(job_id="7", epoch=1, step=step, digest=manifest.digest(encoded)))
+        kept.begin_upload(places[-1], encoded, published=())
+        assert kept.append(places[-1], "a", 0, b"four") == 4
+    assert [kept.upload_state(place) for place in places] == [(True, 0)] * 3
     with pytest.raises(Conflict):
-        kept.take(places[-1], "a", 4, b"")
+        kept.append(places[-1], "a", 4, b"")
 
 
 def test_only_a_node_of_the_live_attempt_may_write_and_only_files_of_the_manifest(gang, call, tmp_path):
@@ -350,7 +357,7 @@ def test_only_a_node_of_the_live_attempt_may_write_and_only_files_of_the_manifes
     assert code(put("node:n0", "manifest", encoded + b" ")) == (400, "bad_request")
     assert code(put("node:n0", "manifest", encoded, step=8)) == (400, "bad_request")
     assert code(put("node:n0", "file", b"x", path="b.bin", offset=0)) == (409, "conflict")
-    ends = msgspec.json.decode(put("node:n0", "manifest", encoded).content, type=KeptReply).ends
+    ends = msgspec.json.decode(put("node:n0", "manifest", encoded).content, type=CheckpointUploadReply).sizes
     assert {path: end for path, end in ends.items() if end} == {}
     assert code(put("node:n0", "file", b"x", path="../../x", offset=0)) == (400, "bad_request")
     assert code(put("node:n0", "file", b"x", path="manifest.json", offset=0)) == (400, "bad_request")
@@ -375,45 +382,49 @@ def test_only_a_node_of_the_live_attempt_may_write_and_only_files_of_the_manifes
 
 @pytest.mark.parametrize("name", ["../out", "/etc/x", "a/../../b", "manifest.json", "a//b", "./a", ""])
 def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(tmp_path, name):
-    kept = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    kept = CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o"))
     file = manifest.ManifestFile(path=name, size_bytes=1, crc32=0)
-    encoded = folders.manifest_of(step=1, epoch=1, world_size=1, files=[file])
-    place = Place(job_id="7", epoch=1, step=1, digest=manifest.digest(encoded))
+    encoded = folders.encode_manifest(step=1, epoch=1, world_size=1, files=[file])
+    place = CheckpointKey(job_id="7", epoch=1, step=1, digest=manifest.digest(encoded))
     with pytest.raises(BadRequest):
-        kept.begin(place, encoded, published=())
+        kept.begin_upload(place, encoded, published=())
     assert kept.jobs == frozenset()
 
 
 def test_a_head_that_died_in_mid_upload_goes_on_where_its_disk_ends(tmp_path):
     data = os.urandom(1000)
     file = manifest.ManifestFile(path="a", size_bytes=1000, crc32=crc(data))
-    encoded = folders.manifest_of(step=1, epoch=1, world_size=1, files=[file])
-    place = Place(job_id="7", epoch=1, step=1, digest=manifest.digest(encoded))
-    first = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
-    assert first.begin(place, encoded, published=()) == (False, 1000, {})
-    assert first.take(place, "a", 0, data[:300]) == 300
-    second = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    encoded = folders.encode_manifest(step=1, epoch=1, world_size=1, files=[file])
+    place = CheckpointKey(job_id="7", epoch=1, step=1, digest=manifest.digest(encoded))
+    first = CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o"))
+    assert first.begin_upload(place, encoded, published=()) == (False, 1000, {})
+    assert first.append(place, "a", 0, data[:300]) == 300
+    second = CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o"))
     assert second.jobs == {"7"}
-    assert second.begin(place, encoded, published=()) == (False, 700, {"a": 300})
-    assert second.take(place, "a", 300, data[300:]) == 1000
-    assert second.state(place) == (True, 0)
+    assert second.begin_upload(place, encoded, published=()) == (False, 700, {"a": 300})
+    assert second.append(place, "a", 300, data[300:]) == 1000
+    assert second.upload_state(place) == (True, 0)
     manifest.verify(str(tmp_path / "c/7/epoch-1/step-00000001"), expected_digest=place.digest)
-    assert KeptFiles(str(tmp_path / "c"), str(tmp_path / "o")).begin(place, encoded, published=()) == (True, 0, {})
+    assert CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o")).begin_upload(place, encoded, published=()) == (
+        True,
+        0,
+        {},
+    )
 
 
 def checkpoint_of(job_id, step=1):
     file = manifest.ManifestFile(path="a", size_bytes=1000, crc32=0)
-    encoded = folders.manifest_of(step=step, epoch=1, world_size=1, files=[file])
-    return Place(job_id=job_id, epoch=1, step=step, digest=manifest.digest(encoded)), encoded
+    encoded = folders.encode_manifest(step=step, epoch=1, world_size=1, files=[file])
+    return CheckpointKey(job_id=job_id, epoch=1, step=step, digest=manifest.digest(encoded)), encoded
 
 
 @pytest.fixture
 def slow_disk(tmp_path, monkeypatch):
     """A head after a restart, of which checkpoint 1 of job 7 came in part; its disk stands still while that is read."""
-    first = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    first = CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o"))
     place, encoded = checkpoint_of("7")
-    first.begin(place, encoded, published=())
-    first.take(place, "a", 0, b"begun")
+    first.begin_upload(place, encoded, published=())
+    first.append(place, "a", 0, b"begun")
     reading, goes_on, checksum = threading.Event(), threading.Event(), manifest.checksum
 
     def slowly(path):
@@ -422,9 +433,9 @@ def slow_disk(tmp_path, monkeypatch):
         return checksum(path)
 
     monkeypatch.setattr(manifest, "checksum", slowly)
-    kept = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    kept = CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o"))
     said = []
-    opening = threading.Thread(target=lambda: said.append(kept.begin(place, encoded, published=())))
+    opening = threading.Thread(target=lambda: said.append(kept.begin_upload(place, encoded, published=())))
     opening.start()
     assert reading.wait(20)
     yield kept, goes_on, said, opening

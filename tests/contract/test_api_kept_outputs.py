@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from phalanx.failpoints import Failure, armed
-from phalanx.node.logic.kept import outputs_of
-from phalanx.node.shell.outputs import Outputs
+from phalanx.failpoints import FailureMode, armed
+from phalanx.node.logic.local_copies import outputs_folder
+from phalanx.node.transfer.output_sync import OutputSync
 from tests.contract.api_head import ApiHead, Supervisor, code, until
 from tests.contract.test_api_kept import Server
 
@@ -20,7 +20,7 @@ from tests.contract.test_api_kept import Server
 @pytest.fixture
 def head(tmp_path):
     head = ApiHead(str(tmp_path / "head"))
-    head.driver.leases.lengthen(3600.0)  # nobody renews here
+    head.driver.leases.grant_long(3600.0)  # nobody renews here
     yield head
     head.close()
 
@@ -36,11 +36,11 @@ class Writer(Server):
 
     def begin(self):
         self.prepare()
-        self.present.outputs = outputs_of(self.present.scratch.path)
+        self.present.outputs = outputs_folder(self.present.scratch.path)
         self.root = Path(self.present.outputs)
         self.root.mkdir(parents=True)
-        self.outputs = Outputs(self.access, self.ended, note=lambda _, text: self.said.append(text))
-        self.outputs.bring(self.present)
+        self.outputs = OutputSync(self.access, self.ended, note=lambda _, text: self.said.append(text))
+        self.outputs.download_earlier(self.present)
         return self
 
     def write(self, name, text):
@@ -50,7 +50,7 @@ class Writer(Server):
 
     def send(self):
         sent = []
-        self.outputs.when_sent(self.present, lambda: sent.append(True), patient=True)
+        self.outputs.notify_when_sent(self.present, lambda: sent.append(True), patient=True)
         until(lambda: sent)
 
     def texts(self):
@@ -98,8 +98,8 @@ def test_a_piece_whose_sync_failed_and_that_ranks_wrote_otherwise_since_is_repla
     n0.write("log.txt", "one\n")
     n0.send()
     n0.write("log.txt", "one\ntwo\n")
-    with armed("outputs.extend.sync", Failure.ERROR):
-        n0.outputs.send(n0.present)
+    with armed("outputs.extend.sync", FailureMode.ERROR):
+        n0.outputs.send(n0.members)
     n0.write("log.txt", "one\n2.0\n")
     n0.send()
     assert at_the_head(head, job) == {"log.txt": "one\n2.0\n"}

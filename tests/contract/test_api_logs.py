@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.api.cursor import read_cursor, write_cursor
-from phalanx.api.logs import whole_characters
-from phalanx.api.parts import Limits
-from phalanx.api.sse import EventStream
+from phalanx.api.live.cursor import read_cursor, write_cursor
+from phalanx.api.live.event_streams import EventStream
+from phalanx.api.routes.logs import complete_characters
+from phalanx.api.services import ApiLimits
 from phalanx.client import Client
-from phalanx.client.following import follow
+from phalanx.client.event_stream import follow_stream
 from phalanx.core.errors import BadRequest, NotPermitted, WaitTimedOut
 from phalanx.core.state.events import MemberStopped, TaskExited
 from phalanx.core.work.attempt import TaskExit
@@ -125,7 +125,9 @@ def test_follower_goes_on_into_the_next_attempt(call, supervisor):
     call("user", "POST", f"/v1/jobs/{job_id}/requeue")
     place = {"job_id": job_id, "epoch": 1, "generation": 0}
     exits = [
-        TaskExited(**place, exit=TaskExit(rank=r, node_id="n0", code=None, signal=15, by_us=True, at_s=0.0))
+        TaskExited(
+            **place, exit=TaskExit(rank=r, node_id="n0", code=None, signal=15, requested_by_phalanx=True, ended_s=0.0)
+        )
         for r in (0, 1)
     ]
     supervisor.tell(*exits, MemberStopped(**place, node_id="n0", at_s=0.0))
@@ -164,7 +166,7 @@ def test_stream_goes_on_where_it_broke_when_the_head_restarts(tmp_path, head):
             supervisor.ship(job_id, 1, "rank-0", 0, b"before\n")
             follower = Following(call, job_id)
             until(lambda: texts(follower.events))
-    head.driver.stop()
+    head.controller.stop()
     later = ApiHead(str(tmp_path), store=head.store, head_id="head-2")
     with later.served(port=port) as url, httpx.Client(base_url=url, trust_env=False) as http:
         call = Caller(http, url)
@@ -188,7 +190,7 @@ def test_idle_stream_beats(call, supervisor):
 
 
 def test_streams_are_bounded(tmp_path):
-    head = ApiHead(str(tmp_path), limits=Limits(streams_open=1, recheck_s=0.02))
+    head = ApiHead(str(tmp_path), limits=ApiLimits(streams_open=1, recheck_s=0.02))
     with head.calling() as call:
         job_id = call.submit(hold=True)
         path = f"{call.url}/v1/jobs/{job_id}/events"
@@ -202,7 +204,7 @@ def test_streams_are_bounded(tmp_path):
 
 def test_one_user_leaves_streams_for_others(tmp_path):
     """Found by reading: one viewer's token could hold every stream."""
-    head = ApiHead(str(tmp_path), limits=Limits(streams_open=8, heartbeat_s=0.1, recheck_s=0.02))
+    head = ApiHead(str(tmp_path), limits=ApiLimits(streams_open=8, heartbeat_s=0.1, recheck_s=0.02))
     with head.calling() as call, contextlib.ExitStack() as others:
         path = f"{call.url}/v1/jobs/{call.submit(hold=True)}/events"
         first = others.enter_context(contextlib.ExitStack())
@@ -265,8 +267,8 @@ def test_a_follower_that_left_is_forgotten(head, call):
     with httpx.stream("GET", f"{call.url}/v1/events", headers=bearer("user"), timeout=20) as reply:
         lines = reply.iter_lines()
         next(lines)
-        until(lambda: head.app.state.runtime.hub.followers == 1)
-    until(lambda: head.app.state.runtime.hub.followers == 0)
+        until(lambda: head.app.state.runtime.hub.follower_count == 1)
+    until(lambda: head.app.state.runtime.hub.follower_count == 0)
     assert call("user", "GET", f"/v1/jobs/{job_id}").status_code == 200
 
 
@@ -298,7 +300,7 @@ def test_wait_ends_with_its_time_though_nothing_happens_and_heartbeats_come(call
 def test_all_events_begin_now_and_carry_every_job(call, supervisor):
     call.submit(name="old")
     with Client(call.url, TOKENS["viewer"]) as client:
-        stream = follow(client.transport, "/v1/events")
+        stream = follow_stream(client.transport, "/v1/events")
         heard = []
         thread = threading.Thread(target=lambda: heard.extend(next(stream) for _ in range(2)), daemon=True)
         thread.start()
@@ -377,7 +379,7 @@ def test_what_is_no_cursor_is_refused(text):
 @given(st.text(), st.integers(0, 60))
 def test_chunks_end_between_characters(text, cut):
     piece = text.encode()[:cut]
-    whole = whole_characters(piece)
+    whole = complete_characters(piece)
     assert piece.startswith(whole)
     assert len(piece) - len(whole) <= 3
     assert text.startswith(whole.decode())
@@ -385,4 +387,4 @@ def test_chunks_end_between_characters(text, cut):
 
 @given(st.binary(max_size=20))
 def test_what_is_no_text_is_held_back_by_three_bytes_at_most(piece):
-    assert len(piece) - len(whole_characters(piece)) <= 3
+    assert len(piece) - len(complete_characters(piece)) <= 3

@@ -6,8 +6,14 @@
 import pytest
 
 from phalanx.api.app import build_app
-from phalanx.api.routes import Declared, GatedRoute, Routes, Shown, check_every_route_is_gated
-from phalanx.core.work.people import Action
+from phalanx.api.http.routing import (
+    AuthorizedRoute,
+    MediaType,
+    RouteDeclaration,
+    RouteTable,
+    check_every_route_is_authorized,
+)
+from phalanx.core.work.users import Action
 from tests.contract.api_head import ApiHead, Supervisor
 
 
@@ -71,7 +77,7 @@ def test_app_with_a_route_without_action_is_refused(tmp_path):
     app = build_app(head.parts)
     app.get("/v1/forgotten")(lambda: None)
     with pytest.raises(TypeError, match="/v1/forgotten declares no action"):
-        check_every_route_is_gated(app)
+        check_every_route_is_authorized(app)
     head.close()
 
 
@@ -81,11 +87,11 @@ def test_app_with_another_open_route_is_refused(tmp_path):
 
     head = ApiHead(str(tmp_path))
     app = build_app(head.parts)
-    routes = Routes()
-    routes.add("GET", "/v1/peek", Declared(action=Action.SEE, open_to_all=True))(peek)
+    routes = RouteTable()
+    routes.add("GET", "/v1/peek", RouteDeclaration(action=Action.VIEW, open_to_all=True))(peek)
     app.router.routes.extend(routes.declared)
     with pytest.raises(TypeError, match="open to all"):
-        check_every_route_is_gated(app)
+        check_every_route_is_authorized(app)
     head.close()
 
 
@@ -93,13 +99,13 @@ def test_description_names_action_bodies_and_refusals_of_every_route(bench, ever
     _, call, _ = bench
     document = call("viewer", "GET", "/v1/openapi.json").json()
     for route, method in every_route:
-        assert isinstance(route, GatedRoute)
+        assert isinstance(route, AuthorizedRoute)
         operation = document["paths"][route.path][method.lower()]
         assert operation["x-phalanx-action"] == route.declared.action
         assert operation["summary"], route.path
-        assert ("requestBody" in operation) == (route.declared.body is not Shown.NOTHING)
+        assert ("requestBody" in operation) == (route.declared.body is not MediaType.NOTHING)
         reply = operation["responses"][str(route.declared.status)]
-        assert ("content" in reply) == (route.declared.reply is not Shown.NOTHING)
+        assert ("content" in reply) == (route.declared.reply is not MediaType.NOTHING)
         assert "403" in operation["responses"]
     names = set(document["components"]["schemas"])
     assert {"JobView", "ErrorReply", "HelloRequest", "Overview", "Receipt", "StoryLine"} <= names

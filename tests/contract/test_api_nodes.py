@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from phalanx.core.errors import TryLater
-from phalanx.core.state.commands import Forget, Prepare
+from phalanx.core.state.commands import CleanUpAttempt, PrepareTasks
 from phalanx.core.state.events import CheckpointSaved, MemberReady, MemberStarted
-from phalanx.core.work.job import Resume
+from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.wire.supervisor import (
     STREAM_CHUNK_BYTES_MAX,
     CommandsReply,
@@ -22,8 +22,8 @@ from phalanx.wire.supervisor import (
     HelloRequest,
     LeaseRequest,
     SamplesRequest,
-    command_of,
     decode,
+    decode_command,
 )
 from tests.contract.api_head import Supervisor, code, make_node, unknown_event, until
 
@@ -79,7 +79,7 @@ def test_hello_brings_the_node_up_with_a_lease(call, supervisor):
 
 
 def test_supervisor_speaks_for_its_own_node_alone(call, supervisor):
-    hello = HelloRequest(version=1, supervisor_id="s1", node=make_node("n1"), carries=[])
+    hello = HelloRequest(version=1, supervisor_id="s1", node=make_node("n1"), members=[])
     assert code(call("node:n0", "POST", "/v1/node/hello", hello)) == (403, "not_permitted")
     lease = LeaseRequest(supervisor_id="s1", node_id="n1", epochs=[])
     assert code(call("node:n0", "POST", "/v1/node/lease", lease)) == (403, "not_permitted")
@@ -87,7 +87,7 @@ def test_supervisor_speaks_for_its_own_node_alone(call, supervisor):
 
 
 def test_supervisor_of_another_release_is_told_to_be_updated(call):
-    hello = HelloRequest(version=99, supervisor_id="s1", node=make_node(), carries=[])
+    hello = HelloRequest(version=99, supervisor_id="s1", node=make_node(), members=[])
     assert code(call("node:n0", "POST", "/v1/node/hello", hello)) == (400, "bad_request")
 
 
@@ -135,7 +135,7 @@ def test_commands_are_for_the_supervisor_that_speaks_and_counted_by_this_head(ca
     assert code(poll("supervisor=s0")) == (409, "say_hello")
     assert code(poll("supervisor=s1&head=another")) == (409, "say_hello")
     taken = decode(poll(f"supervisor=s1&head={head}").content, CommandsReply)
-    assert [command_of(one).job_id for one in taken.commands] == [job_id]
+    assert [decode_command(one).job_id for one in taken.commands] == [job_id]
 
 
 def test_long_poll_wakes_when_a_command_comes(call, supervisor):
@@ -144,8 +144,8 @@ def test_long_poll_wakes_when_a_command_comes(call, supervisor):
     thread.start()
     job_id = call.submit()
     thread.join(timeout=20)
-    command = command_of(got[0].commands[0])
-    assert isinstance(command, Prepare)
+    command = decode_command(got[0].commands[0])
+    assert isinstance(command, PrepareTasks)
     assert command.job_id == job_id
 
 
@@ -159,9 +159,9 @@ def test_commands_that_came_of_anothers_hello_are_not_for_an_open_poll(head, cal
     thread.start()
     until(lambda: "n0" in head.mailboxes._boxes and head.mailboxes._boxes["n0"].listeners)
     now_s = head.clock.boottime_s()
-    head.driver.leases.drop(["n0"])
-    head.driver.leases.grant("n0", "s2", now_s)
-    head.mailboxes.post("n0", Forget(node_id="n0", job_id="1", epoch=1))
+    head.controller.leases.drop(["n0"])
+    head.controller.leases.grant("n0", "s2", now_s)
+    head.mailboxes.post("n0", CleanUpAttempt(node_id="n0", job_id="1", epoch=1))
     thread.join(timeout=20)
     assert code(got[0]) == (409, "say_hello")
 
@@ -200,9 +200,9 @@ def test_events_are_durable_when_acknowledged_and_heard_once(head, call, supervi
     )
     assert supervisor.post("events", request).json() == {"acked": 2}
     assert head.store.attempts(job_id)[-1].state == "running"
-    heard = head.driver.stats["events"]
+    heard = head.controller.stats["events"]
     assert supervisor.post("events", request).json() == {"acked": 2}
-    assert head.driver.stats["events"] == heard
+    assert head.controller.stats["events"] == heard
 
 
 def test_event_of_a_later_release_is_refused_once_and_stops_nothing(head, call, supervisor):
@@ -228,7 +228,7 @@ def test_events_about_others_are_refused(head, call, supervisor):
         MemberReady(**place, node_id="n1"),  # a job that n1 does not carry
         MemberReady(job_id="404", epoch=1, generation=0, node_id="n1"),
         CheckpointSaved(
-            job_id=job_id, generation=0, node_id="n1", resume=Resume(epoch=1, step=1, path="/x", digest="")
+            job_id=job_id, generation=0, node_id="n1", resume=PublishedCheckpoint(epoch=1, step=1, path="/x", digest="")
         ),
     ):
         request = EventsRequest(supervisor_id="s9", events=other.framed(event))
@@ -248,7 +248,7 @@ def test_events_stay_unacknowledged_while_the_store_refuses(head, call, supervis
         return future
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(head.driver), "report", refuse)
+        patch.setattr(type(head.controller), "report", refuse)
         assert code(supervisor.post("events", request)) == (503, "try_later")
     assert supervisor.post("events", request).json() == {"acked": 1}
 

@@ -5,8 +5,13 @@
 
 import pytest
 
-from phalanx.core.performance.plain import to_plain
-from phalanx.core.performance.profile import KEEPS_S, NodeFound, Profile, profile_from
+from phalanx.planner.calibration.profile import (
+    VALID_S,
+    NodeMeasurement,
+    Profile,
+    parse_profile,
+)
+from phalanx.planner.calibration.record_codec import encode_record
 from tests.contract.api_head import ApiHead, Supervisor, code
 
 
@@ -19,10 +24,10 @@ def call(call):
 
 def profile(head, *memory, **more):
     nodes = [
-        NodeFound(node=f"n{i}", gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=rate)
+        NodeMeasurement(node=f"n{i}", gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=rate)
         for i, rate in enumerate(memory or (9.0, 9.0))
     ]
-    return to_plain(Profile(**{"at": "2026-11-21", "at_s": head.clock.now_s(), "nodes": tuple(nodes), **more}))
+    return encode_record(Profile(**{"at": "2026-11-21", "at_s": head.clock.now_s(), "nodes": tuple(nodes), **more}))
 
 
 def test_before_the_first_calibration_there_is_none(call):
@@ -35,7 +40,7 @@ def test_what_an_operator_stores_everyone_reads_as_it_was(head, call):
     assert call("operator", "PUT", "/v1/profile", stored).status_code == 200
     kept = call("viewer", "GET", "/v1/profile").json()
     assert (kept["profile"], kept["by"], kept["stale"], kept["slow"]) == (stored, "opal", [], [])
-    assert profile_from(kept["profile"]).job == "7"
+    assert parse_profile(kept["profile"]).job == "7"
 
 
 def test_users_may_not_store_one(head, call):
@@ -63,7 +68,7 @@ def test_slow_nodes_are_named(head, call):
 def test_an_old_profile_and_one_without_a_node_of_the_fleet_are_stale(head, call):
     call("operator", "PUT", "/v1/profile", profile(head, 9.0))
     assert call("viewer", "GET", "/v1/profile").json()["stale"] == ["n1 was never measured"]
-    call("operator", "PUT", "/v1/profile", profile(head, at_s=head.clock.now_s() - KEEPS_S - 86400))
+    call("operator", "PUT", "/v1/profile", profile(head, at_s=head.clock.now_s() - VALID_S - 86400))
     (said,) = call("viewer", "GET", "/v1/profile").json()["stale"]
     assert said.startswith("it is 31 days old")
 

@@ -6,17 +6,22 @@
 import pytest
 
 from phalanx.client import Client
-from phalanx.controller.driver import Driver
+from phalanx.controller.driver import ControllerDriver
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
-from phalanx.core.state.events import ChangeQueue, Hello, PutQueue, PutQueues
-from phalanx.wire.api.queues import QueueFacts
+from phalanx.core.state.events import (
+    ChangeQueue,
+    PutQueue,
+    PutQueues,
+    SupervisorRegistered,
+)
+from phalanx.wire.api.queues import QueueSettings
 from tests.contract.api_head import JOB, TOKENS, make_node, until
 
 TREE = [
-    QueueFacts(id="default"),
-    QueueFacts(id="research", quota_gpus=4),
-    QueueFacts(id="nlp", parent="research", quota_gpus=2, budget_gpu_h=10.0),
-    QueueFacts(id="prod", quota_gpus=2, weight=3.0),
+    QueueSettings(id="default"),
+    QueueSettings(id="research", quota_gpus=4),
+    QueueSettings(id="nlp", parent="research", quota_gpus=2, budget_gpu_h=10.0),
+    QueueSettings(id="prod", quota_gpus=2, weight=3.0),
 ]
 
 
@@ -40,7 +45,7 @@ def test_a_tree_is_put_at_once_and_says_what_changed(operator):
     )
     again = operator.put_queues(TREE)
     assert (again.added, again.changed, again.unchanged) == ([], [], 4)
-    changed = operator.put_queues([QueueFacts(id="prod", quota_gpus=2, weight=1.0)])
+    changed = operator.put_queues([QueueSettings(id="prod", quota_gpus=2, weight=1.0)])
     assert [(change.id, change.before, change.after) for change in changed.changed] == [
         ("prod", {"weight": 3.0}, {"weight": 1.0})
     ]
@@ -52,40 +57,40 @@ def test_a_dry_run_changes_nothing_and_refuses_the_same(operator):
     assert names(operator) == ["default"]
     for dry_run in (True, False):
         with pytest.raises(BadRequest, match="its parent 'none' does not exist"):
-            operator.put_queues([QueueFacts(id="a"), QueueFacts(id="b", parent="none")], dry_run=dry_run)
+            operator.put_queues([QueueSettings(id="a"), QueueSettings(id="b", parent="none")], dry_run=dry_run)
     assert names(operator) == ["default"]
 
 
 @pytest.mark.parametrize(
     ("queues", "message"),
     [
-        ([QueueFacts(id="a", parent="b"), QueueFacts(id="b", parent="a")], "its own ancestor"),
+        ([QueueSettings(id="a", parent="b"), QueueSettings(id="b", parent="a")], "its own ancestor"),
         (
-            [QueueFacts(id="a", quota_gpus=4), QueueFacts(id="b", parent="a", quota_gpus=5)],
+            [QueueSettings(id="a", quota_gpus=4), QueueSettings(id="b", parent="a", quota_gpus=5)],
             "its quota is 4 GPUs, but the quotas below it sum to 5",
         ),
-        ([QueueFacts(id="a", quota_gpus=-1)], "quota is -1"),
-        ([QueueFacts(id="a", weight=0.0)], "weight is 0"),
-        ([QueueFacts(id="a", budget_period_s=1.0)], "budget period is 1"),
-        ([QueueFacts(id="a"), QueueFacts(id="a")], "is listed twice"),
-        ([QueueFacts(id="a b")], "is not a valid name"),
-        ([QueueFacts(id=f"q{n}", parent=f"q{n - 1}" if n else None) for n in range(9)], "more than 8 deep"),
+        ([QueueSettings(id="a", quota_gpus=-1)], "quota is -1"),
+        ([QueueSettings(id="a", weight=0.0)], "weight is 0"),
+        ([QueueSettings(id="a", budget_period_s=1.0)], "budget period is 1"),
+        ([QueueSettings(id="a"), QueueSettings(id="a")], "is listed twice"),
+        ([QueueSettings(id="a b")], "is not a valid name"),
+        ([QueueSettings(id=f"q{n}", parent=f"q{n - 1}" if n else None) for n in range(9)], "more than 8 deep"),
     ],
 )
 def test_what_is_no_tree_is_refused_whole(operator, queues, message):
     with pytest.raises(BadRequest, match=message):
-        operator.put_queues([QueueFacts(id="good"), *queues])
+        operator.put_queues([QueueSettings(id="good"), *queues])
     assert names(operator) == ["default"]
 
 
 def test_prune_removes_what_is_not_named_but_default_and_queues_with_jobs(head, operator):
-    head.ask(Hello(node=make_node(), supervisor_id="s1"))
+    head.ask(SupervisorRegistered(node=make_node(), supervisor_id="s1"))
     operator.put_queues(TREE)
     operator.submit({**JOB, "queue": "nlp", "gpus": 1})
     for dry_run in (True, False):
         with pytest.raises(Conflict, match="queue nlp still has"):
-            operator.put_queues([QueueFacts(id="prod")], prune=True, dry_run=dry_run)
-    kept = [QueueFacts(id="research", quota_gpus=4), QueueFacts(id="nlp", parent="research")]
+            operator.put_queues([QueueSettings(id="prod")], prune=True, dry_run=dry_run)
+    kept = [QueueSettings(id="research", quota_gpus=4), QueueSettings(id="nlp", parent="research")]
     assert operator.put_queues(kept, prune=True).removed == ["prod"]
     assert names(operator) == ["default", "nlp", "research"]
     with pytest.raises(NotFound):
@@ -96,13 +101,13 @@ def test_operators_alone_put_queues(head):
     with head.served() as url:
         for role in ("viewer", "user"):
             with pytest.raises(NotPermitted):
-                Client(url, TOKENS[role]).put_queues([QueueFacts(id="mine")])
+                Client(url, TOKENS[role]).put_queues([QueueSettings(id="mine")])
             assert names(Client(url, TOKENS[role])) == ["default"]
 
 
 def test_figures_tell_what_is_used_borrowed_and_lent(head, operator):
-    head.ask(Hello(node=make_node(), supervisor_id="s1"))
-    operator.put_queues([QueueFacts(id="red", quota_gpus=2), QueueFacts(id="blue", quota_gpus=2)])
+    head.ask(SupervisorRegistered(node=make_node(), supervisor_id="s1"))
+    operator.put_queues([QueueSettings(id="red", quota_gpus=2), QueueSettings(id="blue", quota_gpus=2)])
     operator.submit({**JOB, "queue": "red", "gpus": 3})
     operator.submit({**JOB, "queue": "red", "gpus": 2})
     until(lambda: operator.queue("red").running and operator.queue("red").pending)
@@ -123,14 +128,14 @@ def test_figures_tell_what_is_used_borrowed_and_lent(head, operator):
 
 def delayed(head, monkeypatch, meanwhile):
     """Have the next request of a queue wait in the inbox behind `meanwhile`, which nobody has read yet."""
-    asking = Driver.request
+    asking = ControllerDriver.request
 
     def request(driver, wish, told=None):
         if isinstance(wish, (ChangeQueue, PutQueue, PutQueues)) and wish is not meanwhile and told is not None:
             asking(driver, meanwhile)
         return asking(driver, wish, told)
 
-    monkeypatch.setattr(Driver, "request", request)
+    monkeypatch.setattr(ControllerDriver, "request", request)
 
 
 def test_a_queue_that_is_being_closed_is_not_opened_by_a_change_of_its_priority(head, operator, monkeypatch):
@@ -145,6 +150,6 @@ def test_a_queue_that_is_being_closed_is_not_opened_by_a_tree_that_says_nothing_
     """Found by reading: as above, of a whole tree."""
     operator.put_queues(TREE)
     delayed(head, monkeypatch, ChangeQueue(queue_id="prod", open=False))
-    operator.put_queues([QueueFacts(id="prod", quota_gpus=1)])
+    operator.put_queues([QueueSettings(id="prod", quota_gpus=1)])
     (prod,) = [queue for queue in operator.queues() if queue.id == "prod"]
     assert (prod.quota_gpus, prod.open) == (1, False)

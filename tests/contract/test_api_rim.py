@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from phalanx.api.parts import Limits
-from phalanx.api.rim import name_of
+from phalanx.api.http.security import host_name
+from phalanx.api.services import ApiLimits
 from phalanx.core.state.events import PutToken, PutUser, RevokeToken
-from phalanx.core.work.people import User, UserRole
+from phalanx.core.work.users import User, UserRole
 from tests.contract.api_head import ApiHead, Supervisor, bearer, token_of
 
 
@@ -63,7 +63,7 @@ def test_pages_of_this_head_are_served(call):
 
 
 def test_host_with_port_loses_the_port_alone():
-    assert [name_of(h) for h in (b"A:1", b"[::1]:80", b"[::1]", b"::1", b"a")] == ["a", "[::1]", "[::1]", "::1", "a"]
+    assert [host_name(h) for h in (b"A:1", b"[::1]:80", b"[::1]", b"::1", b"a")] == ["a", "[::1]", "[::1]", "::1", "a"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_large_body_without_a_length_is_cut_off(call):
 
 
 def test_size_of_blobs_and_streams_has_bounds_of_its_own(tmp_path):
-    head = ApiHead(str(tmp_path), limits=Limits(body_bytes=100, streams_bytes=300, blob_bytes=500))
+    head = ApiHead(str(tmp_path), limits=ApiLimits(body_bytes=100, streams_bytes=300, blob_bytes=500))
     with head.calling() as call:
         for role, method, path, size in [
             ("user", "POST", "/v1/jobs", 101),
@@ -231,7 +231,7 @@ def test_event_id_of_too_many_digits_is_refused(call):
 
 
 def test_body_that_does_not_arrive_in_time_is_cut(tmp_path):
-    slow = ApiHead(str(tmp_path), limits=Limits(body_s=0.05))
+    slow = ApiHead(str(tmp_path), limits=ApiLimits(body_s=0.05))
     with slow.served() as url:
         where = urlsplit(url)
         with socket.create_connection((where.hostname, where.port), timeout=20) as link:

@@ -5,7 +5,7 @@
 
 import pytest
 
-from phalanx.facts.failures import shipped_rules
+from phalanx.planner.facts.failure_rules import shipped_rules
 from tests.contract.api_head import ApiHead, code
 
 SPOT = {"name": "spot", "codes": [117], "blame": "preempted", "remedy": "elsewhere", "says": "the spot market took it"}

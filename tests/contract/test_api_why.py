@@ -7,9 +7,9 @@ import pytest
 
 from phalanx.client import Client
 from phalanx.core.errors import BadFile, NeverFits, NotFound, NotPermitted, TryLater
-from phalanx.core.state.events import CordonNode, Hello
+from phalanx.core.state.events import CordonNode, SupervisorRegistered
 from phalanx.ports.store import JobFilter
-from phalanx.wire.api.queues import QueueFacts
+from phalanx.wire.api.queues import QueueSettings
 from tests.contract.api_head import JOB, TOKENS, Supervisor, make_node, until
 
 WHOLE = {**JOB, "gpus": 4}
@@ -17,7 +17,7 @@ WHOLE = {**JOB, "gpus": 4}
 
 @pytest.fixture
 def ada(head):
-    head.ask(Hello(node=make_node(), supervisor_id="s1"))
+    head.ask(SupervisorRegistered(node=make_node(), supervisor_id="s1"))
     with head.served() as url, Client(url, TOKENS["user"]) as client:
         yield client
 
@@ -63,7 +63,10 @@ def test_drained_node_and_full_quota_are_an_operators_to_mend(head, ada):
 def test_quota_names_its_holders_and_another_queue_with_room(head, ada):
     with head.served() as url, Client(url, TOKENS["operator"]) as operator:
         operator.put_queues(
-            [QueueFacts(id="default", quota_gpus=2, borrow_gpus=0), QueueFacts(id="red", quota_gpus=2, borrow_gpus=0)]
+            [
+                QueueSettings(id="default", quota_gpus=2, borrow_gpus=0),
+                QueueSettings(id="red", quota_gpus=2, borrow_gpus=0),
+            ]
         )
     first = ada.submit(JOB).id
     second = ada.submit(JOB).id
@@ -114,7 +117,7 @@ def test_dry_run_says_where_it_would_start_and_writes_nothing(head, ada):
     assert (found.run.high_s, found.run.ends, found.gpu_hours_high) == (7200.0, 0, 4.0)
     assert found.notes[0].startswith("1 node x 2")
     assert head.store.jobs(JobFilter()) == []
-    assert head.driver.controller.world.jobs == {}
+    assert head.controller.controller.world.jobs == {}
     assert ada.submit(JOB).id == "1"  # no number was used up
 
 
@@ -134,7 +137,7 @@ def test_dry_run_refuses_what_a_submit_refuses(head, ada):
     for wrong, error in (({"gpus": 64}, NeverFits), ({"queue": "none"}, NotFound), ({"gpus": "many"}, BadFile)):
         with pytest.raises(error):
             ada.dry_run({**JOB, **wrong})
-    assert head.driver.controller.world.jobs == {}
+    assert head.controller.controller.world.jobs == {}
     with head.served() as url, Client(url, TOKENS["viewer"]) as viewer:
         with pytest.raises(NotPermitted):
             viewer.dry_run(JOB)
@@ -159,7 +162,7 @@ def test_ends_are_learned_and_foretell_the_next(head, ada):
 
 
 def test_stopping_head_answers_no_more_questions(head):
-    assert head.driver.peek().result(timeout=10).would_be == ()
+    assert head.controller.read_snapshot().result(timeout=10).hypothetical_jobs == ()
     head.close()
     with pytest.raises(TryLater):
-        head.driver.peek().result(timeout=10)
+        head.controller.read_snapshot().result(timeout=10)

@@ -12,12 +12,20 @@ import msgspec
 import pytest
 
 from phalanx.api.app import build_app
-from phalanx.app.anchors import FileAnchors
+from phalanx.app.audit_checkpoints import FileAuditCheckpoints
 from phalanx.client import Client
-from phalanx.core.access.audit import Call, Examined, Tip, anchor_of, audit_key, line_of, mac_of
+from phalanx.core.access.audit import (
+    AuditCall,
+    ChainTip,
+    ChainVerifier,
+    audit_key,
+    mac_of,
+    next_line,
+    parse_anchor,
+)
 from phalanx.core.errors import BadRequest, NotPermitted
 from phalanx.core.state.events import PutUser
-from phalanx.core.work.people import User, UserRole
+from phalanx.core.work.users import User, UserRole
 from phalanx.ports.store import Batch, StoreRefused
 from phalanx.store.sql.sqlite.store import SqliteStore
 from tests.contract.api_head import SECRET, TOKENS, ApiHead, Supervisor, until
@@ -31,9 +39,9 @@ class AuditedHead(ApiHead):
 
     def __post_init__(self):
         super().__post_init__()
-        self.anchors = FileAnchors(f"{self.home}/audit.anchors")
+        self.anchors = FileAuditCheckpoints(f"{self.home}/audit.anchors")
         self.driver.audit_key = KEY  # before anything is told
-        self.parts = replace(self.parts, audit_key=KEY, anchors=self.anchors)
+        self.parts = replace(self.parts, audit_key=KEY, audit_checkpoints=self.anchors)
         self.app = build_app(self.parts)
 
 
@@ -154,12 +162,12 @@ def test_an_effect_and_its_line_are_committed_together_or_not_at_all(head, monke
         whole(batch)
 
     monkeypatch.setattr(head.store, "commit", commit)
-    told = Call(user="root", token_id="t", origin="here", action="PUT")
+    told = AuditCall(user="root", token_id="t", origin="here", action="PUT")
     with pytest.raises(StoreRefused):
-        head.driver.request(PutUser(user=User(id="eve", role=UserRole.ADMIN)), told).result(10)
+        head.controller.request(PutUser(user=User(id="eve", role=UserRole.ADMIN)), told).result(10)
     monkeypatch.undo()
     assert head.store.user("eve") is None
-    assert head.driver.audit_tip == Tip()
+    assert head.controller.audit_tip == ChainTip()
     assert head.ask(PutUser(user=User(id="eve", role=UserRole.USER)))
 
 
@@ -206,8 +214,11 @@ def test_two_lines_that_changed_places_are_seen(trail, tmp_path):
 
 
 def test_a_line_put_in_is_seen(trail, tmp_path):
-    forged = line_of(
-        Call(user="opal", token_id="t", origin="here", action="DELETE"), Tip(seq=5, mac="0" * 64), 1.0, b"not the key"
+    forged = next_line(
+        AuditCall(user="opal", token_id="t", origin="here", action="DELETE"),
+        ChainTip(seq=5, mac="0" * 64),
+        1.0,
+        b"not the key",
     )
     doc = msgspec.json.encode(forged).decode()
     tampered(tmp_path, "INSERT INTO audit VALUES (6, 1.0, 'opal', ?, crc(?))", doc, doc)
@@ -221,10 +232,10 @@ def test_lines_cut_off_while_the_head_runs_are_missed(trail, tmp_path):
 
 
 def test_lines_cut_off_while_the_head_was_down_are_missed_by_its_anchors(trail, tmp_path, head, call):
-    head.anchors.say(head.driver.audit_tip)
+    head.anchors.say(head.controller.audit_tip)
     tampered(tmp_path, "DELETE FROM audit WHERE seq >= 4")
     newest = head.store.audit_tip()
-    head.driver.audit_tip = Tip(seq=newest.seq, mac=newest.mac)  # as the next head finds it
+    head.controller.audit_tip = ChainTip(seq=newest.seq, mac=newest.mac)  # as the next head finds it
     assert trail()["flaws"][0]["text"].startswith("truncated")
     os.unlink(tmp_path / "home" / "audit.anchors")
     assert trail()["flaws"] == []  # what the chain alone cannot show
@@ -237,7 +248,7 @@ def test_an_anchor_kept_elsewhere_shows_a_trail_that_was_written_anew(trail, tmp
     kept = trail()["anchor"]
     tampered(tmp_path, "DELETE FROM audit WHERE seq >= 4")
     newest = head.store.audit_tip()
-    head.driver.audit_tip = Tip(seq=newest.seq, mac=newest.mac)
+    head.controller.audit_tip = ChainTip(seq=newest.seq, mac=newest.mac)
     for number in range(3):
         call("operator", "PUT", f"/v1/queues/other{number}", {})
     assert trail()["flaws"] == []
@@ -257,12 +268,14 @@ def test_a_damaged_line_is_a_flaw_and_no_fault_of_ours(trail, tmp_path):
 @pytest.mark.parametrize("text", ["", "5", "5:", "5:zz", "-1:" + "0" * 64, "9" * 16 + ":" + "0" * 64, "5:" + "A" * 64])
 def test_what_is_no_anchor_is_refused(call, text):
     with pytest.raises(BadRequest):
-        anchor_of(text)
+        parse_anchor(text)
     assert call("admin", "GET", f"/v1/audit/verify?anchor={text}").status_code == 400
 
 
 def test_every_word_of_a_line_counts():
-    line = line_of(Call(user="ada", token_id="t", origin="o", action="a", target="x", detail="d"), Tip(), 5.0, KEY)
+    line = next_line(
+        AuditCall(user="ada", token_id="t", origin="o", action="a", target="x", detail="d"), ChainTip(), 5.0, KEY
+    )
     others = [
         replace(line, **{name: value})
         for name, value in {
@@ -282,20 +295,20 @@ def test_every_word_of_a_line_counts():
 
 
 def test_what_moves_from_one_word_to_the_next_is_another_line():
-    first = line_of(Call(user="ada", token_id="t", origin="o", action="ab", target="c"), Tip(), 5.0, KEY)
+    first = next_line(AuditCall(user="ada", token_id="t", origin="o", action="ab", target="c"), ChainTip(), 5.0, KEY)
     second = replace(first, action="a", target="bc")
     assert mac_of(first, "", KEY) != mac_of(second, "", KEY)
 
 
 def test_one_flaw_does_not_make_all_that_follows_doubtful():
-    tip, written = Tip(), []
+    tip, written = ChainTip(), []
     for number in range(6):
-        written.append(line_of(Call(user="ada", token_id="t", origin="o", action=f"{number}"), tip, 5.0, KEY))
-        tip = Tip(seq=written[-1].seq, mac=written[-1].mac)
-    examined = Examined.against(KEY, [tip])
+        written.append(next_line(AuditCall(user="ada", token_id="t", origin="o", action=f"{number}"), tip, 5.0, KEY))
+        tip = ChainTip(seq=written[-1].seq, mac=written[-1].mac)
+    examined = ChainVerifier.for_anchors(KEY, [tip])
     for line in [*written[:2], replace(written[2], user="bob"), *written[3:]]:
-        examined.read(line)
-    examined.end()
+        examined.verify(line)
+    examined.finish()
     assert [flaw.seq for flaw in examined.flaws] == [3]
 
 
@@ -306,11 +319,13 @@ def test_every_store_keeps_the_trail(kind, tmp_path):
 
 
 def keeps_the_trail(store):
-    tip, written = Tip(), []
+    tip, written = ChainTip(), []
     for number in range(5):
         user = "ada" if number % 2 else "bob"
-        written.append(line_of(Call(user=user, token_id="t", origin="ü", action=f"{number}"), tip, 5.0 + number, KEY))
-        tip = Tip(seq=written[-1].seq, mac=written[-1].mac)
+        written.append(
+            next_line(AuditCall(user=user, token_id="t", origin="ü", action=f"{number}"), tip, 5.0 + number, KEY)
+        )
+        tip = ChainTip(seq=written[-1].seq, mac=written[-1].mac)
     assert store.audit_tip() is None
     store.commit(Batch(audit=written[:2]))
     store.commit(Batch(audit=written[2:]))
@@ -326,13 +341,13 @@ def keeps_the_trail(store):
 
 
 def test_anchors_are_read_over_a_torn_line(tmp_path):
-    anchors = FileAnchors(str(tmp_path / "a"))
-    assert anchors.all() == []
-    anchors.say(Tip(seq=3, mac="a" * 64))
+    anchors = FileAuditCheckpoints(str(tmp_path / "a"))
+    assert anchors.read_all() == []
+    anchors.record(ChainTip(seq=3, mac="a" * 64))
     with open(tmp_path / "a", "a", encoding="ascii") as file:
         file.write("7:abc\n")
-    anchors.say(Tip(seq=9, mac="b" * 64))
-    assert [tip.seq for tip in anchors.all()] == [3, 9]
+    anchors.record(ChainTip(seq=9, mac="b" * 64))
+    assert [tip.seq for tip in anchors.read_all()] == [3, 9]
 
 
 def test_the_client_reads_and_verifies(head):

@@ -21,11 +21,22 @@ from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import BadFile, Conflict, NotFound
 from phalanx.core.ids import TokenId, UserId
 from phalanx.core.work.attempt import AttemptState
-from phalanx.failpoints import FAILPOINTS, VARIABLE, Failure, armed, around
+from phalanx.failpoints import (
+    ENVIRONMENT_VARIABLE,
+    FAILPOINTS,
+    FailureMode,
+    armed,
+    around,
+)
 from phalanx.ports.store import Batch, JobFilter, StaleLeader, StoreRefused
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.later_files import set_aside
-from phalanx.store.sql.backups import Place, backup, check, restore
+from phalanx.store.orphaned_files import move_orphaned
+from phalanx.store.sql.backups import (
+    DatabaseLocation,
+    backup,
+    check,
+    restore,
+)
 from phalanx.store.sql.sqlite import connections
 from phalanx.store.sql.sqlite.store import SqliteStore
 from tests import postgres_here
@@ -69,11 +80,11 @@ def places(tmp_path):
         if kind == "sqlite":
             folder = tmp_path / f"db{len(made)}"
             made.append("")
-            return Place(path=str(folder / "phalanx.db"))
+            return DatabaseLocation(path=str(folder / "phalanx.db"))
         if why := postgres_here.why_not():
             pytest.skip(why)
         made.append(postgres_here.server().fresh() if ready else postgres_here.server().empty())
-        return Place(dsn=made[-1])
+        return DatabaseLocation(dsn=made[-1])
 
     yield make
     for dsn in filter(None, made):
@@ -262,7 +273,7 @@ def test_nothing_is_replaced_unless_told_and_what_was_there_is_kept(places, tmp_
     with opened(place) as store:
         assert len(store.jobs(JobFilter())) == 3
     if kind == "sqlite":
-        with opened(Place(path=done.aside)) as kept:
+        with opened(DatabaseLocation(path=done.aside)) as kept:
             assert len(kept.jobs(JobFilter())) == 6
     else:
         kept = postgres_here.server().execute(f"SELECT count(*) FROM {done.aside}.jobs", place.dsn.rpartition("/")[2])
@@ -271,7 +282,7 @@ def test_nothing_is_replaced_unless_told_and_what_was_there_is_kept(places, tmp_
 
 def test_a_restore_puts_every_table_of_records_aside(places):
     place = places("postgres")
-    from phalanx.store.sql.postgres.filling import TABLES
+    from phalanx.store.sql.postgres.restoring import TABLES
 
     assert sorted(TABLES) == sorted(rows_in(place)), "what is not there is mixed with what is restored"
 
@@ -439,7 +450,7 @@ def test_a_database_that_was_lost_is_restored_and_no_old_wal_comes_into_it(place
     done = restore(file, place, quiet, replace=False)
     with opened(place) as store:
         assert everything(store) == held
-        assert store.examine() == []
+        assert store.check_integrity() == []
     assert done.aside.endswith("-wal")
     with open(done.aside, "rb") as kept:
         assert kept.read() == wal
@@ -480,14 +491,14 @@ def test_a_restored_database_is_put_in_place_with_its_wal_in_it_or_not_at_all(pl
 
 def test_no_database_is_said(tmp_path):
     with pytest.raises(NotFound, match="no database"):
-        backup(Place(path=str(tmp_path / "none.db")), str(tmp_path / "b.phx"), quiet)
+        backup(DatabaseLocation(path=str(tmp_path / "none.db")), str(tmp_path / "b.phx"), quiet)
 
 
 def test_a_full_disk_leaves_no_half_backup(places, tmp_path):
     place = places("sqlite")
     fill(place)
     for name in ("backup.create", "backup.write", "backup.sync", "backup.rename"):
-        with armed(name, Failure.FULL), pytest.raises(StoreRefused):
+        with armed(name, FailureMode.FULL), pytest.raises(StoreRefused):
             backup(place, str(tmp_path / "b.phx"), quiet)
         assert os.listdir(tmp_path) == ["db0"]
 
@@ -515,7 +526,7 @@ def test_a_restore_whose_last_answer_is_lost_does_not_say_that_nothing_was_writt
     source, target, file = places("sqlite"), places("postgres"), str(tmp_path / "b.phx")
     held = fill(source, lines=40)
     backup(source, file, quiet)
-    from phalanx.store.sql.postgres import filling
+    from phalanx.store.sql.postgres import restoring
 
     wire = Wire(target.dsn)
 
@@ -523,9 +534,9 @@ def test_a_restore_whose_last_answer_is_lost_does_not_say_that_nothing_was_writt
         wire.deaf = wire.deaf or name == "restore.end"
         return around(name)
 
-    monkeypatch.setattr(filling, "around", losing)
+    monkeypatch.setattr(restoring, "around", losing)
     with closing(wire), pytest.raises(StoreRefused, match="outcome is unknown") as caught:
-        restore(file, Place(dsn=wire.dsn), quiet, replace=True)
+        restore(file, DatabaseLocation(dsn=wire.dsn), quiet, replace=True)
     assert "--replace" in caught.value.hint
     assert not wire.deaf, "no answer was lost"
     with opened(target) as store:
@@ -578,13 +589,13 @@ def ways(part):
         (name, failure)
         for name in sorted(FAILPOINTS)
         if name.startswith(part) and name not in IN_THE_WAY
-        for failure in (Failure.KILL, Failure.AFTER)
-        if failure is Failure.KILL or name.endswith(ends)
+        for failure in (FailureMode.KILL, FailureMode.AFTER)
+        if failure is FailureMode.KILL or name.endswith(ends)
     ]
 
 
 def killed(what, place, file, point, failure):
-    environment = {**os.environ, VARIABLE: f"{point}={failure.value}"}
+    environment = {**os.environ, ENVIRONMENT_VARIABLE: f"{point}={failure.value}"}
     child = subprocess.run(
         [sys.executable, "-c", SCRIPT, what, place.dsn or place.path, file],
         env=environment,
@@ -624,7 +635,7 @@ def test_a_restore_that_is_killed_leaves_the_old_records_or_the_new_ones(places,
         assert everything(store) == held
 
 
-@pytest.mark.parametrize("failure", [Failure.KILL, Failure.AFTER])
+@pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
 @pytest.mark.parametrize("point", ["restore.wal", "restore.shm"])
 def test_a_restore_of_a_lost_database_that_is_killed_lets_no_head_begin_anew(places, tmp_path, point, failure):
     place, file = places("sqlite"), str(tmp_path / "b.phx")
@@ -642,7 +653,7 @@ def test_a_restore_of_a_lost_database_that_is_killed_lets_no_head_begin_anew(pla
         assert everything(store) == held
 
 
-@pytest.mark.parametrize("failure", [Failure.KILL, Failure.AFTER])
+@pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
 def test_a_restore_that_is_killed_where_it_takes_away_what_another_left_may_be_repeated(places, tmp_path, failure):
     place, file = places("sqlite"), str(tmp_path / "b.phx")
     held = fill(place, lines=40)
@@ -658,7 +669,7 @@ def test_a_restore_that_is_killed_where_it_takes_away_what_another_left_may_be_r
         assert everything(store) == held
 
 
-@pytest.mark.parametrize("failure", [Failure.KILL, Failure.AFTER])
+@pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
 def test_a_backup_that_failed_and_is_killed_where_it_takes_its_half_back_may_be_repeated(places, tmp_path, failure):
     place, file = places("sqlite"), str(tmp_path / "b.phx")
     fill(place, lines=40)
@@ -672,7 +683,7 @@ def test_a_backup_that_failed_and_is_killed_where_it_takes_its_half_back_may_be_
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-LATER = "import sys; from phalanx.store.later_files import set_aside; set_aside(sys.argv[1], {'1': 1}, 'now')"
+LATER = "import sys; from phalanx.store.orphaned_files import set_aside; set_aside(sys.argv[1], {'1': 1}, 'now')"
 
 
 STAYS = [
@@ -709,24 +720,24 @@ def left_in(folder):
     )
 
 
-@pytest.mark.parametrize("failure", [Failure.KILL, Failure.AFTER])
+@pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
 @pytest.mark.parametrize("point", ["restore.later_folder", "restore.later_files", "restore.later_sync"])
 def test_files_that_make_way_when_the_restore_is_killed_make_way_at_the_next(tmp_path, point, failure):
     later_files(tmp_path)
     child = subprocess.run(
         [sys.executable, "-c", LATER, str(tmp_path)],
-        env={**os.environ, VARIABLE: f"{point}={failure.value}:2"},
+        env={**os.environ, ENVIRONMENT_VARIABLE: f"{point}={failure.value}:2"},
         timeout=60,
         check=False,
     )
     assert child.returncode == -signal.SIGKILL
-    set_aside(str(tmp_path), {"1": 1}, "again")
+    move_orphaned(str(tmp_path), {"1": 1}, "again")
     assert left_in(tmp_path) == STAYS
 
 
 def test_files_of_jobs_and_attempts_that_are_not_in_the_backup_make_way(tmp_path):
     later_files(tmp_path)
-    made = set_aside(str(tmp_path), {"1": 1}, "now")
+    made = move_orphaned(str(tmp_path), {"1": 1}, "now")
     assert [os.path.basename(path) for path in made] == [
         f"{name}.before-restore-now" for name in ("logs", "outputs", "checkpoints")
     ]
@@ -735,7 +746,7 @@ def test_files_of_jobs_and_attempts_that_are_not_in_the_backup_make_way(tmp_path
     assert os.listdir(tmp_path / "outputs.before-restore-now/.from") == ["2.json"]
     assert sorted(os.listdir(made[0])) == ["1", "2", "9_3"]
     assert os.listdir(tmp_path / "checkpoints.before-restore-now/1/epoch-2") == ["step-9"]
-    assert set_aside(str(tmp_path), {"1": 1}, "again") == []
+    assert move_orphaned(str(tmp_path), {"1": 1}, "again") == []
 
 
 def test_the_names_of_files_that_made_way_outlive_a_power_cut(tmp_path, monkeypatch):
@@ -747,7 +758,7 @@ def test_the_names_of_files_that_made_way_outlive_a_power_cut(tmp_path, monkeypa
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", noting)
-    set_aside(str(tmp_path), {"1": 1}, "now")
+    move_orphaned(str(tmp_path), {"1": 1}, "now")
     for name in ("logs", "checkpoints"):
         aside = f"{name}.before-restore-now"
         assert {".", name, f"{name}/1", aside, f"{aside}/1"} <= set(synced)

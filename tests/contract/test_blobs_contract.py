@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from phalanx.core.errors import BadRequest, NotFound
-from phalanx.failpoints import FAILPOINTS, Failure, armed
+from phalanx.failpoints import FAILPOINTS, FailureMode, armed
 from phalanx.ports.store import StoreRefused
 from phalanx.store.blobs.files import FileBlobs
 
@@ -94,13 +94,13 @@ def test_an_unknown_blob_is_not_found(blobs):
         (name, failure)
         for name, failures in FAILPOINTS.items()
         if name.startswith("blobs.put.")
-        for failure in sorted(failures & {Failure.ERROR, Failure.FULL})
+        for failure in sorted(failures & {FailureMode.ERROR, FailureMode.FULL})
     ],
 )
 def test_a_failing_disk_refuses_and_the_same_upload_goes_through_later(blobs, tmp_path, point, failure):
     with (
         armed(point, failure),
-        pytest.raises(StoreRefused, match="full" if failure is Failure.FULL else "cannot be written"),
+        pytest.raises(StoreRefused, match="full" if failure is FailureMode.FULL else "cannot be written"),
     ):
         blobs.put(DIGEST, chunks())
     assert left_over(tmp_path) == []

@@ -12,7 +12,7 @@ import pytest
 from phalanx.core.lifecycle import settle
 from phalanx.core.state.events import MemberRefused, PutProject
 from phalanx.core.work.job import BACKOFF_MAX_S
-from phalanx.core.work.keys import BadKey
+from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.queue import Project
 from phalanx.core.work.request import spec_from_mapping
 from tests.contract.api_head import Supervisor, bearer, until
@@ -39,7 +39,7 @@ def refused(head, call, *, charge):
     head.ask(PutProject(project=Project(id="nlp", members=frozenset({"ada"}))))
     supervisor = Supervisor(call)
     supervisor.hello()
-    head.driver.leases.lengthen(3600.0)  # nobody renews here
+    head.controller.leases.grant_long(3600.0)  # nobody renews here
     supervisor.lease()
     job_id = call.submit(
         run=["train", "--key", "canary-argv"],
@@ -52,7 +52,7 @@ def refused(head, call, *, charge):
     until(lambda: head.store.attempts(job_id))
     why = "no folder /home/ada/canary-path (canary-why)"
     supervisor.tell(
-        MemberRefused(job_id=job_id, epoch=1, generation=0, node_id="n0", why=why, charge=charge, exit_code=1)
+        MemberRefused(job_id=job_id, epoch=1, generation=0, node_id="n0", why=why, job_at_fault=charge, exit_code=1)
     )
     return job_id, supervisor
 
@@ -143,7 +143,7 @@ def test_who_follows_everything_is_told_no_words_of_others_jobs(call, job_id):
     "env", [{"KEY": ["canary"]}, {"KEY": {"a": "canary"}}, ["canary"], ["KEY", "canary"], {"KEY": "canary\0"}, "canary"]
 )
 def test_a_variable_that_is_refused_is_not_said_again(env):
-    with pytest.raises(BadKey) as refused:
+    with pytest.raises(InvalidKey) as refused:
         spec_from_mapping({"run": "true", "env": env}, workdir="/", now_s=0.0)
     assert "canary" not in f"{refused.value.message} {refused.value.hint}"
 

@@ -8,8 +8,8 @@ import pytest
 
 from phalanx.core.errors import Conflict
 from phalanx.core.ids import UserId
-from phalanx.core.work.people import User, UserRole
-from phalanx.ports.election import HeadRecord, Leader, NoElection
+from phalanx.core.work.users import User, UserRole
+from phalanx.ports.election import ElectionUnavailable, HeadRecord, Leader
 from phalanx.ports.store import Batch, StaleLeader
 from phalanx.store.sql.queries import queries
 from tests import postgres_here
@@ -39,7 +39,7 @@ def voice(dsn: str, name: str) -> "PostgresElection":
 
 
 def claimed(election: "PostgresElection", name: str) -> int | None:
-    return election.claim(election.look(), head(name), lease_s=3.0, grants_s=9.0)
+    return election.claim(election.read_leader(), head(name), lease_s=3.0, grants_s=9.0)
 
 
 def users(name: str) -> Batch:
@@ -48,17 +48,17 @@ def users(name: str) -> Batch:
 
 def test_of_two_that_saw_the_same_one_leads(dsn):
     a, b = voice(dsn, "a"), voice(dsn, "b")
-    seen_by_a, seen_by_b = a.look(), b.look()
+    seen_by_a, seen_by_b = a.read_leader(), b.read_leader()
     assert a.claim(seen_by_a, head("a"), lease_s=3.0, grants_s=9.0) == 1
     assert b.claim(seen_by_b, head("b"), lease_s=3.0, grants_s=9.0) is None
-    row = b.look()
+    row = b.read_leader()
     assert (row.term, row.holder, row.url, row.lease_s, row.grants_s) == (1, "id-a", "http://a:1", 3.0, 9.0)
 
 
 def test_renewal_between_look_and_claim_keeps_the_leader(dsn):
     a, b = voice(dsn, "a"), voice(dsn, "b")
     claimed(a, "a")
-    seen = b.look()
+    seen = b.read_leader()
     assert a.renew(1)
     assert b.claim(seen, head("b"), lease_s=3.0, grants_s=9.0) is None
 
@@ -69,17 +69,17 @@ def test_who_was_followed_renews_and_releases_nothing(dsn):
     assert claimed(b, "b") == 2
     assert not a.renew(1)
     a.release(1)
-    assert b.look().holder == "id-b"
-    with pytest.raises(NoElection):
+    assert b.read_leader().holder == "id-b"
+    with pytest.raises(ElectionUnavailable):
         a.grant_long(1, 600.0)
 
 
 def test_release_frees_the_term_and_keeps_where_the_last_one_was(dsn):
     a = voice(dsn, "a")
     claimed(a, "a")
-    before = a.look()
+    before = a.read_leader()
     a.release(1)
-    after = a.look()
+    after = a.read_leader()
     assert (after.term, after.holder, after.url) == (1, "", "http://a:1")
     assert after.beat > before.beat
 
@@ -88,15 +88,15 @@ def test_long_leases_are_told_to_the_successor(dsn):
     a = voice(dsn, "a")
     claimed(a, "a")
     a.grant_long(1, 600.0)
-    assert 500.0 < voice(dsn, "b").look().long_leases_left_s <= 600.0
+    assert 500.0 < voice(dsn, "b").read_leader().long_leases_left_s <= 600.0
 
 
 def test_longer_leases_of_the_leader_before_the_last_are_still_told(dsn):
     a, b, c = voice(dsn, "a"), voice(dsn, "b"), voice(dsn, "c")
-    assert a.claim(a.look(), head("a"), lease_s=3.0, grants_s=30.0) == 1
+    assert a.claim(a.read_leader(), head("a"), lease_s=3.0, grants_s=30.0) == 1
     a.release(1)
     assert claimed(b, "b") == 2
-    assert 20.0 < c.look().long_leases_left_s <= 30.0
+    assert 20.0 < c.read_leader().long_leases_left_s <= 30.0
 
 
 def test_shorter_long_leases_do_not_hide_longer_ones(dsn):
@@ -104,7 +104,7 @@ def test_shorter_long_leases_do_not_hide_longer_ones(dsn):
     claimed(a, "a")
     a.grant_long(1, 600.0)
     a.grant_long(1, 60.0)
-    assert 500.0 < a.look().long_leases_left_s <= 600.0
+    assert 500.0 < a.read_leader().long_leases_left_s <= 600.0
 
 
 def test_commit_of_a_leader_that_was_followed_is_refused(dsn):
@@ -158,11 +158,11 @@ def test_leader_renews_and_promises_while_its_commit_takes_long_and_nobody_takes
 
 def test_heads_are_listed_until_they_leave_and_only_by_themselves(dsn):
     a, b = voice(dsn, "a"), voice(dsn, "b")
-    a.say(head("a"))
-    b.say(head("b"))
+    a.register(head("a"))
+    b.register(head("b"))
     assert [(one.name, one.head_id, one.user) for one in a.heads()] == [("a", "id-a", "ada"), ("b", "id-b", "ada")]
-    b.leave("a")
-    b.leave("b")
+    b.unregister("a")
+    b.unregister("b")
     assert [one.name for one in a.heads()] == ["a"]
 
 
@@ -175,8 +175,8 @@ def test_first_offer_of_a_secret_counts_for_all(dsn):
 
 def test_database_that_does_not_answer_is_said_in_one_line_without_the_password():
     away = voice(f"postgresql://ada:secret@127.0.0.1:{postgres_here.free_port()}/x", "a")
-    for ask in (away.look, away.prepare):
-        with pytest.raises(NoElection) as refused:
+    for ask in (away.read_leader, away.prepare):
+        with pytest.raises(ElectionUnavailable) as refused:
             ask()
         assert "\n" not in refused.value.message
         assert "secret" not in f"{refused.value.message}{refused.value.hint}"
@@ -197,4 +197,4 @@ def test_newer_schema_is_not_made_under_a_leader_that_would_not_know_it(dsn, mon
 
 
 def test_row_before_anybody_led_is_free(dsn):
-    assert voice(dsn, "a").look() == Leader(term=0, beat=0)
+    assert voice(dsn, "a").read_leader() == Leader(term=0, beat=0)

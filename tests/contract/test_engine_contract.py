@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from benchmarks.cluster import ROOT, until
+from benchmarks.cluster import ROOT, wait_until
 from tests.contract.engine_rigs import RIGS, WHY_NOT, gated, open_gate
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -33,7 +33,7 @@ def rig(request):
 @pytest.fixture
 def whole(rig):
     """All nodes up, nothing running."""
-    until(lambda: sum(node["state"] == "up" for node in rig.nodes()) == 3, "all nodes are up")
+    wait_until(lambda: sum(node["state"] == "up" for node in rig.nodes()) == 3, "all nodes are up")
     yield rig
     for job in rig.call("GET", "/v1/jobs")["jobs"]:
         if job["state"] in ("pending", "running"):
@@ -46,7 +46,7 @@ def ended(rig, job):
 
 
 def runs(rig, job):
-    until(lambda: rig.job(job)["attempt_state"] == "running", f"job {job} runs")
+    wait_until(lambda: rig.job(job)["attempt_state"] == "running", f"job {job} runs")
 
 
 def log_of(rig, job, rank=None):
@@ -105,7 +105,7 @@ def test_a_cancelled_job_ends_everywhere_and_never_runs_again(whole):
     whole.call("POST", f"/v1/jobs/{job}/cancel")
     assert ended(whole, job)["state"] == "cancelled"
     assert "over" not in log_of(whole, job)
-    until(lambda: not any(node["jobs"] for node in whole.nodes()), "its devices are free")
+    wait_until(lambda: not any(node["jobs"] for node in whole.nodes()), "its devices are free")
 
 
 def test_an_array_runs_every_element_with_its_own_number(whole):
@@ -132,7 +132,7 @@ def test_a_dependent_starts_after_its_parent_and_not_after_a_failed_one(whole):
 @pytest.mark.torch
 def test_a_preempted_training_saves_and_resumes_where_it_was(whole):
     training = train(whole, steps=300, gpus="2x1")
-    until(lambda: len(losses_by_step(whole, training)) >= 10, "it trains")
+    wait_until(lambda: len(losses_by_step(whole, training)) >= 10, "it trains")
     urgent = gated(whole, "urgent", gpus="3x2", priority=10)
     runs(whole, urgent)
     assert (whole.job(training)["state"], whole.job(training)["checkpoints"] != []) == ("pending", True)
@@ -159,7 +159,7 @@ def test_a_gang_with_a_failed_task_starts_again_in_place(whole):
 @pytest.mark.torch
 def test_a_training_whose_node_dies_goes_on_elsewhere_from_its_checkpoint(whole):
     job = train(whole, steps=400, gpus="2x1")
-    until(lambda: "checkpoint" in kinds(whole, job), "it has saved")
+    wait_until(lambda: "checkpoint" in kinds(whole, job), "it has saved")
     dead = whole.job(job)["nodes"][1]
     whole.kill_node(dead, signal.SIGKILL)
     view = ended(whole, job)
@@ -168,7 +168,7 @@ def test_a_training_whose_node_dies_goes_on_elsewhere_from_its_checkpoint(whole)
     assert receipt["attempts"][1]["resumed_from_step"] >= 20
     for step, losses in losses_by_step(whole, job).items():
         assert max(losses) - min(losses) < 1e-3, f"step {step} was made twice with different losses: {losses}"
-    until(partial(is_up, whole, dead), "the node is back")
+    wait_until(partial(is_up, whole, dead), "the node is back")
 
 
 def is_up(rig, name):
@@ -180,7 +180,7 @@ def test_a_head_that_is_killed_and_comes_back_is_not_noticed_by_a_job(whole):
     runs(whole, job)
     whole.kill_head()
     whole.start(wait_nodes=False)
-    until(lambda: whole.job(job)["attempt_state"] == "running", "the head knows the job")
+    wait_until(lambda: whole.job(job)["attempt_state"] == "running", "the head knows the job")
     open_gate(whole, "head")
     view = ended(whole, job)
     assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), whole.story(job)

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.api.keeping import Carried, Settling
-from phalanx.api.kept_files import KeptFiles, Place
-from phalanx.api.output_files import KeptOutputs, Origin
+from phalanx.api.nodes.retention import PendingUploads, RetentionWorker
 from phalanx.core.errors import TryLater
-from phalanx.failpoints import Failure, armed
-from phalanx.torch import folder as folders
+from phalanx.failpoints import FailureMode, armed
+from phalanx.store.checkpoints.copies import CheckpointCopies, CheckpointKey
+from phalanx.store.outputs.copies import OutputCopies, OutputOrigin
+from phalanx.torch import checkpoint_folder as folders
 from phalanx.wire import manifest
 
-NODE = Origin(job_id="7", epoch=1, node_rank=0)
+NODE = OutputOrigin(job_id="7", epoch=1, node_rank=0)
 DATA = bytes(range(250)) * 12  # 3000 bytes
 
 
@@ -53,11 +53,11 @@ def written(monkeypatch):
 
 def grown(tmp_path):
     """Outputs in which x.txt is `begun`, and the piece `, more` was written and never synced."""
-    outputs = KeptOutputs(str(tmp_path))
-    outputs.take(NODE, "x.txt", 0, b"begun")
-    outputs.name(NODE, "x.txt", size_bytes=5, crc32=zlib.crc32(b"begun"), mode=0o600)
-    with armed("outputs.extend.sync", Failure.ERROR), pytest.raises(TryLater):
-        outputs.extend(NODE, "x.txt", 5, b", more")
+    outputs = OutputCopies(str(tmp_path))
+    outputs.append_upload(NODE, "x.txt", 0, b"begun")
+    outputs.finish_upload(NODE, "x.txt", size_bytes=5, crc32=zlib.crc32(b"begun"), mode=0o600)
+    with armed("outputs.extend.sync", FailureMode.ERROR), pytest.raises(TryLater):
+        outputs.append_stored(NODE, "x.txt", 5, b", more")
     return outputs
 
 
@@ -83,13 +83,13 @@ def test_other_bytes_of_the_same_length_are_not_taken_for_the_piece_that_is_here
 
 
 def opened(tmp_path):
-    return KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    return CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o"))
 
 
 def checkpoint(step=5, epoch=1):
     file = manifest.ManifestFile(path="a.bin", size_bytes=len(DATA), crc32=zlib.crc32(DATA))
-    encoded = folders.manifest_of(step=step, epoch=epoch, world_size=1, files=[file])
-    return Place(job_id="7", epoch=epoch, step=step, digest=manifest.digest(encoded)), encoded
+    encoded = folders.encode_manifest(step=step, epoch=epoch, world_size=1, files=[file])
+    return CheckpointKey(job_id="7", epoch=epoch, step=step, digest=manifest.digest(encoded)), encoded
 
 
 def save(kept, *, step, epoch):
@@ -106,7 +106,7 @@ def test_of_a_file_whose_sync_failed_all_bytes_come_again(tmp_path):
     kept.begin(place, encoded, published=())
     for offset in (0, 1000):
         kept.take(place, "a.bin", offset, DATA[offset : offset + 1000])
-    with armed("kept.piece.sync", Failure.ERROR), pytest.raises(TryLater):
+    with armed("kept.piece.sync", FailureMode.ERROR), pytest.raises(TryLater):
         kept.take(place, "a.bin", 2000, DATA[2000:])
     assert kept.begin(place, encoded, published=()) == (False, 3000, {})
     assert kept.take(place, "a.bin", 2000, DATA[2000:]) == 0
@@ -121,7 +121,7 @@ def test_of_a_file_of_an_earlier_life_whose_sync_fails_all_bytes_come_again(tmp_
     first.begin(place, encoded, published=())
     first.take(place, "a.bin", 0, DATA[:1000])
     second = opened(tmp_path)
-    with armed("kept.begin.sync", Failure.ERROR), pytest.raises(TryLater):
+    with armed("kept.begin.sync", FailureMode.ERROR), pytest.raises(TryLater):
         second.begin(place, encoded, published=())
     assert second.begin(place, encoded, published=()) == (False, 3000, {})
     assert second.take(place, "a.bin", 0, DATA) == 3000
@@ -132,7 +132,7 @@ def refused(tmp_path, point="kept.finish.sync_directory"):
     place, encoded = checkpoint()
     kept = opened(tmp_path)
     kept.begin(place, encoded, published=())
-    with armed(point, Failure.ERROR), pytest.raises(TryLater):
+    with armed(point, FailureMode.ERROR), pytest.raises(TryLater):
         kept.take(place, "a.bin", 0, DATA)
     return kept
 
@@ -146,7 +146,7 @@ def test_a_checkpoint_is_told_to_be_whole_only_when_its_name_is_synced_and_that_
     kept = refused(tmp_path)
     place, encoded = checkpoint()
     synced.clear()
-    with armed("kept.finish.sync_directory", Failure.ERROR), pytest.raises(TryLater):
+    with armed("kept.finish.sync_directory", FailureMode.ERROR), pytest.raises(TryLater):
         kept.begin(place, encoded, published=())
     assert kept.begin(place, encoded, published=()) == (True, 0, {})
     assert synced == above(tmp_path)
@@ -160,7 +160,7 @@ def test_a_head_that_starts_syncs_the_name_of_what_it_finds_whole(tmp_path, sync
     place, _ = checkpoint()
     kept = opened(tmp_path)
     synced.clear()
-    with armed("kept.finish.sync_directory", Failure.ERROR), pytest.raises(TryLater):
+    with armed("kept.finish.sync_directory", FailureMode.ERROR), pytest.raises(TryLater):
         kept.state(place)
     assert kept.state(place) == kept.state(place) == (True, 0)
     assert synced == above(tmp_path)
@@ -172,9 +172,9 @@ def test_a_copy_that_comes_again_under_a_name_synced_before_is_synced_again(tmp_
     save(kept, step=5, epoch=1)
     place, encoded = checkpoint()
     other = encoded.replace(b'"world_size": 1', b'"world_size": 2')
-    kept.begin(Place(job_id="7", epoch=1, step=5, digest=manifest.digest(other)), other, published=())
+    kept.begin(CheckpointKey(job_id="7", epoch=1, step=5, digest=manifest.digest(other)), other, published=())
     assert kept.begin(place, encoded, published=()) == (False, 3000, {})
-    with armed("kept.finish.sync_directory", Failure.ERROR), pytest.raises(TryLater):
+    with armed("kept.finish.sync_directory", FailureMode.ERROR), pytest.raises(TryLater):
         kept.take(place, "a.bin", 0, DATA)
     synced.clear()
     assert kept.begin(place, encoded, published=()) == (True, 0, {})
@@ -184,7 +184,7 @@ def test_a_copy_that_comes_again_under_a_name_synced_before_is_synced_again(tmp_
 def test_a_whole_checkpoint_that_the_disk_refuses_at_begin_is_asked_for_later(tmp_path):
     place, encoded = checkpoint()
     kept = refused(tmp_path, "kept.finish.sync_inside")
-    with armed("kept.finish.sync_inside", Failure.ERROR), pytest.raises(TryLater):
+    with armed("kept.finish.sync_inside", FailureMode.ERROR), pytest.raises(TryLater):
         kept.begin(place, encoded, published=())
     assert kept.begin(place, encoded, published=())[0] is True
 
@@ -208,19 +208,19 @@ class Store:
 
 def test_what_an_attempt_brings_that_came_after_the_look_is_not_removed(tmp_path):
     """Found by reading: the live attempt was read first and the folders last, and whatever was of another attempt counted as over."""
-    kept, outputs, carried = opened(tmp_path), KeptOutputs(str(tmp_path / "o")), Carried()
+    kept, outputs, carried = opened(tmp_path), OutputCopies(str(tmp_path / "o")), PendingUploads()
     now = checkpoint(step=20, epoch=2)[0]
 
     def comes():
         save(kept, step=20, epoch=2)
-        outputs.take(Origin(job_id="7", epoch=2, node_rank=0), "x.txt", 0, b"half of it")
-        carried.done[now] = {"n0"}
+        outputs.append_upload(OutputOrigin(job_id="7", epoch=2, node_rank=0), "x.txt", 0, b"half of it")
+        carried.nodes_done[now] = {"n0"}
 
     save(kept, step=10, epoch=1)
-    outputs.take(NODE, "x.txt", 0, b"half of it")
-    carried.done[checkpoint(step=10)[0]] = {"n0"}
-    Settling(Store(comes), kept, outputs, carried)._settle("7")
+    outputs.append_upload(NODE, "x.txt", 0, b"half of it")
+    carried.nodes_done[checkpoint(step=10)[0]] = {"n0"}
+    RetentionWorker(Store(comes), kept, outputs, carried)._settle("7")
     assert sorted(os.listdir(tmp_path / "c/7")) == ["epoch-2"]
     assert sorted(os.listdir(tmp_path / "c/7/epoch-2")) == [".kept", "step-00000020"]
     assert os.listdir(tmp_path / "o/.coming") == ["7.2.0"]
-    assert list(carried.done) == [now]
+    assert list(carried.nodes_done) == [now]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import Epoch, JobId
-from phalanx.failpoints import FAILPOINTS, Failure, armed
+from phalanx.failpoints import FAILPOINTS, FailureMode, armed
 from phalanx.ports.logs import StreamKey
 from phalanx.ports.store import StoreRefused
 from phalanx.store.logs import open_files
@@ -258,7 +258,7 @@ FAILING = [
     (name, failure)
     for name, failures in FAILPOINTS.items()
     if name.startswith("logs.append.")
-    for failure in sorted(failures & {Failure.ERROR, Failure.FULL})
+    for failure in sorted(failures & {FailureMode.ERROR, FailureMode.FULL})
 ]
 
 
@@ -268,7 +268,7 @@ def test_a_refused_append_leaves_every_stream_as_it_was(files, tmp_path, point, 
     chunks = [(key("rank-1"), 3, b" and new"), (key("rank-0"), 0, b"first"), (key("rank-2", epoch=2), 0, b"other")]
     with (
         armed(point, failure),
-        pytest.raises(StoreRefused, match="full" if failure is Failure.FULL else "cannot be written"),
+        pytest.raises(StoreRefused, match="full" if failure is FailureMode.FULL else "cannot be written"),
     ):
         files.append(chunks)
     assert files.append([(chunk[0], 0, b"") for chunk in chunks]) == {
@@ -324,7 +324,7 @@ def test_readers_never_see_what_is_not_synced(files):
 
 def test_a_failed_delete_is_said_and_can_be_repeated(files):
     files.append([(key(), 0, b"a")])
-    with armed("logs.delete.remove", Failure.ERROR), pytest.raises(StoreRefused):
+    with armed("logs.delete.remove", FailureMode.ERROR), pytest.raises(StoreRefused):
         files.delete(JobId("7"))
     files.delete(JobId("7"))
     assert files.streams(JobId("7")) == []

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from benchmarks.cluster import until
+from benchmarks.cluster import wait_until
 from tests.contract.engine_rigs import RIGS, WHY_NOT
 from tests.contract.test_engine_contract import ended, log_of
 from tests.wheels import wheel
@@ -21,7 +21,7 @@ def rig(request):
     if why_not:
         pytest.skip(why_not)
     with RIGS[request.param]() as made:
-        until(lambda: sum(node["state"] == "up" for node in made.nodes()) == 3, "all nodes are up")
+        wait_until(lambda: sum(node["state"] == "up" for node in made.nodes()) == 3, "all nodes are up")
         yield made
 
 

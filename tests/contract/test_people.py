@@ -12,12 +12,20 @@ import httpx
 import pytest
 
 from phalanx.api.app import build_app
-from phalanx.controller.driver import Driver
+from phalanx.controller.driver import ControllerDriver
 from phalanx.core.errors import Conflict, NotPermitted, NotSignedIn
 from phalanx.core.ids import TokenId
-from phalanx.core.state.events import ChangeProject, ChangeUser, PutProject, PutToken, PutUser, RevokeToken, TokensUsed
-from phalanx.core.work.people import User, UserRole
+from phalanx.core.state.events import (
+    ChangeProject,
+    ChangeUser,
+    PutProject,
+    PutToken,
+    PutUser,
+    RecordTokenUse,
+    RevokeToken,
+)
 from phalanx.core.work.queue import Project
+from phalanx.core.work.users import User, UserRole
 from phalanx.ports.store import JobFilter
 from tests.contract.api_head import JOB, TOKENS, ApiHead, Supervisor, bearer, code, token_of, until
 
@@ -139,7 +147,7 @@ def test_a_viewer_who_is_named_admin_of_a_project_stays_a_viewer(head, call):
 def test_whoever_was_admin_when_asking_and_is_no_longer_is_refused_by_the_controller(head):
     """Between the gate and the loop the project may have changed hands."""
     head.ask(PutProject(project=Project(id="nlp", members=frozenset({"ada"}))))
-    late = head.driver.request(
+    late = head.controller.request(
         ChangeProject(project_id="nlp", by="ada", as_admin=False, members=frozenset({"ada", "bob"}))
     )
     with pytest.raises(Exception, match="not an admin of project nlp"):
@@ -205,7 +213,7 @@ def test_a_token_ends_after_90_days_unless_told_otherwise(head, call):
 
 def test_no_token_lives_longer_than_the_operator_allows(tmp_path):
     head = ApiHead(str(tmp_path))
-    head.parts = replace(head.parts, token_life_max_s=7 * DAY_S)
+    head.parts = replace(head.parts, token_lifetime_max_s=7 * DAY_S)
     head.app = build_app(head.parts)
     with head.calling() as call:
         now_s = head.clock.now_s()
@@ -227,7 +235,7 @@ def test_tokens_tell_when_they_were_used_and_what_made_them(head, call):
 def test_the_last_use_outlives_the_head_and_brings_no_revoked_token_back(head, call):
     token = made(call, "user")["token"]["id"]
     call("user", "DELETE", f"/v1/tokens/{token}")
-    head.ask(TokensUsed(used_s={TokenId(token): 5e9, TokenId("gone"): 5e9}))
+    head.ask(RecordTokenUse(used_s={TokenId(token): 5e9, TokenId("gone"): 5e9}))
     (kept,) = [one for one in head.store.tokens() if one.id == token]
     assert (kept.used_s, kept.revoked_s is not None) == (5e9, True)
 
@@ -276,7 +284,7 @@ class Follower(threading.Thread):
 def job_id(head, call):
     supervisor = Supervisor(call)
     supervisor.hello()
-    head.driver.leases.lengthen(3600.0)  # nobody renews here
+    head.controller.leases.grant_long(3600.0)  # nobody renews here
     supervisor.lease()
     job_id = call.submit()
     until(lambda: head.store.attempts(job_id))
@@ -327,13 +335,13 @@ def test_exec_sessions_end_when_their_user_may_no_longer(head, call, job_id):
 
 
 def test_no_exec_session_opens_for_who_lost_the_right_while_the_trail_was_written(head, call, job_id, monkeypatch):
-    note = Driver.note
+    note = ControllerDriver.record_call
 
     def noting(driver, told):
         head.ask(ChangeUser(user_id="opal", role=UserRole.USER))
         return note(driver, told)
 
-    monkeypatch.setattr(Driver, "note", noting)
+    monkeypatch.setattr(ControllerDriver, "record_call", noting)
     assert call("operator", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["sh"]}).status_code == 403
     assert head.app.state.runtime.sessions.count() == 0
 
@@ -346,7 +354,7 @@ def test_a_long_poll_is_not_answered_once_its_token_is_revoked(head, call, job_i
         target=lambda: answers.append(call(token["secret"], "GET", f"/v1/exec/{opened}/output?wait_s=3").status_code)
     )
     polling.start()
-    until(lambda: head.app.state.runtime.gate._used.get(token["token"]["id"]))
+    until(lambda: head.app.state.runtime.authenticator._used.get(token["token"]["id"]))
     call("user", "DELETE", f"/v1/tokens/{token['token']['id']}")
     polling.join(timeout=20)
     assert answers in ([401], [404])
@@ -354,14 +362,14 @@ def test_a_long_poll_is_not_answered_once_its_token_is_revoked(head, call, job_i
 
 def test_upkeep_writes_down_uses_once_in_a_while(head, call):
     call("user", "GET", "/v1/me")
-    gate = head.app.state.runtime.gate
-    used = gate.take_used()
+    gate = head.app.state.runtime.authenticator
+    used = gate.take_unrecorded_uses()
     assert set(used) >= {"t-ada-13"}
     call("user", "GET", "/v1/me")
-    assert gate.take_used() == {}  # within five minutes it is the same
+    assert gate.take_unrecorded_uses() == {}  # within five minutes it is the same
     head.clock.ahead_s += 301
     call("user", "GET", "/v1/me")
-    assert set(gate.take_used()) == {"t-ada-13"}
+    assert set(gate.take_unrecorded_uses()) == {"t-ada-13"}
 
 
 # ---- what comes long after its head ---------------------------------------------------------------------------------------
@@ -369,7 +377,7 @@ def test_upkeep_writes_down_uses_once_in_a_while(head, call):
 
 def held_back(head, secret, token_id, meanwhile, body):
     """A body whose second half is sent only after `meanwhile`, which happens once the gate has judged its head."""
-    seen = head.app.state.runtime.gate._used
+    seen = head.app.state.runtime.authenticator._used
 
     def halves():
         yield body[:1]
@@ -396,7 +404,7 @@ def test_a_body_that_comes_after_its_token_was_revoked_changes_nothing(head, cal
     stolen = made(call, "admin")
     token_id = stolen["token"]["id"]
     late = held_back(
-        head, stolen["secret"], token_id, lambda: head.ask(RevokeToken(token_id=token_id, made_too=True)), body
+        head, stolen["secret"], token_id, lambda: head.ask(RevokeToken(token_id=token_id, with_derived=True)), body
     )
     assert code(call.client.request(method, path, **late)) == (401, "not_signed_in")
     assert not [token for token in head.store.tokens() if token.made_by == token_id]
@@ -439,7 +447,7 @@ def child(maker, user="ada"):
 def test_a_token_is_not_made_with_one_whose_revocation_waits_before_it(head):
     """Found by reading: the controller kept whatever token came, so that a revocation heard a moment earlier missed it."""
     maker = token_of("ada", TOKENS["user"]).id
-    revoked, late = head.driver.request(RevokeToken(token_id=maker)), head.driver.request(child(maker))
+    revoked, late = head.controller.request(RevokeToken(token_id=maker)), head.controller.request(child(maker))
     revoked.result(10)
     with pytest.raises(NotSignedIn, match="revoked"):
         late.result(10)
@@ -459,9 +467,9 @@ def test_a_token_is_not_made_by_a_user_who_is_disabled_or_by_a_former_admin_for_
 def test_who_is_no_admin_any_more_changes_nobody_and_no_project_as_one(head):
     """Found by reading: of two requests that wait, the second was judged with the rights from before the first."""
     head.ask(PutUser(user=User(id="eve", role=UserRole.ADMIN)))
-    first = head.driver.request(ChangeUser(user_id="eve", role=UserRole.USER, by="root"))
-    second = head.driver.request(ChangeUser(user_id="eve", role=UserRole.ADMIN, by="eve"))
-    third = head.driver.request(ChangeProject(project_id="nlp", by="eve", as_admin=True, admins=frozenset({"eve"})))
+    first = head.controller.request(ChangeUser(user_id="eve", role=UserRole.USER, by="root"))
+    second = head.controller.request(ChangeUser(user_id="eve", role=UserRole.ADMIN, by="eve"))
+    third = head.controller.request(ChangeProject(project_id="nlp", by="eve", as_admin=True, admins=frozenset({"eve"})))
     first.result(10)
     for late in (second, third):
         with pytest.raises(NotPermitted, match="eve is not an admin"):

@@ -12,27 +12,27 @@ from contextlib import contextmanager
 
 import pytest
 
-from phalanx.api.rim import Rim
-from phalanx.api.server import DoorServer
-from phalanx.api.standing import Standby
-from phalanx.app.certificates import Authority
-from phalanx.app.home import Home
-from phalanx.app.joining import Listen, secured
+from phalanx.api.http.follower import FollowerApp
+from phalanx.api.http.security import SecurityMiddleware
+from phalanx.api.http.server import HeadServer
+from phalanx.app.certificates import CertificateAuthority
+from phalanx.app.join_service import ListenAddress, with_tls
+from phalanx.app.state_folder import StateFolder
 from tests.unit.test_standing import Place
 
 PATIENCE_S = 60  # of a server that nobody hangs up for: it would wait so long for whoever keeps a connection
 
 
 @contextmanager
-def standing(tmp_path) -> Iterator[tuple[DoorServer, threading.Thread, int, int]]:
+def standing(tmp_path) -> Iterator[tuple[HeadServer, threading.Thread, int, int]]:
     """A standby's server, its thread, and its ports: plain, and by TLS."""
     inner, outer = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
     port, secure = inner.getsockname()[1], outer.getsockname()[1]
-    authority = Authority(Home.open(str(tmp_path)))
-    tls = secured(outer, authority, Listen(host="127.0.0.1", port=secure))
+    authority = CertificateAuthority(StateFolder.open(str(tmp_path)))
+    tls = with_tls(outer, authority, ListenAddress(host="127.0.0.1", port=secure))
     hosts = frozenset({"127.0.0.1", "localhost"})
-    server = DoorServer(
-        Rim(Standby(Place(), version="1"), hosts_allowed=hosts),
+    server = HeadServer(
+        SecurityMiddleware(FollowerApp(Place(), version="1"), hosts_allowed=hosts),
         tls=tls,
         lifespan="off",
         timeout_graceful_shutdown=PATIENCE_S,

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
-from phalanx.core.state.world import Change
+from phalanx.core.state.world import WorldChange
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
-from phalanx.core.work.people import UserRole
+from phalanx.core.work.users import UserRole
 from phalanx.ports.store import Batch, JobFilter, StaleEpoch, Store, StoreRefused
 from phalanx.store.memory import MemoryStore
 from phalanx.store.sql.sqlite.store import SqliteStore
@@ -387,10 +387,10 @@ def test_of_ended_jobs_the_newest_thousand_are_loaded(store):
 def test_a_loaded_world_goes_on_where_the_store_stands(store):
     store.commit(submitted(1, 2))
     world = store.load()
-    change = Change(world=world)
+    change = WorldChange(world=world)
     seq = change.new_job_seq()
     change.put(job(seq))
-    change.tell(line(0, seq))
+    change.add_story(line(0, seq))
     store.commit(Batch(records=change.records, story=change.story, epochs=change.epochs))
     assert seq == 3
     assert dump(store)["world"].jobs == world.jobs

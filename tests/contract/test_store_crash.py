@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from phalanx.core.ids import JobId
-from phalanx.failpoints import FAILPOINTS, VARIABLE, Failure
+from phalanx.failpoints import ENVIRONMENT_VARIABLE, FAILPOINTS, FailureMode
 from phalanx.ports.store import JobFilter
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
@@ -48,7 +48,7 @@ def points(part):
     for name, failures in FAILPOINTS.items():
         if name.startswith(part + ".") and name not in AFTER_FAILURE and ".take_back." not in name:
             passes = (1,) if name.rpartition(".")[0] in ONCE else (1, 2) if name in TWICE else (1, 4)
-            for failure in sorted(failures & {Failure.KILL, Failure.AFTER, Failure.TORN}):
+            for failure in sorted(failures & {FailureMode.KILL, FailureMode.AFTER, FailureMode.TORN}):
                 ways.extend(pytest.param(name, failure, nth, id=f"{name}-{failure.value}-{nth}") for nth in passes)
     return ways
 
@@ -59,7 +59,7 @@ def die(part, folder, name, failure, nth):
 
 
 def die_of(part, folder, armed):
-    environment = {**os.environ, VARIABLE: armed}
+    environment = {**os.environ, ENVIRONMENT_VARIABLE: armed}
     child = subprocess.run(
         [sys.executable, "-m", "tests.contract.crash_script", part, str(folder)],
         env=environment,
@@ -148,7 +148,7 @@ def test_store_survives_a_kill_after_a_refusal(tmp_path, first, point):
     rounds = die_of("store", tmp_path, f"{first},{point}=kill")
     store = SqliteStore(str(tmp_path / "phalanx.db"))
     assert len(store.jobs(JobFilter(limit=1000))) == rounds * JOBS_AT_ONCE
-    assert store.examine() == []
+    assert store.check_integrity() == []
     store.close()
 
 

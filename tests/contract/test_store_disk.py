@@ -12,7 +12,7 @@ import pytest
 
 from phalanx.core.errors import Conflict
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
-from phalanx.failpoints import FAILPOINTS, Failure, armed
+from phalanx.failpoints import FAILPOINTS, FailureMode, armed
 from phalanx.ports.store import Batch, JobFilter, StoreRefused
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql import reading
@@ -147,7 +147,7 @@ def test_a_full_disk_refuses_whole_batches_and_goes_on_when_there_is_room(disk, 
     disk.room = None
     store.commit(submitted(6, 200))
     assert jobs_in(store) == 205
-    assert store.examine() == []
+    assert store.check_integrity() == []
     store.close()
     again = SqliteStore(path)
     assert jobs_in(again) == 205
@@ -158,7 +158,7 @@ FAILING = [
     (name, failure, nth)
     for name, failures in FAILPOINTS.items()
     if name.startswith("store.commit.")
-    for failure in sorted(failures & {Failure.ERROR, Failure.FULL})
+    for failure in sorted(failures & {FailureMode.ERROR, FailureMode.FULL})
     for nth in ((1, 2, 3) if name == "store.commit.rows" else (1,))
 ]
 
@@ -181,11 +181,11 @@ def test_a_commit_that_fails_anywhere_is_refused_whole_and_may_be_repeated(path,
     [
         name
         for name, failures in FAILPOINTS.items()
-        if name.startswith(("store.open", "store.migrate")) and Failure.FULL in failures
+        if name.startswith(("store.open", "store.migrate")) and FailureMode.FULL in failures
     ],
 )
 def test_a_start_that_fails_anywhere_is_refused_and_may_be_repeated(path, name):
-    with armed(name, Failure.FULL), pytest.raises(StoreRefused, match="disk is full"):
+    with armed(name, FailureMode.FULL), pytest.raises(StoreRefused, match="disk is full"):
         SqliteStore(path)
     store = SqliteStore(path)
     store.commit(submitted(1))
@@ -221,7 +221,7 @@ def test_a_connection_that_broke_is_replaced_by_the_next_commit(path):
     store.commit(submitted(2))
     assert jobs_in(store) == 2
     store._writer = None
-    with armed("store.open.begin", Failure.ERROR), pytest.raises(StoreRefused):
+    with armed("store.open.begin", FailureMode.ERROR), pytest.raises(StoreRefused):
         store.commit(submitted(3))
     store.commit(submitted(3))
     store.close()
@@ -416,7 +416,7 @@ def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(path, wanted):
         return []
 
     connection = apsw.Connection(path)
-    reading.list_jobs(reading.Look(SQLITE, explain), wanted)
+    reading.list_jobs(reading.SqlReader(SQLITE, explain), wanted)
     connection.close()
     store.close()
     searches = [(up, step) for up, step in plan if "SEARCH jobs USING" in step and "PRIMARY KEY" not in step]

@@ -167,7 +167,7 @@ class Stores(RuleBasedStateMachine):
             assert dump(database) == dump(self.memory)
 
     def teardown(self):
-        assert self.sqlite.examine() == []
+        assert self.sqlite.check_integrity() == []
         for database in self.databases:
             database.close()
         if self.dsn:

@@ -9,9 +9,9 @@ import pytest
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId, QueueId, UserId
-from phalanx.failpoints import FAILPOINTS, Failure, armed
+from phalanx.failpoints import FAILPOINTS, FailureMode, armed
 from phalanx.ports.store import Batch, JobFilter, StaleLeader, StoreDiverged, StoreRefused
-from phalanx.store.batches import newest_of
+from phalanx.store.commit_checks import newest_records
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql import reading
 from phalanx.store.sql.queries import POSTGRES
@@ -109,7 +109,7 @@ def test_a_given_term_is_the_one_that_counts(dsn):
 def test_a_leader_frozen_in_the_middle_of_a_commit_holds_up_nobody_for_long(dsn, store, sent):
     """Its transaction holds the row of the term; who takes over ends its session, and what the frozen one sends then is refused."""
     batch = submitted(1)
-    rows = newest_of(batch)
+    rows = newest_records(batch)
     frozen = store._begin(batch, rows)
     if sent:  # half of a pipeline: for the server its statement never ends
         pipeline = frozen.pipeline()
@@ -129,10 +129,10 @@ def test_a_leader_frozen_in_the_middle_of_a_commit_holds_up_nobody_for_long(dsn,
 
 def test_the_server_lets_go_of_a_frozen_head_by_itself(dsn, store):
     batch = submitted(1)
-    store._begin(batch, newest_of(batch))
+    store._begin(batch, newest_records(batch))
     other = connecting.connect(store._address)
     other.execute("UPDATE leader SET renewed_s = 1")  # as an election does, which is patient
-    connecting.shut(other)
+    connecting.close(other)
 
 
 def test_a_takeover_waits_for_the_commit_under_way(dsn, store, at):
@@ -193,9 +193,9 @@ def test_a_head_that_steps_down_while_it_connects_commits_nothing(store, monkeyp
 
 def test_a_commit_whose_answer_was_lost_is_found_to_be_there(wire, wired, at):
     wired.commit(submitted(1))
-    at("postgres.commit.commit", lambda: setattr(wire, "deaf", True))
+    at("postgres.commit.commit", lambda: setattr(wire, "return_error", True))
     wired.commit(submitted(2, 3))
-    assert not wire.deaf, "no answer was lost"
+    assert not wire.return_error, "no answer was lost"
     wired.commit(submitted(5))
     assert jobs_in(wired) == 5
     assert [told.seq for told in wired.story()] == [1, 2, 3, 4, 5]
@@ -273,12 +273,12 @@ def waiting_for_a_standby(server, *, but=0):
 def test_an_outcome_that_nobody_can_tell_is_said_and_settled_before_the_next_commit(
     wire, wired, monkeypatch, there, at
 ):
-    monkeypatch.setattr(module, "FIND_OUT_S", 0.3)
+    monkeypatch.setattr(module, "OUTCOME_WAIT_S", 0.3)
 
     def lose():
         wire.refusing = True
         if there:
-            wire.deaf = True
+            wire.return_error = True
         else:
             wire.cut()
 
@@ -297,10 +297,10 @@ def test_an_outcome_that_nobody_can_tell_is_said_and_settled_before_the_next_com
 
 
 def test_who_took_over_meanwhile_makes_an_unknown_outcome_the_end(dsn, wire, wired, monkeypatch, at):
-    monkeypatch.setattr(module, "FIND_OUT_S", 0.3)
+    monkeypatch.setattr(module, "OUTCOME_WAIT_S", 0.3)
 
     def lose():
-        wire.refusing = wire.deaf = True
+        wire.refusing = wire.return_error = True
 
     at("postgres.commit.commit", lose)
     with pytest.raises(StoreRefused, match="outcome is unknown"):
@@ -319,7 +319,7 @@ def test_who_took_over_meanwhile_makes_an_unknown_outcome_the_end(dsn, wire, wir
         (name, failure, nth)
         for name, failures in FAILPOINTS.items()
         if name.startswith("postgres.commit.")
-        for failure in sorted(failures & {Failure.ERROR, Failure.FULL})
+        for failure in sorted(failures & {FailureMode.ERROR, FailureMode.FULL})
         for nth in ((1, 2, 3) if name == "postgres.commit.rows" else (1,))
     ],
 )
@@ -598,7 +598,7 @@ def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(dsn, store):
         JobFilter(queue=QueueId("q3"), before_seq=900),
         JobFilter(name="n5"),
     ):
-        reading.list_jobs(reading.Look(POSTGRES, explain), wanted)
+        reading.list_jobs(reading.SqlReader(POSTGRES, explain), wanted)
     assert len(plans) == 4
     for plan in plans:
         assert "Seq Scan" not in plan, plan

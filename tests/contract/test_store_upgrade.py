@@ -18,10 +18,15 @@ import pytest
 
 from phalanx.core.ids import JobId
 from phalanx.core.work.job import JobState
-from phalanx.failpoints import FAILPOINTS, VARIABLE, Failure, armed
+from phalanx.failpoints import (
+    ENVIRONMENT_VARIABLE,
+    FAILPOINTS,
+    FailureMode,
+    armed,
+)
 from phalanx.ports.store import Batch, JobFilter, StoreRefused
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.sql.backups import Place, backup, restore
+from phalanx.store.sql.backups import DatabaseLocation, backup, restore
 from phalanx.store.sql.migrations import migrations
 from phalanx.store.sql.sqlite.store import SqliteStore
 from phalanx.store.sql.sqlite.upgrade import APPLICATION_ID
@@ -94,7 +99,7 @@ def test_a_database_of_every_older_schema_is_upgraded_whole(tmp_path, level, cap
     with closing(SqliteStore(path)) as store:
         is_whole(store)
         store.commit(Batch(records=[job(6)], story=[line(21, 6)]))
-        assert store.examine() == []
+        assert store.check_integrity() == []
     assert rows_in(path) == {**ROWS, "jobs": 6, "story": 21}
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT max(number) FROM migrations").fetchone() == (len(migrations("sqlite")),)
@@ -134,7 +139,7 @@ def test_the_copy_put_back_in_the_place_of_the_database_is_taken_and_a_gap_is_no
 def test_no_room_for_the_copy_refuses_the_upgrade_and_changes_nothing(tmp_path):
     path = older(tmp_path, 1)
     for name in (name for name in FAILPOINTS if name.startswith("upgrade.copy.") and name != "upgrade.copy.remove"):
-        with armed(name, Failure.FULL), pytest.raises(StoreRefused, match="disk is full"):
+        with armed(name, FailureMode.FULL), pytest.raises(StoreRefused, match="disk is full"):
             SqliteStore(path)
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("SELECT max(number) FROM migrations").fetchone() == (1,)
@@ -148,7 +153,7 @@ UPGRADE = "import sys; from phalanx.store.sql.sqlite.store import SqliteStore; S
 def dies(script, place, armed):
     child = subprocess.run(
         [sys.executable, "-c", script, place],
-        env={**os.environ, VARIABLE: armed},
+        env={**os.environ, ENVIRONMENT_VARIABLE: armed},
         capture_output=True,
         text=True,
         timeout=60,
@@ -161,7 +166,7 @@ POINTS = [
     (name, nth)
     for name, failures in FAILPOINTS.items()
     if name.startswith(("store.migrate.", "upgrade.copy."))
-    and Failure.KILL in failures
+    and FailureMode.KILL in failures
     and name not in ("store.migrate.rollback", "upgrade.copy.remove")
     for nth in ((1, 2, 3) if name.startswith("store.migrate.") else (1,))
 ]
@@ -179,7 +184,7 @@ def test_an_upgrade_that_is_killed_anywhere_goes_on_at_the_next_start(tmp_path, 
     assert rows_in(str(tmp_path / "phalanx.db.before-2")) == ROWS
 
 
-@pytest.mark.parametrize("failure", [Failure.KILL, Failure.AFTER])
+@pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
 def test_an_upgrade_that_is_killed_where_it_takes_half_a_copy_away_goes_on_at_the_next_start(tmp_path, failure):
     path = older(tmp_path, 1)
     with open(path + ".before-2.part", "wb") as half:
@@ -198,8 +203,8 @@ def test_an_old_database_moves_to_postgres(tmp_path):
     path = older(tmp_path, 1)
     SqliteStore(path).close()
     dsn = postgres_here.server().empty()
-    backup(Place(path=path), str(tmp_path / "b.phx"), lambda *_: None)
-    restore(str(tmp_path / "b.phx"), Place(dsn=dsn), lambda *_: None, replace=False)
+    backup(DatabaseLocation(path=path), str(tmp_path / "b.phx"), lambda *_: None)
+    restore(str(tmp_path / "b.phx"), DatabaseLocation(dsn=dsn), lambda *_: None, replace=False)
     with closing(PostgresStore(dsn)) as store:
         is_whole(store)
     postgres_here.server().drop(dsn)
@@ -255,7 +260,7 @@ PostgresStore(sys.argv[1]).close()
         (name, failure)
         for name in FAILPOINTS
         if name in ("upgrade.schema", "upgrade.table", "postgres.migrate.record", "postgres.migrate.commit")
-        for failure in sorted(FAILPOINTS[name] & {Failure.KILL, Failure.AFTER})
+        for failure in sorted(FAILPOINTS[name] & {FailureMode.KILL, FailureMode.AFTER})
     ],
 )
 def test_an_upgrade_of_postgres_that_is_killed_has_changed_nothing_and_goes_on_at_the_next_start(name, failure):

@@ -12,11 +12,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.cluster import HANG_S, ROOT, Cluster
-from phalanx.core.access.node_keys import node_token
+from benchmarks.cluster import HANG_S, ROOT, BenchmarkCluster
+from phalanx.core.access.node_tokens import node_token
 from phalanx.core.ids import NodeId
-from phalanx.failpoints import VARIABLE
-from phalanx.node.shell.proctable import environment, read_table
+from phalanx.failpoints import ENVIRONMENT_VARIABLE
+from phalanx.node.processes.proctable import process_environment, read_table
 
 LEASE_S = 60.0  # no head is away for so long, so that nothing has a reason to run twice
 _GONE = (ConnectionError, http.client.HTTPException, TimeoutError)
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 
 @dataclass(slots=True)
-class ArmedHead(Cluster):
+class ArmedHead(BenchmarkCluster):
     """One home, and one life of the head after the other in it. The nodes go on in between.
 
     Attributes:
@@ -64,9 +64,14 @@ class ArmedHead(Cluster):
             str(LEASE_S),
             "--revive",
             "0",
-            *self.words,
+            *self.head_arguments,
         ]
-        given = {**os.environ, "PHALANX_HOME": self.home, "PYTHONPATH": os.path.join(ROOT, "src"), VARIABLE: armed}
+        given = {
+            **os.environ,
+            "PHALANX_HOME": self.home,
+            "PYTHONPATH": os.path.join(ROOT, "src"),
+            ENVIRONMENT_VARIABLE: armed,
+        }
         if self.store:
             given["PHALANX_STORE"] = self.store
         os.makedirs(os.path.dirname(self.home), exist_ok=True)
@@ -77,7 +82,7 @@ class ArmedHead(Cluster):
         while time.monotonic() < limit:
             if self.head.poll() is not None:
                 return False
-            if self.serves():
+            if self.answers():
                 return True
             time.sleep(0.005)
         raise TimeoutError(f"the head neither serves nor dies; see {self.home}.out")
@@ -85,7 +90,7 @@ class ArmedHead(Cluster):
     def stop(self) -> None:
         """End everything. The line may have stood idle for longer than a head keeps one."""
         self._line = None
-        Cluster.stop(self)
+        BenchmarkCluster.stop(self)
 
     def dead(self) -> bool:
         """Whether the head has been killed. A head that ended otherwise fails the test."""
@@ -129,7 +134,7 @@ class ArmedHead(Cluster):
         """As `ask`: whatever of a cluster asks something can tell a head that is gone."""
         return self.ask(method, path, body)
 
-    def serves(self) -> bool:
+    def answers(self) -> bool:
         """Whether the head answers, and not as one that stands by."""
         try:
             return bool(self.ask("GET", "/v1/health")["role"] == ("leader" if self.store else ""))
@@ -158,7 +163,7 @@ class ArmedHead(Cluster):
         self.keys |= current
         found = []
         for pid in read_table():
-            seen = environment(pid)
+            seen = process_environment(pid)
             key = seen.get(b"PHALANX_NODE_KEY", b"").decode()
             if key and key not in current and (seen.get(b"PHALANX_HOME") == home or key in self.keys):
                 found.append(f"{pid} of {key}")
@@ -169,7 +174,7 @@ class ArmedHead(Cluster):
         outputs = os.path.join(self.home, "outputs").encode()
         return {
             seen[b"PHALANX_JOB_ID"].decode()
-            for seen in map(environment, read_table())
+            for seen in map(process_environment, read_table())
             if seen.get(b"PHALANX_OUTPUT_DIR", b"").startswith(outputs)
         }
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.cluster import free_port, until
-from phalanx.failpoints import FAILPOINTS, Failure
+from benchmarks.cluster import free_port, wait_until
+from phalanx.failpoints import FAILPOINTS, FailureMode
 from tests.crash.armed_head import ArmedHead, HeadGone, Refused
 from tests.crash.ledger import Ledger
 from tests.crash.load import Load
 
 # Each passes every write of a serving head; what the third has not reached, the sixth may, at a later pass.
 ROUNDS_MAX = 6
-KILLS = (Failure.KILL, Failure.AFTER, Failure.TORN)
+KILLS = (FailureMode.KILL, FailureMode.AFTER, FailureMode.TORN)
 # Passed only where something else went wrong before: what, as another arming of the same head.
 AFTER_WHAT = {
     "store.migrate.rollback": "store.migrate.commit=error",
@@ -49,7 +49,7 @@ class Home:
     def recover(self):
         """The next life: all is compared, then wound up."""
         assert self.head.begin(), "a head that was killed starts again"
-        until(self.head.sees_nodes, "the nodes are up")
+        wait_until(self.head.sees_nodes, "the nodes are up")
         self.ledger.ask_again()
         self.ledger.verify()
         self.ledger.wind_up()
@@ -145,7 +145,7 @@ def dies_starting(home, armed):
     if not home.head.begin(armed):
         return home.head.dead()
     try:
-        until(lambda: home.head.dead() or home.head.sees_nodes(), "the nodes are up")
+        wait_until(lambda: home.head.dead() or home.head.sees_nodes(), "the nodes are up")
     except (HeadGone, Refused):
         home.head.await_death()
     return home.head.dead()

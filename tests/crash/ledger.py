@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.cluster import until
+from benchmarks.cluster import wait_until
 from tests.crash.armed_head import ArmedHead, Refused
 
 TALK_LINES = 40
@@ -91,7 +91,7 @@ class Ledger:
         for (node, asked), manifest in self.checkpoints.items():
             assert self.head.as_node(node, "PUT", asked, manifest)["whole"], asked
         self._jobs_hold()
-        until(lambda: not self.head.orphans(), f"no orphan is left: {self.head.orphans()}", limit_s=SETTLE_S)
+        wait_until(lambda: not self.head.orphans(), f"no orphan is left: {self.head.orphans()}", limit_s=SETTLE_S)
 
     def wind_up(self) -> None:
         """Cancel what would run on, and forget what has been compared: the tables stay small over many lives."""
@@ -99,7 +99,7 @@ class Ledger:
         for wanted in self.jobs.values():
             if wanted.ends in OPEN:
                 self.head.ask("POST", f"/v1/jobs/{wanted.id}/cancel", {"why": "compared"})
-                assert self.head.wait(wanted.id, "succeeded", "failed", "cancelled")["state"] == "cancelled"
+                assert self.head.wait_for_state(wanted.id, "succeeded", "failed", "cancelled")["state"] == "cancelled"
         for table in (self.jobs, self.tokens, self.outputs):
             for name in list(table)[:-KEPT_ENTRIES]:
                 del table[name]
@@ -149,12 +149,14 @@ class Ledger:
             if "talk" in wanted.name and wanted.ends == "succeeded":
                 self._said_all(wanted.id)
         live = {one.id for one in self.jobs.values() if one.ends == "running"}
-        until(lambda: self.head.jobs_with_processes() <= live, "no process of an ended job is left", limit_s=SETTLE_S)
+        wait_until(
+            lambda: self.head.jobs_with_processes() <= live, "no process of an ended job is left", limit_s=SETTLE_S
+        )
 
     def _ended(self, job_id: str, wanted: Submitted) -> dict[str, Any]:
         if wanted.ends in OPEN:
-            return self.head.wait(job_id, wanted.ends)
-        return self.head.wait(job_id, "succeeded", "failed", "cancelled", "timeout")
+            return self.head.wait_for_state(job_id, wanted.ends)
+        return self.head.wait_for_state(job_id, "succeeded", "failed", "cancelled", "timeout")
 
     def _array_holds(self, wanted: Submitted) -> None:
         for index in range(elements_of(wanted)):

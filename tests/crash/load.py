@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from benchmarks.cluster import until
+from benchmarks.cluster import wait_until
 from phalanx.wire import manifest as manifests
 from tests.crash.armed_head import ArmedHead, Refused
 from tests.crash.ledger import TALK_LINES, Ledger, Submitted, sha256_of
@@ -48,7 +48,7 @@ class Load:
             name=f"drip-{next(self.numbers)}", body={"run": says, "gpus": 1, "tasks_per_node": 1}, ends="running"
         )
         self.again(self.ledger.submit, job)
-        until(lambda: self.head.ask("GET", f"/v1/jobs/{job.id}/logs?rank=0")["chunks"], "it drips")
+        wait_until(lambda: self.head.ask("GET", f"/v1/jobs/{job.id}/logs?rank=0")["chunks"], "it drips")
 
     def leave_half(self) -> None:
         """A checkpoint that this head takes half of, and the next one is asked to go on with."""
@@ -70,7 +70,7 @@ class Load:
     def _gang(self, number: int) -> Submitted:
         gang = Submitted(name=f"gang-{number}", body={"run": ["sleep", "100000"], "gpus": "2x1"}, ends="running")
         self.again(self.ledger.submit, gang)
-        until(lambda: self.head.job(gang.id)["state"] == "running", "the gang runs")
+        wait_until(lambda: self.head.job(gang.id)["state"] == "running", "the gang runs")
         return gang
 
     def _jobs(self, number: int) -> None:
@@ -228,6 +228,6 @@ def checkpoint(job_id: str, step: int, content: dict[str, bytes]) -> tuple[dict[
         for path, data in content.items()
     )
     encoded = manifests.encode(
-        manifests.Manifest(format=manifests.MANIFEST_FORMAT, step=step, epoch=1, world_size=2, files=files)
+        manifests.CheckpointManifest(format=manifests.MANIFEST_FORMAT, step=step, epoch=1, world_size=2, files=files)
     )
     return {"job_id": job_id, "epoch": 1, "step": step, "digest": manifests.digest(encoded)}, encoded

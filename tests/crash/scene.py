@@ -15,10 +15,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from benchmarks.cluster import until
+from benchmarks.cluster import wait_until
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.core.performance.plain import to_plain
-from phalanx.core.performance.profile import NodeFound, Profile
+from phalanx.planner.calibration.profile import NodeMeasurement, Profile
+from phalanx.planner.calibration.record_codec import encode_record
 from phalanx.wire.supervisor import HelloRequest
 from tests.builders import make_node
 from tests.crash.armed_head import HeadGone
@@ -47,7 +47,7 @@ def looked_at(home, folder, *, beside=tuple, folders=()):
     routes = home.head.ask("GET", "/v1/openapi.json")["paths"]
     gone = home.head.node("n1")
     home.head.kill_node(gone)
-    until(lambda: node_of(home, gone)["state"] == "down", f"{gone} is seen dead")
+    wait_until(lambda: node_of(home, gone)["state"] == "down", f"{gone} is seen dead")
     look = Look(home, os.path.join(folder, "trace"), beside=beside(), folders=folders)
     look.begin()
     ask_everything(home)
@@ -122,7 +122,7 @@ def jobs_change(home):
             key=name,
             mark=f"mark-{name}",
         )
-    until(lambda: home.head.job("1")["state"] == "running", "it runs")
+    wait_until(lambda: home.head.job("1")["state"] == "running", "it runs")
     ask("PATCH", "/v1/jobs/1", {"name": "mark-renamed"}, mark="mark-renamed")
     ask("POST", "/v1/jobs/1/requeue", mark="requeued: requeued by root")
     late = {"run": "true", "gpus": 1, "name": "mark-late", "workdir": "/", "begin": time.time() + 1e6}
@@ -156,14 +156,14 @@ def nodes_change(home):
     booked = {"nodes": [n0], "time": "1h", "start_s": time.time() + 1e6, "maintenance": True, "why": "mark-booked"}
     ask("PUT", "/v1/reservations/mark-reservation", booked, mark="mark-booked")
     ask("DELETE", "/v1/reservations/mark-reservation", mark="mark-reservation was ended")
-    found = NodeFound(node=NodeId(n0), gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=9.0)
-    profile = to_plain(Profile(at="2026-11-21", at_s=time.time(), nodes=(found,), job="mark-profile"))
+    found = NodeMeasurement(node=NodeId(n0), gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=9.0)
+    profile = encode_record(Profile(at="2026-11-21", at_s=time.time(), nodes=(found,), job="mark-profile"))
     ask("PUT", "/v1/profile", profile, mark="mark-profile")
     rule = {"name": "mark-rule", "codes": [117], "blame": "preempted", "remedy": "elsewhere", "says": "mark-rule"}
     ask("PUT", "/v1/rules", {"rules": [rule]}, mark="mark-rule")
     ask("DELETE", f"/v1/nodes/{n1}", mark=f"{n1} was removed")
     node = replace(make_node("mark-node"), engine="joined")
-    hello = HelloRequest(version=1, supervisor_id=SupervisorId("s"), node=node, carries=[])
+    hello = HelloRequest(version=1, supervisor_id=SupervisorId("s"), node=node, members=[])
     home.head.as_node("mark-node", "POST", "/v1/node/hello", msgspec.json.encode(hello), mark="mark-node")
 
 
@@ -171,7 +171,7 @@ def gang_brings(home):
     """A checkpoint and outputs of a node that shares no folder with the head."""
     gang = Submitted(name="gang", body={"run": ["sleep", "100000"], "gpus": 1})
     home.ledger.submit(gang)
-    until(lambda: home.head.job(gang.id)["state"] == "running", "the gang runs")
+    wait_until(lambda: home.head.job(gang.id)["state"] == "running", "the gang runs")
     content = b"mark-weights" * 50
     about, encoded = checkpoint(gang.id, 1, {"a.bin": content})
     home.head.as_node("n0", "PUT", f"/v1/node/checkpoints/manifest?{urlencode(about)}", encoded)

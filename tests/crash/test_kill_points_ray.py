@@ -11,8 +11,8 @@ import shutil
 import pytest
 
 from phalanx.engines.local import records
-from phalanx.engines.ray.cluster import temp_of
-from phalanx.engines.ray.process import sweep_ray
+from phalanx.engines.ray.cluster import session_folder
+from phalanx.engines.ray.ray_process import sweep_ray
 from tests.contract import engine_rigs
 from tests.crash.armed_head import ArmedHead
 from tests.crash.homes import Home, arming, killed_while_young, ways
@@ -44,7 +44,7 @@ class RayHead(ArmedHead):
             living = records.read(os.path.dirname(path))
             if living is not None:
                 sweep_ray(living)
-        shutil.rmtree(temp_of(self.home), ignore_errors=True)
+        shutil.rmtree(session_folder(self.home), ignore_errors=True)
 
 
 @pytest.mark.parametrize(("name", "failure", "nth"), ways(lambda name: name.startswith("ray.")))

@@ -9,18 +9,18 @@ import sys
 import time
 import uuid
 
-from phalanx.node.logic.warm import warm_argv
-from phalanx.node.shell import cgroups
-from phalanx.node.shell.containment import AttemptKey, ContainmentKind
-from phalanx.node.shell.processes import ProcessHost, TaskExit, TaskSpec
-from phalanx.node.shell.proctable import environment, read_table
+from phalanx.node.logic.warm_start import parse_warm_command
+from phalanx.node.processes import cgroups
+from phalanx.node.processes.attempt_processes import ProcessHost, TaskProcessExit, TaskSpec
+from phalanx.node.processes.containment import AttemptKey, ContainmentKind
+from phalanx.node.processes.proctable import process_environment, read_table
 
 PATIENCE_S = 30.0  # a hang guard, not an expectation
 BARE = {"PATH": f"{os.path.dirname(sys.executable)}:{os.defpath}"}
 
 
 def cgroups_work() -> bool:
-    folder, _ = cgroups.claim(f"ask-{uuid.uuid4().hex[:8]}")
+    folder, _ = cgroups.claim_node_cgroup(f"ask-{uuid.uuid4().hex[:8]}")
     if folder is not None:
         cgroups.Cgroup(folder).remove()
     return folder is not None
@@ -34,7 +34,7 @@ class Rig:
 
     def __init__(self, mode: str | None = None) -> None:
         self.node_key = f"test-{uuid.uuid4().hex[:8]}"
-        self.exits: queue.Queue[TaskExit] = queue.Queue()
+        self.exits: queue.Queue[TaskProcessExit] = queue.Queue()
         self.empties: queue.Queue[AttemptKey] = queue.Queue()
         self.host = ProcessHost(node_key=self.node_key, on_exit=self.exits.put, on_empty=self.empties.put, mode=mode)
 
@@ -60,7 +60,7 @@ class Rig:
             command=command,
             cwd=cwd,
             env={**BARE, **(env or {})},
-            warm=warm_argv(command) if warm else None,
+            warm=parse_warm_command(command) if warm else None,
         )
         try:
             pid = attempt.spawn(spec, write_end)
@@ -88,9 +88,9 @@ class Rig:
         left = [
             pid
             for pid, row in read_table().items()
-            if not row.dead and any(mark in v for v in environment(pid).values())
+            if not row.dead and any(mark in v for v in process_environment(pid).values())
         ]
-        return [*left, *cgroups.find_folders(self.node_key)]
+        return [*left, *cgroups.find_node_cgroups(self.node_key)]
 
 
 def until(condition, what="a condition"):

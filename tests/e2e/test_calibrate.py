@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from phalanx.core.performance.profile import measured_of, profile_from
+from phalanx.planner.calibration.profile import measured_rates, parse_profile
 from tests.e2e.test_cli_head import Shell, free_port
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.torch, pytest.mark.timeout(400)]
@@ -26,8 +26,8 @@ def measured(phalanx):
 
 
 def test_every_figure_of_the_fleet_is_measured(phalanx, measured):
-    profile = profile_from(phalanx.json("calibrate", "--show")["profile"])
-    found = measured_of(profile, gpu="virtual")
+    profile = parse_profile(phalanx.json("calibrate", "--show")["profile"])
+    found = measured_rates(profile, gpu="virtual")
     figures = (
         found.memory_bytes_per_s,
         found.within_bytes_per_s,
@@ -44,7 +44,7 @@ def test_every_figure_of_the_fleet_is_measured(phalanx, measured):
 
 
 def test_one_model_was_trained_under_three_layouts(phalanx, measured):
-    profile = profile_from(phalanx.json("calibrate", "--show")["profile"])
+    profile = parse_profile(phalanx.json("calibrate", "--show")["profile"])
     degrees = {(run.layout.tensor, run.layout.pipeline, run.layout.data) for run in profile.runs}
     assert degrees == {(1, 1, 4), (2, 1, 2), (1, 2, 2)}
     assert {run.layout.global_batch for run in profile.runs} == {16}
@@ -73,9 +73,9 @@ def test_the_table_is_shown_again_without_measuring(phalanx, measured):
 
 @pytest.mark.prove
 def test_named_nodes_alone_are_measured_and_what_is_known_of_the_others_stays(phalanx, measured):
-    before = profile_from(phalanx.json("calibrate", "--show")["profile"])
+    before = parse_profile(phalanx.json("calibrate", "--show")["profile"])
     phalanx("calibrate", "--quick", "--nodes", "n1")
-    after = profile_from(phalanx.json("calibrate", "--show")["profile"])
+    after = parse_profile(phalanx.json("calibrate", "--show")["profile"])
     assert after.nodes[0] == before.nodes[0]
     assert after.nodes[1].at_s > before.nodes[1].at_s
     assert after.between == before.between

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from phalanx.client import Client
-from phalanx.core.access.node_keys import node_token
+from phalanx.core.access.node_tokens import node_token
 from phalanx.core.errors import PhalanxError
 from tests.canaries import DATABASE, stands_in
 from tests.e2e.test_cli_head import PYTHON, Shell, free_port

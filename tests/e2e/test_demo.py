@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.node.shell.proctable import environment, read_table
+from phalanx.node.processes.proctable import process_environment, read_table
 from tests import canaries
 
 pytest.importorskip("torch")
@@ -36,7 +36,9 @@ def left_behind(folder) -> list[int]:
     return [
         row.pid
         for row in read_table().values()
-        if row.pid != os.getpid() and not row.dead and any(mark in value for value in environment(row.pid).values())
+        if row.pid != os.getpid()
+        and not row.dead
+        and any(mark in value for value in process_environment(row.pid).values())
     ]
 
 

@@ -7,7 +7,13 @@ import time
 
 import pytest
 
-from benchmarks.cluster import ROOT, Cluster, cluster, command_words, until
+from benchmarks.cluster import (
+    ROOT,
+    BenchmarkCluster,
+    cluster,
+    command_words,
+    wait_until,
+)
 from benchmarks.fence import drill_round
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -15,21 +21,21 @@ TRAIN = os.path.join(ROOT, "examples", "train_gpt", "train.py")
 SMALL = ["--d-model", "32", "--layers", "1", "--heads", "2", "--seq", "32", "--batch", "4", "--print-every", "1"]
 
 
-def train(head: Cluster, *, steps: int, every: int = 20, **body) -> str:
+def train(head: BenchmarkCluster, *, steps: int, every: int = 20, **body) -> str:
     run = [sys.executable, TRAIN, "--steps", str(steps), "--save-every-steps", str(every), *SMALL]
     return head.submit(run=run, gpus="2x1", name="train", warm=True, **body)
 
 
-def steps_of(head: Cluster, job: str) -> list[dict]:
+def steps_of(head: BenchmarkCluster, job: str) -> list[dict]:
     steps: list[dict] = head.call("GET", f"/v1/jobs/{job}/steps?limit=10000")["steps"]
     return steps
 
 
-def kinds(head: Cluster, job: str) -> list[str]:
-    return [line["kind"] for line in head.story(job)]
+def kinds(head: BenchmarkCluster, job: str) -> list[str]:
+    return [line["kind"] for line in head.history(job)]
 
 
-def log_of(head: Cluster, job: str, rank: int) -> str:
+def log_of(head: BenchmarkCluster, job: str, rank: int) -> str:
     text, cursor = "", ""
     while True:
         reply = head.call("GET", f"/v1/jobs/{job}/logs?rank={rank}&cursor={cursor}")
@@ -43,11 +49,11 @@ def log_of(head: Cluster, job: str, rank: int) -> str:
 def test_head_killed_and_back_within_the_lease_costs_no_step_and_no_log_line():
     with cluster("2x1", lease_s=8.0) as head:
         job = train(head, steps=400)
-        until(lambda: len(steps_of(head, job)) >= 20, "it trains")
+        wait_until(lambda: len(steps_of(head, job)) >= 20, "it trains")
         head.kill_head()
         head.start()
-        view = head.wait(job, "succeeded", "failed", "cancelled")
-        assert view["state"] == "succeeded", head.story(job)
+        view = head.wait_for_state(job, "succeeded", "failed", "cancelled")
+        assert view["state"] == "succeeded", head.history(job)
         assert (view["attempts"], view["restarts"]) == (1, 0)
         assert [step["step"] for step in steps_of(head, job)] == list(range(1, 401))
         printed = [line.split()[1] for line in log_of(head, job, 0).splitlines() if line.startswith("step ")]
@@ -58,13 +64,13 @@ def test_head_killed_and_back_within_the_lease_costs_no_step_and_no_log_line():
 def test_head_away_long_past_the_lease_costs_only_what_was_not_saved():
     with cluster("2x1", lease_s=2.0) as head:
         job = train(head, steps=600, collective_timeout="4s")
-        until(lambda: "checkpoint" in kinds(head, job), "it has saved")
+        wait_until(lambda: "checkpoint" in kinds(head, job), "it has saved")
         head.kill_head()
         time.sleep(7.0)  # lease 2 s, then frozen for more than half of 4 s
         head.start()
-        view = head.wait(job, "succeeded", "failed", "cancelled")
-        assert view["state"] == "succeeded", head.story(job)
-        resumed = [line["text"] for line in head.story(job) if line["kind"] in ("restart", "starting")]
+        view = head.wait_for_state(job, "succeeded", "failed", "cancelled")
+        assert view["state"] == "succeeded", head.history(job)
+        resumed = [line["text"] for line in head.history(job) if line["kind"] in ("restart", "starting")]
         assert any("freeze" in text for text in resumed), resumed
         assert any("from step" in text for text in resumed), resumed
         losses: dict[int, float] = {}
@@ -100,12 +106,12 @@ def test_cancel_leaves_nothing_behind_even_of_a_double_fork(containment, monkeyp
     monkeypatch.setenv("PHALANX_CONTAINMENT", containment)
     with cluster("1x2") as head:
         job = head.submit(run=script, gpus="1x2", tasks_per_node=2, env={"DAEMON": daemon}, grace="1s")
-        until(lambda: len(leftovers(marker)) >= 4, "ranks and their daemons run")
+        wait_until(lambda: len(leftovers(marker)) >= 4, "ranks and their daemons run")
         head.call("POST", f"/v1/jobs/{job}/cancel")
-        assert head.wait(job, "cancelled")["state"] == "cancelled"
+        assert head.wait_for_state(job, "cancelled")["state"] == "cancelled"
         assert leftovers(marker) == []
         node = os.path.join(head.home, "nodes", "n0")
-        until(lambda: not scratch_of(node, job), "the scratch folder is gone", limit_s=20)
+        wait_until(lambda: not scratch_of(node, job), "the scratch folder is gone", limit_s=20)
         assert not cgroups_of(head.node_records()["n0"]["node_key"])
 
 
@@ -132,10 +138,10 @@ def cgroups_of(node_key: str) -> list[str]:
 def test_node_killed_in_mid_training_resumes_elsewhere_and_repeats_its_losses():
     with cluster("3x1") as head:
         job = train(head, steps=400)
-        until(lambda: "checkpoint" in kinds(head, job), "it has saved")
+        wait_until(lambda: "checkpoint" in kinds(head, job), "it has saved")
         head.kill_node(head.job(job)["nodes"][1], signal.SIGKILL)
-        view = head.wait(job, "succeeded", "failed", "cancelled")
-        assert view["state"] == "succeeded", head.story(job)
+        view = head.wait_for_state(job, "succeeded", "failed", "cancelled")
+        assert view["state"] == "succeeded", head.history(job)
         assert view["attempts"] == 2
         receipt = head.call("GET", f"/v1/jobs/{job}/receipt")
         assert receipt["overlapping_steps"] == 0
@@ -151,7 +157,7 @@ def test_a_script_that_knows_only_torch_distributed_runs_unchanged():
     script = os.path.join(ROOT, "examples", "bare_allreduce", "train.py")
     with cluster("2x2") as head:
         job = head.submit(run=[sys.executable, script], gpus="2x2", name="bare")
-        assert head.wait(job, "succeeded", "failed")["state"] == "succeeded", log_of(head, job, 0)
+        assert head.wait_for_state(job, "succeeded", "failed")["state"] == "succeeded", log_of(head, job, 0)
         assert "loss" in log_of(head, job, 0)
 
 
@@ -161,7 +167,7 @@ def test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease():
     counting = [sys.executable, "-uc", count]
     with cluster("2x1", lease_s=2.0) as head:
         job = head.submit(run=counting, gpus="2x1", name="count", grace="1s")
-        until(lambda: len(log_of(head, job, 1).split()) > 5, "it counts")
+        wait_until(lambda: len(log_of(head, job, 1).split()) > 5, "it counts")
         assert head.head is not None
         head.head.send_signal(signal.SIGTERM)
         head.head.wait(timeout=30)
@@ -172,7 +178,7 @@ def test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease():
         head.start()
         assert (head.job(job)["attempts"], head.job(job)["restarts"]) == (1, 0)
         head.call("POST", f"/v1/jobs/{job}/cancel")
-        head.wait(job, "cancelled")
+        head.wait_for_state(job, "cancelled")
         counted = log_of(head, job, 1).split()
         assert counted == [str(number) for number in range(1, len(counted) + 1)]
 

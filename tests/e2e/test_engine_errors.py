@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster import free_port, until
-from phalanx.node.shell.proctable import read_table
-from phalanx.node.shell.sweeps import sweep_node
+from benchmarks.cluster import free_port, wait_until
+from phalanx.node.processes.proctable import read_table
+from phalanx.node.processes.sweeps import sweep_node
 from tests.e2e.test_join import HeadOn, of_phalanx, phalanx
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
@@ -129,7 +129,9 @@ def test_the_ray_cluster_that_is_there_is_of_another_release(here, tmp_path):
     with open(tmp_path / "out", "wb") as out:
         subprocess.Popen(start, env={**os.environ, **mine}, stdout=out, stderr=out, start_new_session=True)
     try:
-        until(lambda: "Ray runtime started" in (tmp_path / "out").read_text(encoding="utf-8"), "the other Ray runs")
+        wait_until(
+            lambda: "Ray runtime started" in (tmp_path / "out").read_text(encoding="utf-8"), "the other Ray runs"
+        )
         code, said = here("up", "--engine", "ray", "--ray-address", f"127.0.0.2:{port}")
         is_one_line((code, said), 64, "Version mismatch: The cluster was started with Ray 2.59.0")
     finally:
@@ -382,7 +384,7 @@ def test_what_slurm_will_never_start_is_said_of_the_job(slurm):
         )
         assert call("submit", "--gpus", "1", "--time", "2h", "--", "true")[0] == 0
         line = "the job's time limit 0-02:00:00 exceeds the 00:10:00 of partition short"
-        until(lambda: line in call("show", "1", "--json")[1], "the job says why", limit_s=HANG_S)
+        wait_until(lambda: line in call("show", "1", "--json")[1], "the job says why", limit_s=HANG_S)
         assert "failed" in call("ps", "-a")[1]
     finally:
         call("down", "--cancel-jobs")
@@ -406,9 +408,9 @@ def test_nodes_of_slurm_that_do_not_reach_the_head_say_so_themselves(slurm):
         lab.run("h0", ["iptables", "-I", *shut])
         assert call("submit", "--gpus", "1", "--", "true")[0] == 0
         line = "h1 cannot reach the head at https://10.77.0.1:7600: check that --listen names an address visible to the nodes"
-        until(lambda: line in call("show", "1", "--json")[1], "the job says why", limit_s=HANG_S)
+        wait_until(lambda: line in call("show", "1", "--json")[1], "the job says why", limit_s=HANG_S)
         lab.run("h0", ["iptables", "-D", *shut])
-        until(
+        wait_until(
             lambda: '"state": "succeeded"' in call("show", "1", "--json")[1],
             "it runs when the way is open",
             limit_s=HANG_S,

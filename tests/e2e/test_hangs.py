@@ -40,8 +40,8 @@ def test_hang_is_noticed_its_rank_named_its_stack_kept_and_the_gang_goes_on(how,
         job = head.submit(
             run=[sys.executable, TRAIN, how], gpus="2x1", name="hang", warm=True, collective_timeout="12s"
         )
-        view = head.wait(job, "succeeded", "failed", "cancelled")
-        assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 1), head.story(job)
+        view = head.wait_for_state(job, "succeeded", "failed", "cancelled")
+        assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 1), head.history(job)
         told = said(head, job, "hung")
         assert "no step for" in told[0]
         assert "rank 1 on n1" in told[-1]

@@ -10,18 +10,23 @@ import time
 
 import pytest
 
-from benchmarks.cluster import Cluster, cluster, free_port, until
+from benchmarks.cluster import (
+    BenchmarkCluster,
+    cluster,
+    free_port,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e]
 
 
-def read(head: Cluster, name: str) -> dict:
+def read(head: BenchmarkCluster, name: str) -> dict:
     with open(os.path.join(head.home, name), encoding="utf-8") as file:
         record: dict = json.load(file)
         return record
 
 
-def stop(head: Cluster) -> None:
+def stop(head: BenchmarkCluster) -> None:
     assert head.head is not None
     head.head.send_signal(signal.SIGTERM)
     head.head.wait(timeout=30)
@@ -31,14 +36,14 @@ def stop(head: Cluster) -> None:
 def test_head_that_was_stopped_for_longer_than_a_lease_declares_nobody_dead():
     with cluster("2x1", lease_s=2.0) as head:
         job = head.submit(run=["sleep", "100"], gpus="2x1", name="sleep", grace="1s")
-        until(lambda: head.job(job)["attempt_state"] == "running", "it runs")
+        wait_until(lambda: head.job(job)["attempt_state"] == "running", "it runs")
         assert head.head is not None
         for _ in range(2):
             head.head.send_signal(signal.SIGSTOP)
             time.sleep(4.0)
             head.head.send_signal(signal.SIGCONT)
             time.sleep(2.0)
-        assert (head.job(job)["attempts"], head.job(job)["restarts"]) == (1, 0), head.story(job)
+        assert (head.job(job)["attempts"], head.job(job)["restarts"]) == (1, 0), head.history(job)
 
 
 def test_refused_second_head_changes_nothing_of_the_first():
@@ -66,7 +71,7 @@ def test_refused_second_head_changes_nothing_of_the_first():
 def test_lost_token_is_made_again_at_the_next_start():
     with cluster("1x1") as head:
         job = head.submit(run=["true"], name="first")
-        head.wait(job, "succeeded")
+        head.wait_for_state(job, "succeeded")
         stop(head)
         os.unlink(os.path.join(head.home, "token"))
         head.start()
@@ -85,7 +90,7 @@ def test_another_fleet_leaves_no_ghosts_of_the_one_before():
 
 def test_output_of_jobs_before_a_lost_database_is_set_aside():
     with cluster("1x1") as head:
-        head.wait(head.submit(run=["echo", "first"], name="first"), "succeeded")
+        head.wait_for_state(head.submit(run=["echo", "first"], name="first"), "succeeded")
         stop(head)
         for name in os.listdir(head.home):
             if name.startswith("phalanx.db"):
@@ -93,7 +98,7 @@ def test_output_of_jobs_before_a_lost_database_is_set_aside():
                     os.unlink(os.path.join(head.home, name))
         head.start()
         job = head.submit(run=["echo", "second"], name="second")
-        head.wait(job, "succeeded")
+        head.wait_for_state(job, "succeeded")
         text = "".join(chunk["text"] for chunk in head.call("GET", f"/v1/jobs/{job}/logs")["chunks"])
         assert text == "second\n"
         assert any(name.startswith("logs.before-") for name in os.listdir(head.home))
@@ -102,21 +107,21 @@ def test_output_of_jobs_before_a_lost_database_is_set_aside():
 def test_a_restore_that_was_killed_before_its_files_made_way_gives_no_job_anothers_output(tmp_path):
     file = str(tmp_path / "b.phx")
     with cluster("1x1") as head:
-        head.wait(head.submit(run=["echo", "kept"], name="kept"), "succeeded")
+        head.wait_for_state(head.submit(run=["echo", "kept"], name="kept"), "succeeded")
         stop(head)
         said = [sys.executable, "-m", "phalanx.app.cli"]
         environment = {**head.environment, "PHALANX_HOME": head.home}
         subprocess.run([*said, "backup", file], env=environment, check=True)
         head.start()
         lost = head.submit(run=["echo", "secret of a lost job"], name="lost")
-        head.wait(lost, "succeeded")
+        head.wait_for_state(lost, "succeeded")
         stop(head)
         killed = {**environment, "PHALANX_FAILPOINT": "restore.later_folder=kill"}
         assert subprocess.run([*said, "restore", file, "--replace"], env=killed, check=False).returncode == -9
         head.start()
         job = head.submit(run=["echo", "new"], name="new")
         assert job == lost
-        head.wait(job, "succeeded")
+        head.wait_for_state(job, "succeeded")
         for one, text in (("1", "kept\n"), (job, "new\n")):
             assert "".join(chunk["text"] for chunk in head.call("GET", f"/v1/jobs/{one}/logs")["chunks"]) == text
         aside = [name for name in os.listdir(head.home) if name.startswith("logs.before-restore-")]

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 import pytest
 from msgspec.json import decode
 
-from benchmarks.cable import Cable
-from benchmarks.cluster import ROOT, until
-from benchmarks.heads import Heads, OneHead, heads
+from benchmarks.cluster import ROOT, wait_until
+from benchmarks.cuttable_link import CuttableLink
+from benchmarks.heads import HeadGroup, HeadProcess, heads
 from phalanx.client import Client
 from phalanx.core.errors import PhalanxError
 from phalanx.store.sql import backups
-from phalanx.wire.join import JoinLine
+from phalanx.wire.join import JoinArguments
 from tests import postgres_here
 
 pytestmark = [
@@ -35,7 +35,7 @@ pytestmark = [
 class Stream:
     """Submits jobs one after the other, each with its key, whoever leads; keeps what was acknowledged."""
 
-    def __init__(self, cluster: Heads, diary: str) -> None:
+    def __init__(self, cluster: HeadGroup, diary: str) -> None:
         self._client = cluster.client()
         self._diary = diary
         self._ended = threading.Event()
@@ -67,11 +67,11 @@ def sleeper(client: Client, seconds: int = 100) -> str:
     job = client.submit(
         {"run": ["sleep", str(seconds)], "workdir": "/tmp", "gpus": 1, "name": "sleep", "grace": "1s"}
     ).id
-    until(lambda: client.job(job).job.state == "running", "it runs")
+    wait_until(lambda: client.job(job).job.state == "running", "it runs")
     return job
 
 
-def check_all_once(cluster: Heads, stream: Stream, diary: str) -> None:
+def check_all_once(cluster: HeadGroup, stream: Stream, diary: str) -> None:
     """Every acknowledged job is there once, has ended well, and ran once."""
     assert not stream.failed
     with cluster.client() as client:
@@ -85,11 +85,11 @@ def check_all_once(cluster: Heads, stream: Stream, diary: str) -> None:
     assert ran == Counter(stream.acknowledged.values())
 
 
-def kill_leaders(cluster: Heads, times: int) -> None:
+def kill_leaders(cluster: HeadGroup, times: int) -> None:
     for _ in range(times):
-        leader = cluster.led()
+        leader = cluster.wait_for_leader()
         leader.send(signal.SIGKILL)
-        cluster.led(but=leader)
+        cluster.wait_for_leader(but=leader)
         leader.start()
 
 
@@ -98,7 +98,7 @@ def test_leader_killed_under_a_stream_of_submits_loses_none_and_doubles_none(tmp
     with heads(postgres_here.server().empty(), "1x2", "1x2") as cluster, cluster.client() as client:
         job = sleeper(client)
         stream = Stream(cluster, diary)
-        until(lambda: stream.acknowledged, "jobs come in")
+        wait_until(lambda: stream.acknowledged, "jobs come in")
         kill_leaders(cluster, 2)
         stream.end()
         check_all_once(cluster, stream, diary)
@@ -122,14 +122,14 @@ def test_leader_killed_ten_times_in_a_row_of_three_heads(tmp_path):
 def test_stopped_leader_that_wakes_acknowledges_nothing_and_stands_by(tmp_path):
     diary = str(tmp_path / "ran")
     with heads(postgres_here.server().empty(), "1x2", "1x1") as cluster:
-        first = cluster.led()
+        first = cluster.wait_for_leader()
         with cluster.client() as client:
             job = sleeper(client)
             first.send(signal.SIGSTOP)
             asked = submit_without_waiting(first, cluster.token(), diary)  # lies in its socket when it wakes
-            second = cluster.led(but=first)
+            second = cluster.wait_for_leader(but=first)
             first.send(signal.SIGCONT)
-            until(lambda: first.role() == "standby", "it stands by, by itself")
+            wait_until(lambda: first.role() == "standby", "it stands by, by itself")
             assert b" 201 " not in answer_of(asked)
             assert second.role() == "leader"
             assert "this head no longer leads, and restarts" in first.log()
@@ -143,18 +143,18 @@ def test_stopped_leader_that_wakes_acknowledges_nothing_and_stands_by(tmp_path):
 def test_leader_cut_off_from_the_database_steps_down_and_comes_back_to_stand_by():
     server = postgres_here.server()
     dsn = server.empty()
-    with Cable(server.port) as cable:
+    with CuttableLink(server.port) as cable:
         near = dsn.replace(f":{server.port}/", f":{cable.port}/")
         with heads(dsn, "1x1", "1x1", stores=(near,)) as cluster:
-            first = cluster.led()
+            first = cluster.wait_for_leader()
             with cluster.client() as client:
                 job = sleeper(client)
                 cable.cut.set()
-                second = cluster.led(but=first)
+                second = cluster.wait_for_leader(but=first)
                 assert second is cluster.heads[1]
                 cable.cut.clear()
-                until(lambda: first.role() == "standby", "it stands by again")
-                until(lambda: [one.role for one in client.heads().heads].count("standby") == 1, "it is seen")
+                wait_until(lambda: first.role() == "standby", "it stands by again")
+                wait_until(lambda: [one.role for one in client.heads().heads].count("standby") == 1, "it is seen")
                 kept = client.job(job).job
                 assert (kept.state, kept.attempts) == ("running", 1)
                 client.cancel(job)
@@ -162,13 +162,13 @@ def test_leader_cut_off_from_the_database_steps_down_and_comes_back_to_stand_by(
 
 def test_planned_end_of_the_leader_hands_over_while_jobs_run():
     with heads(postgres_here.server().empty(), "1x1", "1x1") as cluster:
-        first = cluster.led()
+        first = cluster.wait_for_leader()
         with cluster.client() as client, Client(first.url, cluster.token()) as alone:
             job = sleeper(client)
-            until(lambda: len(client.heads().heads) == 2, "both are seen")
+            wait_until(lambda: len(client.heads().heads) == 2, "both are seen")
             reply = alone.stop()
             assert (reply.stopping, reply.relieved) == (True, True)
-            cluster.led(but=first)
+            cluster.wait_for_leader(but=first)
             assert first.process is not None
             assert first.process.wait(timeout=60) == 0
             kept = client.job(job).job
@@ -181,31 +181,31 @@ def test_numbers_that_a_restore_took_back_carry_no_old_output_on_a_head_that_lea
     with heads(dsn, "1x1", "1x1") as cluster:
         first, second = cluster.heads
         assert echoed(cluster, "kept") == "1"
-        backups.backup(backups.Place(dsn=dsn), file, lambda *_: None)
+        backups.backup(backups.DatabaseLocation(dsn=dsn), file, lambda *_: None)
         first.send(signal.SIGKILL)
-        assert cluster.led() is second
+        assert cluster.wait_for_leader() is second
         assert echoed(cluster, "secret of a lost job") == "2"
-        until(lambda: read_under(second.home, "logs/2") == "secret of a lost job\n", "it is there")
+        wait_until(lambda: read_under(second.home, "logs/2") == "secret of a lost job\n", "it is there")
         first.stop()
         second.stop()
-        backups.restore(file, backups.Place(dsn=dsn), lambda *_: None, replace=True)
+        backups.restore(file, backups.DatabaseLocation(dsn=dsn), lambda *_: None, replace=True)
         first.start()
-        assert cluster.led() is first
+        assert cluster.wait_for_leader() is first
         assert [echoed(cluster, "new"), echoed(cluster, "newer")] == ["2", "3"]
         second.start()
         first.send(signal.SIGKILL)
-        assert cluster.led() is second
+        assert cluster.wait_for_leader() is second
         assert not os.path.exists(os.path.join(second.home, "logs", "2"))
         (aside,) = glob.glob(os.path.join(second.home, "logs.before-restore-*"))
         assert os.listdir(aside) == ["2"]
         first.start()
         second.send(signal.SIGKILL)
-        assert cluster.led() is first
+        assert cluster.wait_for_leader() is first
         assert read_under(first.home, "logs/2") == "new\n", "what came since was moved"
         assert glob.glob(os.path.join(first.home, "logs.before-restore-*")) == []
 
 
-def echoed(cluster: Heads, text: str) -> str:
+def echoed(cluster: HeadGroup, text: str) -> str:
     with cluster.client() as client:
         job = client.submit({"run": ["echo", text], "workdir": "/tmp", "gpus": 1, "name": "echo"}).id
         assert client.wait(job, timeout_s=120).state == "succeeded"
@@ -221,15 +221,17 @@ def test_server_that_joined_one_head_goes_over_to_the_next_with_its_job(tmp_path
     """Over TLS, as from other machines: both heads have one CA, one secret, and each other's word."""
     files = ("--files", str(tmp_path / "files"))
     with heads(postgres_here.server().empty(), "1x1", "1x1", listen=("127.0.0.2", "127.0.0.3"), words=files) as cluster:
-        first = cluster.led()
+        first = cluster.wait_for_leader()
         with cluster.client() as client, joined(client, str(tmp_path / "joined")):
-            until(lambda: [node.state for node in client.nodes() if node.id == "far"] == ["up"], "it is up")
+            wait_until(lambda: [node.state for node in client.nodes() if node.id == "far"] == ["up"], "it is up")
             words = ["sh", "-c", "echo before; sleep 12; echo after"]
             job = client.submit({"run": words, "workdir": "/tmp", "gpus": 2, "name": "far"}).id
-            until(lambda: "before" in said(client, job), "it speaks")
-            until(lambda: knows_both(str(tmp_path / "joined")) and knows_both(first.home), "all know the second head")
+            wait_until(lambda: "before" in said(client, job), "it speaks")
+            wait_until(
+                lambda: knows_both(str(tmp_path / "joined")) and knows_both(first.home), "all know the second head"
+            )
             first.send(signal.SIGKILL)
-            cluster.led(but=first)
+            cluster.wait_for_leader(but=first)
             done = client.wait(job, timeout_s=120)
             assert (done.state, done.attempts, done.restarts) == ("succeeded", 1, 0)
             assert said(client, job) == "before\nafter\n" * 2  # of each of its two tasks, once
@@ -244,7 +246,7 @@ def knows_both(folder: str) -> bool:
 @contextlib.contextmanager
 def joined(client: Client, home: str) -> Iterator[None]:
     """A server of two virtual devices, brought in by the line that the head prints."""
-    line = decode(client.transport.json("GET", "/v1/join"), type=JoinLine)
+    line = decode(client.transport.json("GET", "/v1/join"), type=JoinArguments)
     command = [sys.executable, "-P", "-m", "phalanx.app.cli"]
     environment = {**os.environ, "PHALANX_HOME": home, "PYTHONPATH": os.path.join(ROOT, "src")}
     words = [
@@ -274,7 +276,7 @@ def said(client: Client, job: str) -> str:
     return "".join(chunk.text for chunk in client.logs(job).chunks)
 
 
-def submit_without_waiting(head: OneHead, token: str, diary: str) -> socket.socket:
+def submit_without_waiting(head: HeadProcess, token: str, diary: str) -> socket.socket:
     body = b'{"run":["touch","%s"],"workdir":"/tmp","gpus":1,"name":"late"}' % diary.encode()
     words = (
         f"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1:{head.port}\r\nAuthorization: Bearer {token}\r\n"

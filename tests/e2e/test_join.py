@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from benchmarks.cluster import until as wait_until
+from benchmarks.cluster import wait_until
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 from tests.lab.typed import join_words

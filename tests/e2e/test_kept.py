@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.cluster import ROOT
-from benchmarks.cluster import until as wait_until
+from benchmarks.cluster import ROOT, wait_until
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 

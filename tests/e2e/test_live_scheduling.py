@@ -8,7 +8,12 @@ from functools import partial
 
 import pytest
 
-from benchmarks.cluster import ROOT, Cluster, cluster, until
+from benchmarks.cluster import (
+    ROOT,
+    BenchmarkCluster,
+    cluster,
+    wait_until,
+)
 from tests.e2e.test_cli_head import Shell
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -25,41 +30,41 @@ SOON = (
 
 
 @contextlib.contextmanager
-def fleet(virtual: str, *words: str) -> Iterator[Cluster]:
+def fleet(virtual: str, *words: str) -> Iterator[BenchmarkCluster]:
     with cluster(virtual, words=words) as head:
         yield head
 
 
-def train(head: Cluster, *, steps: int, **body) -> str:
+def train(head: BenchmarkCluster, *, steps: int, **body) -> str:
     run = [sys.executable, TRAIN, "--steps", str(steps), "--save-every-steps", "20", *SMALL]
     return head.submit(run=run, name="train", warm=True, **body)
 
 
-def waits_for(head: Cluster, gate: str, **body) -> str:
+def waits_for(head: BenchmarkCluster, gate: str, **body) -> str:
     """A job that ends well once the gate is open; each rank says that it has begun."""
     script = f"echo begun; while [ ! -e {os.path.join(head.home, gate)} ]; do sleep 0.05; done"
     return head.submit(run=script, tasks_per_node=1, name=gate, grace="1s", **body)
 
 
-def open_gate(head: Cluster, gate: str) -> None:
+def open_gate(head: BenchmarkCluster, gate: str) -> None:
     with open(os.path.join(head.home, gate), "w", encoding="utf-8"):
         pass
 
 
-def runs(head: Cluster, *jobs: str) -> None:
+def runs(head: BenchmarkCluster, *jobs: str) -> None:
     for job in jobs:
-        until(partial(_runs, head, job), f"job {job} runs")
+        wait_until(partial(_runs, head, job), f"job {job} runs")
 
 
-def _runs(head: Cluster, job: str) -> bool:
+def _runs(head: BenchmarkCluster, job: str) -> bool:
     return bool(head.job(job)["attempt_state"] == "running")
 
 
-def said(head: Cluster, job: str) -> str:
-    return "\n".join(line["text"] for line in head.story(job))
+def said(head: BenchmarkCluster, job: str) -> str:
+    return "\n".join(line["text"] for line in head.history(job))
 
 
-def losses_by_step(head: Cluster, job: str) -> dict[int, set[float]]:
+def losses_by_step(head: BenchmarkCluster, job: str) -> dict[int, set[float]]:
     found: dict[int, set[float]] = {}
     for step in head.call("GET", f"/v1/jobs/{job}/steps?limit=10000")["steps"]:
         found.setdefault(step["step"], set()).add(round(step["loss"], 4))
@@ -70,7 +75,7 @@ def losses_by_step(head: Cluster, job: str) -> dict[int, set[float]]:
 def test_gang_of_higher_priority_preempts_a_training_job_which_saves_and_resumes():
     with fleet("2x1", *SOON) as head:
         training = train(head, steps=300, gpus="2x1")
-        until(lambda: len(losses_by_step(head, training)) >= 10, "it trains")
+        wait_until(lambda: len(losses_by_step(head, training)) >= 10, "it trains")
         urgent = waits_for(head, "gate", gpus="2x1", priority=10)
         runs(head, urgent)
         why = f"preempted by job {urgent}, which has a higher priority"
@@ -78,8 +83,8 @@ def test_gang_of_higher_priority_preempts_a_training_job_which_saves_and_resumes
         assert (view["state"], view["checkpoints"] != []) == ("pending", True)
         assert why in said(head, training)
         open_gate(head, "gate")
-        assert head.wait(urgent, "succeeded", "failed")["state"] == "succeeded"
-        assert head.wait(training, "succeeded", "failed")["state"] == "succeeded", head.story(training)
+        assert head.wait_for_state(urgent, "succeeded", "failed")["state"] == "succeeded"
+        assert head.wait_for_state(training, "succeeded", "failed")["state"] == "succeeded", head.history(training)
         receipt = head.call("GET", f"/v1/jobs/{training}/receipt")
         assert [attempt["cause"] for attempt in receipt["attempts"]] == ["preempted", "succeeded"]
         assert receipt["attempts"][1]["resumed_from_step"] >= 10
@@ -97,8 +102,8 @@ def test_array_keeps_to_its_limit_and_who_depends_on_it_starts_after_the_last():
         assert {(one["state"], one["reason"]) for one in waiting} == {("pending", "array_limit")}
         assert head.job(after)["unmet"] == [f"afterok:{array}"]
         open_gate(head, "gate")
-        ended = [head.wait(element, "succeeded", "failed") for element in elements]
-        started = head.wait(after, "succeeded", "failed")["started_s"]
+        ended = [head.wait_for_state(element, "succeeded", "failed") for element in elements]
+        started = head.wait_for_state(after, "succeeded", "failed")["started_s"]
         assert {one["state"] for one in ended} == {"succeeded"}
         assert started >= max(one["ended_s"] for one in ended)
         begun = sorted((one["started_s"], one["ended_s"]) for one in ended)
@@ -119,10 +124,10 @@ def test_queue_borrows_what_is_idle_and_gives_it_back_when_the_owner_wants_it():
         view = head.job(borrower)
         assert (view["state"], view["attempts"]) == ("pending", 1)
         open_gate(head, "prod-gate")
-        head.wait(owner, "succeeded")
+        head.wait_for_state(owner, "succeeded")
         runs(head, borrower)
         open_gate(head, "guest-gate")
-        assert head.wait(borrower, "succeeded", "failed")["attempts"] == 2
+        assert head.wait_for_state(borrower, "succeeded", "failed")["attempts"] == 2
         assert head.job(owner)["attempts"] == 1
 
 
@@ -130,23 +135,23 @@ def test_queue_borrows_what_is_idle_and_gives_it_back_when_the_owner_wants_it():
 def test_elastic_job_starts_wide_shrinks_for_another_and_grows_again():
     with fleet("3x1", *SOON) as head:
         elastic = train(head, steps=100_000, gpus="1..3x1", grace="20s")
-        until(lambda: len(losses_by_step(head, elastic)) >= 5, "it trains")
+        wait_until(lambda: len(losses_by_step(head, elastic)) >= 5, "it trains")
         assert len(head.job(elastic)["nodes"]) == 3
         other = waits_for(head, "gate", gpus="1x1")
         runs(head, other)
         assert f"to make room for job {other}: an elastic job shrinks" in said(head, elastic)
-        until(lambda: head.job(elastic)["attempts"] == 2, "it goes on")
+        wait_until(lambda: head.job(elastic)["attempts"] == 2, "it goes on")
         runs(head, elastic)
         assert len(head.job(elastic)["nodes"]) == 2
-        until(lambda: (head.job(elastic)["progress"] or {}).get("epoch") == 2, "it trains on two nodes")
+        wait_until(lambda: (head.job(elastic)["progress"] or {}).get("epoch") == 2, "it trains on two nodes")
         open_gate(head, "gate")
-        until(lambda: head.job(elastic)["attempts"] == 3, "it is started again")
+        wait_until(lambda: head.job(elastic)["attempts"] == 3, "it is started again")
         runs(head, elastic)
         assert len(head.job(elastic)["nodes"]) == 3
         assert "more nodes are idle" in said(head, elastic)
-        until(lambda: (head.job(elastic)["progress"] or {}).get("epoch") == 3, "it trains on three nodes again")
+        wait_until(lambda: (head.job(elastic)["progress"] or {}).get("epoch") == 3, "it trains on three nodes again")
         head.call("POST", f"/v1/jobs/{elastic}/cancel")
-        head.wait(elastic, "cancelled")
+        head.wait_for_state(elastic, "cancelled")
         receipt = head.call("GET", f"/v1/jobs/{elastic}/receipt")
         assert [attempt["cause"] for attempt in receipt["attempts"][:2]] == ["moved", "moved"]
         steps = losses_by_step(head, elastic)
@@ -161,7 +166,7 @@ def test_gang_of_a_drained_node_gets_its_place_back_before_a_newcomer():
         newcomer = waits_for(head, "gate", gpus="1x1")
         drained = head.job(gang)["nodes"][0]
         head.call("POST", f"/v1/nodes/{drained}/drain", {"why": "fan"})
-        until(lambda: head.job(gang)["attempts"] == 2, "the gang is placed again")
+        wait_until(lambda: head.job(gang)["attempts"] == 2, "the gang is placed again")
         runs(head, gang)
         assert drained not in head.job(gang)["nodes"]
         assert f"preempted by job {gang}, which lost a node and gets its place back" in said(head, holder)
@@ -169,13 +174,13 @@ def test_gang_of_a_drained_node_gets_its_place_back_before_a_newcomer():
         open_gate(head, "gang-gate")
         open_gate(head, "gate")
         for job in (gang, holder, newcomer):
-            assert head.wait(job, "succeeded", "failed")["state"] == "succeeded"
+            assert head.wait_for_state(job, "succeeded", "failed")["state"] == "succeeded"
 
 
 def test_head_that_comes_back_schedules_as_it_was_told_once():
     with fleet("1x1", "--policy", "fifo") as head:
         head.kill_head()
-        head.words = ()
+        head.head_arguments = ()
         head.start()
         with open(os.path.join(head.home, "head.log"), encoding="utf-8") as log:
             assert log.read().count("1 nodes, fifo") == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.node.shell.proctable import environment, read_table
+from phalanx.node.processes.proctable import process_environment, read_table
 from tests import canaries
 
 pytestmark = pytest.mark.serial
@@ -115,7 +115,7 @@ def _ours(home: Path) -> dict[int, str]:
     head = json.loads((home / "head.json").read_text())["pid"]
     found = {}
     for pid in read_table():
-        known = environment(pid)
+        known = process_environment(pid)
         if pid == head or (known.get(b"PHALANX_NODE_KEY") == key and b"PHALANX_TASK_KEY" not in known):
             found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
@@ -153,7 +153,7 @@ def test_what_a_job_plants_acts_in_its_ranks_and_in_no_program_of_ours(tmp_path)
         assert len(ours) >= 4, ours  # head, supervisor, spawner, keeper
         for pid, words in ours.items():
             assert "evil.so" not in Path(f"/proc/{pid}/maps").read_text(), words
-            assert not environment(pid).keys() & {b"LD_PRELOAD", b"BASH_ENV", b"PYTHONSTARTUP"}, words
+            assert not process_environment(pid).keys() & {b"LD_PRELOAD", b"BASH_ENV", b"PYTHONSTARTUP"}, words
         _phalanx(home, "cancel", job[1])
         _phalanx(home, "run", *asked, str(tmp_path / "batch.sh"), cwd=tmp_path)
     finally:

@@ -12,11 +12,16 @@ import time
 
 import pytest
 
-from phalanx.node.shell import cgroups
-from phalanx.node.shell.containment import ContainmentKind
-from phalanx.node.shell.processes import TaskNotStarted
-from phalanx.node.shell.proctable import descendants, identity, read_row, read_table
-from phalanx.node.shell.sweeps import sweep_node
+from phalanx.node.processes import cgroups
+from phalanx.node.processes.attempt_processes import TaskNotStarted
+from phalanx.node.processes.containment import ContainmentKind
+from phalanx.node.processes.proctable import (
+    descendants,
+    identity,
+    read_row,
+    read_table,
+)
+from phalanx.node.processes.sweeps import sweep_node
 from tests.e2e.process_rig import MODES, Rig, number_in, runs, until
 
 pytestmark = pytest.mark.serial
@@ -272,7 +277,7 @@ def test_close_removes_cgroups_made_inside(rig):
     if rig.host.kind is not ContainmentKind.CGROUP:
         pytest.skip("containment by session has no cgroup")
     attempt = rig.open()
-    own = f"{cgroups.find_folders(rig.node_key)[0]}/j1.1.0"
+    own = f"{cgroups.find_node_cgroups(rig.node_key)[0]}/j1.1.0"
     rig.run(attempt, f"mkdir -p {own}/a/b && echo $$ > {own}/a/b/cgroup.procs && exec sleep 1000")
     until(lambda: os.path.isdir(f"{own}/a/b"), "the nested cgroup")
     assert attempt.close() == []
@@ -283,7 +288,7 @@ def test_a_root_task_that_leaves_its_cgroup_is_frozen_and_killed_all_the_same(ri
     if rig.host.kind is not ContainmentKind.CGROUP:
         pytest.skip("containment by session has no cgroup")
     attempt = rig.open()
-    outside = os.path.dirname(cgroups.find_folders(rig.node_key)[0])
+    outside = os.path.dirname(cgroups.find_node_cgroups(rig.node_key)[0])
     pid, _ = rig.run(attempt, f"echo $$ > {outside}/cgroup.procs && exec sleep 1000")
     until(lambda: not cgroups.Cgroup(f"{outside}/phalanx-{rig.node_key}/j1.1.0").populated(), "the escape")
     assert attempt.freeze()
@@ -356,7 +361,7 @@ def test_a_killed_supervisor_leaves_nothing(mode, sweep, tmp_path):
         if sweep:
             assert sweep_node(node_key, root=root).clean
     until(lambda: not any(identity(pid) == who for pid, who in everyone.items()), "the node's processes to end")
-    until(lambda: cgroups.find_folders(node_key) == [], "its cgroups to go")
+    until(lambda: cgroups.find_node_cgroups(node_key) == [], "its cgroups to go")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -372,7 +377,7 @@ def test_a_sweep_kills_a_node_that_is_alive(mode, tmp_path):
         assert swept.clean
         assert swept.killed >= 1
         assert not any(identity(pid) == who for pid, who in everyone.items())
-        assert cgroups.find_folders(node_key) == []
+        assert cgroups.find_node_cgroups(node_key) == []
 
 
 def test_a_sweep_of_an_unknown_node_touches_nothing():

@@ -2,18 +2,26 @@
 
 import pytest
 
-from benchmarks.rank_order import SHAPE, Case, cases, traffic, train
+from benchmarks.rank_order import (
+    SHAPE,
+    OrderCase,
+    cases,
+    traffic_bytes,
+    train,
+)
 from benchmarks.rank_order_plan import planned_s
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 
 
-def named(name: str, devices: int = 2) -> Case:
+def named(name: str, devices: int = 2) -> OrderCase:
     return next(case for case in cases(devices) if case.name == name)
 
 
-def crossing(case: Case, devices: int = 2) -> tuple[float, float]:
-    return traffic(case.planned, case.seats_planned, devices), traffic(case.naive, case.seats_naive, devices)
+def crossing(case: OrderCase, devices: int = 2) -> tuple[float, float]:
+    return traffic_bytes(case.planned, case.seats_planned, devices), traffic_bytes(
+        case.naive, case.seats_naive, devices
+    )
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])

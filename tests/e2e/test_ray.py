@@ -12,9 +12,14 @@ import time
 
 import pytest
 
-from benchmarks.cluster import ROOT, command_words, free_port, until
-from phalanx.node.shell.proctable import read_table
-from phalanx.node.shell.sweeps import sweep_node
+from benchmarks.cluster import (
+    ROOT,
+    command_words,
+    free_port,
+    wait_until,
+)
+from phalanx.node.processes.proctable import read_table
+from phalanx.node.processes.sweeps import sweep_node
 from tests.contract import engine_rigs
 from tests.contract.engine_rigs import gated, open_gate
 from tests.e2e.test_join import HeadOn, of_phalanx, phalanx
@@ -33,17 +38,19 @@ in_the_lab = pytest.mark.skipif(bool(why_not()), reason=why_not() or "the lab")
 def test_a_ray_head_that_is_killed_is_not_noticed_by_a_job_and_comes_back():
     with engine_rigs.ray() as rig:
         job = gated(rig, "gate", gpus="3x2")
-        until(lambda: rig.job(job)["attempt_state"] == "running", "it runs")
+        wait_until(lambda: rig.job(job)["attempt_state"] == "running", "it runs")
         rig.kill_ray("n0")  # Ray's head, the raylet beside it, and the driver's way to both
         time.sleep(6.0)  # past the lease
-        assert rig.job(job)["attempt_state"] == "running", rig.story(job)
+        assert rig.job(job)["attempt_state"] == "running", rig.history(job)
         open_gate(rig, "gate")
-        view = rig.wait(job, "succeeded", "failed", "cancelled")
-        assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), rig.story(job)
+        view = rig.wait_for_state(job, "succeeded", "failed", "cancelled")
+        assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), rig.history(job)
         after = gated(rig, "after", gpus="3x2")
         open_gate(rig, "after")
-        assert rig.wait(after, "succeeded", "failed", "cancelled")["state"] == "succeeded"
-        until(lambda: held_by_us(rig) == {"n0": 2.0, "n1": 2.0, "n2": 2.0}, "Ray's books say again who has the GPUs")
+        assert rig.wait_for_state(after, "succeeded", "failed", "cancelled")["state"] == "succeeded"
+        wait_until(
+            lambda: held_by_us(rig) == {"n0": 2.0, "n1": 2.0, "n2": 2.0}, "Ray's books say again who has the GPUs"
+        )
 
 
 def held_by_us(rig):
@@ -228,16 +235,16 @@ def test_servers_join_ray_with_the_same_line_a_cut_cable_is_survived_and_nothing
         } == dict.fromkeys(("n0", "h1", "h2"), ("up", "ray", 2))
         code, said = head.call("submit", "--gpus", "2x2", "--name", "gang", "--", "sleep", "600")
         assert code == 0, said
-        until(lambda: running_on(head), "it runs")
+        wait_until(lambda: running_on(head), "it runs")
         (victim, *_) = [name for name in running_on(head) if name != "n0"]
         lab.cut(victim)
         cut_s = time.monotonic()
-        until(lambda: running_on(head) and victim not in running_on(head), "it runs elsewhere")
+        wait_until(lambda: running_on(head) and victim not in running_on(head), "it runs elsewhere")
         print(f"cut to running elsewhere: {time.monotonic() - cut_s:.1f} s")
         assert time.monotonic() - cut_s < 15.0
         lab.mend(victim)
-        until(lambda: head.state(victim) == "up", "the node is back")
-        until(lambda: not of_job(lab, victim), "the ranks of the superseded attempt are gone there")
+        wait_until(lambda: head.state(victim) == "up", "the node is back")
+        wait_until(lambda: not of_job(lab, victim), "the ranks of the superseded attempt are gone there")
     finally:
         for name in ("h2", "h1", "h0"):
             lab.mend(name)

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from benchmarks.cluster import command_words, free_port, until
-from phalanx.node.shell.proctable import read_table
+from benchmarks.cluster import command_words, free_port, wait_until
+from phalanx.node.processes.proctable import read_table
 from tests.contract import engine_rigs
 from tests.contract.engine_rigs import gated, open_gate
 from tests.e2e.test_ray import held_by_us
@@ -52,7 +52,7 @@ class Redis:
             self.folder,
         ]
         self.daemon = subprocess.Popen(["redis-server", *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        until(lambda: self.asked("PING") == "PONG", "Redis answers")
+        wait_until(lambda: self.asked("PING") == "PONG", "Redis answers")
 
     def kill(self):
         self.daemon.kill()
@@ -78,18 +78,18 @@ def actors():
 def test_a_killed_ray_head_comes_back_with_all_it_knew_and_the_actors_of_other_nodes_go_on(redis):
     with engine_rigs.ray("--ray-redis", redis.address) as rig:
         job = gated(rig, "gate", gpus="3x2")
-        until(lambda: rig.job(job)["attempt_state"] == "running", "it runs")
-        until(lambda: held_by_us(rig) == HELD, "Ray's books say who has the GPUs")
+        wait_until(lambda: rig.job(job)["attempt_state"] == "running", "it runs")
+        wait_until(lambda: held_by_us(rig) == HELD, "Ray's books say who has the GPUs")
         before = actors()
         rig.kill_ray("n0")
         killed_s = time.monotonic()
-        until(lambda: held_by_us(rig) == HELD, "Ray's books say so again")
+        wait_until(lambda: held_by_us(rig) == HELD, "Ray's books say so again")
         print(f"Ray's head killed to Ray's books right again: {time.monotonic() - killed_s:.1f} s")
         assert len(before & actors()) == 2, "those of n1 and n2 are the same processes"
-        assert rig.job(job)["attempt_state"] == "running", rig.story(job)
+        assert rig.job(job)["attempt_state"] == "running", rig.history(job)
         open_gate(rig, "gate")
-        view = rig.wait(job, "succeeded", "failed", "cancelled")
-        assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), rig.story(job)
+        view = rig.wait_for_state(job, "succeeded", "failed", "cancelled")
+        assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), rig.history(job)
         assert int(redis.asked("DBSIZE")) > 0
         rig.stop()
         assert redis.asked("DBSIZE") == "0", "what Ray kept goes with `phalanx down`"
@@ -98,16 +98,16 @@ def test_a_killed_ray_head_comes_back_with_all_it_knew_and_the_actors_of_other_n
 def test_a_redis_that_is_lost_with_all_it_held_costs_ray_a_start_and_no_job(redis):
     with engine_rigs.ray("--ray-redis", redis.address) as rig:
         job = gated(rig, "gate", gpus="3x2")
-        until(lambda: rig.job(job)["attempt_state"] == "running", "it runs")
-        until(lambda: held_by_us(rig) == HELD, "Ray's books say who has the GPUs")
+        wait_until(lambda: rig.job(job)["attempt_state"] == "running", "it runs")
+        wait_until(lambda: held_by_us(rig) == HELD, "Ray's books say who has the GPUs")
         redis.kill()
-        until(lambda: held_by_us(rig) == {}, "Ray's head is gone with it")
+        wait_until(lambda: held_by_us(rig) == {}, "Ray's head is gone with it")
         redis.start()
-        until(lambda: held_by_us(rig) == HELD, "Ray's books say so again")
-        assert rig.job(job)["attempt_state"] == "running", rig.story(job)
+        wait_until(lambda: held_by_us(rig) == HELD, "Ray's books say so again")
+        assert rig.job(job)["attempt_state"] == "running", rig.history(job)
         open_gate(rig, "gate")
-        view = rig.wait(job, "succeeded", "failed", "cancelled")
-        assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), rig.story(job)
+        view = rig.wait_for_state(job, "succeeded", "failed", "cancelled")
+        assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), rig.history(job)
 
 
 @pytest.mark.parametrize(

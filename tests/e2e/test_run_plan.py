@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from phalanx.core.work.gang_topology import gang_topology_from_json
 from phalanx.core.work.layout import layout_from_json, parse_layout
-from phalanx.core.work.surroundings import surroundings_from_json
 from tests.e2e.test_cli_head import Shell, free_port
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -39,7 +39,7 @@ def test_layout_and_machine_reach_every_rank(phalanx):
     assert [(rank, node) for rank, node, _, _ in ranks] == [(str(rank), str(rank // 2)) for rank in range(6)]
     for _, _, layout, machine in ranks:
         assert layout_from_json(json.loads(layout)) == parse_layout("tp=2,fsdp=3")
-        found = surroundings_from_json(json.loads(machine))
+        found = gang_topology_from_json(json.loads(machine))
         assert (found.gpu, found.virtual, found.nodes, found.gpus_per_node) == ("virtual", True, 3, 2)
 
 

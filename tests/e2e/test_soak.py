@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.soak import soaked
+from benchmarks.soak import run_soak
 
 
 @pytest.mark.prove
@@ -10,7 +10,7 @@ from benchmarks.soak import soaked
 @pytest.mark.e2e
 @pytest.mark.timeout(900)
 def test_two_minutes_of_load_and_blows_give_no_wrong_answer():
-    with soaked(minutes=2.0, supervisors=100, standing=2_000, users=6, seed=1) as soak:
+    with run_soak(minutes=2.0, supervisors=100, standing=2_000, users=6, seed=1) as soak:
         for figure in soak.figures():
             print(figure.name, round(figure.value, 1), figure.unit, figure.note)
         assert soak.books.wrong == []

@@ -12,8 +12,8 @@ import threading
 
 import pytest
 
-from phalanx.node.shell.reports import RankReport, parse_report
-from phalanx.node.shell.spool import Spool
+from phalanx.node.member.rank_reports import RankReport, parse_report
+from phalanx.node.transfer.spool import Spool
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind, encode_report
 from tests.e2e.process_rig import Rig, until
 
@@ -65,7 +65,7 @@ def test_drain_after_the_exit_finds_all_the_task_printed(spool, tmp_path):
             pipe = spool.open_pipe("rank-0")
             _, output = rig.run(attempt, "true")  # keeps the keeper busy between
             output()
-            from phalanx.node.shell.processes import TaskSpec
+            from phalanx.node.processes.attempt_processes import TaskSpec
 
             line = f"turn {turn} " + "x" * 50_000
             attempt.spawn(TaskSpec(task_id=f"t{turn}", command=("echo", line), cwd="/", env={"PATH": os.defpath}), pipe)
@@ -145,7 +145,7 @@ def test_a_full_disk_drops_with_a_count_and_stops_nobody(heard):
     pipe = spool.open_pipe("rank-0")
     put(pipe, b"x" * 1000)
     assert spool.drain("rank-0")
-    assert (spool.end("rank-0"), spool.dropped("rank-0")) == (0, 1000)
+    assert (spool.length("rank-0"), spool.dropped("rank-0")) == (0, 1000)
     os.close(pipe)
     spool.close()
 

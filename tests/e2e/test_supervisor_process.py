@@ -22,9 +22,9 @@ import pytest
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.state import commands, events
-from phalanx.core.work.allocation import Allocation, Grant
-from phalanx.core.work.job import Resume
-from phalanx.core.work.spec import JobSpec, Launch, Role
+from phalanx.core.work.allocation import Allocation, NodeGrant
+from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.core.work.spec import JobSpec, LaunchMode, Role
 from phalanx.wire import manifest
 from phalanx.wire import supervisor as wire
 
@@ -43,7 +43,7 @@ class Head:
         self.superseded: list[tuple[JobId, Epoch]] = []
         self.hellos: list[wire.HelloRequest] = []
         self.renewals = 0
-        self.framed: list[wire.Framed] = []
+        self.framed: list[wire.Envelope] = []
         self.events: list[events.Report] = []
         self.event_seqs: list[int] = []
         self.streams: dict[tuple[str, int, str], bytes] = defaultdict(bytes)
@@ -74,7 +74,7 @@ class Head:
     def say(self, *told: commands.Command | wire.OpenExec) -> None:
         with self.changed:
             for command in told:
-                self.framed.append(wire.frame(len(self.framed) + 1, command))
+                self.framed.append(wire.encode_envelope(len(self.framed) + 1, command))
             self.changed.notify_all()
 
     def wait(self, condition, timeout_s: float = GUARD_S):
@@ -134,7 +134,7 @@ class Head:
             for framed in request.events:
                 if framed.seq > (self.event_seqs[-1] if self.event_seqs else 0):
                     self.event_seqs.append(framed.seq)
-                    self.events.append(wire.event_of(framed))
+                    self.events.append(wire.decode_event(framed))
             return 200, wire.encode(wire.EventsReply(acked=request.events[-1].seq))
         if path == "streams":
             ends = []
@@ -266,10 +266,12 @@ def prepare(tmp_path: Path, *argv: str, job="1", epoch=1, generation=0, tasks=1,
         for name in ("env", "setup", "upload", "workdir", "grace_s", "collective_timeout_s", "image", "warm")
         if name in given
     }
-    role = Role(argv=argv, script=script, launch=given.pop("launch", Launch.FIXED), tasks_per_node=tasks)
+    role = Role(argv=argv, script=script, launch=given.pop("launch", LaunchMode.FIXED), tasks_per_node=tasks)
     spec = JobSpec(**{"name": "j", "role": role, "workdir": str(tmp_path), "grace_s": 5.0, **spec_fields})
-    grant = Grant(node_id=NODE, node_rank=0, devices=tuple(devices), cpus=1, memory_bytes=0, tasks=tasks, first_rank=0)
-    return commands.Prepare(
+    grant = NodeGrant(
+        node_id=NODE, node_rank=0, devices=tuple(devices), cpus=1, memory_bytes=0, tasks=tasks, first_rank=0
+    )
+    return commands.PrepareTasks(
         **{
             "node_id": NODE,
             "job_id": JobId(job),
@@ -289,7 +291,7 @@ def prepare(tmp_path: Path, *argv: str, job="1", epoch=1, generation=0, tasks=1,
     )
 
 
-def start_of(order: commands.Prepare, head: Head) -> commands.StartTasks:
+def start_of(order: commands.PrepareTasks, head: Head) -> commands.StartTasks:
     ready = head.heard(events.MemberReady, order.job_id, generation=order.generation)[-1]
     return commands.StartTasks(
         node_id=NODE,
@@ -301,14 +303,14 @@ def start_of(order: commands.Prepare, head: Head) -> commands.StartTasks:
     )
 
 
-def run(head: Head, order: commands.Prepare):
+def run(head: Head, order: commands.PrepareTasks):
     """Let the job run to its end by itself."""
     head.say(order)
     head.say(start_of(order, head))
     return head.heard(events.MemberStopped, order.job_id, generation=order.generation)[-1]
 
 
-def stop_of(order: commands.Prepare, *, grace_s=5.0, reason="cancelled") -> commands.StopTasks:
+def stop_of(order: commands.PrepareTasks, *, grace_s=5.0, reason="cancelled") -> commands.StopTasks:
     return commands.StopTasks(
         node_id=NODE,
         job_id=order.job_id,
@@ -319,8 +321,8 @@ def stop_of(order: commands.Prepare, *, grace_s=5.0, reason="cancelled") -> comm
     )
 
 
-def forget_of(order: commands.Prepare) -> commands.Forget:
-    return commands.Forget(node_id=NODE, job_id=order.job_id, epoch=order.epoch)
+def forget_of(order: commands.PrepareTasks) -> commands.CleanUpAttempt:
+    return commands.CleanUpAttempt(node_id=NODE, job_id=order.job_id, epoch=order.epoch)
 
 
 def text(head: Head, stream="rank-0", job="1", epoch=1) -> str:
@@ -541,11 +543,11 @@ def test_lost_lease_freezes_and_a_short_freeze_thaws(head, node, tmp_path):
     head.say(order)
     head.say(start_of(order, head))
     head.wait(lambda: "tick" in text(head))
-    head.deaf = True
+    head.return_error = True
     frozen = _wait_until_still(node)
     assert frozen, "its ranks stand still without a lease"
-    head.deaf = False
-    assert head.heard(events.MemberFroze)[0].thawed
+    head.return_error = False
+    assert head.heard(events.MemberFrozen)[0].thawed
     ticks = len(text(head))
     head.wait(lambda: len(text(head)) > ticks)
     head.say(stop_of(order))
@@ -571,7 +573,7 @@ def test_head_on_another_port_is_found_and_nothing_is_lost(head, node, tmp_path)
     head.say(start_of(order, head))
     head.wait(lambda: text(head) == "one\n")
     head.close()
-    head.deaf, head.unknown, head.framed = False, True, []
+    head.return_error, head.unknown, head.framed = False, True, []
     head.server = head._serve(0)
     (tmp_path / "head.json").write_text(json.dumps({"url": head.url}))
     head.heard(events.MemberStopped)
@@ -594,13 +596,13 @@ def test_next_generation_starts_after_the_last_one_is_gone(head, node, tmp_path)
 
 
 def test_checkpoint_is_verified_newest_first(head, node, tmp_path):
-    def checkpoint(step: int) -> Resume:
+    def checkpoint(step: int) -> PublishedCheckpoint:
         folder = tmp_path / f"ckpt/1/epoch-1/step-{step:08d}"
         folder.mkdir(parents=True)
         (folder / "w").write_bytes(b"weights")
         size, crc = manifest.checksum(str(folder / "w"))
         encoded = manifest.encode(
-            manifest.Manifest(
+            manifest.CheckpointManifest(
                 format=1,
                 step=step,
                 epoch=1,
@@ -609,7 +611,7 @@ def test_checkpoint_is_verified_newest_first(head, node, tmp_path):
             )
         )
         (folder / "manifest.json").write_bytes(encoded)
-        return Resume(epoch=Epoch(1), step=step, path=str(folder), digest=manifest.digest(encoded))
+        return PublishedCheckpoint(epoch=Epoch(1), step=step, path=str(folder), digest=manifest.digest(encoded))
 
     old, new = checkpoint(10), checkpoint(20)
     Path(new.path, "w").write_bytes(b"torn!!!")
@@ -645,7 +647,7 @@ def test_reports_reach_the_steps_stream_and_checkpoints_the_head(head, node, tmp
 # ------------------------------------------------------------------------------------------------------------------ exec
 
 
-def exec_in(head: Head, order: commands.Prepare, *argv: str, tty: bool, typed: bytes = b"", closed: bool = True):
+def exec_in(head: Head, order: commands.PrepareTasks, *argv: str, tty: bool, typed: bytes = b"", closed: bool = True):
     head.typed["s"] = wire.ExecInput(data=typed, closed=closed, rows=30, cols=100)
     head.say(
         wire.OpenExec(session="s", job_id=order.job_id, epoch=order.epoch, argv=list(argv), tty=tty, rows=30, cols=100)
@@ -669,8 +671,8 @@ def test_exec_runs_beside_the_ranks_and_gives_its_code(head, node, tmp_path, tty
         typed=b"hi\n",
     )
     assert end.exit_code == 5
-    assert b"got hi yes" in head.printed["s"]
-    assert (b"30 100" in head.printed["s"]) is tty
+    assert b"got hi yes" in head.output["s"]
+    assert (b"30 100" in head.output["s"]) is tty
 
 
 def test_exec_without_ranks_is_refused(head, node, tmp_path):
@@ -687,7 +689,7 @@ def test_busy_devices_name_their_job(head, node, tmp_path):
     head.say(start_of(order, head))
     busy = head.wait(
         lambda: next(
-            (s for s in head.samples if s.devices[2].job_id == "1" and (s.devices[2].utilization or 0) > 0), None
+            (s for s in head.put_samples if s.devices[2].job_id == "1" and (s.devices[2].utilization or 0) > 0), None
         )
     )
     assert [d.job_id for d in busy.devices] == [None, None, "1", None]

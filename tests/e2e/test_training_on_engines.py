@@ -16,8 +16,7 @@ from functools import partial
 
 import pytest
 
-from benchmarks.cluster import ROOT
-from benchmarks.cluster import until as wait_until
+from benchmarks.cluster import ROOT, wait_until
 from tests.lab.lab import Lab
 from tests.lab.needs import why_not
 from tests.lab.slurm import Slurm, why_no_slurm

@@ -2,9 +2,15 @@
 
 import pytest
 
-from benchmarks.cluster import cluster, command_words, until
-from benchmarks.wide import HANG_S, SCRIPT, STEPS, available_bytes, submit_wide
-from phalanx.node.shell.proctable import read_table
+from benchmarks.cluster import cluster, command_words, wait_until
+from benchmarks.wide_job import (
+    HANG_S,
+    SCRIPT,
+    STEPS,
+    available_bytes,
+    submit_wide,
+)
+from phalanx.node.processes.proctable import read_table
 
 VIRTUAL = "16x8"
 NEEDED_BYTES = 12 * 2**30
@@ -28,15 +34,15 @@ def ranks() -> dict[int, int]:
 def test_a_job_of_128_ranks_passes_an_all_reduce_and_leaves_no_process():
     with cluster(VIRTUAL) as head:
         job = submit_wide(head, VIRTUAL)
-        until(lambda: len(ranks()) == 128 or head.job(job)["state"] == "failed", "all ranks run", limit_s=HANG_S)
+        wait_until(lambda: len(ranks()) == 128 or head.job(job)["state"] == "failed", "all ranks run", limit_s=HANG_S)
         keepers = set(ranks().values())
         assert len(keepers) == 16, "one on each node"
         assert all(any("zygote_main" in word for word in command_words(pid)) for pid in keepers), (
             "all forked, none cold"
         )
-        until(lambda: head.job(job)["state"] in {"succeeded", "failed"}, "it is over", limit_s=HANG_S)
+        wait_until(lambda: head.job(job)["state"] in {"succeeded", "failed"}, "it is over", limit_s=HANG_S)
         view = head.job(job)
-        assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), head.story(job)
+        assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), head.history(job)
         said = head.call("GET", f"/v1/jobs/{job}/logs?rank=0")["chunks"]
         assert f"step {STEPS} loss" in "".join(chunk["text"] for chunk in said)
-        until(lambda: not ranks(), "no rank is left")
+        wait_until(lambda: not ranks(), "no rank is left")

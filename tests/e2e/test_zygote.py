@@ -10,9 +10,9 @@ import textwrap
 
 import pytest
 
-from phalanx.node.logic.warm import warm_argv
-from phalanx.node.shell.proctable import environment
-from phalanx.node.shell.zygote import Zygotes, ZygoteState
+from phalanx.node.logic.warm_start import parse_warm_command
+from phalanx.node.processes.proctable import process_environment
+from phalanx.node.processes.zygote import Zygotes, ZygoteState
 from tests.e2e.process_rig import BARE, MODES, Rig, runs, until
 
 pytest.importorskip("torch")
@@ -39,7 +39,7 @@ def zygote(zygotes):
 
 def ask(zygotes, command, env=ENV):
     """The zygote for a command; there is one."""
-    taken = warm_argv(command)
+    taken = parse_warm_command(command)
     assert taken is not None
     found = zygotes.request(taken, env=env, cwd="/")
     assert found is not None
@@ -209,7 +209,7 @@ def test_a_warm_rank_is_marked_contained_and_killed(zygote, tmp_path, mode):
         attempt = rig.open(zygote=zygote)
         pid, _ = rig.run(attempt, ("python", "script.py"), cwd=str(tmp_path), env=ENV, warm=True)
         until(lambda: len(attempt.members()) == 2, "the fork")
-        assert environment(pid)[b"PHALANX_TASK_KEY"].strip() == attempt.key.marker.encode()
+        assert process_environment(pid)[b"PHALANX_TASK_KEY"].strip() == attempt.key.marker.encode()
         assert attempt.freeze()
         members = attempt.members()
         assert attempt.kill() == []
@@ -242,7 +242,7 @@ def test_an_interpreter_without_torch_is_refused_with_the_reason(zygotes, tmp_pa
     assert not zygote.wait(100)
     assert zygote.state is ZygoteState.REFUSED
     assert "torch" in zygote.reason
-    missing = warm_argv(("no-such/python", "script.py"))
+    missing = parse_warm_command(("no-such/python", "script.py"))
     assert missing is not None
     assert zygotes.request(missing, env=ENV, cwd="/") is None
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import msgspec
 
-from phalanx.core.performance.plain import to_plain
-from phalanx.core.performance.profile import NodeFound, Profile
 from phalanx.core.state.events import MemberReady
-from phalanx.wire.manifest import Manifest, ManifestFile, encode
-from phalanx.wire.supervisor import frame
+from phalanx.planner.calibration.profile import NodeMeasurement, Profile
+from phalanx.planner.calibration.record_codec import encode_record
+from phalanx.wire.manifest import CheckpointManifest, ManifestFile, encode
+from phalanx.wire.supervisor import encode_envelope
 from tests.contract.api_head import make_node
 
 BLOB = b"a working directory"
 DIGEST = hashlib.sha256(BLOB).hexdigest()
 MANIFEST = encode(
-    Manifest(
+    CheckpointManifest(
         format=1,
         step=1,
         epoch=1,
@@ -73,7 +73,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
     part: dict[str, Any] = {"job_id": job_id, "epoch": epoch}
     step = {**part, "step": 1, "digest": hashlib.sha256(MANIFEST).hexdigest()}
     place = {**part, "generation": 0, "node_id": "n0"}
-    event = json.loads(msgspec.json.encode(frame(1, MemberReady(**place, port=29500))))
+    event = json.loads(msgspec.json.encode(encode_envelope(1, MemberReady(**place, port=29500))))
     node = msgspec.to_builtins(make_node("n0", 2))
     sample = {
         "index": 0,
@@ -182,11 +182,11 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
             }
         ),
         "put_profile": Good(
-            body=to_plain(
+            body=encode_record(
                 Profile(
                     at="2026-11-21",
                     at_s=time.time(),
-                    nodes=(NodeFound(node="n0", gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=9.0),),
+                    nodes=(NodeMeasurement(node="n0", gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=9.0),),
                 )
             )
         ),

@@ -27,13 +27,18 @@ import httpx
 import msgspec
 
 from phalanx.app import head as composition
-from phalanx.app.home import Home
-from phalanx.app.options import arguments, options_of
-from phalanx.core.access.node_keys import node_token
+from phalanx.app.options import parse_arguments, resolve_options
+from phalanx.app.state_folder import StateFolder
+from phalanx.core.access.node_tokens import node_token
 from phalanx.core.ids import NodeId
 from phalanx.core.state.events import MemberReady, MemberStarted, MemberStopped
-from phalanx.node.shell.descriptors import open_many
-from phalanx.wire.supervisor import EventsRequest, HelloRequest, LeaseRequest, frame
+from phalanx.node.processes.file_limits import raise_file_limit
+from phalanx.wire.supervisor import (
+    EventsRequest,
+    HelloRequest,
+    LeaseRequest,
+    encode_envelope,
+)
 from tests.contract.api_head import make_node
 from tests.hostile.asked import NOBODY
 from tests.hostile.good import BLOB, DIGEST
@@ -54,12 +59,12 @@ ROOT = Path(__file__).resolve().parents[2]  # where the package of the tests is 
 def main() -> None:
     """As `phalanx.app.head.main`, but with no node: random commands must never run."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    given = arguments(None)
-    home = Home.open(given.home)
+    given = parse_arguments(None)
+    home = StateFolder.open(given.home)
     lock = home.lock()
     composition._log_to(home)
-    open_many()
-    options = replace(options_of(given, home, lock), nodes=[])
+    raise_file_limit()
+    options = replace(resolve_options(given, home, lock), nodes=[])
     composition._run(options)
 
 
@@ -110,7 +115,7 @@ class Served:
         """As a supervisor and a user do: renew the lease, say hello when asked to; keep one job running, one waiting, one session open."""
         lease = LeaseRequest(supervisor_id=SUPERVISOR, node_id=NODE, epochs=[(self.job_id, self.epoch)])
         if self.call(SUPERVISING, "POST", "/v1/node/lease", lease).status_code == 409:
-            hello = HelloRequest(version=1, supervisor_id=SUPERVISOR, node=make_node(NODE, DEVICES), carries=[])
+            hello = HelloRequest(version=1, supervisor_id=SUPERVISOR, node=make_node(NODE, DEVICES), members=[])
             self.call(SUPERVISING, "POST", "/v1/node/hello", hello)
             self.seq = 0
         self.call(ADMIN, "POST", f"/v1/nodes/{NODE}/undrain")
@@ -144,7 +149,7 @@ class Served:
                 happened = [MemberStopped(**place, at_s=now_s)]
             case _:
                 return
-        framed = [frame(self.seq + number + 1, event) for number, event in enumerate(happened)]
+        framed = [encode_envelope(self.seq + number + 1, event) for number, event in enumerate(happened)]
         self.seq += len(framed)
         self.call(SUPERVISING, "POST", "/v1/node/events", EventsRequest(supervisor_id=SUPERVISOR, events=framed))
 
@@ -218,7 +223,7 @@ def _known(home: str, process: subprocess.Popen) -> Served:
         port = int(json.load(file)["url"].rsplit(":", 1)[1])
     with open(os.path.join(home, "token"), encoding="utf-8") as file:
         admin = file.read().strip()
-    node = node_token(Home(path=home).secret(), NodeId(NODE))
+    node = node_token(StateFolder(path=home).secret(), NodeId(NODE))
     served = Served(home=home, process=process, port=port, tokens={ADMIN: admin, SUPERVISING: node, NOBODY: ""})
     for role, name in ROLES.items():
         served.call(ADMIN, "PUT", f"/v1/users/{name}", {"role": "user" if role == "other" else role})

@@ -150,7 +150,9 @@ HEAD = {
 @pytest.mark.parametrize("name", HEAD)
 @pytest.mark.parametrize("words", [("ps",), ("down",), ("doctor", "--json")])
 def test_spoilt_state_folder_ends_in_one_clear_line(name, words, tmp_path, monkeypatch):
-    monkeypatch.setattr("phalanx.cli.connect.PATIENCE_S", 0.1)  # nobody listens on port 1; a person would be waited for
+    monkeypatch.setattr(
+        "phalanx.cli.connection.PATIENCE_S", 0.1
+    )  # nobody listens on port 1; a person would be waited for
     rng = random.Random(name)
 
     def homes():

@@ -10,16 +10,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phalanx.app.home import Home
+from phalanx.app.state_folder import StateFolder
 from phalanx.core.errors import PhalanxError
-from phalanx.core.performance.profile import profile_from
 from phalanx.engines.joined import records as joined
 from phalanx.engines.local import records as local
 from phalanx.engines.ray import parse as ray
 from phalanx.engines.slurm import parse as slurm
+from phalanx.planner.calibration.profile import parse_profile
 from phalanx.wire import manifest
-from phalanx.wire.kept import KeptReply
-from phalanx.wire.supervisor import CommandsReply, UnknownKind, command_of, decode, event_of
+from phalanx.wire.stored_files import CheckpointUploadReply
+from phalanx.wire.supervisor import (
+    CommandsReply,
+    UnknownEnvelopeKind,
+    decode,
+    decode_command,
+    decode_event,
+)
 from tests.hostile.good import MANIFEST, good_requests
 from tests.hostile.spoilt import at_edges, contents, places
 
@@ -41,40 +47,40 @@ def texts(good):
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        ("nodes", slurm.nodes_of),
-        ("jobs", lambda text: slurm.jobs_of(text, "|5f1c|")),
-        ("partitions", slurm.partitions_of),
-        ("topology", slurm.places_of),
-        ("nodes", lambda text: [slurm.fields_of(line) for line in text.splitlines()]),
+        ("nodes", slurm.parse_nodes),
+        ("jobs", lambda text: slurm.parse_jobs(text, "|5f1c|")),
+        ("partitions", slurm.parse_partitions),
+        ("topology", slurm.parse_topology),
+        ("nodes", lambda text: [slurm.parse_fields(line) for line in text.splitlines()]),
     ],
 )
 def test_what_slurm_says_spoilt_is_read_or_refused(name, read):
     for what, text in texts((GOLDEN / "slurm" / f"{name}.txt").read_bytes()):
         try:
             read(text)
-        except (PhalanxError, slurm.Unreadable):
+        except (PhalanxError, slurm.SlurmOutputError):
             assert what != "good"
 
 
 def test_the_version_that_slurm_says_spoilt_is_read_or_refused():
     for what, text in texts(b"slurm 22.05.8\n"):
         try:
-            slurm.version_of(text)
-        except slurm.Unreadable:
+            slurm.parse_version(text)
+        except slurm.SlurmOutputError:
             assert what != "good"
 
 
 def test_what_ray_says_spoilt_is_read():
     rows = json.loads((GOLDEN / "ray" / "ray-nodes.json").read_text())
     for _, text in texts((GOLDEN / "ray" / "ray-nodes.json").read_bytes()):
-        ray.reason_of(text)
+        ray.error_line(text)
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
             continue
         if isinstance(found, list) and all(isinstance(row, dict) for row in found):
             try:
-                ray.nodes_of(found)
+                ray.parse_nodes(found)
             except (KeyError, TypeError, ValueError):
                 assert found != rows
 
@@ -107,17 +113,17 @@ def test_things_in_a_manifests_place_are_no_checkpoints(tmp_path):
 def test_spoilt_messages_are_refused_as_they_promise():
     event = json.dumps(good_requests("1", 1)["take_events"].body["events"][0]).encode()
     reply = b'{"head_id": "x", "commands": [{"seq": 1, "kind": "Forget", "body": {"job_id": "1", "epoch": 1, "generation": 0}}], "last": 1}'
-    from phalanx.wire.supervisor import Framed
+    from phalanx.wire.supervisor import Envelope
 
-    for kind, good in ((Framed, event), (CommandsReply, reply), (KeptReply, b'{"missing": []}')):
+    for kind, good in ((Envelope, event), (CommandsReply, reply), (CheckpointUploadReply, b'{"missing": []}')):
         for _, content in spoilt(good):
             try:
                 found = decode(content, kind)
-                if isinstance(found, Framed):
-                    event_of(found)
+                if isinstance(found, Envelope):
+                    decode_event(found)
                 if isinstance(found, CommandsReply):
-                    [command_of(framed) for framed in found.commands]
-            except (msgspec.MsgspecError, UnknownKind, UnicodeDecodeError, RecursionError):
+                    [decode_command(framed) for framed in found.commands]
+            except (msgspec.MsgspecError, UnknownEnvelopeKind, UnicodeDecodeError, RecursionError):
                 continue
 
 
@@ -129,7 +135,7 @@ def test_spoilt_profiles_are_refused():
         except (ValueError, RecursionError):
             continue
         try:
-            profile_from(found)
+            parse_profile(found)
         except PhalanxError:
             assert found != json.loads(good)
 
@@ -143,7 +149,7 @@ SMALL_FILES = {
 
 @pytest.mark.parametrize("name", SMALL_FILES)
 def test_small_files_of_a_head_spoilt_count_as_none(name, tmp_path):
-    home = Home.open(str(tmp_path / "home"))
+    home = StateFolder.open(str(tmp_path / "home"))
     for _, content in spoilt(SMALL_FILES[name]):
         (tmp_path / "home" / name).write_bytes(content)
         assert isinstance(home.read_json(name), dict)
@@ -160,11 +166,11 @@ def test_records_of_nodes_spoilt_count_as_none(tmp_path):
     folder.mkdir(parents=True)
     good = b'{"pid": 1, "start_ticks": 1, "node_key": "x", "node": "n0", "virtual_devices": 4}'
     (folder / "engine.json").write_bytes(good)
-    assert len(local.known(str(tmp_path))) == 1
+    assert len(local.recorded_nodes(str(tmp_path))) == 1
     for name in ("engine.json", "joined.json"):
         for _, content in spoilt(good):
             (folder / name).write_bytes(content)
-            local.known(str(tmp_path))
+            local.recorded_nodes(str(tmp_path))
             local.read(str(folder))
             joined.read(str(folder))
         (folder / name).unlink()

@@ -7,7 +7,7 @@ import sys
 import click
 import pytest
 
-from phalanx.cli.faults import ended_by
+from phalanx.cli.errors import report_exception
 from tests.effort import size
 from tests.hostile.head import serving
 from tests.hostile.words import CODES, GOOD, ONLY_REFUSED, commands, ended, judged, memory_mib, option_lines
@@ -104,5 +104,5 @@ def test_long_words_are_told_without_their_middle():
 
 
 def test_bytes_that_are_no_text_are_told(capsys):
-    assert ended_by(UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"), debug=False) == 64
-    assert "not UTF-8" in capsys.readouterr().err
+    assert report_exception(UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"), debug=False) == 64
+    assert "not UTF-8" in capsys.readouterr().stderr

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.cluster import until
+from benchmarks.cluster import wait_until
 from tests.lab.lab import Lab
 from tests.lab.users import as_user
 
@@ -54,7 +54,7 @@ class OnSlurm:
     def until(self, holds: Callable[[], object], what: str) -> None:
         """Wait for it; where it never comes, what the head and Slurm say of their jobs is told."""
         try:
-            until(holds, what, every_s=0.2, limit_s=HANG_S)
+            wait_until(holds, what, every_s=0.2, limit_s=HANG_S)
         except TimeoutError as never:
             queue = self.sh("squeue -a -t all; tail -20 ~/.phalanx/head.log")
             raise AssertionError(f"never: {what}\n{self('ps -a')}\n{queue}") from never

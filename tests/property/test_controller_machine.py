@@ -13,30 +13,30 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multi
 
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.ids import NodeId, ProjectId, QueueId, ReservationId, UserId
-from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.scheduling.settings import Policy
+from phalanx.core.scheduling.policies import PolicyParameters
+from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import (
     CordonNode,
     EndReservation,
-    Hold,
+    HoldJob,
     PutQueues,
     PutReservation,
-    Requeue,
-    Submit,
+    RequeueJob,
+    SubmitJob,
     UncordonNode,
 )
-from phalanx.core.work.attempt import Cause
+from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.dependency import parse_dependencies
 from phalanx.core.work.job import BACKOFF_MAX_S, JobState
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas import Holdings
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import StoreRefused
-from phalanx.simulator.drill.limits import fleet_gpus
+from phalanx.simulator.drill.limit_invariants import fleet_gpus
 from tests.builders import spec
 from tests.effort import examples
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
 NAMES = ("n0", "n1", "n2")
 ADA, OP = UserId("ada"), UserId("op")
@@ -48,15 +48,15 @@ def crash(after_s, code, signal, *, rank=0):
 
 
 BEHAVIOURS = {
-    "short": Behaviour(run_s=2.0),
-    "long": Behaviour(run_s=25.0),
-    "saving": Behaviour(run_s=30.0, save_every_s=2.0),
-    "stubborn": Behaviour(run_s=12.0, stubborn=True),
-    "crashing": Behaviour(run_s=8.0, save_every_s=3.0, ends=crash(4.0, None, 11)),
-    "failing": Behaviour(ends=crash(1.0, 3, None, rank=1)),
-    "slow": Behaviour(run_s=3.0, prepare_s=4.0),
-    "refused": Behaviour(run_s=5.0, refuses={"n1": "device 2 is sick"}),
-    "bound": Behaviour(run_s=6.0, port_taken=2),
+    "short": JobBehaviour(run_s=2.0),
+    "long": JobBehaviour(run_s=25.0),
+    "saving": JobBehaviour(run_s=30.0, save_every_s=2.0),
+    "stubborn": JobBehaviour(run_s=12.0, ignores_sigterm=True),
+    "crashing": JobBehaviour(run_s=8.0, save_every_s=3.0, ends=crash(4.0, None, 11)),
+    "failing": JobBehaviour(ends=crash(1.0, 3, None, rank=1)),
+    "slow": JobBehaviour(run_s=3.0, prepare_s=4.0),
+    "refused": JobBehaviour(run_s=5.0, refuses={"n1": "device 2 is sick"}),
+    "bound": JobBehaviour(run_s=6.0, port_taken_generations=2),
 }
 SHAPES = ("2x4", "2x2", "2x4", "4", "3x4", "2", "1", "6", "0", "1..3x4", "1..2x2")
 # Twelve GPUs: some lent, some borrowed, some kept; a limit for users on either side.
@@ -69,12 +69,16 @@ TREE = (
 QUEUES = ("default", "default", "research", "nlp", "prod", "prod")
 QUOTAS = (None, 0, 2, 4, 6)
 # As the defaults stand to each other, but in the seconds in which these jobs live.
-QUICK = Policy(knobs=Knobs(round_s=5.0, run_min_s=6.0, right_min_s=1.0, move_min_s=2.0, grow_min_s=3.0, stops_max=2))
+QUICK = PolicySettings(
+    parameters=PolicyParameters(
+        round_s=5.0, run_min_s=6.0, run_min_by_right_s=1.0, move_min_s=2.0, grow_min_s=3.0, stops_max=2
+    )
+)
 KINDS = ("saving", "long", *sorted(BEHAVIOURS))
 AFTER = ("afterok:{}", "afterany:{}", "afternotok:{}", "afterany:{},singleton")
 LASTING = (0.3, 3.0, 5.5, 9.0, 25.0)  # around the lease of 6 s, and well over it
 MOMENTS = (0.005, 0.04, 0.07, 0.11, 0.5, 2.0, 5.0, 8.0)
-OF_THE_SCHEDULER = (Cause.PREEMPTED, Cause.MOVED)
+OF_THE_SCHEDULER = (EndCause.PREEMPTED, EndCause.MOVED)
 IDLE_MAX_S = 1.0  # the head looks when something happens, and when it said it would
 kinds = st.sampled_from(KINDS)
 names = st.sampled_from(NAMES)
@@ -114,7 +118,7 @@ class Cluster(RuleBasedStateMachine):
     @initialize(first=kinds, second=kinds)
     def begin(self, first, second):
         self.harness = Harness("r: n0=4 n1=4 n2=4", policy=self.policy)
-        self.harness.ask(PutQueues(queues=TREE))
+        self.harness.request(PutQueues(queues=TREE))
         self.harness.behaviours.update(BEHAVIOURS)
         self.keys = 0
         self.harness.submit(spec(first, gpus="2x4", collective_timeout_s=20.0))
@@ -125,7 +129,7 @@ class Cluster(RuleBasedStateMachine):
 
     def ask(self, event):
         with contextlib.suppress(BadRequest, Conflict, StoreRefused):
-            self.harness.ask(event)
+            self.harness.request(event)
 
     def go(self, seconds):
         self.harness.run(seconds)
@@ -155,7 +159,7 @@ class Cluster(RuleBasedStateMachine):
             collective_timeout_s=20.0,
         )
         self.keys += 1
-        self.harness.store.refuse_next = 0
+        self.harness.store.full_commits = 0
         first = self.harness.submit(wanted, key=f"key-{self.keys}", queue=queue)
         assert self.harness.submit(wanted, key=f"key-{self.keys}", queue=queue) == first, "11: submit is idempotent"
         self.go(then_s)
@@ -167,7 +171,7 @@ class Cluster(RuleBasedStateMachine):
     )
     def submit_after(self, parent, word, kind, queue, then_s):
         """7: it starts when its parent has ended as asked, and ends when that can be no more (`tests.invariants`)."""
-        self.harness.store.refuse_next = 0
+        self.harness.store.full_commits = 0
         wanted = spec(kind, gpus="2", dependencies=parse_dependencies(word.format(parent)))
         child = self.harness.submit(wanted, queue=queue)
         self.go(then_s)
@@ -183,9 +187,9 @@ class Cluster(RuleBasedStateMachine):
         then_s=moments,
     )
     def submit_array(self, kind, size, running_max, queue, then_s):
-        self.harness.store.refuse_next = 0
+        self.harness.store.full_commits = 0
         wanted = spec(kind, gpus="2", array=f"0-{size - 1}", array_max=running_max)
-        made = self.harness.ask(Submit(spec=wanted, user=ADA, project=ProjectId("gpt"), queue=QueueId(queue)))
+        made = self.harness.request(SubmitJob(spec=wanted, user=ADA, project=ProjectId("gpt"), queue=QueueId(queue)))
         self.go(then_s)
         return multiple(*(job.id for job in made))
 
@@ -207,13 +211,13 @@ class Cluster(RuleBasedStateMachine):
     @precondition(head_is_up)
     @rule(job=jobs, then_s=moments)
     def requeue(self, job, then_s):
-        self.ask(Requeue(job_id=job, by=ADA))
+        self.ask(RequeueJob(job_id=job, by=ADA))
         self.go(then_s)
 
     @precondition(head_is_up)
     @rule(job=jobs, held=st.booleans())
     def hold(self, job, held):
-        self.ask(Hold(job_id=job, held=held, by=ADA))
+        self.ask(HoldJob(job_id=job, held=held, by=ADA))
 
     @precondition(head_is_up)
     @rule(name=names, drain=st.booleans(), then_s=moments)
@@ -259,41 +263,41 @@ class Cluster(RuleBasedStateMachine):
     @rule(name=names, silent=st.booleans(), for_s=lasting, then_s=moments)
     def kill_node(self, name, silent, for_s, then_s):
         self.harness.kill_node(name, silent=silent)
-        self.harness.after(for_s, lambda: self.harness.revive_node(name))
+        self.harness.call_after(for_s, lambda: self.harness.revive_node(name))
         self.go(then_s)
 
     @rule(name=names, for_s=lasting, then_s=moments)
     def pause_node(self, name, for_s, then_s):
         node = self.harness.nodes[NodeId(name)]
         node.pause()
-        self.harness.after(for_s, node.resume)
+        self.harness.call_after(for_s, node.resume)
         self.go(then_s)
 
     @rule(name=names, for_s=lasting, then_s=moments)
     def cut_node_off(self, name, for_s, then_s):
         node = self.harness.nodes[NodeId(name)]
         node.cut = True
-        self.harness.after(for_s, lambda: setattr(node, "cut", False))
+        self.harness.call_after(for_s, lambda: setattr(node, "cut", False))
         self.go(then_s)
 
     @rule(name=names, latency_s=st.sampled_from((0.3, 1.5)), for_s=lasting)
     def slow_network(self, name, latency_s, for_s):
         node = self.harness.nodes[NodeId(name)]
         node.latency_s = latency_s
-        self.harness.after(for_s, lambda: setattr(node, "latency_s", 0.01))
+        self.harness.call_after(for_s, lambda: setattr(node, "latency_s", 0.01))
 
     @rule(keeps_every=st.integers(1, 3), for_s=lasting, then_s=moments)
     def lose_commands(self, keeps_every, for_s, then_s):
         count = iter(range(1, 100_000))
         self.harness.drop_command = lambda _: next(count) % (keeps_every + 1) != 0
-        self.harness.after(for_s, lambda: setattr(self.harness, "drop_command", lambda _: False))
+        self.harness.call_after(for_s, lambda: setattr(self.harness, "drop_command", lambda _: False))
         self.go(then_s)
 
     @precondition(head_is_up)
     @rule(for_s=lasting, then_s=moments)
     def kill_head(self, for_s, then_s):
         self.harness.kill_head()
-        self.harness.after(for_s, self.bring_head_back)
+        self.harness.call_after(for_s, self.bring_head_back)
         self.go(then_s)
 
     def bring_head_back(self):
@@ -302,14 +306,14 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(commits=st.integers(1, 4), then_s=moments)
     def fill_disk(self, commits, then_s):
-        self.harness.store.refuse_next = commits
+        self.harness.store.full_commits = commits
         self.go(then_s)
 
     @precondition(head_is_up)
     @rule(pick=st.integers(0, 60), many=st.integers(1, 8))
     def hear_something_old_again(self, pick, many):
         """Late and doubled."""
-        reports = [event for event in self.harness.heard if hasattr(event, "generation")]
+        reports = [event for event in self.harness.committed_events if hasattr(event, "generation")]
         with contextlib.suppress(StoreRefused):
             self.harness.turn(reports[-pick - many : len(reports) - pick])
 
@@ -332,7 +336,7 @@ class Cluster(RuleBasedStateMachine):
 
     def endings(self):
         """The scheduler's are left out: a jump makes it look anew, and what it finds may have been due in any case."""
-        endings = {job: attempt.ending for job, attempt in self.harness.world.attempts.items()}
+        endings = {job: attempt.stop_cause for job, attempt in self.harness.world.attempts.items()}
         return {job: None if ending in OF_THE_SCHEDULER else ending for job, ending in endings.items()}
 
     # ---- the end ------------------------------------------------------------------------------------------------------
@@ -351,7 +355,7 @@ class Cluster(RuleBasedStateMachine):
             self.ask(EndReservation(reservation_id=name, by=OP))
         for job in list(harness.world.jobs.values()):
             if job.held:
-                self.ask(Hold(job_id=job.id, held=False, by=OP))
+                self.ask(HoldJob(job_id=job.id, held=False, by=OP))
         self.ask(PutQueues(queues=TREE))
         for job in list(harness.world.jobs.values()):
             if not job.state.terminal and not may_ever_run(harness.world, job):
@@ -364,7 +368,7 @@ class Cluster(RuleBasedStateMachine):
         ):
             idle.look()
         harness.run(10.0)
-        harness.watch.settled()
+        harness.invariants.check_settled()
 
 
 # An example costs some 40 ms.

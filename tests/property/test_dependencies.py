@@ -7,9 +7,14 @@ from hypothesis import given
 
 from phalanx.core.ids import JobId
 from phalanx.core.lifecycle import dependencies
-from phalanx.core.state.relations import Name, Relations
-from phalanx.core.state.world import Change, World
-from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind, element_id
+from phalanx.core.state.relations import JobRelations, UserJobName
+from phalanx.core.state.world import World, WorldChange
+from phalanx.core.work.dependency import (
+    ArrayPosition,
+    Dependency,
+    DependencyKind,
+    array_element_id,
+)
 from phalanx.core.work.job import Job, JobState
 from tests.builders import T, facts, job
 
@@ -44,7 +49,7 @@ class Case:
     made: list[list[JobId]] = field(default_factory=list)
 
     def submit(self, line: Line) -> None:
-        change = Change(world=self.world)
+        change = WorldChange(world=self.world)
         asked = tuple(dict.fromkeys(self._asked(line)))
         parents = {
             one.job_id: dependencies.parent_states(self.world, one.job_id, self._brought(one.job_id))
@@ -56,12 +61,16 @@ class Case:
         seqs = [change.new_job_seq() for _ in range(max(1, line.elements))]
         ids = []
         for index, seq in enumerate(seqs):
-            place = ArrayPlace(array_id=JobId(str(seqs[0])), index=index, size=line.elements) if line.elements else None
-            id_ = element_id(place.array_id, index) if place else JobId(str(seq))
-            one = replace(like, id=id_, seq=seq, spec=replace(like.spec, name=line.name), array=place, unmet=unmet)
+            place = (
+                ArrayPosition(array_id=JobId(str(seqs[0])), index=index, size=line.elements) if line.elements else None
+            )
+            id_ = array_element_id(place.array_id, index) if place else JobId(str(seq))
+            one = replace(
+                like, id=id_, seq=seq, spec=replace(like.spec, name=line.name), array=place, unmet_dependencies=unmet
+            )
             change.put(one)
             if never:
-                self._apply(change, dependencies.cancelled(one, never, facts()))
+                self._apply(change, dependencies.cancel_unmeetable(one, never, facts()))
             ids.append(id_)
             self.asked[id_] = asked
         self.made.append(ids)
@@ -69,7 +78,7 @@ class Case:
 
     def end(self, ends: dict[JobId, JobState]) -> None:
         """These end in one step, each so; what follows from it is carried out as `Turn.settle_dependents` does."""
-        change = Change(world=self.world)
+        change = WorldChange(world=self.world)
         ended = []
         for id_, state in ends.items():
             one = replace(self.world.jobs[id_], state=state, ended_s=T)
@@ -77,14 +86,14 @@ class Case:
             assert self.world.relations == recounted(self.world)
             change.put(one)
             ended.append(one)
-        names: dict[Name, None] = {}
+        names: dict[UserJobName, None] = {}
         while ended:
             batch, ended = ended, []
             names |= dict.fromkeys((one.user, one.name) for one in batch)
             for outcome in dependencies.settle(self.world, batch, facts()):
                 self._apply(change, outcome)
                 ended += [outcome.job] if outcome.job.state.terminal else []
-        for outcome in dependencies.let_singletons_go(self.world, names, facts()):
+        for outcome in dependencies.release_singletons(self.world, names, facts()):
             self._apply(change, outcome)
             assert not outcome.job.state.terminal
         self._note()
@@ -97,8 +106,8 @@ class Case:
     def judged(self) -> tuple[set[JobId], set[JobId]]:
         """Who must have been let go, and who must have been ended for what he waited for; by all that ever was."""
         states = {id_: one.state for id_, one in self.all.items()}
-        held = {id_ for id_ in states if self._verdict(id_, states) is dependencies.Verdict.HOLDS}
-        never = {id_ for id_ in states if self._verdict(id_, states) is dependencies.Verdict.NEVER}
+        held = {id_ for id_ in states if self._verdict(id_, states) is dependencies.ConditionState.MET}
+        never = {id_ for id_ in states if self._verdict(id_, states) is dependencies.ConditionState.NEVER}
         return held, never
 
     def _verdict(self, id_, states):
@@ -106,10 +115,16 @@ class Case:
         for one in self.asked[id_]:
             of = [states[other] for other in self._named(one, id_)]
             alive = any(not state.terminal for state in of)
-            verdicts.append(dependencies.verdict(one.kind, alive=alive, failed=any(state in ENDS[1:] for state in of)))
-        if dependencies.Verdict.NEVER in verdicts:
-            return dependencies.Verdict.NEVER
-        return dependencies.Verdict.OPEN if dependencies.Verdict.OPEN in verdicts else dependencies.Verdict.HOLDS
+            verdicts.append(
+                dependencies.condition_state(one.kind, alive=alive, failed=any(state in ENDS[1:] for state in of))
+            )
+        if dependencies.ConditionState.NEVER in verdicts:
+            return dependencies.ConditionState.NEVER
+        return (
+            dependencies.ConditionState.OPEN
+            if dependencies.ConditionState.OPEN in verdicts
+            else dependencies.ConditionState.MET
+        )
 
     def _named(self, one: Dependency, id_: JobId) -> list[JobId]:
         me = self.all[id_]
@@ -151,7 +166,7 @@ def test_settling_by_deltas_is_judging_everything_anew(lines, data):
     case = Case()
     left = list(lines)
     while True:
-        alive = [id_ for id_, one in case.world.jobs.items() if not one.state.terminal and not one.unmet]
+        alive = [id_ for id_, one in case.world.jobs.items() if not one.state.terminal and not one.unmet_dependencies]
         if left and (not alive or data.draw(st.booleans())):
             case.submit(left.pop(0))
         elif alive:
@@ -163,9 +178,9 @@ def test_settling_by_deltas_is_judging_everything_anew(lines, data):
             case.forget()
         for id_, one in case.all.items():
             held, never = case.judged()
-            waits = one.state is JobState.PENDING and bool(one.unmet)
-            assert not (waits and id_ in held), f"{id_} waits for nothing any more: {one.unmet}"
-            assert not (waits and id_ in never), f"{id_} waits for what can never hold: {one.unmet}"
+            waits = one.state is JobState.PENDING and bool(one.unmet_dependencies)
+            assert not (waits and id_ in held), f"{id_} waits for nothing any more: {one.unmet_dependencies}"
+            assert not (waits and id_ in never), f"{id_} waits for what can never hold: {one.unmet_dependencies}"
             assert one.state is not JobState.PENDING or waits or id_ in held, f"{id_} was let go too early"
         assert case.world.relations == recounted(case.world)
     assert all(one.state.terminal for one in case.all.values()), "nobody waits for ever"
@@ -178,17 +193,17 @@ def test_undone_ends_leave_the_relations_as_they_were(lines, data):
         case.submit(line)
     was = recounted(case.world)
     jobs = dict(case.world.jobs)
-    change = Change(world=case.world)
+    change = WorldChange(world=case.world)
     for id_ in data.draw(st.lists(st.sampled_from(sorted(jobs)), unique=True)):
-        change.put(replace(case.world.jobs[id_], state=JobState.FAILED, unmet=()))
+        change.put(replace(case.world.jobs[id_], state=JobState.FAILED, unmet_dependencies=()))
     change.undo()
     assert case.world.relations == was
     assert case.world.jobs == jobs
 
 
-def recounted(world: World) -> Relations:
+def recounted(world: World) -> JobRelations:
     """The relations as a search through all jobs finds them."""
-    fresh = Relations()
+    fresh = JobRelations()
     for one in world.jobs.values():
         if one.state.terminal:
             continue
@@ -198,7 +213,7 @@ def recounted(world: World) -> Relations:
             fresh.elements.setdefault(one.array.array_id, {})[one.id] = None
             if one.state is JobState.RUNNING:
                 fresh.running.setdefault(one.array.array_id, {})[one.id] = None
-        for condition in one.unmet:
+        for condition in one.unmet_dependencies:
             if condition.kind is DependencyKind.SINGLETON:
                 fresh.singletons.setdefault(name, {})[one.id] = None
             else:

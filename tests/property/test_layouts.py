@@ -5,13 +5,13 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.layouts.asked import Asked
-from phalanx.core.layouts.plan import plan
-from phalanx.core.performance.machine import Machine
-from phalanx.core.performance.model import Mixture, Model
-from phalanx.core.performance.step import Method
-from phalanx.facts.coefficients import physics, stacks
-from phalanx.facts.gpus import gpu_named
+from phalanx.planner.cost.machine import Machine
+from phalanx.planner.cost.model_shape import MixtureOfExperts, ModelShape
+from phalanx.planner.cost.step_time import TrainingMethod
+from phalanx.planner.facts.coefficient_table import physics, stacks
+from phalanx.planner.facts.gpus import find_gpu
+from phalanx.planner.search.layout_search import plan_layouts
+from phalanx.planner.search.request import LayoutRequest
 from tests.effort import examples
 
 
@@ -22,8 +22,8 @@ def questions(draw):
     mixture = None
     if draw(st.booleans()):
         experts = draw(st.sampled_from([4, 8, 60]))
-        mixture = Mixture(experts=experts, per_token=2, ffn=1024, shared_ffn=draw(st.sampled_from([0, 512])))
-    model = Model(
+        mixture = MixtureOfExperts(experts=experts, per_token=2, ffn=1024, shared_ffn=draw(st.sampled_from([0, 512])))
+    model = ModelShape(
         name="drawn",
         layers=draw(st.integers(1, 100)),
         hidden=heads * 64,
@@ -36,21 +36,21 @@ def questions(draw):
     )
     per_node = draw(st.sampled_from([1, 2, 4, 8]))
     machine = Machine(
-        gpu=gpu_named(draw(st.sampled_from(["h100", "a100-40gb", "t4", "l40s", "gb200"]))).gpu,
+        gpu=find_gpu(draw(st.sampled_from(["h100", "a100-40gb", "t4", "l40s", "gb200"]))).gpu,
         nodes=draw(st.integers(1, 12)),
         gpus_per_node=per_node,
         network_bytes_per_s=draw(st.sampled_from([1e8, 2.5e10, 5e10])),
     )
     precision = "fp16" if machine.gpu.name.startswith("t4") else "bf16"
     able = sorted(name for name, stack in stacks().items() if precision in stack.precisions)
-    return Asked(
+    return LayoutRequest(
         model=model,
         machine=machine,
         physics=physics(),
         stack=stacks()[draw(st.sampled_from(able))],
         seq=draw(st.sampled_from([128, 2048, 8192, 65536])),
         global_batch=draw(st.integers(1, 300)),
-        method=draw(st.sampled_from(Method)),
+        method=draw(st.sampled_from(TrainingMethod)),
         precision=precision,
     )
 
@@ -58,7 +58,7 @@ def questions(draw):
 @settings(max_examples=examples(60), deadline=None)
 @given(questions())
 def test_what_is_offered_can_run(asked):
-    answer = plan(asked)
+    answer = plan_layouts(asked)
     assert answer.fits == bool(answer.layouts)
     assert answer.reason
     for one in answer.layouts:
@@ -77,15 +77,15 @@ def test_what_is_offered_can_run(asked):
 @settings(max_examples=examples(40), deadline=None)
 @given(questions())
 def test_the_given_layout_is_judged_as_the_search_judged_it(asked):
-    answer = plan(asked, top=2)
+    answer = plan_layouts(asked, top=2)
     for one in answer.layouts:
-        again = plan(replace(asked, layout=one.layout))
+        again = plan_layouts(replace(asked, layout=one.layout))
         assert again.layouts[0].step == one.step
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(questions())
 def test_what_fits_fits_on_a_larger_device_too(asked):
-    if plan(asked).fits:
+    if plan_layouts(asked).fits:
         gpu = replace(asked.machine.gpu, memory_bytes=2 * asked.machine.gpu.memory_bytes)
-        assert plan(replace(asked, machine=replace(asked.machine, gpu=gpu))).fits
+        assert plan_layouts(replace(asked, machine=replace(asked.machine, gpu=gpu))).fits

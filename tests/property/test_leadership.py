@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from phalanx.controller.leadership import (
     LEASE_S,
-    LOOK_EVERY_S,
+    POLL_EVERY_S,
     RENEW_EVERY_S,
+    LeaderObservation,
     Tenure,
-    Watch,
-    granted_s,
     leads_until_s,
-    look_in_s,
     may_claim,
+    observe,
+    poll_in_s,
+    previous_leases_s,
     renewed,
-    watched,
 )
 from phalanx.ports.election import Leader
 from tests.effort import examples
@@ -35,7 +35,7 @@ class Head:
     rate: float
     asleep_until_s: float = 0.0
     tenure: Tenure | None = None
-    watch: Watch | None = None
+    watch: LeaderObservation | None = None
     asks_at_s: float = 0.0
     on_its_way: list[tuple[float, str, tuple]] = field(default_factory=list)
 
@@ -75,16 +75,16 @@ def turn(head: Head, row: Row, true_s: float, delays: list[float]) -> None:
     head.on_its_way = [message for message in head.on_its_way if message[0] > true_s]
     for _, kind, what in sorted(heard, key=lambda message: message[0]):
         if kind == "look":
-            head.watch = watched(head.watch, what[0], now_s)
+            head.watch = observe(head.watch, what[0], now_s)
         elif kind == "claimed" and what[0] is not None:
-            head.tenure = Tenure(term=what[0], asked_s=what[1])
+            head.tenure = Tenure(term=what[0], sent_s=what[1])
         elif kind == "renewed" and head.tenure is not None and what[0]:
             head.tenure = renewed(head.tenure, what[1])
     if head.tenure is not None and not head.leads(true_s):
         head.tenure, head.watch = None, None  # it begins anew
     if true_s < head.asks_at_s:
         return
-    head.asks_at_s = true_s + (RENEW_EVERY_S if head.tenure is not None else LOOK_EVERY_S)
+    head.asks_at_s = true_s + (RENEW_EVERY_S if head.tenure is not None else POLL_EVERY_S)
     there, back = delays.pop(), delays.pop()
     if head.tenure is not None:
         send(head, row, true_s, there, back, "renewed", now_s)
@@ -147,8 +147,8 @@ def test_two_heads_never_lead_at_once(rates, sleeps, slow):
 @pytest.mark.parametrize("waiters", [0.99, 1.0, 1.01])
 def test_leader_stops_before_another_may_claim_though_its_beat_was_heard_the_moment_it_was_sent(leaders, waiters):
     """The worst case that chance above seldom draws: no delay at all, and clocks that run apart."""
-    tenure = Tenure(term=1, asked_s=1000.0)
-    watch = watched(None, Leader(term=1, beat=1, holder="a", lease_s=LEASE_S), 1000.0)
+    tenure = Tenure(term=1, sent_s=1000.0)
+    watch = observe(None, Leader(term=1, beat=1, holder="a", lease_s=LEASE_S), 1000.0)
     stops_s = (leads_until_s(tenure) - 1000.0) / leaders
     reply_s = 0.1
     assert not may_claim(watch, 1000.0 + (stops_s + reply_s) * waiters)
@@ -156,8 +156,8 @@ def test_leader_stops_before_another_may_claim_though_its_beat_was_heard_the_mom
 
 
 def test_answers_to_renewals_may_overtake_each_other():
-    tenure = renewed(renewed(Tenure(term=1, asked_s=10.0), 12.0), 11.0)
-    assert (tenure.term, tenure.asked_s) == (1, 12.0)
+    tenure = renewed(renewed(Tenure(term=1, sent_s=10.0), 12.0), 11.0)
+    assert (tenure.term, tenure.sent_s) == (1, 12.0)
 
 
 def test_a_head_that_is_not_disturbed_leads_all_the_time():
@@ -173,32 +173,32 @@ def test_a_head_that_is_not_disturbed_leads_all_the_time():
 
 def test_a_silent_leader_is_followed_after_its_own_longer_lease():
     seen = Leader(term=3, beat=9, holder="a", lease_s=10.0)
-    watch = watched(None, seen, 100.0)
+    watch = observe(None, seen, 100.0)
     assert not may_claim(watch, 109.9)
     assert may_claim(watch, 110.0)
 
 
 def test_a_term_that_was_given_up_is_free_at_once():
-    assert may_claim(watched(None, Leader(term=3, beat=9), 100.0), 100.0)
+    assert may_claim(observe(None, Leader(term=3, beat=9), 100.0), 100.0)
 
 
 def test_a_sign_of_life_begins_the_wait_anew():
-    first = watched(None, Leader(term=3, beat=9, holder="a", lease_s=3.0), 100.0)
-    same = watched(first, Leader(term=3, beat=9, holder="a", lease_s=3.0), 102.0)
-    assert same.quiet_since_s == 100.0
-    alive = watched(same, Leader(term=3, beat=10, holder="a", lease_s=3.0), 102.5)
+    first = observe(None, Leader(term=3, beat=9, holder="a", lease_s=3.0), 100.0)
+    same = observe(first, Leader(term=3, beat=9, holder="a", lease_s=3.0), 102.0)
+    assert same.silent_since_s == 100.0
+    alive = observe(same, Leader(term=3, beat=10, holder="a", lease_s=3.0), 102.5)
     assert not may_claim(alive, 105.0)
 
 
 def test_leases_of_a_leader_that_gave_up_its_term_go_on():
-    assert granted_s(Leader(term=3, beat=9, grants_s=30.0)) == 30.0
-    assert granted_s(Leader(term=3, beat=9, grants_s=9.0, long_leases_left_s=600.0)) == 600.0
+    assert previous_leases_s(Leader(term=3, beat=9, grants_s=30.0)) == 30.0
+    assert previous_leases_s(Leader(term=3, beat=9, grants_s=9.0, long_leases_left_s=600.0)) == 600.0
 
 
 def test_who_waits_looks_again_when_it_may_claim_and_not_a_moment_later():
-    watch = watched(None, Leader(term=3, beat=9, holder="a", lease_s=3.0), 100.0)
-    assert look_in_s(watch, 101.0) == LOOK_EVERY_S
-    assert look_in_s(watch, 102.9) == pytest.approx(0.1)
-    assert 0.0 < look_in_s(watch, 102.9999999) < 0.01
-    assert look_in_s(watch, 103.0) == LOOK_EVERY_S  # the claim that was just tried did not go through
-    assert look_in_s(None, 0.0) == LOOK_EVERY_S
+    watch = observe(None, Leader(term=3, beat=9, holder="a", lease_s=3.0), 100.0)
+    assert poll_in_s(watch, 101.0) == POLL_EVERY_S
+    assert poll_in_s(watch, 102.9) == pytest.approx(0.1)
+    assert 0.0 < poll_in_s(watch, 102.9999999) < 0.01
+    assert poll_in_s(watch, 103.0) == POLL_EVERY_S  # the claim that was just tried did not go through
+    assert poll_in_s(None, 0.0) == POLL_EVERY_S

@@ -5,14 +5,19 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.core.accounting.ledger import Category, attempt_ledgers, span_us, sum_ledgers
-from phalanx.core.accounting.lineage import trace
+from phalanx.core.accounting.ledger import (
+    TimeCategory,
+    attempt_ledgers,
+    span_us,
+    sum_ledgers,
+)
+from phalanx.core.accounting.lineage import split_steps
 from phalanx.core.accounting.receipt import build_receipt
 from phalanx.core.accounting.reports import read_reports
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
-from phalanx.core.work.allocation import Allocation, Grant
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause
-from phalanx.core.work.job import Job, JobState, Resume
+from phalanx.core.work.allocation import Allocation, NodeGrant
+from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
+from phalanx.core.work.job import Job, JobState, PublishedCheckpoint
 from phalanx.core.work.spec import JobSpec, Role
 
 T = 1_700_000_000.0
@@ -66,7 +71,7 @@ def histories(draw):
         placed_s, ended_s = draw(seconds), draw(seconds)
         live = epoch == count and draw(st.booleans())
         grants = tuple(
-            Grant(
+            NodeGrant(
                 node_id=NodeId(f"n{rank}"),
                 node_rank=rank,
                 devices=tuple(range(devices)),
@@ -89,7 +94,7 @@ def histories(draw):
                 generation_s=draw(seconds),
                 running_s=draw(maybe_seconds),
                 first_running_s=draw(maybe_seconds),
-                ending=None if live else draw(st.sampled_from(Cause)),
+                stop_cause=None if live else draw(st.sampled_from(EndCause)),
             )
         )
         reports[Epoch(epoch)] = [{**line, "epoch": epoch} for line in draw(st.lists(lines, max_size=25))]
@@ -104,14 +109,14 @@ def histories(draw):
         submit_s=T,
         state=draw(st.sampled_from(JobState)),
         ended_s=draw(maybe_seconds),
-        checkpoints=tuple(Resume(epoch=Epoch(1), step=step, path="", digest="") for step in checkpoints),
+        checkpoints=tuple(PublishedCheckpoint(epoch=Epoch(1), step=step, path="", digest="") for step in checkpoints),
     )
     return job, attempts, reports, draw(seconds)
 
 
 def ledgers_of(job, attempts, reports, now_s):
     read = {epoch: read_reports(epoch, lines) for epoch, lines in reports.items()}
-    kept = trace(job, attempts, read).kept
+    kept = split_steps(job, attempts, read).kept
     return attempt_ledgers(attempts, read, kept, succeeded=job.state is JobState.SUCCEEDED, now_s=now_s)
 
 
@@ -130,7 +135,7 @@ def test_ledger_sums_exactly_to_the_spans_of_the_attempts(history):
 @given(histories())
 def test_no_category_is_negative(history):
     for ledger in ledgers_of(*history).values():
-        assert all(getattr(ledger, category.value) >= 0 for category in Category)
+        assert all(getattr(ledger, category.value) >= 0 for category in TimeCategory)
 
 
 @given(histories(), st.randoms(use_true_random=False))
@@ -147,7 +152,7 @@ def test_receipt_does_not_depend_on_the_order_of_anything(history, random):
 def test_every_step_is_kept_or_lost_and_no_number_is_kept_twice(history):
     job, attempts, reports, _ = history
     read = {epoch: read_reports(epoch, each) for epoch, each in reports.items()}
-    lineage = trace(job, attempts, read)
+    lineage = split_steps(job, attempts, read)
     made = [record for each in read.values() for record in each.steps]
     assert sorted(map(repr, (*lineage.kept, *lineage.lost))) == sorted(map(repr, made))
     numbers = [record.step for record in lineage.kept]

@@ -5,19 +5,19 @@ from dataclasses import replace
 import hypothesis.strategies as st
 from hypothesis import given
 
-from phalanx.core.fleet.node import Others
+from phalanx.core.fleet.node import ForeignUsage
 from phalanx.core.ids import JobId, NodeId
-from phalanx.core.lifecycle.facts import Facts
 from phalanx.core.lifecycle.job import place
-from phalanx.core.lifecycle.verify import rejection
+from phalanx.core.lifecycle.transitions import TransitionContext
+from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.state.world import Change, World
+from phalanx.core.state.world import World, WorldChange
 from tests.builders import PLAIN, T, job, make_node
 
 NODES = [NodeId(name) for name in ("n0", "n1", "n2")]
 KINDS = ("h100:4", "h100:4", "a100-80gb:2")
 held = st.builds(
-    lambda devices, cpus, gib: Others(devices=tuple(sorted(devices)), cpus=cpus, memory_bytes=gib << 30),
+    lambda devices, cpus, gib: ForeignUsage(devices=tuple(sorted(devices)), cpus=cpus, memory_bytes=gib << 30),
     st.sets(st.integers(0, 3), max_size=4),
     st.integers(0, 4),
     st.integers(0, 8),
@@ -36,29 +36,31 @@ class Live:
 
     def __init__(self):
         self.world = World()
-        self.change = Change(world=self.world)
+        self.change = WorldChange(world=self.world)
         self.scheduler = Scheduler()
         self.now_s = T
         nodes = [make_node(name, kind, cpus=16, memory_gib=64) for name, kind in zip(NODES, KINDS, strict=True)]
         self.tell(PLAIN, *nodes)
-        self.scheduler.load(self.world, self.now_s)
+        self.scheduler.rebuild(self.world, self.now_s)
 
     def tell(self, *records):
         for record in records:
             self.change.put(record)
-        self.scheduler.tell(self.world, records, self.now_s)
+        self.scheduler.update(self.world, records, self.now_s)
 
     def plan(self):
         self.now_s += 1.0
         for placement in self.scheduler.plan(self.world, self.now_s).placements:
-            assert rejection(self.world, placement) == ""
-            outcome = place(self.world.jobs[placement.job_id], placement.allocation, Facts(now_s=self.now_s))
+            assert rejection_reason(self.world, placement) == ""
+            outcome = place(
+                self.world.jobs[placement.job_id], placement.allocation, TransitionContext(now_s=self.now_s)
+            )
             self.tell(outcome.job, outcome.attempt)
 
 
 def room(scheduler):
     board = scheduler.board
-    pools = [(list(pool.free), pool.buckets, pool.counts, pool.free_total) for pool in board.pools]
+    pools = [(list(pool.free), pool.nodes_by_free, pool.counts, pool.free_total) for pool in board.pools]
     return pools, list(board.cpus), list(board.memory), dict(board.outside)
 
 
@@ -69,25 +71,25 @@ def test_the_board_is_as_one_made_anew_whatever_others_take_and_give_back(happen
         if what == "submit":
             live.tell(replace(job("x", gpus=more, cpus=1, memory_gib=2), id=JobId(str(number)), seq=number))
         else:
-            live.tell(*(replace(live.world.nodes[name], others=others) for name, others in more.items()))
+            live.tell(*(replace(live.world.nodes[name], foreign_usage=others) for name, others in more.items()))
             assert not live.scheduler.stale
         live.plan()
-        if not live.scheduler.due:
+        if not live.scheduler.pending_placements:
             anew = Scheduler()
-            anew.load(live.world, live.now_s)
+            anew.rebuild(live.world, live.now_s)
             assert room(live.scheduler) == room(anew)
 
 
 def test_a_job_that_was_to_start_where_others_are_now_starts_elsewhere():
     live = Live()
-    live.tell(replace(live.world.nodes[NODES[0]], others=Others(devices=(0, 1, 2, 3))))
+    live.tell(replace(live.world.nodes[NODES[0]], foreign_usage=ForeignUsage(devices=(0, 1, 2, 3))))
     live.tell(replace(job("x", gpus="h100:4"), id=JobId("1"), seq=1))
     plan = live.scheduler.plan(live.world, live.now_s)
     assert [grant.node_id for placed in plan.placements for grant in placed.allocation.grants] == ["n1"]
-    live.scheduler.rejected(JobId("1"), live.now_s)  # its place went to others before the plan was carried out
+    live.scheduler.record_rejection(JobId("1"), live.now_s)  # its place went to others before the plan was carried out
     live.tell(
-        replace(live.world.nodes[NODES[1]], others=Others(devices=(0, 1, 2, 3))),
-        replace(live.world.nodes[NODES[0]], others=Others()),
+        replace(live.world.nodes[NODES[1]], foreign_usage=ForeignUsage(devices=(0, 1, 2, 3))),
+        replace(live.world.nodes[NODES[0]], foreign_usage=ForeignUsage()),
     )
     plan = live.scheduler.plan(live.world, live.now_s + 1.0)
     assert [grant.node_id for placed in plan.placements for grant in placed.allocation.grants] == ["n0"]

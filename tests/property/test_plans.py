@@ -9,14 +9,14 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from phalanx.core.ids import JobId, NodeId, QueueId
-from phalanx.core.lifecycle.verify import rejection
+from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.policies import POLICIES
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.scheduling.shape import shape_of
-from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind
-from phalanx.core.work.job import JobState, Reason
+from phalanx.core.scheduling.shape import preferred_shape
+from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
+from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.quotas import Holdings
-from phalanx.core.work.spec import Spread
+from phalanx.core.work.spec import TopologyConstraint
 from tests.builders import Fleet, T, job, make_fleet, plan_of, queue
 from tests.cell import Cell
 from tests.oracle import FreeRooms, find
@@ -53,16 +53,16 @@ def jobs(draw, /, name, *, simple=False, least=0):
     """Everything a job may ask; `simple` ones may wait for room and quota alone."""
     fields = {
         "cpus": draw(seldom(8, usual=0)),
-        "spread": draw(seldom(Spread(within="rack", required=True), usual=Spread())),
+        "spread": draw(seldom(TopologyConstraint(within="rack", required=True), usual=TopologyConstraint())),
     }
     if not simple:
         fields |= {
             "unmet": draw(seldom(UNMET, usual=())),
             "held": draw(seldom(True, usual=False)),
             "begin_s": draw(seldom(T - 5, T + 5000)),
-            "reason": draw(seldom(Reason.NODE_FAIL, usual=Reason.NEW)),
+            "reason": draw(seldom(WaitReasonCode.NODE_FAIL, usual=WaitReasonCode.NEW)),
             "preemptible": draw(seldom(False, usual=True)),
-            "array": draw(seldom(ArrayPlace(array_id=JobId("7"), index=0, size=9, running_max=1))),
+            "array": draw(seldom(ArrayPosition(array_id=JobId("7"), index=0, size=9, running_max=1))),
             "saves_on_stop": draw(st.booleans()),
         }
     return job(
@@ -130,7 +130,7 @@ def test_no_plan_breaks_an_invariant(cell):
         assert not one.held
         assert one.spec.begin_s is None or one.spec.begin_s <= cell.now_s
         number, gpus = holdings.number(one.queue), placement.allocation.gpus
-        refused = rejection(world, placement) or holdings.admits(number, one.user, gpus) is not None
+        refused = rejection_reason(world, placement) or holdings.admits(number, one.user, gpus) is not None
         if refused and (cell._leaving or plan.stops):
             continue  # its room is free, its queue's is not until somebody has left: the controller tries again
         assert not refused, "6"
@@ -190,7 +190,11 @@ def test_no_admitted_job_that_fits_is_left_waiting(cell):
     holdings = world.holdings()
     for one in world.pending.values():
         wait = plan.waiting(one.id)
-        fits = one.spec.spread == Spread() and wait.reason is not Reason.NODES_DOWN and shape_of(one.spec.role, up)
+        fits = (
+            one.spec.spread == TopologyConstraint()
+            and wait.reason is not WaitReasonCode.NODES_DOWN
+            and preferred_shape(one.spec.role, up)
+        )
         if fits and holdings.admits(holdings.number(one.queue), one.user, fits.gpus) is None:
             assert find(free, fits, ()) is None, f"{one.id} would fit: {wait}"
 
@@ -201,7 +205,7 @@ def test_a_plan_on_an_unchanged_state_decides_nothing(cell):
     again = cell.scheduler.plan(cell.world, cell.now_s)
     assert not again.stops
     assert not again.decided
-    tried = [placement for placement in again.placements if not rejection(cell.world, placement)]
+    tried = [placement for placement in again.placements if not rejection_reason(cell.world, placement)]
     assert not tried, "all it may say again is what was refused, because somebody is leaving still"
 
 

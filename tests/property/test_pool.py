@@ -6,9 +6,9 @@ from itertools import combinations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from phalanx.core.fleet.topology import LEVELS, tree_of
+from phalanx.core.fleet.topology import LEVELS, build_topology_tree
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.pool import Pool
+from phalanx.core.scheduling.pool import DevicePool
 from tests.builders import make_node
 from tests.effort import examples
 
@@ -23,8 +23,8 @@ def trees(draw, nodes):
     fleet = [
         replace(make_node(f"n{number}"), labels={level: draw(label) for level in levels}) for number in range(nodes)
     ]
-    order = tree_of(fleet).order()
-    return tree_of([fleet[at] for at in order])
+    order = build_topology_tree(fleet).sorted_positions()
+    return build_topology_tree([fleet[at] for at in order])
 
 
 @st.composite
@@ -36,7 +36,7 @@ def needs(draw):
     return Need(
         nodes=nodes,
         devices=devices,
-        tail=0 if sliced or devices < 2 else draw(st.integers(0, devices - 1)),
+        last_node_devices=0 if sliced or devices < 2 else draw(st.integers(0, devices - 1)),
         cpus=draw(st.sampled_from((0, 0, 2))),
         memory_bytes=draw(st.sampled_from((0, 0, 5))),
         within=within,
@@ -53,12 +53,12 @@ def pools(draw):
     sizes = draw(st.lists(st.sampled_from((-1, 0, 1, UNIT, UNIT, UNIT)), min_size=nodes, max_size=nodes))
     cpus = draw(st.lists(st.integers(0, 4), min_size=nodes, max_size=nodes))
     memory = draw(st.lists(st.integers(3, 9), min_size=nodes, max_size=nodes))
-    pool = Pool(sizes, tree=draw(trees(nodes)), cpus=cpus, memory=memory)
+    pool = DevicePool(sizes, tree=draw(trees(nodes)), cpus=cpus, memory=memory)
     for node, size in enumerate(sizes):
         if size > 0:
             pool.take(((node, draw(st.integers(0, size))),))
         if size >= 0 and draw(st.sampled_from((False, False, False, True))):
-            pool.leave(node)
+            pool.remove_node(node)
     return pool
 
 
@@ -78,8 +78,8 @@ def usable(pool, need, shut):
         if size >= 0
         and node not in pool.away
         and not shut >> node & 1
-        and pool.enough.cpus[node] >= need.cpus
-        and pool.enough.memory[node] >= need.memory_bytes
+        and pool.capacity.cpus[node] >= need.cpus
+        and pool.capacity.memory[node] >= need.memory_bytes
     ]
 
 
@@ -153,9 +153,9 @@ def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_the
 
 def recount(pool):
     """A pool made anew from what the nodes say."""
-    fresh = Pool(pool.size, tree=pool.tree)
+    fresh = DevicePool(pool.size, tree=pool.tree)
     for node in pool.away:
-        fresh.leave(node)
+        fresh.remove_node(node)
     for node, size in enumerate(pool.size):
         if size >= 0:
             fresh.take(((node, size - pool.free[node]),))
@@ -165,16 +165,16 @@ def recount(pool):
 def indexes(pool):
     listed = [node for node, size in enumerate(pool.size) if size >= 0 and node not in pool.away]
     for free in range(pool.unit + 1):
-        assert pool.buckets[free] == sum(1 << node for node in listed if pool.free[node] == free)
-    found = [pool.buckets, pool.counts, pool.free_total, pool.listed, pool.free]
+        assert pool.nodes_by_free[free] == sum(1 << node for node in listed if pool.free[node] == free)
+    found = [pool.nodes_by_free, pool.counts, pool.free_total, pool.listed, pool.free]
     if pool.domains is not None:
         found += [pool.domains.nodes_with, pool.domains._counts]
         for depth, level in enumerate(pool.domains.levels):
             domains = pool.tree.domains[depth]
             whole = [node for node in listed if pool.free[node] == pool.unit]
             assert level.whole == [sum(domains[node] == domains[first] for node in whole) for first in level.first]
-            assert {count for count in range(99) if level.present >> count & 1} == {*level.whole}
-            found += [level.whole, level.by_whole, level.present]
+            assert {count for count in range(99) if level.members >> count & 1} == {*level.whole}
+            found += [level.whole, level.by_whole, level.members]
     return found
 
 
@@ -199,22 +199,22 @@ def test_the_kept_counts_are_those_of_a_recount_and_nothing_is_handed_out_twice(
             if places is not None:
                 pool.take(places)
                 for node, _ in places:
-                    pool.enough.cpus[node] -= what.cpus
+                    pool.capacity.cpus[node] -= what.cpus
                 held.append((what, places))
         elif verb == "give" and held:
             need, places = held.pop(what % len(held))
             pool.give(places)
             for node, _ in places:
-                pool.enough.cpus[node] += need.cpus
+                pool.capacity.cpus[node] += need.cpus
         elif verb in ("leave", "back") and what < len(pool.size) and pool.size[what] >= 0:
             (pool.leave if verb == "leave" else pool.back)(what)
         assert all(0 <= free <= size or free == size for free, size in zip(pool.free, pool.size, strict=True))
-        assert min(pool.enough.cpus) >= 0
+        assert min(pool.capacity.cpus) >= 0
         assert indexes(pool) == indexes(recount(pool))
 
 
 @given(pools(), needs())
 def test_what_fits_now_fits_ever_and_the_empty_pool_decides(pool, need):
-    ever = Pool(pool.size, tree=pool.tree).find(replace(need, cpus=0, memory_bytes=0)) is not None
+    ever = DevicePool(pool.size, tree=pool.tree).find(replace(need, cpus=0, memory_bytes=0)) is not None
     assert pool.fits_ever(need) == ever
     assert ever or pool.find(need) is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.ids import QueueId
 from phalanx.core.scheduling.quota import QuotaTree
-from phalanx.core.state.world import Change, World
+from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas import FLEET, Holdings
@@ -220,22 +220,22 @@ def do(change, what, which, size):
 @settings(max_examples=examples(150), deadline=None)
 def test_the_worlds_own_books_are_what_counting_anew_gives(before, undone, after):
     world = World()
-    Change(world=world).put(Queue(id=QueueId("q0")))
+    WorldChange(world=world).put(Queue(id=QueueId("q0")))
     for steps, kept in ((before, True), (undone, False), (after, True)):
-        change = Change(world=world)
+        change = WorldChange(world=world)
         for what, which, size in steps:
             world.holdings()
             do(change, what, which, size)
         if not kept:
             change.undo()
-    live, world.tree = world.holdings(), None
+    live, world.holdings_cache = world.holdings(), None
     fresh = world.holdings()
     assert (live.held, live.used, live.right) == (fresh.held, fresh.used, fresh.right)
     gpus = dict.fromkeys({one.queue for one in world.jobs.values()}, 0)
     for attempt in world.attempts.values():
         gpus[world.jobs[attempt.job_id].queue] += attempt.allocation.gpus
     assert world.queue_gpus == {queue: held for queue, held in gpus.items() if held}
-    assert set(world.spent) <= set(world.queues)
+    assert set(world.queue_usage) <= set(world.queues)
 
 
 def test_a_full_limit_of_the_queue_above_does_not_take_a_right_away():

@@ -6,13 +6,13 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from phalanx.core.ids import JobId, NodeId
-from phalanx.core.lifecycle.facts import Facts
 from phalanx.core.lifecycle.job import place
-from phalanx.core.lifecycle.verify import rejection
-from phalanx.core.scheduling.shape import shape_of, tasks_per_node
+from phalanx.core.lifecycle.transitions import TransitionContext
+from phalanx.core.lifecycle.verify import rejection_reason
+from phalanx.core.scheduling.shape import preferred_shape, tasks_per_node
 from phalanx.core.state.plan import Placement
-from phalanx.core.state.world import Change, World
-from phalanx.core.work.job import Reason
+from phalanx.core.state.world import World, WorldChange
+from phalanx.core.work.job import WaitReasonCode
 from tests.builders import PLAIN, Fleet, T, job, make_node, plan_of
 from tests.oracle import FreeRooms, find
 
@@ -63,7 +63,7 @@ def snapshots(draw):
 
 def world_of(snapshot):
     world = World()
-    change = Change(world=world)
+    change = WorldChange(world=world)
     for record in (PLAIN, *snapshot.nodes.values(), *snapshot.pending):
         change.put(record)
     world.usage.update(snapshot.usage)
@@ -74,11 +74,11 @@ def world_of(snapshot):
 def test_every_placement_can_be_committed_in_the_order_of_the_plan(snapshot):
     world, change = world_of(snapshot)
     for placement in plan_of(snapshot).placements:
-        assert rejection(world, placement) == ""
-        outcome = place(world.jobs[placement.job_id], placement.allocation, Facts(now_s=T))
+        assert rejection_reason(world, placement) == ""
+        outcome = place(world.jobs[placement.job_id], placement.allocation, TransitionContext(now_s=T))
         change.put(outcome.job)
         change.put(outcome.attempt)
-        assert rejection(world, placement) == "the job no longer waits"
+        assert rejection_reason(world, placement) == "the job no longer waits"
 
 
 @given(snapshots())
@@ -116,8 +116,8 @@ def test_nothing_that_still_fits_after_the_plan_was_passed_over(snapshot):
     up = [node for _, node in sorted(snapshot.nodes.items()) if node.schedulable]
     waiting = {one.id: one for one in snapshot.pending}
     for job_id, wait in plan.waits.items():
-        if wait.reason is Reason.RESOURCES:
-            assert find(free, shape_of(waiting[job_id].spec.role, up), waiting[job_id].avoid) is None
+        if wait.reason is WaitReasonCode.RESOURCES:
+            assert find(free, preferred_shape(waiting[job_id].spec.role, up), waiting[job_id].avoided_nodes) is None
 
 
 @given(snapshots(), st.randoms(use_true_random=False))
@@ -135,7 +135,7 @@ def test_no_lower_job_takes_what_a_higher_equal_one_waits_for(snapshot):
     rank = {one.id: (-one.spec.priority, one.seq) for one in snapshot.pending}
     roles = {one.id: one.spec.role for one in snapshot.pending}
     for job_id, wait in plan.waits.items():
-        if wait.reason is Reason.RESOURCES:
+        if wait.reason is WaitReasonCode.RESOURCES:
             for placement in plan.placements:
                 like = (
                     roles[placement.job_id].gpus,
@@ -163,5 +163,7 @@ def test_plan_made_before_something_changed_is_rejected(snapshot, what):
         change.put(replace(node, cpus=0))
     touched = what == "drain" or (what == "device" and grant.devices) or (what == "cpus" and grant.cpus)
     if touched:
-        assert rejection(world, first)
-    assert rejection(world, Placement(job_id=JobId("99"), allocation=first.allocation)) == "the job no longer waits"
+        assert rejection_reason(world, first)
+    assert (
+        rejection_reason(world, Placement(job_id=JobId("99"), allocation=first.allocation)) == "the job no longer waits"
+    )

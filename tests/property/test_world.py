@@ -10,11 +10,11 @@ from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import NodeId, ProjectId, QueueId, TokenId, UserId
 from phalanx.core.lifecycle.job import place
 from phalanx.core.state.story import StoryLine
-from phalanx.core.state.world import Change, Idempotency, World
+from phalanx.core.state.world import Idempotency, World, WorldChange
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
-from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.users import Token, User, UserRole
 from phalanx.ports.store import Batch
 from phalanx.store.memory import MemoryStore
 from tests.builders import T, allocation, facts, job, make_node, placed
@@ -105,11 +105,11 @@ def plain(world: World):
 @given(st.lists(doings(), max_size=12), st.lists(doings(), max_size=12))
 def test_undo_restores_the_world_exactly_and_takes_numbers_back(before, undone):
     world = World()
-    first = Change(world=world)
+    first = WorldChange(world=world)
     for do in before:
         do(first)
     was, version = plain(world), world.version
-    change = Change(world=world)
+    change = WorldChange(world=world)
     for do in undone:
         do(change)
     change.undo()
@@ -124,11 +124,11 @@ def test_step_after_an_undone_one_gives_what_it_would_have_given(steps, undone):
     straight, crooked = World(), World()
     for world in (straight, crooked):
         if world is crooked:
-            refused = Change(world=world)
+            refused = WorldChange(world=world)
             for do in undone:
                 do(refused)
             refused.undo()
-        change = Change(world=world)
+        change = WorldChange(world=world)
         for do in steps:
             do(change)
     assert plain(straight) == plain(crooked)
@@ -139,10 +139,10 @@ def test_what_is_stored_loads_as_the_world_that_was(steps):
     """Found by reading: a node forgotten and back within one step was written, and then deleted."""
     world, store = World(), MemoryStore()
     for step in steps:
-        change = Change(world=world)
+        change = WorldChange(world=world)
         for do in step:
             do(change)
-        removed = [node.id for node in change.removed]
+        removed = [node.id for node in change.removed_nodes]
         store.commit(Batch(records=change.records, removed_nodes=removed, story=change.story, epochs=change.epochs))
     loaded = store.load()
     for table in (
@@ -160,20 +160,20 @@ def test_what_is_stored_loads_as_the_world_that_was(steps):
     ):
         assert getattr(loaded, table) == getattr(world, table), table
     for node_id in {*loaded.usage, *world.usage}:
-        assert loaded.snapshot(T).held(node_id) == world.snapshot(T).held(node_id)
+        assert loaded.snapshot(T).usage_of(node_id) == world.snapshot(T).usage_of(node_id)
         assert loaded.attempts_on(node_id) == world.attempts_on(node_id)
 
 
 def test_allocation_is_freed_whole():
     world = World()
-    change = Change(world=world)
+    change = WorldChange(world=world)
     change.put(make_node("n0"))
     one = job("1", seq=1, gpus=2)
     after = placed(one, "n0:0,1")
     change.put(after.job)
     change.put(after.attempt)
-    assert world.snapshot(T).held(NodeId("n0")).devices == {0, 1}
+    assert world.snapshot(T).usage_of(NodeId("n0")).devices == {0, 1}
     change.put(replace(after.attempt, state=AttemptState.ENDED))
-    assert world.snapshot(T).held(NodeId("n0")).devices == frozenset()
+    assert world.snapshot(T).usage_of(NodeId("n0")).devices == frozenset()
     assert world.attempts == {}
     assert world.attempts_on(NodeId("n0")) == []

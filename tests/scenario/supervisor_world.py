@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.state import commands, events
-from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.node.logic import actions as act
-from phalanx.node.logic import happenings as hap
-from phalanx.node.logic.happenings import MemberKey
+from phalanx.node.logic import events as hap
+from phalanx.node.logic.events import MemberKey
 from phalanx.node.logic.lease import NS_PER_S
 from phalanx.node.logic.supervisor import Supervisor
 
@@ -28,10 +28,10 @@ def prepare(job="1", epoch=1, generation=0, *, tasks=TASKS, grace_s=5.0, collect
     spec = JobSpec(
         name="j", role=Role(argv=("train",)), workdir="/w", grace_s=grace_s, collective_timeout_s=collective_timeout_s
     )
-    grant = Grant(
+    grant = NodeGrant(
         node_id=NODE, node_rank=0, devices=tuple(range(tasks)), cpus=1, memory_bytes=0, tasks=tasks, first_rank=0
     )
-    return commands.Prepare(
+    return commands.PrepareTasks(
         **{
             "node_id": NODE,
             "job_id": JobId(job),
@@ -69,7 +69,7 @@ def stop(job="1", epoch=1, generation=0, *, reason="cancelled", grace_s=5.0):
 
 
 def forget(job="1", epoch=1):
-    return commands.Forget(node_id=NODE, job_id=JobId(job), epoch=Epoch(epoch))
+    return commands.CleanUpAttempt(node_id=NODE, job_id=JobId(job), epoch=Epoch(epoch))
 
 
 class World:
@@ -92,10 +92,10 @@ class World:
         self.opened: list[MemberKey] = []
         self.started_after_stopped: list[MemberKey] = []
         self.sent: list[commands.Command] = []
-        self.work: deque[act.Action] = deque()
-        self.inbox: deque[hap.Happening] = deque()
+        self.work: deque[act.SupervisorAction] = deque()
+        self.inbox: deque[hap.SupervisorEvent] = deque()
         self.reports: list[events.Report] = []
-        self.actions: list[act.Action] = []
+        self.actions: list[act.SupervisorAction] = []
         self.pages: dict[MemberKey, dict] = defaultdict(dict)
         self.carried: tuple[MemberKey, ...] = ()
         self.clean: list[tuple[JobId, Epoch]] = []
@@ -112,7 +112,7 @@ class World:
     def tell(self, *told) -> World:
         for command in told:
             self.sent.append(command)
-            self.hear(hap.Commanded(command=command))
+            self.hear(hap.CommandReceived(command=command))
         return self
 
     def hear(self, *happenings) -> World:
@@ -123,10 +123,10 @@ class World:
     def renew(self, *, lease_s=LEASE_S, sent_ago_s=0.0, superseded=(), asked=None) -> World:
         asked = {(key.job_id, key.epoch) for key in self.carried} if asked is None else asked
         return self.hear(
-            hap.Renewed(
+            hap.LeaseRenewed(
                 sent_ns=self.now_ns - int(sent_ago_s * NS_PER_S),
                 lease_s=lease_s,
-                asked=frozenset(asked),
+                requested=frozenset(asked),
                 superseded=frozenset(superseded),
             )
         )
@@ -193,11 +193,11 @@ class World:
             if not self.inbox:
                 return
 
-    def _perform(self, action: act.Action) -> None:
+    def _perform(self, action: act.SupervisorAction) -> None:
         match action:
-            case act.PrepareMember() | act.SpawnTasks() | act.WindUp():
+            case act.PrepareMember() | act.SpawnTasks() | act.DrainOutput():
                 self.work.append(action)
-            case act.WritePage(key=key):
+            case act.UpdateLeasePage(key=key):
                 page = self.pages[key]
                 page |= {
                     name: getattr(action, name)
@@ -205,45 +205,45 @@ class World:
                     if getattr(action, name) is not None
                 }
                 page["saves"] = page.get("saves", 0) + action.save_now
-            case act.Signal(key=key):
+            case act.SendSigterm(key=key):
                 if not self.deaf and key not in self.frozen:
                     self._signal(key)
-            case act.Freeze(key=key):
+            case act.FreezeMember(key=key):
                 if not self.unfreezable:
                     self.frozen.add(key)
-                self.inbox.append(hap.FreezeDone(key=key, still=not self.unfreezable))
-            case act.Thaw(key=key):
+                self.inbox.append(hap.FreezeFinished(key=key, frozen=not self.unfreezable))
+            case act.ThawMember(key=key):
                 self.frozen.discard(key)
-            case act.Kill(key=key):
+            case act.KillMember(key=key):
                 self.cancelled.add(key)
                 for rank in sorted(self.alive[key] - self.unkillable):
                     self._end(key, rank, code=None, signal=9)
                 self.work.append(action)
-            case act.ProbeEmpty(key=key):
+            case act.CheckEmpty(key=key):
                 if not self.alive[key]:
-                    self.inbox.append(hap.Emptied(key=key))
-            case act.CleanUp(job_id=job_id, epoch=epoch):
+                    self.inbox.append(hap.MemberEmptied(key=key))
+            case act.RemoveScratch(job_id=job_id, epoch=epoch):
                 assert not [k for k in self.living(job_id) if k.epoch == epoch], "cleaned up under living processes"
                 self.clean.append((job_id, epoch))
-            case act.Report(event=event):
+            case act.SendEvent(event=event):
                 self.reports.append(event)
-            case act.Carry(members=members):
+            case act.PublishMembers(members=members):
                 self.carried = members
-            case act.Exit():
+            case act.ExitSupervisor():
                 self.exited = True
             case _:
                 pass
 
-    def _perform_work(self, action: act.Action) -> None:
+    def _perform_work(self, action: act.SupervisorAction) -> None:
         match action:
             case act.PrepareMember(key=key):
                 if key in self.cancelled:
-                    self.inbox.append(hap.Unfit(key=key, why="stopped", charge=False))
+                    self.inbox.append(hap.MemberStartFailed(key=key, why="stopped", charge=False))
                 else:
-                    self.inbox.append(hap.Prepared(key=key, port=29500))
+                    self.inbox.append(hap.MemberPrepared(key=key, port=29500))
             case act.SpawnTasks(key=key, prepare=order):
                 if key in self.cancelled:
-                    self.inbox.append(hap.Unfit(key=key, why="closed", charge=False))
+                    self.inbox.append(hap.MemberStartFailed(key=key, why="closed", charge=False))
                     return
                 self.opened.append(key)
                 if any(
@@ -253,14 +253,14 @@ class World:
                     self.started_after_stopped.append(key)
                 self.pages[key].setdefault("deadline_ns", action.deadline_ns)
                 self.alive[key] |= set(range(order.allocation.grants[0].tasks))
-                self.inbox.append(hap.Spawned(key=key))
-            case act.Kill(key=key):
+                self.inbox.append(hap.TasksSpawned(key=key))
+            case act.KillMember(key=key):
                 for rank in sorted(self.alive[key] - self.unkillable):
                     self._end(key, rank, code=None, signal=9)
-                self.inbox.append(hap.Killed(key=key, leftover=tuple(sorted(self.alive[key]))))
-            case act.WindUp(key=key):
+                self.inbox.append(hap.MemberKilled(key=key, leftover=tuple(sorted(self.alive[key]))))
+            case act.DrainOutput(key=key):
                 assert not self.alive[key], "wound up under living processes"
-                self.inbox.append(hap.WoundUp(key=key, tail=self.tail))
+                self.inbox.append(hap.OutputDrained(key=key, tail=self.tail))
             case _:
                 raise AssertionError(f"{action} is no work")
 
@@ -276,13 +276,13 @@ class World:
             )
         if not self.alive[key]:
             self.frozen.discard(key)
-            self.inbox.append(hap.Emptied(key=key))
+            self.inbox.append(hap.MemberEmptied(key=key))
 
     def _signal(self, key: MemberKey) -> None:
         for rank in sorted(self.alive[key]):
             self._end(key, rank, code=None, signal=15)
 
 
-def with_deadline(order: commands.Prepare, world: World, seconds: float) -> commands.Prepare:
+def with_deadline(order: commands.PrepareTasks, world: World, seconds: float) -> commands.PrepareTasks:
     """The same with a time limit that ends so many seconds from now."""
     return replace(order, deadline_s=world.now_ns / NS_PER_S + seconds)

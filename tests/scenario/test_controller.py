@@ -8,39 +8,44 @@ import pytest
 from phalanx.controller import controller as controller_module
 from phalanx.core.errors import Conflict, NeverFits, NotFound, NotPermitted
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, TokenId, UserId
-from phalanx.core.lifecycle.verify import rejection
+from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.settings import Policy
-from phalanx.core.state.commands import DeleteCheckpoints, Forget, Prepare, StartTasks
+from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.state.commands import (
+    CleanUpAttempt,
+    DeleteCheckpoints,
+    PrepareTasks,
+    StartTasks,
+)
 from phalanx.core.state.events import (
-    Cancel,
-    CancelAll,
+    CancelAllJobs,
+    CancelJob,
     CordonNode,
-    ForgetNode,
-    Hello,
-    Hold,
-    PlanStop,
+    HoldJob,
+    PreparePlannedStop,
     PutProject,
     PutQueue,
     PutToken,
     PutUser,
-    Requeue,
+    RemoveNode,
+    RequeueJob,
     RevokeToken,
-    Submit,
+    SubmitJob,
+    SupervisorRegistered,
     UncordonNode,
-    Update,
+    UpdateJob,
 )
-from phalanx.core.work.attempt import AttemptState, Cause
-from phalanx.core.work.job import JobState, Reason
-from phalanx.core.work.people import Token, User, UserRole
+from phalanx.core.work.attempt import AttemptState, EndCause
+from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.users import Token, User, UserRole
 from tests.builders import T, make_fleet, spec
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
 ADA, OP = UserId("ada"), UserId("op")
-LONG = Behaviour(run_s=1000.0)
-SAVING = Behaviour(run_s=60.0, save_every_s=2.0)
+LONG = JobBehaviour(run_s=1000.0)
+SAVING = JobBehaviour(run_s=60.0, save_every_s=2.0)
 
 
 @pytest.fixture
@@ -56,16 +61,16 @@ def drain(cluster, name, *, drain=True):
 
 
 def test_life_of_a_job_told_line_by_line(cluster):
-    job = cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=5.0, save_every_s=2.0))
+    job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=5.0, save_every_s=2.0))
     ended = cluster.ends(job)
     assert cluster.kinds(job) == ["submitted", "placed", "starting", "running", "checkpoint", "checkpoint", "succeeded"]
     assert (ended.state, ended.exit_code, ended.epoch) == (JobState.SUCCEEDED, 0, 1)
     (attempt,) = cluster.attempts(job)
     assert attempt.placed_s < attempt.running_s < attempt.ended_s
-    assert attempt.causes == (Cause.SUCCEEDED,)
+    assert attempt.causes == (EndCause.SUCCEEDED,)
     assert cluster.world.attempts == {}
     cluster.run(1.0)
-    assert all(not node.logic.present() for node in cluster.nodes.values()), "scratch folders are gone"
+    assert all(not node.logic.members() for node in cluster.nodes.values()), "scratch folders are gone"
 
 
 def test_story_has_no_gap_over_all_jobs_and_nodes(cluster):
@@ -76,7 +81,7 @@ def test_story_has_no_gap_over_all_jobs_and_nodes(cluster):
 
 
 def test_ranks_start_everywhere_or_nowhere(cluster):
-    cluster.behaviours["slow"] = Behaviour(prepare_s=3.0)
+    cluster.behaviours["slow"] = JobBehaviour(prepare_s=3.0)
     cluster.nodes[NodeId("n1")].latency_s = 1.0
     job = cluster.submit(spec("slow", gpus="2x4"))
     for _ in cluster.events(lambda: cluster.job(job).started_s is None):
@@ -86,7 +91,7 @@ def test_ranks_start_everywhere_or_nowhere(cluster):
 def test_waiting_job_starts_when_room_is_freed(cluster):
     first = cluster.submit(gpus=12)
     second = cluster.submit(gpus=12)
-    assert cluster.head.controller.waits[second].reason is Reason.RESOURCES
+    assert cluster.head.controller.waits[second].reason is WaitReasonCode.RESOURCES
     cluster.ends(first)
     cluster.run(0.5)
     assert cluster.job(second).state is JobState.RUNNING
@@ -94,7 +99,7 @@ def test_waiting_job_starts_when_room_is_freed(cluster):
 
 
 def test_jobs_beyond_one_cycles_share_start_in_the_next():
-    cluster = Harness("r: n0=8", policy=Policy(placements_max=2))
+    cluster = Harness("r: n0=8", policy=PolicySettings(placements_max=2))
     jobs = [cluster.submit(gpus=1) for _ in range(6)]
     cluster.run(0.5)
     assert [cluster.job(job).state for job in jobs] == [JobState.RUNNING] * 6
@@ -127,7 +132,7 @@ def test_same_key_and_body_give_the_same_job(cluster):
 
 
 def test_same_key_holds_within_one_step_and_over_a_restart(cluster):
-    event = Submit(
+    event = SubmitJob(
         spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key="k", body_sha256="x"
     )
     one, two = cluster.turn([event, event])
@@ -138,8 +143,8 @@ def test_same_key_holds_within_one_step_and_over_a_restart(cluster):
 
 
 def test_key_of_one_user_is_not_anothers(cluster):
-    event = Submit(spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key="k")
-    other = Submit(spec=spec("a"), user=OP, project=ProjectId("gpt"), queue=QueueId("default"), key="k")
+    event = SubmitJob(spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key="k")
+    other = SubmitJob(spec=spec("a"), user=OP, project=ProjectId("gpt"), queue=QueueId("default"), key="k")
     assert cluster.ask(event).id != cluster.ask(other).id
 
 
@@ -160,18 +165,18 @@ def test_what_cannot_be_submitted_makes_nothing(cluster):
         ({"queue": QueueId("none")}, NotFound),
     ):
         with pytest.raises(refusal) as refused:
-            cluster.ask(Submit(**{**good, **change}))
+            cluster.ask(SubmitJob(**{**good, **change}))
         assert refused.value.hint
     assert (cluster.world.next_job_seq, len(cluster.store.story())) == (seq, lines)
-    assert cluster.ask(Submit(**good)).id == str(seq), "a refused key is not used up"
-    assert cluster.ask(Submit(**{**good, "user": OP, "project": ProjectId("closed")})), "operators submit anywhere"
+    assert cluster.ask(SubmitJob(**good)).id == str(seq), "a refused key is not used up"
+    assert cluster.ask(SubmitJob(**{**good, "user": OP, "project": ProjectId("closed")})), "operators submit anywhere"
 
 
 def test_what_never_fits_is_told_apart_from_what_waits_for_a_node(cluster):
     cluster.kill_node("n2")
     cluster.run(1.0)
     waits = cluster.submit(gpus=12)
-    assert cluster.head.controller.waits[waits].reason is Reason.NODES_DOWN
+    assert cluster.head.controller.waits[waits].reason is WaitReasonCode.NODES_DOWN
     with pytest.raises(NeverFits):
         cluster.submit(gpus=16)
     cluster.revive_node("n2")
@@ -214,7 +219,7 @@ def test_cancel_outlives_head_and_node(cluster):
 
 
 def test_task_that_ignores_sigterm_is_killed_after_the_grace(cluster):
-    job = cluster.submit(gpus=4, grace_s=5.0, behaviour=Behaviour(run_s=1000.0, stubborn=True))
+    job = cluster.submit(gpus=4, grace_s=5.0, behaviour=JobBehaviour(run_s=1000.0, ignores_sigterm=True))
     cluster.runs(job)
     cluster.cancel(job)
     assert 5.0 <= cluster.until(lambda: cluster.job(job).state.terminal) < 5.5
@@ -223,7 +228,7 @@ def test_task_that_ignores_sigterm_is_killed_after_the_grace(cluster):
 def test_cancel_all_ends_every_job(cluster):
     jobs = [cluster.submit(gpus=8, behaviour=LONG) for _ in range(3)]
     cluster.run(2.0)
-    answer = cluster.ask(CancelAll(by=OP))
+    answer = cluster.ask(CancelAllJobs(by=OP))
     assert [job.id for job in answer] == jobs
     cluster.run(5.0)
     assert {cluster.job(job).state for job in jobs} == {JobState.CANCELLED}
@@ -232,48 +237,48 @@ def test_cancel_all_ends_every_job(cluster):
 def test_held_job_starts_once_released(cluster):
     job = cluster.submit(gpus=4, hold=True)
     cluster.run(5.0)
-    assert cluster.head.controller.waits[job].reason is Reason.HELD
-    assert not cluster.ask(Hold(job_id=job, held=False, by=ADA)).held
+    assert cluster.head.controller.waits[job].reason is WaitReasonCode.HELD
+    assert not cluster.ask(HoldJob(job_id=job, held=False, by=ADA)).held
     cluster.runs(job)
     with pytest.raises(Conflict):
-        cluster.ask(Hold(job_id=job, held=True, by=ADA))
+        cluster.ask(HoldJob(job_id=job, held=True, by=ADA))
 
 
 def test_requeue_saves_stops_and_waits_again(cluster):
     job = cluster.submit(gpus="2x4", behaviour=SAVING)
     cluster.runs(job)
     cluster.run(5.0)
-    cluster.ask(Requeue(job_id=job, by=ADA))
-    cluster.ask(Requeue(job_id=job, by=ADA))
+    cluster.ask(RequeueJob(job_id=job, by=ADA))
+    cluster.ask(RequeueJob(job_id=job, by=ADA))
     cluster.until(cluster.attempt_is(job, AttemptState.RUNNING))
     cluster.until(lambda: cluster.job(job).epoch == 2)
     cluster.runs(job)
     assert cluster.live(job).resume.step == 4
-    assert (cluster.job(job).stalls, cluster.job(job).preemptions) == (0, 0)
-    assert cluster.attempts(job)[0].causes == (Cause.REQUEUED,)
+    assert (cluster.job(job).charged_restarts, cluster.job(job).preemptions) == (0, 0)
+    assert cluster.attempts(job)[0].causes == (EndCause.REQUEUED,)
 
 
 def test_update_moves_a_waiting_job_and_not_a_running_one(cluster):
     cluster.ask(PutQueue(queue=Queue(id=QueueId("night"), open=False)))
     job = cluster.submit(gpus=4, hold=True)
-    cluster.ask(Update(job_id=job, by=ADA, queue=QueueId("night"), name="new", priority=7))
+    cluster.ask(UpdateJob(job_id=job, by=ADA, queue=QueueId("night"), name="new", priority=7))
     assert (cluster.job(job).queue, cluster.job(job).name, cluster.job(job).spec.priority) == ("night", "new", 7)
-    cluster.ask(Hold(job_id=job, held=False, by=ADA))
+    cluster.ask(HoldJob(job_id=job, held=False, by=ADA))
     cluster.run(1.0)
-    assert cluster.head.controller.waits[job].reason is Reason.QUEUE_CLOSED
+    assert cluster.head.controller.waits[job].reason is WaitReasonCode.QUEUE_CLOSED
     cluster.ask(PutQueue(queue=Queue(id=QueueId("night"))))
     cluster.runs(job)
     with pytest.raises(Conflict):
-        cluster.ask(Update(job_id=job, by=ADA, queue=QueueId("default")))
+        cluster.ask(UpdateJob(job_id=job, by=ADA, queue=QueueId("default")))
     with pytest.raises(NotFound):
-        cluster.ask(Update(job_id=job, by=ADA, queue=QueueId("none")))
+        cluster.ask(UpdateJob(job_id=job, by=ADA, queue=QueueId("none")))
     cluster.cancel(job)
     cluster.ends(job)
     with pytest.raises(Conflict):
-        cluster.ask(Update(job_id=job, by=ADA, name="late"))
+        cluster.ask(UpdateJob(job_id=job, by=ADA, name="late"))
 
 
-@pytest.mark.parametrize("event", [Cancel, Requeue])
+@pytest.mark.parametrize("event", [CancelJob, RequeueJob])
 def test_unknown_job_is_not_found(cluster, event):
     with pytest.raises(NotFound):
         cluster.ask(event(job_id=JobId("99"), by=ADA))
@@ -282,8 +287,8 @@ def test_unknown_job_is_not_found(cluster, event):
 def test_refused_request_in_a_full_step_leaves_the_others_alone(cluster):
     answers = cluster.turn(
         [
-            Cancel(job_id=JobId("99"), by=ADA),
-            Submit(spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default")),
+            CancelJob(job_id=JobId("99"), by=ADA),
+            SubmitJob(spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default")),
         ]
     )
     assert isinstance(answers[0], NotFound)
@@ -306,7 +311,7 @@ def test_time_limit_given_while_it_runs_counts_from_its_start(cluster):
     cluster.runs(job)
     began_s = cluster.boot_s
     cluster.run(4.0)
-    cluster.ask(Update(job_id=job, by=ADA, time_limit_s=10.0))
+    cluster.ask(UpdateJob(job_id=job, by=ADA, time_limit_s=10.0))
     cluster.until(lambda: cluster.job(job).state.terminal)
     assert cluster.job(job).state is JobState.TIMEOUT
     assert 9.0 <= cluster.boot_s - began_s < 10.5
@@ -323,9 +328,11 @@ def test_time_limit_goes_on_while_there_is_no_head(cluster):
 
 
 def test_limit_told_once_however_long_the_grace(cluster):
-    job = cluster.submit(gpus=4, time_limit_s=3.0, grace_s=20.0, behaviour=Behaviour(run_s=1000.0, stubborn=True))
+    job = cluster.submit(
+        gpus=4, time_limit_s=3.0, grace_s=20.0, behaviour=JobBehaviour(run_s=1000.0, ignores_sigterm=True)
+    )
     cluster.run(1.0)
-    cluster.ask(Requeue(job_id=job, by=ADA))
+    cluster.ask(RequeueJob(job_id=job, by=ADA))
     cluster.run(15.0)
     assert cluster.kinds(job).count("stopping") == 1
 
@@ -347,9 +354,9 @@ def test_job_whose_node_died_takes_another_shape_where_its_own_fits_no_more():
 def test_priority_that_was_changed_while_it_ran_counts_once_it_waits(cluster):
     job = cluster.submit(gpus=12, behaviour=LONG)
     cluster.runs(job)
-    cluster.ask(Update(job_id=job, by=ADA, priority=-5))
+    cluster.ask(UpdateJob(job_id=job, by=ADA, priority=-5))
     other = cluster.submit(gpus=12, behaviour=LONG)
-    cluster.ask(Requeue(job_id=job, by=ADA))
+    cluster.ask(RequeueJob(job_id=job, by=ADA))
     cluster.runs(other)
     assert cluster.job(job).state is JobState.PENDING
 
@@ -366,10 +373,10 @@ def test_drain_moves_the_job_after_its_stop_and_nothing_new_comes(cluster):
     drain(cluster, home)
     cluster.until(lambda: cluster.job(job).epoch == 2)
     first, second = cluster.attempts(job)
-    assert first.causes == (Cause.DRAINED,)
+    assert first.causes == (EndCause.DRAINED,)
     assert second.placed_s >= first.ended_s
     assert second.allocation.grants[0].node_id != home
-    assert cluster.job(job).stalls == 0
+    assert cluster.job(job).charged_restarts == 0
     assert [line.kind for line in cluster.store.story(node_id=home)].count("drained") == 1
 
 
@@ -386,7 +393,7 @@ def test_cordon_becomes_drain_and_undrain_undoes_both(cluster):
     assert drain(cluster, "n0", drain=False).cordon.drain, "a cordon does not weaken a drain"
     waits = cluster.submit(gpus=12)
     cluster.run(2.0)
-    assert cluster.head.controller.waits[waits].reason is Reason.NODES_DOWN
+    assert cluster.head.controller.waits[waits].reason is WaitReasonCode.NODES_DOWN
     for _ in range(2):
         assert cluster.ask(UncordonNode(node_id=NodeId("n0"), by=OP)).cordon is None
     cluster.runs(waits)
@@ -404,12 +411,12 @@ def test_cordon_outlives_the_nodes_restart(cluster):
 
 def test_only_a_dead_empty_node_can_be_forgotten(cluster):
     with pytest.raises(Conflict):
-        cluster.ask(ForgetNode(node_id=NodeId("n0"), by=OP))
+        cluster.ask(RemoveNode(node_id=NodeId("n0"), by=OP))
     with pytest.raises(NotFound):
-        cluster.ask(ForgetNode(node_id=NodeId("n9"), by=OP))
+        cluster.ask(RemoveNode(node_id=NodeId("n9"), by=OP))
     cluster.kill_node("n0")
     cluster.run(1.0)
-    cluster.ask(ForgetNode(node_id=NodeId("n0"), by=OP))
+    cluster.ask(RemoveNode(node_id=NodeId("n0"), by=OP))
     assert [node.id for node in cluster.store.nodes()] == ["n1", "n2"]
     cluster.revive_node("n0")
     cluster.run(1.0)
@@ -437,11 +444,11 @@ def test_rejected_placement_is_counted_and_judged_again(cluster, monkeypatch):
     """Nomad's harness: every plan is rejected for a while."""
     rejects = iter([True] * 3)
     monkeypatch.setattr(
-        controller_module, "rejection", lambda *wanted: "no" if next(rejects, False) else rejection(*wanted)
+        controller_module, "rejection", lambda *wanted: "no" if next(rejects, False) else rejection_reason(*wanted)
     )
     job = cluster.submit(gpus="2x4")
     assert cluster.job(job).state is JobState.PENDING
-    assert not any(isinstance(command, Prepare) for command in cluster.commands)
+    assert not any(isinstance(command, PrepareTasks) for command in cluster.commands)
     cluster.ends(job)
     assert cluster.head.controller.stats["rejected_placements"] == 3
 
@@ -478,11 +485,11 @@ def test_old_keys_are_forgotten_oldest_first(cluster, monkeypatch):
 
 
 def test_checkpoints_that_retention_drops_are_deleted_on_node_rank_zero(cluster):
-    job = cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=9.0, save_every_s=2.0))
+    job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=9.0, save_every_s=2.0))
     assert [one.step for one in cluster.ends(job).checkpoints] == [6, 8]
     deletes = [command for command in cluster.commands if isinstance(command, DeleteCheckpoints)]
     assert [(one.node_id, one.paths[0][-1]) for one in deletes] == [("n0", "2"), ("n0", "4")]
-    assert sum(isinstance(command, Forget) for command in cluster.commands) == 2
+    assert sum(isinstance(command, CleanUpAttempt) for command in cluster.commands) == 2
 
 
 def test_large_fleet_is_presumed_live_for_its_own_long_lease():
@@ -490,26 +497,26 @@ def test_large_fleet_is_presumed_live_for_its_own_long_lease():
     cluster = Harness("r: n0=1")
     names = " ".join(f"m{number}=1" for number in range(1200))
     fleet = make_fleet(f"r: {names}").nodes.values()
-    cluster.turn([Hello(node=node, supervisor_id=SupervisorId(f"{node.id}-life1")) for node in fleet])
+    cluster.turn([SupervisorRegistered(node=node, supervisor_id=SupervisorId(f"{node.id}-life1")) for node in fleet])
     cluster.kill_head()
     leases = cluster.start_head().controller.leases
     assert leases.terms[0] > 12.0
-    assert leases.close_ended(cluster.boot_s + 12.0) == []
+    assert leases.expire(cluster.boot_s + 12.0) == []
 
 
 def test_planned_stop_lengthens_the_leases_and_a_late_head_believes_them(cluster):
-    job = cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=90.0))
+    job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=90.0))
     cluster.runs(job)
-    cluster.ask(PlanStop(lease_s=600.0))
+    cluster.ask(PreparePlannedStop(lease_s=600.0))
     cluster.run(2.0)
-    assert cluster.head.controller.leases.all_lengthened()
+    assert cluster.head.controller.leases.all_long()
     until_s = cluster.boot_s + 600.0 + 1.0
     cluster.kill_head()
     cluster.run(60.0)
-    assert len([task for node in cluster.nodes.values() for task in node.working()]) == 8, "no rank noticed"
+    assert len([task for node in cluster.nodes.values() for task in node.executing_tasks()]) == 8, "no rank noticed"
     cluster.start_head(leases_until_s=until_s)
     ended = cluster.ends(job)
-    assert (ended.state, ended.epoch, ended.stalls) == (JobState.SUCCEEDED, 1, 0)
+    assert (ended.state, ended.epoch, ended.charged_restarts) == (JobState.SUCCEEDED, 1, 0)
     assert "froze" not in cluster.kinds(job)
     assert "thawed" not in cluster.kinds(job)
 
@@ -519,19 +526,19 @@ def test_planned_stop_lengthens_the_leases_and_a_late_head_believes_them(cluster
 
 LINE_CHANGES = {  # the question, why all wait then, and the question that undoes it
     "held": (
-        lambda array: Hold(job_id=array, held=True, by=ADA),
-        Reason.HELD,
-        lambda array: Hold(job_id=array, held=False, by=ADA),
+        lambda array: HoldJob(job_id=array, held=True, by=ADA),
+        WaitReasonCode.HELD,
+        lambda array: HoldJob(job_id=array, held=False, by=ADA),
     ),
     "the only node is cordoned": (
         lambda _: CordonNode(node_id=NodeId("n0"), by=OP, why="disk", drain=False),
-        Reason.NO_NODES,
+        WaitReasonCode.NO_NODES,
         lambda _: UncordonNode(node_id=NodeId("n0"), by=OP),
     ),
     "another priority": (
-        lambda array: Update(job_id=array, priority=5, by=ADA),
-        Reason.RESOURCES,
-        lambda array: Update(job_id=array, priority=0, by=ADA),
+        lambda array: UpdateJob(job_id=array, priority=5, by=ADA),
+        WaitReasonCode.RESOURCES,
+        lambda array: UpdateJob(job_id=array, priority=0, by=ADA),
     ),
 }
 
@@ -540,9 +547,9 @@ LINE_CHANGES = {  # the question, why all wait then, and the question that undoe
 @pytest.mark.parametrize(("change", "reason", "undo"), LINE_CHANGES.values(), ids=LINE_CHANGES)
 def test_many_that_leave_a_line_at_once_are_taken_out_together(policy, change, reason, undo, monkeypatch):
     """Found by reading: holding an array of ten thousand took 9 s in one step, each element going through all the others."""
-    cluster = Harness("r: n0=4", policy=Policy(name=policy))
+    cluster = Harness("r: n0=4", policy=PolicySettings(name=policy))
     sweeps = []  # lengths of lines gone through, and how many were taken out together
-    heapify, withdraw = heapq.heapify, Board.withdraw_together
+    heapify, withdraw = heapq.heapify, Board.withdraw
 
     def counted(line):
         sweeps.append(len(line))
@@ -554,19 +561,19 @@ def test_many_that_leave_a_line_at_once_are_taken_out_together(policy, change, r
 
     runs = cluster.submit(gpus=4, behaviour=LONG)
     wish = spec("many", gpus=1, array="0-99")
-    elements = cluster.ask(Submit(spec=wish, user=ADA, project=ProjectId("gpt"), queue=QueueId("default")))
+    elements = cluster.request(SubmitJob(spec=wish, user=ADA, project=ProjectId("gpt"), queue=QueueId("default")))
     assert cluster.head is not None
     controller = cluster.head.controller
     array, waits, board = elements[0].array.array_id, controller.waits, controller.scheduler.board
     monkeypatch.setattr(heapq, "heapify", counted)
-    monkeypatch.setattr(Board, "withdraw_together", taken_out)
+    monkeypatch.setattr(Board, "withdraw", taken_out)
     for question, why in (
         (change, reason),
-        (undo, Reason.RESOURCES),
-        (lambda array: Cancel(job_id=array, by=ADA), None),
+        (undo, WaitReasonCode.RESOURCES),
+        (lambda array: CancelJob(job_id=array, by=ADA), None),
     ):
         sweeps.clear()
-        cluster.ask(question(array))
+        cluster.request(question(array))
         assert len([length for length in sweeps if length]) < 10
         if why is not None:
             assert {waits[one.id].reason for one in elements} == {why}

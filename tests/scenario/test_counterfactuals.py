@@ -10,32 +10,32 @@ import pytest
 
 from phalanx.core.fleet.node import Cordon
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.counterfactuals import Counterfactuals
-from phalanx.core.scheduling.entry import Entry, Listener
+from phalanx.core.scheduling.counterfactuals import CounterfactualSearch
 from phalanx.core.scheduling.forecast import Forecast
-from phalanx.core.scheduling.hazard import Group
-from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.scheduling.predict import Predictor, traits_of
+from phalanx.core.scheduling.hazard_table import SimilarJobs
+from phalanx.core.scheduling.policies import PolicyParameters
+from phalanx.core.scheduling.policy import JobEntry, Policy
+from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits_of
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.scheduling.settings import Policy
-from phalanx.core.scheduling.trial import near, schedule, tried
+from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.scheduling.what_if import plan_snapshot, trim_snapshot, what_if
 from phalanx.core.state.snapshot import Snapshot
-from phalanx.core.state.world import Change, World
-from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind
-from phalanx.core.work.queue import Queue, Spent
+from phalanx.core.state.world import World, WorldChange
+from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
+from phalanx.core.work.queue import Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
-from phalanx.core.work.spec import Spread
+from phalanx.core.work.spec import TopologyConstraint
 from tests.builders import PLAIN, T, job, make_fleet, placed
 
 # Nobody is stopped for another's value: what these tests change shall be all that changes.
-CALM = Policy(knobs=Knobs(stops=False, moves=False))
+CALM = PolicySettings(parameters=PolicyParameters(allow_stops=False, allow_moves=False))
 TWO = "r0: n0=4 n1=4"
 
 
 def snapshot(fleet, runs=(), waits=(), queues=(PLAIN,), reservations=()):
     """`runs`: (job, "n0:0,1", seconds it has run)."""
     world = World()
-    change = Change(world=world)
+    change = WorldChange(world=world)
     nodes = fleet.nodes if not isinstance(fleet, str) else make_fleet(fleet).nodes
     for record in (*nodes.values(), *queues, *reservations):
         change.put(record)
@@ -54,7 +54,7 @@ def snapshot(fleet, runs=(), waits=(), queues=(PLAIN,), reservations=()):
         reservations=world.reservations,
         attempts=world.attempts,
         jobs=world.jobs,
-        spent=world.spent,
+        queue_usage=world.queue_usage,
     )
 
 
@@ -62,13 +62,13 @@ class Asked:
     """What is found for the job called x."""
 
     def __init__(self, seen, *, policy=CALM, history=(), go_on=lambda: True):
-        like, predictor = Scheduler(policy), Predictor()
+        like, predictor = Scheduler(policy), RunTimePredictor()
         for one, run_s in history:
-            predictor.ended(traits_of(one), run_s)
+            predictor.record_end(traits_of(one), run_s)
         x = seen.jobs["x"]
         self.seen, self.policy = seen, policy
-        self.forecast = Forecast(tried(near(seen, x), like), predictor)
-        self.search = Counterfactuals(self.forecast, x, like, go_on)
+        self.forecast = Forecast(what_if(trim_snapshot(seen, x), like), predictor)
+        self.search = CounterfactualSearch(self.forecast, x, like, go_on)
         self.expected = self.forecast.start_of(x)
         self.changes = self.search.find()
 
@@ -132,7 +132,7 @@ def test_any_model_and_fewer_nodes():
 
 
 def test_required_level_becomes_a_wish():
-    x = job("x", gpus="2x4", spread=Spread(within="rack", required=True))
+    x = job("x", gpus="2x4", spread=TopologyConstraint(within="rack", required=True))
     seen = snapshot(
         "r0: n0=4 n1=4 | r1: n2=4 n3=4", [(job("a", gpus=1), "n0:0", 0.0), (job("b", gpus=1), "n2:0", 0.0)], [x]
     )
@@ -144,7 +144,10 @@ def test_least_priority_that_starts_it():
         (job("low", gpus=4, priority=1), "n0:0,1,2,3", 7200.0),
         (job("high", gpus=4, priority=7), "n1:0,1,2,3", 7200.0),
     ]
-    found = Asked(snapshot(TWO, runs, [job("x", gpus=4)]), policy=Policy(knobs=Knobs(run_min_s=1e9, moves=False)))
+    found = Asked(
+        snapshot(TWO, runs, [job("x", gpus=4)]),
+        policy=PolicySettings(parameters=PolicyParameters(run_min_s=1e9, allow_moves=False)),
+    )
     assert ("priority", "--priority 2") in found.told
 
 
@@ -189,13 +192,13 @@ def test_node_taken_back_into_work():
 def test_every_change_told_starts_it_in_a_plan(gpus):
     runs = [(job("a", gpus=3, **HOUR), "n0:0,1,2", 600.0), (job("b", gpus=1), "n1:0", 60.0)]
     seen = snapshot(TWO, runs, [job("x", gpus=gpus)])
-    assert schedule(seen, CALM).placement("x") is None
+    assert plan_snapshot(seen, CALM).placement("x") is None
     found = Asked(seen)
     assert found.told
     for change in found.changes:
         if change.option.startswith("--gpus "):
             asked = replace(job("x", gpus=change.option.split()[1]), seq=100)
-            assert schedule(replace(seen, jobs={**seen.jobs, "x": asked}), CALM).placement("x") is not None, change
+            assert plan_snapshot(replace(seen, jobs={**seen.jobs, "x": asked}), CALM).placement("x") is not None, change
 
 
 def test_board_is_left_as_it_was_by_the_search():
@@ -214,7 +217,7 @@ def test_search_ends_when_its_time_is_over():
 
 def test_only_the_first_in_line_are_tried_beside_it():
     waits = [job(f"w{number}", gpus=1, priority=number) for number in range(50)]
-    small = near(snapshot(TWO, (), [*waits, job("x", gpus=8)]), job("x", gpus=8), others_max=10)
+    small = trim_snapshot(snapshot(TWO, (), [*waits, job("x", gpus=8)]), job("x", gpus=8), others_max=10)
     assert sorted(small.jobs) == sorted(["x", *(f"w{number}" for number in range(40, 50))])
 
 
@@ -229,8 +232,8 @@ def test_of_several_ways_to_wait_the_shortest_is_named():
 
 def test_array_limit_and_parents_bound_the_start():
     place = {"array_id": "7", "size": 3, "running_max": 1, "lowest": 0, "highest": 2}
-    first = job("7_0", gpus=1, array=ArrayPlace(index=0, **place), **HOUR)
-    seen = snapshot(TWO, [(first, "n0:0", 600.0)], [job("x", gpus=1, array=ArrayPlace(index=1, **place))])
+    first = job("7_0", gpus=1, array=ArrayPosition(index=0, **place), **HOUR)
+    seen = snapshot(TWO, [(first, "n0:0", 600.0)], [job("x", gpus=1, array=ArrayPosition(index=1, **place))])
     found = Asked(seen)
     assert (found.search.reason.value, found.search.blockers, found.range_s) == ("array_limit", ["7_0"], (0.0, 3000.0))
     parent = Dependency(kind=DependencyKind.AFTER_OK, job_id="a")
@@ -244,7 +247,9 @@ def test_array_limit_and_parents_bound_the_start():
 def test_budget_waits_for_its_next_period():
     queue = Queue(id="default", budget_gpu_h=1.0, budget_period_s=86_400.0)
     seen = snapshot(TWO, (), [job("x", gpus=1)], [queue])
-    seen = replace(seen, spent={"default": Spent(queue="default", at_s=T, period_s=T - T % 86_400.0, gpu_s=7200.0)})
+    seen = replace(
+        seen, spent={"default": QueueUsage(queue="default", at_s=T, period_s=T - T % 86_400.0, gpu_s=7200.0)}
+    )
     left_s = 86_400.0 - T % 86_400.0
     assert Asked(seen).range_s == (left_s, left_s)
 
@@ -265,14 +270,14 @@ def test_answers_boards_go_with_it_without_the_garbage_collector():
     )
 
     def answer():
-        Asked(seen, policy=Policy()).forecast.trial.over()
+        Asked(seen, policy=PolicySettings()).forecast.trial.release()
 
     assert rings(answer) == []
 
 
 def test_live_schedulers_old_board_goes_when_it_makes_another():
     seen = snapshot(TWO, [(job("a", gpus=2), "n0:0,1", 10.0)], [job("x", gpus=8), job("y", gpus=4)])
-    scheduler = Scheduler(Policy())
+    scheduler = Scheduler(PolicySettings())
     scheduler.plan(seen, T)
 
     def another():
@@ -291,7 +296,7 @@ def rings(work):
     try:
         work()
         gc.collect()
-        return [one for one in gc.garbage if isinstance(one, (Board, Entry, Group, Listener, Scheduler))]
+        return [one for one in gc.garbage if isinstance(one, (Board, JobEntry, SimilarJobs, Policy, Scheduler))]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

@@ -8,19 +8,27 @@ from phalanx.controller.controller import ENDED_JOBS_KEPT
 from phalanx.core.errors import BadRequest, Conflict, NotFound, TryLater
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
 from phalanx.core.lifecycle import dependencies
-from phalanx.core.state.commands import Prepare
-from phalanx.core.state.events import Cancel, Hold, MemberStopped, Requeue, Submit, TaskExited, Update
+from phalanx.core.state.commands import PrepareTasks
+from phalanx.core.state.events import (
+    CancelJob,
+    HoldJob,
+    MemberStopped,
+    RequeueJob,
+    SubmitJob,
+    TaskExited,
+    UpdateJob,
+)
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.dependency import parse_dependencies
-from phalanx.core.work.job import JobState, Reason
+from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.ports.store import StoreRefused
 from tests.builders import T, exited, keyed, spec
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
 ADA = UserId("ada")
-FAILS = Behaviour(ends=lambda _key, _rank: (5.0, 3, None))
-LONG = Behaviour(run_s=1000.0)
+FAILS = JobBehaviour(ends=lambda _key, _rank: (5.0, 3, None))
+LONG = JobBehaviour(run_s=1000.0)
 PENDING, SUCCEEDED, FAILED, CANCELLED = JobState.PENDING, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED
 
 
@@ -41,7 +49,7 @@ def submit(cluster, name="child", *, after=(), array="", behaviour=None, key="",
         array_max=None if ask is None else ask.running_max,
         **fields,
     )
-    wish = Submit(
+    wish = SubmitJob(
         spec=wanted,
         user=ADA,
         project=ProjectId("gpt"),
@@ -68,7 +76,7 @@ def test_child_starts_when_its_parent_has_succeeded_and_not_before(cluster):
     child = submit(cluster, after=parent)
     assert cluster.job(child).unmet == parse_dependencies(parent)
     assert (cluster.job(child).reason, cluster.job(child).detail) == (
-        Reason.DEPENDENCY,
+        WaitReasonCode.DEPENDENCY,
         f"waits for job {parent} to succeed",
     )
     ended_s = cluster.ends(parent).ended_s
@@ -115,7 +123,7 @@ def test_a_failed_parent_ends_the_whole_chain_in_the_same_step_and_is_named(clus
 @pytest.mark.parametrize("how", ["cancel", "timeout", "node"])
 def test_every_way_to_end_reaches_the_children(cluster, how):
     limit_s = 3.0 if how == "timeout" else None
-    parent = submit(cluster, "parent", behaviour=Behaviour(run_s=1000.0), time_limit_s=limit_s, gpus="2x4")
+    parent = submit(cluster, "parent", behaviour=JobBehaviour(run_s=1000.0), time_limit_s=limit_s, gpus="2x4")
     child, sweeper = submit(cluster, after=parent), submit(cluster, "sweeper", after=f"afterany:{parent}")
     cluster.runs(parent)
     if how == "cancel":
@@ -139,10 +147,10 @@ def test_a_parent_cancelled_while_it_waits_ends_its_children_at_once(cluster):
 
 
 def test_requeued_parent_keeps_its_children_waiting(cluster):
-    parent = submit(cluster, "parent", behaviour=Behaviour(run_s=20.0))
+    parent = submit(cluster, "parent", behaviour=JobBehaviour(run_s=20.0))
     child = submit(cluster, after=parent)
     cluster.runs(parent)
-    cluster.ask(Requeue(job_id=parent, by=ADA))
+    cluster.ask(RequeueJob(job_id=parent, by=ADA))
     cluster.until(lambda: cluster.job(parent).epoch == 2)
     assert cluster.job(child).state is PENDING
     cluster.ends(parent)
@@ -151,8 +159,8 @@ def test_requeued_parent_keeps_its_children_waiting(cluster):
 
 def test_all_of_several_must_hold(cluster):
     first, second = (
-        submit(cluster, "first", behaviour=Behaviour(run_s=2.0)),
-        submit(cluster, "second", behaviour=Behaviour(run_s=9.0)),
+        submit(cluster, "first", behaviour=JobBehaviour(run_s=2.0)),
+        submit(cluster, "second", behaviour=JobBehaviour(run_s=9.0)),
     )
     child = submit(cluster, after=[first, f"afterany:{second}"])
     cluster.ends(first)
@@ -166,17 +174,17 @@ def test_held_child_stays_held_when_its_parent_has_ended(cluster):
     parent = submit(cluster, "parent")
     child = submit(cluster, after=parent, hold=True)
     cluster.ends(parent)
-    assert (cluster.job(child).unmet, cluster.job(child).reason) == ((), Reason.HELD)
-    cluster.ask(Hold(job_id=child, held=False, by=ADA))
+    assert (cluster.job(child).unmet, cluster.job(child).reason) == ((), WaitReasonCode.HELD)
+    cluster.ask(HoldJob(job_id=child, held=False, by=ADA))
     assert cluster.ends(child).state is SUCCEEDED
 
 
 def test_released_child_says_again_what_it_waits_for(cluster):
     parent = submit(cluster, "parent", behaviour=LONG)
     child = submit(cluster, after=parent, hold=True)
-    cluster.ask(Hold(job_id=child, held=False, by=ADA))
+    cluster.ask(HoldJob(job_id=child, held=False, by=ADA))
     assert (cluster.job(child).reason, cluster.job(child).detail) == (
-        Reason.DEPENDENCY,
+        WaitReasonCode.DEPENDENCY,
         f"waits for job {parent} to succeed",
     )
 
@@ -204,7 +212,7 @@ def test_what_the_world_knows_counts_more_than_what_the_request_brought(cluster)
 
 
 def test_a_head_that_was_killed_still_knows_who_waits_for_whom(cluster):
-    parent = submit(cluster, "parent", behaviour=Behaviour(run_s=10.0))
+    parent = submit(cluster, "parent", behaviour=JobBehaviour(run_s=10.0))
     child, chain = submit(cluster, after=parent), submit(cluster, "chain", after=["singleton", parent])
     last = submit(cluster, "chain", after="singleton")
     cluster.runs(parent)
@@ -220,7 +228,7 @@ def test_a_head_that_was_killed_still_knows_who_waits_for_whom(cluster):
 def test_a_step_that_the_store_refuses_lets_nobody_go(cluster):
     parent = submit(cluster, "parent", hold=True)
     child = submit(cluster, after=parent)
-    cluster.store.refuse_next = 1
+    cluster.store.full_commits = 1
     with pytest.raises(StoreRefused):
         cluster.cancel(parent)
     assert cluster.job(child).state is PENDING
@@ -242,7 +250,7 @@ def test_ended_jobs_leave_nothing_among_the_relations(cluster):
 
 
 def test_singletons_of_one_name_run_one_after_the_other(cluster):
-    plain = submit(cluster, "train", behaviour=Behaviour(run_s=3.0))
+    plain = submit(cluster, "train", behaviour=JobBehaviour(run_s=3.0))
     chain = [submit(cluster, "train", after="singleton") for _ in range(3)]
     other = submit(cluster, "other", after="singleton")
     assert cluster.job(other).unmet == (), "another name waits for nobody"
@@ -255,12 +263,12 @@ def test_a_job_that_takes_another_name_lets_the_singleton_go(cluster):
     first = submit(cluster, "train", behaviour=LONG)
     second = submit(cluster, "train", after="singleton")
     assert cluster.job(second).unmet
-    cluster.ask(Update(job_id=first, by=ADA, name="eval"))
+    cluster.ask(UpdateJob(job_id=first, by=ADA, name="eval"))
     assert not cluster.job(second).unmet
 
 
 def test_elements_of_a_singleton_array_wait_for_earlier_jobs_and_not_for_each_other(cluster):
-    first = submit(cluster, "train", behaviour=Behaviour(run_s=5.0))
+    first = submit(cluster, "train", behaviour=JobBehaviour(run_s=5.0))
     ids = submit(cluster, "train", array="0-3", after="singleton")
     later = submit(cluster, "train", after="singleton")
     cluster.ends(first)
@@ -284,7 +292,9 @@ def test_one_submit_makes_all_elements_with_their_place_and_variables(cluster):
     ]
     assert [cluster.job(job_id).seq for job_id in ids] == [1, 2, 3]
     assert submit(cluster, "next") == "4"
-    prepares = [command for command in cluster.commands if isinstance(command, Prepare) and command.job_id == "1_5"]
+    prepares = [
+        command for command in cluster.commands if isinstance(command, PrepareTasks) and command.job_id == "1_5"
+    ]
     assert prepares[0].array == cluster.job("1_5").array
 
 
@@ -302,7 +312,7 @@ def test_one_key_makes_one_array(cluster):
 
 
 def test_an_array_is_made_whole_or_not_at_all(cluster):
-    cluster.store.refuse_next = 1
+    cluster.store.full_commits = 1
     with pytest.raises(StoreRefused):
         submit(cluster, "eval", array="0-99", hold=True)
     assert cluster.world.jobs == {}
@@ -329,7 +339,7 @@ def test_an_array_counts_as_one_parent(cluster, kind, bad, state):
         if index in bad:
             cluster.cancel(job_id)
         else:
-            cluster.ask(Hold(job_id=job_id, held=False, by=ADA))
+            cluster.ask(HoldJob(job_id=job_id, held=False, by=ADA))
             cluster.ends(job_id)
     assert cluster.ends(child).state is state
     behind = submit(cluster, "behind", after=f"{kind}:1")
@@ -358,7 +368,7 @@ def test_a_failure_among_elements_that_end_together_is_not_overlooked(cluster, b
 def test_whole_array_cancelled_in_one_step_counts_as_failed(cluster):
     submit(cluster, "eval", array="0-2", hold=True)
     child, sweeper = submit(cluster, after="1"), submit(cluster, "sweeper", after="afternotok:1")
-    cluster.ask(Cancel(job_id=JobId("1"), by=ADA))
+    cluster.ask(CancelJob(job_id=JobId("1"), by=ADA))
     assert cluster.job(child).state is CANCELLED
     assert cluster.ends(sweeper).state is SUCCEEDED
 
@@ -383,7 +393,7 @@ def test_aftercorr_pairs_elements(cluster):
         "aftercorr:1_2",
     ]
     cluster.cancel(parents[1])
-    cluster.ask(Hold(job_id=parents[2], held=False, by=ADA))
+    cluster.ask(HoldJob(job_id=parents[2], held=False, by=ADA))
     assert cluster.ends(children[2]).state is SUCCEEDED
     assert states(cluster, children) == [PENDING, CANCELLED, SUCCEEDED]
 
@@ -400,25 +410,25 @@ def test_aftercorr_of_other_elements_or_no_array_is_refused(cluster):
 def test_verbs_act_on_all_elements_that_they_apply_to(cluster):
     ids = submit(cluster, "eval", array="0-9", gpus=4, behaviour=LONG)
     cluster.until(lambda: len(cluster.world.attempts) == 2)
-    held = cluster.ask(Hold(job_id=JobId("1"), held=True, by=ADA))
+    held = cluster.ask(HoldJob(job_id=JobId("1"), held=True, by=ADA))
     assert [job.id for job in held] == ids[2:]
-    updated = cluster.ask(Update(job_id=JobId("1"), by=ADA, priority=7))
+    updated = cluster.ask(UpdateJob(job_id=JobId("1"), by=ADA, priority=7))
     assert {job.spec.priority for job in updated} == {7}
     assert len(updated) == 10
-    released = cluster.ask(Hold(job_id=JobId("1"), held=False, by=ADA))
+    released = cluster.ask(HoldJob(job_id=JobId("1"), held=False, by=ADA))
     assert len(released) == 8
-    assert len(cluster.ask(Requeue(job_id=JobId("1"), by=ADA))) == 2
-    assert len(cluster.ask(Cancel(job_id=JobId("1"), by=ADA))) == 10
+    assert len(cluster.ask(RequeueJob(job_id=JobId("1"), by=ADA))) == 2
+    assert len(cluster.ask(CancelJob(job_id=JobId("1"), by=ADA))) == 10
     cluster.until(lambda: not cluster.world.attempts)
     assert set(states(cluster, ids)) == {CANCELLED}
     with pytest.raises(NotFound):
-        cluster.ask(Cancel(job_id=JobId("1"), by=ADA))
+        cluster.ask(CancelJob(job_id=JobId("1"), by=ADA))
 
 
 def test_a_verb_that_applies_to_no_element_says_so(cluster):
     submit(cluster, "eval", array="0-3", hold=True)
     with pytest.raises(Conflict, match="no element of array 1 runs"):
-        cluster.ask(Requeue(job_id=JobId("1"), by=ADA))
+        cluster.ask(RequeueJob(job_id=JobId("1"), by=ADA))
 
 
 # ---- begin ----------------------------------------------------------------------------------------------------------
@@ -426,7 +436,7 @@ def test_a_verb_that_applies_to_no_element_says_so(cluster):
 
 def test_a_job_begins_no_earlier_than_asked(cluster):
     job = submit(cluster, begin_s=T + 40.0)
-    assert cluster.job(job).reason is Reason.BEGIN_TIME
+    assert cluster.job(job).reason is WaitReasonCode.BEGIN_TIME
     cluster.run(30.0)
     assert cluster.job(job).state is PENDING
     cluster.submit()  # so that something happens after it may begin
@@ -436,16 +446,16 @@ def test_a_job_begins_no_earlier_than_asked(cluster):
 
 def test_a_begin_that_has_passed_means_at_once(cluster):
     job = submit(cluster, begin_s=T - 5000.0)
-    assert cluster.job(job).reason is not Reason.BEGIN_TIME
+    assert cluster.job(job).reason is not WaitReasonCode.BEGIN_TIME
     assert cluster.ends(job).state is SUCCEEDED
 
 
 def test_begin_may_be_changed_while_it_waits_and_not_later(cluster):
     job = submit(cluster, begin_s=T + 4000.0, behaviour=LONG)
-    cluster.ask(Update(job_id=job, by=ADA, begin_s=T))
+    cluster.ask(UpdateJob(job_id=job, by=ADA, begin_s=T))
     cluster.runs(job)
     with pytest.raises(Conflict, match="has begun"):
-        cluster.ask(Update(job_id=job, by=ADA, begin_s=T + 9000.0))
+        cluster.ask(UpdateJob(job_id=job, by=ADA, begin_s=T + 9000.0))
 
 
 # ---- size -----------------------------------------------------------------------------------------------------------
@@ -457,7 +467,7 @@ def test_ten_thousand_dependents_of_one_parent_are_let_go_in_one_step(cluster):
     submit(cluster, "eval", array="0-9999", after=f"afterany:{parent}", gpus="2x4")
     assert len(cluster.world.relations.dependents) == 1
     began = time.perf_counter()
-    outbox = cluster.head.controller.step(cluster.now, [Cancel(job_id=parent, by=ADA)])
+    outbox = cluster.head.controller.step(cluster.now, [CancelJob(job_id=parent, by=ADA)])
     took_s = time.perf_counter() - began
     assert all(not job.unmet for job in cluster.world.pending.values())
     assert len(outbox.change.records) >= 10_001
@@ -472,7 +482,7 @@ def test_a_chain_of_thousands_ends_in_one_step_without_recursion(cluster):
     wishes = []
     for number in range(1, 3000):
         wishes.append(
-            Submit(
+            SubmitJob(
                 spec=spec(f"job{number}", dependencies=parse_dependencies(before)),
                 user=ADA,
                 project=ProjectId("gpt"),
@@ -500,7 +510,7 @@ def test_singletons_of_a_name_are_judged_once_however_long_the_chain_that_ends(c
     first = before = submit(cluster, "same", hold=True)
     for _ in range(20):
         before = submit(cluster, "same", after=before)
-    alone = submit(cluster, "same", after="singleton", behaviour=Behaviour(run_s=1.0))
+    alone = submit(cluster, "same", after="singleton", behaviour=JobBehaviour(run_s=1.0))
     cluster.cancel(first)
     assert cluster.job(before).state is CANCELLED
     assert len(judged) == 1
@@ -508,7 +518,7 @@ def test_singletons_of_a_name_are_judged_once_however_long_the_chain_that_ends(c
 
 
 def test_no_more_elements_run_at_once_than_asked(cluster):
-    ids = submit(cluster, "eval", array="0-9%3", behaviour=Behaviour(run_s=3.0))
+    ids = submit(cluster, "eval", array="0-9%3", behaviour=JobBehaviour(run_s=3.0))
     most = 0
     for _ in cluster.events(lambda: not all(cluster.job(job_id).state.terminal for job_id in ids)):
         most = max(most, len(cluster.world.attempts))
@@ -518,7 +528,7 @@ def test_no_more_elements_run_at_once_than_asked(cluster):
 
 @pytest.mark.parametrize("fault", ["head", "node", "requeue"])
 def test_elements_at_once_stay_within_bounds_whatever_happens(cluster, fault):
-    submit(cluster, "eval", array="0-7%2", behaviour=Behaviour(run_s=20.0))
+    submit(cluster, "eval", array="0-7%2", behaviour=JobBehaviour(run_s=20.0))
     cluster.until(lambda: len(cluster.world.attempts) == 2)
     for job_id in tuple(cluster.world.attempts):
         cluster.runs(job_id)
@@ -531,6 +541,6 @@ def test_elements_at_once_stay_within_bounds_whatever_happens(cluster, fault):
         cluster.run(2.0)
         cluster.revive_node("n0")
     else:
-        cluster.ask(Requeue(job_id=next(iter(cluster.world.attempts)), by=ADA))
+        cluster.ask(RequeueJob(job_id=next(iter(cluster.world.attempts)), by=ADA))
     for _ in cluster.events(lambda: bool(cluster.world.pending or cluster.world.attempts)):
         assert len(cluster.world.attempts) <= 2

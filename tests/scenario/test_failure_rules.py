@@ -4,12 +4,12 @@ import pytest
 
 from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.ids import NodeId, UserId
-from phalanx.core.state.events import CordonNode, PutRules, UncordonNode
-from phalanx.core.work.attempt import Cause
-from phalanx.core.work.failure import Evidence
+from phalanx.core.state.events import CordonNode, PutFailureRules, UncordonNode
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.failure import FailureEvidence
 from phalanx.core.work.job import JobState
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
 
 @pytest.fixture
@@ -19,8 +19,10 @@ def cluster():
 
 def fails_once(rank=0, code=1, *, signal=None, also=(), times=1, lines=(), xids=(), oom=False, node=""):
     """The first `times` generations of the job: this rank fails after a second, with that evidence; `also` ranks echo it."""
-    echo = Evidence(lines=("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:5",))
-    own = Evidence(lines=lines, xids=xids, oom_killed=oom)
+    echo = FailureEvidence(
+        lines=("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:5",)
+    )
+    own = FailureEvidence(lines=lines, xids=xids, oom_killed=oom)
 
     def ends(key, each):
         if key.epoch - 1 + key.generation >= times:
@@ -29,7 +31,7 @@ def fails_once(rank=0, code=1, *, signal=None, also=(), times=1, lines=(), xids=
             return 1.0, None if signal else code, signal
         return (0.995, 1, None) if each in also else None  # heard first, and yet not the cause
 
-    return Behaviour(run_s=3.0, ends=ends, evidence=lambda _key, each: own if each == rank else echo)
+    return JobBehaviour(run_s=3.0, ends=ends, evidence=lambda _key, each: own if each == rank else echo)
 
 
 def said(cluster, job):
@@ -43,7 +45,7 @@ def node(cluster, name):
 def test_value_error_is_the_users_and_is_tried_nowhere_else(cluster):
     job = cluster.submit(gpus=4, behaviour=fails_once(lines=("ValueError: bad shape",), times=9))
     ended = cluster.ends(job)
-    assert (ended.state, ended.exit_code, ended.epoch, ended.stalls) == (JobState.FAILED, 1, 1, 0)
+    assert (ended.state, ended.exit_code, ended.epoch, ended.charged_restarts) == (JobState.FAILED, 1, 1, 0)
     assert "ValueError: bad shape (python-error: user)" in ended.detail
     assert said(cluster, job)[0].endswith("the job ends: no retry requested, none used")
 
@@ -51,7 +53,7 @@ def test_value_error_is_the_users_and_is_tried_nowhere_else(cluster):
 def test_value_error_is_retried_in_place_as_often_as_asked(cluster):
     job = cluster.submit(gpus=4, retry=2, behaviour=fails_once(lines=("ValueError: x",), times=2))
     ended = cluster.ends(job)
-    assert (ended.state, ended.epoch, ended.user_retries, ended.stalls) == (JobState.SUCCEEDED, 1, 2, 0)
+    assert (ended.state, ended.epoch, ended.user_retries, ended.charged_restarts) == (JobState.SUCCEEDED, 1, 2, 0)
     assert "counted as retry 1 of 2" in said(cluster, job)[0]
 
 
@@ -61,7 +63,7 @@ def test_lost_gpu_moves_the_job_elsewhere_drains_its_node_and_costs_no_retry(clu
     ended = cluster.ends(job)
     first, second = cluster.attempts(job)
     assert (ended.state, ended.user_retries, ended.losses) == (JobState.SUCCEEDED, 0, 1)
-    assert first.causes == (Cause.FAULT,)
+    assert first.causes == (EndCause.FAULT,)
     assert second.allocation.grants[0].node_id != where
     cordon = node(cluster, where).cordon
     assert (cordon.by, cordon.drain) == ("recovery", True)
@@ -72,16 +74,18 @@ def test_lost_gpu_moves_the_job_elsewhere_drains_its_node_and_costs_no_retry(clu
 def test_drained_node_lets_its_other_jobs_save_and_move(cluster):
     bad = cluster.submit(gpus=2, behaviour=fails_once(xids=(95,)), nodelist=(NodeId("n0"),), retry=0)
     other = cluster.submit(
-        gpus=2, behaviour=Behaviour(run_s=60.0, save_every_s=1.0, saves=True), nodelist=(NodeId("n0"), NodeId("n1"))
+        gpus=2,
+        behaviour=JobBehaviour(run_s=60.0, save_every_s=1.0, saves_on_stop=True),
+        nodelist=(NodeId("n0"), NodeId("n1")),
     )
     cluster.until(lambda: node(cluster, "n0").cordon is not None)
     cluster.until(lambda: len(cluster.attempts(other)) > 1)
-    assert cluster.attempts(other)[0].causes == (Cause.DRAINED,)
+    assert cluster.attempts(other)[0].causes == (EndCause.DRAINED,)
     assert cluster.job(bad).user_retries == 0
 
 
 def test_job_that_prints_what_a_broken_gpu_prints_drives_nobody_off_its_node(cluster):
-    other = cluster.submit(gpus=2, behaviour=Behaviour(run_s=60.0), nodelist=(NodeId("n0"), NodeId("n1")))
+    other = cluster.submit(gpus=2, behaviour=JobBehaviour(run_s=60.0), nodelist=(NodeId("n0"), NodeId("n1")))
     cluster.runs(other)
     where = cluster.live(other).allocation.grants[0].node_id
     liar = cluster.submit(
@@ -115,7 +119,7 @@ def test_task_without_peers_echoes_nobody(cluster):
     lines = ("ConnectionRefusedError: [Errno 111] Connection refused",)
     job = cluster.submit(gpus=1, behaviour=fails_once(lines=lines, times=9))
     ended = cluster.ends(job)
-    assert (ended.state, ended.stalls) == (JobState.FAILED, 0)
+    assert (ended.state, ended.charged_restarts) == (JobState.FAILED, 0)
 
 
 def test_killed_for_want_of_memory_is_the_users(cluster):
@@ -137,7 +141,7 @@ def test_full_disk_moves_the_job_and_drains_nothing(cluster):
 def test_faults_without_progress_end_with_the_budget(cluster):
     job = cluster.submit(gpus=4, behaviour=fails_once(lines=("No space left on device",), times=99))
     ended = cluster.ends(job)
-    assert (ended.state, ended.stalls) == (JobState.FAILED, 5)
+    assert (ended.state, ended.charged_restarts) == (JobState.FAILED, 5)
     assert ended.detail.startswith("5 restarts without progress; the last: rank 0")
 
 
@@ -145,7 +149,7 @@ def test_faults_without_progress_end_with_the_budget(cluster):
 
 
 def put(cluster, text):
-    cluster.ask(PutRules(document=FailureRules(rules=text, by=UserId("op"), at_s=1.0)))
+    cluster.ask(PutFailureRules(rules=FailureRules(rules=text, by=UserId("op"), at_s=1.0)))
 
 
 SPOT = '[{"name": "spot", "codes": [117], "blame": "preempted", "remedy": "elsewhere"}]'
@@ -158,7 +162,7 @@ def test_own_rule_decides_and_outlives_the_head(cluster):
     cluster.start_head()
     job = cluster.submit(gpus=4, behaviour=fails_once(code=117))
     ended = cluster.ends(job)
-    assert (ended.state, ended.user_retries, ended.avoid) == (JobState.SUCCEEDED, 0, ())
+    assert (ended.state, ended.user_retries, ended.avoided_nodes) == (JobState.SUCCEEDED, 0, ())
     assert "(spot: preempted)" in said(cluster, job)[0]
 
 
@@ -190,7 +194,7 @@ def test_node_that_fails_gangs_again_and_again_is_used_last_then_drained_and_rem
     fail_on(cluster, "n0", 4)
     assert node(cluster, "n0").lemon.startswith("fails gangs 15.2 times as often as the others")
     assert node(cluster, "n0").cordon is None
-    job = cluster.submit(gpus=4, behaviour=Behaviour(run_s=1.0))
+    job = cluster.submit(gpus=4, behaviour=JobBehaviour(run_s=1.0))
     cluster.runs(job)
     assert cluster.live(job).allocation.grants[0].node_id != "n0"
     cluster.kill_head()

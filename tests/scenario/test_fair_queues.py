@@ -3,9 +3,9 @@
 import pytest
 
 from phalanx.core.ids import QueueId
-from phalanx.core.scheduling.policies import POLICIES, Knobs
+from phalanx.core.scheduling.policies import POLICIES, PolicyParameters
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.work.job import Reason
+from phalanx.core.work.job import WaitReasonCode
 from tests.builders import job, lined, make_fleet, plan_of, queue
 from tests.cell import Cell
 
@@ -160,7 +160,7 @@ def test_a_spent_budget_waits_for_its_next_period_and_no_longer(name):
         cell.submit(asks(f"j{number}", 5, "poor"), lasts_s=HOUR)
     cell.go_on(2 * HOUR + 60.0)
     assert not cell.world.attempts
-    assert cell.why("j2") is Reason.BUDGET
+    assert cell.why("j2") is WaitReasonCode.BUDGET
     cell.go_on(left_s - 2 * HOUR - 120.0)
     assert not cell.runs("j2")
     cell.go_on(61.0)
@@ -197,7 +197,7 @@ def test_budget_recovers_with_the_clock_that_was_ahead_when_the_head_began(name)
     assert quotas is not None
     assert quotas.now_s <= cell.now_s - ahead_s
     assert quotas.budget_left_gpu_h(QueueId("poor")) == pytest.approx(100.0 - 8.0, rel=0.01)
-    assert cell.why("y") is Reason.RESOURCES
+    assert cell.why("y") is WaitReasonCode.RESOURCES
 
 
 # ---- a queue that borrows and gives back ----------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_a_queue_borrows_what_is_idle_and_gives_back_what_its_owner_wants():
     assert len(cell.world.attempts) == 4
     cell.submit(asks("o", 4, "own"))
     cell.plan()
-    assert cell.why("o") is Reason.CLAIMED
+    assert cell.why("o") is WaitReasonCode.CLAIMED
     cell.go_on(30.0)
     assert cell.runs("o")
     assert sum(cell.runs(f"l{number}") for number in range(4)) == 3, "no more than its owner wants"
@@ -241,7 +241,7 @@ def test_endless_small_jobs_do_not_starve_a_large_one(gpus, fleet):
 
     The bound (docs/decisions/0018) stretches with what waits: here at most the gang itself and one small job for each GPU.
     """
-    knobs = Knobs(overdue_s=3 * HOUR, patience=0.0)
+    knobs = PolicyParameters(overdue_s=3 * HOUR, overdue_service_factor=0.0)
     cell = Cell(make_fleet(fleet), knobs=knobs)
     count = 0
     for minute in range(0, 40 * 60, 15):
@@ -254,7 +254,7 @@ def test_endless_small_jobs_do_not_starve_a_large_one(gpus, fleet):
         if cell.runs("big"):
             break
     assert cell.runs("big")
-    assert minute * 60.0 <= HOUR + knobs.overdue_s * (1.0 + knobs.crowd * 2.0)
+    assert minute * 60.0 <= HOUR + knobs.overdue_s * (1.0 + knobs.overdue_load_factor * 2.0)
 
 
 def test_limits_of_users_let_everybody_in():

@@ -8,21 +8,35 @@ from phalanx.controller import controller as controller_module
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import JobId, NodeId, QueueId, SupervisorId, UserId
-from phalanx.core.state.commands import DeleteCheckpoints, Prepare, StartTasks, StopTasks
-from phalanx.core.state.events import CordonNode, ForgetNode, Hello, MemberReady, NodeDead, PlanStop, PutQueue, Requeue
-from phalanx.core.work.attempt import AttemptState, Cause
-from phalanx.core.work.job import JobState, Reason
+from phalanx.core.state.commands import (
+    DeleteCheckpoints,
+    PrepareTasks,
+    StartTasks,
+    StopTasks,
+)
+from phalanx.core.state.events import (
+    CordonNode,
+    MemberReady,
+    NodeDied,
+    PreparePlannedStop,
+    PutQueue,
+    RemoveNode,
+    RequeueJob,
+    SupervisorRegistered,
+)
+from phalanx.core.work.attempt import AttemptState, EndCause
+from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Queue
-from phalanx.node.logic.happenings import Terminated
+from phalanx.node.logic.events import TerminationRequested
 from phalanx.ports.store import StoreRefused
 from tests.builders import make_node, spec
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
 N0, N1, N2 = NodeId("n0"), NodeId("n1"), NodeId("n2")
 ADA, OP = UserId("ada"), UserId("op")
-SAVING = Behaviour(run_s=40.0, save_every_s=2.0)
-LONG = Behaviour(run_s=1000.0)
+SAVING = JobBehaviour(run_s=40.0, save_every_s=2.0)
+LONG = JobBehaviour(run_s=1000.0)
 
 
 @pytest.fixture
@@ -51,9 +65,9 @@ def test_confirmed_death_moves_the_job_at_once_and_it_resumes(cluster):
     assert took_s < 2.0, "in virtual time: the death told, the peers stopped, the gang prepared and started"
     first, second = cluster.attempts(job)
     assert (nodes_of(first), nodes_of(second)) == ([N0, N1], [N0, N2])
-    assert (first.causes, second.resume.step) == ((Cause.NODE_FAIL,), 4)
+    assert (first.causes, second.resume.step) == ((EndCause.NODE_FAIL,), 4)
     ended = cluster.ends(job)
-    assert (ended.state, ended.stalls) == (JobState.SUCCEEDED, 0)
+    assert (ended.state, ended.charged_restarts) == (JobState.SUCCEEDED, 0)
 
 
 def test_silent_death_is_told_by_the_lease_alone(cluster):
@@ -68,7 +82,7 @@ def test_silent_death_is_told_by_the_lease_alone(cluster):
 @pytest.mark.parametrize("silent", [False, True])
 def test_replacement_waits_for_every_member(cluster, silent):
     """The peer's tasks ignore SIGTERM: until the supervisor says that nothing is left, nothing new is placed."""
-    job = running(cluster, Behaviour(run_s=20.0, save_every_s=2.0, stubborn=True))
+    job = running(cluster, JobBehaviour(run_s=20.0, save_every_s=2.0, ignores_sigterm=True))
     cluster.kill_node("n1", silent=silent)
     cluster.until(lambda: cluster.job(job).epoch == 2)
     first = cluster.attempts(job)[0]
@@ -80,21 +94,21 @@ def test_replacement_waits_for_every_member(cluster, silent):
 
 def test_unconfirmed_death_is_the_leases_to_judge(cluster):
     job = running(cluster)
-    cluster.turn([NodeDead(node_id=N1, supervisor_id=None, why="its pod is gone from the list", confirmed=False)])
+    cluster.turn([NodeDied(node_id=N1, supervisor_id=None, why="its pod is gone from the list", confirmed=False)])
     assert cluster.world.nodes[N1].state is NodeState.UP
     cluster.run(20.0)
     assert cluster.job(job).epoch == 1
 
 
 def test_death_of_an_earlier_life_is_nobodys(cluster):
-    cluster.turn([NodeDead(node_id=N1, supervisor_id=SupervisorId("n1-life0"), why="old news", confirmed=True)])
+    cluster.turn([NodeDied(node_id=N1, supervisor_id=SupervisorId("n1-life0"), why="old news", confirmed=True)])
     assert cluster.world.nodes[N1].state is NodeState.UP
-    cluster.turn([NodeDead(node_id=NodeId("n9"), supervisor_id=None, why="who?", confirmed=True)])
+    cluster.turn([NodeDied(node_id=NodeId("n9"), supervisor_id=None, why="who?", confirmed=True)])
 
 
 def test_node_declared_dead_while_it_lives_comes_back_by_itself(cluster):
     """Found by reading: it went on renewing a lease that nobody had ended, and stayed DOWN for ever."""
-    cluster.turn([NodeDead(node_id=N1, supervisor_id=None, why="a late word", confirmed=True)])
+    cluster.turn([NodeDied(node_id=N1, supervisor_id=None, why="a late word", confirmed=True)])
     assert cluster.world.nodes[N1].state is NodeState.DOWN
     cluster.run(3.0)
     assert cluster.world.nodes[N1].state is NodeState.UP
@@ -103,8 +117,8 @@ def test_node_declared_dead_while_it_lives_comes_back_by_itself(cluster):
 def test_death_and_next_life_heard_in_one_step_leave_the_node_up(cluster):
     record = replace(cluster.nodes[N1].record, supervisor_id=SupervisorId("n1-life2"))
     cluster.nodes[N1].die()
-    dead = NodeDead(node_id=N1, supervisor_id=None, why="it died", confirmed=True)
-    cluster.turn([dead, Hello(node=record, supervisor_id=SupervisorId("n1-life2"))])
+    dead = NodeDied(node_id=N1, supervisor_id=None, why="it died", confirmed=True)
+    cluster.turn([dead, SupervisorRegistered(node=record, supervisor_id=SupervisorId("n1-life2"))])
     assert cluster.world.nodes[N1].state is NodeState.UP
     assert cluster.head.controller.leases.renew(N1, SupervisorId("n1-life2"), [], cluster.boot_s)
 
@@ -114,7 +128,9 @@ def test_node_forgotten_and_back_in_one_step_is_kept(cluster):
     cluster.kill_node("n1")
     cluster.run(1.0)
     record = make_node("n1")
-    cluster.turn([ForgetNode(node_id=N1, by=OP), Hello(node=record, supervisor_id=SupervisorId("n1-life2"))])
+    cluster.turn(
+        [RemoveNode(node_id=N1, by=OP), SupervisorRegistered(node=record, supervisor_id=SupervisorId("n1-life2"))]
+    )
     assert [node.id for node in cluster.store.nodes()] == [N0, N1, N2]
 
 
@@ -125,7 +141,7 @@ def test_all_nodes_die_and_the_job_waits_until_they_are_back(cluster):
         cluster.kill_node(name)
     cluster.run(2.0)
     assert cluster.job(job).state is JobState.PENDING
-    assert cluster.head.controller.waits[job].reason is Reason.NO_NODES
+    assert cluster.head.controller.waits[job].reason is WaitReasonCode.NO_NODES
     for name in ("n0", "n1", "n2"):
         cluster.revive_node(name)
     assert cluster.ends(job).state is JobState.SUCCEEDED
@@ -139,17 +155,17 @@ def test_peers_exit_code_1_before_the_loss_is_known_is_not_the_users_fault(clust
     cluster.run(3.5)
     cluster.kill_node("n1", silent=True)
     ended = cluster.ends(job)
-    assert cluster.attempts(job)[0].causes == (Cause.NODE_FAIL,)
+    assert cluster.attempts(job)[0].causes == (EndCause.NODE_FAIL,)
     assert (ended.state, ended.user_retries) == (JobState.SUCCEEDED, 0)
 
 
 def test_supervisor_that_shuts_down_hands_its_jobs_over(cluster):
     job = running(cluster)
     cluster.run(5.0)
-    cluster.nodes[N1].hear(Terminated())
+    cluster.nodes[N1].hear(TerminationRequested())
     cluster.until(lambda: cluster.job(job).epoch == 2)
     first, second = cluster.attempts(job)
-    assert (first.causes, N1 in nodes_of(second)) == ((Cause.NODE_FAIL,), False)
+    assert (first.causes, N1 in nodes_of(second)) == ((EndCause.NODE_FAIL,), False)
     assert cluster.ends(job).state is JobState.SUCCEEDED
 
 
@@ -157,25 +173,25 @@ def test_node_that_refuses_is_avoided(cluster):
     job = cluster.submit(gpus="2x4", behaviour=replace(SAVING, refuses={"n1": "device 2 is sick"}))
     assert cluster.ends(job).state is JobState.SUCCEEDED
     first, second = cluster.attempts(job)
-    assert (first.causes, nodes_of(second)) == ((Cause.START_FAIL,), [N0, N2])
+    assert (first.causes, nodes_of(second)) == ((EndCause.START_FAIL,), [N0, N2])
 
 
 def test_missing_script_fails_the_job_at_once(cluster):
-    job = cluster.submit(gpus="2x4", retry=3, behaviour=Behaviour(refuses={"n0": "!train.py: no such file"}))
+    job = cluster.submit(gpus="2x4", retry=3, behaviour=JobBehaviour(refuses={"n0": "!train.py: no such file"}))
     ended = cluster.ends(job)
     assert (ended.state, ended.exit_code, ended.epoch) == (JobState.FAILED, 1, 1)
     assert "train.py: no such file" in ended.detail
 
 
 def test_node_that_never_gets_ready_is_given_up(cluster):
-    job = cluster.submit(gpus="2x4", behaviour=Behaviour(prepare_s=10_000.0))
+    job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(prepare_s=10_000.0))
     cluster.until(lambda: cluster.job(job).epoch == 2)
-    assert cluster.attempts(job)[0].causes == (Cause.START_FAIL,)
+    assert cluster.attempts(job)[0].causes == (EndCause.START_FAIL,)
     assert "not ready after 60 s" in cluster.attempts(job)[0].why
 
 
 def test_setup_script_may_take_its_time(cluster):
-    job = cluster.submit(gpus="2x4", setup="pip install .", behaviour=Behaviour(prepare_s=600.0))
+    job = cluster.submit(gpus="2x4", setup="pip install .", behaviour=JobBehaviour(prepare_s=600.0))
     assert cluster.ends(job, 700.0).epoch == 1
 
 
@@ -189,12 +205,16 @@ def test_crash_restarts_in_place_from_the_newest_checkpoint(cluster):
     job = running(cluster, replace(SAVING, ends=crash))
     ended = cluster.ends(job)
     (attempt,) = cluster.attempts(job)
-    assert (ended.state, attempt.generation, attempt.causes) == (JobState.SUCCEEDED, 1, (Cause.CRASH, Cause.SUCCEEDED))
+    assert (ended.state, attempt.generation, attempt.causes) == (
+        JobState.SUCCEEDED,
+        1,
+        (EndCause.CRASH, EndCause.SUCCEEDED),
+    )
     assert attempt.resume.step == 6
 
 
 def test_crashes_without_progress_end_within_the_budget(cluster):
-    job = cluster.submit(gpus=4, behaviour=Behaviour(ends=lambda _key, rank: (0.5, None, 6) if rank == 0 else None))
+    job = cluster.submit(gpus=4, behaviour=JobBehaviour(ends=lambda _key, rank: (0.5, None, 6) if rank == 0 else None))
     ended = cluster.ends(job)
     assert (ended.state, ended.exit_code, len(cluster.attempts(job)[0].causes)) == (JobState.FAILED, 134, 6)
 
@@ -205,14 +225,14 @@ def test_crashes_with_progress_go_on(cluster):
 
     job = cluster.submit(gpus=4, behaviour=replace(SAVING, ends=crash))
     ended = cluster.ends(job)
-    assert (ended.state, ended.stalls) == (JobState.SUCCEEDED, 0)
+    assert (ended.state, ended.charged_restarts) == (JobState.SUCCEEDED, 0)
 
 
 def test_corrupt_checkpoint_is_passed_over(cluster):
     job = running(cluster)
     cluster.run(5.0)
     newest = cluster.job(job).checkpoints[-1]
-    cluster.corrupt.add(newest.digest)
+    cluster.corrupt_checkpoints.add(newest.digest)
     cluster.kill_node("n1")
     cluster.until(lambda: cluster.job(job).epoch == 2)
     cluster.runs(job)
@@ -221,17 +241,17 @@ def test_corrupt_checkpoint_is_passed_over(cluster):
 
 
 def test_port_in_use_is_tried_again_uncharged(cluster):
-    job = cluster.submit(gpus="2x4", behaviour=Behaviour(port_taken=3))
+    job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(port_taken_generations=3))
     ended = cluster.ends(job)
-    assert (ended.state, ended.stalls, cluster.attempts(job)[0].causes[:3]) == (
+    assert (ended.state, ended.charged_restarts, cluster.attempts(job)[0].causes[:3]) == (
         JobState.SUCCEEDED,
         0,
-        (Cause.PORT_TAKEN,) * 3,
+        (EndCause.PORT_TAKEN,) * 3,
     )
 
 
 def test_job_that_binds_a_taken_port_of_its_own_ends(cluster):
-    job = cluster.submit(gpus=4, behaviour=Behaviour(port_taken=10_000))
+    job = cluster.submit(gpus=4, behaviour=JobBehaviour(port_taken_generations=10_000))
     assert cluster.ends(job).state is JobState.FAILED
 
 
@@ -244,17 +264,17 @@ def test_short_partition_freezes_and_thaws_nobody_notices(cluster):
     cluster.run(5.0)
     cluster.nodes[N1].cut = False
     assert cluster.ends(job).epoch == 1
-    assert cluster.attempts(job)[0].causes == (Cause.SUCCEEDED,)
+    assert cluster.attempts(job)[0].causes == (EndCause.SUCCEEDED,)
 
 
 def test_head_away_longer_than_the_lease_freezes_everything_then_thaws(cluster):
     job = running(cluster)
     cluster.kill_head()
     cluster.run(20.0)
-    assert not [task for node in cluster.nodes.values() for task in node.working()]
+    assert not [task for node in cluster.nodes.values() for task in node.executing_tasks()]
     cluster.start_head()
     ended = cluster.ends(job)
-    assert (ended.state, ended.epoch, ended.stalls) == (JobState.SUCCEEDED, 1, 0)
+    assert (ended.state, ended.epoch, ended.charged_restarts) == (JobState.SUCCEEDED, 1, 0)
     assert "thawed" in cluster.kinds(job)
 
 
@@ -266,7 +286,11 @@ def test_head_away_for_longer_than_collectives_bear_restarts_in_place_uncharged(
     cluster.start_head()
     ended = cluster.ends(job)
     (attempt,) = cluster.attempts(job)
-    assert (ended.state, ended.stalls, attempt.causes) == (JobState.SUCCEEDED, 0, (Cause.FREEZE, Cause.SUCCEEDED))
+    assert (ended.state, ended.charged_restarts, attempt.causes) == (
+        JobState.SUCCEEDED,
+        0,
+        (EndCause.FREEZE, EndCause.SUCCEEDED),
+    )
     assert attempt.resume.step == 10, (
         "what was saved before the lease ended is published late, and counts: the epoch is current"
     )
@@ -274,7 +298,7 @@ def test_head_away_for_longer_than_collectives_bear_restarts_in_place_uncharged(
 
 def test_node_stopped_and_continued_fifty_times_never_runs_an_old_epoch(cluster):
     """SIGSTOP for longer than the lease, then SIGCONT. The harness fails if two epochs ever execute at once."""
-    job = running(cluster, Behaviour(run_s=900.0, save_every_s=1.0))
+    job = running(cluster, JobBehaviour(run_s=900.0, save_every_s=1.0))
     for _ in range(50):
         cluster.runs(job)
         node = cluster.nodes[nodes_of(cluster.live(job))[-1]]
@@ -283,7 +307,7 @@ def test_node_stopped_and_continued_fifty_times_never_runs_an_old_epoch(cluster)
         cluster.run(9.0)
         node.resume()
         cluster.run(3.0)
-    assert cluster.job(job).stalls == 0
+    assert cluster.job(job).charged_restarts == 0
     assert not cluster.job(job).state.terminal
     assert cluster.job(job).epoch == 51
 
@@ -304,7 +328,7 @@ def test_two_lives_of_one_node_are_told_apart(cluster):
     job = running(cluster)
     old = cluster.nodes[N1]
     old.die()
-    cluster.turn([Hello(node=old.record, supervisor_id=SupervisorId("n1-life2"))])
+    cluster.turn([SupervisorRegistered(node=old.record, supervisor_id=SupervisorId("n1-life2"))])
     cluster.until(lambda: cluster.job(job).epoch == 2)
     assert cluster.attempts(job)[0].why == "n1: its supervisor was replaced"
 
@@ -312,7 +336,7 @@ def test_two_lives_of_one_node_are_told_apart(cluster):
 # ---- lost, doubled and late messages --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Prepare, StartTasks, StopTasks])
+@pytest.mark.parametrize("kind", [PrepareTasks, StartTasks, StopTasks])
 def test_lost_command_is_said_again(cluster, kind):
     """Found by the drawing: a lost StartTasks left the gang at the barrier for ever."""
     lost: list[object] = []
@@ -324,13 +348,13 @@ def test_lost_command_is_said_again(cluster, kind):
         return False
 
     cluster.drop_command = drop
-    job = cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=5.0))
+    job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=5.0))
     cluster.run(3.0)
     if kind is StopTasks:
-        cluster.ask(Requeue(job_id=job, by=ADA))
+        cluster.ask(RequeueJob(job_id=job, by=ADA))
     ended = cluster.ends(job)
     assert lost
-    assert (ended.state, ended.stalls) == (JobState.SUCCEEDED, 0)
+    assert (ended.state, ended.charged_restarts) == (JobState.SUCCEEDED, 0)
     assert cluster.boot_s < 1030.0
 
 
@@ -374,7 +398,7 @@ def test_every_report_heard_twice_on_its_way_makes_the_same_story(monkeypatch):
 
 
 def test_report_of_a_node_outside_the_gang_does_not_open_the_barrier(cluster):
-    job = cluster.submit(gpus="2x4", behaviour=Behaviour(prepare_s=5.0))
+    job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(prepare_s=5.0))
     attempt = cluster.live(job)
     key = {"job_id": job, "epoch": attempt.epoch, "generation": attempt.generation}
     cluster.turn([MemberReady(**key, node_id=N2, port=1), MemberReady(**key, node_id=N2, port=1)])
@@ -413,23 +437,23 @@ MOMENTS = [
 def test_head_killed_at_every_point_of_a_jobs_life(moment_s, away_s):
     """Supervisors carry the job on; nothing is charged, nothing runs twice, no line is missing."""
     cluster = Harness("r: n0=4 n1=4 n2=4")
-    job = cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=5.0, save_every_s=1.9))
+    job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=5.0, save_every_s=1.9))
     cluster.run(moment_s)
     cluster.kill_head()
     cluster.run(away_s)
     cluster.start_head()
     ended = cluster.ends(job)
-    assert (ended.state, ended.epoch, ended.stalls) == (JobState.SUCCEEDED, 1, 0)
-    assert set(cluster.attempts(job)[0].causes) == {Cause.SUCCEEDED}
+    assert (ended.state, ended.epoch, ended.charged_restarts) == (JobState.SUCCEEDED, 1, 0)
+    assert set(cluster.attempts(job)[0].causes) == {EndCause.SUCCEEDED}
     cluster.run(5.0)
-    cluster.watch.settled()
+    cluster.invariants.check_settled()
 
 
 @pytest.mark.parametrize("moment_s", MOMENTS)
 def test_head_and_a_supervisor_replaced_at_every_point(moment_s):
     """The engine died with the head: the new head learns of the death by the hello of the node's next life."""
     cluster = Harness("r: n0=4 n1=4 n2=4")
-    job = cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=5.0, save_every_s=1.9))
+    job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=5.0, save_every_s=1.9))
     cluster.run(moment_s)
     cluster.kill_head()
     cluster.kill_node("n1")
@@ -440,7 +464,7 @@ def test_head_and_a_supervisor_replaced_at_every_point(moment_s):
     assert ended.state is JobState.SUCCEEDED
     assert ended.epoch <= 2
     cluster.run(5.0)
-    cluster.watch.settled()
+    cluster.invariants.check_settled()
 
 
 @pytest.mark.parametrize("moment_s", MOMENTS[:14])
@@ -454,17 +478,17 @@ def test_head_killed_while_a_job_is_being_cancelled(moment_s):
     cluster.start_head()
     assert cluster.ends(job).state is JobState.CANCELLED
     cluster.run(10.0)
-    cluster.watch.settled()
+    cluster.invariants.check_settled()
 
 
 def test_head_that_was_away_does_not_blame_nodes_for_not_answering(cluster):
     """Found by reading: the limit for getting ready ran on while there was no head to get ready for."""
-    job = cluster.submit(gpus="2x4", behaviour=Behaviour(prepare_s=1.0))
+    job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(prepare_s=1.0))
     cluster.kill_head()
     cluster.run(200.0)
     cluster.start_head()
     ended = cluster.ends(job)
-    assert (ended.state, ended.epoch, ended.stalls) == (JobState.SUCCEEDED, 1, 0)
+    assert (ended.state, ended.epoch, ended.charged_restarts) == (JobState.SUCCEEDED, 1, 0)
 
 
 def test_new_head_loses_no_node_before_a_full_lease(cluster):
@@ -482,13 +506,13 @@ def test_new_head_loses_no_node_before_a_full_lease(cluster):
 
 def test_partition_after_the_first_hello_to_a_new_head_does_not_cut_a_long_lease(cluster):
     """Found by reading: two epochs ran at once, for up to ten minutes."""
-    job = running(cluster, Behaviour(run_s=300.0, save_every_s=2.0))
-    cluster.ask(PlanStop(lease_s=100.0))
+    job = running(cluster, JobBehaviour(run_s=300.0, save_every_s=2.0))
+    cluster.ask(PreparePlannedStop(lease_s=100.0))
     cluster.run(3.0)
     until_s = cluster.boot_s + 101.0
     cluster.kill_head()
     cluster.start_head(leases_until_s=until_s)
-    cluster.until(lambda: N1 in cluster.head.greeted)
+    cluster.until(lambda: N1 in cluster.head.registered)
     cluster.nodes[N1].cut = True
     cluster.run(60.0)
     assert cluster.job(job).epoch == 1
@@ -503,20 +527,20 @@ def test_partition_after_the_first_hello_to_a_new_head_does_not_cut_a_long_lease
 @pytest.mark.parametrize("moment_s", MOMENTS)
 def test_store_that_refuses_undoes_everything_and_it_is_tried_again(moment_s, commits):
     cluster = Harness("r: n0=4 n1=4 n2=4")
-    job = cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=5.0, save_every_s=1.9))
+    job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=5.0, save_every_s=1.9))
     cluster.run(moment_s)
-    cluster.store.refuse_next = commits
+    cluster.store.full_commits = commits
     ended = cluster.ends(job)
-    assert (ended.state, ended.epoch, ended.stalls) == (JobState.SUCCEEDED, 1, 0)
+    assert (ended.state, ended.epoch, ended.charged_restarts) == (JobState.SUCCEEDED, 1, 0)
 
 
 def test_refused_submit_acknowledges_nothing_and_its_number_goes_back(cluster):
     """24."""
-    cluster.store.refuse_next = 1
+    cluster.store.full_commits = 1
     with pytest.raises(StoreRefused) as refused:
         cluster.submit(spec("a"), key="k")
     assert refused.value.retry_helps
-    assert not any(isinstance(command, Prepare) for command in cluster.commands)
+    assert not any(isinstance(command, PrepareTasks) for command in cluster.commands)
     assert cluster.world.jobs == {}
     assert cluster.submit(spec("a"), key="k") == "1"
 
@@ -526,14 +550,14 @@ def test_placements_of_a_refused_commit_are_judged_again_with_nobody_asking(clus
     job = cluster.submit(spec("a"))
     cluster.kill_head()
     monkeypatch.undo()
-    cluster.store.refuse_next = 1  # the first step of the next head, which would have placed it
+    cluster.store.full_commits = 1  # the first step of the next head, which would have placed it
     cluster.start_head()
     assert cluster.ends(job, 20.0).state is JobState.SUCCEEDED
 
 
 def test_death_told_while_the_disk_is_full_is_heard_later(cluster):
     job = running(cluster)
-    cluster.store.refuse_next = 8
+    cluster.store.full_commits = 8
     cluster.kill_node("n1")
     assert cluster.ends(job).state is JobState.SUCCEEDED
     assert cluster.job(job).epoch == 2
@@ -543,7 +567,7 @@ def test_lease_that_ends_while_the_disk_is_full_is_lost_later(cluster):
     job = running(cluster)
     cluster.kill_node("n1", silent=True)
     cluster.run(5.5)
-    cluster.store.refuse_next = 6
+    cluster.store.full_commits = 6
     assert cluster.ends(job).epoch == 2
 
 
@@ -556,11 +580,11 @@ def test_lease_that_ends_while_the_disk_is_full_is_lost_later(cluster):
 )  # not while Prepare travels: its deadline is Unix time
 def test_clock_set_by_a_day_kills_nothing(moment_s, jump_s):
     cluster = Harness("r: n0=4 n1=4 n2=4")
-    job = cluster.submit(gpus="2x4", time_limit_s=60.0, behaviour=Behaviour(run_s=20.0, save_every_s=2.0))
+    job = cluster.submit(gpus="2x4", time_limit_s=60.0, behaviour=JobBehaviour(run_s=20.0, save_every_s=2.0))
     cluster.run(moment_s)
     cluster.jump_clock(jump_s)
     ended = cluster.ends(job)
-    assert (ended.state, ended.epoch, cluster.attempts(job)[0].causes) == (JobState.SUCCEEDED, 1, (Cause.SUCCEEDED,))
+    assert (ended.state, ended.epoch, cluster.attempts(job)[0].causes) == (JobState.SUCCEEDED, 1, (EndCause.SUCCEEDED,))
     assert all(node.state is NodeState.UP for node in cluster.world.nodes.values())
 
 
@@ -573,13 +597,13 @@ def test_restart_in_place_after_the_clock_was_set_keeps_its_time(jump_s):
 
     cluster = Harness("r: n0=4")
     job = cluster.submit(
-        gpus=4, time_limit_s=200.0, behaviour=Behaviour(run_s=100.0, save_every_s=10.0, prepare_s=2.0, ends=crash)
+        gpus=4, time_limit_s=200.0, behaviour=JobBehaviour(run_s=100.0, save_every_s=10.0, prepare_s=2.0, ends=crash)
     )
     cluster.until(lambda: "restart" in cluster.kinds(job))
     cluster.run(0.5)
     cluster.jump_clock(jump_s)
     ended = cluster.ends(job)
-    assert (ended.state, cluster.attempts(job)[0].causes) == (JobState.SUCCEEDED, (Cause.CRASH, Cause.SUCCEEDED))
+    assert (ended.state, cluster.attempts(job)[0].causes) == (JobState.SUCCEEDED, (EndCause.CRASH, EndCause.SUCCEEDED))
 
 
 @pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
@@ -596,11 +620,11 @@ def test_time_limit_is_kept_whatever_the_clock_does(jump_s):
 @pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
 def test_backoff_ends_soon_whatever_the_clock_does(jump_s):
     cluster = Harness("r: n0=4")
-    cluster.behaviours["a"] = Behaviour(refuses={"n0": "device 1 is sick"})
+    cluster.behaviours["a"] = JobBehaviour(refuses={"n0": "device 1 is sick"})
     job = cluster.submit(spec("a", gpus=4))
-    cluster.until(lambda: cluster.job(job).reason is Reason.START_FAIL)
+    cluster.until(lambda: cluster.job(job).reason is WaitReasonCode.START_FAIL)
     cluster.jump_clock(jump_s)
-    cluster.behaviours["a"] = Behaviour()
+    cluster.behaviours["a"] = JobBehaviour()
     assert cluster.ends(job).state is JobState.SUCCEEDED
     assert cluster.boot_s < 1015.0
 
@@ -614,7 +638,7 @@ def test_drain_and_death_of_the_same_node(cluster):
     cluster.kill_node("n1")
     ended = cluster.ends(job)
     assert ended.state is JobState.SUCCEEDED
-    assert cluster.attempts(job)[0].causes == (Cause.DRAINED,), "what an operator wanted is not charged"
+    assert cluster.attempts(job)[0].causes == (EndCause.DRAINED,), "what an operator wanted is not charged"
 
 
 def test_checkpoint_of_an_old_epoch_is_not_published(cluster):
@@ -625,16 +649,16 @@ def test_checkpoint_of_an_old_epoch_is_not_published(cluster):
     cluster.nodes[N0].cut = False
     cluster.ends(job)
     assert {one.epoch for one in cluster.job(job).checkpoints} == {2}
-    assert all(path not in cluster.deleted for one in cluster.job(job).checkpoints for path in [one.path])
+    assert all(path not in cluster.deleted_checkpoints for one in cluster.job(job).checkpoints for path in [one.path])
     assert any(isinstance(command, DeleteCheckpoints) for command in cluster.commands)
 
 
 def test_no_request_of_any_kind_breaks_a_step(cluster):
     """Requests about things that are not there are answered, each with a class that says whether a retry helps."""
     for event in (
-        Requeue(job_id=JobId("0"), by=ADA),
+        RequeueJob(job_id=JobId("0"), by=ADA),
         CordonNode(node_id=NodeId("n9"), by=OP, why="", drain=True),
-        ForgetNode(node_id=NodeId("n9"), by=OP),
+        RemoveNode(node_id=NodeId("n9"), by=OP),
     ):
         (answer,) = cluster.turn([event])
         assert isinstance(answer, PhalanxError)
@@ -643,25 +667,25 @@ def test_no_request_of_any_kind_breaks_a_step(cluster):
 def test_budget_counts_on_after_the_clock_was_ahead_for_a_while():
     """Found by reading: the books know no way back in time, and charged the queue for the nine days that never were."""
     cluster = Harness("r: n0=4")
-    cluster.ask(PutQueue(queue=Queue(id=QueueId("poor"), budget_gpu_h=0.01, budget_period_s=86_400.0)))
+    cluster.request(PutQueue(queue=Queue(id=QueueId("poor"), budget_gpu_h=0.01, budget_period_s=86_400.0)))
     cluster.jump_clock(9 * 86_400.0)
-    cluster.ends(cluster.submit(gpus=4, queue="poor", behaviour=Behaviour(run_s=1.0)))
+    cluster.ends(cluster.submit(gpus=4, queue="poor", behaviour=JobBehaviour(run_s=1.0)))
     cluster.jump_clock(-9 * 86_400.0)
-    cluster.ends(cluster.submit(gpus=4, queue="poor", behaviour=Behaviour(run_s=1.0)))
-    cluster.ends(cluster.submit(gpus=4, queue="poor", behaviour=Behaviour(run_s=20.0)))
-    late = cluster.submit(gpus=4, queue="poor", behaviour=Behaviour(run_s=1.0))
+    cluster.ends(cluster.submit(gpus=4, queue="poor", behaviour=JobBehaviour(run_s=1.0)))
+    cluster.ends(cluster.submit(gpus=4, queue="poor", behaviour=JobBehaviour(run_s=20.0)))
+    late = cluster.submit(gpus=4, queue="poor", behaviour=JobBehaviour(run_s=1.0))
     cluster.run(2.0)
     assert cluster.head is not None
-    assert cluster.head.controller.waits[late].reason is Reason.BUDGET
+    assert cluster.head.controller.waits[late].reason is WaitReasonCode.BUDGET
 
 
 def test_node_that_comes_back_with_fewer_devices_than_its_gangs_still_hold_breaks_no_step():
     """Found by reading: the prices of its row had two numbers too many, and every step broke off until the gangs were gone."""
     cluster = Harness("r: n0=8 n1=8")
-    gangs = [cluster.submit(gpus="2x4", behaviour=Behaviour(run_s=1000.0)) for _ in range(2)]
+    gangs = [cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=1000.0)) for _ in range(2)]
     for gang in gangs:
         cluster.runs(gang)
-    waiting = cluster.submit(gpus=8, behaviour=Behaviour(run_s=1.0))
+    waiting = cluster.submit(gpus=8, behaviour=JobBehaviour(run_s=1.0))
     node = cluster.nodes[NodeId("n0")]
     node.record = replace(node.record, devices=node.record.devices[:6])
     cluster.nodes[NodeId("n1")].cut = True  # its part of both cannot be stopped

@@ -5,23 +5,23 @@ from typing import Any
 import pytest
 
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
-from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.scheduling.settings import Policy
+from phalanx.core.scheduling.policies import PolicyParameters
+from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import CordonNode, PutQueues, PutReservation
 from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.reservation import Reservation
 from tests.builders import PLAIN
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
-SAVING = Behaviour(run_s=3000.0, save_every_s=5.0)
+SAVING = JobBehaviour(run_s=3000.0, save_every_s=5.0)
 LOOK_S = 2.5  # shields that ended are looked at once a second; stopping and starting take the rest
 
 
 def made(fleet: str, **knobs: Any) -> Harness:
     """A cluster whose rounds are so far apart that nothing can wait for one."""
-    return Harness(fleet, policy=Policy(knobs=Knobs(round_s=6000.0, **knobs)))
+    return Harness(fleet, policy=PolicySettings(parameters=PolicyParameters(round_s=6000.0, **knobs)))
 
 
 def ran_s(cluster: Harness, job: str, epoch: int = 1) -> float:
@@ -36,28 +36,28 @@ def test_higher_priority_waits_for_the_guaranteed_run_and_no_longer():
     high = cluster.submit(gpus="4", priority=1, behaviour=SAVING)
     cluster.runs(high)
     assert 60.0 <= ran_s(cluster, low) <= 60.0 + LOOK_S
-    assert f"preempted by job {high}, which has a higher priority" in cluster.told(low)
+    assert f"preempted by job {high}, which has a higher priority" in cluster.event_lines(low)
 
 
 def test_owner_waits_for_the_guaranteed_run_of_the_borrower_and_no_longer():
     cluster = made("r: n0=4", right_min_s=20.0)
-    cluster.ask(PutQueues(queues=(PLAIN, Queue(id=QueueId("prod"), quota_gpus=4))))
+    cluster.request(PutQueues(queues=(PLAIN, Queue(id=QueueId("prod"), quota_gpus=4))))
     borrower = cluster.submit(gpus="4", behaviour=SAVING)
     cluster.run(3.0)
     owner = cluster.submit(gpus="3", queue="prod", behaviour=SAVING)
     cluster.runs(owner)
     assert 20.0 <= ran_s(cluster, borrower) <= 20.0 + LOOK_S
-    assert f"preempted by job {owner}, whose queue reclaims the GPUs it had lent" in cluster.told(borrower)
+    assert f"preempted by job {owner}, whose queue reclaims the GPUs it had lent" in cluster.event_lines(borrower)
 
 
 def test_borrower_of_lower_priority_past_its_stops_is_told_that_a_loan_is_called_in():
     cluster = made("r: n0=4", right_min_s=1.0, stops_max=0)
-    cluster.ask(PutQueues(queues=(PLAIN, Queue(id=QueueId("prod"), quota_gpus=4, priority=9))))
+    cluster.request(PutQueues(queues=(PLAIN, Queue(id=QueueId("prod"), quota_gpus=4, priority=9))))
     borrower = cluster.submit(gpus="4", behaviour=SAVING)
     owner = cluster.submit(gpus="4", queue="prod", behaviour=SAVING)
     cluster.runs(owner)
-    assert "whose queue reclaims the GPUs it had lent" in cluster.told(borrower)
-    assert "higher priority" not in cluster.told(borrower)
+    assert "whose queue reclaims the GPUs it had lent" in cluster.event_lines(borrower)
+    assert "higher priority" not in cluster.event_lines(borrower)
 
 
 def test_gang_of_a_drained_node_takes_its_place_from_a_smaller_job_before_a_newcomer_comes():
@@ -66,10 +66,10 @@ def test_gang_of_a_drained_node_takes_its_place_from_a_smaller_job_before_a_newc
     holder = cluster.submit(gpus="4", behaviour=SAVING)
     cluster.run(5.0)
     newcomer = cluster.submit(gpus="4", behaviour=SAVING)
-    cluster.ask(CordonNode(node_id=NodeId("n0"), by=UserId("op"), why="fan", drain=True))
+    cluster.request(CordonNode(node_id=NodeId("n0"), by=UserId("op"), why="fan", drain=True))
     cluster.until(lambda: len(cluster.attempts(gang)) == 2, limit_s=10.0)
     cluster.runs(gang)
-    assert f"preempted by job {gang}, which lost a node and gets its place back" in cluster.told(holder)
+    assert f"preempted by job {gang}, which lost a node and gets its place back" in cluster.event_lines(holder)
     assert cluster.job(newcomer).state is JobState.PENDING
 
 
@@ -77,7 +77,7 @@ def test_elastic_job_shrinks_and_grows_when_its_least_stay_is_over():
     cluster = made("r: n0=4 n1=4 n2=4", right_min_s=1.0, move_min_s=30.0, grow_min_s=40.0)
     elastic = cluster.submit(gpus="1..3x4", behaviour=SAVING)
     cluster.run(6.0)
-    other = cluster.submit(gpus="4", behaviour=Behaviour(run_s=8.0))
+    other = cluster.submit(gpus="4", behaviour=JobBehaviour(run_s=8.0))
     cluster.until(lambda: len(cluster.attempts(elastic)) == 3)
     widths = [len(attempt.allocation.grants) for attempt in cluster.attempts(elastic)]
     assert widths == [3, 2, 3]
@@ -95,7 +95,7 @@ def test_head_that_found_the_clock_set_back_does_not_shield_for_as_long():
     cluster.start_head()
     high = cluster.submit(gpus="4", priority=1, behaviour=SAVING)
     cluster.until(lambda: high in cluster.world.attempts, limit_s=10.0 + LOOK_S)
-    assert f"preempted by job {high}" in cluster.told(low)
+    assert f"preempted by job {high}" in cluster.event_lines(low)
 
 
 def test_clock_set_forward_as_the_board_is_made_anew_takes_no_guaranteed_run_away():
@@ -108,8 +108,8 @@ def test_clock_set_forward_as_the_board_is_made_anew_takes_no_guaranteed_run_awa
     window = Reservation(
         id=ReservationId("fans"), nodes=(NodeId("n0"),), start_s=soon_s, end_s=soon_s + 60.0, users=frozenset()
     )
-    cluster.ask(PutReservation(reservation=window))
+    cluster.request(PutReservation(reservation=window))
     high = cluster.submit(gpus="4", priority=1, behaviour=SAVING)
     cluster.run(20.0)
     assert cluster.job(high).state is JobState.PENDING
-    assert "preempted" not in cluster.told(low)
+    assert "preempted" not in cluster.event_lines(low)

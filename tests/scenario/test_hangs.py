@@ -4,16 +4,16 @@ import pytest
 
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import StopTasks
-from phalanx.core.work.attempt import Cause
-from phalanx.core.work.failure import Evidence, Stance
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.failure import FailureEvidence, StuckPosition
 from phalanx.core.work.job import JobState
 from phalanx.node.logic import actions
-from phalanx.node.logic.happenings import Hung
-from phalanx.node.logic.pace import Silence
+from phalanx.node.logic.events import HangDetected
+from phalanx.node.logic.hang_detector import Hang
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
-SILENCE = Silence(silent_s=61.0, limit_s=30.0, step=7)
+SILENCE = Hang(silent_s=61.0, limit_s=30.0, step=7)
 
 
 @pytest.fixture
@@ -23,19 +23,19 @@ def cluster():
 
 def stands(_key, rank):
     """Rank 2 sleeps, the others wait for it."""
-    stance = Stance(
-        state="S", where="sleep (t.py:1)" if rank == 2 else "all_reduce (c10d.py:9)", waits=rank != 2, step=7
+    stance = StuckPosition(
+        state="S", frame="sleep (t.py:1)" if rank == 2 else "all_reduce (c10d.py:9)", in_collective=rank != 2, step=7
     )
-    return Evidence(stance=stance)
+    return FailureEvidence(stuck_position=stance)
 
 
-GANG = Behaviour(run_s=600.0, evidence=stands)
+GANG = JobBehaviour(run_s=600.0, evidence=stands)
 
 
 def hang(cluster, job, name="n0"):
     node = cluster.nodes[NodeId(name)]
-    (member,) = [one for one in node.logic.present() if one.key.job_id == job]
-    node.hear(Hung(key=member.key, silence=SILENCE))
+    (member,) = [one for one in node.logic.members() if one.key.job_id == job]
+    node.hear(HangDetected(key=member.key, hang=SILENCE))
 
 
 def submitted(cluster, behaviour=GANG):
@@ -53,8 +53,8 @@ def test_hung_gang_restarts_in_place_once_and_the_culprit_is_named(cluster):
     hang(cluster, job)
     cluster.until(lambda: cluster.live(job).generation == 1)
     cluster.runs(job)
-    assert cluster.live(job).causes == (Cause.HANG,)
-    assert (cluster.job(job).hangs, cluster.job(job).stalls, cluster.job(job).user_retries) == (1, 1, 0)
+    assert cluster.live(job).causes == (EndCause.HANG,)
+    assert (cluster.job(job).hangs, cluster.job(job).charged_restarts, cluster.job(job).user_retries) == (1, 1, 0)
     first, second = said(cluster, job)
     assert first == "hung: no step for 61 s after step 7; at most 30 s are usual; taking stacks"
     assert second.startswith("rank 2 on n1: is not in the collective in which 3 wait: sleep (t.py:1); stacks:")
@@ -72,7 +72,7 @@ def test_every_node_keeps_stacks_before_it_ends_its_ranks(cluster):
     hang(cluster, job)
     cluster.until(lambda: cluster.live(job).generation == 1)
     for seen in done.values():
-        assert seen.index(actions.TakeStacks) < seen.index(actions.Signal)
+        assert seen.index(actions.DumpStacks) < seen.index(actions.SendSigterm)
     stops = [one for one in cluster.commands if isinstance(one, StopTasks)]
     assert {(one.reason, one.grace_s) for one in stops} == {("hang", 1.0)}
 
@@ -89,7 +89,7 @@ def test_second_hang_without_progress_ends_the_job(cluster):
 
 
 def test_progress_in_between_forgives_a_hang(cluster):
-    job = submitted(cluster, Behaviour(run_s=600.0, save_every_s=2.0, evidence=stands))
+    job = submitted(cluster, JobBehaviour(run_s=600.0, save_every_s=2.0, evidence=stands))
     for generation in (1, 2, 3):
         cluster.run(5.0)
         hang(cluster, job)

@@ -8,7 +8,7 @@ import pytest
 from phalanx.core.errors import BadRequest, NeverFits, NotFound
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.state.events import LabelNodes
-from phalanx.core.work.spec import Launch, Spread
+from phalanx.core.work.spec import LaunchMode, TopologyConstraint
 from tests.builders import spec
 from tests.harness import Harness
 
@@ -19,7 +19,7 @@ def cluster():
 
 
 def label(cluster: Harness, **labels: dict[str, str]) -> Any:
-    return cluster.ask(LabelNodes(labels={NodeId(name): one for name, one in labels.items()}, by=UserId("op")))
+    return cluster.request(LabelNodes(labels={NodeId(name): one for name, one in labels.items()}, by=UserId("op")))
 
 
 def labels(cluster: Harness, name: str) -> dict[str, str]:
@@ -73,18 +73,18 @@ def test_labels_outlive_the_node_s_supervisor_and_the_head(cluster):
 
 def test_job_within_a_rack_goes_there(cluster):
     label(cluster, n0={"rack": "r0"}, n1={"rack": "r1"}, n2={"rack": "r1"})
-    job = cluster.submit(gpus="2x4", spread=Spread(within="rack", required=True))
+    job = cluster.submit(gpus="2x4", spread=TopologyConstraint(within="rack", required=True))
     cluster.runs(job)
     assert {grant.node_id for grant in cluster.live(job).allocation.grants} == {"n1", "n2"}
 
 
 def test_job_that_no_rack_holds_is_refused_at_submit_until_the_labels_say_otherwise(cluster):
     label(cluster, n0={"rack": "r0"}, n1={"rack": "r1"}, n2={"rack": "r2"})
-    within = Spread(within="rack", required=True)
+    within = TopologyConstraint(within="rack", required=True)
     with pytest.raises(NeverFits, match="no rack has 2 such nodes"):
         cluster.submit(gpus="2x4", spread=within)
     with pytest.raises(NeverFits, match="no node is labelled with its leaf"):
-        cluster.submit(gpus="1x4", spread=Spread(within="leaf", required=True))
+        cluster.submit(gpus="1x4", spread=TopologyConstraint(within="leaf", required=True))
     label(cluster, n1={"rack": "r0"})
     cluster.runs(cluster.submit(gpus="2x4", spread=within))
 
@@ -92,5 +92,7 @@ def test_job_that_no_rack_holds_is_refused_at_submit_until_the_labels_say_otherw
 def test_launcher_that_makes_a_world_at_each_call_is_kept_on_one_node(cluster):
     """Else the shape could become 2 nodes once the only large ones are away."""
     wanted = spec(gpus=4)
-    job = cluster.submit(replace(wanted, role=replace(wanted.role, argv=("mpirun", "./train"), launch=Launch.PER_NODE)))
+    job = cluster.submit(
+        replace(wanted, role=replace(wanted.role, argv=("mpirun", "./train"), launch=LaunchMode.PER_NODE))
+    )
     assert str(cluster.job(job).spec.role.gpus) == "1x4"

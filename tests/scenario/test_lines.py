@@ -7,10 +7,10 @@ import pytest
 from phalanx.core.fleet.node import Cordon
 from phalanx.core.ids import NodeId, ReservationId
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.classes import Classes
-from phalanx.core.scheduling.entry import Entry
+from phalanx.core.scheduling.job_classes import JobClassRegistry
 from phalanx.core.scheduling.policies import POLICIES, policy_named
-from phalanx.core.work.job import Reason
+from phalanx.core.scheduling.policy import JobEntry
+from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.reservation import Reservation
 from tests.builders import T, job, make_fleet
 from tests.cell import Cell
@@ -43,14 +43,14 @@ def named(cell, letter):
 def test_many_that_change_lines_are_not_each_compared_with_all_the_others(name):
     """Found by reading: of ten thousand whose priority changed, each went through all the others: 8 s, and half a minute with `fifo`."""
     board = Board([8])
-    board.listen(policy := policy_named(name)(board))
+    board.attach_policy(policy := policy_named(name)(board))
     needs = (board.need_of(8),)
-    first, second = board.klass(needs), board.klass(needs, rank=5)
-    many = [Entry(seq=number, klass=first, submit_s=Counted(number), size_s=100.0) for number in range(200)]
+    first, second = board.job_class(needs), board.job_class(needs, rank=5)
+    many = [JobEntry(seq=number, job_class=first, submit_s=Counted(number), size_s=100.0) for number in range(200)]
     for one in many:
-        board.arrive(one)
+        board.add_waiting(one)
     Counted.compared = 0
-    board.reclass([(one, second) for one in reversed(many)])
+    board.change_classes([(one, second) for one in reversed(many)])
     assert Counted.compared < 40 * len(many)
     policy.decide(300.0)
     assert list(board.running) == [0]
@@ -77,7 +77,7 @@ def test_jobs_told_of_together_start_in_the_order_of_jobs_told_of_one_by_one(nam
         put([replace(one, held=False) for one in a] + [replace(one, held=True) for one in c])
         node = cell.world.nodes[NodeId("n0")]
         put([replace(node, cordon=SHUT), *c])
-        assert {cell.why(one.id) for one in named(cell, "d")} == {Reason.NO_NODES}
+        assert {cell.why(one.id) for one in named(cell, "d")} == {WaitReasonCode.NO_NODES}
         put([node])
         cell.go_on(6000.0)
         orders.append([one.job_id for plan in cell.plans for one in plan.placements])
@@ -92,7 +92,7 @@ def test_fault_while_lines_change_leaves_no_job_in_its_old_line(monkeypatch):
     cell.submit(*(job(name, gpus="8") for name in ("x", "a", "b", "c")))
     cell.go_on(10.0)
     assert cell.place_of("x").startswith("n1")
-    klass_of, asked = Classes.klass_of, []
+    klass_of, asked = JobClassRegistry.class_of, []
 
     def broken(*args):
         asked.append(args)
@@ -101,7 +101,7 @@ def test_fault_while_lines_change_leaves_no_job_in_its_old_line(monkeypatch):
         return klass_of(*args)
 
     cell.now_s = T + 101.0
-    monkeypatch.setattr(Classes, "klass_of", broken)
+    monkeypatch.setattr(JobClassRegistry, "class_of", broken)
     with pytest.raises(RuntimeError):
         cell.plan()
     monkeypatch.undo()
@@ -110,7 +110,7 @@ def test_fault_while_lines_change_leaves_no_job_in_its_old_line(monkeypatch):
     assert cell.place_of("a").startswith("n0")
     late = named(cell, "c")[0]
     cell.put(replace(late, spec=replace(late.spec, priority=9)))
-    assert cell.scheduler.entries[late.id].klass.rank == 9
+    assert cell.scheduler.entries[late.id].job_class.rank == 9
     cell.end("x")
     cell.go_on(10.0)
     assert (cell.runs("b"), cell.runs("c")) == (False, True)

@@ -3,15 +3,15 @@
 import pytest
 
 from phalanx.core.ids import ProjectId, QueueId, UserId
-from phalanx.core.scheduling.settings import Policy
-from phalanx.core.state.events import CordonNode, PutQueue, Submit
-from phalanx.core.work.attempt import AttemptState, Cause
-from phalanx.core.work.job import JobState, Reason
+from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.state.events import CordonNode, PutQueue, SubmitJob
+from phalanx.core.work.attempt import AttemptState, EndCause
+from phalanx.core.work.job import JobState, WaitReasonCode
 from tests.builders import queue, spec
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
-TRAINING = Behaviour(run_s=500.0, saves=True)
+TRAINING = JobBehaviour(run_s=500.0, saves_on_stop=True)
 MINUTE = 60.0
 
 
@@ -25,7 +25,7 @@ def submit(cluster, name, *, of="default", behaviour=None, **fields):
     if behaviour is not None:
         cluster.behaviours[name] = behaviour
     wanted = spec(name, **fields)
-    wish = Submit(spec=wanted, user=UserId("ada"), project=ProjectId("gpt"), queue=QueueId(of), body_sha256=name)
+    wish = SubmitJob(spec=wanted, user=UserId("ada"), project=ProjectId("gpt"), queue=QueueId(of), body_sha256=name)
     return cluster.ask(wish).id
 
 
@@ -45,7 +45,7 @@ def resumed_at(cluster, job_id):
 
 
 def urgent(cluster, **fields):
-    return submit(cluster, "urgent", **{"gpus": "2x4", "priority": 10, "behaviour": Behaviour(run_s=30.0), **fields})
+    return submit(cluster, "urgent", **{"gpus": "2x4", "priority": 10, "behaviour": JobBehaviour(run_s=30.0), **fields})
 
 
 # ---- stop, save, requeue, resume ------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_an_urgent_gang_stops_a_training_job_which_saves_waits_and_goes_on_where
     first = urgent(cluster)
     assert cluster.until(cluster.attempt_is(first, AttemptState.RUNNING)) < 5.0
     stopped = cluster.job(train)
-    assert (stopped.state, stopped.reason, stopped.preemptions) == (JobState.PENDING, Reason.PREEMPTED, 1)
+    assert (stopped.state, stopped.reason, stopped.preemptions) == (JobState.PENDING, WaitReasonCode.PREEMPTED, 1)
     assert stopped.detail == f"preempted by job {first}, which has a higher priority"
     assert cluster.ends(first).state is JobState.SUCCEEDED
     cluster.runs(train)
@@ -66,28 +66,28 @@ def test_an_urgent_gang_stops_a_training_job_which_saves_waits_and_goes_on_where
     begun_s = cluster.boot_s
     assert cluster.ends(train, 600.0).state is JobState.SUCCEEDED
     assert cluster.boot_s - begun_s < 385.0, "the rest of its 500 s and no more"
-    assert cluster.attempts(train)[0].ending is Cause.PREEMPTED
+    assert cluster.attempts(train)[0].ending is EndCause.PREEMPTED
 
 
 def test_the_job_that_waits_for_its_room_says_so(cluster):
-    train = training(cluster, behaviour=Behaviour(run_s=500.0, stubborn=True), grace_s=20.0)
+    train = training(cluster, behaviour=JobBehaviour(run_s=500.0, ignores_sigterm=True), grace_s=20.0)
     first = urgent(cluster)
     cluster.run(1.0)
     wait = cluster.head.controller.waits[first]
-    assert wait.reason is Reason.CLAIMED
+    assert wait.reason is WaitReasonCode.CLAIMED
     assert wait.detail == "waits for running jobs on n0, n1 to save and stop"
     assert train not in cluster.head.controller.waits
     assert set(cluster.head.controller.waits) == {first}
 
 
 def test_who_does_not_heed_the_stop_is_ended_after_its_grace(cluster):
-    training(cluster, behaviour=Behaviour(run_s=500.0, stubborn=True), grace_s=20.0)
+    training(cluster, behaviour=JobBehaviour(run_s=500.0, ignores_sigterm=True), grace_s=20.0)
     first = urgent(cluster)
     assert 20.0 <= cluster.until(cluster.attempt_is(first, AttemptState.RUNNING)) < 30.0
 
 
 def test_a_stop_from_the_last_checkpoint_when_the_job_does_not_save_by_itself(cluster):
-    train = training(cluster, behaviour=Behaviour(run_s=500.0, save_every_s=50.0), saves_on_stop=False)
+    train = training(cluster, behaviour=JobBehaviour(run_s=500.0, save_every_s=50.0), saves_on_stop=False)
     first = urgent(cluster)
     cluster.ends(first)
     cluster.runs(train)
@@ -103,7 +103,7 @@ def test_a_job_within_its_guaranteed_run_is_stopped_only_after_it(cluster):
 
 
 def test_nobody_is_stopped_for_a_job_that_was_cancelled_meanwhile(cluster):
-    train = training(cluster, behaviour=Behaviour(run_s=500.0, stubborn=True), grace_s=20.0)
+    train = training(cluster, behaviour=JobBehaviour(run_s=500.0, ignores_sigterm=True), grace_s=20.0)
     first = urgent(cluster)
     cluster.run(1.0)
     cluster.cancel(first)
@@ -117,7 +117,7 @@ def test_nobody_is_stopped_for_a_job_that_was_cancelled_meanwhile(cluster):
 
 def test_a_head_that_restarts_while_room_is_cleared_stops_nobody_else(cluster):
     """Two that may be stopped, room for one needed: the one that leaves already is the one the new head counts on."""
-    slow = Behaviour(run_s=900.0, stubborn=True)
+    slow = JobBehaviour(run_s=900.0, ignores_sigterm=True)
     pair = [training(cluster, f"t{number}", gpus=4, behaviour=slow, grace_s=40.0) for number in range(2)]
     first = urgent(cluster, gpus=4)
     cluster.run(1.0)
@@ -131,7 +131,7 @@ def test_a_head_that_restarts_while_room_is_cleared_stops_nobody_else(cluster):
 
 def test_a_node_that_dies_while_room_is_cleared_leaves_nobody_stuck():
     cluster = Harness("r: n0=4 n1=4 n2=4")
-    slow = Behaviour(run_s=900.0, stubborn=True)
+    slow = JobBehaviour(run_s=900.0, ignores_sigterm=True)
     for number in range(3):
         training(cluster, f"t{number}", gpus=4, behaviour=slow, grace_s=40.0)
     first = urgent(cluster, gpus=4)
@@ -150,12 +150,12 @@ def test_a_drained_nodes_gang_gets_its_place_back_before_a_newcomer():
     """A gang on two of three nodes loses one; the other would do for the newcomer, and is kept until the third is free too."""
     cluster = Harness("r: n0=4 n1=4 n2=4")
     gang = training(cluster)
-    cluster.runs(submit(cluster, "filler", gpus=4, behaviour=Behaviour(run_s=200.0)))
-    newcomer = submit(cluster, "new", gpus=4, behaviour=Behaviour(run_s=1000.0))
+    cluster.runs(submit(cluster, "filler", gpus=4, behaviour=JobBehaviour(run_s=200.0)))
+    newcomer = submit(cluster, "new", gpus=4, behaviour=JobBehaviour(run_s=1000.0))
     drained = cluster.live(gang).allocation.grants[0].node_id
-    cluster.ask(CordonNode(node_id=drained, by=UserId("op"), why="disk", drain=True))
+    cluster.request(CordonNode(node_id=drained, by=UserId("op"), why="disk", drain=True))
     cluster.until(lambda: cluster.job(gang).state is JobState.PENDING)
-    assert cluster.job(gang).reason is Reason.DRAINED
+    assert cluster.job(gang).reason is WaitReasonCode.DRAINED
     cluster.until(cluster.attempt_is(gang, AttemptState.RUNNING), 400.0)
     assert cluster.job(newcomer).state is JobState.PENDING
     assert 119 <= resumed_at(cluster, gang) <= 125
@@ -166,29 +166,31 @@ def test_a_drained_nodes_gang_gets_its_place_back_before_a_newcomer():
 
 def test_a_small_job_moves_into_a_hole_and_goes_on():
     cluster = Harness("r: n0=4 n1=4")
-    three = submit(cluster, "three", gpus=3, behaviour=Behaviour(run_s=2000.0, saves=True), saves_on_stop=True)
+    three = submit(
+        cluster, "three", gpus=3, behaviour=JobBehaviour(run_s=2000.0, saves_on_stop=True), saves_on_stop=True
+    )
     brief = submit(
-        cluster, "brief", gpus=1, behaviour=Behaviour(run_s=6.0)
+        cluster, "brief", gpus=1, behaviour=JobBehaviour(run_s=6.0)
     )  # beside the three, so that the next goes elsewhere
-    one = submit(cluster, "one", gpus=1, behaviour=Behaviour(run_s=2000.0, saves=True), saves_on_stop=True)
+    one = submit(cluster, "one", gpus=1, behaviour=JobBehaviour(run_s=2000.0, saves_on_stop=True), saves_on_stop=True)
     cluster.ends(brief)
     cluster.run(6 * MINUTE)
     assert cluster.live(three).allocation.grants[0].node_id != cluster.live(one).allocation.grants[0].node_id
-    whole = submit(cluster, "whole", gpus=4, behaviour=Behaviour(run_s=20.0))
+    whole = submit(cluster, "whole", gpus=4, behaviour=JobBehaviour(run_s=20.0))
     cluster.ends(whole)
     moved = cluster.job(one)
     assert (moved.moves, moved.preemptions) == (1, 0)
     cluster.runs(one)
     assert cluster.live(one).allocation.grants[0].node_id == cluster.live(three).allocation.grants[0].node_id
     assert resumed_at(cluster, one) > 300
-    assert cluster.attempts(one)[0].ending is Cause.MOVED
+    assert cluster.attempts(one)[0].stop_cause is EndCause.MOVED
 
 
 def test_a_queue_borrows_and_gives_back(cluster):
     for name in ("own", "loan"):
         cluster.ask(PutQueue(queue=queue(name, quota_gpus=4)))
     loans = [training(cluster, f"l{number}", of="loan", gpus=4) for number in range(2)]
-    mine = submit(cluster, "mine", of="own", gpus=4, behaviour=Behaviour(run_s=30.0))
+    mine = submit(cluster, "mine", of="own", gpus=4, behaviour=JobBehaviour(run_s=30.0))
     cluster.runs(mine)
     assert sorted(cluster.job(one).preemptions for one in loans) == [0, 1]
     back = next(one for one in loans if cluster.job(one).preemptions)
@@ -201,9 +203,9 @@ def test_a_queue_borrows_and_gives_back(cluster):
 @pytest.mark.parametrize("name", ["default", "fifo", "skip", "backfill", "sjf", "las", "srtf", "fair"])
 def test_every_policy_finishes_live_what_it_is_given(name):
     """Clocks here never stand at a round exactly, nor did the head know these jobs before."""
-    cluster = Harness("r: n0=4 n1=4", policy=Policy(name=name))
+    cluster = Harness("r: n0=4 n1=4", policy=PolicySettings(name=name))
     ids = [
-        submit(cluster, f"j{number}", gpus=gpus, time_limit_s=3000.0, behaviour=Behaviour(run_s=40.0))
+        submit(cluster, f"j{number}", gpus=gpus, time_limit_s=3000.0, behaviour=JobBehaviour(run_s=40.0))
         for number, gpus in enumerate((4, 2, 8, 1, 3, 6))
     ]
     cluster.run(20.0)

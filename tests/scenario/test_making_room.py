@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from phalanx.core.ids import Epoch
-from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.work.job import Reason, Resume
-from phalanx.core.work.spec import Spread
+from phalanx.core.scheduling.policies import PolicyParameters
+from phalanx.core.work.job import PublishedCheckpoint, WaitReasonCode
+from phalanx.core.work.spec import TopologyConstraint
 from tests.builders import T, drawn, job, lined, make_fleet, plan_of, queue
 
 HIGH: dict[str, Any] = {"priority": 5}
@@ -36,7 +36,7 @@ def devices(on):
 
 def saved(ago_s):
     """Its newest checkpoint."""
-    return (Resume(epoch=Epoch(1), step=1, path="/ckpt", digest="sha", saved_s=T - ago_s),)
+    return (PublishedCheckpoint(epoch=Epoch(1), step=1, path="/ckpt", digest="sha", saved_s=T - ago_s),)
 
 
 # ---- by priority ----------------------------------------------------------------------------------------------------
@@ -51,14 +51,14 @@ PRIORITY = [
     (
         "budget of stops is spent",
         "r: n0=8",
-        [("l", "n0:0-7", {"preemptions": Knobs().stops_max})],
+        [("l", "n0:0-7", {"preemptions": PolicyParameters().stops_max})],
         {"gpus": 8, **HIGH},
         "a resources",
     ),
     (
         "one stop is left",
         "r: n0=8",
-        [("l", "n0:0-7", {"preemptions": Knobs().stops_max - 1})],
+        [("l", "n0:0-7", {"preemptions": PolicyParameters().stops_max - 1})],
         {"gpus": 8, **HIGH},
         "l stops for a | a claimed",
     ),
@@ -133,7 +133,7 @@ PRIORITY = [
     ("fleet", "running", "wanted", "plan"), [row[1:] for row in PRIORITY], ids=[row[0] for row in PRIORITY]
 )
 def test_priority_makes_room(fleet, running, wanted, plan):
-    found = plan_of(busy(fleet, *running).with_jobs(job("a", **wanted)), knobs=Knobs(moves=False))
+    found = plan_of(busy(fleet, *running).with_jobs(job("a", **wanted)), knobs=PolicyParameters(allow_moves=False))
     assert lined(found) == plan
 
 
@@ -145,7 +145,8 @@ def test_four_nodes_with_two_free_each_cost_a_gang_the_jobs_of_one_node():
         for part in range(3)
     ]
     plan = plan_of(
-        busy("r: n0=8 n1=8 n2=8 n3=8", *running).with_jobs(job("a", gpus=8, **HIGH)), knobs=Knobs(moves=False)
+        busy("r: n0=8 n1=8 n2=8 n3=8", *running).with_jobs(job("a", gpus=8, **HIGH)),
+        knobs=PolicyParameters(allow_moves=False),
     )
     assert lined(plan) == "s30 stops for a | s31 stops for a | s32 stops for a | a claimed"
     assert plan.waiting("a").detail == "waits for running jobs on n3 to save and stop"
@@ -158,8 +159,11 @@ def test_topology_that_is_required_is_cleared_in_one_domain():
         ("x", "n1:0-7", {}),
         ("y", "n2:0-7", {"for_s": 400}),
     )
-    wanted = job("a", gpus="2x8", spread=Spread(within="rack", required=True), **HIGH)
-    assert lined(plan_of(fleet.with_jobs(wanted), knobs=Knobs(moves=False))) == "y stops for a | a claimed"
+    wanted = job("a", gpus="2x8", spread=TopologyConstraint(within="rack", required=True), **HIGH)
+    assert (
+        lined(plan_of(fleet.with_jobs(wanted), knobs=PolicyParameters(allow_moves=False)))
+        == "y stops for a | a claimed"
+    )
 
 
 def test_who_is_stopped_is_told_by_whom_and_by_what_right():
@@ -295,12 +299,12 @@ def test_elastic_grows_past_those_whom_their_quota_keeps_out():
     full = busy(fleet, ("e", "n1:0-3", WIDE[2]), ("a", "n0:0-3", {"queue": "small"}))
     plan = plan_of(full.with_jobs(job("b", gpus=4, queue="small")))
     assert plan.stop("e").why == "moved to n1, n2: more nodes are idle"
-    assert plan.waiting("b").reason is Reason.QUOTA
+    assert plan.waiting("b").reason is WaitReasonCode.QUOTA
 
 
 # ---- repair ---------------------------------------------------------------------------------------------------------
 
-LOST: dict[str, Any] = {"reason": Reason.NODE_FAIL, "attained_s": 3600.0, "submit_s": T - 4000}
+LOST: dict[str, Any] = {"reason": WaitReasonCode.NODE_FAIL, "attained_s": 3600.0, "submit_s": T - 4000}
 
 
 def test_a_gang_that_lost_its_node_goes_before_a_newcomer_whatever_its_priority():
@@ -369,7 +373,9 @@ RECLAIM = [
 
 @pytest.mark.parametrize(("running", "wanted", "plan"), [row[1:] for row in RECLAIM], ids=[row[0] for row in RECLAIM])
 def test_an_owner_takes_back_what_was_borrowed(running, wanted, plan):
-    found = plan_of(lending(*running).with_jobs(job("a", queue="own", **wanted)), knobs=Knobs(moves=False))
+    found = plan_of(
+        lending(*running).with_jobs(job("a", queue="own", **wanted)), knobs=PolicyParameters(allow_moves=False)
+    )
     assert lined(found) == plan
 
 
@@ -391,4 +397,4 @@ def test_what_is_cleared_beyond_the_need_is_used_at_once():
     fleet = busy("r: n0=4 n1=4 n2=4", ("wide", "n0:0-3 n1:0-3 n2:0-3", {"gpus": "3x4"}))
     plan = plan_of(fleet.with_jobs(job("high", gpus=4, **HIGH), job("small", gpus=1)))
     assert plan.stop("wide") is not None
-    assert plan.waiting("small").reason is Reason.CLAIMED
+    assert plan.waiting("small").reason is WaitReasonCode.CLAIMED

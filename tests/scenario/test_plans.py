@@ -11,11 +11,11 @@ import pytest
 from phalanx.core.ids import JobId, NodeId, ReservationId, UserId
 from phalanx.core.scheduling.policies import POLICIES
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.scheduling.settings import Policy
-from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind
-from phalanx.core.work.job import Reason
+from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
+from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.reservation import Reservation
-from phalanx.core.work.spec import Spread
+from phalanx.core.work.spec import TopologyConstraint
 from tests.builders import T, drawn, gpu, job, lined, make_fleet, plan_of, queue
 
 RACKS = "l0/r0: n0=8 n1=8 | l0/r1: n2=8 n3=8 | l1/r2: n4=8 n5=8 n6=8"
@@ -27,7 +27,7 @@ def afterok(number="9"):
 
 
 def element(index, running_max=2, of="7", **fields):
-    place = ArrayPlace(array_id=JobId(of), index=index, size=9, running_max=running_max)
+    place = ArrayPosition(array_id=JobId(of), index=index, size=9, running_max=running_max)
     return job(f"{of}_{index}", array=place, **fields)
 
 
@@ -53,18 +53,33 @@ WHERE = [
     # of racks that hold it the fullest, so that empty ones stay empty: r2 has two whole nodes left as has r1, but r0 has one
     (RACKS, {"n0": [0], "n4": [0]}, {"gpus": "1x8"}, f"n1:{WHOLE}"),
     # a level required: wait rather than spread; preferred: the nearest there is
-    (RACKS, {}, {"gpus": "4x8", "spread": Spread(within="rack", required=True)}, ""),
-    (RACKS, {}, {"gpus": "4x8", "spread": Spread(within="rack")}, f"n0:{WHOLE} n1:{WHOLE} n2:{WHOLE} n3:{WHOLE}"),
-    (RACKS, {"n0": [0]}, {"gpus": "2x8", "spread": Spread(within="rack", required=True)}, f"n2:{WHOLE} n3:{WHOLE}"),
-    (RACKS, {"n0": [0], "n2": [0]}, {"gpus": "4x8", "spread": Spread(within="leaf", required=True)}, ""),
+    (RACKS, {}, {"gpus": "4x8", "spread": TopologyConstraint(within="rack", required=True)}, ""),
+    (
+        RACKS,
+        {},
+        {"gpus": "4x8", "spread": TopologyConstraint(within="rack")},
+        f"n0:{WHOLE} n1:{WHOLE} n2:{WHOLE} n3:{WHOLE}",
+    ),
+    (
+        RACKS,
+        {"n0": [0]},
+        {"gpus": "2x8", "spread": TopologyConstraint(within="rack", required=True)},
+        f"n2:{WHOLE} n3:{WHOLE}",
+    ),
+    (RACKS, {"n0": [0], "n2": [0]}, {"gpus": "4x8", "spread": TopologyConstraint(within="leaf", required=True)}, ""),
     # slices: each two nodes in one rack; n1 has lost its neighbour
     (
         RACKS,
         {"n0": [0]},
-        {"gpus": "4x8", "spread": Spread(slice_nodes=2, slice_within="rack")},
+        {"gpus": "4x8", "spread": TopologyConstraint(slice_nodes=2, slice_within="rack")},
         f"n2:{WHOLE} n3:{WHOLE} n4:{WHOLE} n5:{WHOLE}",
     ),
-    (RACKS, {"n0": [0], "n2": [0]}, {"gpus": "4x8", "spread": Spread(slice_nodes=2, slice_within="rack")}, ""),
+    (
+        RACKS,
+        {"n0": [0], "n2": [0]},
+        {"gpus": "4x8", "spread": TopologyConstraint(slice_nodes=2, slice_within="rack")},
+        "",
+    ),
     # neighbours in the ring are neighbours in the tree: b is in r0 with a, whatever it is called
     ("r1: a=4 c=4 | r0: d=4 b=4", {}, {"gpus": "4x4"}, "b:0,1,2,3 d:0,1,2,3 a:0,1,2,3 c:0,1,2,3"),
     # part-node work fills broken nodes, the fullest that has room
@@ -188,7 +203,7 @@ def test_what_may_not_start_blocks_nobody_in_a_strict_line_either(name):
 
 def placed_within_a_round(snapshot, name):
     whole = replace(snapshot, jobs={one.id: one for one in snapshot.pending})
-    scheduler = Scheduler(Policy(name=name))
+    scheduler = Scheduler(PolicySettings(name=name))
     placed = {one.job_id for one in scheduler.plan(whole, T).placements}
     return placed | {one.job_id for one in scheduler.plan(whole, T + 60.5).placements}
 
@@ -218,7 +233,7 @@ FIRST_IN_LINE = [
         "default",
         "r: n0=4",
         {},
-        [job("new", gpus=4, priority=3), job("lost", gpus=4, reason=Reason.NODE_FAIL, attained_s=900.0)],
+        [job("new", gpus=4, priority=3), job("lost", gpus=4, reason=WaitReasonCode.NODE_FAIL, attained_s=900.0)],
         f"lost n0:{FIRST} | new resources",
     ),
     (
@@ -226,7 +241,7 @@ FIRST_IN_LINE = [
         "default",
         "r: n0=4",
         {},
-        [job("new", gpus=4), job("lost", gpus=4, reason=Reason.DRAINED)],
+        [job("new", gpus=4), job("lost", gpus=4, reason=WaitReasonCode.DRAINED)],
         f"lost n0:{FIRST} | new resources",
     ),
     (
@@ -234,7 +249,7 @@ FIRST_IN_LINE = [
         "default",
         "r: n0=4",
         {},
-        [job("new", gpus=4, priority=3), job("own", gpus=4, reason=Reason.CRASH)],
+        [job("new", gpus=4, priority=3), job("own", gpus=4, reason=WaitReasonCode.CRASH)],
         f"new n0:{FIRST} | own resources",
     ),
     ("nobody overtakes", "fifo", "r: n0=4", {"n0": [0]}, [job("a", gpus=4), job("b")], "a resources | b priority"),
@@ -321,7 +336,7 @@ WHY = [
     ),
     (
         make_fleet("r0: n0=8 | r1: n1=8"),
-        job("a", gpus="2x8", spread=Spread(within="rack", required=True)),
+        job("a", gpus="2x8", spread=TopologyConstraint(within="rack", required=True)),
         "topology",
         "needs 2 x 8 GPUs in one rack; 16 free in total, at most 1 such nodes in one rack",
     ),
@@ -391,7 +406,7 @@ WHY = [
 )
 def test_why_a_job_waits(fleet, one, reason, sentence):
     wait = plan_of(fleet.with_jobs(one)).waiting(one.id)
-    assert wait.reason is Reason(reason)
+    assert wait.reason is WaitReasonCode(reason)
     assert wait.detail == sentence
 
 

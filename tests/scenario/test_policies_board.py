@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.entry import Entry, Verb
-from phalanx.core.scheduling.policies import POLICIES, Knobs, policy_named
-from phalanx.core.scheduling.policies.default import Default
+from phalanx.core.scheduling.policies import POLICIES, PolicyParameters, policy_named
+from phalanx.core.scheduling.policies.default import DefaultPolicy
+from phalanx.core.scheduling.policy import DecisionKind, JobEntry
+from phalanx.simulator.board_replay import replay_board
 from phalanx.simulator.fleet import equal_nodes
-from phalanx.simulator.replay import replay
-from phalanx.simulator.report import report
+from phalanx.simulator.report import build_report
 from phalanx.simulator.trace import TraceJob
 
 
 def board_of(sizes, policy="default"):
     board = Board(sizes)
     deciding = policy_named(policy)(board)
-    board.listen(deciding)
+    board.attach_policy(deciding)
     BOARDS.append(board)
     return board, deciding
 
@@ -27,66 +27,66 @@ BOARDS: list[Board] = []
 
 def entry(seq, gpus, submit_s=0.0, size_s=100.0):
     """A job for the board made last."""
-    klass = BOARDS[-1].klass((BOARDS[-1].need_of(gpus),))
-    return Entry(seq=seq, klass=klass, submit_s=submit_s, size_s=size_s)
+    klass = BOARDS[-1].job_class((BOARDS[-1].need_of(gpus),))
+    return JobEntry(seq=seq, job_class=klass, submit_s=submit_s, size_s=size_s)
 
 
 def run_on(board, one, places, since_s=0.0):
     """The job already runs there."""
-    board.arrive(one)
-    board._listener.left_together((one,))
-    board.start(one, one.klass.needs[0], places, since_s)
+    board.add_waiting(one)
+    board._listener.on_withdrawn((one,))
+    board.start(one, one.job_class.needs[0], places, since_s)
     if one.group is not None:
-        one.group.began(one.seq, one)
+        one.group.add_running(one.seq, one)
     board.drain()
     return one
 
 
 def verbs(board):
-    return [(decision.verb, decision.entry.seq, decision.places) for decision in board.drain()]
+    return [(decision.kind, decision.entry.seq, decision.places) for decision in board.drain()]
 
 
 def job(number, gpus, submit_s, duration_s, label=""):
-    return TraceJob(id=f"j{number}", submit_s=submit_s, duration_s=duration_s, gpus=gpus, label=label)
+    return TraceJob(id=f"j{number}", submit_s=submit_s, duration_s=duration_s, gpus=gpus, virtual_cluster=label)
 
 
 def test_best_fit_leaves_the_whole_node_whole():
     board, policy = board_of([8, 8])
     run_on(board, entry(0, 6), ((1, 6),))
-    board.arrive(entry(1, 2))
+    board.add_waiting(entry(1, 2))
     policy.decide(0.0)
-    assert verbs(board) == [(Verb.START, 1, ((1, 2),))]
+    assert verbs(board) == [(DecisionKind.START, 1, ((1, 2),))]
 
 
 def test_a_large_gang_takes_whole_nodes_and_the_rest_on_one_more():
     board, policy = board_of([8, 8, 8])
     run_on(board, entry(0, 4), ((2, 4),))
-    board.arrive(entry(1, 20))
+    board.add_waiting(entry(1, 20))
     policy.decide(0.0)
-    assert verbs(board) == [(Verb.START, 1, ((0, 8), (1, 8), (2, 4)))]
+    assert verbs(board) == [(DecisionKind.START, 1, ((0, 8), (1, 8), (2, 4)))]
 
 
 def test_fifo_lets_nobody_overtake_and_skip_does():
     for name, started in (("fifo", []), ("skip", [2])):
         board, policy = board_of([8], name)
         first = entry(0, 6)
-        board.arrive(first)
+        board.add_waiting(first)
         policy.decide(0.0)
         board.drain()
-        board.arrive(entry(1, 8, 1.0))
-        board.arrive(entry(2, 2, 2.0))
+        board.add_waiting(entry(1, 8, 1.0))
+        board.add_waiting(entry(2, 2, 2.0))
         policy.decide(2.0)
         assert [seq for _, seq, _ in verbs(board)] == started
 
 
 def test_backfill_starts_what_ends_before_the_reservation_only():
     board, policy = board_of([8], "backfill")
-    board.arrive(entry(0, 6, 0.0, 100.0))
+    board.add_waiting(entry(0, 6, 0.0, 100.0))
     policy.decide(0.0)
     board.drain()
-    board.arrive(entry(1, 8, 1.0, 50.0))
-    board.arrive(entry(2, 2, 2.0, 500.0))
-    board.arrive(entry(3, 2, 3.0, 60.0))
+    board.add_waiting(entry(1, 8, 1.0, 50.0))
+    board.add_waiting(entry(2, 2, 2.0, 500.0))
+    board.add_waiting(entry(3, 2, 3.0, 60.0))
     policy.decide(3.0)
     assert [seq for _, seq, _ in verbs(board)] == [3]
 
@@ -96,9 +96,9 @@ def test_small_jobs_move_into_holes_so_that_a_gang_gets_its_node():
     board, policy = board_of([8, 8])
     run_on(board, entry(0, 7), ((0, 7),))
     run_on(board, entry(1, 1), ((1, 1),))
-    board.arrive(entry(2, 8, 600.0))
+    board.add_waiting(entry(2, 8, 600.0))
     policy.decide(600.0)
-    assert verbs(board) == [(Verb.MOVE, 1, ((0, 1),)), (Verb.START, 2, ((1, 8),))]
+    assert verbs(board) == [(DecisionKind.MOVE, 1, ((0, 1),)), (DecisionKind.START, 2, ((1, 8),))]
 
 
 def test_scattered_devices_are_not_taken_for_a_gang_that_needs_one_node():
@@ -106,10 +106,10 @@ def test_scattered_devices_are_not_taken_for_a_gang_that_needs_one_node():
     board, policy = board_of([8, 8, 8, 8])
     for node in range(4):
         run_on(board, entry(node, 6), ((node, 6),))
-    board.arrive(entry(9, 8, 900_000.0))
+    board.add_waiting(entry(9, 8, 900_000.0))
     policy.decide(900_000.0)
     decisions = verbs(board)
-    assert [verb for verb, _, _ in decisions] == [Verb.STOP, Verb.START]
+    assert [verb for verb, _, _ in decisions] == [DecisionKind.STOP, DecisionKind.START]
     assert decisions[1][2] == ((decisions[0][1], 8),)
 
 
@@ -117,7 +117,7 @@ def test_nobody_is_stopped_within_the_guaranteed_run():
     board, policy = board_of([8])
     run_on(board, entry(0, 8), ((0, 8),), since_s=0.0)
     board.running[0].shield_s = 900.0
-    board.arrive(entry(1, 1, 600.0))
+    board.add_waiting(entry(1, 1, 600.0))
     policy.decide(600.0)
     assert verbs(board) == []
 
@@ -126,19 +126,19 @@ def test_an_inadmissible_class_blocks_nobody():
     board, policy = board_of([8, 8])
     run_on(board, entry(0, 8), ((0, 8),))
     board.running[0].shield_s = 1e9
-    board.arrive(entry(1, 16, 1.0))
-    board.arrive(entry(2, 4, 2.0))
+    board.add_waiting(entry(1, 16, 1.0))
+    board.add_waiting(entry(2, 4, 2.0))
     policy.decide(2.0)
     assert [seq for _, seq, _ in verbs(board)] == [2]
 
 
 def test_a_node_that_left_gets_nothing_until_it_is_back():
     board, policy = board_of([8])
-    board.node_left(0)
-    board.arrive(entry(0, 1))
+    board.remove_node(0)
+    board.add_waiting(entry(0, 1))
     policy.decide(0.0)
     assert verbs(board) == []
-    board.node_back(0)
+    board.restore_node(0)
     policy.decide(60.0)
     assert [seq for _, seq, _ in verbs(board)] == [0]
 
@@ -149,9 +149,9 @@ def test_endless_small_jobs_do_not_starve_a_long_large_one():
     jobs = [job(n, 1, n * 80.0, 600.0) for n in range(4000)]
     jobs.append(job("big", 8, 1000.0, 86_400.0))
     jobs.sort(key=lambda one: one.submit_s)
-    knobs = Knobs(overdue_s=10_000.0, patience=0.0)
-    done = replay(jobs, equal_nodes(1, 8), lambda board: Default(board, knobs))
-    big = next(outcome for outcome in done.outcomes if outcome.job.id == "jbig")
+    knobs = PolicyParameters(overdue_s=10_000.0, overdue_service_factor=0.0)
+    done = replay_board(jobs, equal_nodes(1, 8), lambda board: DefaultPolicy(board, knobs))
+    big = next(outcome for outcome in done.jobs if outcome.job.id == "jbig")
     assert big.wait_s <= 7 * 10_000.0
 
 
@@ -162,22 +162,24 @@ def test_every_policy_finishes_every_job_and_loses_no_device(name):
         for n in range(400)
     ]
     jobs.sort(key=lambda one: one.submit_s)
-    done = replay(jobs, equal_nodes(3, 8), policy_named(name))
-    figures = report([done], wall_s=0.0)
+    done = replay_board(jobs, equal_nodes(3, 8), policy_named(name))
+    figures = build_report([done], wall_s=0.0)
     assert figures.jobs == 400
-    assert all(outcome.wait_s > -1e-6 for outcome in done.outcomes)
-    again = replay(jobs, equal_nodes(3, 8), policy_named(name))
-    assert [outcome.end_s for outcome in again.outcomes] == [outcome.end_s for outcome in done.outcomes]
+    assert all(outcome.wait_s > -1e-6 for outcome in done.jobs)
+    again = replay_board(jobs, equal_nodes(3, 8), policy_named(name))
+    assert [outcome.end_s for outcome in again.jobs] == [outcome.end_s for outcome in done.jobs]
 
 
 def test_endless_small_jobs_past_capacity_do_not_starve_a_gang():
     """The limit of a job must not grow with those who come after it: at 150 % load they are ever more."""
     small = [job(number, 1, 50.0 * number, 600.0) for number in range(4000)]  # 12 GPUs' worth on 8
     gang = job(9999, 8, 25.0, 600.0)
-    knobs = Knobs(overdue_s=7200.0, patience=0.0)
-    replayed = replay(
-        sorted([*small, gang], key=lambda one: one.submit_s), equal_nodes(1, 8), lambda board: Default(board, knobs)
+    knobs = PolicyParameters(overdue_s=7200.0, overdue_service_factor=0.0)
+    replayed = replay_board(
+        sorted([*small, gang], key=lambda one: one.submit_s),
+        equal_nodes(1, 8),
+        lambda board: DefaultPolicy(board, knobs),
     )
-    waited = next(one for one in replayed.outcomes if one.job is gang)
+    waited = next(one for one in replayed.jobs if one.job is gang)
     ahead = 1  # the one small job that was submitted before it had started: nobody who came before it waits
     assert waited.first_start_s - 25.0 <= 7200.0 * (1 + ahead / 8) + knobs.run_min_s + 600.0 + knobs.round_s

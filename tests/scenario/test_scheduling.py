@@ -13,12 +13,12 @@ from phalanx.core.fleet.summary import device_fits
 from phalanx.core.ids import NodeId, QueueId
 from phalanx.core.scheduling import fleet_index
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.shape import shape_of, shapes_of
+from phalanx.core.scheduling.shape import acceptable_shapes, preferred_shape
 from phalanx.core.state.snapshot import Usage
 from phalanx.core.units import GIB
-from phalanx.core.work.job import Reason
+from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.spec import Launch
+from phalanx.core.work.spec import LaunchMode
 from tests.builders import T, drawn, gpu, job, make_fleet, plan_of, spec
 
 TWO = "rack0: n0=4 n1=4"
@@ -65,7 +65,7 @@ def test_ranks_follow_node_names():
     [("per_device", None, 4), ("per_node", None, 1), ("fixed", 3, 3), ("per_device", 1, 1)],
 )
 def test_how_many_tasks_start_on_a_node(launch, tasks, count):
-    wanted = job("a", gpus="2x4", launch=Launch(launch), tasks_per_node=tasks)
+    wanted = job("a", gpus="2x4", launch=LaunchMode(launch), tasks_per_node=tasks)
     grants = plan_of(make_fleet(TWO).with_jobs(wanted)).placements[0].allocation.grants
     assert [grant.tasks for grant in grants] == [count, count]
     assert grants[1].first_rank == count
@@ -99,7 +99,7 @@ def test_gang_waits_rather_than_splits_and_later_jobs_that_fit_start():
     assert drawn(plan, "b") == "n0:2,3"
     assert drawn(plan, "c") == "n1:0,1,2,3"
     wait = plan.waiting("a")
-    assert wait.reason is Reason.RESOURCES
+    assert wait.reason is WaitReasonCode.RESOURCES
     assert wait.detail == "needs 2 x 4 GPUs; 0 free in total, at most 0 on one node"
 
 
@@ -159,7 +159,7 @@ def test_cpus_and_memory_constrain():
     assert drawn(plan_of(busy.with_jobs(job("a", gpus=1, cpus=16))), "a") == "n1:0"
     assert drawn(plan_of(busy.with_jobs(job("a", gpus=1, memory_gib=10))), "a") == "n0:0"
     plan = plan_of(busy.with_jobs(job("a", gpus=1, cpus=16, memory_gib=10)))
-    assert plan.waiting("a").reason is Reason.RESOURCES
+    assert plan.waiting("a").reason is WaitReasonCode.RESOURCES
 
 
 def test_shape_goes_to_nodes_with_cpus_enough():
@@ -173,7 +173,7 @@ def test_shape_goes_to_nodes_with_cpus_enough():
 def test_sick_devices_are_not_given():
     plan = plan_of(make_fleet("r: n0=4").sick("n0", 0, 2).with_jobs(job("a", gpus=2), job("b", gpus=1)))
     assert drawn(plan, "a") == "n0:1,3"
-    assert plan.waiting("b").reason is Reason.RESOURCES
+    assert plan.waiting("b").reason is WaitReasonCode.RESOURCES
 
 
 def test_nodes_to_avoid_come_last_but_come():
@@ -189,14 +189,14 @@ def test_nodes_to_avoid_come_last_but_come():
 
 def test_held_job_waits_and_says_how_to_release_it():
     wait = plan_of(make_fleet(TWO).with_jobs(job("a", held=True))).waiting("a")
-    assert (wait.reason, wait.detail) == (Reason.HELD, "job a is held; to let it start: phalanx release a")
+    assert (wait.reason, wait.detail) == (WaitReasonCode.HELD, "job a is held; to let it start: phalanx release a")
 
 
 def test_closed_queue_holds_its_jobs_alone():
     closed = Queue(id=QueueId("night"), open=False)
     fleet = make_fleet(TWO).with_queues(Queue(id=QueueId("default")), closed)
     plan = plan_of(fleet.with_jobs(job("a", queue="night"), job("b")))
-    assert plan.waiting("a").reason is Reason.QUEUE_CLOSED
+    assert plan.waiting("a").reason is WaitReasonCode.QUEUE_CLOSED
     assert drawn(plan, "b") == "n0:0"
 
 
@@ -214,7 +214,7 @@ def test_backoff_holds_for_a_moment_whatever_the_clock_does(until_s, starts):
     plan = plan_of(make_fleet(TWO).with_jobs(job("a", not_before_s=T + until_s, detail="n0: sick")))
     assert (drawn(plan, "a") != "") is starts
     if not starts:
-        assert plan.waiting("a").reason is Reason.BACKOFF
+        assert plan.waiting("a").reason is WaitReasonCode.BACKOFF
 
 
 def test_job_in_backoff_does_not_judge_its_likes():
@@ -227,12 +227,12 @@ def test_nothing_new_on_nodes_that_take_no_work(away):
     fleet = getattr(make_fleet(TWO), away)("n0")
     assert drawn(plan_of(fleet.with_jobs(job("a", gpus=1))), "a") == "n1:0"
     wait = plan_of(fleet.with_jobs(job("a", gpus=8))).waiting("a")
-    assert wait.reason is Reason.NODES_DOWN
+    assert wait.reason is WaitReasonCode.NODES_DOWN
     assert wait.detail.endswith("down or drained: n0")
 
 
 def test_no_node_up_and_none_at_all():
-    assert plan_of(make_fleet(TWO).down("n0", "n1").with_jobs(job("a"))).waiting("a").reason is Reason.NO_NODES
+    assert plan_of(make_fleet(TWO).down("n0", "n1").with_jobs(job("a"))).waiting("a").reason is WaitReasonCode.NO_NODES
     assert "no node has joined" in plan_of(make_fleet("").with_jobs(job("a"))).waiting("a").detail
 
 
@@ -251,17 +251,17 @@ def test_no_node_up_and_none_at_all():
 )
 def test_what_can_never_fit_is_refused_at_submit(gpus, fields):
     with pytest.raises(NeverFits) as refused:
-        shape_of(spec(gpus=gpus, **fields).role, make_fleet(TWO).nodes.values())
+        preferred_shape(spec(gpus=gpus, **fields).role, make_fleet(TWO).nodes.values())
     assert refused.value.exit_code == 64
     assert refused.value.hint
 
 
 def test_what_fits_once_a_node_is_back_is_taken_at_submit():
-    assert str(shape_of(spec(gpus=8).role, make_fleet(TWO).down("n1").nodes.values())) == "2 nodes x 4 = 8 GPUs"
+    assert str(preferred_shape(spec(gpus=8).role, make_fleet(TWO).down("n1").nodes.values())) == "2 nodes x 4 = 8 GPUs"
 
 
 def test_fleet_without_nodes_refuses_nothing():
-    assert shape_of(spec(gpus="99x8").role, []).nodes == 99
+    assert preferred_shape(spec(gpus="99x8").role, []).nodes == 99
 
 
 # ---- equal in, equal out --------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_ten_thousand_equal_jobs_are_judged_once(monkeypatch):
         return call
 
     monkeypatch.setattr(Board, "find", counted(Board.find))
-    monkeypatch.setattr(fleet_index, "shapes_of", counted(shapes_of))
+    monkeypatch.setattr(fleet_index, "shapes_of", counted(acceptable_shapes))
     jobs = [job(f"j{number}", gpus=4) for number in range(10_000)]
     plan = plan_of(make_fleet("r: n0=4 n1=4 n2=4").held(n2=[0]).with_jobs(*jobs))
     assert [one.job_id for one in plan.placements] == ["j0", "j1"]
@@ -334,4 +334,4 @@ def test_ten_thousand_equal_jobs_are_judged_once(monkeypatch):
 def test_cycle_places_no_more_than_its_share_and_says_so():
     plan = plan_of(make_fleet("r: n0=8").with_jobs(*(job(f"j{number}") for number in range(5))), placements_max=3)
     assert [one.job_id for one in plan.placements] == ["j0", "j1", "j2"]
-    assert plan.waiting("j4").reason is Reason.BACKOFF
+    assert plan.waiting("j4").reason is WaitReasonCode.BACKOFF

@@ -8,42 +8,52 @@ from dataclasses import replace
 import pytest
 
 from phalanx.controller.controller import SEAT_WAIT_S, Controller
-from phalanx.controller.leases import LeaseBook, SayHello
-from phalanx.controller.outbox import Now
-from phalanx.controller.reports import SeatOver
-from phalanx.controller.turn import Settings
-from phalanx.core.access.node_keys import attempt_key, node_of, node_token, seat_token
+from phalanx.controller.leases import LeaseBook, UnknownSupervisor
+from phalanx.controller.reports import SeatEnded
+from phalanx.controller.step_context import ControllerSettings
+from phalanx.controller.step_result import ControllerTime
+from phalanx.core.access.node_tokens import (
+    attempt_key,
+    node_of_token,
+    node_token,
+    seat_token,
+)
 from phalanx.core.fleet.device import Device
-from phalanx.core.fleet.node import Cordon, Node, NodeState, Others
+from phalanx.core.fleet.node import (
+    Cordon,
+    ForeignUsage,
+    Node,
+    NodeState,
+)
 from phalanx.core.ids import UserId
-from phalanx.core.state.commands import Prepare
+from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.state.events import (
+    AttemptWithdrawn,
     CordonNode,
-    ForgetNode,
-    Hello,
-    NodeDead,
-    NodeSeen,
+    NodeDied,
+    NodeListed,
     PutProject,
     PutQueue,
     PutUser,
+    RemoveNode,
     SeatLost,
-    Submit,
-    Withdrawn,
+    SubmitJob,
+    SupervisorRegistered,
 )
 from phalanx.core.state.world import World
-from phalanx.core.work.attempt import AttemptState, Cause, MemberState
-from phalanx.core.work.job import JobState, Reason
-from phalanx.core.work.people import User, UserRole
+from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
+from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Project, Queue
-from phalanx.core.work.seat import Seat, read_seat, supervisor_of
+from phalanx.core.work.seats import Seat, parse_seat, supervisor_name_of
+from phalanx.core.work.users import User, UserRole
 from tests.builders import T, spec
 
 SEAT = Seat(node_id="h0", job_id="1", epoch=1)
 
 
-def seen(name, *, others=Others(), cordon=None, devices=4):
+def seen(name, *, others=ForeignUsage(), cordon=None, devices=4):
     found = tuple(Device(index=index, uuid="", model="h100", memory_bytes=0) for index in range(devices))
-    return NodeSeen(
+    return NodeListed(
         node=Node(
             id=name,
             engine="slurm",
@@ -52,7 +62,7 @@ def seen(name, *, others=Others(), cordon=None, devices=4):
             memory_bytes=1 << 34,
             state=NodeState.UP,
             per_attempt=True,
-            others=others,
+            foreign_usage=others,
             cordon=cordon,
         )
     )
@@ -66,9 +76,9 @@ class Head:
         self.controller = Controller(
             world=World(),
             leases=LeaseBook(lease_s=6.0, guard=threading.Lock()),
-            settings=Settings(checkpoint_root="/c", output_root="/o"),
+            settings=ControllerSettings(checkpoint_root="/c", output_root="/o"),
         )
-        self.controller.begin(self.now)
+        self.controller.start(self.now)
         self.hear(
             PutUser(user=User(id="me", role=UserRole.ADMIN)),
             PutProject(project=Project(id="default")),
@@ -78,7 +88,7 @@ class Head:
 
     @property
     def now(self):
-        return Now(wall_s=T + self.at_s, boot_s=self.at_s)
+        return ControllerTime(wall_s=T + self.at_s, boot_s=self.at_s)
 
     @property
     def world(self):
@@ -95,7 +105,7 @@ class Head:
         return outbox
 
     def submit(self, gpus="2x2"):
-        self.hear(Submit(spec=spec("job", gpus=gpus), user="me", project="default", queue="default"))
+        self.hear(SubmitJob(spec=spec("job", gpus=gpus), user="me", project="default", queue="default"))
 
     def renew(self, seat, supervisor="s0"):
         return self.controller.leases.renew(seat.name, supervisor, [(seat.job_id, seat.epoch)], self.at_s, held_s=6.0)
@@ -103,7 +113,7 @@ class Head:
     def take_seats(self):
         for number, name in enumerate(sorted(grant.node_id for grant in self.world.attempts["1"].allocation.grants)):
             seat = Seat(node_id=name, job_id="1", epoch=self.world.attempts["1"].epoch)
-            self.hear(Hello(node=seen(name).node, supervisor_id=f"s{number}", seat=seat))
+            self.hear(SupervisorRegistered(node=seen(name).node, supervisor_id=f"s{number}", seat=seat))
 
 
 def test_nodes_of_the_inventory_take_work_without_a_supervisor_or_a_lease():
@@ -117,7 +127,7 @@ def test_nodes_of_the_inventory_take_work_without_a_supervisor_or_a_lease():
 def test_a_seat_is_kept_for_who_was_brought_and_lost_when_nobody_comes():
     head = Head("h0", "h1")
     head.submit()
-    with pytest.raises(SayHello):
+    with pytest.raises(UnknownSupervisor):
         head.renew(SEAT)
     head.hear(after_s=SEAT_WAIT_S - 2.0)
     assert head.world.attempts["1"].epoch == 1, "it is asked to stop, and may still come"
@@ -128,7 +138,7 @@ def test_a_seat_is_kept_for_who_was_brought_and_lost_when_nobody_comes():
 def test_who_takes_a_seat_is_told_what_to_do_and_renews_its_lease():
     head = Head("h0", "h1")
     head.submit()
-    outbox = head.hear(Hello(node=seen("h0").node, supervisor_id="s0", seat=SEAT))
+    outbox = head.hear(SupervisorRegistered(node=seen("h0").node, supervisor_id="s0", seat=SEAT))
     assert [(type(one).__name__, one.node_id) for one in outbox.commands] == [("Prepare", "h0")]
     assert head.renew(SEAT).superseded == []
     assert head.world.nodes["h0"].supervisor_id is None, "it speaks for its seat, not for the node"
@@ -152,29 +162,32 @@ def test_who_comes_for_an_attempt_that_is_over_is_sent_away():
     head = Head("h0", "h1")
     head.submit()
     (answer,) = head.hear(
-        Hello(node=seen("h0").node, supervisor_id="s9", seat=Seat(node_id="h0", job_id="1", epoch=7))
+        SupervisorRegistered(node=seen("h0").node, supervisor_id="s9", seat=Seat(node_id="h0", job_id="1", epoch=7))
     ).answers
-    assert isinstance(answer, SeatOver)
+    assert isinstance(answer, SeatEnded)
 
 
 def test_a_withdrawn_attempt_is_placed_again_at_once_uncharged_and_not_where_others_are():
     head = Head("h0", "h1")
     head.submit("2")
     assert head.world.attempts["1"].allocation.grants[0].node_id == "h0"
-    taken = seen("h0", others=Others(devices=(0, 1, 2, 3), who=("Slurm job 6 of alice",)))
-    head.hear(taken, Withdrawn(job_id="1", epoch=1, why="job 6 of alice took h0", nodes=("h0",), cause=Cause.CONTENDED))
+    taken = seen("h0", others=ForeignUsage(devices=(0, 1, 2, 3), owners=("Slurm job 6 of alice",)))
+    head.hear(
+        taken,
+        AttemptWithdrawn(job_id="1", epoch=1, why="job 6 of alice took h0", nodes=("h0",), cause=EndCause.CONTENDED),
+    )
     job, attempt = head.world.jobs["1"], head.world.attempts["1"]
     assert (attempt.epoch, attempt.allocation.grants[0].node_id) == (2, "h1")
-    assert (job.stalls, job.losses) == (0, 0)
+    assert (job.charged_restarts, job.losses) == (0, 0)
 
 
 def test_what_others_hold_is_not_granted_and_why_names_them():
     head = Head()
-    head.hear(seen("h0", others=Others(devices=(1, 2, 3), who=("Slurm job 6 of alice",))))
+    head.hear(seen("h0", others=ForeignUsage(devices=(1, 2, 3), owners=("Slurm job 6 of alice",))))
     head.submit("2")
     waiting = head.controller.waits["1"]
     assert (waiting.reason, waiting.detail) == (
-        Reason.RESOURCES,
+        WaitReasonCode.RESOURCES,
         "needs 1 x 2 GPUs; 1 free in total, at most 1 on one node; 3 in use outside Phalanx by Slurm job 6 of alice",
     )
     head.hear(seen("h0"))
@@ -184,9 +197,9 @@ def test_what_others_hold_is_not_granted_and_why_names_them():
 def test_a_node_that_was_forgotten_leaves_nothing_of_what_others_held_there():
     """Found by reading: what it had held came back with it, and nobody could give it back."""
     head = Head()
-    head.hear(seen("h0", others=Others(devices=(1, 2, 3), cpus=8)))
-    head.hear(NodeDead(node_id="h0", supervisor_id=None, why="gone from Slurm", confirmed=False))
-    head.hear(ForgetNode(node_id="h0", by="me"))
+    head.hear(seen("h0", others=ForeignUsage(devices=(1, 2, 3), cpus=8)))
+    head.hear(NodeDied(node_id="h0", supervisor_id=None, why="gone from Slurm", confirmed=False))
+    head.hear(RemoveNode(node_id="h0", by="me"))
     assert "h0" not in head.world.usage
     head.hear(seen("h0"))
     head.submit("4")
@@ -196,9 +209,9 @@ def test_a_node_that_was_forgotten_leaves_nothing_of_what_others_held_there():
 def test_devices_that_went_to_others_under_a_grant_are_not_free_when_it_ends():
     head = Head("h0")
     head.submit("2")
-    head.hear(seen("h0", others=Others(devices=(1, 2, 3))))
+    head.hear(seen("h0", others=ForeignUsage(devices=(1, 2, 3))))
     assert head.world.usage["h0"].devices == {0, 1, 2, 3}
-    head.hear(Withdrawn(job_id="1", epoch=1, why="gone", nodes=("h0",), cause=Cause.FAILED))
+    head.hear(AttemptWithdrawn(job_id="1", epoch=1, why="gone", nodes=("h0",), cause=EndCause.FAILED))
     assert head.world.usage["h0"].devices == {1, 2, 3}
 
 
@@ -206,7 +219,7 @@ def test_a_node_that_the_engine_calls_dead_takes_nothing_new_and_its_seats_live_
     head = Head("h0", "h1")
     head.submit()
     head.take_seats()
-    head.hear(NodeDead(node_id="h0", supervisor_id=None, why="Slurm says down", confirmed=False))
+    head.hear(NodeDied(node_id="h0", supervisor_id=None, why="Slurm says down", confirmed=False))
     assert head.world.nodes["h0"].state is NodeState.DOWN
     assert head.world.attempts["1"].state is AttemptState.PLACED
     assert head.renew(SEAT).superseded == []
@@ -237,24 +250,24 @@ def test_a_starting_head_presumes_the_seats_of_live_attempts():
     head.submit()
     head.take_seats()
     again = Controller(world=head.world, leases=LeaseBook(lease_s=6.0), settings=head.controller.settings)
-    again.begin(head.now)
-    with pytest.raises(SayHello):
+    again.start(head.now)
+    with pytest.raises(UnknownSupervisor):
         again.leases.renew(SEAT.name, "s0", [], head.at_s)
-    again.step(head.now, [Hello(node=seen("h0").node, supervisor_id="s0", seat=SEAT)])
+    again.step(head.now, [SupervisorRegistered(node=seen("h0").node, supervisor_id="s0", seat=SEAT)])
     assert again.leases.renew(SEAT.name, "s0", [("1", 1)], head.at_s).superseded == []
 
 
 def test_names_and_tokens_of_seats():
-    assert read_seat(SEAT.name) == SEAT
-    assert read_seat("gpu7") is None
-    assert supervisor_of({"h0": seen("h0").node}, "h0", "1", 1) == "h0@1.1"
-    assert supervisor_of({}, "n0", "1", 1) == "n0"
+    assert parse_seat(SEAT.name) == SEAT
+    assert parse_seat("gpu7") is None
+    assert supervisor_name_of({"h0": seen("h0").node}, "h0", "1", 1) == "h0@1.1"
+    assert supervisor_name_of({}, "n0", "1", 1) == "n0"
     secret = b"s" * 32
     token = seat_token(attempt_key(secret, "1", 1), SEAT)
-    assert node_of(secret, token) == SEAT.name
-    assert node_of(secret, token.replace("1.1", "1.2")) is None, "of another attempt"
-    assert node_of(b"other", token) is None
-    assert node_of(secret, node_token(secret, "h0")) == "h0"
+    assert node_of_token(secret, token) == SEAT.name
+    assert node_of_token(secret, token.replace("1.1", "1.2")) is None, "of another attempt"
+    assert node_of_token(b"other", token) is None
+    assert node_of_token(secret, node_token(secret, "h0")) == "h0"
 
 
 def test_what_the_first_seats_prove_of_the_heads_folders_counts_from_the_next_attempt_on():
@@ -263,9 +276,9 @@ def test_what_the_first_seats_prove_of_the_heads_folders_counts_from_the_next_at
     first = head.world.attempts["1"]
     for name in ("h0", "h1"):
         seat = Seat(node_id=name, job_id="1", epoch=1)
-        sees = replace(seen(name).node, sees_head_files=True)
-        told = head.hear(Hello(node=sees, supervisor_id=f"life-of-{name}", seat=seat)).commands
-        assert [command.kept for command in told if isinstance(command, Prepare)] == [True], (
+        sees = replace(seen(name).node, shares_head_files=True)
+        told = head.hear(SupervisorRegistered(node=sees, supervisor_id=f"life-of-{name}", seat=seat)).commands
+        assert [command.kept for command in told if isinstance(command, PrepareTasks)] == [True], (
             "all of a gang are told alike"
         )
     assert first.kept

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.ids import NodeId, UserId
-from phalanx.core.performance.plain import to_plain
-from phalanx.core.performance.profile import NodeFound, Profile
 from phalanx.core.state.events import PutCalibration
+from phalanx.planner.calibration.profile import NodeMeasurement, Profile
+from phalanx.planner.calibration.record_codec import encode_record
 from tests.harness import Harness
 
 
@@ -19,12 +19,14 @@ def cluster():
 
 def calibrate(cluster, **tflops):
     nodes = tuple(
-        NodeFound(node=name, gpu="h100", devices=4, flops={"bf16": rate * 1e12}, worst_flops={"bf16": rate * 1e12})
+        NodeMeasurement(
+            node=name, gpu="h100", devices=4, flops={"bf16": rate * 1e12}, worst_flops={"bf16": rate * 1e12}
+        )
         for name, rate in tflops.items()
     )
     profile = Profile(at="2026-11-21T15:00:00Z", at_s=1.0, nodes=nodes)
-    text = json.dumps(to_plain(profile))
-    cluster.ask(PutCalibration(calibration=Calibration(profile=text, by=UserId("op"), at_s=1.0)))
+    text = json.dumps(encode_record(profile))
+    cluster.ask(PutCalibration(calibration=FleetDocument(text=text, by=UserId("op"), at_s=1.0)))
 
 
 def slow(cluster):

@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from phalanx.core.state import commands
 from phalanx.core.state.events import MemberStopped
-from phalanx.node.logic import happenings as hap
-from phalanx.node.logic.happenings import Place
+from phalanx.node.logic import events as hap
+from phalanx.node.logic.events import GenerationId
 from tests.scenario.supervisor_world import LEASE_S, World, forget, prepare, start, stop
 
 JOBS = st.sampled_from(["1", "2"])
@@ -100,11 +100,11 @@ class Chaos(RuleBasedStateMachine):
     def stopped_is_said_only_when_true_and_for_good(self):
         for report in self.world.reports[self.told :]:
             if isinstance(report, MemberStopped):
-                place = Place(report.epoch, report.generation)
-                assert not [k for k in self.world.living(report.job_id) if Place(k.epoch, k.generation) <= place]
+                place = GenerationId(report.epoch, report.generation)
+                assert not [k for k in self.world.living(report.job_id) if GenerationId(k.epoch, k.generation) <= place]
         opened = self.world.opened
         for job in ("1", "2"):
-            mine = [Place(key.epoch, key.generation) for key in opened if key.job_id == job]
+            mine = [GenerationId(key.epoch, key.generation) for key in opened if key.job_id == job]
             assert mine == sorted(set(mine)), "a generation starts once, and never after a later one"
         assert self.world.started_after_stopped == []
         self.told = len(self.world.reports)
@@ -120,7 +120,7 @@ class Chaos(RuleBasedStateMachine):
                 break
         unanswered = [stopped for stopped in self.stops if not self._answered(stopped)]
         assert unanswered == []
-        world.hear(hap.Terminated()).hear(hap.Terminated())
+        world.hear(hap.TerminationRequested()).hear(hap.TerminationRequested())
         for _ in range(50):
             world.do_work()
         assert world.exited
@@ -140,10 +140,10 @@ def test_every_kind_of_command_is_obeyed_or_named():
     """A new command must be given a meaning here before it is sent."""
     kinds = set(commands.Command.__args__)
     assert kinds == {
-        commands.Prepare,
+        commands.PrepareTasks,
         commands.StartTasks,
         commands.StopTasks,
-        commands.Forget,
+        commands.CleanUpAttempt,
         commands.DeleteCheckpoints,
         commands.SaveNow,
     }

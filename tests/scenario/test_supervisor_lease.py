@@ -2,10 +2,15 @@
 
 import pytest
 
-from phalanx.core.state.events import MemberFroze, MemberReady, MemberStopped, TaskExited
+from phalanx.core.state.events import (
+    MemberFrozen,
+    MemberReady,
+    MemberStopped,
+    TaskExited,
+)
 from phalanx.node.logic import actions as act
-from phalanx.node.logic import happenings as hap
-from phalanx.wire.rank import StopReason
+from phalanx.node.logic import events as hap
+from phalanx.wire.rank import RankStopReason
 from tests.scenario.supervisor_world import LEASE_S, World, forget, key_of, prepare, start, stop
 
 
@@ -17,7 +22,7 @@ def test_lease_counts_from_sending():
 
 def test_renewed_in_time_nobody_notices():
     world = World().running().wait(60, renewing=True)
-    assert world.did(act.Freeze) == []
+    assert world.did(act.FreezeMember) == []
 
 
 def test_lease_over_freezes_everything_at_its_end():
@@ -33,10 +38,10 @@ def test_short_freeze_thaws_after_the_page_is_renewed():
     world = World().running(collective_timeout_s=10).wait(LEASE_S + 5)
     world.renew()
     assert world.frozen == set()
-    froze = world.said(MemberFroze)[0]
+    froze = world.said(MemberFrozen)[0]
     assert (froze.thawed, froze.frozen_s) == (True, pytest.approx(5, abs=0.01))
-    order = [a for a in world.actions if isinstance(a, (act.WritePage, act.Thaw))][-2:]
-    assert [type(a) for a in order] == [act.WritePage, act.Thaw]
+    order = [a for a in world.actions if isinstance(a, (act.UpdateLeasePage, act.ThawMember))][-2:]
+    assert [type(a) for a in order] == [act.UpdateLeasePage, act.ThawMember]
 
 
 def test_long_freeze_restarts_the_gang_in_place():
@@ -45,7 +50,7 @@ def test_long_freeze_restarts_the_gang_in_place():
     world.renew()
     assert not world.living()
     assert world.kinds()[2:] == ["MemberFroze", "TaskExited", "TaskExited", "MemberStopped"]
-    assert not world.said(MemberFroze)[0].thawed
+    assert not world.said(MemberFrozen)[0].thawed
     assert all(r.exit.by_us for r in world.said(TaskExited))
     assert world.pages[key_of()]["deadline_ns"] == deadline_ns, "a page is renewed only with the decision to thaw"
     assert world.tell(prepare(generation=1), start(generation=1)).living() == [key_of(generation=1)]
@@ -55,9 +60,9 @@ def test_superseded_is_killed_cleaned_and_not_told_as_current():
     world = World().running().wait(LEASE_S + 1)
     world.renew(superseded=[("1", 1)])
     assert not world.living()
-    assert world.said(TaskExited) == world.said(MemberFroze) == []
+    assert world.said(TaskExited) == world.said(MemberFrozen) == []
     assert world.clean == [("1", 1)]
-    assert world.pages[key_of()]["stop"] is StopReason.SUPERSEDED
+    assert world.pages[key_of()]["stop"] is RankStopReason.SUPERSEDED
     assert world.tell(prepare(), start()).carried == ()
 
 
@@ -121,7 +126,7 @@ def test_saving_ranks_are_frozen_too():
 
 def test_lease_over_while_starting_kills_instead():
     world = World(auto=False).tell(prepare()).do_work().wait(LEASE_S - 0.5).tell(start()).wait(1)
-    assert world.did(act.Kill)
+    assert world.did(act.KillMember)
     while world.work:
         world.do_work()
     assert not world.living()
@@ -149,14 +154,14 @@ def test_what_cannot_be_frozen_is_killed():
     world.unfreezable = True
     world.wait(LEASE_S + 0.1)
     assert not world.living()
-    assert not world.said(MemberFroze)[0].thawed
+    assert not world.said(MemberFrozen)[0].thawed
     assert world.said(MemberStopped)
 
 
 def test_host_that_slept_past_its_lease_freezes_before_anything_else():
     world = World().running()
     world.now_ns += 3600 * 1_000_000_000
-    world.hear(hap.Emptied(key=key_of("7")))
+    world.hear(hap.MemberEmptied(key=key_of("7")))
     assert world.frozen == {key_of()}
     world.renew()
     assert not world.living(), "an hour is longer than any collective bears"
@@ -180,7 +185,7 @@ def test_two_jobs_are_judged_by_their_own_timeouts():
     world.renew()
     assert world.living("1") == []
     assert world.living("2") == [key_of("2")]
-    assert [r.thawed for r in world.said(MemberFroze, "1") + world.said(MemberFroze, "2")] == [False, True]
+    assert [r.thawed for r in world.said(MemberFrozen, "1") + world.said(MemberFrozen, "2")] == [False, True]
 
 
 def test_no_step_is_begun_past_the_lease_even_if_the_supervisor_slept():

@@ -14,10 +14,10 @@ from phalanx.core.state.events import (
     TaskExited,
 )
 from phalanx.node.logic import actions as act
-from phalanx.node.logic import happenings as hap
-from phalanx.node.logic.member import KILL_AGAIN_S, LINGER_S, Phase
-from phalanx.node.logic.saves import AT_ONCE, PER_S
-from phalanx.wire.rank import StopReason
+from phalanx.node.logic import events as hap
+from phalanx.node.logic.checkpoint_reports import BURST_MAX, REPORTS_PER_S
+from phalanx.node.logic.member import KILL_AGAIN_S, LINGER_S, MemberPhase
+from phalanx.wire.rank import RankStopReason
 from tests.scenario.supervisor_world import NODE, World, forget, key_of, prepare, start, stop, with_deadline
 
 
@@ -46,7 +46,7 @@ def test_task_that_ends_before_the_last_one_begins_is_told_after_the_start():
 def test_failed_task_leaves_the_others_to_the_head():
     world = World().running().end(0, code=1).wait(5, renewing=True)
     assert world.living() == [key_of()]
-    assert world.did(act.Kill) == []
+    assert world.did(act.KillMember) == []
 
 
 def test_daemon_left_behind_is_killed_after_a_moment():
@@ -60,10 +60,10 @@ def test_daemon_left_behind_is_killed_after_a_moment():
 def test_stop_writes_the_page_then_signals_then_kills_after_the_grace():
     world = World().running().tell(stop(grace_s=3))
     page = world.pages[key_of()]
-    assert page["stop"] is StopReason.CANCELLED
+    assert page["stop"] is RankStopReason.CANCELLED
     assert page["stop_by_ns"] == world.now_ns + 3_000_000_000
     kinds = [type(action) for action in world.actions]
-    assert kinds.index(act.Signal) > kinds.index(act.WritePage)
+    assert kinds.index(act.SendSigterm) > kinds.index(act.UpdateLeasePage)
     world.wait(2.9, renewing=True)
     assert world.living()
     world.wait(0.2, renewing=True)
@@ -75,7 +75,7 @@ def test_stop_writes_the_page_then_signals_then_kills_after_the_grace():
 def test_obedient_ranks_need_no_kill():
     world = World(deaf=False).running().tell(stop())
     assert [r.exit.signal for r in world.said(TaskExited)] == [15, 15]
-    assert world.did(act.Kill) == []
+    assert world.did(act.KillMember) == []
     assert len(world.said(MemberStopped)) == 1
 
 
@@ -125,7 +125,7 @@ def test_stop_of_the_unknown_is_answered_at_once_and_keeps_it_from_starting():
 
 def test_what_cannot_be_prepared_is_refused_when_nothing_of_it_is_left():
     world = World(auto=False).tell(prepare())
-    world.hear(hap.Unfit(key=key_of(), why="train.py: no such file in /w", charge=True))
+    world.hear(hap.MemberStartFailed(key=key_of(), why="train.py: no such file in /w", charge=True))
     assert world.reports == []
     world.work.popleft()
     while world.work:
@@ -138,7 +138,7 @@ def test_what_cannot_be_prepared_is_refused_when_nothing_of_it_is_left():
 def test_task_that_cannot_be_execd_refuses_and_ends_the_others():
     world = World(auto=False).tell(prepare()).do_work().tell(start())
     world.alive[key_of()] = {0}
-    world.hear(hap.Unfit(key=key_of(), why="python: not found", charge=True))
+    world.hear(hap.MemberStartFailed(key=key_of(), why="python: not found", charge=True))
     world.work.popleft()
     while world.work:
         world.do_work()
@@ -198,7 +198,7 @@ def test_time_limit_is_on_the_page_and_kept_without_the_heads_word():
     world.wait(64, renewing=True)
     assert world.pages[key_of()].get("stop") is None, "the head has the first word"
     world.wait(1.1, renewing=True)
-    assert world.pages[key_of()]["stop"] is StopReason.DEADLINE
+    assert world.pages[key_of()]["stop"] is RankStopReason.DEADLINE
     world.wait(5, renewing=True)
     assert not world.living()
     assert {r.exit.note for r in world.said(TaskExited)} == {"time limit"}
@@ -231,7 +231,7 @@ def test_restart_in_place_keeps_the_scratch_folder():
 
 def test_higher_epoch_kills_the_lower_and_cleans_it_up():
     world = World().running().tell(prepare(epoch=2), start(epoch=2))
-    assert world.pages[key_of()]["stop"] is StopReason.SUPERSEDED
+    assert world.pages[key_of()]["stop"] is RankStopReason.SUPERSEDED
     assert world.said(TaskExited) == [], "an old epoch's ends are nobody's news"
     assert world.clean == [("1", 1)]
     assert [r.epoch for r in world.said(MemberReady)] == [1, 2]
@@ -294,8 +294,8 @@ def test_other_nodes_commands_are_not_ours():
 
 def test_termination_stops_gently_and_exits_when_all_is_told():
     world = World().running("1").running("2")
-    world.hear(hap.Terminated())
-    assert world.pages[key_of("1")]["stop"] is StopReason.DRAIN
+    world.hear(hap.TerminationRequested())
+    assert world.pages[key_of("1")]["stop"] is RankStopReason.DRAIN
     world.wait(5.1, renewing=True)
     assert world.exited
     assert len(world.said(MemberStopped, "1") + world.said(MemberStopped, "2")) == 2
@@ -303,18 +303,18 @@ def test_termination_stops_gently_and_exits_when_all_is_told():
 
 def test_second_termination_does_not_wait():
     world = World().running()
-    world.hear(hap.Terminated())
+    world.hear(hap.TerminationRequested())
     assert not world.exited
-    world.hear(hap.Terminated())
+    world.hear(hap.TerminationRequested())
     assert world.exited
 
 
 def test_ending_supervisor_takes_nothing_new():
     world = World().running()
-    world.hear(hap.Terminated())
+    world.hear(hap.TerminationRequested())
     world.tell(prepare("2"))
     assert not world.said(MemberRefused, "2")[0].charge
-    assert world.supervisor.present()[0].phase is Phase.STOPPING
+    assert world.supervisor.members()[0].phase is MemberPhase.STOPPING
 
 
 def test_a_checkpoint_that_reaches_the_head_after_its_gang_started_again_is_published():
@@ -350,14 +350,14 @@ def steps_told(world):
 def test_every_checkpoint_of_a_program_that_saves_often_is_told_at_once():
     world = World().running()
     for step in range(300):
-        world.wait(1 / PER_S, renewing=True).hear(save(step))
+        world.wait(1 / REPORTS_PER_S, renewing=True).hear(save(step))
         assert steps_told(world)[-1] == step
-    assert world.did(act.Note) == []
+    assert world.did(act.AppendNote) == []
 
 
 def test_checkpoints_heard_all_at_once_after_a_busy_while_are_all_told():
-    world = World().running().hear(*map(save, range(AT_ONCE)))
-    assert steps_told(world) == list(range(AT_ONCE))
+    world = World().running().hear(*map(save, range(BURST_MAX)))
+    assert steps_told(world) == list(range(BURST_MAX))
 
 
 def test_of_a_flood_of_checkpoints_a_few_are_told_and_the_newest_always():
@@ -367,42 +367,42 @@ def test_of_a_flood_of_checkpoints_a_few_are_told_and_the_newest_always():
         if step % 1000 == 0:
             world.wait(0.1, renewing=True)
         world.hear(save(step))
-    assert len(steps_told(world)) <= AT_ONCE + PER_S
-    world.wait(1 / PER_S, renewing=True)
+    assert len(steps_told(world)) <= BURST_MAX + REPORTS_PER_S
+    world.wait(1 / REPORTS_PER_S, renewing=True)
     assert steps_told(world)[-1] == 9999, "once the pause is over"
     world.wait(10, renewing=True)
     assert steps_told(world)[-2:] != [9999, 9999], "and once"
     world.tell(stop(grace_s=1)).wait(3, renewing=True)
-    (note,) = world.did(act.Note)
+    (note,) = world.did(act.AppendNote)
     passed_over = 10_000 - len(steps_told(world))
     assert note.text.startswith(
-        f"{passed_over} checkpoints were not reported to the head: the job made more than {PER_S} a second"
+        f"{passed_over} checkpoints were not reported to the head: the job made more than {REPORTS_PER_S} a second"
     )
 
 
 def test_what_was_passed_over_is_removed_once_a_newer_one_is_told():
     """Found by reading: the head never heard of it, so nobody ever removed it from the disk."""
     world = World().running()
-    order = world.supervisor.present()[0].prepare
+    order = world.supervisor.members()[0].prepare
     folder = order.checkpoint_dir
     for step in range(300):
         world.wait(0.02, renewing=True).hear(save(step, folder))
     world.hear(*[save(step, "/elsewhere") for step in range(300, 310)]).wait(10, renewing=True)
     told = [event.resume.path for event in world.said(CheckpointSaved)]
-    removed = [path for action in world.did(act.DeleteCheckpoints) for path in action.paths]
-    assert {action.user for action in world.did(act.DeleteCheckpoints)} == {order.user}
+    removed = [path for action in world.did(act.RemoveCheckpoints) for path in action.paths]
+    assert {action.user for action in world.did(act.RemoveCheckpoints)} == {order.user}
     assert sorted([*told, *removed]) == sorted(
         [*(save(step, folder).path for step in range(300)), "/elsewhere/step-00000309"]
     )
 
 
 def test_the_two_that_the_head_keeps_are_not_removed_though_they_are_made_again():
-    folder = World().running().supervisor.present()[0].prepare.checkpoint_dir
-    world = World().running().hear(*[save(step, folder) for step in range(AT_ONCE)])
-    kept = [AT_ONCE - 2, AT_ONCE - 1]
-    world.hear(*[save(step, folder) for step in (*kept, AT_ONCE, AT_ONCE + 1)]).wait(1, renewing=True)
-    (removal,) = world.did(act.DeleteCheckpoints)
-    assert removal.paths == (save(AT_ONCE, folder).path,)
+    folder = World().running().supervisor.members()[0].prepare.checkpoint_dir
+    world = World().running().hear(*[save(step, folder) for step in range(BURST_MAX)])
+    kept = [BURST_MAX - 2, BURST_MAX - 1]
+    world.hear(*[save(step, folder) for step in (*kept, BURST_MAX, BURST_MAX + 1)]).wait(1, renewing=True)
+    (removal,) = world.did(act.RemoveCheckpoints)
+    assert removal.paths == (save(BURST_MAX, folder).path,)
 
 
 def test_last_checkpoint_is_told_before_the_end():
@@ -417,17 +417,17 @@ def test_what_waits_of_an_attempt_that_no_longer_counts_is_never_told_and_wakes_
     world.renew(superseded=[(key_of().job_id, key_of().epoch)])
     told = len(steps_told(world))
     world.wait(5)
-    assert len(steps_told(world)) == told == AT_ONCE
+    assert len(steps_told(world)) == told == BURST_MAX
 
 
 def test_a_kill_that_failed_is_told_and_tried_again():
     world = World(auto=False).running().do_work().do_work()
     world.tell(stop(grace_s=1)).wait(1.5, renewing=True)
     world.work.clear()  # what would confirm the kill fails
-    world.hear(hap.Killed(key=key_of(), fault="OSError: too many open files"))
+    world.hear(hap.MemberKilled(key=key_of(), fault="OSError: too many open files"))
     assert world.said(MemberStopped) == []
-    assert any("too many open files" in note.text for note in world.did(act.Note))
+    assert any("too many open files" in note.text for note in world.did(act.AppendNote))
     world.auto = True
     world.wait(KILL_AGAIN_S + 0.1, renewing=True)
-    assert len(world.did(act.Kill)) == 2
+    assert len(world.did(act.KillMember)) == 2
     assert len(world.said(MemberStopped)) == 1

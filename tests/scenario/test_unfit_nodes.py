@@ -5,14 +5,14 @@ import pytest
 from phalanx.core.fleet.fitness import PREFLIGHT
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.lifecycle.attempt import transition
-from phalanx.core.lifecycle.happenings import Remind
-from phalanx.core.state.commands import Prepare
+from phalanx.core.lifecycle.events import ReminderDue
+from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.state.events import MemberReady, UncordonNode
-from phalanx.core.work.attempt import AttemptState, Cause
+from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState
 from tests.builders import facts, keyed, placed
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
 FULL = "?/var/lib/phalanx: 0 B free, 64 MiB needed"
 
@@ -37,19 +37,19 @@ def cut(cluster, *pairs):
 
 
 def test_a_node_with_a_full_disk_is_swapped_at_once_and_the_job_is_not_charged(cluster):
-    job = cluster.submit(gpus=8, behaviour=Behaviour(refuses={"n1": FULL}))
+    job = cluster.submit(gpus=8, behaviour=JobBehaviour(refuses={"n1": FULL}))
     cluster.until(lambda: job in cluster.world.attempts and cluster.live(job).epoch == 2)
     cluster.runs(job)
     assert where(cluster, job) == ["n0", "n2"]
     first = cluster.attempts(job)[0]
-    assert first.causes == (Cause.UNFIT,)
+    assert first.causes == (EndCause.UNFIT,)
     assert cluster.live(job).placed_s == first.ended_s  # in the same breath
-    assert (cluster.job(job).stalls, cluster.job(job).losses) == (0, 0)
+    assert (cluster.job(job).charged_restarts, cluster.job(job).losses) == (0, 0)
     assert kept_out(cluster) == {"n1": FULL.removeprefix("?")}
 
 
 def test_the_node_takes_no_other_job_until_somebody_lets_work_onto_it_again(cluster):
-    first = cluster.submit(gpus=8, behaviour=Behaviour(refuses={"n1": FULL}))
+    first = cluster.submit(gpus=8, behaviour=JobBehaviour(refuses={"n1": FULL}))
     cluster.until(lambda: bool(kept_out(cluster)))
     cluster.ends(first)
     waits = cluster.submit(gpus=12)
@@ -61,10 +61,10 @@ def test_the_node_takes_no_other_job_until_somebody_lets_work_onto_it_again(clus
 
 
 def test_what_runs_on_the_node_already_goes_on(cluster):
-    runs = cluster.submit(gpus=2, behaviour=Behaviour(run_s=30.0))
+    runs = cluster.submit(gpus=2, behaviour=JobBehaviour(run_s=30.0))
     cluster.runs(runs)
     at = where(cluster, runs)[0]
-    cluster.submit(gpus="3x2", behaviour=Behaviour(refuses={at: FULL}))
+    cluster.submit(gpus="3x2", behaviour=JobBehaviour(refuses={at: FULL}))
     cluster.until(lambda: at in kept_out(cluster))
     assert cluster.ends(runs).state is JobState.SUCCEEDED
     assert len(cluster.attempts(runs)) == 1
@@ -78,7 +78,7 @@ def test_a_node_whose_links_are_bad_to_two_others_is_the_one_at_fault():
     cluster.runs(job)
     assert where(cluster, job) == ["n0", "n2", "n3"]
     assert kept_out(cluster) == {"n1": "link n1 - n0, n2: no connection in 5 s"}
-    assert cluster.job(job).stalls == 0
+    assert cluster.job(job).charged_restarts == 0
 
 
 def test_of_two_nodes_alone_neither_is_kept_out_and_the_pair_is_avoided(cluster):
@@ -98,23 +98,23 @@ def test_a_node_that_reaches_nobody_is_gone_from_gangs_of_two_after_two_swaps():
     cluster.until(lambda: cluster.job(job).state is JobState.RUNNING and "n0" not in where(cluster, job))
     cluster.runs(job)
     assert cluster.job(job).epoch == 3
-    assert cluster.job(job).stalls == 0
+    assert cluster.job(job).charged_restarts == 0
 
 
 def test_a_test_that_fails_everywhere_keeps_out_no_more_than_its_share():
     cluster = Harness(" ".join(f"n{number}=4" for number in range(10)))
     everywhere = {f"n{number}": FULL for number in range(10)}
-    job = cluster.submit(gpus=4, behaviour=Behaviour(refuses=everywhere))
+    job = cluster.submit(gpus=4, behaviour=JobBehaviour(refuses=everywhere))
     assert cluster.ends(job, 900.0).state is JobState.FAILED
     assert len(kept_out(cluster)) == 4
-    assert "is the test wrong?" in cluster.told()
+    assert "is the test wrong?" in cluster.event_lines()
     healthy = cluster.submit(gpus=4)
     assert cluster.ends(healthy).state is JobState.SUCCEEDED
 
 
 def test_the_last_node_is_never_kept_out():
     cluster = Harness("n0=4")
-    job = cluster.submit(gpus=4, behaviour=Behaviour(refuses={"n0": FULL}))
+    job = cluster.submit(gpus=4, behaviour=JobBehaviour(refuses={"n0": FULL}))
     ended = cluster.ends(job, 900.0)
     assert (ended.state, kept_out(cluster)) == (JobState.FAILED, {})
     assert "0 B free" in ended.detail
@@ -129,21 +129,21 @@ def test_a_gang_that_finds_no_better_place_ends_within_its_budget_and_says_why()
 
 
 def test_a_node_that_dies_while_its_peers_probe_it_is_lost_and_not_kept_out(cluster):
-    job = cluster.submit(gpus=8, behaviour=Behaviour(prepare_s=3.0))
+    job = cluster.submit(gpus=8, behaviour=JobBehaviour(prepare_s=3.0))
     cluster.run(1.0)
     cut(cluster, "n0-n1", "n1-n2")
     cluster.kill_node("n1", silent=True)
     cluster.until(lambda: cluster.job(job).epoch == 2)
-    assert cluster.attempts(job)[0].causes == (Cause.NODE_FAIL,)
+    assert cluster.attempts(job)[0].causes == (EndCause.NODE_FAIL,)
     assert kept_out(cluster) == {}
 
 
 def test_of_two_supervisors_brought_for_one_attempt_the_later_knows_where_to_probe_the_earlier():
     case, asked = placed(), {}
     for name, port in (("n0", 20_007), ("n1", 20_008)):
-        outcome = transition(case, Remind(node_id=NodeId(name), probe_port=port), facts())
+        outcome = transition(case, ReminderDue(node_id=NodeId(name), probe_port=port), facts())
         (command,) = outcome.commands
-        assert isinstance(command, Prepare)
+        assert isinstance(command, PrepareTasks)
         case, asked[name] = outcome.case, command.probe_ports
     assert asked == {"n0": (20_007, 0), "n1": (20_007, 20_008)}
 
@@ -154,7 +154,7 @@ def test_a_wall_clock_that_is_off_is_named_and_nothing_is_refused():
         ready = MemberReady(**keyed(case.attempt), node_id=NodeId(name), port=29_500, clock_off_s=off_s)
         outcome = transition(case, ready, facts())
         case = outcome.case
-        named = [line.text for line in outcome.lines if line.kind == "clock_off"]
+        named = [line.text for line in outcome.story if line.kind == "clock_off"]
         assert named == (
             ["n0: its clock is 7 s behind the head's; time limits there are off by as much"] if off_s < -5 else []
         )

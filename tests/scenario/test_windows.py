@@ -7,20 +7,20 @@ import pytest
 
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
-from phalanx.core.lifecycle.verify import rejection
+from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.state.events import EndReservation, PutReservation
 from phalanx.core.state.plan import Placement
-from phalanx.core.state.world import Change, World
-from phalanx.core.work.attempt import Cause
-from phalanx.core.work.job import JobState, Reason
+from phalanx.core.state.world import World, WorldChange
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import StoreRefused
 from tests.builders import PLAIN, T, allocation, make_node
 from tests.builders import job as make_job
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
-SAVING = Behaviour(run_s=60.0, save_every_s=2.0)
+SAVING = JobBehaviour(run_s=60.0, save_every_s=2.0)
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def reserve(cluster: Harness, nodes: str, in_s: float, for_s: float, name: str =
         by=UserId("op"),
         **more,
     )
-    made: Reservation = cluster.ask(PutReservation(reservation=wanted))
+    made: Reservation = cluster.request(PutReservation(reservation=wanted))
     return made
 
 
 def unreserve(cluster: Harness, name: str = "fans") -> Any:
-    return cluster.ask(EndReservation(reservation_id=ReservationId(name), by=UserId("op")))
+    return cluster.request(EndReservation(reservation_id=ReservationId(name), by=UserId("op")))
 
 
 def homes(cluster, job):
@@ -73,12 +73,12 @@ def test_job_is_saved_and_goes_on_elsewhere_when_maintenance_begins(cluster):
     cluster.until(lambda: cluster.job(job).epoch == 2)
     cluster.runs(job)
     first, second = cluster.attempts(job)
-    assert first.causes == (Cause.DRAINED,)
+    assert first.causes == (EndCause.DRAINED,)
     assert first.why == "reservation fans begins"
     assert home not in homes(cluster, job)
     assert second.placed_s >= first.ended_s
     assert second.resume.step > 0
-    assert cluster.job(job).stalls == 0, "nobody's fault"
+    assert cluster.job(job).charged_restarts == 0, "nobody's fault"
     assert story(cluster, "reservation_begun") == [f"reservation fans begins: {home} for maintenance, for 5m00s"]
 
 
@@ -88,7 +88,7 @@ def test_job_with_nowhere_to_go_waits_for_the_end_and_resumes(alone):
     reserve(alone, "n0", in_s=5.0, for_s=120.0)
     alone.until(alone.is_(job, JobState.PENDING))
     alone.run(30.0)
-    assert alone.head.controller.waits[job].reason is Reason.RESERVATION
+    assert alone.head.controller.waits[job].reason is WaitReasonCode.RESERVATION
     alone.runs(job)
     assert alone.attempts(job)[1].placed_s >= alone.attempts(job)[0].placed_s + 120.0
     assert story(alone, "reservation_ended") == ["reservation fans has ended: n0 no longer reserved for maintenance"]
@@ -120,7 +120,7 @@ def test_the_store_may_refuse_the_step_in_which_it_begins(cluster):
     (home,) = homes(cluster, job)
     reserve(cluster, home, in_s=5.0, for_s=300.0)
     cluster.run(4.5)
-    cluster.store.refuse_next = 3
+    cluster.store.full_commits = 3
     cluster.until(lambda: cluster.job(job).epoch == 2)
     assert len(story(cluster, "reservation_begun")) == 1
 
@@ -181,13 +181,13 @@ def test_job_whose_limit_crosses_the_window_goes_elsewhere_or_waits(cluster):
     cluster.run(5.0)
     assert homes(cluster, long) == {"n2"}
     waiting = cluster.head.controller.waits[longer]
-    assert waiting.reason is Reason.RESERVATION
+    assert waiting.reason is WaitReasonCode.RESERVATION
     assert "2 nodes reserved for maintenance (fans)" in waiting.detail
 
 
 def test_limit_that_fitted_at_first_crosses_once_the_job_has_waited(cluster):
     reserve(cluster, "n0 n1 n2", in_s=100.0, for_s=50.0)
-    full = [cluster.submit(gpus=4, time_limit_s=70.0, behaviour=Behaviour(run_s=60.0)) for _ in range(3)]
+    full = [cluster.submit(gpus=4, time_limit_s=70.0, behaviour=JobBehaviour(run_s=60.0)) for _ in range(3)]
     waited = cluster.submit(gpus=4, time_limit_s=80.0)
     for job in full:
         cluster.ends(job)
@@ -198,10 +198,10 @@ def test_limit_that_fitted_at_first_crosses_once_the_job_has_waited(cluster):
 
 def test_job_of_a_reservation_waits_for_it_and_runs_inside_alone(cluster):
     reserve(cluster, "n1", in_s=20.0, for_s=100.0, name="exam", users=frozenset({UserId("ada")}))
-    first, second = (cluster.submit(gpus=4, reservation="exam", behaviour=Behaviour(run_s=30.0)) for _ in range(2))
+    first, second = (cluster.submit(gpus=4, reservation="exam", behaviour=JobBehaviour(run_s=30.0)) for _ in range(2))
     cluster.run(15.0)
     assert first not in cluster.world.attempts
-    assert cluster.head.controller.waits[first].reason is Reason.RESERVATION
+    assert cluster.head.controller.waits[first].reason is WaitReasonCode.RESERVATION
     cluster.runs(first)
     assert homes(cluster, first) == {"n1"}
     assert second not in cluster.world.attempts, "two nodes are free, and are not its"
@@ -220,18 +220,18 @@ def test_job_that_names_a_reservation_of_others_or_none_is_refused(cluster):
 
 def test_plan_that_a_reservation_overtook_is_rejected():
     world = World()
-    change = Change(world=world)
+    change = WorldChange(world=world)
     window = Reservation(
         id=ReservationId("fans"), nodes=(NodeId("n1"),), start_s=T, end_s=T + 60.0, users=frozenset({UserId("op")})
     )
     for record in (make_node("n1"), PLAIN, make_job("1", gpus=4), window):
         change.put(record)
     there = Placement(job_id=JobId("1"), allocation=allocation("n1:0,1,2,3"))
-    assert rejection(world, there) == "", "not before it begins"
+    assert rejection_reason(world, there) == "", "not before it begins"
     change.put(replace(window, begun=True))
-    assert rejection(world, there) == "n1 is reserved for op (fans)"
+    assert rejection_reason(world, there) == "n1 is reserved for op (fans)"
     change.put(replace(window, begun=True, users=frozenset({UserId("ada")})))
-    assert rejection(world, there) == ""
+    assert rejection_reason(world, there) == ""
 
 
 def test_ended_early_the_nodes_take_work_at_once():
@@ -293,7 +293,7 @@ def test_what_cannot_be_reserved_is_refused_and_changes_nothing(cluster, nodes, 
 
 
 def test_reservation_that_the_store_refused_is_not_there(cluster):
-    cluster.store.refuse_next = 1
+    cluster.store.full_commits = 1
     with pytest.raises(StoreRefused):
         reserve(cluster, "n0", in_s=0.0, for_s=60.0)
     assert cluster.world.reservations == {}

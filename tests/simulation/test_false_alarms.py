@@ -8,40 +8,40 @@ import pytest
 from phalanx.core.fleet.node import Cordon, NodeState
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.work.attempt import AttemptState
-from phalanx.simulator.drill.violation import Broken
-from phalanx.simulator.drill.workload import Users
+from phalanx.simulator.drill.violations import InvariantBroken
+from phalanx.simulator.drill.workload import UserSimulator
 from tests.builders import make_node
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
 N1 = NodeId("n1")
 SHUT = Cordon(by=UserId("op"), why="disk", since_s=1.0, drain=True)
 DRAINED = replace(make_node("n1"), cordon=SHUT)
-DOWN = replace(DRAINED, state=NodeState.DOWN, failures=1)
+DOWN = replace(DRAINED, state=NodeState.DOWN, failure_count=1)
 
 
 def test_a_rank_that_neither_freezes_nor_dies_hangs_in_the_kernel_and_executes_nothing_past_the_lease():
     """Seed 103655957649."""
     cluster = Harness(lease_s=6.0)
-    job = cluster.submit(gpus="3x4", behaviour=Behaviour(run_s=60.0))
+    job = cluster.submit(gpus="3x4", behaviour=JobBehaviour(run_s=60.0))
     cluster.runs(job)
     node = cluster.nodes[N1]
     node.unfreezable = node.processes.unkillable = node.cut = True
     cluster.run(12.0)
     assert node.tasks, "they are still there"
-    assert node.working() == []
+    assert node.executing_tasks() == []
     assert cluster.attempts(job)[0].state is AttemptState.ENDED
 
 
 def test_one_that_does_not_freeze_and_is_not_told_to_die_executes():
     cluster = Harness()
-    cluster.runs(cluster.submit(gpus="3x4", behaviour=Behaviour(run_s=60.0)))
+    cluster.runs(cluster.submit(gpus="3x4", behaviour=JobBehaviour(run_s=60.0)))
     node = cluster.nodes[N1]
     node.unfreezable = node.processes.unkillable = True
-    assert node.working()
+    assert node.executing_tasks()
 
 
-class Answered(Users):
+class Answered(UserSimulator):
     """Asked for a drain twice, the head answers this."""
 
     def __init__(self, *answers):
@@ -67,5 +67,5 @@ def test_a_node_that_goes_down_between_two_drains_was_changed_by_none(again):
     ],
 )
 def test_what_a_second_drain_changes_is_seen(again):
-    with pytest.raises(Broken, match="a second drain"):
+    with pytest.raises(InvariantBroken, match="a second drain"):
         Answered(DRAINED, again).cordon()

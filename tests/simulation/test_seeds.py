@@ -15,8 +15,8 @@ from phalanx.cli.simulate.drill import drill as command
 from phalanx.simulator.drill import EVENTS, run_seed
 from phalanx.simulator.drill.campaign import run_campaign
 from phalanx.simulator.drill.coverage import Coverage
-from phalanx.simulator.drill.edges import missing
-from phalanx.simulator.drill.seed import replay_command
+from phalanx.simulator.drill.expected_transitions import uncovered
+from phalanx.simulator.drill.seed_run import replay_command
 from phalanx.store.sql.sqlite.connections import open_writer
 from tests.effort import FULL, size
 
@@ -38,12 +38,12 @@ def test_seeds_break_no_invariant():
 @pytest.mark.timeout(900)
 def test_a_fixed_campaign_meets_every_edge_that_is_not_rare_and_every_fault_in_every_state():
     """The regression seeds too: none of them breaks an invariant."""
-    coverage = Coverage().sealed()
+    coverage = Coverage().picklable()
     for seed in range(REGRESSION):
         result = run_seed(seed)
         assert not result.violations, f"{result.violations[0]}\nreplay it: {replay_command(seed, EVENTS)} --story"
         coverage.add(result.coverage)
-    lacking = {name: names for name, (_, names) in missing(coverage, rare=False).items() if names}
+    lacking = {name: names for name, (_, names) in uncovered(coverage, rare=False).items() if names}
     assert not lacking
 
 
@@ -51,8 +51,8 @@ def test_a_fixed_campaign_meets_every_edge_that_is_not_rare_and_every_fault_in_e
 @pytest.mark.timeout(3600)
 def test_a_long_campaign_meets_the_rare_edges_too():
     report = run_campaign(0, 600, processes=os.cpu_count() or 1)
-    assert not report.broken
-    lacking = {name: names for name, (_, names) in missing(report.coverage).items() if names}
+    assert not report.failed_seeds
+    lacking = {name: names for name, (_, names) in uncovered(report.coverage).items() if names}
     assert sum(map(len, lacking.values())) <= SELDOM_MISSED, lacking
 
 
@@ -88,14 +88,14 @@ def test_json_says_six_things_and_a_clean_run_ends_well():
 
 def test_a_drill_can_fail_and_says_how_to_replay(monkeypatch, capsys):
     """A supervisor that never freezes its ranks: the fence is down, and two epochs of a job run at once."""
-    monkeypatch.setattr("phalanx.node.logic.member.lapse", lambda member, _end_ns, _now: (member, []))
+    monkeypatch.setattr("phalanx.node.logic.member.on_lease_expired", lambda member, _end_ns, _now: (member, []))
     with pytest.raises(SystemExit) as left:
         command.main(["--seed", "1", "--processes", "1", "--story"], standalone_mode=False)
     assert left.value.code == 1
     said = capsys.readouterr()
-    assert "invariant 4" in said.err
-    assert "reproduce with: phalanx drill --seed 1 --story" in said.err
-    assert "submitted" in said.err
+    assert "invariant 4" in said.stderr
+    assert "reproduce with: phalanx drill --seed 1 --story" in said.stderr
+    assert "submitted" in said.stderr
     assert "1 violation in" in said.out
 
 

@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 
 import phalanx.torch
-from phalanx.core.performance.model import Model
 from phalanx.core.work.layout import Axis, Layout
-from phalanx.torch.calibrate.gang import Gang
-from phalanx.torch.calibrate.gpt import Block, Stage
+from phalanx.planner.cost.model_shape import ModelShape
+from phalanx.torch.calibrate.gang import CalibrationGang
+from phalanx.torch.calibrate.small_gpt import GptBlock, GptStage
 from phalanx.torch.calibrate.trainings import _lines, _Trainer
 
-MODEL = Model(
+MODEL = ModelShape(
     name="tiny",
     layers=2,
     hidden=16,
@@ -29,7 +29,7 @@ MODEL = Model(
 
 def main():
     me = phalanx.torch.init()
-    gang = Gang.join(me, quick=True)
+    gang = CalibrationGang.join(me, quick=True)
     print("block", largest_difference(block_differences(gang)))
     print("replicas", largest_difference(replica_differences(gang)))
     print("pipeline", largest_difference(pipeline_differences(gang)))
@@ -40,8 +40,8 @@ def main():
 def block_differences(gang):
     """Half of the heads and of the width in each rank, against all of them in one."""
     torch.manual_seed(0)
-    whole = Block(MODEL, None, 1)
-    split = Block(MODEL, gang.within, 2)
+    whole = GptBlock(MODEL, None, 1)
+    split = GptBlock(MODEL, gang.within, 2)
     half = slice(gang.rank, None, 2)  # rank 0 has every other row: which ones does not matter to a sum
     heads = torch.arange(3 * 16).view(3, 4, 4)[:, half].flatten()
     with torch.no_grad():
@@ -68,7 +68,7 @@ def pipeline_differences(gang):
     stages = []
     for number in range(2):
         torch.manual_seed(number)
-        stages.append(Stage(MODEL, number=number, stages=2, group=None, ways=1))
+        stages.append(GptStage(MODEL, number=number, stages=2, group=None, ways=1))
     mine = stages[gang.rank]
     mine.load_state_dict(trainer.stage.state_dict())
     states = [stage.state_dict() for stage in stages]
@@ -90,7 +90,7 @@ def replica_differences(gang):
     trainer = replace(
         _Trainer.make(gang, Layout(replicate=2, micro_batches=2, precision="fp32"), MODEL), optimizer=Nothing()
     )
-    plain = Stage(MODEL, number=0, stages=1, group=None, ways=1)
+    plain = GptStage(MODEL, number=0, stages=1, group=None, ways=1)
     plain.load_state_dict(trainer.stage.state_dict())
     for rank in range(2):
         torch.manual_seed(rank)

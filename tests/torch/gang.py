@@ -150,7 +150,7 @@ class Gang:
         return process
 
     def _on_its_node(self, rank, per_node):
-        """Nodes that share nothing: each folder of `apart` is one; `resume` names a checkpoint in each."""
+        """Nodes that share nothing: each folder of `node_local_checkpoints` is one; `resume` names a checkpoint in each."""
         folder = self._apart[rank // per_node]
         own = {"LOCAL_RANK": str(rank % per_node), "LOCAL_WORLD_SIZE": str(per_node)}
         own |= {"PHALANX_CHECKPOINT_DIR": str(folder), "PHALANX_CHECKPOINT_APART": "1"}

@@ -1,7 +1,7 @@
 """What the tests of layouts run on every rank: one GPT under many layouts, one after another in the same processes.
 
-Each order on the command line is `NAME:LAYOUT`: train from the beginning, save after step 2, go on to step 4. Or it is
-`NAME:LAYOUT<OTHER<ANOTHER`: load what OTHER saved after step 2 and go on, then the same with ANOTHER. The first and the last rank print
+Each order on the command line is `NAME_PATTERN:LAYOUT`: train from the beginning, save after step 2, go on to step 4. Or it is
+`NAME_PATTERN:LAYOUT<OTHER<ANOTHER`: load what OTHER saved after step 2 and go on, then the same with ANOTHER. The first and the last rank print
 one JSON line for each run, so that both ends of a pipeline are seen to know the loss.
 """
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from phalanx.torch import folder
+from phalanx.torch import checkpoint_folder
 from phalanx.wire import manifest
 from phalanx.wire.manifest import CheckpointInvalid
 from tests.torch.gang import LOOP, ROOT, Gang
@@ -112,7 +112,7 @@ def test_kill_in_mid_save_leaves_only_whole_checkpoints(tmp_path):
         for path in checkpoints.glob("step-*"):
             if ".tmp-" not in path.name:
                 manifest.verify(str(path))
-    assert folder.newest_valid(str(checkpoints)) is not None
+    assert checkpoint_folder.newest_valid(str(checkpoints)) is not None
     (checkpoints / "step-00000003.tmp-0").mkdir()  # as an older release names it
     (checkpoints / "step-00000003.tmp-1-0").mkdir(exist_ok=True)
     make_checkpoints(tmp_path / "z", checkpoints=checkpoints)
@@ -136,7 +136,7 @@ def test_unbroken_and_killed_run_agree_on_every_loss(tmp_path):
         gang.until_step(30)
         gang.kill()
         before = losses(gang)
-    newest = folder.newest_valid(str(tmp_path / "ck"))
+    newest = checkpoint_folder.newest_valid(str(tmp_path / "ck"))
     with Gang(tmp_path / "c", LOOP, "--steps", "60", world_size=3, epoch=2, PHALANX_RESUME_FROM=newest) as gang:
         assert gang.finish() == [0, 0, 0]
         after = losses(gang)

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from phalanx.torch.fence import EXIT_SUPERSEDED
-from phalanx.wire.rank import StopReason, boottime_ns
+from phalanx.torch.lease_fence import EXIT_SUPERSEDED
+from phalanx.wire.rank import RankStopReason, boottime_ns
 from tests.torch.gang import LOOP, Gang
 
 pytestmark = [pytest.mark.torch, pytest.mark.serial]
@@ -54,7 +54,7 @@ def test_gang_stopped_past_its_lease_begins_no_step_when_it_wakes(tmp_path):
             assert steps_begun_between(gang, until_ns, renewed_ns) == []
 
 
-@pytest.mark.parametrize("news", [{"epoch": 2}, {"generation": 1}, {"stop": StopReason.SUPERSEDED}])
+@pytest.mark.parametrize("news", [{"epoch": 2}, {"generation": 1}, {"stop": RankStopReason.SUPERSEDED}])
 def test_superseded_rank_exits_though_its_lease_holds(tmp_path, news):
     with Gang(tmp_path, LOOP, "--steps", "100000", "--pace-s", "0.002") as gang:
         gang.until_step(3)

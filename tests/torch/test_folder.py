@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from phalanx.torch import folder
+from phalanx.torch import checkpoint_folder
 from phalanx.torch.checkpointer import Checkpointer
 from phalanx.wire import manifest
 
@@ -19,9 +19,9 @@ STEP = 150
 
 def begin(directory, epoch, generation=0):
     """Start a checkpoint of STEP as rank 0 of a fresh gang does; its temporary folder."""
-    folder.sweep(str(directory))
-    temporary = folder.temporary_folder(str(directory), STEP, epoch=epoch, generation=generation)
-    folder.begin(temporary)
+    checkpoint_folder.remove_leftovers(str(directory))
+    temporary = checkpoint_folder.temporary_folder(str(directory), STEP, epoch=epoch, generation=generation)
+    checkpoint_folder.create_temporary(temporary)
     return Path(temporary)
 
 
@@ -32,13 +32,15 @@ def write(temporary, content):
 
 
 def seal(temporary, epoch):
-    files = [folder.seal(str(temporary), "__0_0.distcp")]
-    return folder.write_manifest(str(temporary), folder.manifest_of(step=STEP, epoch=epoch, world_size=1, files=files))
+    files = [checkpoint_folder.seal_file(str(temporary), "__0_0.distcp")]
+    return checkpoint_folder.write_manifest(
+        str(temporary), checkpoint_folder.encode_manifest(step=STEP, epoch=epoch, world_size=1, files=files)
+    )
 
 
 def test_no_two_epochs_or_restarts_write_to_one_folder(tmp_path):
     lives = [(1, 0), (1, 1), (2, 0), (2, 1), (11, 0), (1, 10)]
-    names = {folder.temporary_folder(str(tmp_path), STEP, epoch=epoch, generation=n) for epoch, n in lives}
+    names = {checkpoint_folder.temporary_folder(str(tmp_path), STEP, epoch=epoch, generation=n) for epoch, n in lives}
     assert len(names) == len(lives)
 
 
@@ -48,8 +50,8 @@ def test_rank_of_an_old_epoch_that_wakes_in_mid_write_reaches_nothing_that_the_n
     write(new, b"epoch 2")
     digest = seal(new, epoch=2)
     write(old, b"epoch 1")
-    assert folder.commit(str(new), folder.step_folder(str(tmp_path), STEP)) is None
-    manifest.verify(folder.step_folder(str(tmp_path), STEP), expected_digest=digest)
+    assert checkpoint_folder.commit(str(new), checkpoint_folder.step_folder(str(tmp_path), STEP)) is None
+    manifest.verify(checkpoint_folder.step_folder(str(tmp_path), STEP), expected_digest=digest)
 
 
 def test_rank_0_of_an_old_epoch_that_wakes_before_its_rename_leaves_the_new_ones_half_written_folder(tmp_path):
@@ -58,23 +60,23 @@ def test_rank_0_of_an_old_epoch_that_wakes_before_its_rename_leaves_the_new_ones
     seal(old, epoch=1)
     new = begin(tmp_path, epoch=2)
     with pytest.raises(FileNotFoundError):
-        folder.commit(str(old), folder.step_folder(str(tmp_path), STEP))
+        checkpoint_folder.commit(str(old), checkpoint_folder.step_folder(str(tmp_path), STEP))
     assert [path.name for path in tmp_path.iterdir()] == [new.name]
 
 
 def test_a_start_sweeps_what_any_release_left_on_its_way_and_nothing_that_is_whole(tmp_path):
     for name in ("step-00000100", "step-00000150.tmp-0", "step-00000150.tmp-1-0", "step-00000050.tmp-retired", "mine"):
         (tmp_path / name).mkdir()
-    folder.sweep(str(tmp_path))
+    checkpoint_folder.remove_leftovers(str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "step-00000100"]
 
 
 def test_in_a_folder_of_one_epoch_releases_of_one_gang_agree_on_the_name(tmp_path):
     """Found by reading: a rank of the release before wrote elsewhere, without an error, and the checkpoint was published without its files."""
     own = str(tmp_path / "epoch-3")
-    assert folder.temporary_folder(own, STEP, epoch=3, generation=1) == f"{own}/step-00000150.tmp-1"
-    assert folder.temporary_folder(f"{own}/", STEP, epoch=3, generation=1).endswith("/step-00000150.tmp-1")
-    assert folder.temporary_folder(own, STEP, epoch=4, generation=1) == f"{own}/step-00000150.tmp-4-1"
+    assert checkpoint_folder.temporary_folder(own, STEP, epoch=3, generation=1) == f"{own}/step-00000150.tmp-1"
+    assert checkpoint_folder.temporary_folder(f"{own}/", STEP, epoch=3, generation=1).endswith("/step-00000150.tmp-1")
+    assert checkpoint_folder.temporary_folder(own, STEP, epoch=4, generation=1) == f"{own}/step-00000150.tmp-4-1"
 
 
 def test_checkpoint_of_which_a_rank_wrote_elsewhere_gets_no_final_name(tmp_path):
@@ -82,11 +84,15 @@ def test_checkpoint_of_which_a_rank_wrote_elsewhere_gets_no_final_name(tmp_path)
     write(here, b"rank 0")
     elsewhere.mkdir()
     (elsewhere / "__1_0.distcp").write_bytes(b"rank 1")
-    shards = [[folder.seal(str(here), "__0_0.distcp")], [folder.seal(str(elsewhere), "__1_0.distcp")]]
-    final = folder.step_folder(str(tmp_path), STEP)
+    shards = [
+        [checkpoint_folder.seal_file(str(here), "__0_0.distcp")],
+        [checkpoint_folder.seal_file(str(elsewhere), "__1_0.distcp")],
+    ]
+    final = checkpoint_folder.step_folder(str(tmp_path), STEP)
     session = SimpleNamespace(rank=0, fence=SimpleNamespace(pass_=lambda: None))
     saver = SimpleNamespace(
-        _session=session, _manifest=lambda _, files: folder.manifest_of(step=STEP, epoch=1, world_size=2, files=files)
+        _session=session,
+        _manifest=lambda _, files: checkpoint_folder.encode_manifest(step=STEP, epoch=1, world_size=2, files=files),
     )
     save = SimpleNamespace(temporary=str(here), final=final, step=STEP)
     digest, _, error = Checkpointer._commit(saver, save, shards)  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ from torch import nn
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layout import parse_layout
 from phalanx.torch import Parts
-from phalanx.torch.assembly import check_kinds
-from phalanx.torch.parts import chain, declared
-from phalanx.torch.tensor import styles
+from phalanx.torch.assembly import check_supported
+from phalanx.torch.parts import list_parts, read_declaration
+from phalanx.torch.tensor_parallel import parallel_styles
 from tests.torch.gang import Gang
 
 pytestmark = [pytest.mark.torch, pytest.mark.serial]
@@ -58,30 +58,30 @@ class Decoder(nn.Module):
 )
 def test_kind_of_split_that_is_not_built_is_named(layout, model, says):
     with pytest.raises(BadRequest) as refused:
-        check_kinds(parse_layout(layout), declared(model), model)
+        check_supported(parse_layout(layout), read_declaration(model), model)
     assert says in refused.value.message
     assert refused.value.hint
 
 
 def test_tied_parameters_are_fine_where_ranks_hold_the_whole_chain():
     model = Decoder(tie=True)
-    check_kinds(parse_layout("fsdp=2"), declared(model), model)
+    check_supported(parse_layout("fsdp=2"), read_declaration(model), model)
 
 
 def test_layer_among_split_ones_must_say_what_it_sees():
     model = Decoder()
-    part = chain(model, declared(model))[1]
+    part = list_parts(model, read_declaration(model))[1]
     with pytest.raises(BadRequest, match=r"blocks\.0\.head_norm is next to split layers") as refused:
-        styles(part, declared(model), sequence=False)
+        parallel_styles(part, read_declaration(model), sequence=False)
     assert "shared" in refused.value.hint
 
 
 def test_parameter_beside_layers_must_move_into_one():
     model = Decoder()
     model.blocks[0].register_parameter("scale", nn.Parameter(nn.init.ones_(model.head.weight.new_empty(8))))
-    part = chain(model, declared(model))[1]
+    part = list_parts(model, read_declaration(model))[1]
     with pytest.raises(BadRequest, match=r"blocks\.0 has parameters outside its layers"):
-        styles(part, declared(model), sequence=False)
+        parallel_styles(part, read_declaration(model), sequence=False)
 
 
 SCRIPT = """

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from phalanx.node.logic.evidence import standing
+from phalanx.node.logic.evidence import stack_position
 from phalanx.wire.rank import STACK_SIGNAL, stack_file
 from tests.torch.gang import Gang
 
@@ -51,10 +51,10 @@ def test_rank_in_a_collective_says_so_and_one_that_sleeps_says_where(gang, tmp_p
         gang.until(
             lambda _, rank=rank, pid=process.pid: "most recent call first" in dumped(tmp_path, rank, pid), "it answers"
         )
-    where, waits = standing(dumped(tmp_path, 0, gang.ranks[0].pid))
+    where, waits = stack_position(dumped(tmp_path, 0, gang.ranks[0].pid))
     assert waits, where
     assert "from waits (hang.py:" in where
-    where, waits = standing(dumped(tmp_path, 1, gang.ranks[1].pid))
+    where, waits = stack_position(dumped(tmp_path, 1, gang.ranks[1].pid))
     assert (waits, where.startswith("<module> (hang.py:")) == (False, True)
     assert gang.ranks[1].exitcode is None  # asked, and alive
 

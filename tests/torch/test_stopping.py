@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from phalanx.torch.agreement import Agreement, Wish
+from phalanx.torch.agreement import RankAgreement, RankRequest
 from phalanx.wire import manifest
-from phalanx.wire.rank import StopReason, boottime_ns
+from phalanx.wire.rank import RankStopReason, boottime_ns
 from tests.torch.gang import LOOP, Gang
 
 pytestmark = [pytest.mark.torch, pytest.mark.serial]
@@ -21,7 +21,7 @@ def stop_lines(gang):
     return {line for rank in range(len(gang.ranks)) for line in gang.log(rank).splitlines() if line.startswith("stop ")}
 
 
-@pytest.mark.parametrize("reason", [StopReason.PREEMPTED, StopReason.CANCELLED, StopReason.DRAIN])
+@pytest.mark.parametrize("reason", [RankStopReason.PREEMPTED, RankStopReason.CANCELLED, RankStopReason.DRAIN])
 def test_all_ranks_stop_at_one_step_with_its_checkpoint(tmp_path, reason):
     checkpoints = tmp_path / "checkpoints"
     arguments = (LOOP, "--steps", "100000", "--pace-s", "0.003")
@@ -82,8 +82,8 @@ def test_interval_saves_by_itself_and_learns_the_stall(tmp_path):
 
 
 def test_exchanges_become_rarer_as_the_pace_is_known_but_never_by_more_than_half():
-    agreement = Agreement(None)
-    uttered = {agreement.advance(lambda tick_us: Wish(tick_us=tick_us)).uttered_at for _ in range(2000)}
+    agreement = RankAgreement(None)
+    uttered = {agreement.advance(lambda tick_us: RankRequest(tick_us=tick_us)).requested_at_tick for _ in range(2000)}
     gaps = [later - earlier for earlier, later in pairwise(sorted(uttered))]
     assert gaps[0] <= 2
     assert all(later <= 2 * earlier for earlier, later in pairwise(gaps))
@@ -91,6 +91,6 @@ def test_exchanges_become_rarer_as_the_pace_is_known_but_never_by_more_than_half
 
 
 def test_wish_is_known_at_the_tick_it_was_uttered_in_a_gang_of_one():
-    agreement = Agreement(None)
-    agreed = agreement.advance(lambda tick_us: Wish(stop=2, tick_us=tick_us))
-    assert (agreed.wish.stop, agreed.uttered_at) == (2, 1)
+    agreement = RankAgreement(None)
+    agreed = agreement.advance(lambda tick_us: RankRequest(stop=2, tick_us=tick_us))
+    assert (agreed.request.stop, agreed.requested_at_tick) == (2, 1)

@@ -2,18 +2,18 @@
 
 import math
 
-from phalanx.cli.demo.outcome import judge
-from phalanx.cli.demo.scene import Scene
-from phalanx.cli.demo.stopwatch import Kill
+from phalanx.cli.demo.outcome import build_outcome
+from phalanx.cli.demo.recovery_time import NodeKill
+from phalanx.cli.demo.state import DemoState
 from phalanx.core.accounting.receipt import build_receipt
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.state.story import StoryLine
-from phalanx.core.work.allocation import Allocation, Grant
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause
+from phalanx.core.work.allocation import Allocation, NodeGrant
+from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.spec import JobSpec, Role
-from phalanx.wire.api.jobs import Checkpoint, JobView, Progress
+from phalanx.wire.api.jobs import CheckpointView, JobView, Progress
 from phalanx.wire.api.nodes import DeviceView, NodeView
 from phalanx.wire.api.output import StepView
 
@@ -60,9 +60,11 @@ STORY = [
 
 def make_scene(at_s, *, drift=0.0):
     """The scene `at_s` seconds into the demo: n1 dies at 17.4 s, training goes on at 21.6 s and ends at 36.7 s."""
-    scene = Scene(started_s=T, now_s=T + at_s, fleet="3 nodes x 4 virtual devices", steps_total=STEPS, keys=True)
+    scene = DemoState(
+        started_s=T, now_s=T + at_s, fleet="3 nodes x 4 virtual devices", steps_total=STEPS, has_keyboard=True
+    )
     scene.curve.add(step_views(at_s, drift=drift))
-    scene.hear(
+    scene.add_events(
         StoryLine(
             seq=i, at_s=T + when, kind=kind, text=text, job_id=JobId("1"), epoch=Epoch(2 if when > KILL_S + 0.25 else 1)
         )
@@ -71,11 +73,11 @@ def make_scene(at_s, *, drift=0.0):
     )
     dead, second = at_s >= KILL_S, at_s >= KILL_S + 0.3
     if dead:
-        scene.kills.append(Kill(node="n1", at_s=T + KILL_S, by="demo", held=True, epoch=1, step=KILLED))
-        scene.settle()
+        scene.kills.append(NodeKill(node="n1", at_s=T + KILL_S, by="demo", held=True, epoch=1, step=KILLED))
+        scene.complete_kills()
     nodes = ["n0", "n2"] if second else ["n0", "n1"]
     over = at_s > END_S
-    scene.see_job(job_view(scene, nodes, epoch=2 if second else 1, over=over))
+    scene.update_job(job_view(scene, nodes, epoch=2 if second else 1, over=over))
     for n in range(3):
         busy = f"n{n}" in nodes and not over
         scene.nodes.append(node_view(n, nodes.index(f"n{n}") if busy else None, down=dead and n == 1))
@@ -113,7 +115,9 @@ def job_view(scene, nodes, *, epoch, over):
         resume_step=SAVED if epoch == 2 else None,
         progress=progress,
         virtual=True,
-        checkpoints=[Checkpoint(epoch=Epoch(1 if s <= SAVED else 2), step=s, path="") for s in published if s <= made],
+        checkpoints=[
+            CheckpointView(epoch=Epoch(1 if s <= SAVED else 2), step=s, path="") for s in published if s <= made
+        ],
     )
 
 
@@ -150,7 +154,7 @@ def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
 
     def attempt(epoch, nodes, begin_s, end_s, cause):
         grants = tuple(
-            Grant(
+            NodeGrant(
                 node_id=NodeId(name),
                 node_rank=rank,
                 devices=(0, 1),
@@ -168,7 +172,7 @@ def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
             placed_s=T + begin_s,
             ended_s=T + end_s,
             state=AttemptState.ENDED,
-            ending=cause,
+            stop_cause=cause,
             running_s=T + begin_s + 3.0,
         )
 
@@ -184,8 +188,8 @@ def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
         ended_s=T + END_S + 0.5,
     )
     attempts = [
-        attempt(1, ["n0", "n1"], 1.0, KILL_S + 0.2, Cause.NODE_FAIL),
-        attempt(2, ["n0", "n2"], KILL_S + 0.3, END_S + 0.5, Cause.SUCCEEDED),
+        attempt(1, ["n0", "n1"], 1.0, KILL_S + 0.2, EndCause.NODE_FAIL),
+        attempt(2, ["n0", "n2"], KILL_S + 0.3, END_S + 0.5, EndCause.SUCCEEDED),
     ]
     reports: dict[Epoch, list[dict]] = {}
     for view in [*scene.curve.steps, *extra_steps]:
@@ -225,4 +229,4 @@ def record(n):
 
 
 def make_outcome(scene, *, kill_wanted=True, **changes):
-    return judge(scene, make_receipt(scene, **changes), sample=SAMPLE, kill_wanted=kill_wanted)
+    return build_outcome(scene, make_receipt(scene, **changes), sample=SAMPLE, kill_wanted=kill_wanted)

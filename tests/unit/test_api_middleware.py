@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.api.rim import Rim
+from phalanx.api.http.security import SecurityMiddleware
 
 HOST = (b"host", b"127.0.0.1:7600")
 
@@ -32,7 +32,7 @@ def sent(*headers: tuple[bytes, bytes], kind: str = "http", scheme: str = "http"
         "raw_path": b"/v1/me",
         "query_string": b"",
     }
-    rim = Rim(app, hosts_allowed=frozenset({"127.0.0.1", "localhost", "[::1]"}))
+    rim = SecurityMiddleware(app, hosts_allowed=frozenset({"127.0.0.1", "localhost", "[::1]"}))
     asyncio.run(rim({**scope, "headers": list(headers)}, None, send))
     return messages
 

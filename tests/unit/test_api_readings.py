@@ -6,12 +6,12 @@
 from collections import Counter
 from types import SimpleNamespace
 
-from phalanx.api import nodes, queues
+from phalanx.api.routes import nodes, queues
 from phalanx.controller.telemetry import Telemetry
-from phalanx.core.access.roles import Caller
+from phalanx.core.access.caller import Caller
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
-from phalanx.core.work.people import UserRole
+from phalanx.core.work.users import UserRole
 from phalanx.ports.store import Batch
 from phalanx.store.logs.files import FileLogs
 from phalanx.store.memory import MemoryStore

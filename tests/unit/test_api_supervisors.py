@@ -4,7 +4,7 @@
 
 from types import SimpleNamespace
 
-from phalanx.api.supervisors import GRANTS_MAX, Supervisors
+from phalanx.api.nodes.supervisors import CACHED_GRANTS_MAX, SupervisorRegistry
 from phalanx.core.ids import Epoch, JobId, NodeId
 
 
@@ -22,12 +22,12 @@ class Gangs:
 
 def test_a_gang_counts_with_each_of_its_nodes():
     store = Gangs()
-    supervisors = Supervisors(store)
+    supervisors = SupervisorRegistry(store)
     for number in range(200):
-        assert supervisors.grant(NodeId("n999"), JobId(str(number)), Epoch(1)).node_id == "n999"
-    assert sum(map(len, supervisors._grants.values())) == supervisors._grant_count == GRANTS_MAX
+        assert supervisors.require_grant(NodeId("n999"), JobId(str(number)), Epoch(1)).node_id == "n999"
+    assert sum(map(len, supervisors._grants.values())) == supervisors._grant_count == CACHED_GRANTS_MAX
     asked = store.asked
-    supervisors.grant(NodeId("n0"), JobId("199"), Epoch(1))
+    supervisors.require_grant(NodeId("n0"), JobId("199"), Epoch(1))
     assert store.asked == asked  # the newest are at hand
-    supervisors.grant(NodeId("n0"), JobId("0"), Epoch(1))
+    supervisors.require_grant(NodeId("n0"), JobId("0"), Epoch(1))
     assert store.asked == asked + 1  # the oldest is read again

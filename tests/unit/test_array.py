@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.array import ELEMENTS_MAX, INDEX_MAX, parse_array, ranges
+from phalanx.core.work.array import (
+    ELEMENTS_MAX,
+    INDEX_MAX,
+    format_indices,
+    parse_array,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +67,9 @@ def test_a_hint_turns_a_range_round():
 
 @given(st.sets(st.integers(0, 300), min_size=1, max_size=60))
 def test_shortest_text_names_the_same_elements(indices):
-    assert parse_array(ranges(indices)).indices == tuple(sorted(indices))
+    assert parse_array(format_indices(indices)).indices == tuple(sorted(indices))
 
 
 def test_ten_thousand_are_the_most():
     assert len(parse_array(f"0-{ELEMENTS_MAX - 1}").indices) == ELEMENTS_MAX
-    assert ranges(range(ELEMENTS_MAX)) == f"0-{ELEMENTS_MAX - 1}"
+    assert format_indices(range(ELEMENTS_MAX)) == f"0-{ELEMENTS_MAX - 1}"

@@ -6,7 +6,12 @@ import threading
 
 import pytest
 
-from phalanx.node.shell.batch_link import FRAME_BYTES_MAX, Closed, dial, greet
+from phalanx.node.slurm_compat.job_link import (
+    FRAME_BYTES_MAX,
+    LinkClosed,
+    accept_link,
+    open_link,
+)
 
 
 def framed(body):
@@ -30,8 +35,8 @@ def test_a_stranger_is_shown_out(said):
     with ours, theirs:
         theirs.sendall(said)
         theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(Closed):
-            greet(ours, "key")
+        with pytest.raises(LinkClosed):
+            accept_link(ours, "key")
 
 
 @pytest.mark.parametrize("key", ["key", "another"])
@@ -42,15 +47,15 @@ def test_both_sides_must_have_the_key(key):
         def serve():
             sock, _ = listener.accept()
             try:
-                met.append(greet(sock, "key"))
-            except Closed:
+                met.append(accept_link(sock, "key"))
+            except LinkClosed:
                 sock.close()
 
         server = threading.Thread(target=serve)
         server.start()
         try:
-            link = dial("127.0.0.1", listener.getsockname()[1], key, {"node": 1}, within_s=5.0)
-        except Closed:
+            link = open_link("127.0.0.1", listener.getsockname()[1], key, {"node": 1}, within_s=5.0)
+        except LinkClosed:
             link = None
         server.join()
     assert (link is not None, [who for _, who in met]) == ((True, [{"node": 1}]) if key == "key" else (False, []))

@@ -7,9 +7,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from phalanx.cli.jobs.begin import shown, with_zone
+from phalanx.cli.jobs.begin_time import format_time, with_zone
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.begin import parse_begin_s
+from phalanx.core.work.begin_time import parse_begin_s
 
 FIRST, LAST = datetime.fromisoformat("1970-01-02"), datetime.fromisoformat("9999-12-30")
 NOW = 1_764_580_000.0  # 1 December 2025, 10:06:40 in Berlin
@@ -85,7 +85,7 @@ def test_a_span_needs_somebody_who_knows_the_time():
 )
 def test_the_clock_on_the_wall_is_this_zones(berlin, text, told):
     at_s = parse_begin_s(with_zone(text, NOW), now_s=None)
-    assert shown(at_s, NOW) == told
+    assert format_time(at_s, NOW) == told
 
 
 def test_summer_time_is_the_systems(berlin):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import scheduler
 from benchmarks.replays import GPUS_PER_NODE, LOAD, NODES, synthetic_trace
-from benchmarks.scheduler import Part, in_a_child, print_figures
+from benchmarks.scheduler import PartResult, measure_in_child, print_figures
 
 KEYS = [
     "pass_50k_ms",
@@ -18,11 +18,11 @@ KEYS = [
 ]  # issue 3
 
 PARTS = {
-    "pass": Part(runs={"pass_50k_ms": [100.0, 900.0, 110.0]}, facts={}, peak_mib=300.0),
-    "place": Part(runs={"placements_per_s": [30_000.0]}, facts={}, peak_mib=50.0),
-    "decision": Part(runs={"decision_1213_ms": [7.0]}, facts={}, peak_mib=40.0),
-    "fifo": Part(runs={"replay_fifo_s": [9.0]}, facts={"replay_trace": "drawn"}, peak_mib=90.0),
-    "default": Part(runs={"replay_default_s": [91.0]}, facts={"replay_trace": "drawn"}, peak_mib=95.0),
+    "pass": PartResult(runs={"pass_50k_ms": [100.0, 900.0, 110.0]}, facts={}, peak_mib=300.0),
+    "place": PartResult(runs={"placements_per_s": [30_000.0]}, facts={}, peak_mib=50.0),
+    "decision": PartResult(runs={"decision_1213_ms": [7.0]}, facts={}, peak_mib=40.0),
+    "fifo": PartResult(runs={"replay_fifo_s": [9.0]}, facts={"replay_trace": "drawn"}, peak_mib=90.0),
+    "default": PartResult(runs={"replay_default_s": [91.0]}, facts={"replay_trace": "drawn"}, peak_mib=95.0),
 }
 
 
@@ -62,6 +62,6 @@ def test_drawn_trace_has_the_load_of_the_public_one_and_is_the_same_every_time()
 
 
 def test_part_is_measured_in_a_process_of_its_own():
-    part = in_a_child("decision", 1)
+    part = measure_in_child("decision", 1)
     assert len(part.runs["decision_1213_ms"]) == 1
     assert 10.0 < part.peak_mib < 1000.0

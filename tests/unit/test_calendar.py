@@ -5,7 +5,14 @@ from math import inf
 import pytest
 
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
-from phalanx.core.scheduling.calendar import DEFAULT_HORIZON_S, OPEN, Asker, Calendar, asker_of, intruders
+from phalanx.core.scheduling.reservation_calendar import (
+    DEFAULT_HORIZON_S,
+    NOTHING_CLOSED,
+    ReservationCalendar,
+    ReservationQuery,
+    jobs_to_evict,
+    reservation_query_of,
+)
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.reservation import Reservation
 from tests.builders import T, at, job, placed
@@ -28,25 +35,25 @@ def window(name, nodes, start_h, for_h, *, users=(), queues=(), **more):
 
 def ada(limit_h=None, queue="default", reservation="", user="ada"):
     limit_s = None if limit_h is None else limit_h * H
-    return Asker(user=UserId(user), queue=QueueId(queue), limit_s=limit_s, reservation=reservation)
+    return ReservationQuery(user=UserId(user), queue=QueueId(queue), limit_s=limit_s, reservation=reservation)
 
 
 def shut(calendar, asker, at_h=0.0):
-    return " ".join(sorted(calendar.closed_to(asker, T + at_h * H).nodes))
+    return " ".join(sorted(calendar.closed_nodes(asker, T + at_h * H).nodes))
 
 
 # ---- who is kept off -------------------------------------------------------------------------------------------------
 
 
 def test_nothing_reserved_shuts_nothing_and_costs_nothing():
-    calendar = Calendar()
+    calendar = ReservationCalendar()
     assert not calendar
-    assert calendar.closed_to(ada(), T) is OPEN
-    assert calendar.until_s(ada(), T) == calendar.next_change_s(T) == inf
+    assert calendar.closed_nodes(ada(), T) is NOTHING_CLOSED
+    assert calendar.valid_until_s(ada(), T) == calendar.next_change_s(T) == inf
 
 
 def test_while_it_holds_all_but_its_own_are_kept_off():
-    calendar = Calendar([window("fans", "n0 n1", 0, 4, users=["bob"], queues=["nlp"])])
+    calendar = ReservationCalendar([window("fans", "n0 n1", 0, 4, users=["bob"], queues=["nlp"])])
     assert shut(calendar, ada(1)) == "n0 n1"
     assert shut(calendar, ada(1, queue="nlp")) == ""
     assert shut(calendar, ada(1, user="bob")) == ""
@@ -54,34 +61,34 @@ def test_while_it_holds_all_but_its_own_are_kept_off():
 
 
 def test_maintenance_keeps_everybody_off():
-    calendar = Calendar([window("fans", "n0", 0, 4)])
+    calendar = ReservationCalendar([window("fans", "n0", 0, 4)])
     assert shut(calendar, ada(1, user="bob", queue="nlp")) == "n0"
 
 
 @pytest.mark.parametrize(("limit_h", "expected"), [(1.0, ""), (2.0, ""), (2.1, "n0"), (100.0, "n0")])
 def test_job_whose_limit_crosses_the_window_is_kept_off_before_it(limit_h, expected):
-    calendar = Calendar([window("fans", "n0", 2, 4)])
+    calendar = ReservationCalendar([window("fans", "n0", 2, 4)])
     assert shut(calendar, ada(limit_h)) == expected
 
 
 def test_job_without_limit_is_kept_off_for_the_last_day_before():
     day_h = DEFAULT_HORIZON_S / H
-    calendar = Calendar([window("fans", "n0", day_h + 1, 4)])
+    calendar = ReservationCalendar([window("fans", "n0", day_h + 1, 4)])
     assert shut(calendar, ada()) == ""
     assert shut(calendar, ada(), at_h=1.5) == "n0"
 
 
 def test_windows_one_after_the_other_shut_as_one_reaches_them():
-    calendar = Calendar([window("b", "n1", 5, 1), window("a", "n0", 2, 1), window("c", "n2", 0, 1)])
+    calendar = ReservationCalendar([window("b", "n1", 5, 1), window("a", "n0", 2, 1), window("c", "n2", 0, 1)])
     assert shut(calendar, ada(1)) == "n2"
     assert shut(calendar, ada(3)) == "n0 n2"
     assert shut(calendar, ada(6)) == "n0 n1 n2"
     assert shut(calendar, ada(6), at_h=1) == "n0 n1"
-    assert calendar.closed_to(ada(6), T).by == ("c", "a", "b"), "first to begin first"
+    assert calendar.closed_nodes(ada(6), T).reservations == ("c", "a", "b"), "first to begin first"
 
 
 def test_ended_early_it_shuts_nothing():
-    assert not Calendar([window("fans", "n0", 0, 4, ended=True)])
+    assert not ReservationCalendar([window("fans", "n0", 0, 4, ended=True)])
 
 
 # ---- inside one only -------------------------------------------------------------------------------------------------
@@ -90,44 +97,46 @@ FLEET = [NodeId("n0"), NodeId("n1"), NodeId("n2")]
 
 
 def test_job_of_a_reservation_goes_to_its_nodes_only_and_only_while_it_holds():
-    calendar = Calendar([window("exam", "n0 n1", 2, 4, users=["ada"])])
+    calendar = ReservationCalendar([window("exam", "n0 n1", 2, 4, users=["ada"])])
     inside = ada(1, reservation="exam")
-    assert calendar.closed_to(inside, T).among(FLEET) == set(FLEET)
-    assert calendar.closed_to(inside, T + 2 * H).among(FLEET) == {"n2"}
-    assert calendar.closed_to(inside, T + 6 * H).among(FLEET) == set(FLEET)
+    assert calendar.closed_nodes(inside, T).closed_in(FLEET) == set(FLEET)
+    assert calendar.closed_nodes(inside, T + 2 * H).closed_in(FLEET) == {"n2"}
+    assert calendar.closed_nodes(inside, T + 6 * H).closed_in(FLEET) == set(FLEET)
 
 
 def test_long_job_of_a_reservation_is_let_in_when_it_begins_though_it_reached_it_before():
-    calendar = Calendar([window("exam", "n0", 2, 4, users=["ada"])])
+    calendar = ReservationCalendar([window("exam", "n0", 2, 4, users=["ada"])])
     inside = ada(3, reservation="exam")
-    assert calendar.closed_to(inside, T).only == frozenset()
-    assert calendar.closed_to(inside, T + 2 * H).only == frozenset({NodeId("n0")})
+    assert calendar.closed_nodes(inside, T).only == frozenset()
+    assert calendar.closed_nodes(inside, T + 2 * H).only == frozenset({NodeId("n0")})
 
 
 def test_job_of_a_reservation_for_others_or_of_none_goes_nowhere():
-    assert Calendar().closed_to(ada(reservation="gone"), T).among(FLEET) == set(FLEET)
-    calendar = Calendar([window("exam", "n0", 0, 4, users=["bob"])])
-    assert calendar.closed_to(ada(1, reservation="exam"), T).among(FLEET) == set(FLEET)
+    assert ReservationCalendar().closed_nodes(ada(reservation="gone"), T).closed_in(FLEET) == set(FLEET)
+    calendar = ReservationCalendar([window("exam", "n0", 0, 4, users=["bob"])])
+    assert calendar.closed_nodes(ada(1, reservation="exam"), T).closed_in(FLEET) == set(FLEET)
 
 
 def test_job_of_a_reservation_heeds_the_window_after_it():
-    calendar = Calendar([window("exam", "n0 n1", 0, 4, users=["ada"]), window("fans", "n0", 4, 1)])
-    assert calendar.closed_to(ada(5, reservation="exam"), T).among(FLEET) == {"n0", "n2"}
+    calendar = ReservationCalendar([window("exam", "n0 n1", 0, 4, users=["ada"]), window("fans", "n0", 4, 1)])
+    assert calendar.closed_nodes(ada(5, reservation="exam"), T).closed_in(FLEET) == {"n0", "n2"}
 
 
 # ---- when to look again ----------------------------------------------------------------------------------------------
 
 
 def test_answer_holds_until_it_says_and_no_longer():
-    calendar = Calendar([window("a", "n0", 2, 1), window("b", "n1", 5, 1), window("exam", "n2", 8, 1, users=["ada"])])
+    calendar = ReservationCalendar(
+        [window("a", "n0", 2, 1), window("b", "n1", 5, 1), window("exam", "n2", 8, 1, users=["ada"])]
+    )
     for asker in (ada(1), ada(2.5), ada(), ada(1, reservation="exam"), ada(9, reservation="exam")):
         now_s, until_s, seen = T, T, []
         for _ in range(30):
-            until_s = calendar.until_s(asker, now_s)
+            until_s = calendar.valid_until_s(asker, now_s)
             assert until_s > now_s
-            held = calendar.closed_to(asker, now_s)
+            held = calendar.closed_nodes(asker, now_s)
             middle_s = min(now_s + 1.0, (now_s + min(until_s, now_s + H)) / 2)
-            assert calendar.closed_to(asker, middle_s) == held
+            assert calendar.closed_nodes(asker, middle_s) == held
             seen.append((held.nodes, held.only))
             if until_s == inf:
                 break
@@ -138,7 +147,7 @@ def test_answer_holds_until_it_says_and_no_longer():
 
 
 def test_next_change_is_the_next_beginning_or_end():
-    calendar = Calendar([window("a", "n0", 2, 4), window("b", "n1", 3, 1)])
+    calendar = ReservationCalendar([window("a", "n0", 2, 4), window("b", "n1", 3, 1)])
     found, now_s = [], T
     while (now_s := calendar.next_change_s(now_s)) < inf:
         found.append((now_s - T) / H)
@@ -147,12 +156,14 @@ def test_next_change_is_the_next_beginning_or_end():
 
 def test_equal_reservations_in_another_order_give_equal_answers():
     windows = [window(name, node, 1, 2) for name, node in (("a", "n0"), ("b", "n1"), ("c", "n2"))]
-    assert Calendar(windows).closed_to(ada(), T) == Calendar(reversed(windows)).closed_to(ada(), T)
+    assert ReservationCalendar(windows).closed_nodes(ada(), T) == ReservationCalendar(reversed(windows)).closed_nodes(
+        ada(), T
+    )
 
 
 def test_jobs_alike_get_the_very_same_answer():
-    calendar = Calendar([window("a", "n0", 2, 4)])
-    assert calendar.closed_to(ada(3), T) is calendar.closed_to(ada(5, user="bob"), T + 60)
+    calendar = ReservationCalendar([window("a", "n0", 2, 4)])
+    assert calendar.closed_nodes(ada(3), T) is calendar.closed_nodes(ada(5, user="bob"), T + 60)
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
@@ -179,8 +190,8 @@ def test_jobs_alike_get_the_very_same_answer():
     ],
 )
 def test_why_nodes_are_shut_in_words(reserved, asker, words):
-    calendar = Calendar([reserved])
-    assert calendar.said(calendar.closed_to(asker, T), asker, T) == words
+    calendar = ReservationCalendar([reserved])
+    assert calendar.explain(calendar.closed_nodes(asker, T), asker, T) == words
 
 
 # ---- records ---------------------------------------------------------------------------------------------------------
@@ -191,13 +202,15 @@ def test_why_nodes_are_shut_in_words(reserved, asker, words):
 )
 def test_reservations_clash_over_a_node_at_one_time_only(start_h, nodes, shared):
     standing = window("a", "n0 n1", 0, 4)
-    assert window("b", nodes, start_h, 1).clashes(standing) == shared
-    assert window("b", nodes, start_h, 1, ended=True).clashes(standing) == ()
+    assert window("b", nodes, start_h, 1).conflicting_nodes(standing) == shared
+    assert window("b", nodes, start_h, 1, ended=True).conflicting_nodes(standing) == ()
 
 
 def test_a_jobs_class_is_who_asks_for_how_long_and_where():
     one = job("1", queue="nlp", time_limit_s=60.0, reservation="exam")
-    assert asker_of(one) == Asker(user=UserId("ada"), queue=QueueId("nlp"), limit_s=60.0, reservation="exam")
+    assert reservation_query_of(one) == ReservationQuery(
+        user=UserId("ada"), queue=QueueId("nlp"), limit_s=60.0, reservation="exam"
+    )
 
 
 def test_who_holds_something_there_and_is_not_admitted_must_leave_in_submit_order():
@@ -216,4 +229,4 @@ def test_who_holds_something_there_and_is_not_admitted_must_leave_in_submit_orde
         for grant in case.attempt.allocation.grants:
             on_node.setdefault(grant.node_id, {})[case.job.id] = case.attempt
     reserved = window("exam", "n0 n1 n9", 0, 1, queues=["nlp"])
-    assert intruders(reserved, on_node, jobs) == ("early", "late")  # type: ignore[arg-type]  # as it is drawn
+    assert jobs_to_evict(reserved, on_node, jobs) == ("early", "late")  # type: ignore[arg-type]  # as it is drawn

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from phalanx.app.campaign import Campaign
 from phalanx.app.clock import SystemClock
+from phalanx.app.leader_elector import LeaderElector
 from phalanx.controller.leadership import LEASE_S
 from phalanx.core.errors import TryLater
-from phalanx.ports.election import HeadRecord, Leader, NoElection
+from phalanx.ports.election import ElectionUnavailable, HeadRecord, Leader
 
 MINE = HeadRecord(name="a", head_id="a", url="http://a:1", version="1")
 
@@ -27,7 +27,7 @@ class Voice:
 
     def look(self) -> Leader:
         if self.away:
-            raise NoElection("the database does not answer")
+            raise ElectionUnavailable("the database does not answer")
         return self.row
 
     def claim(self, seen: Leader, mine: HeadRecord, *, lease_s: float, grants_s: float) -> int | None:
@@ -68,8 +68,8 @@ class Stuck(logging.Handler):
 @pytest.mark.serial
 def test_head_whose_log_hangs_gives_up_in_time_all_the_same():
     lost, voice, stuck = threading.Event(), Voice(), Stuck()
-    campaign = Campaign(voice, MINE, SystemClock(), grants_s=9.0, on_lost=lambda _: lost.set())
-    assert campaign.stand() is not None
+    campaign = LeaderElector(voice, MINE, SystemClock(), lease_s=9.0, on_lost=lambda _: lost.set())
+    assert campaign.wait_for_term() is not None
     logging.getLogger("phalanx.heads").addHandler(stuck)
     try:
         voice.away = True
@@ -83,16 +83,16 @@ def test_head_whose_log_hangs_gives_up_in_time_all_the_same():
 
 
 def test_term_that_was_claimed_is_held_though_the_row_cannot_be_read_after_it():
-    campaign = Campaign(Falters(), MINE, SystemClock(), grants_s=9.0, on_lost=lambda _: None)
-    guard = threading.Timer(10.0, campaign.end)  # without the term it would wait for ever
+    campaign = LeaderElector(Falters(), MINE, SystemClock(), lease_s=9.0, on_lost=lambda _: None)
+    guard = threading.Timer(10.0, campaign.stop_waiting)  # without the term it would wait for ever
     guard.start()
     try:
-        tenure = campaign.stand()
+        tenure = campaign.wait_for_term()
         assert tenure is not None
-        assert (tenure.term, campaign.leads(), campaign.before.term) == (1, True, 0)
+        assert (tenure.term, campaign.leads(), campaign.previous_leader.term) == (1, True, 0)
     finally:
         guard.cancel()
-        campaign.end()
+        campaign.stop_waiting()
 
 
 def test_news_that_are_passed_on_slowly_cost_no_term():
@@ -102,8 +102,10 @@ def test_news_that_are_passed_on_slowly_cost_no_term():
         told.set()
         freed.wait(30.0)
 
-    campaign = Campaign(Voice(), MINE, SystemClock(), grants_s=9.0, on_lost=lambda _: lost.set(), on_news=slow)
-    standing = threading.Thread(target=campaign.stand, daemon=True)
+    campaign = LeaderElector(
+        Voice(), MINE, SystemClock(), lease_s=9.0, on_lost=lambda _: lost.set(), on_heads_changed=slow
+    )
+    standing = threading.Thread(target=campaign.wait_for_term, daemon=True)
     standing.start()
     try:
         assert told.wait(10.0)
@@ -111,7 +113,7 @@ def test_news_that_are_passed_on_slowly_cost_no_term():
         assert campaign.leads()
     finally:
         freed.set()
-        campaign.end()
+        campaign.stop_waiting()
 
 
 def test_news_that_could_not_be_passed_on_are_passed_on_again():
@@ -124,10 +126,12 @@ def test_news_that_could_not_be_passed_on_are_passed_on_again():
             raise TryLater("8 reads of the database are under way already")
         twice.set()
 
-    campaign = Campaign(Voice(), MINE, SystemClock(), grants_s=9.0, on_lost=lambda _: None, on_news=first_refused)
+    campaign = LeaderElector(
+        Voice(), MINE, SystemClock(), lease_s=9.0, on_lost=lambda _: None, on_heads_changed=first_refused
+    )
     try:
-        assert campaign.stand() is not None
+        assert campaign.wait_for_term() is not None
         assert twice.wait(10.0)
         assert campaign.leads()
     finally:
-        campaign.end()
+        campaign.stop_waiting()

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from phalanx.cli.jobs.array import array_page, array_shown
-from phalanx.cli.jobs.change import _summary
-from phalanx.cli.jobs.ps import job_lines, why_waits
-from phalanx.cli.jobs.waiting import ended
+from phalanx.cli.jobs.array_page import array_page, array_view
+from phalanx.cli.jobs.job_actions import _summary
+from phalanx.cli.jobs.job_end import end_summary
+from phalanx.cli.jobs.ps import job_lines, waiting_reason
 from phalanx.cli.terminal import Terminal
 from phalanx.core.work.job import JobState
 from tests.golden.cli.views import NOW_S, job
@@ -58,8 +58,8 @@ def test_a_whole_array_on_one_screen():
 
 
 def test_what_comes_next_depends_on_whether_any_is_left():
-    assert array_shown(whole({PENDING: 100})).next == "phalanx ps --name eval"
-    assert array_shown(whole({JobState.SUCCEEDED: 100}, state=JobState.SUCCEEDED)).next == "phalanx logs 17_0"
+    assert array_view(whole({PENDING: 100})).next_command == "phalanx ps --name eval"
+    assert array_view(whole({JobState.SUCCEEDED: 100}, state=JobState.SUCCEEDED)).next_command == "phalanx logs 17_0"
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,15 @@ def test_the_end_of_an_array_counts_its_elements():
     over = whole(
         {JobState.SUCCEEDED: 98, JobState.FAILED: 2}, "98 succeeded, 2 failed; unsuccessful: 3,9", JobState.FAILED
     )
-    assert ended(over) == "array 17 failed: 98 succeeded, 2 failed; unsuccessful: 3,9"
+    assert end_summary(over) == "array 17 failed: 98 succeeded, 2 failed; unsuccessful: 3,9"
 
 
 def test_a_job_ended_for_its_parent_says_which():
     why = "job 12 failed, so afterok:12 can never be met"
-    assert ended(job(13, "x", JobState.CANCELLED, detail=why)) == f"job 13 was cancelled: {why}"
+    assert end_summary(job(13, "x", JobState.CANCELLED, detail=why)) == f"job 13 was cancelled: {why}"
     assert (
-        ended(job(13, "x", JobState.CANCELLED, detail="no need", cancelled_by="ada")) == "job 13 was cancelled by ada"
+        end_summary(job(13, "x", JobState.CANCELLED, detail="no need", cancelled_by="ada"))
+        == "job 13 was cancelled by ada"
     )
 
 
@@ -91,6 +92,6 @@ def test_begin_is_told_by_the_clock_here(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     waits = job(5, "x", PENDING, reason="begin_time", detail="starts in 2h", begin_s=1_893_484_800.0)
-    assert why_waits(waits, NOW_S) == "not before 2030-01-01 08:00"
+    assert waiting_reason(waits, NOW_S) == "not before 2030-01-01 08:00"
     monkeypatch.undo()
     time.tzset()

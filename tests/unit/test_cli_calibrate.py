@@ -8,15 +8,26 @@ import tarfile
 
 import pytest
 
-from phalanx.cli.plan.calibration_job import STAGE, CalibrationFailed, _fetch, job_of
-from phalanx.cli.plan.calibration_nodes import check_idle, chosen_nodes
-from phalanx.cli.plan.calibration_table import amount, compared, profile_lines
+from phalanx.cli.plan.calibration_job import (
+    PROGRESS_LINE,
+    CalibrationFailed,
+    _fetch,
+    build_calibration_job,
+)
+from phalanx.cli.plan.calibration_nodes import check_idle, select_nodes
+from phalanx.cli.plan.calibration_table import calibration_rows, format_amount, profile_lines
 from phalanx.cli.root import main
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadRequest, NotFound, TooLarge, TryLater
-from phalanx.core.performance.model import Model
-from phalanx.core.performance.profile import BetweenFound, NodeFound, PairFound, Profile, RunFound
 from phalanx.core.work.layout import Layout
+from phalanx.planner.calibration.profile import (
+    InterNodeMeasurement,
+    NodeMeasurement,
+    PairMeasurement,
+    Profile,
+    RunMeasurement,
+)
+from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView, ReservedView
 from tests.golden.cli.fake_head import TOKEN, FakeHead
 from tests.golden.cli.views import make
@@ -34,7 +45,7 @@ def node(name, *, gpus=8, model="NVIDIA H100 80GB HBM3", sick=(), **more):
 
 
 def chosen(*nodes, wanted=None):
-    return chosen_nodes(nodes, wanted, NOW_S)
+    return select_nodes(nodes, wanted, NOW_S)
 
 
 # ---- which nodes -----------------------------------------------------------------------------------------------------
@@ -94,14 +105,16 @@ def test_busy_nodes_are_refused_unless_waited_for():
 
 
 def test_the_job_is_one_gang_over_all_of_them():
-    job = job_of(chosen(node("n0"), node("n1")), reservation="mine", quick=True, python="", here=False)
+    job = build_calibration_job(chosen(node("n0"), node("n1")), reservation="mine", quick=True, python="", here=False)
     assert job["run"] == ["python", "-P", "-m", "phalanx.torch.calibrate", "--quick"]
     assert (job["gpus"], job["reservation"]) == ("2x8", "mine")
-    assert "reservation" not in job_of(chosen(node("n0")), reservation="", quick=False, python="", here=True)
+    assert "reservation" not in build_calibration_job(
+        chosen(node("n0")), reservation="", quick=False, python="", here=True
+    )
 
 
 def test_lines_of_the_rank_program_move_the_bar():
-    found = STAGE.fullmatch("calibrate: 3/11 all-reduce within nodes")
+    found = PROGRESS_LINE.fullmatch("calibrate: 3/11 all-reduce within nodes")
     assert found is not None
     assert found.groups() == ("3", "11", "all-reduce within nodes")
 
@@ -141,7 +154,7 @@ def test_samples_without_end_are_not_read_to_their_end():
 
 
 def profile(*slow_links, **more):
-    model = Model(name="gpt", layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, vocab=100)
+    model = ModelShape(name="gpt", layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, vocab=100)
     rates = {
         "flops": {"bf16": 700e12},
         "worst_flops": {"bf16": 690e12},
@@ -151,10 +164,10 @@ def profile(*slow_links, **more):
         "storage_bytes_per_s": 1e9,
     }
     nodes = tuple(
-        NodeFound(node=f"n{i}", gpu="NVIDIA H100 80GB HBM3", devices=8, link_bytes_per_s=link, **rates)
+        NodeMeasurement(node=f"n{i}", gpu="NVIDIA H100 80GB HBM3", devices=8, link_bytes_per_s=link, **rates)
         for i, link in enumerate(slow_links or (40e9, 40e9, 40e9))
     )
-    run = RunFound(
+    run = RunMeasurement(
         model=model,
         layout=Layout(tensor=8, replicate=3),
         seq=128,
@@ -163,12 +176,12 @@ def profile(*slow_links, **more):
         gpus_per_node=8,
         gpu=nodes[0].gpu,
     )
-    between = BetweenFound(gpu=nodes[0].gpu, nodes=3, groups=8, all_reduce_bytes_per_s=40e9, latency_s=2e-5)
+    between = InterNodeMeasurement(gpu=nodes[0].gpu, nodes=3, groups=8, all_reduce_bytes_per_s=40e9, latency_s=2e-5)
     return Profile(at="2026-11-21T15:00:00Z", at_s=1.0, nodes=nodes, runs=(run,), between=(between,), **more)
 
 
 def test_each_figure_stands_beside_the_tables():
-    rows = {row.what: row for row in compared(profile())}
+    rows = {row.what: row for row in calibration_rows(profile())}
     matmul, within, between = rows["matmul bf16"], rows["all-reduce within nodes"], rows["all-reduce between nodes"]
     assert (matmul.measured, matmul.unit) == (700e12, "FLOP/s")
     assert matmul.ratio is not None
@@ -182,8 +195,10 @@ def test_each_figure_stands_beside_the_tables():
 
 
 def test_an_accelerator_that_no_table_has_is_shown_alone():
-    strange = Profile(at="x", at_s=1.0, nodes=(NodeFound(node="n0", gpu="abacus", devices=1, flops={"fp32": 3e9}),))
-    (row,) = compared(strange)
+    strange = Profile(
+        at="x", at_s=1.0, nodes=(NodeMeasurement(node="n0", gpu="abacus", devices=1, flops={"fp32": 3e9}),)
+    )
+    (row,) = calibration_rows(strange)
     assert (row.what, row.measured, row.expected, row.ratio) == ("matmul fp32", 3e9, None, None)
 
 
@@ -191,7 +206,7 @@ def test_slow_nodes_and_pairs_are_named_below_the_table():
     text = "\n".join(profile_lines(profile(40e9, 41e9, 20e9), [], SCREEN))
     assert "slow: n2, link: 20.0 GB/s, 50 % below the median" in text
     links = tuple(
-        PairFound(first=a, second=b, bytes_per_s=rate)
+        PairMeasurement(first=a, second=b, bytes_per_s=rate)
         for a, b, rate in (("n0", "n1", 40e9), ("n0", "n2", 40e9), ("n1", "n2", 9e9))
     )
     assert "slow: n1 - n2, link: 9.00 GB/s" in "\n".join(profile_lines(profile(pairs=links), [], SCREEN))
@@ -223,7 +238,7 @@ def test_a_quick_measurement_accuses_nobody_for_sure():
     ],
 )
 def test_amounts_have_three_digits(value, unit, text):
-    assert amount(value, unit) == text
+    assert format_amount(value, unit) == text
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -266,7 +281,7 @@ def head(monkeypatch, tmp_path):
 )
 def test_what_cannot_be_is_one_line_and_submits_nothing(head, capsys, words, code, said):
     assert main(words) == code
-    shown = capsys.readouterr().err
+    shown = capsys.readouterr().stderr
     assert said in shown
     assert shown.count("\n") == 1
     assert head.sent("POST", "/v1/jobs") == []
@@ -275,7 +290,7 @@ def test_what_cannot_be_is_one_line_and_submits_nothing(head, capsys, words, cod
 def test_who_may_not_store_a_profile_does_not_measure_one(head, capsys):
     head.actions = ["see", "submit"]
     assert main(["calibrate", "--nodes", "n1"]) == 77
-    assert "ada may not store the fleet's profile" in capsys.readouterr().err
+    assert "ada may not store the fleet's profile" in capsys.readouterr().stderr
     assert head.sent("POST", "/v1/jobs") == []
 
 

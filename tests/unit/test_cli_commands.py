@@ -18,15 +18,15 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from phalanx.cli import connect
+from phalanx.cli import connection
 from phalanx.cli.cluster import up
 from phalanx.cli.cluster.doctor import _fix_for_silence
-from phalanx.cli.cluster.findings import accounts, packages, rights
-from phalanx.cli.cluster.home import Recorded, fleet
+from phalanx.cli.cluster.machine_checks import check_accounts, check_packages, check_permissions
+from phalanx.cli.cluster.state_folder import RecordedHead, own_node_names
 from phalanx.cli.jobs.ps import _where_or_why
 from phalanx.cli.jobs.show import _facts
 from phalanx.cli.jobs.show import _receipt as receipt_lines
-from phalanx.cli.root import VERBS, main
+from phalanx.cli.root import COMMANDS, main
 from phalanx.cli.terminal import terminal
 from phalanx.core.accounting.receipt import Receipt
 from phalanx.core.fleet.node import NodeState
@@ -54,8 +54,8 @@ def typed(capsys):
     def run(*words):
         code = main(list(words))
         shown = capsys.readouterr()
-        assert "Traceback" not in shown.err
-        return code, shown.out, shown.err
+        assert "Traceback" not in shown.stderr
+        return code, shown.out, shown.stderr
 
     return run
 
@@ -214,7 +214,7 @@ def test_a_wrong_option_beside_a_job_file_is_the_options_fault(head, typed, tmp_
 )
 def test_refusals_of_the_head_keep_their_code(head, typed, status, code, exit_code, monkeypatch):
     head.refuse["/v1/nodes/n0/drain"] = (status, code, "it cannot be", "do this")
-    monkeypatch.setattr("phalanx.cli.connect.PATIENCE_S", 0.0)
+    monkeypatch.setattr("phalanx.cli.connection.PATIENCE_S", 0.0)
     got, _, err = typed("nodes", "drain", "n0")
     assert (got, err) == (exit_code, "phalanx: error: it cannot be (do this)\n")
 
@@ -408,8 +408,8 @@ def test_down_elsewhere_does_not_wait_for_our_own_head(head, typed, tmp_path):
 def test_a_stopped_head_does_not_hold_commands(typed, monkeypatch, tmp_path):
     monkeypatch.setenv("PHALANX_HOME", str(tmp_path))
     monkeypatch.setenv("PHALANX_TOKEN", TOKEN)
-    monkeypatch.setattr("phalanx.cli.connect.ANSWER_S", 0.1)
-    monkeypatch.setattr("phalanx.cli.connect.PROBE_S", 0.1)
+    monkeypatch.setattr("phalanx.cli.connection.ANSWER_S", 0.1)
+    monkeypatch.setattr("phalanx.cli.connection.PROBE_S", 0.1)
     monkeypatch.setattr("phalanx.cli.cluster.doctor.PROBE_S", 0.1)
     monkeypatch.setattr("phalanx.cli.cluster.up._ANSWER_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -444,9 +444,9 @@ def test_up_waits_for_the_nodes_of_its_fleet_alone():
 
 
 def test_fleet_is_what_the_head_wrote(tmp_path):
-    assert fleet(str(tmp_path)) == set()
+    assert own_node_names(str(tmp_path)) == set()
     (tmp_path / "cluster.json").write_text('{"port": 7600, "nodes": ["n0", "n1"]}')
-    assert fleet(str(tmp_path)) == {"n0", "n1"}
+    assert own_node_names(str(tmp_path)) == {"n0", "n1"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's jobs are all its own")
@@ -466,7 +466,7 @@ def test_doctor_says_whose_account_jobs_run_under(brought_up, variable, machine,
     """Found by reading: it looked at its own shell alone, and called a head fine that ran all jobs as root."""
     monkeypatch.setenv("PHALANX_JOBS_AS", variable)
     monkeypatch.setattr("platform.machine", lambda: machine)
-    found = accounts(brought_up)
+    found = check_accounts(brought_up)
     assert found.level == level
     assert found.says.startswith(says)
 
@@ -484,7 +484,7 @@ def test_doctor_looks_for_every_dependency_of_the_package(monkeypatch):
         needed = tomllib.load(file)["project"]["dependencies"]
     looked_for: list[str] = []
     monkeypatch.setattr("importlib.metadata.version", looked_for.append)
-    assert packages().says == f"all {len(needed)} required packages are installed"
+    assert check_packages().says == f"all {len(needed)} required packages are installed"
     assert sorted(looked_for) == sorted(needed)
 
     def version(name):
@@ -492,7 +492,7 @@ def test_doctor_looks_for_every_dependency_of_the_package(monkeypatch):
             raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.version", version)
-    assert (packages().level, packages().says) == ("fail", "missing: h11")
+    assert (check_packages().level, check_packages().says) == ("fail", "missing: h11")
 
 
 @pytest.mark.parametrize("named_by", ["option", "variable"])
@@ -513,7 +513,7 @@ def test_plain_http_to_another_machine_is_64_and_sends_nothing(head, typed, monk
 def test_plain_http_is_used_with_a_warning_where_it_is_insisted_on(head, typed, monkeypatch):
     monkeypatch.setattr("phalanx.client.discovery.is_loopback", lambda _: False)
     monkeypatch.setenv("PHALANX_INSECURE", "")
-    connect._warn_plain_text.cache_clear()
+    connection._warn_plain_text.cache_clear()
     assert typed("ps")[0] == 64
     code, out, err = typed("--insecure", "ps")
     assert (code, "train-gpt" in out) == (0, True)
@@ -524,12 +524,12 @@ def test_doctor_warns_of_rights_that_are_too_wide(tmp_path):
     tmp_path.chmod(0o700)
     (tmp_path / "token").write_text("abc")
     (tmp_path / "token").chmod(0o600)
-    assert rights(str(tmp_path)).level == "ok"
+    assert check_permissions(str(tmp_path)).level == "ok"
     (tmp_path / "token").chmod(0o640)
-    assert (rights(str(tmp_path)).level, "0640" in rights(str(tmp_path)).says) == ("warn", True)
+    assert (check_permissions(str(tmp_path)).level, "0640" in check_permissions(str(tmp_path)).says) == ("warn", True)
     (tmp_path / "token").chmod(0o600)
     tmp_path.chmod(0o755)
-    assert (rights(str(tmp_path)).level, "0755" in rights(str(tmp_path)).says) == ("warn", True)
+    assert (check_permissions(str(tmp_path)).level, "0755" in check_permissions(str(tmp_path)).says) == ("warn", True)
 
 
 def test_another_heads_url_without_a_token_is_77(head, typed, monkeypatch, tmp_path):
@@ -568,7 +568,7 @@ def test_one_gpu_is_no_plural():
 def test_doctor_says_how_a_stopped_head_goes_on():
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"]) as child:
         try:
-            record = Recorded(url="http://127.0.0.1:1", pid=child.pid, head_id="x")
+            record = RecordedHead(url="http://127.0.0.1:1", pid=child.pid, head_id="x")
             assert _fix_for_silence(record, "/h") == "see /h/head.log"
             child.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
@@ -595,7 +595,7 @@ def test_a_closed_output_is_no_fault(head):
         assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("verb", sorted(set(VERBS) - {"demo"}))
+@pytest.mark.parametrize("verb", sorted(set(COMMANDS) - {"demo"}))
 def test_every_verb_has_help(typed, verb):
     code, out, _ = typed(verb, "--help")
     assert code == 0
@@ -608,7 +608,7 @@ def test_a_fault_of_ours_is_a_line_and_a_traceback_only_on_request(head, typed, 
     assert (code, err.count("\n")) == (70, 1)
     assert "ZeroDivisionError" in err
     assert main(["ps", "--debug"]) == 70
-    assert "Traceback" in capsys.readouterr().err
+    assert "Traceback" in capsys.readouterr().stderr
 
 
 def ps_into(stdout):

@@ -5,14 +5,19 @@
 
 import pytest
 
-from phalanx.cli.cluster import measuring
-from phalanx.cli.cluster.treetable import measure_lines
-from phalanx.cli.cluster.treeview import tree_sheet
+from phalanx.cli.cluster import topology_measurement
+from phalanx.cli.cluster.measured_tree_drawing import tree_sheet
+from phalanx.cli.cluster.measured_tree_table import measure_lines
 from phalanx.cli.root import main
-from phalanx.cli.simulate.charts import WIDTH, Area, Line, Words
+from phalanx.cli.simulate.charts import (
+    WIDTH,
+    ChartArea,
+    ChartLine,
+    TextLabel,
+)
 from phalanx.cli.terminal import Terminal
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.performance.levels import levels_of
+from phalanx.planner.calibration.network_levels import infer_topology
 from phalanx.wire.api.nodes import NodeView
 from tests.unit.test_levels import DEEP, FLAT, LEAFS, rates
 
@@ -20,7 +25,7 @@ PLAIN = Terminal(width=120, height=40, interactive=False, colour=False, blocks=F
 
 
 def lines(tree, **slow):
-    return [line.rstrip() for line in measure_lines(levels_of(rates(tree, slow=slow.get("slow"))), PLAIN)]
+    return [line.rstrip() for line in measure_lines(infer_topology(rates(tree, slow=slow.get("slow"))), PLAIN)]
 
 
 def test_the_table_shows_each_domain_with_what_a_sound_link_in_it_gives():
@@ -47,27 +52,27 @@ def test_a_flat_fleet_is_said_to_be_flat():
 
 @pytest.mark.parametrize("tree", [FLAT, LEAFS, DEEP], ids=["flat", "leafs", "two"])
 def test_every_node_and_domain_is_drawn_inside_the_sheet(tree):
-    found = levels_of(rates(tree, slow={"n0-n1": 0.1}))
+    found = infer_topology(rates(tree, slow={"n0-n1": 0.1}))
     sheet = tree_sheet(found)
-    words = [shape.text for shape in sheet.shapes if isinstance(shape, Words)]
+    words = [shape.text for shape in sheet.shapes if isinstance(shape, TextLabel)]
     assert [words.count(node) for node in found.nodes] == [1] * len(found.nodes)
     for level in found.levels:
         assert sum(word.startswith(f"{level.name} m") for word in words) == len(level.domains)
     assert any(word.startswith("slow: n0 - n1") for word in words)
-    corners = [point for shape in sheet.shapes if isinstance(shape, (Line, Area)) for point in shape.points]
+    corners = [point for shape in sheet.shapes if isinstance(shape, (ChartLine, ChartArea)) for point in shape.points]
     assert all(0 <= x <= WIDTH and 0 <= y <= sheet.height for x, y in corners)
 
 
 def test_nodes_that_a_person_placed_stay_where_they_are(monkeypatch):
     put = []
-    monkeypatch.setattr(measuring, "put_labels", lambda _, labels: put.append(labels))
+    monkeypatch.setattr(topology_measurement, "put_labels", lambda _, labels: put.append(labels))
     nodes = [
         NodeView(id=f"n{number}", state=NodeState.UP, engine="local", devices=[], cpus=1, memory_bytes=1, labels=labels)
         for number, labels in enumerate(
             [{}, {"rack": "r7"}, {"leaf": "m4", "topology": "measured"}, {"fan": "loud"}, {}, {}]
         )
     ]
-    applied, by_hand = measuring._apply(None, nodes, levels_of(rates(LEAFS)))
+    applied, by_hand = topology_measurement._apply(None, nodes, infer_topology(rates(LEAFS)))
     assert (applied, by_hand) == (["n0", "n2", "n3", "n4", "n5"], ["n1"])
     assert put[0]["n2"] == {"spine": "", "leaf": "m0", "rack": "", "nvlink": "", "topology": "measured"}
 
@@ -75,6 +80,6 @@ def test_nodes_that_a_person_placed_stay_where_they_are(monkeypatch):
 @pytest.mark.parametrize("words", [["--apply"], ["--plot", "x.svg"], ["--measure", "--watch"], ["--measure", "show"]])
 def test_options_of_a_measurement_without_one_are_refused_in_one_line(words, capsys):
     assert main(["topology", *words]) == 64
-    said = capsys.readouterr().err
+    said = capsys.readouterr().stderr
     assert said.count("\n") == 1
     assert "--measure" in said

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.cli.jobs.output import Output
+from phalanx.cli.jobs.log_printer import LogPrinter
 from phalanx.cli.terminal import Terminal
 
 PIPE = Terminal(width=10_000, height=24, interactive=False, colour=False, blocks=True)
@@ -16,7 +16,7 @@ TTY = Terminal(width=80, height=24, interactive=True, colour=True, blocks=True)
 
 def written(pieces, *, prefix=True, screen=PIPE):
     out = io.StringIO()
-    output = Output(prefix=prefix, out=out, screen=screen)
+    output = LogPrinter(prefix=prefix, out=out, screen=screen)
     for stream, text in pieces:
         output.write(1, stream, text)
     output.finish()
@@ -59,11 +59,11 @@ def test_a_line_without_end_is_not_held_for_ever():
 
 def test_a_new_attempt_is_announced(capsys):
     out = io.StringIO()
-    output = Output(prefix=True, out=out, screen=PIPE)
+    output = LogPrinter(prefix=True, out=out, screen=PIPE)
     output.write(1, "rank-0", "cut sh")
     output.write(2, "rank-0", "again\n")
     assert out.getvalue() == "[rank 0] cut sh\n[rank 0] again\n"
-    assert capsys.readouterr().err == "--- attempt 2 ---\n"
+    assert capsys.readouterr().stderr == "--- attempt 2 ---\n"
 
 
 LINE = st.text(st.characters(exclude_characters="\r\n\x1b", exclude_categories=["Cs"]), max_size=12)
@@ -167,7 +167,7 @@ def test_a_rank_does_not_draw_over_its_label():
 
 def test_half_a_sequence_does_not_wait_for_the_next_attempt():
     out = io.StringIO()
-    output = Output(prefix=False, out=out, screen=PLAIN)
+    output = LogPrinter(prefix=False, out=out, screen=PLAIN)
     output.write(1, "rank-0", "a\x1b[3")
     output.write(2, "rank-0", "1m, b\n")
     assert out.getvalue() == "a\n1m, b\n"

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from phalanx.cli.plan.given import plan_given
-from phalanx.cli.plan.now import _DEFAULTS
-from phalanx.cli.plan.told import told_of
+from phalanx.cli.plan.answer import plan_answer
+from phalanx.cli.plan.job_plan import _DEFAULTS
+from phalanx.cli.plan.plan_option import parse_plan_option
 from phalanx.cli.root import main
 from phalanx.core.work.layout import layout_from_json, parse_layout
 from phalanx.core.work.request import spec_from_mapping
@@ -25,14 +25,14 @@ def typed(capsys):
     def run(*words):
         code = main(["plan", *words])
         shown = capsys.readouterr()
-        assert "Traceback" not in shown.err
-        return code, shown.out, shown.err
+        assert "Traceback" not in shown.stderr
+        return code, shown.out, shown.stderr
 
     return run
 
 
 def told(model, gpus, **options):
-    return told_of({**_DEFAULTS, "fleet": None, "model": model, "gpus": gpus, "top": 5, **options})
+    return plan_answer({**_DEFAULTS, "fleet": None, "model": model, "gpus": gpus, "top": 5, **options})
 
 
 def test_full_training_of_70b_on_eight_a100_is_refused_with_what_would_fit(typed):
@@ -78,12 +78,12 @@ def test_eight_gpus_give_seven_to_eight_times_one_like_for_like():
 def test_saved_answer_is_what_run_takes(typed, tmp_path):
     code, out, _ = typed("llama-3-8b", "--gpus", "2xh100:8", "--save", "best.json")
     assert code == 0
-    text = plan_given("best.json", str(tmp_path))
+    text = parse_plan_option("best.json", str(tmp_path))
     assert f"next: phalanx run --plan {text} -- python train.py" in out
     job = spec_from_mapping({"run": "python train.py", "plan": text}, workdir="/w")
     assert job.role.gpus.total == 16
     second = json.loads((tmp_path / "best.json").read_text())["layouts"][1]
-    assert parse_layout(str(plan_given("best.json#2", str(tmp_path)))) == layout_from_json(second["layout"])
+    assert parse_layout(str(parse_plan_option("best.json#2", str(tmp_path)))) == layout_from_json(second["layout"])
 
 
 def test_layouts_are_best_first_and_the_others_say_why():
@@ -91,7 +91,7 @@ def test_layouts_are_best_first_and_the_others_say_why():
     steps = [one.step_s.mid for one in answer.layouts]
     assert len(steps) > 1
     assert all(one.why for one in (*answer.layouts, *answer.losers))
-    assert all(one.room_bytes > 0 for one in answer.layouts)
+    assert all(one.free_bytes > 0 for one in answer.layouts)
     assert all(one.layout.ranks == 16 for one in answer.layouts)
 
 

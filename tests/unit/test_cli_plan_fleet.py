@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.cli.plan.fleet import machine_here
+from phalanx.cli.plan.machine import machine_from_head
 from phalanx.core.errors import NeverFits, Unreachable
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.performance.machine import Price
-from phalanx.core.performance.plain import to_plain
-from phalanx.core.performance.profile import BetweenFound, NodeFound, Profile
-from phalanx.facts.machines import read_tables
+from phalanx.planner.calibration.profile import InterNodeMeasurement, NodeMeasurement, Profile
+from phalanx.planner.calibration.record_codec import encode_record
+from phalanx.planner.cost.machine import Price
+from phalanx.planner.facts.machines import read_fact_tables
 from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView, ProfileReply
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -37,21 +37,21 @@ def head(*nodes, profile=None, fault=None):
     def asked():
         if fault is not None:
             raise fault
-        return ProfileReply(profile=None if profile is None else to_plain(profile), stale=["it is 40 days old"])
+        return ProfileReply(profile=None if profile is None else encode_record(profile), stale=["it is 40 days old"])
 
     return SimpleNamespace(nodes=lambda: list(nodes), profile=asked)
 
 
 def here(head, **given):
     notes: list[str] = []
-    return machine_here(head, {**PLAIN, **given}, read_tables(), notes), notes
+    return machine_from_head(head, {**PLAIN, **given}, read_fact_tables(), notes), notes
 
 
 def profile(model):
-    found = NodeFound(
+    found = NodeMeasurement(
         node="n0", gpu=model, devices=8, flops={"bf16": 6.1e14}, within_bytes_per_s=3.6e11, storage_bytes_per_s=5e9
     )
-    between = BetweenFound(gpu=model, nodes=2, groups=8, all_reduce_bytes_per_s=4.2e10, latency_s=2e-5)
+    between = InterNodeMeasurement(gpu=model, nodes=2, groups=8, all_reduce_bytes_per_s=4.2e10, latency_s=2e-5)
     return Profile(at="2026-11-01T10:00:00Z", at_s=1.0, nodes=(found,), between=(between,))
 
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from phalanx.cli.jobs.jobfile import parse_job_file
-from phalanx.cli.plan.given import PlanWish, plan_given
+from phalanx.cli.jobs.job_file import parse_job_file
+from phalanx.cli.plan.plan_option import PlanRequest, parse_plan_option
 from phalanx.cli.root import main
 from phalanx.core.errors import BadFile
-from phalanx.core.work.keys import BadKey
+from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.layout import Layout, layout_to_json
 from tests.golden.cli.fake_head import TOKEN, FakeHead
 
@@ -35,8 +35,8 @@ def sent(head, *words):
 
 
 def refused(value, folder):
-    with pytest.raises(BadKey) as caught:
-        plan_given(value, str(folder))
+    with pytest.raises(InvalidKey) as caught:
+        parse_plan_option(value, str(folder))
     assert "\n" not in caught.value.message
     return caught.value
 
@@ -55,7 +55,7 @@ def test_saved_answer_gives_its_first_layout_or_the_one_named(head, tmp_path):
 
 def test_file_that_is_a_layout_itself_will_do(tmp_path):
     (tmp_path / "one.json").write_text(json.dumps(layout_to_json(Layout(tensor=4))))
-    assert plan_given("one.json", str(tmp_path)) == "tp=4"
+    assert parse_plan_option("one.json", str(tmp_path)) == "tp=4"
 
 
 def test_job_file_means_a_saved_answer_from_its_own_folder(head, tmp_path):
@@ -67,7 +67,9 @@ def test_job_file_means_a_saved_answer_from_its_own_folder(head, tmp_path):
 
 def test_mapping_is_a_wish_to_plan_first(tmp_path):
     file = parse_job_file("plan:\n  model: llama-3-8b\n  seq: 8192\n  global_batch:\n", path="job.yaml")
-    assert plan_given(file.mapping["plan"], "/w") == PlanWish(model="llama-3-8b", options={"seq": "8192"}, folder="/w")
+    assert parse_plan_option(file.mapping["plan"], "/w") == PlanRequest(
+        model="llama-3-8b", options={"seq": "8192"}, folder="/w"
+    )
     assert refused({"modle": "x"}, tmp_path).hint == "did you mean 'model'?"
     assert "has no model" in refused({"seq": "1"}, tmp_path).message
 
@@ -114,7 +116,7 @@ def test_file_that_will_not_do_says_why(tmp_path, written, asked, words):
 )
 def test_wrong_plan_is_one_line(head, capsys, words, told):
     assert main(["submit", *words, "--", "python", "train.py"]) == 64
-    error = capsys.readouterr().err
+    error = capsys.readouterr().stderr
     assert told in error
     assert error.count("\n") == 1
 
@@ -122,4 +124,4 @@ def test_wrong_plan_is_one_line(head, capsys, words, told):
 def test_wrong_plan_of_a_job_file_names_its_line(head, capsys, tmp_path):
     (tmp_path / "job.yaml").write_text("run: python train.py\nplan: tq=2\n")
     assert main(["submit", "job.yaml"]) == 78
-    assert "job.yaml:2: plan: layout: unknown field 'tq'" in capsys.readouterr().err
+    assert "job.yaml:2: plan: layout: unknown field 'tq'" in capsys.readouterr().stderr

@@ -3,21 +3,21 @@
 import pytest
 
 from phalanx.cli.plan.amounts import (
-    gb_shown,
+    format_decimal_bytes,
+    format_rounded,
+    format_seconds,
+    format_span,
+    format_tokens,
+    format_usd,
     parse_tokens,
     parse_usd,
-    round_shown,
-    seconds_shown,
-    span_shown,
-    tokens_shown,
-    usd_shown,
 )
-from phalanx.cli.plan.now import _DEFAULTS
-from phalanx.cli.plan.question import price_line, question_of
+from phalanx.cli.plan.job_plan import _DEFAULTS
+from phalanx.cli.plan.request import format_price, parse_plan_inputs
 from phalanx.cli.root import main
 from phalanx.core.errors import BadRequest
-from phalanx.core.performance.step import Method
-from phalanx.core.work.surroundings import gbit_of
+from phalanx.core.work.gang_topology import parse_gbit_per_s
+from phalanx.planner.cost.step_time import TrainingMethod
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def _own_home(monkeypatch, tmp_path):
 
 
 def question(model="llama-3-8b", gpus="h100:8", **options):
-    return question_of({**_DEFAULTS, "fleet": None, "model": model, "gpus": gpus, **options})
+    return parse_plan_inputs({**_DEFAULTS, "fleet": None, "model": model, "gpus": gpus, **options})
 
 
 def test_machine_and_model_are_what_the_names_mean():
@@ -55,7 +55,7 @@ def test_precision_is_the_best_that_the_gpu_has():
 
 def test_own_price_is_of_today_or_of_the_day_given():
     asked = question(price="$2.10", price_date="2026-10")
-    assert price_line(asked.machine.price) == "$2.10 a GPU-hour (own price, given, 2026-10)"
+    assert format_price(asked.machine.price) == "$2.10 a GPU-hour (own price, given, 2026-10)"
     assert question(price="2.10").machine.price.fact.date.startswith("20")
 
 
@@ -67,11 +67,11 @@ def test_network_is_a_rate_or_a_name():
 def test_instance_brings_gpu_network_and_price():
     asked = question(gpus="16", instance="p5.48xlarge")
     assert (asked.machine.nodes, asked.machine.gpus_per_node, asked.machine.network_kind) == (2, 8, "efa")
-    assert "AWS p5.48xlarge" in price_line(asked.machine.price)
+    assert "AWS p5.48xlarge" in format_price(asked.machine.price)
 
 
 def test_adapters_are_a_method():
-    assert question(method="QLoRA").method is Method.QLORA
+    assert question(method="QLoRA").method is TrainingMethod.QLORA
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_adapters_are_a_method():
 )
 def test_wrong_words_are_one_line(capsys, words, told):
     assert main(["plan", *words]) in {64, 78}
-    error = capsys.readouterr().err
+    error = capsys.readouterr().stderr
     assert told in error
     assert error.count("\n") == 1
 
@@ -114,7 +114,7 @@ def test_price_list_without_a_date_is_refused(capsys, tmp_path):
         "offer,gpu,kind,region,usd_per_gpu_hour,source,date\nours,h100,on-demand,,2.0,invoice,\n"
     )
     assert main(["plan", "llama-3-8b", "--gpus", "h100:8", "--prices", "own.csv"]) == 78
-    error = capsys.readouterr().err
+    error = capsys.readouterr().stderr
     assert "own.csv" in error
     assert "date" in error
     assert error.count("\n") == 1
@@ -123,12 +123,12 @@ def test_price_list_without_a_date_is_refused(capsys, tmp_path):
 def test_config_of_another_kind_names_it(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "t5", "hidden_size": 64}')
     assert main(["plan", "config.json", "--gpus", "h100:8"]) == 78
-    assert "t5" in capsys.readouterr().err
+    assert "t5" in capsys.readouterr().stderr
 
 
 def test_amounts_are_read_as_people_write_them():
     assert [parse_tokens(text) for text in ("300B", "1.5t", "20000")] == [3e11, 1.5e12, 2e4]
-    assert [gbit_of(text) for text in ("400gbit", "400", "3.2G", "ib-ndr")] == [400.0, 400.0, 3.2, None]
+    assert [parse_gbit_per_s(text) for text in ("400gbit", "400", "3.2G", "ib-ndr")] == [400.0, 400.0, 3.2, None]
     assert parse_usd("$2.69") == 2.69
     for text in ("0", "1e30", "B", "-1B", "99999999T"):
         with pytest.raises(BadRequest):
@@ -136,20 +136,20 @@ def test_amounts_are_read_as_people_write_them():
 
 
 def test_amounts_have_as_many_figures_as_estimates_deserve():
-    assert [seconds_shown(value) for value in (0.00009, 0.0341, 1.925, 12.5, 1234.0)] == [
+    assert [format_seconds(value) for value in (0.00009, 0.0341, 1.925, 12.5, 1234.0)] == [
         "90.0 µs",
         "34.1 ms",
         "1.93 s",
         "12.5 s",
         "1,234 s",
     ]
-    assert [gb_shown(value) for value in (1.12e12, 74.25e9, 1.9e6)] == ["1.12 TB", "74.2 GB", "1.90 MB"]
-    assert [span_shown(value) for value in (90.0, 7200.0, 5.2 * 86400, 23 * 86400)] == [
+    assert [format_decimal_bytes(value) for value in (1.12e12, 74.25e9, 1.9e6)] == ["1.12 TB", "74.2 GB", "1.90 MB"]
+    assert [format_span(value) for value in (90.0, 7200.0, 5.2 * 86400, 23 * 86400)] == [
         "90 seconds",
         "2 hours",
         "5.2 days",
         "23 days",
     ]
-    assert [usd_shown(value) for value in (3.2, 49321.0, 12345.0)] == ["$3.20", "$49,000", "$12,300"]
-    assert [tokens_shown(value) for value in (3e11, 1.5e12, 4194304)] == ["300B", "1.5T", "4.19M"]
-    assert round_shown(0.0) == "0"
+    assert [format_usd(value) for value in (3.2, 49321.0, 12345.0)] == ["$3.20", "$49,000", "$12,300"]
+    assert [format_tokens(value) for value in (3e11, 1.5e12, 4194304)] == ["300B", "1.5T", "4.19M"]
+    assert format_rounded(0.0) == "0"

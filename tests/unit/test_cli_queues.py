@@ -5,11 +5,17 @@
 
 import pytest
 
-from phalanx.cli.access.queuefile import parse_queue_file
-from phalanx.cli.access.queuetree import difference_lines, tree_shown
+from phalanx.cli.access.queue_file import parse_queue_file
+from phalanx.cli.access.queue_tree import change_lines, tree_view
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile, NotFound
-from phalanx.wire.api.queues import QueueChange, QueueFacts, QueuesApplied, QueueView, QueueWait
+from phalanx.wire.api.queues import (
+    QueueChange,
+    QueuesApplied,
+    QueueSettings,
+    QueueView,
+    QueueWait,
+)
 
 WIDE = Terminal(width=200, height=40, interactive=False, colour=False, blocks=True)
 TREE = """\
@@ -32,7 +38,7 @@ queues:
 
 def test_a_tree_is_read_parents_first():
     assert parse_queue_file(TREE, path="q.yaml") == [
-        QueueFacts(
+        QueueSettings(
             id="research",
             quota_gpus=32,
             borrow_gpus=16,
@@ -43,9 +49,9 @@ def test_a_tree_is_read_parents_first():
             budget_gpu_h=1000.0,
             budget_period_s=30 * 86400.0,
         ),
-        QueueFacts(id="nlp", parent="research", quota_gpus=16, borrow_gpus=0, open=False),
-        QueueFacts(id="vision", parent="research"),
-        QueueFacts(id="prod", priority=-5),
+        QueueSettings(id="nlp", parent="research", quota_gpus=16, borrow_gpus=0, open=False),
+        QueueSettings(id="vision", parent="research"),
+        QueueSettings(id="prod", priority=-5),
     ]
 
 
@@ -108,7 +114,7 @@ def views():
 
 
 def test_the_tree_is_drawn_with_its_figures_and_who_waits():
-    lines = tree_shown(views(), None).lines(WIDE)
+    lines = tree_view(views(), None).lines(WIDE)
     assert [line.split()[0] for line in lines[1:]] == ["prod", "research", "├─", "└─"]
     assert "prod (closed)" in lines[1]
     assert lines[2].split()[1:5] == ["32", "40", "8", "-"]
@@ -118,14 +124,14 @@ def test_the_tree_is_drawn_with_its_figures_and_who_waits():
 
 
 def test_one_queue_is_shown_with_all_below_and_its_limits():
-    shown = tree_shown(views(), "research")
+    shown = tree_view(views(), "research")
     assert [queue.id for queue in shown.value] == ["research", "nlp", "vision"]
-    assert shown.extra == (
+    assert shown.notes == (
         "research: weight 1, priority 0, borrows all, lends all, room for 0 GPUs now, budget 1000 GPU-h per 30d",
     )
-    assert shown.next == "phalanx ps -q nlp"
+    assert shown.next_command == "phalanx ps -q nlp"
     with pytest.raises(NotFound) as refused:
-        tree_shown(views(), "reserch")
+        tree_view(views(), "reserch")
     assert refused.value.hint == "did you mean research?"
 
 
@@ -136,7 +142,7 @@ def test_changes_are_told_one_a_line():
         after={"quota_gpus": 16, "lend_gpus": None, "budget_period_s": 7200.0},
     )
     told = QueuesApplied(added=["vision"], changed=[change], removed=["old"], unchanged=3)
-    assert list(difference_lines(told, dry_run=False)) == [
+    assert list(change_lines(told, dry_run=False)) == [
         "+ vision",
         "~ nlp: quota none -> 16, lend 4 -> all, budget period 1d -> 2h",
         "- old",

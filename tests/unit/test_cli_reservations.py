@@ -5,8 +5,13 @@ import time
 import msgspec
 import pytest
 
-from phalanx.cli.cluster.nodes import node_lines, state_of
-from phalanx.cli.cluster.reservations import _lines, _name, _start_s, reserved_words
+from phalanx.cli.cluster.nodes import node_lines, node_state
+from phalanx.cli.cluster.reservations import (
+    _lines,
+    _name,
+    _start_s,
+    reservation_summary,
+)
 from phalanx.cli.root import main
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadRequest
@@ -43,8 +48,8 @@ def typed(capsys):
     def run(*words):
         code = main(list(words))
         shown = capsys.readouterr()
-        assert "Traceback" not in shown.err
-        return code, shown.out, shown.err
+        assert "Traceback" not in shown.stderr
+        return code, shown.out, shown.stderr
 
     return run
 
@@ -171,13 +176,13 @@ def test_nodes_show_what_they_are_reserved_for_before_and_while():
     node = views.nodes()[0]
     later = msgspec.structs.replace(node, reserved=[reserved()])
     held = msgspec.structs.replace(node, reserved=[reserved(begun=True), reserved(id="exam", holders="ada")])
-    assert (state_of(later), state_of(held)) == ("up", "reserved")
+    assert (node_state(later), node_state(held)) == ("up", "reserved")
     assert "reserved from 22:00 for 4h00m for maintenance (fans): new fans" in node_lines([later], SCREEN, NOW_S)[1]
     assert (
         "reserved until 2026-12-02 02:00 for maintenance (fans): new fans; and 1 more"
         in node_lines([held], SCREEN, NOW_S)[1]
     )
-    assert reserved_words([], NOW_S) == ""
+    assert reservation_summary([], NOW_S) == ""
 
 
 def test_open_reservations_show_what_is_left():

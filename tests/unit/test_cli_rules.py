@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from phalanx.cli.cluster.rulefile import parse_rule_file
-from phalanx.cli.cluster.rules import signs
+from phalanx.cli.cluster.rule_file import parse_rule_file
+from phalanx.cli.cluster.rules import rule_conditions
 from phalanx.core.errors import BadFile
-from phalanx.core.recovery.rules import plain, rules_from
-from phalanx.core.work.failure import Blame, Charge, Remedy
-from phalanx.facts.failures import shipped_rules
+from phalanx.core.recovery.failure_rules import parse_rules, rule_to_plain
+from phalanx.core.work.failure import FailureOwner, FailureReaction, RestartBudget
+from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.wire.api.rules import RuleView
 
 GOOD = """\
@@ -69,20 +69,20 @@ def test_wrong_file_is_refused_with_its_line(text, words, hint):
 
 def test_every_shipped_rule_can_be_written_and_read_again():
     for rule in shipped_rules():
-        (again,) = rules_from([msgspec.json.decode(msgspec.json.encode(plain(rule)))])
-        assert plain(again) == plain(rule)
+        (again,) = parse_rules([msgspec.json.decode(msgspec.json.encode(rule_to_plain(rule)))])
+        assert rule_to_plain(again) == rule_to_plain(rule)
 
 
 def test_signs_are_drawn_in_a_line():
     view = RuleView(
         name="r",
-        blame=Blame.USER,
-        remedy=Remedy.STOP,
-        charge=Charge.RETRY,
+        blame=FailureOwner.USER,
+        remedy=FailureReaction.STOP,
+        charge=RestartBudget.RETRY,
         codes=[3, 4],
         signals=[11, 40],
         xids=[79],
         pattern="a*b",
         oom=True,
     )
-    assert signs(view) == 'code 3, 4 and SIGSEGV, signal 40 and XID 79 and out of memory and "a*b"'
+    assert rule_conditions(view) == 'code 3, 4 and SIGSEGV, signal 40 and XID 79 and out of memory and "a*b"'

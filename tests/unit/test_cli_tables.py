@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from phalanx.cli import cells
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import Terminal, clean, cut, width_of
+from phalanx.cli.terminal import (
+    Terminal,
+    display_width,
+    strip_control,
+    truncate,
+)
 
 
 def screen(width=80, *, colour=False, blocks=True):
@@ -17,9 +22,9 @@ def screen(width=80, *, colour=False, blocks=True):
 
 COLUMNS = (
     Column(title="ID", right=True),
-    Column(title="NAME", least=4),
-    Column(title="X", drop=1),
-    Column(title="WHY", least=6),
+    Column(title="NAME", min_width=4),
+    Column(title="X", drop_order=1),
+    Column(title="WHY", min_width=6),
 )
 
 
@@ -55,7 +60,7 @@ def test_colour_never_changes_the_layout():
 @given(st.lists(st.lists(st.text(max_size=40), min_size=4, max_size=4), max_size=5), st.integers(10, 120))
 def test_no_line_is_wider_than_the_terminal(rows, width):
     for line in table(COLUMNS, rows, screen(width)):
-        assert width_of(line) <= width
+        assert display_width(line) <= width
         assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in line)
 
 
@@ -71,14 +76,14 @@ def test_no_line_is_wider_than_the_terminal(rows, width):
     ],
 )
 def test_control_characters_do_not_reach_the_terminal(text, shown):
-    assert clean(text) == shown
+    assert strip_control(text) == shown
 
 
 def test_wide_characters_count_twice():
-    assert width_of("模型") == 4
-    assert cut("模型模型", 5) == "模型…"
-    assert cut("abc", 3) == "abc"
-    assert cut("abcd", 3) == "ab…"
+    assert display_width("模型") == 4
+    assert truncate("模型模型", 5) == "模型…"
+    assert truncate("abc", 3) == "abc"
+    assert truncate("abcd", 3) == "ab…"
 
 
 def test_bars():
@@ -86,6 +91,6 @@ def test_bars():
     assert cells.bar(None, 4, screen()) == "····"
     assert cells.bar(1.5, 4, screen()) == "████"
     assert cells.bar(0.5, 4, screen(blocks=False)) == "##.."
-    assert [cells.level(share, screen()) for share in (0.0, 0.5, 1.0, None)] == ["▁", "▅", "█", "?"]
+    assert [cells.utilisation_mark(share, screen()) for share in (0.0, 0.5, 1.0, None)] == ["▁", "▅", "█", "?"]
     assert cells.percent(0.876) == "88%"
     assert [cells.rate(value) for value in (None, 5, 16_100, 2.5e6)] == ["", "5/s", "16.1k/s", "2.5M/s"]

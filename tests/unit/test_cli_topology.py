@@ -9,7 +9,7 @@ from phalanx.cli.cluster.topology import read_tree_file, topology_lines, topolog
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile, TooLarge
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.work.treefile import labels_in
+from phalanx.core.work.topology_file import parse_topology_tree
 from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView
 
 PLAIN = Terminal(width=160, height=40, interactive=False, colour=False, blocks=False)
@@ -140,5 +140,5 @@ def test_file_that_is_missing_or_huge_is_refused(tmp_path):
 
 def test_mistyped_level_is_answered_with_the_nearest():
     with pytest.raises(BadFile) as refused:
-        labels_in({"rak r0": "n0"})
+        parse_topology_tree({"rak r0": "n0"})
     assert refused.value.hint == "did you mean rack?"

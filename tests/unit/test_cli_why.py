@@ -7,12 +7,19 @@ import json
 
 import pytest
 
-from phalanx.cli.jobs.dryrun import dry_run_page
-from phalanx.cli.jobs.why import span, why_page
+from phalanx.cli.jobs.dry_run import dry_run_page
+from phalanx.cli.jobs.why import format_time_range, why_page
 from phalanx.cli.root import main
 from phalanx.cli.terminal import Terminal
 from phalanx.core.work.job import JobState
-from phalanx.wire.why import BlockerView, ChangeView, DryRunReply, RunView, StartView, WhyReply
+from phalanx.wire.why import (
+    BlockerView,
+    DryRunReply,
+    RunTimeView,
+    StartView,
+    SuggestedChangeView,
+    WhyReply,
+)
 
 WIDE = Terminal(width=120, height=40, interactive=False, colour=False, blocks=True)
 NOW = 1_700_000_000.0
@@ -34,7 +41,7 @@ def test_range_is_told_no_finer_than_it_is_known(early_s, late_s, words):
     start = StartView(
         earliest_s=None if early_s is None else NOW + early_s, latest_s=None if late_s is None else NOW + late_s
     )
-    assert span(start, NOW).startswith(words)
+    assert format_time_range(start, NOW).startswith(words)
 
 
 def test_page_has_reason_range_who_and_commands():
@@ -52,8 +59,10 @@ def test_page_has_reason_range_who_and_commands():
         blockers_more=3,
         start=StartView(unknown="nobody knows how long job 9 runs"),
         changes=[
-            ChangeView(kind="shape", text="2 x 2 GPUs instead of 1 x 4", command="phalanx submit --gpus 2x2 ..."),
-            ChangeView(
+            SuggestedChangeView(
+                kind="shape", text="2 x 2 GPUs instead of 1 x 4", command="phalanx submit --gpus 2x2 ..."
+            ),
+            SuggestedChangeView(
                 kind="undrain", text="node n1 takes work again", command="phalanx nodes undrain n1", operator=True
             ),
         ],
@@ -76,7 +85,7 @@ def test_page_has_reason_range_who_and_commands():
 
 
 def test_dry_run_tells_hours_and_from_what_they_are_known():
-    run = RunView(low_s=600.0, high_s=7200.0, ends=12, likes="of ada called train")
+    run = RunTimeView(low_s=600.0, high_s=7200.0, ends=12, likes="of ada called train")
     found = DryRunReply(
         now_s=NOW,
         starts=True,
@@ -107,8 +116,8 @@ def typed(capsys, tmp_path, monkeypatch):
     def run(*words, fleet=("--nodes", "1", "--gpus-per-node", "8")):
         code = main(["whatif", "--trace", "t.csv", *fleet, *words])
         shown = capsys.readouterr()
-        assert "Traceback" not in shown.err
-        return code, shown.out, shown.err
+        assert "Traceback" not in shown.stderr
+        return code, shown.out, shown.stderr
 
     return run
 

@@ -17,8 +17,8 @@ import pytest
 
 from phalanx.client import Client
 from phalanx.client.discovery import check_encrypted, find_token, find_urls, is_loopback, lock_holder, split_url
-from phalanx.client.following import follow
-from phalanx.client.transport import Transport, refusal_of
+from phalanx.client.event_stream import follow_stream
+from phalanx.client.transport import Transport, error_from_reply
 from phalanx.core.errors import (
     BadRequest,
     Conflict,
@@ -92,7 +92,7 @@ class Clock:
 
 def transport(url, patience_s=30.0):
     clock = Clock()
-    return Transport(url, "t", patience_s=patience_s, monotonic=clock, sleep=clock.sleep), clock
+    return Transport(url, "t", retry_limit_s=patience_s, monotonic=clock, sleep=clock.sleep), clock
 
 
 def test_submit_goes_again_under_the_same_key_when_the_connection_breaks():
@@ -177,9 +177,9 @@ def test_refusals_come_as_their_classes(answer, kind):
 
 
 def test_refusal_keeps_message_and_hint():
-    error = refusal_of(503, b'{"error":{"code":"store_refused","message":"disk full","hint":"make room"}}', "x")
+    error = error_from_reply(503, b'{"error":{"code":"store_refused","message":"disk full","hint":"make room"}}', "x")
     assert (type(error), error.message, error.hint) == (TryLater, "disk full", "make room")
-    assert "status 418" in refusal_of(418, b"tea", "GET /").message
+    assert "status 418" in error_from_reply(418, b"tea", "GET /").message
 
 
 def test_large_job_is_refused_here():
@@ -333,7 +333,7 @@ def wedged():
 
 def test_a_head_that_is_stopped_is_told_after_one_silence():
     with wedged() as url:
-        line = Transport(url, "t", answer_s=0.1, sleep=lambda _: pytest.fail("asked again"))
+        line = Transport(url, "t", answer_timeout_s=0.1, sleep=lambda _: pytest.fail("asked again"))
         line._reached = True
         with pytest.raises(Unreachable, match="does not answer; it may be stopped or overloaded"):
             line.json("GET", "/v1/me")
@@ -391,7 +391,7 @@ def test_stream_comes_back_with_its_last_id_and_drops_what_it_had():
     first = sse(log(0, "abc", "1:rank-0=3"), log(3, "def"), b"event: log\ndata: {torn")
     second = sse(b": still here\n\n", log(3, "def"), log(4, "efg€"), log(10, "h", "1:rank-0=11"), END)
     with scripted(first, second) as (url, seen):
-        events = list(follow(transport(url)[0], "/v1/jobs/1/logs"))
+        events = list(follow_stream(transport(url)[0], "/v1/jobs/1/logs"))
     assert "".join(event.fields["text"] for event in events if event.kind == "log") == "abcdefg€h"
     assert events[-1].kind == "end"
     assert "Last-Event-ID: 1:rank-0=3" in seen[1][0]
@@ -399,13 +399,13 @@ def test_stream_comes_back_with_its_last_id_and_drops_what_it_had():
 
 def test_stream_that_is_refused_ends_in_the_refusal():
     with scripted(refusal(403, "not_permitted")) as (url, _), pytest.raises(PhalanxError, match="no"):
-        list(follow(transport(url)[0], "/v1/jobs/1/logs"))
+        list(follow_stream(transport(url)[0], "/v1/jobs/1/logs"))
 
 
 def test_stream_gives_up_when_its_head_stays_away():
     with scripted(sse(log(0, "a"))) as (url, _):
         line, clock = transport(url)
-        stream = follow(line, "/v1/jobs/1/logs")
+        stream = follow_stream(line, "/v1/jobs/1/logs")
         assert next(stream).fields["text"] == "a"
     with pytest.raises(Unreachable):
         list(stream)
@@ -447,7 +447,7 @@ def test_stopped_head_of_a_list_is_left_for_the_next_by_a_client_that_has_just_b
     """Its patience is over by then; but who has not been asked may still know."""
     with socket.create_server(("127.0.0.1", 0)) as stopped, scripted(OK) as (living, asked):
         mute = f"http://127.0.0.1:{stopped.getsockname()[1]}"
-        Client(f"{mute},{living}", "t", answer_s=0.7).submit({"run": ["true"], "workdir": "/"}, key="k1")
+        Client(f"{mute},{living}", "t", answer_timeout_s=0.7).submit({"run": ["true"], "workdir": "/"}, key="k1")
         assert len(asked) == 1
 
 
@@ -455,7 +455,7 @@ def test_heads_that_all_are_stopped_are_told_after_one_silence_of_each():
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         urls = ",".join(f"http://127.0.0.1:{line.getsockname()[1]}" for line in (one, other))
         with pytest.raises(Unreachable):
-            Client(urls, "t", answer_s=0.7).submit({"run": ["true"], "workdir": "/"}, key="k1")
+            Client(urls, "t", answer_timeout_s=0.7).submit({"run": ["true"], "workdir": "/"}, key="k1")
 
 
 def test_heads_of_a_folder_whose_own_head_died_are_asked(tmp_path):

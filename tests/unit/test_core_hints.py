@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import phalanx.core
-from phalanx.cli.root import VERBS
+from phalanx.cli.root import COMMANDS
 
 CORE = Path(phalanx.core.__file__).parent
 COMMAND = re.compile(r"\bphalanx ([a-z][a-z-]*)")
@@ -32,4 +32,4 @@ def test_core_suggests_only_commands_that_exist():
         for command in COMMAND.findall(text)
     }
     assert len(suggested) > 10
-    assert {command for _, command in suggested} <= VERBS.keys(), suggested
+    assert {command for _, command in suggested} <= COMMANDS.keys(), suggested

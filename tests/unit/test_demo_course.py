@@ -11,12 +11,12 @@ from click.testing import CliRunner
 
 from phalanx.cli.demo import example
 from phalanx.cli.demo.command import _fleet_of, demo
-from phalanx.cli.demo.conductor import Conductor, Quit
-from phalanx.cli.demo.fault import kill_marked, kill_node
+from phalanx.cli.demo.node_kill import kill_marked, kill_node
+from phalanx.cli.demo.runner import DemoQuit, DemoRunner
 from phalanx.core.errors import BadFile, BadRequest, Conflict
 from phalanx.core.ids import NodeId
 from phalanx.engines.local import records
-from phalanx.node.shell.proctable import alive, identity
+from phalanx.node.processes.proctable import alive, identity
 from tests.unit.demo_drawn import KILL_S, make_scene
 
 
@@ -42,7 +42,7 @@ class Log:
 def conductor(at_s, *, kill_step=142) -> Any:
     cluster: Any = RecordedCluster()
     log: Any = Log()
-    return Conductor(cluster, make_scene(at_s), log, kill_step=kill_step)
+    return DemoRunner(cluster, make_scene(at_s), log, kill_step=kill_step)
 
 
 # ---- the demo's own kill ----------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_with_no_kill_all_nodes_live():
 
 @pytest.mark.parametrize("steps", [40, 60, 100, 300, 1000])
 def test_the_kill_comes_after_a_checkpoint_and_leaves_steps_to_make_again(steps):
-    every, at = example.save_every(steps), example.kill_step(steps)
+    every, at = example.checkpoint_interval(steps), example.kill_step(steps)
     assert every < at < steps * 3 // 4
     assert at % every >= 2
 
@@ -90,21 +90,21 @@ def test_the_kill_comes_after_a_checkpoint_and_leaves_steps_to_make_again(steps)
 
 def test_k_asks_and_a_number_kills():
     led = conductor(10.0)
-    led.heed("k")
-    assert "0 n0   1 n1   2 n2" in led.scene.question
-    led.heed("")
-    assert led.scene.question
-    led.heed("2")
+    led.handle_key("k")
+    assert "0 n0   1 n1   2 n2" in led.scene.prompt
+    led.handle_key("")
+    assert led.scene.prompt
+    led.handle_key("2")
     assert led.cluster.killed == ["n2"]
-    assert led.scene.question == ""
+    assert led.scene.prompt == ""
     assert not led.scene.kills[0].held
 
 
 def test_another_key_takes_the_question_back():
     led = conductor(10.0)
-    led.heed("k")
-    led.heed("x")
-    led.heed("1")
+    led.handle_key("k")
+    led.handle_key("x")
+    led.handle_key("1")
     assert led.cluster.killed == []
 
 
@@ -117,8 +117,8 @@ def test_killing_a_dead_node_is_told_and_starts_no_stopwatch():
 
 
 def test_q_quits():
-    with pytest.raises(Quit):
-        conductor(10.0).heed("q")
+    with pytest.raises(DemoQuit):
+        conductor(10.0).handle_key("q")
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_a_killed_node_leaves_no_process(tmp_path, orphan):
         folder = tmp_path / "nodes" / "n0"
         folder.mkdir(parents=True)
         records.write(
-            str(folder), records.LivingNode(id=NodeId("n0"), node_key=key, identity=living, virtual_devices=4)
+            str(folder), records.StartedNode(id=NodeId("n0"), node_key=key, identity=living, virtual_devices=4)
         )
         assert kill_node(str(tmp_path), "n0") == 2
         root.wait(timeout=30)

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from phalanx.cli.demo.curve import Curve
-from phalanx.cli.demo.drawing import spans
-from phalanx.cli.demo.ending import ending, verdict
-from phalanx.cli.demo.outcome import as_json, judge, rows
+from phalanx.cli.demo.loss_curve import LossCurve
+from phalanx.cli.demo.outcome import as_json, build_outcome, usage_rows
 from phalanx.cli.demo.page import build_page
+from phalanx.cli.demo.summary import result_lines, summary_lines
+from phalanx.cli.demo.svg_charts import activity_spans
 from phalanx.core.ids import Epoch
 from phalanx.core.work.job import JobState
 from tests.unit.demo_drawn import (
@@ -34,31 +34,31 @@ def finished(**changes):
 
 
 def text_of(lines):
-    return "\n".join(line.plain for line in lines)
+    return "\n".join(line.devices_only for line in lines)
 
 
 # ---- curve ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_step_told_twice_counts_once():
-    curve = Curve()
+    curve = LossCurve()
     curve.add(step_views(10.0))
     curve.add(step_views(12.0))
     assert len(curve.steps) == len(step_views(12.0))
 
 
 def test_steps_from_where_the_new_attempt_began_are_lost():
-    curve = Curve()
+    curve = LossCurve()
     curve.add(step_views(END_S))
-    kept, lost = curve.split()
+    kept, lost = curve.kept_and_lost()
     assert [point.step for point in kept] == list(range(1, STEPS + 1))
     assert [point.step for point in lost] == list(range(SAVED + 1, KILLED + 1))
-    assert [each.step for each in curve.redone()] == list(range(SAVED + 1, KILLED + 1))
+    assert [each.step for each in curve.repeated_steps()] == list(range(SAVED + 1, KILLED + 1))
 
 
 @pytest.mark.parametrize(("drift", "difference"), [(0.0, 0.0), (0.25, 0.25)])
 def test_the_largest_difference_between_first_and_second_losses_is_told(drift, difference):
-    curve = Curve()
+    curve = LossCurve()
     curve.add(step_views(END_S, drift=drift))
     assert curve.largest_difference() == pytest.approx(difference)
 
@@ -71,13 +71,13 @@ def test_a_job_that_outlived_its_node_passes():
     assert outcome.faults == ()
     assert (outcome.killed_at_step, outcome.resumed_from_step) == (KILLED, SAVED)
     assert outcome.kill_to_first_step_s == pytest.approx(4.28)
-    assert f"step {KILLED}" in text_of(verdict(outcome))
+    assert f"step {KILLED}" in text_of(result_lines(outcome))
 
 
 def test_a_job_that_failed_fails_the_demo():
     _, outcome = finished(state=JobState.FAILED)
     assert "ended as failed" in outcome.faults[0]
-    assert text_of(verdict(outcome)).startswith("demo failed: ")
+    assert text_of(result_lines(outcome)).startswith("demo failed: ")
 
 
 def test_steps_made_by_two_attempts_at_once_fail_the_demo():
@@ -102,14 +102,14 @@ def replace_step(view, *, step, at_s):
 def test_a_demo_without_its_kill_fails_unless_none_was_wanted():
     scene, outcome = finished()
     scene.kills.clear()
-    assert "no node was killed" in judge(scene, outcome.receipt, sample="", kill_wanted=True).faults[0]
-    assert judge(scene, outcome.receipt, sample="", kill_wanted=False).faults == ()
+    assert "no node was killed" in build_outcome(scene, outcome.receipt, sample="", kill_wanted=True).failures[0]
+    assert build_outcome(scene, outcome.receipt, sample="", kill_wanted=False).failures == ()
 
 
 def test_a_kill_with_no_step_after_it_fails_the_demo():
     scene, outcome = finished()
     alone = replace(outcome.receipt, attempts=outcome.receipt.attempts[:1])
-    assert "no later attempt" in judge(scene, alone, sample="", kill_wanted=True).faults[0]
+    assert "no later attempt" in build_outcome(scene, alone, sample="", kill_wanted=True).failures[0]
 
 
 # ---- figures ----------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_json_holds_the_promised_figures():
 
 def test_every_part_of_the_bill_is_printed():
     _, outcome = finished()
-    labels = [label.strip() for label, _ in rows(outcome)]
+    labels = [label.strip() for label, _ in usage_rows(outcome)]
     for word in ("used", "kept", "lost", "saving", "restarting", "idle", "goodput", "two attempts at once"):
         assert any(word in label for label in labels), word
 
@@ -138,7 +138,7 @@ def test_every_part_of_the_bill_is_printed():
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_the_end_fits_its_width_but_for_sentences(width):
     scene, outcome = finished()
-    lines = ending(scene, outcome, width=width)
+    lines = summary_lines(scene, outcome, width=width)
     charts = [line for line in lines if "│" in line.plain]
     assert charts
     assert all(line.cell_len <= width for line in charts)
@@ -148,7 +148,7 @@ def test_where_there_is_no_unicode_the_charts_are_plain_ascii():
     scene, outcome = finished()
     drawn = text_of(
         line
-        for line in ending(scene, outcome, width=80, braille=False)
+        for line in summary_lines(scene, outcome, width=80, braille=False)
         if line.plain.strip().startswith(("|", "5.", "1."))
     )
     assert "*" in drawn
@@ -157,8 +157,8 @@ def test_where_there_is_no_unicode_the_charts_are_plain_ascii():
 
 def test_a_demo_without_a_kill_prints_no_stopwatch_and_no_second_losses():
     scene = make_scene(17.0)
-    outcome = judge(scene, make_receipt(scene), sample="", kill_wanted=False)
-    printed = text_of(ending(scene, outcome, width=80))
+    outcome = build_outcome(scene, make_receipt(scene), sample="", kill_wanted=False)
+    printed = text_of(summary_lines(scene, outcome, width=80))
     assert "Repeated steps" not in printed
     assert "Slurm" not in printed
 
@@ -232,7 +232,7 @@ def test_page_of_a_failed_demo_says_so():
 def test_timeline_has_no_hole_between_placement_and_end():
     scene = make_scene(END_S + 2.0)
     for attempt in make_receipt(scene).attempts:
-        pieces = spans(attempt, end_s=END_S)
+        pieces = activity_spans(attempt, end_s=END_S)
         assert pieces[0][1] == attempt.placed_s
         assert pieces[-1][2] == attempt.ended_s
         assert all(before[2] == after[1] for before, after in pairwise(pieces))

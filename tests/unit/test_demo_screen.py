@@ -3,9 +3,9 @@
 import pytest
 from rich.cells import cell_len
 
-from phalanx.cli.demo.audience import PlainAudience, progress_line
-from phalanx.cli.demo.scene import Scene
-from phalanx.cli.demo.screen import compose, rate
+from phalanx.cli.demo.live_screen import rate, render
+from phalanx.cli.demo.state import DemoState
+from phalanx.cli.demo.views import PlainDemoView, progress_line
 from phalanx.core.ids import NodeId
 from phalanx.core.state.story import StoryLine
 from tests.unit.demo_drawn import KILL_S, SAVED, STEPS, T, make_scene
@@ -38,7 +38,7 @@ FRAME = """\
 
 
 def text_of(scene, width=80, height=24):
-    return "\n".join(line.plain.rstrip() for line in compose(scene, width=width, height=height))
+    return "\n".join(line.plain.rstrip() for line in render(scene, width=width, height=height))
 
 
 def test_frame_of_a_job_that_waits_for_its_second_first_step():
@@ -48,14 +48,18 @@ def test_frame_of_a_job_that_waits_for_its_second_first_step():
 @pytest.mark.parametrize("at_s", [0.0, 0.95, 3.0, 10.0, 17.45, 19.0, 25.0, 40.0])
 @pytest.mark.parametrize(("width", "height"), [(60, 18), (80, 24), (109, 30), (110, 30), (140, 40), (200, 60)])
 def test_every_frame_fits_the_terminal_exactly(at_s, width, height):
-    lines = compose(make_scene(at_s), width=width, height=height)
+    lines = render(make_scene(at_s), width=width, height=height)
     assert len(lines) == height
     assert all(cell_len(line.plain) <= width and "\n" not in line.plain for line in lines)
 
 
 def test_before_anything_is_known_there_is_a_frame():
-    empty = Scene(
-        started_s=T, now_s=T, fleet="3 nodes x 4 virtual devices", steps_total=STEPS, stage="the cluster is coming up"
+    empty = DemoState(
+        started_s=T,
+        now_s=T,
+        fleet="3 nodes x 4 virtual devices",
+        steps_total=STEPS,
+        activity="the cluster is coming up",
     )
     assert "the cluster is coming up" in text_of(empty)
 
@@ -80,8 +84,8 @@ def test_after_the_restart_the_step_goes_back_to_the_checkpoint():
 
 def test_the_visitor_is_asked_in_the_last_line():
     scene = make_scene(10.0)
-    scene.question = "kill which node?   0 n0   1 n1   2 n2"
-    assert text_of(scene).splitlines()[-1].strip() == scene.question
+    scene.prompt = "kill which node?   0 n0   1 n1   2 n2"
+    assert text_of(scene).splitlines()[-1].strip() == scene.prompt
 
 
 def test_a_stranger_cannot_move_the_cursor():
@@ -107,17 +111,17 @@ def test_rates_are_short():
 
 
 def test_plain_lines_never_go_back_in_time(capsys):
-    scene, audience = make_scene(12.8), PlainAudience()
-    audience.say("step 40", scene)
-    audience.tell(StoryLine(seq=1, at_s=T + 12.4, kind="checkpoint", text="checkpoint 40"), scene)
-    audience.tell(StoryLine(seq=2, at_s=T + 13.0, kind="running", text="all tasks run"), scene)
+    scene, audience = make_scene(12.8), PlainDemoView()
+    audience.show_message("step 40", scene)
+    audience.show_event(StoryLine(seq=1, at_s=T + 12.4, kind="checkpoint", text="checkpoint 40"), scene)
+    audience.show_event(StoryLine(seq=2, at_s=T + 13.0, kind="running", text="all tasks run"), scene)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["12.8", "12.8", "13.0"]
 
 
 def test_plain_lines_tell_the_loss_of_a_node_once(capsys):
-    scene, audience = make_scene(20.0), PlainAudience()
+    scene, audience = make_scene(20.0), PlainDemoView()
     for at_s in (17.6, 40.0):
         for seq, (kind, word) in enumerate([("node_down", "down"), ("node_lost", "lost")]):
             line = StoryLine(seq=seq, at_s=T + at_s, kind=kind, text=f"n1 is {word}: it died", node_id=NodeId("n1"))
-            audience.tell(line, scene)
+            audience.show_event(line, scene)
     assert [line.split("s  ")[1] for line in capsys.readouterr().out.splitlines()] == ["n1 is down: it died"] * 2

@@ -3,9 +3,14 @@
 import pytest
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.lifecycle.dependencies import Verdict, verdict
-from phalanx.core.work.dependency import DEPENDENCIES_MAX, DependencyKind, parse_dependencies, sentence
-from phalanx.core.work.keys import BadKey
+from phalanx.core.lifecycle.dependencies import ConditionState, condition_state
+from phalanx.core.work.dependency import (
+    DEPENDENCIES_MAX,
+    DependencyKind,
+    describe_dependencies,
+    parse_dependencies,
+)
+from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.request import spec_from_mapping
 
 
@@ -48,7 +53,7 @@ def test_what_is_no_condition_is_refused(value, words):
     assert words in refusal.value.message + refusal.value.hint
 
 
-HOLDS, OPEN, NEVER = Verdict.HOLDS, Verdict.OPEN, Verdict.NEVER
+HOLDS, OPEN, NEVER = ConditionState.MET, ConditionState.OPEN, ConditionState.NEVER
 
 
 @pytest.mark.parametrize(
@@ -63,16 +68,16 @@ HOLDS, OPEN, NEVER = Verdict.HOLDS, Verdict.OPEN, Verdict.NEVER
 )
 def test_verdict_table(kind, succeeded, failed, alive, one_failed_others_live):
     kind = DependencyKind(kind)
-    assert verdict(kind, alive=False, failed=False) is succeeded
-    assert verdict(kind, alive=False, failed=True) is failed
-    assert verdict(kind, alive=True, failed=False) is alive
-    assert verdict(kind, alive=True, failed=True) is one_failed_others_live
+    assert condition_state(kind, alive=False, failed=False) is succeeded
+    assert condition_state(kind, alive=False, failed=True) is failed
+    assert condition_state(kind, alive=True, failed=False) is alive
+    assert condition_state(kind, alive=True, failed=True) is one_failed_others_live
 
 
 def test_a_sentence_names_three_and_counts_the_rest():
-    assert sentence(()) == ""
-    assert sentence(parse_dependencies("17")) == "waits for job 17 to succeed"
-    told = sentence(parse_dependencies("1,afterany:2,afternotok:3,4,5"))
+    assert describe_dependencies(()) == ""
+    assert describe_dependencies(parse_dependencies("17")) == "waits for job 17 to succeed"
+    told = describe_dependencies(parse_dependencies("1,afterany:2,afternotok:3,4,5"))
     assert told == "waits for job 1 to succeed and for job 2 to end and for job 3 to end without success and for 2 more"
 
 
@@ -84,5 +89,5 @@ def test_a_job_file_asks_for_all_of_it():
 
 
 def test_aftercorr_needs_an_array_of_its_own():
-    with pytest.raises(BadKey, match="this job is not an array"):
+    with pytest.raises(InvalidKey, match="this job is not an array"):
         spec_from_mapping({"run": "true", "depends_on": "aftercorr:17"}, workdir="/w")

@@ -8,15 +8,23 @@ from phalanx.controller import controller as controller_module
 from phalanx.controller import driver as driver_module
 from phalanx.controller import reports, requests
 from phalanx.controller.controller import Controller
-from phalanx.controller.driver import Driver
+from phalanx.controller.driver import ControllerDriver
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
-from phalanx.controller.turn import Settings
 from phalanx.core.errors import NotFound, PhalanxError, TryLater
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
-from phalanx.core.state.events import Cancel, Hello, MemberStopped, NodeDead, PutProject, PutQueue, Submit
+from phalanx.core.state.events import (
+    CancelJob,
+    MemberStopped,
+    NodeDied,
+    PutProject,
+    PutQueue,
+    SubmitJob,
+    SupervisorRegistered,
+)
 from phalanx.core.work.attempt import FIRST_GENERATION, AttemptState
 from phalanx.core.work.dependency import parse_dependencies
 from phalanx.core.work.job import JobState
@@ -84,9 +92,9 @@ class Rig:
         controller = Controller(
             world=self.store.load(),
             leases=LeaseBook(guard=threading.Lock()),
-            settings=Settings(checkpoint_root="/ckpt", output_root="/out"),
+            settings=ControllerSettings(checkpoint_root="/ckpt", output_root="/out"),
         )
-        self.driver = Driver(
+        self.driver = ControllerDriver(
             controller=controller,
             store=self.store,
             mailboxes=self.mailboxes,
@@ -103,7 +111,9 @@ class Rig:
         return self.driver.request(event).result(GUARD_S)
 
     def hello(self, name="n0"):
-        return self.driver.report([Hello(node=make_node(name, 4), supervisor_id=SupervisorId(f"{name}-life1"))])
+        return self.driver.report(
+            [SupervisorRegistered(node=make_node(name, 4), supervisor_id=SupervisorId(f"{name}-life1"))]
+        )
 
     def closed(self):
         """No commit passes from now on. Waits until the loop stands in one; answers what it stands for."""
@@ -125,7 +135,7 @@ def rig():
 
 
 def submit(name="a", key="", **fields):
-    return Submit(spec=spec(name, **fields), user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key=key)
+    return SubmitJob(spec=spec(name, **fields), user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key=key)
 
 
 def test_answer_comes_only_after_the_commit(rig):
@@ -140,10 +150,10 @@ def test_answer_comes_only_after_the_commit(rig):
 def test_commands_leave_only_after_the_commit(rig):
     rig.hello().result(GUARD_S)
     rig.store.open.clear()
-    while rig.store.entered.acquire(blocking=False):
+    while rig.store.task_started.acquire(blocking=False):
         pass
-    future = rig.driver.request(submit(gpus=4))
-    assert rig.store.entered.acquire(timeout=GUARD_S)
+    future = rig.controller.request(submit(gpus=4))
+    assert rig.store.task_started.acquire(timeout=GUARD_S)
     assert rig.mailboxes.take(NodeId("n0"), 0) == ([], 0)
     rig.store.open.set()
     future.result(GUARD_S)
@@ -154,7 +164,7 @@ def test_commands_leave_only_after_the_commit(rig):
 def test_what_queues_up_during_a_commit_goes_into_the_next_one(rig):
     rig.closed()
     before = len(rig.store.batches)
-    futures = [rig.driver.request(submit(f"j{number}", hold=True)) for number in range(50)]
+    futures = [rig.controller.request(submit(f"j{number}", hold=True)) for number in range(50)]
     rig.store.open.set()
     assert [future.result(GUARD_S).id for future in futures] == [str(number) for number in range(2, 52)]
     assert len(rig.store.batches) == before + 2, "the one under way, and one for all fifty"
@@ -164,19 +174,19 @@ def test_refused_commit_answers_try_later_to_all_and_undoes_the_world(rig):
     rig.closed()
     rig.store.refuse = [StoreRefused("no space left")]
     rig.store.open.set()
-    futures = [rig.driver.request(submit(f"j{number}", hold=True)) for number in range(3)]
+    futures = [rig.controller.request(submit(f"j{number}", hold=True)) for number in range(3)]
     done = [future.exception(GUARD_S) for future in futures]
     assert {type(error) for error in done} <= {StoreRefused, type(None)}
-    rig.driver.request(submit("after", hold=True)).result(GUARD_S)
-    stored = sorted(int(job_id) for job_id in rig.driver.controller.world.jobs)
+    rig.controller.request(submit("after", hold=True)).result(GUARD_S)
+    stored = sorted(int(job_id) for job_id in rig.controller.controller.world.jobs)
     assert stored == list(range(1, len(stored) + 1)), "numbers of what was refused went back"
-    assert all(rig.store.job(job_id) is not None for job_id in rig.driver.controller.world.jobs)
+    assert all(rig.store.job(job_id) is not None for job_id in rig.controller.controller.world.jobs)
 
 
 def test_refusal_of_one_is_not_anothers(rig):
     rig.closed()
-    bad = rig.driver.request(Cancel(job_id=JobId("99"), by=ADA))
-    good = rig.driver.request(submit(hold=True))
+    bad = rig.controller.request(CancelJob(job_id=JobId("99"), by=ADA))
+    good = rig.controller.request(submit(hold=True))
     rig.store.open.set()
     assert isinstance(bad.exception(GUARD_S), NotFound)
     assert good.result(GUARD_S).id == "2"
@@ -188,7 +198,7 @@ def test_death_is_heard_again_after_a_refused_commit():
     try:
         rig.hello().result(GUARD_S)
         rig.store.refuse = [StoreRefused("no space left"), StoreRefused("no space left")]
-        engine.deaths = [NodeDead(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
+        engine.deaths = [NodeDied(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
         for _ in range(200):
             if rig.store.nodes()[0].state is NodeState.DOWN:
                 break
@@ -207,9 +217,9 @@ def test_refused_death_waits_a_moment_before_it_is_heard_again():
     rig.driver.stop()
     rig.driver._stopping = False  # the test turns the loop from here
     rig.store.refuse = [StoreRefused("no space left")]
-    engine.deaths = [NodeDead(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
+    engine.deaths = [NodeDied(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
     wait_s = rig.driver._run_step(rig.driver._collect(0.0) or [])
-    assert wait_s == driver_module.REFUSED_WAIT_S
+    assert wait_s == driver_module.RETRY_WAIT_S
     assert not rig.driver._inbox, "an inbox with something in it is not waited for"
     rig.driver._run_step(rig.driver._collect(0.0) or [])
     assert rig.store.nodes()[0].state is NodeState.DOWN
@@ -220,16 +230,16 @@ def test_deaths_are_heard_before_the_hello_of_the_next_life():
     rig = Rig([engine])
     rig.driver.stop()
     rig.driver._stopping = False
-    engine.deaths = [NodeDead(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
+    engine.deaths = [NodeDied(node_id=NodeId("n0"), supervisor_id=None, why="it died", confirmed=True)]
     rig.hello()
     letters = rig.driver._collect(0.0) or []
-    assert [type(event) for letter in letters for event in letter.events] == [NodeDead, Hello]
+    assert [type(event) for letter in letters for event in letter.events] == [NodeDied, SupervisorRegistered]
 
 
 def test_caller_who_leaves_does_not_take_the_loop_along(rig):
     """Found by reading: a cancelled future (a client that hung up) raised in the controller's thread, and the head was dead."""
     rig.closed()
-    report, request = rig.hello(), rig.driver.request(submit(hold=True))
+    report, request = rig.hello(), rig.controller.request(submit(hold=True))
     assert not report.cancel()
     assert not request.cancel()
     rig.store.open.set()
@@ -238,7 +248,7 @@ def test_caller_who_leaves_does_not_take_the_loop_along(rig):
 
 
 def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, caplog):
-    hear = requests.hear
+    hear = requests.handle_request
 
     def broken(turn, request):
         if getattr(request, "key", "") == "poison":
@@ -247,8 +257,8 @@ def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, ca
         return hear(turn, request)
 
     rig.closed()
-    monkeypatch.setattr(requests, "hear", broken)
-    before, poison, after = (rig.driver.request(submit(key=key, hold=True)) for key in ("", "poison", "k"))
+    monkeypatch.setattr(requests, "handle_request", broken)
+    before, poison, after = (rig.controller.request(submit(key=key, hold=True)) for key in ("", "poison", "k"))
     rig.store.open.set()
     assert before.result(GUARD_S).id == "2"
     assert type(poison.exception(GUARD_S)) is PhalanxError
@@ -258,7 +268,7 @@ def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, ca
 
 def test_what_an_engine_saw_beside_a_fault_of_ours_is_heard(monkeypatch):
     """Found by reading: engines say nothing twice, and the whole of what one had seen went with the fault."""
-    hear, engine = reports.hear, FakeEngine()
+    hear, engine = reports.handle_report, FakeEngine()
 
     def broken(turn, report):
         if getattr(report, "why", "") == "poison":
@@ -270,9 +280,9 @@ def test_what_an_engine_saw_beside_a_fault_of_ours_is_heard(monkeypatch):
         rig.hello(name).result(GUARD_S)
     rig.driver.stop()
     rig.driver._stopping = False  # the test turns the loop from here
-    monkeypatch.setattr(reports, "hear", broken)
+    monkeypatch.setattr(reports, "handle_report", broken)
     engine.deaths = [
-        NodeDead(node_id=NodeId(name), supervisor_id=None, why=why, confirmed=True)
+        NodeDied(node_id=NodeId(name), supervisor_id=None, why=why, confirmed=True)
         for name, why in (("n0", "poison"), ("n1", "it died"))
     ]
     rig.driver._run_step(rig.driver._collect(0.0) or [])
@@ -288,7 +298,7 @@ def test_job_that_takes_more_along_than_are_kept_ends_like_any_other(monkeypatch
         rig.hello().result(GUARD_S)
         job = rig.ask(submit(gpus=4))
         waiting = [rig.ask(submit(f"d{n}", dependencies=parse_dependencies(f"afterok:{job.id}"))) for n in range(4)]
-        rig.ask(Cancel(job_id=job.id, by=ADA))
+        rig.ask(CancelJob(job_id=job.id, by=ADA))
         stopped = MemberStopped(
             job_id=job.id, epoch=Epoch(1), generation=FIRST_GENERATION, node_id=NodeId("n0"), at_s=T
         )
@@ -312,7 +322,7 @@ def test_fault_after_a_commit_is_answered_and_the_next_are_heard(rig, caplog):
         if faults:
             raise faults.pop()
 
-    rig.driver.listen(listener)
+    rig.controller.listen(listener)
     assert rig.ask(submit(hold=True)).id == "1"
     assert rig.ask(submit(hold=True)).id == "2"
     assert heard == [{"1"}, {"2"}]
@@ -328,12 +338,12 @@ def test_store_that_fails_as_it_never_should_refuses(rig):
 
 def test_stop_answers_what_waits(rig):
     first = rig.closed()
-    waiting = rig.driver.request(submit("late", hold=True))
-    stopper = threading.Thread(target=rig.driver.stop)
+    waiting = rig.controller.request(submit("late", hold=True))
+    stopper = threading.Thread(target=rig.controller.stop)
     stopper.start()
-    while not rig.driver._stopping:
+    while not rig.controller._stopping:
         stopper.join(0.001)
-    refused = rig.driver.request(submit("later still", hold=True))
+    refused = rig.controller.request(submit("later still", hold=True))
     rig.store.open.set()
     stopper.join(GUARD_S)
     assert first.result(GUARD_S).id == "1", "the step under way is finished"
@@ -344,7 +354,7 @@ def test_stop_answers_what_waits(rig):
 def test_full_inbox_says_come_back(rig, monkeypatch):
     first = rig.closed()
     monkeypatch.setattr(driver_module, "INBOX_MAX", 2)
-    futures = [rig.driver.request(submit(hold=True)) for _ in range(3)]
+    futures = [rig.controller.request(submit(hold=True)) for _ in range(3)]
     assert isinstance(futures[2].exception(GUARD_S), TryLater)
     rig.store.open.set()
     assert [future.result(GUARD_S).id for future in (first, *futures[:2])] == ["1", "2", "3"]
@@ -354,7 +364,7 @@ def test_one_step_takes_a_bounded_number_of_events(rig, monkeypatch):
     rig.closed()
     monkeypatch.setattr(driver_module, "STEP_EVENTS_MAX", 10)
     before = len(rig.store.batches)
-    futures = [rig.driver.request(submit(hold=True)) for _ in range(25)]
+    futures = [rig.controller.request(submit(hold=True)) for _ in range(25)]
     rig.store.open.set()
     assert futures[-1].result(GUARD_S).id == "26"
     assert len(rig.store.batches) - before == 4
@@ -362,11 +372,11 @@ def test_one_step_takes_a_bounded_number_of_events(rig, monkeypatch):
 
 def test_lease_ends_with_nobody_saying_anything(rig):
     rig.hello().result(GUARD_S)
-    rig.driver.stop()  # the test turns the loop from here, as it turns by itself: at least once a second
+    rig.controller.stop()  # the test turns the loop from here, as it turns by itself: at least once a second
     for _ in range(7):
         rig.clock.boot_s += 1.0
         assert rig.store.nodes()[0].state is NodeState.UP
-        assert rig.driver._run_step([]) <= 1.0
+        assert rig.controller._run_step([]) <= 1.0
     assert rig.store.nodes()[0].state is NodeState.DOWN
 
 

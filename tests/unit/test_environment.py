@@ -4,21 +4,27 @@ import json
 from dataclasses import replace
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
-from phalanx.core.state.commands import Prepare, StartTasks
-from phalanx.core.work.allocation import Allocation, Grant
-from phalanx.core.work.dependency import ArrayPlace
-from phalanx.core.work.job import Resume
-from phalanx.core.work.spec import JobSpec, Launch, Role
-from phalanx.node.logic.environment import Folders, NodeView, hostfile, rank_environment, setup_environment
+from phalanx.core.state.commands import PrepareTasks, StartTasks
+from phalanx.core.work.allocation import Allocation, NodeGrant
+from phalanx.core.work.dependency import ArrayPosition
+from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.core.work.spec import JobSpec, LaunchMode, Role
+from phalanx.node.logic.environment import (
+    MemberFolders,
+    NodeContext,
+    hostfile,
+    rank_environment,
+    setup_environment,
+)
 
-FOLDERS = Folders(hostfile="/s/hostfile", page="/s/page", reports="/s/reports")
+FOLDERS = MemberFolders(hostfile="/s/hostfile", page="/s/page", reports="/s/reports")
 BASE = {"PATH": "/bin", "HOME": "/root"}
 
 
-def job(nodes=2, per_node=2, *, launch=Launch.PER_DEVICE, env=(), tasks=None, addresses=None):
+def job(nodes=2, per_node=2, *, launch=LaunchMode.PER_DEVICE, env=(), tasks=None, addresses=None):
     tasks = tasks or per_node
     grants = tuple(
-        Grant(
+        NodeGrant(
             node_id=NodeId(f"n{rank}"),
             node_rank=rank,
             devices=tuple(range(per_node)),
@@ -29,7 +35,7 @@ def job(nodes=2, per_node=2, *, launch=Launch.PER_DEVICE, env=(), tasks=None, ad
         )
         for rank in range(nodes)
     )
-    return Prepare(
+    return PrepareTasks(
         node_id=NodeId("n1"),
         job_id=JobId("7"),
         epoch=Epoch(3),
@@ -59,7 +65,7 @@ def env_of(order, *, node_rank=1, local_rank=1, base=BASE, virtual=False, resume
     )
     grant = order.allocation.grants[node_rank]
     devices = tuple(f"GPU-{index}" for index in grant.devices)
-    view = NodeView(base=base, devices=devices, virtual=virtual, folders=FOLDERS)
+    view = NodeContext(base=base, devices=devices, virtual=virtual, folders=FOLDERS)
     return rank_environment(order, start, grant, local_rank, view)
 
 
@@ -91,7 +97,9 @@ def test_tensorflow_and_jax_find_theirs():
 
 
 def test_job_finds_its_place_and_folders():
-    env, _ = env_of(job(), resume=Resume(epoch=Epoch(2), step=10, path="/c/7/epoch-2/step-00000010", digest="d"))
+    env, _ = env_of(
+        job(), resume=PublishedCheckpoint(epoch=Epoch(2), step=10, path="/c/7/epoch-2/step-00000010", digest="d")
+    )
     expected = {
         "JOB_ID": "7",
         "NODE_RANK": "1",
@@ -166,7 +174,7 @@ def test_output_is_unbuffered_unless_the_job_wants_it_so():
 
 
 def test_bare_torchrun_is_right():
-    env, _ = env_of(job(per_node=4, tasks=1, launch=Launch.PER_NODE), local_rank=0)
+    env, _ = env_of(job(per_node=4, tasks=1, launch=LaunchMode.PER_NODE), local_rank=0)
     assert {name: env[name] for name in env if name.startswith("PET_")} == {
         "PET_NNODES": "2",
         "PET_NPROC_PER_NODE": "4",
@@ -189,19 +197,19 @@ def test_loopback_gangs_need_no_resolvable_hostname():
 
 def test_hostfile_names_every_node_with_its_slots():
     assert hostfile(job()) == "10.0.0.1 slots=2\n10.0.0.2 slots=2\n"
-    assert hostfile(job(per_node=8, tasks=1, launch=Launch.PER_NODE)) == "10.0.0.1 slots=8\n10.0.0.2 slots=8\n"
+    assert hostfile(job(per_node=8, tasks=1, launch=LaunchMode.PER_NODE)) == "10.0.0.1 slots=8\n10.0.0.2 slots=8\n"
 
 
 def test_setup_knows_its_node_and_no_rendezvous():
     order = replace(job(), spec=replace(job().spec, env=(("A", "b"),)))
-    view = NodeView(base=BASE, devices=("GPU-0",), virtual=False, folders=FOLDERS)
+    view = NodeContext(base=BASE, devices=("GPU-0",), virtual=False, folders=FOLDERS)
     env = setup_environment(order, order.allocation.grants[1], view)
     assert (env["A"], env["PHALANX_NODE_RANK"]) == ("b", "1")
     assert "MASTER_PORT" not in env
 
 
 def test_an_element_learns_its_place_in_the_array_and_cannot_pretend_another():
-    place = ArrayPlace(array_id=JobId("17"), index=5, size=3, lowest=3, highest=7)
+    place = ArrayPosition(array_id=JobId("17"), index=5, size=3, lowest=3, highest=7)
     order = replace(job(env=[("PHALANX_ARRAY_TASK_ID", "99")]), job_id=JobId("17_5"), array=place)
     env, notes = env_of(order)
     of_array = {
@@ -220,7 +228,7 @@ def test_an_element_learns_its_place_in_the_array_and_cannot_pretend_another():
     assert notes == ["env: PHALANX_ARRAY_TASK_ID is set by Phalanx; the job's value is not used"]
     assert (
         setup_environment(
-            order, order.allocation.grants[1], NodeView(base=BASE, devices=(), virtual=True, folders=FOLDERS)
+            order, order.allocation.grants[1], NodeContext(base=BASE, devices=(), virtual=True, folders=FOLDERS)
         )["PHALANX_ARRAY_TASK_ID"]
         == "5"
     )

@@ -2,24 +2,31 @@
 
 import pytest
 
-from phalanx.node.logic.evidence import OomKill, XidSeen, kernel_signs, last_lines, same_bus, standing
+from phalanx.node.logic.evidence import (
+    OomKill,
+    XidError,
+    is_same_pci_address,
+    last_lines,
+    parse_kernel_log,
+    stack_position,
+)
 
 KERNEL = [
     (
         "4,1,1;NVRM: Xid (PCI:0000:c6:00): 79, pid=1101234, name=python, GPU has fallen off the bus.",
-        XidSeen(bus="0000:c6:00", xid=79),
+        XidError(bus="0000:c6:00", xid=79),
     ),
     (
         "[ 966.503025] NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120, intr 10000000",
-        XidSeen(bus="0000:01:00", xid=31),
+        XidError(bus="0000:01:00", xid=31),
     ),
     (
         "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.",
-        XidSeen(bus="0000:10:1c", xid=63),
+        XidError(bus="0000:10:1c", xid=63),
     ),
     (
         "NVRM: Xid (PCI:0000:3b:00): 119, pid=7, name=python, Timeout after 45s of waiting for RPC response from GPU0 GSP!",
-        XidSeen(bus="0000:3b:00", xid=119),
+        XidError(bus="0000:3b:00", xid=119),
     ),
     ("Out of memory: Killed process 4242 (python) total-vm:9000kB, anon-rss:100kB", OomKill(pid=4242)),
     ("Memory cgroup out of memory: Killed process 77 (pt_data_worker) total-vm:1kB", OomKill(pid=77)),
@@ -32,11 +39,11 @@ KERNEL = [
 
 @pytest.mark.parametrize(("line", "sign"), KERNEL)
 def test_kernel_line(line, sign):
-    assert kernel_signs(line) == ([] if sign is None else [sign])
+    assert parse_kernel_log(line) == ([] if sign is None else [sign])
 
 
 def test_kernel_lines_keep_their_order():
-    assert [getattr(one, "xid", None) for one in kernel_signs("\n".join(line for line, _ in KERNEL[:4]))] == [
+    assert [getattr(one, "xid", None) for one in parse_kernel_log("\n".join(line for line, _ in KERNEL[:4]))] == [
         79,
         31,
         63,
@@ -55,7 +62,7 @@ def test_kernel_lines_keep_their_order():
     ],
 )
 def test_pci_address_is_the_same_however_it_is_written(left, right, same):
-    assert same_bus(left, right) is same
+    assert is_same_pci_address(left, right) is same
 
 
 def test_last_lines_are_the_last_that_say_something():
@@ -108,4 +115,4 @@ BACKWARD = """Current thread 0x00007f2 (most recent call first):
     ],
 )
 def test_where_a_rank_stands(dump, where, waits):
-    assert standing(dump) == (where, waits)
+    assert stack_position(dump) == (where, waits)

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from phalanx.core.errors import BadFile
-from phalanx.facts.argument import model_from
-from phalanx.facts.configs import KINDS, model_of
-from phalanx.facts.models import model_named
+from phalanx.planner.facts.model_argument import parse_model_argument
+from phalanx.planner.facts.model_configs import CONFIG_READERS, model_from_config
+from phalanx.planner.facts.models import find_model
 
 
 def llama(kind="llama", **more):
@@ -179,7 +179,7 @@ def test_a_config_of_each_kind_is_the_shape_of_the_table(name):
     values = CASES[name]
     if values["model_type"] == "llama4":  # the outer config of a model of text and pictures
         values = values | {"model_type": "llama4_of_text_and_pictures"}
-    read, listed = model_of(values, "config.json", "x"), model_named(name)
+    read, listed = model_from_config(values, "config.json", "x"), find_model(name)
     assert read.parameters == listed.parameters
     assert read.active_parameters == listed.active_parameters
     assert read.flops_per_token(4096) == listed.flops_per_token(4096)
@@ -187,8 +187,8 @@ def test_a_config_of_each_kind_is_the_shape_of_the_table(name):
 
 def test_every_supported_kind_has_a_case_or_is_read_like_one():
     tried = {values["model_type"] for values in CASES.values()} | {"llama4_text"}
-    untried = set(KINDS) - tried
-    assert {KINDS[kind] for kind in untried} <= {KINDS[kind] for kind in tried & set(KINDS)}
+    untried = set(CONFIG_READERS) - tried
+    assert {CONFIG_READERS[kind] for kind in untried} <= {CONFIG_READERS[kind] for kind in tried & set(CONFIG_READERS)}
 
 
 def test_deepseek_v3_is_read_like_its_forebear_with_narrow_queries():
@@ -201,24 +201,24 @@ def test_deepseek_v3_is_read_like_its_forebear_with_narrow_queries():
         "first_k_dense_replace": 3,
     }
     values = config("deepseek_v3", 61, 7168, 128, 128, 18432, 129280, **more)
-    assert model_of(values, "config.json", "x").parameters == model_named("deepseek-v3").parameters
+    assert model_from_config(values, "config.json", "x").parameters == find_model("deepseek-v3").parameters
 
 
 def test_a_config_is_found_as_a_file_or_in_its_folder(tmp_path):
     folder = tmp_path / "my-llama"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(llama()))
-    assert model_from(str(folder)) == model_from(str(folder / "config.json"))
-    assert model_from(str(folder)).name == "my-llama"
+    assert parse_model_argument(str(folder)) == parse_model_argument(str(folder / "config.json"))
+    assert parse_model_argument(str(folder)).name == "my-llama"
     other = tmp_path / "tiny.json"
     other.write_text(json.dumps(llama(_name_or_path="meta-llama/Llama-3.1-8B")))
-    assert model_from(str(other)).name == "Llama-3.1-8B"
+    assert parse_model_argument(str(other)).name == "Llama-3.1-8B"
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "whisper", "mamba", "clip"])
 def test_an_unsupported_kind_is_refused_by_name_with_what_is_supported(kind):
     with pytest.raises(BadFile, match=f"model_type '{kind}' is not supported") as caught:
-        model_of({"model_type": kind, "hidden_size": 768}, "config.json", "x")
+        model_from_config({"model_type": kind, "hidden_size": 768}, "config.json", "x")
     assert "supported: " in caught.value.hint
     assert "qwen3_moe" in caught.value.hint
 
@@ -253,7 +253,7 @@ def test_an_unsupported_kind_is_refused_by_name_with_what_is_supported(kind):
 )
 def test_a_bad_key_is_one_line_that_names_it(change, said):
     with pytest.raises(BadFile) as caught:
-        model_of(llama(**change), "some/config.json", "x")
+        model_from_config(llama(**change), "some/config.json", "x")
     assert said in caught.value.message
     assert caught.value.message.startswith("some/config.json")
     assert "\n" not in caught.value.message
@@ -266,12 +266,12 @@ def test_a_file_that_is_no_config_is_refused(tmp_path, text, said):
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(BadFile) as caught:
-        model_from(str(path))
+        parse_model_argument(str(path))
     assert said in caught.value.message
 
 
 def test_a_path_that_leads_nowhere_is_said(tmp_path):
     with pytest.raises(BadFile, match="no such file"):
-        model_from(str(tmp_path / "none.json"))
+        parse_model_argument(str(tmp_path / "none.json"))
     with pytest.raises(BadFile, match=r"the folder has no config\.json"):
-        model_from(str(tmp_path))
+        parse_model_argument(str(tmp_path))

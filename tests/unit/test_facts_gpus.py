@@ -4,9 +4,9 @@ import pytest
 
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.facts.gpus import gpu_named, read_gpus
-from phalanx.facts.machines import machine_for, read_tables
-from phalanx.facts.prices import price_of, read_prices
+from phalanx.planner.facts.gpus import find_gpu, read_gpus
+from phalanx.planner.facts.machines import build_machine, read_fact_tables
+from phalanx.planner.facts.prices import find_price, read_prices
 
 GPU_HEADER = (
     "name,aliases,memory_gb,memory_mib,memory_gb_per_s,bf16_tflops,link_kind,link_gb_per_s,link_domain,pcie_gb_per_s,"
@@ -40,43 +40,43 @@ GPU_HEADER = (
     ],
 )
 def test_a_gpu_is_known_by_the_names_of_people_and_of_its_driver(text, name):
-    assert gpu_named(text).gpu.name == name
+    assert find_gpu(text).gpu.name == name
 
 
 def test_every_gpu_is_found_by_its_own_name_and_every_alias_leads_to_one():
     for entry in read_gpus():
-        assert gpu_named(entry.gpu.name) == entry
+        assert find_gpu(entry.gpu.name) == entry
         for alias in entry.gpu.aliases:
-            assert alias in gpu_named(alias).gpu.aliases
+            assert alias in find_gpu(alias).gpu.aliases
 
 
 def test_memory_tells_two_gpus_of_one_name_apart():
-    assert gpu_named("a100", memory_gib=40).gpu.name == "a100-sxm4-40gb"
-    assert gpu_named("a100", memory_gib=64).gpu.name == "a100-sxm4-80gb"
+    assert find_gpu("a100", memory_gib=40).gpu.name == "a100-sxm4-40gb"
+    assert find_gpu("a100", memory_gib=64).gpu.name == "a100-sxm4-80gb"
     with pytest.raises(BadRequest, match="no a100 has 96 GB") as caught:
-        gpu_named("a100", memory_gib=96)
+        find_gpu("a100", memory_gib=96)
     assert "a100-sxm4-80gb (80 GB)" in caught.value.hint
 
 
 def test_a_name_of_several_gpus_is_the_first_of_them_and_that_is_said():
     notes: list[str] = []
-    assert gpu_named("a100", notes=notes).gpu.name == "a100-sxm4-80gb"
+    assert find_gpu("a100", notes=notes).gpu.name == "a100-sxm4-80gb"
     assert notes == ["took a100 as a100-sxm4-80gb; other variants: a100-sxm4-40gb, a100-pcie-80gb"]
     notes.clear()
-    gpu_named("a100-80gb", notes=notes)
+    find_gpu("a100-80gb", notes=notes)
     assert notes == []
 
 
 @pytest.mark.parametrize(("text", "near"), [("h1oo", "h100"), ("rtx-4091", "rtx-4090"), ("zzz", "known: a10-24gb")])
 def test_an_unknown_gpu_is_refused_with_the_nearest(text, near):
     with pytest.raises(BadRequest, match="unknown GPU") as caught:
-        gpu_named(text)
+        find_gpu(text)
     assert near in caught.value.hint
 
 
 def test_the_machine_of_a_shape_has_its_nodes_and_the_usual_network_with_its_source():
     notes: list[str] = []
-    machine = machine_for(parse_gpus("4xh100:8"), notes=notes)
+    machine = build_machine(parse_gpus("4xh100:8"), notes=notes)
     assert (machine.gpu.name, machine.nodes, machine.gpus_per_node, machine.gpus) == ("h100-sxm5-80gb", 4, 8, 32)
     assert machine.network_bytes_per_s == 50e9
     assert machine.network_fact.source
@@ -95,12 +95,12 @@ def test_the_machine_of_a_shape_has_its_nodes_and_the_usual_network_with_its_sou
     ],
 )
 def test_a_total_becomes_equal_nodes_as_full_as_they_go(text, nodes, per_node):
-    machine = machine_for(parse_gpus(text))
+    machine = build_machine(parse_gpus(text))
     assert (machine.nodes, machine.gpus_per_node) == (nodes, per_node)
 
 
 def test_an_instance_brings_gpu_network_storage_and_price():
-    machine = machine_for(parse_gpus("16"), instance="p4de.24xlarge")
+    machine = build_machine(parse_gpus("16"), instance="p4de.24xlarge")
     assert (machine.gpu.name, machine.nodes, machine.network_kind) == ("a100-sxm4-80gb", 2, "efa")
     assert machine.network_bytes_per_s == pytest.approx(50e9 / 8)
     assert machine.storage_bytes_per_s == pytest.approx(2.375e9)
@@ -110,10 +110,10 @@ def test_an_instance_brings_gpu_network_storage_and_price():
 
 def test_a_price_of_servers_with_a_slower_network_than_planned_says_so():
     notes: list[str] = []
-    machine_for(parse_gpus("2xa100-80gb:8"), notes=notes)
+    build_machine(parse_gpus("2xa100-80gb:8"), notes=notes)
     assert any("p4de.24xlarge" in note and "50 Gbit/s" in note for note in notes)
     notes.clear()
-    machine_for(parse_gpus("a100-80gb:8"), notes=notes)
+    build_machine(parse_gpus("a100-80gb:8"), notes=notes)
     assert notes == []
 
 
@@ -139,13 +139,13 @@ def test_a_price_of_servers_with_a_slower_network_than_planned_says_so():
 )
 def test_a_machine_that_cannot_be_is_one_clear_line(text, options, said, hint):
     with pytest.raises(BadRequest) as caught:
-        machine_for(parse_gpus(text), **options)
+        build_machine(parse_gpus(text), **options)
     assert said in caught.value.message
     assert hint in caught.value.hint
 
 
 def test_what_the_user_states_goes_before_the_tables():
-    machine = machine_for(
+    machine = build_machine(
         parse_gpus("h100:16"), network_gbit_per_gpu=100.0, storage_gb_per_s=5.0, price=2.5, price_date="2026-11"
     )
     assert machine.network_bytes_per_s == 12.5e9
@@ -155,13 +155,13 @@ def test_what_the_user_states_goes_before_the_tables():
 
 
 def test_the_listed_price_is_the_newest_and_then_the_cheapest_of_the_clouds():
-    machine = machine_for(parse_gpus("h100:8"))
+    machine = build_machine(parse_gpus("h100:8"))
     assert machine.price is not None
     assert machine.price.offer == "AWS p5.48xlarge"
-    azure = price_of("h100-sxm5-80gb", read_prices(), offers=["azure nd96isr_h100_v5"])
+    azure = find_price("h100-sxm5-80gb", read_prices(), offers=["azure nd96isr_h100_v5"])
     assert azure is not None
     assert azure.usd_per_gpu_hour == 12.29
-    assert price_of("h100-96hbm2e", read_prices()) is None
+    assert find_price("h100-96hbm2e", read_prices()) is None
 
 
 def test_a_users_own_rows_are_laid_over_the_shipped_ones(tmp_path):
@@ -177,15 +177,15 @@ def test_a_users_own_rows_are_laid_over_the_shipped_ones(tmp_path):
         "our contract,h9,on-demand,,1.5,contract,2026-10\n"
         "our contract,h100,on-demand,,2.0,contract,2020-01\n"
     )
-    tables = read_tables(str(tmp_path), (str(own),))
-    assert machine_for(parse_gpus("h9:16"), tables=tables).gpu.name == "h999"
+    tables = read_fact_tables(str(tmp_path), (str(own),))
+    assert build_machine(parse_gpus("h9:16"), tables=tables).gpu.name == "h999"
     assert cost("h9:16", tables) == ("our contract", 1.5)
     assert cost("h100:8", tables) == ("our contract", 2.0)
-    assert cost("h100:8", read_tables(str(tmp_path / "empty"))) == ("AWS p5.48xlarge", 6.88)
+    assert cost("h100:8", read_fact_tables(str(tmp_path / "empty"))) == ("AWS p5.48xlarge", 6.88)
 
 
 def cost(text, tables):
-    price = machine_for(parse_gpus(text), tables=tables).price
+    price = build_machine(parse_gpus(text), tables=tables).price
     assert price is not None
     return price.offer, price.usd_per_gpu_hour
 
@@ -211,7 +211,7 @@ def test_a_gpu_that_cannot_be_is_refused_by_column(tmp_path, change, said):
 
 def test_a_virtual_device_says_that_its_figures_are_assumed():
     notes: list[str] = []
-    machine = machine_for(parse_gpus("3xvirtual:4"), notes=notes)
+    machine = build_machine(parse_gpus("3xvirtual:4"), notes=notes)
     assert machine.gpu.virtual
     assert machine.gpu.fact.source.startswith("assumed")
     assert any("calibrate" in note for note in notes)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 
 from phalanx.core.errors import BadFile, BadRequest, PhalanxError
-from phalanx.facts.argument import SIZES, model_from
-from phalanx.facts.files import shipped_text
-from phalanx.facts.models import model_named, models_in, read_models
+from phalanx.planner.facts.model_argument import ALL_SIZES, parse_model_argument
+from phalanx.planner.facts.models import find_model, parse_model_table, read_models
+from phalanx.planner.facts.table_files import shipped_text
 
 LLAMA = "layers=32,hidden=4096,heads=32,kv_heads=8,ffn=14336,vocab=128256"
 
@@ -29,7 +29,7 @@ def test_every_shape_has_the_published_number_of_parameters(entry):
     ],
 )
 def test_a_mixture_visits_as_many_parameters_per_token_as_published(name, active):
-    assert model_named(name).active_parameters == pytest.approx(active, rel=0.05)
+    assert find_model(name).active_parameters == pytest.approx(active, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -53,29 +53,29 @@ def test_a_mixture_visits_as_many_parameters_per_token_as_published(name, active
 def test_a_model_is_known_by_the_names_people_and_hubs_give_it(text, name):
     if name is None:
         with pytest.raises(BadRequest, match="unknown model"):
-            model_from(text)
+            parse_model_argument(text)
         return
-    assert model_from(text).name == name
+    assert parse_model_argument(text).name == name
 
 
 def test_every_name_and_alias_leads_to_its_own_row():
     claimed: dict[str, str] = {}
     for entry in read_models():
-        assert model_named(entry.model.name) == entry.model
+        assert find_model(entry.model.name) == entry.model
         for alias in entry.aliases:
             assert claimed.setdefault(alias, entry.model.name) == entry.model.name, alias
-            assert model_named(alias) == entry.model
+            assert find_model(alias) == entry.model
 
 
 def test_a_bare_size_is_the_usual_model_of_it_and_that_is_said():
     notes: list[str] = []
-    assert model_from("70b", notes=notes).name == "llama-3.1-70b"
+    assert parse_model_argument("70b", notes=notes).name == "llama-3.1-70b"
     assert notes == ["took 70b as llama-3.1-70b"]
 
 
 def test_a_bare_size_that_nobody_has_is_the_nearest_dense_one():
     notes: list[str] = []
-    found = model_from("500B", notes=notes)
+    found = parse_model_argument("500B", notes=notes)
     assert found.name == "megatron-530b"
     assert "no model of size 500B is listed" in notes[0]
     assert "530B parameters" in notes[0]
@@ -83,29 +83,33 @@ def test_a_bare_size_that_nobody_has_is_the_nearest_dense_one():
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(BadRequest, match="unknown model 'lama-2-7b'") as caught:
-        model_from("lama-2-7b")
+        parse_model_argument("lama-2-7b")
     assert caught.value.hint == "did you mean 'llama-2-7b'?"
     with pytest.raises(BadRequest) as caught:
-        model_from("zzzzzzzz")
+        parse_model_argument("zzzzzzzz")
     assert "config.json" in caught.value.hint
 
 
 def test_sizes_written_out_are_the_model_of_the_table():
-    written = model_from(LLAMA)
-    assert written.parameters == model_named("llama-3-8b").parameters
+    written = parse_model_argument(LLAMA)
+    assert written.parameters == find_model("llama-3-8b").parameters
     assert written.gated
 
 
 def test_sizes_without_ffn_are_a_gpt_and_that_is_said():
     notes: list[str] = []
-    model = model_from("layers=24,hidden=2048,heads=16,vocab=50257,positions=2048,tied=1,biases=1", notes=notes)
+    model = parse_model_argument(
+        "layers=24,hidden=2048,heads=16,vocab=50257,positions=2048,tied=1,biases=1", notes=notes
+    )
     assert (model.ffn, model.gated) == (8192, False)
     assert "four times the hidden size" in notes[0]
     assert model.parameters == pytest.approx(1.32e9, rel=0.01)
 
 
 def test_sizes_may_state_a_mixture():
-    model = model_from(f"{LLAMA},experts=8,per_token=2,shared_ffn=0,dense_layers=1".replace("128256", "32000"))
+    model = parse_model_argument(
+        f"{LLAMA},experts=8,per_token=2,shared_ffn=0,dense_layers=1".replace("128256", "32000")
+    )
     assert model.mixture is not None
     assert (model.mixture.experts, model.mixture.per_token, model.mixture.ffn) == (8, 2, 14336)
     assert model.active_parameters < model.parameters
@@ -135,17 +139,17 @@ def test_sizes_may_state_a_mixture():
 )
 def test_sizes_that_cannot_be_are_one_clear_line(text, said, hint):
     with pytest.raises(BadRequest) as caught:
-        model_from(text)
+        parse_model_argument(text)
     assert said in caught.value.message
     assert "\n" not in caught.value.message
     assert hint in caught.value.hint
 
 
-@given(st.dictionaries(st.sampled_from(SIZES), st.integers(-2, 5000), min_size=1))
+@given(st.dictionaries(st.sampled_from(ALL_SIZES), st.integers(-2, 5000), min_size=1))
 def test_any_sizes_are_a_model_with_parameters_or_refused_in_our_words(sizes):
     model, refused = None, ""
     try:
-        model = model_from(",".join(f"{name}={value}" for name, value in sizes.items()))
+        model = parse_model_argument(",".join(f"{name}={value}" for name, value in sizes.items()))
     except PhalanxError as error:
         refused = error.message
     if model is None:
@@ -158,7 +162,7 @@ def test_any_sizes_are_a_model_with_parameters_or_refused_in_our_words(sizes):
 def test_any_text_is_a_model_or_refused_in_our_words(text):
     said = "a model"
     try:
-        model_from(text)
+        parse_model_argument(text)
     except PhalanxError as error:
         said = error.message
     assert said
@@ -169,12 +173,12 @@ def test_a_users_own_model_goes_before_the_shipped_one(tmp_path):
     header, first = shipped_text("models.csv").splitlines()[:2]
     row = first.replace("gpt2,", "ours-1,", 1).replace("gpt2-small", "70b")
     (tmp_path / "facts" / "models.csv").write_text(f"{header}\n{row}\n")
-    assert model_from("ours-1", home=str(tmp_path)).layers == 12
-    assert model_from("70b", home=str(tmp_path)).name == "ours-1"
-    assert model_from("llama3-70b", home=str(tmp_path)).name == "llama-3-70b"
+    assert parse_model_argument("ours-1", home=str(tmp_path)).layers == 12
+    assert parse_model_argument("70b", home=str(tmp_path)).name == "ours-1"
+    assert parse_model_argument("llama3-70b", home=str(tmp_path)).name == "llama-3-70b"
 
 
 def test_a_row_with_sizes_that_contradict_each_other_is_refused_by_line():
     header = "name,layers,hidden,heads,kv_heads,head_dim,ffn,vocab,published_parameters,source,date\n"
     with pytest.raises(BadFile, match=r"mine\.csv line 2: heads 4 do not divide by kv_heads 3"):
-        models_in(header + "ours,2,64,4,3,16,256,100,1000,me,2026\n", "mine.csv")
+        parse_model_table(header + "ours,2,64,4,3,16,256,100,1000,me,2026\n", "mine.csv")

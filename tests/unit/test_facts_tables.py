@@ -8,20 +8,25 @@ import pytest
 from hypothesis import given
 
 from phalanx.core.errors import BadFile, PhalanxError
-from phalanx.facts.files import json_at, shipped_json, shipped_text, text_at
-from phalanx.facts.gpus import gpus_in, read_gpus
-from phalanx.facts.instances import read_instances, read_networks
-from phalanx.facts.machines import assumed
-from phalanx.facts.models import models_in, read_models
-from phalanx.facts.prices import prices_in, read_prices
-from phalanx.facts.table import Columns, is_date, rows_of
+from phalanx.planner.facts.gpus import parse_gpu_table, read_gpus
+from phalanx.planner.facts.instances import read_instances, read_networks
+from phalanx.planner.facts.machines import default_figure
+from phalanx.planner.facts.models import parse_model_table, read_models
+from phalanx.planner.facts.prices import parse_price_table, read_prices
+from phalanx.planner.facts.table import TableColumns, is_date, read_rows
+from phalanx.planner.facts.table_files import (
+    read_json,
+    read_text,
+    shipped_json,
+    shipped_text,
+)
 
-COLUMNS = Columns(needed=("name", "size"), free=("note",))
+COLUMNS = TableColumns(required=("name", "size"), optional=("note",))
 SHIPPED = ("gpus.csv", "instances.csv", "networks.csv", "prices.csv", "models.csv", "assumed.csv")
 
 
 def rows(text):
-    return rows_of(text, "mine.csv", COLUMNS)
+    return read_rows(text, "mine.csv", COLUMNS)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -57,7 +62,7 @@ def test_a_measured_rate_is_below_the_peak_and_says_who_measured():
 
 
 def test_a_figure_nobody_stated_is_called_assumed():
-    value, fact = assumed("storage_gb_per_s")
+    value, fact = default_figure("storage_gb_per_s")
     assert value > 0
     assert fact.source.startswith("assumed")
     assert any(network.name == "ib-ndr" for network in read_networks())
@@ -100,9 +105,11 @@ def test_a_size_that_is_no_whole_number_is_refused(size):
 
 def test_a_price_without_a_date_is_refused():
     header = "offer,gpu,kind,region,usd_per_gpu_hour,source,date\n"
-    assert prices_in(header + "own,h100,on-demand,,2.5,invoice,2026-11\n", "mine.csv")[0].gpu == "h100-sxm5-80gb"
+    assert (
+        parse_price_table(header + "own,h100,on-demand,,2.5,invoice,2026-11\n", "mine.csv")[0].gpu == "h100-sxm5-80gb"
+    )
     with pytest.raises(BadFile, match="line 2, column date: is empty"):
-        prices_in(header + "own,h100,on-demand,,2.5,invoice,\n", "mine.csv")
+        parse_price_table(header + "own,h100,on-demand,,2.5,invoice,\n", "mine.csv")
 
 
 @pytest.mark.parametrize(
@@ -117,15 +124,15 @@ def test_a_price_without_a_date_is_refused():
 def test_a_price_that_cannot_be_is_refused(row, said):
     text = f"offer,gpu,kind,region,usd_per_gpu_hour,source,date\n{row}\n"
     if not said:
-        assert len(prices_in(text, "mine.csv")) == 1
+        assert len(parse_price_table(text, "mine.csv")) == 1
         return
     with pytest.raises(BadFile) as caught:
-        prices_in(text, "mine.csv")
+        parse_price_table(text, "mine.csv")
     assert said in caught.value.message
 
 
 def test_a_gpu_or_model_that_stands_there_twice_is_refused():
-    for name, read in (("gpus.csv", gpus_in), ("models.csv", models_in)):
+    for name, read in (("gpus.csv", parse_gpu_table), ("models.csv", parse_model_table)):
         text = shipped_text(name)
         with pytest.raises(BadFile, match="is listed twice"):
             read(text + text.splitlines()[1] + "\n", name)
@@ -155,14 +162,14 @@ def test_a_date_is_one_of_the_calendar(year, month, day):
 
 def test_a_file_that_is_not_there_or_is_no_text_is_one_line(tmp_path):
     with pytest.raises(BadFile, match="No such file"):
-        text_at(str(tmp_path / "none.csv"))
+        read_text(str(tmp_path / "none.csv"))
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadFile, match="not UTF-8"):
-        text_at(str(tmp_path / "binary.csv"))
+        read_text(str(tmp_path / "binary.csv"))
     for hostile in ("{", "[" * 100_000, "1" * 10_000):
         (tmp_path / "broken.json").write_text(hostile)
         with pytest.raises(BadFile, match="not valid JSON"):
-            json_at(str(tmp_path / "broken.json"))
+            read_json(str(tmp_path / "broken.json"))
     with pytest.raises(BadFile, match="missing from this installation"):
         shipped_json("never.json")
 
@@ -172,7 +179,7 @@ def test_every_shipped_table_is_in_the_wheel():
     from importlib import resources
     from pathlib import Path
 
-    shipped = {path.name for path in resources.files("phalanx.facts").joinpath("tables").iterdir()}
+    shipped = {path.name for path in resources.files("phalanx.planner.facts").joinpath("tables").iterdir()}
     assert set(SHIPPED) <= shipped
     project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["*"]
@@ -187,11 +194,11 @@ def test_the_tables_have_what_people_plan_with():
 def test_the_page_of_facts_names_every_row_and_every_kind_of_config():
     from pathlib import Path
 
-    from phalanx.facts.configs import KINDS
+    from phalanx.planner.facts.model_configs import CONFIG_READERS
 
     page = (Path(__file__).resolve().parents[2] / "docs" / "facts.md").read_text()
     named = set(page.replace("`", " ").split())
     rows = [entry.gpu.name for entry in read_gpus()] + [entry.model.name for entry in read_models()]
     rows += [entry.name for entry in read_instances()] + [entry.name for entry in read_networks()]
     assert not set(rows) - named
-    assert not set(KINDS) - named - {"llama4_text"}
+    assert not set(CONFIG_READERS) - named - {"llama4_text"}

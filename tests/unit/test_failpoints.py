@@ -15,11 +15,11 @@ import pytest
 
 from phalanx import failpoints
 from phalanx.failpoints import (
+    ENVIRONMENT_VARIABLE,
     FAILPOINTS,
-    VARIABLE,
-    Failure,
+    FailureMode,
     arm,
-    arm_by_text,
+    arm_from_text,
     armed,
     around,
     hit,
@@ -30,9 +30,9 @@ ROOT = Path(failpoints.__file__).parent.parent
 EXEMPT = {
     "phalanx.failpoints": "the points themselves",
     "phalanx.engines.joined.records": "runs on the server that joins; the head takes a constant from it",
-    "phalanx.engines.ray.carrier": "runs in Ray's actor on a node; the head takes a constant from it",
-    "phalanx.node.shell.accounts": "folders of jobs, made by supervisors; the head takes a constant from it",
-    "phalanx.node.shell.cgroups": "the kernel's files, which hold nothing over a restart",
+    "phalanx.engines.ray.node_actor": "runs in Ray's actor on a node; the head takes a constant from it",
+    "phalanx.node.files.job_accounts": "folders of jobs, made by supervisors; the head takes a constant from it",
+    "phalanx.node.processes.cgroups": "the kernel's files, which hold nothing over a restart",
     "phalanx.wire.rank": "the lease page, written by supervisors into memory",
 }
 WRITES = {
@@ -117,7 +117,7 @@ FLAGS = {"O_CREAT", "O_TRUNC", "O_APPEND", "O_WRONLY", "O_RDWR"}
 # Opens a file that is there, to write it through a point: the descriptor alone changes nothing.
 OPENED_TO_WRITE = {
     "phalanx.store.logs.files": {"_open"},
-    "phalanx.api.output_files": {"extend"},
+    "phalanx.store.outputs.copies": {"extend"},
 }
 # Settings of a connection, and what only looks; `journal_mode` writes the header of a new file, under the point that opens it.
 QUIET_PRAGMAS = {
@@ -182,7 +182,7 @@ ROOTS = (
     "phalanx.app.head",
     "phalanx.store.sql.postgres.store",
     "phalanx.store.sql.backups",
-    "phalanx.store.later_files",
+    "phalanx.store.orphaned_files",
 )
 HEAD = sorted({name for root in ROOTS for name in reached(root)})
 SOURCES = [name for name in HEAD if name not in EXEMPT]
@@ -333,8 +333,8 @@ def test_every_failpoint_stands_at_one_place_and_every_place_is_known():
 def test_a_point_around_a_write_can_kill_after_it_and_a_mark_cannot():
     for module in SOURCES:
         for name, verb, _, line in points_in(parsed(MODULES[module])):
-            assert (Failure.AFTER in FAILPOINTS[name]) == (verb in AROUNDS), f"{module}:{line}: {name}"
-            assert (Failure.TORN in FAILPOINTS[name]) == (verb == "write"), f"{module}:{line}: {name}"
+            assert (FailureMode.AFTER in FAILPOINTS[name]) == (verb in AROUNDS), f"{module}:{line}: {name}"
+            assert (FailureMode.TORN in FAILPOINTS[name]) == (verb == "write"), f"{module}:{line}: {name}"
 
 
 def test_the_search_for_writes_finds_them():
@@ -408,7 +408,7 @@ def test_an_unarmed_point_passes():
 
 
 def test_an_armed_point_fails_once_at_its_nth_pass():
-    with armed("store.commit.begin", Failure.ERROR, nth=3):
+    with armed("store.commit.begin", FailureMode.ERROR, nth=3):
         hit("store.commit.begin")
         hit("store.commit.begin")
         with pytest.raises(OSError, match=r"failpoint store\.commit\.begin"):
@@ -419,13 +419,13 @@ def test_an_armed_point_fails_once_at_its_nth_pass():
 
 def test_a_point_around_a_write_fails_before_it():
     done = []
-    with armed("logs.append.sync", Failure.ERROR), pytest.raises(OSError), around("logs.append.sync"):
+    with armed("logs.append.sync", FailureMode.ERROR), pytest.raises(OSError), around("logs.append.sync"):
         done.append("written")
     assert done == []
 
 
 def test_full_says_no_space():
-    with armed("logs.append.sync", Failure.FULL), pytest.raises(OSError) as caught:
+    with armed("logs.append.sync", FailureMode.FULL), pytest.raises(OSError) as caught:
         hit("logs.append.sync")
     assert caught.value.errno == errno.ENOSPC
 
@@ -444,17 +444,17 @@ def test_full_says_no_space():
 )
 def test_what_cannot_be_armed_is_refused(text):
     with pytest.raises(ValueError):
-        arm_by_text(text)
+        arm_from_text(text)
 
 
 def test_arming_an_unknown_point_names_the_known_ones():
     with pytest.raises(ValueError, match=r"no failpoint 'x'; known: .*store\.open"):
-        arm("x", Failure.KILL)
+        arm("x", FailureMode.KILL)
 
 
 def test_the_environment_arms_a_real_process():
     script = "from phalanx.failpoints import hit; hit('store.commit.begin'); print('passed', flush=True); hit('store.commit.begin')"
-    environment = {**os.environ, VARIABLE: "logs.append.write=torn, store.commit.begin=kill:2"}
+    environment = {**os.environ, ENVIRONMENT_VARIABLE: "logs.append.write=torn, store.commit.begin=kill:2"}
     child = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=30, check=False
     )
@@ -465,7 +465,7 @@ def test_after_kills_when_the_write_is_done_and_torn_leaves_half(tmp_path):
     script = "import os, sys; from phalanx.failpoints import write; write('blobs.put.write', os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), b'12345678', 0)"
     for failure, left in (("kill", b""), ("after", b"12345678"), ("torn", b"1234")):
         path = tmp_path / failure
-        environment = {**os.environ, VARIABLE: f"blobs.put.write={failure}"}
+        environment = {**os.environ, ENVIRONMENT_VARIABLE: f"blobs.put.write={failure}"}
         child = subprocess.run([sys.executable, "-c", script, path], env=environment, timeout=30, check=False)
         assert (child.returncode, path.read_bytes()) == (-9, left)
 
@@ -475,7 +475,7 @@ def test_a_failed_write_is_not_killed_after(tmp_path):
         "from phalanx.failpoints import sync_directory\ntry:\n  sync_directory('blobs.put.sync_directory', '/nowhere')\n"
         "except OSError:\n  print('told')"
     )
-    environment = {**os.environ, VARIABLE: "blobs.put.sync_directory=after"}
+    environment = {**os.environ, ENVIRONMENT_VARIABLE: "blobs.put.sync_directory=after"}
     child = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, timeout=30, check=False
     )
@@ -483,7 +483,7 @@ def test_a_failed_write_is_not_killed_after(tmp_path):
 
 
 def test_a_wrong_word_in_the_environment_stops_the_process():
-    environment = {**os.environ, VARIABLE: "store.comit=kill"}
+    environment = {**os.environ, ENVIRONMENT_VARIABLE: "store.comit=kill"}
     child = subprocess.run(
         [sys.executable, "-c", "import phalanx.failpoints"],
         env=environment,

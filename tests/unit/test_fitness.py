@@ -13,16 +13,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.core.fleet.fitness import BadLink, judge_links, room_to_keep_out
+from phalanx.core.fleet.fitness import BadLink, automatic_cordons_left, find_faulty_nodes
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.state.commands import Prepare
-from phalanx.node.logic import fitness as bounds
-from phalanx.node.logic.fitness import Exchange, Product, Storage, Written
-from phalanx.node.shell import fitness, preparation, probe_link
-from phalanx.node.shell.fitness import Fitness
-from phalanx.node.shell.probe_link import LinkListener, exchange
-from phalanx.node.shell.probes import DeviceSample
-from phalanx.node.shell.refusal import Refusal
+from phalanx.core.state.commands import PrepareTasks
+from phalanx.node.files.preparation_error import PreparationFailed
+from phalanx.node.logic import preflight_checks as bounds
+from phalanx.node.logic.preflight_checks import (
+    DiskSpace,
+    LinkProbe,
+    MatmulProbe,
+    WriteProbe,
+)
+from phalanx.node.prepare import member_preparation
+from phalanx.node.probes import link_probe, preflight_checks
+from phalanx.node.probes.devices import DeviceReading
+from phalanx.node.probes.link_probe import LinkProbeListener, probe_peer
+from phalanx.node.probes.preflight_checks import PreflightChecks
 from tests.builders import allocation, make_fleet, spec
 
 GANG = ("n0", "n1", "n2", "n3")
@@ -57,42 +63,42 @@ def links(text):
     ],
 )
 def test_who_is_at_fault_for_bad_links(found, swapped, kept_out):
-    faults = judge_links(GANG, links(found))
+    faults = find_faulty_nodes(GANG, links(found))
     assert [fault.node_id for fault in faults] == swapped
-    assert [fault.node_id for fault in faults if fault.kept_out] == kept_out
+    assert [fault.node_id for fault in faults if fault.cordon] == kept_out
 
 
 def test_the_evidence_names_the_partners_and_what_was_found():
-    (fault,) = judge_links(GANG, links("n0-n2 n1-n2"))
+    (fault,) = find_faulty_nodes(GANG, links("n0-n2 n1-n2"))
     assert fault.why == "link n2 - n0, n1: silent"
-    (pair,) = judge_links(GANG, links("n0-n2"))
+    (pair,) = find_faulty_nodes(GANG, links("n0-n2"))
     assert pair.why == "link n2 - n0: silent; either end may be at fault"
     many = [f"n{number}" for number in range(9)]
-    (fault,) = judge_links(many, links(" ".join(f"n8-n{number}" for number in range(8))))
+    (fault,) = find_faulty_nodes(many, links(" ".join(f"n8-n{number}" for number in range(8))))
     assert fault.why == "link n8 - n0, n1, n2, n3, n4 and 3 more: silent"
 
 
 def test_what_others_say_of_a_node_goes_before_its_own_words():
     own, others = BadLink(peer="n0", why="it hung up"), [BadLink(peer="n1", why="silent")]
-    (fault,) = judge_links(GANG, {"n1": [own], "n0": others, "n2": others})
+    (fault,) = find_faulty_nodes(GANG, {"n1": [own], "n0": others, "n2": others})
     assert (fault.node_id, fault.why) == ("n1", "link n1 - n0, n2: silent")
 
 
 def test_of_a_pair_the_other_goes_when_the_first_swap_did_not_help():
-    (fault,) = judge_links(GANG, links("n0-n2"), spare_later=True)
-    assert (fault.node_id, fault.kept_out) == ("n0", False)
+    (fault,) = find_faulty_nodes(GANG, links("n0-n2"), spare_later=True)
+    assert (fault.node_id, fault.cordon) == ("n0", False)
 
 
 @pytest.mark.parametrize(("nodes", "room"), [(0, 0), (1, 0), (2, 1), (3, 1), (5, 2), (6, 2), (25, 10)])
 def test_no_more_than_a_share_of_the_fleet_is_kept_out(nodes, room):
     fleet = make_fleet(" ".join(f"n{number}=1" for number in range(nodes))) if nodes else None
-    assert room_to_keep_out(fleet.nodes.values() if fleet else ()) == room
+    assert automatic_cordons_left(fleet.nodes.values() if fleet else ()) == room
 
 
 def test_nodes_that_are_down_are_no_part_of_the_share():
     nodes = make_fleet("n0=1 n1=1 n2=1 n3=1 n4=1").down("n3", "n4").nodes.values()
     assert sum(node.state is NodeState.UP for node in nodes) == 3
-    assert room_to_keep_out(nodes) == 1
+    assert automatic_cordons_left(nodes) == 1
 
 
 @pytest.mark.parametrize(
@@ -100,18 +106,18 @@ def test_nodes_that_are_down_are_no_part_of_the_share():
     [
         ([("/d", 100 << 20)], None, ""),
         ([("/d", 1 << 20)], None, "/d: 1 MiB free, 64 MiB needed"),
-        ([("/d", 1 << 30)], Written(path="/d", seconds=0.1), ""),
+        ([("/d", 1 << 30)], WriteProbe(path="/d", seconds=0.1), ""),
         (
             [("/d", 1 << 30)],
-            Written(path="/d", error="Input/output error"),
+            WriteProbe(path="/d", error="Input/output error"),
             "/d: a write of 4 MiB failed: Input/output error",
         ),
-        ([("/d", 1 << 30)], Written(path="/d", seconds=41.0), "/d: a synced write of 4 MiB took 41 s"),
+        ([("/d", 1 << 30)], WriteProbe(path="/d", seconds=41.0), "/d: a synced write of 4 MiB took 41 s"),
     ],
 )
 def test_a_disk_is_judged_by_its_room_and_a_synced_write(places, written, evidence):
-    storage = [Storage(path=path, free_bytes=free, need_bytes=bounds.DISK_FREE_BYTES) for path, free in places]
-    assert bounds.storage_flaw(storage, written) == evidence
+    storage = [DiskSpace(path=path, free_bytes=free, need_bytes=bounds.DISK_FREE_BYTES) for path, free in places]
+    assert bounds.storage_problem(storage, written) == evidence
 
 
 @pytest.mark.parametrize(
@@ -129,42 +135,42 @@ def test_a_disk_is_judged_by_its_room_and_a_synced_write(places, written, eviden
 )
 def test_devices_are_judged_by_their_siblings_and_by_the_least_of_their_make(products, evidence):
     found = [
-        Product(device=number, error=rate)
+        MatmulProbe(device=number, error=rate)
         if isinstance(rate, str)
-        else Product(device=number, flops=rate * 1e12, least_flops=least * 1e12)
+        else MatmulProbe(device=number, flops=rate * 1e12, least_flops=least * 1e12)
         for number, (rate, least) in enumerate(products)
     ]
-    assert bounds.product_flaw(found) == evidence
+    assert bounds.device_problem(found) == evidence
 
 
 @pytest.mark.parametrize(
     ("found", "evidence"),
     [
-        (Exchange(peer="n1", connected=True, answered="n1", back_bytes=4 << 20), ""),
-        (Exchange(peer="n1", connected=True, answered="n1", back_bytes=64 << 10), ""),
-        (Exchange(peer="n1"), "no connection in 5 s"),
-        (Exchange(peer="n1", error="10.0.0.2 port 20007: no route to host"), "10.0.0.2 port 20007: no route to host"),
-        (Exchange(peer="n1", connected=True, answered="n7", back_bytes=64 << 10), "n7 answers at its address"),
+        (LinkProbe(peer="n1", connected=True, answered="n1", returned_bytes=4 << 20), ""),
+        (LinkProbe(peer="n1", connected=True, answered="n1", returned_bytes=64 << 10), ""),
+        (LinkProbe(peer="n1"), "no connection in 5 s"),
+        (LinkProbe(peer="n1", error="10.0.0.2 port 20007: no route to host"), "10.0.0.2 port 20007: no route to host"),
+        (LinkProbe(peer="n1", connected=True, answered="n7", returned_bytes=64 << 10), "n7 answers at its address"),
         (
-            Exchange(peer="n1", connected=True, answered="n1", broken=True),
+            LinkProbe(peer="n1", connected=True, answered="n1", broken=True),
             "it connects, but 64 KiB do not come back (not in 5 s): is the MTU too large for the path?",
         ),
         (
-            Exchange(peer="n1", connected=True, answered="n1", back_bytes=192 << 10, broken=True),
+            LinkProbe(peer="n1", connected=True, answered="n1", returned_bytes=192 << 10, broken=True),
             "it connects, but nothing comes back after 192 KiB (not in 5 s)",
         ),
     ],
 )
 def test_a_link_is_judged_by_who_answers_and_what_comes_back(found, evidence):
-    assert bounds.link_flaw(found) == evidence
+    assert bounds.link_problem(found) == evidence
 
 
 def test_in_a_small_gang_all_probe_all_and_in_a_large_one_few_probe_each():
-    assert bounds.partners(1, 3) == (0, 2)
-    assert bounds.partners(0, 17) == tuple(range(1, 17))
-    assert bounds.partners(99, 100) == (0, 1, 3, 7, 15, 31, 63)
-    assert len(bounds.partners(5, 12_500)) == 14
-    probed = [other for rank in range(100) for other in bounds.partners(rank, 100)]
+    assert bounds.probed_node_ranks(1, 3) == (0, 2)
+    assert bounds.probed_node_ranks(0, 17) == tuple(range(1, 17))
+    assert bounds.probed_node_ranks(99, 100) == (0, 1, 3, 7, 15, 31, 63)
+    assert len(bounds.probed_node_ranks(5, 12_500)) == 14
+    probed = [other for rank in range(100) for other in bounds.probed_node_ranks(rank, 100)]
     assert {probed.count(rank) for rank in range(100)} == {7}
 
 
@@ -173,7 +179,7 @@ def test_in_a_small_gang_all_probe_all_and_in_a_large_one_few_probe_each():
 
 @pytest.fixture
 def listener():
-    made = LinkListener("n1", "0.0.0.0")
+    made = LinkProbeListener("n1", "0.0.0.0")
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
     yield made
@@ -183,27 +189,27 @@ def listener():
 
 
 def test_what_is_sent_to_a_listener_comes_back(listener):
-    found = exchange("n1", "127.0.0.1", listener.port, bulk=False)
-    assert (found.connected, found.answered, found.back_bytes) == (True, "n1", bounds.PIECE_BYTES)
-    assert bounds.link_flaw(found) == ""
-    bulk = exchange("n1", "127.0.0.1", listener.port, bulk=True)
-    assert bounds.PIECE_BYTES < bulk.back_bytes <= bounds.BULK_BYTES
+    found = probe_peer("n1", "127.0.0.1", listener.port, bulk=False)
+    assert (found.connected, found.answered, found.returned_bytes) == (True, "n1", bounds.PIECE_BYTES)
+    assert bounds.link_problem(found) == ""
+    bulk = probe_peer("n1", "127.0.0.1", listener.port, bulk=True)
+    assert bounds.PIECE_BYTES < bulk.returned_bytes <= bounds.BULK_BYTES
 
 
 def test_a_peer_is_asked_to_reach_back(listener):
     with socket.create_server(("127.0.0.1", 0)) as own:
         port = own.getsockname()[1]
-        assert bounds.link_flaw(exchange("n1", "127.0.0.1", listener.port, bulk=False, own_port=port)) == ""
-    found = exchange("n1", "127.0.0.1", listener.port, bulk=False, own_port=port)
-    assert bounds.link_flaw(found) == "it accepts connections, but cannot connect back: connection refused"
+        assert bounds.link_problem(probe_peer("n1", "127.0.0.1", listener.port, bulk=False, own_port=port)) == ""
+    found = probe_peer("n1", "127.0.0.1", listener.port, bulk=False, own_port=port)
+    assert bounds.link_problem(found) == "it accepts connections, but cannot connect back: connection refused"
 
 
 def test_another_node_at_the_address_is_named(listener):
-    assert bounds.link_flaw(exchange("n5", "127.0.0.1", listener.port, bulk=False)) == "n1 answers at its address"
+    assert bounds.link_problem(probe_peer("n5", "127.0.0.1", listener.port, bulk=False)) == "n1 answers at its address"
 
 
 def test_a_node_that_nobody_elsewhere_can_reach_has_no_listener():
-    assert LinkListener("n0", "127.0.0.1").port == 0
+    assert LinkProbeListener("n0", "127.0.0.1").port == 0
 
 
 def test_a_listener_serves_many_at_once_and_hangs_up_on_whoever_talks_otherwise(listener):
@@ -214,7 +220,7 @@ def test_a_listener_serves_many_at_once_and_hangs_up_on_whoever_talks_otherwise(
     found = {}
     threads = [
         threading.Thread(
-            target=lambda n=number: found.update({n: exchange("n1", "127.0.0.1", listener.port, bulk=False)})
+            target=lambda n=number: found.update({n: probe_peer("n1", "127.0.0.1", listener.port, bulk=False)})
         )
         for number in range(48)
     ]
@@ -222,11 +228,11 @@ def test_a_listener_serves_many_at_once_and_hangs_up_on_whoever_talks_otherwise(
         thread.start()
     for thread in threads:
         thread.join()
-    assert [bounds.link_flaw(one) for one in found.values()] == [""] * 48
+    assert [bounds.link_problem(one) for one in found.values()] == [""] * 48
 
 
 def test_whoever_sends_a_byte_now_and_then_does_not_hold_a_listener(listener, monkeypatch):
-    monkeypatch.setattr(probe_link, "_SERVE_S", 0.5)
+    monkeypatch.setattr(link_probe, "_SERVE_S", 0.5)
     with socket.create_connection(("127.0.0.1", listener.port)) as slow:
         slow.sendall(b"phalanx-link 1 n1 0\n")
         assert slow.recv(100) == b"n1\n"
@@ -240,7 +246,7 @@ def test_whoever_sends_a_byte_now_and_then_does_not_hold_a_listener(listener, mo
 
 
 def test_a_listener_that_could_not_take_a_probe_takes_the_next(monkeypatch):
-    made = LinkListener("n1", "0.0.0.0")
+    made = LinkProbeListener("n1", "0.0.0.0")
     true, failures = made._socket, [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ECONNABORTED, "gone")]
 
     class Short:
@@ -255,28 +261,28 @@ def test_a_listener_that_could_not_take_a_probe_takes_the_next(monkeypatch):
     made._socket = Short()
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
-    monkeypatch.setattr(probe_link, "EXCHANGE_S", 2.0)
-    assert bounds.link_flaw(exchange("n1", "127.0.0.1", made.port, bulk=False)) == ""
+    monkeypatch.setattr(link_probe, "EXCHANGE_S", 2.0)
+    assert bounds.link_problem(probe_peer("n1", "127.0.0.1", made.port, bulk=False)) == ""
     made.close()
     thread.join(5.0)
     assert not thread.is_alive()
 
 
 def test_a_refusal_and_a_silence_are_told_apart(monkeypatch):
-    monkeypatch.setattr(probe_link, "EXCHANGE_S", 0.5)
+    monkeypatch.setattr(link_probe, "EXCHANGE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
-        silent = exchange("n1", "127.0.0.1", port, bulk=False)  # the kernel connects, nobody answers
-    assert (silent.connected, silent.back_bytes) == (True, 0)
-    refused = exchange("n1", "127.0.0.1", port, bulk=False)
-    assert "connection refused" in bounds.link_flaw(refused)
+        silent = probe_peer("n1", "127.0.0.1", port, bulk=False)  # the kernel connects, nobody answers
+    assert (silent.connected, silent.returned_bytes) == (True, 0)
+    refused = probe_peer("n1", "127.0.0.1", port, bulk=False)
+    assert "connection refused" in bounds.link_problem(refused)
 
 
 # ---- the checks of a node ---------------------------------------------------------------------------------------------
 
 
 def order(on="n0:0 n1:0", *, restarts=0, ports=(0, 0), addresses=("10.0.0.1", "10.0.0.2"), env=()):
-    return Prepare(
+    return PrepareTasks(
         node_id="n0",
         job_id="1",
         epoch=1,
@@ -297,23 +303,23 @@ def order(on="n0:0 n1:0", *, restarts=0, ports=(0, 0), addresses=("10.0.0.1", "1
 def counted(monkeypatch, name):
     """How often a measurement is made."""
     calls = []
-    true = getattr(fitness, name)
+    true = getattr(preflight_checks, name)
 
     def counting(*given, **more):
         calls.append(given)
         return true(*given, **more)
 
-    monkeypatch.setattr(fitness, name, counting)
+    monkeypatch.setattr(preflight_checks, name, counting)
     return calls
 
 
 def test_a_disk_is_written_once_an_hour_and_again_after_a_failure(tmp_path, monkeypatch):
     writes = counted(monkeypatch, "_written")
-    node = Fitness(folder=str(tmp_path), base={}, devices=())
+    node = PreflightChecks(folder=str(tmp_path), base={}, devices=())
     grant = order().allocation.grants[0]
-    assert [node.flaw(order(), grant) for _ in range(3)] == ["", "", ""]
+    assert [node.node_fault(order(), grant) for _ in range(3)] == ["", "", ""]
     assert len(writes) == 1
-    assert node.flaw(order(restarts=1), grant) == ""
+    assert node.node_fault(order(restarts=1), grant) == ""
     assert len(writes) == 2
     assert os.listdir(tmp_path) == []
 
@@ -321,22 +327,22 @@ def test_a_disk_is_written_once_an_hour_and_again_after_a_failure(tmp_path, monk
 def test_a_disk_that_cannot_be_written_is_a_flaw_each_time(tmp_path, monkeypatch):
     writes = counted(monkeypatch, "_written")
     folder = tmp_path / "gone"
-    monkeypatch.setattr(fitness, "_free_bytes", lambda _: 1 << 40)
-    node = Fitness(folder=str(folder), base={}, devices=())
+    monkeypatch.setattr(preflight_checks, "_free_bytes", lambda _: 1 << 40)
+    node = PreflightChecks(folder=str(folder), base={}, devices=())
     grant = order().allocation.grants[0]
     for _ in range(2):
-        assert "No such file or directory" in node.flaw(order(), grant)
+        assert "No such file or directory" in node.node_fault(order(), grant)
     assert len(writes) == 2
 
 
 def test_a_job_may_skip_its_preflight(tmp_path):
-    node = Fitness(folder=str(tmp_path / "gone"), base={}, devices=())
-    assert node.flaw(order(env=(("PHALANX_PREFLIGHT", "off"),)), order().allocation.grants[0]) == ""
+    node = PreflightChecks(folder=str(tmp_path / "gone"), base={}, devices=())
+    assert node.node_fault(order(env=(("PHALANX_PREFLIGHT", "off"),)), order().allocation.grants[0]) == ""
 
 
 def test_nodes_of_one_machine_have_no_link_to_try(tmp_path, monkeypatch):
     probes = counted(monkeypatch, "exchange")
-    node = Fitness(folder=str(tmp_path), base={}, devices=())
+    node = PreflightChecks(folder=str(tmp_path), base={}, devices=())
     here = order(addresses=("10.0.0.1", "10.0.0.1"), ports=(20_001, 20_002))
     loopback = order(addresses=("127.0.0.1", "127.0.0.2"), ports=(20_001, 20_002))
     unknown = order(ports=(20_001, 0))
@@ -353,29 +359,29 @@ def test_the_child_that_multiplies_is_asked_for_the_devices_granted(tmp_path, mo
         "for number, uuid in enumerate(os.environ['CUDA_VISIBLE_DEVICES'].split(',')):\n"
         "    print(json.dumps({'device': number, 'flops': 2e12 if uuid == 'GPU-b' else 9e14, 'least_flops': 1e13}))\n"
     )
-    monkeypatch.setattr(fitness, "find_spec", lambda _: True)
+    monkeypatch.setattr(preflight_checks, "find_spec", lambda _: True)
     base = {"PYTHONPATH": str(tmp_path), **os.environ}
-    node = Fitness(folder=str(tmp_path), base=base, devices=("GPU-a", "GPU-b", "GPU-c"), program="stand_in")
+    node = PreflightChecks(folder=str(tmp_path), base=base, devices=("GPU-a", "GPU-b", "GPU-c"), program="stand_in")
     both, sound = order("n0:0,1 n1:0"), order("n0:0,2 n1:0")
-    assert node.flaw(both, both.allocation.grants[0]).startswith("GPU 1: matrix products at 2.0 TFLOP/s")
-    assert node.flaw(sound, sound.allocation.grants[0]) == ""
+    assert node.node_fault(both, both.allocation.grants[0]).startswith("GPU 1: matrix products at 2.0 TFLOP/s")
+    assert node.node_fault(sound, sound.allocation.grants[0]) == ""
 
 
 def test_a_node_whose_python_has_no_torch_is_not_asked_to_multiply(tmp_path, monkeypatch):
-    monkeypatch.setattr(fitness, "find_spec", lambda _: None)
-    node = Fitness(folder=str(tmp_path), base={}, devices=("GPU-a",), program="no_such_module")
+    monkeypatch.setattr(preflight_checks, "find_spec", lambda _: None)
+    node = PreflightChecks(folder=str(tmp_path), base={}, devices=("GPU-a",), program="no_such_module")
     one = order("n0:0 n1:0")
-    assert node.flaw(one, one.allocation.grants[0]) == ""
+    assert node.node_fault(one, one.allocation.grants[0]) == ""
 
 
 def test_the_program_that_multiplies_says_nothing_where_there_is_no_gpu(tmp_path):
     import subprocess
 
-    argv = [sys.executable, "-P", "-m", fitness.PRODUCT_PROGRAM]
+    argv = [sys.executable, "-P", "-m", preflight_checks.PRODUCT_PROGRAM]
     done = subprocess.run(
         argv, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, fitness.read_products(done.stdout, (0,))) == (0, [])
+    assert (done.returncode, preflight_checks.read_products(done.stdout, (0,))) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -391,17 +397,17 @@ def test_the_program_that_multiplies_says_nothing_where_there_is_no_gpu(tmp_path
     ids=["gone", "busy"],
 )
 def test_a_gpu_that_is_gone_is_the_nodes_flaw_and_one_that_is_busy_is_not(monkeypatch, sample, flaw, words):
-    monkeypatch.setattr(preparation, "_FREE_WAIT_S", 0.0)
+    monkeypatch.setattr(member_preparation, "_FREE_WAIT_S", 0.0)
     found = {} if sample is None else {0: _sample(*sample)}
     shop = SimpleNamespace(devices=("GPU-a",), virtual=False, fresh=lambda _: found)
     present = SimpleNamespace(grant=order("n0:0").allocation.grants[0], cancelled=threading.Event())
-    with pytest.raises(Refusal, match=words) as caught:
-        preparation._prove_devices(present, shop)
-    assert (caught.value.flaw, caught.value.charge) == (flaw, False)
+    with pytest.raises(PreparationFailed, match=words) as caught:
+        member_preparation._prove_devices(present, shop)
+    assert (caught.value.node_fault, caught.value.charge) == (flaw, False)
 
 
 def _sample(used_bytes, total_bytes):
-    return DeviceSample(
+    return DeviceReading(
         index=0,
         uuid="GPU-a",
         utilization=0.0,

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.gpus import GPUS_MAX, GpuRequest, combine, parse_gpus, parse_nodes
+from phalanx.core.work.gpus import (
+    GPUS_MAX,
+    GpuRequest,
+    combine_gpu_options,
+    parse_gpus,
+    parse_nodes,
+)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_other_numbers_of_nodes_are_refused(text):
     ],
 )
 def test_options_make_one_elastic_request(gpus, nodes, most, each, want):
-    assert str(combine(None if gpus is None else parse_gpus(gpus), nodes, each, most)) == want
+    assert str(combine_gpu_options(None if gpus is None else parse_gpus(gpus), nodes, each, most)) == want
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def test_options_make_one_elastic_request(gpus, nodes, most, each, want):
 )
 def test_elastic_contradictions_say_what_to_write(gpus, nodes, most, each, hint):
     with pytest.raises(BadRequest) as refused:
-        combine(None if gpus is None else parse_gpus(gpus), nodes, each, most)
+        combine_gpu_options(None if gpus is None else parse_gpus(gpus), nodes, each, most)
     assert refused.value.hint == hint
 
 
@@ -214,7 +220,7 @@ def test_what_is_shown_reads_back(count, nodes, kind, fixed):
     ],
 )
 def test_three_options_make_one_request(gpus, nodes, each, want):
-    assert str(combine(None if gpus is None else parse_gpus(gpus), nodes, each)) == want
+    assert str(combine_gpu_options(None if gpus is None else parse_gpus(gpus), nodes, each)) == want
 
 
 @pytest.mark.parametrize(
@@ -236,5 +242,5 @@ def test_three_options_make_one_request(gpus, nodes, each, want):
 )
 def test_contradictions_are_error_64(gpus, nodes, each):
     with pytest.raises(BadRequest) as refused:
-        combine(None if gpus is None else parse_gpus(gpus), nodes, each)
+        combine_gpu_options(None if gpus is None else parse_gpus(gpus), nodes, each)
     assert refused.value.exit_code == 64

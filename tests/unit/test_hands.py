@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.node.logic.happenings import MemberKey, TaskEnded
-from phalanx.node.shell.hands import Hands
-from phalanx.node.shell.watch import Watch
+from phalanx.node.diagnosis.rank_monitor import RankMonitor
+from phalanx.node.logic.events import MemberKey, TaskEnded
+from phalanx.node.processes.thread_pool import KeyedThreadPool
 
 PATIENCE_S = 30.0
 
@@ -34,7 +34,7 @@ def no_thread(monkeypatch):
 
 def test_work_is_done_by_the_hands_there_are(no_thread):
     """Found by reading: who submitted it got the fault, and the place of a hand that never began was gone."""
-    hands, gate, done = Hands("t", 2), threading.Event(), threading.Event()
+    hands, gate, done = KeyedThreadPool("t", 2), threading.Event(), threading.Event()
     begun = threading.Event()
 
     def wait() -> None:
@@ -55,7 +55,7 @@ def test_work_is_done_by_the_hands_there_are(no_thread):
 
 
 def test_without_any_hand_the_work_is_refused_and_its_lane_is_free(no_thread):
-    hands, done = Hands("t", 1), []
+    hands, done = KeyedThreadPool("t", 1), []
     no_thread()
     with pytest.raises(RuntimeError, match="new thread"):
         hands.submit("a", lambda: done.append("refused"))
@@ -70,10 +70,10 @@ def test_without_any_hand_the_work_is_refused_and_its_lane_is_free(no_thread):
 def test_the_end_of_a_task_is_told_also_where_nobody_can_look_why(no_thread):
     """Found by reading: the fault ended the thread that hears of all ends, and the supervisor was deaf."""
     told: list[object] = []
-    watch = Watch((), told.append)
+    watch = RankMonitor((), told.append)
     no_thread()
     end = TaskEnded(key=MemberKey("1", 1, 0), rank=0, code=1, signal=None, ended_ns=1, at_s=0.0)
-    watch.ended(SimpleNamespace(ending=False), end, None, None)
+    watch.on_task_end(SimpleNamespace(ending=False), end, None, None)
     assert told == [end]
     no_thread()
     watch.close(PATIENCE_S)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.lifecycle.hang import culprits, told
-from phalanx.core.work.failure import Evidence, Stance
+from phalanx.core.lifecycle.hang_culprits import explain_hang, find_culprits
+from phalanx.core.work.failure import FailureEvidence, StuckPosition
 from tests.builders import exited
 
 
@@ -15,10 +15,13 @@ def gang(*ranks):
         exit = exited(rank, f"n{rank // 2}", signal=9, by_us=True)
         if drawn is not None:
             state, place, step = drawn.split()
-            stance = Stance(
-                state=state, where=place.strip("*-"), waits="*" in place, step=None if step == "-" else int(step)
+            stance = StuckPosition(
+                state=state,
+                frame=place.strip("*-"),
+                in_collective="*" in place,
+                step=None if step == "-" else int(step),
             )
-            exit = replace(exit, evidence=Evidence(stance=stance))
+            exit = replace(exit, evidence=FailureEvidence(stuck_position=stance))
         exits.append(exit)
     return exits
 
@@ -47,14 +50,14 @@ DRAWN = [
 
 @pytest.mark.parametrize(("ranks", "named", "why"), DRAWN)
 def test_culprit(ranks, named, why):
-    found, said = culprits(gang(*ranks))
+    found, said = find_culprits(gang(*ranks))
     assert [exit.rank for exit in found] == named
     assert said == why
 
 
 def test_sentence_names_rank_and_node_and_bounds_the_names():
-    assert told(gang(W, W, W, "S sleep 7")) == "rank 3 on n1: is not in the collective in which 3 wait: sleep"
-    assert told(gang(*[W] * 4, *["S sleep 7"] * 5)).startswith(
+    assert explain_hang(gang(W, W, W, "S sleep 7")) == "rank 3 on n1: is not in the collective in which 3 wait: sleep"
+    assert explain_hang(gang(*[W] * 4, *["S sleep 7"] * 5)).startswith(
         "rank 4 on n2, rank 5 on n2, rank 6 on n3 and 2 more: is not"
     )
-    assert told(gang(W, W)).startswith("the rank that caused it is unknown")
+    assert explain_hang(gang(W, W)).startswith("the rank that caused it is unknown")

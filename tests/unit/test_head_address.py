@@ -7,44 +7,44 @@ from time import monotonic
 
 import pytest
 
-from phalanx.node.shell.head_address import HeadAddress
-from phalanx.node.shell.link import Connection, HeadAccess, HeadAway
+from phalanx.node.head_link.head_address import HeadAddress
+from phalanx.node.head_link.head_connection import HeadAccess, HeadConnection, HeadUnavailable
 
 
 def test_silent_head_is_left_for_the_next_and_the_ring_comes_round():
     address = HeadAddress("https://a:1,https://b:1", None)
     assert address.url == "https://a:1"
-    address.look_again("https://a:1")
+    address.switch_head("https://a:1")
     assert address.url == "https://b:1"
-    address.look_again("https://b:1")
+    address.switch_head("https://b:1")
     assert address.url == "https://a:1"
 
 
 def test_second_thread_that_found_the_same_silence_moves_nobody():
     address = HeadAddress("https://a:1,https://b:1", None)
-    address.look_again("https://a:1")
-    address.look_again("https://a:1")
+    address.switch_head("https://a:1")
+    address.switch_head("https://a:1")
     assert address.url == "https://b:1"
 
 
 def test_standby_is_believed_about_the_leader():
     address = HeadAddress("https://a:1,https://b:1", None)
-    address.refer("https://a:1", "https://c:1")
+    address.follow_referral("https://a:1", "https://c:1")
     assert address.url == "https://c:1"
 
 
 def test_standby_is_not_believed_about_a_leader_that_was_silent_just_now():
     address = HeadAddress("https://a:1,https://b:1,https://c:1", None)
-    address.look_again("https://a:1")
-    address.refer("https://b:1", "https://a:1")
+    address.switch_head("https://a:1")
+    address.follow_referral("https://b:1", "https://a:1")
     assert address.url == "https://c:1"
 
 
 def test_heads_that_were_learned_outlive_the_supervisor(tmp_path):
     memory = str(tmp_path / "heads.json")
-    HeadAddress("https://a:1", None, memory).learn(["https://a:1", "https://b:1"])
+    HeadAddress("https://a:1", None, memory).add_heads(["https://a:1", "https://b:1"])
     again = HeadAddress("https://a:1", None, memory)
-    again.look_again("https://a:1")
+    again.switch_head("https://a:1")
     assert again.url == "https://b:1"
 
 
@@ -64,8 +64,8 @@ def test_nobodys_word_leads_to_another_machine_in_the_clear(tmp_path, told):
     """Found by reading: whoever once passed for the head could send every supervisor, and its token, wherever they liked, for good."""
     memory = tmp_path / "heads.json"
     address = HeadAddress("http://127.0.0.1:1", None, str(memory))
-    address.learn([told, "https://b:1"])
-    address.refer("http://127.0.0.1:1", told)
+    address.add_heads([told, "https://b:1"])
+    address.follow_referral("http://127.0.0.1:1", told)
     assert address.url in ("http://127.0.0.1:1", "https://b:1")
     assert json.loads(memory.read_text())["heads"] == ["https://b:1"]
 
@@ -76,7 +76,7 @@ def test_file_of_the_head_of_this_machine_names_the_others(tmp_path):
     address = HeadAddress("http://old:1", str(path))
     seen = [address.url]
     for _ in range(3):
-        address.look_again(address.url)
+        address.switch_head(address.url)
         seen.append(address.url)
     assert seen == ["http://here:1", "https://here:2", "https://there:2", "http://here:1"]
 
@@ -99,11 +99,11 @@ def test_long_poll_at_a_head_that_no_longer_counts_is_cut():
     threading.Thread(target=server.serve_forever, daemon=True).start()
     here = f"http://127.0.0.1:{server.server_address[1]}"
     address = HeadAddress(f"{here},http://127.0.0.1:9", None)
-    poll = Connection(HeadAccess(address=address, token="t"))
+    poll = HeadConnection(HeadAccess(address=address, token="t"))
     began = monotonic()
-    threading.Timer(0.3, address.refer, (here, "http://127.0.0.1:9")).start()
+    threading.Timer(0.3, address.follow_referral, (here, "http://127.0.0.1:9")).start()
     try:
-        with pytest.raises(HeadAway):
+        with pytest.raises(HeadUnavailable):
             poll.call("GET", "/v1/node/commands", timeout_s=60)
         assert monotonic() - began < 50  # a guard: without the cut it is the poll's own minute
     finally:

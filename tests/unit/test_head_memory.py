@@ -11,8 +11,8 @@ PROGRAM = """
 import ctypes, sys, threading
 libc = ctypes.CDLL(None)
 if sys.argv[1] == "few":
-    from phalanx.app.head import few_arenas
-    few_arenas()
+    from phalanx.app.head import limit_malloc_arenas
+    limit_malloc_arenas()
 libc.malloc.restype, libc.fopen.restype = ctypes.c_void_p, ctypes.c_void_p
 together = threading.Barrier(12)
 def work():

@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
-from phalanx.app.home import Home
-from phalanx.app.options import arguments, options_of
+from phalanx.app.options import parse_arguments, resolve_options
+from phalanx.app.state_folder import StateFolder
 from phalanx.controller.leadership import SUPERVISORS_LEASE_S
 from phalanx.controller.leases import LEASE_DEFAULT_S
 
@@ -15,25 +15,25 @@ DSN: Final = "postgresql://ada@db/phalanx"
 
 
 def test_longest_lease_that_was_granted_counts(tmp_path):
-    home = Home.open(str(tmp_path))
-    assert home.leases_until_s() == 0.0
-    home.remember_leases(700.0)
-    home.remember_leases(130.0)
-    assert home.leases_until_s() == 700.0
+    home = StateFolder.open(str(tmp_path))
+    assert home.long_leases_until_s() == 0.0
+    home.record_long_leases(700.0)
+    home.record_long_leases(130.0)
+    assert home.long_leases_until_s() == 700.0
 
 
 def test_leases_of_another_boot_are_over(tmp_path):
-    home = Home.open(str(tmp_path))
+    home = StateFolder.open(str(tmp_path))
     home.write_private("planned_stop.json", json.dumps({"until_s": 700.0, "boot_id": "another"}))
-    assert home.leases_until_s() == 0.0
+    assert home.long_leases_until_s() == 0.0
 
 
 def test_head_that_is_given_a_shorter_lease_still_knows_the_one_before(tmp_path):
-    home = Home.open(str(tmp_path))
-    assert options_of(arguments(["--lease", "5", "--virtual", "1x1"]), home, 0).lease_before_s == 0.0
+    home = StateFolder.open(str(tmp_path))
+    assert resolve_options(parse_arguments(["--lease", "5", "--virtual", "1x1"]), home, 0).previous_lease_s == 0.0
     home.write_private("cluster.json", json.dumps({"lease_s": 60.0, "virtual": "1x1"}))
-    options = options_of(arguments(["--lease", "5"]), home, 0)
-    assert (options.lease_s, options.lease_before_s, options.remembered["lease_s"]) == (5.0, 60.0, 5.0)
+    options = resolve_options(parse_arguments(["--lease", "5"]), home, 0)
+    assert (options.lease_s, options.previous_lease_s, options.to_store["lease_s"]) == (5.0, 60.0, 5.0)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("psycopg") is None, reason="psycopg is not installed")
@@ -52,10 +52,10 @@ def test_heads_that_take_turns_grant_leases_that_bear_it(
 ):
     """Found by reading: a folder that moved to PostgreSQL kept the lease of a head alone, hardly longer than a takeover."""
     monkeypatch.setenv("PHALANX_STORE", DSN)
-    home = Home.open(str(tmp_path))
+    home = StateFolder.open(str(tmp_path))
     if store_before:
         home.write_private("store", store_before)
     if remembered_s is not None:
         home.write_private("cluster.json", json.dumps({"lease_s": remembered_s, "virtual": "1x1"}))
-    options = options_of(arguments(["--virtual", "1x1", *given]), home, 0)
-    assert options.lease_s == options.remembered["lease_s"] == lease_s
+    options = resolve_options(parse_arguments(["--virtual", "1x1", *given]), home, 0)
+    assert options.lease_s == options.to_store["lease_s"] == lease_s

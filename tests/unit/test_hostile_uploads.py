@@ -12,8 +12,8 @@ import tracemalloc
 
 import pytest
 
-from phalanx.node.shell import uploads
-from phalanx.node.shell.uploads import UploadInvalid
+from phalanx.node.files import workdir_upload
+from phalanx.node.files.workdir_upload import UploadInvalid
 
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ def raw(*members):
 
 
 def unpacked(tmp_path, packed):
-    return uploads.unpack(io.BytesIO(packed), str(tmp_path / "w"), threading.Event())
+    return workdir_upload.unpack(io.BytesIO(packed), str(tmp_path / "w"), threading.Event())
 
 
 def refusal(folder, packed):
@@ -158,7 +158,7 @@ def test_names_that_no_screen_should_see_are_kept_as_they_are_and_shown_in_no_me
 
 
 def test_many_entries_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(uploads, "MEMBERS_MAX", 100)
+    monkeypatch.setattr(workdir_upload, "MEMBERS_MAX", 100)
     with pytest.raises(UploadInvalid, match="more than 100 entries"):
         unpacked(tmp_path, raw(*(member(f"d{number}", tarfile.DIRTYPE) for number in range(200))))
 

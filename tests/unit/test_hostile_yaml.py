@@ -4,8 +4,8 @@ import tracemalloc
 
 import pytest
 
-from phalanx.cli.access.queuefile import parse_queue_file
-from phalanx.cli.jobs.jobfile import FILE_BYTES_MAX, parse_job_file
+from phalanx.cli.access.queue_file import parse_queue_file
+from phalanx.cli.jobs.job_file import FILE_BYTES_MAX, parse_job_file
 from phalanx.core.errors import BadFile
 
 LONG = FILE_BYTES_MAX - 100

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.fleet.hostlist import expand, fold
+from phalanx.core.fleet.hostlist import expand_hostlist, fold_hostlist
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from phalanx.core.fleet.hostlist import expand, fold
     ],
 )
 def test_names_come_in_the_order_written_without_doubles(text, names):
-    assert expand(text) == tuple(names.split())
+    assert expand_hostlist(text) == tuple(names.split())
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,17 @@ def test_names_come_in_the_order_written_without_doubles(text, names):
 )
 def test_hostile_and_mistyped_lists_are_refused_shortly(text):
     with pytest.raises(BadRequest) as refused:
-        expand(text)
+        expand_hostlist(text)
     assert len(refused.value.message) < 300
 
 
 def test_largest_list_is_taken():
-    assert len(expand("n[0-99999]")) == 100_000
+    assert len(expand_hostlist("n[0-99999]")) == 100_000
 
 
 @given(st.sets(st.from_regex(r"[a-z]{0,3}-?[a-z][0-9]{0,4}", fullmatch=True), min_size=1))
 def test_folded_names_expand_to_themselves(names):
-    assert set(expand(fold(sorted(names)))) == names
+    assert set(expand_hostlist(fold_hostlist(sorted(names)))) == names
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_folded_names_expand_to_themselves(names):
     ],
 )
 def test_fold_writes_ranges(names, text):
-    assert fold(names.split()) == text
+    assert fold_hostlist(names.split()) == text

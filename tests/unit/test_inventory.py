@@ -13,7 +13,7 @@ from phalanx.cli.cluster.nodes import node_page, nvlink_lines
 from phalanx.cli.terminal import Terminal
 from phalanx.core.fleet.nic import Nic
 from phalanx.core.fleet.node import NodeState
-from phalanx.node.shell import sysfs
+from phalanx.node.probes import sysfs
 from phalanx.wire.api.nodes import DeviceView, NicView, NodeView
 from tests.unit.test_node_probes import fake_nvml, opened, refuse
 

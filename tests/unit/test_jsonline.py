@@ -7,10 +7,10 @@ import json
 import msgspec
 import pytest
 
-from phalanx.api.steps import _step_of
+from phalanx.api.routes.steps import _step_of
 from phalanx.controller.telemetry import Telemetry
-from phalanx.core.jsonline import finite, object_of
-from phalanx.node.shell.reports import parse_report
+from phalanx.core.jsonline import finite_float, parse_object
+from phalanx.node.member.rank_reports import parse_report
 
 HUGE = 10**400
 STEP = {
@@ -32,8 +32,8 @@ def line(**changes):
 
 
 def test_a_report_is_read():
-    assert object_of(line()) == STEP
-    assert object_of(line(step=-(2**63), tokens=2**63 - 1)) == {**STEP, "step": -(2**63), "tokens": 2**63 - 1}
+    assert parse_object(line()) == STEP
+    assert parse_object(line(step=-(2**63), tokens=2**63 - 1)) == {**STEP, "step": -(2**63), "tokens": 2**63 - 1}
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_a_report_is_read():
     ],
 )
 def test_harm_is_none(harm):
-    assert object_of(harm) is None
+    assert parse_object(harm) is None
     assert parse_report(harm) is None
     assert _step_of(1, harm, "all") is None
 
 
 @pytest.mark.parametrize("value", ["1", None, True, [], float("nan"), float("inf"), -float("inf"), HUGE, -HUGE])
 def test_what_is_no_number_is_none(value):
-    assert finite(value) is None
+    assert finite_float(value) is None
 
 
 @pytest.mark.parametrize("name", ["step", "rank", "generation", "at_s", "loss", "tokens", "begin_ns", "end_ns"])
@@ -72,6 +72,6 @@ def test_head_takes_any_value_of_any_field(name, value):
     )
     msgspec.json.encode(view)
     telemetry = Telemetry()
-    for heard in telemetry.steps("1", 1, 0, line(**{name: value}) + b"\n"):
+    for heard in telemetry.put_steps("1", 1, 0, line(**{name: value}) + b"\n"):
         assert abs(heard.step) < 2**63
     telemetry.progress("1")

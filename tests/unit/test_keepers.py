@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.app import joined as app_joined
-from phalanx.engines.ray import member
+from phalanx.app import server_keeper as app_joined
+from phalanx.engines.ray import joined_node
 
 FULL = OSError(28, "No space left on device")
 NO_THREAD = RuntimeError("can't start new thread")
@@ -51,23 +51,23 @@ class RayNode:
 @pytest.fixture
 def swept(monkeypatch):
     folders = []
-    monkeypatch.setattr(member, "sweep_carried", folders.append)
+    monkeypatch.setattr(joined_node, "sweep_carried", folders.append)
     return folders
 
 
 def test_a_ray_node_that_could_not_be_started_is_tried_again_with_growing_pauses(monkeypatch, swept):
     """Found by reading: one full disk, and the keeper was gone for good."""
     process, ended = RayNode(FULL, FULL, FULL, FULL), Ended(after=6)
-    monkeypatch.setattr(member, "ray_process", lambda folder, joined: process)
-    member.keep_ray_node("f", JOINED, ended)
+    monkeypatch.setattr(joined_node, "joined_ray_process", lambda folder, joined: process)
+    joined_node.keep_ray_node("f", JOINED, ended)
     assert ended.waited_s == [4.0, 8.0, 15.0, 15.0, 2.0, 2.0]
     assert (process.told, swept) == (["started", "stopped"], ["f"])
 
 
 def test_its_keeper_may_be_told_to_end_while_it_waits(monkeypatch, swept):
     process = RayNode(FULL)
-    monkeypatch.setattr(member, "ray_process", lambda folder, joined: process)
-    member.keep_ray_node("f", JOINED, Ended(after=1))
+    monkeypatch.setattr(joined_node, "joined_ray_process", lambda folder, joined: process)
+    joined_node.keep_ray_node("f", JOINED, Ended(after=1))
     assert (process.told, swept) == (["stopped"], ["f"])
 
 

@@ -7,8 +7,8 @@ import threading
 import time
 from types import SimpleNamespace
 
-from phalanx.api import keeping
-from phalanx.api.keeping import Carried, Settling
+from phalanx.api.nodes import retention
+from phalanx.api.nodes.retention import PendingUploads, RetentionWorker
 from phalanx.ports.store import StoreRefused
 
 PATIENCE_S = 20.0
@@ -49,7 +49,7 @@ class Store:
 
 def settling(kept, pause_s=0.0):
     outputs = SimpleNamespace(jobs=frozenset(), settle=lambda _job_id, _live, *, newest: None)
-    return Settling(Store(), kept, outputs, Carried(), pause_s=pause_s)
+    return RetentionWorker(Store(), kept, outputs, PendingUploads(), pause_s=pause_s)
 
 
 def until(true):
@@ -68,7 +68,7 @@ def test_what_could_not_be_settled_is_settled_later():
 
 
 def test_a_job_that_never_settles_is_given_up_until_it_is_touched_again(monkeypatch):
-    monkeypatch.setattr(keeping, "_TRIES_MAX", 3)
+    monkeypatch.setattr(retention, "_TRIES_MAX", 3)
     kept = Kept(a=10**6)
     over = threading.Event()
     found = settling(kept)
@@ -102,7 +102,7 @@ def test_a_job_that_never_settles_holds_up_no_other():
 def test_two_failures_in_a_row_are_everybodys(monkeypatch):
     """The disk, or the database: nobody is tried while it pauses, so that ten thousand jobs do not fill the log."""
     slept = threading.Event()
-    monkeypatch.setattr(keeping.time, "sleep", lambda _s: slept.set())
+    monkeypatch.setattr(retention.time, "sleep", lambda _s: slept.set())
     kept = Kept(a=10**6, b=10**6)
     settling(kept, pause_s=PATIENCE_S * 3).begin()
     assert slept.wait(PATIENCE_S)

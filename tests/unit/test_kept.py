@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.state.commands import StartTasks
-from phalanx.core.work.job import Resume
-from phalanx.node.logic import kept
-from phalanx.node.logic.environment import NodeView, rank_environment
-from phalanx.node.logic.happenings import MemberKey
-from phalanx.node.shell import checkpoints, reach
-from phalanx.node.shell.present import Present
-from phalanx.node.shell.refusal import Refusal
-from phalanx.node.shell.resuming import check_storage
-from phalanx.node.shell.scratch import scratch_of
+from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.node.files import checkpoint_folders
+from phalanx.node.files.preparation_error import PreparationFailed
+from phalanx.node.logic import local_copies
+from phalanx.node.logic.environment import NodeContext, rank_environment
+from phalanx.node.logic.events import MemberKey
+from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.member.scratch import scratch_of
+from phalanx.node.prepare import path_probe
+from phalanx.node.prepare.resume_checkpoint import check_storage
 from tests.unit.test_environment import FOLDERS, job
 
 OWN = replace(FOLDERS, checkpoints="/n/checkpoints/7", outputs="/n/attempts/7.3/outputs")
-RESUME = Resume(epoch=2, step=40, path="/c/7/epoch-2/step-00000040", digest="d")
+RESUME = PublishedCheckpoint(epoch=2, step=40, path="/c/7/epoch-2/step-00000040", digest="d")
 
 
 def make_prepare(*, checkpoint="", **changes):
@@ -33,7 +34,7 @@ def make_prepare(*, checkpoint="", **changes):
 def variables(order, resume=RESUME):
     grant = order.allocation.grants[1]
     start = StartTasks(node_id=grant.node_id, job_id="7", epoch=3, generation=0, port=1, resume=resume)
-    view = NodeView(base={}, devices=("GPU-0",), virtual=False, folders=OWN)
+    view = NodeContext(base={}, devices=("GPU-0",), virtual=False, folders=OWN)
     return rank_environment(order, start, grant, 0, view)[0]
 
 
@@ -59,14 +60,16 @@ def test_a_path_that_the_user_named_is_the_users_also_where_nodes_share_nothing(
     assert found["PHALANX_CHECKPOINT_DIR"] == "/shared/7/epoch-3"
     assert found["PHALANX_RESUME_FROM"] == "/shared/7/epoch-2/step-00000040"
     assert found["PHALANX_OUTPUT_DIR"] == "/n/attempts/7.3/outputs"
-    assert kept.head_path(order, "/n/checkpoints/7", "/n/checkpoints/7/epoch-3/step-00000050") is None
+    assert (
+        local_copies.head_checkpoint_path(order, "/n/checkpoints/7", "/n/checkpoints/7/epoch-3/step-00000050") is None
+    )
 
 
 def test_what_lies_here_has_its_name_at_the_head_and_what_a_script_saved_elsewhere_has_none():
     order, own = make_prepare(kept=True), "/n/checkpoints/7"
-    assert kept.head_path(order, own, f"{own}/epoch-3/step-00000050") == "/c/7/epoch-3/step-00000050"
-    assert kept.head_path(order, own, "/mnt/mine/step-00000050") is None
-    assert kept.own_copy(order, replace(RESUME, path="/mnt/mine/step-00000040"), own) is None
+    assert local_copies.head_checkpoint_path(order, own, f"{own}/epoch-3/step-00000050") == "/c/7/epoch-3/step-00000050"
+    assert local_copies.head_checkpoint_path(order, own, "/mnt/mine/step-00000050") is None
+    assert local_copies.local_checkpoint_path(order, replace(RESUME, path="/mnt/mine/step-00000040"), own) is None
 
 
 def folder(root, *names):
@@ -89,7 +92,7 @@ def test_before_an_attempt_the_own_copies_are_those_it_may_resume_from_and_those
         "epoch-3/step-00000040.tmp-3-0",
     )
     keep = {str(tmp_path / "epoch-2/step-00000020"), str(tmp_path / "epoch-2/step-00000030")}
-    checkpoints.tidy_own(str(tmp_path), keep)
+    checkpoint_folders.remove_unneeded_copies(str(tmp_path), keep)
     assert names(tmp_path) == ["epoch-2/step-00000020", "epoch-2/step-00000030"]
     assert not (tmp_path / "epoch-1").exists()
 
@@ -98,7 +101,7 @@ def test_of_what_an_attempt_saves_a_node_keeps_two_and_what_is_on_its_way_or_bei
     epoch = tmp_path / "epoch-1"
     being_written = ("step-00000050.tmp-0", "step-00000050.tmp-1-0")
     folder(epoch, "step-00000010", "step-00000020", "step-00000030", "step-00000040", *being_written)
-    checkpoints.retain_own(str(epoch), {str(epoch / "step-00000010")})
+    checkpoint_folders.remove_old_copies(str(epoch), {str(epoch / "step-00000010")})
     assert [path.name for path in sorted(epoch.iterdir())] == [
         "step-00000010",
         "step-00000030",
@@ -112,7 +115,7 @@ def test_copies_of_jobs_that_left_are_bounded_and_those_of_jobs_that_are_here_st
         folder(tmp_path / name, "epoch-1/step-00000010")
         for path in (tmp_path / name / "epoch-1", tmp_path / name):
             os.utime(path, (1000.0 - age, 1000.0 - age))
-    checkpoints.sweep_own(str(tmp_path), {"4"})
+    checkpoint_folders.remove_departed_jobs(str(tmp_path), {"4"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "6", "7", "8", "9"]
 
 
@@ -120,33 +123,33 @@ def member(order, node_rank, root):
     grant = order.allocation.grants[node_rank]
     key = MemberKey(order.job_id, order.epoch, order.generation)
     scratch = scratch_of(str(root), order.job_id, order.epoch)
-    return Present(key=key, prepare=order, grant=grant, scratch=scratch, workdir="/")
+    return MemberRuntime(key=key, prepare=order, grant=grant, scratch=scratch, workdir="/")
 
 
 def test_a_named_path_that_is_one_folder_on_all_nodes_is_found_to_be_one(tmp_path):
     order = make_prepare(checkpoint=str(tmp_path), checkpoint_dir=str(tmp_path))
     members = [member(order, rank, tmp_path) for rank in range(len(order.allocation.grants))]
     for one in members:
-        reach.leave_mark(one)
-    assert reach.unseen(members[0]) == ""
+        path_probe.create_marker(one)
+    assert path_probe.find_missing_markers(members[0]) == ""
     for one in members:
-        reach.remove_mark(one)
+        path_probe.remove_marker(one)
     assert list(Path(tmp_path).iterdir()) == []
 
 
 def test_a_named_path_that_is_another_folder_on_another_node_is_told_with_who_does_not_see_whom(tmp_path, monkeypatch):
-    monkeypatch.setattr(reach, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(path_probe, "_PATIENCE_S", 0.0)
     order = make_prepare(checkpoint="/ck", checkpoint_dir=str(tmp_path / "n0"))
     (tmp_path / "n0").mkdir()
     first = member(order, 0, tmp_path)
-    reach.leave_mark(first)
+    path_probe.create_marker(first)
     first_id, second_id = (grant.node_id for grant in order.allocation.grants[:2])
-    assert f"{first_id} does not see the files of {second_id} in /ck" in reach.unseen(first)
+    assert f"{first_id} does not see the files of {second_id} in /ck" in path_probe.find_missing_markers(first)
 
 
 def test_a_node_that_lost_sight_of_the_heads_folders_takes_no_gang_that_rests_on_them(tmp_path):
     shared, apart = (member(make_prepare(kept=kept), 0, tmp_path) for kept in (False, True))
-    with pytest.raises(Refusal):
+    with pytest.raises(PreparationFailed):
         check_storage(shared, sees=False)
     for one, sees in ((shared, True), (shared, None), (apart, False)):
         check_storage(one, sees=sees)

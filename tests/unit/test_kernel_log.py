@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.node.shell.kernel_log import KernelLog
-from phalanx.node.shell.probes import DeviceFacts
+from phalanx.node.probes.devices import DeviceFacts
+from phalanx.node.probes.kernel_log import KernelLog
 from phalanx.wire.rank import boottime_ns
 
 LOST = "NVRM: Xid (PCI:0000:c6:00): 79, pid=11, name=python, GPU has fallen off the bus.\n"

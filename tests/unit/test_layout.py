@@ -4,14 +4,14 @@ from hypothesis import strategies as st
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layout import (
-    ORDER,
+    DEFAULT_AXIS_ORDER,
     Axis,
     Layout,
     Recompute,
-    checked,
     layout_from_json,
     layout_to_json,
     parse_layout,
+    validated_layout,
 )
 
 degrees = st.integers(1, 16)
@@ -33,7 +33,7 @@ def layouts(draw):
         micro_batches=draw(degrees),
         recompute=draw(st.sampled_from(Recompute)),
         precision=draw(st.sampled_from(["bf16", "fp8"])),
-        order=tuple(draw(st.permutations(ORDER))),
+        order=tuple(draw(st.permutations(DEFAULT_AXIS_ORDER))),
     )
 
 
@@ -108,4 +108,4 @@ def test_a_rank_past_the_last_is_an_error():
 
 def test_checked_gives_the_layout_back():
     layout = Layout(tensor=2, replicate=4)
-    assert checked(layout) is layout
+    assert validated_layout(layout) is layout

@@ -13,8 +13,8 @@ from phalanx.wire.rank import (
     PAGE_BYTES,
     REPORT_BYTES_MAX,
     LeasePage,
+    RankStopReason,
     ReportKind,
-    StopReason,
     boottime_ns,
     encode_report,
 )
@@ -28,7 +28,7 @@ def test_rank_reads_what_the_supervisor_wrote(tmp_path):
     written = make_page(tmp_path / "lease", job_deadline_ns=99)
     read = LeasePage.attach(str(tmp_path / "lease"))
     assert [read.read(name) for name in ("epoch", "generation", "deadline_ns", "job_deadline_ns")] == [3, 1, 77, 99]
-    written.write(deadline_ns=1 << 62, stop=StopReason.DRAIN, stop_by_ns=5, checkpoint_now=2)
+    written.write(deadline_ns=1 << 62, stop=RankStopReason.DRAIN, stop_by_ns=5, checkpoint_now=2)
     assert [read.read(name) for name in ("deadline_ns", "stop", "stop_by_ns", "checkpoint_now")] == [1 << 62, 5, 5, 2]
     assert read.read("epoch") == 3
 

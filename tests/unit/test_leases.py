@@ -4,7 +4,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from phalanx.controller.leases import LEASE_DEFAULT_S, MARGIN_S, RENEWALS_PER_S_MAX, LeaseBook, SayHello
+from phalanx.controller.leases import (
+    LEASE_DEFAULT_S,
+    MARGIN_S,
+    RENEWALS_PER_S_MAX,
+    LeaseBook,
+    UnknownSupervisor,
+)
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 
 N0, N1 = NodeId("n0"), NodeId("n1")
@@ -20,48 +26,48 @@ def book(**fields):
 
 def test_lease_ends_one_margin_after_its_length():
     leases = book()
-    assert leases.close_ended(100.0 + LEASE_DEFAULT_S + MARGIN_S - 0.001) == []
-    assert leases.close_ended(100.0 + LEASE_DEFAULT_S + MARGIN_S) == [N0]
+    assert leases.expire(100.0 + LEASE_DEFAULT_S + MARGIN_S - 0.001) == []
+    assert leases.expire(100.0 + LEASE_DEFAULT_S + MARGIN_S) == [N0]
 
 
 def test_renewal_counts_from_its_answer():
     leases = book()
     renewal = leases.renew(N0, A, [], 105.0)
     assert (renewal.lease_s, renewal.renew_in_s) == (6.0, 1.5)
-    assert leases.close_ended(111.9) == []
-    assert leases.close_ended(112.0) == [N0]
+    assert leases.expire(111.9) == []
+    assert leases.expire(112.0) == [N0]
 
 
 @pytest.mark.parametrize("who", [B, SupervisorId("")])
 def test_stranger_is_told_to_say_hello(who):
-    with pytest.raises(SayHello) as refused:
+    with pytest.raises(UnknownSupervisor) as refused:
         book().renew(N0, who, [], 101.0)
     assert refused.value.code == "say_hello"
     assert refused.value.retry_helps
 
 
 def test_node_without_a_lease_is_told_to_say_hello():
-    with pytest.raises(SayHello):
+    with pytest.raises(UnknownSupervisor):
         book().renew(N1, A, [], 101.0)
 
 
 def test_renewal_is_before_the_end_or_refused():
     late, early = book(), book()
     early.renew(N0, A, [], 106.9)
-    assert early.close_ended(107.0) == []
-    assert late.close_ended(107.0) == [N0]
-    with pytest.raises(SayHello):
+    assert early.expire(107.0) == []
+    assert late.expire(107.0) == [N0]
+    with pytest.raises(UnknownSupervisor):
         late.renew(N0, A, [], 107.0)
-    with pytest.raises(SayHello):
+    with pytest.raises(UnknownSupervisor):
         late.renew(N0, A, [], 50.0)  # an ended lease stays ended, whatever the clock says
 
 
 def test_ended_lease_is_named_until_its_loss_is_committed():
     leases = book()
-    assert leases.close_ended(200.0) == leases.close_ended(201.0) == [N0]
+    assert leases.expire(200.0) == leases.expire(201.0) == [N0]
     leases.drop([N0, N1])
-    assert leases.close_ended(202.0) == []
-    assert leases.look_again_s() == float("inf")
+    assert leases.expire(202.0) == []
+    assert leases.next_check_s() == float("inf")
 
 
 def test_what_is_not_current_is_superseded():
@@ -101,26 +107,26 @@ def test_hello_of_another_supervisor_begins_with_nothing():
 def test_planned_stop_is_ready_once_every_supervisor_holds_a_long_lease():
     leases = book()
     leases.grant(N1, B, 100.0)
-    leases.lengthen(600.0)
-    assert not leases.all_lengthened()
+    leases.grant_long(600.0)
+    assert not leases.all_long()
     assert leases.renew(N0, A, [], 101.0).lease_s == 600.0
-    assert not leases.all_lengthened()
+    assert not leases.all_long()
     leases.renew(N1, B, [], 101.0)
-    assert leases.all_lengthened()
+    assert leases.all_long()
 
 
 def test_planned_stop_does_not_wait_for_the_dead():
     leases = book()
-    leases.lengthen(600.0)
-    leases.close_ended(300.0)
-    assert leases.all_lengthened()
+    leases.grant_long(600.0)
+    leases.expire(300.0)
+    assert leases.all_long()
 
 
 def test_long_lease_is_presumed_live_at_the_start():
     leases = LeaseBook()
     leases.grant(N0, A, 100.0, until_s=650.0)
-    assert leases.close_ended(649.0) == []
-    assert leases.close_ended(650.0) == [N0]
+    assert leases.expire(649.0) == []
+    assert leases.expire(650.0) == [N0]
 
 
 def test_hello_does_not_shorten_a_long_lease():
@@ -128,33 +134,33 @@ def test_hello_does_not_shorten_a_long_lease():
     leases = LeaseBook()
     leases.grant(N0, A, 100.0, until_s=700.0)
     leases.grant(N0, A, 101.0)
-    assert leases.close_ended(699.0) == []
+    assert leases.expire(699.0) == []
 
 
 def test_long_lease_shrinks_once_the_supervisor_has_shown_that_it_took_the_shorter():
     leases = LeaseBook()
     leases.grant(N0, A, 100.0, until_s=700.0)
     assert leases.renew(N0, A, [], 101.0, held_s=599.0).lease_s == 6.0
-    assert leases.close_ended(699.9) == [], "the answer may be lost: the lease that it reported counts"
+    assert leases.expire(699.9) == [], "the answer may be lost: the lease that it reported counts"
     leases.renew(N0, A, [], 102.5, held_s=4.5)
-    assert leases.close_ended(109.4) == []
-    assert leases.close_ended(109.5) == [N0]
+    assert leases.expire(109.4) == []
+    assert leases.expire(109.5) == [N0]
 
 
 def test_supervisor_that_does_not_say_what_it_holds_may_hold_all_of_it():
     leases = LeaseBook()
     leases.grant(N0, A, 100.0, until_s=700.0)
     leases.renew(N0, A, [], 101.0)
-    assert leases.close_ended(699.9) == []
-    assert leases.close_ended(700.0) == [N0]
+    assert leases.expire(699.9) == []
+    assert leases.expire(700.0) == [N0]
 
 
 @pytest.mark.parametrize("held_s", [1e18, float("inf"), float("nan")])
 def test_nobody_holds_more_than_was_granted(held_s):
     leases = book()
     leases.renew(N0, A, [], 101.0, held_s=held_s)
-    assert leases.close_ended(107.9) == []
-    assert leases.close_ended(108.0) == [N0]
+    assert leases.expire(107.9) == []
+    assert leases.expire(108.0) == [N0]
 
 
 def test_interval_grows_with_the_fleet():
@@ -178,7 +184,7 @@ def test_head_never_believes_over_what_the_supervisor_holds(history):
     for what, wait_s, way_s in history:
         now += wait_s
         if what == "lengthen":
-            leases.lengthen(50.0)
+            leases.grant_long(50.0)
             continue
         if what == "hello":
             leases.grant(N0, A, now)
@@ -186,8 +192,8 @@ def test_head_never_believes_over_what_the_supervisor_holds(history):
         asked_s, now = now, now + way_s
         try:
             renewal = leases.renew(N0, A, [], now, held_s=max(0.0, deadline - asked_s))
-        except SayHello:
+        except UnknownSupervisor:
             continue
         if what == "renew" and asked_s + renewal.lease_s > now:
             deadline = asked_s + renewal.lease_s
-        assert leases.close_ended(deadline) == []
+        assert leases.expire(deadline) == []

@@ -6,7 +6,15 @@ import random
 import pytest
 
 from phalanx.core.ids import NodeId
-from phalanx.core.recovery.lemon import FLOOR, HALF_LIFE_S, Marks, faded, lemons, marked, poisson_tail
+from phalanx.core.recovery.bad_nodes import (
+    HALF_LIFE_S,
+    MEAN_LEAST,
+    MarkSum,
+    add_mark,
+    decayed_sum,
+    find_bad_nodes,
+    poisson_tail,
+)
 from phalanx.core.recovery.spares import spares, under_repair
 
 DAY_S = 86_400.0
@@ -14,7 +22,7 @@ RATE_S = 6.5e-3 / DAY_S  # of a sound node: failures per second
 
 
 def fleet(**sums):
-    return {NodeId(name): Marks(sum=float(value), at_s=0.0) for name, value in sums.items()}
+    return {NodeId(name): MarkSum(sum=float(value), at_s=0.0) for name, value in sums.items()}
 
 
 def sound(count):
@@ -22,10 +30,10 @@ def sound(count):
 
 
 def test_marks_fade_by_half_in_a_half_life_and_not_by_a_clock_set_back():
-    marks = Marks(sum=4.0, at_s=1000.0)
-    assert faded(marks, 1000.0 + HALF_LIFE_S) == pytest.approx(2.0)
-    assert faded(marks, 0.0) == 4.0
-    assert marked(marks, 1.0, 1000.0 + HALF_LIFE_S).sum == pytest.approx(3.0)
+    marks = MarkSum(sum=4.0, at_s=1000.0)
+    assert decayed_sum(marks, 1000.0 + HALF_LIFE_S) == pytest.approx(2.0)
+    assert decayed_sum(marks, 0.0) == 4.0
+    assert add_mark(marks, 1.0, 1000.0 + HALF_LIFE_S).sum == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -47,24 +55,24 @@ def test_marks_fade_by_half_in_a_half_life_and_not_by_a_clock_set_back():
     ],
 )
 def test_lemon_is_one_beyond_three_times_the_others_and_beyond_chance(sums, last, drained):
-    found = lemons(fleet(**sums), 0.0)
+    found = find_bad_nodes(fleet(**sums), 0.0)
     assert [str(node) for node in found] == last
     assert [str(node) for node, lemon in found.items() if lemon.drain] == drained
 
 
 def test_lemon_says_why_in_numbers():
-    (lemon,) = lemons(fleet(**sound(63), bad=4), 0.0).values()
-    assert lemon.why == f"fails gangs {4 / FLOOR:.1f} times as often as the others (4.0 marks against 0.13)"
+    (lemon,) = find_bad_nodes(fleet(**sound(63), bad=4), 0.0).values()
+    assert lemon.why == f"fails gangs {4 / MEAN_LEAST:.1f} times as often as the others (4.0 marks against 0.13)"
 
 
 def test_repaired_node_is_believed_again_after_weeks():
-    assert lemons(fleet(**sound(63), bad=4), 6 * 7 * DAY_S) == {}
+    assert find_bad_nodes(fleet(**sound(63), bad=4), 6 * 7 * DAY_S) == {}
 
 
 def history(seed, *, nodes=64, times=1.0, days=60.0):
     """A fleet of which n0 fails so many times as often: (failures of n0 when it was found, of it drained; sound nodes ever called lemons)."""
     rng, now_s = random.Random(seed), 0.0
-    marks = {NodeId(f"n{number}"): Marks() for number in range(nodes)}
+    marks = {NodeId(f"n{number}"): MarkSum() for number in range(nodes)}
     weights = [times, *[1.0] * (nodes - 1)]
     found: int | None = None
     drained: int | None = None
@@ -75,9 +83,9 @@ def history(seed, *, nodes=64, times=1.0, days=60.0):
         if now_s > days * DAY_S:
             return found, drained, wrong
         node = rng.choices(list(marks), weights)[0]
-        marks[node] = marked(marks[node], 1.0, now_s)
+        marks[node] = add_mark(marks[node], 1.0, now_s)
         own += node == "n0"
-        for name, lemon in lemons(marks, now_s).items():
+        for name, lemon in find_bad_nodes(marks, now_s).items():
             if name != "n0" or times == 1.0:
                 wrong.add(name)
             else:

@@ -9,23 +9,34 @@ import pytest
 
 from phalanx.core.ids import Epoch, Generation, NodeId
 from phalanx.core.lifecycle import attempt as machine
-from phalanx.core.lifecycle.attempt import TABLE
-from phalanx.core.lifecycle.happenings import MemberLost, Remind, StartOverdue, StopWanted
-from phalanx.core.state.commands import DeleteCheckpoints, Forget, Prepare, StartTasks, StopTasks
+from phalanx.core.lifecycle.attempt import TRANSITIONS
+from phalanx.core.lifecycle.events import (
+    MemberLost,
+    ReminderDue,
+    StartOverdue,
+    StopRequested,
+)
+from phalanx.core.state.commands import (
+    CleanUpAttempt,
+    DeleteCheckpoints,
+    PrepareTasks,
+    StartTasks,
+    StopTasks,
+)
 from phalanx.core.state.events import (
+    AttemptWithdrawn,
     CheckpointFailed,
     CheckpointSaved,
-    MemberFroze,
+    MemberFrozen,
     MemberHung,
     MemberReady,
     MemberRefused,
     MemberStarted,
     MemberStopped,
-    Progressed,
+    ProgressReported,
     TaskExited,
-    Withdrawn,
 )
-from phalanx.core.work.attempt import AttemptState, Cause, MemberState
+from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
 from phalanx.core.work.job import JobState
 from tests.builders import T, at, checkpoint, exited, facts, job, keyed, placed
 
@@ -46,21 +57,21 @@ def one_of_each(attempt):
     saved = {name: key[name] for name in ("job_id", "generation")}
     return {
         MemberReady: MemberReady(**key, node_id=N0, port=29500),
-        MemberRefused: MemberRefused(**key, node_id=N0, why="device 1 is sick", charge=False),
+        MemberRefused: MemberRefused(**key, node_id=N0, why="device 1 is sick", job_at_fault=False),
         MemberStarted: MemberStarted(**key, node_id=N0, at_s=T),
         TaskExited: TaskExited(**key, exit=exited(0, "n0", 1)),
         MemberStopped: MemberStopped(**key, node_id=N0, at_s=T),
-        MemberFroze: MemberFroze(**key, node_id=N0, frozen_s=400.0, thawed=False),
+        MemberFrozen: MemberFrozen(**key, node_id=N0, frozen_s=400.0, thawed=False),
         MemberHung: MemberHung(**key, node_id=N0, silent_s=61.0, limit_s=30.0, step=7),
         CheckpointSaved: CheckpointSaved(**saved, node_id=N0, resume=checkpoint(10, attempt.epoch)),
         CheckpointFailed: CheckpointFailed(**key, step=5, error="no space left"),
-        Progressed: Progressed(**key, step=5),
+        ProgressReported: ProgressReported(**key, step=5),
         MemberLost: MemberLost(node_id=N0, why="it died"),
-        StopWanted: StopWanted(cause=Cause.REQUEUED, why="requeued by ada"),
+        StopRequested: StopRequested(cause=EndCause.REQUEUED, why="requeued by ada"),
         StartOverdue: StartOverdue(silent=(N0,), waited_s=60.0),
-        Remind: Remind(node_id=N0),
-        Withdrawn: Withdrawn(
-            job_id=key["job_id"], epoch=key["epoch"], why="others were faster", nodes=(N0,), cause=Cause.CONTENDED
+        ReminderDue: ReminderDue(node_id=N0),
+        AttemptWithdrawn: AttemptWithdrawn(
+            job_id=key["job_id"], epoch=key["epoch"], why="others were faster", nodes=(N0,), cause=EndCause.CONTENDED
         ),
     }
 
@@ -75,18 +86,18 @@ EDGES = {
     MemberStarted: (".", "STARTING -", ".", "."),
     TaskExited: (".", "STOPPING K0K1", "STOPPING K0K1", "STOPPING -"),
     MemberStopped: ("STOPPING K1", "STOPPING K1", "STOPPING K1", "STOPPING -"),
-    MemberFroze: ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "."),
+    MemberFrozen: ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "."),
     MemberHung: (".", ".", "STOPPING K0K1", "."),
     CheckpointSaved: ("PLACED -", "STARTING -", "RUNNING -", "STOPPING -"),
-    Progressed: ("PLACED -", "STARTING -", "RUNNING -", "STOPPING -"),
+    ProgressReported: ("PLACED -", "STARTING -", "RUNNING -", "STOPPING -"),
     CheckpointFailed: ("PLACED -", "STARTING -", "RUNNING -", "STOPPING -"),
     MemberLost: ("STOPPING K1", "STOPPING K1", "STOPPING K1", "STOPPING K1"),
-    StopWanted: ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1"),
+    StopRequested: ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1"),
     StartOverdue: ("STOPPING K0K1", ".", ".", "."),
-    Remind: ("PLACED P0", "STARTING S0", "RUNNING -", "STOPPING K0"),
-    Withdrawn: ("ENDED F0F1", ".", ".", "ENDED F0F1"),
+    ReminderDue: ("PLACED P0", "STARTING S0", "RUNNING -", "STOPPING K0"),
+    AttemptWithdrawn: ("ENDED F0F1", ".", ".", "ENDED F0F1"),
 }
-LETTER = {Prepare: "P", StartTasks: "S", StopTasks: "K", Forget: "F", DeleteCheckpoints: "D"}
+LETTER = {PrepareTasks: "P", StartTasks: "S", StopTasks: "K", CleanUpAttempt: "F", DeleteCheckpoints: "D"}
 
 
 def commands(outcome):
@@ -99,7 +110,7 @@ def test_edge_of_the_table(state, kind):
     case = at(placed(), state)
     outcome = transition(case, one_of_each(case.attempt)[kind], facts(1))
     expected = EDGES[kind][list(S).index(state)]
-    assert ((state, kind) in TABLE) == (expected != ".")
+    assert ((state, kind) in TRANSITIONS) == (expected != ".")
     if expected == ".":
         assert outcome.job is case.job
         assert outcome.attempt is case.attempt
@@ -119,7 +130,7 @@ def test_nothing_happens_to_a_job_without_an_attempt_or_with_an_ended_one(kind):
         assert (outcome.job, outcome.attempt, outcome.commands, outcome.lines) == (none.job, none.attempt, (), ())
 
 
-REPORTS = [kind for kind in KINDS if kind not in (MemberLost, StopWanted, StartOverdue, Remind)]
+REPORTS = [kind for kind in KINDS if kind not in (MemberLost, StopRequested, StartOverdue, ReminderDue)]
 
 
 @pytest.mark.parametrize("kind", REPORTS)
@@ -135,7 +146,7 @@ def test_report_of_another_epoch_changes_nothing(state, kind, epoch):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in REPORTS if kind not in (CheckpointSaved, CheckpointFailed, Progressed)]
+    "kind", [kind for kind in REPORTS if kind not in (CheckpointSaved, CheckpointFailed, ProgressReported)]
 )
 @pytest.mark.parametrize("generation", [0, 2])
 def test_report_of_another_generation_changes_nothing(kind, generation):
@@ -213,7 +224,7 @@ def test_exits_in_any_order_and_doubled_make_a_success(order):
         case = transition(case, MemberStopped(**keyed(case.attempt), node_id=node, at_s=T), facts(2)).case
     outcome = transition(case, MemberStopped(**keyed(case.attempt), node_id=N0, at_s=T), facts(2))
     assert outcome.job.state is JobState.SUCCEEDED
-    assert [type(one) for one in outcome.commands] == [Forget, Forget]
+    assert [type(one) for one in outcome.commands] == [CleanUpAttempt, CleanUpAttempt]
 
 
 def test_members_that_end_well_leave_the_others_alone():
@@ -242,7 +253,11 @@ def test_node_whose_supervisor_leaves_takes_the_gang_down_and_the_job_elsewhere(
     case = transition(outcome.case, TaskExited(**keyed(case.attempt), exit=exited(0, "n0", 1)), facts(2)).case
     case = transition(case, MemberStopped(**keyed(case.attempt), node_id=N1, at_s=T), facts(2)).case
     outcome = transition(case, MemberStopped(**keyed(case.attempt), node_id=N0, at_s=T), facts(2))
-    assert (outcome.job.state, outcome.attempt.ending, outcome.job.avoid) == (JobState.PENDING, Cause.NODE_FAIL, (N1,))
+    assert (outcome.job.state, outcome.attempt.ending, outcome.job.avoided_nodes) == (
+        JobState.PENDING,
+        EndCause.NODE_FAIL,
+        (N1,),
+    )
 
 
 @pytest.mark.parametrize("state", [S.PLACED, S.STARTING, S.RUNNING])
@@ -250,7 +265,7 @@ def test_node_that_has_nothing_of_the_job_any_more_stops_the_gang(state):
     """Found by reading: a supervisor that had lost its Prepare said "stopped", and the others waited at the rendezvous."""
     case = at(placed(), state)
     outcome = transition(case, MemberStopped(**keyed(case.attempt), node_id=N1, at_s=T), facts(1))
-    assert (outcome.attempt.state, outcome.attempt.ending) == (S.STOPPING, Cause.START_FAIL)
+    assert (outcome.attempt.state, outcome.attempt.ending) == (S.STOPPING, EndCause.START_FAIL)
     assert commands(outcome) == "K0"
 
 
@@ -274,59 +289,61 @@ def test_node_of_no_part_of_the_gang_changes_nothing():
 
 # ---- stops ----------------------------------------------------------------------------------------------------------
 
-USERS = [Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.DRAINED]
+USERS = [EndCause.CANCELLED, EndCause.REQUEUED, EndCause.TIMEOUT, EndCause.PREEMPTED, EndCause.DRAINED]
 
 
 @pytest.mark.parametrize("cause", USERS)
 def test_orderly_stop_gives_the_grace_the_user_set(cause):
     case = at(placed(job("1", gpus="2x2", grace_s=45.0)), S.RUNNING)
-    outcome = transition(case, StopWanted(cause=cause, why="because"), facts(1))
+    outcome = transition(case, StopRequested(cause=cause, why="because"), facts(1))
     assert {one.grace_s for one in outcome.commands} == {45.0}
     assert outcome.attempt.ending is cause
 
 
-@pytest.mark.parametrize("first", [*USERS, Cause.FREEZE, Cause.START_FAIL, Cause.NODE_FAIL, Cause.PORT_TAKEN, None])
+@pytest.mark.parametrize(
+    "first", [*USERS, EndCause.FREEZE, EndCause.START_FAIL, EndCause.NODE_FAIL, EndCause.PORT_TAKEN, None]
+)
 @pytest.mark.parametrize("then", USERS)
 def test_which_wish_counts_when_there_are_two(first, then):
     """A cancel goes before everything; else the first wish of a user; what merely befell the attempt gives way to any wish."""
     case = at(placed(), S.STOPPING)
     case = replace(case, attempt=replace(case.attempt, ending=first))
-    outcome = transition(case, StopWanted(cause=then, why="because"), facts(1))
-    wins = then if then is Cause.CANCELLED or first not in USERS else first
+    outcome = transition(case, StopRequested(cause=then, why="because"), facts(1))
+    wins = then if then is EndCause.CANCELLED or first not in USERS else first
     assert outcome.attempt.ending is wins
 
 
 def test_stop_wanted_again_and_again_tells_one_line():
     """Found by reading: a time limit reached while a requeue was under way told a line and stopped anew at every step."""
     case = at(placed(), S.RUNNING)
-    case = transition(case, StopWanted(cause=Cause.REQUEUED, why="requeued by ada"), facts(1)).case
+    case = transition(case, StopRequested(cause=EndCause.REQUEUED, why="requeued by ada"), facts(1)).case
     for second in range(3):
-        outcome = transition(case, StopWanted(cause=Cause.TIMEOUT, why="time limit"), facts(second))
+        outcome = transition(case, StopRequested(cause=EndCause.TIMEOUT, why="time limit"), facts(second))
         assert not outcome.lines
         assert not outcome.commands
 
 
 def test_reminder_says_again_only_what_is_unanswered():
     waiting = at(placed(), S.PLACED, n1="ready")
-    assert commands(transition(waiting, Remind(node_id=N1), facts(1))) == "-"
+    assert commands(transition(waiting, ReminderDue(node_id=N1), facts(1))) == "-"
     starting = at(placed(), S.STARTING, n1="started")
-    assert commands(transition(starting, Remind(node_id=N1), facts(1))) == "-"
+    assert commands(transition(starting, ReminderDue(node_id=N1), facts(1))) == "-"
     stopping = at(placed(), S.STOPPING, n1="stopped")
-    assert commands(transition(stopping, Remind(node_id=N1), facts(1))) == "-"
+    assert commands(transition(stopping, ReminderDue(node_id=N1), facts(1))) == "-"
     lost = at(placed(), S.STOPPING, n1="lost")
-    assert commands(transition(lost, Remind(node_id=N1), facts(1))) == "-"
+    assert commands(transition(lost, ReminderDue(node_id=N1), facts(1))) == "-"
 
 
 def test_overdue_start_blames_the_silent_nodes():
     case = at(placed(), S.PLACED, n1="ready")
     outcome = transition(case, StartOverdue(silent=(N0,), waited_s=60.0), facts(60))
     assert [member.why for member in outcome.attempt.members] == ["not ready in time", ""]
-    assert outcome.attempt.ending is Cause.START_FAIL
+    assert outcome.attempt.ending is EndCause.START_FAIL
 
 
 def test_short_freeze_is_only_told():
     case = at(placed(), S.RUNNING)
-    outcome = transition(case, MemberFroze(**keyed(case.attempt), node_id=N0, frozen_s=2.0, thawed=True), facts(1))
+    outcome = transition(case, MemberFrozen(**keyed(case.attempt), node_id=N0, frozen_s=2.0, thawed=True), facts(1))
     assert outcome.attempt is case.attempt
     assert [line.kind for line in outcome.lines] == ["thawed"]
 
@@ -388,19 +405,19 @@ def test_only_a_new_step_in_a_checkpoint_is_progress(step, stalls):
         placed(job("1", gpus="2x2", stalls=3, progress_step=10, avoid=(N1,), checkpoints=(checkpoint(10),))), S.RUNNING
     )
     after, _ = saving(case, checkpoint(step, epoch=case.attempt.epoch))
-    assert after.stalls == stalls
-    assert after.avoid == (() if stalls == 0 else (N1,))
+    assert after.charged_restarts == stalls
+    assert after.avoided_nodes == (() if stalls == 0 else (N1,))
 
 
 def test_reported_steps_are_progress_only_for_a_job_that_never_saves():
     bare = at(placed(job("1", gpus="2x2", stalls=3, progress_step=10)), S.RUNNING)
     saves = at(placed(job("1", gpus="2x2", stalls=3, progress_step=10, checkpoints=(checkpoint(10),))), S.RUNNING)
     for case, stalls in ((bare, 0), (saves, 3)):
-        outcome = transition(case, Progressed(**keyed(case.attempt), step=12), facts(1))
-        assert outcome.job.stalls == stalls
+        outcome = transition(case, ProgressReported(**keyed(case.attempt), step=12), facts(1))
+        assert outcome.job.charged_restarts == stalls
 
 
 def test_states_are_all_in_the_table_but_the_last():
-    assert {state for state, _ in TABLE} == set(S) - {S.ENDED}
-    assert {kind for _, kind in TABLE} == set(KINDS)
+    assert {state for state, _ in TRANSITIONS} == set(S) - {S.ENDED}
+    assert {kind for _, kind in TRANSITIONS} == set(KINDS)
     assert MemberState.LOST not in {member.state for member in placed().attempt.members}

@@ -11,9 +11,9 @@ import pytest
 from phalanx.core.ids import NodeId
 from phalanx.engines.local import engine as local
 from phalanx.engines.local import records
-from phalanx.engines.local.records import LivingNode, LocalNode
-from phalanx.failpoints import Failure, armed
-from phalanx.node.shell.proctable import ProcessIdentity, alive, identity
+from phalanx.engines.local.records import LocalNode, StartedNode
+from phalanx.failpoints import FailureMode, armed
+from phalanx.node.processes.proctable import ProcessIdentity, alive, identity
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 N0, N1 = NodeId("n0"), NodeId("n1")
@@ -78,12 +78,12 @@ class _Subprocess:
         self.Popen, self.DEVNULL, self.TimeoutExpired = popen, subprocess.DEVNULL, subprocess.TimeoutExpired
 
 
-@pytest.mark.parametrize("failure", [Failure.FULL, Failure.ERROR])
+@pytest.mark.parametrize("failure", [FailureMode.FULL, FailureMode.ERROR])
 def test_a_supervisor_whose_record_is_refused_does_not_run_on(machine, failure):
     home = machine()
     with armed("private.write.create", failure, RECORD_OF_PROCESS), pytest.raises(OSError, match="failpoint"):
         home.engine.start(N0)
-    assert len(home.started) == 1
+    assert len(home.started_nodes) == 1
     assert home.running() == [], "nobody watches it"
     assert home.engine.living() == []
     home.engine.start(N0)
@@ -93,7 +93,7 @@ def test_a_supervisor_whose_record_is_refused_does_not_run_on(machine, failure):
 
 def test_what_runs_under_the_key_of_a_start_before_is_swept_before_the_key_is_forgotten(machine):
     home = machine()
-    left = LivingNode(id=N0, node_key="n0-left", identity=ProcessIdentity(pid=0, started_ticks=0), virtual_devices=1)
+    left = StartedNode(id=N0, node_key="n0-left", identity=ProcessIdentity(pid=0, started_ticks=0), virtual_devices=1)
     os.makedirs(os.path.join(home.home, "nodes", N0))
     records.write(os.path.join(home.home, "nodes", N0), left)
     home.popen(SLEEP, env={**os.environ, "PHALANX_NODE_KEY": left.node_key}, start_new_session=True)
@@ -103,11 +103,11 @@ def test_what_runs_under_the_key_of_a_start_before_is_swept_before_the_key_is_fo
 
 def test_a_node_that_cannot_be_started_neither_keeps_the_others_down_nor_their_deaths_unseen(machine):
     home = machine(revive_after_s=0.3)
-    with armed("local.spawn.output", Failure.FULL):
+    with armed("local.spawn.output", FailureMode.FULL):
         assert list(home.engine.open()) == [N0]
     assert home.engine.living() == [N1]
     home.until(lambda: home.engine.living() == [N0, N1])  # tried again
-    process, _ = home.started[0]
+    process, _ = home.started_nodes[0]
     process.kill()
     seen: list[Any] = []
 
@@ -124,6 +124,6 @@ def test_a_start_that_fails_is_tried_again_after_a_pause_that_grows(machine):
     home.refuse = 3  # the first of n0, of n1, and n0's second
     assert sorted(home.engine.open()) == [N0, N1]
     home.until(lambda: home.engine.living() == [N0, N1])
-    begun_s, last_s = home.asked_s[0], home.asked_s[-1]
-    assert len(home.asked_s) == 5
+    begun_s, last_s = home.sent_s[0], home.sent_s[-1]
+    assert len(home.sent_s) == 5
     assert last_s - begun_s > 0.1 * 2 + 0.1 * 4 - 0.01

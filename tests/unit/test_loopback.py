@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from phalanx.app.node import _head_uids
-from phalanx.node.shell import loopback
-from phalanx.node.shell.head_address import HeadAddress
-from phalanx.node.shell.link import Connection, HeadAccess, HeadAway
-from phalanx.node.shell.loopback import HEAD_UID_VARIABLE, Stranger, check_other_end, owners
+from phalanx.node.head_link import peer_account
+from phalanx.node.head_link.head_address import HeadAddress
+from phalanx.node.head_link.head_connection import HeadAccess, HeadConnection, HeadUnavailable
+from phalanx.node.head_link.peer_account import (
+    HEAD_UID_VARIABLE,
+    UntrustedPeer,
+    check_peer_account,
+    peer_uids,
+)
 
 NOBODY = 65534
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs another account to listen under")
@@ -78,31 +83,31 @@ def test_owner_of_the_other_end_is_found_before_and_after_it_is_taken(family, ho
         socket.create_connection((asked, port)) as wire,
     ):
         taken()
-        assert owners(wire) == {NOBODY}
-        with pytest.raises(Stranger, match=f"uid {NOBODY}"):
-            check_other_end(wire, frozenset())
-        check_other_end(wire, frozenset({NOBODY}))
+        assert peer_uids(wire) == {NOBODY}
+        with pytest.raises(UntrustedPeer, match=f"uid {NOBODY}"):
+            check_peer_account(wire, frozenset())
+        check_peer_account(wire, frozenset({NOBODY}))
 
 
 def test_we_ourselves_are_spoken_to():
     with listening() as (port, taken, _), socket.create_connection(("127.0.0.1", port)) as wire:
         taken()
-        assert owners(wire) == {os.geteuid()}
-        check_other_end(wire, frozenset())
+        assert peer_uids(wire) == {os.geteuid()}
+        check_peer_account(wire, frozenset())
 
 
 def test_row_without_an_inode_is_the_listeners(tmp_path, monkeypatch):
     """Linux before 6.16 gives an account of 0 to a connection that nobody took."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as wire:
-        ours = loopback._words(*wire.getsockname())[0]
-        theirs = loopback._words(*wire.getpeername())[0]
+        ours = peer_account._words(*wire.getsockname())[0]
+        theirs = peer_account._words(*wire.getpeername())[0]
         table = tmp_path / "tcp"
         head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
         row = "   0: {} {} {} 00000000:00000000 00:00000000 00000000 {:5} 0 {} 1 0\n"
         lines = [row.format(theirs, "00000000:0000", "0A", 1234, 77), row.format(theirs, ours, "01", 0, 0)]
         table.write_text(head + "".join(lines))
-        monkeypatch.setattr(loopback, "TABLES", (str(table), str(tmp_path / "none")))
-        assert owners(wire) == {1234}
+        monkeypatch.setattr(peer_account, "TCP_TABLES", (str(table), str(tmp_path / "none")))
+        assert peer_uids(wire) == {1234}
 
 
 @pytest.mark.parametrize(
@@ -115,20 +120,20 @@ def test_only_who_listens_at_that_address_may_hold_it(tmp_path, monkeypatch, els
         port = wire.getpeername()[1]
         row = "   0: {} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 {:5} 0 77 1 0\n"
         lines = [
-            row.format(loopback._words("127.0.0.1", port)[0], 0),
-            row.format(loopback._words(elsewhere, port)[0], 1234),
+            row.format(peer_account._words("127.0.0.1", port)[0], 0),
+            row.format(peer_account._words(elsewhere, port)[0], 1234),
         ]
         table = tmp_path / "tcp"
         table.write_text("head\n" + "".join(lines))
-        monkeypatch.setattr(loopback, "TABLES", (str(table),))
-        assert owners(wire) == ({0, 1234} if counts else {0})
+        monkeypatch.setattr(peer_account, "TCP_TABLES", (str(table),))
+        assert peer_uids(wire) == ({0, 1234} if counts else {0})
 
 
 def test_system_that_tells_nothing_is_no_reason_to_be_silent(tmp_path, monkeypatch):
-    monkeypatch.setattr(loopback, "TABLES", (str(tmp_path / "none"),))
+    monkeypatch.setattr(peer_account, "TCP_TABLES", (str(tmp_path / "none"),))
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as wire:
-        assert owners(wire) == set()
-        check_other_end(wire, frozenset())
+        assert peer_uids(wire) == set()
+        check_peer_account(wire, frozenset())
 
 
 class Elsewhere:
@@ -139,8 +144,8 @@ class Elsewhere:
 
 
 def test_another_machine_is_not_spoken_to_in_the_clear():
-    with pytest.raises(Stranger, match="TLS"):
-        check_other_end(Elsewhere(), frozenset())  # type: ignore[arg-type]
+    with pytest.raises(UntrustedPeer, match="TLS"):
+        check_peer_account(Elsewhere(), frozenset())  # type: ignore[arg-type]
 
 
 @AS_ROOT
@@ -148,8 +153,8 @@ def test_token_is_not_shown_to_whoever_took_the_heads_port():
     """Found by reading: the token went out with the first request, and orders for root came back."""
     with listening(NOBODY, takes=False) as (port, _, heard):
         access = HeadAccess(address=HeadAddress(f"http://127.0.0.1:{port}", None), token="secret-token")
-        with pytest.raises(HeadAway, match=f"uid {NOBODY}"):
-            Connection(access).call("POST", "/v1/node/hello", b"{}", timeout_s=5.0)
+        with pytest.raises(HeadUnavailable, match=f"uid {NOBODY}"):
+            HeadConnection(access).call("POST", "/v1/node/hello", b"{}", timeout_s=5.0)
         assert heard() == b""
 
 
@@ -165,15 +170,15 @@ def test_head_of_our_own_is_asked():
         thread = threading.Thread(target=answer)
         thread.start()
         access = HeadAccess(address=HeadAddress(f"http://127.0.0.1:{server.getsockname()[1]}", None), token="t")
-        assert Connection(access).call("GET", "/v1/node/commands", timeout_s=5.0) == b"{}"
+        assert HeadConnection(access).call("GET", "/v1/node/commands", timeout_s=5.0) == b"{}"
         thread.join()
-    assert Path(loopback.TABLES[0]).exists(), "nothing is seen here of who answers"
+    assert Path(peer_account.TCP_TABLES[0]).exists(), "nothing is seen here of who answers"
 
 
 def test_accounts_of_other_heads_are_told_too(monkeypatch):
     monkeypatch.delenv(HEAD_UID_VARIABLE, raising=False)
-    assert loopback.told() == {HEAD_UID_VARIABLE: str(os.geteuid())}
+    assert peer_account.head_uid_environment() == {HEAD_UID_VARIABLE: str(os.geteuid())}
     monkeypatch.setenv(HEAD_UID_VARIABLE, "1001,1002")
-    assert _head_uids(loopback.told()) == {1001, 1002, os.geteuid()}
+    assert _head_uids(peer_account.head_uid_environment()) == {1001, 1002, os.geteuid()}
     assert _head_uids({}) == frozenset()
     assert _head_uids({HEAD_UID_VARIABLE: "nobody, 7"}) == frozenset({7})

@@ -7,16 +7,16 @@ import threading
 
 from phalanx.controller import mailboxes as module
 from phalanx.controller.mailboxes import Mailboxes
-from phalanx.core.state.commands import Forget
-from phalanx.wire.supervisor import command_of
+from phalanx.core.state.commands import CleanUpAttempt
+from phalanx.wire.supervisor import decode_command
 
 
 def forget(n):
-    return Forget(node_id="n0", job_id=str(n), epoch=1)
+    return CleanUpAttempt(node_id="n0", job_id=str(n), epoch=1)
 
 
 def jobs(framed):
-    return [command_of(one).job_id for one in framed]
+    return [decode_command(one).job_id for one in framed]
 
 
 def test_empty_box_gives_nothing():
@@ -64,7 +64,7 @@ def test_box_that_was_forgotten_counts_on():
     boxes.post("n0", forget(0))
     boxes.post("n0", forget(1))
     before = boxes.last("n0")  # what a hello is answered, while the loss of its node is being committed
-    boxes.forget("n0")
+    boxes.remove("n0")
     assert boxes.last("n0") == before
     assert boxes.take("n0", before) == ([], before)
     boxes.post("n0", forget(2))

@@ -39,7 +39,7 @@ LOADS = {
 EXEMPT = {
     # Between processes that one command starts for itself; the drill serves nobody.
     "simulator/drill/campaign.py": {"multiprocessing", "ProcessPoolExecutor"},
-    "node/shell/zygote_main.py": {"exec", "compile"},  # the user's own script, in the user's own rank
+    "node/processes/zygote_main.py": {"exec", "compile"},  # the user's own script, in the user's own rank
 }
 # Inside a training process, which is the user's own: torch's formats are its formats.
 OUTSIDE = ("torch/",)

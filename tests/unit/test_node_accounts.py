@@ -14,15 +14,25 @@ from typing import Any
 import pytest
 
 from phalanx.core.ids import JobId
-from phalanx.node.logic.accounts import Account, is_account_name, login_environment
-from phalanx.node.shell import accounts, batch, images, preparation
-from phalanx.node.shell.accounts import JobAccounts, acting_as, open_to_write, owned_folder, way_to
-from phalanx.node.shell.deletion import delete_of
-from phalanx.node.shell.refusal import Refusal
-from phalanx.node.shell.scratch import Scratch
+from phalanx.node.files import job_accounts
+from phalanx.node.files.checkpoint_deletion import delete_checkpoints_as_owner
+from phalanx.node.files.job_accounts import (
+    JobAccountPolicy,
+    acting_as,
+    make_owned_folder,
+    make_passable_folder,
+    open_for_writing,
+)
+from phalanx.node.files.preparation_error import PreparationFailed
+from phalanx.node.logic.accounts import NodeAccount, is_account_name, login_environment
+from phalanx.node.member.scratch import Scratch
+from phalanx.node.prepare import container_images, member_preparation
+from phalanx.node.slurm_compat import batch_rank
 from phalanx.wire.rank import LeasePage
 
-SOMEBODY = Account(name="somebody", uid=61001, gid=61001, groups=(61001, 61010), home="/home/somebody", shell="/bin/sh")
+SOMEBODY = NodeAccount(
+    name="somebody", uid=61001, gid=61001, groups=(61001, 61010), home="/home/somebody", shell="/bin/sh"
+)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as another account")
 
 
@@ -74,7 +84,7 @@ def test_a_login_takes_over_where_things_are_and_nothing_that_may_be_a_secret():
 
 
 def test_a_supervisor_that_is_told_nothing_has_one_account_for_all():
-    assert JobAccounts.of_settings({}, "/n").of("whoever") is None
+    assert JobAccountPolicy.from_environment({}, "/n").account_for("whoever") is None
 
 
 @pytest.mark.parametrize(
@@ -83,14 +93,14 @@ def test_a_supervisor_that_is_told_nothing_has_one_account_for_all():
 @as_root
 def test_a_setting_that_is_none_is_refused_and_not_passed_over(settings):
     with pytest.raises(ValueError, match="PHALANX_JOBS"):
-        JobAccounts.of_settings(settings, "/n")
+        JobAccountPolicy.from_environment(settings, "/n")
 
 
 @as_root
 @pytest.mark.parametrize("user", ["daemon", "nobody-of-this-name", "../root", ""])
 def test_only_accounts_of_people_may_be_run_under(user):
-    with pytest.raises(Refusal) as refused:
-        JobAccounts.of_settings({"PHALANX_JOBS_AS": "owner"}, "/n").of(user)
+    with pytest.raises(PreparationFailed) as refused:
+        JobAccountPolicy.from_environment({"PHALANX_JOBS_AS": "owner"}, "/n").account_for(user)
     assert refused.value.charge
     assert "\n" not in str(refused.value)
 
@@ -98,9 +108,9 @@ def test_only_accounts_of_people_may_be_run_under(user):
 @as_root
 def test_roots_own_jobs_may_be_forbidden():
     given = {"PHALANX_JOBS_AS": "owner"}
-    assert JobAccounts.of_settings(given, "/n").of("root") is None
-    with pytest.raises(Refusal, match="is refused"):
-        JobAccounts.of_settings({**given, "PHALANX_JOBS_AS_ROOT": "no"}, "/n").of("root")
+    assert JobAccountPolicy.from_environment(given, "/n").account_for("root") is None
+    with pytest.raises(PreparationFailed, match="is refused"):
+        JobAccountPolicy.from_environment({**given, "PHALANX_JOBS_AS_ROOT": "no"}, "/n").account_for("root")
 
 
 @as_root
@@ -109,7 +119,7 @@ def test_within_an_accounts_rights_roots_files_are_closed_and_what_is_made_is_th
     secret.write_text("x")
     secret.chmod(0o600)
     theirs = open_folder / "theirs"
-    owned_folder(str(theirs), None)
+    make_owned_folder(str(theirs), None)
     os.chown(theirs, SOMEBODY.uid, SOMEBODY.gid)
     with acting_as(SOMEBODY):
         with pytest.raises(PermissionError):
@@ -160,7 +170,7 @@ def test_folders_of_jobs_are_refused_where_somebody_else_could_exchange_them(tmp
     shared.mkdir()
     shared.chmod(0o777)
     with pytest.raises(PermissionError, match="can be changed by accounts other than root"):
-        way_to(str(shared / "jobs"))
+        make_passable_folder(str(shared / "jobs"))
 
 
 @as_root
@@ -168,7 +178,7 @@ def test_folders_of_jobs_are_refused_where_accounts_could_not_reach_them(open_fo
     closed = open_folder / "closed"
     closed.mkdir(mode=0o700)
     with pytest.raises(PermissionError, match="closed to the accounts"):
-        way_to(str(closed / "jobs"))
+        make_passable_folder(str(closed / "jobs"))
 
 
 @as_root
@@ -176,7 +186,7 @@ def test_a_link_in_the_place_of_a_folder_of_a_job_is_not_followed(open_folder):
     (open_folder / "jobs").mkdir()
     (open_folder / "jobs" / "1.1").symlink_to("/etc")
     with pytest.raises(OSError):
-        owned_folder(str(open_folder / "jobs" / "1.1"), SOMEBODY)
+        make_owned_folder(str(open_folder / "jobs" / "1.1"), SOMEBODY)
     assert Path("/etc").stat().st_uid == 0
 
 
@@ -184,12 +194,12 @@ def test_a_link_in_the_place_of_a_folder_of_a_job_is_not_followed(open_folder):
 def test_the_owner_of_its_folder_cannot_make_the_lease_page_shorter_or_lead_it_elsewhere(open_folder):
     victim = open_folder / "victim"
     victim.write_text("untouched")
-    scratch = Scratch(path=str(open_folder / "1.1"), own=str(open_folder / "own"), account=SOMEBODY)
+    scratch = Scratch(path=str(open_folder / "1.1"), supervisor_path=str(open_folder / "own"), account=SOMEBODY)
     scratch.make()
     with acting_as(SOMEBODY):
         os.symlink(victim, f"{scratch.page}.new")
         os.symlink(victim, scratch.page)
-    with scratch.inside() as folder:
+    with scratch.open_folder() as folder:
         page = LeasePage.create(scratch.page, folder=folder, epoch=1, generation=0, deadline_ns=7)
     with acting_as(SOMEBODY):
         assert LeasePage.attach(scratch.page).read("deadline_ns") == 7
@@ -219,7 +229,7 @@ def test_what_an_image_is_given_is_looked_for_with_the_accounts_rights(open_fold
         outputs="",
         scratch=SimpleNamespace(path=""),
     )
-    assert images._mounts(present) == (present.workdir,)
+    assert container_images._mounts(present) == (present.workdir,)
 
 
 def test_a_pipe_in_the_place_of_a_script_holds_nobody(tmp_path, monkeypatch):
@@ -227,12 +237,12 @@ def test_a_pipe_in_the_place_of_a_script_holds_nobody(tmp_path, monkeypatch):
     os.mkfifo(script)
     monkeypatch.setattr(os.path, "isfile", lambda _: True)  # as it was when it was looked at
     present: Any = SimpleNamespace(workdir=str(tmp_path))
-    why = ended_with(lambda: preparation._judge_script("t.py", present, must_exist=True))
+    why = ended_with(lambda: member_preparation._judge_script("t.py", present, must_exist=True))
     assert why == errno.EINVAL
 
 
 @pytest.mark.parametrize(
-    "write", [lambda path: batch._write(path, "x", 0o600), lambda path: os.close(open_to_write(path))]
+    "write", [lambda path: batch_rank._write(path, "x", 0o600), lambda path: os.close(open_for_writing(path))]
 )
 def test_a_pipe_in_the_place_of_what_is_written_holds_nobody(tmp_path, write):
     path = str(tmp_path / "f")
@@ -263,8 +273,8 @@ def ended_with(work: Callable[[], None]) -> int | None:
 
 @as_root
 def test_a_link_in_the_owners_path_deletes_nobody_elses_checkpoints(open_folder):
-    class Always(JobAccounts):
-        def of(self, user: str) -> Account | None:
+    class Always(JobAccountPolicy):
+        def of(self, user: str) -> NodeAccount | None:
             return SOMEBODY
 
     kept, own = open_folder / "ben" / "7" / "epoch-1" / "step-00000001", open_folder / "ada"
@@ -275,14 +285,14 @@ def test_a_link_in_the_owners_path_deletes_nobody_elses_checkpoints(open_folder)
         (own / "7").symlink_to(open_folder / "ben" / "7")
         (own / "8" / "epoch-1" / "step-00000001").mkdir(parents=True)
     for job in ("7", "8"):
-        delete_of(Always(), JobId(job), (f"{own}/{job}/epoch-1/step-00000001",), "somebody")
+        delete_checkpoints_as_owner(Always(), JobId(job), (f"{own}/{job}/epoch-1/step-00000001",), "somebody")
     assert kept.is_dir()
     assert not (own / "8" / "epoch-1").exists()
 
 
 def test_where_the_kernel_knows_no_such_call_jobs_keep_one_account(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "sparc")
-    assert JobAccounts.of_settings({"PHALANX_JOBS_AS": "owner"}, "/n").own == ""
+    assert JobAccountPolicy.from_environment({"PHALANX_JOBS_AS": "owner"}, "/n").supervisor_account == ""
 
 
 @as_root
@@ -291,7 +301,7 @@ def test_rights_that_are_refused_leave_nothing_done(monkeypatch):
         ctypes.set_errno(errno.EPERM)
         return -1
 
-    monkeypatch.setattr(accounts._libc, "syscall", refused, raising=False)
+    monkeypatch.setattr(job_accounts._libc, "syscall", refused, raising=False)
     done = []
     with pytest.raises(OSError), acting_as(SOMEBODY):
         done.append("deed")

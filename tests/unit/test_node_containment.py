@@ -4,10 +4,18 @@ import os
 
 import pytest
 
-from phalanx.node.shell.cgroups import Cgroup2Mount, own_folder, parse_mount
-from phalanx.node.shell.containment import AttemptKey, Containments
-from phalanx.node.shell.proctable import ProcessIdentity, ProcessRow, alive, descendants, identity, read_row, send
-from phalanx.node.shell.sweeps import node_role
+from phalanx.node.processes.cgroups import Cgroup2Mount, own_cgroup_folder, parse_mount
+from phalanx.node.processes.containment import AttemptKey, ContainmentFactory
+from phalanx.node.processes.proctable import (
+    ProcessIdentity,
+    ProcessRow,
+    alive,
+    descendants,
+    identity,
+    read_row,
+    send_signal,
+)
+from phalanx.node.processes.sweeps import node_role
 
 HYBRID = """\
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -62,7 +70,7 @@ def test_a_mount_with_a_space_in_its_path_is_found():
     ],
 )
 def test_the_own_cgroup_is_found_below_the_mount(root, membership, folder):
-    assert own_folder(Cgroup2Mount(folder="/cg", root=root), membership) == folder
+    assert own_cgroup_folder(Cgroup2Mount(folder="/cg", root=root), membership) == folder
 
 
 @pytest.mark.parametrize(
@@ -95,10 +103,10 @@ def test_a_signal_never_hits_the_next_owner_of_a_pid():
     me = identity(os.getpid())
     assert me is not None
     assert alive(me)
-    assert send(me, 0)
+    assert send_signal(me, 0)
     stale = ProcessIdentity(me.pid, me.started_ticks - 1)
     assert not alive(stale)
-    assert not send(stale, 9)
+    assert not send_signal(stale, 9)
 
 
 def test_a_name_with_spaces_and_parentheses_is_read_over(tmp_path):
@@ -112,4 +120,4 @@ def test_a_name_with_spaces_and_parentheses_is_read_over(tmp_path):
 @pytest.mark.parametrize("mode", ["group", "CGROUP"])
 def test_an_unknown_containment_is_refused(mode):
     with pytest.raises(ValueError, match="auto, cgroup or session"):
-        Containments("n1", mode=mode)
+        ContainmentFactory("n1", mode=mode)

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.core.state.events import CheckpointSaved, MemberRefused
-from phalanx.core.work.job import Resume
-from phalanx.node.logic import happenings as hap
-from phalanx.node.logic.legible import legible
-from phalanx.node.shell import probes
-from phalanx.node.shell.channels import Events
-from phalanx.node.shell.head_address import HeadAddress
-from phalanx.node.shell.link import HeadAccess
+from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.node.head_link.channels import EventSender
+from phalanx.node.head_link.head_address import HeadAddress
+from phalanx.node.head_link.head_connection import HeadAccess
+from phalanx.node.logic import events as hap
+from phalanx.node.logic.utf8 import replace_invalid_utf8
+from phalanx.node.probes import devices
 from phalanx.wire import supervisor as wire
 from tests.scenario.supervisor_world import World, key_of, prepare
 from tests.unit.test_supervisor_shell import present, started
@@ -29,8 +29,8 @@ def test_an_event_that_cannot_be_written_down_is_given_up_and_those_behind_it_ar
     """Found by reading: it ended the supervisor, and with it every job of the node."""
     sent, ended = [], threading.Event()
     access = HeadAccess(address=HeadAddress("http://127.0.0.1:1", None), token="t", ca_file=None)
-    events = Events(access, SimpleNamespace(count=1), supervisor_id="s", ended=ended)
-    resume = Resume(epoch=1, step=1, path=NAMELESS, digest="d")
+    events = EventSender(access, SimpleNamespace(count=1), supervisor_id="s", ended=ended)
+    resume = PublishedCheckpoint(epoch=1, step=1, path=NAMELESS, digest="d")
     bad = CheckpointSaved(job_id="1", generation=0, node_id="n0", resume=resume, stall_s=0.0, write_s=0.0)
 
     def call(_method, _path, body, **_):
@@ -41,9 +41,9 @@ def test_an_event_that_cannot_be_written_down_is_given_up_and_those_behind_it_ar
     events.put([started("1"), bad, started("2")])
     thread = threading.Thread(target=events.run, daemon=True)
     thread.start()
-    assert events.flushed(PATIENCE_S)
+    assert events.wait_flushed(PATIENCE_S)
     events.put([replace(bad, resume=replace(resume, digest="\ud800"))])
-    assert events.flushed(PATIENCE_S)
+    assert events.wait_flushed(PATIENCE_S)
     ended.set()
     thread.join(PATIENCE_S)
     assert [framed.seq for framed in sent] == [1, 3]
@@ -53,7 +53,7 @@ def test_an_event_that_cannot_be_written_down_is_given_up_and_those_behind_it_ar
 def test_a_refusal_that_names_a_file_arrives_whatever_its_name_is():
     """Found by reading: its event and its line in the job's log each ended the supervisor."""
     world = World(auto=False).tell(prepare())
-    world.hear(hap.Unfit(key=key_of(), why=f"preparing failed on this node: {NAMELESS}", charge=False))
+    world.hear(hap.MemberStartFailed(key=key_of(), why=f"preparing failed on this node: {NAMELESS}", charge=False))
     world.auto = True
     world.hear()
     (refused,) = world.said(MemberRefused)
@@ -62,10 +62,10 @@ def test_a_refusal_that_names_a_file_arrives_whatever_its_name_is():
 
 
 def test_a_line_of_ours_in_a_jobs_log_may_name_any_file(tmp_path):
-    from phalanx.node.shell.preparation import Workshop
+    from phalanx.node.prepare.member_preparation import NodeServices
 
     written = []
-    shop = Workshop.__new__(Workshop)
+    shop = NodeServices.__new__(NodeServices)
     spool, shipper = (
         SimpleNamespace(add=lambda *_: None, write=lambda _, data: written.append(data)),
         SimpleNamespace(add=lambda _: None),
@@ -78,9 +78,9 @@ def test_a_line_of_ours_in_a_jobs_log_may_name_any_file(tmp_path):
 
 def test_a_node_whose_name_is_no_text_says_hello_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu\udcff7")
-    assert probes.node_facts(str(tmp_path)).hostname == "gpu?7"
+    assert devices.node_facts(str(tmp_path)).hostname == "gpu?7"
 
 
 @pytest.mark.parametrize(("text", "shown"), [("plain", "plain"), ("grün", "grün"), ("a\udc80\ud800b", "a??b")])
 def test_legible_text_is_left_as_it_is(text, shown):
-    assert legible(text) == shown
+    assert replace_invalid_utf8(text) == shown

@@ -10,18 +10,18 @@ import threading
 import pytest
 
 from phalanx.core.fleet.node import Node, NodeState
+from phalanx.node.head_link.head_address import HeadAddress
+from phalanx.node.head_link.head_connection import HeadAccess
 from phalanx.node.logic import actions as act
-from phalanx.node.logic import happenings as hap
-from phalanx.node.logic.happenings import MemberKey
-from phalanx.node.shell import sampling
-from phalanx.node.shell.fence import KILL_HANDS
-from phalanx.node.shell.head_address import HeadAddress
-from phalanx.node.shell.link import HeadAccess
-from phalanx.node.shell.loop import Loop, NodeSettings
-from phalanx.node.shell.present import Present
-from phalanx.node.shell.probes import node_facts
-from phalanx.node.shell.sampling import Sampler
-from phalanx.node.shell.virtual import VirtualProbe
+from phalanx.node.logic import events as hap
+from phalanx.node.logic.events import MemberKey
+from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.probes import sampling
+from phalanx.node.probes.devices import node_facts
+from phalanx.node.probes.sampling import Sampler
+from phalanx.node.probes.virtual_devices import VirtualProbe
+from phalanx.node.shell.process_control import KILL_THREADS
+from phalanx.node.shell.supervisor_loop import NodeSettings, SupervisorLoop
 from tests.unit.test_kept import make_prepare, member
 
 PATIENCE_S = 30.0
@@ -64,7 +64,7 @@ def loop(tmp_path):
         address="127.0.0.1",
     )
     settings = NodeSettings(node=node, supervisor_id="s", node_key="k", folder=str(tmp_path), access=ACCESS, base={})
-    made = Loop(settings, VirtualProbe("k", 0, 0))
+    made = SupervisorLoop(settings, VirtualProbe("k", 0, 0))
     yield made
     for hands in (made._work, made._fence):
         hands.close(PATIENCE_S)
@@ -72,7 +72,7 @@ def loop(tmp_path):
 
 def put(loop, tmp_path, processes, number=0) -> MemberKey:
     """A member with these processes."""
-    present: Present = member(make_prepare(), 0, tmp_path)
+    present: MemberRuntime = member(make_prepare(), 0, tmp_path)
     present.key = MemberKey(f"job-{number}", 1, 0)
     present.processes = processes
     loop._presents.add(present)
@@ -94,15 +94,15 @@ def full():
 def test_a_freeze_that_fails_is_told_as_none(loop, tmp_path):
     """Found by reading: it was only logged, and the ranks ran on without a lease."""
     key = put(loop, tmp_path, Processes(fault=full()))
-    loop._perform(act.Freeze(key=key))
-    assert told(loop, hap.FreezeDone) == hap.FreezeDone(key=key, still=False)
+    loop._perform(act.FreezeMember(key=key))
+    assert told(loop, hap.FreezeFinished) == hap.FreezeFinished(key=key, frozen=False)
 
 
 def test_a_kill_that_fails_is_told_with_its_fault(loop, tmp_path):
     """Found by reading: it was only logged, and the head waited for the member's end for ever."""
     key = put(loop, tmp_path, Processes(fault=full()))
-    loop._perform(act.Kill(key=key))
-    found = told(loop, hap.Killed)
+    loop._perform(act.KillMember(key=key))
+    found = told(loop, hap.MemberKilled)
     assert (found.key, found.leftover) == (key, ())
     assert "Too many open files" in found.fault
 
@@ -110,14 +110,14 @@ def test_a_kill_that_fails_is_told_with_its_fault(loop, tmp_path):
 def test_a_freeze_waits_for_no_member_whose_processes_will_not_die(loop, tmp_path):
     """Found by reading: with as many of them as there were hands, a freeze came after the lease's margin."""
     gate = threading.Event()
-    dying = [Processes(stuck=gate) for _ in range(KILL_HANDS)]
+    dying = [Processes(stuck=gate) for _ in range(KILL_THREADS)]
     for number, processes in enumerate(dying):
-        loop._perform(act.Kill(key=put(loop, tmp_path, processes, number + 1)))
+        loop._perform(act.KillMember(key=put(loop, tmp_path, processes, number + 1)))
     assert all(processes.killing.wait(PATIENCE_S) for processes in dying)
     key = put(loop, tmp_path, Processes())
-    loop._perform(act.Freeze(key=key))
+    loop._perform(act.FreezeMember(key=key))
     try:
-        assert loop._inbox.get(timeout=PATIENCE_S / 3) == hap.FreezeDone(key=key, still=True)
+        assert loop._inbox.get(timeout=PATIENCE_S / 3) == hap.FreezeFinished(key=key, frozen=True)
     except queue.Empty:
         pytest.fail("the freeze waits behind the kills")
     finally:
@@ -150,8 +150,8 @@ def test_want_of_descriptors_costs_one_sample(tmp_path, monkeypatch, where):
         node_id="n0",
         supervisor_id="s",
         folder=str(tmp_path),
-        busy=lambda: {0: "1"},
-        pids=dict,
+        job_by_device=lambda: {0: "1"},
+        pids_by_device=dict,
         ended=ended,
     )
     sampler._connection.call = lambda *_, **__: sent.set()

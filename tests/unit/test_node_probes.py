@@ -6,9 +6,9 @@ import types
 
 import pytest
 
-from phalanx.node.shell.nvml import open_nvml
-from phalanx.node.shell.probes import node_facts
-from phalanx.node.shell.virtual import VirtualProbe
+from phalanx.node.probes.devices import node_facts
+from phalanx.node.probes.nvml import open_nvml
+from phalanx.node.probes.virtual_devices import VirtualProbe
 
 
 class NvmlError(Exception):

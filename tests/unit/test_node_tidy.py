@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.node.shell import checkpoints
+from phalanx.node.files import checkpoint_folders
 
 
 def test_empty_checkpoint_folders_go_and_others_stay(tmp_path):
@@ -11,10 +11,10 @@ def test_empty_checkpoint_folders_go_and_others_stay(tmp_path):
     for folder in (empty, older, saved / "step-00000001"):
         folder.mkdir(parents=True)
     for folder in (empty, older, saved):
-        checkpoints.tidy(str(folder))
-        checkpoints.tidy(str(folder))
-    checkpoints.tidy("")
-    checkpoints.tidy("s3://bucket/1/epoch-1")
+        checkpoint_folders.remove_empty_folders(str(folder))
+        checkpoint_folders.remove_empty_folders(str(folder))
+    checkpoint_folders.remove_empty_folders("")
+    checkpoint_folders.remove_empty_folders("s3://bucket/1/epoch-1")
     assert sorted(path.relative_to(root).as_posix() for path in root.rglob("*")) == [
         "2",
         "2/epoch-2",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.node.logic.warm import WarmCommand, early_environment, warm_argv
+from phalanx.node.logic.warm_start import WarmCommand, parse_warm_command, startup_environment
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from phalanx.node.logic.warm import WarmCommand, early_environment, warm_argv
 )
 def test_a_plain_python_command_starts_warm(command, expected):
     interpreter, unbuffered, script, module, arguments = expected
-    assert warm_argv(command) == WarmCommand(
+    assert parse_warm_command(command) == WarmCommand(
         interpreter=interpreter, unbuffered=unbuffered, script=script, module=module, arguments=arguments
     )
 
@@ -59,7 +59,7 @@ def test_a_plain_python_command_starts_warm(command, expected):
     ],
 )
 def test_anything_else_starts_cold(command):
-    assert warm_argv(command) is None
+    assert parse_warm_command(command) is None
 
 
 def test_the_zygote_shares_what_is_read_before_the_script_runs_and_no_secret():
@@ -79,8 +79,17 @@ def test_the_zygote_shares_what_is_read_before_the_script_runs_and_no_secret():
         "WORLD_SIZE": "4",
         "TF_CONFIG": "{}",
     }
-    assert set(early_environment(env)) == {"PYTHONPATH", "OMP_NUM_THREADS", "TORCH_LOGS", "LD_PRELOAD", "LANG", "PATH"}
+    assert set(startup_environment(env)) == {
+        "PYTHONPATH",
+        "OMP_NUM_THREADS",
+        "TORCH_LOGS",
+        "LD_PRELOAD",
+        "LANG",
+        "PATH",
+    }
 
 
 def test_the_order_of_the_environment_does_not_matter():
-    assert list(early_environment({"PATH": "1", "LANG": "2"})) == list(early_environment({"LANG": "2", "PATH": "1"}))
+    assert list(startup_environment({"PATH": "1", "LANG": "2"})) == list(
+        startup_environment({"LANG": "2", "PATH": "1"})
+    )

@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from phalanx.node.logic.pace import BUSY_LIMIT_S, GAPS_MIN, Pace
+from phalanx.node.logic.hang_detector import BUSY_LIMIT_S, GAPS_MIN, HangDetector
 
 
 class Member:
     """Ranks of one node and the clock; the supervisor looks twice a second."""
 
     def __init__(self, *, timeout_s=20.0, restarts=0, ranks=1):
-        self.pace = Pace(timeout_s, restarts=restarts)
+        self.pace = HangDetector(timeout_s, restarts=restarts)
         self.now_s = 100.0
         self.step = 0
         self.ranks = ranks
@@ -25,7 +25,7 @@ class Member:
         end_s = self.now_s + seconds
         while self.now_s + 0.5 <= end_s:
             self.now_s += 0.5
-            if silence := self.pace.look(self.ns):
+            if silence := self.pace.check(self.ns):
                 self.found.append(silence)
         self.now_s = end_s
         return self
@@ -35,7 +35,7 @@ class Member:
             self.passes(every_s)
             self.step += 1
             for rank in range(self.ranks):
-                self.pace.stepped(rank, self.step, self.ns)
+                self.pace.record_step(rank, self.step, self.ns)
         return self
 
 
@@ -77,14 +77,14 @@ def test_evaluation_that_was_seen_once_is_no_hang_later_though_it_is_rarer_than_
 
 def test_rank_that_says_it_is_busy_is_believed_for_an_hour():
     member = Member().steps(30)
-    member.pace.busy()
+    member.pace.mark_busy()
     assert member.passes(BUSY_LIMIT_S - 1.0).found == []
     assert member.passes(5.0).found != []
 
 
 def test_step_ends_being_busy():
     member = Member().steps(30)
-    member.pace.busy()
+    member.pace.mark_busy()
     assert member.steps(1).passes(15.0).found != []
 
 
@@ -123,5 +123,5 @@ def test_bursts_of_reports_do_not_make_the_limit_nothing():
     """Reports that waited in the pipe come at once: gaps of zero; the floor stays."""
     member = Member()
     for step in range(1, 50):
-        member.pace.stepped(0, step, member.ns)
+        member.pace.record_step(0, step, member.ns)
     assert member.pace.limit_s == pytest.approx(10.0)

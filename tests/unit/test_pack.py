@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from phalanx.client.pack import pack
+from phalanx.client.workdir_archive import archive_workdir
 from phalanx.core.errors import BadFile, TooLarge
 
 
@@ -39,10 +39,10 @@ def test_gitignore_is_obeyed_at_every_level(tmp_path):
             ".git/config": "x",
         },
     )
-    packed = pack(str(folder))
+    packed = archive_workdir(str(folder))
     assert names(packed) == [".gitignore", "keep.log", "src", "src/.gitignore", "src/a.log", "src/top.txt", "train.py"]
     assert packed.files == 6
-    assert packed.left_out == ()
+    assert packed.skipped == ()
 
 
 def test_rules_above_a_subfolder_of_a_repository_hold_too(tmp_path):
@@ -57,12 +57,12 @@ def test_rules_above_a_subfolder_of_a_repository_hold_too(tmp_path):
             "job/private/x": "",
         },
     )
-    assert names(pack(str(tmp_path / "job"))) == ["a.py"]
+    assert names(archive_workdir(str(tmp_path / "job"))) == ["a.py"]
 
 
 def test_without_a_repository_rules_above_do_not_count(tmp_path):
     lay(tmp_path, {".gitignore": "*.pt\n", "job/m.pt": ""})
-    assert names(pack(str(tmp_path / "job"))) == ["m.pt"]
+    assert names(archive_workdir(str(tmp_path / "job"))) == ["m.pt"]
 
 
 def test_equal_folders_have_equal_bytes(tmp_path):
@@ -70,9 +70,9 @@ def test_equal_folders_have_equal_bytes(tmp_path):
     one, two = lay(tmp_path / "one", files), lay(tmp_path / "two", dict(reversed(files.items())))
     os.utime(two / "b.py", (1, 1))
     os.chmod(two / "b.py", 0o600)
-    assert pack(str(one)).sha256 == pack(str(two)).sha256
+    assert archive_workdir(str(one)).sha256 == archive_workdir(str(two)).sha256
     os.chmod(two / "z.sh", 0o755)
-    assert pack(str(one)).sha256 != pack(str(two)).sha256
+    assert archive_workdir(str(one)).sha256 != archive_workdir(str(two)).sha256
 
 
 def test_links_stay_links_and_those_that_lead_outside_stay_here(tmp_path):
@@ -82,9 +82,9 @@ def test_links_stay_links_and_those_that_lead_outside_stay_here(tmp_path):
     os.symlink("/etc/passwd", folder / "absolute")
     os.symlink("../../elsewhere", folder / "sub" / "out")
     os.mkfifo(folder / "pipe")
-    packed = pack(str(folder))
+    packed = archive_workdir(str(folder))
     assert names(packed) == ["a.py", "inside", "sub", "sub/b.py", "sub/up"]
-    assert sorted(packed.left_out) == [
+    assert sorted(packed.skipped) == [
         "absolute (a link to /etc/passwd, outside the folder)",
         "pipe (neither file, folder nor link)",
         "sub/out (a link to ../../elsewhere, outside the folder)",
@@ -94,7 +94,7 @@ def test_links_stay_links_and_those_that_lead_outside_stay_here(tmp_path):
 def test_a_folder_that_is_a_loop_of_links_ends(tmp_path):
     folder = lay(tmp_path / "job", {"a.py": "x"})
     os.symlink(".", folder / "again")
-    assert names(pack(str(folder))) == ["a.py", "again"]
+    assert names(archive_workdir(str(folder))) == ["a.py", "again"]
 
 
 def test_too_large_names_the_largest(tmp_path):
@@ -103,14 +103,14 @@ def test_too_large_names_the_largest(tmp_path):
         with open(folder / f"w{index}.pt", "wb") as file:
             file.truncate(size << 20)
     with pytest.raises(TooLarge, match=r"w1\.pt \(60 MiB\), w2\.pt \(50 MiB\), w3\.pt") as caught:
-        pack(str(folder))
+        archive_workdir(str(folder))
     assert ".gitignore" in caught.value.hint
     assert caught.value.exit_code == 78
 
 
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(BadFile, match="nowhere"):
-        pack(str(tmp_path / "nowhere"))
+        archive_workdir(str(tmp_path / "nowhere"))
 
 
 def test_odd_names_travel(tmp_path):
@@ -119,4 +119,4 @@ def test_odd_names_travel(tmp_path):
     for name in (b"with space", b"ume\xcc\x88", b"not-utf8-\xff", b"n" * 200):
         with open(os.path.join(os.fsencode(folder), name), "wb"):
             pass
-    assert len(names(pack(str(folder)))) == 4
+    assert len(names(archive_workdir(str(folder)))) == 4

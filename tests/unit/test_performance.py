@@ -5,37 +5,46 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.performance.collectives import Network
-from phalanx.core.performance.machine import Machine, Measured
-from phalanx.core.performance.memory import Part, in_flight, memory_of
-from phalanx.core.performance.model import Mixture, Model
-from phalanx.core.performance.step import Item, Method, Task, step_time
-from phalanx.core.performance.uncertainty import interval_s
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.layout import Layout, Recompute, parse_layout
-from phalanx.facts.coefficients import physics, stack_named, stacks
-from phalanx.facts.gpus import gpu_named
-from phalanx.facts.machines import machine_for
+from phalanx.planner.cost.collectives import RankNetwork
+from phalanx.planner.cost.machine import Machine, MeasuredRates
+from phalanx.planner.cost.memory import MemoryItem, estimate_memory, micro_batches_in_flight
+from phalanx.planner.cost.model_shape import MixtureOfExperts, ModelShape
+from phalanx.planner.cost.step_time import (
+    StepItem,
+    TrainingMethod,
+    TrainingTask,
+    step_time,
+)
+from phalanx.planner.cost.uncertainty import interval_s
+from phalanx.planner.facts.coefficient_table import find_stack, physics, stacks
+from phalanx.planner.facts.gpus import find_gpu
+from phalanx.planner.facts.machines import build_machine
 
-LLAMA_8B = Model(name="llama-3-8b", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256)
-EXPERTS = replace(LLAMA_8B, name="8x", mixture=Mixture(experts=8, per_token=2, ffn=14336))
+LLAMA_8B = ModelShape(
+    name="llama-3-8b", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256
+)
+EXPERTS = replace(LLAMA_8B, name="8x", mixture=MixtureOfExperts(experts=8, per_token=2, ffn=14336))
 GB = 1e9
 
 
 def machine(nodes=1, gpu="h100", per_node=8, network_gbit=400, **more):
     return Machine(
-        gpu=gpu_named(gpu).gpu, nodes=nodes, gpus_per_node=per_node, network_bytes_per_s=network_gbit * 1e9 / 8, **more
+        gpu=find_gpu(gpu).gpu, nodes=nodes, gpus_per_node=per_node, network_bytes_per_s=network_gbit * 1e9 / 8, **more
     )
 
 
 def step(layout, model=LLAMA_8B, seq=8192, on=None, stack="fsdp2-compile", **task):
     layout = parse_layout(layout) if isinstance(layout, str) else layout
     on = on or machine(nodes=-(-layout.ranks // 8))
-    return step_time(Task(model=model, seq=seq, **task), layout, on, physics(), stack_named(stack))
+    return step_time(TrainingTask(model=model, seq=seq, **task), layout, on, physics(), find_stack(stack))
 
 
 def memory(layout, model=LLAMA_8B, seq=8192, gpu="h100", stack="fsdp2-compile", **task):
-    return memory_of(Task(model=model, seq=seq, **task), parse_layout(layout), gpu_named(gpu).gpu, stacks()[stack])
+    return estimate_memory(
+        TrainingTask(model=model, seq=seq, **task), parse_layout(layout), find_gpu(gpu).gpu, stacks()[stack]
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- time
@@ -51,59 +60,61 @@ def test_matrix_products_take_what_their_work_takes():
     one = step("dp=8")
     flops = 6.0 * (LLAMA_8B.parameters - 2 * LLAMA_8B.vocab * LLAMA_8B.hidden) * 8192
     assert (
-        0.85 < flops / gpu_named("h100").gpu.best_flops["bf16"] / physics().matmul_share / one.items[Item.MATMUL] < 1.0
+        0.85
+        < flops / find_gpu("h100").gpu.best_flops["bf16"] / physics().matmul_share / one.items[StepItem.MATMUL]
+        < 1.0
     )
 
 
 def test_full_recomputation_is_one_more_forward_pass():
     plain, again = step("dp=8"), step("dp=8,recompute=full")
-    assert plain.items[Item.AGAIN] == 0.0
-    assert again.items[Item.AGAIN] > 0.3 * plain.items[Item.MATMUL]
+    assert plain.items[StepItem.RECOMPUTATION] == 0.0
+    assert again.items[StepItem.RECOMPUTATION] > 0.3 * plain.items[StepItem.MATMUL]
 
 
 def test_the_bubble_is_stages_less_one_over_micro_batches():
     few, many = step("pp=8,accumulate=8"), step("pp=8,accumulate=64")
-    assert math.isclose(few.items[Item.BUBBLE], many.items[Item.BUBBLE])
-    assert 0.6 < few.items[Item.BUBBLE] / (few.total_s - few.items[Item.BUBBLE]) < 7 / 8
+    assert math.isclose(few.items[StepItem.BUBBLE], many.items[StepItem.BUBBLE])
+    assert 0.6 < few.items[StepItem.BUBBLE] / (few.total_s - few.items[StepItem.BUBBLE]) < 7 / 8
 
 
 def test_interleaving_divides_the_bubble_and_multiplies_the_sends():
     plain, runs = step("pp=4,accumulate=16"), step("pp=4,vpp=4,accumulate=16")
-    assert runs.items[Item.BUBBLE] < plain.items[Item.BUBBLE] / 3
-    assert math.isclose(runs.items[Item.PIPELINE], 4 * plain.items[Item.PIPELINE])
+    assert runs.items[StepItem.BUBBLE] < plain.items[StepItem.BUBBLE] / 3
+    assert math.isclose(runs.items[StepItem.PIPELINE], 4 * plain.items[StepItem.PIPELINE])
 
 
 def test_tensor_parallel_over_the_network_costs_more_than_over_links():
     inside, across = step("tp=8,dp=2"), step("tp=16")
-    assert across.items[Item.TENSOR] > 1.4 * inside.items[Item.TENSOR]
+    assert across.items[StepItem.TENSOR] > 1.4 * inside.items[StepItem.TENSOR]
 
 
 def test_a_naive_order_puts_tensor_parallel_on_the_network():
     planned = parse_layout("tp=2,dp=8")
     naive = parse_layout("tp=2,dp=8,order=replicate-context-shard-pipeline-tensor")
     slow = machine(nodes=2, network_gbit=100)
-    assert step(naive, on=slow).items[Item.TENSOR] > 5 * step(planned, on=slow).items[Item.TENSOR]
+    assert step(naive, on=slow).items[StepItem.TENSOR] > 5 * step(planned, on=slow).items[StepItem.TENSOR]
 
 
 def test_sharded_parameters_hide_behind_large_micro_batches():
     small, large = step("fsdp=64"), step("fsdp=64,mbs=4")
-    assert small.items[Item.SHARD] / small.total_s > large.items[Item.SHARD] / large.total_s
+    assert small.items[StepItem.SHARD] / small.total_s > large.items[StepItem.SHARD] / large.total_s
 
 
 def test_sharded_weights_in_4_bits_are_gathered_in_4_bits_whatever_the_precision_of_the_products():
     slow = machine(nodes=2, network_gbit=0.01)  # next to it nothing else counts
 
     def gathered_s(method, words):
-        return step(f"fsdp=16{words}", on=slow, method=method).items[Item.SHARD]
+        return step(f"fsdp=16{words}", on=slow, method=method).items[StepItem.SHARD]
 
-    full = gathered_s(Method.LORA, "")
-    assert 0.25 < gathered_s(Method.QLORA, "") / full < 0.27
-    assert 0.25 < gathered_s(Method.QLORA, ",precision=fp32") / full < 0.27
+    full = gathered_s(TrainingMethod.LORA, "")
+    assert 0.25 < gathered_s(TrainingMethod.QLORA, "") / full < 0.27
+    assert 0.25 < gathered_s(TrainingMethod.QLORA, ",precision=fp32") / full < 0.27
 
 
 def test_a_mixture_keeps_the_host_as_busy_with_all_experts_here_as_with_them_spread():
     small = replace(EXPERTS, layers=24, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=512, vocab=1024)
-    small = replace(small, mixture=Mixture(experts=8, per_token=2, ffn=512))
+    small = replace(small, mixture=MixtureOfExperts(experts=8, per_token=2, ffn=512))
     together, spread = (step(layout, small, seq=128) for layout in ("dp=8", "dp=8,ep=8"))
     host_s = 24 * 2 * 2 * stacks()["fsdp2-compile"].host_s  # both passes, twice the kernels
     assert together.total_s > host_s
@@ -111,29 +122,29 @@ def test_a_mixture_keeps_the_host_as_busy_with_all_experts_here_as_with_them_spr
 
 
 def test_a_tiny_model_is_as_slow_as_its_host():
-    tiny = Model(name="tiny", layers=24, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=1024, vocab=1000)
+    tiny = ModelShape(name="tiny", layers=24, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=1024, vocab=1000)
     one = step("single", model=tiny, seq=128, stack="fsdp2-eager")
-    assert one.items[Item.HOST] > 0.9 * (one.total_s - one.items[Item.FIXED])
+    assert one.items[StepItem.HOST] > 0.9 * (one.total_s - one.items[StepItem.FIXED])
     assert one.total_s > 24 * 2 * stacks()["fsdp2-eager"].host_s
 
 
 def test_eight_bits_are_faster_where_the_device_has_them_and_change_nothing_elsewhere():
     eight, sixteen = step("dp=8,precision=fp8"), step("dp=8")
-    assert eight.items[Item.MATMUL] < 0.65 * sixteen.items[Item.MATMUL]
-    assert eight.items[Item.ATTENTION] == sixteen.items[Item.ATTENTION]
+    assert eight.items[StepItem.MATMUL] < 0.65 * sixteen.items[StepItem.MATMUL]
+    assert eight.items[StepItem.ATTENTION] == sixteen.items[StepItem.ATTENTION]
     old = machine(gpu="a100-80gb")
     assert step("dp=8,precision=fp8", on=old).total_s == step("dp=8", on=old).total_s
 
 
 def test_adapters_spare_the_gradients_of_the_weights():
-    full, lora = step("dp=8"), step("dp=8", method=Method.LORA)
-    assert 0.6 < lora.items[Item.MATMUL] / full.items[Item.MATMUL] < 0.7
+    full, lora = step("dp=8"), step("dp=8", method=TrainingMethod.LORA)
+    assert 0.6 < lora.items[StepItem.MATMUL] / full.items[StepItem.MATMUL] < 0.7
 
 
 def test_a_token_visits_two_of_eight_experts():
     dense, mixed = step("dp=8"), step("dp=8", model=EXPERTS)
-    assert 1.5 < mixed.items[Item.MATMUL] / dense.items[Item.MATMUL] < 2.2
-    assert mixed.items[Item.EXPERT] == 0.0
+    assert 1.5 < mixed.items[StepItem.MATMUL] / dense.items[StepItem.MATMUL] < 2.2
+    assert mixed.items[StepItem.EXPERT] == 0.0
 
 
 def test_experts_on_other_ranks_are_reached_by_all_to_all():
@@ -141,57 +152,57 @@ def test_experts_on_other_ranks_are_reached_by_all_to_all():
         step("dp=8,ep=8", model=EXPERTS),
         step("dp=64,ep=8,order=replicate-tensor-context-shard-pipeline", model=EXPERTS),
     )
-    assert near.items[Item.EXPERT] > 0.0
-    assert far.items[Item.EXPERT] >= near.items[Item.EXPERT]
+    assert near.items[StepItem.EXPERT] > 0.0
+    assert far.items[StepItem.EXPERT] >= near.items[StepItem.EXPERT]
 
 
 def test_what_was_measured_goes_before_what_the_tables_say():
-    found = Measured(flops={"bf16": 100e12}, within_bytes_per_s=10e9)
+    found = MeasuredRates(flops={"bf16": 100e12}, within_bytes_per_s=10e9)
     known, measured = step("tp=8"), step("tp=8", on=machine(measured=found))
-    assert measured.items[Item.MATMUL] > 5 * known.items[Item.MATMUL]
-    assert measured.items[Item.TENSOR] > 10 * known.items[Item.TENSOR]
+    assert measured.items[StepItem.MATMUL] > 5 * known.items[StepItem.MATMUL]
+    assert measured.items[StepItem.TENSOR] > 10 * known.items[StepItem.TENSOR]
 
 
 # ----------------------------------------------------------------------------------------------------------- exchanges
 
 
 def test_a_group_enters_a_node_through_as_many_ports_as_it_has_devices_there():
-    network = Network(machine(nodes=4), physics())
+    network = RankNetwork(machine(nodes=4), physics())
     one, eight = network.group(4, 8), network.group(32, 1)
     assert (one.near, eight.near) == (1, 8)
     assert math.isclose(eight.bytes_per_s, min(network.near_bytes_per_s, 8 * one.bytes_per_s))
 
 
 def test_nothing_is_exchanged_alone():
-    network = Network(machine(), physics())
+    network = RankNetwork(machine(), physics())
     assert network.group(1, 1).all_reduce_s(1e9) == 0.0
     assert network.all_to_all_s(network.group(1, 1), 1e9) == 0.0
 
 
 def test_an_nvlink_domain_of_nine_trays_is_one_island():
-    assert Network(machine(nodes=18, gpu="gb200", per_node=4), physics()).island == 72
+    assert RankNetwork(machine(nodes=18, gpu="gb200", per_node=4), physics()).island == 72
 
 
 def test_links_of_a_server_do_not_reach_other_servers():
-    alone, together = (Network(machine_for(parse_gpus(gpus)), physics()) for gpus in ("8xh100:1", "h100:8"))
+    alone, together = (RankNetwork(build_machine(parse_gpus(gpus)), physics()) for gpus in ("8xh100:1", "h100:8"))
     assert (alone.island, together.island) == (1, 8)
     assert alone.group(8, 1).bytes_per_s < 0.2 * together.group(8, 1).bytes_per_s
 
 
 def test_nodes_of_two_link_domains_are_taken_evenly():
-    network = Network(machine_for(parse_gpus("32xgb200:4")), physics())
+    network = RankNetwork(build_machine(parse_gpus("32xgb200:4")), physics())
     assert network.island == 64
     assert network.group(16, 1).near == 16
 
 
 def test_a_group_that_lies_across_two_nodes_talks_over_the_network():
-    network = Network(machine(nodes=2, per_node=6), physics())
+    network = RankNetwork(machine(nodes=2, per_node=6), physics())
     assert network.group(2, 1).near == 2
     assert network.group(4, 1).near == 2  # 0 to 3 share a node, 4 to 7 do not
 
 
 def test_bridged_cards_use_pcie_in_wider_groups_within_the_node_and_beyond():
-    network = Network(machine(nodes=2, gpu="h100-nvl"), physics())
+    network = RankNetwork(machine(nodes=2, gpu="h100-nvl"), physics())
     assert network.group(2, 1).bytes_per_s > network.group(8, 1).bytes_per_s
     assert network.group(16, 1).bytes_per_s <= network.pcie_bytes_per_s
     assert network.hop_bytes_per_s(4) == network.pcie_bytes_per_s
@@ -199,8 +210,8 @@ def test_bridged_cards_use_pcie_in_wider_groups_within_the_node_and_beyond():
 
 def test_a_measured_all_to_all_goes_before_what_links_promise():
     known = machine(nodes=2)
-    slow = replace(known, measured=Measured(all_to_all_within_bytes_per_s=1e9, all_to_all_between_bytes_per_s=1e8))
-    sent = [Network(one, physics()) for one in (known, slow)]
+    slow = replace(known, measured=MeasuredRates(all_to_all_within_bytes_per_s=1e9, all_to_all_between_bytes_per_s=1e8))
+    sent = [RankNetwork(one, physics()) for one in (known, slow)]
     for size in (8, 16):
         fast, slower = (network.all_to_all_s(network.group(size, 1), 1e8) for network in sent)
         assert slower > 10 * fast
@@ -209,26 +220,34 @@ def test_a_measured_all_to_all_goes_before_what_links_promise():
 def test_replicas_sum_only_the_shard_that_context_parallel_leaves():
     two = machine(nodes=4)
     plain, split = step("fsdp=8,dp=4", on=two), step("cp=2,fsdp=4,dp=4,zero=3", on=two)
-    assert math.isclose(plain.items[Item.GRADIENTS], split.items[Item.GRADIENTS], rel_tol=0.01)
+    assert math.isclose(plain.items[StepItem.GRADIENTS], split.items[StepItem.GRADIENTS], rel_tol=0.01)
 
 
 def test_thirty_two_bits_are_twice_as_much_to_keep_and_to_send():
     half, whole = step("tp=8,sp=1"), step("tp=8,sp=1,precision=fp32")
-    assert whole.items[Item.TENSOR] > 1.8 * half.items[Item.TENSOR]
-    assert whole.items[Item.SMALL] > 1.9 * half.items[Item.SMALL]
-    held = [memory(f"tp=8,sp=1,precision={name}").items[Part.ACTIVATIONS] for name in ("bf16", "fp32")]
+    assert whole.items[StepItem.TENSOR] > 1.8 * half.items[StepItem.TENSOR]
+    assert whole.items[StepItem.ELEMENTWISE] > 1.9 * half.items[StepItem.ELEMENTWISE]
+    held = [memory(f"tp=8,sp=1,precision={name}").items[MemoryItem.ACTIVATIONS] for name in ("bf16", "fp32")]
     assert math.isclose(2.0 * held[0], held[1])
 
 
 def test_four_bit_weights_are_unpacked_in_each_pass():
-    lora, qlora = (step("tp=8", method=method).items[Item.SMALL] for method in (Method.LORA, Method.QLORA))
-    again = [step("tp=8,recompute=full", method=method).items[Item.AGAIN] for method in (Method.LORA, Method.QLORA)]
+    lora, qlora = (
+        step("tp=8", method=method).items[StepItem.ELEMENTWISE]
+        for method in (TrainingMethod.LORA, TrainingMethod.QLORA)
+    )
+    again = [
+        step("tp=8,recompute=full", method=method).items[StepItem.RECOMPUTATION]
+        for method in (TrainingMethod.LORA, TrainingMethod.QLORA)
+    ]
     assert qlora > lora
     assert again[1] > again[0]
 
 
 def test_frozen_weights_pass_gradients_of_keys_and_values_round_all_the_same():
-    full, lora = (step("cp=8", method=method).items[Item.CONTEXT] for method in (Method.FULL, Method.LORA))
+    full, lora = (
+        step("cp=8", method=method).items[StepItem.CONTEXT] for method in (TrainingMethod.FULL, TrainingMethod.LORA)
+    )
     assert full == lora
 
 
@@ -242,26 +261,26 @@ def test_the_stage_with_most_layers_is_the_fullest():
 
 def test_full_training_keeps_sixteen_bytes_a_parameter():
     held = memory("fsdp=8", model=LLAMA_8B)
-    states = sum(held.items[part] for part in (Part.PARAMETERS, Part.GRADIENTS, Part.STATES)) * 8
+    states = sum(held.items[part] for part in (MemoryItem.PARAMETERS, MemoryItem.GRADIENTS, MemoryItem.STATES)) * 8
     assert 0.99 < states / (16 * LLAMA_8B.parameters) < 1.01
 
 
-@pytest.mark.parametrize(("zero", "split"), [(1, [Part.STATES]), (2, [Part.STATES, Part.GRADIENTS])])
+@pytest.mark.parametrize(("zero", "split"), [(1, [MemoryItem.STATES]), (2, [MemoryItem.STATES, MemoryItem.GRADIENTS])])
 def test_each_degree_of_zero_splits_one_thing_more(zero, split):
     whole, less = memory("dp=8", stack="deepspeed"), memory(f"fsdp=8,zero={zero}", stack="deepspeed")
-    for part in (Part.PARAMETERS, Part.GRADIENTS, Part.STATES):
+    for part in (MemoryItem.PARAMETERS, MemoryItem.GRADIENTS, MemoryItem.STATES):
         assert math.isclose(less.items[part] * (8 if part in split else 1), whole.items[part])
 
 
 def test_recomputation_keeps_only_what_enters_a_block():
-    none, selective, full = (memory(f"fsdp=8,recompute={what}").items[Part.ACTIVATIONS] for what in Recompute)
+    none, selective, full = (memory(f"fsdp=8,recompute={what}").items[MemoryItem.ACTIVATIONS] for what in Recompute)
     assert full < 0.5 * selective < 0.5 * none
 
 
 def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages():
-    assert in_flight(Layout(pipeline=4, micro_batches=16)) == 4.0
-    assert in_flight(Layout(pipeline=4, micro_batches=2)) == 2.0
-    assert in_flight(Layout(pipeline=4, interleave=2, micro_batches=16)) == 5.5
+    assert micro_batches_in_flight(Layout(pipeline=4, micro_batches=16)) == 4.0
+    assert micro_batches_in_flight(Layout(pipeline=4, micro_batches=2)) == 2.0
+    assert micro_batches_in_flight(Layout(pipeline=4, interleave=2, micro_batches=16)) == 5.5
 
 
 def test_the_published_eight_billion_run_fits_as_it_was_measured():
@@ -270,7 +289,10 @@ def test_the_published_eight_billion_run_fits_as_it_was_measured():
 
 
 def test_four_bit_weights_take_a_quarter():
-    lora, qlora = (memory("single", method=method).items[Part.PARAMETERS] for method in (Method.LORA, Method.QLORA))
+    lora, qlora = (
+        memory("single", method=method).items[MemoryItem.PARAMETERS]
+        for method in (TrainingMethod.LORA, TrainingMethod.QLORA)
+    )
     assert 0.25 < qlora / lora < 0.3
 
 
@@ -279,7 +301,7 @@ def test_four_bit_weights_take_a_quarter():
 
 def test_the_truth_is_expected_in_the_middle_of_its_interval():
     one = step("dp=8")
-    low_s, high_s = interval_s(one, physics(), 0.1, gpu_named("h100").gpu, mixture=False)
+    low_s, high_s = interval_s(one, physics(), 0.1, find_gpu("h100").gpu, mixture=False)
     assert low_s < one.total_s < high_s
     assert math.isclose(low_s * high_s, one.total_s**2)
 
@@ -295,9 +317,9 @@ def test_a_step_that_waits_for_the_network_is_less_sure():
 
 def test_an_unseen_device_and_a_mixture_widen_the_interval():
     one = step("dp=8")
-    known = interval_s(one, physics(), 0.05, gpu_named("h100").gpu, mixture=False)
-    other = interval_s(one, physics(), 0.05, gpu_named("b200").gpu, mixture=False)
-    mixed = interval_s(one, physics(), 0.05, gpu_named("h100").gpu, mixture=True)
+    known = interval_s(one, physics(), 0.05, find_gpu("h100").gpu, mixture=False)
+    other = interval_s(one, physics(), 0.05, find_gpu("b200").gpu, mixture=False)
+    mixed = interval_s(one, physics(), 0.05, find_gpu("h100").gpu, mixture=True)
     assert other[1] > known[1]
     assert mixed[1] > known[1]
 

@@ -10,21 +10,29 @@ from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
-from phalanx.core.scheduling.submission import plan_notes, with_whole_groups
-from phalanx.core.state.commands import Prepare, StartTasks
-from phalanx.core.work.allocation import Allocation, Grant
-from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.layout import PRECISIONS, Axis, Layout, Recompute, checked, layout_from_json, parse_layout
-from phalanx.core.work.planned import layout_of, layout_text, tensor_span
-from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.surroundings import (
-    Surroundings,
-    linked_nodes,
-    surroundings_from_json,
-    surroundings_of,
-    surroundings_to_json,
+from phalanx.core.scheduling.submission import plan_notes, with_whole_tensor_groups
+from phalanx.core.state.commands import PrepareTasks, StartTasks
+from phalanx.core.work.allocation import Allocation, NodeGrant
+from phalanx.core.work.gang_topology import (
+    GangTopology,
+    gang_topology,
+    gang_topology_from_json,
+    gang_topology_to_json,
+    linked_run_length,
 )
-from phalanx.node.logic.environment import Folders, NodeView, rank_environment
+from phalanx.core.work.gpus import GpuRequest
+from phalanx.core.work.layout import (
+    PRECISIONS,
+    Axis,
+    Layout,
+    Recompute,
+    layout_from_json,
+    parse_layout,
+    validated_layout,
+)
+from phalanx.core.work.plan_key import layout_text, planned_layout, tensor_span
+from phalanx.core.work.request import spec_from_mapping
+from phalanx.node.logic.environment import MemberFolders, NodeContext, rank_environment
 
 
 def spec(**keys):
@@ -111,7 +119,7 @@ degrees = st.sampled_from([1, 2, 3, 8])
 )
 def test_any_layout_that_can_be_reads_back_from_its_words(layout):
     try:
-        checked(layout)
+        validated_layout(layout)
     except BadRequest:
         return
     assert parse_layout(layout_text(layout)) == layout
@@ -156,24 +164,26 @@ def test_words_of_others_lead_to_plan():
 
 def test_tensor_groups_stay_inside_a_node():
     fleet = [node(f"n{at}", 8) for at in range(4)]
-    shaped = with_whole_groups(spec(plan="tp=8,fsdp=2"), fleet)
+    shaped = with_whole_tensor_groups(spec(plan="tp=8,fsdp=2"), fleet)
     assert shaped.role.gpus == GpuRequest(total=16, nodes=2, per_node=8)
     assert plan_notes(shaped, fleet) == ["layout tp=8,fsdp=2: 16 ranks"]
 
 
 def test_twelve_ranks_of_pairs_go_on_three_nodes_of_four():
     fleet = [node(f"n{at}", 4) for at in range(4)]
-    assert with_whole_groups(spec(plan="tp=2,dp=6"), fleet).role.gpus == GpuRequest(total=12, nodes=3, per_node=4)
+    assert with_whole_tensor_groups(spec(plan="tp=2,dp=6"), fleet).role.gpus == GpuRequest(
+        total=12, nodes=3, per_node=4
+    )
 
 
 def test_pairs_on_nodes_of_three_leave_a_device_idle_rather_than_cross():
     fleet = [node(f"n{at}", 3) for at in range(4)]
-    assert with_whole_groups(spec(plan="tp=2,dp=3"), fleet).role.gpus == GpuRequest(total=6, nodes=3, per_node=2)
+    assert with_whole_tensor_groups(spec(plan="tp=2,dp=3"), fleet).role.gpus == GpuRequest(total=6, nodes=3, per_node=2)
 
 
 def test_group_wider_than_a_node_is_told():
     fleet = [node(f"n{at}", 4) for at in range(4)]
-    wide = with_whole_groups(spec(plan="tp=8,dp=2"), fleet)
+    wide = with_whole_tensor_groups(spec(plan="tp=8,dp=2"), fleet)
     assert wide.role.gpus.nodes is None
     assert plan_notes(wide, fleet)[1] == "tensor parallel over 8 ranks crosses nodes: a node of this job has 4"
     racked = [node(f"n{at}", 4, nvlink="r0") for at in range(4)]
@@ -183,7 +193,7 @@ def test_group_wider_than_a_node_is_told():
 def test_shape_that_cuts_groups_is_told_and_kept():
     fleet = [node(f"n{at}", 4) for at in range(4)]
     asked = spec(plan="tp=2,dp=3", gpus="2x3")
-    assert with_whole_groups(asked, fleet) == asked
+    assert with_whole_tensor_groups(asked, fleet) == asked
     assert "some groups cross nodes" in plan_notes(asked, fleet)[1]
 
 
@@ -203,7 +213,7 @@ def test_auto_is_told():
 def allocation(*names, gpus=2):
     return Allocation(
         grants=tuple(
-            Grant(
+            NodeGrant(
                 node_id=NodeId(name),
                 node_rank=rank,
                 devices=tuple(range(gpus)),
@@ -219,8 +229,8 @@ def allocation(*names, gpus=2):
 
 def test_surroundings_are_what_the_gang_was_given():
     fleet = {name: node(name, 4, network="400gbit", nvlink=f"rack{name < 'c'}") for name in "abcd"}
-    found = surroundings_of(allocation(*"abcd"), fleet)
-    assert found == Surroundings(
+    found = gang_topology(allocation(*"abcd"), fleet)
+    assert found == GangTopology(
         gpu="NVIDIA H100 80GB HBM3",
         memory_bytes=80 << 30,
         virtual=False,
@@ -229,39 +239,39 @@ def test_surroundings_are_what_the_gang_was_given():
         linked_nodes=2,
         network_gbit=400.0,
     )
-    assert surroundings_from_json(json.loads(json.dumps(surroundings_to_json(found)))) == found
-    assert surroundings_of(allocation("a", "gone"), fleet) is None
+    assert gang_topology_from_json(json.loads(json.dumps(gang_topology_to_json(found)))) == found
+    assert gang_topology(allocation("a", "gone"), fleet) is None
 
 
 def test_network_is_told_where_all_nodes_say_the_same():
-    named = surroundings_of(
+    named = gang_topology(
         allocation("a", "b"), {"a": node("a", 2, network="ib-ndr"), "b": node("b", 2, network="ib-ndr")}
     )
     assert named is not None
     assert (named.network, named.network_gbit) == ("ib-ndr", 0.0)
-    mixed = surroundings_of(allocation("a", "b"), {"a": node("a", 2, network="400gbit"), "b": node("b", 2)})
+    mixed = gang_topology(allocation("a", "b"), {"a": node("a", 2, network="400gbit"), "b": node("b", 2)})
     assert mixed is not None
     assert (mixed.network, mixed.network_gbit) == ("", 0.0)
 
 
 def test_nodes_of_unknown_place_are_linked_with_none():
-    assert linked_nodes([node("a", 1), node("b", 1)]) == 1
-    assert linked_nodes([node("a", 1, nvlink="r"), node("b", 1), node("c", 1, nvlink="r")]) == 1
-    assert linked_nodes([node("a", 1, nvlink="r"), node("b", 1, nvlink="r")]) == 2
+    assert linked_run_length([node("a", 1), node("b", 1)]) == 1
+    assert linked_run_length([node("a", 1, nvlink="r"), node("b", 1), node("c", 1, nvlink="r")]) == 1
+    assert linked_run_length([node("a", 1, nvlink="r"), node("b", 1, nvlink="r")]) == 2
 
 
 def test_later_releases_may_say_more_of_a_machine():
     base = {"gpu": "x", "memory_bytes": 1, "virtual": False, "nodes": 1, "gpus_per_node": 1}
-    assert surroundings_from_json({**base, "colour": "red"}).gpu == "x"
+    assert gang_topology_from_json({**base, "colour": "red"}).gpu == "x"
     with pytest.raises(BadRequest, match="PHALANX_MACHINE"):
-        surroundings_from_json({"gpu": "x"})
+        gang_topology_from_json({"gpu": "x"})
     with pytest.raises(BadRequest, match="not a whole number"):
-        surroundings_from_json({**base, "nodes": "two"})
+        gang_topology_from_json({**base, "nodes": "two"})
 
 
 def environment(plan):
     asked = spec(plan=plan, gpus=4)
-    order = Prepare(
+    order = PrepareTasks(
         node_id=NodeId("a"),
         job_id=JobId("7"),
         epoch=Epoch(1),
@@ -275,24 +285,24 @@ def environment(plan):
         deadline_s=None,
         restarts=0,
         mtbf_s=1.0,
-        surroundings=surroundings_of(allocation("a", "b"), {"a": node("a", 2), "b": node("b", 2)}),
+        surroundings=gang_topology(allocation("a", "b"), {"a": node("a", 2), "b": node("b", 2)}),
     )
     start = StartTasks(
         node_id=NodeId("a"), job_id=JobId("7"), epoch=Epoch(1), generation=Generation(0), port=29500, resume=None
     )
-    view = NodeView(
+    view = NodeContext(
         base={"PHALANX_LAYOUT": "of another job"},
         devices=("u0", "u1"),
         virtual=False,
-        folders=Folders(hostfile="h", page="p", reports="r"),
+        folders=MemberFolders(hostfile="h", page="p", reports="r"),
     )
     return rank_environment(order, start, order.allocation.grants[0], 0, view)[0]
 
 
 def test_ranks_find_the_layout_and_the_machine():
     env = environment("tp=2,fsdp=2")
-    assert layout_from_json(json.loads(env["PHALANX_LAYOUT"])) == layout_of("tp=2,fsdp=2")
-    assert surroundings_from_json(json.loads(env["PHALANX_MACHINE"])).nodes == 2
+    assert layout_from_json(json.loads(env["PHALANX_LAYOUT"])) == planned_layout("tp=2,fsdp=2")
+    assert gang_topology_from_json(json.loads(env["PHALANX_MACHINE"])).nodes == 2
     assert environment("auto")["PHALANX_LAYOUT"] == "auto"
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks.measured import read_runs
 from benchmarks.planner import RANGES, public_runs, score, summary
-from phalanx.facts.coefficients import coefficients
+from benchmarks.published_runs import read_runs
+from phalanx.planner.facts.coefficient_table import coefficients
 
 PUBLIC = public_runs()
 HEADER = (

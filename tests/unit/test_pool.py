@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.fleet.node import Node
-from phalanx.core.fleet.topology import tree_of
+from phalanx.core.fleet.topology import build_topology_tree
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.node_sets import bits_of, lowest, lowest_of
-from phalanx.core.scheduling.pool import Pool
+from phalanx.core.scheduling.node_bitsets import bitset_of, lowest_member, lowest_members
+from phalanx.core.scheduling.pool import DevicePool
 from tests.builders import make_node
 
 LEAF, RACK = 0, 1
@@ -26,7 +26,7 @@ def pool(text, *, size=8, cpus=None, memory=None):
         for word in inside.split():
             fleet.append(replace(make_node(f"n{len(fleet):03}"), labels=labels))
             free.append(int(word))
-    drawn = Pool([size] * len(free), tree=tree_of(fleet), cpus=cpus, memory=memory)
+    drawn = DevicePool([size] * len(free), tree=build_topology_tree(fleet), cpus=cpus, memory=memory)
     drawn.take(tuple((node, size - own) for node, own in enumerate(free)))
     return drawn
 
@@ -219,7 +219,7 @@ def test_nodes_without_the_cpus_or_memory_are_passed_over_until_they_have_them()
     cpus[1] = 0  # the board's own booking follows the taking
     assert three.find(need) is None
     cpus[0] = 16
-    three.booked(0)
+    three.mark_changed(0)
     assert nodes(three.find(need)) == [0]
 
 
@@ -229,7 +229,7 @@ def test_what_is_known_of_cpus_stays_true_over_many_changes():
     for change in range(3000):  # past the journal's bound
         node = change % 40
         cpus[node] = 0 if node < 30 and cpus[node] else 16
-        forty.booked(node)
+        forty.mark_changed(node)
         if change % 7 == 0:
             fits = [number for number in range(40) if cpus[number] >= 8]
             assert nodes(forty.find(gang(len(fits), 1, cpus=8))) == fits
@@ -248,30 +248,37 @@ def test_a_node_that_left_is_offered_again_with_what_was_given_back_meanwhile():
     two.leave(0)
     two.leave(0)
     assert nodes(two.find(gang(1, 4))) == [1]
-    assert (two.free_total, two.why_not(gang(1)).whole_nodes) == (8, 1)
+    assert (two.free_total, two.capacity_for(gang(1)).whole_nodes) == (8, 1)
     two.give(((0, 4),))
     two.back(0)
     assert nodes(two.find(gang(2))) == [0, 1]
 
 
 def test_a_node_with_more_held_than_it_has_is_full_until_its_jobs_are_gone():
-    one = Pool([3, 4])
+    one = DevicePool([3, 4])
     one.take(((0, 4),))
     assert (one.find(gang(1, 1)), one.free_total) == (((1, 1),), 4)
-    one.give(((0, 4),))
+    one.release(((0, 4),))
     assert (one.find(gang(1, 3)), one.free_total) == (((0, 3),), 7)
 
 
 def test_nodes_of_other_pools_are_not_offered():
-    mine = Pool([-1, 2, -1, 0])
-    assert (mine.unit, mine.free_total, mine.find(gang(1, 2)), mine.touched) == (2, 2, ((1, 2),), {1, 3})
+    mine = DevicePool([-1, 2, -1, 0])
+    assert (mine.node_devices_max, mine.free_total, mine.find(gang(1, 2)), mine.changed_nodes) == (
+        2,
+        2,
+        ((1, 2),),
+        {1, 3},
+    )
     assert nodes(mine.find(Need(nodes=2, devices=0))) == [1, 3]
     assert mine.find(gang(1, 3)) is None
 
 
 def test_a_pool_without_nodes_finds_nothing():
-    nobody = Pool([-1, -1], tree=tree_of([replace(make_node(name), labels={"leaf": name}) for name in "ab"]))
-    assert (nobody.find(gang(1, 1)), nobody.find(gang(2)), nobody.why_not(gang(2))) == (None, None, (0, 0, 0, 0))
+    nobody = DevicePool(
+        [-1, -1], tree=build_topology_tree([replace(make_node(name), labels={"leaf": name}) for name in "ab"])
+    )
+    assert (nobody.find(gang(1, 1)), nobody.find(gang(2)), nobody.capacity_for(gang(2))) == (None, None, (0, 0, 0, 0))
 
 
 def test_what_is_held_or_away_fits_ever_and_what_the_fleet_lacks_does_not():
@@ -289,28 +296,28 @@ def test_what_is_held_or_away_fits_ever_and_what_the_fleet_lacks_does_not():
 
 def test_why_not_counts_what_there_is():
     some = pool("l0: 8 0 5 | l1: 8 8 3")
-    assert some.why_not(gang(3, within=LEAF, required=True)) == (32, 8, 3, 2)
-    assert some.why_not(gang(3, 5)).largest_domain == 4
-    assert some.why_not(gang(3, 3, slice_nodes=3, slice_within=LEAF)).largest_domain == 3
-    assert some.why_not(gang(2, within=RACK + 1, required=True)).largest_domain == 1
+    assert some.capacity_for(gang(3, within=LEAF, required=True)) == (32, 8, 3, 2)
+    assert some.capacity_for(gang(3, 5)).largest_domain == 4
+    assert some.capacity_for(gang(3, 3, slice_nodes=3, slice_within=LEAF)).largest_domain == 3
+    assert some.capacity_for(gang(2, within=RACK + 1, required=True)).largest_domain == 1
 
 
 def test_a_hole_for_a_move_never_breaks_up_a_whole_node():
-    assert pool("8 4 6").find_outside(4, shut=0b010) == 2
-    assert pool("8 4 6").find_outside(4, shut=0b110) == -1
+    assert pool("8 4 6").find_single_node(4, shut=0b010) == 2
+    assert pool("8 4 6").find_single_node(4, shut=0b110) == -1
 
 
 def test_numbers_that_do_not_follow_the_tree_are_refused_by_name():
     labels = [{"leaf": leaf} for leaf in ("a", "b", "a")]
-    tree = tree_of([replace(make_node(f"n{number}"), labels=own) for number, own in enumerate(labels)])
+    tree = build_topology_tree([replace(make_node(f"n{number}"), labels=own) for number, own in enumerate(labels)])
     with pytest.raises(ValueError, match=r"node number 2 \(n2\) is in a, but not next to its other nodes"):
-        Pool([8, 8, 8], tree=tree)
-    assert nodes(Pool([8, -1, 8], tree=tree).find(gang(2))) == [0, 2]
+        DevicePool([8, 8, 8], tree=tree)
+    assert nodes(DevicePool([8, -1, 8], tree=tree).find(gang(2))) == [0, 2]
 
 
 def test_a_gang_of_thousands_takes_the_lowest_like_a_small_one():
     members = [number for number in range(5000) if number % 3]
-    bits = bits_of(members)
-    assert lowest_of(bits, 2000, base=7) == [member + 7 for member in members[:2000]]
-    assert lowest_of(bits, 50, base=7) == [member + 7 for member in members[:50]]
-    assert (lowest(bits), lowest(0), lowest_of(0, 99), bits_of(())) == (1, -1, [], 0)
+    bits = bitset_of(members)
+    assert lowest_members(bits, 2000, base=7) == [member + 7 for member in members[:2000]]
+    assert lowest_members(bits, 50, base=7) == [member + 7 for member in members[:50]]
+    assert (lowest_member(bits), lowest_member(0), lowest_members(0, 99), bitset_of(())) == (1, -1, [], 0)

@@ -8,11 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from phalanx.core.work.job import Resume
-from phalanx.node.shell.head_address import HeadAddress
-from phalanx.node.shell.link import HeadAccess
-from phalanx.node.shell.porter import Porter, Upload
-from phalanx.node.shell.present import Presents
+from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.node.head_link.head_address import HeadAddress
+from phalanx.node.head_link.head_connection import HeadAccess
+from phalanx.node.member.member_runtime import MemberRuntimes
+from phalanx.node.transfer.checkpoint_upload import CheckpointUpload, CheckpointUploader
 from tests.unit.test_kept import folder, make_prepare, member
 
 PATIENCE_S = 30.0
@@ -20,13 +20,15 @@ PATIENCE_S = 30.0
 
 def live(tmp_path, *steps, brought=None):
     """The members of an attempt that may resume from these steps of its own."""
-    candidates = tuple(Resume(epoch=3, step=step, path=f"/c/7/epoch-3/step-{step:08d}", digest="d") for step in steps)
+    candidates = tuple(
+        PublishedCheckpoint(epoch=3, step=step, path=f"/c/7/epoch-3/step-{step:08d}", digest="d") for step in steps
+    )
     order = make_prepare(kept=True, candidates=candidates)
     present = member(order, 0, tmp_path)
     present.checkpoints = str(tmp_path / "own")
     if brought is not None:
-        present.brought = replace(candidates[0], step=brought, path=f"/c/7/epoch-3/step-{brought:08d}")
-    presents = Presents()
+        present.local_checkpoint = replace(candidates[0], step=brought, path=f"/c/7/epoch-3/step-{brought:08d}")
+    presents = MemberRuntimes()
     presents.add(present)
     return presents, order
 
@@ -39,14 +41,14 @@ def test_the_checkpoint_that_ranks_load_stays_while_an_earlier_generations_saves
     ended = threading.Event()
     ended.set()  # nothing is brought any more, but what was to be is tidied behind
     access = HeadAccess(address=HeadAddress("http://127.0.0.1:1", None), token="t", ca_file=None)
-    porter = Porter(access, ended, resumed=presents.resumed)
+    porter = CheckpointUploader(access, ended, resume_folders=presents.resumed)
     done = threading.Event()
-    porter.put(
-        Upload(
+    porter.submit(
+        CheckpointUpload(
             job_id=order.job_id, epoch=order.epoch, step=50, digest="d", folder=str(own / "step-00000050"), note=print
         )
     )
-    porter._hands.submit((order.job_id, order.epoch), done.set)
+    porter._pool.submit((order.job_id, order.epoch), done.set)
     assert done.wait(PATIENCE_S)
     assert sorted(path.name for path in own.iterdir()) == [f"step-{step:08d}" for step in (20, 30, 40, 50)]
 
@@ -61,7 +63,7 @@ class Hold:
         self.brought: list[int] = []
         self.said: list[str] = []
         access = HeadAccess(address=HeadAddress("http://127.0.0.1:1", None), token="t", ca_file=None)
-        self.porter = Porter(access, ended)
+        self.porter = CheckpointUploader(access, ended)
 
     def put(self, step, *, first=False):
         def before():
@@ -71,13 +73,15 @@ class Hold:
                 assert self.go.wait(PATIENCE_S)
 
         folder = f"/nowhere/step-{step}"
-        self.porter.put(
-            Upload(job_id="7", epoch=3, step=step, digest="d", folder=folder, note=self.said.append, before=before)
+        self.porter.submit(
+            CheckpointUpload(
+                job_id="7", epoch=3, step=step, digest="d", folder=folder, note=self.said.append, before_upload=before
+            )
         )
 
     def finish(self):
         self.go.set()
-        self.porter._hands.submit(("7", 3), self.all_done.set)
+        self.porter._pool.submit(("7", 3), self.all_done.set)
         assert self.all_done.wait(PATIENCE_S)
 
 
@@ -88,7 +92,7 @@ def test_of_a_flood_of_saves_one_waits_and_it_is_the_newest():
     assert hold.begun.wait(PATIENCE_S)
     for step in range(1, 1001):
         hold.put(step)
-    assert len(hold.porter._hands._lanes["7", 3]) == 2  # the one in hand, and one that waits
+    assert len(hold.porter._pool._lanes["7", 3]) == 2  # the one in hand, and one that waits
     assert [one.step for one in hold.porter._uploads] == [0, 1000]
     hold.finish()
     assert hold.brought == [0, 1000]

@@ -10,20 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core.scheduling.predict import NEWEST_NARROW, Predictor, Traits, traits_of
+from phalanx.core.scheduling.run_time_prediction import (
+    ENDS_KEPT_PER_NAME,
+    JobTraits,
+    RunTimePredictor,
+    traits_of,
+)
 from phalanx.simulator.trace import read_trace
 from tests.builders import job
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = Path(os.environ.get("PHALANX_SHARED", ROOT.parent / "shared")) / "data" / "traces"
 
-ADA = Traits(user="ada", name="train", gpus=8, queue="q", command=1)
+ADA = JobTraits(user="ada", name="train", gpus=8, queue="q", command=1)
 
 
 def learned(*ends):
-    predictor = Predictor()
+    predictor = RunTimePredictor()
     for traits, run_s in ends:
-        predictor.ended(traits, run_s)
+        predictor.record_end(traits, run_s)
     return predictor
 
 
@@ -33,12 +38,12 @@ def told(predictor, traits=ADA, **now):
 
 
 def test_nothing_is_known_of_the_first_job():
-    assert told(Predictor()) == (0.0, None, None)
-    assert told(Predictor(), ran_s=60.0) == (60.0, None, None)
+    assert told(RunTimePredictor()) == (0.0, None, None)
+    assert told(RunTimePredictor(), ran_s=60.0) == (60.0, None, None)
 
 
 def test_time_limit_bounds_what_nobody_knows():
-    assert told(Predictor(), run_max_s=3600.0) == (0.0, 3600.0, 3600.0)
+    assert told(RunTimePredictor(), run_max_s=3600.0) == (0.0, 3600.0, 3600.0)
 
 
 def test_nine_ends_give_a_range_and_fewer_do_not():
@@ -49,7 +54,7 @@ def test_nine_ends_give_a_range_and_fewer_do_not():
 
 
 def test_narrowest_group_with_enough_ends_speaks():
-    other = Traits(user="ada", name="other", gpus=8, queue="q", command=2)
+    other = JobTraits(user="ada", name="other", gpus=8, queue="q", command=2)
     predictor = learned(*[(other, 1000.0)] * 12, *[(ADA, 10.0)] * 8)
     assert predictor.predict(ADA).likes == "of ada with 8 GPUs"
     predictor.ended(ADA, 10.0)
@@ -58,9 +63,9 @@ def test_narrowest_group_with_enough_ends_speaks():
 
 
 def test_new_user_is_told_from_jobs_of_the_size():
-    predictor = learned(*[(Traits(user="bob", gpus=8), 60.0)] * 10, *[(Traits(user="bob", gpus=1), 5.0)] * 10)
-    assert predictor.predict(Traits(user="eve", gpus=7)).p50_s == 60.0
-    assert predictor.predict(Traits(user="eve", gpus=64)).likes == "of all users"
+    predictor = learned(*[(JobTraits(user="bob", gpus=8), 60.0)] * 10, *[(JobTraits(user="bob", gpus=1), 5.0)] * 10)
+    assert predictor.predict(JobTraits(user="eve", gpus=7)).p50_s == 60.0
+    assert predictor.predict(JobTraits(user="eve", gpus=64)).likes == "of all users"
 
 
 def test_job_that_has_run_is_compared_with_those_that_ran_longer():
@@ -71,7 +76,7 @@ def test_job_that_has_run_is_compared_with_those_that_ran_longer():
 
 
 def test_owner_who_changed_the_job_is_believed_anew():
-    predictor = learned(*[(ADA, 10.0)] * NEWEST_NARROW, *[(ADA, 500.0)] * NEWEST_NARROW)
+    predictor = learned(*[(ADA, 10.0)] * ENDS_KEPT_PER_NAME, *[(ADA, 500.0)] * ENDS_KEPT_PER_NAME)
     assert predictor.predict(ADA).p10_s == 500.0
 
 
@@ -94,12 +99,12 @@ def test_traits_of_equal_jobs_are_equal():
 @pytest.mark.parametrize("name", ["philly_2017_oct", "muri_trace1", "muri_trace3"])
 def test_four_of_five_end_within_the_interval(name):
     """Each job is foretold at its submit from what had ended by then, by virtual cluster and GPUs alone: the traces know no names."""
-    predictor, running, inside, outside = Predictor(), [], 0, 0
+    predictor, running, inside, outside = RunTimePredictor(), [], 0, 0
     for one in read_trace((TRACES / f"{name}.csv").read_text().splitlines()).jobs:
         while running and running[0][0] <= one.submit_s:
             _, _, traits, run_s = heapq.heappop(running)
-            predictor.ended(traits, run_s)
-        traits = Traits(user=one.label, gpus=one.gpus)
+            predictor.record_end(traits, run_s)
+        traits = JobTraits(user=one.virtual_cluster, gpus=one.gpus)
         found = predictor.predict(traits)
         if found.p90_s is not None:
             within = found.p10_s <= one.duration_s <= found.p90_s

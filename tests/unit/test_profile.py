@@ -8,44 +8,44 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.performance.model import Model
-from phalanx.core.performance.plain import from_plain, to_plain
-from phalanx.core.performance.profile import (
-    KEEPS_S,
-    BetweenFound,
-    NodeFound,
-    PairFound,
+from phalanx.core.work.gpus import parse_gpus
+from phalanx.core.work.layout import Layout
+from phalanx.planner.calibration.profile import (
+    VALID_S,
+    InterNodeMeasurement,
+    NodeMeasurement,
+    PairMeasurement,
     Profile,
-    RunFound,
-    measured_of,
-    merged,
-    profile_from,
+    RunMeasurement,
+    measured_rates,
+    merge_profiles,
+    parse_profile,
     slow_nodes,
     slow_parts,
-    stale_because,
+    stale_reasons,
 )
-from phalanx.core.performance.samples import (
+from phalanx.planner.calibration.record_codec import decode_record, encode_record
+from phalanx.planner.calibration.samples import (
+    CalibratedNode,
     Collective,
     CollectiveSample,
+    CollectiveScope,
     CopySample,
-    Member,
     PairSample,
     ProductSample,
     Samples,
-    Scope,
     WriteSample,
-    fit,
-    profile_of,
-    rounds,
+    build_profile,
+    fit_alpha_beta,
+    tournament_rounds,
 )
-from phalanx.core.performance.slowdown import CALIBRATION_STACK, predicted_s, slowdown_of
-from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.layout import Layout
-from phalanx.facts.coefficients import physics, stack_named
-from phalanx.facts.machines import machine_for
+from phalanx.planner.calibration.slowdown import CALIBRATION_STACK, measure_slowdown, predict_step_s
+from phalanx.planner.cost.model_shape import ModelShape
+from phalanx.planner.facts.coefficient_table import find_stack, physics
+from phalanx.planner.facts.machines import build_machine
 
-MODEL = Model(name="gpt", layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, vocab=100)
-RUN = RunFound(model=MODEL, layout=Layout(tensor=2, replicate=2), seq=128, step_s=0.5, nodes=2, gpus_per_node=2)
+MODEL = ModelShape(name="gpt", layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, vocab=100)
+RUN = RunMeasurement(model=MODEL, layout=Layout(tensor=2, replicate=2), seq=128, step_s=0.5, nodes=2, gpus_per_node=2)
 
 
 def samples(**more):
@@ -53,7 +53,7 @@ def samples(**more):
 
 
 def members(*names, gpu="h100"):
-    return [Member(node=name, gpu=gpu, virtual=False) for name in names or ("n0", "n1")]
+    return [CalibratedNode(node=name, gpu=gpu, virtual=False) for name in names or ("n0", "n1")]
 
 
 def collective(kind, scope, *, alpha_s, bytes_per_s, node=0, ranks=2):
@@ -75,7 +75,7 @@ def collective(kind, scope, *, alpha_s, bytes_per_s, node=0, ranks=2):
 def fleet(*rates, gpu="h100", what="link_bytes_per_s"):
     """Nodes n0, n1, ... that differ in one rate."""
     return tuple(
-        NodeFound(node=f"n{i}", gpu=gpu, devices=8, at_s=1000.0, **{what: rate}) for i, rate in enumerate(rates)
+        NodeMeasurement(node=f"n{i}", gpu=gpu, devices=8, at_s=1000.0, **{what: rate}) for i, rate in enumerate(rates)
     )
 
 
@@ -85,27 +85,29 @@ def profile(*nodes, **more):
 
 def pairs(**rates):
     named = {tuple(name.split("_")): rate for name, rate in rates.items()}
-    return tuple(PairFound(first=first, second=second, bytes_per_s=rate) for (first, second), rate in named.items())
+    return tuple(
+        PairMeasurement(first=first, second=second, bytes_per_s=rate) for (first, second), rate in named.items()
+    )
 
 
 # ---- the alpha-beta fit ----------------------------------------------------------------------------------------------
 
 
 def test_fit_finds_the_latency_and_the_bandwidth_that_made_the_points():
-    alpha_s, beta = fit([(size, 20e-6 + size / 5e9) for size in (8_192, 262_144, 8_388_608, 268_435_456)])
+    alpha_s, beta = fit_alpha_beta([(size, 20e-6 + size / 5e9) for size in (8_192, 262_144, 8_388_608, 268_435_456)])
     assert alpha_s == pytest.approx(20e-6)
     assert 1 / beta == pytest.approx(5e9)
 
 
 def test_fit_is_not_bent_by_one_noisy_large_message():
-    alpha_s, _ = fit([(1_000, 20e-6), (10_000, 22e-6), (100_000, 40e-6), (100_000_000, 30e-3)])
+    alpha_s, _ = fit_alpha_beta([(1_000, 20e-6), (10_000, 22e-6), (100_000, 40e-6), (100_000_000, 30e-3)])
     assert alpha_s == pytest.approx(20e-6, rel=0.1), "by absolute errors the largest point alone would set it"
 
 
 def test_fit_never_gives_a_negative_latency_or_an_endless_bandwidth():
-    shrinking = fit([(1_000, 10e-6), (1_000_000, 9e-6)])
-    concave = fit([(1_000, 1e-6), (1_000_000, 10e-3)])
-    alone = fit([(1_000, 1e-3)])
+    shrinking = fit_alpha_beta([(1_000, 10e-6), (1_000_000, 9e-6)])
+    concave = fit_alpha_beta([(1_000, 1e-6), (1_000_000, 10e-3)])
+    alone = fit_alpha_beta([(1_000, 1e-3)])
     assert all(alpha_s >= 0 and beta > 0 for alpha_s, beta in (shrinking, concave, alone))
     assert alone[0] == 0.0
     assert alone[1] == pytest.approx(1e-6)
@@ -115,10 +117,12 @@ def test_fit_never_gives_a_negative_latency_or_an_endless_bandwidth():
 
 
 def test_all_reduce_of_four_ranks_counts_its_six_steps_and_what_each_rank_sends():
-    found = profile_of(
+    found = build_profile(
         samples(
             devices=(4,),
-            collectives=collective(Collective.ALL_REDUCE, Scope.WITHIN, alpha_s=60e-6, bytes_per_s=2e9, ranks=4),
+            collectives=collective(
+                Collective.ALL_REDUCE, CollectiveScope.WITHIN, alpha_s=60e-6, bytes_per_s=2e9, ranks=4
+            ),
         ),
         members("n0"),
     )
@@ -128,11 +132,11 @@ def test_all_reduce_of_four_ranks_counts_its_six_steps_and_what_each_rank_sends(
 
 
 def test_all_to_all_counts_what_leaves_the_rank():
-    found = profile_of(
+    found = build_profile(
         samples(
             collectives=(
-                *collective(Collective.ALL_REDUCE, Scope.BETWEEN, alpha_s=1e-5, bytes_per_s=1e9),
-                *collective(Collective.ALL_TO_ALL, Scope.BETWEEN, alpha_s=1e-5, bytes_per_s=1e9),
+                *collective(Collective.ALL_REDUCE, CollectiveScope.BETWEEN, alpha_s=1e-5, bytes_per_s=1e9),
+                *collective(Collective.ALL_TO_ALL, CollectiveScope.BETWEEN, alpha_s=1e-5, bytes_per_s=1e9),
             )
         ),
         members(),
@@ -146,7 +150,7 @@ def test_a_device_counts_by_its_best_size_and_a_node_by_its_median_and_its_slowe
     def product(rank, size, flops):
         return ProductSample(node_rank=0, rank=rank, precision="bf16", size=size, flops_per_s=flops)
 
-    found = profile_of(
+    found = build_profile(
         samples(
             devices=(3,),
             products=(
@@ -168,22 +172,22 @@ def test_of_two_passes_the_better_counts():
         pair = [PairSample(first=0, second=1, bytes=100, seconds=seconds) for seconds in (first, second)]
         copies = [CopySample(node_rank=0, rank=0, bytes_per_s=1 / seconds) for seconds in (first, second)]
         writes = [WriteSample(node_rank=0, bytes=100, seconds=seconds) for seconds in (first, second)]
-        return profile_of(samples(pairs=tuple(pair), copies=tuple(copies), writes=tuple(writes)), members())
+        return build_profile(samples(pairs=tuple(pair), copies=tuple(copies), writes=tuple(writes)), members())
 
     assert twice(1.0, 4.0) == twice(4.0, 1.0)
     assert twice(4.0, 1.0).pairs == pairs(n0_n1=100.0)
 
 
 def test_nodes_come_by_name_whatever_their_rank_in_the_job():
-    found = profile_of(samples(writes=(WriteSample(node_rank=0, bytes=10, seconds=1.0),)), members("n1", "n0"))
+    found = build_profile(samples(writes=(WriteSample(node_rank=0, bytes=10, seconds=1.0),)), members("n1", "n0"))
     assert [(node.node, node.storage_bytes_per_s) for node in found.nodes] == [("n0", None), ("n1", 10.0)]
 
 
 def test_samples_of_other_nodes_than_the_jobs_are_refused():
     with pytest.raises(BadRequest, match="measured 2 nodes, but the job had 1"):
-        profile_of(samples(), members("n0"))
+        build_profile(samples(), members("n0"))
     with pytest.raises(BadRequest, match="one accelerator"):
-        profile_of(samples(), [*members("n0"), *members("n1", gpu="a100")])
+        build_profile(samples(), [*members("n0"), *members("n1", gpu="a100")])
 
 
 # ---- the tournament of pairs -----------------------------------------------------------------------------------------
@@ -191,7 +195,7 @@ def test_samples_of_other_nodes_than_the_jobs_are_refused():
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 16])
 def test_every_pair_meets_once_and_no_node_twice_in_a_round(nodes):
-    played = rounds(nodes, most=100)
+    played = tournament_rounds(nodes, most=100)
     assert sorted(pair for pairs in played for pair in pairs) == [
         (a, b) for a in range(nodes) for b in range(a + 1, nodes)
     ]
@@ -201,10 +205,10 @@ def test_every_pair_meets_once_and_no_node_twice_in_a_round(nodes):
 
 
 def test_a_large_fleet_plays_some_rounds_only_and_a_node_alone_none():
-    played = rounds(1000, most=8)
+    played = tournament_rounds(1000, most=8)
     assert len(played) == 8
     assert {len(pairs) for pairs in played} == {500}
-    assert rounds(1, most=8) == []
+    assert tournament_rounds(1, most=8) == []
 
 
 # ---- what is read off it ---------------------------------------------------------------------------------------------
@@ -213,13 +217,13 @@ def test_a_large_fleet_plays_some_rounds_only_and_a_node_alone_none():
 def test_rates_are_medians_over_the_nodes_of_one_accelerator():
     mixed = profile(
         *(
-            NodeFound(node=f"n{i}", gpu="h100", devices=8, flops={"bf16": flops})
+            NodeMeasurement(node=f"n{i}", gpu="h100", devices=8, flops={"bf16": flops})
             for i, flops in enumerate((6e14, 7e14, 2e14))
         ),
-        NodeFound(node="old", gpu="v100", devices=8, flops={"fp16": 1e14}),
-        between=(BetweenFound(gpu="h100", nodes=3, groups=8, all_reduce_bytes_per_s=4e10, latency_s=1e-5),),
+        NodeMeasurement(node="old", gpu="v100", devices=8, flops={"fp16": 1e14}),
+        between=(InterNodeMeasurement(gpu="h100", nodes=3, groups=8, all_reduce_bytes_per_s=4e10, latency_s=1e-5),),
     )
-    h100, v100 = measured_of(mixed, gpu="h100"), measured_of(mixed, gpu="v100")
+    h100, v100 = measured_rates(mixed, gpu="h100"), measured_rates(mixed, gpu="v100")
     assert (h100.flops, h100.between_bytes_per_s) == ({"bf16": 6e14}, 4e10)
     assert (v100.flops, v100.between_bytes_per_s) == ({"fp16": 1e14}, None)
     assert h100.memory_bytes_per_s is None, "what was not measured is not made up"
@@ -227,9 +231,9 @@ def test_rates_are_medians_over_the_nodes_of_one_accelerator():
 
 def test_the_collective_among_the_most_nodes_is_what_a_plan_counts_with():
     def between(nodes, rate):
-        return BetweenFound(gpu="h100", nodes=nodes, groups=8, all_reduce_bytes_per_s=rate, latency_s=1e-5)
+        return InterNodeMeasurement(gpu="h100", nodes=nodes, groups=8, all_reduce_bytes_per_s=rate, latency_s=1e-5)
 
-    assert measured_of(profile(between=(between(16, 3e10), between(2, 5e10)))).between_bytes_per_s == 3e10
+    assert measured_rates(profile(between=(between(16, 3e10), between(2, 5e10)))).between_bytes_per_s == 3e10
 
 
 def test_a_node_that_gives_less_than_its_peers_is_slow_and_one_that_gives_more_is_not():
@@ -244,7 +248,7 @@ def test_differences_of_healthy_devices_name_nobody():
 
 def test_a_node_is_judged_by_its_slowest_device():
     nodes = [
-        NodeFound(node=f"n{i}", gpu="h100", devices=8, flops={"bf16": 100.0}, worst_flops={"bf16": worst})
+        NodeMeasurement(node=f"n{i}", gpu="h100", devices=8, flops={"bf16": 100.0}, worst_flops={"bf16": worst})
         for i, worst in enumerate((97.0, 70.0, 96.0))
     ]
     assert slow_nodes(profile(*nodes)) == ("n1",)
@@ -268,10 +272,10 @@ def test_a_slow_nodes_pairs_are_not_named_beside_it():
 
 
 def slowdown(*runs):
-    machine = machine_for(parse_gpus("2xh100:2"))
-    found = profile(NodeFound(node="n0", gpu="NVIDIA H100", devices=2, flops={"bf16": 6e14}), runs=runs)
-    expected_s = predicted_s(RUN, found, machine, physics(), stack_named(CALIBRATION_STACK))
-    return slowdown_of(found, "NVIDIA H100", machine, physics(), stack_named(CALIBRATION_STACK)), expected_s
+    machine = build_machine(parse_gpus("2xh100:2"))
+    found = profile(NodeMeasurement(node="n0", gpu="NVIDIA H100", devices=2, flops={"bf16": 6e14}), runs=runs)
+    expected_s = predict_step_s(RUN, found, machine, physics(), find_stack(CALIBRATION_STACK))
+    return measure_slowdown(found, "NVIDIA H100", machine, physics(), find_stack(CALIBRATION_STACK)), expected_s
 
 
 def test_steps_that_take_twice_and_half_as_long_as_promised_cancel_out():
@@ -291,12 +295,12 @@ def test_a_disturbed_run_and_one_on_another_accelerator_say_nothing():
 
 
 def test_a_fresh_profile_of_the_whole_fleet_holds():
-    assert stale_because(profile(*fleet(1.0, 1.0)), 1000.0 + 3600, {"n0": ("h100", 8), "n1": ("h100", 8)}) == ()
+    assert stale_reasons(profile(*fleet(1.0, 1.0)), 1000.0 + 3600, {"n0": ("h100", 8), "n1": ("h100", 8)}) == ()
 
 
 def test_age_new_nodes_and_changed_devices_make_it_stale():
-    now_s = 1000.0 + KEEPS_S + 86400
-    said = stale_because(profile(*fleet(1.0, 1.0)), now_s, {"n0": ("h200", 8), "n1": ("h100", 4), "n7": ("h100", 8)})
+    now_s = 1000.0 + VALID_S + 86400
+    said = stale_reasons(profile(*fleet(1.0, 1.0)), now_s, {"n0": ("h200", 8), "n1": ("h100", 4), "n7": ("h100", 8)})
     assert said == (
         "it is 31 days old; a profile is valid for 30 days",
         "n7 was never measured",
@@ -305,7 +309,7 @@ def test_age_new_nodes_and_changed_devices_make_it_stale():
 
 
 def test_a_node_that_left_the_fleet_is_no_reason():
-    assert stale_because(profile(*fleet(1.0, 1.0)), 1000.0, {"n0": ("h100", 8)}) == ()
+    assert stale_reasons(profile(*fleet(1.0, 1.0)), 1000.0, {"n0": ("h100", 8)}) == ()
 
 
 # ---- a few nodes measured anew ---------------------------------------------------------------------------------------
@@ -314,27 +318,27 @@ def test_a_node_that_left_the_fleet_is_no_reason():
 def test_nodes_measured_anew_replace_their_own_figures_and_keep_the_others():
     old = profile(*fleet(1.0, 2.0, 3.0), pairs=pairs(n0_n1=10.0, n1_n2=12.0))
     new = profile(*fleet(7.0, 8.0), pairs=pairs(n0_n1=11.0))
-    both = merged(old, new, {"n0", "n1", "n2"})
+    both = merge_profiles(old, new, {"n0", "n1", "n2"})
     assert [(node.node, node.link_bytes_per_s) for node in both.nodes] == [("n0", 7.0), ("n1", 8.0), ("n2", 3.0)]
     assert both.pairs == pairs(n0_n1=11.0, n1_n2=12.0)
 
 
 def test_nodes_that_left_are_forgotten_with_their_pairs():
     old = profile(*fleet(1.0, 2.0, 3.0), pairs=pairs(n0_n2=10.0))
-    both = merged(old, profile(*fleet(7.0)), {"n0", "n1"})
+    both = merge_profiles(old, profile(*fleet(7.0)), {"n0", "n1"})
     assert ([node.node for node in both.nodes], both.pairs) == (["n0", "n1"], ())
 
 
 def test_runs_of_another_shape_stay_and_of_the_same_are_replaced():
     small = replace(RUN, nodes=1, layout=Layout(tensor=2))
-    both = merged(
+    both = merge_profiles(
         profile(*fleet(1.0), runs=(RUN, small)), profile(*fleet(1.0), runs=(replace(RUN, step_s=0.4),)), {"n0"}
     )
     assert sorted((run.nodes, run.step_s) for run in both.runs) == [(1, 0.5), (2, 0.4)]
 
 
 def test_the_first_calibration_has_nothing_to_merge_with():
-    assert merged(None, profile(*fleet(1.0)), {"n0"}) == profile(*fleet(1.0))
+    assert merge_profiles(None, profile(*fleet(1.0)), {"n0"}) == profile(*fleet(1.0))
 
 
 # ---- as plain values -------------------------------------------------------------------------------------------------
@@ -346,16 +350,16 @@ def whole():
         job="7",
         pairs=pairs(n0_n1=10.0),
         runs=(RUN,),
-        between=(BetweenFound(gpu="h100", nodes=2, groups=8, all_reduce_bytes_per_s=1.0, latency_s=0.0),),
+        between=(InterNodeMeasurement(gpu="h100", nodes=2, groups=8, all_reduce_bytes_per_s=1.0, latency_s=0.0),),
     )
 
 
 def test_a_profile_and_samples_come_back_from_plain_values_as_they_were():
-    assert profile_from(to_plain(whole())) == whole()
+    assert parse_profile(encode_record(whole())) == whole()
     raw = samples(
-        collectives=collective(Collective.ALL_TO_ALL, Scope.WITHIN, alpha_s=0.0, bytes_per_s=1e9), runs=(RUN,)
+        collectives=collective(Collective.ALL_TO_ALL, CollectiveScope.WITHIN, alpha_s=0.0, bytes_per_s=1e9), runs=(RUN,)
     )
-    assert from_plain(Samples, to_plain(raw)) == raw
+    assert decode_record(Samples, encode_record(raw)) == raw
 
 
 @pytest.mark.parametrize(
@@ -368,23 +372,23 @@ def test_a_profile_and_samples_come_back_from_plain_values_as_they_were():
         ({"nodes": "n0"}, "profile.nodes is 'n0'; it must be a list"),
         ({"nodes": [{"node": "n0"}]}, "profile.nodes[0] lacks gpu, devices"),
         ({"nodes": []}, "has no nodes"),
-        ({"nodes": [*to_plain(fleet(1.0)), *to_plain(fleet(1.0))]}, "lists a node twice"),
-        ({"nodes": to_plain(fleet(1.0, -1.0))}, "node n1: link_bytes_per_s is -1.0; it must be above 0"),
-        ({"pairs": to_plain(pairs(n0_n9=1.0))}, "the pair n0 - n9, but not both of its nodes"),
-        ({"runs": [to_plain(replace(RUN, step_s=0.0))]}, "step_s is 0.0; it must be above 0"),
+        ({"nodes": [*encode_record(fleet(1.0)), *encode_record(fleet(1.0))]}, "lists a node twice"),
+        ({"nodes": encode_record(fleet(1.0, -1.0))}, "node n1: link_bytes_per_s is -1.0; it must be above 0"),
+        ({"pairs": encode_record(pairs(n0_n9=1.0))}, "the pair n0 - n9, but not both of its nodes"),
+        ({"runs": [encode_record(replace(RUN, step_s=0.0))]}, "step_s is 0.0; it must be above 0"),
     ],
 )
 def test_what_is_no_profile_is_refused_by_field(change, said):
     with pytest.raises(BadRequest) as refused:
-        profile_from({**to_plain(whole()), **change})
+        parse_profile({**encode_record(whole()), **change})
     assert said in refused.value.message
 
 
 def test_a_list_is_no_profile():
     with pytest.raises(BadRequest, match="it must be an object"):
-        profile_from([])
+        parse_profile([])
 
 
 def test_a_missing_time_is_refused():
     with pytest.raises(BadRequest, match="profile lacks at, at_s"):
-        profile_from({"nodes": to_plain(fleet(1.0))})
+        parse_profile({"nodes": encode_record(fleet(1.0))})

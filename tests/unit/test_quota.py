@@ -8,13 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.lifecycle.verify import rejection
+from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.quota import QuotaTree
 from phalanx.core.state.plan import Placement
-from phalanx.core.state.world import Change, World
+from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import AttemptState
-from phalanx.core.work.job import JobState, Reason
-from phalanx.core.work.queue import FAIR_HALF_LIFE_S, Queue, Spent, spend
+from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.queue import (
+    FAIR_HALF_LIFE_S,
+    Queue,
+    QueueUsage,
+    add_usage,
+)
 from tests.builders import T, allocation, job, make_node, placed
 
 HOUR_S = 3600.0
@@ -51,7 +56,7 @@ def test_idle_quota_is_lent_and_the_lender_gets_it_back():
     hold(tree, "red", 48)
     assert tree.over(tree.number("red")) == 16
     assert room(tree, "blue") == 16
-    assert tree.admits(tree.number("blue"), "u", 32).reason is Reason.QUOTA
+    assert tree.admits(tree.number("blue"), "u", 32).reason is WaitReasonCode.QUOTA
     assert tree.entitled(tree.number("blue"), 32)
     assert tree.reclaimable(tree.number("red"), tree.number("blue"), 32)
     assert not tree.reclaimable(tree.number("blue"), tree.number("red"), 8)
@@ -148,7 +153,7 @@ def test_a_user_is_limited_in_a_queue_and_all_below_it():
     hold(tree, "top", 1, "ann")
     refusal = tree.admits(tree.number("low"), "ann", 1)
     assert (refusal.reason, refusal.sentence()) == (
-        Reason.USER_LIMIT,
+        WaitReasonCode.USER_LIMIT,
         "user ann uses 2 of at most 2 running jobs per user in queue top",
     )
     assert tree.admits(tree.number("low"), "ben", 8) is None
@@ -173,7 +178,7 @@ def test_a_spent_budget_refuses_starts_until_the_next_period():
     assert tree.next_change_s(tree.now_s) == math.inf
     tree.advance(10 * HOUR_S)
     refusal = tree.admits(number, "u", 1)
-    assert (refusal.reason, refusal.queue, refusal.until_s) == (Reason.BUDGET, "top", DAY_S)
+    assert (refusal.reason, refusal.queue, refusal.until_s) == (WaitReasonCode.BUDGET, "top", DAY_S)
     assert tree.next_change_s(tree.now_s) == DAY_S
     assert tree.admits(number, "u", 0) is None
     tree.advance(25 * HOUR_S)
@@ -235,7 +240,7 @@ def test_the_stored_books_agree_with_the_live_ones_after_a_restart():
     for at_s, sign, (name, gpus, from_s, to_s) in moments:
         live.charge(live.number(name), sign * gpus, at_s)
         if sign < 0:
-            spent |= {record.queue: record for record in spend(queues, spent, name, gpus, from_s, to_s)}
+            spent |= {record.queue: record for record in add_usage(queues, spent, name, gpus, from_s, to_s)}
     again = make_tree(*queues.values(), spent=spent.values(), now_s=3.2e6)
     live.advance(3.2e6)
     for name in queues:
@@ -247,11 +252,11 @@ def test_the_stored_books_agree_with_the_live_ones_after_a_restart():
 def test_one_end_by_a_clock_that_was_ahead_does_not_stop_the_books():
     """Found by reading: until the true time came up with it, whatever ended after was counted as nothing."""
     queues = {"q": queue("q", budget_gpu_h=10.0, budget_period_s=DAY_S)}
-    (ahead,) = spend(queues, {}, "q", 4, T + 9 * DAY_S, T + 9 * DAY_S + 60.0)
-    (true,) = spend(queues, {"q": ahead}, "q", 4, T, T + 60.0)
+    (ahead,) = add_usage(queues, {}, "q", 4, T + 9 * DAY_S, T + 9 * DAY_S + 60.0)
+    (true,) = add_usage(queues, {"q": ahead}, "q", 4, T, T + 60.0)
     assert (true.at_s, true.gpu_s) == (T + 60.0, 240.0)
     assert true.decayed_gpu_s == pytest.approx(480.0, rel=1e-3)
-    (little,) = spend(queues, {"q": true}, "q", 4, T, T + 30.0)
+    (little,) = add_usage(queues, {"q": true}, "q", 4, T, T + 30.0)
     assert (little.at_s, little.gpu_s) == (T + 60.0, 360.0), "two heads' clocks, which agree but for seconds"
 
 
@@ -265,23 +270,23 @@ def test_what_runs_when_the_head_starts_is_charged_from_its_start():
 
 
 def test_a_stored_period_that_is_over_counts_no_more():
-    record = Spent(queue="q", at_s=10.0, period_s=0.0, gpu_s=50 * HOUR_S, decayed_gpu_s=1.0)
+    record = QueueUsage(queue="q", at_s=10.0, period_s=0.0, gpu_s=50 * HOUR_S, decayed_gpu_s=1.0)
     facts = {"budget_gpu_h": 50.0, "budget_period_s": DAY_S}
-    assert make_tree(queue("q", **facts), spent=[record], now_s=20.0).admits(1, "u", 1).reason is Reason.BUDGET
+    assert make_tree(queue("q", **facts), spent=[record], now_s=20.0).admits(1, "u", 1).reason is WaitReasonCode.BUDGET
     assert make_tree(queue("q", **facts), spent=[record], now_s=DAY_S + 1).admits(1, "u", 1) is None
 
 
 def test_a_placement_past_the_quota_is_rejected_at_the_commit_and_use_is_written_at_the_end():
     world = World()
-    change = Change(world=world)
+    change = WorldChange(world=world)
     runs, waits = placed(job("1", gpus=3, queue="red"), "n0:0,1,2", now_s=T), job("2", seq=2, gpus=2, queue="red")
     for record in (make_node("n0", 8), queue("red", quota_gpus=4, borrow_gpus=0), runs.job, runs.attempt, waits):
         change.put(record)
     placement = Placement(job_id=waits.id, allocation=allocation("n0:3,4"))
-    assert rejection(world, placement) == "queue red uses 3 of at most 4 GPUs; the job needs 2"
+    assert rejection_reason(world, placement) == "queue red uses 3 of at most 4 GPUs; the job needs 2"
     assert world.queue_gpus == {"red": 3}
     change.put(replace(runs.job, state=JobState.SUCCEEDED))
     change.put(replace(runs.attempt, state=AttemptState.ENDED, ended_s=runs.attempt.placed_s + 100.0))
-    assert rejection(world, placement) == ""
+    assert rejection_reason(world, placement) == ""
     assert world.queue_gpus == {}
-    assert world.spent["red"].gpu_s == 300.0
+    assert world.queue_usage["red"].gpu_s == 300.0

@@ -4,8 +4,8 @@ import msgspec
 
 from phalanx.core.ids import NodeId
 from phalanx.engines.local.engine import LocalEngine
-from phalanx.engines.ray import carrier
-from phalanx.engines.ray.protocol import Carried
+from phalanx.engines.ray import node_actor
+from phalanx.engines.ray.protocol import SupervisorSpec
 
 
 def test_a_node_that_could_not_be_carried_is_tried_again_when_asked_again(tmp_path, monkeypatch):
@@ -13,15 +13,15 @@ def test_a_node_that_could_not_be_carried_is_tried_again_when_asked_again(tmp_pa
     closed = []
     monkeypatch.setattr(LocalEngine, "open", lambda engine: next(opened))
     monkeypatch.setattr(LocalEngine, "close", lambda engine, *, keep_nodes: closed.append(keep_nodes))
-    monkeypatch.setattr(carrier, "_assigned_devices", list)
-    monkeypatch.setenv(carrier.FOLDER_VARIABLE, str(tmp_path))
-    order = Carried(
-        node_id=NodeId("n0"), token="t", environment={}, ca_pem="", virtual=2, address="127.0.0.2", cluster="c"
+    monkeypatch.setattr(node_actor, "_assigned_devices", list)
+    monkeypatch.setenv(node_actor.FOLDER_VARIABLE, str(tmp_path))
+    order = SupervisorSpec(
+        node_id=NodeId("n0"), token="t", environment={}, ca_pem="", virtual_devices=2, address="127.0.0.2", cluster="c"
     )
-    carried = carrier.Carrier()
-    assert "Permission denied" in carried.carry(msgspec.to_builtins(order))
-    assert carried.pulse() == {"carrying": False, "deaths": []}
+    carried = node_actor.NodeActor()
+    assert "Permission denied" in carried.start_supervisor(msgspec.to_builtins(order))
+    assert carried.poll() == {"carrying": False, "deaths": []}
     assert closed == [False], "what failed went on beside what is asked for again"
-    assert carried.carry(msgspec.to_builtins(order)) == ""
-    assert carried.pulse() == {"carrying": True, "deaths": []}
+    assert carried.start_supervisor(msgspec.to_builtins(order)) == ""
+    assert carried.poll() == {"carrying": True, "deaths": []}
     assert next(opened, "no third") == "no third"

@@ -19,15 +19,25 @@ from phalanx.app import node as app_node
 from phalanx.core.ids import NodeId
 from phalanx.engines.local import engine as local_engine
 from phalanx.engines.local import records
-from phalanx.engines.ray import carrier, engine
-from phalanx.engines.ray.driver import Driver
+from phalanx.engines.ray import engine, node_actor
+from phalanx.engines.ray.driver import RayDriver
 from phalanx.engines.ray.engine import RayEngine
-from phalanx.engines.ray.protocol import Carried, Carry, Died, RayNode, Release, Released, Seen, Trouble, tiding_of
-from phalanx.node.shell.accounts import JobAccounts
-from phalanx.node.shell.probes import node_facts
-from phalanx.node.shell.virtual import VirtualProbe
+from phalanx.engines.ray.protocol import (
+    DriverProblem,
+    NodeReleased,
+    NodesListed,
+    RayNode,
+    ReleaseNode,
+    StartSupervisor,
+    SupervisorDied,
+    SupervisorSpec,
+    decode_event,
+)
+from phalanx.node.files.job_accounts import JobAccountPolicy
+from phalanx.node.probes.devices import node_facts
+from phalanx.node.probes.virtual_devices import VirtualProbe
 from tests.harness import Harness
-from tests.simulated_node import Behaviour
+from tests.simulated_node import JobBehaviour
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 WITHIN_S = 10.0
@@ -53,12 +63,12 @@ def made(tmp_path):
 
 
 def ray_node(name="n0", ray_id="r0"):
-    return RayNode(node_id=NodeId(name), ray_id=ray_id, address="127.0.0.2", alive=True, gpus=2.0, virtual=2)
+    return RayNode(node_id=NodeId(name), ray_id=ray_id, address="127.0.0.2", alive=True, gpus=2.0, virtual_devices=2)
 
 
 def carried(name="n0"):
-    return Carried(
-        node_id=NodeId(name), token="t", environment={}, ca_pem="", virtual=2, address="127.0.0.2", cluster="c"
+    return SupervisorSpec(
+        node_id=NodeId(name), token="t", environment={}, ca_pem="", virtual_devices=2, address="127.0.0.2", cluster="c"
     )
 
 
@@ -79,10 +89,10 @@ def test_an_old_death_that_an_actor_kept_takes_nothing_from_the_life_after_it(tm
     cluster.kill_node("n0", silent=True)
     cluster.revive_node("n0")
     cluster.run(3.0)
-    job = cluster.submit(gpus="4", behaviour=Behaviour(run_s=20.0))
+    job = cluster.submit(gpus="4", behaviour=JobBehaviour(run_s=20.0))
     cluster.runs(job)
     ray = made(tmp_path)
-    ray._on_message(Died(node_id=N0, why="its supervisor died", supervisor_id=before))
+    ray._on_message(SupervisorDied(node_id=N0, why="its supervisor died", supervisor_id=before))
     cluster.turn(ray.observe())
     assert cluster.ends(job).epoch == 1
 
@@ -90,10 +100,12 @@ def test_an_old_death_that_an_actor_kept_takes_nothing_from_the_life_after_it(tm
 def test_death_of_the_present_life_is_believed_at_once_and_one_without_a_name_is_left_to_the_lease(tmp_path):
     cluster = Harness("r: n0=4")
     ray = made(tmp_path)
-    ray._on_message(Died(node_id=N0, why="its supervisor died"))
+    ray._on_message(SupervisorDied(node_id=N0, why="its supervisor died"))
     cluster.turn(ray.observe())
     assert cluster.world.nodes[N0].state == "up"
-    ray._on_message(Died(node_id=N0, why="its supervisor died", supervisor_id=cluster.nodes[N0].supervisor_id))
+    ray._on_message(
+        SupervisorDied(node_id=N0, why="its supervisor died", supervisor_id=cluster.nodes[N0].supervisor_id)
+    )
     cluster.turn(ray.observe())
     assert cluster.world.nodes[N0].state == "down"
 
@@ -107,17 +119,17 @@ def test_an_actor_names_the_life_that_died_as_that_life_named_itself(tmp_path, m
         return started[-1][0]
 
     monkeypatch.setattr(local_engine.subprocess, "Popen", popen)
-    monkeypatch.setattr(carrier, "_assigned_devices", lambda: [0, 1])
-    monkeypatch.setenv(carrier.FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(carrier, "REVIVE_AFTER_S", 0.01)
-    actor = carrier.Carrier()
+    monkeypatch.setattr(node_actor, "_assigned_devices", lambda: [0, 1])
+    monkeypatch.setenv(node_actor.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(node_actor, "REVIVE_AFTER_S", 0.01)
+    actor = node_actor.NodeActor()
     try:
-        assert actor.carry(msgspec.to_builtins(carried())) == ""
+        assert actor.start_supervisor(msgspec.to_builtins(carried())) == ""
         started[0][0].send_signal(signal.SIGKILL)
         until(lambda: len(started) == 2, "the next life is started though nobody has asked for deaths")
-        (death,) = actor.pulse()["deaths"]
+        (death,) = actor.poll()["deaths"]
         assert death["supervisor_id"] == started[0][1]["PHALANX_NODE_LIFE"] != started[1][1]["PHALANX_NODE_LIFE"]
-        assert actor.pulse()["deaths"] == []
+        assert actor.poll()["deaths"] == []
     finally:
         actor.release()
 
@@ -131,7 +143,7 @@ def test_a_supervisor_calls_itself_as_its_engine_told_it_and_by_itself_otherwise
         "PHALANX_NODE_TOKEN": "t",
         "PHALANX_HEAD_URL": "http://127.0.0.1:1",
     }
-    facts, accounts = node_facts(folder), JobAccounts.of_settings(given, folder)
+    facts, accounts = node_facts(folder), JobAccountPolicy.from_environment(given, folder)
 
     def named(**more):
         found = app_node._settings({**given, **more}, facts, VirtualProbe("k", 2, 1), 0, accounts, virtual=True)
@@ -182,7 +194,7 @@ def test_a_driver_that_could_not_be_started_is_started_later(tmp_path, monkeypat
 def test_a_driver_whose_words_cannot_be_followed_is_ended_and_another_started(tmp_path, monkeypatch):
     plays(
         monkeypatch,
-        f"print({bytes(msgspec.json.encode(Trouble(text='full', node_id=N0))).decode()!r}, flush=True); import time; time.sleep(60)",
+        f"print({bytes(msgspec.json.encode(DriverProblem(text='full', node_id=N0))).decode()!r}, flush=True); import time; time.sleep(60)",
     )
     begun = itertools.count()
     timers = []
@@ -222,8 +234,8 @@ def plays(monkeypatch, program):
 
 def test_down_waits_for_the_next_driver_where_one_has_just_ended(tmp_path, monkeypatch):
     """Found by reading: it knew of no node that was carried, released none, and detached actors went on to hold GPUs."""
-    seen = msgspec.json.encode(Seen(nodes=[ray_node()])).decode()
-    answer = msgspec.json.encode(Released(node_id=N0)).decode()
+    seen = msgspec.json.encode(NodesListed(nodes=[ray_node()])).decode()
+    answer = msgspec.json.encode(NodeReleased(node_id=N0)).decode()
     log = tmp_path / "orders"
     plays(
         monkeypatch,
@@ -258,13 +270,13 @@ def test_down_releases_also_a_node_that_could_not_be_carried_a_moment_ago(tmp_pa
     ray._driver = subprocess.Popen(["sleep", "60"])
     monkeypatch.setattr(engine, "RELEASE_S", 0.1)
     monkeypatch.setattr(RayEngine, "_send", lambda ray, order: sent.append(order))
-    monkeypatch.setattr(engine, "CARRY_AGAIN_S", 60.0)
-    ray._on_message(Seen(nodes=[ray_node()]))
-    ray._on_message(Trouble(text="its actor did not answer within 60 s", node_id=N0))
+    monkeypatch.setattr(engine, "START_RETRY_S", 60.0)
+    ray._on_message(NodesListed(nodes=[ray_node()]))
+    ray._on_message(DriverProblem(text="its actor did not answer within 60 s", node_id=N0))
     ray.stop(N0)
     ray._driver.kill()
     ray._driver.wait()
-    assert [type(order) for order in sent] == [Carry, Release]
+    assert [type(order) for order in sent] == [StartSupervisor, ReleaseNode]
 
 
 class PlayedRay:
@@ -305,7 +317,7 @@ class PlayedActor:
 
 
 class Held:
-    """As `driver._ActorState`: a node without pending calls."""
+    """As `controller._ActorState`: a node without pending calls."""
 
     def __init__(self, actor):
         self.actor = actor
@@ -315,7 +327,7 @@ class Told(list):
     """The driver's way to the head."""
 
     def write(self, line):
-        self.append(tiding_of(line))
+        self.append(decode_event(line))
 
     def flush(self):
         pass
@@ -324,10 +336,10 @@ class Told(list):
 def released(ray, names, *, while_s):
     """What the driver tells, and when, while it is asked to release these nodes."""
     told, orders = Told(), queue.SimpleQueue()
-    driver = Driver(ray, told, orders)
+    driver = RayDriver(ray, told, orders)
     for name in names:
         driver._actors[name] = Held(ray.actor(name))
-        orders.put(Release(node_id=name))
+        orders.put(ReleaseNode(node_id=name))
     while not orders.empty():
         driver._on_command(orders.get())
     end_s = time.monotonic() + while_s
@@ -344,38 +356,38 @@ def test_the_driver_releases_all_nodes_side_by_side():
     began_s = time.monotonic()
     told = released(ray, names, while_s=5.0)
     assert time.monotonic() - began_s < 2.0, "one after the other takes 6 s"
-    assert told == [Released(node_id=name) for name in names]
+    assert told == [NodeReleased(node_id=name) for name in names]
     assert ray.killed == names, "their GPUs are given back to Ray"
 
 
 def test_one_that_does_not_answer_holds_up_no_other_and_is_given_back_too(monkeypatch):
-    monkeypatch.setattr("phalanx.engines.ray.driver.PULSE_LIMIT_S", 0.3)
+    monkeypatch.setattr("phalanx.engines.ray.driver.ACTOR_ANSWER_S", 0.3)
     ray = PlayedRay({N0: 1e9, N1: 0.05})
     told = released(ray, [N0, N1], while_s=5.0)
-    assert [(type(one), one.node_id) for one in told] == [(Released, N1), (Trouble, N0), (Released, N0)]
+    assert [(type(one), one.node_id) for one in told] == [(NodeReleased, N1), (DriverProblem, N0), (NodeReleased, N0)]
     assert ray.killed == [N1, N0]
 
 
 def test_a_node_that_is_wanted_again_while_it_is_released_is_carried_after_that():
     ray = PlayedRay({N0: 0.1})
     told = Told()
-    driver = Driver(ray, told, queue.SimpleQueue())
+    driver = RayDriver(ray, told, queue.SimpleQueue())
     driver._actors[N0] = Held(ray.actor(N0))
     again = []
     driver._start_supervisor = again.append
-    order = Carry(node=ray_node(), what=carried())
-    driver._on_command(Release(node_id=N0))
+    order = StartSupervisor(node=ray_node(), spec=carried())
+    driver._on_command(ReleaseNode(node_id=N0))
     driver._on_command(order)
     assert again == []
     while driver._releases:
         driver._finish_releases(time.monotonic())
-    assert (told, again) == ([Released(node_id=N0)], [order])
+    assert (told, again) == ([NodeReleased(node_id=N0)], [order])
 
 
 def test_deaths_in_the_words_of_an_older_actor_have_no_name():
     from phalanx.engines.ray.driver import _died
 
-    assert _died(N0, "it died") == Died(node_id=N0, why="it died")
-    assert _died(N0, {"supervisor_id": "n0-1", "why": "it died"}) == Died(
+    assert _died(N0, "it died") == SupervisorDied(node_id=N0, why="it died")
+    assert _died(N0, {"supervisor_id": "n0-1", "why": "it died"}) == SupervisorDied(
         node_id=N0, why="it died", supervisor_id="n0-1"
     )

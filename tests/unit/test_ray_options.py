@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from phalanx.app import ray as app_ray
-from phalanx.app.ray import RayOptions, ray_options
+from phalanx.app import ray_setup as app_ray
+from phalanx.app.ray_setup import RayOptions, ray_options
 from phalanx.core.errors import BadRequest, Unreachable
-from phalanx.engines.ray import member, redis
+from phalanx.engines.ray import joined_node, redis
 from phalanx.wire.join import RayJoin
 
 
@@ -20,7 +20,7 @@ def given(ray_address=None, ray_redis=None):
 
 def ray_is(monkeypatch, version):
     monkeypatch.setattr(app_ray, "ray_version", lambda: version)
-    monkeypatch.setattr(member, "ray_version", lambda: version)
+    monkeypatch.setattr(joined_node, "ray_version", lambda: version)
 
 
 def test_an_option_of_ray_without_ray_is_refused():
@@ -79,12 +79,12 @@ def test_a_server_with_another_ray_or_python_does_not_join(monkeypatch):
         key_pem="k",
         certificate_pem="c",
         ray_version="2.60.0",
-        python_version=member.python_version(),
+        python_version=joined_node.python_version(),
     )
-    member.check_alike(of_head)
+    joined_node.check_versions(of_head)
     ray_is(monkeypatch, "2.59.0")
     with pytest.raises(BadRequest, match=r"the head runs Ray 2\.60\.0 .* this server Ray 2\.59\.0"):
-        member.check_alike(of_head)
+        joined_node.check_versions(of_head)
 
 
 def test_a_head_does_not_import_ray_nor_cryptography_for_nothing():

@@ -61,5 +61,5 @@ def test_data_left_in_redis_is_logged_with_the_reason(monkeypatch, caplog):
 
     monkeypatch.setattr(subprocess, "run", fail)
     with caplog.at_level(logging.WARNING):
-        redis.forget("10.0.0.2:6379", "phalanx", {})
+        redis.delete_data("10.0.0.2:6379", "phalanx", {})
     assert "10.0.0.2:6379, namespace phalanx: RuntimeError: Ray 3.0.0 has no x" in caplog.text

@@ -7,14 +7,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from phalanx.api.receipts import reports_in
+from phalanx.api.views.receipts import relevant_reports
 from phalanx.core.accounting.receipt import build_receipt
 from phalanx.core.accounting.reports import LINE_BYTES_MAX, read_lines, read_reports
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
-from phalanx.core.work.allocation import Allocation, Grant
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause
-from phalanx.core.work.job import Job, JobState, Resume
+from phalanx.core.work.allocation import Allocation, NodeGrant
+from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
+from phalanx.core.work.job import Job, JobState, PublishedCheckpoint
 from phalanx.core.work.spec import JobSpec, Role
 
 T = 1_700_000_000.0  # Unix seconds at which every history starts
@@ -31,13 +31,13 @@ def make_job(state=JobState.SUCCEEDED, *, ended_s=None, checkpoints=()):
         submit_s=T,
         state=state,
         ended_s=None if ended_s is None else T + ended_s,
-        checkpoints=tuple(Resume(epoch=Epoch(1), step=step, path="", digest="") for step in checkpoints),
+        checkpoints=tuple(PublishedCheckpoint(epoch=Epoch(1), step=step, path="", digest="") for step in checkpoints),
     )
 
 
 def make_attempt(epoch, begin, end=None, *, nodes=("n0", "n1"), cause=None, running=None, **fields):
     grants = tuple(
-        Grant(
+        NodeGrant(
             node_id=NodeId(name), node_rank=rank, devices=(0, 1), cpus=1, memory_bytes=0, tasks=2, first_rank=2 * rank
         )
         for rank, name in enumerate(nodes)
@@ -48,7 +48,7 @@ def make_attempt(epoch, begin, end=None, *, nodes=("n0", "n1"), cause=None, runn
         allocation=Allocation(grants=grants),
         placed_s=T + begin,
         ended_s=None if end is None else T + end,
-        ending=cause,
+        stop_cause=cause,
         causes=() if cause is None else (cause,),
         state=AttemptState.RUNNING if end is None else AttemptState.ENDED,
         running_s=None if running is None else T + running,
@@ -101,8 +101,8 @@ def fleet(*names, boot_id="b", virtual=True):
 def a_node_died():
     """Steps 1..10, a checkpoint of 6, the node dies; a second attempt resumes and makes 7..12."""
     attempts = [
-        make_attempt(1, 0, 15, cause=Cause.NODE_FAIL, running=1),
-        make_attempt(2, 16, 30, cause=Cause.SUCCEEDED, running=17, nodes=("n2", "n1")),
+        make_attempt(1, 0, 15, cause=EndCause.NODE_FAIL, running=1),
+        make_attempt(2, 16, 30, cause=EndCause.SUCCEEDED, running=17, nodes=("n2", "n1")),
     ]
     reports = {
         Epoch(1): [
@@ -164,7 +164,7 @@ def test_virtual_devices_are_marked():
 
 
 def test_restart_in_place_is_one_attempt_of_two_generations():
-    attempt = make_attempt(1, 0, 20, cause=Cause.SUCCEEDED, generation=Generation(1))
+    attempt = make_attempt(1, 0, 20, cause=EndCause.SUCCEEDED, generation=Generation(1))
     lines = [
         *steps(1, range(1, 6), 1),
         report("resumed", generation=1, step=3, load_s=0),
@@ -187,7 +187,7 @@ def test_a_running_job_counts_what_it_made_as_kept_so_far():
 
 def test_a_cancelled_job_keeps_what_its_checkpoint_holds():
     job = make_job(JobState.CANCELLED, ended_s=10, checkpoints=(3,))
-    attempt = make_attempt(1, 0, 10, cause=Cause.CANCELLED)
+    attempt = make_attempt(1, 0, 10, cause=EndCause.CANCELLED)
     receipt = build_receipt(job, [attempt], {Epoch(1): steps(1, range(1, 9), 1)}, now_s=T + 10)
     assert (receipt.steps_kept, receipt.steps_lost, receipt.steps_redone) == (3, 5, 0)
 
@@ -202,8 +202,8 @@ def test_while_the_new_attempt_has_made_no_step_the_tail_of_the_old_one_is_lost(
 
 def test_a_job_that_reports_nothing_is_judged_by_its_attempts():
     attempts = [
-        make_attempt(1, 0, 10, cause=Cause.NODE_FAIL, running=2),
-        make_attempt(2, 10, 20, cause=Cause.SUCCEEDED, running=11),
+        make_attempt(1, 0, 10, cause=EndCause.NODE_FAIL, running=2),
+        make_attempt(2, 10, 20, cause=EndCause.SUCCEEDED, running=11),
     ]
     receipt = build_receipt(make_job(ended_s=20), attempts, {}, now_s=T + 20)
     assert receipt.measured_by == "attempts"
@@ -241,7 +241,7 @@ def test_lines_that_are_no_report_are_left_out(odd):
 
 def test_a_torn_stream_is_read_up_to_the_tear():
     lines = b"\n".join(json.dumps(line).encode() for line in steps(1, range(1, 4), 1))
-    found = reports_in(Epoch(1), read_lines([b"noise\n[1]\n" + lines[:-5]]))
+    found = relevant_reports(Epoch(1), read_lines([b"noise\n[1]\n" + lines[:-5]]))
     assert [line["step"] for line in found] == [1, 2]
 
 
@@ -279,7 +279,7 @@ def test_what_ranks_say_that_do_not_speak_changes_nothing_in_whatever_order_it_c
     ]
     whole = read_reports(Epoch(1), own + others)
     for lines in (own + others, others + own, [*others[:4], *own, *others[4:]]):
-        assert read_reports(Epoch(1), reports_in(Epoch(1), read_lines([stream(*lines)]))) == whole
+        assert read_reports(Epoch(1), relevant_reports(Epoch(1), read_lines([stream(*lines)]))) == whole
     assert (len(whole.steps), whole.stalls_us, whole.steps_total) == (8, {0: 500_000}, 9)
 
 
@@ -292,7 +292,7 @@ def test_a_receipt_holds_the_steps_of_one_rank_and_not_every_line_of_all():
             yield data[place : place + 10_000]
 
     tracemalloc.start()
-    found = read_reports(Epoch(1), reports_in(Epoch(1), read_lines(pieces())))
+    found = read_reports(Epoch(1), relevant_reports(Epoch(1), read_lines(pieces())))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(found.steps) == 500
@@ -300,7 +300,7 @@ def test_a_receipt_holds_the_steps_of_one_rank_and_not_every_line_of_all():
 
 
 def test_the_lowest_rank_that_reports_speaks_for_the_job():
-    attempt = make_attempt(1, 0, 10, cause=Cause.SUCCEEDED)
+    attempt = make_attempt(1, 0, 10, cause=EndCause.SUCCEEDED)
     lines = steps(1, range(1, 5), 1, rank=0) + steps(1, range(1, 5), 1.2, rank=1)
     assert build_receipt(make_job(ended_s=10), [attempt], {Epoch(1): lines}, now_s=T).steps_kept == 4
 

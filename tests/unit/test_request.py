@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.keys import KEYS, BadKey
-from phalanx.core.work.nearest import nearest
+from phalanx.core.work.keys import KEY_KINDS, InvalidKey
+from phalanx.core.work.nearest_match import nearest_match
 from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.spec import Launch
+from phalanx.core.work.spec import LaunchMode
 
 
 def spec(**keys):
@@ -53,7 +53,7 @@ def test_every_key_is_read():
         upload="a" * 64,
     )
     assert job.role.gpus == GpuRequest(total=32, nodes=4, per_node=8, model="h200")
-    assert (job.role.cpus, job.role.memory_bytes, job.role.launch) == (16, 64 << 30, Launch.FIXED)
+    assert (job.role.cpus, job.role.memory_bytes, job.role.launch) == (16, 64 << 30, LaunchMode.FIXED)
     assert job.env == (("A", "1.10"), ("B", ""))
     assert (job.time_limit_s, job.grace_s, job.collective_timeout_s) == (7200.0, 60.0, 1200.0)
     assert (job.warm, job.hold, job.retry, job.priority) == (True, True, 2, -3)
@@ -157,7 +157,7 @@ def test_refusals_are_one_of_ours(keys):
 def test_contradictions_are_usage_and_unreadable_values_are_a_bad_file():
     assert type(refused(gpus="2x8", nodes=3)) is BadRequest
     assert refused(gpus="2x8", nodes=3).exit_code == 64
-    assert isinstance(refused(gpus="x"), BadKey)
+    assert isinstance(refused(gpus="x"), InvalidKey)
     assert refused(gpus="x").exit_code == 78
 
 
@@ -179,12 +179,12 @@ def test_several_lines_must_state_tasks_per_node():
     lines = "pip list\npython train.py\n"
     assert "tasks_per_node" in refused(run=lines).hint
     assert spec(run=lines, tasks_per_node=1).role.script == lines
-    assert spec(run="# why\npython train.py \\\n  --lr 1\n").role.launch is Launch.PER_DEVICE
+    assert spec(run="# why\npython train.py \\\n  --lr 1\n").role.launch is LaunchMode.PER_DEVICE
 
 
 def test_workdir_is_meant_from_where_the_mapping_was_written():
     assert spec(workdir="sub/dir").workdir == "/home/ada/project/sub/dir"
-    with pytest.raises(BadKey):
+    with pytest.raises(InvalidKey):
         spec_from_mapping({"run": "true", "workdir": "x"}, workdir="relative")
 
 
@@ -195,12 +195,12 @@ def test_environment_may_be_a_list_of_pairs():
 
 def test_nearest_bears_slips_swaps_and_prefixes():
     verbs = ["run", "submit", "cancel", "logs", "release", "requeue"]
-    assert nearest("sumbit", verbs) == "submit"
-    assert nearest("can", verbs) == "cancel"
-    assert nearest("lgos", verbs) == "logs"
-    assert nearest("frobnicate", verbs) is None
-    assert nearest("", verbs) is None
-    assert nearest("x" * 10_000, verbs) is None
+    assert nearest_match("sumbit", verbs) == "submit"
+    assert nearest_match("can", verbs) == "cancel"
+    assert nearest_match("lgos", verbs) == "logs"
+    assert nearest_match("frobnicate", verbs) is None
+    assert nearest_match("", verbs) is None
+    assert nearest_match("x" * 10_000, verbs) is None
 
 
 JSON = st.recursive(
@@ -210,7 +210,7 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from([*KEYS, "image", "nonsense"]), JSON, max_size=6))
+@given(st.dictionaries(st.sampled_from([*KEY_KINDS, "image", "nonsense"]), JSON, max_size=6))
 def test_any_json_is_a_job_or_a_refusal(mapping):
     try:
         job = spec_from_mapping(mapping, workdir="/w")

@@ -3,9 +3,15 @@
 import pytest
 
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.launchers import launcher_of, notes, shape_note, tasks_known, tasks_on
+from phalanx.core.work.launchers import (
+    find_launcher,
+    known_task_count,
+    launch_notes,
+    shape_note,
+    tasks_on_node,
+)
 from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.spec import Launch, Role
+from phalanx.core.work.spec import LaunchMode, Role
 
 
 @pytest.mark.parametrize(
@@ -31,7 +37,7 @@ from phalanx.core.work.spec import Launch, Role
     ],
 )
 def test_launchers_are_known_by_the_command_itself(command, launcher):
-    assert launcher_of(command.split()) == launcher
+    assert find_launcher(command.split()) == launcher
 
 
 @pytest.mark.parametrize(
@@ -45,11 +51,11 @@ def test_launchers_are_known_by_the_command_itself(command, launcher):
     ],
 )
 def test_launchers_are_found_in_shell_texts(script, launcher):
-    assert launcher_of((), script) == launcher
+    assert find_launcher((), script) == launcher
 
 
 def told(run, **keys):
-    return notes(spec_from_mapping({"run": run, **keys}, workdir="/w").role)
+    return launch_notes(spec_from_mapping({"run": run, **keys}, workdir="/w").role)
 
 
 def test_shape_and_tasks_are_told_before_the_start():
@@ -76,15 +82,15 @@ def test_an_open_shape_is_told_as_open():
 
 def test_placed_shapes_may_be_uneven():
     role = Role(argv=("x",), gpus=parse_gpus(4))
-    assert notes(role, [3, 1]) == ["2 nodes, 3 + 1 = 4 GPUs", "4 tasks: 3 + 1, one per GPU"]
+    assert launch_notes(role, [3, 1]) == ["2 nodes, 3 + 1 = 4 GPUs", "4 tasks: 3 + 1, one per GPU"]
     assert shape_note([0, 0]) == "2 nodes, no GPU"
 
 
 def test_task_counts():
-    assert [tasks_on(Role(launch=Launch.PER_DEVICE), devices) for devices in (0, 1, 8)] == [1, 1, 8]
-    assert tasks_on(Role(launch=Launch.PER_NODE), 8) == 1
-    assert tasks_on(Role(launch=Launch.FIXED, tasks_per_node=3), 8) == 3
-    assert tasks_known(Role(gpus=parse_gpus(16))) == 16
-    assert tasks_known(Role(gpus=parse_gpus(16), launch=Launch.PER_NODE)) is None
-    assert tasks_known(Role(gpus=parse_gpus("2x8"), launch=Launch.PER_NODE)) == 2
-    assert tasks_known(Role()) == 1
+    assert [tasks_on_node(Role(launch=LaunchMode.PER_DEVICE), devices) for devices in (0, 1, 8)] == [1, 1, 8]
+    assert tasks_on_node(Role(launch=LaunchMode.PER_NODE), 8) == 1
+    assert tasks_on_node(Role(launch=LaunchMode.FIXED, tasks_per_node=3), 8) == 3
+    assert known_task_count(Role(gpus=parse_gpus(16))) == 16
+    assert known_task_count(Role(gpus=parse_gpus(16), launch=LaunchMode.PER_NODE)) is None
+    assert known_task_count(Role(gpus=parse_gpus("2x8"), launch=LaunchMode.PER_NODE)) == 2
+    assert known_task_count(Role()) == 1

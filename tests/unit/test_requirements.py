@@ -8,23 +8,23 @@ import pytest
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import parse_requirements
+from phalanx.node.files.cache_folder import cache_folder, make_cache
+from phalanx.node.files.venv_cache import VenvCache
 from phalanx.node.logic.requirements import (
-    BadRequirements,
-    Interpreter,
+    InvalidRequirements,
+    PythonInterpreter,
+    activated,
+    default_requirements_file,
     environment_name,
-    last_words,
-    listed,
-    passes_by,
+    environments_to_evict,
+    error_summary,
+    names_python_by_path,
     project_dependencies,
-    pythons_of,
-    to_drop,
-    used_by_itself,
-    with_environment,
+    python_candidates,
+    read_requirements,
 )
-from phalanx.node.shell.cache import cache_folder, make_cache
-from phalanx.node.shell.venvs import Venvs
 
-PYTHON = Interpreter(
+PYTHON = PythonInterpreter(
     path="/usr/bin/python3",
     version="3.11.7",
     abi="cpython-311",
@@ -36,7 +36,7 @@ PYTHON = Interpreter(
 
 def taken(path, **files):
     named = {name.replace("__", "/").replace("_", "."): text for name, text in files.items()}
-    return listed(path, workdir="/w", read=named.get)
+    return read_requirements(path, workdir="/w", read=named.get)
 
 
 # ---- the key
@@ -75,7 +75,7 @@ def test_job_carries_the_key():
     ],
 )
 def test_copy_brings_its_own_list_where_it_has_one(files, found):
-    assert used_by_itself(files.get) == found
+    assert default_requirements_file(files.get) == found
 
 
 def test_dependencies_made_by_a_build_are_refused_by_name():
@@ -123,12 +123,12 @@ def test_editable_package_is_installed_itself_for_the_copy_goes_away():
 
 
 def test_what_is_not_there_is_named_with_who_names_it():
-    with pytest.raises(BadRequirements, match=r"base.txt: no such file in /w \(r.txt names it\)"):
+    with pytest.raises(InvalidRequirements, match=r"base.txt: no such file in /w \(r.txt names it\)"):
         taken("r.txt", r_txt="-r base.txt")
 
 
 def test_files_that_include_each_other_end():
-    with pytest.raises(BadRequirements, match="include each other"):
+    with pytest.raises(InvalidRequirements, match="include each other"):
         taken("a.txt", a_txt="-r b.txt", b_txt="-r a.txt")
 
 
@@ -145,8 +145,8 @@ def name(text="numpy", python=PYTHON, contents=(), more=""):
 
 
 def test_equal_text_in_another_folder_is_the_same_environment():
-    one = listed("r.txt", workdir="/attempts/1.1/workdir", read={"r.txt": "-c p.txt", "p.txt": "a==1"}.get)
-    two = listed("r.txt", workdir="/attempts/9.1/workdir", read={"r.txt": "-c p.txt", "p.txt": "a==1"}.get)
+    one = read_requirements("r.txt", workdir="/attempts/1.1/workdir", read={"r.txt": "-c p.txt", "p.txt": "a==1"}.get)
+    two = read_requirements("r.txt", workdir="/attempts/9.1/workdir", read={"r.txt": "-c p.txt", "p.txt": "a==1"}.get)
     assert environment_name(PYTHON, one, ()) == environment_name(PYTHON, two, ())
 
 
@@ -157,7 +157,7 @@ def test_equal_text_in_another_folder_is_the_same_environment():
         {"text": "-r more.txt", "more": "scipy"},
         {"contents": [("./pkg", "aa")]},
         {
-            "python": Interpreter(
+            "python": PythonInterpreter(
                 path="/usr/bin/python3",
                 version="3.11.8",
                 abi="cpython-311",
@@ -167,7 +167,7 @@ def test_equal_text_in_another_folder_is_the_same_environment():
             )
         },
         {
-            "python": Interpreter(
+            "python": PythonInterpreter(
                 path="/usr/bin/python3",
                 version="3.11.7",
                 abi="cpython-311",
@@ -177,7 +177,7 @@ def test_equal_text_in_another_folder_is_the_same_environment():
             )
         },
         {
-            "python": Interpreter(
+            "python": PythonInterpreter(
                 path="/usr/bin/python3",
                 version="3.11.7",
                 abi="cpython-311",
@@ -200,32 +200,32 @@ def test_comments_and_how_it_is_split_into_files_change_nothing():
 
 
 def test_rank_finds_the_environment_first_and_the_node_after():
-    dressed = with_environment({"PATH": "/usr/bin", "PYTHONHOME": "/x", "A": "1"}, "/v")
+    dressed = activated({"PATH": "/usr/bin", "PYTHONHOME": "/x", "A": "1"}, "/v")
     assert dressed == {"PATH": "/v/bin:/usr/bin", "VIRTUAL_ENV": "/v", "A": "1"}
 
 
 def test_interpreter_is_the_one_the_command_names():
-    assert pythons_of(("python3.12", "a.py"))[0] == "python3.12"
-    assert pythons_of(("torchrun", "a.py"))[0] == "python"
-    assert passes_by(("/opt/bin/python3", "a.py"))
-    assert not passes_by(("./train.sh",))
+    assert python_candidates(("python3.12", "a.py"))[0] == "python3.12"
+    assert python_candidates(("torchrun", "a.py"))[0] == "python"
+    assert names_python_by_path(("/opt/bin/python3", "a.py"))
+    assert not names_python_by_path(("./train.sh",))
 
 
 def test_installer_is_quoted_by_its_errors():
     lines = ["Looking in indexes", "ERROR: no version of nope", "ERROR: No matching distribution", "[notice] new pip"]
-    assert last_words(lines) == "ERROR: no version of nope · ERROR: No matching distribution"
+    assert error_summary(lines) == "ERROR: no version of nope · ERROR: No matching distribution"
     uv = ["Using Python 3.11", "error: No solution found", "  cause: Because nope was not found", "", "  hint: none"]
-    assert last_words(uv) == "error: No solution found · cause: Because nope was not found · hint: none"
-    assert last_words(["a", "", "b"]) == "a · b"
+    assert error_summary(uv) == "error: No solution found · cause: Because nope was not found · hint: none"
+    assert error_summary(["a", "", "b"]) == "a · b"
 
 
 # ---- where
 
 
 def test_cache_is_in_the_nodes_folder_but_that_of_a_seat_goes_with_the_attempt():
-    assert cache_folder("/n", seated=False, given={}) == "/n"
-    assert cache_folder("/n", seated=True, given={}).endswith(f"/phalanx-cache-{os.getuid()}")
-    assert cache_folder("/n", seated=True, given={"PHALANX_CACHE": "/fast"}) == "/fast"
+    assert cache_folder("/n", per_attempt=False, environment={}) == "/n"
+    assert cache_folder("/n", per_attempt=True, environment={}).endswith(f"/phalanx-cache-{os.getuid()}")
+    assert cache_folder("/n", per_attempt=True, environment={"PHALANX_CACHE": "/fast"}) == "/fast"
 
 
 def test_cache_that_others_can_write_is_refused(tmp_path):
@@ -240,9 +240,9 @@ def test_cache_that_others_can_write_is_refused(tmp_path):
 
 def test_the_longest_unused_go_until_the_rest_fits_and_the_newest_stays():
     stored = [("new", 30.0, 60), ("old", 10.0, 60), ("middle", 20.0, 30)]
-    assert to_drop(stored, 100) == ["old"]
-    assert to_drop(stored, 10) == ["old", "middle"]
-    assert to_drop(stored, 200) == []
+    assert environments_to_evict(stored, 100) == ["old"]
+    assert environments_to_evict(stored, 10) == ["old", "middle"]
+    assert environments_to_evict(stored, 200) == []
 
 
 def made(venvs, one, used_s):
@@ -254,9 +254,9 @@ def made(venvs, one, used_s):
 
 
 def test_environment_in_use_is_never_swept_and_an_unfinished_one_always(tmp_path):
-    venvs = Venvs(str(tmp_path))
+    venvs = VenvCache(str(tmp_path))
     made(venvs, "old", 10.0)
-    in_use = venvs.use("old")
+    in_use = venvs.acquire("old")
     made(venvs, "middle", 2e9)
     made(venvs, "new", 3e9)
     os.makedirs(venvs.clear("half"))
@@ -268,22 +268,22 @@ def test_environment_in_use_is_never_swept_and_an_unfinished_one_always(tmp_path
 
 
 def test_unfinished_one_that_is_being_made_is_left_alone(tmp_path):
-    venvs = Venvs(str(tmp_path))
-    with venvs.making("a", wait=False) as mine:
+    venvs = VenvCache(str(tmp_path))
+    with venvs.creation_lock("a", wait=False) as mine:
         assert mine
         os.makedirs(venvs.clear("a"))
-        with venvs.making("a", wait=False) as second:
+        with venvs.creation_lock("a", wait=False) as second:
             assert not second
         assert venvs.sweep() == []
     assert venvs.sweep() == ["a"]
 
 
 def test_whoever_holds_the_lock_of_an_environment_does_not_hold_a_member_that_is_stopped(tmp_path):
-    venvs, stopped = Venvs(str(tmp_path)), iter((False, True))
-    holder = venvs.use("a")
+    venvs, stopped = VenvCache(str(tmp_path)), iter((False, True))
+    holder = venvs.acquire("a")
     fcntl.flock(holder, fcntl.LOCK_EX)
     with pytest.raises(TimeoutError):
-        venvs.use("a", lambda: next(stopped))
+        venvs.acquire("a", lambda: next(stopped))
     os.close(holder)
-    os.close(venvs.use("a"))
+    os.close(venvs.acquire("a"))
     assert not list(stopped)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from phalanx.core.ids import NodeId
-from phalanx.core.state.revise import replace
+from phalanx.core.state.fast_replace import replace
 from phalanx.core.work.attempt import Member, MemberState
 from phalanx.core.work.job import JobState
 from tests.builders import job

@@ -8,11 +8,22 @@ from phalanx.controller.rulebook import Rulebook
 from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
 from phalanx.core.ids import UserId
-from phalanx.core.recovery.rules import judge, judge_cause, laid_over, matches, rules_from
+from phalanx.core.recovery.failure_rules import (
+    diagnose,
+    diagnose_cause,
+    matches,
+    merge_rules,
+    parse_rules,
+)
 from phalanx.core.state.world import World
-from phalanx.core.work.attempt import Cause
-from phalanx.core.work.failure import Blame, Charge, Evidence, Remedy
-from phalanx.facts.failures import rules_in, shipped_rules
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.failure import (
+    FailureEvidence,
+    FailureOwner,
+    FailureReaction,
+    RestartBudget,
+)
+from phalanx.planner.facts.failure_rules import parse_failure_rules, shipped_rules
 from tests.builders import exited
 
 NCCL_PEER = "torch.distributed.DistBackendError: NCCL error in: ../NCCLUtils.cpp:317, remote process exited or there was a network error"
@@ -71,7 +82,7 @@ SHIPPED = [
 def failed(how, xids=(), lines=(), *, oom=False):
     signal = int(how[1:]) if isinstance(how, str) else None
     exit = exited(0, "n0", None if signal else how, signal=signal)
-    return replace(exit, evidence=Evidence(lines=tuple(lines), xids=tuple(xids), oom_killed=oom))
+    return replace(exit, evidence=FailureEvidence(lines=tuple(lines), xids=tuple(xids), oom_killed=oom))
 
 
 def said(verdict):
@@ -80,26 +91,26 @@ def said(verdict):
 
 @pytest.mark.parametrize(("how", "xids", "lines", "verdict"), SHIPPED)
 def test_shipped_rules(how, xids, lines, verdict):
-    assert said(judge(failed(how, xids, lines), shipped_rules())) == verdict
+    assert said(diagnose(failed(how, xids, lines), shipped_rules())) == verdict
 
 
 def test_no_shipped_rule_drains_a_node_for_what_a_job_printed():
-    drains = [rule for rule in shipped_rules() if rule.remedy is Remedy.DRAIN]
+    drains = [rule for rule in shipped_rules() if rule.remedy is FailureReaction.DRAIN]
     assert drains
     assert [rule.name for rule in drains if not rule.xids] == []
 
 
 def test_killed_for_want_of_memory_is_the_users_whatever_the_log_says():
-    assert said(judge(failed("s9", oom=True), shipped_rules())) == "oom-killed user here retry"
+    assert said(diagnose(failed("s9", oom=True), shipped_rules())) == "oom-killed user here retry"
 
 
 def test_verdict_names_the_xid_and_what_nvidia_calls_it():
-    assert judge(failed(1, (79,)), shipped_rules()).says == "XID 79: the GPU has fallen off the bus"
+    assert diagnose(failed(1, (79,)), shipped_rules()).description == "XID 79: the GPU has fallen off the bus"
 
 
 def test_verdict_of_a_log_line_is_the_line_itself_and_the_last_one_counts():
-    verdict = judge(failed(1, (), ("KeyError: 'a'", "ValueError: b", "1 more line")), shipped_rules())
-    assert (verdict.says, verdict.line) == ("ValueError: b", "ValueError: b")
+    verdict = diagnose(failed(1, (), ("KeyError: 'a'", "ValueError: b", "1 more line")), shipped_rules())
+    assert (verdict.description, verdict.line) == ("ValueError: b", "ValueError: b")
 
 
 def test_every_shipped_rule_says_where_it_is_from_and_can_decide_something():
@@ -107,19 +118,20 @@ def test_every_shipped_rule_says_where_it_is_from_and_can_decide_something():
     assert all(rule.source and rule.date for rule in rules)
     for rule in rules:
         if rule.cause:
-            verdict = judge_cause(Cause(rule.cause), rules)
+            verdict = diagnose_cause(EndCause(rule.cause), rules)
             assert verdict is not None
             assert verdict.rule == rule.name
             continue
         how = f"s{rule.signals[0]}" if rule.signals else rule.codes[0] if rule.codes else 1
         for option in rule.pattern.split("|"):
             lines = (option.replace("*", " x "),) if option else ()
-            assert judge(failed(how, rule.xids[:1], lines, oom=rule.oom), rules).rule == rule.name, option
+            assert diagnose(failed(how, rule.xids[:1], lines, oom=rule.oom), rules).rule == rule.name, option
 
 
 def test_hardware_goes_before_what_the_program_said():
     assert (
-        judge(failed(1, (79,), ("ValueError: cannot convert float NaN to integer",)), shipped_rules()).rule == "xid-79"
+        diagnose(failed(1, (79,), ("ValueError: cannot convert float NaN to integer",)), shipped_rules()).rule
+        == "xid-79"
     )
 
 
@@ -149,24 +161,24 @@ OWN = {"name": "spot", "codes": [117], "blame": "preempted", "remedy": "elsewher
 
 
 def test_own_rule_goes_before_the_shipped_ones_and_one_of_the_same_name_replaces():
-    own = rules_from([OWN, {"name": "xid-79", "xids": 79, "blame": "user", "remedy": "stop"}])
-    rules = laid_over(own, shipped_rules())
-    assert said(judge(failed(117), rules)) == "spot preempted elsewhere progress"
-    assert said(judge(failed(1, (79,)), rules)) == "xid-79 user stop retry"
+    own = parse_rules([OWN, {"name": "xid-79", "xids": 79, "blame": "user", "remedy": "stop"}])
+    rules = merge_rules(own, shipped_rules())
+    assert said(diagnose(failed(117), rules)) == "spot preempted elsewhere progress"
+    assert said(diagnose(failed(1, (79,)), rules)) == "xid-79 user stop retry"
     assert len(rules) == len(shipped_rules()) + 1
 
 
 def test_all_signs_of_a_rule_must_be_there():
-    rules = rules_from(
+    rules = parse_rules(
         [{"name": "r", "codes": [3], "pattern": "lost", "blame": "infrastructure", "remedy": "elsewhere"}]
     )
-    assert judge(failed(3, (), ("lost",)), rules).rule == "r"
-    assert judge(failed(4, (), ("lost",)), rules).rule == "exit-code"
-    assert judge(failed(3), rules).rule == "exit-code"
+    assert diagnose(failed(3, (), ("lost",)), rules).rule == "r"
+    assert diagnose(failed(4, (), ("lost",)), rules).rule == "exit-code"
+    assert diagnose(failed(3), rules).rule == "exit-code"
 
 
 def test_signals_go_by_name_too():
-    (rule,) = rules_from([{"name": "r", "signals": ["sigxcpu", 30], "blame": "user", "remedy": "stop"}])
+    (rule,) = parse_rules([{"name": "r", "signals": ["sigxcpu", 30], "blame": "user", "remedy": "stop"}])
     assert rule.signals == (24, 30)
 
 
@@ -194,37 +206,37 @@ REFUSED = [
 @pytest.mark.parametrize(("value", "words"), REFUSED)
 def test_rule_that_cannot_be_is_refused_with_its_place(value, words):
     with pytest.raises(BadRequest) as refusal:
-        rules_from([OWN | {"name": "first"}, value])
+        parse_rules([OWN | {"name": "first"}, value])
     assert words in f"{refusal.value.message} {refusal.value.hint}"
     assert "rule 2" in refusal.value.message
 
 
 def test_no_two_rules_of_one_name_and_not_too_many():
     with pytest.raises(BadRequest, match="twice"):
-        rules_from([OWN, OWN])
+        parse_rules([OWN, OWN])
     with pytest.raises(BadRequest, match="at most 500"):
-        rules_from([OWN] * 501)
+        parse_rules([OWN] * 501)
     with pytest.raises(BadRequest, match="a list"):
-        rules_from({"rules": []})
+        parse_rules({"rules": []})
 
 
 def test_shipped_table_that_is_damaged_names_line_and_column():
     head = "name,blame,remedy,codes,source,date\n"
     with pytest.raises(BadFile, match=r"line 2, column codes: 'x'"):
-        rules_in(f"{head}a,user,stop,x,here,2026\n", "failures.csv")
+        parse_failure_rules(f"{head}a,user,stop,x,here,2026\n", "failures.csv")
     with pytest.raises(BadFile, match=r"line 2, column name: .*blame"):
-        rules_in(f"{head}a,usr,stop,3,here,2026\n", "failures.csv")
+        parse_failure_rules(f"{head}a,usr,stop,3,here,2026\n", "failures.csv")
 
 
 def test_defaults_of_charge_follow_the_blame():
-    user, node = rules_from(
+    user, node = parse_rules(
         [
             {"name": "a", "codes": 3, "blame": "user", "remedy": "here"},
             {"name": "b", "codes": 4, "blame": "infrastructure", "remedy": "here"},
         ]
     )
-    assert (user.charge, node.charge) == (Charge.RETRY, Charge.PROGRESS)
-    assert (user.blame, user.remedy) == (Blame.USER, Remedy.HERE)
+    assert (user.charge, node.charge) == (RestartBudget.RETRY, RestartBudget.PROGRESS)
+    assert (user.blame, user.remedy) == (FailureOwner.USER, FailureReaction.RESTART_IN_PLACE)
 
 
 def test_rules_of_a_later_release_leave_the_shipped_ones_and_are_told(caplog):

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from phalanx.node.logic.happenings import CheckpointReported
-from phalanx.node.shell.reports import parse_report
-from phalanx.node.shell.saves import hear
+from phalanx.node.logic.events import CheckpointReported
+from phalanx.node.member.rank_reports import parse_report
+from phalanx.node.transfer.checkpoint_reports import handle_checkpoint_report
 from phalanx.wire import supervisor as wire
 from tests.unit.test_kept import make_prepare, member
 
@@ -30,7 +30,9 @@ def heard(tmp_path, **changes):
     report = parse_report(json.dumps(GOOD | changes).encode())
     assert report is not None
     present = member(make_prepare(), 0, tmp_path)
-    hear(present, report, porter=None, note=said.append, before=lambda: None, publish=published.append)
+    handle_checkpoint_report(
+        present, report, porter=None, note=said.append, before_upload=lambda: None, publish=published.append
+    )
     return published, said
 
 

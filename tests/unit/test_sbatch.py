@@ -4,9 +4,9 @@ import pytest
 
 from phalanx.core.errors import BadFile
 from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.sbatch import looks_like_script, read_options
-from phalanx.core.work.sbatch_job import read_script, seconds_of
-from phalanx.core.work.spec import Launch
+from phalanx.core.work.sbatch import is_sbatch_script, parse_script_options
+from phalanx.core.work.sbatch_job import convert_script, parse_slurm_seconds
+from phalanx.core.work.spec import LaunchMode
 
 
 def script(*lines, body="srun true"):
@@ -14,7 +14,7 @@ def script(*lines, body="srun true"):
 
 
 def read(*lines, **more):
-    return read_script(script(*lines), **{"name": "job.sh", "folder": "/home/me/run", **more})
+    return convert_script(script(*lines), **{"name": "job.sh", "folder": "/home/me/run", **more})
 
 
 def spec(*lines, **more):
@@ -22,7 +22,7 @@ def spec(*lines, **more):
 
 
 def options(text):
-    return {given.name: given.value for given in read_options(text)}
+    return {given.name: given.value for given in parse_script_options(text)}
 
 
 # ---- which lines count --------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_a_line_is_split_as_sbatch_splits_it(line, found):
 
 @pytest.mark.parametrize("text", ["##SBATCH -N 2", "# SBATCH -N 2", "#SBATCHX -N 2", " #SBATCH -N 2", "#PBS -N 2"])
 def test_what_only_looks_like_a_directive_is_a_comment(text):
-    assert not looks_like_script(f"#!/bin/sh\n{text}\ntrue\n")
+    assert not is_sbatch_script(f"#!/bin/sh\n{text}\ntrue\n")
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_what_only_looks_like_a_directive_is_a_comment(text):
 )
 def test_what_sbatch_would_refuse_is_refused_by_line(line, why):
     with pytest.raises(BadFile, match=why):
-        read_options(script(line))
+        parse_script_options(script(line))
 
 
 def test_a_script_begins_with_its_interpreter():
     with pytest.raises(BadFile, match="first line"):
-        read_options("#SBATCH -N 1\ntrue\n")
+        parse_script_options("#SBATCH -N 1\ntrue\n")
 
 
 # ---- shape --------------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_nodes_tasks_and_devices(lines, nodes, gpus, ntasks, per_node):
     assert asked.role.gpus.total == gpus
     assert found.mapping.get("nodes") == nodes
     assert (found.mapping["slurm"]["ntasks"], found.mapping["slurm"]["tasks_per_node"]) == (str(ntasks), str(per_node))
-    assert (asked.role.launch, asked.role.tasks_per_node) == (Launch.FIXED, 1), "the script itself runs once"
+    assert (asked.role.launch, asked.role.tasks_per_node) == (LaunchMode.FIXED, 1), "the script itself runs once"
 
 
 def test_fewer_tasks_than_nodes_take_fewer_nodes_and_it_says_so():
@@ -145,7 +145,7 @@ def test_gpus_that_do_not_fall_into_equal_parts_are_refused_by_line():
     ],
 )
 def test_times_as_slurm_writes_them(text, seconds):
-    assert seconds_of(text) == seconds
+    assert parse_slurm_seconds(text) == seconds
 
 
 def test_time_array_dependency_and_the_rest_reach_the_job():

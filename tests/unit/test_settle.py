@@ -12,16 +12,28 @@ from phalanx.core.ids import NodeId, UserId
 from phalanx.core.lifecycle import attempt as machine
 from phalanx.core.lifecycle import job as requests
 from phalanx.core.lifecycle import settle as verdicts
-from phalanx.core.lifecycle.facts import AVOID_MAX, BACKOFF_FIRST_S, NO_PROGRESS_BUDGET, PORT_TRIES
-from phalanx.core.lifecycle.happenings import MemberLost, StopWanted
-from phalanx.core.state.commands import Forget, Prepare
-from phalanx.core.state.events import CheckpointSaved, MemberFroze, MemberRefused, MemberStopped, TaskExited, Update
-from phalanx.core.work.attempt import TIME_LIMIT_NOTE, AttemptState, Cause
-from phalanx.core.work.job import BACKOFF_MAX_S, JobState, Reason
+from phalanx.core.lifecycle.events import MemberLost, StopRequested
+from phalanx.core.lifecycle.transitions import (
+    AVOID_MAX,
+    BACKOFF_FIRST_S,
+    NO_PROGRESS_BUDGET,
+    PORT_TRIES,
+)
+from phalanx.core.state.commands import CleanUpAttempt, PrepareTasks
+from phalanx.core.state.events import (
+    CheckpointSaved,
+    MemberFrozen,
+    MemberRefused,
+    MemberStopped,
+    TaskExited,
+    UpdateJob,
+)
+from phalanx.core.work.attempt import TIME_LIMIT_NOTE, AttemptState, EndCause
+from phalanx.core.work.job import BACKOFF_MAX_S, JobState, WaitReasonCode
 from tests.builders import T, allocation, at, checkpoint, exited, facts, job, keyed, placed
 
 S = AttemptState
-judge = verdicts.judge
+judge = verdicts.determine_cause
 
 
 # Untyped on purpose, as all drawings: they look at what they know is there.
@@ -69,7 +81,7 @@ def evidence(words, ending=None, lost="", one=None):
     return replace(case, attempt=replace(case.attempt, exits=tuple(exits), ending=ending, why="so it was"))
 
 
-C = Cause
+C = EndCause
 VERDICTS = [
     # evidence                  wanted       lost   verdict
     ("0:0 1:0 2:0 3:0", None, "", C.SUCCEEDED),
@@ -114,11 +126,11 @@ CONSEQUENCES = [
     ("", C.CANCELLED, "", JobState.CANCELLED, None, 0),
     ("", C.TIMEOUT, "", JobState.TIMEOUT, None, 0),
     ("0:3", None, "", JobState.FAILED, None, 0),
-    ("", C.PREEMPTED, "", JobState.PENDING, Reason.PREEMPTED, 0),
-    ("", C.DRAINED, "", JobState.PENDING, Reason.DRAINED, 0),
-    ("", C.REQUEUED, "", JobState.PENDING, Reason.REQUEUED, 0),
-    ("0:1", None, "n1", JobState.PENDING, Reason.NODE_FAIL, 1),
-    ("", None, "", JobState.PENDING, Reason.START_FAIL, 1),
+    ("", C.PREEMPTED, "", JobState.PENDING, WaitReasonCode.PREEMPTED, 0),
+    ("", C.DRAINED, "", JobState.PENDING, WaitReasonCode.DRAINED, 0),
+    ("", C.REQUEUED, "", JobState.PENDING, WaitReasonCode.REQUEUED, 0),
+    ("0:1", None, "n1", JobState.PENDING, WaitReasonCode.NODE_FAIL, 1),
+    ("", None, "", JobState.PENDING, WaitReasonCode.START_FAIL, 1),
     ("0:s9", None, "", JobState.RUNNING, None, 1),
     ("", C.FREEZE, "", JobState.RUNNING, None, 0),
     ("0:1", C.PORT_TAKEN, "", JobState.RUNNING, None, 0),
@@ -130,18 +142,18 @@ def test_what_follows_from_the_verdict(words, ending, lost, state, reason, charg
     case = evidence(words, ending, lost)
     outcome = settle(case, case.attempt, facts(10))
     assert outcome.job.state is state
-    assert outcome.job.stalls == charged
+    assert outcome.job.charged_restarts == charged
     if reason is not None:
         assert outcome.job.reason is reason
         assert outcome.job.detail == "so it was"
     if state is JobState.RUNNING:
         assert (outcome.attempt.state, outcome.attempt.generation) == (S.PLACED, 1)
-        assert [type(one) for one in outcome.commands] == [Prepare, Prepare]
+        assert [type(one) for one in outcome.commands] == [PrepareTasks, PrepareTasks]
         assert {(one.epoch, one.generation, one.restarts) for one in outcome.commands} == {(1, 1, 1)}
     else:
         assert (outcome.attempt.state, outcome.attempt.ended_s) == (S.ENDED, T + 10)
         assert outcome.attempt.causes[-1] is judge(case.attempt)
-        assert {one.node_id for one in outcome.commands if isinstance(one, Forget)} == {N0, N1} - {
+        assert {one.node_id for one in outcome.commands if isinstance(one, CleanUpAttempt)} == {N0, N1} - {
             NodeId(n) for n in lost.split()
         }
     if state.terminal:
@@ -177,7 +189,7 @@ def test_user_errors_are_retried_as_often_as_asked():
         case = evidence("0:1", one=one)
         outcome = settle(case, case.attempt, facts())
         one = outcome.job
-        causes.append((one.state, one.user_retries, one.stalls))
+        causes.append((one.state, one.user_retries, one.charged_restarts))
     assert causes == [(JobState.RUNNING, 1, 0), (JobState.RUNNING, 2, 0), (JobState.FAILED, 2, 0)]
 
 
@@ -200,7 +212,7 @@ def test_published_checkpoint_gives_the_whole_budget_back():
     case = at(placed(job("1", gpus="2x2", stalls=NO_PROGRESS_BUDGET)), S.RUNNING)
     saved = CheckpointSaved(job_id=case.job.id, generation=case.attempt.generation, node_id=N0, resume=checkpoint(1))
     case = transition(case, saved, facts()).case
-    assert case.job.stalls == 0
+    assert case.job.charged_restarts == 0
     crashed = evidence("0:s9", one=case.job)
     assert settle(crashed, crashed.attempt, facts()).job.state is JobState.RUNNING
 
@@ -219,7 +231,7 @@ def test_lost_node_is_avoided_and_the_newest_are_remembered():
     case = evidence("0:1", None, "n1", one=job("1", gpus="2x2", avoid=(N1, *known)))
     members = tuple(replace(m, why="it died" if m.node_id == N1 else "") for m in case.attempt.members)
     outcome = settle(case, replace(case.attempt, members=members), facts())
-    assert outcome.job.avoid == (*known, N1)
+    assert outcome.job.avoided_nodes == (*known, N1)
 
 
 def test_port_taken_again_and_again_is_the_jobs_own():
@@ -271,17 +283,17 @@ def test_peers_fail_with_code_1_before_the_node_is_known_to_be_lost():
 def test_rendezvous_port_in_use_restarts_uncharged():
     case = at(placed(), S.RUNNING)
     outcome = run(case, exit_(case, 0), stopped(case, N0, port_in_use=True), stopped(case, N1))
-    assert (outcome.attempt.generation, outcome.job.stalls, outcome.job.user_retries) == (1, 0, 0)
+    assert (outcome.attempt.generation, outcome.job.charged_restarts, outcome.job.user_retries) == (1, 0, 0)
     assert outcome.attempt.causes == (C.PORT_TAKEN,)
 
 
 def test_long_freeze_restarts_in_place_uncharged():
     case = at(placed(), S.RUNNING)
-    froze = MemberFroze(**keyed(case.attempt), node_id=N1, frozen_s=400.0, thawed=False)
+    froze = MemberFrozen(**keyed(case.attempt), node_id=N1, frozen_s=400.0, thawed=False)
     outcome = run(
         case, froze, exit_(case, 2, None, signal=9, by_us=True), stopped(case, N1), exit_(case, 0), stopped(case, N0)
     )
-    assert (outcome.attempt.generation, outcome.job.stalls, outcome.attempt.causes) == (1, 0, (C.FREEZE,))
+    assert (outcome.attempt.generation, outcome.job.charged_restarts, outcome.attempt.causes) == (1, 0, (C.FREEZE,))
 
 
 def test_cancel_during_a_crash_ends_cancelled():
@@ -294,7 +306,7 @@ def test_cancel_during_a_crash_ends_cancelled():
 
 def test_preempted_while_all_finished_by_themselves_is_a_success():
     case = at(placed(), S.RUNNING)
-    wanted = StopWanted(cause=C.PREEMPTED, why="a job of higher priority")
+    wanted = StopRequested(cause=C.PREEMPTED, why="a job of higher priority")
     ends = [exit_(case, rank, 0) for rank in range(4)]
     outcome = run(case, *ends[:2], wanted, *ends[2:], stopped(case, N0), stopped(case, N1))
     assert outcome.job.state is JobState.SUCCEEDED
@@ -303,16 +315,18 @@ def test_preempted_while_all_finished_by_themselves_is_a_success():
 def test_refused_by_the_node_and_by_the_job():
     for charge, state in ((False, JobState.PENDING), (True, JobState.FAILED)):
         case = at(placed(), S.PLACED)
-        refused = MemberRefused(**keyed(case.attempt), node_id=N0, why="no such file", charge=charge)
+        refused = MemberRefused(**keyed(case.attempt), node_id=N0, why="no such file", job_at_fault=charge)
         outcome = run(case, refused, stopped(case, N1))
         assert outcome.job.state is state
-        assert outcome.job.avoid == (() if charge else (N0,))
+        assert outcome.job.avoided_nodes == (() if charge else (N0,))
 
 
 def test_the_code_of_a_refusal_is_the_jobs():
     for code, expected in ((127, 127), (126, 126), (4, 4), (0, 1)):
         case = at(placed(), S.PLACED)
-        refused = MemberRefused(**keyed(case.attempt), node_id=N0, why="no such command", charge=True, exit_code=code)
+        refused = MemberRefused(
+            **keyed(case.attempt), node_id=N0, why="no such command", job_at_fault=True, exit_code=code
+        )
         outcome = run(case, refused, stopped(case, N1))
         assert (outcome.job.exit_code, outcome.attempt.exit_code) == (expected, expected)
 
@@ -381,7 +395,7 @@ def test_deadline_of_a_restart_is_unmoved_by_a_clock_that_was_set():
 def test_limit_of_a_running_job_can_only_be_shortened(limit_s, refused):
     """Its supervisors end the tasks one grace after the limit they were told at the start."""
     case = placed(job("1", gpus="2x2", time_limit_s=600.0))
-    event = Update(job_id=case.job.id, by=UserId("ada"), time_limit_s=limit_s)
+    event = UpdateJob(job_id=case.job.id, by=UserId("ada"), time_limit_s=limit_s)
     if refused:
         with pytest.raises(Conflict, match="only be shortened"):
             update(case, event, facts())

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.summary import node_kind, summary_of
-from phalanx.core.scheduling.shape import shape_of, shapes_of
+from phalanx.core.scheduling.shape import acceptable_shapes, preferred_shape
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.core.work.spec import Role
 from tests.builders import gpu, make_fleet, make_node, spec
@@ -19,9 +19,9 @@ MIXED = "r0: n0=h200:8 n1=h200:8 | r1: n2=h100:8 n3=h100:8 n4=h100:8 n5=h100:8 |
 def shapes(gpus, fleet=MIXED, **fields):
     """Each as `model NODESxDEVICES`, best first."""
     nodes = make_fleet(fleet).nodes.values()
-    found = shapes_of(spec(gpus=gpus, **fields).role, nodes)
+    found = acceptable_shapes(spec(gpus=gpus, **fields).role, nodes)
     return [
-        f"{one.model or 'any'} {one.nodes}{f'..{one.nodes_max}' if one.nodes_max else ''}x{one.devices}{f'+{one.tail}' if one.tail else ''}"
+        f"{one.model or 'any'} {one.nodes}{f'..{one.nodes_max}' if one.nodes_max else ''}x{one.devices}{f'+{one.last_node_devices}' if one.last_node_devices else ''}"
         for one in found
     ]
 
@@ -78,9 +78,9 @@ def test_word_that_means_two_models_of_the_fleet_gives_one_shape_each():
     """`h100` is both, and a gang is of one: the fleet's own names part them."""
     plain, nvl = make_node("n0", "h100:8"), make_node("n1", "h100:8")
     nvl = replace(nvl, devices=tuple(replace(device, model="H100 NVL") for device in nvl.devices))
-    found = shapes_of(spec(gpus="h100:8").role, [plain, nvl])
+    found = acceptable_shapes(spec(gpus="h100:8").role, [plain, nvl])
     assert [(one.model, one.nodes, one.exact) for one in found] == [("H100 NVL", 1, True), ("h100", 1, True)]
-    assert [one.takes(plain.devices[0]) for one in found] == [False, True]
+    assert [one.accepts(plain.devices[0]) for one in found] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_uneven_gang_takes_whole_nodes_and_the_rest_on_one_more(total, fleet, wa
 
 
 def test_uneven_gang_starts_tasks_by_part():
-    one = shape_of(spec(gpus=gpu(19, uneven=True)).role, make_fleet("n0=8 n1=8 n2=8").nodes.values())
-    assert (one.tasks, one.tail_tasks, str(one)) == (8, 3, "2 nodes x 8 + 3 = 19 GPUs")
+    one = preferred_shape(spec(gpus=gpu(19, uneven=True)).role, make_fleet("n0=8 n1=8 n2=8").nodes.values())
+    assert (one.tasks, one.last_node_tasks, str(one)) == (8, 3, "2 nodes x 8 + 3 = 19 GPUs")
 
 
 def test_uneven_gang_that_never_fits_says_so():
@@ -109,7 +109,7 @@ def test_uneven_gang_that_never_fits_says_so():
 
 
 def test_elastic_gang_fits_if_the_fewest_do():
-    one = shape_of(spec(gpus="2..8x8").role, make_fleet("n0=8 n1=8 n2=8").nodes.values())
+    one = preferred_shape(spec(gpus="2..8x8").role, make_fleet("n0=8 n1=8 n2=8").nodes.values())
     assert (one.gpus, str(one)) == (16, "2..8 nodes x 8 = 16..64 GPUs")
     with pytest.raises(NeverFits, match=r"^4\.\.8 nodes x 8"):
         shapes("4..8x8", "n0=8 n1=8 n2=8")
@@ -167,7 +167,7 @@ def test_node_with_cpus_and_another_with_gpus_are_told_apart():
     """Each of both asks is met somewhere, but by no one node."""
     nodes = [make_node("n0", 8, cpus=4), make_node("n1", 0, cpus=64)]
     with pytest.raises(NeverFits, match=r"^1 node x 8 = 8 GPUs with 16 CPUs each can never fit"):
-        shape_of(spec(gpus=8, cpus=16).role, nodes)
+        preferred_shape(spec(gpus=8, cpus=16).role, nodes)
 
 
 def test_hint_can_be_typed_back():
@@ -195,16 +195,16 @@ def test_every_shape_fits_the_empty_fleet_and_a_refused_total_has_none(sizes, to
     nodes = [make_node(f"n{at}", f"{model}:{count}") for at, (model, count) in enumerate(sizes)]
     role = Role(argv=("x",), gpus=GpuRequest(total=total, uneven=uneven))
     try:
-        found = shapes_of(role, summary_of(nodes))
+        found = acceptable_shapes(role, summary_of(nodes))
     except NeverFits:
         found = ()
-    assert found == (shapes_of(role, nodes) if found else ())
+    assert found == (acceptable_shapes(role, nodes) if found else ())
     for one in found:
         assert one.gpus == total
-        room = sorted((sum(one.takes(device) for device in node.devices) for node in nodes), reverse=True)
+        room = sorted((sum(one.accepts(device) for device in node.devices) for node in nodes), reverse=True)
         assert all(size >= one.devices for size in room[: one.nodes])
         assert len(room) >= one.nodes
-        assert not one.tail or (len(room) > one.nodes and room[one.nodes] >= one.tail)
+        assert not one.last_node_devices or (len(room) > one.nodes and room[one.nodes] >= one.last_node_devices)
     if not uneven:
         for model in ("h100", "h200"):
             room = sorted((count for kind, count in sizes if kind == model), reverse=True)

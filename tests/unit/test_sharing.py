@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from phalanx.app.home import Home
-from phalanx.app.sharing import VARIABLE, check_store, store_options
+from phalanx.app.shared_store import STORE_VARIABLE, check_store, store_options
+from phalanx.app.state_folder import StateFolder
 from phalanx.cli.cluster.up import _export_store_url
-from phalanx.client.given import address_in
+from phalanx.client.input_files import read_database_url
 from phalanx.core.errors import BadFile, BadRequest, Conflict
 
 DSN = "postgresql://ada:secret@db/phalanx"
@@ -19,19 +19,19 @@ DSN = "postgresql://ada:secret@db/phalanx"
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    return Home.open(str(tmp_path / "home"))
+    monkeypatch.delenv(STORE_VARIABLE, raising=False)
+    return StateFolder.open(str(tmp_path / "home"))
 
 
-def asked(home: Home, said: str = "", files: str | None = None, before: dict | None = None):
+def asked(home: StateFolder, said: str = "", files: str | None = None, before: dict | None = None):
     if said:
-        os.environ[VARIABLE] = said
+        os.environ[STORE_VARIABLE] = said
     return store_options(argparse.Namespace(files=files), home, before or {})
 
 
 def test_address_leaves_the_environment_so_that_no_rank_inherits_it(home):
     assert asked(home, DSN).address == DSN
-    assert VARIABLE not in os.environ
+    assert STORE_VARIABLE not in os.environ
 
 
 def test_folder_remembers_the_address_and_off_forgets_it(home):
@@ -75,13 +75,13 @@ def test_shared_directory_must_take_files(home, tmp_path):
 
 def test_password_in_the_command_is_refused_and_a_file_is_read(tmp_path, monkeypatch):
     pytest.importorskip("psycopg")
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(STORE_VARIABLE, "")
     with pytest.raises(BadRequest, match="every user of this machine can read") as refused:
         _export_store_url(DSN)
     assert "secret" not in f"{refused.value.message}{refused.value.hint}"
     (tmp_path / "store").write_text(f"{DSN}\n")
     _export_store_url(f"@{tmp_path}/store")
-    assert os.environ[VARIABLE] == DSN
+    assert os.environ[STORE_VARIABLE] == DSN
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,6 @@ def test_what_is_no_address_in_a_file_is_refused_in_one_line_and_not_shown(tmp_p
     if content is not None:
         (tmp_path / "store").write_bytes(content)
     with pytest.raises(BadFile) as refused:
-        address_in(str(tmp_path / "store"))
+        read_database_url(str(tmp_path / "store"))
     assert refused.value.message == f"{tmp_path}/store: {why}"
     assert refused.value.hint.startswith("a file with one line")

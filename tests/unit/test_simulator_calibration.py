@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.simulator.fleet import read_fleet
-from phalanx.simulator.report import report
-from phalanx.simulator.simulate import Setting, simulate, simulate_live
+from phalanx.simulator.report import build_report
+from phalanx.simulator.simulation import SimulationSettings, simulate_board, simulate_lifecycle
 from phalanx.simulator.trace import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,8 +34,10 @@ pytestmark = pytest.mark.skipif(
 def test_philly_week_1_on_its_virtual_clusters(policy, jct_s, wait_s, off_s):
     trace = read_trace((TRACES / "philly_2017_oct_week1.csv").read_text().splitlines())
     nodes = read_fleet((TRACES / "nodes_philly_vc.csv").read_text().splitlines())
-    parts = simulate(trace, nodes, policy, per_label=True, restart_cost_s=lambda gpus: 40.0 if gpus <= 8 else 60.0)
-    figures = report(parts, wall_s=0.0)
+    parts = simulate_board(
+        trace, nodes, policy, per_virtual_cluster=True, restart_cost_s=lambda gpus: 40.0 if gpus <= 8 else 60.0
+    )
+    figures = build_report(parts, wall_s=0.0)
     assert figures.jobs == 10_650
     assert abs(figures.avg_jct_s - jct_s) < off_s
     assert abs(figures.avg_wait_s - wait_s) < off_s
@@ -45,7 +47,9 @@ def test_philly_week_1_on_its_virtual_clusters(policy, jct_s, wait_s, off_s):
 def test_philly_week_1_through_the_whole_lifecycle(policy, jct_s, wait_s):
     trace = read_trace((TRACES / "philly_2017_oct_week1.csv").read_text().splitlines())
     nodes = read_fleet((TRACES / "nodes_philly_vc.csv").read_text().splitlines())
-    figures = report(simulate_live(trace, nodes, Setting(policy=policy, per_label=True)), wall_s=0.0)
+    figures = build_report(
+        simulate_lifecycle(trace, nodes, SimulationSettings(policy=policy, per_virtual_cluster=True)), wall_s=0.0
+    )
     assert figures.jobs == 10_650
     assert abs(figures.avg_jct_s - jct_s) < 1.0
     assert abs(figures.avg_wait_s - wait_s) < 1.0

@@ -9,15 +9,20 @@ import pytest
 from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.policies import policy_named
-from phalanx.core.scheduling.settings import Policy
+from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.work.job import JobState
-from phalanx.simulator.cluster import Cluster
+from phalanx.simulator.board_replay import replay_board
+from phalanx.simulator.cluster import ReplayCluster
 from phalanx.simulator.fleet import equal_nodes
-from phalanx.simulator.known import Durations, known_of
-from phalanx.simulator.live import _Replay, replay_live
-from phalanx.simulator.replay import replay
-from phalanx.simulator.report import report
-from phalanx.simulator.simulate import Setting, check, shuffled, simulate_live
+from phalanx.simulator.lifecycle_replay import _Replay, replay_lifecycle
+from phalanx.simulator.report import build_report
+from phalanx.simulator.run_times import RunTimeKnowledge, run_times_for
+from phalanx.simulator.simulation import (
+    SimulationSettings,
+    check_settings,
+    shuffle_ties,
+    simulate_lifecycle,
+)
 from phalanx.simulator.trace import Trace, TraceJob
 from tests.builders import job
 
@@ -49,16 +54,16 @@ def exact(jobs):
 @pytest.mark.parametrize("name", ["fifo", "skip", "backfill", "sjf", "las", "srtf"])
 def test_lifecycle_replay_ends_every_job_when_the_board_alone_says(name):
     jobs, nodes = crowd(250), equal_nodes(4, 8)
-    bare = replay(jobs, nodes, policy_named(name))
-    live = replay_live(jobs, nodes, Policy(name=name, size_of=exact(jobs)))
-    assert [outcome.end_s for outcome in live.outcomes] == [outcome.end_s for outcome in bare.outcomes]
-    assert [outcome.wait_max_s for outcome in live.outcomes] == [outcome.wait_max_s for outcome in bare.outcomes]
+    bare = replay_board(jobs, nodes, policy_named(name))
+    live = replay_lifecycle(jobs, nodes, PolicySettings(name=name, run_time_of=exact(jobs)))
+    assert [outcome.end_s for outcome in live.jobs] == [outcome.end_s for outcome in bare.jobs]
+    assert [outcome.longest_wait_s for outcome in live.jobs] == [outcome.longest_wait_s for outcome in bare.jobs]
     assert (live.preemptions, live.moves, live.lost_gpu_s) == (bare.preemptions, bare.moves, bare.lost_gpu_s)
-    assert max(outcome.wait_s for outcome in live.outcomes) > 0.0
+    assert max(outcome.wait_s for outcome in live.jobs) > 0.0
 
 
 def test_default_policy_ends_every_job_and_gives_every_device_back():
-    run = _Replay(crowd(200), equal_nodes(4, 8), Policy(), 60.0, skip_never=False)
+    run = _Replay(crowd(200), equal_nodes(4, 8), PolicySettings(), 60.0, skip_never=False)
     run.run(0.0, None)
     world = run.cluster.controller.world
     assert (world.pending, world.attempts) == ({}, {})
@@ -70,10 +75,12 @@ def test_default_policy_ends_every_job_and_gives_every_device_back():
 
 def test_preempted_job_saves_pays_the_restart_and_says_so_in_its_record():
     # The long job has used its 18,000 GPU-seconds of the first queue when the short one comes: las stops it at the next round.
-    run = _Replay(jobs_of((0, 9000, 8), (6030, 100, 8)), equal_nodes(1, 8), Policy(name="las"), 60.0, skip_never=False)
+    run = _Replay(
+        jobs_of((0, 9000, 8), (6030, 100, 8)), equal_nodes(1, 8), PolicySettings(name="las"), 60.0, skip_never=False
+    )
     run.run(0.0, None)
-    long, short = run.result.outcomes
-    assert (long.stops, run.result.preemptions, run.result.lost_gpu_s) == (1, 1, 480.0)
+    long, short = run.result.jobs
+    assert (long.preemptions, run.result.preemptions, run.result.lost_gpu_s) == (1, 1, 480.0)
     assert short.first_start_s == 6060.0
     assert long.end_s == 6180.0 + (9000.0 - 6060.0) + 60.0  # placed again at the round after the short one's end
     record = run.cluster.controller.world.jobs[JobId("1")]
@@ -81,36 +88,40 @@ def test_preempted_job_saves_pays_the_restart_and_says_so_in_its_record():
 
 
 def test_gang_larger_than_a_node_holds_whole_nodes_and_the_rest_on_one_more():
-    run = _Replay(jobs_of((0, 10, 12), (0, 10, 4)), equal_nodes(2, 8), Policy(name="fifo"), 60.0, skip_never=False)
+    run = _Replay(
+        jobs_of((0, 10, 12), (0, 10, 4)), equal_nodes(2, 8), PolicySettings(name="fifo"), 60.0, skip_never=False
+    )
     held = []
-    instant = run.cluster.instant
+    instant = run.cluster.run_instant
 
     def watched(now_s, inbox):
         turned = instant(now_s, inbox)
         held.append(sorted(len(usage.devices) for usage in run.cluster.controller.world.usage.values()))
         return turned
 
-    run.cluster.instant = watched  # type: ignore[method-assign]  # a look at each instant
+    run.cluster.run_instant = watched  # type: ignore[method-assign]  # a look at each instant
     run.run(0.0, None)
     assert held[0] == [8, 8]
-    assert [outcome.end_s for outcome in run.result.outcomes] == [10.0, 10.0]
+    assert [outcome.end_s for outcome in run.result.jobs] == [10.0, 10.0]
 
 
 def test_job_that_no_empty_fleet_holds_is_named_by_line_or_left_out():
     jobs, nodes = jobs_of((0, 10, 4), (5, 10, 99)), equal_nodes(2, 8)
     with pytest.raises(NeverFits, match=r"job j1 \(line 3\)"):
-        replay_live(jobs, nodes, Policy(name="fifo"))
-    left = replay_live(jobs, nodes, Policy(name="fifo"), skip_never=True)
-    assert [outcome.job.id for outcome in left.outcomes] == ["j0"]
-    assert [job.id for job, _ in left.refused] == ["j1"]
+        replay_lifecycle(jobs, nodes, PolicySettings(name="fifo"))
+    left = replay_lifecycle(jobs, nodes, PolicySettings(name="fifo"), skip_unplaceable=True)
+    assert [outcome.job.id for outcome in left.jobs] == ["j0"]
+    assert [job.id for job, _ in left.unplaceable] == ["j1"]
 
 
 def test_same_trace_and_seed_give_the_same_replay_and_another_seed_another_order():
     trace = Trace(jobs=tuple(jobs_of(*((0, 100 + at, 8) for at in range(20)))))
-    assert shuffled(trace, 0) is trace
-    assert shuffled(trace, 3) == shuffled(trace, 3) != shuffled(trace, 4)
+    assert shuffle_ties(trace, 0) is trace
+    assert shuffle_ties(trace, 3) == shuffle_ties(trace, 3) != shuffle_ties(trace, 4)
     figures = [
-        report(simulate_live(trace, equal_nodes(1, 8), Setting(policy="fifo", seed=seed)), wall_s=0.0)
+        build_report(
+            simulate_lifecycle(trace, equal_nodes(1, 8), SimulationSettings(policy="fifo", seed=seed)), wall_s=0.0
+        )
         for seed in (3, 3, 4)
     ]
     assert figures[0] == figures[1] != figures[2]
@@ -123,8 +134,10 @@ def test_limits_are_what_sjf_may_not_and_backfill_may_know():
             TraceJob(id=job.id, submit_s=job.submit_s, duration_s=job.duration_s, gpus=8, limit_s=500.0) for job in rows
         )
     )
-    (done,) = simulate_live(trace, equal_nodes(1, 8), Setting(policy="backfill", durations=Durations.LIMIT))
-    assert [outcome.end_s for outcome in done.outcomes] == [100.0, 150.0, 160.0]
+    (done,) = simulate_lifecycle(
+        trace, equal_nodes(1, 8), SimulationSettings(policy="backfill", run_times=RunTimeKnowledge.LIMIT)
+    )
+    assert [outcome.end_s for outcome in done.jobs] == [100.0, 150.0, 160.0]
 
 
 def test_predictions_know_what_has_ended_before_and_nothing_else():
@@ -132,20 +145,22 @@ def test_predictions_know_what_has_ended_before_and_nothing_else():
     lesson = [(f"{team}{at}", 0, run_s, 1, team) for team, run_s in (("red", 100), ("blue", 10)) for at in range(20)]
     rows = [*lesson, ("all", 100, 50, 40, ""), ("short", 101, 10, 40, "red"), ("long", 102, 100, 40, "blue")]
     jobs = tuple(
-        TraceJob(id=name, submit_s=float(at), duration_s=float(run_s), gpus=gpus, label=team)
+        TraceJob(id=name, submit_s=float(at), duration_s=float(run_s), gpus=gpus, virtual_cluster=team)
         for name, at, run_s, gpus, team in rows
     )
-    known = known_of(jobs, Durations.PREDICTED)
+    known = run_times_for(jobs, RunTimeKnowledge.PREDICTED)
     short, long = job("short"), job("long")
-    assert known.size_s(short) == float("inf")  # nothing has ended
-    known.ended(jobs[20])
-    assert known.size_s(short) == 10.0  # the only end there is, though another team's
+    assert known.run_time_s(short) == float("inf")  # nothing has ended
+    known.record_end(jobs[20])
+    assert known.run_time_s(short) == 10.0  # the only end there is, though another team's
     for taught in jobs[:40]:
-        known.ended(taught)
-    assert (known.size_s(short), known.size_s(long)) == (100.0, 10.0)
-    for durations, first in ((Durations.PREDICTED, "long"), (Durations.EXACT, "short")):
-        (live,) = simulate_live(Trace(jobs=jobs), equal_nodes(1, 40), Setting(policy="sjf", durations=durations))
-        starts = {outcome.job.id: outcome.first_start_s for outcome in live.outcomes}
+        known.record_end(taught)
+    assert (known.run_time_s(short), known.run_time_s(long)) == (100.0, 10.0)
+    for durations, first in ((RunTimeKnowledge.PREDICTED, "long"), (RunTimeKnowledge.EXACT, "short")):
+        (live,) = simulate_lifecycle(
+            Trace(jobs=jobs), equal_nodes(1, 40), SimulationSettings(policy="sjf", run_times=durations)
+        )
+        starts = {outcome.job.id: outcome.first_start_s for outcome in live.jobs}
         assert min(("long", "short"), key=starts.__getitem__) == first
 
 
@@ -154,45 +169,53 @@ def test_prediction_never_passes_the_time_limit():
         TraceJob(id="a", submit_s=0.0, duration_s=900.0, gpus=1),
         TraceJob(id="b", submit_s=0.0, duration_s=1.0, gpus=1, limit_s=60.0),
     )
-    known = known_of(jobs, Durations.PREDICTED)
+    known = run_times_for(jobs, RunTimeKnowledge.PREDICTED)
     limited = job("b")
-    assert known.size_s(limited) == 60.0
-    known.ended(jobs[0])
-    assert known.size_s(limited) == 60.0
+    assert known.run_time_s(limited) == 60.0
+    known.record_end(jobs[0])
+    assert known.run_time_s(limited) == 60.0
 
 
 @pytest.mark.parametrize("policy", ["backfill", "sjf", "fifo", "default"])
 def test_every_job_ends_under_predictions(policy):
     trace = Trace(jobs=tuple(crowd(120)))
-    (done,) = simulate_live(trace, equal_nodes(4, 8), Setting(policy=policy, durations=Durations.PREDICTED))
-    assert all(outcome.end_s >= outcome.job.submit_s + outcome.job.duration_s for outcome in done.outcomes)
+    (done,) = simulate_lifecycle(
+        trace, equal_nodes(4, 8), SimulationSettings(policy=policy, run_times=RunTimeKnowledge.PREDICTED)
+    )
+    assert all(outcome.end_s >= outcome.job.submit_s + outcome.job.duration_s for outcome in done.jobs)
 
 
 def test_srtf_knows_no_predictions_for_a_job_outlives_its_own():
     with pytest.raises(BadRequest, match="srtf needs exact durations"):
-        check(Setting(policy="srtf", durations=Durations.PREDICTED), Trace(jobs=tuple(crowd(3))))
+        check_settings(
+            SimulationSettings(policy="srtf", run_times=RunTimeKnowledge.PREDICTED), Trace(jobs=tuple(crowd(3)))
+        )
 
 
 def test_job_that_never_fits_is_refused_before_anything_is_replayed():
     told = []
     jobs = jobs_of(*((at, 10, 1) for at in range(3000)), (5000, 10, 99))
     with pytest.raises(NeverFits, match=r"job j3000 \(line 3002\)"):
-        replay_live(jobs, equal_nodes(2, 8), Policy(name="fifo"), on_progress=lambda *seen: told.append(seen))
+        replay_lifecycle(
+            jobs, equal_nodes(2, 8), PolicySettings(name="fifo"), on_progress=lambda *seen: told.append(seen)
+        )
     assert told == []
 
 
 def test_curve_keeps_the_last_point_of_each_step():
-    live = replay_live(jobs_of((0, 100, 8), (1, 100, 8)), equal_nodes(1, 8), Policy(name="fifo"), curve_step_s=50.0)
+    live = replay_lifecycle(
+        jobs_of((0, 100, 8), (1, 100, 8)), equal_nodes(1, 8), PolicySettings(name="fifo"), curve_step_s=50.0
+    )
     assert (live.curve[0], live.curve[-1]) == ((0.0, 8, 0), (200.0, 0, 0))
     assert (1.0, 8, 1) in live.curve
 
 
 def test_jobs_that_wait_for_ever_end_the_replay_by_name(monkeypatch):
-    monkeypatch.setattr("phalanx.core.scheduling.policies.baselines.Strict.decide", lambda *_: None)
+    monkeypatch.setattr("phalanx.core.scheduling.policies.baselines.StrictPolicy.decide", lambda *_: None)
     with pytest.raises(NeverFits, match=r"job j0 \(line 2\) waits forever"):
-        replay_live(jobs_of((0, 10, 1)), equal_nodes(1, 8), Policy(name="fifo"))
+        replay_lifecycle(jobs_of((0, 10, 1)), equal_nodes(1, 8), PolicySettings(name="fifo"))
 
 
 def test_cluster_says_when_it_has_something_due_and_never_when_idle():
-    cluster = Cluster(equal_nodes(2, 8), Policy(name="fifo"), users=[], start_s=0.0)
-    assert cluster.instant(10.0, []).due_in_s == float("inf")
+    cluster = ReplayCluster(equal_nodes(2, 8), PolicySettings(name="fifo"), users=[], start_s=0.0)
+    assert cluster.run_instant(10.0, []).due_in_s == float("inf")

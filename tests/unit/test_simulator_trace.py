@@ -14,7 +14,7 @@ HEADER = "job_id,submit_s,duration_s,num_gpus,gpu_type,vc,status"
 def test_jobs_come_by_submit_time_and_ties_in_file_order():
     trace = read_trace([HEADER, "late,9,1,1,,,", "b,5,1,1,,x,", "a,5,1,2,,,"])
     assert [job.id for job in trace.jobs] == ["b", "a", "late"]
-    assert trace.jobs[0].label == "x"
+    assert trace.jobs[0].virtual_cluster == "x"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_bad_row_is_named_by_line_and_refused(row, why):
         read_trace([HEADER, "good,0,1,1,,,", row])
     trace = read_trace([HEADER, "good,0,1,1,,,", row], skip_bad=True)
     assert [job.id for job in trace.jobs] == ["good"]
-    assert trace.bad[0].line == 3
+    assert trace.invalid_rows[0].line == 3
 
 
 def test_a_job_that_stands_twice_is_refused():
@@ -54,7 +54,7 @@ def test_swf_takes_what_was_asked_else_what_was_used():
         "2 5 3 50 4 -1 -1 -1 -1 -1 1 2 3 4 -1 1 -1 -1",
     ]
     jobs = read_trace(rows).jobs
-    assert [(job.gpus, job.duration_s, job.limit_s, job.label) for job in jobs] == [
+    assert [(job.gpus, job.duration_s, job.limit_s, job.virtual_cluster) for job in jobs] == [
         (8, 100.0, 200.0, "7"),
         (4, 50.0, None, ""),
     ]
@@ -67,7 +67,7 @@ def test_swf_row_without_a_run_time_is_bad():
 
 def test_a_fleet_leaves_out_nodes_without_devices():
     nodes = read_fleet(["node,gpu_type,gpus,vc", "a,,8,x", "b,,0,x"])
-    assert [(node.name, node.gpus, node.label) for node in nodes] == [("a", 8, "x")]
+    assert [(node.name, node.gpus, node.virtual_cluster) for node in nodes] == [("a", 8, "x")]
 
 
 def test_a_fleet_row_without_a_number_is_named():

@@ -11,17 +11,34 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.app.slurm import SlurmOptions, check_slurm, remembered_slurm, slurm_options
+from phalanx.app.slurm_setup import (
+    SlurmOptions,
+    check_slurm,
+    slurm_options,
+    stored_slurm_options,
+)
 from phalanx.core.errors import Conflict, TryLater
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.state.events import Cancel, NodeDead, NodeSeen, SeatLost, Withdrawn
-from phalanx.core.work.allocation import Allocation, Grant
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState
-from phalanx.engines.slurm import commands, engine, orders
+from phalanx.core.state.events import (
+    AttemptWithdrawn,
+    CancelJob,
+    NodeDied,
+    NodeListed,
+    SeatLost,
+)
+from phalanx.core.work.allocation import Allocation, NodeGrant
+from phalanx.core.work.attempt import (
+    Attempt,
+    AttemptState,
+    EndCause,
+    Member,
+    MemberState,
+)
+from phalanx.engines.slurm import commands, engine, submissions
 from phalanx.engines.slurm.engine import SlurmEngine
-from phalanx.engines.slurm.handing import SlurmSettings
-from phalanx.engines.slurm.orders import Order, Phase
+from phalanx.engines.slurm.job_request import SlurmSettings
 from phalanx.engines.slurm.parse import SlurmJob
+from phalanx.engines.slurm.submissions import SlurmSubmission, SubmissionPhase
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "slurm"
 UNHEARD = "scancel: error: Unable to contact slurm controller (connect failure)"
@@ -42,8 +59,8 @@ class Played:
         if self.silent or failure is TryLater:
             raise TryLater(f"{argv[0]}: no answer from Slurm in {within_s:.0f} s")
         if failure is not None:
-            return commands.Said(code=failure, out="", err=UNHEARD)
-        return commands.Said(code=0, out=self._out(argv), err="")
+            return commands.CommandResult(code=failure, stdout="", stderr=UNHEARD)
+        return commands.CommandResult(code=0, stdout=self._out(argv), stderr="")
 
     def _out(self, argv):
         if argv[0] == "squeue":
@@ -77,7 +94,7 @@ def slurm(*known):
 
 
 def attempt(job="17", *, state=AttemptState.RUNNING, member=MemberState.STARTED, node="h0"):
-    grant = Grant(node_id=node, node_rank=0, devices=(0,), cpus=0, memory_bytes=0, tasks=1, first_rank=0)
+    grant = NodeGrant(node_id=node, node_rank=0, devices=(0,), cpus=0, memory_bytes=0, tasks=1, first_rank=0)
     members = (Member(node_id=node, state=member),)
     return Attempt(
         job_id=job, epoch=1, allocation=Allocation(grants=(grant,)), placed_s=0.0, state=state, members=members
@@ -85,13 +102,13 @@ def attempt(job="17", *, state=AttemptState.RUNNING, member=MemberState.STARTED,
 
 
 def order(job="17", slurm_id="4", *, since_s=0.0, **changes):
-    given = {"attempt": attempt(job), "phase": Phase.BEGUN, **changes}
-    return Order(slurm_id=slurm_id, since_s=time.monotonic() + since_s, **given)
+    given = {"attempt": attempt(job), "phase": SubmissionPhase.STARTED, **changes}
+    return SlurmSubmission(slurm_id=slurm_id, since_s=time.monotonic() + since_s, **given)
 
 
 def lost(job="17"):
     ended = attempt(job, state=AttemptState.ENDED, member=MemberState.LOST)
-    return replace(ended, ending=Cause.NODE_FAIL)
+    return replace(ended, ending=EndCause.NODE_FAIL)
 
 
 def node(name, *, kind="slurm", state=NodeState.UP):
@@ -109,8 +126,8 @@ def looked(one):
     except TryLater as error:
         one._mark_unreachable(error.message)
     said = one.observe()
-    nodes = {event.node.id: event.node for event in said if isinstance(event, NodeSeen)}
-    return [event for event in said if not isinstance(event, NodeSeen | NodeDead)], nodes
+    nodes = {event.node.id: event.node for event in said if isinstance(event, NodeListed)}
+    return [event for event in said if not isinstance(event, NodeListed | NodeDied)], nodes
 
 
 # ---- a head that starts while Slurm is silent -----------------------------------------------------------------------
@@ -143,7 +160,7 @@ def test_what_ended_while_slurm_was_silent_is_found_by_its_comment_and_ended(pla
 
 
 def test_an_adopted_attempt_without_a_slurm_job_is_lost_once_slurm_answers(played, monkeypatch):
-    monkeypatch.setattr(orders, "LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(submissions, "SUPERVISOR_REPORT_S", 0.0)
     one = slurm()
     played.silent = True
     one.adopt([node("h0")], live(attempt()))
@@ -165,7 +182,11 @@ def given(**options):
 
 def test_slurm_is_asked_for_what_is_new_and_not_when_a_head_starts_again(played, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    before = {"engine": "slurm", "listen": "10.0.0.5:7601", "slurm": remembered_slurm(SlurmOptions(partition="lab"))}
+    before = {
+        "engine": "slurm",
+        "listen": "10.0.0.5:7601",
+        "slurm": stored_slurm_options(SlurmOptions(partition="lab")),
+    }
     played.silent = True
     check_slurm(slurm_options("slurm", given(), before), before, listens=True)
     check_slurm(slurm_options("slurm", given(partition="lab"), before), before, listens=True)
@@ -187,18 +208,20 @@ def test_slurm_is_asked_for_what_is_new_and_not_when_a_head_starts_again(played,
 
 @pytest.mark.parametrize("failing", ["scontrol update", "scancel"])
 def test_an_scancel_by_hand_is_told_also_when_a_command_of_the_same_look_is_not_answered(played, failing):
-    queued = order("18", "5", since_s=-2.0, attempt=attempt("18", member=MemberState.ASKED), phase=Phase.QUEUED)
+    queued = order(
+        "18", "5", since_s=-2.0, attempt=attempt("18", member=MemberState.REQUESTED), phase=SubmissionPhase.QUEUED
+    )
     one = slurm(order(), queued)
     played.rows = {"4": ("CANCELLED", "17.1"), "5": ("PENDING", "18.1"), "6": ("RUNNING", "12.1")}
     played.fails = {"scancel" if failing == "scancel" else "Comment=phalanx:8f3ac2a5:18.1": TryLater}
-    assert [(type(report), report.job_id) for report in looked(one)[0]] == [(Cancel, "17")]
+    assert [(type(report), report.job_id) for report in looked(one)[0]] == [(CancelJob, "17")]
     assert one._unreachable, "it did break off"
 
 
 def test_a_withdrawal_is_told_and_its_slurm_job_ended_though_the_first_scancel_was_not_answered(played):
-    one = slurm(order(since_s=-16.0, attempt=attempt(member=MemberState.ASKED), phase=Phase.QUEUED))
+    one = slurm(order(since_s=-16.0, attempt=attempt(member=MemberState.REQUESTED), phase=SubmissionPhase.QUEUED))
     played.rows, played.fails = {"4": ("PENDING", "17.1")}, {"scancel": TryLater}
-    assert [type(report) for report in looked(one)[0]] == [Withdrawn]
+    assert [type(report) for report in looked(one)[0]] == [AttemptWithdrawn]
     played.cancels()
     played.fails = {}
     assert (looked(one)[0], played.cancels()) == ([], [["4"]])
@@ -214,7 +237,7 @@ def test_an_scancel_of_a_bereft_job_that_slurm_did_not_hear_is_said_again(played
     played.rows, played.fails = {"4": ("RUNNING", "17.1")}, {"scancel": failure}
     one.follow(SimpleNamespace(id="17"), lost())
     looked(one)
-    assert one._orders["17", 1].unheard
+    assert one._orders["17", 1].cancel_unconfirmed
     played.cancels()
     played.fails = {}
     looked(one)
@@ -224,7 +247,7 @@ def test_an_scancel_of_a_bereft_job_that_slurm_did_not_hear_is_said_again(played
 
 
 def test_an_scancel_at_a_look_that_slurm_did_not_hear_is_said_again_and_a_leaving_job_is_left_alone(played):
-    by_wish = replace(attempt(state=AttemptState.ENDED), ending=Cause.CANCELLED)
+    by_wish = replace(attempt(state=AttemptState.ENDED), ending=EndCause.CANCELLED)
     one = slurm(order(attempt=by_wish, ended_s=time.monotonic()))
     played.rows, played.fails = {"4": ("RUNNING", "17.1")}, {"scancel": 8}
     looked(one)
@@ -249,8 +272,8 @@ def test_after_a_silence_what_was_told_to_end_is_told_once_more(played):
 def test_a_cancel_of_ours_that_seemed_unheard_is_not_taken_for_somebodys_scancel():
     row = SlurmJob(id="4", user="me", state="CANCELLED", nodes=("h0",), reason="", exit_code=0, comment="")
     told = order(attempt=lost(), ended_s=1.0, cancelled=True, unheard=True)
-    verdict = orders.look(told, row, 5.0, gone=[], holders=[], python="p")
-    assert (verdict.order, verdict.reports) == (None, ())
+    verdict = submissions.evaluate(told, row, 5.0, down_nodes=[], holders=[], python="p")
+    assert (verdict.submission, verdict.events) == (None, ())
 
 
 def test_a_head_that_ends_does_not_break_off_where_slurm_is_silent(played):

@@ -4,27 +4,34 @@ import pytest
 
 from phalanx.core.errors import BadRequest
 from phalanx.node.logic.slurm_variables import (
-    Batch,
-    BatchNode,
-    Step,
+    SlurmBatchJob,
+    SlurmBatchNode,
+    SlurmStep,
     batch_variables,
-    filled,
-    repeated,
-    spread,
+    compress_counts,
+    expand_file_pattern,
     step_variables,
+    tasks_per_node,
 )
-from phalanx.node.logic.srun_options import exported, read_srun, shown_address, step_of
+from phalanx.node.logic.srun_options import (
+    exported_environment,
+    parse_srun,
+    plan_step,
+    step_hostname,
+)
 
 
 def batch(nodes=2, ntasks=4, devices=2, address="10.0.0.{}", **asked):
     found = tuple(
-        BatchNode(name=f"gpu{n}", address=address.format(n + 1), devices=devices, cpus=8) for n in range(nodes)
+        SlurmBatchNode(name=f"gpu{n}", address=address.format(n + 1), devices=devices, cpus=8) for n in range(nodes)
     )
-    return Batch(number="17", name="my", nodes=found, asked={"ntasks": str(ntasks), **asked}, user="me", uid=1000)
+    return SlurmBatchJob(
+        job_number="17", name="my", nodes=found, options={"ntasks": str(ntasks), **asked}, user="me", uid=1000
+    )
 
 
 def step(line, of=None):
-    return step_of(read_srun(line.split()), of or batch(), 0)
+    return plan_step(parse_srun(line.split()), of or batch(), 0)
 
 
 # ---- layout -------------------------------------------------------------------------------------------------------------
@@ -51,8 +58,8 @@ def test_where_tasks_go(line, nodes, counts):
 
 
 def test_options_end_at_the_command():
-    assert read_srun(["-n2", "python", "-c", "'x'", "-n", "9"]).command == ("python", "-c", "'x'", "-n", "9")
-    assert read_srun(["-n2", "--", "-odd"]).command == ("-odd",)
+    assert parse_srun(["-n2", "python", "-c", "'x'", "-n", "9"]).command == ("python", "-c", "'x'", "-n", "9")
+    assert parse_srun(["-n2", "--", "-odd"]).command == ("-odd",)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ def test_what_cannot_be_done_is_refused(line, why):
 
 
 def test_what_is_not_done_is_named():
-    found = read_srun(["--cpu-bind=cores", "--gres", "gpu:1", "-t", "5", "--mpi=none", "hostname"])
+    found = parse_srun(["--cpu-bind=cores", "--gres", "gpu:1", "-t", "5", "--mpi=none", "hostname"])
     assert [note.partition(" is ignored")[0] for note in found.notes] == [
         "--cpu-bind=cores",
         "--gres=gpu:1",
@@ -89,7 +96,7 @@ def test_what_is_not_done_is_named():
     [(5, 2, None, (3, 2)), (5, 3, 2, (2, 2, 1)), (4, 2, 4, (3, 1)), (2, 2, 8, (1, 1))],
 )
 def test_tasks_spread(tasks, nodes, per, counts):
-    assert spread(tasks, nodes, per) == counts
+    assert tasks_per_node(tasks, nodes, per) == counts
 
 
 # ---- variables ----------------------------------------------------------------------------------------------------------
@@ -124,7 +131,7 @@ def test_the_script_sees_its_job():
 
 
 def test_a_task_sees_its_place_in_the_step():
-    seen = step_variables(batch(), Step(number=3, nodes=(0, 1), counts=(2, 1)), 2, host="10.0.0.1")
+    seen = step_variables(batch(), SlurmStep(number=3, nodes=(0, 1), counts=(2, 1)), 2, host="10.0.0.1")
     wanted = {
         "SLURM_PROCID": "2",
         "SLURM_LOCALID": "0",
@@ -154,28 +161,28 @@ def test_a_task_sees_its_place_in_the_step():
 )
 def test_file_names(pattern, name):
     of = batch()
-    element = Batch(
-        number="17",
+    element = SlurmBatchJob(
+        job_number="17",
         name="my",
         nodes=of.nodes,
-        asked=of.asked,
+        options=of.asked,
         user="me",
         uid=1,
         array={"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"},
     )
-    assert filled(pattern, element) == name
-    assert filled("%j.%s.%t", of, step=2, task=5) == "17.2.5"
-    assert filled("%²j", of) == "%²j", "a digit to str.isdigit and none to int()"
+    assert expand_file_pattern(pattern, element) == name
+    assert expand_file_pattern("%j.%s.%t", of, step=2, task=5) == "17.2.5"
+    assert expand_file_pattern("%²j", of) == "%²j", "a digit to str.isdigit and none to int()"
 
 
 def test_counts_are_folded_as_slurm_folds_them():
-    assert repeated([4, 4, 3]) == "4(x2),3"
+    assert compress_counts([4, 4, 3]) == "4(x2),3"
 
 
 def test_virtual_nodes_are_shown_by_addresses_that_work_and_differ():
     of = batch(address="127.0.0.1")
-    assert [shown_address(of, rank) for rank in range(2)] == ["127.0.0.1", "127.0.0.2"]
-    assert shown_address(batch(), 1) == "gpu1"
+    assert [step_hostname(of, rank) for rank in range(2)] == ["127.0.0.1", "127.0.0.2"]
+    assert step_hostname(batch(), 1) == "gpu1"
 
 
 @pytest.mark.parametrize(
@@ -189,4 +196,4 @@ def test_virtual_nodes_are_shown_by_addresses_that_work_and_differ():
     ],
 )
 def test_export(words, found):
-    assert exported(words, {"A": "1", "B": "2", "PATH": "/bin"}) == found
+    assert exported_environment(words, {"A": "1", "B": "2", "PATH": "/bin"}) == found

@@ -5,7 +5,7 @@
 
 import pytest
 
-from benchmarks.soak_books import Books
+from benchmarks.soak_checks import AnswerChecks
 
 
 def view(job_id, seq, state="succeeded", epoch=1, **more):
@@ -18,9 +18,9 @@ def line(seq, kind, job_id="1", epoch=1):
 
 @pytest.fixture
 def books():
-    books = Books()
-    books.acknowledged("k1", ["1"])
-    books.acknowledged("k2", ["2_0", "2_1"])
+    books = AnswerChecks()
+    books.check_acknowledged("k1", ["1"])
+    books.check_acknowledged("k2", ["2_0", "2_1"])
     return books
 
 

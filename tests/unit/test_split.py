@@ -4,9 +4,14 @@ import pytest
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layout import parse_layout
-from phalanx.core.work.split import Splittable, check_split, resized, spread
+from phalanx.core.work.layout_split import (
+    SplitLimits,
+    check_split,
+    layers_per_chunk,
+    resize_layout,
+)
 
-GPT = Splittable(
+GPT = SplitLimits(
     layers=8, heads=16, kv_heads=4, widths=(("mlp.up (columns)", 4096),), sequence=2048, batch=64, experts=1
 )
 
@@ -42,16 +47,16 @@ def test_layout_that_does_not_divide_is_refused_with_the_two_numbers(layout, say
 
 def test_width_of_the_mlp_is_named():
     with pytest.raises(BadRequest, match=r"mlp.up \(columns\): 4096 features cannot be shared by tp=3"):
-        check_split(parse_layout("tp=3"), Splittable(widths=GPT.widths))
+        check_split(parse_layout("tp=3"), SplitLimits(widths=GPT.widths))
 
 
 def test_what_is_unknown_is_not_judged():
-    check_split(parse_layout("tp=3,fsdp=5,cp=7"), Splittable())
+    check_split(parse_layout("tp=3,fsdp=5,cp=7"), SplitLimits())
 
 
 def test_sequence_parallel_needs_positions_for_every_rank():
     with pytest.raises(BadRequest, match="splits 2050 positions over tp=4 x cp=1"):
-        check_split(parse_layout("tp=4,sp=1"), Splittable(sequence=2050))
+        check_split(parse_layout("tp=4,sp=1"), SplitLimits(sequence=2050))
 
 
 @pytest.mark.parametrize(
@@ -69,15 +74,15 @@ def test_sequence_parallel_needs_positions_for_every_rank():
     ],
 )
 def test_ranks_that_come_or_go_change_data_parallelism_alone(layout, ranks, becomes):
-    assert resized(parse_layout(layout), ranks) == parse_layout(becomes)
+    assert resize_layout(parse_layout(layout), ranks) == parse_layout(becomes)
 
 
 def test_ranks_that_hold_no_whole_copy_of_the_model_are_refused():
     with pytest.raises(BadRequest, match="is for 8 ranks but the job has 6, not a multiple of its 4"):
-        resized(parse_layout("tp=2,pp=2,fsdp=2,accumulate=2"), 6)
+        resize_layout(parse_layout("tp=2,pp=2,fsdp=2,accumulate=2"), 6)
 
 
 def test_layers_spread_evenly_and_the_first_stages_take_what_is_over():
-    assert spread(8, 4) == (2, 2, 2, 2)
-    assert spread(10, 4) == (3, 3, 2, 2)
-    assert spread(3, 3) == (1, 1, 1)
+    assert layers_per_chunk(8, 4) == (2, 2, 2, 2)
+    assert layers_per_chunk(10, 4) == (3, 3, 2, 2)
+    assert layers_per_chunk(3, 3) == (1, 1, 1)

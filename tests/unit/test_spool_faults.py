@@ -6,7 +6,7 @@ import queue
 
 import pytest
 
-from phalanx.node.shell.spool import Spool
+from phalanx.node.transfer.spool import Spool
 from phalanx.wire.rank import ReportKind, encode_report
 from tests.e2e.process_rig import until
 

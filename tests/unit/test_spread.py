@@ -3,12 +3,12 @@
 import pytest
 
 from phalanx.core.errors import BadRequest, NeverFits
-from phalanx.core.scheduling.shape import shapes_of
-from phalanx.core.scheduling.submission import refuse_spread, spread_notes
-from phalanx.core.work.keys import BadKey
+from phalanx.core.scheduling.shape import acceptable_shapes
+from phalanx.core.scheduling.submission import check_topology, topology_notes
+from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.spec import Spread
-from phalanx.core.work.spread import terms
+from phalanx.core.work.spec import TopologyConstraint
+from phalanx.core.work.topology_constraint import constraint_texts
 from tests.builders import make_fleet, spec
 
 
@@ -22,16 +22,19 @@ def asked(**keys):
 @pytest.mark.parametrize(
     ("keys", "want"),
     [
-        ({}, Spread()),
-        ({"within": "rack"}, Spread(within="rack", required=True)),
-        ({"within": " Rack "}, Spread(within="rack", required=True)),
-        ({"prefer": "leaf"}, Spread(within="leaf")),
-        ({"gpus": "8x8", "slice": 4, "slice_within": "nvlink"}, Spread(slice_nodes=4, slice_within="nvlink")),
+        ({}, TopologyConstraint()),
+        ({"within": "rack"}, TopologyConstraint(within="rack", required=True)),
+        ({"within": " Rack "}, TopologyConstraint(within="rack", required=True)),
+        ({"prefer": "leaf"}, TopologyConstraint(within="leaf")),
+        (
+            {"gpus": "8x8", "slice": 4, "slice_within": "nvlink"},
+            TopologyConstraint(slice_nodes=4, slice_within="nvlink"),
+        ),
         (
             {"gpus": "8x8", "slice": "4", "slice_within": "rack", "within": "leaf"},
-            Spread(within="leaf", required=True, slice_nodes=4, slice_within="rack"),
+            TopologyConstraint(within="leaf", required=True, slice_nodes=4, slice_within="rack"),
         ),
-        ({"prefer": "node"}, Spread()),
+        ({"prefer": "node"}, TopologyConstraint()),
     ],
 )
 def test_keys_say_where_a_gang_may_lie(keys, want):
@@ -51,7 +54,7 @@ def test_keys_say_where_a_gang_may_lie(keys, want):
     ],
 )
 def test_unknown_level_is_refused_with_the_nearest(keys, says, hint):
-    with pytest.raises(BadKey) as refused:
+    with pytest.raises(InvalidKey) as refused:
         asked(**keys)
     assert (refused.value.message, refused.value.hint) == (says, hint)
 
@@ -70,13 +73,13 @@ def test_unknown_level_is_refused_with_the_nearest(keys, says, hint):
     ],
 )
 def test_keys_that_contradict_are_refused(keys, says):
-    with pytest.raises((BadRequest, BadKey), match=says):
+    with pytest.raises((BadRequest, InvalidKey), match=says):
         asked(**keys)
 
 
 def test_within_node_fixes_the_shape():
     one = asked(gpus="h200:8", within="node")
-    assert (str(one.role.gpus), one.spread) == ("1xh200:8", Spread())
+    assert (str(one.role.gpus), one.spread) == ("1xh200:8", TopologyConstraint())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def test_nodes_may_be_a_range(keys, want):
 
 
 def test_range_that_cannot_be_read_names_its_key():
-    with pytest.raises(BadKey) as refused:
+    with pytest.raises(InvalidKey) as refused:
         asked(nodes="8..2", gpus_per_node=8)
     assert (refused.value.key, refused.value.hint) == ("nodes", "write 2..8")
 
@@ -102,20 +105,20 @@ def test_preemptible_and_reservation_go_with_the_job():
     assert (asked().preemptible, asked().reservation) == (True, "")
     one = asked(preemptible=False, reservation="deadline")
     assert (one.preemptible, one.reservation) == (False, "deadline")
-    with pytest.raises(BadKey, match="neither true nor false"):
+    with pytest.raises(InvalidKey, match="neither true nor false"):
         asked(preemptible="never")
 
 
 def test_terms_are_told_in_words():
     one = asked(gpus="4x8", within="leaf", slice=2, slice_within="rack", preemptible=False, reservation="deadline")
-    assert terms(one) == [
+    assert constraint_texts(one) == [
         "within one leaf",
         "every 2 nodes within one rack",
         "not stopped for other jobs",
         "inside reservation deadline",
     ]
-    assert terms(asked(prefer="rack")) == ["within one rack if possible"]
-    assert terms(asked()) == []
+    assert constraint_texts(asked(prefer="rack")) == ["within one rack if possible"]
+    assert constraint_texts(asked()) == []
 
 
 # ---- the fleet ------------------------------------------------------------------------------------------------------
@@ -125,9 +128,9 @@ RACKS = "r0: n0=8 n1=8 n2=8 | r1: n3=8 n4=8 | r2: n5=4"
 
 def refusal(gpus, fleet=RACKS, **keys):
     nodes = make_fleet(fleet).nodes.values()
-    spread = Spread(**keys)
+    spread = TopologyConstraint(**keys)
     try:
-        refuse_spread(spread, shapes_of(spec(gpus=gpus).role, nodes), nodes)
+        check_topology(spread, acceptable_shapes(spec(gpus=gpus).role, nodes), nodes)
     except NeverFits as error:
         return error.message, error.hint
     return None
@@ -202,8 +205,8 @@ def test_fleet_without_nodes_refuses_no_place():
 
 def test_wish_that_counts_for_nothing_is_noted():
     nodes = make_fleet(RACKS).nodes.values()
-    assert spread_notes(Spread(within="rack"), nodes) == []
-    assert spread_notes(Spread(within="leaf", required=True), nodes) == []
-    assert spread_notes(Spread(within="leaf"), nodes) == [
+    assert topology_notes(TopologyConstraint(within="rack"), nodes) == []
+    assert topology_notes(TopologyConstraint(within="leaf", required=True), nodes) == []
+    assert topology_notes(TopologyConstraint(within="leaf"), nodes) == [
         "no node is labelled with its leaf, so preferring one has no effect (this fleet has the levels rack; to define levels: phalanx topology set FILE)"
     ]

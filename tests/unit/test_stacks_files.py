@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.node.shell import stacks
+from phalanx.node.diagnosis import stack_dumps
 from phalanx.wire.rank import stack_file
 
 
@@ -18,7 +18,7 @@ def member(tmp_path):
 def planted(member, make):
     path = stack_file(member.scratch.path, 0, 7)
     make(path)
-    return stacks._size(member, 0, 7)
+    return stack_dumps._size(member, 0, 7)
 
 
 def test_plain_file_of_the_jobs_own_is_read(member):
@@ -42,10 +42,10 @@ def test_file_of_another_account_is_not_read(member):
 def test_link_put_in_the_files_place_after_the_look_is_not_followed(member, tmp_path):
     (tmp_path / "secret").write_text("root:x:0:0" * 100)
     os.symlink(tmp_path / "secret", stack_file(member.scratch.path, 0, os.getpid()))
-    assert stacks._answer(member, 0, os.getpid(), 0, 0.0) == ""
+    assert stack_dumps._answer(member, 0, os.getpid(), 0, 0.0) == ""
 
 
 def test_dump_is_cut(member):
     with open(stack_file(member.scratch.path, 0, os.getpid()), "w", encoding="utf-8") as file:
-        file.write("x" * (stacks.STACK_BYTES_MAX * 2))
-    assert len(stacks._answer(member, 0, os.getpid(), 0, 0.0)) == stacks.STACK_BYTES_MAX
+        file.write("x" * (stack_dumps.STACK_BYTES_MAX * 2))
+    assert len(stack_dumps._answer(member, 0, os.getpid(), 0, 0.0)) == stack_dumps.STACK_BYTES_MAX

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.api.standing import LeadersWord, Standby
+from phalanx.api.http.follower import FollowerApp, LeaderOnlyMiddleware
 from phalanx.ports.election import HeadRecord, Leader
 
 MINE = HeadRecord(name="b", head_id="b", url="http://b:1", version="1")
@@ -61,46 +61,49 @@ async def created(_scope: Any, _receive: Any, send: Any) -> None:
 
 
 def test_standby_names_the_leader_and_does_nothing():
-    status, body = ask(Standby(Place(), version="1"), "/v1/jobs", "POST")
+    status, body = ask(FollowerApp(Place(), version="1"), "/v1/jobs", "POST")
     assert (status, body["error"]["code"], body["error"]["leader"]) == (503, "not_leading", "http://a:1")
 
 
 def test_standby_says_that_it_is_well():
-    status, body = ask(Standby(Place(), version="1"), "/v1/health")
+    status, body = ask(FollowerApp(Place(), version="1"), "/v1/health")
     assert (status, body["role"], body["leader"], body["term"]) == (200, "standby", "http://a:1", 4)
 
 
 def test_standby_gives_its_ca_to_who_wants_to_trust_it():
-    assert ask(Standby(Place(), version="1", ca_pem="PEM"), "/v1/ca") == (200, b"PEM")
-    assert ask(Standby(Place(), version="1"), "/v1/ca")[0] == 503
+    assert ask(FollowerApp(Place(), version="1", ca_pem="PEM"), "/v1/ca") == (200, b"PEM")
+    assert ask(FollowerApp(Place(), version="1"), "/v1/ca")[0] == 503
 
 
 def test_nobody_is_named_while_nobody_leads():
-    status, body = ask(Standby(Place(row=Leader(term=4, beat=8)), version="1"), "/v1/jobs")
+    status, body = ask(FollowerApp(Place(row=Leader(term=4, beat=8)), version="1"), "/v1/jobs")
     assert (status, body["error"]["leader"]) == (503, "")
 
 
 def test_leader_is_not_sent_to_itself_when_its_own_row_still_stands():
     row = Leader(term=4, beat=7, holder="b", url="http://b:1")
-    assert ask(Standby(Place(row=row), version="1"), "/v1/jobs")[1]["error"]["leader"] == ""
+    assert ask(FollowerApp(Place(row=row), version="1"), "/v1/jobs")[1]["error"]["leader"] == ""
 
 
 def test_answer_of_a_leader_goes_out():
-    assert ask(LeadersWord(created, Place()), "/v1/jobs") == (201, {"job": "7"})
+    assert ask(LeaderOnlyMiddleware(created, Place()), "/v1/jobs") == (201, {"job": "7"})
 
 
 def test_answer_made_before_and_sent_after_the_term_is_kept_back():
-    status, body = ask(LeadersWord(created, Place(leading=[True, False])), "/v1/jobs")
+    status, body = ask(LeaderOnlyMiddleware(created, Place(leading=[True, False])), "/v1/jobs")
     assert (status, body["error"]["code"]) == (503, "not_leading")
 
 
 def test_what_was_done_before_the_term_ended_is_not_said_to_be_undone():
     """A client repeats what nothing came of: a second token, a second requeue."""
-    status, body = ask(LeadersWord(created, Place(leading=[True, False])), "/v1/tokens", "POST")
+    status, body = ask(LeaderOnlyMiddleware(created, Place(leading=[True, False])), "/v1/tokens", "POST")
     assert (status, body["error"]["code"], body["error"]["retry"]) == (503, "outcome_unknown", False)
-    assert ask(LeadersWord(created, Place(leading=[False])), "/v1/tokens", "POST")[1]["error"]["code"] == "not_leading"
+    assert (
+        ask(LeaderOnlyMiddleware(created, Place(leading=[False])), "/v1/tokens", "POST")[1]["error"]["code"]
+        == "not_leading"
+    )
 
 
 def test_stream_breaks_off_when_the_term_is_over():
     with pytest.raises(ConnectionAbortedError):
-        ask(LeadersWord(created, Place(leading=[True, True, False])), "/v1/jobs")
+        ask(LeaderOnlyMiddleware(created, Place(leading=[True, True, False])), "/v1/jobs")

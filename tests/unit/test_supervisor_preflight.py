@@ -9,13 +9,18 @@ from unittest.mock import Mock
 
 import pytest
 
-from phalanx.node.logic import preflight
-from phalanx.node.logic.preflight import SCRIPT_BYTES_MAX, Surroundings, objection, script_of
-from phalanx.node.shell import preparation
+from phalanx.node.logic import script_check
+from phalanx.node.logic.script_check import (
+    SCRIPT_BYTES_MAX,
+    ScriptContext,
+    find_script_error,
+    script_path,
+)
+from phalanx.node.prepare import member_preparation
 
-VIRTUAL = Surroundings(nodes=2, world_size=4, cuda=False)
-GPUS = Surroundings(nodes=2, world_size=4, cuda=True)
-ONE_NODE = Surroundings(nodes=1, world_size=4, cuda=True)
+VIRTUAL = ScriptContext(nodes=2, world_size=4, cuda=False)
+GPUS = ScriptContext(nodes=2, world_size=4, cuda=True)
+ONE_NODE = ScriptContext(nodes=1, world_size=4, cuda=True)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +40,7 @@ ONE_NODE = Surroundings(nodes=1, world_size=4, cuda=True)
     ],
 )
 def test_script_is_found_in_the_command(argv, script):
-    assert script_of(argv) == script
+    assert script_path(argv) == script
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,7 @@ def test_script_is_found_in_the_command(argv, script):
     ],
 )
 def test_what_cannot_work_is_named_by_line(text, words):
-    assert words in (objection("/w/t.py", text.encode(), VIRTUAL) or "")
+    assert words in (find_script_error("/w/t.py", text.encode(), VIRTUAL) or "")
 
 
 @pytest.mark.parametrize(
@@ -73,22 +78,22 @@ def test_what_cannot_work_is_named_by_line(text, words):
     ],
 )
 def test_what_may_work_is_left_alone(text):
-    assert objection("t.py", text.encode(), VIRTUAL) is None
+    assert find_script_error("t.py", text.encode(), VIRTUAL) is None
 
 
 def test_nccl_is_fine_where_there_are_gpus():
-    assert objection("t.py", b'dist.init_process_group("nccl")\n', GPUS) is None
+    assert find_script_error("t.py", b'dist.init_process_group("nccl")\n', GPUS) is None
 
 
 def test_loopback_is_fine_on_a_single_node_only():
     text = b'os.environ["MASTER_ADDR"] = "localhost"\n'
-    assert objection("t.py", text, ONE_NODE) is None
-    assert objection("t.py", text, GPUS) is not None
+    assert find_script_error("t.py", text, ONE_NODE) is None
+    assert find_script_error("t.py", text, GPUS) is not None
 
 
 def test_wrong_encoding_is_named_by_line_unless_declared():
-    assert "t.py, line 2: byte 0xe9 is not UTF-8" in (objection("t.py", b"x = 1\ny = '\xe9'\n", GPUS) or "")
-    assert objection("t.py", b"# -*- coding: latin-1 -*-\ny = '\xe9'\n", GPUS) is None
+    assert "t.py, line 2: byte 0xe9 is not UTF-8" in (find_script_error("t.py", b"x = 1\ny = '\xe9'\n", GPUS) or "")
+    assert find_script_error("t.py", b"# -*- coding: latin-1 -*-\ny = '\xe9'\n", GPUS) is None
 
 
 FIXED = b'os.environ["MASTER_ADDR"] = "10.0.0.9"\n'
@@ -113,8 +118,8 @@ def test_no_text_costs_the_supervisor_much_memory(line):
 
 
 def test_script_that_is_too_long_to_judge_runs():
-    assert objection("t.py", FIXED, VIRTUAL) is not None
-    assert objection("t.py", FIXED + b"#" * SCRIPT_BYTES_MAX, VIRTUAL) is None
+    assert find_script_error("t.py", FIXED, VIRTUAL) is not None
+    assert find_script_error("t.py", FIXED + b"#" * SCRIPT_BYTES_MAX, VIRTUAL) is None
 
 
 @pytest.mark.parametrize(
@@ -122,14 +127,14 @@ def test_script_that_is_too_long_to_judge_runs():
     [b"x = " + b"-" * 499 + b"y", b"x = " + b"y + " * 499 + b"y", b"if " + b"y + " * 400 + b"y: pass", b"(" * 4000],
 )
 def test_script_that_is_nested_deeper_than_we_can_follow_runs(text):
-    assert objection("t.py", text + b"\n", VIRTUAL) is None
+    assert find_script_error("t.py", text + b"\n", VIRTUAL) is None
 
 
 def test_question_within_a_question_is_read_once(monkeypatch):
     read = Mock(wraps=ast.unparse)
     monkeypatch.setattr(ast, "unparse", read)
     text = b"x = 1 if " + b"(0 if " * 20 + b"y" + b" else 0)" * 20 + b" else 0\n"
-    assert objection("t.py", text, VIRTUAL) is None
+    assert find_script_error("t.py", text, VIRTUAL) is None
     assert read.call_count == 1
 
 
@@ -150,9 +155,9 @@ def test_one_script_is_judged_at_a_time_on_a_node(tmp_path, monkeypatch):
         second.wait(0.2)  # were there no lock, the other thread would come in meanwhile
         at_once.pop()
 
-    monkeypatch.setattr(preflight, "objection", judge)
+    monkeypatch.setattr(script_check, "find_script_error", judge)
     threads = [
-        threading.Thread(target=preparation._judge_script, args=("t.py", present), kwargs={"must_exist": True})
+        threading.Thread(target=member_preparation._judge_script, args=("t.py", present), kwargs={"must_exist": True})
         for _ in range(3)
     ]
     for thread in threads:

@@ -36,7 +36,7 @@ def samples(node_id, *devices):
 def test_progress_is_that_of_the_newest_step():
     live = Telemetry()
     assert live.progress("1") is None
-    live.steps(
+    live.put_steps(
         "1",
         1,
         0,
@@ -58,23 +58,23 @@ def test_progress_does_not_depend_on_how_the_stream_is_cut(cuts):
     live = Telemetry()
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     for begin, end in pairwise(places):
-        live.steps("1", 1, 0, stream[begin:end])
+        live.put_steps("1", 1, 0, stream[begin:end])
     assert (live.progress("1").step, live.progress("1").loss) == (4, 0.25)
 
 
 def test_controller_hears_sparsely_but_of_each_beginning():
     live = Telemetry()
-    told = live.steps("1", 1, 0, b"".join(line(step=n, at_s=n * PROGRESSED_EVERY_S / 4) for n in range(1, 10)))
+    told = live.put_steps("1", 1, 0, b"".join(line(step=n, at_s=n * PROGRESSED_EVERY_S / 4) for n in range(1, 10)))
     assert [(event.epoch, event.step) for event in told] == [(1, 1), (1, 5), (1, 9)]
-    assert [event.step for event in live.steps("1", 2, 0, line(step=3, at_s=5.0))] == [3]
+    assert [event.step for event in live.put_steps("1", 2, 0, line(step=3, at_s=5.0))] == [3]
 
 
 def test_other_ranks_older_epochs_and_noise_change_nothing():
     live = Telemetry()
-    live.steps("1", 2, 0, line(step=7))
-    assert live.steps("1", 1, 0, line(step=99)) == []
-    assert live.steps("1", 2, 1, line(step=99)) == []
-    live.steps(
+    live.put_steps("1", 2, 0, line(step=7))
+    assert live.put_steps("1", 1, 0, line(step=99)) == []
+    assert live.put_steps("1", 2, 1, line(step=99)) == []
+    live.put_steps(
         "1", 2, 0, line(step=98, rank=1) + b"[]\nnoise\n\xff\n" + b'{"k":"step","rank":0,"generation":0,"step":"x"}\n'
     )
     assert live.progress("1").step == 7
@@ -82,43 +82,43 @@ def test_other_ranks_older_epochs_and_noise_change_nothing():
 
 def test_restart_in_place_begins_its_rate_anew_and_keeps_the_plan():
     live = Telemetry()
-    live.steps("1", 1, 0, line("planned", steps_total=9) + line(step=5))
-    live.steps("1", 1, 0, line(step=3, generation=1) + line(step=6, generation=0))
+    live.put_steps("1", 1, 0, line("planned", steps_total=9) + line(step=5))
+    live.put_steps("1", 1, 0, line(step=3, generation=1) + line(step=6, generation=0))
     progress = live.progress("1")
     assert (progress.generation, progress.step, progress.steps_total) == (1, 3, 9)
-    live.steps("1", 2, 0, line(step=1))
+    live.put_steps("1", 2, 0, line(step=1))
     assert live.progress("1").steps_total == 9
 
 
 def test_saving_lasts_from_the_stall_to_the_checkpoint():
     live = Telemetry()
-    live.steps("1", 1, 0, line(step=1) + line("stall", cause="save", seconds=0.1))
+    live.put_steps("1", 1, 0, line(step=1) + line("stall", cause="save", seconds=0.1))
     assert live.progress("1").saving
-    live.steps("1", 1, 0, line("checkpoint", step=1))
+    live.put_steps("1", 1, 0, line("checkpoint", step=1))
     assert (live.progress("1").saving, live.progress("1").checkpoint_step) == (False, 1)
 
 
 def test_loss_that_json_has_no_word_for_is_left_out():
     live = Telemetry()
-    live.steps("1", 1, 0, line(step=1, loss=float("nan")))
+    live.put_steps("1", 1, 0, line(step=1, loss=float("nan")))
     assert live.progress("1").loss is None
 
 
 def test_utilisation_is_the_mean_over_the_jobs_devices_on_all_nodes():
     live = Telemetry()
-    live.samples(samples("n0", ("1", 1.0), ("1", 0.5), ("2", 0.0)))
-    live.samples(samples("n1", ("1", 0.0), (None, 1.0)))
+    live.put_samples(samples("n0", ("1", 1.0), ("1", 0.5), ("2", 0.0)))
+    live.put_samples(samples("n1", ("1", 0.0), (None, 1.0)))
     assert (live.utilization("1"), live.utilization("2"), live.utilization("3")) == (0.5, 0.0, None)
-    live.samples(samples("n0", ("2", 0.25)))
+    live.put_samples(samples("n0", ("2", 0.25)))
     assert (live.utilization("1"), live.utilization("2")) == (0.0, 0.25)
-    live.forget_node("n1")
+    live.remove_node("n1")
     assert live.utilization("1") is None
-    assert live.devices("n1") is None
+    assert live.node_samples("n1") is None
 
 
 def test_device_that_does_not_tell_counts_for_nothing():
     live = Telemetry()
-    live.samples(samples("n0", ("1", None), ("1", 0.5)))
+    live.put_samples(samples("n0", ("1", None), ("1", 0.5)))
     assert live.utilization("1") == 0.5
 
 
@@ -136,31 +136,31 @@ def seat(who, at_s, *devices):
 
 def test_two_seats_on_one_node_each_speak_of_their_own_devices():
     live = Telemetry()
-    live.samples(seat("a", 1.0, (0, "1", 0.5)))
-    live.samples(seat("b", 1.2, (1, "2", 0.25)))
-    assert [(device.index, device.job_id) for device in live.devices("n0").devices] == [(0, "1"), (1, "2")]
+    live.put_samples(seat("a", 1.0, (0, "1", 0.5)))
+    live.put_samples(seat("b", 1.2, (1, "2", 0.25)))
+    assert [(device.index, device.job_id) for device in live.node_samples("n0").devices] == [(0, "1"), (1, "2")]
     assert (live.utilization("1"), live.utilization("2")) == (0.5, 0.25)
 
 
 def test_a_seat_that_fell_silent_is_forgotten_while_its_neighbour_speaks():
     live = Telemetry()
-    live.samples(seat("a", 1.0, (0, "1", 0.5)))
-    live.samples(seat("b", 2.0 + SILENT_S, (1, "2", 0.25)))
+    live.put_samples(seat("a", 1.0, (0, "1", 0.5)))
+    live.put_samples(seat("b", 2.0 + SILENT_S, (1, "2", 0.25)))
     assert (live.utilization("1"), live.utilization("2")) == (None, 0.25)
 
 
 def test_a_seat_that_is_told_to_speak_rarely_is_not_silent_before_it_has_missed_three_words():
     live = Telemetry()
     rare = msgspec.structs.replace(seat("a", 1.0, (0, "1", 0.5)), every_s=25.0)
-    live.samples(rare)
-    live.samples(seat("b", 76.0, (1, "2", 0.25)))
+    live.put_samples(rare)
+    live.put_samples(seat("b", 76.0, (1, "2", 0.25)))
     assert (live.utilization("1"), live.utilization("2")) == (0.5, 0.25)
-    live.samples(seat("b", 76.5, (1, "2", 0.25)))
+    live.put_samples(seat("b", 76.5, (1, "2", 0.25)))
     assert live.utilization("1") is None
 
 
 def test_a_device_is_as_its_newest_supervisor_says():
     live = Telemetry()
-    live.samples(seat("old", 1.0, (0, "1", 0.5)))
-    live.samples(seat("new", 2.0, (0, "1", 1.0)))
+    live.put_samples(seat("old", 1.0, (0, "1", 0.5)))
+    live.put_samples(seat("new", 2.0, (0, "1", 1.0)))
     assert live.utilization("1") == 1.0

@@ -5,13 +5,14 @@ import subprocess
 
 import pytest
 
-from phalanx.api.kept_files import KeptFiles, Place
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import Epoch, JobId
-from phalanx.node.shell import outputs, scratch
-from phalanx.node.shell.trees import remove_tree
+from phalanx.node.files.rmtree import remove_tree
+from phalanx.node.member import scratch
+from phalanx.node.transfer import output_sync
+from phalanx.store.checkpoints.copies import CheckpointCopies, CheckpointKey
 from phalanx.wire import manifest as manifests
-from phalanx.wire.manifest import Manifest, ManifestFile
+from phalanx.wire.manifest import CheckpointManifest, ManifestFile
 
 LEVELS = 2200  # past what Python's own stack takes, and past the longest path (PATH_MAX of limits.h: 4096)
 
@@ -42,7 +43,7 @@ def test_folders_in_folders_past_pythons_stack_are_removed(deep):
 
 
 def test_a_supervisor_starts_again_where_a_job_left_folders_in_folders(deep):
-    scratch.sweep(str(deep.parent.parent))
+    scratch.remove_old_scratch(str(deep.parent.parent))
     assert not deep.exists()
 
 
@@ -54,7 +55,7 @@ def test_an_attempt_that_left_folders_in_folders_is_forgotten(deep):
 def test_outputs_past_the_longest_path_are_passed_over_and_the_others_go(deep):
     (deep / "e").mkdir()
     (deep / "e" / "result").write_text("x")
-    files, whole = outputs._files(str(deep))
+    files, whole = output_sync._files(str(deep))
     names = [path for path, _ in files]
     assert names[0] == "file"
     assert names[-1] == "e/result"
@@ -72,7 +73,7 @@ def test_what_is_closed_is_opened_and_what_is_linked_stays(tmp_path):
     os.mkfifo(doomed / "e" / "pipe")
     for name in ("a/b/c", "a/b", "a", "e", ""):
         (doomed / name).chmod(0)
-    remove_tree(str(doomed), pry=True)
+    remove_tree(str(doomed), make_accessible=True)
     assert not doomed.exists()
     assert (beside / "kept").read_text() == "x"
 
@@ -82,22 +83,24 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path):
     beside.mkdir()
     (beside / "kept").write_text("x")
     (tmp_path / "link").symlink_to(beside)
-    remove_tree(str(tmp_path / "link"), pry=True)
-    remove_tree(str(tmp_path / "none"), pry=True)
+    remove_tree(str(tmp_path / "link"), make_accessible=True)
+    remove_tree(str(tmp_path / "none"), make_accessible=True)
     assert (beside / "kept").read_text() == "x"
     assert (tmp_path / "link").is_symlink()
 
 
 def test_a_checkpoint_whose_files_lie_deeper_than_any_does_is_refused(tmp_path):
-    kept = KeptFiles(str(tmp_path / "c"), str(tmp_path / "o"))
+    kept = CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o"))
     deepest, deeper = ("/".join(["d"] * count) for count in (manifests.DEPTH_MAX, 1500))
     for path, taken in ((deepest, True), (deeper, False)):
         encoded = manifests.encode(
-            Manifest(format=1, step=4, epoch=1, world_size=1, files=(ManifestFile(path=path, size_bytes=1, crc32=0),))
+            CheckpointManifest(
+                format=1, step=4, epoch=1, world_size=1, files=(ManifestFile(path=path, size_bytes=1, crc32=0),)
+            )
         )
-        place = Place(job_id=JobId("7"), epoch=Epoch(1), step=4, digest=manifests.digest(encoded))
+        place = CheckpointKey(job_id=JobId("7"), epoch=Epoch(1), step=4, digest=manifests.digest(encoded))
         if taken:
-            assert kept.begin(place, encoded, published=()) == (False, 1, {})
+            assert kept.begin_upload(place, encoded, published=()) == (False, 1, {})
             continue
         with pytest.raises(BadRequest, match="not a file below the folder"):
-            kept.begin(place, encoded, published=())
+            kept.begin_upload(place, encoded, published=())

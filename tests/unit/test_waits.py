@@ -6,10 +6,10 @@ import threading
 from collections.abc import Mapping
 
 from phalanx.controller.waits import GuardedWaits
-from phalanx.core.state.plan import Waiting
-from phalanx.core.work.job import Reason
+from phalanx.core.state.plan import WaitReason
+from phalanx.core.work.job import WaitReasonCode
 
-WAIT = Waiting(reason=Reason.QUOTA, detail="")
+WAIT = WaitReason(reason=WaitReasonCode.QUOTA, detail="")
 
 
 class Leaving(Mapping):

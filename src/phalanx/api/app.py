@@ -6,70 +6,72 @@ from functools import partial
 
 from fastapi import FastAPI
 
-from phalanx.api import (
-    access,
+from phalanx.api.http.errors import add_error_handlers
+from phalanx.api.http.follower import LeaderOnlyMiddleware
+from phalanx.api.http.openapi import openapi_document
+from phalanx.api.http.routing import check_every_route_is_authorized
+from phalanx.api.http.security import SecurityMiddleware
+from phalanx.api.nodes import (
+    checkpoint_routes,
+    join,
+    output_routes,
+    supervisor_routes,
+)
+from phalanx.api.routes import (
     audit,
     blobs,
-    execs,
+    events,
+    exec_routes,
     files,
-    head_routes,
+    head,
     heads,
     jobs,
-    join,
-    kept,
-    kept_outputs,
     logs,
     metrics,
-    node_routes,
     nodes,
+    people,
     profile,
     queues,
     reservations,
     rules,
     steps,
-    story,
     submit,
     why,
 )
-from phalanx.api.errors import add_error_handlers
-from phalanx.api.openapi import describe
-from phalanx.api.parts import HeadParts
-from phalanx.api.rim import Rim
-from phalanx.api.routes import check_every_route_is_gated
-from phalanx.api.runtime import Runtime, runtime_in
-from phalanx.api.standing import LeadersWord
+from phalanx.api.runtime import ApiRuntime, runtime_of_app
+from phalanx.api.services import HeadServices
 
-__all__ = ["build_app", "runtime_in"]
+__all__ = ["build_app", "runtime_of_app"]
 
 # In the order in which routes are matched; the most used come first.
 _RESOURCES = (
     submit,
-    node_routes,
-    kept,
-    kept_outputs,
+    supervisor_routes,
+    checkpoint_routes,
+    output_routes,
     why,
     jobs,
     logs,
     steps,
-    story,
+    events,
     nodes,
     reservations,
     profile,
     rules,
-    head_routes,
+    head,
     heads,
     join,
     files,
-    execs,
+    exec_routes,
     blobs,
-    access,
+    people,
     audit,
     queues,
     metrics,
 )
 
 
-def build_app(head: HeadParts) -> FastAPI:
+def build_app(head: HeadServices) -> FastAPI:
     """Build the API over a head's services.
 
     The app's `state.runtime` holds its runtime state; `runtime.close()` ends streams and polls, so that the server can stop at once.
@@ -80,14 +82,16 @@ def build_app(head: HeadParts) -> FastAPI:
     app = FastAPI(
         title="Phalanx", version=head.version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    app.state.runtime = Runtime(head)
+    app.state.runtime = ApiRuntime(head)
     for resource in _RESOURCES:
         app.router.routes.extend(resource.routes.declared)
     app.router.on_startup.append(app.state.runtime.begin)
     add_error_handlers(app)
-    app.add_middleware(Rim, hosts_allowed=head.hosts_allowed)
-    if head.among is not None:
-        app.add_middleware(LeadersWord, among=head.among)  # outermost, so that it guards every response
-    app.openapi = partial(describe, app, head.version)  # type: ignore[method-assign]  # replaces FastAPI's own method
-    check_every_route_is_gated(app)
+    app.add_middleware(SecurityMiddleware, hosts_allowed=head.hosts_allowed)
+    if head.leader_status is not None:
+        app.add_middleware(
+            LeaderOnlyMiddleware, status=head.leader_status
+        )  # outermost, so that it guards every response
+    app.openapi = partial(openapi_document, app, head.version)  # type: ignore[method-assign]  # replaces FastAPI's own method
+    check_every_route_is_authorized(app)
     return app

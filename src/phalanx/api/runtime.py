@@ -15,26 +15,26 @@ from typing import Final, ParamSpec, TypeVar
 from fastapi import FastAPI
 from starlette.requests import Request
 
-from phalanx.api.answers import Answers
-from phalanx.api.calls import SERVING
-from phalanx.api.gate import Gate, still
-from phalanx.api.hub import Bell, Hub
-from phalanx.api.keeping import Carried, Settling
-from phalanx.api.kept_files import KeptFiles
-from phalanx.api.output_files import KeptOutputs
-from phalanx.api.parts import HeadParts
-from phalanx.api.sessions import Sessions
-from phalanx.api.supervisors import Supervisors
-from phalanx.controller.outbox import Answer
-from phalanx.core.access.audit import Call
-from phalanx.core.access.roles import Caller
+from phalanx.api.auth.audited_call import CURRENT_CALL
+from phalanx.api.auth.authenticator import Authenticator, reauthorize
+from phalanx.api.live.controller_futures import ControllerFutures
+from phalanx.api.live.exec_sessions import ExecSessionRegistry
+from phalanx.api.live.hub import Broadcast, FollowerHub
+from phalanx.api.nodes.retention import PendingUploads, RetentionWorker
+from phalanx.api.nodes.supervisors import SupervisorRegistry
+from phalanx.api.services import HeadServices
+from phalanx.controller.step_result import Answer
+from phalanx.core.access.audit import AuditCall
+from phalanx.core.access.caller import Caller
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, UserId
-from phalanx.core.state.events import PlanStop, Report, TokensUsed
+from phalanx.core.state.events import PreparePlannedStop, RecordTokenUse, Report
 from phalanx.core.state.events import Request as Command
-from phalanx.core.work.people import Action
 from phalanx.core.work.spec import Role
+from phalanx.core.work.users import Action
+from phalanx.store.checkpoints.copies import CheckpointCopies
+from phalanx.store.outputs.copies import OutputCopies
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,135 +46,142 @@ REFUSALS_PER_MINUTE: Final = 60  # recorded in the audit trail: each costs a com
 _THREADS: Final = ThreadPoolExecutor(max_workers=24, thread_name_prefix="api")
 
 
-class Runtime:
+class ApiRuntime:
     """The API's own state. Use it on the event loop only.
 
     Attributes:
         counts: counters of the routes, for /metrics.
-        streams: open event streams, by user.
+        streams_by_user: open event streams, by user.
         fleet, fleet_read_s, notes: the fleet as last read for the notes of a submit, the time of that, and the notes made for it.
     """
 
-    def __init__(self, parts: HeadParts) -> None:
-        self.parts = parts
-        welcome = parts.welcome
-        self.gate = Gate(
-            parts.store, parts.node_secret, parts.clock, join_salt=lambda: "" if welcome is None else welcome.salt.value
+    def __init__(self, services: HeadServices) -> None:
+        self.services = services
+        welcome = services.join_service
+        self.authenticator = Authenticator(
+            services.store,
+            services.node_secret,
+            services.clock,
+            join_salt=lambda: "" if welcome is None else welcome.salt.value,
         )
-        self.hub = Hub()
-        self.access = Bell()
-        self.sessions = Sessions(parts.limits, parts.clock)
-        self.supervisors = Supervisors(parts.store)
-        self.kept = KeptFiles(parts.checkpoint_root, parts.output_root)
-        self.outputs = KeptOutputs(parts.output_root)
-        self.carried = Carried()
+        self.hub = FollowerHub()
+        self.access_changes = Broadcast()
+        self.sessions = ExecSessionRegistry(services.limits, services.clock)
+        self.supervisors = SupervisorRegistry(services.store)
+        self.checkpoint_copies = CheckpointCopies(services.checkpoint_root, services.output_root)
+        self.output_copies = OutputCopies(services.output_root)
+        self.pending_uploads = PendingUploads()
         self.counts: dict[str, int] = {}
-        self.streams: Counter[UserId] = Counter()
-        self.receipts_asked = 0
+        self.streams_by_user: Counter[UserId] = Counter()
+        self.receipts_pending = 0
         self.fleet: list[Node] = []
         self.fleet_read_s = -math.inf
         self.notes: dict[Role, list[str]] = {}
-        self._answers: Answers | None = None
+        self._answers: ControllerFutures | None = None
         self._upkeep: asyncio.Task[None] | None = None
         self._refusals, self._refusals_since_s = 0, -math.inf
         self._touched: deque[frozenset[JobId]] = deque()
 
     @property
-    def answers(self) -> Answers:
+    def controller_futures(self) -> ControllerFutures:
         """The bridge to the controller's thread, for the running event loop."""
         if self._answers is None or self._answers.loop is not asyncio.get_running_loop():
-            self._answers = Answers()
+            self._answers = ControllerFutures()
         return self._answers
 
     @property
     def streams_open(self) -> int:
         """The number of open event streams."""
-        return self.streams.total()
+        return self.streams_by_user.total()
 
     @property
-    def heads(self) -> list[str]:
+    def head_urls(self) -> list[str]:
         """The URLs of all heads that share the store, this one first; empty if this head does not share it."""
-        return [] if self.parts.among is None else self.parts.among.urls()
+        return [] if self.services.leader_status is None else self.services.leader_status.urls()
 
     @property
-    def relieved(self) -> bool:
+    def has_standby(self) -> bool:
         """Whether another head takes over at once when this one stops."""
-        return self.parts.among is not None and self.parts.among.relieved()
+        return self.services.leader_status is not None and self.services.leader_status.has_standby()
 
-    async def ask(self, command: Command) -> Answer:
+    async def request(self, command: Command) -> Answer:
         """Send a request to the controller, and return its answer once that is durable.
 
         Raises:
             PhalanxError: the request was refused.
         """
-        serving = SERVING.get()
-        return await self.answers.of(self.parts.driver.request(command, None if serving is None else serving.take()))
+        serving = CURRENT_CALL.get()
+        return await self.controller_futures.result_of(
+            self.services.controller.request(command, None if serving is None else serving.mark_recorded())
+        )
 
-    async def ask_all(self, wishes: list[Command]) -> list[Answer | PhalanxError]:
+    async def request_all(self, wishes: list[Command]) -> list[Answer | PhalanxError]:
         """Send several requests that are handled in one step, with no scheduling in between; refusals are among the answers."""
-        serving = SERVING.get()
-        calls = [] if serving is None else [serving.take()] * len(wishes)
-        return await self.answers.of(self.parts.driver.request_all(wishes, calls))
+        serving = CURRENT_CALL.get()
+        calls = [] if serving is None else [serving.mark_recorded()] * len(wishes)
+        return await self.controller_futures.result_of(self.services.controller.request_all(wishes, calls))
 
-    async def note(self, detail: str = "") -> None:
+    async def record_call(self, detail: str = "") -> None:
         """Record the current call in the audit trail, durably, before the handler acts."""
-        serving = SERVING.get()
+        serving = CURRENT_CALL.get()
         if serving is not None:
-            await self.answers.of(self.parts.driver.note(serving.take(detail)))
+            await self.controller_futures.result_of(self.services.controller.record_call(serving.mark_recorded(detail)))
 
-    def refused(self, call: Call, error: PhalanxError) -> None:
+    def record_refusal(self, call: AuditCall, error: PhalanxError) -> None:
         """Record a refusal in the audit trail, without waiting; at most REFUSALS_PER_MINUTE are recorded per minute."""
-        now_s = self.parts.clock.boottime_s()
+        now_s = self.services.clock.boottime_s()
         if now_s - self._refusals_since_s >= 60.0:
             self._refusals_since_s, self._refusals = now_s, 0
         self._refusals += 1
         self.count("refusals")
         if self._refusals <= REFUSALS_PER_MINUTE:
-            self.parts.driver.note(replace(call, result=error.code))
+            self.services.controller.record_call(replace(call, result=error.code))
 
     async def report(self, reports: list[Report]) -> list[Answer | PhalanxError]:
         """Pass reports of supervisors to the controller; returns when they are durable."""
-        return await self.answers.of(self.parts.driver.report(reports))
+        return await self.controller_futures.result_of(self.services.controller.report(reports))
 
-    async def lengthen_leases(self) -> None:
+    async def grant_long_leases(self) -> None:
         """Grant long leases from now on, and wait until every supervisor that still renews has one."""
-        limits = self.parts.limits
+        limits = self.services.limits
         lease_s = limits.plan_stop_lease_s
-        await off_loop(self.parts.on_long_leases, lease_s)
-        await self.ask(PlanStop(lease_s=lease_s))
+        await run_in_thread(self.services.before_long_leases, lease_s)
+        await self.request(PreparePlannedStop(lease_s=lease_s))
         for _ in range(int(limits.plan_stop_wait_s / _POLL_S)):
-            if self.parts.driver.leases.all_lengthened():
+            if self.services.controller.leases.all_long():
                 return
             await asyncio.sleep(_POLL_S)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Subscribe to commits once the event loop runs, so that followers also see changes that no API route made."""
-        wake = self.answers.soon(self._wake_followers)
-        access = self.answers.soon(self._access_changed)
-        known = self.parts.store.access_version
+        wake = self.controller_futures.threadsafe_callback(self._wake_followers)
+        access = self.controller_futures.threadsafe_callback(self._access_changed)
+        known = self.services.store.access_version
 
         def committed(job_ids: frozenset[JobId]) -> None:
             nonlocal known
-            if self.parts.store.access_version != known:
-                known = self.parts.store.access_version
+            if self.services.store.access_version != known:
+                known = self.services.store.access_version
                 access()
-            if self.hub.followers:
+            if self.hub.follower_count:
                 self._touched.append(job_ids)
                 wake()
 
-        self.parts.driver.listen(committed)
-        settling = Settling(self.parts.store, self.kept, self.outputs, self.carried)
-        self.parts.driver.listen(settling.touched)
-        settling.begin()
+        self.services.controller.listen(committed)
+        settling = RetentionWorker(
+            self.services.store, self.checkpoint_copies, self.output_copies, self.pending_uploads
+        )
+        self.services.controller.listen(settling.on_commit)
+        settling.start()
         self._upkeep = asyncio.get_running_loop().create_task(self._run_upkeep())
 
     async def upkeep(self) -> None:
         """Record when tokens were last used, and the tip of the audit trail."""
-        used_s = self.gate.take_used()
+        used_s = self.authenticator.take_unrecorded_uses()
         if used_s:
-            await self.answers.of(self.parts.driver.request(TokensUsed(used_s=used_s)))
-        if self.parts.anchors is not None:
-            await off_loop(self.parts.anchors.say, self.parts.driver.audit_tip)
+            await self.controller_futures.result_of(self.services.controller.request(RecordTokenUse(used_s=used_s)))
+        if self.services.audit_checkpoints is not None:
+            await run_in_thread(self.services.audit_checkpoints.record, self.services.controller.audit_tip)
 
     async def _run_upkeep(self) -> None:
         while not self.hub.closing:
@@ -184,13 +191,15 @@ class Runtime:
 
     def _access_changed(self) -> None:
         """End the open streams and sessions whose users lost the permission, after a user, project or token changed."""
-        self.access.ring()
-        store = self.parts.store
-        self.sessions.expel(lambda one: still(self.gate, store, one.caller, Action.CHANGE_OWN, one.job_id)())
+        self.access_changes.notify_all()
+        store = self.services.store
+        self.sessions.end_unauthorized(
+            lambda one: reauthorize(self.authenticator, store, one.caller, Action.CHANGE_OWN, one.job_id)()
+        )
 
     def _wake_followers(self) -> None:
         while self._touched:
-            self.hub.tell(self._touched.popleft())
+            self.hub.notify(self._touched.popleft())
 
     def count(self, what: str, by: int = 1) -> None:
         """Count for /metrics."""
@@ -204,15 +213,15 @@ class Runtime:
         self.sessions.close()
 
 
-def runtime_of(request: Request) -> Runtime:
+def runtime_of(request: Request) -> ApiRuntime:
     """Return the runtime of the app that serves this request."""
-    runtime: Runtime = request.app.state.runtime
+    runtime: ApiRuntime = request.app.state.runtime
     return runtime
 
 
-def runtime_in(app: FastAPI) -> Runtime:
+def runtime_of_app(app: FastAPI) -> ApiRuntime:
     """Return the runtime of an app."""
-    runtime: Runtime = app.state.runtime
+    runtime: ApiRuntime = app.state.runtime
     return runtime
 
 
@@ -222,16 +231,16 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def judge_again(request: Request) -> None:
+def reauthorize_caller(request: Request) -> None:
     """Authorize the caller again, as a body may arrive long after its head; `caller_of` then returns the updated caller.
 
     Raises:
         NotSignedIn, NotPermitted: the caller is no longer permitted.
     """
     state = request.state
-    state.caller = runtime_of(request).gate.again(state.caller, state.action)
+    state.caller = runtime_of(request).authenticator.refresh(state.caller, state.action)
 
 
-async def off_loop(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run blocking work (disk, long queries) on a thread."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(work, *args, **kwargs))

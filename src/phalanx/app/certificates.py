@@ -18,34 +18,34 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from phalanx.app.home import Home
+from phalanx.app.state_folder import StateFolder
 from phalanx.failpoints import around
 
 CA_DAYS: Final = 3650  # every server stores the fingerprint: after a new CA all servers must join again
-LEAF_DAYS: Final = 397  # the longest lifetime that common TLS stacks accept; certificates are made at each start
+CERTIFICATE_DAYS: Final = 397  # the longest lifetime that common TLS stacks accept; certificates are made at each start
 _BACKDATED: Final = datetime.timedelta(hours=1)  # clocks of servers differ
 _ONE_DAY: Final = datetime.timedelta(days=1)
 _PEM: Final = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signed:
+class SignedCertificate:
     """A key and its certificate, in PEM form."""
 
     key_pem: str
     certificate_pem: str
 
 
-class Authority:
+class CertificateAuthority:
     """The CA of one state folder: `tls/ca.pem` and `tls/ca.key`, created at the first use."""
 
-    def __init__(self, home: Home, now: datetime.datetime | None = None) -> None:
+    def __init__(self, home: StateFolder, now: datetime.datetime | None = None) -> None:
         self._home = home
         self._now = now
         with around("tls.open.directory"):
-            os.makedirs(home.at("tls"), mode=0o700, exist_ok=True)
+            os.makedirs(home.path_of("tls"), mode=0o700, exist_ok=True)
         try:
-            with open(home.at("tls", "ca.key"), "rb") as file:
+            with open(home.path_of("tls", "ca.key"), "rb") as file:
                 key = serialization.load_pem_private_key(file.read(), password=None)
             assert isinstance(key, ec.EllipticCurvePrivateKey)
             with open(self.ca_file, "rb") as file:
@@ -56,32 +56,34 @@ class Authority:
     @property
     def ca_file(self) -> str:
         """The path of the CA's certificate."""
-        return self._home.at("tls", "ca.pem")
+        return self._home.path_of("tls", "ca.pem")
 
     @property
     def ca_pem(self) -> str:
         """The CA's certificate, in PEM form."""
         return self._certificate.public_bytes(_PEM).decode("ascii")
 
-    def sign(self, names: list[str]) -> Signed:
+    def sign(self, names: list[str]) -> SignedCertificate:
         """Make a key and certificate for a server with these addresses and names, valid for both ends of a connection."""
         key = ec.generate_private_key(ec.SECP256R1())
         both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         built = (
-            self._builder(_common(f"phalanx {names[0]}"), self._certificate.subject, key, LEAF_DAYS)
+            self._builder(_common(f"phalanx {names[0]}"), self._certificate.subject, key, CERTIFICATE_DAYS)
             .add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(both, critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        return Signed(key_pem=_key_pem(key), certificate_pem=built.public_bytes(_PEM).decode("ascii") + self.ca_pem)
+        return SignedCertificate(
+            key_pem=_key_pem(key), certificate_pem=built.public_bytes(_PEM).decode("ascii") + self.ca_pem
+        )
 
-    def write(self, stem: str, signed: Signed) -> tuple[str, str]:
+    def write(self, stem: str, signed: SignedCertificate) -> tuple[str, str]:
         """Write a key and certificate into `tls/`, and return the paths of certificate and key."""
         self._home.write_private(f"tls/{stem}.pem", signed.certificate_pem)
         self._home.write_private(f"tls/{stem}.key", signed.key_pem)
-        return self._home.at("tls", f"{stem}.pem"), self._home.at("tls", f"{stem}.key")
+        return self._home.path_of("tls", f"{stem}.pem"), self._home.path_of("tls", f"{stem}.key")
 
     def _make(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         key = ec.generate_private_key(ec.SECP256R1())

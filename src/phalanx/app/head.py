@@ -25,77 +25,86 @@ from typing import TYPE_CHECKING, Final
 
 from phalanx import __version__
 from phalanx.api.app import build_app
-from phalanx.api.parts import HeadParts
-from phalanx.api.server import ApiServer, TlsListener
-from phalanx.app.anchors import FileAnchors
+from phalanx.api.http.server import ApiServer, TlsSocket
+from phalanx.api.services import HeadServices
+from phalanx.app.audit_checkpoints import FileAuditCheckpoints
 from phalanx.app.clock import SystemClock
-from phalanx.app.ground import Ground, alone, head_record, open_doors
-from phalanx.app.home import Home
-from phalanx.app.joining import Joining, Listen, secured
-from phalanx.app.machine import local_engine, node_environment
-from phalanx.app.options import Options, arguments, options_of
-from phalanx.app.ray import (
-    LOOPBACK,
+from phalanx.app.join_service import HeadJoinService, ListenAddress, with_tls
+from phalanx.app.local_nodes import local_engine, node_environment
+from phalanx.app.options import HeadOptions, parse_arguments, resolve_options
+from phalanx.app.ray_setup import (
+    RAY_LOOPBACK,
     RayOptions,
     ray_engine,
-    ray_joining,
+    ray_join_factory,
 )
-from phalanx.app.slurm import (
-    SlurmOptions,
-    slurm_engine,
+from phalanx.app.resources import (
+    HeadResources,
+    bind_listeners,
+    head_file_record,
+    single_head_resources,
 )
+from phalanx.app.slurm_setup import SlurmOptions, slurm_engine
+from phalanx.app.state_folder import StateFolder
 from phalanx.controller.controller import Controller
-from phalanx.controller.driver import Driver
+from phalanx.controller.driver import ControllerDriver
 from phalanx.controller.leases import MARGIN_S, LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
-from phalanx.controller.turn import Settings
-from phalanx.core.access.audit import Call, audit_key
-from phalanx.core.access.node_keys import node_token
+from phalanx.core.access.audit import AuditCall, audit_key
+from phalanx.core.access.node_tokens import node_token
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
-from phalanx.core.state.events import ForgetNode, NodeDead, PutProject, PutQueue, PutToken, PutUser
+from phalanx.core.state.events import (
+    NodeDied,
+    PutProject,
+    PutQueue,
+    PutToken,
+    PutUser,
+    RemoveNode,
+)
 from phalanx.core.state.world import World
-from phalanx.core.work.people import Token, User, UserRole
 from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.users import Token, User, UserRole
 from phalanx.engines.joined.records import ENGINE_NAME
 from phalanx.engines.ray.engine import RayEngine
 from phalanx.engines.slurm.engine import SlurmEngine
-from phalanx.facts.failures import shipped_rules
 from phalanx.failpoints import around
-from phalanx.node.shell import loopback
-from phalanx.node.shell.descriptors import open_many
-from phalanx.node.shell.journal import OneLineFormatter
+from phalanx.node.head_link import peer_account
+from phalanx.node.logs.log_format import OneLineFormatter
+from phalanx.node.processes.file_limits import raise_file_limit
+from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.ports.store import StaleLeader, StoreRefused
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
-from phalanx.store.lost_numbers import Reach, make_way
-from phalanx.store.sql.sqlite.connections import begins_anew
+from phalanx.store.lost_numbers import DatabaseExtent, move_lost_files
+from phalanx.store.sql.sqlite.connections import would_create
 from phalanx.store.sql.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
-    from phalanx.app.certificates import Authority
+    from phalanx.app.certificates import CertificateAuthority
 
 LEASES_GRANTED_WITHIN_S: Final = 10.0  # a stopping head grants long leases for at most this long
 M_ARENA_MAX: Final = -8  # of mallopt(3)
 ARENAS_MAX: Final = 2  # one for the interpreter, which runs one thread at a time, one for SQLite and disk access
 LOG_BYTES_MAX: Final = 10_000_000
-FIRST_START: Final = Call(user=UserId("head"), token_id=TokenId(""), origin="head", action="start")
+HEAD_CALL: Final = AuditCall(user=UserId("head"), token_id=TokenId(""), origin="head", action="start")
 _log = logging.getLogger("phalanx.head")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a head, and return its exit code; the last line of its output has the reason of an error."""
     try:
-        given = arguments(argv)
-        home = Home.open(given.home)
+        given = parse_arguments(argv)
+        home = StateFolder.open(given.home)
         lock = home.lock()
         try:
             _log_to(home)
-            open_many()
-            few_arenas()
-            _run(options_of(given, home, lock))
+            raise_file_limit()
+            limit_malloc_arenas()
+            _run(resolve_options(given, home, lock))
         finally:
             os.close(lock)
     except PhalanxError as error:
@@ -104,20 +113,20 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _run(options: Options) -> None:
+def _run(options: HeadOptions) -> None:
     if options.store:
-        from phalanx.app.among import Standing  # psycopg is an extra that a single head does not need
+        from phalanx.app.standby import StandbyHead  # psycopg is an extra that a single head does not need
 
-        Standing(options).run(lambda ground: Head(options, ground))
+        StandbyHead(options).run(lambda ground: Head(options, ground))
         return
-    options.home.remove("store")
-    doors = open_doors(options.port, options.listen)
-    options.home.say_who_holds(options.lock, {"pid": os.getpid(), "url": doors.inner_url})
-    path = options.home.at("phalanx.db")
-    Head(options, alone(options.home, doors, lambda: SqliteStore(path))).run()
+    options.state_folder.remove("store")
+    doors = bind_listeners(options.port, options.listen)
+    options.state_folder.write_lock_holder(options.lock, {"pid": os.getpid(), "url": doors.loopback_url})
+    path = options.state_folder.path_of("phalanx.db")
+    Head(options, single_head_resources(options.state_folder, doors, lambda: SqliteStore(path))).run()
 
 
-def few_arenas() -> None:
+def limit_malloc_arenas() -> None:
     """Limit glibc to two heaps instead of one per thread: freed pages stay in the heap of their thread (docs/reliability/load.md)."""
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS_MAX)
@@ -126,19 +135,22 @@ def few_arenas() -> None:
 class Head:
     """One process of the head."""
 
-    def __init__(self, options: Options, ground: Ground) -> None:
-        self._home, self._options, self._ground = options.home, options, ground
+    def __init__(self, options: HeadOptions, ground: HeadResources) -> None:
+        self._home, self._options, self._ground = options.state_folder, options, ground
         self._clock = SystemClock()
         self._head_id, self._secret = ground.head_id, ground.secret
-        self._socket, self._url = ground.doors.inner, ground.doors.inner_url
-        self._outer, self._listen = ground.doors.outer, ground.doors.listen
+        self._socket, self._url = ground.listeners.loopback, ground.listeners.loopback_url
+        self._outer, self._listen = ground.listeners.external, ground.listeners.listen
         if (
-            ground.campaign is None and options.lease_before_s > options.lease_s
+            ground.elector is None and options.previous_lease_s > options.lease_s
         ):  # recorded before cluster.json is overwritten
-            self._home.remember_leases(self._clock.boottime_s() + options.lease_before_s + MARGIN_S)
-        options.home.write_private("cluster.json", json.dumps(options.remembered))
-        self._audit_key, self._anchors = audit_key(self._secret), FileAnchors(self._home.at("audit.anchors"))
-        if ground.campaign is None:
+            self._home.record_long_leases(self._clock.boottime_s() + options.previous_lease_s + MARGIN_S)
+        options.state_folder.write_private("cluster.json", json.dumps(options.to_store))
+        self._audit_key, self._anchors = (
+            audit_key(self._secret),
+            FileAuditCheckpoints(self._home.path_of("audit.anchors")),
+        )
+        if ground.elector is None:
             self._move_orphans_aside()
         self._store = ground.open_store()
         self._logs = FileLogs(self._files("logs"))
@@ -149,7 +161,7 @@ class Head:
         self._ray = None if options.ray is None else self._ray_engine(options.ray)
         self._slurm = None if options.slurm is None else self._slurm_engine(options.slurm)
         self._engines = [engine for engine in (self._engine, self._slurm, self._ray) if engine is not None]
-        settings = Settings(
+        settings = ControllerSettings(
             checkpoint_root=self._files("checkpoints"), output_root=self._files("outputs"), rules=shipped_rules()
         )
         world = self._store.load()
@@ -162,7 +174,7 @@ class Head:
             policy=options.policy,
             head_id=self._head_id,
         )
-        self._driver = Driver(
+        self._driver = ControllerDriver(
             controller=controller,
             store=self._store,
             mailboxes=self._mailboxes,
@@ -171,7 +183,7 @@ class Head:
             head_id=self._head_id,
             engines=self._engines,
             audit_key=self._audit_key,
-            on_superseded=lambda why: None if ground.campaign is None else ground.campaign.lost(why),
+            on_superseded=lambda why: None if ground.elector is None else ground.elector.lose_term(why),
         )
         self._server = self._api_server(settings)
 
@@ -186,7 +198,7 @@ class Head:
             self._slurm.adopt(list(world.nodes.values()), live)
         self._driver.start(leases_until_s=self._long_leases_until_s())
         try:
-            self._anchors.check(self._driver.audit_tip)
+            self._anchors.check_not_truncated(self._driver.audit_tip)
             self._bootstrap()
             self._admit_peer_heads()
             self._mark_missing_nodes_down()
@@ -196,21 +208,21 @@ class Head:
 
     def _files(self, name: str) -> str:
         """Return the path of a folder with files of jobs."""
-        return os.path.join(self._ground.files, name)
+        return os.path.join(self._ground.files_root, name)
 
     def _slurm_engine(self, options: SlurmOptions) -> SlurmEngine:
         if self._listen is None or self._authority is None:
             return slurm_engine(options, secret=self._secret, head_url=self._url, ca_pem="")
         return slurm_engine(options, secret=self._secret, head_url=self._listen.url, ca_pem=self._authority.ca_pem)
 
-    def _api_server(self, settings: Settings) -> ApiServer:
+    def _api_server(self, settings: ControllerSettings) -> ApiServer:
         listen = self._listen
         tls, welcome = None, None
         if listen is not None and self._outer is not None and self._authority is not None:
             tls, welcome = self._join_service(self._outer, listen, self._authority)
         app = build_app(
-            HeadParts(
-                driver=self._driver,
+            HeadServices(
+                controller=self._driver,
                 store=self._store,
                 logs=self._logs,
                 blobs=FileBlobs(self._files("blobs")),
@@ -222,48 +234,50 @@ class Head:
                 output_root=settings.output_root,
                 checkpoint_root=settings.checkpoint_root,
                 on_stop=self._stop_soon,
-                on_long_leases=self._remember_long_leases,
-                welcome=welcome,
-                hosts_allowed=self._ground.doors.hosts,
+                before_long_leases=self._remember_long_leases,
+                join_service=welcome,
+                hosts_allowed=self._ground.listeners.hosts,
                 audit_key=self._audit_key,
-                anchors=self._anchors,
-                token_life_max_s=self._options.token_life_max_s,
-                among=self._ground.campaign,
-                earlier_output=self._ground.earlier_output,
+                audit_checkpoints=self._anchors,
+                token_lifetime_max_s=self._options.token_life_max_s,
+                leader_status=self._ground.elector,
+                output_elsewhere=self._ground.output_elsewhere,
             )
         )
         app.router.on_startup.append(self._on_ready)
         return ApiServer(app, tls=tls)
 
-    def _ca(self) -> Authority:
+    def _ca(self) -> CertificateAuthority:
         """Return the CA; `cryptography` is imported only if needed."""
-        from phalanx.app.certificates import Authority
+        from phalanx.app.certificates import CertificateAuthority
 
-        return Authority(self._home)
+        return CertificateAuthority(self._home)
 
-    def _join_service(self, outer: socket.socket, listen: Listen, authority: Authority) -> tuple[TlsListener, Joining]:
+    def _join_service(
+        self, outer: socket.socket, listen: ListenAddress, authority: CertificateAuthority
+    ) -> tuple[TlsSocket, HeadJoinService]:
         """Return the TLS listener off loopback, and the service by which servers join."""
-        ray = ray_joining(self._ray)
-        joining = Joining(
+        ray = ray_join_factory(self._ray)
+        joining = HeadJoinService(
             authority=authority,
-            where=listen,
+            address=listen,
             node_secret=self._secret,
             head_id=self._head_id,
             engine=ENGINE_NAME if ray is None else "ray",
             ray=ray,
             salt=self._ground.salt,
         )
-        return secured(outer, authority, listen), joining
+        return with_tls(outer, authority, listen), joining
 
     def _ray_engine(self, options: RayOptions) -> RayEngine:
         return ray_engine(
             options,
             home=self._home,
-            nodes=self._options.carried,
+            nodes=self._options.ray_nodes,
             authority=self._authority,
-            far=self._listen is not None,
+            remote=self._listen is not None,
             environment=self._remote_environment,
-            address=LOOPBACK if self._listen is None else self._listen.host,
+            address=RAY_LOOPBACK if self._listen is None else self._listen.host,
             token_of=lambda node: node_token(self._secret, node),
         )
 
@@ -271,7 +285,11 @@ class Head:
         """Return the environment of supervisors that may run on another machine than the head."""
         if self._listen is not None:
             return {"PHALANX_HEAD_URL": self._listen.url}
-        return {"PHALANX_HEAD_URL": self._url, "PHALANX_HEAD_FILE": self._home.at("head.json"), **loopback.told()}
+        return {
+            "PHALANX_HEAD_URL": self._url,
+            "PHALANX_HEAD_FILE": self._home.path_of("head.json"),
+            **peer_account.head_uid_environment(),
+        }
 
     def _on_ready(self) -> None:
         """Publish the head's address and start the nodes, once the socket is bound and the state is loaded."""
@@ -295,11 +313,11 @@ class Head:
 
         They ended with an earlier head, or died while no head ran; their remaining processes were removed.
         """
-        running = set(self._engine.living() if self._ground.local else self._engine.adopt(self._options.nodes))
+        running = set(self._engine.running_nodes() if self._ground.local else self._engine.adopt(self._options.nodes))
         ours = {node.id for node in self._options.nodes}
-        gone = set() if self._ray is None else self._ray.gone()
+        gone = set() if self._ray is None else self._ray.nodes_certainly_down()
         deaths = [
-            NodeDead(
+            NodeDied(
                 node_id=node.id,
                 supervisor_id=node.supervisor_id,
                 why="it did not run when the head started",
@@ -309,32 +327,32 @@ class Head:
             if node.state is NodeState.UP
             and (
                 # Each head knows only the local nodes of its own machine; leases cover those of the others.
-                node.id not in running and (node.id in ours or self._ground.campaign is None)
+                node.id not in running and (node.id in ours or self._ground.elector is None)
                 if node.engine == self._engine.name
                 else node.engine == "ray" and node.id in gone
             )
         ]
         engines = {self._engine.name} | ({self._slurm.name} if self._slurm is not None else set())
         deaths += [
-            NodeDead(node_id=node.id, supervisor_id=None, why=f"this head does not use {node.engine}", confirmed=False)
+            NodeDied(node_id=node.id, supervisor_id=None, why=f"this head does not use {node.engine}", confirmed=False)
             for node in self._driver.controller.world.nodes.values()
             if node.per_attempt and node.engine not in engines and node.state is NodeState.UP
         ]
         if deaths:
             self._driver.report(deaths).result(timeout=30)
-        if self._ground.campaign is not None:
+        if self._ground.elector is not None:
             return
         for node in list(self._driver.controller.world.nodes.values()):
             if node.engine == self._engine.name and node.state is NodeState.DOWN and node.id not in ours:
                 with contextlib.suppress(PhalanxError):  # it still has a job that must end first
-                    self._driver.request(ForgetNode(node_id=node.id, by=UserId("head"))).result(timeout=30)
+                    self._driver.request(RemoveNode(node_id=node.id, by=UserId("head"))).result(timeout=30)
 
     def _move_orphans_aside(self) -> None:
         """Move files of jobs aside if there is no database: job numbers restart, and new jobs must not get the files of old ones."""
-        if not begins_anew(self._home.at("phalanx.db")):
+        if not would_create(self._home.path_of("phalanx.db")):
             return
         for name in ("logs", "outputs", "checkpoints"):
-            folder = self._home.at(name)
+            folder = self._home.path_of(name)
             if os.path.isdir(folder) and any(not name.startswith(".") for name in os.listdir(folder)):
                 aside = f"{folder}.before-{time.strftime('%Y%m%d-%H%M%S')}"
                 with around("home.aside.rename"):
@@ -347,16 +365,18 @@ class Head:
         Raises:
             StoreRefused: the files cannot be moved, or another head leads.
         """
-        campaign, files = self._ground.campaign, self._ground.files
+        campaign, files = self._ground.elector, self._ground.files_root
 
         def check_leading() -> None:
             if campaign is not None and not campaign.leads():
                 raise StaleLeader("another head leads, so this one moves no more files", hint="the leader moves them")
 
         epochs = {str(job.id): int(job.epoch) for job in world.jobs.values() if not job.state.terminal}
-        now = Reach(last_job_seq=world.next_job_seq - 1, epochs=epochs)
+        now = DatabaseExtent(last_job_seq=world.next_job_seq - 1, epochs=epochs)
         try:
-            made = make_way(files, now, self._ground.restores, time.strftime("%Y%m%d-%H%M%S"), may=check_leading)
+            made = move_lost_files(
+                files, now, self._ground.restores, time.strftime("%Y%m%d-%H%M%S"), check_allowed=check_leading
+            )
         except OSError as error:
             raise StoreRefused(
                 f"{files} has files of jobs that the database does not know, and they cannot be moved aside: {error}",
@@ -366,7 +386,7 @@ class Head:
             _log.warning("files of jobs and attempts that the database does not know were moved to %s", folder)
 
     def _node_environment(self) -> dict[str, str]:
-        return node_environment(self._options, self._ground.doors)
+        return node_environment(self._options, self._ground.listeners)
 
     def _bootstrap(self) -> None:
         """At the first start, make this user the admin, with a token in the state folder, and create one project and one queue."""
@@ -379,16 +399,16 @@ class Head:
                 PutProject(project=Project(id=ProjectId("default"), created_s=now_s)),
                 PutQueue(queue=Queue(id=QueueId("default"))),
             ):
-                self._driver.request(event, FIRST_START).result(timeout=30)
+                self._driver.request(event, HEAD_CALL).result(timeout=30)
         if admins and not self._token_is_good(now_s):
             self._make_token(admins[0], now_s)
 
     def _admit_peer_heads(self) -> None:
         """Accept the tokens of the other heads' state folders, so that commands work on their machines."""
-        campaign = self._ground.campaign
+        campaign = self._ground.elector
         if campaign is None:
             return
-        campaign.on_news = self._admit_peer_heads
+        campaign.on_heads_changed = self._admit_peer_heads
         users = self._driver.controller.world.users
         for head in campaign.heads():
             if head.token_sha256 and self._store.token(head.token_sha256) is None:
@@ -404,24 +424,22 @@ class Head:
                         created_s=self._clock.now_s(),
                         note=f"made by the head {head.name} for its own state folder",
                     )
-                    self._driver.request(
-                        PutToken(token=token), FIRST_START
-                    )  # retried at the next call if it is refused
+                    self._driver.request(PutToken(token=token), HEAD_CALL)  # retried at the next call if it is refused
         self._write_head_file()
 
     def _write_head_file(self) -> None:
         """Write head.json, from which clients and supervisors of this machine read the address of the head."""
-        found = head_record(self._head_id, self._ground.doors, self._ground.campaign)
+        found = head_file_record(self._head_id, self._ground.listeners, self._ground.elector)
         self._home.write_private("head.json", json.dumps(found))
 
     def _token_is_good(self, now_s: float) -> bool:
         """Whether this head accepts the state folder's token; the token may be lost, or of another database."""
         try:
-            with open(self._home.at("token"), encoding="utf-8") as file:
+            with open(self._home.path_of("token"), encoding="utf-8") as file:
                 known = self._store.token(hashlib.sha256(file.read().strip().encode()).hexdigest())
         except (OSError, UnicodeDecodeError):
             return False
-        return known is not None and known.good(now_s)
+        return known is not None and known.is_valid(now_s)
 
     def _make_token(self, admin: UserId, now_s: float) -> None:
         secret = secrets.token_urlsafe(32)
@@ -432,31 +450,31 @@ class Head:
             created_s=now_s,
             note="made by the head for its own state folder",
         )
-        self._driver.request(PutToken(token=token), FIRST_START).result(timeout=30)
+        self._driver.request(PutToken(token=token), HEAD_CALL).result(timeout=30)
         self._home.write_private("token", secret)
         _log.info("made token %s for %s", token.id, admin)
 
     def _long_leases_until_s(self) -> float:
         """Return until when leases of earlier heads may last, in CLOCK_BOOTTIME of this boot; 0 if no longer than this head's own."""
-        if self._ground.campaign is not None:
+        if self._ground.elector is not None:
             return self._ground.leases_until_s
-        return self._home.leases_until_s()
+        return self._home.long_leases_until_s()
 
     def _stop_soon(self) -> None:
         self._server.should_exit = True
 
     def _remember_long_leases(self, lease_s: float) -> None:
         """Record long leases before the first is granted: a head that starts while they last must not mark silent nodes down."""
-        if self._ground.campaign is not None:
-            self._ground.campaign.grant_long(lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
+        if self._ground.elector is not None:
+            self._ground.elector.record_long_leases(lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
             return
-        self._home.remember_leases(self._clock.boottime_s() + lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
+        self._home.record_long_leases(self._clock.boottime_s() + lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
 
     def _shut_down(self) -> None:
         """Shut down in order. If jobs run, all nodes continue without the head; otherwise they end with it."""
         running = bool(self._driver.controller.world.attempts)
         self._driver.stop()
-        self._anchors.say(self._driver.audit_tip)
+        self._anchors.record(self._driver.audit_tip)
         for engine in self._engines:
             engine.close(keep_nodes=running)
         self._logs.close()
@@ -465,8 +483,8 @@ class Head:
         _log.info("head %s stopped; nodes %s", self._head_id, "continue" if running else "ended")
 
 
-def _log_to(home: Home) -> None:
-    handler = logging.handlers.RotatingFileHandler(home.at("head.log"), maxBytes=LOG_BYTES_MAX, backupCount=3)
+def _log_to(home: StateFolder) -> None:
+    handler = logging.handlers.RotatingFileHandler(home.path_of("head.log"), maxBytes=LOG_BYTES_MAX, backupCount=3)
     handler.setFormatter(OneLineFormatter())
     logging.basicConfig(level=os.environ.get("PHALANX_LOG", "INFO").upper(), handlers=[handler])
 

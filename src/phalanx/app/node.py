@@ -34,26 +34,27 @@ from typing import Final
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.core.work.seat import read_seat
-from phalanx.node.shell import scratch, sysfs
-from phalanx.node.shell.accounts import SETTINGS, JobAccounts
-from phalanx.node.shell.channels import start_thread
-from phalanx.node.shell.descriptors import open_many
-from phalanx.node.shell.head_address import HeadAddress
-from phalanx.node.shell.link import HeadAccess
-from phalanx.node.shell.logbook import log_to
-from phalanx.node.shell.loop import Loop, NodeSettings
-from phalanx.node.shell.loopback import HEAD_UID_VARIABLE
-from phalanx.node.shell.probe_link import LinkListener
-from phalanx.node.shell.probes import DeviceProbe, NodeFacts, node_facts
-from phalanx.wire.rank import StopReason
+from phalanx.core.work.seats import parse_seat
+from phalanx.node.files.job_accounts import ACCOUNT_VARIABLES, JobAccountPolicy
+from phalanx.node.head_link.channels import start_thread
+from phalanx.node.head_link.head_address import HeadAddress
+from phalanx.node.head_link.head_connection import HeadAccess
+from phalanx.node.head_link.peer_account import HEAD_UID_VARIABLE
+from phalanx.node.logs.log_file import log_to_file
+from phalanx.node.member import scratch
+from phalanx.node.probes import sysfs
+from phalanx.node.probes.devices import DeviceProbe, NodeFacts, node_facts
+from phalanx.node.probes.link_probe import LinkProbeListener
+from phalanx.node.processes.file_limits import raise_file_limit
+from phalanx.node.shell.supervisor_loop import NodeSettings, SupervisorLoop
+from phalanx.wire.rank import RankStopReason
 
 _KEPT: Final = "PHALANX_NODE_KEY"
 _USAGE: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class SupervisorResult:
     """How a supervisor ended: the exit code of the first task that failed on its own, and why its ranks were stopped, if they were.
 
     If no task `failed`, the code is that of a task that the supervisor stopped.
@@ -61,7 +62,7 @@ class Ended:
 
     code: int
     failed: bool = False
-    stop: StopReason = StopReason.NONE
+    stop: RankStopReason = RankStopReason.NONE
 
 
 def main() -> int:
@@ -69,13 +70,13 @@ def main() -> int:
     return run().code
 
 
-def run() -> Ended:
+def run() -> SupervisorResult:
     """Run until asked to stop."""
     try:
         given = _take_settings()
     except KeyError as missing:
         print(f"phalanx node: {missing} is not set; engines start supervisors (use `phalanx up`)", file=sys.stderr)
-        return Ended(code=_USAGE)
+        return SupervisorResult(code=_USAGE)
     # Not for a seat: the engine's job control must keep control of the process.
     if os.getsid(0) != os.getpid() and "PHALANX_NODE_SEAT" not in given:
         try:
@@ -84,29 +85,29 @@ def run() -> Ended:
             PermissionError
         ):  # it already leads a process group; the engine finds processes by the key, not by the session
             pass
-    open_many()
+    raise_file_limit()
     folder = given["PHALANX_NODE_DIR"]
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    log_to(os.path.join(folder, "supervisor.log"), given.get("PHALANX_LOG", "INFO").upper())
+    log_to_file(os.path.join(folder, "supervisor.log"), given.get("PHALANX_LOG", "INFO").upper())
     try:
-        accounts = JobAccounts.of_settings(given, folder)
+        accounts = JobAccountPolicy.from_environment(given, folder)
     except ValueError as error:
         print(f"phalanx node: {error}", file=sys.stderr)
-        return Ended(code=_USAGE)
-    scratch.sweep(folder, accounts.folder)
+        return SupervisorResult(code=_USAGE)
+    scratch.remove_old_scratch(folder, accounts.folder)
     facts = node_facts(folder)
     probe, virtual = _probe(given, facts)
-    links = LinkListener(given["PHALANX_NODE_ID"], given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"))
-    loop = Loop(_settings(given, facts, probe, links.port, accounts, virtual=virtual), probe)
+    links = LinkProbeListener(given["PHALANX_NODE_ID"], given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"))
+    loop = SupervisorLoop(_settings(given, facts, probe, links.port, accounts, virtual=virtual), probe)
     start_thread("links", links.run)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.terminate())
     loop.run()
     probe.close()
     return (
-        Ended(code=loop.exit_code, failed=loop.failed, stop=loop.stop)
+        SupervisorResult(code=loop.exit_code, failed=loop.failed, stop=loop.stop)
         if "PHALANX_NODE_SEAT" in given
-        else Ended(code=0)
+        else SupervisorResult(code=0)
     )
 
 
@@ -118,7 +119,10 @@ def _take_settings() -> dict[str, str]:
     """
     given = {name: value for name, value in os.environ.items() if name.startswith("PHALANX_")}
     for name in given:
-        ours = name.startswith(("PHALANX_NODE_", "PHALANX_HEAD_", "PHALANX_TOKEN", "PHALANX_LOG")) or name in SETTINGS
+        ours = (
+            name.startswith(("PHALANX_NODE_", "PHALANX_HEAD_", "PHALANX_TOKEN", "PHALANX_LOG"))
+            or name in ACCOUNT_VARIABLES
+        )
         if ours and name != _KEPT:
             del os.environ[name]
     for name in ("PHALANX_NODE_ID", _KEPT, "PHALANX_NODE_DIR", "PHALANX_NODE_TOKEN", "PHALANX_HEAD_URL"):
@@ -129,14 +133,14 @@ def _take_settings() -> dict[str, str]:
 
 def _probe(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
     """Return the device probe, and whether its devices are virtual. A machine without GPUs has no devices unless virtual ones are set."""
-    from phalanx.node.shell.virtual import VirtualProbe
+    from phalanx.node.probes.virtual_devices import VirtualProbe
 
     if "PHALANX_NODE_DEVICES" in given:
         return _probe_of_engine_devices(given, facts)
     slots = int(given.get("PHALANX_NODE_VIRTUAL") or 0)
     if slots > 0:
         return VirtualProbe(given[_KEPT], slots, facts.memory_bytes // slots), True
-    from phalanx.node.shell.nvml import open_nvml
+    from phalanx.node.probes.nvml import open_nvml
 
     real = open_nvml()
     return (VirtualProbe(given[_KEPT], 0, 0), False) if real is None else (real, False)
@@ -144,14 +148,14 @@ def _probe(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
 
 def _probe_of_engine_devices(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
     """Return the probe of the devices that the engine assigned, numbered from 0."""
-    from phalanx.node.shell.bound import BoundProbe
-    from phalanx.node.shell.nvml import open_nvml
-    from phalanx.node.shell.virtual import VirtualProbe
+    from phalanx.node.probes.device_subset import DeviceSubsetProbe
+    from phalanx.node.probes.nvml import open_nvml
+    from phalanx.node.probes.virtual_devices import VirtualProbe
 
     places = [int(word) for word in given.get("PHALANX_NODE_DEVICES", "").split(",") if word]
     real = open_nvml()
     if real is not None:
-        return BoundProbe(real, places), False
+        return DeviceSubsetProbe(real, places), False
     return VirtualProbe(given[_KEPT], len(places), facts.memory_bytes // max(1, len(places))), bool(places)
 
 
@@ -160,7 +164,7 @@ def _settings(
     facts: NodeFacts,
     probe: DeviceProbe,
     probe_port: int,
-    accounts: JobAccounts,
+    accounts: JobAccountPolicy,
     *,
     virtual: bool,
 ) -> NodeSettings:
@@ -181,7 +185,7 @@ def _settings(
         virtual=virtual,
         probe_port=probe_port,
         nics=sysfs.nics(),
-        runs_as=accounts.own,
+        supervisor_account=accounts.supervisor_account,
     )
     access = HeadAccess(
         address=HeadAddress(
@@ -200,7 +204,7 @@ def _settings(
         folder=given["PHALANX_NODE_DIR"],
         access=access,
         base=dict(os.environ),
-        seat=read_seat(given.get("PHALANX_NODE_SEAT", "")),
+        seat=parse_seat(given.get("PHALANX_NODE_SEAT", "")),
         accounts=accounts,
     )
 

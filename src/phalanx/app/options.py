@@ -7,55 +7,66 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from phalanx.app.fleet import this_machine, virtual_nodes
-from phalanx.app.home import Home
-from phalanx.app.joining import Listen, listen_of
-from phalanx.app.ray import RayOptions, add_ray_arguments, ray_options, remembered_ray
-from phalanx.app.scheduling import add_arguments, policy_of, remembered_of
-from phalanx.app.sharing import add_store_arguments, check_store, store_options
-from phalanx.app.slurm import SlurmOptions, add_slurm_arguments, check_slurm, remembered_slurm, slurm_options
+from phalanx.app.join_service import ListenAddress, parse_listen
+from phalanx.app.local_fleet import this_machine_nodes, virtual_nodes
+from phalanx.app.ray_setup import (
+    RayOptions,
+    add_ray_arguments,
+    ray_options,
+    stored_ray_options,
+)
+from phalanx.app.scheduler_options import add_scheduler_arguments, build_policy, scheduler_settings
+from phalanx.app.shared_store import add_store_arguments, check_store, store_options
+from phalanx.app.slurm_setup import (
+    SlurmOptions,
+    add_slurm_arguments,
+    check_slurm,
+    slurm_options,
+    stored_slurm_options,
+)
+from phalanx.app.state_folder import StateFolder
 from phalanx.controller.leadership import SUPERVISORS_LEASE_S
 from phalanx.controller.leases import LEASE_DEFAULT_S
 from phalanx.core.errors import Conflict
-from phalanx.core.scheduling.settings import Policy
+from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.units import parse_duration_s
 from phalanx.engines.local.engine import REVIVE_AFTER_S
-from phalanx.engines.local.records import LocalNode, known
+from phalanx.engines.local.records import LocalNode, recorded_nodes
 
 PORT_DEFAULT: Final = 7600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The options of this head. `remembered` are the options that the next head uses by default.
+class HeadOptions:
+    """The options of this head. `to_store` are the options that the next head uses by default.
 
     Attributes:
-        lease_before_s: the lease of the previous head, which supervisors may still have; 0 if there was none.
-        store: the database that several heads share; empty for a file of this head. `store_before`: as stored in this folder.
-        files: the directory that these heads share for files of jobs; empty if each head uses its own folder.
+        previous_lease_s: the lease of the previous head, which supervisors may still have; 0 if there was none.
+        store: the database that several heads share; empty for a file of this head. `previous_store`: as stored in this folder.
+        shared_files: the directory that these heads share for files of jobs; empty if each head uses its own folder.
     """
 
-    home: Home
+    state_folder: StateFolder
     lock: int
-    remembered: dict[str, Any]
+    to_store: dict[str, Any]
     port: int
     nodes: list[LocalNode]
     lease_s: float
-    lease_before_s: float
+    previous_lease_s: float
     revive_after_s: float | None
-    policy: Policy
-    listen: Listen | None = None
+    policy: PolicySettings
+    listen: ListenAddress | None = None
     slurm: SlurmOptions | None = None
     ray: RayOptions | None = None
-    carried: Sequence[LocalNode] = ()
+    ray_nodes: Sequence[LocalNode] = ()
     jobs_as: str = ""
     token_life_max_s: float | None = None
     store: str = ""
-    store_before: str = ""
-    files: str = ""
+    previous_store: str = ""
+    shared_files: str = ""
 
 
-def arguments(argv: list[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the head's arguments."""
     parser = argparse.ArgumentParser(prog="phalanx-head", description="Run a Phalanx head; `phalanx up` starts this.")
     parser.add_argument("--home")
@@ -85,11 +96,11 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add_store_arguments(parser)
     add_slurm_arguments(parser)
     add_ray_arguments(parser)
-    add_arguments(parser)
+    add_scheduler_arguments(parser)
     return parser.parse_args(argv)
 
 
-def options_of(given: argparse.Namespace, home: Home, lock: int) -> Options:
+def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> HeadOptions:
     """Return the given options, else the stored ones, else the defaults.
 
     Raises:
@@ -104,8 +115,8 @@ def options_of(given: argparse.Namespace, home: Home, lock: int) -> Options:
         raise Conflict(f"--lease {lease_s} is out of range: use 1 to 3600 seconds")
     listen = given.listen if given.listen is not None else before.get("listen") or "off"
     life = given.token_life_max if given.token_life_max is not None else before.get("token_life_max") or "off"
-    scheduling = remembered_of(given, before.get("scheduling"))
-    policy = policy_of(scheduling)
+    scheduling = scheduler_settings(given, before.get("scheduling"))
+    policy = build_policy(scheduling)
     engine = given.engine or before.get("engine") or "local"
     slurm, ray = slurm_options(engine, given, before), ray_options(engine, given, before)
     if slurm is not None:
@@ -117,11 +128,11 @@ def options_of(given: argparse.Namespace, home: Home, lock: int) -> Options:
     store = store_options(given, home, before)
     check_store(store, home, own_ray=ray is not None and not ray.address)
     # The default lease was not chosen by a user, and a takeover takes nearly as long.
-    alone_before = not store.before and lease_s == LEASE_DEFAULT_S
+    alone_before = not store.previous_address and lease_s == LEASE_DEFAULT_S
     if store.address and given.lease is None and ("lease_s" not in before or alone_before):
         lease_s = SUPERVISORS_LEASE_S
-    prefix = "" if not store.address else f"{this_machine()[0].id}-{port}-"
-    nodes = [] if slurm is not None else virtual_nodes(virtual, prefix) if virtual else this_machine()
+    prefix = "" if not store.address else f"{this_machine_nodes()[0].id}-{port}-"
+    nodes = [] if slurm is not None else virtual_nodes(virtual, prefix) if virtual else this_machine_nodes()
     if ray is not None and ray.address:
         nodes = []  # the nodes come from Ray
     carried = nodes if ray is not None else []
@@ -129,7 +140,7 @@ def options_of(given: argparse.Namespace, home: Home, lock: int) -> Options:
     jobs_as = given.jobs_as or str(before.get("jobs_as") or "")
     kept = {node.id for node in nodes}
     # Nodes that still run from before are monitored until they end.
-    nodes += [node for node in known(home.path) if node.id not in kept]
+    nodes += [node for node in recorded_nodes(home.path) if node.id not in kept]
     remembered = {
         "port": port,
         "listen": listen,
@@ -139,29 +150,29 @@ def options_of(given: argparse.Namespace, home: Home, lock: int) -> Options:
         "nodes": [node.id for node in [*nodes, *carried]],
         "scheduling": scheduling,
         "engine": engine,
-        "slurm": remembered_slurm(slurm),
-        "ray": remembered_ray(ray),
+        "slurm": stored_slurm_options(slurm),
+        "ray": stored_ray_options(ray),
         "jobs_as": jobs_as,
         "token_life_max": life,
         "files": store.files,
     }
-    return Options(
-        home=home,
+    return HeadOptions(
+        state_folder=home,
         lock=lock,
-        remembered=remembered,
+        to_store=remembered,
         port=port,
         nodes=nodes,
         lease_s=lease_s,
-        lease_before_s=float(before.get("lease_s", 0.0)),
+        previous_lease_s=float(before.get("lease_s", 0.0)),
         revive_after_s=revive_s or None,
         policy=policy,
-        listen=None if listen == "off" else listen_of(listen, port),
+        listen=None if listen == "off" else parse_listen(listen, port),
         slurm=slurm,
         ray=ray,
-        carried=carried,
+        ray_nodes=carried,
         jobs_as=jobs_as,
         store=store.address,
-        store_before=store.before,
-        files=store.files,
+        previous_store=store.previous_address,
+        shared_files=store.files,
         token_life_max_s=None if life == "off" else parse_duration_s(life, what="--token-life-max"),
     )

@@ -19,7 +19,7 @@ _STATE_STYLE: Final = {
 }
 
 
-def state(word: str) -> Cell:
+def state_cell(word: str) -> Cell:
     """Return a state in its colour."""
     return Cell(word, _STATE_STYLE.get(word, ""))
 
@@ -39,7 +39,7 @@ def bar(share: float | None, width: int, terminal: Terminal) -> str:
     return ("█" * whole + part.strip()).ljust(width, "·" if share is None else "░")[:width]
 
 
-def level(share: float | None, terminal: Terminal) -> str:
+def utilisation_mark(share: float | None, terminal: Terminal) -> str:
     """Return one character for the utilisation of a device; `?` if unknown."""
     if share is None:
         return "?"
@@ -47,7 +47,7 @@ def level(share: float | None, terminal: Terminal) -> str:
     return _LEVELS[min(7, int(clipped * 8))] if terminal.blocks else str(min(9, int(clipped * 10)))
 
 
-def ago(then_s: float | None, now_s: float) -> str:
+def age(then_s: float | None, now_s: float) -> str:
     """Format the time since `then_s` in at most two units; empty for never."""
     return "" if not then_s else format_duration(max(0.0, now_s - then_s))
 

@@ -11,77 +11,91 @@ from typing import Final, NamedTuple
 import click
 
 from phalanx import __version__
-from phalanx.cli.faults import NO_READER, ended_by
+from phalanx.cli.errors import EXIT_BROKEN_PIPE, report_exception
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.nearest import nearest
+from phalanx.core.work.nearest_match import nearest_match
 
 
-class Verb(NamedTuple):
+class CommandEntry(NamedTuple):
     """Location of a command ("module:attribute") and its line in `--help`."""
 
-    place: str
-    line: str
+    location: str
+    summary: str
 
 
-SECTIONS: Final[dict[str, dict[str, Verb]]] = {
+SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
     "Jobs": {
-        "run": Verb("phalanx.cli.jobs.run:run", "Run a command or job file and follow it."),
-        "submit": Verb("phalanx.cli.jobs.submit:submit", "Submit a command or job file and return."),
-        "ps": Verb("phalanx.cli.jobs.ps:ps", "List jobs with their progress, and why they wait."),
-        "why": Verb("phalanx.cli.jobs.why:why", "Explain why a job waits, until when, and what would start it now."),
-        "show": Verb("phalanx.cli.jobs.show:show_", "Show one job: history, attempts, ranks, checkpoints, usage."),
-        "logs": Verb("phalanx.cli.jobs.logs:logs", "Print or follow the output of a job."),
-        "get": Verb("phalanx.cli.jobs.get:get", "Download the files that a job wrote to PHALANX_OUTPUT_DIR."),
-        "attach": Verb("phalanx.cli.jobs.attach:attach", "Follow the output of a job again."),
-        "exec": Verb("phalanx.cli.jobs.exec:exec_", "Run a command next to a job's ranks."),
-        "shell": Verb("phalanx.cli.jobs.exec:shell", "Open a shell next to a job's ranks."),
-        "update": Verb("phalanx.cli.jobs.change:update", "Change name, priority, time or queue of a job."),
-        "cancel": Verb("phalanx.cli.jobs.change:cancel", "Cancel jobs."),
-        "hold": Verb("phalanx.cli.jobs.change:hold", "Hold waiting jobs, so that they do not start."),
-        "release": Verb("phalanx.cli.jobs.change:release", "Release held jobs."),
-        "requeue": Verb(
-            "phalanx.cli.jobs.change:requeue", "Stop running jobs after a checkpoint, and queue them again."
+        "run": CommandEntry("phalanx.cli.jobs.run:run", "Run a command or job file and follow it."),
+        "submit": CommandEntry("phalanx.cli.jobs.submit:submit", "Submit a command or job file and return."),
+        "ps": CommandEntry("phalanx.cli.jobs.ps:ps", "List jobs with their progress, and why they wait."),
+        "why": CommandEntry(
+            "phalanx.cli.jobs.why:why", "Explain why a job waits, until when, and what would start it now."
+        ),
+        "show": CommandEntry(
+            "phalanx.cli.jobs.show:show_", "Show one job: history, attempts, ranks, checkpoints, usage."
+        ),
+        "logs": CommandEntry("phalanx.cli.jobs.logs:logs", "Print or follow the output of a job."),
+        "get": CommandEntry("phalanx.cli.jobs.get:get", "Download the files that a job wrote to PHALANX_OUTPUT_DIR."),
+        "attach": CommandEntry("phalanx.cli.jobs.attach:attach", "Follow the output of a job again."),
+        "exec": CommandEntry("phalanx.cli.jobs.exec:exec_", "Run a command next to a job's ranks."),
+        "shell": CommandEntry("phalanx.cli.jobs.exec:shell", "Open a shell next to a job's ranks."),
+        "update": CommandEntry("phalanx.cli.jobs.job_actions:update", "Change name, priority, time or queue of a job."),
+        "cancel": CommandEntry("phalanx.cli.jobs.job_actions:cancel", "Cancel jobs."),
+        "hold": CommandEntry("phalanx.cli.jobs.job_actions:hold", "Hold waiting jobs, so that they do not start."),
+        "release": CommandEntry("phalanx.cli.jobs.job_actions:release", "Release held jobs."),
+        "requeue": CommandEntry(
+            "phalanx.cli.jobs.job_actions:requeue", "Stop running jobs after a checkpoint, and queue them again."
         ),
     },
     "Cluster": {
-        "up": Verb("phalanx.cli.cluster.up:up", "Start a cluster on this machine."),
-        "join": Verb("phalanx.cli.cluster.join:join", "Make this server a node of a head on another machine."),
-        "down": Verb("phalanx.cli.cluster.down:down", "Stop the head of this machine."),
-        "heads": Verb("phalanx.cli.cluster.heads:heads", "List the heads: leader and standbys."),
-        "nodes": Verb("phalanx.cli.cluster.nodes:nodes", "List, show, drain, undrain or remove nodes."),
-        "rules": Verb("phalanx.cli.cluster.rules:rules", "Show and set failure rules."),
-        "topology": Verb("phalanx.cli.cluster.topology:topology", "Show the network topology with free capacity."),
-        "top": Verb("phalanx.cli.top.command:top", "Show devices and jobs live."),
-        "plan": Verb(
+        "up": CommandEntry("phalanx.cli.cluster.up:up", "Start a cluster on this machine."),
+        "join": CommandEntry("phalanx.cli.cluster.join:join", "Make this server a node of a head on another machine."),
+        "down": CommandEntry("phalanx.cli.cluster.down:down", "Stop the head of this machine."),
+        "heads": CommandEntry("phalanx.cli.cluster.heads:heads", "List the heads: leader and standbys."),
+        "nodes": CommandEntry("phalanx.cli.cluster.nodes:nodes", "List, show, drain, undrain or remove nodes."),
+        "rules": CommandEntry("phalanx.cli.cluster.rules:rules", "Show and set failure rules."),
+        "topology": CommandEntry(
+            "phalanx.cli.cluster.topology:topology", "Show the network topology with free capacity."
+        ),
+        "top": CommandEntry("phalanx.cli.top.command:top", "Show devices and jobs live."),
+        "plan": CommandEntry(
             "phalanx.cli.plan.command:plan",
             "Estimate fit, best layout, training time and cost of a model.",
         ),
-        "calibrate": Verb(
+        "calibrate": CommandEntry(
             "phalanx.cli.plan.calibrate:calibrate", "Measure this fleet, so that plans use its real performance."
         ),
-        "backup": Verb("phalanx.cli.cluster.backup:backup", "Save all records of the head in one file."),
-        "restore": Verb("phalanx.cli.cluster.backup:restore", "Restore the records, also into another database."),
-        "doctor": Verb("phalanx.cli.cluster.doctor:doctor", "Check this machine and its head, and suggest fixes."),
-        "simulate": Verb(
+        "backup": CommandEntry("phalanx.cli.cluster.backup:backup", "Save all records of the head in one file."),
+        "restore": CommandEntry(
+            "phalanx.cli.cluster.backup:restore", "Restore the records, also into another database."
+        ),
+        "doctor": CommandEntry(
+            "phalanx.cli.cluster.doctor:doctor", "Check this machine and its head, and suggest fixes."
+        ),
+        "simulate": CommandEntry(
             "phalanx.cli.simulate.command:simulate",
             "Replay a job trace in virtual time, and compare policies.",
         ),
-        "whatif": Verb("phalanx.cli.simulate.whatif:whatif", "Replay past jobs with another fleet, quota or policy."),
-        "drill": Verb(
+        "whatif": CommandEntry(
+            "phalanx.cli.simulate.whatif:whatif", "Replay past jobs with another fleet, quota or policy."
+        ),
+        "drill": CommandEntry(
             "phalanx.cli.simulate.drill:drill", "Test the control plane with thousands of faults in virtual time."
         ),
-        "demo": Verb("phalanx.cli.demo.command:demo", "Demo: a cluster, a training job, a killed node, in 90 seconds."),
+        "demo": CommandEntry(
+            "phalanx.cli.demo.command:demo", "Demo: a cluster, a training job, a killed node, in 90 seconds."
+        ),
     },
     "Access": {
-        "queues": Verb("phalanx.cli.access.queues:queues", "Queues, their quotas and their limits."),
-        "projects": Verb("phalanx.cli.access.projects:projects", "Accounting groups and their members."),
-        "users": Verb("phalanx.cli.access.users:users", "Users and their roles."),
-        "tokens": Verb("phalanx.cli.access.tokens:tokens", "API tokens."),
-        "audit": Verb("phalanx.cli.access.audit:audit", "Audit trail: who changed what; verify it."),
-        "version": Verb("phalanx.cli.cluster.version:version", "Print the versions of command and head."),
+        "queues": CommandEntry("phalanx.cli.access.queues:queues", "Queues, their quotas and their limits."),
+        "projects": CommandEntry("phalanx.cli.access.projects:projects", "Accounting groups and their members."),
+        "users": CommandEntry("phalanx.cli.access.users:users", "Users and their roles."),
+        "tokens": CommandEntry("phalanx.cli.access.tokens:tokens", "API tokens."),
+        "audit": CommandEntry("phalanx.cli.access.audit:audit", "Audit trail: who changed what; verify it."),
+        "version": CommandEntry("phalanx.cli.cluster.version:version", "Print the versions of command and head."),
     },
 }
-VERBS: Final = {name: verb for section in SECTIONS.values() for name, verb in section.items()}
+COMMANDS: Final = {name: verb for section in SECTIONS.values() for name, verb in section.items()}
 
 
 class LazyGroup(click.Group):
@@ -89,16 +103,16 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         """Return all commands in the order of `--help`."""
-        return list(VERBS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's signature
         """Import and return the command; None for an unknown name."""
-        verb = VERBS.get(cmd_name)
+        verb = COMMANDS.get(cmd_name)
         if verb is None:
             return None
-        module, _, attribute = verb.place.partition(":")
+        module, _, attribute = verb.location.partition(":")
         found = getattr(importlib.import_module(module), attribute)
-        assert isinstance(found, click.Command), verb.place
+        assert isinstance(found, click.Command), verb.location
         return found
 
     def resolve_command(
@@ -109,20 +123,20 @@ class LazyGroup(click.Group):
         Raises:
             BadRequest: there is no such command; the hint names the nearest.
         """
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            raise unknown_verb(args[0], VERBS, "phalanx --help lists all commands")
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise unknown_command(args[0], COMMANDS, "phalanx --help lists all commands")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's signature
         """Write the sections of the table; imports nothing."""
         for section, verbs in SECTIONS.items():
             with formatter.section(section):
-                formatter.write_dl([(name, verb.line) for name, verb in verbs.items()], col_max=12)
+                formatter.write_dl([(name, verb.summary) for name, verb in verbs.items()], col_max=12)
 
 
-def unknown_verb(word: str, known: Sequence[str] | dict[str, Verb], otherwise: str) -> BadRequest:
+def unknown_command(word: str, known: Sequence[str] | dict[str, CommandEntry], otherwise: str) -> BadRequest:
     """Return the error for an unknown command, with the nearest known one."""
-    near = nearest(word, known)
+    near = nearest_match(word, known)
     return BadRequest(f"no such command {word!r}", hint=f"did you mean {near}?" if near else otherwise)
 
 
@@ -172,9 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except SystemExit:  # with standalone_mode=False click exits only on EPIPE
-        return NO_READER
+        return EXIT_BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as fault:  # noqa: BLE001  # the only place where errors become messages
-        return ended_by(fault, debug=debug)
+        return report_exception(fault, debug=debug)
 
 
 def _open_closed_streams() -> None:

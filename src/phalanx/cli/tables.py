@@ -10,7 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from phalanx.cli.terminal import Terminal, clean, cut, width_of
+from phalanx.cli.terminal import (
+    Terminal,
+    display_width,
+    strip_control,
+    truncate,
+)
 
 _GAP: Final = 2
 
@@ -29,15 +34,15 @@ class Column:
     Attributes:
         title: heading.
         right: whether the cells are aligned to the right.
-        least: width down to which the column may shrink; 0 never shrinks it.
-        drop: the column with the highest value is dropped first when space is short; 0 is never dropped.
+        min_width: width down to which the column may shrink; 0 never shrinks it.
+        drop_order: the column with the highest value is dropped first when space is short; 0 is never dropped.
         hide_empty: whether the column is hidden when all its cells are empty.
     """
 
     title: str
     right: bool = False
-    least: int = 0
-    drop: int = 0
+    min_width: int = 0
+    drop_order: int = 0
     hide_empty: bool = False
 
 
@@ -57,36 +62,38 @@ def table(
 
 
 def _cell(cell: Cell | str) -> Cell:
-    return Cell(clean(cell)) if isinstance(cell, str) else Cell(clean(cell.text), cell.style)
+    return Cell(strip_control(cell)) if isinstance(cell, str) else Cell(strip_control(cell.text), cell.style)
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], room: int, *, titles: bool) -> list[int]:
     """Return the width of each column; 0 for a hidden one."""
     natural = []
     for index, column in enumerate(columns):
-        widest = max((width_of(row[index].text) for row in rows), default=0)
+        widest = max((display_width(row[index].text) for row in rows), default=0)
         hidden = column.hide_empty and widest == 0
-        natural.append(0 if hidden else max(widest, width_of(column.title) if titles else 0, 1))
+        natural.append(0 if hidden else max(widest, display_width(column.title) if titles else 0, 1))
     while True:
         widths = _shrunk(columns, natural, room)
         if _over(widths, room) <= 0:
             return widths
-        droppable = [index for index, column in enumerate(columns) if column.drop and natural[index] > 0]
+        droppable = [index for index, column in enumerate(columns) if column.drop_order and natural[index] > 0]
         if not droppable:
             return _cut_at_edge(widths, room)
-        natural[max(droppable, key=lambda index: columns[index].drop)] = 0
+        natural[max(droppable, key=lambda index: columns[index].drop_order)] = 0
 
 
 def _shrunk(columns: Sequence[Column], natural: Sequence[int], room: int) -> list[int]:
     """Return the widths with shrinkable columns reduced to fit, the widest first and never below the next widest."""
     widths = list(natural)
     while (over := _over(widths, room)) > 0:
-        cuttable = [index for index, column in enumerate(columns) if column.least and widths[index] > column.least]
+        cuttable = [
+            index for index, column in enumerate(columns) if column.min_width and widths[index] > column.min_width
+        ]
         if not cuttable:
             break
         index = max(cuttable, key=lambda index: widths[index])
         next_widest = max((widths[other] for other in cuttable if other != index), default=0)
-        floor = max(columns[index].least, min(next_widest, widths[index] - 1))
+        floor = max(columns[index].min_width, min(next_widest, widths[index] - 1))
         widths[index] -= min(over, widths[index] - floor)
     return widths
 
@@ -111,8 +118,8 @@ def _line(
 ) -> str:
     parts = []
     for index in shown:
-        text = cut(row[index].text, widths[index])
-        pad = " " * (widths[index] - width_of(text))
+        text = truncate(row[index].text, widths[index])
+        pad = " " * (widths[index] - display_width(text))
         painted = terminal.paint(text, row[index].style) if text else ""
         last = index == shown[-1]
         parts.append(pad + painted if columns[index].right else painted + ("" if last else pad))

@@ -40,7 +40,7 @@ class Terminal:
 
 
 def terminal(stream: TextIO | None = None) -> Terminal:
-    """Return the properties of `stream` (standard output if None), read at each call. Honours `NO_COLOR`, `TERM=dumb` and `COLUMNS`."""
+    """Return the properties of `stream` (standard output if None), read at each call. Honours `NO_COLOR`, `TERM=dumb` and `CALLER_KINDS`."""
     stream = sys.stdout if stream is None else stream
     interactive = stream.isatty()
     width, height = _size(stream) if interactive else (_WIDTH_PIPE, 24)
@@ -58,12 +58,12 @@ def terminal(stream: TextIO | None = None) -> Terminal:
     )
 
 
-def clean(text: str) -> str:
+def strip_control(text: str) -> str:
     """Return the text as one line without control characters, so that untrusted text cannot control the terminal."""
     return _UNSAFE.sub(lambda found: " " if found[0] in "\t\n\r" else "\ufffd", text)
 
 
-def width_of(text: str) -> int:
+def display_width(text: str) -> int:
     """Return the number of columns of a clean text."""
     if text.isascii():
         return len(text)
@@ -72,13 +72,13 @@ def width_of(text: str) -> int:
     )
 
 
-def cut(text: str, width: int) -> str:
+def truncate(text: str, width: int) -> str:
     """Truncate a text to `width` columns, with an ellipsis."""
-    if width_of(text) <= width:
+    if display_width(text) <= width:
         return text
     kept, used = [], 0
     for char in text:
-        wide = width_of(char)
+        wide = display_width(char)
         if used + wide > width - 1:
             break
         kept.append(char)

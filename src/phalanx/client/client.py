@@ -11,28 +11,28 @@ import time
 from math import inf
 from typing import TYPE_CHECKING, Final, Self
 
-from phalanx.client.audit import AuditVerbs
-from phalanx.client.execs import ExecVerbs
-from phalanx.client.jobs import JobVerbs
-from phalanx.client.nodes import NodeVerbs
-from phalanx.client.output import OutputVerbs
-from phalanx.client.people import PeopleVerbs
-from phalanx.client.queues import QueueVerbs
-from phalanx.client.rules import RuleVerbs
+from phalanx.client.api_calls import LazyModule, decode_record
+from phalanx.client.audit import AuditApi
+from phalanx.client.exec_sessions import ExecApi
+from phalanx.client.jobs import JobsApi
+from phalanx.client.nodes import NodesApi
+from phalanx.client.output import OutputsApi
+from phalanx.client.people import AccountsApi
+from phalanx.client.queues import QueuesApi
+from phalanx.client.rules import FailureRulesApi
 from phalanx.client.transport import ANSWER_S, PATIENCE_S, Transport
-from phalanx.client.verbs import Records, record
 from phalanx.core.errors import WaitTimedOut
 
 if TYPE_CHECKING:
     from phalanx.wire.api import head as api
     from phalanx.wire.api.jobs import JobView
 else:
-    api = Records("phalanx.wire.api.head")
+    api = LazyModule("phalanx.wire.api.head")
 
 _ARRAY_POLL_S: Final = 0.5  # between two polls while waiting for an array
 
 
-class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerbs, RuleVerbs, AuditVerbs):
+class Client(JobsApi, OutputsApi, ExecApi, NodesApi, AccountsApi, QueuesApi, FailureRulesApi, AuditApi):
     """Client of one cluster. Thread-safe.
 
     Without arguments it uses PHALANX_URL and PHALANX_TOKEN, or the head of this user's PHALANX_HOME.
@@ -41,7 +41,7 @@ class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerb
         url: URL of the head, or several separated by commas.
         token: API token of the caller.
         home: state folder to use instead of PHALANX_HOME.
-        patience_s: how long to retry a head that was reached before.
+        retry_limit_s: how long to retry a head that was reached before.
         answer_s: timeout of a short call.
     """
 
@@ -51,10 +51,12 @@ class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerb
         token: str | None = None,
         *,
         home: str | None = None,
-        patience_s: float = PATIENCE_S,
-        answer_s: float = ANSWER_S,
+        retry_limit_s: float = PATIENCE_S,
+        answer_timeout_s: float = ANSWER_S,
     ) -> None:
-        self.transport = Transport(url, token, home=home, patience_s=patience_s, answer_s=answer_s)
+        self.transport = Transport(
+            url, token, home=home, retry_limit_s=retry_limit_s, answer_timeout_s=answer_timeout_s
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +66,7 @@ class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerb
 
     def close(self) -> None:
         """Close this thread's connection."""
-        self.transport.drop()
+        self.transport.close_connection()
 
     def health(self) -> api.Health:
         """Return the id, version and status of the head that answers."""
@@ -74,9 +76,9 @@ class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerb
         """Return the heads that share a store, with their roles."""
         return self._get("/v1/heads", api.HeadList)
 
-    def me(self) -> api.Me:
+    def me(self) -> api.CurrentUser:
         """Return the user of the token, with role and permissions."""
-        return self._get("/v1/me", api.Me)
+        return self._get("/v1/me", api.CurrentUser)
 
     def overview(self) -> api.Overview:
         """Return nodes, running and pending jobs of one snapshot."""
@@ -89,7 +91,7 @@ class Client(JobVerbs, OutputVerbs, ExecVerbs, NodeVerbs, PeopleVerbs, QueueVerb
     def stop(self, *, keep_jobs: bool = False, cancel_jobs: bool = False) -> api.StopReply:
         """Stop the head. With `cancel_jobs`, repeat the call until the reply has `stopping`."""
         body = {"keep_jobs": keep_jobs, "cancel_jobs": cancel_jobs}
-        return record(self._post("/v1/stop", body, again=True), api.StopReply)
+        return decode_record(self._post("/v1/stop", body, idempotent=True), api.StopReply)
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> JobView:
         """Wait until the job has ended, and return it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from phalanx.client.given import small_json, small_text
+from phalanx.client.input_files import read_small_json, read_small_text
 from phalanx.core.errors import BadRequest, NotSignedIn, Unreachable
 
 _UP = "start one here with phalanx up, or set PHALANX_URL and PHALANX_TOKEN to use another"
@@ -28,7 +28,7 @@ def find_urls(home: str | None = None) -> list[str]:
         return split_urls(url)
     path = os.path.join(state_folder(home), "head.json")
     try:
-        record = small_json(path)
+        record = read_small_json(path)
         url, pid, others = record["url"], int(record["pid"]), _others(record)
     except FileNotFoundError as error:
         held = lock_holder(state_folder(home))
@@ -49,7 +49,7 @@ def split_urls(text: str) -> list[str]:
     return list(dict.fromkeys(url for word in text.split(",") if (url := word.strip().rstrip("/")))) or [text]
 
 
-def authority(home: str | None, url: str) -> str | None:
+def own_ca_file(home: str | None, url: str) -> str | None:
     """Return the CA file of the state folder if `url` is its head or one of that head's peers, else None."""
     folder = state_folder(home)
     path = os.path.join(folder, "tls", "ca.pem")
@@ -65,7 +65,7 @@ def lock_holder(folder: str) -> tuple[str, int] | None:
 
     path = os.path.join(folder, "head.lock")
     try:
-        record = small_json(path)
+        record = read_small_json(path)
         url, pid = str(record["url"]).rstrip("/"), int(record["pid"])
         if not url or pid <= 0 or not _alive(pid):
             return None
@@ -98,7 +98,7 @@ def find_token(home: str | None = None, url: str | None = None) -> str:
         )
     path = os.path.join(state_folder(home), "token")
     try:
-        token = small_text(path).strip()
+        token = read_small_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise NotSignedIn(f"no token: {path}: {error}", hint="phalanx up creates it; or set PHALANX_TOKEN") from error
     return _checked_token(token, path)
@@ -170,7 +170,7 @@ def _checked_token(token: str, where: str) -> str:
 def _is_own_head(url: str, folder: str) -> bool:
     """Return whether `url` is the current or last address of this folder's head, or the address of one of its peers."""
     try:
-        record = small_json(os.path.join(folder, "head.json"))
+        record = read_small_json(os.path.join(folder, "head.json"))
         known = [str(record["url"]), str(record.get("listen") or ""), *_others(record)]
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         held = lock_holder(folder)

@@ -7,14 +7,21 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from phalanx.client.verbs import Records, Verbs, encode, query, record, segment
+from phalanx.client.api_calls import (
+    ApiCalls,
+    LazyModule,
+    decode_record,
+    encode_body,
+    path_segment,
+    query_string,
+)
 from phalanx.core.errors import BadRequest, TooLarge
 
 if TYPE_CHECKING:
     from phalanx.wire.api import jobs as api
     from phalanx.wire.why import DryRunReply, WhyReply
 else:
-    api = Records("phalanx.wire.api.jobs")
+    api = LazyModule("phalanx.wire.api.jobs")
 
 BODY_BYTES_MAX: Final = 1 << 20  # limit of the head, checked here before sending
 # Timeout of `why`: up to eight requests may be queued before it, each some seconds on the largest fleet
@@ -35,10 +42,10 @@ class Submission:
     @property
     def job(self) -> api.JobView:
         """The job as accepted; of an array its first element."""
-        return record(self._payload, api.Submitted).job
+        return decode_record(self._payload, api.SubmitReply).job
 
 
-class JobVerbs(Verbs):
+class JobsApi(ApiCalls):
     """Submit, read and change jobs."""
 
     def submit(self, job: Mapping[str, object], *, key: str | None = None) -> Submission:
@@ -59,7 +66,7 @@ class JobVerbs(Verbs):
                 hint="put the data into files",
             )
         headers = {"Idempotency-Key": key or os.urandom(16).hex(), "Content-Type": "application/json"}
-        return Submission(self.transport.send("POST", "/v1/jobs", body, again=True, headers=headers))
+        return Submission(self.transport.send("POST", "/v1/jobs", body, idempotent=True, headers=headers))
 
     def jobs(
         self,
@@ -87,17 +94,17 @@ class JobVerbs(Verbs):
             "limit": limit,
             "fold": 1 if fold else None,
         }
-        return self._get("/v1/jobs" + query(filters, states), api.JobList)
+        return self._get("/v1/jobs" + query_string(filters, states), api.JobList)
 
     def job(self, job_id: str) -> api.JobDetail:
         """Return one job with its attempts; of an array one job for all elements, with the number in each state."""
-        return self._get(f"/v1/jobs/{segment(job_id)}", api.JobDetail)
+        return self._get(f"/v1/jobs/{path_segment(job_id)}", api.JobDetail)
 
     def update(self, job_id: str, **changes: str | float | None) -> api.JobView:
         """Change name, priority, time ("2h"), queue or begin ("2h" from now, or Unix seconds)."""
         body = {name: value for name, value in changes.items() if value is not None}
-        payload = self.transport.json("PATCH", f"/v1/jobs/{segment(job_id)}", encode(body))
-        return record(payload, api.JobReply).job
+        payload = self.transport.json("PATCH", f"/v1/jobs/{path_segment(job_id)}", encode_body(body))
+        return decode_record(payload, api.JobReply).job
 
     def cancel(self, job_id: str, why: str = "") -> api.JobView:
         """Cancel a job."""
@@ -119,8 +126,8 @@ class JobVerbs(Verbs):
         """Return why a job waits, which jobs block it, its expected start, and the changes that would start it now."""
         from phalanx.wire.why import WhyReply
 
-        payload = self.transport.json("GET", f"/v1/jobs/{segment(job_id)}/why", timeout_s=WHY_S)
-        return record(payload, WhyReply)
+        payload = self.transport.json("GET", f"/v1/jobs/{path_segment(job_id)}/why", timeout_s=WHY_S)
+        return decode_record(payload, WhyReply)
 
     def dry_run(self, job: Mapping[str, object]) -> DryRunReply:
         """Return what would happen to a job if it were submitted now; nothing is written.
@@ -130,15 +137,15 @@ class JobVerbs(Verbs):
         """
         from phalanx.wire.why import DryRunReply
 
-        payload = self.transport.json("POST", "/v1/jobs/dry-run", encode(job), again=True, timeout_s=WHY_S)
-        return record(payload, DryRunReply)
+        payload = self.transport.json("POST", "/v1/jobs/dry-run", encode_body(job), idempotent=True, timeout_s=WHY_S)
+        return decode_record(payload, DryRunReply)
 
     def receipt(self, job_id: str) -> dict[str, Any]:
         """Return the resources that a job used and lost: the fields of core.accounting.receipt.Receipt."""
-        receipt: dict[str, Any] = json.loads(self.transport.json("GET", f"/v1/jobs/{segment(job_id)}/receipt"))
+        receipt: dict[str, Any] = json.loads(self.transport.json("GET", f"/v1/jobs/{path_segment(job_id)}/receipt"))
         return receipt
 
     def _change(self, job_id: str, verb: str, body: Mapping[str, object] | None = None) -> api.JobView:
         # All are idempotent, except requeue once the next attempt has started.
-        payload = self._post(f"/v1/jobs/{segment(job_id)}/{verb}", body, again=verb != "requeue")
-        return record(payload, api.JobReply).job
+        payload = self._post(f"/v1/jobs/{path_segment(job_id)}/{verb}", body, idempotent=verb != "requeue")
+        return decode_record(payload, api.JobReply).job

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from phalanx.client.verbs import Records, Verbs, encode, id_segment, record, segment
+from phalanx.client.api_calls import (
+    ApiCalls,
+    LazyModule,
+    decode_record,
+    encode_body,
+    id_path_segment,
+    path_segment,
+)
 
 if TYPE_CHECKING:
     from phalanx.wire.api import nodes as api
 else:
-    api = Records("phalanx.wire.api.nodes")
+    api = LazyModule("phalanx.wire.api.nodes")
 
 
-class NodeVerbs(Verbs):
+class NodesApi(ApiCalls):
     """Read, drain, label and reserve nodes."""
 
     def nodes(self) -> list[api.NodeView]:
@@ -22,24 +29,30 @@ class NodeVerbs(Verbs):
 
     def node(self, node_id: str) -> api.NodeView:
         """Return one node."""
-        return self._get(f"/v1/nodes/{segment(node_id)}", api.NodeReply).node
+        return self._get(f"/v1/nodes/{path_segment(node_id)}", api.NodeReply).node
 
     def drain(self, node_id: str, why: str = "", *, cordon_only: bool = False) -> api.NodeView:
         """Cordon a node, and move its jobs unless `cordon_only`."""
         body = {"why": why, "cordon_only": cordon_only}
-        return record(self._post(f"/v1/nodes/{segment(node_id)}/drain", body, again=True), api.NodeReply).node
+        return decode_record(
+            self._post(f"/v1/nodes/{path_segment(node_id)}/drain", body, idempotent=True), api.NodeReply
+        ).node
 
     def undrain(self, node_id: str) -> api.NodeView:
         """Make a node schedulable again."""
-        return record(self._post(f"/v1/nodes/{segment(node_id)}/undrain", None, again=True), api.NodeReply).node
+        return decode_record(
+            self._post(f"/v1/nodes/{path_segment(node_id)}/undrain", None, idempotent=True), api.NodeReply
+        ).node
 
     def label_nodes(self, labels: Mapping[str, Mapping[str, str]]) -> list[api.NodeView]:
         """Label nodes, all or none; an empty value removes a label. Return the changed nodes."""
-        return record(self.transport.json("PATCH", "/v1/nodes", encode({"labels": labels})), api.NodeList).nodes
+        return decode_record(
+            self.transport.json("PATCH", "/v1/nodes", encode_body({"labels": labels})), api.NodeList
+        ).nodes
 
     def forget_node(self, node_id: str) -> None:
         """Remove a node that is down and holds no allocation."""
-        self.transport.json("DELETE", f"/v1/nodes/{segment(node_id)}")
+        self.transport.json("DELETE", f"/v1/nodes/{path_segment(node_id)}")
 
     def reservations(self) -> list[api.ReservationView]:
         """Return all reservations that have not ended, by start time."""
@@ -67,17 +80,17 @@ class NodeVerbs(Verbs):
             "maintenance": maintenance,
             "why": why,
         }
-        path = f"/v1/reservations/{id_segment('reservation', reservation_id)}"
-        return record(self._put(path, body), api.ReservationReply).reservation
+        path = f"/v1/reservations/{id_path_segment('reservation', reservation_id)}"
+        return decode_record(self._put(path, body), api.ReservationReply).reservation
 
     def unreserve(self, reservation_id: str) -> None:
         """End a reservation and release its nodes."""
-        self.transport.json("DELETE", f"/v1/reservations/{id_segment('reservation', reservation_id)}")
+        self.transport.json("DELETE", f"/v1/reservations/{id_path_segment('reservation', reservation_id)}")
 
     def profile(self) -> api.ProfileReply:
-        """Return the profile that the last calibration measured; decode it with `core.performance.profile.profile_from`."""
+        """Return the profile that the last calibration measured; decode it with `core.performance.profile.parse_profile`."""
         return self._get("/v1/profile", api.ProfileReply)
 
     def put_profile(self, profile: Mapping[str, object]) -> api.ProfileReply:
         """Store a profile in place of the current one."""
-        return record(self._put("/v1/profile", profile), api.ProfileReply)
+        return decode_record(self._put("/v1/profile", profile), api.ProfileReply)

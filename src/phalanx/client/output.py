@@ -7,34 +7,41 @@ from collections.abc import Iterator
 from math import inf
 from typing import IO, TYPE_CHECKING, Final
 
-from phalanx.client.following import Event, follow
-from phalanx.client.transport import REPLY_TIMEOUT_S, Retry, unreachable
-from phalanx.client.verbs import Records, Verbs, query, segment
+from phalanx.client.api_calls import (
+    ApiCalls,
+    LazyModule,
+    path_segment,
+    query_string,
+)
+from phalanx.client.event_stream import Event, follow_stream
+from phalanx.client.transport import REPLY_TIMEOUT_S, Retry, unreachable_error
 from phalanx.core.errors import Unreachable
 
 if TYPE_CHECKING:
     from phalanx.wire.api import output as api
 else:
-    api = Records("phalanx.wire.api.output")
+    api = LazyModule("phalanx.wire.api.output")
 
 _COPY_BYTES: Final = 1 << 18
 
 
-class OutputVerbs(Verbs):
+class OutputsApi(ApiCalls):
     """Read or follow the history, logs and files of jobs; upload working directories."""
 
     def story(self, job_id: str, *, after: int = 0, limit: int = 1000) -> api.StoryReply:
         """Return the history of a job."""
-        return self._get(f"/v1/jobs/{segment(job_id)}/story" + query({"after": after, "limit": limit}), api.StoryReply)
+        return self._get(
+            f"/v1/jobs/{path_segment(job_id)}/story" + query_string({"after": after, "limit": limit}), api.StoryReply
+        )
 
     def whole_story(self, *, after: int = 0, node: str | None = None, limit: int = 500) -> api.StoryReply:
         """Return the history of all jobs and nodes, or of one node."""
-        return self._get("/v1/story" + query({"after": after, "node": node, "limit": limit}), api.StoryReply)
+        return self._get("/v1/story" + query_string({"after": after, "node": node, "limit": limit}), api.StoryReply)
 
     def steps(self, job_id: str, *, after: str = "", rank: str = "0", limit: int = 10_000) -> api.StepsReply:
         """Return reported steps. For the next page, pass `cursor` of the reply as `after`."""
         parameters = {"after": after or None, "rank": rank, "limit": limit}
-        return self._get(f"/v1/jobs/{segment(job_id)}/steps" + query(parameters), api.StepsReply)
+        return self._get(f"/v1/jobs/{path_segment(job_id)}/steps" + query_string(parameters), api.StepsReply)
 
     def logs(
         self,
@@ -47,7 +54,7 @@ class OutputVerbs(Verbs):
     ) -> api.LogsReply:
         """Return one page of output. For the next page, pass `cursor` of the reply."""
         parameters = {"rank": rank, "epoch": epoch, "cursor": cursor or None, "tail_bytes": tail_bytes}
-        return self._get(f"/v1/jobs/{segment(job_id)}/logs" + query(parameters), api.LogsReply)
+        return self._get(f"/v1/jobs/{path_segment(job_id)}/logs" + query_string(parameters), api.LogsReply)
 
     def follow_logs(
         self,
@@ -60,31 +67,35 @@ class OutputVerbs(Verbs):
     ) -> Iterator[Event]:
         """Yield output as it arrives: `log` and `state` events, then `end`. Nothing is lost or repeated when head or job restart."""
         parameters = {"follow": 1, "rank": rank, "epoch": epoch, "tail_bytes": tail_bytes}
-        return follow(self.transport, f"/v1/jobs/{segment(job_id)}/logs" + query(parameters), cursor=cursor)
+        return follow_stream(
+            self.transport, f"/v1/jobs/{path_segment(job_id)}/logs" + query_string(parameters), cursor=cursor
+        )
 
     def follow_events(self, job_id: str, *, after: int = 0, until_s: float = inf) -> Iterator[Event]:
         """Yield `story` and `state` events of a job, then `end`; stop when the transport's clock reaches `until_s`."""
-        path = f"/v1/jobs/{segment(job_id)}/events"
-        return follow(self.transport, path, cursor=str(after) if after else "", until_s=until_s)
+        path = f"/v1/jobs/{path_segment(job_id)}/events"
+        return follow_stream(self.transport, path, cursor=str(after) if after else "", until_s=until_s)
 
     def files(self, job_id: str, path: str = "") -> api.FilesReply:
         """List one folder of a job's outputs."""
-        return self._get(f"/v1/jobs/{segment(job_id)}/files" + query({"path": path or None}), api.FilesReply)
+        return self._get(
+            f"/v1/jobs/{path_segment(job_id)}/files" + query_string({"path": path or None}), api.FilesReply
+        )
 
-    def fetch_archive(self, job_id: str, out: IO[bytes], path: str = "") -> int:
+    def download_archive(self, job_id: str, out: IO[bytes], path: str = "") -> int:
         """Write a tar archive of a job's outputs to `out`; return its size in bytes.
 
         Raises:
             Unreachable: the connection broke; `out` holds an incomplete archive.
         """
-        path = f"/v1/jobs/{segment(job_id)}/files/archive" + query({"path": path or None})
+        path = f"/v1/jobs/{path_segment(job_id)}/files/archive" + query_string({"path": path or None})
         reply, written = self._open(path), 0
         try:
             while piece := reply.read(_COPY_BYTES):
                 out.write(piece)
                 written += len(piece)
         except http.client.HTTPException as error:
-            raise unreachable(self.transport, error) from error
+            raise unreachable_error(self.transport, error) from error
         finally:
             reply.close()
         return written
@@ -94,7 +105,7 @@ class OutputVerbs(Verbs):
         from phalanx.core.errors import NotFound
 
         try:
-            self.transport.json("HEAD", f"/v1/blobs/{segment(sha256)}")
+            self.transport.json("HEAD", f"/v1/blobs/{path_segment(sha256)}")
         except NotFound:
             return False
         return True
@@ -104,8 +115,8 @@ class OutputVerbs(Verbs):
         if self.has_blob(sha256):
             return
         headers = {"Content-Length": str(size_bytes), "Content-Type": "application/octet-stream"}
-        path = f"/v1/blobs/{segment(sha256)}"
-        self.transport.send("PUT", path, file, again=False, headers=headers, timeout_s=REPLY_TIMEOUT_S)
+        path = f"/v1/blobs/{path_segment(sha256)}"
+        self.transport.send("PUT", path, file, idempotent=False, headers=headers, timeout_s=REPLY_TIMEOUT_S)
 
     def _open(self, path: str) -> http.client.HTTPResponse:
         retry = Retry(self.transport)
@@ -113,4 +124,4 @@ class OutputVerbs(Verbs):
             try:
                 return self.transport.open(path, {})
             except (OSError, http.client.HTTPException, Unreachable) as error:
-                retry.after(error, again=True)
+                retry.wait_or_raise(error, retryable=True)

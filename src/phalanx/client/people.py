@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from phalanx.client.verbs import Records, Verbs, id_segment, record
+from phalanx.client.api_calls import (
+    ApiCalls,
+    LazyModule,
+    decode_record,
+    id_path_segment,
+)
 
 if TYPE_CHECKING:
     from phalanx.wire.api import people as api
 else:
-    api = Records("phalanx.wire.api.people")
+    api = LazyModule("phalanx.wire.api.people")
 
 
-class PeopleVerbs(Verbs):
+class AccountsApi(ApiCalls):
     """Read and change users, projects and tokens."""
 
     def users(self) -> list[api.UserView]:
@@ -22,8 +27,9 @@ class PeopleVerbs(Verbs):
 
     def put_user(self, user_id: str, *, role: str | None = None, disabled: bool | None = None) -> api.UserView:
         """Create or change a user."""
-        return record(
-            self._put(f"/v1/users/{id_segment('user', user_id)}", {"role": role, "disabled": disabled}), api.UserReply
+        return decode_record(
+            self._put(f"/v1/users/{id_path_segment('user', user_id)}", {"role": role, "disabled": disabled}),
+            api.UserReply,
         ).user
 
     def projects(self) -> list[api.ProjectView]:
@@ -35,7 +41,9 @@ class PeopleVerbs(Verbs):
     ) -> api.ProjectView:
         """Create or change a project."""
         body = {"members": members, "admins": admins}
-        return record(self._put(f"/v1/projects/{id_segment('project', project_id)}", body), api.ProjectReply).project
+        return decode_record(
+            self._put(f"/v1/projects/{id_path_segment('project', project_id)}", body), api.ProjectReply
+        ).project
 
     def tokens(self) -> list[api.TokenView]:
         """Return the caller's tokens; for an admin all tokens."""
@@ -43,12 +51,12 @@ class PeopleVerbs(Verbs):
 
     def make_token(
         self, *, user: str | None = None, expires: str | None = None, scope: Sequence[str] = (), note: str = ""
-    ) -> api.TokenMade:
+    ) -> api.TokenCreated:
         """Create a token. Only this reply contains its secret."""
         body = {"user": user, "expires": expires, "scope": list(scope), "note": note}
-        return record(self._post("/v1/tokens", body), api.TokenMade)
+        return decode_record(self._post("/v1/tokens", body), api.TokenCreated)
 
     def revoke_token(self, token_id: str, *, made_too: bool = False) -> None:
-        """Revoke a token; with `made_too` also all tokens created with it."""
+        """Revoke a token; with `with_derived` also all tokens created with it."""
         suffix = "?made_too=true" if made_too else ""
-        self.transport.json("DELETE", f"/v1/tokens/{id_segment('token', token_id)}{suffix}")
+        self.transport.json("DELETE", f"/v1/tokens/{id_path_segment('token', token_id)}{suffix}")

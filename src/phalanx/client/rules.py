@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from phalanx.client.verbs import Records, Verbs, record
+from phalanx.client.api_calls import ApiCalls, LazyModule, decode_record
 
 if TYPE_CHECKING:
     from phalanx.wire.api import rules as api
 else:
-    api = Records("phalanx.wire.api.rules")
+    api = LazyModule("phalanx.wire.api.rules")
 
 
-class RuleVerbs(Verbs):
+class FailureRulesApi(ApiCalls):
     """Read failure rules and replace the operators' own."""
 
     def rules(self) -> api.RulesReply:
@@ -23,4 +23,4 @@ class RuleVerbs(Verbs):
     def put_rules(self, rules: Sequence[Mapping[str, object]], *, dry_run: bool = False) -> api.RulesReply:
         """Replace the operators' rules with these; with `dry_run` only check them."""
         body = {"rules": [dict(rule) for rule in rules], "dry_run": dry_run}
-        return record(self._put("/v1/rules", body), api.RulesReply)
+        return decode_record(self._put("/v1/rules", body), api.RulesReply)

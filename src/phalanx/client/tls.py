@@ -41,14 +41,14 @@ def context_for(name: str, port: int, known_ca: str | None = None) -> ssl.SSLCon
                 f"PHALANX_CA={ca_file}: {error.strerror or error}", hint="it must be the head's CA in PEM format"
             ) from error
     if wanted:
-        return trusting(fetch_ca(name, port, wanted))
+        return context_for_ca(fetch_ca(name, port, wanted))
     if known_ca is not None:
         return ssl.create_default_context(cafile=known_ca)
     return ssl.create_default_context()
 
 
 @functools.cache
-def trusting(ca_pem: str) -> ssl.SSLContext:
+def context_for_ca(ca_pem: str) -> ssl.SSLContext:
     """Return a TLS context that trusts only this CA."""
     return ssl.create_default_context(cadata=ca_pem)
 
@@ -62,7 +62,7 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
         NotPermitted: the CA has another fingerprint.
         Unreachable: no answer.
     """
-    expected = checked(wanted)
+    expected = canonical_fingerprint(wanted)
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE  # only the public certificate is fetched, and its fingerprint is verified
@@ -102,7 +102,7 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
     return body.decode("ascii")
 
 
-def checked(wanted: str) -> str:
+def canonical_fingerprint(wanted: str) -> str:
     """Return the fingerprint in its canonical form.
 
     Raises:
@@ -116,7 +116,7 @@ def checked(wanted: str) -> str:
     return FINGERPRINT_PREFIX + digits
 
 
-def untrusted(error: ssl.SSLCertVerificationError, url: str) -> Unreachable:
+def certificate_error(error: ssl.SSLCertVerificationError, url: str) -> Unreachable:
     """Return the error for a rejected certificate; with this machine's time if a wrong clock may be the cause."""
     match error.verify_code:
         case code if code in (_TOO_EARLY, _TOO_LATE):
@@ -139,10 +139,10 @@ def untrusted(error: ssl.SSLCertVerificationError, url: str) -> Unreachable:
             )
 
 
-def explained(error: BaseException, url: str) -> Unreachable | None:
+def handshake_error(error: BaseException, url: str) -> Unreachable | None:
     """Return the error for a failed TLS handshake; None for any other error."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return untrusted(error, url)
+        return certificate_error(error, url)
     if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         here = is_loopback(split_url(url)[1])
         listen = "use the https address that `phalanx up --listen ADDRESS` prints on the head"

@@ -15,14 +15,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Final
 
-from phalanx.client.discovery import authority, check_encrypted, find_token, find_urls, split_url, split_urls
+from phalanx.client.discovery import (
+    check_encrypted,
+    find_token,
+    find_urls,
+    own_ca_file,
+    split_url,
+    split_urls,
+)
 from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, TryLater, Unreachable
 
 FIRST_PATIENCE_S: Final = 0.5  # a dead head is reported within a second (issue: what must be seen)
 PATIENCE_S: Final = 30.0  # a head with 10,000 jobs restarts in a few seconds
 REPLY_TIMEOUT_S: Final = 60.0  # for long polls, uploads and archives: longer than the longest poll of the head
 ANSWER_S: Final = 5.0  # for all other calls: a stopped or overloaded head is reported, not waited for
-ANSWER_AMONG_S: Final = 3.0  # the same with several heads, where another may lead by now: a leader's lease
+ANSWER_OF_SEVERAL_S: Final = 3.0  # the same with several heads, where another may lead by now: a leader's lease
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
 _SHUN_S: Final = 3.0  # how long a redirect to a head that just timed out is ignored: a leader's lease
@@ -41,13 +48,13 @@ class Transport:
         token: str | None = None,
         *,
         home: str | None = None,
-        patience_s: float = PATIENCE_S,
-        answer_s: float = ANSWER_S,
+        retry_limit_s: float = PATIENCE_S,
+        answer_timeout_s: float = ANSWER_S,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._url, self._token, self._home = url, token, home
-        self._patience_s, self._answer_s = patience_s, answer_s
+        self._patience_s, self._answer_s = retry_limit_s, answer_timeout_s
         self._tokens: dict[str, str] = {}
         self._monotonic, self._sleep = monotonic, sleep
         self._reached = False
@@ -74,7 +81,7 @@ class Transport:
         """Return whether the next head has not timed out yet. It is tried even if the retry time is over."""
         return bool(self._current) and self._current not in self._silent
 
-    def look_elsewhere(self, failed: str) -> bool:
+    def try_next_head(self, failed: str) -> bool:
         """Switch to the next head after `failed` did not answer; return whether there is another. A single head is looked up again."""
         self._silent[failed] = self._monotonic()
         try:
@@ -112,7 +119,7 @@ class Transport:
         path: str,
         body: bytes | None = None,
         *,
-        again: bool | None = None,
+        idempotent: bool | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
         """Send a JSON request and return the body of the reply.
@@ -121,13 +128,15 @@ class Transport:
             method: HTTP method.
             path: with query string.
             body: JSON.
-            again: whether the request is idempotent and may be retried; None decides by the method.
+            idempotent: whether the request is idempotent and may be retried; None decides by the method.
             timeout_s: of the reply; None for that of a short call.
 
         Raises:
             PhalanxError: the head refused the request, or cannot be reached.
         """
-        return self.send(method, path, body, again=method in _SAFE if again is None else again, timeout_s=timeout_s)
+        return self.send(
+            method, path, body, idempotent=method in _SAFE if idempotent is None else idempotent, timeout_s=timeout_s
+        )
 
     def send(
         self,
@@ -135,7 +144,7 @@ class Transport:
         path: str,
         body: Body,
         *,
-        again: bool,
+        idempotent: bool,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
@@ -147,33 +156,35 @@ class Transport:
                 url = self.url()
                 limit_s = self._limit_s() if timeout_s is None else timeout_s
                 sent = {**self.headers(), **(headers or {})}
-                reply = self._exchange(method, path, body, sent, fresh=not again, timeout_s=limit_s)
+                reply = self._exchange(method, path, body, sent, fresh=not idempotent, timeout_s=limit_s)
                 payload = reply.read()
             except (*_BROKEN, Unreachable) as error:
-                self.drop()
-                another = self.look_elsewhere(url)
+                self.close_connection()
+                another = self.try_next_head(url)
                 # A follower retries after a timeout; other calls fail after the first one, unless another head may answer.
-                silent = isinstance(error, TimeoutError) and self.patience() < REPLY_TIMEOUT_S and not another
-                retry.after(
-                    error, again=not silent and (again or _never_sent(error)), once_more=another and self._untried()
+                silent = isinstance(error, TimeoutError) and self.retry_limit_s() < REPLY_TIMEOUT_S and not another
+                retry.wait_or_raise(
+                    error,
+                    retryable=not silent and (idempotent or _never_sent(error)),
+                    other_head_untried=another and self._untried(),
                 )
                 continue
             self._reached = True
             if reply.status < 400:
                 return payload
-            refusal = refusal_of(reply.status, payload, f"{method} {path.partition('?')[0]}")
+            refusal = error_from_reply(reply.status, payload, f"{method} {path.partition('?')[0]}")
             if isinstance(refusal, NotLeading) and _rewound(body):  # the request had no effect
-                self.drop()
+                self.close_connection()
                 self._reached = True  # the cluster is reachable and will elect a leader
                 self._refer(url, refusal.leader)
-                retry.after(refusal, again=True)
+                retry.wait_or_raise(refusal, retryable=True)
                 continue
-            if isinstance(refusal, TryLater) and not again and _read_again(body):
-                self.drop()
+            if isinstance(refusal, TryLater) and not idempotent and _read_again(body):
+                self.close_connection()
                 self._reached = True
-            elif not (refusal.http_status == 503 and again):
+            elif not (refusal.http_status == 503 and idempotent):
                 raise refusal
-            retry.after(refusal, again=True)
+            retry.wait_or_raise(refusal, retryable=True)
 
     def open(
         self, path: str, headers: Mapping[str, str], *, timeout_s: float = REPLY_TIMEOUT_S
@@ -198,19 +209,19 @@ class Transport:
             wire = connection.sock
             reply = connection.getresponse()
             if reply.status >= 400:
-                raise refusal_of(reply.status, reply.read(), f"GET {path.partition('?')[0]}")
+                raise error_from_reply(reply.status, reply.read(), f"GET {path.partition('?')[0]}")
         except BaseException as error:
             if connection is not None:
                 connection.close()
             if isinstance(error, NotLeading):
                 self._refer(url, error.leader)
             elif isinstance(error, _BROKEN):
-                self.look_elsewhere(url)
+                self.try_next_head(url)
             raise
         self._reached = True
         return reply, wire
 
-    def drop(self) -> None:
+    def close_connection(self) -> None:
         """Close the connection of this thread."""
         connection = getattr(self._own, "connection", None)
         if connection is not None:
@@ -219,9 +230,9 @@ class Transport:
 
     def _limit_s(self) -> float:
         """Return the timeout of a short call."""
-        return min(self._answer_s, ANSWER_AMONG_S) if self._several else self._answer_s
+        return min(self._answer_s, ANSWER_OF_SEVERAL_S) if self._several else self._answer_s
 
-    def patience(self) -> float:
+    def retry_limit_s(self) -> float:
         """Return how long a head that does not answer is retried, in seconds."""
         return self._patience_s if self._reached else min(FIRST_PATIENCE_S, self._patience_s)
 
@@ -238,7 +249,7 @@ class Transport:
     ) -> http.client.HTTPResponse:
         """Send a request and return the reply, body unread. `fresh` opens a new connection: the head may have closed the old one."""
         if fresh:
-            self.drop()
+            self.close_connection()
         connection = getattr(self._own, "connection", None)
         if connection is None:
             connection = self._own.connection = self._connect(timeout_s)
@@ -263,7 +274,7 @@ class Transport:
             known_ca = (
                 None
                 if self._url or (os.environ.get("PHALANX_URL") and self._home is None)
-                else authority(self._home, url)
+                else own_ca_file(self._home, url)
             )
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
                 name, port, timeout=timeout_s, context=context_for(name, port, known_ca)
@@ -283,30 +294,30 @@ class Retry:
         self._began = transport.now()
         self._pause_s = _PAUSE_S
 
-    def again_after_success(self) -> None:
+    def reset(self) -> None:
         """Restart the retry time: the head has answered."""
         self._began = self._transport.now()
         self._pause_s = _PAUSE_S
 
-    def after(self, error: BaseException, *, again: bool, once_more: bool = False) -> None:
+    def wait_or_raise(self, error: BaseException, *, retryable: bool, other_head_untried: bool = False) -> None:
         """Sleep before the next attempt.
 
         Args:
             error: why the last attempt failed.
-            again: whether the request may be retried.
-            once_more: retry even if the retry time is over, because the next head has not been tried yet.
+            retryable: whether the request may be retried.
+            other_head_untried: retry even if the retry time is over, because the next head has not been tried yet.
 
         Raises:
             PhalanxError: the request may not be retried, or the retry time is over.
         """
-        left_s = self._began + self._transport.patience() - self._transport.now()
-        if not again or (left_s <= 0 and not once_more):
-            raise error if isinstance(error, PhalanxError) else unreachable(self._transport, error)
+        left_s = self._began + self._transport.retry_limit_s() - self._transport.now()
+        if not retryable or (left_s <= 0 and not other_head_untried):
+            raise error if isinstance(error, PhalanxError) else unreachable_error(self._transport, error)
         self._transport.pause(max(0.0, min(self._pause_s, left_s)))
         self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S)
 
 
-def unreachable(transport: Transport, error: BaseException) -> Unreachable:
+def unreachable_error(transport: Transport, error: BaseException) -> Unreachable:
     """Return the error for a broken connection."""
     try:
         where = transport.url()
@@ -317,9 +328,9 @@ def unreachable(transport: Transport, error: BaseException) -> Unreachable:
             f"the head at {where} does not answer; it may be stopped or overloaded", hint="run phalanx doctor"
         )
     if where.startswith("https://"):
-        from phalanx.client.tls import explained
+        from phalanx.client.tls import handshake_error
 
-        tls_error = explained(error, where)
+        tls_error = handshake_error(error, where)
         if tls_error is not None:
             return tls_error
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -328,7 +339,7 @@ def unreachable(transport: Transport, error: BaseException) -> Unreachable:
     )
 
 
-def refusal_of(status: int, payload: bytes, what: str) -> PhalanxError:
+def error_from_reply(status: int, payload: bytes, what: str) -> PhalanxError:
     """Return the error in a reply, as the class that its code names."""
     body: dict[str, Any] = {}
     try:

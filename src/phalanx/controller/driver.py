@@ -18,28 +18,38 @@ from typing import Final
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
-from phalanx.controller.outbox import Answer, Now, Outbox
-from phalanx.controller.peek import Peek
+from phalanx.controller.read_snapshot import ReadSnapshot
+from phalanx.controller.step_result import Answer, ControllerTime, StepResult
 from phalanx.controller.telemetry import Telemetry
-from phalanx.core.access.audit import AuditLine, Call, Tip, line_of
-from phalanx.core.access.audit_words import words_of
+from phalanx.core.access.audit import (
+    AuditCall,
+    AuditLine,
+    ChainTip,
+    next_line,
+)
+from phalanx.core.access.audit_descriptions import describe_request
 from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.commands import DeleteCheckpoints
-from phalanx.core.state.events import Event, Report, Request, Submit
-from phalanx.core.state.plan import Waiting
+from phalanx.core.state.events import (
+    Event,
+    Report,
+    Request,
+    SubmitJob,
+)
+from phalanx.core.state.plan import WaitReason
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import NO_EPOCH, Job
-from phalanx.core.work.seat import supervisor_of
+from phalanx.core.work.seats import supervisor_name_of
 from phalanx.ports.clock import Clock
 from phalanx.ports.engine import Engine
 from phalanx.ports.store import Store, StoreDiverged, StoreRefused
 
 INBOX_MAX: Final = 50_000  # items waiting; above that, requests are refused with TryLater
 STEP_EVENTS_MAX: Final = 4096  # in one step, so that answers do not wait for the whole queue
-PEEKS_MAX: Final = 64  # snapshot requests waiting; each comes from one user's question
-REFUSED_WAIT_S: Final = 0.5  # before retrying observations after a refused commit
-BROKEN_WAIT_S: Final = 1.0  # after a step that raised: a persistent error must not fill the log
+SNAPSHOTS_MAX: Final = 64  # snapshot requests waiting; each comes from one user's question
+RETRY_WAIT_S: Final = 0.5  # before retrying observations after a refused commit
+ERROR_WAIT_S: Final = 1.0  # after a step that raised: a persistent error must not fill the log
 COLLECT_EVERY: Final = 50_000  # new objects between garbage collections; the largest steps create about as many
 OBSERVE_EVERY_S: Final = 0.1  # polling interval for what engines observe
 _log = logging.getLogger("phalanx.controller")
@@ -59,7 +69,7 @@ class _InboxItem:
     events: Sequence[Event]
     future: Future[list[Answer | PhalanxError]]
     again: bool = False
-    calls: Sequence[Call] = ()
+    calls: Sequence[AuditCall] = ()
 
     def parts(self) -> list[_InboxItem]:
         """Split the item into parts that can be applied separately: each event whose answer no caller awaits."""
@@ -69,7 +79,7 @@ class _InboxItem:
 
 
 @dataclass(slots=True, kw_only=True)
-class Driver:
+class ControllerDriver:
     """Runs a controller. Thread-safe: `request` and `report` may be called from anywhere.
 
     Attributes:
@@ -87,12 +97,12 @@ class Driver:
     head_id: str
     engines: Sequence[Engine] = ()
     audit_key: bytes = b""
-    audit_tip: Tip = field(default_factory=Tip)
+    audit_tip: ChainTip = field(default_factory=ChainTip)
     on_superseded: Callable[[str], None] = lambda _: None
     _listeners: list[Callable[[frozenset[JobId]], None]] = field(default_factory=list)
     _inbox: deque[_InboxItem] = field(default_factory=deque)
     _retries: list[_InboxItem] = field(default_factory=list)  # items of a refused commit; first in the next step
-    _peeks: deque[tuple[Future[Peek], JobId | None, Submit | None]] = field(default_factory=deque)
+    _peeks: deque[tuple[Future[ReadSnapshot], JobId | None, SubmitJob | None]] = field(default_factory=deque)
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
     _thread: threading.Thread | None = None
@@ -103,15 +113,15 @@ class Driver:
         return self.controller.leases
 
     @property
-    def waits(self) -> Mapping[JobId, Waiting]:
+    def wait_reasons(self) -> Mapping[JobId, WaitReason]:
         """Why each pending job waits, by the newest scheduling cycle."""
         return self.controller.waits
 
-    def waiting(self) -> list[Job]:
+    def pending_jobs(self) -> list[Job]:
         """All pending jobs, in submit order. For statistics only: may include a change that is not committed yet."""
         return list(self.controller.world.pending.values())  # one bytecode, so no other thread can interleave
 
-    def holding(self) -> list[tuple[Job, Attempt]]:
+    def live_attempts(self) -> list[tuple[Job, Attempt]]:
         """All live attempts with their jobs. For statistics only, like `waiting`."""
         world = self.controller.world
         attempts = list(world.attempts.values())
@@ -128,14 +138,14 @@ class Driver:
 
     def supervisor_of(self, node_id: NodeId, job_id: JobId, epoch: Epoch) -> NodeId:
         """Name of the supervisor that runs a node's part of an attempt: the node's own, or its seat's."""
-        return supervisor_of(self.controller.world.nodes, node_id, job_id, epoch)
+        return supervisor_name_of(self.controller.world.nodes, node_id, job_id, epoch)
 
     def start(self, *, leases_until_s: float = 0.0) -> None:
         """Take over the loaded world and start the loop. `leases_until_s`: as in `Controller.begin`."""
-        calm_collector()
+        tune_gc()
         newest = self.store.audit_tip()
-        self.audit_tip = Tip() if newest is None else Tip(seq=newest.seq, mac=newest.mac)
-        self.controller.begin(self._now(), leases_until_s=leases_until_s)
+        self.audit_tip = ChainTip() if newest is None else ChainTip(seq=newest.seq, mac=newest.mac)
+        self.controller.start(self._now(), leases_until_s=leases_until_s)
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._thread.start()
 
@@ -147,7 +157,7 @@ class Driver:
         if self._thread is not None:
             self._thread.join(timeout=30.0)
 
-    def request(self, event: Request, call: Call | None = None) -> Future[Answer]:
+    def request(self, event: Request, call: AuditCall | None = None) -> Future[Answer]:
         """Submit a request. The future holds the answer once it is durable, or the error. `call` is its entry in the audit trail."""
         answer: Future[Answer] = Future()
         answer.set_running_or_notify_cancel()
@@ -167,11 +177,13 @@ class Driver:
         """Submit reports of supervisors; the future completes once all of them are durable."""
         return self._post(reports)
 
-    def request_all(self, events: Sequence[Request], calls: Sequence[Call] = ()) -> Future[list[Answer | PhalanxError]]:
+    def request_all(
+        self, events: Sequence[Request], calls: Sequence[AuditCall] = ()
+    ) -> Future[list[Answer | PhalanxError]]:
         """Submit several requests for one step, without scheduling between them; errors are among the answers."""
         return self._post(events, calls)
 
-    def note(self, call: Call) -> Future[list[Answer | PhalanxError]]:
+    def record_call(self, call: AuditCall) -> Future[list[Answer | PhalanxError]]:
         """Write an audit entry for a call that needs no controller request; the future completes once it is durable."""
         return self._post([], [call])
 
@@ -179,20 +191,22 @@ class Driver:
         """Call `listener` with the jobs that each commit changed, on the controller's thread; it must not block."""
         self._listeners.append(listener)
 
-    def peek(self, *, job_id: JobId | None = None, wish: Submit | None = None) -> Future[Peek]:
+    def read_snapshot(self, *, job_id: JobId | None = None, wish: SubmitJob | None = None) -> Future[ReadSnapshot]:
         """Take a snapshot between two steps (`Controller.peek`): every step before it is committed or undone."""
-        future: Future[Peek] = Future()
+        future: Future[ReadSnapshot] = Future()
         future.set_running_or_notify_cancel()
         with self._wake:
-            if self._stopping or len(self._peeks) >= PEEKS_MAX:
-                why = "the head is stopping" if self._stopping else f"{PEEKS_MAX} such questions are already waiting"
+            if self._stopping or len(self._peeks) >= SNAPSHOTS_MAX:
+                why = (
+                    "the head is stopping" if self._stopping else f"{SNAPSHOTS_MAX} such questions are already waiting"
+                )
                 future.set_exception(TryLater(why, hint="try again in a moment"))
                 return future
             self._peeks.append((future, job_id, wish))
             self._wake.notify()
         return future
 
-    def _post(self, events: Sequence[Event], calls: Sequence[Call] = ()) -> Future[list[Answer | PhalanxError]]:
+    def _post(self, events: Sequence[Event], calls: Sequence[AuditCall] = ()) -> Future[list[Answer | PhalanxError]]:
         future: Future[list[Answer | PhalanxError]] = Future()
         future.set_running_or_notify_cancel()
         with self._wake:
@@ -253,14 +267,14 @@ class Driver:
             unexpected = StoreRefused("unexpected error in the store", hint="see the head's log")
             return self._refused(items, outbox, unexpected)
         if audit:
-            self.audit_tip = Tip(seq=audit[-1].seq, mac=audit[-1].mac)
+            self.audit_tip = ChainTip(seq=audit[-1].seq, mac=audit[-1].mac)
         self._publish(outbox, now)
         answers = iter(outbox.answers)
         for item in items:
             item.future.set_result([next(answers) for _ in item.events])
         return outbox.wake_in_s
 
-    def _audit_lines(self, items: list[_InboxItem], outbox: Outbox, now: Now) -> list[AuditLine]:
+    def _audit_lines(self, items: list[_InboxItem], outbox: StepResult, now: ControllerTime) -> list[AuditLine]:
         """Audit lines for this step's calls, refused ones included, in the order in which they were applied."""
         lines: list[AuditLine] = []
         tip, answered = self.audit_tip, 0
@@ -270,9 +284,9 @@ class Driver:
                 if item.events:
                     answer, event = outbox.answers[answered + number], item.events[number]
                     result = answer.code if isinstance(answer, PhalanxError) else ""
-                    detail = words_of(event, answer) if isinstance(event, Request) else ""
-                lines.append(line_of(call, tip, now.wall_s, self.audit_key, detail=detail, result=result))
-                tip = Tip(seq=lines[-1].seq, mac=lines[-1].mac)
+                    detail = describe_request(event, answer) if isinstance(event, Request) else ""
+                lines.append(next_line(call, tip, now.wall_s, self.audit_key, detail=detail, result=result))
+                tip = ChainTip(seq=lines[-1].seq, mac=lines[-1].mac)
             answered += len(item.events)
         return lines
 
@@ -280,7 +294,7 @@ class Driver:
         attempt = self.controller.world.attempts.get(job_id)
         return NO_EPOCH if attempt is None else attempt.epoch
 
-    def _publish(self, outbox: Outbox, now: Now) -> None:
+    def _publish(self, outbox: StepResult, now: ControllerTime) -> None:
         """Perform what follows from the commit. An internal error in one part stops neither the other parts nor the thread."""
         parts: tuple[Callable[[], None], ...] = (
             partial(self.controller.committed, outbox, now),
@@ -294,14 +308,14 @@ class Driver:
             except Exception:  # noqa: BLE001  # as above
                 _log.exception("internal error after a commit")
 
-    def _send_commands(self, outbox: Outbox) -> None:
+    def _send_commands(self, outbox: StepResult) -> None:
         for command in outbox.commands:
             epoch = self._current_epoch(command.job_id) if isinstance(command, DeleteCheckpoints) else command.epoch
             self.mailboxes.post(self.supervisor_of(command.node_id, command.job_id, epoch), command)
         for name in outbox.lost:
-            self.mailboxes.forget(name)
+            self.mailboxes.remove(name)
 
-    def _notify_engines(self, outbox: Outbox) -> None:
+    def _notify_engines(self, outbox: StepResult) -> None:
         """Pass changed attempts to the engines that start one supervisor per attempt."""
         engines = [engine for engine in self.engines if engine.capabilities.per_attempt]
         if not engines:
@@ -315,7 +329,7 @@ class Driver:
             for engine in engines:
                 engine.follow(job, attempt)
 
-    def _notify_listeners(self, outbox: Outbox) -> None:
+    def _notify_listeners(self, outbox: StepResult) -> None:
         if self._listeners:
             changed = frozenset(line.job_id for line in outbox.change.story if line.job_id is not None)
             for listener in self._listeners:
@@ -326,11 +340,11 @@ class Driver:
         while self._peeks:
             future, job_id, wish = self._peeks.popleft()
             try:
-                future.set_result(self.controller.peek(self._now(), job_id=job_id, wish=wish))
+                future.set_result(self.controller.read_snapshot(self._now(), job_id=job_id, wish=wish))
             except Exception as error:  # noqa: BLE001  # refused, or an internal error: it goes to the caller, the loop continues
                 future.set_exception(error)
 
-    def _refused(self, items: list[_InboxItem], outbox: Outbox, error: StoreRefused) -> float:
+    def _refused(self, items: list[_InboxItem], outbox: StepResult, error: StoreRefused) -> float:
         """Undo the step. Observations are retried, since no sender repeats them; callers repeat their requests themselves."""
         self.controller.refused(outbox)
         _log.error("the store refused a commit: %s", error)
@@ -341,7 +355,7 @@ class Driver:
                 self._retries.append(item)
             else:
                 item.future.set_exception(error)
-        return REFUSED_WAIT_S
+        return RETRY_WAIT_S
 
     def _one_by_one(self, items: list[_InboxItem], error: Exception) -> float:
         """Apply each item separately after a step raised, so that only the item at fault fails.
@@ -354,13 +368,13 @@ class Driver:
             return min([self._run_step([part]) for part in alone])
         for item in items:
             item.future.set_exception(PhalanxError("internal error of the head", hint="see the head's log"))
-        return BROKEN_WAIT_S
+        return ERROR_WAIT_S
 
-    def _now(self) -> Now:
-        return Now(wall_s=self.clock.now_s(), boot_s=self.clock.boottime_s())
+    def _now(self) -> ControllerTime:
+        return ControllerTime(wall_s=self.clock.now_s(), boot_s=self.clock.boottime_s())
 
 
-def calm_collector() -> None:
+def tune_gc() -> None:
     """Exclude loaded objects from garbage collection, and raise its thresholds.
 
     Records form no cycles, so collections find almost nothing. With Python's default thresholds, a scheduling pass over 50,000 jobs took

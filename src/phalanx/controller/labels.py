@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from phalanx.controller.turn import Turn
+from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, NotFound
-from phalanx.core.fleet.hostlist import fold
+from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import Node
 from phalanx.core.state.events import LabelNodes
 
@@ -18,7 +18,7 @@ _VALUE_MAX: Final = 128  # characters; a rack's name has ten
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
 
 
-def label(turn: Turn, request: LabelNodes) -> None:
+def label(turn: StepContext, request: LabelNodes) -> None:
     """Set the labels; an empty value removes one. Other labels stay. Idempotent.
 
     Raises:
@@ -42,8 +42,8 @@ def label(turn: Turn, request: LabelNodes) -> None:
         return
     for node in changed:
         turn.change.put(node)
-    named = fold([node.id for node in changed])
-    turn.tell("labelled", f"{named[:200]}: labels changed by {request.by}", by=request.by)
+    named = fold_hostlist([node.id for node in changed])
+    turn.add_story("labelled", f"{named[:200]}: labels changed by {request.by}", by=request.by)
 
 
 def _check(node_id: str, labels: Mapping[str, str]) -> None:

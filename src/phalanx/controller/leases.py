@@ -20,13 +20,13 @@ LEASE_DEFAULT_S: Final = 6.0
 RENEWALS_PER_LEASE: Final = 4
 # Of the whole fleet; above that, the interval grows. A fifth of the head's one thread (docs/scale.md).
 RENEWALS_PER_S_MAX: Final = 400.0
-NOBODY: Final = SupervisorId("")  # holds a seat's lease until the supervisor that an engine starts registers
+UNCLAIMED: Final = SupervisorId("")  # holds a seat's lease until the supervisor that an engine starts registers
 # The same after a restart of the head: a supervisor may hold the seat, with any lease that was granted before.
-SOMEBODY: Final = SupervisorId("?")
+PRESUMED_HOLDER: Final = SupervisorId("?")
 MARGIN_S: Final = 1.0  # for network delay and clock drift
 
 
-class SayHello(Conflict):
+class UnknownSupervisor(Conflict):
     """The head does not know this supervisor, or no longer; it must register."""
 
     code = "say_hello"
@@ -90,7 +90,7 @@ class LeaseBook:
         with self.guard:
             ends_s = max(now_s + self.terms[0] + MARGIN_S, until_s)
             held = self._leases.get(node_id)
-            if held is not None and held.supervisor_id in (supervisor_id, SOMEBODY) and not held.over:
+            if held is not None and held.supervisor_id in (supervisor_id, PRESUMED_HOLDER) and not held.over:
                 held.supervisor_id, held.heard_s = supervisor_id, now_s
                 held.ends_s = max(self._touched(held).ends_s, ends_s)
             else:
@@ -121,12 +121,14 @@ class LeaseBook:
                 was granted counts as held.
 
         Raises:
-            SayHello: another supervisor or none holds this node's lease, or it has expired.
+            UnknownSupervisor: another supervisor or none holds this node's lease, or it has expired.
         """
         with self.guard:
             lease = self._leases.get(node_id)
             if lease is None or lease.over or lease.supervisor_id != supervisor_id:
-                raise SayHello(f"supervisor {supervisor_id} holds no lease for {node_id}", hint="register again")
+                raise UnknownSupervisor(
+                    f"supervisor {supervisor_id} holds no lease for {node_id}", hint="register again"
+                )
             lease_s, renew_in_s = self.terms
             lease.heard_s = now_s
             granted_s = self._touched(lease).ends_s - now_s - MARGIN_S
@@ -136,7 +138,7 @@ class LeaseBook:
             superseded = [(job, epoch) for job, epoch in epochs if lease.current.get(job) != epoch]
         return Renewal(lease_s=lease_s, renew_in_s=renew_in_s, superseded=superseded)
 
-    def heard(self, node_id: NodeId, supervisor_id: SupervisorId, now_s: float) -> bool:
+    def renewed_recently(self, node_id: NodeId, supervisor_id: SupervisorId, now_s: float) -> bool:
         """Whether this supervisor can still renew, and renewed or was presumed live less than one ordinary lease ago."""
         with self.guard:
             lease = self._leases.get(node_id)
@@ -145,11 +147,11 @@ class LeaseBook:
             ordinary_s = self.terms[1] * RENEWALS_PER_LEASE
             return now_s < max(lease.heard_s + ordinary_s + MARGIN_S, self._floor_s)
 
-    def is_anothers(self, node_id: NodeId, supervisor_id: SupervisorId) -> bool:
+    def belongs_to_other(self, node_id: NodeId, supervisor_id: SupervisorId) -> bool:
         """Whether another supervisor has registered for this node; its registration may not be answered yet."""
         with self.guard:
             lease = self._leases.get(node_id)
-            return lease is not None and lease.supervisor_id not in (supervisor_id, SOMEBODY, NOBODY)
+            return lease is not None and lease.supervisor_id not in (supervisor_id, PRESUMED_HOLDER, UNCLAIMED)
 
     def set_current(self, node_id: NodeId, job_id: JobId, epoch: Epoch | None) -> None:
         """Set the current epoch of a job on a node; None: no epoch is current."""
@@ -162,7 +164,7 @@ class LeaseBook:
             else:
                 lease.current[job_id] = epoch
 
-    def close_ended(self, now_s: float) -> list[NodeId]:
+    def expire(self, now_s: float) -> list[NodeId]:
         """Expire leases; return the nodes whose lease has expired, again at each call until `drop`. Their renewals are refused."""
         with self.guard:
             if now_s >= self._earliest_s:
@@ -189,17 +191,17 @@ class LeaseBook:
                 self._leases.pop(node_id, None)
                 self._over.discard(node_id)
 
-    def look_again_s(self) -> float:
-        """When to call `close_ended` next: at or before the first end; infinite without leases. O(1)."""
+    def next_check_s(self) -> float:
+        """When to call `expire` next: at or before the first end; infinite without leases. O(1)."""
         with self.guard:
             return 0.0 if self._over else self._earliest_s
 
-    def lengthen(self, lease_s: float) -> None:
+    def grant_long(self, lease_s: float) -> None:
         """Grant `lease_s` at every renewal from now on: the head will stop as planned."""
         with self.guard:
             self._long_s = lease_s
 
-    def all_lengthened(self) -> bool:
+    def all_long(self) -> bool:
         """Whether every supervisor holds a long lease."""
         with self.guard:
             return all(lease.renewed_long or lease.over for lease in self._leases.values())

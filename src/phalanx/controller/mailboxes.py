@@ -15,7 +15,7 @@ from typing import Final
 
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import Command
-from phalanx.wire.supervisor import Framed, OpenExec, frame
+from phalanx.wire.supervisor import Envelope, OpenExec, encode_envelope
 
 BOX_COMMANDS_MAX: Final = 10_000  # a node holds some hundred tasks at most; more means that no supervisor reads the box
 TAKE_COMMANDS_MAX: Final = 500  # bounds one reply; the next long poll returns the rest at once
@@ -51,7 +51,7 @@ class Mailboxes:
         for wake in listeners:
             wake()
 
-    def take(self, node_id: NodeId, after: int) -> tuple[list[Framed], int]:
+    def take(self, node_id: NodeId, after: int) -> tuple[list[Envelope], int]:
         """Return commands with seq > `after`, in order, and the next `after`; drop those up to `after`.
 
         An `after` from another incarnation of the head (past the last seq) returns nothing and drops nothing.
@@ -67,7 +67,7 @@ class Mailboxes:
             taken = list(islice(box.waiting, TAKE_COMMANDS_MAX))
             last = taken[-1][0] if taken else box.last
         # Encoded on the caller's thread: a gang of a thousand nodes must not cost the controller a thousand encodings.
-        return [frame(seq, command) for seq, command in taken], last
+        return [encode_envelope(seq, command) for seq, command in taken], last
 
     def listen(self, node_id: NodeId, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` at every post to this node until the returned function is called, which is idempotent."""
@@ -89,7 +89,7 @@ class Mailboxes:
             box = self._boxes.get(node_id)
             return self._forgotten if box is None else box.last
 
-    def forget(self, node_id: NodeId) -> None:
+    def remove(self, node_id: NodeId) -> None:
         """Remove the box of a supervisor that is gone for good, unless it has listeners."""
         with self._lock:
             box = self._boxes.get(node_id)

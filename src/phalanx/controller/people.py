@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phalanx.controller.turn import Turn
+from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted, NotSignedIn
 from phalanx.core.ids import TokenId, UserId
-from phalanx.core.state.events import ChangeProject, ChangeUser, RevokeToken, TokensUsed
-from phalanx.core.work.people import Token, User, UserRole
+from phalanx.core.state.events import (
+    ChangeProject,
+    ChangeUser,
+    RecordTokenUse,
+    RevokeToken,
+)
 from phalanx.core.work.queue import Project
+from phalanx.core.work.users import Token, User, UserRole
 
 
-def put_user(turn: Turn, user: User) -> User:
+def put_user(turn: StepContext, user: User) -> User:
     """Add a user or replace one.
 
     Raises:
@@ -32,7 +37,7 @@ def put_user(turn: Turn, user: User) -> User:
     return user
 
 
-def change_user(turn: Turn, wish: ChangeUser) -> User:
+def change_user(turn: StepContext, wish: ChangeUser) -> User:
     """Add a user with role `user`, or change the given fields of one.
 
     Raises:
@@ -50,7 +55,7 @@ def change_user(turn: Turn, wish: ChangeUser) -> User:
     )
 
 
-def change_project(turn: Turn, wish: ChangeProject) -> Project:
+def change_project(turn: StepContext, wish: ChangeProject) -> Project:
     """Add a project, or change the given fields of one. A project admin may only change the members.
 
     Raises:
@@ -76,7 +81,7 @@ def change_project(turn: Turn, wish: ChangeProject) -> Project:
     return project
 
 
-def put_token(turn: Turn, token: Token) -> Token:
+def put_token(turn: StepContext, token: Token) -> Token:
     """Add a token, if the token that it was created with is still valid.
 
     Raises:
@@ -85,7 +90,7 @@ def put_token(turn: Turn, token: Token) -> Token:
     """
     maker = None if token.made_by is None else turn.world.tokens.get(token.made_by)
     if maker is not None:
-        if not maker.good(turn.now.wall_s):
+        if not maker.is_valid(turn.now.wall_s):
             raise NotSignedIn(f"token {maker.id} is expired or revoked", hint="create another: phalanx tokens add")
         user = turn.world.users.get(maker.user)
         if user is not None and user.disabled:
@@ -96,8 +101,8 @@ def put_token(turn: Turn, token: Token) -> Token:
     return token
 
 
-def revoke(turn: Turn, wish: RevokeToken) -> Token:
-    """Revoke a token; with `made_too` also the tokens created with it, transitively.
+def revoke_token(turn: StepContext, wish: RevokeToken) -> Token:
+    """Revoke a token; with `with_derived` also the tokens created with it, transitively.
 
     Raises:
         NotFound: no such token.
@@ -106,7 +111,7 @@ def revoke(turn: Turn, wish: RevokeToken) -> Token:
     if token is None:
         raise NotFound(f"no token {wish.token_id}", hint="phalanx tokens lists them")
     revoked = {wish.token_id}
-    if wish.made_too:
+    if wish.with_derived:
         revoked |= _made_with(turn, wish.token_id)
     for token_id in sorted(revoked):
         one = turn.world.tokens[token_id]
@@ -115,7 +120,7 @@ def revoke(turn: Turn, wish: RevokeToken) -> Token:
     return turn.world.tokens[wish.token_id]
 
 
-def note_use(turn: Turn, wish: TokensUsed) -> None:
+def record_token_use(turn: StepContext, wish: RecordTokenUse) -> None:
     """Record when tokens were last used; unknown tokens are ignored."""
     for token_id, used_s in wish.used_s.items():
         token = turn.world.tokens.get(token_id)
@@ -127,7 +132,7 @@ def _administers(user: User) -> bool:
     return user.role is UserRole.ADMIN and not user.disabled
 
 
-def _check_admin(turn: Turn, user_id: UserId) -> None:
+def _check_admin(turn: StepContext, user_id: UserId) -> None:
     user = turn.world.users.get(user_id)
     if user is None or not _administers(user):
         raise NotPermitted(f"{user_id} is not an admin", hint="ask an admin")
@@ -149,7 +154,7 @@ def _check_project_admin(project: Project | None, wish: ChangeProject) -> None:
         )
 
 
-def _made_with(turn: Turn, token_id: TokenId) -> set[TokenId]:
+def _made_with(turn: StepContext, token_id: TokenId) -> set[TokenId]:
     children: dict[TokenId, list[TokenId]] = {}
     for token in turn.world.tokens.values():
         if token.made_by is not None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phalanx.controller.turn import Turn
+from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.ids import QueueId
 from phalanx.core.state.events import ChangeQueue, PutQueues
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.queuetree import check_tree
+from phalanx.core.work.queue_validation import check_queue_tree
 
 
-def change(turn: Turn, wish: ChangeQueue) -> Queue:
+def change(turn: StepContext, wish: ChangeQueue) -> Queue:
     """Add a queue, or change the given fields of one; merged here, where no other request interleaves.
 
     Raises:
@@ -28,7 +28,7 @@ def change(turn: Turn, wish: ChangeQueue) -> Queue:
     return queue
 
 
-def put(turn: Turn, request: PutQueues) -> None:
+def put(turn: StepContext, request: PutQueues) -> None:
     """Put some queues and remove others, all or nothing. Unchanged queues are not written.
 
     Raises:
@@ -42,7 +42,7 @@ def put(turn: Turn, request: PutQueues) -> None:
     for queue_id in request.remove:
         if after.pop(queue_id, None) is None:
             raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
-    check_tree(after)
+    check_queue_tree(after)
     _refuse_in_use(turn, request.remove)
     for queue in queues:
         if queue.id in after and world.queues.get(queue.id) != queue:
@@ -53,10 +53,10 @@ def put(turn: Turn, request: PutQueues) -> None:
 
 
 def _keep_open_state(known: Queue | None, queue: Queue, request: PutQueues) -> Queue:
-    return queue if known is None or queue.id not in request.as_open else replace(queue, open=known.open)
+    return queue if known is None or queue.id not in request.keep_open_state else replace(queue, open=known.open)
 
 
-def _refuse_in_use(turn: Turn, queue_ids: tuple[QueueId, ...]) -> None:
+def _refuse_in_use(turn: StepContext, queue_ids: tuple[QueueId, ...]) -> None:
     if not queue_ids:
         return
     alive = [job for job in turn.world.jobs.values() if job.queue in queue_ids and not job.state.terminal]

@@ -4,63 +4,71 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phalanx.controller.turn import Turn
+from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId
-from phalanx.core.lifecycle.facts import Mark
-from phalanx.core.lifecycle.happenings import MemberLost, Remind
-from phalanx.core.state.events import Hello, NodeDead, NodeSeen, Report, SeatLost
+from phalanx.core.lifecycle.events import MemberLost, ReminderDue
+from phalanx.core.lifecycle.transitions import FaultMark
+from phalanx.core.state.events import (
+    NodeDied,
+    NodeListed,
+    Report,
+    SeatLost,
+    SupervisorRegistered,
+)
 from phalanx.core.work.attempt import MemberState
-from phalanx.core.work.seat import Seat
+from phalanx.core.work.seats import Seat
 
 
-class SeatOver(Conflict):
+class SeatEnded(Conflict):
     """A supervisor registered for an attempt that has ended. The supervisor must exit."""
 
     code = "seat_over"
 
 
-def hear(turn: Turn, report: Report) -> None:
+def handle_report(turn: StepContext, report: Report) -> None:
     """Apply one report. Late and repeated reports change nothing."""
     match report:
-        case Hello():
+        case SupervisorRegistered():
             _register(turn, report)
-        case NodeDead():
+        case NodeDied():
             _node_dead(turn, report)
-        case NodeSeen():
+        case NodeListed():
             _node_seen(turn, report)
         case SeatLost():
             for node_id in report.node_ids:
                 lose_seat(turn, Seat(node_id=node_id, job_id=report.job_id, epoch=report.epoch), report.why)
         case _:
-            turn.happen(report.job_id, report)
+            turn.apply_event(report.job_id, report)
 
 
-def lose_node(turn: Turn, node_id: NodeId, why: str) -> None:
+def lose_node(turn: StepContext, node_id: NodeId, why: str) -> None:
     """Mark the node DOWN and remove its members from every gang."""
     node = turn.world.nodes.get(node_id)
     if node is None or node.state is NodeState.DOWN:
         return
     turn.change.put(
-        replace(node, state=NodeState.DOWN, down_cause=why, changed_s=turn.now.wall_s, failures=node.failures + 1)
+        replace(
+            node, state=NodeState.DOWN, down_cause=why, changed_s=turn.now.wall_s, failure_count=node.failure_count + 1
+        )
     )
-    turn.tell("node_down", f"{node_id} is down: {why}", node_id=node_id)
+    turn.add_story("node_down", f"{node_id} is down: {why}", node_id=node_id)
     held = turn.world.attempts_on(node_id)
     if held:  # an idle node that is switched off fails no job
-        turn.mark(Mark(node_id=node_id, weight=1.0, why=why))
+        turn.add_marks(FaultMark(node_id=node_id, weight=1.0, why=why))
     for attempt in held:
-        turn.happen(attempt.job_id, MemberLost(node_id=node_id, why=why))
+        turn.apply_event(attempt.job_id, MemberLost(node_id=node_id, why=why))
 
 
-def lose_seat(turn: Turn, seat: Seat, why: str) -> None:
+def lose_seat(turn: StepContext, seat: Seat, why: str) -> None:
     """Report a lost seat to its attempt; ignored if the attempt has ended."""
     attempt = turn.world.attempts.get(seat.job_id)
     if attempt is not None and attempt.epoch == seat.epoch:
-        turn.happen(seat.job_id, MemberLost(node_id=seat.node_id, why=why))
+        turn.apply_event(seat.job_id, MemberLost(node_id=seat.node_id, why=why))
 
 
-def _register(turn: Turn, hello: Hello) -> None:
+def _register(turn: StepContext, hello: SupervisorRegistered) -> None:
     if hello.seat is not None:
         _register_seat(turn, hello.seat, hello.node.probe_port)
         _update_node_of_seat(turn, hello.node)
@@ -70,45 +78,45 @@ def _register(turn: Turn, hello: Hello) -> None:
     known = turn.world.nodes.get(node_id)
     if known is not None and known.supervisor_id not in (None, hello.supervisor_id):
         for attempt in turn.world.attempts_on(node_id):
-            turn.happen(attempt.job_id, MemberLost(node_id=node_id, why="its supervisor was replaced"))
+            turn.apply_event(attempt.job_id, MemberLost(node_id=node_id, why="its supervisor was replaced"))
     fresh = _merged(known, hello, turn.now.wall_s)
     if known is None or replace(known, changed_s=0.0) != replace(fresh, changed_s=0.0):
         turn.change.put(fresh)
     if known is None or known.state is not NodeState.UP:
         gpus = f"{len(fresh.devices)} {'virtual devices' if fresh.virtual else 'GPUs'}"
-        turn.tell("node_up", f"{node_id} is up with {gpus}", node_id=node_id)
-    carried = {(job_id, epoch) for job_id, epoch, _ in hello.carries}
+        turn.add_story("node_up", f"{node_id} is up with {gpus}", node_id=node_id)
+    carried = {(job_id, epoch) for job_id, epoch, _ in hello.running}
     for attempt in turn.world.attempts_on(node_id):
         member = next(m for m in attempt.members if m.node_id == node_id)
         if member.state is MemberState.STARTED and (attempt.job_id, attempt.epoch) not in carried:
             continue  # the supervisor still has to send the events of its end
-        turn.happen(attempt.job_id, Remind(node_id=node_id))
+        turn.apply_event(attempt.job_id, ReminderDue(node_id=node_id))
 
 
-def _register_seat(turn: Turn, seat: Seat, probe_port: int) -> None:
+def _register_seat(turn: StepContext, seat: Seat, probe_port: int) -> None:
     """Register a supervisor that was started for one attempt, and send it its command.
 
     Raises:
-        SeatOver: the attempt has ended or lost this seat.
+        SeatEnded: the attempt has ended or lost this seat.
     """
     attempt = turn.world.attempts.get(seat.job_id)
     member = None
     if attempt is not None and attempt.epoch == seat.epoch:
         member = next((m for m in attempt.members if m.node_id == seat.node_id), None)
     if member is None or member.state is MemberState.LOST:
-        raise SeatOver(f"attempt {seat.epoch} of job {seat.job_id} no longer has a part on {seat.node_id}")
+        raise SeatEnded(f"attempt {seat.epoch} of job {seat.job_id} no longer has a part on {seat.node_id}")
     turn.lost.pop(seat.name, None)
-    turn.happen(seat.job_id, Remind(node_id=seat.node_id, probe_port=probe_port))
+    turn.apply_event(seat.job_id, ReminderDue(node_id=seat.node_id, probe_port=probe_port))
 
 
-def _update_node_of_seat(turn: Turn, reported: Node) -> None:
+def _update_node_of_seat(turn: StepContext, reported: Node) -> None:
     """Record, for later attempts, what only a supervisor on the node can find out."""
     known = turn.world.nodes.get(reported.id)
-    if known is not None and known.per_attempt and known.sees_head_files != reported.sees_head_files:
-        turn.change.put(replace(known, sees_head_files=reported.sees_head_files))
+    if known is not None and known.per_attempt and known.shares_head_files != reported.shares_head_files:
+        turn.change.put(replace(known, shares_head_files=reported.shares_head_files))
 
 
-def _node_seen(turn: Turn, seen: NodeSeen) -> None:
+def _node_seen(turn: StepContext, seen: NodeListed) -> None:
     """Apply the inventory of an engine whose nodes have no supervisor of their own."""
     node, known, now_s = seen.node, turn.world.nodes.get(seen.node.id), turn.now.wall_s
     fresh = replace(node, state=NodeState.UP, per_attempt=True, supervisor_id=None, joined_s=now_s, changed_s=now_s)
@@ -119,22 +127,22 @@ def _node_seen(turn: Turn, seen: NodeSeen) -> None:
             fresh,
             cordon=known.cordon if by_operator else node.cordon,
             joined_s=known.joined_s,
-            failures=known.failures,
-            slow=known.slow,
-            marks=known.marks,
-            marked_s=known.marked_s,
-            lemon=known.lemon,
+            failure_count=known.failure_count,
+            slow_reason=known.slow_reason,
+            fault_score=known.fault_score,
+            fault_score_s=known.fault_score_s,
+            bad_node_reason=known.bad_node_reason,
             labels={**known.labels, **node.labels},
-            sees_head_files=known.sees_head_files,
+            shares_head_files=known.shares_head_files,
         )
         if replace(known, changed_s=now_s) == fresh:
             return
     turn.change.put(fresh)
     if known is None or known.state is not NodeState.UP:
-        turn.tell("node_up", f"{node.id} is up: {node.engine} reports it in service", node_id=node.id)
+        turn.add_story("node_up", f"{node.id} is up: {node.engine} reports it in service", node_id=node.id)
 
 
-def _merged(known: Node | None, hello: Hello, now_s: float) -> Node:
+def _merged(known: Node | None, hello: SupervisorRegistered, now_s: float) -> Node:
     """The node as its supervisor reports it, with the fields that only the head sets."""
     if known is None:
         return replace(
@@ -145,19 +153,19 @@ def _merged(known: Node | None, hello: Hello, now_s: float) -> Node:
         state=NodeState.UP,
         supervisor_id=hello.supervisor_id,
         cordon=known.cordon,
-        slow=known.slow,
+        slow_reason=known.slow_reason,
         joined_s=known.joined_s,
-        failures=known.failures,
-        marks=known.marks,
-        marked_s=known.marked_s,
-        lemon=known.lemon,
+        failure_count=known.failure_count,
+        fault_score=known.fault_score,
+        fault_score_s=known.fault_score_s,
+        bad_node_reason=known.bad_node_reason,
         changed_s=now_s,
         labels={**known.labels, **hello.node.labels},
         down_cause="",
     )
 
 
-def _node_dead(turn: Turn, dead: NodeDead) -> None:
+def _node_dead(turn: StepContext, dead: NodeDied) -> None:
     node = turn.world.nodes.get(dead.node_id)
     if node is None or (dead.supervisor_id is not None and node.supervisor_id != dead.supervisor_id):
         return
@@ -167,13 +175,15 @@ def _node_dead(turn: Turn, dead: NodeDead) -> None:
         lose_node(turn, dead.node_id, dead.why)
         turn.lost[dead.node_id] = None  # if a supervisor still runs there (a late report), it must register first
     else:
-        turn.tell("node_silent", f"{dead.node_id}: {dead.why}; lost once its lease expires", node_id=dead.node_id)
+        turn.add_story("node_silent", f"{dead.node_id}: {dead.why}; lost once its lease expires", node_id=dead.node_id)
 
 
-def _mark_down(turn: Turn, node: Node, why: str) -> None:
+def _mark_down(turn: StepContext, node: Node, why: str) -> None:
     """Mark a node DOWN that the engine took out of service. Running seats keep their own leases."""
     if node.state is NodeState.DOWN:
         return
-    down = replace(node, state=NodeState.DOWN, down_cause=why, changed_s=turn.now.wall_s, failures=node.failures + 1)
+    down = replace(
+        node, state=NodeState.DOWN, down_cause=why, changed_s=turn.now.wall_s, failure_count=node.failure_count + 1
+    )
     turn.change.put(down)
-    turn.tell("node_down", f"{node.id} is down: {why}", node_id=node.id)
+    turn.add_story("node_down", f"{node.id} is down: {why}", node_id=node.id)

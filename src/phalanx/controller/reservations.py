@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from phalanx.controller import windows
-from phalanx.controller.turn import Turn
+from phalanx.controller import reservation_windows
+from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
-from phalanx.core.fleet.hostlist import fold
+from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.ids import ReservationId
-from phalanx.core.state.events import EndReservation, PutReservation, Submit
+from phalanx.core.state.events import EndReservation, PutReservation, SubmitJob
 from phalanx.core.units import format_duration
-from phalanx.core.work.reservation import NOBODY, Reservation
+from phalanx.core.work.reservation import NO_USER, Reservation
 
 AHEAD_MAX_S: Final = 366 * 86_400.0  # limit of start and length: anything further off is a typo in the year
 RESERVATIONS_MAX: Final = 1000  # at once; two a week on each of ten racks for a year. Each change copies the table
 
 
-def put(turn: Turn, request: PutReservation) -> Reservation:
+def put(turn: StepContext, request: PutReservation) -> Reservation:
     """Create a reservation. Idempotent: an equal one is returned as it is.
 
     Raises:
@@ -29,7 +29,7 @@ def put(turn: Turn, request: PutReservation) -> Reservation:
     wanted = replace(request.reservation, begun=False, ended=False)
     existing = turn.world.reservations.get(wanted.id)
     if existing is not None:
-        if replace(existing, begun=False, by=NOBODY) == replace(wanted, by=NOBODY):
+        if replace(existing, begun=False, by=NO_USER) == replace(wanted, by=NO_USER):
             return existing
         raise Conflict(
             f"reservation {wanted.id} already exists",
@@ -39,20 +39,20 @@ def put(turn: Turn, request: PutReservation) -> Reservation:
     _check_names(turn, wanted)
     _check_clash(turn, wanted)
     turn.change.put(wanted)
-    turn.tell("reserved", _summary(wanted, turn.now.wall_s), by=wanted.by)
+    turn.add_story("reserved", _summary(wanted, turn.now.wall_s), by=wanted.by)
     return wanted
 
 
-def end(turn: Turn, request: EndReservation) -> Reservation:
+def end(turn: StepContext, request: EndReservation) -> Reservation:
     """End a reservation: its nodes accept any job again.
 
     Raises:
         NotFound: no such reservation, or it has ended.
     """
-    return windows.end(turn, _known(turn, request.reservation_id), "was ended", by=request.by)
+    return reservation_windows.end(turn, _known(turn, request.reservation_id), "was ended", by=request.by)
 
 
-def check_named(turn: Turn, submit: Submit) -> None:
+def check_named(turn: StepContext, submit: SubmitJob) -> None:
     """Check the reservation that a submit names, if any.
 
     Raises:
@@ -64,12 +64,12 @@ def check_named(turn: Turn, submit: Submit) -> None:
     reservation = _known(turn, ReservationId(submit.spec.reservation))
     if not reservation.admits(submit.user, submit.queue):
         raise NotPermitted(
-            f"reservation {reservation.id} is for {reservation.holders}, not for {submit.user} in queue {submit.queue}",
+            f"reservation {reservation.id} is for {reservation.holders_text}, not for {submit.user} in queue {submit.queue}",
             hint="submit without --reservation, or to a queue that it admits",
         )
 
 
-def _known(turn: Turn, reservation_id: ReservationId) -> Reservation:
+def _known(turn: StepContext, reservation_id: ReservationId) -> Reservation:
     reservation = turn.world.reservations.get(reservation_id)
     if reservation is None:
         raise NotFound(f"no reservation {reservation_id!r}", hint="phalanx nodes reservations lists them")
@@ -89,7 +89,7 @@ def _check_time(wanted: Reservation, now_s: float) -> None:
         raise BadRequest(f"reservation {wanted.id} would have ended {ago} ago", hint="use --start now")
 
 
-def _check_names(turn: Turn, wanted: Reservation) -> None:
+def _check_names(turn: StepContext, wanted: Reservation) -> None:
     world = turn.world
     if not wanted.nodes:
         raise BadRequest(f"reservation {wanted.id} names no node", hint="phalanx nodes reserve gpu[001-004] ...")
@@ -105,17 +105,17 @@ def _check_names(turn: Turn, wanted: Reservation) -> None:
             raise NotFound(f"no {kind} {missing[0]!r}", hint=f"phalanx {kind}s lists them")
 
 
-def _check_clash(turn: Turn, wanted: Reservation) -> None:
+def _check_clash(turn: StepContext, wanted: Reservation) -> None:
     others = turn.world.reservations
     if len(others) >= RESERVATIONS_MAX:
         raise Conflict(
             f"there are already {len(others)} reservations, the maximum", hint="phalanx nodes unreserve NAME ends one"
         )
     for other in sorted(others.values(), key=lambda one: (one.start_s, one.id)):
-        shared = wanted.clashes(other)
+        shared = wanted.conflicting_nodes(other)
         if shared:
             raise Conflict(
-                f"{fold(sorted(shared))} {'is' if len(shared) == 1 else 'are'} already reserved at that time:"
+                f"{fold_hostlist(sorted(shared))} {'is' if len(shared) == 1 else 'are'} already reserved at that time:"
                 f" {_summary(other, turn.now.wall_s)}",
                 hint=f"choose another time or other nodes, or: phalanx nodes unreserve {other.id}",
             )
@@ -130,5 +130,5 @@ def _summary(reservation: Reservation, now_s: float) -> str:
     else:
         lasts = f"in {format_duration(ahead_s)}, {lasting}" if ahead_s > 0 else f"from now on, {lasting}"
     why = f": {reservation.why}" if reservation.why else ""
-    nodes = fold(sorted(reservation.nodes))
-    return f"{reservation.id}, {nodes} for {reservation.holders}, {lasts}{why}"
+    nodes = fold_hostlist(sorted(reservation.nodes))
+    return f"{reservation.id}, {nodes} for {reservation.holders_text}, {lasts}{why}"

@@ -9,18 +9,24 @@ from typing import Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
-from phalanx.core.recovery.rules import Rule, judge, judge_cause, laid_over, rules_from
+from phalanx.core.recovery.failure_rules import (
+    FailureRule,
+    diagnose,
+    diagnose_cause,
+    merge_rules,
+    parse_rules,
+)
 from phalanx.core.state.world import World
-from phalanx.core.work.attempt import Cause, TaskExit
-from phalanx.core.work.failure import Verdict
+from phalanx.core.work.attempt import EndCause, TaskExit
+from phalanx.core.work.failure import FailureDiagnosis
 
 _log: Final = logging.getLogger("phalanx.controller")
 
 
-def own_rules(stored: FailureRules | None) -> tuple[tuple[Rule, ...], str]:
+def parse_own_rules(stored: FailureRules | None) -> tuple[tuple[FailureRule, ...], str]:
     """Parse the operators' stored rules. If this release cannot parse them (a later one stored them): no rules, and why."""
     try:
-        return () if stored is None else rules_from(json.loads(stored.rules)), ""
+        return () if stored is None else parse_rules(json.loads(stored.rules)), ""
     except PhalanxError as error:  # a head with the shipped rules is better than none
         return (), error.message
 
@@ -32,28 +38,28 @@ class Rulebook:
         shipped: the rules shipped with Phalanx. Without any rule, exit codes and signals decide.
     """
 
-    def __init__(self, world: World, shipped: Sequence[Rule]) -> None:
+    def __init__(self, world: World, shipped: Sequence[FailureRule]) -> None:
         self._world = world
         self._shipped = shipped
         self._parsed: FailureRules | None = None
-        self._rules: Sequence[Rule] = shipped
+        self._rules: Sequence[FailureRule] = shipped
 
     @property
-    def rules(self) -> Sequence[Rule]:
+    def rules(self) -> Sequence[FailureRule]:
         """All rules, in the order in which they are tried."""
         stored = self._world.failure_rules.get(OPERATORS)
         if stored is not self._parsed:
-            own, why_not = own_rules(stored)
+            own, why_not = parse_own_rules(stored)
             if why_not:
                 _log.error("the operators' failure rules are ignored: this release cannot read them: %s", why_not)
-            self._rules, self._parsed = laid_over(own, self._shipped), stored
+            self._rules, self._parsed = merge_rules(own, self._shipped), stored
         return self._rules
 
-    def judge(self, exit: TaskExit) -> Verdict | None:
+    def diagnose(self, exit: TaskExit) -> FailureDiagnosis | None:
         """Diagnose a task's exit; None without rules."""
         rules = self.rules
-        return judge(exit, rules) if rules else None
+        return diagnose(exit, rules) if rules else None
 
-    def judge_cause(self, cause: Cause) -> Verdict | None:
+    def diagnose_cause(self, cause: EndCause) -> FailureDiagnosis | None:
         """Diagnose the end of a whole generation; None if no rule covers it."""
-        return judge_cause(cause, self.rules)
+        return diagnose_cause(cause, self.rules)

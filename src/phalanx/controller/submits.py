@@ -8,30 +8,35 @@ from functools import lru_cache
 from typing import Final
 
 from phalanx.controller import reservations
-from phalanx.controller.turn import Turn
+from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.ids import JobId
 from phalanx.core.lifecycle import dependencies
-from phalanx.core.lifecycle.dependencies import States
-from phalanx.core.scheduling.shape import shapes_of
-from phalanx.core.scheduling.submission import refuse_spread
-from phalanx.core.state.events import Submit
+from phalanx.core.lifecycle.dependencies import JobStates
+from phalanx.core.scheduling.shape import acceptable_shapes
+from phalanx.core.scheduling.submission import check_topology
+from phalanx.core.state.events import SubmitJob
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency
-from phalanx.core.work.array import parse_array, ranges
-from phalanx.core.work.dependency import ArrayPlace, Dependency, DependencyKind, element_id
+from phalanx.core.work.array import format_indices, parse_array
+from phalanx.core.work.dependency import (
+    ArrayPosition,
+    Dependency,
+    DependencyKind,
+    array_element_id,
+)
 from phalanx.core.work.job import Job
-from phalanx.core.work.launchers import ONE_WORLD_PER_CALL, launcher_of
-from phalanx.core.work.people import User, UserRole
+from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
 from phalanx.core.work.spec import JobSpec
-from phalanx.core.work.spread import on_one_node
+from phalanx.core.work.topology_constraint import fixed_to_one_node
+from phalanx.core.work.users import User, UserRole
 
 SHAPES_KEPT: Final = 4096  # distinct requests for one state of the fleet; some hundred bytes each
 # Equal requests come by the thousand; finding the shapes is a tenth of a submit's cost.
-_shapes_of = lru_cache(maxsize=SHAPES_KEPT)(shapes_of)
+_shapes_of = lru_cache(maxsize=SHAPES_KEPT)(acceptable_shapes)
 
 
-def submit(turn: Turn, wish: Submit) -> Job | list[Job]:
+def submit(turn: StepContext, wish: SubmitJob) -> Job | list[Job]:
     """Create the job, or the array's elements in order of their index. For a repeated key, return the earlier job or first element.
 
     Raises:
@@ -49,7 +54,7 @@ def submit(turn: Turn, wish: Submit) -> Job | list[Job]:
     _check_nodes(turn, wish)
     wish = _in_one_world(wish)
     shapes = _shapes_of(wish.spec.role, world.fleet())
-    refuse_spread(wish.spec.spread, shapes, world.nodes.values())
+    check_topology(wish.spec.topology, shapes, world.nodes.values())
     indices = parse_array(wish.spec.array).indices if wish.spec.array else ()
     parents = _parents(turn, wish, indices)
     if not indices:
@@ -60,7 +65,7 @@ def submit(turn: Turn, wish: Submit) -> Job | list[Job]:
 # ---- validation -----------------------------------------------------------------------------------------------------
 
 
-def _check_nodes(turn: Turn, wish: Submit) -> None:
+def _check_nodes(turn: StepContext, wish: SubmitJob) -> None:
     """Check that all nodes of `nodelist` exist; nodes of `exclude` need not.
 
     Raises:
@@ -71,21 +76,21 @@ def _check_nodes(turn: Turn, wish: Submit) -> None:
         raise NotFound(f"nodelist: no node {unknown[0]}", hint="phalanx nodes lists them")
 
 
-def _in_one_world(wish: Submit) -> Submit:
+def _in_one_world(wish: SubmitJob) -> SubmitJob:
     """Keep a launcher that creates a world of its own at each call on one node, even if the fleet changes before the start."""
     role = wish.spec.role
-    launcher = launcher_of(role.argv, role.script)
-    if launcher not in ONE_WORLD_PER_CALL or wish.spec.slurm:  # a batch script runs once, whatever it calls
+    launcher = find_launcher(role.argv, role.script)
+    if launcher not in MPI_LAUNCHERS or wish.spec.slurm:  # a batch script runs once, whatever it calls
         return wish
     if (role.gpus.nodes or 1) > 1 or role.gpus.nodes_max is not None:
         raise BadRequest(
             f"{launcher} starts once on each of the {role.gpus.nodes} nodes and would create {role.gpus.nodes} separate worlds",
             hint="ask for one node (--nodes 1), or start the ranks without it: phalanx run -- python train.py",
         )
-    return replace(wish, spec=replace(wish.spec, role=replace(role, gpus=on_one_node(role.gpus))))
+    return replace(wish, spec=replace(wish.spec, role=replace(role, gpus=fixed_to_one_node(role.gpus))))
 
 
-def _earlier_job(turn: Turn, wish: Submit, earlier: Idempotency) -> Job | list[Job]:
+def _earlier_job(turn: StepContext, wish: SubmitJob, earlier: Idempotency) -> Job | list[Job]:
     if earlier.body_sha256 != wish.body_sha256:
         raise Conflict(
             f"idempotency key {wish.key!r} was used for another job ({earlier.job_id})", hint="use a new key"
@@ -98,7 +103,7 @@ def _earlier_job(turn: Turn, wish: Submit, earlier: Idempotency) -> Job | list[J
     return job if job.array is None else [job]
 
 
-def _check_project(turn: Turn, wish: Submit) -> None:
+def _check_project(turn: StepContext, wish: SubmitJob) -> None:
     project = turn.world.projects.get(wish.project)
     if project is None:
         raise NotFound(f"no project {wish.project!r}", hint=f"there are: {', '.join(sorted(turn.world.projects))}")
@@ -110,14 +115,14 @@ def _check_project(turn: Turn, wish: Submit) -> None:
         )
 
 
-def _parents(turn: Turn, wish: Submit, indices: Sequence[int]) -> dict[JobId, States]:
+def _parents(turn: StepContext, wish: SubmitJob, indices: Sequence[int]) -> dict[JobId, JobStates]:
     """States of each job or array that the submit depends on, by the id used; for `aftercorr`, by each element's id.
 
     Raises:
         NotFound: no such job.
         BadRequest: `aftercorr` names a job that is not an array, or an array without these elements.
     """
-    found: dict[JobId, States] = {}
+    found: dict[JobId, JobStates] = {}
     for one in wish.spec.dependencies:
         if one.kind is DependencyKind.SINGLETON:
             continue
@@ -129,22 +134,24 @@ def _parents(turn: Turn, wish: Submit, indices: Sequence[int]) -> dict[JobId, St
     return found
 
 
-def _pairs(one: Dependency, states: States, indices: Sequence[int]) -> dict[JobId, States]:
+def _pairs(one: Dependency, states: JobStates, indices: Sequence[int]) -> dict[JobId, JobStates]:
     if one.job_id in states:
         raise BadRequest(f"{one}: job {one.job_id} is not an array", hint=f"write afterok:{one.job_id}")
-    missing = [index for index in indices if element_id(one.job_id, index) not in states]
+    missing = [index for index in indices if array_element_id(one.job_id, index) not in states]
     if missing:
         raise BadRequest(
-            f"{one}: array {one.job_id} has no element {ranges(missing[:100])}",
+            f"{one}: array {one.job_id} has no element {format_indices(missing[:100])}",
             hint="give both arrays the same elements",
         )
-    return {element: {element: states[element]} for element in (element_id(one.job_id, index) for index in indices)}
+    return {
+        element: {element: states[element]} for element in (array_element_id(one.job_id, index) for index in indices)
+    }
 
 
 # ---- records --------------------------------------------------------------------------------------------------------
 
 
-def _put(turn: Turn, wish: Submit, parents: Mapping[JobId, States]) -> Job:
+def _put(turn: StepContext, wish: SubmitJob, parents: Mapping[JobId, JobStates]) -> Job:
     seq = turn.change.new_job_seq()
     unmet, never = dependencies.unmet_of(turn.world, (wish.user, wish.spec.name), wish.spec.dependencies, parents)
     job = _put_one(turn, wish, wish.spec, (JobId(str(seq)), seq, None), (unmet, never))
@@ -152,7 +159,9 @@ def _put(turn: Turn, wish: Submit, parents: Mapping[JobId, States]) -> Job:
     return job
 
 
-def _put_array(turn: Turn, wish: Submit, indices: Sequence[int], parents: Mapping[JobId, States]) -> list[Job]:
+def _put_array(
+    turn: StepContext, wish: SubmitJob, indices: Sequence[int], parents: Mapping[JobId, JobStates]
+) -> list[Job]:
     """Create one job for each element. All share one spec; `Job.array` holds the element's index, so that equal jobs stay equal."""
     seqs = [turn.change.new_job_seq() for _ in indices]
     array_id, name = JobId(str(seqs[0])), (wish.user, wish.spec.name)
@@ -162,7 +171,7 @@ def _put_array(turn: Turn, wish: Submit, indices: Sequence[int], parents: Mappin
     shared, never = dependencies.unmet_of(turn.world, name, common, parents)
     jobs: list[Job] = []
     for index, seq in zip(indices, seqs, strict=True):
-        place = ArrayPlace(
+        place = ArrayPosition(
             array_id=array_id,
             index=index,
             size=len(indices),
@@ -170,10 +179,12 @@ def _put_array(turn: Turn, wish: Submit, indices: Sequence[int], parents: Mappin
             lowest=indices[0],
             highest=indices[-1],
         )
-        own = [Dependency(kind=one.kind, job_id=element_id(one.job_id, index)) for one in paired]
+        own = [Dependency(kind=one.kind, job_id=array_element_id(one.job_id, index)) for one in paired]
         more, alone = dependencies.unmet_of(turn.world, name, own, parents) if own else ((), "")
         unmet = (*shared, *more) if more else shared
-        jobs.append(_put_one(turn, wish, spec, (element_id(array_id, index), seq, place), (unmet, never or alone)))
+        jobs.append(
+            _put_one(turn, wish, spec, (array_element_id(array_id, index), seq, place), (unmet, never or alone))
+        )
     _remember_key(turn, wish, jobs[0])
     return jobs
 
@@ -183,10 +194,10 @@ def _of_one_element(spec: JobSpec) -> JobSpec:
 
 
 def _put_one(
-    turn: Turn,
-    wish: Submit,
+    turn: StepContext,
+    wish: SubmitJob,
     spec: JobSpec,
-    place: tuple[JobId, int, ArrayPlace | None],
+    place: tuple[JobId, int, ArrayPosition | None],
     waits: tuple[tuple[Dependency, ...], str],
 ) -> Job:
     """Create one job. `place`: its id, seq and element; `waits`: its unmet conditions, and why one can never hold."""
@@ -204,20 +215,22 @@ def _put_one(
         reason=reason,
         detail=detail,
         array=array,
-        unmet=unmet,
+        unmet_dependencies=unmet,
     )
     turn.change.put(job)
     text = f"submitted by {wish.user} for {wish.project}: {spec.role.gpus.total} GPUs" + (
         f"; {detail}" if unmet else ""
     )
-    turn.change.tell(StoryLine(seq=0, at_s=turn.now.wall_s, kind="submitted", text=text, job_id=job.id, by=wish.user))
+    turn.change.add_story(
+        StoryLine(seq=0, at_s=turn.now.wall_s, kind="submitted", text=text, job_id=job.id, by=wish.user)
+    )
     if never:
-        turn.apply(dependencies.cancelled(job, never, turn.facts))
+        turn.apply(dependencies.cancel_unmeetable(job, never, turn.facts))
         return turn.world.jobs[job_id]
     return job
 
 
-def _remember_key(turn: Turn, wish: Submit, first: Job) -> None:
+def _remember_key(turn: StepContext, wish: SubmitJob, first: Job) -> None:
     """Record the key; for an array, with its first element."""
     if wish.key:
         record = Idempotency(

@@ -1,6 +1,6 @@
 """Live telemetry that is never stored: the newest device samples and the training progress of each job.
 
-The API's supervisor routes write it; views and metrics read it; the controller gets a sparse `Progressed` for its budgets. In memory,
+The API's supervisor routes write it; views and metrics read it; the controller gets a sparse `ProgressReported` for its budgets. In memory,
 bounded, thread-safe. A restarted head has it again within a few seconds.
 """
 
@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
-from phalanx.core.jsonline import finite, object_of
-from phalanx.core.state.events import CheckpointFailed, Progressed
+from phalanx.core.jsonline import finite_float, parse_object
+from phalanx.core.state.events import CheckpointFailed, ProgressReported
 from phalanx.wire.api.jobs import Progress
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
@@ -51,7 +51,7 @@ class _Track:
     checkpoint_step: int | None = None
     saving: bool = False
     save_failed: bool = False
-    progressed_at_s: float = -math.inf  # when the last `Progressed` was emitted
+    progressed_at_s: float = -math.inf  # when the last `ProgressReported` was emitted
 
 
 class Telemetry:
@@ -63,7 +63,7 @@ class Telemetry:
         self._tracks: OrderedDict[JobId, _Track] = OrderedDict()
         self._nodes_of: dict[JobId, frozenset[NodeId]] = {}
 
-    def samples(self, request: SamplesRequest) -> None:
+    def put_samples(self, request: SamplesRequest) -> None:
         """Replace a supervisor's samples by newer ones.
 
         A node has several supervisors if its engine starts one for each attempt; each samples its own devices.
@@ -82,7 +82,9 @@ class Telemetry:
             if len(self._samples) > NODES_MAX:
                 self._index(*self._samples.popitem(last=False), present=False)
 
-    def steps(self, job_id: JobId, epoch: Epoch, node_rank: int, data: bytes) -> list[Progressed | CheckpointFailed]:
+    def put_steps(
+        self, job_id: JobId, epoch: Epoch, node_rank: int, data: bytes
+    ) -> list[ProgressReported | CheckpointFailed]:
         """Parse new bytes of a `steps-<node rank>` stream, in the order written; return events for the controller.
 
         Only node rank 0 counts, since rank 0 runs there. An incomplete last line waits for its rest; invalid lines are skipped.
@@ -101,7 +103,7 @@ class Telemetry:
             self._tracks.move_to_end(job_id)
             *lines, partial = (track.partial + data).split(b"\n")
             track.partial = partial if len(partial) <= REPORT_BYTES_MAX else b""
-            events = (_read(job_id, track, report) for line in lines if (report := object_of(line)) is not None)
+            events = (_read(job_id, track, report) for line in lines if (report := parse_object(line)) is not None)
             return [event for event in events if event is not None]
 
     def progress(self, job_id: JobId) -> Progress | None:
@@ -130,7 +132,7 @@ class Telemetry:
             track = self._tracks.get(job_id)
             return None if track is None else track.steps_total
 
-    def devices(self, node_id: NodeId) -> NodeSamples | None:
+    def node_samples(self, node_id: NodeId) -> NodeSamples | None:
         """The node's newest samples; None if it sent none under this head."""
         with self._lock:
             newest = self._samples.get(node_id)
@@ -149,7 +151,7 @@ class Telemetry:
         ]
         return sum(busy) / len(busy) if busy else None
 
-    def forget_node(self, node_id: NodeId) -> None:
+    def remove_node(self, node_id: NodeId) -> None:
         """Drop the samples of a node that is gone."""
         with self._lock:
             self._index(node_id, self._samples.pop(node_id, {}), present=False)
@@ -180,7 +182,7 @@ def _jobs_in(devices: list[DeviceSample]) -> set[JobId]:
     return {device.job_id for device in devices if device.job_id is not None}
 
 
-def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | CheckpointFailed | None:
+def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> ProgressReported | CheckpointFailed | None:
     """Apply one report to the track; return an event if the controller needs one."""
     generation = report.get("generation")
     if not isinstance(generation, int) or report.get("rank") != 0 or generation < track.generation:
@@ -219,21 +221,21 @@ def _read_failed_save(job_id: JobId, track: _Track, report: dict[str, Any]) -> C
     return CheckpointFailed(job_id=job_id, epoch=track.epoch, generation=track.generation, step=step, error=error)
 
 
-def _read_step(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progressed | None:
+def _read_step(job_id: JobId, track: _Track, report: dict[str, Any]) -> ProgressReported | None:
     step, begin_ns, end_ns, at_s = (report.get(name) for name in ("step", "begin_ns", "end_ns", "at_s"))
-    when_s = finite(at_s)
+    when_s = finite_float(at_s)
     if not isinstance(step, int) or when_s is None:
         return None
     track.step, track.step_generation, track.at_s = step, track.generation, when_s
     loss, tokens = report.get("loss"), report.get("tokens")
     # JSON has no NaN: a loss of NaN is left out.
-    track.loss = finite(loss)
+    track.loss = finite_float(loss)
     if isinstance(begin_ns, int) and isinstance(end_ns, int) and end_ns >= begin_ns:
         track.steps.append((begin_ns, end_ns, tokens if isinstance(tokens, int) else None))
     if 0 <= track.at_s - track.progressed_at_s < PROGRESSED_EVERY_S:
         return None
     track.progressed_at_s = track.at_s
-    return Progressed(job_id=job_id, epoch=track.epoch, generation=track.generation, step=step)
+    return ProgressReported(job_id=job_id, epoch=track.epoch, generation=track.generation, step=step)
 
 
 def _rates(track: _Track) -> tuple[float | None, float | None]:

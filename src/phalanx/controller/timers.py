@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 from phalanx.core.ids import Epoch, Generation, JobId
 
-SWEPT_FROM: Final = 1000  # entries; fewer are not worth a sweep
+SWEEP_LEAST: Final = 1000  # entries; fewer are not worth a sweep
 
 
-class Due(enum.IntEnum):
+class DeadlineKind(enum.IntEnum):
     """Kind of a deadline. The order breaks ties: at the same instant, a time limit goes before a late start."""
 
     LIMIT = 0  # the job's time limit
@@ -30,7 +30,7 @@ class Deadline(NamedTuple):
     """One entry: when (CLOCK_BOOTTIME), and for which epoch and generation of the job."""
 
     at_s: float
-    due: Due
+    kind: DeadlineKind
     order: int
     job_id: JobId
     epoch: Epoch
@@ -48,9 +48,9 @@ class Timers:
     fired: list[Deadline] = field(default_factory=list)
     _heap: list[Deadline] = field(default_factory=list)
     _orders: int = 0
-    _sweep_at: int = SWEPT_FROM  # number of entries at which stale ones are removed
+    _sweep_at: int = SWEEP_LEAST  # number of entries at which stale ones are removed
 
-    def arm(self, at_s: float, due: Due, job_id: JobId, epoch: Epoch, generation: Generation) -> None:
+    def arm(self, at_s: float, due: DeadlineKind, job_id: JobId, epoch: Epoch, generation: Generation) -> None:
         """Add a deadline at `at_s`."""
         self._orders += 1
         heapq.heappush(self._heap, Deadline(at_s, due, self._orders, job_id, epoch, generation))
@@ -76,7 +76,7 @@ class Timers:
         if len(self._heap) >= self._sweep_at:
             self._heap = [deadline for deadline in self._heap if stands(deadline)]
             heapq.heapify(self._heap)
-            self._sweep_at = max(SWEPT_FROM, 2 * len(self._heap))
+            self._sweep_at = max(SWEEP_LEAST, 2 * len(self._heap))
 
     def undo(self) -> None:
         """Put back what fired: the step was undone."""

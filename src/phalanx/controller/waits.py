@@ -6,19 +6,19 @@ from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from contextlib import AbstractContextManager
 
 from phalanx.core.ids import JobId
-from phalanx.core.state.plan import Waiting
+from phalanx.core.state.plan import WaitReason
 
 
-class GuardedWaits(Mapping[JobId, Waiting]):
+class GuardedWaits(Mapping[JobId, WaitReason]):
     """The scheduler's waits, each computed on access under the scheduler's guard.
 
     Jobs may start between two accesses: `items` and `values` leave out those that no longer wait.
     """
 
-    def __init__(self, waits: Mapping[JobId, Waiting], guard: AbstractContextManager[object]) -> None:
+    def __init__(self, waits: Mapping[JobId, WaitReason], guard: AbstractContextManager[object]) -> None:
         self._waits, self._guard = waits, guard
 
-    def __getitem__(self, job_id: JobId) -> Waiting:
+    def __getitem__(self, job_id: JobId) -> WaitReason:
         with self._guard:
             return self._waits[job_id]
 
@@ -30,13 +30,13 @@ class GuardedWaits(Mapping[JobId, Waiting]):
         with self._guard:
             return len(self._waits)
 
-    def items(self) -> ItemsView[JobId, Waiting]:
+    def items(self) -> ItemsView[JobId, WaitReason]:
         """The jobs that still wait, with their reasons."""
         return self._current().items()
 
-    def values(self) -> ValuesView[Waiting]:
+    def values(self) -> ValuesView[WaitReason]:
         """The reasons of `items`."""
         return self._current().values()
 
-    def _current(self) -> dict[JobId, Waiting]:
+    def _current(self) -> dict[JobId, WaitReason]:
         return {job_id: wait for job_id in self if (wait := self.get(job_id)) is not None}

@@ -11,7 +11,7 @@ _INT_MAX: Final = 2**63 - 1
 _INT_CHARS_MAX: Final = 20
 
 
-def object_of(line: bytes) -> dict[str, Any] | None:
+def parse_object(line: bytes) -> dict[str, Any] | None:
     """Parse a line as a JSON object; None if it is none or contains an integer of more than 64 bits. Floats may be nan or infinite."""
     try:
         found = json.loads(line, parse_int=int64)
@@ -20,7 +20,7 @@ def object_of(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def finite(value: object) -> float | None:
+def finite_float(value: object) -> float | None:
     """The value as a finite float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None

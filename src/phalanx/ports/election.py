@@ -12,7 +12,7 @@ from typing import Protocol
 from phalanx.core.errors import TryLater
 
 
-class NoElection(TryLater):
+class ElectionUnavailable(TryLater):
     """The shared database did not answer, so the leader is unknown."""
 
     code = "no_election"
@@ -67,13 +67,13 @@ class HeadRecord:
 
 
 class Election(Protocol):
-    """One head's access to the election. Only `close` is thread-safe. Every method raises NoElection if the database does not answer."""
+    """One head's access to the election. Only `close` is thread-safe. Every method raises ElectionUnavailable if the database does not answer."""
 
     def prepare(self) -> None:
         """Create or upgrade the tables that the other methods need."""
         ...
 
-    def look(self) -> Leader:
+    def read_leader(self) -> Leader:
         """Read the leader's row."""
         ...
 
@@ -93,11 +93,11 @@ class Election(Protocol):
         """Record, before the first one is granted, that supervisors may hold leases of this length."""
         ...
 
-    def say(self, mine: HeadRecord) -> None:
+    def register(self, mine: HeadRecord) -> None:
         """Register this head."""
         ...
 
-    def leave(self, name: str) -> None:
+    def unregister(self, name: str) -> None:
         """Remove this head's registration: a planned end."""
         ...
 

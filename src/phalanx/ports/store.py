@@ -8,7 +8,7 @@ from typing import Protocol
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import TryLater
-from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
@@ -16,9 +16,9 @@ from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Record, World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.users import Token, User
 
 
 class StoreRefused(TryLater):
@@ -145,7 +145,7 @@ class Store(Protocol):
         """All queues by id."""
         ...
 
-    def spent(self) -> list[Spent]:
+    def queue_usage(self) -> list[QueueUsage]:
         """Usage of each queue, by queue; updated at the end of each attempt."""
         ...
 
@@ -157,7 +157,7 @@ class Store(Protocol):
         """One reservation, also an ended one."""
         ...
 
-    def calibration(self) -> Calibration | None:
+    def calibration(self) -> FleetDocument | None:
         """The result of the last calibration."""
         ...
 

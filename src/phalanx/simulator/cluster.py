@@ -1,6 +1,6 @@
 """A whole cluster in virtual time: the production controller and simulated supervisors, without network and store.
 
-`_turn` is one turn of `controller.driver`: step, commit, deliver the commands. A commit cannot fail here. The next turn at the same
+`_turn` is one turn of `controller.controller`: step, commit, deliver the commands. A commit cannot fail here. The next turn at the same
 instant processes the supervisors' reports.
 """
 
@@ -12,21 +12,27 @@ from typing import Final
 
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
-from phalanx.controller.outbox import Answer, Now, Outbox
-from phalanx.controller.turn import Settings
+from phalanx.controller.step_context import ControllerSettings
+from phalanx.controller.step_result import Answer, ControllerTime, StepResult
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
-from phalanx.core.scheduling.settings import Policy
-from phalanx.core.state.events import Event, Hello, PutProject, PutQueues, PutUser
+from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.state.events import (
+    Event,
+    PutProject,
+    PutQueues,
+    PutUser,
+    SupervisorRegistered,
+)
 from phalanx.core.state.world import World
 from phalanx.core.units import GIB
-from phalanx.core.work.people import User, UserRole
 from phalanx.core.work.queue import Project, Queue
-from phalanx.simulator.fleet import SimNode
-from phalanx.simulator.supervisors import Course, Supervisors
-from phalanx.simulator.trace import model_word
+from phalanx.core.work.users import User, UserRole
+from phalanx.simulator.fleet import TraceNode
+from phalanx.simulator.supervisors import GangEvent, ReplaySupervisors
+from phalanx.simulator.trace import normalize_model
 
 PROJECT: Final = ProjectId("trace")
 QUEUE: Final = QueueId("default")
@@ -37,21 +43,21 @@ _NODE_BYTES: Final = _NODE_CPUS * GIB
 
 
 @dataclass(slots=True)
-class Turned:
+class InstantResult:
     """The results of one instant.
 
     Attributes:
         answers: answers to the inbox.
-        courses: gang events as in `supervisors.Heard`, over all turns of the instant.
+        gang_events: gang events as in `supervisors.SupervisorReplies`, over all turns of the instant.
         due_in_s: time until the controller's next timer; infinite without one.
     """
 
     answers: Sequence[Answer | PhalanxError] = ()
-    courses: list[tuple[Course, JobId]] = field(default_factory=list)
+    gang_events: list[tuple[GangEvent, JobId]] = field(default_factory=list)
     due_in_s: float = float("inf")
 
 
-class Cluster:
+class ReplayCluster:
     """The controller and its nodes.
 
     Attributes:
@@ -60,8 +66,8 @@ class Cluster:
 
     def __init__(
         self,
-        nodes: Sequence[SimNode],
-        policy: Policy,
+        nodes: Sequence[TraceNode],
+        policy: PolicySettings,
         *,
         users: Sequence[UserId],
         start_s: float,
@@ -71,12 +77,12 @@ class Cluster:
             world=World(),
             leases=LeaseBook(lease_s=_LEASE_S),
             policy=policy,
-            settings=Settings(checkpoint_root="/simulated/checkpoints", output_root="/simulated/output"),
+            settings=ControllerSettings(checkpoint_root="/simulated/checkpoints", output_root="/simulated/output"),
         )
-        self.supervisors = Supervisors()
-        now = Now(wall_s=start_s, boot_s=start_s)
-        self.controller.begin(now)
-        self.instant(
+        self.supervisors = ReplaySupervisors()
+        now = ControllerTime(wall_s=start_s, boot_s=start_s)
+        self.controller.start(now)
+        self.run_instant(
             start_s,
             [
                 PutProject(project=Project(id=PROJECT)),
@@ -84,31 +90,31 @@ class Cluster:
                     queues=(*(() if any(queue.id == QUEUE for queue in queues) else (Queue(id=QUEUE),)), *queues)
                 ),
                 *(PutUser(user=User(id=user, role=UserRole.USER)) for user in users),
-                *(Hello(node=_node(node), supervisor_id=SupervisorId(node.name)) for node in nodes),
+                *(SupervisorRegistered(node=_node(node), supervisor_id=SupervisorId(node.name)) for node in nodes),
             ],
         )
 
-    def instant(self, now_s: float, inbox: Sequence[Event]) -> Turned:
+    def run_instant(self, now_s: float, inbox: Sequence[Event]) -> InstantResult:
         """Run turns until neither controller nor supervisors have anything left to process at this instant."""
-        now = Now(wall_s=now_s, boot_s=now_s)
+        now = ControllerTime(wall_s=now_s, boot_s=now_s)
         outbox = self._turn(now, inbox)
-        turned = Turned(answers=outbox.answers, due_in_s=outbox.due_in_s)
+        turned = InstantResult(answers=outbox.answers, due_in_s=outbox.due_in_s)
         while outbox.commands:
-            replies = self.supervisors.hear(outbox.commands, now_s)
-            turned.courses += replies.courses
+            replies = self.supervisors.execute(outbox.commands, now_s)
+            turned.gang_events += replies.gang_events
             if not replies.reports:
                 break
             outbox = self._turn(now, replies.reports)
             turned.due_in_s = outbox.due_in_s
         return turned
 
-    def _turn(self, now: Now, inbox: Sequence[Event]) -> Outbox:
+    def _turn(self, now: ControllerTime, inbox: Sequence[Event]) -> StepResult:
         outbox = self.controller.step(now, inbox)
         self.controller.committed(outbox, now)
         return outbox
 
 
-def _node(node: SimNode) -> Node:
+def _node(node: TraceNode) -> Node:
     return Node(
         id=NodeId(node.name),
         engine="simulated",
@@ -116,8 +122,10 @@ def _node(node: SimNode) -> Node:
         memory_bytes=_NODE_BYTES,
         state=NodeState.UP,
         devices=tuple(
-            Device(index=index, uuid=f"{node.name}/{index}", model=model_word(node.model), memory_bytes=_DEVICE_BYTES)
+            Device(
+                index=index, uuid=f"{node.name}/{index}", model=normalize_model(node.model), memory_bytes=_DEVICE_BYTES
+            )
             for index in range(node.gpus)
         ),
-        sees_head_files=True,
+        shares_head_files=True,
     )

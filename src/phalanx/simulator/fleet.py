@@ -15,16 +15,16 @@ _HEADER: Final = "the header is node,gpu_type,gpus and, for --per-vc, vc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimNode:
-    """A node: its devices, and its virtual cluster in `label` ("" for none)."""
+class TraceNode:
+    """A node: its devices, and its virtual cluster in `virtual_cluster` ("" for none)."""
 
     name: str
     gpus: int
     model: str = ""
-    label: str = ""
+    virtual_cluster: str = ""
 
 
-def equal_nodes(nodes: int, gpus_per_node: int) -> tuple[SimNode, ...]:
+def equal_nodes(nodes: int, gpus_per_node: int) -> tuple[TraceNode, ...]:
     """Build `nodes` nodes of `gpus_per_node` devices.
 
     Raises:
@@ -34,10 +34,10 @@ def equal_nodes(nodes: int, gpus_per_node: int) -> tuple[SimNode, ...]:
         raise BadRequest(f"{nodes} nodes x {gpus_per_node} GPUs is not a fleet", hint="--nodes 80 --gpus-per-node 8")
     if nodes * gpus_per_node > GPUS_MAX:
         raise BadRequest(f"{nodes} nodes x {gpus_per_node} GPUs exceed the limit", hint=f"at most {GPUS_MAX:,} GPUs")
-    return tuple(SimNode(name=f"n{number}", gpus=gpus_per_node) for number in range(nodes))
+    return tuple(TraceNode(name=f"n{number}", gpus=gpus_per_node) for number in range(nodes))
 
 
-def read_fleet(lines: Iterable[str], *, name: str = "fleet") -> tuple[SimNode, ...]:
+def read_fleet(lines: Iterable[str], *, name: str = "fleet") -> tuple[TraceNode, ...]:
     """Read nodes in file order; skip nodes without devices.
 
     Raises:
@@ -54,7 +54,7 @@ def read_fleet(lines: Iterable[str], *, name: str = "fleet") -> tuple[SimNode, .
     for column in ("node", "gpus"):
         if column not in header:
             raise BadFile(f"{name}: line {rows[0][0]} lacks the column {column}", hint=_HEADER)
-    nodes: dict[str, SimNode] = {}
+    nodes: dict[str, TraceNode] = {}
     for line, cells in rows[1:]:
         node = _node(dict(zip(header, cells, strict=False)), f"{name}: line {line}")
         if node.name in nodes:
@@ -66,10 +66,12 @@ def read_fleet(lines: Iterable[str], *, name: str = "fleet") -> tuple[SimNode, .
     return found
 
 
-def _node(row: dict[str, str], where: str) -> SimNode:
+def _node(row: dict[str, str], where: str) -> TraceNode:
     count = row.get("gpus", "")
     if not row.get("node"):
         raise BadFile(f"{where}: the node has no name")
     if not (count.isascii() and count.isdigit() and int(count) <= GPUS_PER_NODE_MAX):
         raise BadFile(f"{where}: gpus {count!r} is not a number of devices")
-    return SimNode(name=row["node"], gpus=int(count), model=row.get("gpu_type", ""), label=row.get("vc", ""))
+    return TraceNode(
+        name=row["node"], gpus=int(count), model=row.get("gpu_type", ""), virtual_cluster=row.get("vc", "")
+    )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from phalanx.simulator.outcome import Outcome, Replayed
+from phalanx.simulator.results import ReplayedJob, ReplayResult
 
 LARGE_GPUS = 8  # "large" as in published tables: at least a whole node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReplayReport:
     """Times in seconds. A job's wait is its completion time minus its run time, so it includes lost work."""
 
     jobs: int
@@ -35,16 +35,16 @@ class Report:
         return asdict(self)
 
 
-def report(replayed: Sequence[Replayed], *, wall_s: float) -> Report:
+def build_report(replayed: Sequence[ReplayResult], *, wall_s: float) -> ReplayReport:
     """Build one report over one replay, or over one per virtual cluster."""
-    outcomes: list[Outcome] = [outcome for part in replayed for outcome in part.outcomes]
+    outcomes: list[ReplayedJob] = [outcome for part in replayed for outcome in part.jobs]
     jcts = sorted(outcome.jct_s for outcome in outcomes)
     waits = sorted(outcome.wait_s for outcome in outcomes)
     large = [outcome.wait_s for outcome in outcomes if outcome.job.gpus >= LARGE_GPUS]
     makespan_s = max(outcome.end_s for outcome in outcomes) - min(outcome.job.submit_s for outcome in outcomes)
     lost = sum(part.lost_gpu_s for part in replayed)
     used = sum(outcome.job.duration_s * outcome.job.gpus for outcome in outcomes) + lost
-    return Report(
+    return ReplayReport(
         jobs=len(outcomes),
         avg_jct_s=sum(jcts) / len(jcts),
         median_jct_s=quantile(jcts, 0.5),
@@ -53,7 +53,7 @@ def report(replayed: Sequence[Replayed], *, wall_s: float) -> Report:
         p99_wait_s=quantile(waits, 0.99),
         avg_wait_large_s=sum(large) / len(large) if large else 0.0,
         max_wait_s=waits[-1],
-        max_unbroken_wait_s=max(outcome.wait_max_s for outcome in outcomes),
+        max_unbroken_wait_s=max(outcome.longest_wait_s for outcome in outcomes),
         makespan_s=makespan_s,
         utilization=used / (sum(part.gpus for part in replayed) * makespan_s) if makespan_s else 0.0,
         preemptions=sum(part.preemptions for part in replayed),

@@ -12,55 +12,61 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.ids import Epoch, Generation, JobId
-from phalanx.core.state.commands import Command, Forget, Prepare, StartTasks, StopTasks
+from phalanx.core.state.commands import (
+    CleanUpAttempt,
+    Command,
+    PrepareTasks,
+    StartTasks,
+    StopTasks,
+)
 from phalanx.core.state.events import CheckpointSaved, MemberReady, MemberStarted, MemberStopped, Report, TaskExited
-from phalanx.core.work.allocation import Allocation, Grant
+from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import TaskExit
-from phalanx.core.work.job import Resume
+from phalanx.core.work.job import PublishedCheckpoint
 
 _PORT: Final = 29500  # torchrun's default; never bound here
 
 
 @dataclass(slots=True)
-class Gang:
+class ReplayGang:
     """One live attempt as seen by its supervisors.
 
     Attributes:
-        started: number of nodes on which its tasks have started.
-        runs: whether its tasks run on every node.
-        ran: whether they ever did.
+        started_nodes: number of nodes on which its tasks have started.
+        running: whether its tasks run on every node.
+        has_run: whether they ever did.
     """
 
     epoch: Epoch
     generation: Generation
     allocation: Allocation
-    started: int = 0
-    runs: bool = False
-    ran: bool = False
+    started_nodes: int = 0
+    running: bool = False
+    has_run: bool = False
 
 
-class Course(enum.Enum):
+class GangEvent(enum.Enum):
     """An event of a gang."""
 
     STARTED = "started"  # all tasks run
     STOPPED = "stopped"  # stopped on request while it ran, after a save
-    OVER = "over"  # the controller has ended its attempt
+    ENDED = "over"  # the controller has ended its attempt
 
 
 @dataclass(slots=True)
-class Heard:
+class SupervisorReplies:
     """The supervisors' replies to one outbox.
 
     Attributes:
         reports: reports in the order of the commands.
-        courses: gang events in order.
+        gang_events: gang events in order.
     """
 
     reports: list[Report] = field(default_factory=list)
-    courses: list[tuple[Course, JobId]] = field(default_factory=list)
+    gang_events: list[tuple[GangEvent, JobId]] = field(default_factory=list)
 
 
-class Supervisors:
+class ReplaySupervisors:
     """All nodes' supervisors.
 
     Attributes:
@@ -68,37 +74,37 @@ class Supervisors:
     """
 
     def __init__(self) -> None:
-        self.gangs: dict[JobId, Gang] = {}
+        self.gangs: dict[JobId, ReplayGang] = {}
 
-    def hear(self, commands: Iterable[Command], now_s: float) -> Heard:
+    def execute(self, commands: Iterable[Command], now_s: float) -> SupervisorReplies:
         """Execute the commands of one step at once."""
-        replies = Heard()
+        replies = SupervisorReplies()
         for command in commands:
-            if isinstance(command, Prepare):
+            if isinstance(command, PrepareTasks):
                 replies.reports.append(self._prepare(command))
             elif isinstance(command, StartTasks):
                 self._start(command, now_s, replies)
             elif isinstance(command, StopTasks):
                 self._stop(command, now_s, replies)
-            elif isinstance(command, Forget) and command.job_id in self.gangs:
+            elif isinstance(command, CleanUpAttempt) and command.job_id in self.gangs:
                 del self.gangs[command.job_id]
-                replies.courses.append((Course.OVER, command.job_id))
+                replies.gang_events.append((GangEvent.ENDED, command.job_id))
         return replies
 
-    def finish(self, job_id: JobId, now_s: float) -> list[Report]:
+    def finish_job(self, job_id: JobId, now_s: float) -> list[Report]:
         """Report that every task of the job exited with code 0."""
         gang = self.gangs[job_id]
         reports: list[Report] = []
         for grant in gang.allocation.grants:
             reports += _exits(job_id, gang, grant, now_s, by_us=False)
             reports.append(_stopped(job_id, gang, grant, now_s))
-        gang.runs = False
+        gang.running = False
         return reports
 
-    def _prepare(self, command: Prepare) -> Report:
+    def _prepare(self, command: PrepareTasks) -> Report:
         gang = self.gangs.get(command.job_id)
         if gang is None or gang.epoch != command.epoch or gang.generation != command.generation:
-            gang = Gang(epoch=command.epoch, generation=command.generation, allocation=command.allocation)
+            gang = ReplayGang(epoch=command.epoch, generation=command.generation, allocation=command.allocation)
             self.gangs[command.job_id] = gang
         first = gang.allocation.grants[0].node_id == command.node_id
         resume = command.candidates[0] if first and command.candidates else None
@@ -111,12 +117,12 @@ class Supervisors:
             resume=resume,
         )
 
-    def _start(self, command: StartTasks, now_s: float, replies: Heard) -> None:
+    def _start(self, command: StartTasks, now_s: float, replies: SupervisorReplies) -> None:
         gang = self.gangs[command.job_id]
-        gang.started += 1
-        if gang.started == len(gang.allocation.grants):
-            gang.runs = gang.ran = True
-            replies.courses.append((Course.STARTED, command.job_id))
+        gang.started_nodes += 1
+        if gang.started_nodes == len(gang.allocation.grants):
+            gang.running = gang.has_run = True
+            replies.gang_events.append((GangEvent.STARTED, command.job_id))
         replies.reports.append(
             MemberStarted(
                 job_id=command.job_id,
@@ -127,40 +133,42 @@ class Supervisors:
             )
         )
 
-    def _stop(self, command: StopTasks, now_s: float, replies: Heard) -> None:
+    def _stop(self, command: StopTasks, now_s: float, replies: SupervisorReplies) -> None:
         """Stop the whole gang at the first command: a save needs all ranks, so all nodes stop together."""
         gang = self.gangs[command.job_id]
-        grant = gang.allocation.on(command.node_id)
+        grant = gang.allocation.grant_on(command.node_id)
         assert grant is not None, command
-        if gang.runs:
-            gang.runs = False
-            replies.courses.append((Course.STOPPED, command.job_id))
+        if gang.running:
+            gang.running = False
+            replies.gang_events.append((GangEvent.STOPPED, command.job_id))
             replies.reports.append(_saved(command, gang, now_s))
-        if gang.ran:
+        if gang.has_run:
             replies.reports += _exits(command.job_id, gang, grant, now_s, by_us=True)
         replies.reports.append(_stopped(command.job_id, gang, grant, now_s))
 
 
-def _exits(job_id: JobId, gang: Gang, grant: Grant, now_s: float, *, by_us: bool) -> Sequence[Report]:
+def _exits(job_id: JobId, gang: ReplayGang, grant: NodeGrant, now_s: float, *, by_us: bool) -> Sequence[Report]:
     return [
         TaskExited(
             job_id=job_id,
             epoch=gang.epoch,
             generation=gang.generation,
-            exit=TaskExit(rank=rank, node_id=grant.node_id, code=0, signal=None, by_us=by_us, at_s=now_s),
+            exit=TaskExit(
+                rank=rank, node_id=grant.node_id, code=0, signal=None, requested_by_phalanx=by_us, ended_s=now_s
+            ),
         )
         for rank in range(grant.first_rank, grant.first_rank + grant.tasks)
     ]
 
 
-def _stopped(job_id: JobId, gang: Gang, grant: Grant, now_s: float) -> Report:
+def _stopped(job_id: JobId, gang: ReplayGang, grant: NodeGrant, now_s: float) -> Report:
     return MemberStopped(job_id=job_id, epoch=gang.epoch, generation=gang.generation, node_id=grant.node_id, at_s=now_s)
 
 
-def _saved(command: StopTasks, gang: Gang, now_s: float) -> Report:
+def _saved(command: StopTasks, gang: ReplayGang, now_s: float) -> Report:
     """Report the checkpoint saved at the stop; its step is the attempt's epoch, which only grows."""
     path = f"/simulated/{command.job_id}/epoch-{gang.epoch}"
-    resume = Resume(epoch=gang.epoch, step=int(gang.epoch), path=path, digest=path, saved_s=now_s)
+    resume = PublishedCheckpoint(epoch=gang.epoch, step=int(gang.epoch), path=path, digest=path, saved_s=now_s)
     return CheckpointSaved(
         job_id=command.job_id, generation=gang.generation, node_id=gang.allocation.grants[0].node_id, resume=resume
     )

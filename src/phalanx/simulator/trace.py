@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import BadFile
-from phalanx.core.work.gpus import KINDS_MAX
+from phalanx.core.work.gpus import GPU_KINDS_MAX
 
 COLUMNS: Final = ("job_id", "submit_s", "duration_s", "num_gpus")
 _SWF_FIELDS: Final = 18
@@ -24,8 +24,8 @@ class TraceJob:
     """One job of a trace.
 
     Attributes:
-        models: acceptable GPU models, best first, as `model_word` formats them; empty for any.
-        label: its virtual cluster; "" for none.
+        models: acceptable GPU models, best first, as `normalize_model` formats them; empty for any.
+        virtual_cluster: its virtual cluster; "" for none.
         limit_s: its time limit, or None when none was published.
         line: its line in the file.
     """
@@ -35,17 +35,17 @@ class TraceJob:
     duration_s: float
     gpus: int
     models: tuple[str, ...] = ()
-    label: str = ""
+    virtual_cluster: str = ""
     limit_s: float | None = None
     line: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BadRow:
+class InvalidTraceRow:
     """An invalid row, with the reason."""
 
     line: int
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Trace:
     """Jobs by submit time, ties in file order; and the skipped rows."""
 
     jobs: tuple[TraceJob, ...]
-    bad: tuple[BadRow, ...] = ()
+    invalid_rows: tuple[InvalidTraceRow, ...] = ()
 
 
 def read_trace(lines: Iterable[str], *, name: str = "trace", skip_bad: bool = False) -> Trace:
@@ -72,7 +72,7 @@ def read_trace(lines: Iterable[str], *, name: str = "trace", skip_bad: bool = Fa
     except csv.Error as error:
         raise BadFile(f"{name} is not CSV: {error}") from None
     if bad and not skip_bad:
-        shown = "; ".join(f"line {row.line}: {row.why}" for row in bad[:_SHOWN_MAX])
+        shown = "; ".join(f"line {row.line}: {row.reason}" for row in bad[:_SHOWN_MAX])
         more = f"; and {len(bad) - _SHOWN_MAX} more" if len(bad) > _SHOWN_MAX else ""
         raise BadFile(
             f"{name}: {len(bad)} bad row{'s' if len(bad) > 1 else ''}: {shown}{more}", hint="skip them with --skip-bad"
@@ -80,10 +80,10 @@ def read_trace(lines: Iterable[str], *, name: str = "trace", skip_bad: bool = Fa
     if not jobs:
         raise BadFile(f"{name}: contains no jobs", hint=f"a CSV with the columns {', '.join(COLUMNS)}, or an SWF file")
     jobs.sort(key=lambda job: (job.submit_s, job.line))
-    return Trace(jobs=tuple(jobs), bad=tuple(bad))
+    return Trace(jobs=tuple(jobs), invalid_rows=tuple(bad))
 
 
-def _csv(rows: list[str], name: str) -> tuple[list[TraceJob], list[BadRow]]:
+def _csv(rows: list[str], name: str) -> tuple[list[TraceJob], list[InvalidTraceRow]]:
     reader = csv.reader(rows)
     header = [cell.strip() for cell in next(reader, [])]
     missing = [column for column in COLUMNS if column not in header]
@@ -94,7 +94,7 @@ def _csv(rows: list[str], name: str) -> tuple[list[TraceJob], list[BadRow]]:
         )
     at = {column: header.index(column) for column in header}
     jobs: list[TraceJob] = []
-    bad: list[BadRow] = []
+    bad: list[InvalidTraceRow] = []
     seen: set[str] = set()
     for cells in reader:
         if not cells:
@@ -107,7 +107,9 @@ def _csv(rows: list[str], name: str) -> tuple[list[TraceJob], list[BadRow]]:
             seen.add(job.id)
             jobs.append(job)
         except (ValueError, IndexError) as error:
-            bad.append(BadRow(line=line, why="has too few cells" if isinstance(error, IndexError) else str(error)))
+            bad.append(
+                InvalidTraceRow(line=line, reason="has too few cells" if isinstance(error, IndexError) else str(error))
+            )
     return jobs, bad
 
 
@@ -126,13 +128,13 @@ def _job(cells: list[str], at: dict[str, int], line: int) -> TraceJob:
         duration_s=_number(cells[at["duration_s"]], "duration_s", low=0.0),
         gpus=_count(cells[at["num_gpus"]]),
         models=_models(cell("gpu_type")),
-        label=cell("vc"),
+        virtual_cluster=cell("vc"),
         limit_s=_number(limit, "limit_s", low=0.0) if limit else None,
         line=line,
     )
 
 
-def model_word(text: str) -> str:
+def normalize_model(text: str) -> str:
     """Convert a GPU model to one lower-case word of the request grammar: "Tesla V100-SXM2" to tesla_v100_sxm2; "" for none.
 
     It applies to jobs and nodes alike, so that "v100" matches as in production.
@@ -144,7 +146,7 @@ def model_word(text: str) -> str:
 
 def _models(text: str) -> tuple[str, ...]:
     """Split `v100|p100` into acceptable models in this order."""
-    return tuple(dict.fromkeys(filter(None, map(model_word, text.split("|")))))[:KINDS_MAX]
+    return tuple(dict.fromkeys(filter(None, map(normalize_model, text.split("|")))))[:GPU_KINDS_MAX]
 
 
 def _number(text: str, column: str, *, low: float) -> float:
@@ -166,10 +168,10 @@ def _count(text: str) -> int:
     return int(value)
 
 
-def _swf(rows: list[str]) -> tuple[list[TraceJob], list[BadRow]]:
+def _swf(rows: list[str]) -> tuple[list[TraceJob], list[InvalidTraceRow]]:
     """SWF fields: 1 id, 2 submit, 4 run time, 5 processors used, 8 processors asked, 9 time asked, 15 queue. -1 is "unknown"."""
     jobs: list[TraceJob] = []
-    bad: list[BadRow] = []
+    bad: list[InvalidTraceRow] = []
     for line, row in enumerate(rows, start=1):
         text = row.split(";", 1)[0].split()
         if not text:
@@ -188,11 +190,11 @@ def _swf(rows: list[str]) -> tuple[list[TraceJob], list[BadRow]]:
                     submit_s=_number(text[1], "submit time", low=0.0),
                     duration_s=_number(text[3], "run time", low=0.0),
                     gpus=_count(str(asked if asked > 0 else used)),
-                    label="" if text[14] == "-1" else text[14],
+                    virtual_cluster="" if text[14] == "-1" else text[14],
                     limit_s=limit if limit > 0 else None,
                     line=line,
                 )
             )
         except ValueError as error:
-            bad.append(BadRow(line=line, why=str(error)))
+            bad.append(InvalidTraceRow(line=line, reason=str(error)))
     return jobs, bad

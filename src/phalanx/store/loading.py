@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node
-from phalanx.core.state.world import Change, Idempotency, World
+from phalanx.core.state.world import Idempotency, World, WorldChange
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
-from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.users import Token, User
 
 ENDED_JOBS_LOADED: Final = 1000  # as documented in ports.store.Store.load
 KEYS_LOADED: Final = 100_000  # idempotency keys; as many as the controller holds in memory
@@ -23,12 +23,12 @@ def build_world(
     *,
     nodes: Iterable[Node],
     queues: Iterable[Queue],
-    spent: Iterable[Spent],
+    queue_usage: Iterable[QueueUsage],
     projects: Iterable[Project],
     users: Iterable[User],
     tokens: Iterable[Token],
     reservations: Iterable[Reservation],
-    calibrations: Iterable[Calibration],
+    calibrations: Iterable[FleetDocument],
     failure_rules: Iterable[FailureRules],
     jobs: Iterable[Job],
     attempts: Iterable[Attempt],
@@ -38,9 +38,9 @@ def build_world(
 ) -> World:
     """Build the world. `jobs` in submit order; only live attempts and reservations; keys oldest first."""
     world = World(next_job_seq=last_job_seq + 1, next_story_seq=last_story_seq + 1)
-    change = Change(world=world)
+    change = WorldChange(world=world)
     documents = (calibrations, failure_rules)
-    for records in (nodes, queues, spent, projects, users, tokens, reservations, *documents, jobs, attempts):
+    for records in (nodes, queues, queue_usage, projects, users, tokens, reservations, *documents, jobs, attempts):
         for record in records:
             change.put(record)
     for key in idempotency:  # directly: they have no index, and there may be many

@@ -16,7 +16,12 @@ from typing import Final
 
 from phalanx.failpoints import around, sync_directory
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.later_files import ENDED, FOLDERS, listed, set_aside
+from phalanx.store.orphaned_files import (
+    ENDED,
+    FOLDERS,
+    list_folder,
+    move_orphaned,
+)
 
 RESTORES: Final = "restores"  # key in table `shared` of the text that `with_restore` writes
 TERMS: Final = "makes_way"  # key of the range of consecutive terms whose leaders all support restore records
@@ -27,7 +32,7 @@ _ID: Final = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach(Mapping[str, int]):
+class DatabaseExtent(Mapping[str, int]):
     """Extent of a database at one moment; as a mapping, the highest possible attempt number of each known job.
 
     Attributes:
@@ -52,33 +57,40 @@ class Reach(Mapping[str, int]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restore:
+class RestoreRecord:
     """A restore into a database that several heads share.
 
     Attributes:
         id: name of the marker file in a folder that was cleared for this restore.
-        reach: extent of the database at the restore.
+        extent: extent of the database at the restore.
         term: the term that the restore took.
         certain: every leader since has marked its folder first. Heads of older releases do not: then a folder without the marker may
             contain newer files, and this restore moves nothing.
     """
 
     id: str
-    reach: Reach
+    extent: DatabaseExtent
     term: int
     certain: bool = True
 
 
-def least(reaches: Sequence[Reach]) -> Reach:
+def intersection(reaches: Sequence[DatabaseExtent]) -> DatabaseExtent:
     """The intersection: jobs and attempts that all of them contain."""
     epochs: dict[str, int] = {}
     for reach in reaches:
         for job, epoch in reach.epochs.items():
             epochs[job] = min(epoch, epochs.get(job, epoch))
-    return Reach(last_job_seq=min(reach.last_job_seq for reach in reaches), epochs=epochs)
+    return DatabaseExtent(last_job_seq=min(reach.last_job_seq for reach in reaches), epochs=epochs)
 
 
-def make_way(folder: str, now: Reach, restores: Iterable[Restore], stamp: str, *, may: Callable[[], None]) -> list[str]:
+def move_lost_files(
+    folder: str,
+    now: DatabaseExtent,
+    restores: Iterable[RestoreRecord],
+    stamp: str,
+    *,
+    check_allowed: Callable[[], None],
+) -> list[str]:
     """Move files under lost numbers away; return the new folders. Called before a new leader does anything else.
 
     Files exist only for jobs and attempts whose commit was durable. So files that the database does not know when a head begins to lead
@@ -90,34 +102,34 @@ def make_way(folder: str, now: Reach, restores: Iterable[Restore], stamp: str, *
         now: extent of the database, read in this term.
         restores: restores into the database.
         stamp: for the folders' names.
-        may: raises if another head leads; called before anything is moved.
+        check_allowed: raises if another head leads; called before anything is moved.
 
     Raises:
         OSError: a file could not be moved or marked; the head must not write to the folder.
     """
     unmarked = [restore for restore in restores if not _exists(_marker(folder, restore))]
-    known = least([now, *(restore.reach for restore in unmarked if restore.certain)])
+    known = intersection([now, *(restore.extent for restore in unmarked if restore.certain)])
     made: list[str] = []
     if _holds_lost(folder, known):
-        made = set_aside(folder, known, stamp, may=may)
+        made = move_orphaned(folder, known, stamp, check_allowed=check_allowed)
     for restore in unmarked:
-        may()
+        check_allowed()
         _create_marker(folder, restore)
     return made
 
 
-def _holds_lost(folder: str, known: Reach) -> bool:
+def _holds_lost(folder: str, known: DatabaseExtent) -> bool:
     """Whether there is anything to move. Cost: three listings, and two for each live job that has files."""
     for name in FOLDERS:
         path = os.path.join(folder, name)
-        names = set(listed(path))
+        names = set(list_folder(path))
         if any(_number(job) > known.last_job_seq for job in names):
             return True
         prefix = _ATTEMPT.get(name)
         if prefix is not None:
             for job in known.epochs.keys() & names:
                 epoch = known.epochs[job]
-                if any(_number(one.removeprefix(prefix)) > epoch for one in listed(f"{path}/{job}")):
+                if any(_number(one.removeprefix(prefix)) > epoch for one in list_folder(f"{path}/{job}")):
                     return True
     return False
 
@@ -128,7 +140,7 @@ def _number(name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _marker(folder: str, restore: Restore) -> str:
+def _marker(folder: str, restore: RestoreRecord) -> str:
     """Path of the marker file; beside the logs, so that it is copied together with them."""
     return os.path.join(folder, "logs", f".restored-{restore.id}")
 
@@ -141,7 +153,7 @@ def _exists(path: str) -> bool:
     return True  # other errors are raised: a missed marker would move the files of known jobs away
 
 
-def _create_marker(folder: str, restore: Restore) -> None:
+def _create_marker(folder: str, restore: RestoreRecord) -> None:
     path = _marker(folder, restore)
     with around("restore.mark_folder"):
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -154,7 +166,7 @@ def _create_marker(folder: str, restore: Restore) -> None:
 # ---- records of restores in the database ------------------------------------------------------------------------------
 
 
-def restores_of(text: str) -> list[Restore]:
+def parse_restores(text: str) -> list[RestoreRecord]:
     """Parse the text that `with_restore` wrote; empty for none.
 
     Raises:
@@ -162,9 +174,9 @@ def restores_of(text: str) -> list[Restore]:
     """
     try:
         found = [
-            Restore(
+            RestoreRecord(
                 id=_id(text_id),
-                reach=Reach(last_job_seq=int(last), epochs={job: int(epochs[job]) for job in epochs}),
+                extent=DatabaseExtent(last_job_seq=int(last), epochs={job: int(epochs[job]) for job in epochs}),
                 term=int(term),
             )
             for text_id, last, epochs, term in json.loads(text or "[]")
@@ -183,19 +195,19 @@ def _id(text: str) -> str:
     return text
 
 
-def with_restore(text: str, restore: Restore) -> str:
+def with_restore(text: str, restore: RestoreRecord) -> str:
     """Append a restore to the text; only the newest RESTORES_KEPT are kept."""
-    kept = [*restores_of(text), restore][-RESTORES_KEPT:]
-    return json.dumps([[one.id, one.reach.last_job_seq, dict(one.reach.epochs), one.term] for one in kept])
+    kept = [*parse_restores(text), restore][-RESTORES_KEPT:]
+    return json.dumps([[one.id, one.extent.last_job_seq, dict(one.extent.epochs), one.term] for one in kept])
 
 
-def with_term(text: str, term: int) -> str:
+def extend_terms(text: str, term: int) -> str:
     """Extend the range of consecutive terms by one, of a leader or a restore; start a new range if a term is missing before it."""
     first, last = _terms(text)
     return f"{first if last == term - 1 else term} {term}"
 
 
-def judged(restores: Iterable[Restore], text: str, term: int) -> list[Restore]:
+def with_certainty(restores: Iterable[RestoreRecord], text: str, term: int) -> list[RestoreRecord]:
     """The restores with `certain` set, for a head that begins to lead in this term."""
     first, last = _terms(text)
     return [replace(one, certain=last == term - 1 and first <= one.term) for one in restores]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from phalanx.core.access.audit import AuditLine
-from phalanx.core.fleet.calibration import FLEET, Calibration
+from phalanx.core.fleet.documents import CALIBRATION_ID, FleetDocument
 from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
@@ -16,11 +16,17 @@ from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency, World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.users import Token, User
 from phalanx.ports.store import Batch, JobFilter, StoreRefused
-from phalanx.store.batches import Rows, Standing, check, jobs_asked_about, newest_of
+from phalanx.store.commit_checks import (
+    BatchRows,
+    StoredJobState,
+    check,
+    jobs_to_check,
+    newest_records,
+)
 from phalanx.store.loading import ENDED_JOBS_LOADED, KEYS_LOADED, build_world
 
 K = TypeVar("K", bound=str | int)
@@ -33,9 +39,9 @@ class _Tables:
     projects: dict[ProjectId, Project] = field(default_factory=dict)
     tokens: dict[TokenId, Token] = field(default_factory=dict)
     queues: dict[QueueId, Queue] = field(default_factory=dict)
-    spent: dict[QueueId, Spent] = field(default_factory=dict)
+    spent: dict[QueueId, QueueUsage] = field(default_factory=dict)
     reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
-    calibrations: dict[str, Calibration] = field(default_factory=dict)
+    calibrations: dict[str, FleetDocument] = field(default_factory=dict)
     failure_rules: dict[str, FailureRules] = field(default_factory=dict)
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
@@ -72,20 +78,18 @@ class MemoryStore:
             StaleEpoch: the store has a newer epoch.
             StoreRefused: the batch violates an invariant; nothing of it was written.
         """
-        rows = newest_of(batch)
+        rows = newest_records(batch)
         with self._lock:
             if self._closed:
                 raise StoreRefused("the store is closed", hint="the head is stopping")
-            standings = {
-                job: held for job in jobs_asked_about(batch, rows) if (held := self._standing(job)) is not None
-            }
+            standings = {job: held for job in jobs_to_check(batch, rows) if (held := self._standing(job)) is not None}
             check(batch, rows, standings, len(self._tables.story))
             self._check_unique(rows)
             for line in batch.audit:
                 if line.seq in self._tables.audit:
                     raise StoreRefused(f"audit line {line.seq} already exists")
             self._write(batch, rows)
-        if rows.touch_access:
+        if rows.changes_access:
             self._access_version += 1
 
     def load(self) -> World:
@@ -98,7 +102,7 @@ class MemoryStore:
             return build_world(
                 nodes=_by_key(tables.nodes),
                 queues=_by_key(tables.queues),
-                spent=_by_key(tables.spent),
+                queue_usage=_by_key(tables.spent),
                 projects=_by_key(tables.projects),
                 users=_by_key(tables.users),
                 tokens=self._tokens(),
@@ -187,7 +191,7 @@ class MemoryStore:
         with self._lock:
             return _by_key(self._tables.queues)
 
-    def spent(self) -> list[Spent]:
+    def queue_usage(self) -> list[QueueUsage]:
         """Usage of each queue, by queue."""
         with self._lock:
             return _by_key(self._tables.spent)
@@ -202,10 +206,10 @@ class MemoryStore:
         with self._lock:
             return self._tables.reservations.get(reservation_id)
 
-    def calibration(self) -> Calibration | None:
+    def calibration(self) -> FleetDocument | None:
         """The result of the last calibration."""
         with self._lock:
-            return self._tables.calibrations.get(FLEET)
+            return self._tables.calibrations.get(CALIBRATION_ID)
 
     def failure_rules(self) -> FailureRules | None:
         """The operators' own failure rules."""
@@ -240,7 +244,7 @@ class MemoryStore:
 
     # ---- internals, under the lock ----------------------------------------------------------------------------------
 
-    def _write(self, batch: Batch, rows: Rows) -> None:
+    def _write(self, batch: Batch, rows: BatchRows) -> None:
         tables = self._tables
         for token in rows.tokens.values():
             before = tables.tokens.get(token.id)
@@ -252,7 +256,7 @@ class MemoryStore:
         tables.users.update(rows.users)
         tables.projects.update(rows.projects)
         tables.queues.update(rows.queues)
-        tables.spent.update(rows.spent)
+        tables.spent.update(rows.queue_usage)
         for queue_id in batch.removed_queues:
             tables.queues.pop(queue_id, None)
             tables.spent.pop(queue_id, None)
@@ -270,7 +274,7 @@ class MemoryStore:
         tables.story.extend(batch.story)
         tables.audit.update((line.seq, line) for line in batch.audit)
 
-    def _check_unique(self, rows: Rows) -> None:
+    def _check_unique(self, rows: BatchRows) -> None:
         seqs: dict[int, JobId] = {}
         for job in rows.jobs.values():
             if self._tables.job_of_seq.get(job.seq, job.id) != job.id or seqs.setdefault(job.seq, job.id) != job.id:
@@ -280,15 +284,19 @@ class MemoryStore:
             if hashes.setdefault(token.sha256, token.id) != token.id:
                 raise StoreRefused(f"token {token.id} has the hash of another token")
 
-    def _standing(self, job_id: JobId) -> Standing | None:
+    def _standing(self, job_id: JobId) -> StoredJobState | None:
         job = self._tables.jobs.get(job_id)
         if job is None:
             return None
         live = self._live(job_id)
-        return Standing(seq=job.seq, state=job.state, epoch=job.epoch, live_epoch=None if live is None else live.epoch)
+        return StoredJobState(
+            seq=job.seq, state=job.state, epoch=job.epoch, live_epoch=None if live is None else live.epoch
+        )
 
     def _live(self, job_id: JobId) -> Attempt | None:
-        return next((attempt for attempt in self._tables.attempts.get(job_id, {}).values() if attempt.live), None)
+        return next(
+            (attempt for attempt in self._tables.attempts.get(job_id, {}).values() if attempt.holds_allocation), None
+        )
 
     def _tokens(self) -> list[Token]:
         return sorted(self._tables.tokens.values(), key=lambda token: (token.created_s, token.id))

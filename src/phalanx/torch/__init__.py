@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any, Final
 from phalanx.torch import session as _session
 from phalanx.torch.environment import RankEnvironment
 from phalanx.torch.parts import Parts
-from phalanx.wire.rank import ReportKind, StopReason
+from phalanx.wire.rank import RankStopReason, ReportKind
 
 if TYPE_CHECKING:
     from phalanx.core.work.layout import Layout
     from phalanx.torch.checkpointer import Checkpointer
-    from phalanx.torch.state import Stateful
     from phalanx.torch.training import Loss, Training
+    from phalanx.torch.training_state import Stateful
 
 __all__ = [
     "Parts",
     "Rank",
-    "StopReason",
+    "RankStopReason",
     "busy",
     "checkpoint",
-    "fence",
     "finish",
     "init",
+    "lease_fence",
     "mesh",
     "parallelize",
     "plan",
@@ -71,7 +71,7 @@ def init(backend: str | None = None, timeout_s: float | None = None) -> Rank:
         RuntimeError: there is no device for this local rank, or the lease page of the supervisor is missing.
     """
     environment = RankEnvironment.read(os.environ)
-    session = _session.open_session(lambda: _session.start(environment, backend=backend, timeout_s=timeout_s))
+    session = _session.open_session(lambda: _session.start_session(environment, backend=backend, timeout_s=timeout_s))
     atexit.unregister(_session.wait_at_exit)
     atexit.register(_session.wait_at_exit)
     return Rank(
@@ -89,7 +89,7 @@ def init(backend: str | None = None, timeout_s: float | None = None) -> Rank:
 
 def plan(*, steps_total: int, tokens_total: int | None = None) -> None:
     """Report the length of the training, so that Phalanx can show its progress. Only the call of rank 0 has an effect."""
-    session = _session.current()
+    session = _session.current_session()
     if session.rank == 0:
         known = {} if tokens_total is None else {"tokens_total": tokens_total}
         session.pipe.send(ReportKind.PLANNED, steps_total=steps_total, **known)
@@ -106,7 +106,7 @@ def report(*, step: int, loss: float | None = None, tokens: int | None = None, m
         tokens: tokens of the whole gang in this step.
         mfu: model FLOP/s over peak, if the script knows it.
     """
-    _session.current().report(step=step, loss=loss, tokens=tokens, mfu=mfu)
+    _session.current_session().report(step=step, loss=loss, tokens=tokens, mfu=mfu)
 
 
 def busy(what: str) -> None:
@@ -117,7 +117,7 @@ def busy(what: str) -> None:
     Args:
         what: name of the work ("evaluation").
     """
-    _session.current().pipe.send(ReportKind.BUSY, what=what[:_BUSY_CHARS_MAX])
+    _session.current_session().pipe.send(ReportKind.BUSY, what=what[:_BUSY_CHARS_MAX])
 
 
 def fence() -> int:
@@ -127,19 +127,19 @@ def fence() -> int:
         The time at which the lease was valid, in ns of CLOCK_BOOTTIME. The following work counts as begun at that time: a node that stops
         between this check and the first instruction resumes work that was in progress.
     """
-    return _session.current().pass_fence()
+    return _session.current_session().pass_fence()
 
 
-def should_stop() -> StopReason:
+def should_stop() -> RankStopReason:
     """Return why the training should stop now; StopReason.NONE, which is false, while it should continue.
 
     All ranks get the same answer at the same call. Reasons: preemption, cancellation, a drain, SIGTERM, or a time limit that leaves
     just enough time to save. Collective: call it once per step in every rank. It does not wait for other ranks (see `agreement`), so
     the answer comes about half a second after the first rank sees the reason.
     """
-    session = _session.current()
-    session.heed_signals()
-    stop = session.stop_agreed(session.tick("should_stop"))
+    session = _session.current_session()
+    session.handle_sigterm()
+    stop = session.agreed_stop(session.exchange_requests("should_stop"))
     session.pass_fence()
     return stop
 
@@ -167,7 +167,7 @@ def checkpoint(
     from phalanx.torch.checkpointer import Checkpointer
 
     return Checkpointer(
-        _session.current(),
+        _session.current_session(),
         model,
         tuple(optimizer) if isinstance(optimizer, (list, tuple)) else (optimizer,),
         directory=directory,
@@ -189,9 +189,9 @@ def mesh(layout: Layout | str | None = None) -> Any:
     Raises:
         BadRequest: the layout is for another number of ranks, or `auto`, which needs a model.
     """
-    from phalanx.torch import building
+    from phalanx.torch import parallelism
 
-    return building.mesh(_session.current(), layout)
+    return parallelism.mesh(_session.current_session(), layout)
 
 
 def parallelize(
@@ -223,10 +223,10 @@ def parallelize(
     Raises:
         BadRequest: this layout cannot split this model.
     """
-    from phalanx.torch import building
-    from phalanx.torch.training import Recipe
+    from phalanx.torch import parallelism
+    from phalanx.torch.training import TrainingRecipe
 
-    recipe = Recipe(
+    recipe = TrainingRecipe(
         loss=loss,
         optimizer=optimizer,
         clip=clip,
@@ -235,7 +235,7 @@ def parallelize(
         sequence=sequence,
         batch=batch,
     )
-    return building.parallelize(_session.current(), model, layout, recipe)
+    return parallelism.parallelize(_session.current_session(), model, layout, recipe)
 
 
 def finish() -> None:

@@ -29,36 +29,36 @@ _TICKS_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class RankRequest:
     """The requests of one rank, or of all ranks: the maximum of each field.
 
     Attributes:
         stop: a StopReason value.
-        checkpoints_asked: counter of the lease page.
+        checkpoints_requested: counter of the lease page.
         save_due: 1 when the checkpoint interval has passed.
         saving: 1 while an earlier checkpoint is being written.
         tick_us: mean length of the ticks of this rank since the last exchange.
     """
 
     stop: int = 0
-    checkpoints_asked: int = 0
+    checkpoints_requested: int = 0
     save_due: int = 0
     saving: int = 0
     tick_us: int = 0
 
 
-_WISH_FIELDS: Final = tuple(field.name for field in fields(Wish))
+_WISH_FIELDS: Final = tuple(field.name for field in fields(RankRequest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
+class AgreedRequest:
     """The merged requests and the tick at which the ranks made them. They do not reflect actions at or after that tick."""
 
-    wish: Wish
-    uttered_at: int
+    request: RankRequest
+    requested_at_tick: int
 
 
-class Agreement:
+class RankAgreement:
     """Merges the requests of all ranks. `advance` is collective: all ranks must call it equally often.
 
     Args:
@@ -73,33 +73,33 @@ class Agreement:
         self._launched_s = time.monotonic()
         self._gap = 1
         self._pending: tuple[Any, Any] | None = None
-        self.agreed = Agreed(wish=Wish(), uttered_at=0)
+        self.latest = AgreedRequest(request=RankRequest(), requested_at_tick=0)
 
     @property
     def tick(self) -> int:
         """Number of calls of `advance`; equal on all ranks."""
         return self._tick
 
-    def advance(self, wish: Callable[[int], Wish]) -> Agreed:
-        """Do one tick: read the last exchange, and launch the next one if it is due. Only then is `wish` called, with `tick_us`."""
+    def advance(self, make_request: Callable[[int], RankRequest]) -> AgreedRequest:
+        """Do one tick: read the last exchange, and launch the next one if it is due. Only then is `make_request` called, with `tick_us`."""
         self._tick += 1
-        self.settle()
+        self.finish_exchange()
         if self._tick >= self._launch_at:
             now_s = time.monotonic()
             tick_us = int((now_s - self._launched_s) * 1e6) // (self._tick - self._launched_at)
             self._launched_s, self._launched_at = now_s, self._tick
-            self._launch(wish(tick_us))
-        return self.agreed
+            self._launch(make_request(tick_us))
+        return self.latest
 
-    def settle(self) -> None:
+    def finish_exchange(self) -> None:
         """Wait for the exchange in progress, if any, and store its result."""
         if self._pending is None:
             return
         (work, tensor), self._pending = self._pending, None
         work.wait()
-        self._store(Wish(**dict(zip(_WISH_FIELDS, tensor.tolist(), strict=True))))
+        self._store(RankRequest(**dict(zip(_WISH_FIELDS, tensor.tolist(), strict=True))))
 
-    def _launch(self, wish: Wish) -> None:
+    def _launch(self, wish: RankRequest) -> None:
         if self._group is None:
             self._store(wish)
             return
@@ -107,8 +107,8 @@ class Agreement:
         self._pending = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True), tensor
         self._launch_at = self._tick + _TICKS_MAX  # the next tick settles it and sets the final value
 
-    def _store(self, wish: Wish) -> None:
-        self.agreed = Agreed(wish=wish, uttered_at=self._launched_at)
+    def _store(self, wish: RankRequest) -> None:
+        self.latest = AgreedRequest(request=wish, requested_at_tick=self._launched_at)
         ticks = math.ceil(EXCHANGE_S * 1e6 / max(1, wish.tick_us))
         self._gap = min(ticks, 2 * self._gap, _TICKS_MAX)
         self._launch_at = self._launched_at + self._gap

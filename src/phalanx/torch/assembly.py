@@ -23,39 +23,46 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layout import Axis, Layout, Recompute
-from phalanx.core.work.split import check_split
-from phalanx.torch import stage as _stage
-from phalanx.torch import tensor as _tensor
-from phalanx.torch.context import ContextAttention, Pieces, look_across
-from phalanx.torch.device_mesh import build_mesh, data_mesh, sharded
-from phalanx.torch.parts import Part, Parts, chain, declared, splittable, tied
-from phalanx.torch.stage import Stage
-from phalanx.torch.training import Loss, Recipe, Training
+from phalanx.core.work.layout_split import check_split
+from phalanx.torch import model_stage as _stage
+from phalanx.torch import tensor_parallel as _tensor
+from phalanx.torch.context_parallel import ContextAttention, SequenceShare, attach_attention
+from phalanx.torch.device_mesh import build_mesh, data_mesh, has_sharded_states
+from phalanx.torch.model_stage import ModelStage
+from phalanx.torch.parts import (
+    ModelPart,
+    Parts,
+    list_parts,
+    read_declaration,
+    splittable_sizes,
+    tied_parameters,
+)
+from phalanx.torch.training import Loss, Training, TrainingRecipe
 
 _PRECISIONS: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def assemble(model: Any, layout: Layout, recipe: Recipe, *, device: Any) -> Training:
+def assemble(model: Any, layout: Layout, recipe: TrainingRecipe, *, device: Any) -> Training:
     """Implement `phalanx.torch.parallelize`. Collective."""
-    parts = declared(model)
-    check_split(layout, splittable(model, parts, layout, sequence=recipe.sequence, batch=recipe.batch))
-    check_kinds(layout, parts, model)
-    whole = chain(model, parts)
+    parts = read_declaration(model)
+    check_split(layout, splittable_sizes(model, parts, layout, sequence=recipe.sequence, batch=recipe.batch))
+    check_supported(layout, parts, model)
+    whole = list_parts(model, parts)
     _check_equal(model, device)
     _check_parts(whole, parts, layout, initialize=recipe.initialize)
     positions = _position_buffers(whole, parts) if layout.context > 1 else ()
     mesh = build_mesh(layout, device.type)
     place = layout.coordinates(dist.get_rank())
-    held = _stage.stages(whole, layout, place[Axis.PIPELINE])
-    tied_pairs = tied(model)
+    held = _stage.stages_of_rank(whole, layout, place[Axis.PIPELINE])
+    tied_pairs = tied_parameters(model)
     _materialise(whole, held, device=device, initialize=recipe.initialize, seed=recipe.seed)
     _tie(model, tied_pairs)
-    pieces = Pieces(layout.context, place[Axis.CONTEXT]) if layout.context > 1 else None
+    pieces = SequenceShare(layout.context, place[Axis.CONTEXT]) if layout.context > 1 else None
     for stage in held:
         _split(stage, parts, mesh, layout, pieces)
     states_mesh = data_mesh(mesh, layout)
     computing = [_data_parallel(stage, states_mesh, layout, device, apart=not tied_pairs) for stage in held]
-    whole_stage = _stage.hold(held)
+    whole_stage = _stage.combine_stages(held)
     full_loss = _in_fp32(recipe.loss) if _is_half(layout) else recipe.loss
     return Training(
         layout=layout,
@@ -74,7 +81,7 @@ def assemble(model: Any, layout: Layout, recipe: Recipe, *, device: Any) -> Trai
     )
 
 
-def check_kinds(layout: Layout, parts: Parts, model: Any) -> None:
+def check_supported(layout: Layout, parts: Parts, model: Any) -> None:
     """Reject layouts that phalanx.torch does not support, before anything is built.
 
     Raises:
@@ -97,7 +104,7 @@ def check_kinds(layout: Layout, parts: Parts, model: Any) -> None:
             f"tp={layout.tensor}: {type(model).__name__} does not declare how its layers split",
             hint="declare Parts(tensor=...)",
         )
-    if (pairs := tied(model)) and (layout.tensor > 1 or layout.pipeline > 1):
+    if (pairs := tied_parameters(model)) and (layout.tensor > 1 or layout.pipeline > 1):
         one, other = pairs[0]
         raise BadRequest(
             f"{one} and {other} are one parameter, which tensor and pipeline parallel do not support",
@@ -106,7 +113,7 @@ def check_kinds(layout: Layout, parts: Parts, model: Any) -> None:
 
 
 def _check_parts(
-    whole: Sequence[Part], parts: Parts, layout: Layout, *, initialize: Callable[[Any], None] | None
+    whole: Sequence[ModelPart], parts: Parts, layout: Layout, *, initialize: Callable[[Any], None] | None
 ) -> None:
     """Check all parts on every rank, so that all ranks fail alike. Otherwise the ranks of other pipeline stages would wait.
 
@@ -120,7 +127,7 @@ def _check_parts(
                 hint="pass parallelize(initialize=...), a function of a part",
             )
         if layout.tensor > 1:
-            _tensor.styles(part, parts, sequence=layout.sequence)
+            _tensor.parallel_styles(part, parts, sequence=layout.sequence)
 
 
 def _check_equal(model: Any, device: Any) -> None:
@@ -152,7 +159,12 @@ sum by that over the root of the count. Different seeds differ by more, up to 1e
 
 
 def _materialise(
-    whole: Sequence[Part], held: Sequence[Stage], *, device: Any, initialize: Callable[[Any], None] | None, seed: int
+    whole: Sequence[ModelPart],
+    held: Sequence[ModelStage],
+    *,
+    device: Any,
+    initialize: Callable[[Any], None] | None,
+    seed: int,
 ) -> None:
     """Move the parts of this rank to its device and free the others. Initialize parts that are on the meta device.
 
@@ -172,7 +184,7 @@ def _materialise(
             initialize(part.module)
 
 
-def _on_meta(part: Part) -> bool:
+def _on_meta(part: ModelPart) -> bool:
     return any(parameter.is_meta for parameter in part.module.parameters())
 
 
@@ -183,22 +195,25 @@ def _tie(model: Any, pairs: Sequence[tuple[str, str]]) -> None:
         setattr(model.get_submodule(owner), attribute, model.get_parameter(one))
 
 
-def _split(stage: Stage, parts: Parts, mesh: DeviceMesh, layout: Layout, pieces: Pieces | None) -> None:
+def _split(stage: ModelStage, parts: Parts, mesh: DeviceMesh, layout: Layout, pieces: SequenceShare | None) -> None:
     """Apply tensor, sequence and context parallel, and recomputation, part by part."""
     if layout.tensor > 1:
         for part in stage.parts:
             _tensor.split_part(part, parts, mesh["tensor"], sequence=layout.sequence)
         if layout.sequence:
-            stage.scatter, stage.gather = _tensor.scatter(mesh["tensor"]), _tensor.gather(mesh["tensor"])
+            stage.scatter, stage.gather = (
+                _tensor.scatter_positions(mesh["tensor"]),
+                _tensor.gather_positions(mesh["tensor"]),
+            )
     for part in stage.parts:
         if pieces is not None:
-            look_across(part.module, ContextAttention(pieces, mesh["context"].get_group()))
+            attach_attention(part.module, ContextAttention(pieces, mesh["context"].get_group()))
         if layout.recompute is Recompute.FULL and part.layer:
             # Inside the hooks of FSDP, so that it gathers parameters once for both passes.
             part.module.forward = functools.partial(recompute, part.module.forward, use_reentrant=False)
 
 
-def _position_buffers(whole: Sequence[Part], parts: Parts) -> tuple[tuple[Any, str], ...]:
+def _position_buffers(whole: Sequence[ModelPart], parts: Parts) -> tuple[tuple[Any, str], ...]:
     """Return modules and the names of their buffers of positions, for the whole chain, so that all ranks fail alike.
 
     Raises:
@@ -221,12 +236,12 @@ def _position_buffers(whole: Sequence[Part], parts: Parts) -> tuple[tuple[Any, s
     return tuple(found.values())
 
 
-def _data_parallel(stage: Stage, mesh: DeviceMesh, layout: Layout, device: Any, *, apart: bool) -> Any:
-    """Shard or copy the states of one stage; return the module to call. `apart` is False if parts share a parameter.
+def _data_parallel(stage: ModelStage, mesh: DeviceMesh, layout: Layout, device: Any, *, apart: bool) -> Any:
+    """Shard or copy the states of one stage; return the module to call. `node_local_checkpoints` is False if parts share a parameter.
 
     Half precision uses FSDP even on one rank, so that all layouts compute alike: FSDP casts parameters, autocast the inputs of products.
     """
-    copies = not sharded(layout)
+    copies = not has_sharded_states(layout)
     if copies and not _is_half(layout):
         if mesh.size() == 1:
             return stage

@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from phalanx.core.recovery.interval import gang_mtbf_s
-from phalanx.torch import folder, state
-from phalanx.torch.cadence import Cadence
-from phalanx.torch.session import Session
+from phalanx.torch import checkpoint_folder, training_state
+from phalanx.torch.checkpoint_timer import CheckpointTimer
+from phalanx.torch.session import RankSession
 from phalanx.wire import manifest as manifests
 from phalanx.wire.manifest import CheckpointInvalid, ManifestFile
 from phalanx.wire.rank import ReportKind
@@ -39,7 +39,7 @@ _ERROR_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class ResumePoint:
     """The state of training after a resume. `step` is the last step contained, 0 without a checkpoint; `extra` is from the save."""
 
     step: int = 0
@@ -64,16 +64,16 @@ class _Save:
 
 
 class Checkpointer:
-    """Saves and resumes one training state; created by `phalanx.torch.checkpoint`. Its methods are collective, except `due`."""
+    """Saves and resumes one training state; created by `phalanx.torch.checkpoint`. Its methods are collective, except `is_due`."""
 
     def __init__(
         self,
-        session: Session,
+        session: RankSession,
         model: Any,
         optimizers: tuple[Any, ...],
         *,
         directory: str | None,
-        stateful: Mapping[str, state.Stateful],
+        stateful: Mapping[str, training_state.Stateful],
         every_steps: int | None,
         mtbf_s: float | None,
     ) -> None:
@@ -82,24 +82,24 @@ class Checkpointer:
         self._model = model
         self._optimizers = optimizers
         self._stateful = stateful
-        self._layout = state.layout_of(model)
+        self._layout = training_state.layout_of(model)
         self._directory = directory or environment.checkpoint_dir
         # A folder given by the caller must be shared by all nodes.
-        self._apart = environment.apart and directory is None
+        self._apart = environment.node_local_checkpoints and directory is None
         self._leads = session.rank == 0 or (self._apart and environment.local_rank == 0)
         self._every_steps = every_steps
         known_mtbf_s = mtbf_s or environment.mtbf_s or gang_mtbf_s(devices=session.world_size)
-        self._cadence = Cadence(mtbf_s=known_mtbf_s, since_s=time.monotonic())
+        self._cadence = CheckpointTimer(mtbf_s=known_mtbf_s, last_save_s=time.monotonic())
         self._group = session.new_background_group()
         self._stager = DefaultStager(_staging(session.device))
         self._thread: threading.Thread | None = None
         self._current: _Save | None = None
         self._saved_step = 0
         self._saved_tick = 0
-        self._asked = session.fence.checkpoints_asked()
+        self._asked = session.fence.checkpoints_requested()
         self.durable_step = 0
         self._prepare_directory()
-        session.savers.append(self)
+        session.checkpointers.append(self)
 
     @property
     def saving(self) -> bool:
@@ -116,11 +116,11 @@ class Checkpointer:
         """Current seconds between two checkpoints; depends on the measured stall."""
         return self._cadence.interval_s
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Return whether the interval has passed on the clock of this rank. Local; the value of rank 0 counts."""
-        return self._directory is not None and self._every_steps is None and self._cadence.due(time.monotonic())
+        return self._directory is not None and self._every_steps is None and self._cadence.is_due(time.monotonic())
 
-    def resume(self) -> Resumed:
+    def resume(self) -> ResumePoint:
         """Load the newest valid checkpoint into model, optimizer and `stateful`. World size and layout may differ from the writer's.
 
         With the same world size and layout, each rank restores its own random generators and `stateful` objects. Otherwise the objects
@@ -134,24 +134,24 @@ class Checkpointer:
         path, step, writers = self._find()
         if path is None:
             self._session.pass_fence()
-            return Resumed()
-        live = state.live_state(self._model, self._optimizers)
+            return ResumePoint()
+        live = training_state.live_state(self._model, self._optimizers)
         dcp.load(live, checkpoint_id=path, process_group=self._group)
-        state.restore_state(self._model, self._optimizers, live)
-        same = writers == self._session.world_size and self._layout == state.written_layout(
-            os.path.join(path, state.rank_file(0))
+        training_state.restore_state(self._model, self._optimizers, live)
+        same = writers == self._session.world_size and self._layout == training_state.written_layout(
+            os.path.join(path, training_state.rank_file(0))
         )
-        own = os.path.join(path, state.rank_file(self._session.rank if same else 0))
-        extra, costs = state.restore_rank_state(own, self._stateful, self._session.device, generators=same)
+        own = os.path.join(path, training_state.rank_file(self._session.rank if same else 0))
+        extra, costs = training_state.restore_rank_state(own, self._stateful, self._session.device, generators=same)
         load_s = time.monotonic() - began_s
         self._saved_step = self.durable_step = step
-        self._cadence.since_s = time.monotonic()
+        self._cadence.last_save_s = time.monotonic()
         self._cadence.stall_s, self._cadence.write_s = costs
         if self._session.rank == 0:
             self._session.pipe.send(ReportKind.RESUMED, step=step, path=path, load_s=load_s)
         self._session.pipe.send(ReportKind.STALL, seconds=load_s, cause="load")
         self._session.pass_fence()
-        return Resumed(step=step, extra=extra)
+        return ResumePoint(step=step, extra=extra)
 
     def save_if_due(self, step: int, *, extra: Mapping[str, Any] | None = None) -> bool:
         """Start a checkpoint after step `step` if it is due; call it once per step, before `should_stop`.
@@ -163,15 +163,17 @@ class Checkpointer:
             self._session.pass_fence()
             return False
         self.wait(timeout_s=0.0)
-        agreed = self._session.tick("checkpoint")
-        stop = bool(self._session.stop_agreed(agreed))
-        asked = agreed.wish.checkpoints_asked > self._asked
+        agreed = self._session.exchange_requests("checkpoint")
+        stop = bool(self._session.agreed_stop(agreed))
+        asked = agreed.request.checkpoints_requested > self._asked
         # The last save satisfies requests that the ranks made before it.
-        interval_over = bool(agreed.wish.save_due) and not agreed.wish.saving and agreed.uttered_at > self._saved_tick
+        interval_over = (
+            bool(agreed.request.save_due) and not agreed.request.saving and agreed.requested_at_tick > self._saved_tick
+        )
         counted = self._every_steps is not None and step % self._every_steps == 0
         begun = step > self._saved_step and (stop or asked or interval_over or counted)
         if begun:
-            self._asked = max(self._asked, agreed.wish.checkpoints_asked)
+            self._asked = max(self._asked, agreed.request.checkpoints_requested)
             self.save(step, extra=extra, wait=stop)
         elif stop:
             self.wait()
@@ -192,17 +194,19 @@ class Checkpointer:
         self._session.pipe.send(ReportKind.BUSY, what="save")
         self.wait()
         costs = (self._cadence.stall_s, self._cadence.write_s)
-        own = state.rank_state(self._stateful, extra or {}, self._session.device, costs=costs, layout=self._layout)
-        staged = self._stager.stage(state.live_state(self._model, self._optimizers))
+        own = training_state.collect_rank_state(
+            self._stateful, extra or {}, self._session.device, costs=costs, layout=self._layout
+        )
+        staged = self._stager.stage(training_state.live_state(self._model, self._optimizers))
         now_s = time.monotonic()
-        self._cadence.staged(now_s, stall_s=now_s - began_s)
+        self._cadence.record_stall(now_s, stall_s=now_s - began_s)
         self._saved_step, self._saved_tick = step, self._session.agreement.tick
         self._session.pipe.send(ReportKind.STALL, seconds=now_s - began_s, cause="save")
         epoch, generation = self._session.environment.epoch, self._session.environment.generation
         self._current = _Save(
             step=step,
-            temporary=folder.temporary_folder(self._directory, step, epoch=epoch, generation=generation),
-            final=folder.step_folder(self._directory, step),
+            temporary=checkpoint_folder.temporary_folder(self._directory, step, epoch=epoch, generation=generation),
+            final=checkpoint_folder.step_folder(self._directory, step),
             staged=staged,
             own=own,
             stall_s=now_s - began_s,
@@ -229,7 +233,7 @@ class Checkpointer:
         """Record a finished save, in the training thread."""
         if save is not None and save.digest is not None:
             self.durable_step = save.step
-            self._cadence.written(write_s=save.write_s)
+            self._cadence.record_write(write_s=save.write_s)
 
     def _write(self, save: _Save) -> None:
         """Write and commit a save in the background; never raises."""
@@ -261,7 +265,7 @@ class Checkpointer:
         if not self._leads:
             return None
         try:
-            folder.begin(save.temporary)
+            checkpoint_folder.create_temporary(save.temporary)
         except OSError as error:
             return _brief(error)
         return None
@@ -272,8 +276,11 @@ class Checkpointer:
             writer = dcp.FileSystemWriter(save.temporary, single_file_per_rank=True, sync_files=True, thread_count=1)
             dcp.save(save.staged, storage_writer=writer, process_group=self._group)
             rank = self._session.rank
-            state.write_durably(save.own, os.path.join(save.temporary, state.rank_file(rank)))
-            return [folder.seal(save.temporary, name) for name in state.own_files(save.temporary, rank)]
+            training_state.write_durably(save.own, os.path.join(save.temporary, training_state.rank_file(rank)))
+            return [
+                checkpoint_folder.seal_file(save.temporary, name)
+                for name in training_state.files_of_rank(save.temporary, rank)
+            ]
         except CheckpointException as error:  # a BaseException that DCP raises on all ranks
             return "; ".join(f"rank {rank}: {_brief(cause[0])}" for rank, cause in sorted(error.failures.items()))
         except (OSError, RuntimeError) as error:  # torch.save wraps a failing write in a RuntimeError
@@ -288,17 +295,17 @@ class Checkpointer:
             return None, 0, failures[0]
         files = [file for shard in shards if not isinstance(shard, str) for file in shard]
         try:
-            digest = folder.write_manifest(save.temporary, self._manifest(save, files))
-            folder.check_sizes(save.temporary)  # a rank of another release may use another folder name
-            self._session.fence.pass_()  # no commit after the lease has expired
-            digest = folder.commit(save.temporary, save.final) or digest
+            digest = checkpoint_folder.write_manifest(save.temporary, self._manifest(save, files))
+            checkpoint_folder.check_sizes(save.temporary)  # a rank of another release may use another folder name
+            self._session.fence.wait_for_lease()  # no commit after the lease has expired
+            digest = checkpoint_folder.commit(save.temporary, save.final) or digest
         except (OSError, CheckpointInvalid) as error:
             return None, 0, _brief(error)
         return digest, sum(file.size_bytes for file in files), None
 
     def _manifest(self, save: _Save, files: list[ManifestFile]) -> bytes:
         epoch, world_size = self._session.environment.epoch, self._session.world_size
-        return folder.manifest_of(step=save.step, epoch=epoch, world_size=world_size, files=files)
+        return checkpoint_folder.encode_manifest(step=save.step, epoch=epoch, world_size=world_size, files=files)
 
     def _commit_per_node(self, save: _Save, sealed: list[ManifestFile] | str) -> tuple[str | None, int, str | None]:
         """Commit if each node has its own folder: every node writes the whole manifest and renames its part.
@@ -316,7 +323,7 @@ class Checkpointer:
         if error is not None:
             return None, 0, error
         own = [] if isinstance(sealed, str) else sealed
-        existing = self._gathered(folder.held(save.final, own))
+        existing = self._gathered(checkpoint_folder.existing_digest(save.final, own))
         kept = self._from_rank_0(existing[0] if existing and len(set(existing)) == 1 else None)
         error = self._any_error(self._rename_part(save, encoded, keep_existing=kept is not None))
         return (None, 0, error) if error is not None else (kept or manifests.digest(encoded), size_bytes, None)
@@ -328,8 +335,8 @@ class Checkpointer:
             if keep_existing:
                 shutil.rmtree(save.temporary)
             else:
-                self._session.fence.pass_()  # no commit after the lease has expired
-                folder.commit_part(save.temporary, save.final, encoded)
+                self._session.fence.wait_for_lease()  # no commit after the lease has expired
+                checkpoint_folder.commit_part(save.temporary, save.final, encoded)
         except OSError as error:
             return f"rank {self._session.rank}: {_brief(error)}"
         return None
@@ -353,7 +360,7 @@ class Checkpointer:
             waited=save.waited,
         )
         if not self._session.environment.supervised and self._directory is not None:
-            folder.retain(self._directory)
+            checkpoint_folder.delete_old_checkpoints(self._directory)
 
     def _report_failure(self, save: _Save) -> None:
         """Remove the temporary folder; rank 0 reports the failure."""
@@ -371,7 +378,7 @@ class Checkpointer:
             return
         self._directory = os.path.abspath(self._directory)
         if self._leads:
-            folder.sweep(self._directory)
+            checkpoint_folder.remove_leftovers(self._directory)
 
     def _find(self) -> tuple[str | None, int, int]:
         """Return the checkpoint to load, its step and the number of ranks that wrote it. Rank 0 chooses for all.
@@ -386,13 +393,13 @@ class Checkpointer:
         environment = self._session.environment
         if environment.resume_from is not None:
             try:
-                manifest = folder.check_sizes(environment.resume_from)
+                manifest = checkpoint_folder.check_sizes(environment.resume_from)
             except CheckpointInvalid as error:
                 return error
             return environment.resume_from, manifest.step, manifest.world_size
         if environment.supervised or self._directory is None:
             return None, 0, 0
-        path = folder.newest_valid(self._directory)
+        path = checkpoint_folder.newest_valid(self._directory)
         if path is None:
             return None, 0, 0
         manifest, _ = manifests.read(path)

@@ -15,16 +15,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.work.layout import Axis, Layout
 
-NAMES: Final = (Axis.PIPELINE, Axis.REPLICATE, Axis.SHARD, Axis.CONTEXT, Axis.TENSOR)
+MESH_AXES: Final = (Axis.PIPELINE, Axis.REPLICATE, Axis.SHARD, Axis.CONTEXT, Axis.TENSOR)
 """Outermost first. Fixed, because torch requires the dimensions of a nested split in the order of their creation."""
 
 
 def rank_table(layout: Layout) -> torch.Tensor:
     """Return the rank numbers by (pipeline, replicate, shard, context, tensor)."""
-    table = torch.empty([layout.size(axis) for axis in NAMES], dtype=torch.int)
+    table = torch.empty([layout.size(axis) for axis in MESH_AXES], dtype=torch.int)
     for rank in range(layout.ranks):
         place = layout.coordinates(rank)
-        table[tuple(place[axis] for axis in NAMES)] = rank
+        table[tuple(place[axis] for axis in MESH_AXES)] = rank
     return table
 
 
@@ -33,7 +33,7 @@ def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     table = rank_table(layout)
     key = (id(dist.group.WORLD), device_type, tuple(table.shape), tuple(table.flatten().tolist()))
     if key not in _meshes:
-        _meshes[key] = DeviceMesh(device_type, table, mesh_dim_names=tuple(axis.value for axis in NAMES))
+        _meshes[key] = DeviceMesh(device_type, table, mesh_dim_names=tuple(axis.value for axis in MESH_AXES))
     return _meshes[key]
 
 
@@ -50,7 +50,7 @@ def data_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
     Returns:
         One dimension (`states`: sharded; or `copies`: all replicas) or two (replicate, states).
     """
-    if not sharded(layout):
+    if not has_sharded_states(layout):
         return mesh["replicate", "shard", "context"]._flatten("copies")  # noqa: SLF001 - torch has no public name for it
     if layout.context > 1:
         mesh["shard", "context"]._flatten("states")  # noqa: SLF001
@@ -60,12 +60,12 @@ def data_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
     return mesh["replicate", inner] if layout.replicate > 1 else mesh[inner]
 
 
-def sharded(layout: Layout) -> bool:
+def has_sharded_states(layout: Layout) -> bool:
     """Return whether data parallel ranks have shards of the states; otherwise each has all states."""
     return layout.zero > 0 and layout.shard > 1
 
 
-def crossing(layout: Layout, *, local_world_size: int) -> str:
+def crossing_warning(layout: Layout, *, local_world_size: int) -> str:
     """Return a warning if a tensor group spans two nodes, which puts the most communication on the slowest links; else empty."""
     span = layout.tensor * layout.stride(Axis.TENSOR)
     if layout.tensor == 1 or (span <= local_world_size and local_world_size % span == 0):

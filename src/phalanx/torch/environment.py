@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from phalanx.wire.rank import (
-    APART_VARIABLE,
     EPOCH_VARIABLE,
     GENERATION_VARIABLE,
     LEASE_PAGE_VARIABLE,
+    LOCAL_CHECKPOINTS_VARIABLE,
     REPORT_PIPE_VARIABLE,
     STACKS_VARIABLE,
 )
@@ -22,9 +22,9 @@ class RankEnvironment:
 
     Attributes:
         launched: a launcher (Phalanx, torchrun, Slurm) set the rendezvous of torch.distributed; without, the process is a gang of one.
-        apart: each node of the gang has its own checkpoint folder.
+        node_local_checkpoints: each node of the gang has its own checkpoint folder.
         layout, machine: from the plan, see `chosen`; empty without a plan.
-        stacks: folder in which this rank writes its stacks on request.
+        stacks_folder: folder in which this rank writes its stacks on request.
     """
 
     launched: bool
@@ -44,10 +44,10 @@ class RankEnvironment:
     mtbf_s: float | None
     collective_timeout_s: float | None
     deadline_unix_s: float | None
-    apart: bool
+    node_local_checkpoints: bool
     layout: str
     machine: str
-    stacks: str | None = None
+    stacks_folder: str | None = None
 
     @property
     def supervised(self) -> bool:
@@ -81,10 +81,10 @@ class RankEnvironment:
             mtbf_s=_seconds(variables, "PHALANX_MTBF_S"),
             collective_timeout_s=_seconds(variables, "PHALANX_COLLECTIVE_TIMEOUT_S"),
             deadline_unix_s=_seconds(variables, "PHALANX_DEADLINE"),
-            apart=variables.get(APART_VARIABLE, "") not in {"", "0"},
+            node_local_checkpoints=variables.get(LOCAL_CHECKPOINTS_VARIABLE, "") not in {"", "0"},
             layout=variables.get("PHALANX_LAYOUT", "").strip(),
             machine=variables.get("PHALANX_MACHINE", "").strip(),
-            stacks=variables.get(STACKS_VARIABLE) or None,
+            stacks_folder=variables.get(STACKS_VARIABLE) or None,
         )
 
 

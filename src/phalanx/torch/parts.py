@@ -15,8 +15,8 @@ from torch import nn
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layout import Layout
-from phalanx.core.work.nearest import nearest
-from phalanx.core.work.split import Splittable
+from phalanx.core.work.layout_split import SplitLimits
+from phalanx.core.work.nearest_match import nearest_match
 
 COLUMNS: Final = "columns"
 ROWS: Final = "rows"
@@ -47,7 +47,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ModelPart:
     """One member of the chain. `layer` is True for members of a ModuleList: the blocks that a pipeline distributes."""
 
     name: str
@@ -55,7 +55,7 @@ class Part:
     layer: bool
 
 
-def declared(model: Any) -> Parts:
+def read_declaration(model: Any) -> Parts:
     """Return the declaration of a model.
 
     Raises:
@@ -82,21 +82,22 @@ def declared(model: Any) -> Parts:
     return parts
 
 
-def chain(model: Any, parts: Parts) -> tuple[Part, ...]:
+def list_parts(model: Any, parts: Parts) -> tuple[ModelPart, ...]:
     """Return the parts in order."""
-    found: list[Part] = []
+    found: list[ModelPart] = []
     for name in parts.chain:
         module = model.get_submodule(name)
         if isinstance(module, nn.ModuleList):
             found += [
-                Part(name=f"{name}.{index}", module=member, layer=True) for index, member in module.named_children()
+                ModelPart(name=f"{name}.{index}", module=member, layer=True)
+                for index, member in module.named_children()
             ]
         else:
-            found.append(Part(name=name, module=module, layer=False))
+            found.append(ModelPart(name=name, module=module, layer=False))
     return tuple(found)
 
 
-def role(parts: Parts, layer: str) -> str | None:
+def tensor_role(parts: Parts, layer: str) -> str | None:
     """Return how tensor parallel ranks share the layer with this full name; None if it is not declared."""
     for pattern, declared_role in parts.tensor.items():
         if fnmatch.fnmatchcase(layer, pattern):
@@ -104,19 +105,19 @@ def role(parts: Parts, layer: str) -> str | None:
     return None
 
 
-def splittable(model: Any, parts: Parts, layout: Layout, *, sequence: int = 0, batch: int = 0) -> Splittable:
-    """Return the sizes that `core.work.split` needs to check the layout."""
+def splittable_sizes(model: Any, parts: Parts, layout: Layout, *, sequence: int = 0, batch: int = 0) -> SplitLimits:
+    """Return the sizes that `core.work.kept_and_lost` needs to check the layout."""
     widths: list[tuple[str, int]] = []
     for name, module in model.named_modules():
-        layer_role = role(parts, name)
+        layer_role = tensor_role(parts, name)
         weight = getattr(module, "weight", None)
         if layer_role in {COLUMNS, ROWS} and weight is not None and layout.tensor > 1:
             # The weight of a Linear is (outputs, inputs), of an Embedding (rows, width).
             outputs_first = not isinstance(module, nn.Embedding)
             dimension = 0 if (layer_role == COLUMNS) == outputs_first else 1
             widths.append((f"{name} ({layer_role})", int(weight.shape[dimension])))
-    return Splittable(
-        layers=sum(part.layer for part in chain(model, parts)),
+    return SplitLimits(
+        layers=sum(part.layer for part in list_parts(model, parts)),
         heads=parts.heads,
         kv_heads=parts.kv_heads,
         widths=tuple(widths),
@@ -125,7 +126,7 @@ def splittable(model: Any, parts: Parts, layout: Layout, *, sequence: int = 0, b
     )
 
 
-def tied(model: Any) -> list[tuple[str, str]]:
+def tied_parameters(model: Any) -> list[tuple[str, str]]:
     """Return pairs of names of the same parameter."""
     first: dict[int, str] = {}
     pairs = []
@@ -148,5 +149,5 @@ def _check_all_in_parts(model: Any, parts: Parts) -> None:
 
 
 def _near(name: str, known: Mapping[str, Any]) -> str:
-    close = nearest(name, [one for one in known if one])
+    close = nearest_match(name, [one for one in known if one])
     return f"did you mean {close!r}?" if close else ""

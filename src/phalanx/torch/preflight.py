@@ -1,7 +1,7 @@
 """Run matrix products on every visible device for a second: `python -m phalanx.torch.preflight`, started by a supervisor before a gang.
 
 Prints one JSON object per line: `{"device": 0, "flops": 6.1e14, "least_flops": 3.3e13}`, or with `"error"` if a device fails or computes
-wrong results. `device` is the index among visible devices. Without a GPU it prints nothing and exits with 0. `node.logic.fitness` evaluates
+wrong results. `device` is the index among visible devices. Without a GPU it prints nothing and exits with 0. `node.logic.preflight_checks` evaluates
 the results.
 """
 
@@ -25,13 +25,13 @@ def main() -> None:
     """Measure each device."""
     for device in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         try:
-            found = measured(torch.device("cuda", device))
+            found = measure_device(torch.device("cuda", device))
         except RuntimeError as error:  # CUDA's own: a device that fell off the bus, out of memory, an illegal access
             found = {"error": str(error).splitlines()[0][:300]}
         print(json.dumps({"device": device, **found}), flush=True)
 
 
-def measured(device: Any) -> dict[str, Any]:
+def measure_device(device: Any) -> dict[str, Any]:
     """Measure the rate of half-precision products; return it with the minimum for a healthy device."""
     properties = torch.cuda.get_device_properties(device)
     # In kHz; missing in some releases of torch. Then only a comparison with other devices of the node remains.

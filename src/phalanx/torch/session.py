@@ -31,12 +31,12 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from phalanx.torch.agreement import Agreed, Agreement, Wish
+from phalanx.torch.agreement import AgreedRequest, RankAgreement, RankRequest
 from phalanx.torch.environment import RankEnvironment
-from phalanx.torch.fence import Fence
-from phalanx.torch.pipe import ReportPipe
-from phalanx.torch.stacks import answer_with_stacks
-from phalanx.wire.rank import ReportKind, StopReason, boottime_ns
+from phalanx.torch.lease_fence import LeaseFence
+from phalanx.torch.report_writer import ReportWriter
+from phalanx.torch.stack_dump import install_stack_dump
+from phalanx.wire.rank import RankStopReason, ReportKind, boottime_ns
 
 _DEFAULT_TIMEOUT_S: Final = 600.0
 """Default timeout of a collective: the default of torch for NCCL."""
@@ -48,7 +48,7 @@ _DEADLINE_MARGIN_S: Final = 5.0
 """Time between the end of the last save and the time limit of the job, in addition to twice the measured save."""
 
 
-class Session:
+class RankSession:
     """The state of `phalanx.torch`; one per process, created by `init`."""
 
     def __init__(self, environment: RankEnvironment, *, device: Any) -> None:
@@ -57,13 +57,13 @@ class Session:
         self.rank: int = dist.get_rank()
         self.world_size: int = dist.get_world_size()
         epoch, generation = environment.epoch, environment.generation
-        self.fence = Fence.attach(environment.lease_page, epoch=epoch, generation=generation)
-        self.pipe = ReportPipe(environment.report_pipe, rank=self.rank, epoch=epoch, generation=generation)
-        self.agreement = Agreement(self.new_group() if self.world_size > 1 else None)
-        self.savers: list[Any] = []
+        self.fence = LeaseFence.attach(environment.lease_page, epoch=epoch, generation=generation)
+        self.pipe = ReportWriter(environment.report_pipe, rank=self.rank, epoch=epoch, generation=generation)
+        self.agreement = RankAgreement(self.new_group() if self.world_size > 1 else None)
+        self.checkpointers: list[Any] = []
         self._calls: Counter[str] = Counter()
         self._signalled = False
-        self._stop = StopReason.NONE
+        self._stop = RankStopReason.NONE
         self._begin_ns = 0
         self.pass_fence()
 
@@ -78,7 +78,7 @@ class Session:
 
     def pass_fence(self) -> int:
         """Block until the lease is valid; return the time (CLOCK_BOOTTIME ns) at which the next step begins."""
-        self._begin_ns, blocked_ns = self.fence.pass_()
+        self._begin_ns, blocked_ns = self.fence.wait_for_lease()
         if blocked_ns >= _REPORTED_STALL_NS:
             self.pipe.send(ReportKind.STALL, seconds=blocked_ns / 1e9, cause="fence")
         return self._begin_ns
@@ -92,20 +92,20 @@ class Session:
         measured = {name: value for name, value in given.items() if value is not None}
         self.pipe.send(ReportKind.STEP, step=step, begin_ns=begin_ns, end_ns=end_ns, at_s=at_s, **measured)
 
-    def tick(self, caller: str) -> Agreed:
+    def exchange_requests(self, caller: str) -> AgreedRequest:
         """Return the agreement of all ranks at this point of the loop; callers between two steps share one. Collective."""
         self._calls[caller] += 1
         if self._calls[caller] > self.agreement.tick:
             self.agreement.advance(self._wish)
-        return self.agreement.agreed
+        return self.agreement.latest
 
-    def stop_agreed(self, agreed: Agreed) -> StopReason:
+    def agreed_stop(self, agreed: AgreedRequest) -> RankStopReason:
         """Return the stop reason that all ranks know. The first one stays in effect."""
         if not self._stop:
-            self._stop = StopReason(agreed.wish.stop)
+            self._stop = RankStopReason(agreed.request.stop)
         return self._stop
 
-    def heed_signals(self) -> None:
+    def handle_sigterm(self) -> None:
         """Make SIGTERM request a stop instead of ending the process.
 
         Only for scripts that call `should_stop`: others would ignore SIGTERM until SIGKILL. A second SIGTERM ends the process.
@@ -115,10 +115,10 @@ class Session:
 
     def finish(self) -> None:
         """Implement `phalanx.torch.finish`."""
-        for saver in self.savers:
+        for saver in self.checkpointers:
             saver.wait()
         try:
-            self.agreement.settle()
+            self.agreement.finish_exchange()
         except RuntimeError:  # another rank has left already; the result of this last exchange is not needed
             pass
         if dist.is_initialized():
@@ -131,26 +131,26 @@ class Session:
         self._signalled = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def _wish(self, tick_us: int) -> Wish:
-        return Wish(
+    def _wish(self, tick_us: int) -> RankRequest:
+        return RankRequest(
             stop=self._stop_reason(tick_us),
-            checkpoints_asked=self.fence.checkpoints_asked(),
-            save_due=int(self.rank == 0 and any(saver.due() for saver in self.savers)),
-            saving=int(any(saver.saving for saver in self.savers)),
+            checkpoints_requested=self.fence.checkpoints_requested(),
+            save_due=int(self.rank == 0 and any(saver.due() for saver in self.checkpointers)),
+            saving=int(any(saver.saving for saver in self.checkpointers)),
             tick_us=tick_us,
         )
 
-    def _stop_reason(self, tick_us: int) -> StopReason:
-        asked = self.fence.stop()
+    def _stop_reason(self, tick_us: int) -> RankStopReason:
+        asked = self.fence.stop_reason()
         if asked:
             return asked
         if self._signalled:
-            return StopReason.PREEMPTED
+            return RankStopReason.PREEMPTED
         left_s = self._left_s()
-        save_s = sum(saver.save_s for saver in self.savers)
+        save_s = sum(saver.save_s for saver in self.checkpointers)
         if left_s is not None and left_s < 2.0 * save_s + _DEADLINE_MARGIN_S + 2e-6 * tick_us:
-            return StopReason.DEADLINE
-        return StopReason.NONE
+            return RankStopReason.DEADLINE
+        return RankStopReason.NONE
 
     def _left_s(self) -> float | None:
         """Return seconds until the time limit of the job; None without one. The clock of the lease page is preferred, as it does not jump."""
@@ -167,13 +167,13 @@ def collective_timeout_s(environment: RankEnvironment) -> float:
     return environment.collective_timeout_s or _DEFAULT_TIMEOUT_S
 
 
-def start(environment: RankEnvironment, *, backend: str | None, timeout_s: float | None) -> Session:
+def start_session(environment: RankEnvironment, *, backend: str | None, timeout_s: float | None) -> RankSession:
     """Choose the device, join the process group and attach to the supervisor. Collective."""
-    answer_with_stacks(environment.stacks, environment.rank)
+    install_stack_dump(environment.stacks_folder, environment.rank)
     device = _select_device(environment)
     if not dist.is_initialized():
         _join(environment, backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"), timeout_s, device)
-    return Session(environment, device=device)
+    return RankSession(environment, device=device)
 
 
 def _select_device(environment: RankEnvironment) -> Any:
@@ -210,10 +210,10 @@ def _join(environment: RankEnvironment, backend: str, timeout_s: float | None, d
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=device_id)
 
 
-_session: Session | None = None
+_session: RankSession | None = None
 
 
-def current() -> Session:
+def current_session() -> RankSession:
     """Return the session of this process.
 
     Raises:
@@ -224,7 +224,7 @@ def current() -> Session:
     return _session
 
 
-def open_session(make: Callable[[], Session]) -> Session:
+def open_session(make: Callable[[], RankSession]) -> RankSession:
     """Create the session of this process with `make`, or return the existing one."""
     global _session
     if _session is None:
@@ -244,7 +244,7 @@ def wait_at_exit() -> None:
     """Wait for a checkpoint in progress at a normal exit, in case the script did not call `finish`."""
     if _session is None or hasattr(sys, "last_value"):  # after an uncaught exception: other ranks may be gone
         return
-    for saver in _session.savers:
+    for saver in _session.checkpointers:
         saver.wait(timeout_s=_EXIT_PATIENCE_S)
 
 

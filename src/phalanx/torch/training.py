@@ -25,13 +25,13 @@ from torch.distributed.tensor import DTensor
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layout import Axis, Layout
-from phalanx.torch.context import Pieces, share_positions, take_sequence
+from phalanx.torch.context_parallel import SequenceShare, local_positions, localize_buffers
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class TrainingRecipe:
     """How to train a model, independent of its layout: the arguments of `phalanx.torch.parallelize`, which documents them."""
 
     loss: Loss
@@ -69,7 +69,7 @@ class Training:
         device: Any,
         first: bool,
         last: bool,
-        pieces: Pieces | None,
+        pieces: SequenceShare | None,
         position_buffers: Sequence[tuple[Any, str]],
     ) -> None:
         self.layout = layout
@@ -175,7 +175,7 @@ class Training:
         if self._pieces is None:
             return inputs, targets
         self._split_positions(inputs.shape[1])
-        return take_sequence(inputs, self._pieces), take_sequence(targets, self._pieces)
+        return local_positions(inputs, self._pieces), local_positions(targets, self._pieces)
 
     def _split_positions(self, length: int) -> None:
         assert self._pieces is not None
@@ -186,7 +186,7 @@ class Training:
                 f"context parallel over {self._pieces.ranks} ranks: a sequence of {length} positions cannot be split",
                 hint=f"use one sequence length for the whole run, a multiple of {2 * self._pieces.ranks}",
             )
-        share_positions(self._position_buffers, self._pieces, length)
+        localize_buffers(self._position_buffers, self._pieces, length)
         self._length = length
 
     def _backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

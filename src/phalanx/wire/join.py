@@ -62,7 +62,7 @@ class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
     heads: list[str] = []
 
 
-class JoinLine(msgspec.Struct, frozen=True, kw_only=True):
+class JoinArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of `phalanx join` for the next server; `address` is empty if the head listens on loopback only."""
 
     address: str

@@ -32,7 +32,7 @@ class ManifestFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """The content of a complete checkpoint. `world_size` is the number of ranks that wrote it; loading does not depend on it."""
 
     format: int
@@ -65,10 +65,10 @@ def open_regular(path: str) -> BinaryIO:
     Raises:
         OSError: it is missing, or not a regular file.
     """
-    return open(regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path), "rb")
+    return open(require_regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path), "rb")
 
 
-def regular(descriptor: int, path: str) -> int:
+def require_regular(descriptor: int, path: str) -> int:
     """Return the descriptor of a regular file; close any other, because writing to a pipe without a reader blocks once it is full.
 
     Raises:
@@ -80,7 +80,7 @@ def regular(descriptor: int, path: str) -> int:
     raise OSError(errno.EINVAL, "not a regular file", path)
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode(manifest: CheckpointManifest) -> bytes:
     """Encode the manifest as JSON, with files sorted by path so that equal checkpoints give equal bytes."""
     record = {
         "format": manifest.format,
@@ -100,7 +100,7 @@ def digest(encoded: bytes) -> str:
     return hashlib.sha256(encoded).hexdigest()
 
 
-def read(folder: str) -> tuple[Manifest, str]:
+def read(folder: str) -> tuple[CheckpointManifest, str]:
     """Return the manifest of a checkpoint folder, and its digest.
 
     Raises:
@@ -116,7 +116,7 @@ def read(folder: str) -> tuple[Manifest, str]:
     return decode(encoded, where=folder), digest(encoded)
 
 
-def decode(encoded: bytes, *, where: str) -> Manifest:
+def decode(encoded: bytes, *, where: str) -> CheckpointManifest:
     """Decode a manifest; `where` names its source in errors.
 
     Raises:
@@ -134,7 +134,7 @@ def decode(encoded: bytes, *, where: str) -> Manifest:
         )
         for file in files:
             _refuse_path(file.path, where)
-        return Manifest(
+        return CheckpointManifest(
             format=MANIFEST_FORMAT,
             step=int(record["step"]),
             epoch=int(record["epoch"]),
@@ -156,7 +156,7 @@ def _refuse_path(path: str, where: str) -> None:
         raise CheckpointInvalid(f"{where}: manifest names {path[:200]!r}, which is not a file below the folder")
 
 
-def verify(folder: str, *, expected_digest: str | None = None) -> Manifest:
+def verify(folder: str, *, expected_digest: str | None = None) -> CheckpointManifest:
     """Return the manifest of `folder` after checking every file against it. Cost: one pass over all bytes.
 
     Raises:

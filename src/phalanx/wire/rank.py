@@ -43,10 +43,12 @@ GENERATION_VARIABLE: Final = "PHALANX_GENERATION"
 STACKS_VARIABLE: Final = "PHALANX_STACKS"  # folder for a rank's stack dump
 STACK_SIGNAL: Final = 43
 """Signal that requests a stack dump: SIGRTMIN + 9 of glibc. Real-time signals have no default meaning, and libraries use the first and last."""
-APART_VARIABLE: Final = "PHALANX_CHECKPOINT_APART"  # set if each node of the gang has its own checkpoint folder
+LOCAL_CHECKPOINTS_VARIABLE: Final = (
+    "PHALANX_CHECKPOINT_APART"  # set if each node of the gang has its own checkpoint folder
+)
 
 
-class StopReason(enum.IntEnum):
+class RankStopReason(enum.IntEnum):
     """Why the ranks are asked to end; 0 means "continue"."""
 
     NONE = 0

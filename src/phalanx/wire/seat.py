@@ -12,24 +12,24 @@ import msgspec
 from phalanx.core.ids import Epoch, JobId, NodeId
 
 SEAT_VARIABLE: Final = "PHALANX_SEAT"
-SEAT_CUT_OFF: Final = 69  # a supervisor's exit code: it cannot reach the head from its node
-SEAT_DISTRUSTS: Final = 76  # a supervisor's exit code: it rejects the head's certificate
+SEAT_HEAD_UNREACHABLE: Final = 69  # a supervisor's exit code: it cannot reach the head from its node
+SEAT_CERTIFICATE_REJECTED: Final = 76  # a supervisor's exit code: it rejects the head's certificate
 
 
-class SeatPart(msgspec.Struct, frozen=True, kw_only=True):
+class SeatNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node's part: the address where others reach its ranks, and the number of its devices."""
 
     address: str
     devices: int
 
 
-class SeatOrder(msgspec.Struct, frozen=True, kw_only=True):
+class SeatAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt.
 
     Attributes:
         key: its `attempt_key`.
         ca_pem: the certificate of the head's CA; empty for plain HTTP on loopback.
-        parting: shell lines by stop reason (a `wire.rank.StopReason` in lower case). The first node's supervisor runs its line before it
+        exit_commands: shell lines by stop reason (a `wire.rank.StopReason` in lower case). The first node's supervisor runs its line before it
             exits, because an exit code cannot record a cancel or a time limit in the engine's accounting.
     """
 
@@ -39,19 +39,19 @@ class SeatOrder(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     head_url: str
     ca_pem: str
-    parts: dict[NodeId, SeatPart]
-    parting: dict[str, str] = {}
+    nodes: dict[NodeId, SeatNode]
+    exit_commands: dict[str, str] = {}
 
 
-def encode_order(order: SeatOrder) -> str:
+def encode_assignment(order: SeatAssignment) -> str:
     """Encode the order for the variable."""
     return msgspec.json.encode(order).decode()
 
 
-def decode_order(text: str) -> SeatOrder:
+def decode_assignment(text: str) -> SeatAssignment:
     """Decode the variable.
 
     Raises:
         msgspec.ValidationError, msgspec.DecodeError: it is not an order.
     """
-    return msgspec.json.decode(text, type=SeatOrder)
+    return msgspec.json.decode(text, type=SeatAssignment)

@@ -13,7 +13,7 @@
 
 Every request carries `Authorization: Bearer <node token>`. The head answers 409 with code "say_hello" if it does not know this
 supervisor (it restarted, or declared the node dead); the supervisor then registers again and continues.
-A core event or command is sent as `Framed`: its class name and its fields.
+A core event or command is sent as `Envelope`: its class name and its fields.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STREAM_CHUNK_BYTES_MAX: Final = 1 << 18  # keeps a request with chunks of severa
 EXEC_CHUNK_BYTES_MAX: Final = 1 << 16
 
 
-class Framed(msgspec.Struct, frozen=True, kw_only=True):
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """A core event or command: `kind` is its class name, `seq` its sequence number at the sender."""
 
     seq: int
@@ -40,7 +40,7 @@ class Framed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HelloRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A registration. `carries`: (job, epoch, generation) of the supervisor's members.
+    """A registration. `members`: (job, epoch, generation) of the supervisor's members.
 
     `challenge`: from the reply to its last request, empty without one. None from an older supervisor, which is accepted without.
     """
@@ -48,7 +48,7 @@ class HelloRequest(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     supervisor_id: SupervisorId
     node: Node
-    carries: list[tuple[JobId, Epoch, Generation]]
+    members: list[tuple[JobId, Epoch, Generation]]
     challenge: str | None = None
 
 
@@ -95,7 +95,7 @@ class CommandsReply(msgspec.Struct, frozen=True, kw_only=True):
     """Commands in order; ask next with `after=last`."""
 
     head_id: str
-    commands: list[Framed]
+    commands: list[Envelope]
     last: int
 
 
@@ -103,7 +103,7 @@ class EventsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Events in order, numbered from 1 by this supervisor."""
 
     supervisor_id: SupervisorId
-    events: list[Framed]
+    events: list[Envelope]
 
 
 class EventsReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +174,7 @@ class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenExec(msgspec.Struct, frozen=True, kw_only=True):
-    """Run a command beside a job's ranks, in their environment and containment. Sent as a `Framed` of kind "OpenExec"."""
+    """Run a command beside a job's ranks, in their environment and containment. Sent as a `Envelope` of kind "OpenExec"."""
 
     session: str
     job_id: JobId
@@ -211,19 +211,19 @@ _EVENTS: Final[dict[str, type[Any]]] = {
         events.MemberStarted,
         events.TaskExited,
         events.MemberStopped,
-        events.MemberFroze,
+        events.MemberFrozen,
         events.MemberHung,
         events.CheckpointSaved,
-        events.Progressed,
+        events.ProgressReported,
     )
 }
 _COMMANDS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (
-        commands.Prepare,
+        commands.PrepareTasks,
         commands.StartTasks,
         commands.StopTasks,
-        commands.Forget,
+        commands.CleanUpAttempt,
         commands.DeleteCheckpoints,
         commands.SaveNow,
         OpenExec,
@@ -233,30 +233,30 @@ _COMMANDS: Final[dict[str, type[Any]]] = {
 T = TypeVar("T")
 
 
-class UnknownKind(ValueError):
+class UnknownEnvelopeKind(ValueError):
     """The other side sent a kind that this release does not know; it has a later release."""
 
 
-def frame(seq: int, value: object) -> Framed:
+def encode_envelope(seq: int, value: object) -> Envelope:
     """Encode a core event or command for sending."""
-    return Framed(seq=seq, kind=type(value).__name__, body=msgspec.Raw(msgspec.json.encode(value)))
+    return Envelope(seq=seq, kind=type(value).__name__, body=msgspec.Raw(msgspec.json.encode(value)))
 
 
-def event_of(framed: Framed) -> events.Report:
+def decode_event(framed: Envelope) -> events.Report:
     """Decode the event.
 
     Raises:
-        UnknownKind: not an event that supervisors send.
+        UnknownEnvelopeKind: not an event that supervisors send.
         msgspec.ValidationError: its fields are invalid.
     """
     return _open(framed, _EVENTS)  # type: ignore[no-any-return]  # the table holds exactly the union's classes
 
 
-def command_of(framed: Framed) -> commands.Command | OpenExec:
+def decode_command(framed: Envelope) -> commands.Command | OpenExec:
     """Decode the command.
 
     Raises:
-        UnknownKind: this release has no such command.
+        UnknownEnvelopeKind: this release has no such command.
         msgspec.ValidationError: its fields are invalid.
     """
     return _open(framed, _COMMANDS)  # type: ignore[no-any-return]  # as above
@@ -276,8 +276,8 @@ def decode(body: bytes, kind: type[T]) -> T:
     return msgspec.json.decode(body, type=kind)
 
 
-def _open(framed: Framed, table: dict[str, type[Any]]) -> Any:
+def _open(framed: Envelope, table: dict[str, type[Any]]) -> Any:
     kind = table.get(framed.kind)
     if kind is None:
-        raise UnknownKind(f"unknown kind {framed.kind!r}")
+        raise UnknownEnvelopeKind(f"unknown kind {framed.kind!r}")
     return msgspec.json.decode(framed.body, type=kind)

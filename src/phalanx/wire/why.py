@@ -12,11 +12,11 @@ from phalanx.core.ids import JobId, NodeId, UserId
 from phalanx.core.work.job import JobState
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class WhyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Base class of these records."""
 
 
-class StartView(View, frozen=True, kw_only=True):
+class StartView(WhyRecord, frozen=True, kw_only=True):
     """The expected start, as Unix seconds. None: no such bound is known; `unknown` explains why `latest_s` is not."""
 
     earliest_s: float | None = None
@@ -24,7 +24,7 @@ class StartView(View, frozen=True, kw_only=True):
     unknown: str = ""
 
 
-class RunView(View, frozen=True, kw_only=True):
+class RunTimeView(WhyRecord, frozen=True, kw_only=True):
     """The expected run time in seconds: four of five similar jobs ended between the two. `high_s` None: unknown.
 
     `ends` and `likes`: how many ended jobs this is based on, and what they have in common with this one.
@@ -36,7 +36,7 @@ class RunView(View, frozen=True, kw_only=True):
     likes: str = ""
 
 
-class BlockerView(View, frozen=True, kw_only=True):
+class BlockerView(WhyRecord, frozen=True, kw_only=True):
     """A blocking job: it holds what this one needs, is ahead of it, or must end first. `end`: its expected end."""
 
     id: JobId
@@ -48,7 +48,7 @@ class BlockerView(View, frozen=True, kw_only=True):
     end: StartView | None = None
 
 
-class ChangeView(View, frozen=True, kw_only=True):
+class SuggestedChangeView(WhyRecord, frozen=True, kw_only=True):
     """A change with which the job would start now, tested on a copy of the state. `operator`: only an operator can make it.
 
     `command` is empty if no command makes the change.
@@ -60,7 +60,7 @@ class ChangeView(View, frozen=True, kw_only=True):
     operator: bool = False
 
 
-class WhyReply(View, frozen=True, kw_only=True):
+class WhyReply(WhyRecord, frozen=True, kw_only=True):
     """Why a job waits; for a running job since when and where, for an ended job how it ended.
 
     Attributes:
@@ -79,12 +79,12 @@ class WhyReply(View, frozen=True, kw_only=True):
     blockers: list[BlockerView] = []
     blockers_more: int = 0
     start: StartView | None = None
-    changes: list[ChangeView] = []
+    changes: list[SuggestedChangeView] = []
     nodes: list[NodeId] = []
     since_s: float | None = None
 
 
-class DryRunReply(View, frozen=True, kw_only=True):
+class DryRunReply(WhyRecord, frozen=True, kw_only=True):
     """The result that a submit would have now.
 
     Attributes:
@@ -100,12 +100,12 @@ class DryRunReply(View, frozen=True, kw_only=True):
     jobs: int = 1
     nodes: list[NodeId] = []
     start: StartView | None = None
-    run: RunView | None = None
+    run: RunTimeView | None = None
     gpu_hours_low: float | None = None
     gpu_hours_high: float | None = None
     reason: str = ""
     detail: str = ""
     blockers: list[BlockerView] = []
     blockers_more: int = 0
-    changes: list[ChangeView] = []
+    changes: list[SuggestedChangeView] = []
     notes: list[str] = []

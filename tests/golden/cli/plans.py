@@ -1,6 +1,12 @@
 """Recorded answers of the planner, for the page alone: the figures are made up and only their looks are looked at."""
 
-from phalanx.cli.plan.figures import Figures, Formula, Range, Saving, Told
+from phalanx.cli.plan.records import (
+    CheckpointCost,
+    Estimate,
+    Formula,
+    LayoutFigures,
+    PlanAnswer,
+)
 from phalanx.core.work.layout import parse_layout
 
 MEMORY = (
@@ -23,13 +29,13 @@ STEP = (
 
 
 def scaled(one, factor):
-    return Range(mid=one.mid * factor, low=one.low * factor, high=one.high * factor)
+    return Estimate(mid=one.mid * factor, low=one.low * factor, high=one.high * factor)
 
 
 def figures(layout, step_s, *, why="", room=0.0):
-    mid = Range(mid=step_s, low=step_s / 1.11, high=step_s * 1.11)
+    mid = Estimate(mid=step_s, low=step_s / 1.11, high=step_s * 1.11)
     days = scaled(mid, 300e9 / 4194304)
-    return Figures(
+    return LayoutFigures(
         layout=parse_layout(layout),
         memory_bytes=MEMORY,
         used_bytes=sum(value for _, value in MEMORY) - room,
@@ -41,14 +47,14 @@ def figures(layout, step_s, *, why="", room=0.0):
         train_s=days,
         gpu_hours=scaled(days, 32 / 3600),
         usd=scaled(days, 32 / 3600 * 2.69),
-        saving=Saving(bytes=988e9, write_s=123.0, interval_s=2310.0, goodput=0.957),
+        checkpoint_cost=CheckpointCost(bytes=988e9, write_s=123.0, interval_s=2310.0, goodput=0.957),
         why=why,
     )
 
 
 def fitting():
-    return Told(
-        asked="llama-3-70b (70.6B parameters), full training on 300B tokens: 4 nodes x 8 = 32 h100-sxm5-80gb, sequence 4096, global batch 1024",
+    return PlanAnswer(
+        request="llama-3-70b (70.6B parameters), full training on 300B tokens: 4 nodes x 8 = 32 h100-sxm5-80gb, sequence 4096, global batch 1024",
         model="llama-3-70b",
         layers=80,
         nodes=4,
@@ -84,24 +90,24 @@ def fitting():
                 source="roofline after S. Williams et al., CACM 52(4), 2009",
             ),
         ),
-        next="phalanx run --plan tp=4,pp=2,fsdp=4,accumulate=256,sp=1 -- python train.py",
+        next_command="phalanx run --plan tp=4,pp=2,fsdp=4,accumulate=256,sp=1 -- python train.py",
     )
 
 
 def refusing():
-    one = Figures(
+    one = LayoutFigures(
         layout=parse_layout("fsdp=8,recompute=full"),
         memory_bytes=(("optimizer states", 105.8e9), ("activations", 9.2e9)),
         used_bytes=115.0e9,
         usable_bytes=84.6e9,
         step_items_s=(),
-        step_s=Range(mid=0.0, low=0.0, high=0.0),
+        step_s=Estimate(mid=0.0, low=0.0, high=0.0),
         tokens_per_s=0.0,
         mfu=0.0,
         why="optimizer states alone are 105.8 GB a GPU",
     )
-    return Told(
-        asked="llama-2-70b (69B parameters), full training: 1 node x 8 = 8 a100-sxm4-80gb, sequence 4096, global batch 1024",
+    return PlanAnswer(
+        request="llama-2-70b (69B parameters), full training: 1 node x 8 = 8 a100-sxm4-80gb, sequence 4096, global batch 1024",
         model="llama-2-70b",
         layers=80,
         nodes=1,
@@ -116,6 +122,6 @@ def refusing():
         fits=False,
         reason="weights, gradients and Adam states are 1.12 TB, and 8 GPUs have 677 GB",
         losers=(one,),
-        smallest=("2xa100-80gb:8 for all weights", "--method lora on these 8: tp=4,dp=2"),
-        next="phalanx plan llama-2-70b --gpus 2xa100-80gb:8",
+        alternatives=("2xa100-80gb:8 for all weights", "--method lora on these 8: tp=4,dp=2"),
+        next_command="phalanx plan llama-2-70b --gpus 2xa100-80gb:8",
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.cli.plan.page import headline, plan_page
-from phalanx.cli.terminal import width_of
+from phalanx.cli.terminal import display_width
 from tests.golden.cli import plans
 from tests.golden.cli.test_screens import same_as, screen
 
@@ -12,14 +12,14 @@ from tests.golden.cli.test_screens import same_as, screen
 def test_plan_that_fits(width):
     lines = plan_page(plans.fitting(), screen(width), explain=width == 140)
     same_as(f"plan-{width}", lines)
-    assert max(map(width_of, lines)) <= width
+    assert max(map(display_width, lines)) <= width
 
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_plan_that_does_not_fit(width):
     lines = plan_page(plans.refusing(), screen(width))
     same_as(f"plan-refused-{width}", lines)
-    assert max(map(width_of, lines)) <= width
+    assert max(map(display_width, lines)) <= width
 
 
 def test_sentence_says_what_is_known_and_no_more():

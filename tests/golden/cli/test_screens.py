@@ -8,12 +8,18 @@ import msgspec
 import pytest
 
 from phalanx.cli.cluster.nodes import node_lines, node_page
-from phalanx.cli.cluster.unit import unit
+from phalanx.cli.cluster.systemd_unit import systemd_unit
 from phalanx.cli.jobs import show
 from phalanx.cli.jobs.ps import job_lines
 from phalanx.cli.root import main
 from phalanx.cli.terminal import Terminal
-from phalanx.cli.top.drawing import fleet, headline, job_line, job_row, job_titles
+from phalanx.cli.top.rendering import (
+    fleet_text,
+    headline,
+    job_line,
+    job_row,
+    job_titles,
+)
 from phalanx.core.accounting.receipt import Receipt
 from tests.golden.cli import views
 
@@ -74,7 +80,13 @@ def test_top(width):
     head = re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", headline(seen, width).plain)
     same_as(
         f"top-{width}",
-        [head, *fleet(seen.nodes, width).plain.split("\n"), " | ".join(titles), *rows, *map(job_line, seen.pending)],
+        [
+            head,
+            *fleet_text(seen.nodes, width).plain.split("\n"),
+            " | ".join(titles),
+            *rows,
+            *map(job_line, seen.pending),
+        ],
     )
 
 
@@ -98,7 +110,9 @@ def test_strangers_text_steers_no_screen():
 def test_unit():
     same_as(
         "unit",
-        unit(python="/opt/phalanx/bin/python", home="/home/ada/my state", arguments=["--port", "7700"]).splitlines(),
+        systemd_unit(
+            python="/opt/phalanx/bin/python", home="/home/ada/my state", arguments=["--port", "7700"]
+        ).splitlines(),
     )
 
 

@@ -4,10 +4,17 @@ import msgspec
 
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.state.story import StoryLine
-from phalanx.core.work.attempt import AttemptState, Cause
+from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState
 from phalanx.wire.api.head import Overview
-from phalanx.wire.api.jobs import AttemptView, Checkpoint, ExitView, GrantView, JobView, Progress
+from phalanx.wire.api.jobs import (
+    AttemptView,
+    CheckpointView,
+    ExitView,
+    GrantView,
+    JobView,
+    Progress,
+)
 from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView
 
 NOW_S = 1_800_000_000.0
@@ -53,7 +60,7 @@ def training():
         ),
         checkpoints=[
             make(
-                Checkpoint,
+                CheckpointView,
                 epoch=1,
                 step=80,
                 path="/s/checkpoints/12/epoch-1/step-00000080",
@@ -197,8 +204,8 @@ def attempts():
             state=AttemptState.ENDED,
             generation=1,
             placed_s=NOW_S - 192,
-            cause=Cause.NODE_FAIL,
-            causes=[Cause.CRASH, Cause.NODE_FAIL],
+            cause=EndCause.NODE_FAIL,
+            causes=[EndCause.CRASH, EndCause.NODE_FAIL],
             ended_s=NOW_S - 70,
             why="node n1 died: its processes ended (signal 9)",
             grants=[

@@ -6,22 +6,22 @@ from dataclasses import replace
 from phalanx.controller import reports, requests, submits
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
-from phalanx.controller.outbox import Now
+from phalanx.controller.step_result import ControllerTime
 from phalanx.core.lifecycle import attempt as attempts
 from phalanx.core.lifecycle import job as jobs
-from phalanx.core.lifecycle.facts import Outcome, line
+from phalanx.core.lifecycle.transitions import TransitionResult, story_line
 from phalanx.core.state.snapshot import EMPTY_USAGE
-from phalanx.core.state.world import Change, World
+from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
-from phalanx.store import batches
+from phalanx.store import commit_checks
 from tests.simulation.planted.bug import planted
 
 
 @planted(1, seed=6, events=2000)
 def a_refused_commit_is_undone_in_part(patch):
     """The undo of a refused commit leaves in the books what nodes would have held."""
-    undo = Change.undo
+    undo = WorldChange.undo
 
     def forgetful(self):
         held = dict(self.world.usage)
@@ -29,13 +29,13 @@ def a_refused_commit_is_undone_in_part(patch):
         self.world.usage.clear()
         self.world.usage.update(held)
 
-    patch.setattr(Change, "undo", forgetful)
+    patch.setattr(WorldChange, "undo", forgetful)
 
 
 @planted(1, seed=0)
 def devices_are_free_when_the_stop_is_asked_for(patch):
     """An attempt that is stopping holds its devices no longer, though its ranks still run on them."""
-    put_attempt = Change._put_attempt
+    put_attempt = WorldChange._put_attempt
 
     def early(self, attempt):
         put_attempt(self, attempt)
@@ -43,14 +43,14 @@ def devices_are_free_when_the_stop_is_asked_for(patch):
             for grant in attempt.allocation.grants:
                 self._set(self.world.usage, grant.node_id, EMPTY_USAGE)
 
-    patch.setattr(Change, "_put_attempt", early)
+    patch.setattr(WorldChange, "_put_attempt", early)
 
 
 @planted(10, seed=1)
 def a_lease_ends_early_at_the_head(patch):
     """The head takes a lease for over, and the node for lost, three seconds before its supervisor does."""
-    close_ended = LeaseBook.close_ended
-    patch.setattr(LeaseBook, "close_ended", lambda self, now_s: close_ended(self, now_s + 3.0))
+    close_ended = LeaseBook.expire
+    patch.setattr(LeaseBook, "expire", lambda self, now_s: close_ended(self, now_s + 3.0))
 
 
 @planted(10, seed=3)
@@ -74,7 +74,7 @@ def leases_go_by_the_wall_clock(patch):
 
     def by_the_wall(self, turn):
         now = turn.now
-        turn.now = Now(wall_s=now.wall_s, boot_s=now.wall_s - self._steady_offset(now))
+        turn.now = ControllerTime(wall_s=now.wall_s, boot_s=now.wall_s - self._steady_offset(now))
         let_leases_end(self, turn)
         turn.now = now
 
@@ -85,7 +85,9 @@ def leases_go_by_the_wall_clock(patch):
 def the_story_quotes_the_whole_job(patch):
     """Where a job is placed or cancelled, the story tells its specification too, with its variables."""
     patch.setattr(
-        jobs, "line", lambda case, facts, kind, text, **more: line(case, facts, kind, f"{text} {case.job.spec}", **more)
+        jobs,
+        "line",
+        lambda case, facts, kind, text, **more: story_line(case, facts, kind, f"{text} {case.job.spec}", **more),
     )
 
 
@@ -123,10 +125,10 @@ def a_cancel_ends_what_is_over(patch):
         if not case.job.state.terminal:
             return cancel(case, by, why, facts)
         job = replace(case.job, state=JobState.CANCELLED, exit_code=143, cancelled_by=by)
-        return Outcome(job=job, attempt=None)
+        return TransitionResult(job=job, attempt=None)
 
     patch.setattr(jobs, "cancel", late)
-    patch.setattr(batches, "_check_job", lambda job, standings: None)
+    patch.setattr(commit_checks, "_check_job", lambda job, standings: None)
 
 
 @planted(0, seed=0)
@@ -137,7 +139,9 @@ def a_cancel_hands_in_what_is_over(patch):
     def late(case, by, why, facts):
         if not case.job.state.terminal:
             return cancel(case, by, why, facts)
-        return Outcome(job=replace(case.job, state=JobState.CANCELLED, exit_code=143, cancelled_by=by), attempt=None)
+        return TransitionResult(
+            job=replace(case.job, state=JobState.CANCELLED, exit_code=143, cancelled_by=by), attempt=None
+        )
 
     patch.setattr(jobs, "cancel", late)
 

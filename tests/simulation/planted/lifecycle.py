@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from phalanx.controller.turn import Turn
+from phalanx.controller.step_context import StepContext
 from phalanx.core.lifecycle import attempt as attempts
-from phalanx.core.lifecycle import dependencies, orders, settle
-from phalanx.core.lifecycle.facts import Outcome
-from phalanx.core.state.commands import Prepare
+from phalanx.core.lifecycle import dependencies, gang_commands, settle
+from phalanx.core.lifecycle.transitions import TransitionResult
+from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.state.events import CheckpointSaved, MemberStarted
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
@@ -20,7 +20,7 @@ def a_gang_is_over_when_it_is_asked_to_stop(patch):
     def hasty(case, attempt, facts):
         if attempt.state is AttemptState.STOPPING:
             return settle.settle(replace(case, attempt=attempt), attempt, facts)
-        return Outcome(job=case.job, attempt=attempt)
+        return TransitionResult(job=case.job, attempt=attempt)
 
     patch.setattr(attempts, "_settle_when_whole", hasty)
 
@@ -36,57 +36,57 @@ def a_gang_runs_with_its_first_node(patch):
             return replace(outcome, attempt=replace(outcome.attempt, state=AttemptState.RUNNING, running_s=facts.now_s))
         return outcome
 
-    patch.setitem(attempts.TABLE, (AttemptState.STARTING, MemberStarted), eager)
+    patch.setitem(attempts.TRANSITIONS, (AttemptState.STARTING, MemberStarted), eager)
 
 
 @planted(7, seed=3, events=2000)
 def a_failed_parent_lets_its_children_start(patch):
     """`afterok` holds when the parent is over, however it ended."""
-    verdict = dependencies.verdict
+    verdict = dependencies.condition_state
 
     def lax(kind, *, alive, failed):
         return verdict(kind, alive=alive, failed=failed and kind is not DependencyKind.AFTER_OK)
 
-    patch.setattr(dependencies, "verdict", lax)
+    patch.setattr(dependencies, "condition_state", lax)
 
 
 @planted(7, seed=0)
 def children_are_not_settled(patch):
     """Nobody looks at those who waited for a job when it ends."""
-    patch.setattr(Turn, "settle_dependents", lambda self: (self.ended.clear(), self.renamed.clear()))
+    patch.setattr(StepContext, "settle_dependents", lambda self: (self.ended.clear(), self.renamed.clear()))
 
 
 @planted(9, seed=0)
 def a_job_resumes_from_its_older_checkpoint(patch):
     """The checkpoints that a job may resume from are named oldest first."""
-    prepare = orders.prepare
+    prepare = gang_commands.prepare
 
     def backwards(job, attempt, facts, *, only=None):
         told = prepare(job, attempt, facts, only=only)
-        return tuple(replace(one, candidates=one.candidates[::-1]) for one in told if isinstance(one, Prepare))
+        return tuple(replace(one, candidates=one.candidates[::-1]) for one in told if isinstance(one, PrepareTasks))
 
-    patch.setattr(orders, "prepare", backwards)
+    patch.setattr(gang_commands, "prepare", backwards)
 
 
 @planted(9, seed=2)
 def what_is_saved_at_a_stop_is_forgotten(patch):
     """A checkpoint that is saved while the gang stops is heard and kept nowhere: the job starts again from the one before."""
     patch.setitem(
-        attempts.TABLE,
+        attempts.TRANSITIONS,
         (AttemptState.STOPPING, CheckpointSaved),
-        lambda case, attempt, _happening, _facts: Outcome(job=case.job, attempt=attempt),
+        lambda case, attempt, _happening, _facts: TransitionResult(job=case.job, attempt=attempt),
     )
 
 
 @planted(21, seed=0)
 def retention_takes_what_is_kept(patch):
     """With the oldest checkpoint the newer ones are deleted as well."""
-    drop = orders.drop_checkpoints
+    drop = gang_commands.drop_checkpoints
 
     def greedy(job, attempt, paths):
         return drop(job, attempt, tuple(kept.path for kept in job.checkpoints) if paths else ())
 
-    patch.setattr(orders, "drop_checkpoints", greedy)
+    patch.setattr(gang_commands, "drop_checkpoints", greedy)
 
 
 @planted(13, seed=0)
@@ -95,7 +95,7 @@ def restarts_are_not_counted(patch):
     charged = settle._charged
 
     def forgetful(case, attempt, cause, facts):
-        return charged(replace(case, job=replace(case.job, stalls=0)), attempt, cause, facts)
+        return charged(replace(case, job=replace(case.job, charged_restarts=0)), attempt, cause, facts)
 
     patch.setattr(settle, "_charged", forgetful)
 

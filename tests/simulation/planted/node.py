@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from phalanx.node.logic import member as members
-from phalanx.node.logic.happenings import Place
-from phalanx.node.logic.member import Phase
+from phalanx.node.logic.events import GenerationId
+from phalanx.node.logic.member import MemberPhase
 from phalanx.node.logic.supervisor import Supervisor
 from tests.simulation.planted.bug import planted
 
@@ -12,22 +12,22 @@ from tests.simulation.planted.bug import planted
 @planted(4, seed=1)
 def ranks_run_on_without_a_lease(patch):
     """A supervisor whose lease is over freezes nothing: the fence is down."""
-    lapse = members.lapse
-    patch.setattr(members, "lapse", lambda member, end_ns, now: (lapse(member, end_ns, now)[0], []))
+    lapse = members.on_lease_expired
+    patch.setattr(members, "on_lease_expired", lambda member, end_ns, now: (lapse(member, end_ns, now)[0], []))
 
 
 @planted(10, seed=1)
 def any_answer_thaws(patch):
     """Frozen ranks go on with the first answer of the head, though it says that another epoch counts."""
-    renew = members.renew
+    renew = members.on_lease_renewed
 
     def trusting(member, end_ns, now, *, decided):
-        return renew(member, end_ns, now, decided=True)
+        return renew(member, end_ns, now, confirmed=True)
 
     def deaf(self, slot, now):
-        self._apply(slot, renew(slot.member, self._lease.deadline_ns, now, decided=True))
+        self._apply(slot, renew(slot.member, self._lease.deadline_ns, now, confirmed=True))
 
-    patch.setattr(members, "renew", trusting)
+    patch.setattr(members, "on_lease_renewed", trusting)
     patch.setattr(Supervisor, "_supersede", deaf)
 
 
@@ -38,7 +38,7 @@ def stopped_is_said_before_it_is_true(patch):
 
     def hasty(self, command, now):
         stop(self, command, now)
-        self._report_stopped(command.job_id, Place(command.epoch, command.generation), now)
+        self._report_stopped(command.job_id, GenerationId(command.epoch, command.generation), now)
 
     patch.setattr(Supervisor, "_stop", hasty)
 
@@ -46,16 +46,16 @@ def stopped_is_said_before_it_is_true(patch):
 @planted(10, seed=3)
 def what_tasks_leave_behind_is_not_swept(patch):
     """When its last task has ended a member counts as gone: nobody waits for what is left, and nobody kills it."""
-    task_ended = members.task_ended
+    task_ended = members.on_task_ended
 
     def careless(member, end, now):
         member, actions = task_ended(member, end, now)
-        if member.phase in {Phase.LINGERING, Phase.STOPPING} and member.ended:
+        if member.phase in {MemberPhase.LINGERING, MemberPhase.STOPPING} and member.ended:
             member, more = members._wind_up(member)
             actions += more
         return member, actions
 
-    patch.setattr(members, "task_ended", careless)
+    patch.setattr(members, "on_task_ended", careless)
 
 
 @planted(23, seed=0)

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from phalanx.core.state import world as worlds
-from phalanx.core.state.world import Change
-from phalanx.core.work.queue import spend
+from phalanx.core.state.world import WorldChange
+from phalanx.core.work.queue import add_usage
 from phalanx.ports.store import StoreRefused
-from phalanx.store import batches
+from phalanx.store import commit_checks
 from phalanx.store.sql.sqlite import store as sqlite
 from phalanx.store.sql.sqlite.connections import open_writer
 from phalanx.store.sql.sqlite.store import SqliteStore
@@ -65,15 +65,15 @@ def a_full_disk_is_taken_for_a_commit(patch):
 @planted(19, seed=3)
 def numbers_of_a_refused_story_are_lost(patch):
     """After a refused commit the story goes on past the numbers of the lines that were not written, and the store takes it."""
-    undo = Change.undo
+    undo = WorldChange.undo
 
     def forgetful(self):
         next_seq = self.world.next_story_seq
         undo(self)
         self.world.next_story_seq = next_seq
 
-    patch.setattr(Change, "undo", forgetful)
-    patch.setattr(batches, "check_story", lambda story, last_seq: None)
+    patch.setattr(WorldChange, "undo", forgetful)
+    patch.setattr(commit_checks, "check_story", lambda story, last_seq: None)
 
 
 @planted(18, seed=0)
@@ -83,7 +83,7 @@ def short_runs_are_not_billed(patch):
         worlds,
         "spend",
         lambda queues, spent, queue, gpus, from_s, to_s: (
-            spend(queues, spent, queue, gpus, from_s, to_s) if to_s - from_s >= 60.0 else []
+            add_usage(queues, spent, queue, gpus, from_s, to_s) if to_s - from_s >= 60.0 else []
         ),
     )
 
@@ -94,5 +94,5 @@ def gpu_seconds_are_billed_twice(patch):
     patch.setattr(
         worlds,
         "spend",
-        lambda queues, spent, queue, gpus, from_s, to_s: spend(queues, spent, queue, 2 * gpus, from_s, to_s),
+        lambda queues, spent, queue, gpus, from_s, to_s: add_usage(queues, spent, queue, 2 * gpus, from_s, to_s),
     )

@@ -6,12 +6,12 @@ from phalanx.controller import controller
 from phalanx.controller.controller import Controller
 from phalanx.core.lifecycle import verify
 from phalanx.core.lifecycle.job import place
-from phalanx.core.lifecycle.verify import rejection
+from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.fleet_index import Fit
+from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.events import PutQueues
-from phalanx.core.work.job import Reason
+from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.quotas import Holdings
 from tests.simulation.planted.bug import planted
 
@@ -21,12 +21,12 @@ def a_cordoned_node_takes_work(patch):
     """The board does not hear of nodes that left or were drained, and the last look at a placement does not ask."""
 
     def lax(world, placement):
-        why = rejection(world, placement)
+        why = rejection_reason(world, placement)
         return "" if why.endswith("accepts no new jobs") else why
 
     patch.setattr(controller, "rejection", lax)
-    patch.setattr(Board, "node_left", lambda self, node: None)
-    patch.setattr(Board, "node_back", lambda self, node: None)
+    patch.setattr(Board, "remove_node", lambda self, node: None)
+    patch.setattr(Board, "restore_node", lambda self, node: None)
 
 
 @planted(5, seed=0)
@@ -44,9 +44,9 @@ def a_gang_is_placed_with_a_member_missing(patch):
 @planted(5, seed=2)
 def an_elastic_gang_grows_past_what_was_asked(patch):
     """An elastic job gets one node more than its owner wrote, where there is room."""
-    needs = Fit.needs
+    needs = FleetIndex.needs
     patch.setattr(
-        Fit,
+        FleetIndex,
         "needs",
         lambda self, shapes, spread: tuple(
             replace(need, nodes_max=need.nodes_max + 1) if need.nodes_max else need
@@ -62,7 +62,7 @@ def what_was_borrowed_does_not_count(patch):
 
     def lax(self, queue, user, gpus):
         refusal = admits(self, queue, user, gpus)
-        return refusal if refusal is not None and refusal.reason is Reason.USER_LIMIT else None
+        return refusal if refusal is not None and refusal.reason is WaitReasonCode.USER_LIMIT else None
 
     patch.setattr(Holdings, "admits", lax)
 
@@ -88,8 +88,8 @@ def quotas_do_not_count_while_they_change(patch):
 def elements_of_an_array_are_not_counted(patch):
     """More elements of an array run at once than its owner asked for."""
     patch.setattr(verify, "_array_full", lambda world, job: False)
-    may_run = Board.klass
-    patch.setattr(Board, "klass", lambda *args, **kwargs: may_run(*args, **{**kwargs, "throttle": None}))
+    may_run = Board.job_class
+    patch.setattr(Board, "job_class", lambda *args, **kwargs: may_run(*args, **{**kwargs, "throttle": None}))
 
 
 @planted(14, seed=0)
@@ -107,7 +107,7 @@ def nobody_has_a_guaranteed_run(patch):
         placements = place_due(self, seen, now_s)
         for placement in placements:
             self.entries[placement.job_id].shield_s = 0.0
-            self.entries[placement.job_id].moved_s = 0.0
+            self.entries[placement.job_id].placed_s = 0.0
         return placements
 
     patch.setattr(Scheduler, "_place_due", unshielded)

@@ -7,19 +7,24 @@ import time
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import connect
-from phalanx.cli.groups import NounGroup
-from phalanx.cli.lists import Shown, encoded, list_options, show
+from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.connection import connect
+from phalanx.cli.list_output import (
+    ListView,
+    list_options,
+    show_list,
+    to_json,
+)
+from phalanx.cli.option_types import DURATION
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import clean
-from phalanx.cli.words import DURATION
+from phalanx.cli.terminal import strip_control
 from phalanx.core.units import parse_duration_s
 from phalanx.wire.api.audit import AuditLineView
 
 _DONE = "done"
 
 
-@click.group(cls=NounGroup, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--user", metavar="USER", help="Only actions of this user.")
 @click.option("--since", type=DURATION, metavar="TIME", help="Only the last 2h, 7d.")
 @click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Number of lines.")
@@ -41,10 +46,10 @@ def verify(context: click.Context, anchors: tuple[str, ...], as_json: bool) -> N
     """Verify the whole trail. Exits with 1 if a line was changed, added, removed, moved or cut off."""
     report = connect().verify_audit(anchors)
     if as_json:
-        print(encoded(report, indent=2))
+        print(to_json(report, indent=2))
     else:
         for flaw in report.flaws:
-            print(clean(f"line {flaw.seq}: {flaw.text}"))
+            print(strip_control(f"line {flaw.seq}: {flaw.text}"))
         flaws = cells.count(len(report.flaws), "flaw")
         result = f"{flaws}: the trail was changed after it was written" if report.flaws else "unchanged"
         print(f"{cells.count(report.lines, 'line')}, {cells.count(report.anchors, 'anchor')} compared: {result}")
@@ -55,34 +60,34 @@ def verify(context: click.Context, anchors: tuple[str, ...], as_json: bool) -> N
 def _list(user: str | None, since: str | None, limit: int, *, as_json: bool, watch: bool) -> None:
     head = connect()
 
-    def fetch() -> Shown:
+    def fetch() -> ListView:
         now_s = time.time()
         since_s = None if since is None else max(0.0, now_s - parse_duration_s(since))
         found = head.audit(user=user, since_s=since_s, limit=limit)
         columns = (
             Column(title="LINE", right=True),
             Column(title="AGO", right=True),
-            Column(title="USER", least=6),
-            Column(title="TOKEN", least=6),
-            Column(title="FROM", least=6),
-            Column(title="CALL", least=16),
-            Column(title="WHAT", least=16),
+            Column(title="USER", min_width=6),
+            Column(title="TOKEN", min_width=6),
+            Column(title="FROM", min_width=6),
+            Column(title="CALL", min_width=16),
+            Column(title="WHAT", min_width=16),
             Column(title="RESULT"),
         )
-        return Shown(
+        return ListView(
             value=found,
             lines=lambda screen: table(columns, [_row(line, now_s) for line in found.lines], screen),
-            extra=(f"anchor {found.anchor}",) if found.anchor else (),
-            next="phalanx audit verify",
+            notes=(f"anchor {found.anchor}",) if found.anchor else (),
+            next_command="phalanx audit verify",
         )
 
-    show(fetch, as_json=as_json, watch=watch)
+    show_list(fetch, as_json=as_json, watch=watch)
 
 
 def _row(line: AuditLineView, now_s: float) -> list[Cell | str]:
     return [
         str(line.seq),
-        cells.ago(line.at_s, now_s),
+        cells.age(line.at_s, now_s),
         line.user,
         line.token_id,
         line.origin,

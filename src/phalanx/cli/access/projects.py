@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import connect
-from phalanx.cli.groups import NounGroup
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.connection import connect
+from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Column, table
-from phalanx.cli.terminal import clean
+from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest, Conflict
-from phalanx.core.work.nearest import nearest
+from phalanx.core.work.nearest_match import nearest_match
 from phalanx.wire.api.people import ProjectView
 
 if TYPE_CHECKING:
     from phalanx.client import Client
 
 
-@click.group(cls=NounGroup, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @list_options
 @click.pass_context
 def projects(context: click.Context, as_json: bool, watch: bool) -> None:
@@ -49,7 +49,7 @@ def add(name: str, members: tuple[str, ...], admins: tuple[str, ...]) -> None:
     head = connect()
     if any(project.id == name for project in head.projects()):
         raise Conflict(f"project {name} exists already", hint=f"change it with phalanx projects set {name}")
-    print(clean(_summary(head.put_project(name, members=sorted({*members, *admins}), admins=sorted(admins)))))
+    print(strip_control(_summary(head.put_project(name, members=sorted({*members, *admins}), admins=sorted(admins)))))
 
 
 @projects.command(name="set")
@@ -72,13 +72,13 @@ def set_(
     project = _find(head, name)
     members = {*map(str, project.members), *add_member, *add_admin} - {*remove_member}
     admins = {*map(str, project.admins), *add_admin} - {*remove_admin, *remove_member}
-    print(clean(_summary(head.put_project(name, members=sorted(members), admins=sorted(admins)))))
+    print(strip_control(_summary(head.put_project(name, members=sorted(members), admins=sorted(admins)))))
 
 
 def _find(head: Client, name: str) -> ProjectView:
     found = {str(project.id): project for project in head.projects()}
     if name not in found:
-        near = nearest(name, found)
+        near = nearest_match(name, found)
         raise BadRequest(
             f"no project {name!r}", hint=f"did you mean {near}?" if near else f"add it with phalanx projects add {name}"
         )
@@ -93,23 +93,23 @@ def _summary(project: ProjectView) -> str:
 def _list(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
-    def fetch() -> Shown:
+    def fetch() -> ListView:
         found: Sequence[ProjectView] = head.projects()
         now_s = time.time()
         columns = (
-            Column(title="PROJECT", least=8),
-            Column(title="MEMBERS", least=12),
-            Column(title="ADMINS", least=8, hide_empty=True),
+            Column(title="PROJECT", min_width=8),
+            Column(title="MEMBERS", min_width=12),
+            Column(title="ADMINS", min_width=8, hide_empty=True),
             Column(title="SINCE", right=True),
         )
         rows = [
-            [project.id, ", ".join(project.members), ", ".join(project.admins), cells.ago(project.created_s, now_s)]
+            [project.id, ", ".join(project.members), ", ".join(project.admins), cells.age(project.created_s, now_s)]
             for project in found
         ]
-        return Shown(
+        return ListView(
             value=found,
             lines=lambda screen: table(columns, rows, screen),
-            next="phalanx projects add NAME --member USER",
+            next_command="phalanx projects add NAME --member USER",
         )
 
-    show(fetch, as_json=as_json, watch=watch)
+    show_list(fetch, as_json=as_json, watch=watch)

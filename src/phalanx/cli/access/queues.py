@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import click
 
-from phalanx.cli.connect import connect
-from phalanx.cli.groups import NounGroup
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.connection import connect
+from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import clean
+from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest, Conflict
-from phalanx.core.work.nearest import nearest
+from phalanx.core.work.nearest_match import nearest_match
 from phalanx.wire.api.queues import QueueView
 
 _PRIORITY = click.option("--priority", type=int, metavar="N", help="Added to the priority of its jobs.")
 
 
-@click.group(cls=NounGroup, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @list_options
 @click.pass_context
 def queues(context: click.Context, as_json: bool, watch: bool) -> None:
@@ -40,7 +40,7 @@ def add(name: str, priority: int | None) -> None:
     head = connect()
     if any(queue.id == name for queue in head.queues()):
         raise Conflict(f"queue {name} exists already", hint=f"change it with phalanx queues set {name}")
-    print(clean(_summary(head.put_queue(name, priority=priority, open=True))))
+    print(strip_control(_summary(head.put_queue(name, priority=priority, open=True))))
 
 
 @queues.command(name="set")
@@ -54,11 +54,11 @@ def set_(name: str, priority: int | None, is_open: bool | None) -> None:
     head = connect()
     names = [queue.id for queue in head.queues()]
     if name not in names:
-        near = nearest(name, names)
+        near = nearest_match(name, names)
         raise BadRequest(
             f"no queue {name!r}", hint=f"did you mean {near}?" if near else f"add it with phalanx queues add {name}"
         )
-    print(clean(_summary(head.put_queue(name, priority=priority, open=is_open))))
+    print(strip_control(_summary(head.put_queue(name, priority=priority, open=is_open))))
 
 
 @queues.command()
@@ -67,11 +67,11 @@ def set_(name: str, priority: int | None, is_open: bool | None) -> None:
 @click.option("--prune", is_flag=True, help="Remove queues that are not in the file, except default.")
 def apply(file: str, dry_run: bool, prune: bool) -> None:
     """Apply the queue tree of a YAML file, all or nothing (docs/queues.md)."""
-    from phalanx.cli.access.queuefile import read_queue_file
-    from phalanx.cli.access.queuetree import difference_lines
+    from phalanx.cli.access.queue_file import read_queue_file
+    from phalanx.cli.access.queue_tree import change_lines
 
     applied = connect().put_queues(read_queue_file(file), prune=prune, dry_run=dry_run)
-    print("\n".join(clean(line) for line in difference_lines(applied, dry_run=dry_run)))
+    print("\n".join(strip_control(line) for line in change_lines(applied, dry_run=dry_run)))
 
 
 @queues.command(name="show")
@@ -79,10 +79,10 @@ def apply(file: str, dry_run: bool, prune: bool) -> None:
 @list_options
 def show_(queue: str | None, as_json: bool, watch: bool) -> None:
     """Show the queue tree: quotas, used, borrowed and lent GPUs, and waiting jobs."""
-    from phalanx.cli.access.queuetree import tree_shown
+    from phalanx.cli.access.queue_tree import tree_view
 
     head = connect()
-    show(lambda: tree_shown(head.queues(), queue), as_json=as_json, watch=watch)
+    show_list(lambda: tree_view(head.queues(), queue), as_json=as_json, watch=watch)
 
 
 def _summary(queue: QueueView) -> str:
@@ -92,10 +92,10 @@ def _summary(queue: QueueView) -> str:
 def _list(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
-    def fetch() -> Shown:
+    def fetch() -> ListView:
         found = head.queues()
         columns = (
-            Column(title="QUEUE", least=8),
+            Column(title="QUEUE", min_width=8),
             Column(title="STATE"),
             Column(title="PRIORITY", right=True),
             Column(title="RUNNING", right=True),
@@ -112,10 +112,10 @@ def _list(*, as_json: bool, watch: bool) -> None:
             for queue in found
         ]
         busy = next((queue.id for queue in found if queue.running or queue.pending), None)
-        return Shown(
+        return ListView(
             value=found,
             lines=lambda screen: table(columns, rows, screen),
-            next=f"phalanx ps -q {busy}" if busy else "phalanx queues add NAME",
+            next_command=f"phalanx ps -q {busy}" if busy else "phalanx queues add NAME",
         )
 
-    show(fetch, as_json=as_json, watch=watch)
+    show_list(fetch, as_json=as_json, watch=watch)

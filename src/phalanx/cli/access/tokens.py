@@ -8,16 +8,16 @@ import time
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import connect
-from phalanx.cli.groups import NounGroup
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.connection import connect
+from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.core.units import format_duration
-from phalanx.core.work.people import Action
+from phalanx.core.work.users import Action
 from phalanx.wire.api.people import TokenView
 
 
-@click.group(cls=NounGroup, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @list_options
 @click.pass_context
 def tokens(context: click.Context, as_json: bool, watch: bool) -> None:
@@ -71,36 +71,36 @@ def _state(token: TokenView, now_s: float) -> Cell | str:
 def _list(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
-    def fetch() -> Shown:
+    def fetch() -> ListView:
         found = head.tokens()
         now_s = time.time()
         columns = (
             Column(title="TOKEN"),
-            Column(title="USER", least=6),
+            Column(title="USER", min_width=6),
             Column(title="STATE"),
             Column(title="CREATED", right=True),
             Column(title="USED", right=True, hide_empty=True),
             Column(title="ENDS IN", right=True, hide_empty=True),
-            Column(title="SCOPE", least=8, hide_empty=True),
-            Column(title="NOTE", least=8, hide_empty=True),
+            Column(title="SCOPE", min_width=8, hide_empty=True),
+            Column(title="NOTE", min_width=8, hide_empty=True),
         )
         rows: list[list[Cell | str]] = [
             [
                 token.id,
                 token.user,
                 _state(token, now_s),
-                cells.ago(token.created_s, now_s),
-                cells.ago(token.used_s, now_s),
+                cells.age(token.created_s, now_s),
+                cells.age(token.used_s, now_s),
                 "" if token.expires_s is None or token.expires_s <= now_s else format_duration(token.expires_s - now_s),
                 " ".join(token.scope),
                 token.note,
             ]
             for token in found
         ]
-        return Shown(
+        return ListView(
             value=found,
             lines=lambda screen: table(columns, rows, screen),
-            next="phalanx tokens add --expires 30d --note TEXT",
+            next_command="phalanx tokens add --expires 30d --note TEXT",
         )
 
-    show(fetch, as_json=as_json, watch=watch)
+    show_list(fetch, as_json=as_json, watch=watch)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import connect
-from phalanx.cli.groups import NounGroup
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.connection import connect
+from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import clean
+from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.ids import UserId
-from phalanx.core.work.nearest import nearest
-from phalanx.core.work.people import UserRole
+from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.users import UserRole
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -28,7 +28,7 @@ _ROLE = click.option(
 )
 
 
-@click.group(cls=NounGroup, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @list_options
 @click.pass_context
 def users(context: click.Context, as_json: bool, watch: bool) -> None:
@@ -53,7 +53,7 @@ def add(name: str, role: str | None) -> None:
     if any(user.id == name for user in head.users()):
         raise Conflict(f"user {name} exists already", hint=f"change it with phalanx users set {name}")
     user = head.put_user(name, role=role or UserRole.USER)
-    print(clean(f"user {user.id} added as {user.role}"))
+    print(strip_control(f"user {user.id} added as {user.role}"))
     print(f"next: phalanx tokens add --user {user.id}")
 
 
@@ -68,7 +68,7 @@ def set_(name: str, role: str | None, disabled: bool | None) -> None:
     head = connect()
     _check_exists(head, name)
     user = head.put_user(name, role=role, disabled=disabled)
-    print(clean(f"user {user.id}: {user.role}{', disabled' if user.disabled else ''}"))
+    print(strip_control(f"user {user.id}: {user.role}{', disabled' if user.disabled else ''}"))
 
 
 def _check_exists(head: Client, name: str) -> None:
@@ -79,7 +79,7 @@ def _check_exists(head: Client, name: str) -> None:
     """
     names = [user.id for user in head.users()]
     if UserId(name) not in names:
-        near = nearest(name, names)
+        near = nearest_match(name, names)
         raise BadRequest(
             f"no user {name!r}", hint=f"did you mean {near}?" if near else f"add it with phalanx users add {name}"
         )
@@ -88,11 +88,11 @@ def _check_exists(head: Client, name: str) -> None:
 def _list(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
-    def fetch() -> Shown:
+    def fetch() -> ListView:
         found = head.users()
         now_s = time.time()
         columns = (
-            Column(title="USER", least=8),
+            Column(title="USER", min_width=8),
             Column(title="ROLE"),
             Column(title="STATE", hide_empty=True),
             Column(title="SINCE", right=True),
@@ -102,12 +102,14 @@ def _list(*, as_json: bool, watch: bool) -> None:
                 user.id,
                 str(user.role),
                 Cell("disabled", "red") if user.disabled else "",
-                cells.ago(user.created_s, now_s),
+                cells.age(user.created_s, now_s),
             ]
             for user in found
         ]
-        return Shown(
-            value=found, lines=lambda screen: table(columns, rows, screen), next="phalanx users add NAME --role user"
+        return ListView(
+            value=found,
+            lines=lambda screen: table(columns, rows, screen),
+            next_command="phalanx users add NAME --role user",
         )
 
-    show(fetch, as_json=as_json, watch=watch)
+    show_list(fetch, as_json=as_json, watch=watch)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli.cells import count
-from phalanx.cli.cluster.home import files_folder, home_folder
-from phalanx.cli.faults import warn
-from phalanx.cli.terminal import clean, terminal
-from phalanx.client.given import address_in
+from phalanx.cli.cluster.state_folder import files_folder, home_folder
+from phalanx.cli.errors import warn
+from phalanx.cli.terminal import strip_control, terminal
+from phalanx.client.input_files import read_database_url
 from phalanx.core.errors import BadRequest, Conflict
 
 if TYPE_CHECKING:
-    from phalanx.store.sql.archive import Manifest
-    from phalanx.store.sql.backups import Place
+    from phalanx.store.sql.archive import BackupManifest
+    from phalanx.store.sql.backups import DatabaseLocation
 
 _NOT_INCLUDED = "logs, outputs, checkpoints and uploaded folders"
 _STORE = click.option(
@@ -36,9 +36,9 @@ def backup(file: str, store: str | None) -> None:
 
     place = _place(store)
     manifest = backups.backup(place, file, _progress("saved"))
-    print(f"{clean(file)}: {_content(manifest)}, {_bytes(os.path.getsize(file))}")
-    print(f"not included: {_NOT_INCLUDED}, which are in {clean(files_folder(home_folder()))}")
-    print(f"next: phalanx restore {clean(file)} --dry-run")
+    print(f"{strip_control(file)}: {_content(manifest)}, {_bytes(os.path.getsize(file))}")
+    print(f"not included: {_NOT_INCLUDED}, which are in {strip_control(files_folder(home_folder()))}")
+    print(f"next: phalanx restore {strip_control(file)} --dry-run")
 
 
 @click.command()
@@ -48,25 +48,25 @@ def backup(file: str, store: str | None) -> None:
 @click.option("--dry-run", is_flag=True, help="Verify FILE, change nothing.")
 def restore(file: str, store: str | None, replace: bool, dry_run: bool) -> None:
     """Restore the head's database from FILE. Stop the head first."""
-    from phalanx.store.later_files import set_aside
+    from phalanx.store.orphaned_files import move_orphaned
     from phalanx.store.sql import backups
 
     if dry_run:
         manifest = backups.check(file, _progress("checked"))
-        print(f"{clean(file)} is valid: {_content(manifest)}; nothing was changed")
+        print(f"{strip_control(file)} is valid: {_content(manifest)}; nothing was changed")
         return
     place = _place(store)
     done = backups.restore(file, place, _progress("restored"), replace=replace)
-    folders = set_aside(files_folder(home_folder()), done.epochs, time.strftime("%Y%m%d-%H%M%S"))
+    folders = move_orphaned(files_folder(home_folder()), done.epochs, time.strftime("%Y%m%d-%H%M%S"))
     print(f"restored: {_content(done.manifest)}")
     if done.aside:
-        print(f"the previous records were moved to {clean(done.aside)}")
+        print(f"the previous records were moved to {strip_control(done.aside)}")
     for folder in folders:
-        print(f"files of jobs that are not in the backup were moved to {clean(folder)}")
+        print(f"files of jobs that are not in the backup were moved to {strip_control(folder)}")
     print("next: phalanx up" + (" --store @FILE, with the URL of the database in FILE" if place.dsn else ""))
 
 
-def _place(store: str | None) -> Place:
+def _place(store: str | None) -> DatabaseLocation:
     """Return where the records are: `store`, else as for `phalanx up`: PHALANX_STORE, the URL stored in the folder, the SQLite file.
 
     Raises:
@@ -74,24 +74,24 @@ def _place(store: str | None) -> Place:
         BadFile: the file with the URL cannot be read.
         Conflict: psycopg is not installed.
     """
-    from phalanx.store.sql.backups import Place
+    from phalanx.store.sql.backups import DatabaseLocation
 
     home = home_folder()
-    own = Place(path=os.path.join(home, "phalanx.db"))
+    own = DatabaseLocation(path=os.path.join(home, "phalanx.db"))
     if store is not None and not store.startswith("@"):
         return _postgres(store, typed=True)
     stored = os.path.join(home, "store")
     if store is None and os.environ.get("PHALANX_STORE"):
         url = os.environ["PHALANX_STORE"]
     elif store is not None or os.path.exists(stored):
-        url = address_in(store[1:] if store is not None else stored)
+        url = read_database_url(store[1:] if store is not None else stored)
     else:
         return own
     return own if url in ("", "off") else _postgres(url, typed=False)
 
 
-def _postgres(url: str, *, typed: bool) -> Place:
-    from phalanx.store.sql.backups import Place
+def _postgres(url: str, *, typed: bool) -> DatabaseLocation:
+    from phalanx.store.sql.backups import DatabaseLocation
 
     try:
         from phalanx.store.sql.postgres.address import has_password, without_password
@@ -109,10 +109,10 @@ def _postgres(url: str, *, typed: bool) -> Place:
             "--store contains a password, which every user of this machine can read in the process list",
             hint="put the URL into a file (mode 0600) and use --store @FILE, or set PHALANX_STORE",
         )
-    return Place(dsn=url)
+    return DatabaseLocation(dsn=url)
 
 
-def _content(manifest: Manifest) -> str:
+def _content(manifest: BackupManifest) -> str:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.made_s))
     counts = manifest.counts
     return (

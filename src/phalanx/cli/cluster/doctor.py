@@ -11,23 +11,29 @@ import click
 
 from phalanx import __version__
 from phalanx.cli import cells
-from phalanx.cli.cluster.findings import Finding, Level, machine_findings
-from phalanx.cli.cluster.home import Recorded, alive, home_folder, listens, running
-from phalanx.cli.connect import PROBE_S, connect
-from phalanx.cli.lists import encoded
-from phalanx.cli.terminal import clean, terminal
+from phalanx.cli.cluster.machine_checks import Finding, Severity, run_machine_checks
+from phalanx.cli.cluster.state_folder import (
+    RecordedHead,
+    find_local_head,
+    home_folder,
+    is_alive,
+    listen_url,
+)
+from phalanx.cli.connection import PROBE_S, connect
+from phalanx.cli.list_output import to_json
+from phalanx.cli.terminal import strip_control, terminal
 from phalanx.client.discovery import split_url
 from phalanx.client.tls import fetch_ca
 from phalanx.core.errors import BadRequest, NotSignedIn, PhalanxError, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.engines.joined import records
-from phalanx.engines.joined.records import Joined
+from phalanx.engines.joined.records import Membership
 from phalanx.wire.api.head import Health
 
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-_STYLE: Final = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
+_STYLE: Final = {Severity.OK: "green", Severity.WARN: "yellow", Severity.FAIL: "red"}
 _PORT_DEFAULT: Final = 7600
 _CHECK_FAILED: Final = 1  # exit code
 
@@ -48,20 +54,20 @@ def doctor(as_json: bool, port: int) -> int:
         found.append(finding)
         if not as_json:
             mark = screen.paint(f"{finding.level:<4}", _STYLE[finding.level])
-            print(f"{mark}  {finding.what:<13} {clean(finding.says)}", flush=True)
+            print(f"{mark}  {finding.what:<13} {strip_control(finding.says)}", flush=True)
             if finding.mend:
-                print(f"{'':21}-> {clean(finding.mend)}", flush=True)
-    failed = sum(finding.level is Level.FAIL for finding in found)
-    warned = sum(finding.level is Level.WARN for finding in found)
+                print(f"{'':21}-> {strip_control(finding.mend)}", flush=True)
+    failed = sum(finding.level is Severity.FAIL for finding in found)
+    warned = sum(finding.level is Severity.WARN for finding in found)
     if as_json:
-        print(encoded(found, indent=2))
+        print(to_json(found, indent=2))
     else:
         summary = (
             "no problems found"
             if not failed and not warned
             else f"{cells.count(failed, 'failure')}, {cells.count(warned, 'warning')}"
         )
-        up_now = any(finding.what == "head" and finding.level is Level.OK for finding in found)
+        up_now = any(finding.what == "head" and finding.level is Severity.OK for finding in found)
         joined = any(finding.what == "joined" for finding in found)
         command = "nodes, on the head" if joined else "run --gpus 1 -- python train.py" if up_now else "up"
         print(f"{summary}; next: phalanx {command}")
@@ -69,18 +75,20 @@ def doctor(as_json: bool, port: int) -> int:
 
 
 def _all(home: str, port: int) -> Iterator[Finding]:
-    yield from machine_findings(home, port)
+    yield from run_machine_checks(home, port)
     yield from _head_findings(home)
 
 
 def _head_findings(home: str) -> Iterator[Finding]:
-    record = running(home)
-    joined = None if record is not None or os.environ.get("PHALANX_URL") else records.read(records.folder_of(home))
+    record = find_local_head(home)
+    joined = (
+        None if record is not None or os.environ.get("PHALANX_URL") else records.read(records.membership_folder(home))
+    )
     if joined is not None:
         yield _membership(home, joined)
         return
     if record is None and not os.environ.get("PHALANX_URL"):
-        yield Finding(what="head", level=Level.WARN, says="no head runs here", mend="phalanx up")
+        yield Finding(what="head", level=Severity.WARN, says="no head runs here", mend="phalanx up")
         return
     try:
         head = connect()
@@ -88,17 +96,17 @@ def _head_findings(home: str) -> Iterator[Finding]:
         health = connect(0.0, PROBE_S).health()
         took_s = time.monotonic() - begun
     except (Unreachable, BadRequest) as error:
-        dead = record is not None and not alive(record.pid)
+        dead = record is not None and not is_alive(record.pid)
         yield Finding(
             what="head",
-            level=Level.FAIL,
+            level=Severity.FAIL,
             says="the head has died" if dead else error.message,
             mend="phalanx up" if dead else error.hint if record is None else _fix_for_silence(record, home),
         )
         return
     yield Finding(
         what="head",
-        level=Level.OK,
+        level=Severity.OK,
         says=f"{head.transport.url()} is {health.status}, answers in {took_s * 1000:.0f} ms",
     )
     yield _versions(health)
@@ -110,43 +118,43 @@ def _head_findings(home: str) -> Iterator[Finding]:
     except NotSignedIn as error:
         yield Finding(
             what="token",
-            level=Level.FAIL,
+            level=Severity.FAIL,
             says=error.message,
             mend=error.hint or "set PHALANX_TOKEN, or ask an admin for one",
         )
     except PhalanxError as error:
-        yield Finding(what="head", level=Level.FAIL, says=error.message, mend=error.hint)
+        yield Finding(what="head", level=Severity.FAIL, says=error.message, mend=error.hint)
 
 
-def _membership(home: str, joined: Joined) -> Finding:
+def _membership(home: str, joined: Membership) -> Finding:
     """Check a server that joined a head on another machine: its keeper runs, and the head has the same CA."""
     says = f"this server is node {joined.node_id} of {joined.url}, at {joined.address}"
-    if records.keeper(records.folder_of(home)) is None:
+    if records.keeper_pid(records.membership_folder(home)) is None:
         return Finding(
-            what="joined", level=Level.FAIL, says=f"{says}; its keeper process is not running", mend="phalanx join"
+            what="joined", level=Severity.FAIL, says=f"{says}; its keeper process is not running", mend="phalanx join"
         )
     _, name, port = split_url(joined.url)
     try:
         fetch_ca(name, port, joined.fingerprint)
     except PhalanxError as error:
-        return Finding(what="joined", level=Level.FAIL, says=f"{says}; {error.message}", mend=error.hint)
-    return Finding(what="joined", level=Level.OK, says=f"{says}; the head answers")
+        return Finding(what="joined", level=Severity.FAIL, says=f"{says}; {error.message}", mend=error.hint)
+    return Finding(what="joined", level=Severity.OK, says=f"{says}; the head answers")
 
 
 def _listen_address(home: str) -> Finding:
     """Report the address at which other servers can join this head."""
-    listen = listens(home)
+    listen = listen_url(home)
     if not listen:
         says = "other servers cannot join: the head listens on loopback only (phalanx up --listen ADDRESS)"
-        return Finding(what="joining", level=Level.OK, says=says)
+        return Finding(what="joining", level=Severity.OK, says=says)
     return Finding(
         what="joining",
-        level=Level.OK,
+        level=Severity.OK,
         says=f"other servers can join at {listen}; phalanx join --print prints the command for them",
     )
 
 
-def _fix_for_silence(record: Recorded, home: str) -> str:
+def _fix_for_silence(record: RecordedHead, home: str) -> str:
     """Return the fix for a head that is alive and does not answer: continue a stopped process, else read its log."""
     try:
         with open(f"/proc/{record.pid}/stat", encoding="ascii", errors="replace") as file:
@@ -158,10 +166,10 @@ def _fix_for_silence(record: Recorded, home: str) -> str:
 
 def _versions(health: Health) -> Finding:
     if health.version == __version__:
-        return Finding(what="versions", level=Level.OK, says=f"head and command are both {__version__}")
+        return Finding(what="versions", level=Severity.OK, says=f"head and command are both {__version__}")
     return Finding(
         what="versions",
-        level=Level.WARN,
+        level=Severity.WARN,
         says=f"the head is {health.version}, this command is {__version__}",
         mend="phalanx down --keep-jobs, then phalanx up",
     )
@@ -170,7 +178,7 @@ def _versions(health: Health) -> Finding:
 def _token(head: Client) -> Finding:
     me = head.me()
     scope = f", restricted to {' '.join(me.scope)}" if me.scope else ""
-    return Finding(what="token", level=Level.OK, says=f"valid for user {me.user}, role {me.role}{scope}")
+    return Finding(what="token", level=Severity.OK, says=f"valid for user {me.user}, role {me.role}{scope}")
 
 
 def _nodes(head: Client) -> Finding:
@@ -181,8 +189,8 @@ def _nodes(head: Client) -> Finding:
     if down or not nodes:
         return Finding(
             what="nodes",
-            level=Level.WARN,
+            level=Severity.WARN,
             says=says,
             mend=f"phalanx nodes show {down[0]}" if down else "phalanx down, then phalanx up",
         )
-    return Finding(what="nodes", level=Level.OK, says=says)
+    return Finding(what="nodes", level=Severity.OK, says=says)

@@ -12,8 +12,13 @@ from typing import Final
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.cluster.home import Recorded, alive, home_folder, running
-from phalanx.cli.connect import connect
+from phalanx.cli.cluster.state_folder import (
+    RecordedHead,
+    find_local_head,
+    home_folder,
+    is_alive,
+)
+from phalanx.cli.connection import connect
 from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
 from phalanx.wire.api.head import StopReply
 
@@ -33,7 +38,7 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
     """Stop the head. While jobs run, exits with 75 unless --keep-jobs or --cancel-jobs is given."""
     if keep_jobs and cancel_jobs:
         raise BadRequest("--keep-jobs and --cancel-jobs contradict each other", hint="give one of the two")
-    record = running(home_folder())
+    record = find_local_head(home_folder())
     if record is None and not os.environ.get("PHALANX_URL") and _leave_cluster(keep=keep_jobs, cancel=cancel_jobs):
         return
     if record is None and not os.environ.get("PHALANX_URL"):
@@ -49,7 +54,7 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
     except Conflict as error:
         raise TryLater(error.message, hint=error.hint or "give --keep-jobs or --cancel-jobs") from None
     except Unreachable:
-        if record is not None and not alive(record.pid):
+        if record is not None and not is_alive(record.pid):
             print("no head runs here (the last one died); next: phalanx up")
             return
         raise
@@ -62,7 +67,7 @@ def down(keep_jobs: bool, cancel_jobs: bool) -> None:
     print("Phalanx is down" + (kept if keep_jobs else ""))
 
 
-def _stop_standby(record: Recorded) -> None:
+def _stop_standby(record: RecordedHead) -> None:
     """Stop a standby head by a signal: it has nothing to hand over."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(record.pid, signal.SIGTERM)
@@ -78,11 +83,11 @@ def _leave_cluster(*, keep: bool, cancel: bool) -> bool:
     """
     from phalanx.engines.joined import records
 
-    folder = records.folder_of(home_folder())
+    folder = records.membership_folder(home_folder())
     joined = records.read(folder)
     if joined is None:
         return False
-    works = records.works(folder)
+    works = records.running_attempts(folder)
     if works and not cancel:
         raise TryLater(
             f"{cells.count(len(works), 'attempt')} of a job {'run' if len(works) > 1 else 'runs'} on this server"
@@ -121,7 +126,7 @@ def _stop_head(stop: Callable[[], StopReply]) -> StopReply:
 
 def _wait_for_exit(pid: int) -> None:
     until = time.monotonic() + _STOP_S
-    while alive(pid):
+    while is_alive(pid):
         if time.monotonic() > until:
             raise TryLater(
                 f"the head (pid {pid}) has not stopped within {_STOP_S:.0f} s",

@@ -7,8 +7,8 @@ import time
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import connect
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.connection import connect
+from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.core.errors import PhalanxError
 from phalanx.core.units import format_duration
@@ -31,17 +31,17 @@ def heads(as_json: bool, watch: bool) -> None:
     """List the heads that share a store: the leader and its term, the standbys, and when each was last seen."""
     client = connect()
 
-    def fetch() -> Shown:
+    def fetch() -> ListView:
         found, now_s = client.heads(), time.time()
         rows = [_row(head, now_s) for head in found.heads]
-        return Shown(
+        return ListView(
             value=found,
             lines=lambda screen: [*table(_COLUMNS, rows, screen), _summary(found, now_s)] if rows else [_SINGLE],
-            next=_next(found) if rows else "phalanx up --store postgresql://... adds standby heads",
+            next_command=_next(found) if rows else "phalanx up --store postgresql://... adds standby heads",
         )
 
     try:
-        show(fetch, as_json=as_json, watch=watch)
+        show_list(fetch, as_json=as_json, watch=watch)
     except PhalanxError as error:
         if not error.retry_helps:
             raise
@@ -54,7 +54,7 @@ def _row(head: HeadView, now_s: float) -> list[Cell | str]:
     return [
         head.name,
         head.url,
-        cells.state(head.role),
+        cells.state_cell(head.role),
         f"{head.seen_ago_s:.0f} s ago",
         format_duration(max(0.0, now_s - head.started_s)),
         head.version,

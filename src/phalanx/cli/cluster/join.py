@@ -17,15 +17,15 @@ from typing import Final
 import click
 import msgspec
 
-from phalanx.cli.cluster.home import alive, home_folder, running
-from phalanx.cli.cluster.joinline import print_line
-from phalanx.cli.connect import connect
-from phalanx.client.tls import fetch_ca, trusting, untrusted
-from phalanx.client.transport import refusal_of
+from phalanx.cli.cluster.join_command import print_join_command
+from phalanx.cli.cluster.state_folder import find_local_head, home_folder, is_alive
+from phalanx.cli.connection import connect
+from phalanx.client.tls import certificate_error, context_for_ca, fetch_ca
+from phalanx.client.transport import error_from_reply
 from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, TryLater, Unreachable
 from phalanx.core.ids import NodeId
 from phalanx.engines.joined import records
-from phalanx.engines.joined.records import Joined
+from phalanx.engines.joined.records import Membership
 from phalanx.wire.join import RAY_RECONNECT_S, JoinReply, JoinRequest, joined_address, split_address
 
 PORT_DEFAULT: Final = 7600  # DESIGN 4
@@ -80,23 +80,23 @@ def join(
     if show or new_token:
         if head is not None:
             raise BadRequest("--print and --new-token run on the head itself", hint="leave HEAD out")
-        print_line(connect(), renew=new_token)
+        print_join_command(connect(), renew_token=new_token)
         return
     _refuse_beside_head()
-    folder = records.folder_of(home_folder())
+    folder = records.membership_folder(home_folder())
     known = records.read(folder)
     where = _verified_head(head, fingerprint, known)
-    if known is not None and known.url == where.url and records.keeper(folder) and not foreground:
+    if known is not None and known.url == where.url and records.keeper_pid(folder) and not foreground:
         print(f"{known.node_id} has already joined {known.url}; next: phalanx nodes, on the head")
         return
-    if known is not None and known.url != where.url and records.keeper(folder):
+    if known is not None and known.url != where.url and records.keeper_pid(folder):
         raise Conflict(f"this server has joined {known.url}", hint="leave it first with phalanx down on this server")
     began_s = time.monotonic()
     joined, reply = _request_join(where, folder, known, token=token, name=name, address=address, virtual=virtual)
     if reply.ray is not None:
-        from phalanx.engines.ray.member import check_alike, write_ray_files
+        from phalanx.engines.ray.joined_node import check_versions, write_ray_files
 
-        check_alike(reply.ray)
+        check_versions(reply.ray)
         write_ray_files(folder, reply.ray)
     records.write(folder, joined, token=reply.token, ca_pem=where.ca_pem)
     if foreground:
@@ -111,15 +111,15 @@ def _refuse_beside_head() -> None:
     Raises:
         Conflict: a head runs here.
     """
-    record = running(home_folder())
-    if record is not None and alive(record.pid):
+    record = find_local_head(home_folder())
+    if record is not None and is_alive(record.pid):
         raise Conflict(
             f"a head runs on this machine ({record.url}) and uses its GPUs",
             hint="run phalanx join on the other servers (--print shows the command), or stop this head with phalanx down",
         )
 
 
-def _verified_head(head: str | None, wanted: str | None, known: Joined | None) -> _Head:
+def _verified_head(head: str | None, wanted: str | None, known: Membership | None) -> _Head:
     """Return the named head, or the one that this server joined, with its CA verified by the fingerprint.
 
     Raises:
@@ -151,13 +151,13 @@ def _verified_head(head: str | None, wanted: str | None, known: Joined | None) -
 def _request_join(
     where: _Head,
     folder: str,
-    known: Joined | None,
+    known: Membership | None,
     *,
     token: str | None,
     name: str | None,
     address: str | None,
     virtual: int | None,
-) -> tuple[Joined, JoinReply]:
+) -> tuple[Membership, JoinReply]:
     """Ask the head to accept this server; nothing is written here.
 
     Raises:
@@ -165,7 +165,7 @@ def _request_join(
     """
     ours = known if known is not None and known.url == where.url else None
     node_id = NodeId(name or (ours.node_id if ours is not None else socket.gethostname().split(".")[0]))
-    own = records.token(folder) if ours is not None and ours.node_id == node_id else ""
+    own = records.read_token(folder) if ours is not None and ours.node_id == node_id else ""
     if not (own or token):
         raise NotSignedIn("--token is missing", hint="`phalanx join --print` on the head prints the command")
     if virtual is None and ours is not None and ours.virtual:
@@ -188,7 +188,7 @@ def _request_join(
         if not (own and token):
             raise
         reply = _post(where, request, token)  # the head no longer knows the node's token: use the join token
-    joined = Joined(
+    joined = Membership(
         url=where.url,
         fingerprint=where.fingerprint,
         node_id=node_id,
@@ -204,7 +204,7 @@ def _request_join(
 
 
 def _count_gpus() -> int:
-    from phalanx.node.shell.nvml import open_nvml
+    from phalanx.node.probes.nvml import open_nvml
 
     probe = open_nvml()
     if probe is None:
@@ -226,20 +226,22 @@ def _own_address(where: _Head) -> str:
 
 
 def _post(where: _Head, request: JoinRequest, token: str) -> JoinReply:
-    connection = http.client.HTTPSConnection(where.name, where.port, timeout=ANSWER_S, context=trusting(where.ca_pem))
+    connection = http.client.HTTPSConnection(
+        where.name, where.port, timeout=ANSWER_S, context=context_for_ca(where.ca_pem)
+    )
     try:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         connection.request("POST", "/v1/join", msgspec.json.encode(request), headers)
         reply = connection.getresponse()
         body = reply.read()
     except ssl.SSLCertVerificationError as error:
-        raise untrusted(error, where.url) from error
+        raise certificate_error(error, where.url) from error
     except (OSError, UnicodeError, http.client.HTTPException) as error:
         raise Unreachable(f"the head at {where.url} does not answer: {error}", hint="try again in a moment") from error
     finally:
         connection.close()
     if reply.status != 200:
-        raise refusal_of(reply.status, body, "POST /v1/join")
+        raise error_from_reply(reply.status, body, "POST /v1/join")
     return msgspec.json.decode(body, type=JoinReply)
 
 
@@ -247,7 +249,7 @@ def _post(where: _Head, request: JoinRequest, token: str) -> JoinReply:
 
 
 def _command(folder: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "phalanx.app.joined", "--folder", folder]
+    return [sys.executable, "-P", "-m", "phalanx.app.server_keeper", "--folder", folder]
 
 
 def _start(folder: str) -> None:
@@ -257,7 +259,7 @@ def _start(folder: str) -> None:
         )
 
 
-def _wait_until_up(where: _Head, folder: str, joined: Joined, began_s: float) -> None:
+def _wait_until_up(where: _Head, folder: str, joined: Membership, began_s: float) -> None:
     """Wait until the head reports that the node is up. On a timeout, leave the cluster again.
 
     Raises:
@@ -270,7 +272,7 @@ def _wait_until_up(where: _Head, folder: str, joined: Joined, began_s: float) ->
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         with contextlib.suppress(Unreachable, TryLater):
-            if _post(where, request, records.token(folder)).up:
+            if _post(where, request, records.read_token(folder)).up:
                 kind = "virtual devices" if joined.virtual else "GPUs"
                 print(
                     f"{joined.node_id} has joined {joined.url}: {joined.devices} {kind}, at {joined.address}, "
@@ -302,15 +304,15 @@ def leave(folder: str) -> None:
     Raises:
         TryLater: the keeper does not stop.
     """
-    pid = records.keeper(folder)
+    pid = records.keeper_pid(folder)
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         until = time.monotonic() + STOP_S
-        while records.keeper(folder) is not None:
+        while records.keeper_pid(folder) is not None:
             if time.monotonic() > until:
                 raise TryLater(
                     f"the keeper (pid {pid}) has not stopped within {STOP_S:.0f} s", hint="try again in a moment"
                 )
             time.sleep(_POLL_S)
-    records.forget(folder)
+    records.remove(folder)

@@ -11,15 +11,15 @@ import click
 
 from phalanx.cli import cells
 from phalanx.cli.cluster import reservations, spares, topology
-from phalanx.cli.connect import connect
-from phalanx.cli.faults import told
-from phalanx.cli.groups import NounGroup
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.connection import connect
+from phalanx.cli.errors import print_error
+from phalanx.cli.list_output import ListView, list_options, show_list
+from phalanx.cli.option_types import HOSTS
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import Terminal, clean
-from phalanx.cli.words import HOSTS
+from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.errors import NotFound, PhalanxError, Unreachable
-from phalanx.core.fleet.hostlist import expand
+from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import format_bytes
 from phalanx.wire.api.nodes import DeviceView, NicView, NodeView
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _NODES = click.argument("names", metavar="NODES", type=HOSTS)
 
 
-@click.group(cls=NounGroup, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @list_options
 @click.pass_context
 def nodes(context: click.Context, as_json: bool, watch: bool) -> None:
@@ -52,9 +52,9 @@ def list_(as_json: bool, watch: bool) -> None:
 def show_(names: str, as_json: bool, watch: bool) -> None:
     """Show every device of the nodes, and the job that uses it."""
     head = connect()
-    wanted = expand(names)
+    wanted = expand_hostlist(names)
 
-    def fetch() -> Shown:
+    def fetch() -> ListView:
         found = {node.id: node for node in head.nodes()}
         missing = [name for name in wanted if name not in found]
         if missing:
@@ -62,9 +62,9 @@ def show_(names: str, as_json: bool, watch: bool) -> None:
         chosen = [found[name] for name in wanted]  # type: ignore[index]  # names as typed are ids or absent
         now_s = time.time()
         lines = lambda screen: [line for node in chosen for line in node_page(node, screen, now_s)]  # noqa: E731
-        return Shown(value=chosen, lines=lines, next=_next(chosen))
+        return ListView(value=chosen, lines=lines, next_command=_next(chosen))
 
-    show(fetch, as_json=as_json, watch=watch)
+    show_list(fetch, as_json=as_json, watch=watch)
 
 
 @nodes.command()
@@ -106,14 +106,14 @@ def _forget(head: Client, name: str) -> str:
 def _each(names: str, act: Callable[[Client, str], str]) -> int:
     """Apply the action to every node, also after an error; return the exit code of the first error."""
     head, code = connect(), 0
-    for name in expand(names):
+    for name in expand_hostlist(names):
         try:
-            print(clean(act(head, name)))
+            print(strip_control(act(head, name)))
         except Unreachable:
             raise
         except PhalanxError as error:
             sys.stdout.flush()
-            failed = told(error.message, error.hint, error.exit_code)
+            failed = print_error(error.message, error.hint, error.exit_code)
             code = code or failed
     return code
 
@@ -126,15 +126,15 @@ def _summary(node: NodeView, verb: str) -> str:
 def _list(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
-    def fetch() -> Shown:
+    def fetch() -> ListView:
         found = head.nodes()
         now_s = time.time()
-        return Shown(value=found, lines=lambda screen: node_lines(found, screen, now_s), next=_next(found))
+        return ListView(value=found, lines=lambda screen: node_lines(found, screen, now_s), next_command=_next(found))
 
-    show(fetch, as_json=as_json, watch=watch)
+    show_list(fetch, as_json=as_json, watch=watch)
 
 
-def state_of(node: NodeView) -> str:
+def node_state(node: NodeView) -> str:
     """Return the state of a node for tables: `up`, or why it takes no new work."""
     if node.state is NodeState.DOWN:
         return "down"
@@ -153,16 +153,16 @@ def node_lines(found: Sequence[NodeView], screen: Terminal, now_s: float) -> lis
         Column(title="NODE"),
         Column(title="STATE"),
         Column(title="USED", right=True),
-        Column(title="MODEL", least=8),
-        Column(title="DEVICES", least=8),
+        Column(title="MODEL", min_width=8),
+        Column(title="DEVICES", min_width=8),
         Column(title="UTIL", right=True, hide_empty=True),
-        Column(title="MEMORY", right=True, hide_empty=True, drop=2),
-        Column(title="POWER", right=True, hide_empty=True, drop=3),
-        Column(title="TEMP", right=True, hide_empty=True, drop=4),
-        Column(title="LOAD", right=True, hide_empty=True, drop=5),
-        Column(title="JOBS", least=4, hide_empty=True),
-        Column(title="SINCE", right=True, drop=6),
-        Column(title="WHY", least=12, hide_empty=True),
+        Column(title="MEMORY", right=True, hide_empty=True, drop_order=2),
+        Column(title="POWER", right=True, hide_empty=True, drop_order=3),
+        Column(title="TEMP", right=True, hide_empty=True, drop_order=4),
+        Column(title="LOAD", right=True, hide_empty=True, drop_order=5),
+        Column(title="JOBS", min_width=4, hide_empty=True),
+        Column(title="SINCE", right=True, drop_order=6),
+        Column(title="WHY", min_width=12, hide_empty=True),
     )
     lines = table(columns, [_row(node, screen, now_s) for node in found], screen)
     devices = [device for node in found for device in node.devices if node.state is NodeState.UP]
@@ -181,7 +181,7 @@ def _row(node: NodeView, screen: Terminal, now_s: float) -> list[Cell | str]:
     up = node.state is NodeState.UP
     return [
         Cell(node.id, "bold"),
-        cells.state(state_of(node)),
+        cells.state_cell(node_state(node)),
         f"{sum(device.job_id is not None for device in node.devices)}/{len(node.devices)}",
         node.devices[0].model if node.devices else "cpu",
         "".join(device_mark(device, screen) for device in node.devices) if up else "",
@@ -191,7 +191,7 @@ def _row(node: NodeView, screen: Terminal, now_s: float) -> list[Cell | str]:
         f"{max(heat):.0f} C" if heat and up else "",
         f"{node.load_1m:.1f}" if node.load_1m is not None and up else "",
         ", ".join(node.jobs),
-        cells.ago(node.changed_s or node.joined_s, now_s),
+        cells.age(node.changed_s or node.joined_s, now_s),
         _why(node, now_s),
     ]
 
@@ -203,7 +203,7 @@ def _why(node: NodeView, now_s: float) -> str:
     slow = f"slow: {node.slow}" if node.slow else ""
     bad = f"used last: {node.lemon}" if node.lemon and node.cordon is None else ""
     outside = f"other processes: {', '.join(node.outside)}" if node.outside else ""
-    return "; ".join(filter(None, [cordon, slow, bad, outside, reservations.reserved_words(node.reserved, now_s)]))
+    return "; ".join(filter(None, [cordon, slow, bad, outside, reservations.reservation_summary(node.reserved, now_s)]))
 
 
 def device_mark(device: DeviceView, screen: Terminal) -> str:
@@ -214,16 +214,16 @@ def device_mark(device: DeviceView, screen: Terminal) -> str:
         return "x"
     if device.job_id is None:
         return "·" if screen.blocks else "."
-    return cells.level(device.utilization, screen)
+    return cells.utilisation_mark(device.utilization, screen)
 
 
 def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
     """Return the page of one node."""
-    state = cells.state(state_of(node))
+    state = cells.state_cell(node_state(node))
     head = f"{screen.paint(f'node {node.id}', 'bold')}: {screen.paint(state.text, state.style)}"
     facts = [
         f"{node.cpus} CPUs, {format_bytes(node.memory_bytes)} memory, engine {node.engine}, at {node.address or 'no address'}",
-        f"joined {cells.ago(node.joined_s, now_s)} ago, failed {cells.count(node.failures, 'time')}"
+        f"joined {cells.age(node.joined_s, now_s)} ago, failed {cells.count(node.failures, 'time')}"
         + (f", fault score {node.marks:.1f}" if node.marks else ""),
         *([f"why: {why}"] if (why := _why(node, now_s)) else []),
         *([f"ports: {', '.join(_nic(nic) for nic in node.nics)}"] if node.nics else []),
@@ -231,21 +231,21 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
     ]
     columns = (
         Column(title="DEVICE", right=True),
-        Column(title="MODEL", least=21),
+        Column(title="MODEL", min_width=21),
         Column(title="STATE"),
         Column(title="JOB", hide_empty=True),
         Column(title="RANKS", hide_empty=True),
         Column(title="USED", hide_empty=True),
-        Column(title="MEMORY", right=True, hide_empty=True, drop=1),
-        Column(title="POWER", right=True, hide_empty=True, drop=2),
-        Column(title="TEMP", right=True, hide_empty=True, drop=3),
-        Column(title="THROTTLE", hide_empty=True, least=8),
-        Column(title="COUNTER", hide_empty=True, least=8, drop=4),
-        Column(title="PCIE", hide_empty=True, drop=6),
-        Column(title="NUMA", right=True, hide_empty=True, drop=5),
+        Column(title="MEMORY", right=True, hide_empty=True, drop_order=1),
+        Column(title="POWER", right=True, hide_empty=True, drop_order=2),
+        Column(title="TEMP", right=True, hide_empty=True, drop_order=3),
+        Column(title="THROTTLE", hide_empty=True, min_width=8),
+        Column(title="COUNTER", hide_empty=True, min_width=8, drop_order=4),
+        Column(title="PCIE", hide_empty=True, drop_order=6),
+        Column(title="NUMA", right=True, hide_empty=True, drop_order=5),
     )
     rows = [_device_row(device, screen) for device in node.devices]
-    return [head, *(f"  {clean(fact)}" for fact in facts), *table(columns, rows, screen), ""]
+    return [head, *(f"  {strip_control(fact)}" for fact in facts), *table(columns, rows, screen), ""]
 
 
 def _device_row(device: DeviceView, screen: Terminal) -> list[Cell | str]:

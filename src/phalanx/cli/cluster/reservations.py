@@ -9,20 +9,20 @@ from typing import Final
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import connect
-from phalanx.cli.jobs.begin import shown, with_zone
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.connection import connect
+from phalanx.cli.jobs.begin_time import format_time, with_zone
+from phalanx.cli.list_output import ListView, list_options, show_list
+from phalanx.cli.option_types import DURATION, HOSTS
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import Terminal, clean
-from phalanx.cli.words import DURATION, HOSTS
+from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.errors import BadRequest
-from phalanx.core.fleet.hostlist import expand, fold
+from phalanx.core.fleet.hostlist import expand_hostlist, fold_hostlist
 from phalanx.core.units import format_duration
-from phalanx.core.work.begin import parse_begin_s
+from phalanx.core.work.begin_time import parse_begin_s
 from phalanx.wire.api.nodes import ReservationView, ReservedView
 
 # "maintenance-1201-2200", then with -2 ... -100; no more reservations start in the same minute
-NAMES_TRIED: Final = 100
+NAMES_MAX: Final = 100
 
 
 @click.command()
@@ -60,7 +60,7 @@ def reserve(
     begins_now = start.strip().lower() == "now"
     made = head.reserve(
         name or _name((users or queues or ("maintenance",))[0], start_s, {one.id for one in head.reservations()}),
-        expand(nodes),
+        expand_hostlist(nodes),
         lasting,
         start_s=None if begins_now else start_s,
         users=users,
@@ -68,7 +68,7 @@ def reserve(
         maintenance=maintenance,
         why=why,
     )
-    print(clean(f"reservation {made.id}: {_summary(made)}"))
+    print(strip_control(f"reservation {made.id}: {_summary(made)}"))
     print(
         f"next: phalanx nodes unreserve {made.id}"
         if maintenance
@@ -83,7 +83,7 @@ def unreserve(names: Sequence[str]) -> None:
     head = connect()
     for name in names:
         head.unreserve(name)
-        print(clean(f"reservation {name} ended"))
+        print(strip_control(f"reservation {name} ended"))
 
 
 @click.command()
@@ -92,24 +92,24 @@ def reservations(as_json: bool, watch: bool) -> None:
     """List reservations by start time."""
     head = connect()
 
-    def fetch() -> Shown:
+    def fetch() -> ListView:
         found = head.reservations()
         now_s = time.time()
         hint = f"phalanx nodes unreserve {found[0].id}" if found else "phalanx nodes reserve --help"
-        return Shown(value=found, lines=lambda screen: _lines(found, screen, now_s), next=hint)
+        return ListView(value=found, lines=lambda screen: _lines(found, screen, now_s), next_command=hint)
 
-    show(fetch, as_json=as_json, watch=watch)
+    show_list(fetch, as_json=as_json, watch=watch)
 
 
-def reserved_words(reserved: Sequence[ReservedView], now_s: float) -> str:
+def reservation_summary(reserved: Sequence[ReservedView], now_s: float) -> str:
     """Describe the first reservation, `reserved from 22:00 for 4h00m for ada (exam)`, and count the others. Empty for none."""
     if not reserved:
         return ""
     first = reserved[0]
     begins = (
-        f"until {shown(first.end_s, now_s)}"
+        f"until {format_time(first.end_s, now_s)}"
         if first.begun
-        else f"from {shown(first.start_s, now_s)} for {format_duration(first.end_s - first.start_s)}"
+        else f"from {format_time(first.start_s, now_s)} for {format_duration(first.end_s - first.start_s)}"
     )
     why = f": {first.why}" if first.why else ""
     more = f"; and {len(reserved) - 1} more" if len(reserved) > 1 else ""
@@ -129,13 +129,13 @@ def _lines(found: Sequence[ReservationView], screen: Terminal, now_s: float) -> 
     columns = (
         Column(title="NAME"),
         Column(title="STATE"),
-        Column(title="NODES", least=12),
-        Column(title="FOR", least=12),
+        Column(title="NODES", min_width=12),
+        Column(title="FOR", min_width=12),
         Column(title="FROM"),
         Column(title="TIME", right=True),
         Column(title="LEFT", right=True, hide_empty=True),
-        Column(title="WHY", least=12, drop=2),
-        Column(title="BY", drop=1),
+        Column(title="WHY", min_width=12, drop_order=2),
+        Column(title="BY", drop_order=1),
     )
     return table(columns, [_row(one, now_s) for one in found], screen)
 
@@ -144,9 +144,9 @@ def _row(one: ReservationView, now_s: float) -> list[Cell | str]:
     return [
         Cell(one.id, "bold"),
         Cell("open", "green") if one.begun else Cell("planned", "yellow"),
-        fold(sorted(one.nodes)),
+        fold_hostlist(sorted(one.nodes)),
         _holders(one),
-        shown(one.start_s, now_s),
+        format_time(one.start_s, now_s),
         format_duration(one.end_s - one.start_s),
         format_duration(max(0.0, one.end_s - now_s)) if one.begun else "",
         one.why,
@@ -155,7 +155,7 @@ def _row(one: ReservationView, now_s: float) -> list[Cell | str]:
 
 
 def _summary(one: ReservationView) -> str:
-    nodes = f"{fold(sorted(one.nodes))} ({cells.count(len(one.nodes), 'node')})"
+    nodes = f"{fold_hostlist(sorted(one.nodes))} ({cells.count(len(one.nodes), 'node')})"
     lasting = f"from {_moment(one.start_s)} to {_moment(one.end_s)}"
     return f"{nodes} reserved for {_holders(one)} {lasting}"
 
@@ -171,7 +171,7 @@ def _holders(one: ReservationView) -> str:
 
 def _name(holder: str, start_s: float, taken: Collection[str]) -> str:
     base = f"{holder[:40]}-{time.strftime('%m%d-%H%M', time.localtime(start_s))}"
-    names = [base, *(f"{base}-{number}" for number in range(2, NAMES_TRIED + 1))]
+    names = [base, *(f"{base}-{number}" for number in range(2, NAMES_MAX + 1))]
     free = next((name for name in names if name not in taken), None)
     if free is None:
         raise BadRequest(

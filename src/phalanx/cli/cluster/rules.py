@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import connect
-from phalanx.cli.groups import NounGroup
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.connection import connect
+from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import Terminal, clean
-from phalanx.core.recovery.rules import SIGNALS
+from phalanx.cli.terminal import Terminal, strip_control
+from phalanx.core.recovery.failure_rules import SIGNALS
 from phalanx.wire.api.rules import RulesReply, RuleView
 
 _NAMES = {number: name for name, number in SIGNALS.items()}
 _STYLES = {"user": "yellow", "infrastructure": "red", "preempted": "blue", "echo": "dim"}
 
 
-@click.group(cls=NounGroup, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @list_options
 @click.pass_context
 def rules(context: click.Context, as_json: bool, watch: bool) -> None:
@@ -39,7 +39,7 @@ def show_(as_json: bool, watch: bool) -> None:
 @click.argument("file", type=str)
 def check(file: str) -> None:
     """Check a rule file locally, without a head."""
-    from phalanx.cli.cluster.rulefile import read_rule_file
+    from phalanx.cli.cluster.rule_file import read_rule_file
 
     found = read_rule_file(file)
     print(f"{file}: {cells.count(len(found), 'rule')}, valid; next: phalanx rules apply {file}")
@@ -49,32 +49,36 @@ def check(file: str) -> None:
 @click.argument("file", type=str)
 def apply(file: str) -> None:
     """Apply the rules of a file in place of those applied before. They precede the built-in rules (docs/recovery.md)."""
-    from phalanx.cli.cluster.rulefile import read_rule_file
+    from phalanx.cli.cluster.rule_file import read_rule_file
 
     reply = connect().put_rules(read_rule_file(file))
     own = sum(rule.own for rule in reply.rules)
-    print(clean(f"{cells.count(own, 'rule')} of your own active, before {len(reply.rules) - own} built-in rules"))
+    print(
+        strip_control(f"{cells.count(own, 'rule')} of your own active, before {len(reply.rules) - own} built-in rules")
+    )
 
 
 def _list(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
-    def fetch() -> Shown:
+    def fetch() -> ListView:
         found = head.rules()
-        return Shown(value=found, lines=lambda screen: _lines(found, screen), next="phalanx rules apply FILE")
+        return ListView(
+            value=found, lines=lambda screen: _lines(found, screen), next_command="phalanx rules apply FILE"
+        )
 
-    show(fetch, as_json=as_json, watch=watch)
+    show_list(fetch, as_json=as_json, watch=watch)
 
 
 def _lines(found: RulesReply, screen: Terminal) -> list[str]:
     columns = (
-        Column(title="RULE", least=12),
-        Column(title="CONDITIONS", least=20),
+        Column(title="RULE", min_width=12),
+        Column(title="CONDITIONS", min_width=20),
         Column(title="BLAME"),
         Column(title="REMEDY"),
         Column(title="CHARGED"),
-        Column(title="MEANS", least=16, hide_empty=True, drop=2),
-        Column(title="FROM", hide_empty=True, drop=1, least=12),
+        Column(title="MEANS", min_width=16, hide_empty=True, drop_order=2),
+        Column(title="FROM", hide_empty=True, drop_order=1, min_width=12),
     )
     return table(columns, [_row(rule) for rule in found.rules], screen)
 
@@ -82,7 +86,7 @@ def _lines(found: RulesReply, screen: Terminal) -> list[str]:
 def _row(rule: RuleView) -> Sequence[Cell | str]:
     return [
         rule.name,
-        signs(rule),
+        rule_conditions(rule),
         Cell(rule.blame.value, _STYLES[rule.blame.value]),
         rule.remedy.value,
         "retry" if rule.charge.value == "retry" else "no progress",
@@ -91,7 +95,7 @@ def _row(rule: RuleView) -> Sequence[Cell | str]:
     ]
 
 
-def signs(rule: RuleView) -> str:
+def rule_conditions(rule: RuleView) -> str:
     """Describe the conditions of a rule in one line."""
     found = [
         f"code {', '.join(map(str, rule.codes))}" if rule.codes else "",

@@ -9,8 +9,8 @@ import click
 import msgspec
 
 from phalanx.cli.cells import count
-from phalanx.cli.connect import connect
-from phalanx.cli.words import DURATION
+from phalanx.cli.connection import connect
+from phalanx.cli.option_types import DURATION
 from phalanx.core.errors import BadRequest
 from phalanx.core.recovery.failure_rate import node_mtbf_s
 from phalanx.core.recovery.spares import REPAIR_DEFAULT_S, SHORT_MAX, spares, under_repair
@@ -19,7 +19,7 @@ from phalanx.core.units import format_duration, parse_duration_s
 _DAY_S = 86_400.0
 
 
-class SparesFound(msgspec.Struct, frozen=True, kw_only=True):
+class SparesEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `--json`."""
 
     nodes: int
@@ -52,7 +52,7 @@ def spares_(repair: str | None, wanted: int | None, as_json: bool) -> None:
         needed = spares(number, node_mtbf_s=mtbf_s, repair_s=repair_s)
     except ValueError as error:
         raise BadRequest(f"--repair {format_duration(repair_s)}: {error}") from None
-    found = SparesFound(
+    found = SparesEstimate(
         nodes=number,
         failures=failures,
         node_days=exposure_s / _DAY_S,

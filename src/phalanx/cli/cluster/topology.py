@@ -9,21 +9,21 @@ from typing import Final
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.cluster.labels import MEASURED, put_labels
-from phalanx.cli.connect import connect
-from phalanx.cli.faults import warn
-from phalanx.cli.groups import NounGroup
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.cluster.node_labels import MEASURED_LABEL, put_labels
+from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.connection import connect
+from phalanx.cli.errors import warn
+from phalanx.cli.list_output import ListView, list_options, show_list
+from phalanx.cli.option_types import HOSTS
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal
-from phalanx.cli.words import HOSTS
-from phalanx.client.given import bytes_of
+from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, BadRequest, NotFound
-from phalanx.core.fleet.hostlist import expand, fold
+from phalanx.core.fleet.hostlist import expand_hostlist, fold_hostlist
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.fleet.topology import LEVELS, Tree, tree_of
+from phalanx.core.fleet.topology import LEVELS, TopologyTree, build_topology_tree
 from phalanx.core.ids import NodeId
-from phalanx.core.work.treefile import labels_in
+from phalanx.core.work.topology_file import parse_topology_tree
 from phalanx.wire.api.nodes import NodeView
 
 _DEPTH_MAX: Final = 20  # levels are five at most
@@ -61,7 +61,7 @@ class Topology:
     domains: list[Domain]
 
 
-@click.group(cls=NounGroup, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @list_options
 @click.option("--measure", is_flag=True, help="Measure every pair of nodes with a job, and derive the topology.")
 @click.option("--apply", "apply_", is_flag=True, help="With --measure: label the nodes with the result.")
@@ -87,10 +87,10 @@ def topology(
 ) -> int | None:
     """Show the tree of spines, leafs, racks and NVLink domains with free capacity; `set FILE` defines it, --measure measures it."""
     if measure and context.invoked_subcommand is None and not watch:
-        from phalanx.cli.cluster.measuring import Wish, measured
+        from phalanx.cli.cluster.topology_measurement import MeasureOptions, measure_topology
 
-        wish = Wish(listed=listed, quick=quick, python=python, apply=apply_, plot=plot, as_json=as_json)
-        return measured(wish)
+        wish = MeasureOptions(nodes=listed, quick=quick, python=python, apply=apply_, plot=plot, as_json=as_json)
+        return measure_topology(wish)
     if measure or apply_ or plot or listed or quick or python:
         raise BadRequest(
             "--apply, --plot, --nodes, --quick and --python need --measure, without a subcommand and without --watch",
@@ -127,7 +127,7 @@ def set_(file: str) -> None:
         raise NotFound(
             f"{file}: this cluster has none of its nodes: {_few(wanted)}", hint="list nodes with phalanx nodes"
         )
-    put_labels(head, {name: {MEASURED: "", **labels} for name, labels in known.items()})
+    put_labels(head, {name: {MEASURED_LABEL: "", **labels} for name, labels in known.items()})
     absent = [name for name in wanted if name not in here]
     if absent:
         warn(f"not labelled, because they have not joined: {_few(absent)}; set the file again later")
@@ -149,7 +149,7 @@ def read_tree_file(path: str) -> dict[NodeId, dict[str, str]]:
     try:
         _check_bounds(YAML(typ="safe", pure=True).parse(text))
         tree = YAML(typ="safe", pure=True).load(text)
-        return labels_in(tree)
+        return parse_topology_tree(tree)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = path if mark is None else f"{path}:{mark.line + 1}"
@@ -179,7 +179,7 @@ def _check_bounds(events: Iterable[object]) -> None:
 
 def _text_of(path: str) -> str:
     try:
-        return bytes_of(path, FILE_BYTES_MAX, "tree of host lists").decode("utf-8-sig")
+        return read_file_bytes(path, FILE_BYTES_MAX, "tree of host lists").decode("utf-8-sig")
     except UnicodeDecodeError:
         raise BadFile(f"{path}: not UTF-8") from None
 
@@ -196,8 +196,8 @@ def label(names: str, pairs: tuple[str, ...]) -> None:
             raise BadRequest(f"{pair!r} is not a label", hint="write rack=r1, or rack= to remove it")
         labels[name] = value
     if set(labels) & set(LEVELS):
-        labels.setdefault(MEASURED, "")  # its position is now set by hand
-    hosts = expand(names)
+        labels.setdefault(MEASURED_LABEL, "")  # its position is now set by hand
+    hosts = expand_hostlist(names)
     changed = connect().label_nodes(dict.fromkeys(hosts, labels))
     for node in changed:
         shown = " ".join(f"{name}={value}" for name, value in sorted(node.labels.items()))
@@ -210,15 +210,15 @@ def label(names: str, pairs: tuple[str, ...]) -> None:
 def _show(*, as_json: bool, watch: bool) -> None:
     head = connect()
 
-    def fetch() -> Shown:
+    def fetch() -> ListView:
         nodes = head.nodes()
         found = topology_of(nodes)
         command = (
             "phalanx run --within LEVEL keeps a job inside one domain" if found.levels else "phalanx topology set FILE"
         )
-        return Shown(value=found, lines=lambda screen: topology_lines(found, nodes, screen), next=command)
+        return ListView(value=found, lines=lambda screen: topology_lines(found, nodes, screen), next_command=command)
 
-    show(fetch, as_json=as_json, watch=watch)
+    show_list(fetch, as_json=as_json, watch=watch)
 
 
 def topology_of(nodes: Sequence[NodeView]) -> Topology:
@@ -227,13 +227,13 @@ def topology_of(nodes: Sequence[NodeView]) -> Topology:
         Node(id=node.id, engine=node.engine, devices=(), cpus=0, memory_bytes=0, state=node.state, labels=node.labels)
         for node in nodes
     ]
-    tree = tree_of(placed)
-    domains = list(_subdomains(nodes, tree, list(tree.order()), 0, [])) if tree.levels else []
+    tree = build_topology_tree(placed)
+    domains = list(_subdomains(nodes, tree, list(tree.sorted_positions()), 0, [])) if tree.levels else []
     return Topology(levels=list(tree.levels), domains=domains)
 
 
 def _subdomains(
-    nodes: Sequence[NodeView], tree: Tree, positions: Sequence[int], depth: int, path: list[str]
+    nodes: Sequence[NodeView], tree: TopologyTree, positions: Sequence[int], depth: int, path: list[str]
 ) -> Iterator[Domain]:
     if depth == len(tree.levels):
         return
@@ -281,18 +281,18 @@ def topology_lines(found: Topology, nodes: Sequence[NodeView], screen: Terminal)
     if not found.levels:
         return [
             f"no node has a topology label ({', '.join(LEVELS)}): all count as equally near",
-            f"{cells.count(len(nodes), 'node')}: {fold(sorted(node.id for node in nodes)) or 'none'}",
+            f"{cells.count(len(nodes), 'node')}: {fold_hostlist(sorted(node.id for node in nodes)) or 'none'}",
         ]
     columns = (
         Column(title="DOMAIN"),
         Column(title="NODES", right=True),
         Column(title="GPUS", right=True),
         Column(title="USED", right=True),
-        Column(title="", drop=2),
+        Column(title="", drop_order=2),
         Column(title="FREE", right=True),
-        Column(title="WHOLE NODES FREE", right=True, drop=1),
+        Column(title="WHOLE NODES FREE", right=True, drop_order=1),
         Column(title="AWAY", right=True, hide_empty=True),
-        Column(title="HOSTS", least=12),
+        Column(title="HOSTS", min_width=12),
     )
     leafs = _innermost(found.domains)
     rows = [_row(domain, screen, leaf=leaf) for domain, leaf in zip(found.domains, leafs, strict=True)]
@@ -316,10 +316,10 @@ def _row(domain: Domain, screen: Terminal, *, leaf: bool) -> list[Cell | str]:
         Cell(str(domain.free), "green" if domain.free else ""),
         str(domain.whole_free),
         str(domain.away) if domain.away else "",
-        fold(sorted(domain.nodes)) if leaf else "",
+        fold_hostlist(sorted(domain.nodes)) if leaf else "",
     ]
 
 
 def _few(names: Sequence[str] | Mapping[NodeId, object]) -> str:
-    text = fold(sorted(names))
+    text = fold_hostlist(sorted(names))
     return text if len(text) <= 80 else text[:80] + " ..."

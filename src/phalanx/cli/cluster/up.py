@@ -12,14 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from phalanx.cli.cluster.home import alive, fleet, home_folder, listens, recorded, running, shares_files
-from phalanx.cli.cluster.joinline import line_of
-from phalanx.cli.cluster.unit import unit
-from phalanx.cli.connect import connect, healthy
-from phalanx.cli.faults import warn
-from phalanx.cli.terminal import clean
-from phalanx.cli.words import DURATION
-from phalanx.client.given import address_in
+from phalanx.cli.cluster.join_command import fetch_join_command
+from phalanx.cli.cluster.state_folder import (
+    find_local_head,
+    home_folder,
+    is_alive,
+    listen_url,
+    own_node_names,
+    read_head_file,
+    shares_files,
+)
+from phalanx.cli.cluster.systemd_unit import systemd_unit
+from phalanx.cli.connection import connect, probe_head_id
+from phalanx.cli.errors import warn
+from phalanx.cli.option_types import DURATION
+from phalanx.cli.terminal import strip_control
+from phalanx.client.input_files import read_database_url
 from phalanx.core.errors import BadFile, BadRequest, Conflict, NotSignedIn, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
 from phalanx.wire.api.nodes import NodeView
@@ -101,7 +109,7 @@ def up(foreground: bool, systemd: bool, **given: Any) -> None:
             warn(
                 "--store is a secret and not in the unit: run phalanx up --store once, which saves it in the state folder"
             )
-        print(unit(python=sys.executable, home=home, arguments=arguments), end="")
+        print(systemd_unit(python=sys.executable, home=home, arguments=arguments), end="")
         print(
             "next: save it as ~/.config/systemd/user/phalanx.service, then systemctl --user enable --now phalanx",
             file=sys.stderr,
@@ -119,9 +127,9 @@ def up(foreground: bool, systemd: bool, **given: Any) -> None:
         os.environ["PHALANX_HOME"] = home
         os.execv(sys.executable, _command(arguments))  # noqa: S606  # no shell is wanted
     url = _start(home, arguments)
-    head = connect(patience_s=_LEADER_S)
+    head = connect(retry_limit_s=_LEADER_S)
     _wait_for_membership(head, home)
-    _wait_for_nodes(head, fleet(home), _NODES_OF_S.get(given["engine"] or "", _NODES_S))
+    _wait_for_nodes(head, own_node_names(home), _NODES_OF_S.get(given["engine"] or "", _NODES_S))
     _print_summary(head, url, "is up")
 
 
@@ -140,7 +148,7 @@ def _export_store_url(given: str | None) -> None:
             hint="put the URL into a file (mode 0600) and use --store @FILE, or set PHALANX_STORE",
         )
     if given.startswith("@"):
-        given = address_in(given[1:])
+        given = read_database_url(given[1:])
     os.environ["PHALANX_STORE"] = given
 
 
@@ -160,9 +168,9 @@ def _refuse_if_joined(home: str) -> None:
     """
     from phalanx.engines.joined import records
 
-    folder = records.folder_of(home)
+    folder = records.membership_folder(home)
     joined = records.read(folder)
-    if joined is not None and records.keeper(folder) is not None:
+    if joined is not None and records.keeper_pid(folder) is not None:
         raise Conflict(
             f"this server is node {joined.node_id} of the head at {joined.url}, which uses its GPUs",
             hint="leave that head with phalanx down on this server",
@@ -172,9 +180,9 @@ def _refuse_if_joined(home: str) -> None:
 def _arguments(given: Mapping[str, Any]) -> list[str]:
     """Convert the options to arguments of the head. For missing options, the head uses the stored values."""
     if given["policy"] is not None:
-        from phalanx.core.scheduling.settings import check_live
+        from phalanx.core.scheduling.settings import check_live_policy
 
-        check_live(given["policy"])
+        check_live_policy(given["policy"])
     arguments: list[str] = []
     for name, value in given.items():
         flag = name.replace("_", "-")
@@ -196,15 +204,15 @@ def _running(home: str) -> str | None:
     Raises:
         TryLater: its process runs but does not answer.
     """
-    record = running(home)
-    if record is None or not alive(record.pid):
+    record = find_local_head(home)
+    if record is None or not is_alive(record.pid):
         return None
     until = time.monotonic() + _ANSWER_S
     while time.monotonic() < until:
-        head_id = healthy(record.url)
+        head_id = probe_head_id(record.url)
         if head_id and head_id == (record.head_id or head_id):
             return record.url
-        if not alive(record.pid):
+        if not is_alive(record.pid):
             return None
         time.sleep(0.1)
     # The pid may belong to another process by now: then the lock is free, and a new head may start.
@@ -250,8 +258,8 @@ def _start(home: str, arguments: list[str]) -> str:
         )
     until = time.monotonic() + _READY_S
     while time.monotonic() < until:
-        record = recorded(home)
-        if record is not None and record.pid == child.pid and healthy(record.url) == record.head_id:
+        record = read_head_file(home)
+        if record is not None and record.pid == child.pid and probe_head_id(record.url) == record.head_id:
             return record.url
         code = child.poll()
         if code is not None:
@@ -286,10 +294,10 @@ def _wait_for_membership(head: Client, home: str) -> None:
     Raises:
         PhalanxError: no head leads.
     """
-    record = recorded(home)
+    record = read_head_file(home)
     if record is None or not record.role:
         return
-    ours = {record.url, listens(home)}
+    ours = {record.url, listen_url(home)}
     until = time.monotonic() + _NODES_S
     while True:
         try:
@@ -320,10 +328,10 @@ def _print_summary(head: Client, url: str, what: str) -> None:
     print(f"Phalanx {what}: {url}")
     _print_heads(head)
     for node in nodes:
-        print(clean(f"  {_node_line(node)}"))
+        print(strip_control(f"  {_node_line(node)}"))
     if not nodes:
         print("  no node has joined yet")
-    line = line_of(head)
+    line = fetch_join_command(head)
     if line is not None:
         print(f"on the next server: {line}")
     print("next: phalanx run --gpus 1 -- python train.py")
@@ -337,13 +345,13 @@ def _print_heads(head: Client) -> None:
     leader = next((one for one in known if one.role == "leader"), None)
     others = sum(one.role == "standby" for one in known)
     which = "none yet" if leader is None else leader.url
-    print(clean(f"  heads that share its store: {len(known)}; leader: {which}; standbys: {others}"))
+    print(strip_control(f"  heads that share its store: {len(known)}; leader: {which}; standbys: {others}"))
     home = home_folder()
     if not shares_files(home):
         print(
             "  logs, outputs, uploads and stored checkpoints stay with the head that received them; --files DIR shares them"
         )
-    if not listens(home):
+    if not listen_url(home):
         print("  without --listen, only heads and nodes on this machine can reach this head")
 
 

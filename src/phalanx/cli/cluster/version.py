@@ -7,8 +7,8 @@ import sys
 import click
 
 from phalanx import __version__
-from phalanx.cli.connect import connect
-from phalanx.cli.lists import encoded
+from phalanx.cli.connection import connect
+from phalanx.cli.list_output import to_json
 from phalanx.core.errors import Unreachable
 
 
@@ -23,7 +23,7 @@ def version(as_json: bool) -> None:
     python = ".".join(map(str, sys.version_info[:3]))
     if as_json:
         print(
-            encoded(
+            to_json(
                 {"phalanx": __version__, "python": python, "head": None if head is None else head.version}, indent=2
             )
         )

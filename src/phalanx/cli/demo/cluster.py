@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from phalanx.cli.demo.fault import kill_marked, kill_node
+from phalanx.cli.demo.node_kill import kill_marked, kill_node
 from phalanx.client import Client
 from phalanx.core.errors import PhalanxError, Unreachable
 
@@ -24,8 +24,8 @@ _SIGNAL_S: Final = 5.0
 _POLL_S: Final = 0.05
 
 
-class Cluster:
-    """One head and its nodes. Call `close` after `open`, also after errors.
+class DemoCluster:
+    """One head and its nodes. Call `stop` after `start`, also after errors.
 
     Args:
         virtual: NODESxDEVICES, or None for this machine's GPUs.
@@ -46,7 +46,7 @@ class Cluster:
         assert self._client is not None
         return self._client
 
-    def open(self) -> None:
+    def start(self) -> None:
         """Start the head and wait until it answers.
 
         Raises:
@@ -71,7 +71,7 @@ class Cluster:
         with open(os.path.join(self.home, "token"), encoding="utf-8") as file:
             self._client = Client(str(record["url"]), file.read().strip())
 
-    def kill(self, node: str) -> int:
+    def kill_node(self, node: str) -> int:
         """Kill a node and return the number of killed processes.
 
         Raises:
@@ -80,7 +80,7 @@ class Cluster:
         self._collect_node_keys()
         return kill_node(self.home, node)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Cancel jobs, stop head and nodes, kill remaining processes, and remove the folder. Idempotent.
 
         Raises:
@@ -162,7 +162,7 @@ class Cluster:
 
 def gpu_count() -> int:
     """Return the number of devices that NVML finds; 0 without a driver."""
-    from phalanx.node.shell.nvml import open_nvml
+    from phalanx.node.probes.nvml import open_nvml
 
     probe = open_nvml()
     if probe is None:

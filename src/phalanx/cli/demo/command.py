@@ -16,11 +16,11 @@ import click
 from phalanx.core.errors import BadFile, BadRequest, PhalanxError
 
 if TYPE_CHECKING:
-    from phalanx.cli.demo.audience import Audience
-    from phalanx.cli.demo.cluster import Cluster
-    from phalanx.cli.demo.conductor import Conductor
-    from phalanx.cli.demo.outcome import Outcome
-    from phalanx.cli.demo.scene import Scene
+    from phalanx.cli.demo.cluster import DemoCluster
+    from phalanx.cli.demo.outcome import DemoOutcome
+    from phalanx.cli.demo.runner import DemoRunner
+    from phalanx.cli.demo.state import DemoState
+    from phalanx.cli.demo.views import DemoView
 
 _FLEET: Final = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})")
 _STEPS_MIN: Final = 40  # fewer steps leave no time for a checkpoint, a kill and a resume
@@ -60,11 +60,16 @@ def demo(
     """
     from rich.console import Console
 
-    from phalanx.cli.demo.audience import audience_for
-    from phalanx.cli.demo.cluster import Cluster, gpu_count
-    from phalanx.cli.demo.conductor import Conductor, Quit
-    from phalanx.cli.demo.example import check_torch, find_example, job_of, kill_step
-    from phalanx.cli.demo.scene import Scene
+    from phalanx.cli.demo.cluster import DemoCluster, gpu_count
+    from phalanx.cli.demo.example import (
+        build_demo_job,
+        check_torch,
+        find_example,
+        kill_step,
+    )
+    from phalanx.cli.demo.runner import DemoQuit, DemoRunner
+    from phalanx.cli.demo.state import DemoState
+    from phalanx.cli.demo.views import view_for
 
     check_torch()
     folder = find_example()
@@ -73,25 +78,25 @@ def demo(
     gpus = 0 if fleet else gpu_count()
     words, shape, nodes = _fleet_of(fleet or "3x4", gpus)
     console = Console(highlight=False)
-    scene = Scene(
-        started_s=time.time(), now_s=time.time(), fleet=words, steps_total=steps, stage="starting the cluster"
+    scene = DemoState(
+        started_s=time.time(), now_s=time.time(), fleet=words, steps_total=steps, activity="starting the cluster"
     )
-    cluster = Cluster(
+    cluster = DemoCluster(
         virtual=None if gpus else fleet or "3x4", revive_s=_REVIVE_S if nodes > _NODES_USED else _REVIVE_ALONE_S
     )
-    job = job_of(folder, shape=shape, steps=steps)
+    job = build_demo_job(folder, shape=shape, steps=steps)
     with _signals_as_interrupts():
         kept = False
         try:
-            with audience_for(console, plain=plain) as audience:
-                conductor = Conductor(cluster, scene, audience, kill_step=None if no_kill else kill_step(steps))
+            with view_for(console, plain=plain) as audience:
+                conductor = DemoRunner(cluster, scene, audience, kill_step=None if no_kill else kill_step(steps))
                 _run(conductor, cluster, scene, audience, nodes=nodes, job=job)
             outcome = _finish(
                 conductor, console, scene, job, json_path=json_path, html_path=html_path, kill_wanted=not no_kill
             )
             kept = keep
-            return 1 if outcome.faults else 0
-        except Quit:
+            return 1 if outcome.failures else 0
+        except DemoQuit:
             sys.stderr.write("phalanx: you quit the demo before its end\n")
             return _INTERRUPTED
         except KeyboardInterrupt:
@@ -105,49 +110,55 @@ def demo(
 
 
 def _run(
-    conductor: Conductor, cluster: Cluster, scene: Scene, audience: Audience, *, nodes: int, job: dict[str, object]
+    conductor: DemoRunner,
+    cluster: DemoCluster,
+    scene: DemoState,
+    audience: DemoView,
+    *,
+    nodes: int,
+    job: dict[str, object],
 ) -> None:
-    audience.say(f"starting a head and {scene.fleet}", scene)
+    audience.show_message(f"starting a head and {scene.fleet}", scene)
     audience.show(scene)
-    cluster.open()
+    cluster.start()
     conductor.await_nodes(nodes)
-    audience.say(f"the cluster is up after {scene.elapsed_s:.1f} s", scene)
+    audience.show_message(f"the cluster is up after {scene.elapsed_s:.1f} s", scene)
     conductor.submit(job)
-    conductor.watch()
+    conductor.run()
 
 
 def _finish(
-    conductor: Conductor,
+    conductor: DemoRunner,
     console: object,
-    scene: Scene,
+    scene: DemoState,
     job: dict[str, object],
     *,
     json_path: str | None,
     html_path: str,
     kill_wanted: bool,
-) -> Outcome:
+) -> DemoOutcome:
     """Print the summary and write the files."""
     from rich.console import Console
 
     from phalanx import __version__
-    from phalanx.cli.demo.ending import ending, verdict
-    from phalanx.cli.demo.example import command_line
-    from phalanx.cli.demo.outcome import as_json, judge
+    from phalanx.cli.demo.example import format_command
+    from phalanx.cli.demo.outcome import as_json, build_outcome
     from phalanx.cli.demo.page import build_page
+    from phalanx.cli.demo.summary import result_lines, summary_lines
     from phalanx.core.work.job import JobState
 
     assert isinstance(console, Console)
     scene.now_s = time.time()
-    outcome = judge(scene, conductor.receipt(), sample=_sample_of(scene), kill_wanted=kill_wanted)
+    outcome = build_outcome(scene, conductor.fetch_receipt(), sample=_sample_of(scene), kill_wanted=kill_wanted)
     braille = console.encoding.lower().startswith("utf")
-    for line in ending(scene, outcome, width=console.width if console.is_terminal else 100, braille=braille):
+    for line in summary_lines(scene, outcome, width=console.width if console.is_terminal else 100, braille=braille):
         console.print(line, soft_wrap=True)
-    _write(html_path, build_page(scene, outcome, version=__version__, command=command_line(job)).encode())
+    _write(html_path, build_page(scene, outcome, version=__version__, command=format_command(job)).encode())
     if json_path:
         _write(json_path, as_json(outcome, scene))
     if outcome.receipt.state != JobState.SUCCEEDED:
-        console.print(conductor.last_words(), markup=False, soft_wrap=True)
-    for line in verdict(outcome):
+        console.print(conductor.log_tail(), markup=False, soft_wrap=True)
+    for line in result_lines(outcome):
         console.print(line, soft_wrap=True)
     console.print(f"Report: {html_path}" + (f", JSON: {json_path}" if json_path else ""), soft_wrap=True)
     return outcome
@@ -174,7 +185,7 @@ def _fleet_of(virtual: str, gpus: int) -> tuple[str, str, int]:
     )
 
 
-def _sample_of(scene: Scene) -> str:
+def _sample_of(scene: DemoState) -> str:
     """Return the text that the trained model generated, or ""."""
     if scene.job is None or not scene.job.output_dir:
         return ""
@@ -201,19 +212,19 @@ def _write(path: str, content: bytes) -> None:
         file.write(content)
 
 
-def _print_usage_hint(cluster: Cluster) -> None:
+def _print_usage_hint(cluster: DemoCluster) -> None:
     sys.stdout.write(
         f"The cluster keeps running. To use it: export PHALANX_HOME={cluster.home}\nTo stop it: phalanx down, then remove that folder\n"
     )
 
 
-def _close_cluster(cluster: Cluster) -> None:
+def _close_cluster(cluster: DemoCluster) -> None:
     """Close the cluster with signals ignored: a second Ctrl-C must not leave processes behind."""
     before = {
         number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
-        cluster.close()
+        cluster.stop()
     except PhalanxError as error:
         sys.stderr.write(f"phalanx: {error.message}\n")
     finally:

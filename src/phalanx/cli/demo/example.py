@@ -12,7 +12,7 @@ import phalanx
 from phalanx.core.errors import BadFile
 
 _SCRIPT: Final = "train.py"
-SAVES_A_RUN: Final = 8  # checkpoints in one run: one is published before the kill at 40 %
+CHECKPOINTS_PER_RUN: Final = 8  # checkpoints in one run: one is published before the kill at 40 %
 
 
 def find_example(name: str = "train_gpt") -> str:
@@ -46,31 +46,31 @@ def check_torch() -> None:
         raise BadFile("the demo needs torch, which is not installed", hint="make install in the checkout")
 
 
-def job_of(folder: str, *, shape: str, steps: int, name: str = "train-gpt") -> dict[str, object]:
-    """Return the job that the demo submits: the unchanged example with `SAVES_A_RUN` checkpoints."""
+def build_demo_job(folder: str, *, shape: str, steps: int, name: str = "train-gpt") -> dict[str, object]:
+    """Return the job that the demo submits: the unchanged example with `CHECKPOINTS_PER_RUN` checkpoints."""
     return {
         "name": name,
         "gpus": shape,
-        "run": [sys.executable, _SCRIPT, "--steps", str(steps), "--save-every-steps", str(save_every(steps))],
+        "run": [sys.executable, _SCRIPT, "--steps", str(steps), "--save-every-steps", str(checkpoint_interval(steps))],
         "workdir": folder,
         "warm": True,
         "time": "10m",
     }
 
 
-def save_every(steps: int) -> int:
+def checkpoint_interval(steps: int) -> int:
     """Return the number of steps between two checkpoints."""
-    return max(5, steps // SAVES_A_RUN)
+    return max(5, steps // CHECKPOINTS_PER_RUN)
 
 
 def kill_step(steps: int) -> int:
     """Return the kill step: after 40 % of the steps and between two checkpoints, so that some steps are repeated."""
-    every = save_every(steps)
+    every = checkpoint_interval(steps)
     last = max(every, (2 * steps // 5) // every * every)
     return last + every * 3 // 5
 
 
-def command_line(job: dict[str, object]) -> str:
+def format_command(job: dict[str, object]) -> str:
     """Return the job's command for display."""
     run = job["run"]
     assert isinstance(run, Sequence)

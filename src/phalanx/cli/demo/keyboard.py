@@ -20,12 +20,12 @@ class Keyboard:
         self._before: list[object] | None = None
 
     @property
-    def works(self) -> bool:
+    def available(self) -> bool:
         """Whether standard input is a terminal."""
         return self._fd >= 0
 
     def __enter__(self) -> Self:
-        if self.works:
+        if self.available:
             self._before = termios.tcgetattr(self._fd)
             tty.setcbreak(self._fd)  # Ctrl-C still interrupts
         return self
@@ -36,9 +36,9 @@ class Keyboard:
         if self._before is not None:
             termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]  # the value returned by tcgetattr
 
-    def key(self, wait_s: float) -> str:
+    def read_key(self, wait_s: float) -> str:
         """Return the next key, or "" after `wait_s`. Escape sequences such as arrow keys are ignored."""
-        if not self.works:
+        if not self.available:
             time.sleep(wait_s)
             return ""
         ready, _, _ = select.select([self._fd], [], [], wait_s)

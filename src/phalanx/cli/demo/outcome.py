@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 
-from phalanx.cli.demo.scene import Scene
-from phalanx.cli.demo.stopwatch import PEERS, shown
-from phalanx.core.accounting.receipt import AttemptLine, Receipt
+from phalanx.cli.demo.recovery_time import OTHER_SYSTEMS, latest_job_kill
+from phalanx.cli.demo.state import DemoState
+from phalanx.core.accounting.receipt import AttemptSummary, Receipt
 from phalanx.core.work.job import JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DemoOutcome:
     """The result of a demo.
 
     Attributes:
-        faults: failed expectations as sentences; empty after success.
+        failures: failed expectations as sentences; empty after success.
         killed_at_step: the last step of the attempt whose node was killed; None without a kill.
         resumed_from_step: the checkpoint from which the next attempt resumed; None for a fresh start.
         kill_to_first_step_s: seconds from the kill to the first step of the next attempt.
@@ -27,7 +27,7 @@ class Outcome:
     """
 
     receipt: Receipt
-    faults: tuple[str, ...]
+    failures: tuple[str, ...]
     killed_at_step: int | None
     resumed_from_step: int | None
     kill_to_first_step_s: float | None
@@ -36,9 +36,9 @@ class Outcome:
     sample: str = ""
 
 
-def judge(scene: Scene, receipt: Receipt, *, sample: str, kill_wanted: bool) -> Outcome:
+def build_outcome(scene: DemoState, receipt: Receipt, *, sample: str, kill_wanted: bool) -> DemoOutcome:
     """Build the outcome of a demo whose job has ended."""
-    kill = shown(scene.kills)
+    kill = latest_job_kill(scene.kills)
     killed = _attempt(receipt, kill.epoch) if kill is not None else None
     after = _attempt(receipt, kill.epoch + 1) if kill is not None else None
     faults = []
@@ -51,21 +51,21 @@ def judge(scene: Scene, receipt: Receipt, *, sample: str, kill_wanted: bool) -> 
         faults.append(f"two attempts computed {receipt.overlapping_steps} steps at the same time: fencing failed")
     if kill_wanted and kill is None:
         faults.append("no node was killed because no checkpoint was published before training ended")
-    if kill is not None and not faults and (after is None or kill.open):
+    if kill is not None and not faults and (after is None or kill.recovering):
         faults.append(f"no later attempt made a step after {kill.node} was killed")
-    return Outcome(
+    return DemoOutcome(
         receipt=receipt,
-        faults=tuple(faults),
+        failures=tuple(faults),
         killed_at_step=None if killed is None else killed.last_step,
         resumed_from_step=None if after is None else after.resumed_from_step,
-        kill_to_first_step_s=None if kill is None or kill.open else kill.seconds(scene.now_s),
+        kill_to_first_step_s=None if kill is None or kill.recovering else kill.recovery_s(scene.now_s),
         kill_to_running_s=None if kill is None else kill.to_running_s,
         wall_s=scene.elapsed_s,
         sample=sample,
     )
 
 
-def as_json(outcome: Outcome, scene: Scene) -> bytes:
+def as_json(outcome: DemoOutcome, scene: DemoState) -> bytes:
     """Encode the usage summary and the demo's measurements as one JSON object with a final newline."""
     receipt: dict[str, Any] = msgspec.to_builtins(outcome.receipt)
     record = {
@@ -77,17 +77,17 @@ def as_json(outcome: Outcome, scene: Scene) -> bytes:
         "resumed_from_step": outcome.resumed_from_step,
         "kill_to_first_step_s": outcome.kill_to_first_step_s,
         "kill_to_running_s": outcome.kill_to_running_s,
-        "others_s": {peer.name: peer.seconds for peer in PEERS},
+        "others_s": {peer.name: peer.seconds for peer in OTHER_SYSTEMS},
         "kills": [asdict(kill) for kill in scene.kills],
         "largest_loss_difference": scene.curve.largest_difference(),
         "fleet": scene.fleet,
         "sample": outcome.sample,
-        "faults": list(outcome.faults),
+        "faults": list(outcome.failures),
     }
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
-def rows(outcome: Outcome) -> list[tuple[str, str]]:
+def usage_rows(outcome: DemoOutcome) -> list[tuple[str, str]]:
     """Return the usage summary as (label, value) rows."""
     receipt = outcome.receipt
     spent = receipt.gpu_seconds
@@ -114,16 +114,16 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
     ]
 
 
-def attempt_line(attempt: AttemptLine) -> str:
+def attempt_line(attempt: AttemptSummary) -> str:
     """Describe one attempt in one line."""
     where = ", ".join(f"{share.node}[{','.join(map(str, share.devices))}]" for share in attempt.nodes)
     steps = "no step" if attempt.first_step is None else f"steps {attempt.first_step} to {attempt.last_step}"
     source = f", from the checkpoint of step {attempt.resumed_from_step}" if attempt.resumed_from_step else ""
     span = "" if attempt.ended_s is None else f" after {attempt.ended_s - attempt.placed_s:.1f} s"
-    return f"attempt {attempt.epoch} on {where}: {steps}{source}; {CAUSES.get(attempt.cause, attempt.cause)}{span}"
+    return f"attempt {attempt.epoch} on {where}: {steps}{source}; {CAUSE_TEXTS.get(attempt.cause, attempt.cause)}{span}"
 
 
-CAUSES: Mapping[str, str] = {
+CAUSE_TEXTS: Mapping[str, str] = {
     "succeeded": "succeeded",
     "failed": "failed",
     "crash": "a task crashed",
@@ -138,7 +138,7 @@ CAUSES: Mapping[str, str] = {
 }
 
 
-def _attempt(receipt: Receipt, epoch: int) -> AttemptLine | None:
+def _attempt(receipt: Receipt, epoch: int) -> AttemptSummary | None:
     return next((attempt for attempt in receipt.attempts if attempt.epoch == epoch), None)
 
 

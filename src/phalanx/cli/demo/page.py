@@ -8,12 +8,18 @@ from importlib.resources import files
 from string import Template
 from typing import Final
 
-from phalanx.cli.demo.drawing import again_chart, ledger_bar, loss_chart, stopwatch_bars, timeline
-from phalanx.cli.demo.ending import told
-from phalanx.cli.demo.outcome import CAUSES, Outcome, rows
-from phalanx.cli.demo.scene import Scene
-from phalanx.cli.demo.screen import plain_text
-from phalanx.cli.demo.stopwatch import PEERS, SOURCES, shown
+from phalanx.cli.demo.live_screen import plain_text
+from phalanx.cli.demo.outcome import CAUSE_TEXTS, DemoOutcome, usage_rows
+from phalanx.cli.demo.recovery_time import OTHER_SYSTEMS, OTHER_SYSTEMS_NOTE, latest_job_kill
+from phalanx.cli.demo.state import DemoState
+from phalanx.cli.demo.summary import compare_losses
+from phalanx.cli.demo.svg_charts import (
+    loss_chart,
+    recovery_bars,
+    repeated_steps_chart,
+    timeline,
+    usage_bar,
+)
 
 _LOSS_LEGEND: Final = (
     ("kept", "loss of kept steps"),
@@ -36,18 +42,18 @@ _USAGE_LEGEND: Final = (
 )
 
 
-def build_page(scene: Scene, outcome: Outcome, *, version: str, command: str) -> str:
+def build_page(scene: DemoState, outcome: DemoOutcome, *, version: str, command: str) -> str:
     """Return the page as HTML."""
     receipt = outcome.receipt
-    kept, _ = scene.curve.split()
-    redone = scene.curve.redone()
+    kept, _ = scene.curve.kept_and_lost()
+    redone = scene.curve.repeated_steps()
     hits = [kill for kill in scene.kills if kill.held]
     killed = [(float(kill.step), kill.node) for kill in hits if kill.step]
     template = Template(files("phalanx.cli.demo").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(_title(scene, outcome)),
         lead=f"{escape(scene.fleet)}; <code>{escape(command)}</code> as job {escape(receipt.job_id)} on {receipt.gpus} {'virtual devices' if receipt.virtual else 'GPUs'}.",
-        faults="".join(f'<p class="fault">{escape(fault)}</p>' for fault in outcome.faults),
+        faults="".join(f'<p class="fault">{escape(fault)}</p>' for fault in outcome.failures),
         tiles=_tiles(outcome),
         loss_words=escape(_loss_words(outcome)),
         loss_key=_legend(_LOSS_LEGEND if redone else (_LOSS_LEGEND[0], _LOSS_LEGEND[3])),
@@ -56,7 +62,8 @@ def build_page(scene: Scene, outcome: Outcome, *, version: str, command: str) ->
         ),
         again_section=_repeated_section(scene),
         timeline_words=escape(
-            "; ".join(f"attempt {each.epoch}: {CAUSES.get(each.cause, each.cause)}" for each in receipt.attempts) + "."
+            "; ".join(f"attempt {each.epoch}: {CAUSE_TEXTS.get(each.cause, each.cause)}" for each in receipt.attempts)
+            + "."
         ),
         timeline_key=_legend(_TIME_LEGEND),
         timeline=timeline(
@@ -73,28 +80,28 @@ def build_page(scene: Scene, outcome: Outcome, *, version: str, command: str) ->
             if receipt.virtual
             else "All allocated devices, from placement to release."
         ),
-        ledger=ledger_bar(receipt.gpu_seconds) + _legend(_USAGE_LEGEND),
-        receipt="".join(_row(label, value) for label, value in rows(outcome)),
+        ledger=usage_bar(receipt.gpu_seconds) + _legend(_USAGE_LEGEND),
+        receipt="".join(_row(label, value) for label, value in usage_rows(outcome)),
         sample_words=escape(
             f'A continuation of "def " by the model after {receipt.steps_kept} training steps on Python source code.'
         ),
         sample=escape(outcome.sample) or "The job wrote no sample.",
         attempts=_attempts(outcome),
         story="".join(_event_rows(scene)),
-        footer=f"Phalanx {escape(version)}. Run it again: <code>phalanx demo</code>. {escape(SOURCES)}.",
+        footer=f"Phalanx {escape(version)}. Run it again: <code>phalanx demo</code>. {escape(OTHER_SYSTEMS_NOTE)}.",
     )
 
 
-def _title(scene: Scene, outcome: Outcome) -> str:
-    kill = shown(scene.kills)
-    if outcome.faults:
+def _title(scene: DemoState, outcome: DemoOutcome) -> str:
+    kill = latest_job_kill(scene.kills)
+    if outcome.failures:
         return "The demo failed"
     if kill is None or outcome.kill_to_first_step_s is None:
         return f"A model trained in {outcome.wall_s:.0f} s"
     return f"A node died; training continued {outcome.kill_to_first_step_s:.1f} s later"
 
 
-def _tiles(outcome: Outcome) -> str:
+def _tiles(outcome: DemoOutcome) -> str:
     receipt = outcome.receipt
     watch = outcome.kill_to_first_step_s
     tiles = [
@@ -112,7 +119,7 @@ def _tiles(outcome: Outcome) -> str:
     )
 
 
-def _loss_words(outcome: Outcome) -> str:
+def _loss_words(outcome: DemoOutcome) -> str:
     text = f"{outcome.receipt.steps_kept} steps of a byte-level GPT."
     if outcome.killed_at_step is not None:
         source = f"the checkpoint of step {outcome.resumed_from_step}" if outcome.resumed_from_step else "the start"
@@ -120,24 +127,27 @@ def _loss_words(outcome: Outcome) -> str:
     return text
 
 
-def _repeated_section(scene: Scene) -> str:
-    redone = scene.curve.redone()
+def _repeated_section(scene: DemoState) -> str:
+    redone = scene.curve.repeated_steps()
     if not redone:
         return ""
-    words = told(redone) + " A resume with different data, weights or optimizer state would show here."
-    return f"<section><h2>Repeated steps</h2><p>{escape(words)}</p>{again_chart(redone)}</section>"
+    words = compare_losses(redone) + " A resume with different data, weights or optimizer state would show here."
+    return f"<section><h2>Repeated steps</h2><p>{escape(words)}</p>{repeated_steps_chart(redone)}</section>"
 
 
-def _recovery_section(scene: Scene) -> str:
-    kill = shown(scene.kills)
-    if kill is None or kill.open:
+def _recovery_section(scene: DemoState) -> str:
+    kill = latest_job_kill(scene.kills)
+    if kill is None or kill.recovering:
         return ""
     words = "" if kill.to_running_s is None else f"all ranks restarted after {kill.to_running_s:.1f} s"
-    figures = [("Phalanx", kill.seconds(scene.now_s), words), *((peer.name, peer.seconds, "") for peer in PEERS)]
-    return f"<section><h2>Time from node failure to the next step</h2><p>{escape(SOURCES)}.</p>{stopwatch_bars(figures)}</section>"
+    figures = [
+        ("Phalanx", kill.recovery_s(scene.now_s), words),
+        *((peer.name, peer.seconds, "") for peer in OTHER_SYSTEMS),
+    ]
+    return f"<section><h2>Time from node failure to the next step</h2><p>{escape(OTHER_SYSTEMS_NOTE)}.</p>{recovery_bars(figures)}</section>"
 
 
-def _attempts(outcome: Outcome) -> str:
+def _attempts(outcome: DemoOutcome) -> str:
     head = "<tr><th>attempt</th><th>nodes and devices</th><th>steps</th><th>started from</th><th>allocated</th><th>end</th></tr>"
     body = []
     for each in outcome.receipt.attempts:
@@ -145,12 +155,12 @@ def _attempts(outcome: Outcome) -> str:
         steps = "none" if each.first_step is None else f"{each.first_step} to {each.last_step}"
         source = f"checkpoint of step {each.resumed_from_step}" if each.resumed_from_step else "scratch"
         held = "" if each.ended_s is None else f"{each.ended_s - each.placed_s:.1f} s"
-        cells = (str(each.epoch), where, steps, source, held, CAUSES.get(each.cause, each.cause))
+        cells = (str(each.epoch), where, steps, source, held, CAUSE_TEXTS.get(each.cause, each.cause))
         body.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     return head + "".join(body)
 
 
-def _event_rows(scene: Scene) -> Iterable[str]:
+def _event_rows(scene: DemoState) -> Iterable[str]:
     events = [(line.at_s, plain_text(line.text), False) for line in scene.story]
     events += [
         (

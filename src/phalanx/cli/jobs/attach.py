@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
-from phalanx.cli.jobs.follow import follow
-from phalanx.cli.jobs.leaving import leave
+from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
+from phalanx.cli.jobs.interrupt import detach_or_cancel
+from phalanx.cli.jobs.job_follower import follow_job
+from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.jobs.logs import check_rank, print_tail
-from phalanx.cli.jobs.named import job_named
-from phalanx.cli.words import RANK
+from phalanx.cli.option_types import RANK
 
 
 @click.command()
@@ -26,12 +26,12 @@ from phalanx.cli.words import RANK
 def attach(job: str, rank: str | None, tail: int) -> int:
     """Follow the output of a job, and exit with its exit code."""
     head = connect()
-    job_id = job_named(head, job)
+    job_id = resolve_job(head, job)
     try:
         attempts = head.job(job_id).attempts
         check_rank(job_id, rank, attempts)
         tasks = sum(grant.tasks for grant in attempts[-1].grants) if attempts else None
         cursor = print_tail(head, job_id, rank=rank, tail=tail, tasks=tasks)
-        return follow(connect(FOLLOW_PATIENCE_S), job_id, rank=rank, cursor=cursor, tasks=tasks)
+        return follow_job(connect(FOLLOW_PATIENCE_S), job_id, rank=rank, cursor=cursor, tasks=tasks)
     except KeyboardInterrupt:
-        return leave(head, job_id)
+        return detach_or_cancel(head, job_id)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from phalanx.cli.connect import connect
-from phalanx.cli.jobs.named import job_named
+from phalanx.cli.connection import connect
+from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest, Conflict, PhalanxError
 
@@ -46,8 +46,8 @@ def exec_(job: str, command: tuple[str, ...], node_rank: int, tty: bool | None) 
         raise BadRequest("the command is missing", hint=f"phalanx exec {job} -- nvidia-smi")
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     head = connect()
-    return Session(
-        head, job_named(head, job), words, node_rank=node_rank, tty=interactive if tty is None else tty
+    return ExecSession(
+        head, resolve_job(head, job), words, node_rank=node_rank, tty=interactive if tty is None else tty
     ).run()
 
 
@@ -59,10 +59,10 @@ def shell(job: str, node_rank: int) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadRequest("shell needs a terminal", hint=f"run one command with phalanx exec {job} -- COMMAND")
     head = connect()
-    return Session(head, job_named(head, job), _SHELL, node_rank=node_rank, tty=True).run()
+    return ExecSession(head, resolve_job(head, job), _SHELL, node_rank=node_rank, tty=True).run()
 
 
-class Session:
+class ExecSession:
     """One command on a node. A thread sends the input, `run` prints the output; both count byte offsets."""
 
     def __init__(self, head: Client, job_id: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> None:

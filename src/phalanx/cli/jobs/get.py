@@ -11,10 +11,10 @@ from typing import IO, TYPE_CHECKING, Final
 
 import click
 
-from phalanx.cli.connect import connect
-from phalanx.cli.faults import warn
-from phalanx.cli.jobs.named import job_named
-from phalanx.cli.terminal import clean, terminal
+from phalanx.cli.connection import connect
+from phalanx.cli.errors import warn
+from phalanx.cli.jobs.job_lookup import resolve_job
+from phalanx.cli.terminal import strip_control, terminal
 from phalanx.core.errors import BadFile, PhalanxError
 from phalanx.core.units import format_bytes
 
@@ -32,7 +32,7 @@ _PROGRESS_AFTER_S: Final = 0.7  # short downloads print no progress
 def get(job: str, dest: str | None, path: str) -> None:
     """Download the outputs of a job into DEST (default: job-N). Replaces files of the same name."""
     head = connect()
-    job_id = job_named(head, job)
+    job_id = resolve_job(head, job)
     folder = dest or f"job-{job_id}"
     fetched = _fetch(head, job_id, path, folder)
     if not fetched.files:
@@ -42,7 +42,7 @@ def get(job: str, dest: str | None, path: str) -> None:
     print(f"next: ls {folder}")
 
 
-def _fetch(head: Client, job_id: str, path: str, folder: str) -> Extraction:
+def _fetch(head: Client, job_id: str, path: str, folder: str) -> ArchiveExtractor:
     """Unpack during the download: a thread writes the archive into a pipe, and it is read from the other end."""
     read_end, write_end = os.pipe()
     errors: list[PhalanxError] = []
@@ -50,7 +50,7 @@ def _fetch(head: Client, job_id: str, path: str, folder: str) -> Extraction:
     def receive() -> None:
         with open(write_end, "wb", buffering=0) as out:
             try:
-                head.fetch_archive(job_id, out, path)
+                head.download_archive(job_id, out, path)
             except PhalanxError as error:
                 errors.append(error)
             except BrokenPipeError:
@@ -59,7 +59,7 @@ def _fetch(head: Client, job_id: str, path: str, folder: str) -> Extraction:
     thread = threading.Thread(target=receive, name="fetch", daemon=True)
     thread.start()
     with open(read_end, "rb", buffering=0) as source:
-        fetched = Extraction(folder, Meter(source))
+        fetched = ArchiveExtractor(folder, ProgressReader(source))
         try:
             fetched.run()
         except BadFile:
@@ -71,7 +71,7 @@ def _fetch(head: Client, job_id: str, path: str, folder: str) -> Extraction:
     return fetched
 
 
-class Meter:
+class ProgressReader:
     """A reader that shows progress on a terminal if the download takes long."""
 
     def __init__(self, source: IO[bytes]) -> None:
@@ -100,14 +100,14 @@ class Meter:
             sys.stderr.flush()
 
 
-class Extraction:
+class ArchiveExtractor:
     """Unpacks a tar stream into a folder. Nothing is written outside: no `..`, no absolute names, no links to the outside.
 
     Python 3.11.2 has no extraction filters yet, so they are implemented here: only folders, files and links within the folder. A file is
     written under a temporary name and renamed, so that an interrupted download leaves no partial file.
     """
 
-    def __init__(self, folder: str, source: Meter) -> None:
+    def __init__(self, folder: str, source: ProgressReader) -> None:
         self.files = 0
         self.bytes = 0
         self._root = os.path.realpath(folder)
@@ -127,7 +127,7 @@ class Extraction:
         except tarfile.ReadError as error:
             raise BadFile(f"the download is incomplete: {error}", hint="run the same command again") from None
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-            raise BadFile(f"the download is not a valid archive: {clean(str(error))[:200]}") from None
+            raise BadFile(f"the download is not a valid archive: {strip_control(str(error))[:200]}") from None
         finally:
             self._source.clear()
         for name, target in self._links:  # last, so that no file is written through a link
@@ -137,16 +137,16 @@ class Extraction:
             if os.path.islink(place) and not (os.path.realpath(place) + os.sep).startswith(self._root + os.sep):
                 _unlink(place)
                 self.files -= 1
-                warn(f"left out: {clean(name)} (a link to {clean(target)}, outside the folder)")
+                warn(f"left out: {strip_control(name)} (a link to {strip_control(target)}, outside the folder)")
 
     def _member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         name = os.path.normpath(member.name)
         if name == ".":
             return
         if os.path.isabs(name) or name.split(os.sep)[0] == ".." or "\0" in name + member.linkname:
-            warn(f"left out: {clean(member.name)} (a name outside the folder)")
+            warn(f"left out: {strip_control(member.name)} (a name outside the folder)")
         elif member.issparse():
-            warn(f"left out: {clean(member.name)} (a sparse file, which a head never sends)")
+            warn(f"left out: {strip_control(member.name)} (a sparse file, which a head never sends)")
         elif member.isdir():
             self._place(os.path.join(name, "any"))  # creates its folder
         elif member.isreg():
@@ -154,7 +154,7 @@ class Extraction:
         elif member.issym():
             self._links.append((name, member.linkname))
         else:
-            warn(f"left out: {clean(member.name)} (neither file, folder nor link)")
+            warn(f"left out: {strip_control(member.name)} (neither file, folder nor link)")
 
     def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> None:
         place = self._place(name)
@@ -177,7 +177,7 @@ class Extraction:
         except IsADirectoryError:
             _unlink(part)
             raise BadFile(
-                f"{clean(place)} is a folder here and a file in the outputs", hint="use an empty folder"
+                f"{strip_control(place)} is a folder here and a file in the outputs", hint="use an empty folder"
             ) from None
         self.files += 1
         self.bytes += member.size
@@ -185,7 +185,7 @@ class Extraction:
     def _link(self, name: str, target: str) -> None:
         inside = os.path.normpath(os.path.join(os.path.dirname(name), target))
         if os.path.isabs(target) or inside.split(os.sep)[0] == "..":
-            warn(f"left out: {clean(name)} (a link to {clean(target)}, outside the folder)")
+            warn(f"left out: {strip_control(name)} (a link to {strip_control(target)}, outside the folder)")
             return
         place = self._place(name)
         _unlink(place)
@@ -204,7 +204,7 @@ class Extraction:
             os.makedirs(parent, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise BadFile(
-                f"{clean(parent)} is a file here and a folder in the outputs", hint="use an empty folder"
+                f"{strip_control(parent)} is a file here and a folder in the outputs", hint="use an empty folder"
             ) from None
         if os.path.realpath(parent) != parent:
             raise BadFile(f"{parent} contains a link", hint="use an empty folder")
@@ -217,7 +217,9 @@ def _unlink(path: str) -> None:
     except FileNotFoundError:
         return
     except IsADirectoryError:
-        raise BadFile(f"{clean(path)} is a folder here and a link in the outputs", hint="use an empty folder") from None
+        raise BadFile(
+            f"{strip_control(path)} is a folder here and a link in the outputs", hint="use an empty folder"
+        ) from None
 
 
 def _umask() -> int:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
-from phalanx.cli.faults import warn
-from phalanx.cli.jobs.named import job_named
-from phalanx.cli.jobs.output import Output
-from phalanx.cli.words import RANK
+from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
+from phalanx.cli.errors import warn
+from phalanx.cli.jobs.job_lookup import resolve_job
+from phalanx.cli.jobs.log_printer import LogPrinter
+from phalanx.cli.option_types import RANK
 from phalanx.core.errors import BadRequest
 from phalanx.wire.api.jobs import AttemptView
 from phalanx.wire.api.output import LogChunk, LogsReply
@@ -48,10 +48,10 @@ def logs(
         raise BadRequest("--stacks prints the stacks of every rank", hint="leave --rank out")
     rank = "stacks" if stacks else rank
     head = connect()
-    job_id = job_named(head, job)
+    job_id = resolve_job(head, job)
     attempts = head.job(job_id).attempts
     check_rank(job_id, rank, [one for one in attempts if attempt in (None, one.epoch)])
-    printer = _JsonPrinter() if as_json else Output(prefix=_prefixed(attempts, rank))
+    printer = _JsonPrinter() if as_json else LogPrinter(prefix=_prefixed(attempts, rank))
     cursor = ""
     pages = (
         _all_pages(head, job_id, rank or "all", attempt)
@@ -80,7 +80,7 @@ def logs(
 
 def print_tail(head: Client, job_id: str, *, rank: str | None, tail: int, tasks: int | None) -> str:
     """Print the last `tail` lines of each rank; return the cursor after them."""
-    output = Output(prefix=rank == "all" or (rank is None and tasks != 1))
+    output = LogPrinter(prefix=rank == "all" or (rank is None and tasks != 1))
     reply = _tail(head, job_id, rank or "all", None, tail)
     for chunk in reply.chunks:
         output.write(chunk.epoch, chunk.stream, chunk.text)

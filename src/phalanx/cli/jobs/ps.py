@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import connect
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.connection import connect
+from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import Terminal, clean
+from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState, Reason
-from phalanx.core.work.nearest import nearest
+from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.nearest_match import nearest_match
 from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:
@@ -55,21 +55,21 @@ def ps(
     head = connect()
     for word in states:
         if word not in _STATES:
-            near = nearest(word, _STATES)
+            near = nearest_match(word, _STATES)
             raise BadRequest(
                 f"--state: no state {word!r}",
                 hint=f"did you mean {near}?" if near else f"one of {', '.join(_STATES)}",
             )
     filters: dict[str, Any] = {key: value for key, value in only.items() if value is not None}
     filters["fold"] = not (no_fold or as_json)
-    show(
+    show_list(
         lambda: _shown(head, everything=everything, states=states, limit=limit, filters=filters),
         as_json=as_json,
         watch=watch,
     )
 
 
-def _shown(head: Client, *, everything: bool, states: Sequence[str], limit: int, filters: dict[str, Any]) -> Shown:
+def _shown(head: Client, *, everything: bool, states: Sequence[str], limit: int, filters: dict[str, Any]) -> ListView:
     now_s = time.time()
     if everything or states:
         found = head.jobs(state=states, limit=limit, **filters)
@@ -82,24 +82,26 @@ def _shown(head: Client, *, everything: bool, states: Sequence[str], limit: int,
         jobs, more = both[:limit], active.next is not None or len(both) > limit
     jobs = sorted(jobs, key=lambda job: job.seq)
     extra = (f"only the newest {limit} jobs; -n lists more",) if more else ()
-    return Shown(value=jobs, lines=lambda screen: job_lines(jobs, screen, now_s), next=_next(jobs), extra=extra)
+    return ListView(
+        value=jobs, lines=lambda screen: job_lines(jobs, screen, now_s), next_command=_next(jobs), notes=extra
+    )
 
 
 _ENDED: Final = [state.value for state in JobState if state.terminal]
 _COLUMNS: Final = (
     Column(title="JOB", right=True),
-    Column(title="NAME", least=10),
+    Column(title="NAME", min_width=10),
     Column(title="STATE"),
     Column(title="GPUS"),
     Column(title="UTIL", hide_empty=True),
-    Column(title="STEP", hide_empty=True, drop=1),
-    Column(title="LOSS", right=True, hide_empty=True, drop=2),
-    Column(title="TOKENS", right=True, hide_empty=True, drop=3),
+    Column(title="STEP", hide_empty=True, drop_order=1),
+    Column(title="LOSS", right=True, hide_empty=True, drop_order=2),
+    Column(title="TOKENS", right=True, hide_empty=True, drop_order=3),
     Column(title="TIME", right=True),
-    Column(title="TRY", right=True, hide_empty=True, drop=4),
-    Column(title="USER", least=4, drop=6),
-    Column(title="QUEUE", least=4, drop=7),
-    Column(title="WHERE OR WHY", least=16),
+    Column(title="TRY", right=True, hide_empty=True, drop_order=4),
+    Column(title="USER", min_width=4, drop_order=6),
+    Column(title="QUEUE", min_width=4, drop_order=7),
+    Column(title="WHERE OR WHY", min_width=16),
 )
 
 
@@ -124,8 +126,8 @@ def job_lines(jobs: Sequence[JobView], screen: Terminal, now_s: float) -> list[s
 def _truncated_reasons(jobs: Sequence[JobView], lines: Sequence[str]) -> list[str]:
     """Return in full the reasons of waiting jobs that are truncated in the table."""
     waiting = [job for job in jobs if job.state is JobState.PENDING and job.detail]
-    cut = [job for job in waiting if not any(clean(job.detail) in line for line in lines)]
-    reasons = [f"job {_display_id(job)} waits: {clean(job.detail)}" for job in cut[:_REASONS_MAX]]
+    cut = [job for job in waiting if not any(strip_control(job.detail) in line for line in lines)]
+    reasons = [f"job {_display_id(job)} waits: {strip_control(job.detail)}" for job in cut[:_REASONS_MAX]]
     more = len(cut) - _REASONS_MAX
     return [*reasons, *([f"and {more} more; see phalanx show JOB"] if more > 0 else [])]
 
@@ -136,7 +138,7 @@ def _row(job: JobView, screen: Terminal, now_s: float) -> list[Cell | str]:
     return [
         Cell(_display_id(job), "bold"),
         job.name,
-        cells.state(_state(job)),
+        cells.state_cell(_state(job)),
         shape or job.gpus,
         ""
         if job.utilization is None or job.state is not JobState.RUNNING
@@ -177,18 +179,18 @@ def _time(job: JobView, now_s: float) -> str:
     return format_duration(max(0.0, (job.ended_s or now_s) - begun))
 
 
-def why_waits(job: JobView, now_s: float) -> str:
+def waiting_reason(job: JobView, now_s: float) -> str:
     """Return why the job waits: the reason of the head, or its begin time in local time."""
-    if job.reason == Reason.BEGIN_TIME and job.begin_s is not None:
-        from phalanx.cli.jobs.begin import shown
+    if job.reason == WaitReasonCode.BEGIN_TIME and job.begin_s is not None:
+        from phalanx.cli.jobs.begin_time import format_time
 
-        return f"not before {shown(job.begin_s, now_s)}"
+        return f"not before {format_time(job.begin_s, now_s)}"
     return job.detail or job.reason
 
 
 def _where_or_why(job: JobView, now_s: float) -> Cell | str:
     if job.state is JobState.PENDING:
-        return Cell(why_waits(job, now_s), "yellow")
+        return Cell(waiting_reason(job, now_s), "yellow")
     if job.state is JobState.RUNNING:
         return ", ".join(job.nodes)
     if job.state is JobState.SUCCEEDED:

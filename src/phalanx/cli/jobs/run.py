@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
-from phalanx.cli.jobs.asked import CommandAfterDashes, asked, job_options
-from phalanx.cli.jobs.submit import hand_in
-from phalanx.cli.terminal import clean
-from phalanx.cli.words import RANK
+from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
+from phalanx.cli.jobs.job_request import DoubleDashCommand, job_options, job_request
+from phalanx.cli.jobs.submit import submit_job
+from phalanx.cli.option_types import RANK
+from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadRequest
 
 
-@click.command(cls=CommandAfterDashes)
+@click.command(cls=DoubleDashCommand)
 @job_options
 @click.option("-d", "--detach", is_flag=True, help="Do not follow the job.")
 @click.option(
@@ -36,13 +36,13 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
     phalanx run --gpus 16 -- python train.py
     phalanx run job.yaml
     """  # noqa: D301 - click reads the backspace character itself
-    wanted = asked(context, given)
-    if wanted.to_plan is not None:
-        from phalanx.cli.plan.now import plan_now
+    wanted = job_request(context, given)
+    if wanted.plan_request is not None:
+        from phalanx.cli.plan.job_plan import resolve_plan
 
-        wanted = plan_now(connect(), wanted)
+        wanted = resolve_plan(connect(), wanted)
     if dry_run:
-        from phalanx.cli.jobs.dryrun import show_dry_run
+        from phalanx.cli.jobs.dry_run import show_dry_run
 
         show_dry_run(connect(), wanted, as_json=as_json)
         return 0
@@ -51,18 +51,18 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
     if wanted.spec.array and not detach:
         raise BadRequest("--array: run cannot follow the output of an array", hint="use phalanx submit --wait")
     head = connect()
-    taken = hand_in(head, wanted)
-    print(clean(f"job {taken.id} ({wanted.spec.name}): {'; '.join(taken.notes)}"), file=sys.stderr, flush=True)
+    taken = submit_job(head, wanted)
+    print(strip_control(f"job {taken.id} ({wanted.spec.name}): {'; '.join(taken.notes)}"), file=sys.stderr, flush=True)
     if detach:
         print(f"next: phalanx {'show' if wanted.spec.array else 'attach'} {taken.id}", file=sys.stderr)
         return 0
     try:
         # Imported after the submission, to start the job sooner.
-        from phalanx.cli.jobs.follow import follow
-        from phalanx.core.work.launchers import tasks_known
+        from phalanx.cli.jobs.job_follower import follow_job
+        from phalanx.core.work.launchers import known_task_count
 
-        return follow(connect(FOLLOW_PATIENCE_S), taken.id, rank=rank, tasks=tasks_known(wanted.spec.role))
+        return follow_job(connect(FOLLOW_PATIENCE_S), taken.id, rank=rank, tasks=known_task_count(wanted.spec.role))
     except KeyboardInterrupt:
-        from phalanx.cli.jobs.leaving import leave
+        from phalanx.cli.jobs.interrupt import detach_or_cancel
 
-        return leave(head, taken.id)
+        return detach_or_cancel(head, taken.id)

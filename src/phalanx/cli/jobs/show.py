@@ -11,13 +11,13 @@ import click
 import msgspec
 
 from phalanx.cli import cells
-from phalanx.cli.connect import connect
-from phalanx.cli.jobs.array import array_shown
-from phalanx.cli.jobs.named import job_named
-from phalanx.cli.jobs.ps import why_waits
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.connection import connect
+from phalanx.cli.jobs.array_page import array_view
+from phalanx.cli.jobs.job_lookup import resolve_job
+from phalanx.cli.jobs.ps import waiting_reason
+from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import Terminal, clean, cut
+from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.accounting.receipt import GpuSeconds, Receipt
 from phalanx.core.state.story import StoryLine
 from phalanx.core.units import format_bytes, format_duration
@@ -50,21 +50,21 @@ class _Job:
 def show_(job: str, whole_story: bool, as_json: bool, watch: bool) -> None:
     """Show one job: history, attempts, nodes of the ranks, checkpoints, usage."""
     head = connect()
-    job_id = job_named(head, job)
-    show(lambda: _shown(head, job_id, whole_story=whole_story), as_json=as_json, watch=watch)
+    job_id = resolve_job(head, job)
+    show_list(lambda: _shown(head, job_id, whole_story=whole_story), as_json=as_json, watch=watch)
 
 
-def _shown(head: Client, job_id: str, *, whole_story: bool) -> Shown:
+def _shown(head: Client, job_id: str, *, whole_story: bool) -> ListView:
     detail = head.job(job_id)
     if detail.job.states:
-        return array_shown(detail.job)
+        return array_view(detail.job)
     receipt = msgspec.convert(head.receipt(job_id), Receipt) if detail.attempts else None
     value = _Job(job=detail.job, attempts=detail.attempts, story=_story(head, job_id), receipt=receipt)
     now_s = time.time()
-    return Shown(
+    return ListView(
         value=value,
         lines=lambda screen: job_page(value, screen, now_s, whole_story=whole_story),
-        next=_next(detail.job),
+        next_command=_next(detail.job),
     )
 
 
@@ -95,9 +95,9 @@ def job_page(value: _Job, screen: Terminal, now_s: float, *, whole_story: bool) 
 
 
 def _headline(job: JobView, screen: Terminal) -> str:
-    state = cells.state("held" if job.held and job.state is JobState.PENDING else str(job.state))
+    state = cells.state_cell("held" if job.held and job.state is JobState.PENDING else str(job.state))
     code = f" with exit code {job.exit_code}" if job.exit_code else ""
-    return f"{screen.paint(f'job {job.id}', 'bold')} {clean(job.name)}: {screen.paint(state.text, state.style)}{code}"
+    return f"{screen.paint(f'job {job.id}', 'bold')} {strip_control(job.name)}: {screen.paint(state.text, state.style)}{code}"
 
 
 def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_s: float) -> list[str]:
@@ -113,7 +113,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
     progress = job.progress
     facts = {
         "command": job.command,
-        "why": why_waits(job, now_s) if job.state is not JobState.RUNNING else "",
+        "why": waiting_reason(job, now_s) if job.state is not JobState.RUNNING else "",
         "array": "" if not job.array_id else f"element {job.array_index} of {job.array_size} of array {job.array_id}",
         "after": ", ".join(job.unmet),
         "who": f"{job.user}, project {job.project}, queue {job.queue}, priority {job.priority}",
@@ -127,7 +127,9 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "outputs": job.output_dir,
         "labels": " ".join(f"{name}={value}" for name, value in job.labels.items()),
     }
-    return [cut(f"  {screen_label(name)}{clean(text)}", screen.width) for name, text in facts.items() if text]
+    return [
+        truncate(f"  {fact_label(name)}{strip_control(text)}", screen.width) for name, text in facts.items() if text
+    ]
 
 
 def _layout(job: JobView) -> str:
@@ -139,7 +141,7 @@ def _layout(job: JobView) -> str:
     return f"{job.plan} ({parse_layout(job.plan).ranks} ranks)"
 
 
-def screen_label(name: str) -> str:
+def fact_label(name: str) -> str:
     """Pad the name of a fact to its column."""
     return f"{name:<10}"
 
@@ -172,13 +174,13 @@ def _attempts(attempts: Sequence[AttemptView], screen: Terminal, now_s: float) -
         Column(title="FROM STEP", right=True, hide_empty=True),
         Column(title="RESTARTS", right=True, hide_empty=True),
         Column(title="TIME", right=True),
-        Column(title="NODES", least=6),
-        Column(title="WHY", least=16, hide_empty=True),
+        Column(title="NODES", min_width=6),
+        Column(title="WHY", min_width=16, hide_empty=True),
     )
     rows: list[list[Cell | str]] = [
         [
             str(attempt.epoch),
-            cells.state(str(attempt.state)),
+            cells.state_cell(str(attempt.state)),
             "" if attempt.cause is None else str(attempt.cause),
             "" if attempt.resume_step is None else str(attempt.resume_step),
             str(attempt.generation) if attempt.generation else "",
@@ -198,8 +200,8 @@ def _ranks(attempt: AttemptView, screen: Terminal) -> list[str]:
         Column(title="NODE"),
         Column(title="NODE RANK", right=True),
         Column(title="RANKS"),
-        Column(title="DEVICES", least=8),
-        Column(title="ENDED", least=16, hide_empty=True),
+        Column(title="DEVICES", min_width=8),
+        Column(title="ENDED", min_width=16, hide_empty=True),
     )
     rows: list[list[Cell | str]] = []
     for grant in attempt.grants:
@@ -229,10 +231,10 @@ def _checkpoints(job: JobView, screen: Terminal, now_s: float) -> list[str]:
         Column(title="TRY", right=True),
         Column(title="SIZE", right=True),
         Column(title="SAVED"),
-        Column(title="WHERE", least=16),
+        Column(title="WHERE", min_width=16),
     )
     rows = [
-        [str(kept.step), str(kept.epoch), format_bytes(kept.bytes), f"{cells.ago(kept.saved_s, now_s)} ago", kept.path]
+        [str(kept.step), str(kept.epoch), format_bytes(kept.bytes), f"{cells.age(kept.saved_s, now_s)} ago", kept.path]
         for kept in job.checkpoints
     ]
     return table(columns, rows, screen)
@@ -243,7 +245,7 @@ def _history(story: Sequence[StoryLine], screen: Terminal, *, whole: bool) -> li
     lines = [] if len(shown) == len(story) else [f"... {len(story) - len(shown)} earlier lines; --story prints all"]
     for line in shown:
         by = f" (by {line.by})" if line.by else ""
-        lines.append(cut(f"{_clock(line.at_s)}  {clean(line.text)}{by}", screen.width - 2))
+        lines.append(truncate(f"{_clock(line.at_s)}  {strip_control(line.text)}{by}", screen.width - 2))
     return lines
 
 
@@ -278,7 +280,7 @@ def _section(title: str, lines: Sequence[str], screen: Terminal) -> list[str]:
     return [
         "",
         screen.paint(title, "bold"),
-        *(cut("  " + line, screen.width) if "\x1b" not in line else "  " + line for line in lines),
+        *(truncate("  " + line, screen.width) if "\x1b" not in line else "  " + line for line in lines),
     ]
 
 

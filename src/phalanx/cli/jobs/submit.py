@@ -8,21 +8,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from phalanx.cli.cells import count
-from phalanx.cli.connect import connect, sees_our_files
-from phalanx.cli.faults import warn
-from phalanx.cli.jobs.asked import Asked, CommandAfterDashes, asked, check_script, job_options
-from phalanx.cli.terminal import clean
-from phalanx.cli.words import DURATION
+from phalanx.cli.connection import connect, shares_file_system
+from phalanx.cli.errors import warn
+from phalanx.cli.jobs.job_request import (
+    DoubleDashCommand,
+    JobRequest,
+    check_local_files,
+    job_options,
+    job_request,
+)
+from phalanx.cli.option_types import DURATION
+from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import BadFile
 from phalanx.core.units import format_bytes, parse_duration_s
-from phalanx.core.work.requirements import NONE
+from phalanx.core.work.requirements import NO_REQUIREMENTS
 
 if TYPE_CHECKING:
     from phalanx.client import Client, Submission
     from phalanx.core.work.spec import JobSpec
 
 
-@click.command(cls=CommandAfterDashes)
+@click.command(cls=DoubleDashCommand)
 @job_options
 @click.option("--wait", is_flag=True, help="Wait until the job ends, and exit with its exit code.")
 @click.option(
@@ -45,26 +51,26 @@ def submit(
     phalanx submit --array 0-99%8 --depends-on 17 -- python eval.py
     phalanx submit job.yaml
     """  # noqa: D301 - click reads the backspace character itself
-    wanted = asked(context, given)
+    wanted = job_request(context, given)
     head = connect()
-    if wanted.to_plan is not None:
-        from phalanx.cli.plan.now import plan_now
+    if wanted.plan_request is not None:
+        from phalanx.cli.plan.job_plan import resolve_plan
 
-        wanted = plan_now(head, wanted)
+        wanted = resolve_plan(head, wanted)
     if dry_run:
-        from phalanx.cli.jobs.dryrun import show_dry_run
+        from phalanx.cli.jobs.dry_run import show_dry_run
 
         show_dry_run(head, wanted, as_json=as_json)
         return 0
-    taken = hand_in(head, wanted)
+    taken = submit_job(head, wanted)
     if as_json:
-        from phalanx.cli.lists import encoded
+        from phalanx.cli.list_output import to_json
 
-        print(encoded({"job": taken.job, "notes": taken.notes}, indent=2))
+        print(to_json({"job": taken.job, "notes": taken.notes}, indent=2))
     elif quiet:
         print(taken.id)
     else:
-        print(clean(f"job {taken.id} submitted: {wanted.spec.name}"))
+        print(strip_control(f"job {taken.id} submitted: {wanted.spec.name}"))
         for note in taken.notes:
             print(f"  {note}")
         if not wait:
@@ -72,12 +78,12 @@ def submit(
     sys.stdout.flush()
     if not wait:
         return 0
-    from phalanx.cli.jobs.waiting import wait_for_end
+    from phalanx.cli.jobs.job_end import wait_for_end
 
     return wait_for_end(head, taken.id, None if timeout is None else parse_duration_s(timeout))
 
 
-def hand_in(head: Client, wanted: Asked) -> Submission:
+def submit_job(head: Client, wanted: JobRequest) -> Submission:
     """Submit a job, with a copy of its working directory if needed.
 
     All retries use one idempotency key, so that there is only one job.
@@ -86,34 +92,36 @@ def hand_in(head: Client, wanted: Asked) -> Submission:
         PhalanxError: the head rejects the job, or does not answer.
     """
     mapping = wanted.mapping
-    if wanted.named is not None:
-        from phalanx.cli.jobs.batch import with_names
+    if wanted.slurm_names is not None:
+        from phalanx.cli.jobs.sbatch_script import resolve_slurm_names
 
-        mapping = with_names(head, mapping, wanted.named)
-    if wanted.copy or not sees_our_files(head):
+        mapping = resolve_slurm_names(head, mapping, wanted.slurm_names)
+    if wanted.copy or not shares_file_system(head):
         mapping = {**mapping, **_send_copy(head, wanted.spec)}
     else:
-        check_script(wanted.spec)
+        check_local_files(wanted.spec)
     return head.submit(mapping)
 
 
 def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
     """Upload a copy of the working directory; return the job keys for the copy and its requirements."""
-    from phalanx.client.pack import contents, pack
-    from phalanx.node.logic.requirements import used_by_itself
+    from phalanx.client.workdir_archive import archive_workdir, read_archive_member
+    from phalanx.node.logic.requirements import default_requirements_file
 
-    packed = pack(spec.workdir)
+    packed = archive_workdir(spec.workdir)
     try:
-        for name in packed.left_out:
+        for name in packed.skipped:
             warn(f"left out of the copy: {name}")
-        if spec.requirements not in {"", NONE} and contents(packed, spec.requirements) is None:
+        if spec.requirements not in {"", NO_REQUIREMENTS} and read_archive_member(packed, spec.requirements) is None:
             raise BadFile(
                 f"{spec.requirements}: not in the copy of {spec.workdir}", hint="check whether a .gitignore excludes it"
             )
         if not head.has_blob(packed.sha256):
             head.upload(packed.file, packed.sha256, packed.bytes)
             warn(f"uploaded a copy of {spec.workdir}: {count(packed.files, 'file')}, {format_bytes(packed.bytes)}")
-        found = spec.requirements or ("" if spec.image else used_by_itself(lambda name: contents(packed, name)))
+        found = spec.requirements or (
+            "" if spec.image else default_requirements_file(lambda name: read_archive_member(packed, name))
+        )
         return {"upload": packed.sha256, **({"requirements": found} if found else {})}
     finally:
         packed.close()

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.connect import connect
-from phalanx.cli.jobs.named import job_named
-from phalanx.cli.lists import Shown, list_options, show
+from phalanx.cli.connection import connect
+from phalanx.cli.jobs.job_lookup import resolve_job
+from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import Terminal, clean
+from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.units import format_duration
-from phalanx.wire.why import BlockerView, ChangeView, StartView, WhyReply
+from phalanx.wire.why import (
+    BlockerView,
+    StartView,
+    SuggestedChangeView,
+    WhyReply,
+)
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -32,36 +37,36 @@ def why(job: str, as_json: bool, watch: bool) -> None:
     phalanx why train --watch
     """  # noqa: D301 - click reads the backspace character itself
     head = connect()
-    job_id = job_named(head, job)
-    show(lambda: _shown(head, job_id), as_json=as_json, watch=watch)
+    job_id = resolve_job(head, job)
+    show_list(lambda: _shown(head, job_id), as_json=as_json, watch=watch)
 
 
-def _shown(head: Client, job_id: str) -> Shown:
+def _shown(head: Client, job_id: str) -> ListView:
     found = head.why(job_id)
-    return Shown(value=found, lines=lambda screen: why_page(found, screen), next=_next(found))
+    return ListView(value=found, lines=lambda screen: why_page(found, screen), next_command=_next(found))
 
 
 def why_page(found: WhyReply, screen: Terminal) -> list[str]:
     """Return the lines of the explanation."""
-    lines = [clean(f"{screen.paint(f'job {found.job_id}', 'bold')} {found.headline}")]
+    lines = [strip_control(f"{screen.paint(f'job {found.job_id}', 'bold')} {found.headline}")]
     if not found.reason:
         return lines
     lines += [f"  {line}" for line in start_lines(found.start, found.now_s)]
-    lines += in_the_way(found.blockers, found.blockers_more, found.now_s, screen)
-    return lines + what_helps(found.changes, screen)
+    lines += blocker_lines(found.blockers, found.blockers_more, found.now_s, screen)
+    return lines + suggestion_lines(found.changes, screen)
 
 
 def start_lines(start: StartView | None, now_s: float) -> list[str]:
     """Return the expected start, and why it has no upper bound."""
     if start is None:
         return []
-    expected = f"expected to start {span(start, now_s)}"
+    expected = f"expected to start {format_time_range(start, now_s)}"
     if start.latest_s is None and start.unknown:
-        return [clean(f"{expected}: {start.unknown}")]
+        return [strip_control(f"{expected}: {start.unknown}")]
     return [f"{expected}, unless jobs submitted later go first"]
 
 
-def span(start: StartView, now_s: float) -> str:
+def format_time_range(start: StartView, now_s: float) -> str:
     """Format a range of times: `in 20m to 3h05m (14:20 to 17:05)`."""
     early, late = start.earliest_s, start.latest_s
     soon = early is None or early - now_s < 1.0
@@ -81,32 +86,32 @@ def span(start: StartView, now_s: float) -> str:
     return f"in {_about(early - now_s)} to {_about(late - now_s)} ({_clock(early, now_s)} to {_clock(late, now_s)})"
 
 
-def in_the_way(blockers: Sequence[BlockerView], more: int, now_s: float, screen: Terminal) -> list[str]:
+def blocker_lines(blockers: Sequence[BlockerView], more: int, now_s: float, screen: Terminal) -> list[str]:
     """Return the table of blocking jobs."""
     if not blockers:
         return []
     columns = (
         Column(title="JOB"),
         Column(title="USER"),
-        Column(title="NAME", least=8),
+        Column(title="NAME", min_width=8),
         Column(title="STATE"),
         Column(title="GPUS", right=True),
         Column(title="SINCE", right=True),
-        Column(title="EXPECTED TO END", least=12, hide_empty=True),
+        Column(title="EXPECTED TO END", min_width=12, hide_empty=True),
     )
     rows: list[list[Cell | str]] = [
         [
             one.id,
             one.user,
-            clean(one.name),
-            cells.state(one.state.value),
+            strip_control(one.name),
+            cells.state_cell(one.state.value),
             str(one.gpus),
-            cells.ago(one.since_s, now_s),
+            cells.age(one.since_s, now_s),
             ""
             if one.end is None
             else "unknown"
             if one.end.latest_s is None
-            else span(one.end, now_s).partition(" (")[0],
+            else format_time_range(one.end, now_s).partition(" (")[0],
         ]
         for one in blockers
     ]
@@ -119,16 +124,16 @@ def in_the_way(blockers: Sequence[BlockerView], more: int, now_s: float, screen:
     ]
 
 
-def what_helps(changes: Sequence[ChangeView], screen: Terminal) -> list[str]:
+def suggestion_lines(changes: Sequence[SuggestedChangeView], screen: Terminal) -> list[str]:
     """Return the changes that would start the job now, with their commands."""
     if not changes:
         return []
     lines = ["", screen.paint("to start sooner", "bold")]
     for one in changes:
         who = " (needs an operator)" if one.operator else ""
-        lines.append(clean(f"  {one.text}{who}"))
+        lines.append(strip_control(f"  {one.text}{who}"))
         if one.command:
-            lines.append(f"      {clean(one.command)}")
+            lines.append(f"      {strip_control(one.command)}")
     return lines
 
 

@@ -6,14 +6,14 @@ import math
 import re
 from typing import Final
 
-from phalanx.cli.words import Checked
+from phalanx.cli.option_types import GrammarType
 from phalanx.core.errors import BadRequest
 
 _TOKENS: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmbt])?", re.IGNORECASE)
 _TIMES: Final = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _USD: Final = re.compile(r"\$?\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)")
 TOKENS_MAX: Final = 1e16  # 1,000 times the largest training run; bounds a typo
-COUNT_MAX: Final = 1 << 30  # positions or sequences; bounds a typo
+SEQUENCES_MAX: Final = 1 << 30  # positions or sequences; bounds a typo
 _DAY_S: Final = 86_400.0
 
 
@@ -37,7 +37,7 @@ def parse_count(text: object, *, what: str) -> int:
         BadRequest: not a positive integer.
     """
     words = str(text).strip()
-    if not re.fullmatch(r"[0-9]{1,10}", words) or not 1 <= int(words) <= COUNT_MAX:
+    if not re.fullmatch(r"[0-9]{1,10}", words) or not 1 <= int(words) <= SEQUENCES_MAX:
         raise BadRequest(f"{what}: {words[:40]!r} is not a positive integer")
     return int(words)
 
@@ -54,16 +54,16 @@ def parse_usd(text: object) -> float:
     return float(match[1])
 
 
-TOKENS: Final = Checked("TOKENS", parse_tokens)
-SEQ: Final = Checked("N", lambda text: parse_count(text, what="seq"))
-BATCH: Final = Checked("N", lambda text: parse_count(text, what="global-batch"))
-USD: Final = Checked("USD", parse_usd)
+TOKENS: Final = GrammarType("TOKENS", parse_tokens)
+SEQ: Final = GrammarType("N", lambda text: parse_count(text, what="seq"))
+BATCH: Final = GrammarType("N", lambda text: parse_count(text, what="global-batch"))
+USD: Final = GrammarType("USD", parse_usd)
 
 
 # ---- format ---------------------------------------------------------------------------------------------------------
 
 
-def tokens_shown(count: float) -> str:
+def format_tokens(count: float) -> str:
     """Format tokens: `300B`, `1.5T`."""
     for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
@@ -71,7 +71,7 @@ def tokens_shown(count: float) -> str:
     return f"{count:.3g}"
 
 
-def seconds_shown(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format a step time: `1.92 s`, `34.1 ms`, `90 µs`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
@@ -79,7 +79,7 @@ def seconds_shown(seconds: float) -> str:
     return f"{_three_digits(seconds * 1e6)} µs"
 
 
-def gb_shown(count: float) -> str:
+def format_decimal_bytes(count: float) -> str:
     """Format bytes in decimal units, as the planner's sources do: `1.12 TB`, `74.3 GB`."""
     for unit, size in (("TB", 1e12), ("GB", 1e9)):
         if abs(count) >= size:
@@ -87,20 +87,20 @@ def gb_shown(count: float) -> str:
     return f"{_three_digits(count / 1e6)} MB"
 
 
-def span_shown(seconds: float, like_s: float | None = None) -> str:
+def format_span(seconds: float, like_s: float | None = None) -> str:
     """Format a training time: `23 days`, `5.2 days`, `3.1 hours`, `12 minutes`; in the unit that `like_s` would have."""
     for unit, size in (("days", _DAY_S), ("hours", 3600.0), ("minutes", 60.0)):
         if (seconds if like_s is None else like_s) >= 2 * size:
-            return f"{round_shown(seconds / size)} {unit}"
+            return f"{format_rounded(seconds / size)} {unit}"
     return f"{seconds:.3g} seconds"
 
 
-def usd_shown(usd: float) -> str:
+def format_usd(usd: float) -> str:
     """Format dollars with two significant digits: `$49,000`, `$3.20`."""
-    return f"${usd:.2f}" if usd < 10 else f"${round_shown(usd)}"
+    return f"${usd:.2f}" if usd < 10 else f"${format_rounded(usd)}"
 
 
-def round_shown(value: float) -> str:
+def format_rounded(value: float) -> str:
     """Round to two or three significant digits: `540`, `12,300`, `3.4M`."""
     if value <= 0 or not math.isfinite(value):
         return f"{value:g}"
@@ -110,9 +110,9 @@ def round_shown(value: float) -> str:
     return _rounded(value)
 
 
-def parameters_shown(count: float) -> str:
+def format_parameters(count: float) -> str:
     """Format a number of parameters: `124M`, `70.6B`, `1.01T`."""
-    return tokens_shown(count)
+    return format_tokens(count)
 
 
 def _rounded(value: float) -> str:

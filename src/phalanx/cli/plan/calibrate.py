@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from phalanx.cli.cells import count
-from phalanx.cli.connect import FOLLOW_PATIENCE_S, connect
-from phalanx.cli.faults import told, warn
-from phalanx.cli.terminal import clean, terminal
-from phalanx.cli.words import HOSTS
+from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
+from phalanx.cli.errors import print_error, warn
+from phalanx.cli.option_types import HOSTS
+from phalanx.cli.terminal import strip_control, terminal
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted
-from phalanx.core.fleet.hostlist import expand, fold
-from phalanx.core.work.people import Action
+from phalanx.core.fleet.hostlist import expand_hostlist, fold_hostlist
+from phalanx.core.work.users import Action
 
 if TYPE_CHECKING:
-    from phalanx.cli.plan.calibration_nodes import Chosen
+    from phalanx.cli.plan.calibration_nodes import CalibrationNodes
     from phalanx.client import Client
-    from phalanx.core.performance.profile import Profile
+    from phalanx.planner.calibration.profile import Profile
     from phalanx.wire.api.nodes import ProfileReply
 
 _INTERRUPTED: Final = 130  # 128 + SIGINT
@@ -58,7 +58,7 @@ def calibrate(
     phalanx calibrate --show
     """  # noqa: D301 - click reads the backspace character itself
     from phalanx.cli.plan.calibration_job import CalibrationFailed
-    from phalanx.cli.plan.calibration_nodes import check_idle, chosen_nodes
+    from phalanx.cli.plan.calibration_nodes import check_idle, select_nodes
 
     if wait and listed is not None:
         raise BadRequest(
@@ -68,7 +68,7 @@ def calibrate(
     head = connect()
     if show_kept:
         return _show_stored(head, as_json=as_json)
-    chosen = chosen_nodes(head.nodes(), None if listed is None else expand(listed), time.time())
+    chosen = select_nodes(head.nodes(), None if listed is None else expand_hostlist(listed), time.time())
     if dry_run:
         return _show_plan(chosen, quick=quick, as_json=as_json)
     me = head.me()
@@ -77,48 +77,56 @@ def calibrate(
             f"{me.user} may not store the fleet's profile", hint="ask an operator; --show prints the stored profile"
         )
     check_idle(chosen, wait=wait)
-    for line in chosen.left_out:
+    for line in chosen.excluded:
         warn(line)
     try:
         profile, reply = _measure(head, chosen, only=listed is not None, quick=quick, python=python)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except CalibrationFailed as failed:  # as `run` does: exit with the job's code
-        return told(failed.message, failed.hint, failed.job_code)
+        return print_error(failed.message, failed.hint, failed.job_code)
     _print(profile, reply, as_json=as_json)
     return 0
 
 
-def _measure(head: Client, chosen: Chosen, *, only: bool, quick: bool, python: str) -> tuple[Profile, ProfileReply]:
+def _measure(
+    head: Client, chosen: CalibrationNodes, *, only: bool, quick: bool, python: str
+) -> tuple[Profile, ProfileReply]:
     """Run the job and merge its profile into the stored one; return the new profile and the stored one.
 
     On every error the job is cancelled and its nodes are released.
     """
-    from phalanx.cli.plan.calibration_job import run_calibration, set_aside
-    from phalanx.core.performance.plain import to_plain
-    from phalanx.core.performance.profile import merged, profile_from
+    from phalanx.cli.plan.calibration_job import reserve_nodes, run_calibration
+    from phalanx.planner.calibration.profile import merge_profiles, parse_profile
+    from phalanx.planner.calibration.record_codec import encode_record
 
-    with set_aside(head, chosen, only=only, name="calibrate", why="phalanx calibrate") as reservation:
+    with reserve_nodes(head, chosen, only=only, name="calibrate", why="phalanx calibrate") as reservation:
         profile = run_calibration(
             connect(FOLLOW_PATIENCE_S), chosen, reservation=reservation, quick=quick, python=python
         )
     kept = head.profile().profile
-    whole = merged(None if kept is None else profile_from(kept), profile, {str(node.id) for node in head.nodes()})
-    return profile, head.put_profile(to_plain(whole))
+    whole = merge_profiles(
+        None if kept is None else parse_profile(kept), profile, {str(node.id) for node in head.nodes()}
+    )
+    return profile, head.put_profile(encode_record(whole))
 
 
-def _show_plan(chosen: Chosen, *, quick: bool, as_json: bool) -> int:
-    from phalanx.cli.plan.calibration_job import job_of
+def _show_plan(chosen: CalibrationNodes, *, quick: bool, as_json: bool) -> int:
+    from phalanx.cli.plan.calibration_job import build_calibration_job
 
-    job = job_of(chosen, reservation="", quick=quick, python="", here=True)
+    job = build_calibration_job(chosen, reservation="", quick=quick, python="", here=True)
     if as_json:
-        from phalanx.cli.lists import encoded
+        from phalanx.cli.list_output import to_json
 
-        print(encoded({"nodes": chosen.names, "left_out": chosen.left_out, "job": job}, indent=2))
+        print(to_json({"nodes": chosen.names, "left_out": chosen.excluded, "job": job}, indent=2))
         return 0
-    print(clean(f"{count(len(chosen.nodes), 'node')} x {chosen.devices} {chosen.gpu}: {fold(chosen.names)}"))
-    for line in chosen.left_out:
-        print(f"  {clean(line)}")
+    print(
+        strip_control(
+            f"{count(len(chosen.nodes), 'node')} x {chosen.devices} {chosen.gpu}: {fold_hostlist(chosen.names)}"
+        )
+    )
+    for line in chosen.excluded:
+        print(f"  {strip_control(line)}")
     several, many = chosen.devices > 1, len(chosen.nodes) > 1
     parts = ["matrix multiplications", "memory"]
     parts += ["all-reduce and all-to-all within nodes"] * several
@@ -130,27 +138,27 @@ def _show_plan(chosen: Chosen, *, quick: bool, as_json: bool) -> int:
 
 
 def _show_stored(head: Client, *, as_json: bool) -> int:
-    from phalanx.core.performance.profile import profile_from
+    from phalanx.planner.calibration.profile import parse_profile
 
     reply = head.profile()
     if reply.profile is None:
         raise NotFound("this fleet has no calibration", hint="run phalanx calibrate to measure it")
-    _print(profile_from(reply.profile), reply, as_json=as_json)
+    _print(parse_profile(reply.profile), reply, as_json=as_json)
     return 0
 
 
 def _print(profile: Profile, reply: ProfileReply, *, as_json: bool) -> None:
-    from phalanx.cli.plan.calibration_table import compared, profile_lines
-    from phalanx.core.performance.plain import to_plain
-    from phalanx.core.performance.profile import slow_parts
+    from phalanx.cli.plan.calibration_table import calibration_rows, profile_lines
+    from phalanx.planner.calibration.profile import slow_parts
+    from phalanx.planner.calibration.record_codec import encode_record
 
     if as_json:
-        from phalanx.cli.lists import encoded
+        from phalanx.cli.list_output import to_json
 
-        slow: list[Any] = [to_plain(part) for part in slow_parts(profile)]
-        table = [to_plain(row) for row in compared(profile)]
-        value = {"profile": to_plain(profile), "table": table, "slow": slow, "stale": reply.stale}
-        print(encoded(value, indent=2))
+        slow: list[Any] = [encode_record(part) for part in slow_parts(profile)]
+        table = [encode_record(row) for row in calibration_rows(profile)]
+        value = {"profile": encode_record(profile), "table": table, "slow": slow, "stale": reply.stale}
+        print(to_json(value, indent=2))
         return
     screen = terminal(sys.stdout)
     print("\n".join(profile_lines(profile, reply.stale, screen)))

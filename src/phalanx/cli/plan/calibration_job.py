@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from phalanx.cli.cells import bar, count
-from phalanx.cli.connect import sees_our_files
-from phalanx.cli.jobs.follow import StatusLine
-from phalanx.cli.jobs.waiting import ended, exit_code
-from phalanx.cli.plan.calibration_nodes import Chosen, gpu_of
-from phalanx.cli.terminal import clean, terminal
+from phalanx.cli.connection import shares_file_system
+from phalanx.cli.jobs.job_end import end_summary, exit_code
+from phalanx.cli.jobs.job_follower import StatusLine
+from phalanx.cli.plan.calibration_nodes import CalibrationNodes, gpu_of
+from phalanx.cli.terminal import strip_control, terminal
 from phalanx.core.errors import PhalanxError, TooLarge
-from phalanx.core.performance.plain import from_plain
-from phalanx.core.performance.profile import Profile
-from phalanx.core.performance.samples import Member, Samples, profile_of
 from phalanx.core.work.job import JobState
+from phalanx.planner.calibration.profile import Profile
+from phalanx.planner.calibration.record_codec import decode_record
+from phalanx.planner.calibration.samples import CalibratedNode, Samples, build_profile
 from phalanx.wire.api.output import StateEvent
 
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-SAMPLES_FILE: Final = "calibration.json"  # written by phalanx.torch.calibrate.program
-STAGE: Final = re.compile(r"calibrate: (\d+)/(\d+) (.+)")  # its progress line before each measurement
+SAMPLES_FILE: Final = "calibration.json"  # written by phalanx.torch.calibrate.main_program
+PROGRESS_LINE: Final = re.compile(r"calibrate: (\d+)/(\d+) (.+)")  # its progress line before each measurement
 _SAMPLES_BYTES_MAX: Final = 64 << 20  # 8,192 ranks write about 10 MB
 _BAR: Final = 20
 _RESERVATION_TIME: Final = "40m"  # maximum length of the reservation: the job's time limit plus margin
@@ -49,8 +49,8 @@ class CalibrationFailed(PhalanxError):
         self.job_code = job_code
 
 
-def job_of(
-    chosen: Chosen, *, reservation: str, quick: bool, python: str, here: bool, links: bool = False
+def build_calibration_job(
+    chosen: CalibrationNodes, *, reservation: str, quick: bool, python: str, here: bool, links: bool = False
 ) -> dict[str, Any]:
     """Build the job. `here`: nodes share this machine's files, so use this Python; `links`: measure only pairs of nodes."""
     interpreter = python or (sys.executable if here else "python")
@@ -66,7 +66,7 @@ def job_of(
 
 
 @contextlib.contextmanager
-def set_aside(head: Client, chosen: Chosen, *, only: bool, name: str, why: str) -> Iterator[str]:
+def reserve_nodes(head: Client, chosen: CalibrationNodes, *, only: bool, name: str, why: str) -> Iterator[str]:
     """Reserve the nodes, since a job cannot name its nodes; release them at the end. Yields "" unless `only` these are wanted."""
     if not only:
         yield ""
@@ -80,7 +80,7 @@ def set_aside(head: Client, chosen: Chosen, *, only: bool, name: str, why: str) 
 
 
 def run_calibration(
-    head: Client, chosen: Chosen, *, reservation: str, quick: bool, python: str, links: bool = False
+    head: Client, chosen: CalibrationNodes, *, reservation: str, quick: bool, python: str, links: bool = False
 ) -> Profile:
     """Run the job to its end and return its profile.
 
@@ -88,7 +88,9 @@ def run_calibration(
         CalibrationFailed: the job failed.
         KeyboardInterrupt: on Ctrl-C, after cancelling the job.
     """
-    job = job_of(chosen, reservation=reservation, quick=quick, python=python, here=sees_our_files(head), links=links)
+    job = build_calibration_job(
+        chosen, reservation=reservation, quick=quick, python=python, here=shares_file_system(head), links=links
+    )
     job_id = head.submit(job).id
     each = "" if links else f" x {chosen.devices}"
     print(f"job {job_id}: {count(len(chosen.nodes), 'node')}{each}", file=sys.stderr, flush=True)
@@ -100,7 +102,7 @@ def run_calibration(
         head.cancel(job_id, "the calibration command was interrupted")
         print(f"\ncancelled job {job_id}", file=sys.stderr, flush=True)
         raise
-    return profile_of(_fetch(head, job_id), _members(head, job_id, chosen), job=job_id)
+    return build_profile(_fetch(head, job_id), _members(head, job_id, chosen), job=job_id)
 
 
 def _follow(head: Client, job_id: str) -> None:
@@ -127,12 +129,14 @@ def _follow(head: Client, job_id: str) -> None:
     job = head.job(job_id).job
     if job.state is not JobState.SUCCEEDED:
         for line in last_lines:
-            print(clean(line), file=sys.stderr)
-        raise CalibrationFailed(ended(job), hint=f"phalanx logs {job_id}", job_code=exit_code(job.state, job.exit_code))
+            print(strip_control(line), file=sys.stderr)
+        raise CalibrationFailed(
+            end_summary(job), hint=f"phalanx logs {job_id}", job_code=exit_code(job.state, job.exit_code)
+        )
 
 
 def _draw(line: str, status: StatusLine, last_lines: deque[str]) -> None:
-    found = STAGE.fullmatch(line.strip())
+    found = PROGRESS_LINE.fullmatch(line.strip())
     if found is None:
         if line.strip():
             last_lines.append(line)
@@ -150,13 +154,13 @@ def _fetch(head: Client, job_id: str) -> Samples:
         CalibrationFailed: the samples are missing or invalid.
     """
     archive = _BoundedFile()
-    head.fetch_archive(job_id, archive, SAMPLES_FILE)
+    head.download_archive(job_id, archive, SAMPLES_FILE)
     archive.seek(0)
     try:
         with tarfile.open(fileobj=archive) as tar:
             files = [tar.extractfile(member) for member in tar.getmembers() if member.isreg()]
             raw = files[0].read() if files and files[0] is not None else b""
-        return from_plain(Samples, json.loads(raw))
+        return decode_record(Samples, json.loads(raw))
     except (tarfile.TarError, ValueError, RecursionError) as error:
         raise CalibrationFailed(f"job {job_id} left no samples: {error}", hint=f"phalanx logs {job_id}") from None
 
@@ -177,7 +181,7 @@ class _BoundedFile(io.BytesIO):
         return super().write(data)
 
 
-def _members(head: Client, job_id: str, chosen: Chosen) -> list[Member]:
+def _members(head: Client, job_id: str, chosen: CalibrationNodes) -> list[CalibratedNode]:
     """Return the job's nodes by node rank."""
     known = {node.id: node for node in chosen.nodes}
     grants = sorted(head.job(job_id).attempts[-1].grants, key=lambda grant: grant.node_rank)
@@ -188,6 +192,6 @@ def _members(head: Client, job_id: str, chosen: Chosen) -> list[Member]:
             hint="the nodes have changed; calibrate again",
         )
     return [
-        Member(node=grant.node_id, gpu=gpu_of(known[grant.node_id]), virtual=known[grant.node_id].virtual)
+        CalibratedNode(node=grant.node_id, gpu=gpu_of(known[grant.node_id]), virtual=known[grant.node_id].virtual)
         for grant in grants
     ]

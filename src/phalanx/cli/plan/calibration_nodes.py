@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from phalanx.cli.cells import count
 from phalanx.core.errors import BadRequest, NotFound, TryLater
-from phalanx.core.fleet.hostlist import fold
+from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import NodeState
 from phalanx.wire.api.nodes import NodeView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class CalibrationNodes:
     """Equal nodes to measure, and why others are excluded."""
 
     nodes: tuple[NodeView, ...]
-    left_out: tuple[str, ...]
+    excluded: tuple[str, ...]
 
     @property
     def names(self) -> list[str]:
@@ -35,9 +35,9 @@ class Chosen:
         return gpu_of(self.nodes[0])
 
 
-def chosen_nodes(
+def select_nodes(
     nodes: Sequence[NodeView], wanted: Sequence[str] | None, now_s: float, *, links: bool = False
-) -> Chosen:
+) -> CalibrationNodes:
     """Select schedulable nodes among `wanted`. With `links`, nodes may differ in their number of devices.
 
     Raises:
@@ -64,17 +64,19 @@ def chosen_nodes(
     for node in taken:
         kinds.setdefault((gpu_of(node), 1 if links else len(node.devices)), []).append(node.id)
     if len(kinds) > 1:
-        groups = "; ".join(f"{fold(sorted(names))}: {gpus} x {gpu}" for (gpu, gpus), names in sorted(kinds.items()))
-        first = fold(sorted(min(kinds.items())[1]))
+        groups = "; ".join(
+            f"{fold_hostlist(sorted(names))}: {gpus} x {gpu}" for (gpu, gpus), names in sorted(kinds.items())
+        )
+        first = fold_hostlist(sorted(min(kinds.items())[1]))
         command = "phalanx topology --measure" if links else "phalanx calibrate"
         raise BadRequest(
             f"the nodes are of {len(kinds)} kinds: {groups}",
             hint=f"measure one kind at a time: {command} --nodes {first}",
         )
-    return Chosen(nodes=tuple(taken), left_out=tuple(left_out))
+    return CalibrationNodes(nodes=tuple(taken), excluded=tuple(left_out))
 
 
-def check_idle(chosen: Chosen, *, wait: bool, links: bool = False) -> None:
+def check_idle(chosen: CalibrationNodes, *, wait: bool, links: bool = False) -> None:
     """Refuse busy nodes unless `wait` is set; the command for `links` alone has no `--wait`.
 
     Raises:

@@ -11,25 +11,32 @@ from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.cells import count
 from phalanx.cli.tables import Column, table
-from phalanx.cli.terminal import Terminal, clean
+from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.errors import BadRequest
-from phalanx.core.performance.profile import SLOW_SHARE, Profile, RunFound, Slow, measured_of, slow_parts
+from phalanx.planner.calibration.profile import (
+    SLOW_SHARE,
+    Profile,
+    RunMeasurement,
+    SlowPart,
+    measured_rates,
+    slow_parts,
+)
 
 if TYPE_CHECKING:
-    from phalanx.facts.gpus import GpuEntry
+    from phalanx.planner.facts.gpus import GpuEntry
 
 _SLOW_SHOWN: Final = 10
 _FLOPS, _BYTES = "FLOP/s", "B/s"
 _COLUMNS: Final = (
-    Column(title="what", least=20),
+    Column(title="what", min_width=20),
     Column(title="measured", right=True),
-    Column(title="expected", right=True, drop=1),
-    Column(title="ratio", right=True, drop=1),
+    Column(title="expected", right=True, drop_order=1),
+    Column(title="ratio", right=True, drop_order=1),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CalibrationRow:
     """One measurement. `unit` is FLOP/s, B/s or s; `expected` is None if unknown."""
 
     what: str
@@ -43,7 +50,7 @@ class Row:
         return self.measured / self.expected if self.expected else None
 
 
-def compared(profile: Profile) -> list[Row]:
+def calibration_rows(profile: Profile) -> list[CalibrationRow]:
     """Return all measurements of the profile, by accelerator."""
     gpus = sorted({node.gpu for node in profile.nodes})
     return [row for gpu in gpus for row in _of_gpu(profile, gpu, f"{gpu}: " if len(gpus) > 1 else "")]
@@ -54,16 +61,16 @@ def profile_lines(profile: Profile, stale: Sequence[str], screen: Terminal) -> l
     rows = [
         (
             row.what,
-            amount(row.measured, row.unit),
-            "" if row.expected is None else amount(row.expected, row.unit),
+            format_amount(row.measured, row.unit),
+            "" if row.expected is None else format_amount(row.expected, row.unit),
             "" if row.ratio is None else f"{100 * row.ratio:.0f}%",
         )
-        for row in compared(profile)
+        for row in calibration_rows(profile)
     ]
     quick = ", quick" if profile.quick else ""
     lines = [f"{count(len(profile.nodes), 'node')} measured at {profile.at}{quick}", *table(_COLUMNS, rows, screen)]
     slow = slow_parts(profile)
-    lines += [screen.paint(clean(slow_line(part)), "yellow") for part in slow[:_SLOW_SHOWN]]
+    lines += [screen.paint(strip_control(format_slow_part(part)), "yellow") for part in slow[:_SLOW_SHOWN]]
     if len(slow) > _SLOW_SHOWN:
         lines.append(f"and {len(slow) - _SLOW_SHOWN} more slow parts; see --json")
     if not slow and len(profile.nodes) > 1:
@@ -72,17 +79,19 @@ def profile_lines(profile: Profile, stale: Sequence[str], screen: Terminal) -> l
         lines.append("a quick measurement can be disturbed by other work; calibrate without --quick to confirm")
     if any(node.virtual for node in profile.nodes):
         lines.append("virtual nodes share this machine's cores; the values are valid only while it is otherwise idle")
-    lines += [clean(f"calibrate again: {reason}") for reason in stale]
+    lines += [strip_control(f"calibrate again: {reason}") for reason in stale]
     return lines
 
 
-def slow_line(slow: Slow) -> str:
+def format_slow_part(slow: SlowPart) -> str:
     """Format a slow part: `slow: n3, matmul bf16: 312 TFLOP/s, 21 % below the median`."""
     unit = _FLOPS if slow.what.startswith("matmul") else _BYTES
-    return f"slow: {slow.part}, {slow.what}: {amount(slow.value, unit)}, {100 * slow.share:.0f} % below the median"
+    return (
+        f"slow: {slow.part}, {slow.what}: {format_amount(slow.value, unit)}, {100 * slow.share:.0f} % below the median"
+    )
 
 
-def amount(value: float, unit: str) -> str:
+def format_amount(value: float, unit: str) -> str:
     """Format three digits and a decimal prefix: `312 TFLOP/s`, `1.25 GB/s`, `24.1 us`."""
     if value == 0.0:
         return f"0 {unit}"
@@ -103,10 +112,10 @@ def amount(value: float, unit: str) -> str:
     return f"{value:.1e} {unit}"
 
 
-def _of_gpu(profile: Profile, gpu: str, mark: str) -> list[Row]:
+def _of_gpu(profile: Profile, gpu: str, mark: str) -> list[CalibrationRow]:
     """Return the rows of one accelerator: devices, links within and between nodes, and steps."""
     entry = _table_entry(gpu)
-    found = measured_of(profile, gpu=gpu)
+    found = measured_rates(profile, gpu=gpu)
     peak = {} if entry is None else entry.gpu.flops
     figures = [(f"matmul {precision}", flops, _FLOPS, peak.get(precision)) for precision, flops in found.flops.items()]
     link = network = memory = None
@@ -130,45 +139,45 @@ def _of_gpu(profile: Profile, gpu: str, mark: str) -> list[Row]:
         ),
     ]
     return [
-        Row(what=f"{mark}{what}", measured=value, unit=unit, expected=expected)
+        CalibrationRow(what=f"{mark}{what}", measured=value, unit=unit, expected=expected)
         for what, value, unit, expected in rows
         if value is not None
     ]
 
 
-def _predicted_s(run: RunFound, profile: Profile, entry: GpuEntry | None) -> float | None:
+def _predicted_s(run: RunMeasurement, profile: Profile, entry: GpuEntry | None) -> float | None:
     """Return the step time predicted from the measured parts; None for an accelerator without table entry."""
-    from phalanx.core.performance.machine import Machine
-    from phalanx.core.performance.slowdown import CALIBRATION_STACK, predicted_s
-    from phalanx.facts.coefficients import physics, stack_named
+    from phalanx.planner.calibration.slowdown import CALIBRATION_STACK, predict_step_s
+    from phalanx.planner.cost.machine import Machine
+    from phalanx.planner.facts.coefficient_table import find_stack, physics
 
     if entry is None:
         return None
     machine = Machine(
         gpu=entry.gpu, nodes=run.nodes, gpus_per_node=run.gpus_per_node, network_bytes_per_s=entry.network_bytes_per_s
     )
-    return predicted_s(run, profile, machine, physics(), stack_named(CALIBRATION_STACK))
+    return predict_step_s(run, profile, machine, physics(), find_stack(CALIBRATION_STACK))
 
 
 def _assumed_storage() -> float:
     """Return the storage rate that plans assume without measurement."""
-    from phalanx.facts.machines import assumed
+    from phalanx.planner.facts.machines import default_figure
 
-    gb_per_s, _ = assumed("storage_gb_per_s")
+    gb_per_s, _ = default_figure("storage_gb_per_s")
     return gb_per_s * 1e9
 
 
 def _table_entry(gpu: str) -> GpuEntry | None:
     """Return the accelerator's table entry; None if there is none."""
-    from phalanx.facts.gpus import gpu_named
+    from phalanx.planner.facts.gpus import find_gpu
 
     try:
-        return gpu_named(gpu)
+        return find_gpu(gpu)
     except BadRequest:
         return None
 
 
-def _layout_text(run: RunFound) -> str:
+def _layout_text(run: RunMeasurement) -> str:
     """Describe a layout: `2 tensor x 2 data parallel`."""
     degrees = {"tensor": run.layout.tensor, "pipeline": run.layout.pipeline, "data": run.layout.data}
     text = " x ".join(f"{degree} {kind}" for kind, degree in degrees.items() if degree > 1)

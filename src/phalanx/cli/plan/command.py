@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import click
 
+from phalanx.cli.option_types import GPUS
 from phalanx.cli.plan.amounts import BATCH, SEQ, TOKENS, USD
 from phalanx.cli.terminal import terminal
-from phalanx.cli.words import GPUS
 from phalanx.core.errors import BadRequest
 
 METHODS: Final = ("full", "lora", "qlora")
@@ -103,19 +103,19 @@ def plan(**options: Any) -> int:
     phalanx plan llama-3-70b --gpus a100-80gb:8 --method lora --explain
     phalanx plan config.json --fleet here --save best.json
     """  # noqa: D301  # \b is a click marker
-    from phalanx.cli.lists import encoded
-    from phalanx.cli.plan.figures import as_json
-    from phalanx.cli.plan.told import told_of
+    from phalanx.cli.list_output import to_json
+    from phalanx.cli.plan.answer import plan_answer
+    from phalanx.cli.plan.records import as_json
 
     _check_outputs(options)
-    answer = told_of(options)
-    text = encoded(as_json(answer), indent=2) if options["as_json"] or options["save_path"] else ""
+    answer = plan_answer(options)
+    text = to_json(as_json(answer), indent=2) if options["as_json"] or options["save_path"] else ""
     if options["save_path"]:
         Path(options["save_path"]).write_text(text + "\n", encoding="utf-8")
     if options["plot_path"]:
-        from phalanx.cli.plan.picture import draw
+        from phalanx.cli.plan.picture import write_plan_picture
 
-        draw(options["plot_path"], answer, command=shlex.join(["phalanx", *sys.argv[1:]]))
+        write_plan_picture(options["plot_path"], answer, command=shlex.join(["phalanx", *sys.argv[1:]]))
     if options["as_json"]:
         print(text)
     else:
@@ -128,9 +128,9 @@ def plan(**options: Any) -> int:
 def _check_outputs(options: dict[str, Any]) -> None:
     """Check the output paths before the search."""
     if options["plot_path"]:
-        from phalanx.cli.plan.picture import check_picture
+        from phalanx.cli.plan.picture import picture_format
 
-        check_picture(options["plot_path"])
+        picture_format(options["plot_path"])
     path = options["save_path"]
     if path and not path.lower().endswith(".json"):
         raise BadRequest(f"--save {path}: the name must end in .json", hint=f"--save {path}.json")

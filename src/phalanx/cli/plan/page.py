@@ -8,11 +8,24 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.cli import cells
-from phalanx.cli.plan.amounts import gb_shown, round_shown, seconds_shown, span_shown, tokens_shown, usd_shown
-from phalanx.cli.plan.figures import Figures, Formula, Named, Range, Told
+from phalanx.cli.plan.amounts import (
+    format_decimal_bytes,
+    format_rounded,
+    format_seconds,
+    format_span,
+    format_tokens,
+    format_usd,
+)
+from phalanx.cli.plan.records import (
+    Estimate,
+    Formula,
+    LayoutFigures,
+    NamedAmounts,
+    PlanAnswer,
+)
 from phalanx.cli.tables import Cell, Column, table
-from phalanx.cli.terminal import Terminal, clean
-from phalanx.core.work.planned import layout_text
+from phalanx.cli.terminal import Terminal, strip_control
+from phalanx.core.work.plan_key import layout_text
 
 _WIDTH_MAX: Final = 120  # of sentences
 _BAR: Final = 24
@@ -20,14 +33,14 @@ Formatter = Callable[[float], str]
 _LOSERS_MAX: Final = 8  # listed individually; --json has all
 
 
-def plan_page(answer: Told, screen: Terminal, *, explain: bool = False) -> list[str]:
+def plan_page(answer: PlanAnswer, screen: Terminal, *, explain: bool = False) -> list[str]:
     """Return the output lines."""
-    lines = _wrapped(answer.asked, screen)
+    lines = _wrapped(answer.request, screen)
     lines += [_painted(line, answer, screen) for line in _wrapped(headline(answer), screen)]
-    if not answer.fits and answer.smallest:
-        lines += _titled("alternatives that fit", _listed(answer.smallest, screen), screen)
+    if not answer.fits and answer.alternatives:
+        lines += _titled("alternatives that fit", _listed(answer.alternatives, screen), screen)
     formatted = answer.layouts or answer.losers
-    if answer.layouts and not answer.judged_alone:
+    if answer.layouts and not answer.single_layout:
         lines += _titled("layouts", _layouts(answer, screen), screen)
     if formatted:
         lines += _parts(answer, formatted[0], screen)
@@ -37,86 +50,90 @@ def plan_page(answer: Told, screen: Terminal, *, explain: bool = False) -> list[
         lines += _titled("formulas", _formulas(answer.formulas, screen), screen)
     if answer.notes:
         lines += _titled("notes", _listed(answer.notes, screen), screen)
-    return [*lines, "", screen.paint(f"next: {answer.next}", "dim")]
+    return [*lines, "", screen.paint(f"next: {answer.next_command}", "dim")]
 
 
-def headline(answer: Told) -> str:
+def headline(answer: PlanAnswer) -> str:
     """Summarise the answer in one sentence."""
     if not answer.fits:
         return answer.reason if "not fit" in answer.reason else f"does not fit: {answer.reason}"
     best = answer.layouts[0]
     text = layout_text(best.layout)
     parts = [
-        f"{text} {'fits' if best.room_bytes >= 0 else 'may fit'}" if answer.judged_alone else f"fits; best is {text}",
-        f"{seconds_shown(best.step_s.mid)} per step ({_ends(best.step_s, seconds_shown)})",
+        f"{text} {'fits' if best.free_bytes >= 0 else 'may fit'}" if answer.single_layout else f"fits; best is {text}",
+        f"{format_seconds(best.step_s.mid)} per step ({_ends(best.step_s, format_seconds)})",
         f"{best.mfu:.0%} MFU",
-        f"{round_shown(best.tokens_per_s)} tokens/s",
+        f"{format_rounded(best.tokens_per_s)} tokens/s",
     ]
     if answer.tokens is not None and best.train_s is not None:
         mid_s = best.train_s.mid
-        ends = _ends(best.train_s, lambda seconds: span_shown(seconds, mid_s))
-        parts.append(f"{tokens_shown(answer.tokens)} tokens in {span_shown(mid_s)} ({ends})")
+        ends = _ends(best.train_s, lambda seconds: format_span(seconds, mid_s))
+        parts.append(f"{format_tokens(answer.tokens)} tokens in {format_span(mid_s)} ({ends})")
     if best.gpu_hours is not None:
-        parts.append(f"{round_shown(best.gpu_hours.mid)} GPU-hours ({_ends(best.gpu_hours, round_shown)})")
+        parts.append(f"{format_rounded(best.gpu_hours.mid)} GPU-hours ({_ends(best.gpu_hours, format_rounded)})")
     if best.usd is not None:
-        parts.append(f"{usd_shown(best.usd.mid)} ({_ends(best.usd, usd_shown)}) at {answer.price}")
+        parts.append(f"{format_usd(best.usd.mid)} ({_ends(best.usd, format_usd)}) at {answer.price}")
     return f"{parts[0]}: {', '.join(parts[1:])}"
 
 
-def _layouts(answer: Told, screen: Terminal) -> list[str]:
+def _layouts(answer: PlanAnswer, screen: Terminal) -> list[str]:
     columns = (
         Column(title="", right=True),
         Column(title="LAYOUT"),
         Column(title="STEP", right=True),
-        Column(title="80 %", right=True, drop=5),
-        Column(title="TOKENS/S", right=True, drop=6),
+        Column(title="80 %", right=True, drop_order=5),
+        Column(title="TOKENS/S", right=True, drop_order=6),
         Column(title="MFU", right=True),
-        Column(title="MEMORY", right=True, drop=2),
-        Column(title="ROOM", right=True, drop=7),
-        Column(title="TRAINS", right=True, drop=1, hide_empty=True),
-        Column(title="COST", right=True, drop=3, hide_empty=True),
+        Column(title="MEMORY", right=True, drop_order=2),
+        Column(title="ROOM", right=True, drop_order=7),
+        Column(title="TRAINS", right=True, drop_order=1, hide_empty=True),
+        Column(title="COST", right=True, drop_order=3, hide_empty=True),
     )
     rows: list[list[Cell | str]] = [
         [
             f"{number}",
             Cell(layout_text(one.layout), "bold" if number == 1 else ""),
-            seconds_shown(one.step_s.mid),
-            _ends(one.step_s, seconds_shown),
-            round_shown(one.tokens_per_s),
+            format_seconds(one.step_s.mid),
+            _ends(one.step_s, format_seconds),
+            format_rounded(one.tokens_per_s),
             f"{one.mfu:.0%}",
-            gb_shown(one.used_bytes),
-            gb_shown(one.room_bytes),
-            "" if one.train_s is None else span_shown(one.train_s.mid),
-            "" if one.usd is None else usd_shown(one.usd.mid),
+            format_decimal_bytes(one.used_bytes),
+            format_decimal_bytes(one.free_bytes),
+            "" if one.train_s is None else format_span(one.train_s.mid),
+            "" if one.usd is None else format_usd(one.usd.mid),
         ]
         for number, one in enumerate(answer.layouts, 1)
     ]
     return table(columns, rows, _narrower(screen))
 
 
-def _parts(answer: Told, one: Figures, screen: Terminal) -> list[str]:
+def _parts(answer: PlanAnswer, one: LayoutFigures, screen: Terminal) -> list[str]:
     """Show the parts of memory and step of one layout, and its checkpoints."""
-    room = f"{gb_shown(one.room_bytes)} left" if one.room_bytes >= 0 else f"{gb_shown(-one.room_bytes)} too much"
-    style = "bold" if one.room_bytes >= 0 else "red"
+    room = (
+        f"{format_decimal_bytes(one.free_bytes)} left"
+        if one.free_bytes >= 0
+        else f"{format_decimal_bytes(-one.free_bytes)} too much"
+    )
+    style = "bold" if one.free_bytes >= 0 else "red"
     under = "" if answer.fits else f" under {layout_text(one.layout)}"
-    title = f"memory of the fullest GPU{under}: {gb_shown(one.used_bytes)} of {gb_shown(one.usable_bytes)}, {room}"
+    title = f"memory of the fullest GPU{under}: {format_decimal_bytes(one.used_bytes)} of {format_decimal_bytes(one.usable_bytes)}, {room}"
     lines = ["", *(screen.paint(line, style) for line in _wrapped(title, screen))]
-    lines += _bars(one.memory_bytes, max(one.usable_bytes, one.used_bytes), gb_shown, screen)
-    if answer.fits and one.room_bytes < 0:
+    lines += _bars(one.memory_bytes, max(one.usable_bytes, one.used_bytes), format_decimal_bytes, screen)
+    if answer.fits and one.free_bytes < 0:
         lines += _wrapped(one.why, screen)
     if answer.fits:
-        title = f"step: {seconds_shown(one.step_s.mid)} for {tokens_shown(answer.seq * answer.global_batch)} tokens"
+        title = f"step: {format_seconds(one.step_s.mid)} for {format_tokens(answer.seq * answer.global_batch)} tokens"
         lines += ["", screen.paint(title, "bold")]
-        lines += _bars(one.step_items_s, one.step_s.mid, seconds_shown, screen)
-    if one.saving is not None and answer.fits:
-        saving = one.saving
-        written = f"checkpoint: {gb_shown(saving.bytes)}, written in {seconds_shown(saving.write_s)}"
-        kept = f"optimal interval {span_shown(saving.interval_s)}, which keeps {saving.goodput:.2%} of the time"
+        lines += _bars(one.step_items_s, one.step_s.mid, format_seconds, screen)
+    if one.checkpoint_cost is not None and answer.fits:
+        saving = one.checkpoint_cost
+        written = f"checkpoint: {format_decimal_bytes(saving.bytes)}, written in {format_seconds(saving.write_s)}"
+        kept = f"optimal interval {format_span(saving.interval_s)}, which keeps {saving.goodput:.2%} of the time"
         lines += ["", *_wrapped(f"{written}; {kept}", screen)]
     return lines
 
 
-def _bars(items: Named, whole: float, formatted: Formatter, screen: Terminal) -> list[str]:
+def _bars(items: NamedAmounts, whole: float, formatted: Formatter, screen: Terminal) -> list[str]:
     counts = [(name, value) for name, value in items if value > 0.0005 * whole]
     wide = max((len(name) for name, _ in counts), default=0)
     return [
@@ -125,7 +142,7 @@ def _bars(items: Named, whole: float, formatted: Formatter, screen: Terminal) ->
     ]
 
 
-def _lost(answer: Told, screen: Terminal) -> list[str]:
+def _lost(answer: PlanAnswer, screen: Terminal) -> list[str]:
     others = [*answer.layouts[1:], *answer.losers]
     lines = _listed([f"{layout_text(one.layout)}: {one.why}" for one in others[:_LOSERS_MAX]], screen)
     more = len(others) - _LOSERS_MAX
@@ -141,7 +158,7 @@ def _formulas(formulas: Sequence[Formula], screen: Terminal) -> list[str]:
 
 
 def _listed(texts: Sequence[str], screen: Terminal) -> list[str]:
-    return [line for text in texts for line in _wrapped(clean(text), screen, 2)]
+    return [line for text in texts for line in _wrapped(strip_control(text), screen, 2)]
 
 
 def _wrapped(text: str, screen: Terminal, indent: int = 0) -> list[str]:
@@ -149,7 +166,7 @@ def _wrapped(text: str, screen: Terminal, indent: int = 0) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent="  " if indent else "", break_on_hyphens=False) or [""]
 
 
-def _painted(line: str, answer: Told, screen: Terminal) -> str:
+def _painted(line: str, answer: PlanAnswer, screen: Terminal) -> str:
     return screen.paint(line, "bold" if answer.fits else "red")
 
 
@@ -162,7 +179,7 @@ def _narrower(screen: Terminal) -> Terminal:
     return replace(screen, width=screen.width - 2)
 
 
-def _ends(one: Range, formatted: Formatter) -> str:
+def _ends(one: Estimate, formatted: Formatter) -> str:
     """Format an interval as `1.7 to 2.2 s`, with the unit once if both ends share it."""
     low, high = formatted(one.low), formatted(one.high)
     number, _, unit = low.rpartition(" ")

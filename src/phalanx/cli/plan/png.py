@@ -1,4 +1,4 @@
-"""Draw a sheet of shapes as PNG with matplotlib, an extra that only `--plot FILE.png` needs. No window, no global state."""
+"""Draw a sheet of shapes as PNG with matplotlib, an extra that only `--plot FILE.render_png` needs. No window, no global state."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import io
 from collections.abc import Mapping
 from typing import Final, assert_never
 
-from phalanx.cli.plan.fleetview import Sheet
-from phalanx.cli.simulate.charts import WIDTH, Area, Line, Words
+from phalanx.cli.plan.placement_chart import ChartSheet
+from phalanx.cli.simulate.charts import (
+    WIDTH,
+    ChartArea,
+    ChartLine,
+    TextLabel,
+)
 
 _MARGIN: Final = 20.0
 _UNITS_PER_INCH: Final = 96.0  # a unit is a CSS pixel
@@ -16,7 +21,7 @@ _POINTS: Final = 72.0 / _UNITS_PER_INCH  # one unit in points, the unit of fonts
 _ANCHORS: Final = {"start": "left", "middle": "center", "end": "right"}
 
 
-def png(sheet: Sheet, theme: Mapping[str, str]) -> bytes:
+def render_png(sheet: ChartSheet, theme: Mapping[str, str]) -> bytes:
     """Return the PNG. `theme` maps the colour names of the shapes to colours."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -34,12 +39,12 @@ def png(sheet: Sheet, theme: Mapping[str, str]) -> bytes:
         axes.set_axis_off()
         for shape in sheet.shapes:
             match shape:
-                case Line(points, colour, thick):
+                case ChartLine(points, colour, thick):
                     axes.plot(*zip(*points, strict=True), color=theme[colour], linewidth=thick * _POINTS)
-                case Area(points, base, colour, opacity):
+                case ChartArea(points, base, colour, opacity):
                     corners = (*points, (points[-1][0], base), (points[0][0], base))
                     axes.fill(*zip(*corners, strict=True), color=theme[colour], alpha=opacity, linewidth=0)
-                case Words(x, y, text, colour, anchor, strong):
+                case TextLabel(x, y, text, colour, anchor, strong):
                     axes.text(
                         x,
                         y,

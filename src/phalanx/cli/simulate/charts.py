@@ -1,4 +1,4 @@
-"""The charts of a replay as shapes, for `svg` and `png`. Pure; colours are names that a theme defines.
+"""The charts of a replay as shapes, for `render_svg` and `render_png`. Pure; colours are names that a theme defines.
 
 The sheet is 1000 units wide; y grows downwards.
 """
@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.cli.simulate.figures import Course, Run, course, lasts, ticks, waits_by_size
+from phalanx.cli.simulate.chart_data import (
+    FleetTimeSeries,
+    PolicyRun,
+    fleet_time_series,
+    log_ticks,
+    ticks,
+    waits_by_size,
+)
 
 WIDTH: Final = 1000.0
 HEIGHT: Final = 300.0
@@ -23,7 +30,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A polyline."""
 
     points: tuple[Point, ...]
@@ -32,7 +39,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Area:
+class ChartArea:
     """The area between a polyline, ascending in x, and the height `base`."""
 
     points: tuple[Point, ...]
@@ -42,7 +49,7 @@ class Area:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TextLabel:
     """Text on the baseline `y`. `anchor`: "start", "middle" or "end"."""
 
     x: float
@@ -53,15 +60,15 @@ class Words:
     strong: bool = False
 
 
-Shape = Line | Area | Words
+ChartShape = ChartLine | ChartArea | TextLabel
 
 
-def charts(runs: Sequence[Run]) -> list[list[Shape]]:
+def draw_charts(runs: Sequence[PolicyRun]) -> list[list[ChartShape]]:
     """Draw utilisation, queue depth, and waits by size."""
     start_s, end_s = min(run.start_s for run in runs), max(run.end_s for run in runs)
-    courses = [course(run, start_s=start_s, end_s=end_s, steps=_STEPS) for run in runs]
+    courses = [fleet_time_series(run, start_s=start_s, end_s=end_s, steps=_STEPS) for run in runs]
     return [
-        _over_time("GPUs held", runs, courses, [each.held for each in courses], top=1.0, percent=True),
+        _over_time("GPUs held", runs, courses, [each.gpu_share for each in courses], top=1.0, percent=True),
         _over_time(
             "Jobs waiting",
             runs,
@@ -76,13 +83,13 @@ def charts(runs: Sequence[Run]) -> list[list[Shape]]:
 
 def _over_time(
     title: str,
-    runs: Sequence[Run],
-    courses: Sequence[Course],
+    runs: Sequence[PolicyRun],
+    courses: Sequence[FleetTimeSeries],
     values: Sequence[Sequence[float]],
     *,
     top: float,
     percent: bool,
-) -> list[Shape]:
+) -> list[ChartShape]:
     start_s = courses[0].times_s[0] - (courses[0].times_s[1] - courses[0].times_s[0]) / 2
     days = (courses[0].times_s[-1] + courses[0].times_s[0] - 2 * start_s) / _DAY_S
 
@@ -92,30 +99,30 @@ def _over_time(
     def y(value: float) -> float:
         return HEIGHT - _BOTTOM - value / top * (HEIGHT - _TOP - _BOTTOM)
 
-    shapes: list[Shape] = []
+    shapes: list[ChartShape] = []
     for value in [0.0, 0.25, 0.5, 0.75, 1.0] if percent else ticks(0.0, top, 4):
-        shapes.append(Line(((_LEFT, y(value)), (WIDTH - _RIGHT, y(value))), "grid", 1.0))
-        shapes.append(Words(_LEFT - 10, y(value) + 5, f"{value:.0%}" if percent else f"{value:,.0f}", anchor="end"))
+        shapes.append(ChartLine(((_LEFT, y(value)), (WIDTH - _RIGHT, y(value))), "grid", 1.0))
+        shapes.append(TextLabel(_LEFT - 10, y(value) + 5, f"{value:.0%}" if percent else f"{value:,.0f}", anchor="end"))
     unit, scale = (1.0, "days") if days >= 3 else (24.0, "hours")
     marks = ticks(0.0, days * unit, 10)
     for value in marks:
         at = x(start_s + value / unit * _DAY_S)
         if at < WIDTH - _RIGHT - 60 or value != marks[-1]:
-            shapes.append(Words(at, HEIGHT - 10, f"{value:g}", anchor="middle"))
-    shapes.append(Words(WIDTH - _RIGHT, HEIGHT - 10, scale, anchor="end"))
+            shapes.append(TextLabel(at, HEIGHT - 10, f"{value:g}", anchor="middle"))
+    shapes.append(TextLabel(WIDTH - _RIGHT, HEIGHT - 10, scale, anchor="end"))
     for number, (own, series) in enumerate(zip(courses, values, strict=True)):
         points = tuple((x(time_s), y(min(value, top))) for time_s, value in zip(own.times_s, series, strict=True))
         if len(runs) == 1:
-            shapes.append(Area(points, y(0.0), _colour(number), 0.18))
-        shapes.append(Line(points, _colour(number), 2.0 if len(runs) == 1 else 1.6))
-    shapes.append(Line(((_LEFT, y(0.0)), (WIDTH - _RIGHT, y(0.0))), "line", 1.0))
+            shapes.append(ChartArea(points, y(0.0), _colour(number), 0.18))
+        shapes.append(ChartLine(points, _colour(number), 2.0 if len(runs) == 1 else 1.6))
+    shapes.append(ChartLine(((_LEFT, y(0.0)), (WIDTH - _RIGHT, y(0.0))), "line", 1.0))
     return [
         *shapes,
         *_title(title, [(run.policy, _colour(at)) for at, run in enumerate(runs)] if len(runs) > 1 else []),
     ]
 
 
-def _waits(runs: Sequence[Run]) -> list[Shape]:
+def _waits(runs: Sequence[PolicyRun]) -> list[ChartShape]:
     """Draw bars on a logarithmic axis: mean and 99th percentile of one policy, or the means of several."""
     tables = [waits_by_size(run) for run in runs]
     names = [waits.sizes for waits in max(tables, key=len)]
@@ -125,16 +132,16 @@ def _waits(runs: Sequence[Run]) -> list[Shape]:
     else:
         bars = [([waits.mean_s for waits in table], _colour(number)) for number, table in enumerate(tables)]
         key = [(run.policy, _colour(number)) for number, run in enumerate(runs)]
-    marks = lasts([value for values, _ in bars for value in values])
+    marks = log_ticks([value for values, _ in bars for value in values])
     top = math.log10(marks[-1]) or 1.0
 
     def y(seconds: float) -> float:
         return HEIGHT - _BOTTOM - math.log10(max(1.0, seconds)) / top * (HEIGHT - _TOP - _BOTTOM)
 
-    shapes: list[Shape] = []
+    shapes: list[ChartShape] = []
     for mark in marks:
-        shapes.append(Line(((_LEFT, y(mark)), (WIDTH - _RIGHT, y(mark))), "grid", 1.0))
-        shapes.append(Words(_LEFT - 10, y(mark) + 5, short(mark), anchor="end"))
+        shapes.append(ChartLine(((_LEFT, y(mark)), (WIDTH - _RIGHT, y(mark))), "grid", 1.0))
+        shapes.append(TextLabel(_LEFT - 10, y(mark) + 5, format_short(mark), anchor="end"))
     room = (WIDTH - _LEFT - _RIGHT) / len(names)
     width = min(46.0, room * 0.8 / len(bars))
     for place, name in enumerate(names):
@@ -143,26 +150,26 @@ def _waits(runs: Sequence[Run]) -> list[Shape]:
             if values[place] >= 1.0:
                 left = middle + (number - len(bars) / 2) * width
                 shapes.append(
-                    Area(((left + 1, y(values[place])), (left + width - 1, y(values[place]))), y(1.0), colour)
+                    ChartArea(((left + 1, y(values[place])), (left + width - 1, y(values[place]))), y(1.0), colour)
                 )
-        shapes.append(Words(middle, HEIGHT - 10, f"{name} GPU{'' if name == '1' else 's'}", anchor="middle"))
-    shapes.append(Line(((_LEFT, y(1.0)), (WIDTH - _RIGHT, y(1.0))), "line", 1.0))
+        shapes.append(TextLabel(middle, HEIGHT - 10, f"{name} GPU{'' if name == '1' else 's'}", anchor="middle"))
+    shapes.append(ChartLine(((_LEFT, y(1.0)), (WIDTH - _RIGHT, y(1.0))), "line", 1.0))
     title = "Wait by size" if len(runs) == 1 else "Mean wait by size"
     return [*shapes, *_title(title, key)]
 
 
-def _title(title: str, key: Sequence[tuple[str, str]]) -> list[Shape]:
-    shapes: list[Shape] = [Words(4, 18, title, "ink", strong=True)]
+def _title(title: str, key: Sequence[tuple[str, str]]) -> list[ChartShape]:
+    shapes: list[ChartShape] = [TextLabel(4, 18, title, "ink", strong=True)]
     at = WIDTH - _RIGHT
     for name, colour in reversed(key):
         at -= 8.0 * len(name)
-        shapes.append(Words(at, 17, name))
-        shapes.append(Area(((at - 18, 7.0), (at - 6, 7.0)), 19.0, colour))
+        shapes.append(TextLabel(at, 17, name))
+        shapes.append(ChartArea(((at - 18, 7.0), (at - 6, 7.0)), 19.0, colour))
         at -= 34.0
     return shapes
 
 
-def short(seconds: float) -> str:
+def format_short(seconds: float) -> str:
     """Format a time in at most six characters: 45 s, 10 min, 6 h, 7 d."""
     for size, unit in ((_DAY_S, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= size:

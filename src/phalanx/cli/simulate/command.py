@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import click
 
-from phalanx.cli.faults import warn
+from phalanx.cli.errors import warn
 from phalanx.cli.terminal import terminal
-from phalanx.client.given import bytes_of
+from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, BadRequest, TooLarge
 
 _GZIP: Final = b"\x1f\x8b"  # RFC 1952, 2.3.1
@@ -93,14 +93,14 @@ def simulate(**options: Any) -> None:
     phalanx simulate --trace jobs.csv --nodes 80 --gpus-per-node 8
     phalanx simulate --trace jobs.csv --fleet nodes.csv --per-vc --compare fifo,las,default --html out.html
     """  # noqa: D301  # \b is a click marker
-    from phalanx.cli.lists import encoded
+    from phalanx.cli.list_output import to_json
 
     if not math.isfinite(options["restart_cost"]):
         raise BadRequest(
             f"--restart-cost {options['restart_cost']} is not a number of seconds", hint="--restart-cost 60"
         )
     _check_outputs(options)
-    trace, nodes = trace_of(options), fleet_of(options)
+    trace, nodes = load_trace(options), load_fleet(options)
     names = _policies(options)
     # Check all policies first: an error must not follow minutes of replay.
     settings = [_setting(options, name, trace) for name in names]
@@ -122,13 +122,13 @@ def simulate(**options: Any) -> None:
         "durations": options["durations"],
         "restart_cost_s": options["restart_cost"],
         "seed": options["seed"],
-        "bad_rows": len(trace.bad),
+        "bad_rows": len(trace.invalid_rows),
         "jobs_left_out": len(refused),
     }
     _write(runs, options, summary)  # before printing: a closed pipe (`| head`) must not prevent the files
     if options["as_json"]:
         found = [{"policy": run.policy, **run.report.as_dict(), **summary} for run in runs]
-        print(encoded(found if options["compare"] else found[0], indent=2))
+        print(to_json(found if options["compare"] else found[0], indent=2))
     else:
         _print(runs, summary)
 
@@ -136,9 +136,9 @@ def simulate(**options: Any) -> None:
 def _check_outputs(options: dict[str, Any]) -> None:
     """Check the output paths before the replay."""
     if options["plot_path"]:
-        from phalanx.cli.simulate.plot import check_plot
+        from phalanx.cli.simulate.plot import plot_format
 
-        check_plot(options["plot_path"])
+        plot_format(options["plot_path"])
     for option, path in (("--plot", options["plot_path"]), ("--html", options["html_path"])):
         if path and not Path(path).absolute().parent.is_dir():
             raise BadRequest(f"{option} {path}: folder {Path(path).parent} does not exist", hint="create it first")
@@ -146,21 +146,21 @@ def _check_outputs(options: dict[str, Any]) -> None:
             raise BadRequest(f"{option} {path} is a folder, not a file")
 
 
-def trace_of(options: dict[str, Any]) -> Any:
+def load_trace(options: dict[str, Any]) -> Any:
     """Read the trace; warn about skipped rows."""
     from phalanx.simulator.trace import Trace, read_trace
 
     path = options["trace_path"]
-    trace = read_trace(lines_of(path), name=path, skip_bad=options["skip_bad"])
-    for row in trace.bad[:_SHOWN_MAX]:
-        warn(f"skipped line {row.line} of {path}: {row.why}")
-    if len(trace.bad) > _SHOWN_MAX:
-        warn(f"skipped {len(trace.bad) - _SHOWN_MAX} more rows of {path}")
+    trace = read_trace(read_lines(path), name=path, skip_bad=options["skip_bad"])
+    for row in trace.invalid_rows[:_SHOWN_MAX]:
+        warn(f"skipped line {row.line} of {path}: {row.reason}")
+    if len(trace.invalid_rows) > _SHOWN_MAX:
+        warn(f"skipped {len(trace.invalid_rows) - _SHOWN_MAX} more rows of {path}")
     limit = options["limit_jobs"]
-    return trace if limit is None else Trace(jobs=trace.jobs[:limit], bad=trace.bad)
+    return trace if limit is None else Trace(jobs=trace.jobs[:limit], invalid_rows=trace.invalid_rows)
 
 
-def fleet_of(options: dict[str, Any]) -> Any:
+def load_fleet(options: dict[str, Any]) -> Any:
     """Read or build the fleet.
 
     Raises:
@@ -172,7 +172,7 @@ def fleet_of(options: dict[str, Any]) -> Any:
     if path is not None:
         if nodes is not None or each is not None:
             raise BadRequest("--fleet and --nodes exclude each other", hint="use one of the two")
-        return read_fleet(lines_of(path), name=path)
+        return read_fleet(read_lines(path), name=path)
     if nodes is None or each is None:
         raise BadRequest("no fleet given", hint="add --fleet nodes.csv, or --nodes 80 --gpus-per-node 8")
     if options["per_vc"]:
@@ -180,14 +180,14 @@ def fleet_of(options: dict[str, Any]) -> Any:
     return equal_nodes(nodes, each)
 
 
-def lines_of(path: str) -> list[str]:
+def read_lines(path: str) -> list[str]:
     """Read the lines of a text file, plain or gzipped; `-` is standard input.
 
     Raises:
         BadFile: the file does not exist or is not text.
         TooLarge: the file exceeds the limit, before or after decompression.
     """
-    raw = bytes_of(path, FILE_BYTES_MAX, "trace or fleet")
+    raw = read_file_bytes(path, FILE_BYTES_MAX, "trace or fleet")
     try:
         if raw.startswith(_GZIP):
             # Bounded: a few kilobytes can decompress to terabytes.
@@ -217,44 +217,44 @@ def _policies(options: dict[str, Any]) -> list[str]:
 
 
 def _setting(options: dict[str, Any], policy: str, trace: Any) -> Any:
-    from phalanx.simulator.known import Durations
-    from phalanx.simulator.simulate import Setting, check
+    from phalanx.simulator.run_times import RunTimeKnowledge
+    from phalanx.simulator.simulation import SimulationSettings, check_settings
 
-    setting = Setting(
+    setting = SimulationSettings(
         policy=policy,
-        durations=Durations(options["durations"]),
-        per_label=options["per_vc"],
+        run_times=RunTimeKnowledge(options["durations"]),
+        per_virtual_cluster=options["per_vc"],
         restart_cost_s=options["restart_cost"],
         seed=options["seed"],
-        skip_never=options["skip_bad"],
+        skip_unplaceable=options["skip_bad"],
         curve_points=_CURVE_POINTS if options["plot_path"] or options["html_path"] else 0,
     )
-    check(setting, trace)
+    check_settings(setting, trace)
     return setting
 
 
 def _replayed(trace: Any, nodes: Any, setting: Any, *, quiet: bool) -> tuple[Any, list[Any]]:
-    from phalanx.cli.simulate.figures import Run
-    from phalanx.simulator.report import report
-    from phalanx.simulator.simulate import simulate_live
+    from phalanx.cli.simulate.chart_data import PolicyRun
+    from phalanx.simulator.report import build_report
+    from phalanx.simulator.simulation import simulate_lifecycle
 
     gc.collect()
     gc.freeze()  # the trace lives to the end: collecting it repeatedly only costs time
     try:
-        with progress_of(setting.policy, len(trace.jobs), quiet=quiet) as on_progress:
+        with progress_bar(setting.policy, len(trace.jobs), quiet=quiet) as on_progress:
             started_s = time.perf_counter()
-            parts = simulate_live(trace, nodes, setting, on_progress=on_progress)
+            parts = simulate_lifecycle(trace, nodes, setting, on_progress=on_progress)
             wall_s = time.perf_counter() - started_s
     finally:
         gc.unfreeze()
-    refused = [each for part in parts for each in part.refused]
+    refused = [each for part in parts for each in part.unplaceable]
     if len(refused) == len(trace.jobs):
         raise BadRequest("no job of the trace fits the fleet", hint=refused[0][1])
-    return Run(policy=setting.policy, report=report(parts, wall_s=wall_s), parts=parts), refused
+    return PolicyRun(policy=setting.policy, report=build_report(parts, wall_s=wall_s), parts=parts), refused
 
 
 @contextmanager
-def progress_of(policy: str, jobs: int, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+def progress_bar(policy: str, jobs: int, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     """Yield a progress callback (ended, total) that draws a bar; None without a terminal."""
     if quiet or not terminal(sys.stderr).interactive:
         yield None
@@ -275,7 +275,7 @@ def progress_of(policy: str, jobs: int, *, quiet: bool) -> Iterator[Callable[[in
 
 
 def _print(runs: list[Any], summary: dict[str, Any]) -> None:
-    from phalanx.cli.simulate.rows import ROWS
+    from phalanx.cli.simulate.report_rows import REPORT_ROWS
     from phalanx.cli.tables import Cell, Column, table
 
     screen = terminal()
@@ -283,12 +283,12 @@ def _print(runs: list[Any], summary: dict[str, Any]) -> None:
         f"{runs[0].report.jobs:,} jobs on {summary['nodes']} node{'' if summary['nodes'] == 1 else 's'}, {summary['gpus']:,} GPUs"
         f"{', each virtual cluster on its own nodes' if summary['per_vc'] else ''}; each preemption or move costs {summary['restart_cost_s']:g} s"
     )
-    columns = [Column(title="", least=24), *(Column(title=run.policy, right=True) for run in runs)]
+    columns = [Column(title="", min_width=24), *(Column(title=run.policy, right=True) for run in runs)]
     rows: list[list[Cell | str]] = []
-    for row in ROWS[1:]:
+    for row in REPORT_ROWS[1:]:
         values = [row.value(run.report) for run in runs]
         best = row.best(values) if len(runs) > 1 else None
-        shown = row.shown if len(runs) == 1 else row.brief
+        shown = row.format if len(runs) == 1 else row.format_brief
         rows.append([row.name, *(Cell(shown(value), "green" if value == best else "") for value in values)])
     print("\n".join(table(columns, rows, screen, titles=True)))
     if len(runs) == 1 and runs[0].policy == "default":
@@ -300,7 +300,7 @@ def _write(runs: list[Any], options: dict[str, Any], summary: dict[str, Any]) ->
     title = f"{name}: {', '.join(run.policy for run in runs)}"
     lead = f"{runs[0].report.jobs:,} jobs on {summary['nodes']} node{'' if summary['nodes'] == 1 else 's'}, {summary['gpus']:,} GPUs; each preemption or move costs {summary['restart_cost_s']:g} s."
     if options["plot_path"]:
-        from phalanx.cli.simulate.plot import check_plot, plot
+        from phalanx.cli.simulate.plot import plot, plot_format
 
         best = min(runs, key=lambda run: run.report.avg_jct_s)
         figures = best.report
@@ -308,7 +308,7 @@ def _write(runs: list[Any], options: dict[str, Any], summary: dict[str, Any]) ->
             f"{f'Lowest with {best.policy}: mean' if len(runs) > 1 else 'Mean'} time from submit to end {figures.avg_jct_s:,.0f} s, "
             f"99th percentile {figures.p99_jct_s:,.0f} s; mean wait {figures.avg_wait_s:,.0f} s; GPU utilisation {figures.utilization:.0%}"
         )
-        kind = check_plot(options["plot_path"])
+        kind = plot_format(options["plot_path"])
         Path(options["plot_path"]).write_bytes(plot(runs, kind=kind, title=title, lines=[lead, line]))
     if options["html_path"]:
         from phalanx import __version__

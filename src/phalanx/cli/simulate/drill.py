@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from phalanx.cli.faults import warn
+from phalanx.cli.errors import warn
 
 _SEEDS: Final = 100  # about a minute of two cores
 _SEEDS_SPAN: Final = 1 << 40  # random seeds stay below this, short enough to type
@@ -53,17 +53,17 @@ def drill(**options: Any) -> None:
     seeds = options["seeds"] or (_SEEDS if options["seed"] is None else 1)
     processes = options["processes"] or os.cpu_count() or 1
     with _SeedProgress(seeds, shown=not options["as_json"]) as done:
-        report = run_campaign(first, seeds, events=options["events"], processes=processes, done=done)
+        report = run_campaign(first, seeds, events=options["events"], processes=processes, on_result=done)
     if options["as_json"]:
-        from phalanx.cli.lists import encoded
+        from phalanx.cli.list_output import to_json
 
         found = report.as_dict() | ({"coverage": report.coverage.as_dict()} if options["with_coverage"] else {})
-        print(encoded(found, indent=2))
+        print(to_json(found, indent=2))
     else:
         _print(report, first, with_coverage=options["with_coverage"])
-    for result in report.broken:
+    for result in report.failed_seeds:
         _print_violations(result, story=options["story"])
-    if report.broken:
+    if report.failed_seeds:
         sys.exit(1)
 
 
@@ -98,7 +98,12 @@ class _SeedProgress:
 
 
 def _print(report: Any, first: int, *, with_coverage: bool) -> None:
-    from phalanx.simulator.drill.edges import UNREACHED, missing, table_of_faults, unlisted
+    from phalanx.simulator.drill.expected_transitions import (
+        UNREACHABLE_PAIRS,
+        fault_table,
+        uncovered,
+        unlisted_transitions,
+    )
 
     last = first + report.seeds - 1
     print(
@@ -108,19 +113,18 @@ def _print(report: Any, first: int, *, with_coverage: bool) -> None:
         f"{report.on_sqlite} seeds on SQLite and a virtual disk, the rest on the memory store; trace hash {report.trace}"
     )
     print()
-    for line in table_of_faults(report.coverage):
+    for line in fault_table(report.coverage):
         print(line)
     print()
-    uncovered = missing(report.coverage)
-    for kind, (met, names) in uncovered.items():
+    for kind, (met, names) in uncovered(report.coverage).items():
         print(
             f"{kind}: {met} of {met + len(names)} covered" + (f"; not covered: {', '.join(names[:6])}" if names else "")
         )
         for name in names[6:] if with_coverage else ():
             print(f"  not covered: {name}")
-    for kind, names in unlisted(report.coverage).items() if with_coverage else ():
+    for kind, names in unlisted_transitions(report.coverage).items() if with_coverage else ():
         print(f"{kind}, covered but not listed: {', '.join(names)}")
-    for pair, why in UNREACHED.items() if with_coverage else ():
+    for pair, why in UNREACHABLE_PAIRS.items() if with_coverage else ():
         print(f"unreachable: {pair}: {why}")
     print()
     broken = sum(len(one.violations) for one in report.broken)
@@ -130,8 +134,8 @@ def _print(report: Any, first: int, *, with_coverage: bool) -> None:
 
 
 def _print_violations(result: Any, *, story: bool) -> None:
-    from phalanx.simulator.drill.seed import replay_command
-    from phalanx.simulator.drill.violation import INVARIANTS
+    from phalanx.simulator.drill.seed_run import replay_command
+    from phalanx.simulator.drill.violations import INVARIANTS
 
     for one in result.violations:
         warn(

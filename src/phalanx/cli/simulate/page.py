@@ -7,15 +7,15 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from phalanx.cli.simulate.charts import charts
-from phalanx.cli.simulate.figures import Run
-from phalanx.cli.simulate.rows import ROWS
-from phalanx.cli.simulate.svg import svg
+from phalanx.cli.simulate.chart_data import PolicyRun
+from phalanx.cli.simulate.charts import draw_charts
+from phalanx.cli.simulate.report_rows import REPORT_ROWS
+from phalanx.cli.simulate.svg import render_svg
 
 _CHARTS = ("GPU utilisation over time", "jobs waiting over time", "wait by size")
 
 
-def build_page(runs: Sequence[Run], *, title: str, lead: str, version: str, command: str) -> str:
+def build_page(runs: Sequence[PolicyRun], *, title: str, lead: str, version: str, command: str) -> str:
     """Return the page as HTML."""
     template = Template(files("phalanx.cli.simulate").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
@@ -23,19 +23,20 @@ def build_page(runs: Sequence[Run], *, title: str, lead: str, version: str, comm
         lead=escape(lead),
         table=_table(runs),
         charts="".join(
-            f"<section>{svg(shapes, name)}</section>" for shapes, name in zip(charts(runs), _CHARTS, strict=True)
+            f"<section>{render_svg(shapes, name)}</section>"
+            for shapes, name in zip(draw_charts(runs), _CHARTS, strict=True)
         ),
         footer=f"Phalanx {escape(version)}. Command: <code>{escape(command)}</code>",
     )
 
 
-def _table(runs: Sequence[Run]) -> str:
+def _table(runs: Sequence[PolicyRun]) -> str:
     names = "".join(f"<th>{escape(run.policy)}</th>" for run in runs)
     lines = [f"<tr><th></th>{names}</tr>"]
-    for row in ROWS:
+    for row in REPORT_ROWS:
         values = [row.value(run.report) for run in runs]
         cells = "".join(
-            f"<td{' class=best' if len(runs) > 1 and row.best(values) == value else ''}>{escape(row.shown(value))}</td>"
+            f"<td{' class=best' if len(runs) > 1 and row.best(values) == value else ''}>{escape(row.format(value))}</td>"
             for value in values
         )
         lines.append(f"<tr><td>{escape(row.name)}</td>{cells}</tr>")

@@ -11,14 +11,20 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from phalanx.cli.simulate.charts import short
-from phalanx.cli.simulate.figures import Course, Run, course, lasts, waits_by_size
+from phalanx.cli.simulate.chart_data import (
+    FleetTimeSeries,
+    PolicyRun,
+    fleet_time_series,
+    log_ticks,
+    waits_by_size,
+)
+from phalanx.cli.simulate.charts import format_short
 from phalanx.core.errors import BadRequest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-KINDS: Final = ("png", "svg", "pdf")
+PLOT_FORMATS: Final = ("png", "svg", "pdf")
 _COLOURS: Final = (
     "#2a6fd0",
     "#e0930a",
@@ -37,7 +43,7 @@ _STEPS: Final = 460  # as in the page's charts
 _DAY_S: Final = 86_400.0
 
 
-def check_plot(path: str) -> str:
+def plot_format(path: str) -> str:
     """Return the picture format of `path`; called before the replay.
 
     Raises:
@@ -49,12 +55,12 @@ def check_plot(path: str) -> str:
             hint="pip install '.[plot]' in the checkout, or use --html",
         )
     kind = PurePath(path).suffix.lower().removeprefix(".")
-    if kind not in KINDS:
+    if kind not in PLOT_FORMATS:
         raise BadRequest(f"--plot {path}: the name must end in .png, .svg or .pdf", hint="--plot out.png")
     return kind
 
 
-def plot(runs: Sequence[Run], *, kind: str, title: str, lines: Sequence[str]) -> bytes:
+def plot(runs: Sequence[PolicyRun], *, kind: str, title: str, lines: Sequence[str]) -> bytes:
     """Draw utilisation, queue depth and waits by size below a title and lines of text. `kind` is one of `KINDS`."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -62,7 +68,7 @@ def plot(runs: Sequence[Run], *, kind: str, title: str, lines: Sequence[str]) ->
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     start_s, end_s = min(run.start_s for run in runs), max(run.end_s for run in runs)
-    courses = [course(run, start_s=start_s, end_s=end_s, steps=_STEPS) for run in runs]
+    courses = [fleet_time_series(run, start_s=start_s, end_s=end_s, steps=_STEPS) for run in runs]
     # Ignore the user's matplotlibrc.
     with rc_context({"font.family": "DejaVu Sans", "font.size": 10.5, "text.parse_math": False}):
         layout = ConstrainedLayoutEngine(rect=_ROOM, h_pad=0.1)
@@ -78,7 +84,7 @@ def plot(runs: Sequence[Run], *, kind: str, title: str, lines: Sequence[str]) ->
             "% of all GPUs",
             runs,
             courses,
-            [[100.0 * share for share in each.held] for each in courses],
+            [[100.0 * share for share in each.gpu_share] for each in courses],
         )
         held.set_ylim(0.0, 102.0)
         held.set_yticks([0.0, 25.0, 50.0, 75.0, 100.0])
@@ -92,7 +98,12 @@ def plot(runs: Sequence[Run], *, kind: str, title: str, lines: Sequence[str]) ->
 
 
 def _over_time(
-    axes: Axes, title: str, unit: str, runs: Sequence[Run], courses: Sequence[Course], values: Sequence[Sequence[float]]
+    axes: Axes,
+    title: str,
+    unit: str,
+    runs: Sequence[PolicyRun],
+    courses: Sequence[FleetTimeSeries],
+    values: Sequence[Sequence[float]],
 ) -> None:
     step_s = courses[0].times_s[1] - courses[0].times_s[0]
     start_s, end_s = courses[0].times_s[0] - step_s / 2, courses[0].times_s[-1] + step_s / 2
@@ -107,7 +118,7 @@ def _over_time(
     _style_axes(axes, title, unit, key=len(runs) > 1)
 
 
-def _waits(axes: Axes, runs: Sequence[Run]) -> None:
+def _waits(axes: Axes, runs: Sequence[PolicyRun]) -> None:
     """Draw bars on a logarithmic axis: mean and 99th percentile of one policy, or the means of several."""
     tables = [{waits.sizes: waits for waits in waits_by_size(run)} for run in runs]
     names = list(tables[0])  # every policy completes the same jobs
@@ -132,9 +143,9 @@ def _waits(axes: Axes, runs: Sequence[Run]) -> None:
             color=_colour(number),
             label=label,
         )
-    marks = lasts([value for _, values in bars for value in values])
+    marks = log_ticks([value for _, values in bars for value in values])
     axes.set_ylim(marks[0], max(marks[-1], 10.0))
-    axes.set_yticks(marks, [short(mark) for mark in marks])
+    axes.set_yticks(marks, [format_short(mark) for mark in marks])
     axes.minorticks_off()
     axes.set_xticks(range(len(names)), [f"{name}\n{_jobs(tables[0][name].jobs)}" for name in names])
     axes.set_xlabel("GPUs of the job", color=_SOFT)

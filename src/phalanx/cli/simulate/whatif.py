@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import click
 
-from phalanx.cli.faults import warn
-from phalanx.cli.terminal import clean, terminal
-from phalanx.cli.words import DURATION, GPUS, HOSTS
+from phalanx.cli.errors import warn
+from phalanx.cli.option_types import DURATION, GPUS, HOSTS
+from phalanx.cli.terminal import strip_control, terminal
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.units import parse_duration_s
 
@@ -64,7 +64,7 @@ def whatif(**options: Any) -> None:
     phalanx whatif --add 4xh200:8 --since 30d --price h200=3.5
     phalanx whatif --remove gpu[001-004] --policy fifo --trace jobs.csv --fleet nodes.csv
     """  # noqa: D301  # \b is a click marker
-    from phalanx.cli.lists import encoded
+    from phalanx.cli.list_output import to_json
 
     trace, nodes, queues = _past(options)
     prices = _prices(options["prices"])
@@ -83,7 +83,7 @@ def whatif(**options: Any) -> None:
     results = [_figures(side) for side in sides]
     if options["as_json"]:
         print(
-            encoded(
+            to_json(
                 {
                     "now": results[0],
                     "then": results[1],
@@ -102,18 +102,18 @@ def whatif(**options: Any) -> None:
 
 def _past(options: dict[str, Any]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
     """Return jobs, nodes and queues."""
-    from phalanx.cli.simulate.command import fleet_of, trace_of
+    from phalanx.cli.simulate.command import load_fleet, load_trace
 
     if (options["trace_path"] is None) == (options["since"] is None):
         raise BadRequest("no jobs given", hint="add one of --trace jobs.csv and --since 30d")
     if options["trace_path"] is not None:
-        return trace_of(options), tuple(fleet_of({**options, "per_vc": False})), ()
+        return load_trace(options), tuple(load_fleet({**options, "per_vc": False})), ()
     if any(options[name] is not None for name in ("fleet_path", "nodes", "gpus_per_node")):
         raise BadRequest("--since uses the head's nodes", hint="use --fleet and --nodes only with --trace")
-    from phalanx.cli.connect import connect
-    from phalanx.cli.simulate.past import past_of
+    from phalanx.cli.connection import connect
+    from phalanx.cli.simulate.head_history import read_head_history
 
-    found = past_of(
+    found = read_head_history(
         connect(), parse_duration_s(options["since"]), jobs_max=options["limit_jobs"] or _PAST_MAX, page=_PAGE
     )
     for line in found.notes:
@@ -122,11 +122,11 @@ def _past(options: dict[str, Any]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...
 
 
 def _changed(nodes: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    from phalanx.core.fleet.hostlist import expand
+    from phalanx.core.fleet.hostlist import expand_hostlist
     from phalanx.core.work.gpus import parse_gpus
-    from phalanx.simulator.fleet import SimNode
+    from phalanx.simulator.fleet import TraceNode
 
-    gone = {name for words in options["removed"] for name in expand(words)}
+    gone = {name for words in options["removed"] for name in expand_hostlist(words)}
     unknown = sorted(gone - {node.name for node in nodes})
     if unknown:
         raise NotFound(
@@ -139,7 +139,7 @@ def _changed(nodes: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]
             raise BadRequest(f"--add {words}: needs a number of nodes and of GPUs per node", hint="--add 4xh200:8")
         model = more.model or (nodes[0].model if len({node.model for node in nodes}) == 1 else "")
         found += [
-            SimNode(name=f"added-{len(found)}-{number}", gpus=more.per_node, model=model)
+            TraceNode(name=f"added-{len(found)}-{number}", gpus=more.per_node, model=model)
             for number in range(more.nodes)
         ]
     if not found:
@@ -150,7 +150,7 @@ def _changed(nodes: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]
 def _with_quotas(queues: tuple[Any, ...], words: tuple[str, ...]) -> tuple[Any, ...]:
     from phalanx.core.ids import QueueId
     from phalanx.core.work.queue import Queue
-    from phalanx.core.work.queuetree import check_tree
+    from phalanx.core.work.queue_validation import check_queue_tree
 
     found = {queue.id: queue for queue in queues}
     for word in words:
@@ -159,7 +159,7 @@ def _with_quotas(queues: tuple[Any, ...], words: tuple[str, ...]) -> tuple[Any, 
             raise BadRequest(f"--quota {word}: is not a quota", hint="--quota QUEUE=16, in GPUs")
         known = found.get(QueueId(name)) or Queue(id=QueueId(name))
         found[known.id] = replace(known, quota_gpus=int(count))
-    check_tree(found)
+    check_queue_tree(found)
     return tuple(found.values())
 
 
@@ -215,18 +215,18 @@ def _per_hour(nodes: tuple[Any, ...], prices: dict[str, float]) -> float | None:
 
 
 def _replay(side: dict[str, Any], trace: Any, options: dict[str, Any]) -> None:
-    from phalanx.cli.simulate.command import progress_of
-    from phalanx.simulator.report import report
-    from phalanx.simulator.simulate import Setting, simulate_live
+    from phalanx.cli.simulate.command import progress_bar
+    from phalanx.simulator.report import build_report
+    from phalanx.simulator.simulation import SimulationSettings, simulate_lifecycle
 
-    setting = Setting(
-        policy=side["policy"], restart_cost_s=options["restart_cost"], skip_never=True, queues=side["queues"]
+    setting = SimulationSettings(
+        policy=side["policy"], restart_cost_s=options["restart_cost"], skip_unplaceable=True, queues=side["queues"]
     )
     gc.collect()
-    with progress_of(side["name"], len(trace.jobs), quiet=options["as_json"]) as on_progress:
+    with progress_bar(side["name"], len(trace.jobs), quiet=options["as_json"]) as on_progress:
         started_s = time.perf_counter()
-        parts = simulate_live(trace, side["nodes"], setting, on_progress=on_progress)
-    refused = [each for part in parts for each in part.refused]
+        parts = simulate_lifecycle(trace, side["nodes"], setting, on_progress=on_progress)
+    refused = [each for part in parts for each in part.unplaceable]
     if len(refused) == len(trace.jobs):
         raise BadRequest(f"{side['name']} fleet: no job fits", hint=refused[0][1])
     for job, why in refused[:_LEFT_OUT_SHOWN]:
@@ -235,7 +235,7 @@ def _replay(side: dict[str, Any], trace: Any, options: dict[str, Any]) -> None:
         warn(
             f"{side['name']} fleet: skipped {len(refused) - _LEFT_OUT_SHOWN} more jobs that do not fit the empty fleet"
         )
-    side["report"], side["left_out"] = report(parts, wall_s=time.perf_counter() - started_s), len(refused)
+    side["report"], side["left_out"] = build_report(parts, wall_s=time.perf_counter() - started_s), len(refused)
 
 
 def _figures(side: dict[str, Any]) -> dict[str, Any]:
@@ -258,18 +258,22 @@ def _figures(side: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(sides: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
-    from phalanx.cli.simulate.rows import ROWS
+    from phalanx.cli.simulate.report_rows import REPORT_ROWS
     from phalanx.cli.tables import Cell, Column, table
 
     screen = terminal()
     for side, figures in zip(sides, results, strict=True):
-        print(clean(f"{side['name']}: {figures['nodes']} nodes, {figures['gpus']:,} GPUs, policy {side['policy']}"))
-    columns = [Column(title="", least=24), *(Column(title=side["name"], right=True) for side in sides)]
+        print(
+            strip_control(
+                f"{side['name']}: {figures['nodes']} nodes, {figures['gpus']:,} GPUs, policy {side['policy']}"
+            )
+        )
+    columns = [Column(title="", min_width=24), *(Column(title=side["name"], right=True) for side in sides)]
     rows: list[list[Cell | str]] = []
-    for row in ROWS:
+    for row in REPORT_ROWS:
         values = [row.value(side["report"]) for side in sides]
         best = row.best(values)
-        rows.append([row.name, *(Cell(row.brief(value), "green" if value == best else "") for value in values)])
+        rows.append([row.name, *(Cell(row.format_brief(value), "green" if value == best else "") for value in values)])
     for name, key, digits in (
         ("GPU-hours of the fleet over the makespan", "gpu_hours", 0),
         ("GPU-hours used", "gpu_hours_used", 0),

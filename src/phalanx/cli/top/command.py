@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from phalanx.cli.connect import connect
+from phalanx.cli.connection import connect
 from phalanx.core.errors import BadRequest
 
 
@@ -17,6 +17,6 @@ def top() -> None:
         raise BadRequest("top needs a terminal", hint="use phalanx ps --watch, or phalanx nodes --json --watch")
     head = connect()
     first = head.overview()  # an unreachable head is reported before the screen opens
-    from phalanx.cli.top.screen import Top
+    from phalanx.cli.top.screen import TopApp
 
-    Top(head, first).run()
+    TopApp(head, first).run()

@@ -16,8 +16,14 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Label, Static
 from textual.worker import get_current_worker
 
-from phalanx.cli.terminal import clean, cut
-from phalanx.cli.top.drawing import fleet, headline, job_line, job_row, job_titles
+from phalanx.cli.terminal import strip_control, truncate
+from phalanx.cli.top.rendering import (
+    fleet_text,
+    headline,
+    job_line,
+    job_row,
+    job_titles,
+)
 from phalanx.core.errors import PhalanxError
 from phalanx.core.work.job import JobState
 from phalanx.wire.api.head import Overview
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
 _INTERVAL_S: Final = 1.0
 
 
-class Confirm(ModalScreen[bool]):
+class ConfirmDialog(ModalScreen[bool]):
     """Confirmation dialog for an action that cannot be undone."""
 
     CSS: ClassVar[str] = """
@@ -55,7 +61,7 @@ class Confirm(ModalScreen[bool]):
         self.dismiss(answer)
 
 
-class Top(App[None]):
+class TopApp(App[None]):
     """The application: nodes above, jobs below, keys in the footer."""
 
     CSS: ClassVar[str] = """
@@ -125,7 +131,7 @@ class Top(App[None]):
 
     def _show_error(self, text: str) -> None:
         line = self.query_one("#trouble", Static)
-        line.update(Text(clean(text)))
+        line.update(Text(strip_control(text)))
         line.display = bool(text)
 
     # ---- drawing ----------------------------------------------------------------------------------------------------
@@ -134,7 +140,7 @@ class Top(App[None]):
         self._overview = seen
         self._show_error("")
         self.query_one("#headline", Static).update(headline(seen, self.size.width - 2))
-        self.query_one("#fleet_lines", Static).update(fleet(seen.nodes, self.size.width - 4))
+        self.query_one("#fleet_lines", Static).update(fleet_text(seen.nodes, self.size.width - 4))
         chosen = chosen or self._selected()
         self._jobs = [*seen.running, *seen.pending, *(seen.recent if self._ended else [])]
         table = self._table()
@@ -148,7 +154,9 @@ class Top(App[None]):
 
     def _show_selected(self) -> None:
         job = self._selected()
-        self.query_one("#chosen", Static).update(Text("" if job is None else cut(job_line(job), self.size.width - 2)))
+        self.query_one("#chosen", Static).update(
+            Text("" if job is None else truncate(job_line(job), self.size.width - 2))
+        )
 
     def _table(self) -> DataTable[Text]:
         return self.query_one("#jobs", DataTable)
@@ -177,7 +185,7 @@ class Top(App[None]):
             # A handler, not SIG_IGN: the child would inherit an ignored signal.
             before = signal.signal(signal.SIGINT, lambda *_: None)
             try:
-                print(f"log of job {job.id} ({clean(job.name)}); Ctrl-C returns to top", flush=True)
+                print(f"log of job {job.id} ({strip_control(job.name)}); Ctrl-C returns to top", flush=True)
                 subprocess.run(
                     [sys.executable, "-P", "-m", "phalanx.app.cli", "logs", "--tail", "200", *follow, job.id],
                     check=False,
@@ -198,7 +206,9 @@ class Top(App[None]):
             if yes:
                 self.run_worker(lambda: self._cancel(job.id), thread=True)
 
-        self.push_screen(Confirm(f"Cancel job {job.id} ({clean(job.name)})? This cannot be undone."), answered)
+        self.push_screen(
+            ConfirmDialog(f"Cancel job {job.id} ({strip_control(job.name)})? This cannot be undone."), answered
+        )
 
     def action_toggle_ended(self) -> None:
         """Show or hide ended jobs."""

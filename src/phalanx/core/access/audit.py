@@ -27,7 +27,7 @@ _KEY_OF: Final = b"phalanx audit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class AuditCall:
     """A call that changes something, before its result is known.
 
     Attributes:
@@ -64,7 +64,7 @@ class AuditLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tip:
+class ChainTip:
     """The end of a chain: seq and code of its newest line. An anchor is a tip that is stored elsewhere."""
 
     seq: int = 0
@@ -75,7 +75,7 @@ class Tip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flaw:
+class ChainFlaw:
     """A place where the trail was tampered with, and the evidence."""
 
     seq: int
@@ -87,7 +87,9 @@ def audit_key(secret: bytes) -> bytes:
     return hmac.new(secret, _KEY_OF, hashlib.sha256).digest()
 
 
-def line_of(call: Call, tip: Tip, at_s: float, key: bytes, *, detail: str | None = None, result: str = "") -> AuditLine:
+def next_line(
+    call: AuditCall, tip: ChainTip, at_s: float, key: bytes, *, detail: str | None = None, result: str = ""
+) -> AuditLine:
     """The line that follows `tip`. `detail` and `result` override those of the call. On the path of every submit."""
     seq, result = tip.seq + 1, result or call.result or DONE
     target, detail = call.target[:TEXT_MAX], (call.detail if detail is None else detail)[:TEXT_MAX]
@@ -129,7 +131,7 @@ def _mac(words: tuple[str | int | float, ...], key: bytes) -> str:
 
 
 @dataclass(slots=True)
-class Examined:
+class ChainVerifier:
     """Verifies a chain line by line. `flaws`: those found so far; `anchors`: those not reached yet.
 
     After a flaw, verification continues from the line found, so that one changed line is one flaw.
@@ -137,12 +139,12 @@ class Examined:
 
     key: bytes
     anchors: dict[int, set[str]]
-    flaws: list[Flaw]
-    tip: Tip = Tip()
+    flaws: list[ChainFlaw]
+    tip: ChainTip = ChainTip()
     lines: int = 0
 
     @classmethod
-    def against(cls, key: bytes, anchors: Iterable[Tip]) -> Examined:
+    def for_anchors(cls, key: bytes, anchors: Iterable[ChainTip]) -> ChainVerifier:
         """A verifier before the first line."""
         wanted: dict[int, set[str]] = {}
         for anchor in anchors:
@@ -150,32 +152,34 @@ class Examined:
                 wanted.setdefault(anchor.seq, set()).add(anchor.mac)
         return cls(key=key, anchors=wanted, flaws=[])
 
-    def read(self, line: AuditLine) -> None:
+    def verify(self, line: AuditLine) -> None:
         """Verify the next line, in order of seq."""
         wanted = self.tip.seq + 1
         if line.seq > wanted:
             gone = str(wanted) if line.seq == wanted + 1 else f"{wanted} to {line.seq - 1}"
-            self.fault(wanted, f"missing: line {gone} was removed")
+            self.add_flaw(wanted, f"missing: line {gone} was removed")
         elif not hmac.compare_digest(line.mac, mac_of(line, self.tip.mac, self.key)):
-            self.fault(line.seq, "changed or inserted without the head's key")
+            self.add_flaw(line.seq, "changed or inserted without the head's key")
         if any(line.mac != mac for mac in self.anchors.pop(line.seq, ())):
-            self.fault(line.seq, "does not match its anchor: the trail was rewritten")
-        self.tip = Tip(seq=line.seq, mac=line.mac)
+            self.add_flaw(line.seq, "does not match its anchor: the trail was rewritten")
+        self.tip = ChainTip(seq=line.seq, mac=line.mac)
         self.lines += 1
 
-    def fault(self, seq: int, text: str) -> None:
+    def add_flaw(self, seq: int, text: str) -> None:
         """Record a flaw."""
-        self.flaws.append(Flaw(seq=seq, text=text))
+        self.flaws.append(ChainFlaw(seq=seq, text=text))
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Finish after the last line: anchors that were not reached belong to removed lines."""
         if self.anchors:
             last = max(self.anchors)
-            self.fault(self.tip.seq + 1, f"truncated: the trail had at least {last} lines and ends at {self.tip.seq}")
+            self.add_flaw(
+                self.tip.seq + 1, f"truncated: the trail had at least {last} lines and ends at {self.tip.seq}"
+            )
 
 
-def anchor_of(text: str) -> Tip:
-    """Parse an anchor in the format of `Tip`: SEQ:CODE.
+def parse_anchor(text: str) -> ChainTip:
+    """Parse an anchor in the format of `ChainTip`: SEQ:CODE.
 
     Raises:
         BadRequest: not an anchor.
@@ -191,9 +195,9 @@ def anchor_of(text: str) -> Tip:
         raise BadRequest(
             f"{text[:80]!r} is not an anchor", hint="write SEQ:CODE, as in the last line of `phalanx audit`"
         )
-    return Tip(seq=int(seq), mac=mac)
+    return ChainTip(seq=int(seq), mac=mac)
 
 
-def target_of(names: Mapping[str, str]) -> str:
+def describe_target(names: Mapping[str, str]) -> str:
     """The parameters of a route as text: `job_id=7`. Names of exec sessions are secret and left out."""
     return " ".join(f"{name}={value}" for name, value in sorted(names.items()) if name not in _SECRET_NAMES)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from phalanx.core.work.people import Action, UserRole
+from phalanx.core.work.users import Action, UserRole
 
 
-class Reach(enum.StrEnum):
+class AccessScope(enum.StrEnum):
     """Kind of object that a route acts on; it determines what is checked besides the role."""
 
-    NOBODY = "nobody's"  # objects without an owner: nodes, queues, lists, new objects of the caller
+    UNOWNED = "nobody's"  # objects without an owner: nodes, queues, lists, new objects of the caller
     JOB = "a job"  # its owner; admins of its project; operators
     TOKEN = "a token"  # noqa: S105  # its user; admins. For all others it does not exist
     SESSION = "an exec session"  # who opened it. For all others it does not exist
@@ -24,24 +24,24 @@ class Reach(enum.StrEnum):
     NODE = "a node"  # its own supervisor
 
 
-REACH_OF: Final[dict[Action, Reach]] = {
-    Action.SEE: Reach.NOBODY,
-    Action.SUBMIT: Reach.NOBODY,
-    Action.CHANGE_OWN: Reach.JOB,
-    Action.SEE_OUTPUT: Reach.JOB,
-    Action.OWN_TOKENS: Reach.TOKEN,
-    Action.MANAGE_PROJECT: Reach.PROJECT,
-    Action.OPERATE: Reach.NOBODY,
-    Action.ADMINISTER: Reach.NOBODY,
-    Action.SUPERVISE: Reach.NODE,
-    Action.JOIN: Reach.NOBODY,
+SCOPE_OF_ACTION: Final[dict[Action, AccessScope]] = {
+    Action.VIEW: AccessScope.UNOWNED,
+    Action.SUBMIT: AccessScope.UNOWNED,
+    Action.CHANGE_OWN: AccessScope.JOB,
+    Action.VIEW_OUTPUT: AccessScope.JOB,
+    Action.MANAGE_OWN_TOKENS: AccessScope.TOKEN,
+    Action.MANAGE_PROJECT: AccessScope.PROJECT,
+    Action.OPERATE: AccessScope.UNOWNED,
+    Action.ADMINISTER: AccessScope.UNOWNED,
+    Action.SUPERVISE: AccessScope.NODE,
+    Action.JOIN: AccessScope.UNOWNED,
 }
 
 _USER: Final = frozenset(
-    {Action.SEE, Action.SUBMIT, Action.CHANGE_OWN, Action.SEE_OUTPUT, Action.OWN_TOKENS, Action.MANAGE_PROJECT}
+    {Action.VIEW, Action.SUBMIT, Action.CHANGE_OWN, Action.VIEW_OUTPUT, Action.MANAGE_OWN_TOKENS, Action.MANAGE_PROJECT}
 )
 GRANTS: Final[dict[UserRole, frozenset[Action]]] = {
-    UserRole.VIEWER: frozenset({Action.SEE}),
+    UserRole.VIEWER: frozenset({Action.VIEW}),
     UserRole.USER: _USER,
     UserRole.OPERATOR: _USER | {Action.OPERATE},
     UserRole.ADMIN: _USER | {Action.OPERATE, Action.ADMINISTER, Action.JOIN},
@@ -52,16 +52,16 @@ GRANTS: Final[dict[UserRole, frozenset[Action]]] = {
 INCLUDES: Final[dict[Action, frozenset[Action]]] = {Action.ADMINISTER: frozenset({Action.MANAGE_PROJECT})}
 
 
-class Verdict(enum.StrEnum):
+class AccessDecision(enum.StrEnum):
     """The answer to a call."""
 
-    YES = "yes"
+    ALLOWED = "yes"
     NOT_SIGNED_IN = "401"
     NOT_PERMITTED = "403"
     NOT_FOUND = "404"  # if the caller must not even learn that the object exists
 
 
-class Tie(enum.StrEnum):
+class CallerRelation(enum.StrEnum):
     """The caller's relation to the object."""
 
     OWN = "own"
@@ -69,38 +69,44 @@ class Tie(enum.StrEnum):
     OTHER_PROJECT = "other project"
 
 
-def judge(
-    role: UserRole, scope: frozenset[Action], action: Action, reach: Reach, tie: Tie, *, project_admin: bool = False
-) -> Verdict:
+def decide(
+    role: UserRole,
+    scope: frozenset[Action],
+    action: Action,
+    access_scope: AccessScope,
+    relation: CallerRelation,
+    *,
+    project_admin: bool = False,
+) -> AccessDecision:
     """Decide on a call by an authenticated caller.
 
     Args:
         role: of the user; NODE for a supervisor and for a join token.
         scope: actions that the token is limited to; empty for all that the role allows.
         action: of the route.
-        reach: of the route.
-        tie: of the caller to the object.
+        access_scope: of the route.
+        relation: of the caller to the object.
         project_admin: whether the caller is an admin of the object's project (or of the project itself).
     """
     if not allows(role, scope, action):
-        return Verdict.NOT_PERMITTED
-    own = tie is Tie.OWN
-    match reach:
-        case Reach.NOBODY:
-            return Verdict.YES
-        case Reach.JOB:
-            return _yes_or(Verdict.NOT_PERMITTED, own or project_admin or role in OVER_JOBS)
-        case Reach.TOKEN:
-            return _yes_or(Verdict.NOT_FOUND, own or allows(role, scope, Action.ADMINISTER))
-        case Reach.SESSION:
-            return _yes_or(Verdict.NOT_FOUND, own)
-        case Reach.PROJECT:
-            return _yes_or(Verdict.NOT_PERMITTED, project_admin or allows(role, scope, Action.ADMINISTER))
-        case Reach.NODE:
-            return _yes_or(Verdict.NOT_PERMITTED, own)
+        return AccessDecision.NOT_PERMITTED
+    own = relation is CallerRelation.OWN
+    match access_scope:
+        case AccessScope.UNOWNED:
+            return AccessDecision.ALLOWED
+        case AccessScope.JOB:
+            return _yes_or(AccessDecision.NOT_PERMITTED, own or project_admin or role in ALL_JOBS_ROLES)
+        case AccessScope.TOKEN:
+            return _yes_or(AccessDecision.NOT_FOUND, own or allows(role, scope, Action.ADMINISTER))
+        case AccessScope.SESSION:
+            return _yes_or(AccessDecision.NOT_FOUND, own)
+        case AccessScope.PROJECT:
+            return _yes_or(AccessDecision.NOT_PERMITTED, project_admin or allows(role, scope, Action.ADMINISTER))
+        case AccessScope.NODE:
+            return _yes_or(AccessDecision.NOT_PERMITTED, own)
 
 
-OVER_JOBS: Final = frozenset({UserRole.OPERATOR, UserRole.ADMIN})  # roles that may change all users' jobs
+ALL_JOBS_ROLES: Final = frozenset({UserRole.OPERATOR, UserRole.ADMIN})  # roles that may change all users' jobs
 
 
 def allows(role: UserRole, scope: frozenset[Action], action: Action) -> bool:
@@ -110,5 +116,5 @@ def allows(role: UserRole, scope: frozenset[Action], action: Action) -> bool:
     )
 
 
-def _yes_or(otherwise: Verdict, yes: bool) -> Verdict:
-    return Verdict.YES if yes else otherwise
+def _yes_or(otherwise: AccessDecision, yes: bool) -> AccessDecision:
+    return AccessDecision.ALLOWED if yes else otherwise

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from phalanx.core.accounting.reports import Reports, StepRecord
 from phalanx.core.ids import Epoch
-from phalanx.core.work.attempt import Attempt, Cause
+from phalanx.core.work.attempt import Attempt, EndCause
 
 
-class Category(enum.StrEnum):
+class TimeCategory(enum.StrEnum):
     """Use of held devices.
 
     PRODUCTIVE: steps that are part of the result. LOST: steps that were repeated later, or not kept. SAVING: training stalled for a
@@ -47,11 +47,11 @@ class Ledger:
 
     def times(self, devices: int) -> Ledger:
         """The ledger of the same span on so many devices."""
-        return Ledger(**{name.value: getattr(self, name.value) * devices for name in Category})
+        return Ledger(**{name.value: getattr(self, name.value) * devices for name in TimeCategory})
 
     def plus(self, other: Ledger) -> Ledger:
         """The sum of both ledgers."""
-        return Ledger(**{name.value: getattr(self, name.value) + getattr(other, name.value) for name in Category})
+        return Ledger(**{name.value: getattr(self, name.value) + getattr(other, name.value) for name in TimeCategory})
 
 
 def sum_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
@@ -73,7 +73,7 @@ def step_ledger(attempt: Attempt, reports: Reports, kept: Iterable[StepRecord], 
     """One device's ledger of an attempt whose job reports steps. Steps outside the span (a node's clock is off) are clipped to it."""
     begin_us, end_us = span_us(attempt, now_s=now_s)
     marks = set(kept)
-    sums = dict.fromkeys(Category, 0)
+    sums = dict.fromkeys(TimeCategory, 0)
     gaps: dict[int, list[int]] = {}
     at_us, generation = begin_us, None
     for record in reports.steps:
@@ -82,21 +82,21 @@ def step_ledger(attempt: Attempt, reports: Reports, kept: Iterable[StepRecord], 
         if record.generation == generation:
             gaps.setdefault(record.generation, []).append(start_us - at_us)
         else:
-            sums[Category.RESTARTING] += start_us - at_us
-        sums[Category.PRODUCTIVE if record in marks else Category.LOST] += stop_us - start_us
+            sums[TimeCategory.RESTARTING] += start_us - at_us
+        sums[TimeCategory.PRODUCTIVE if record in marks else TimeCategory.LOST] += stop_us - start_us
         at_us, generation = stop_us, record.generation
     if generation is None or generation < attempt.generation:
-        sums[Category.RESTARTING] += end_us - at_us
+        sums[TimeCategory.RESTARTING] += end_us - at_us
     else:
         gaps.setdefault(generation, []).append(end_us - at_us)
     for each, lengths in gaps.items():
         saving_us = min(sum(lengths), reports.stalls_us.get(each, 0))
-        sums[Category.SAVING] += saving_us
-        sums[Category.IDLE] += sum(lengths) - saving_us
+        sums[TimeCategory.SAVING] += saving_us
+        sums[TimeCategory.IDLE] += sum(lengths) - saving_us
     return Ledger(**{name.value: value for name, value in sums.items()})
 
 
-def bare_ledger(attempt: Attempt, *, kept: bool, now_s: float) -> Ledger:
+def ledger_without_steps(attempt: Attempt, *, kept: bool, now_s: float) -> Ledger:
     """One device's ledger of an attempt whose job reports no steps: the running time of its last generation is kept or lost as a whole.
 
     The running time of earlier generations counts as lost, since their progress is unknown.
@@ -110,8 +110,8 @@ def bare_ledger(attempt: Attempt, *, kept: bool, now_s: float) -> Ledger:
     first_us = within(attempt.first_running_s if again else attempt.running_s, begin_us)
     asked_us = within(attempt.generation_s, first_us) if again else first_us
     running_us = within(attempt.running_s, asked_us)
-    ends_s = [each.at_s for each in attempt.exits]
-    quiet_us = within(max(ends_s), running_us) if ends_s and not attempt.live else end_us
+    ends_s = [each.ended_s for each in attempt.exits]
+    quiet_us = within(max(ends_s), running_us) if ends_s and not attempt.holds_allocation else end_us
     return Ledger(
         productive=quiet_us - running_us if kept else 0,
         lost=asked_us - first_us + (0 if kept else quiet_us - running_us),
@@ -141,10 +141,10 @@ def attempt_ledgers(
         }
     newest = max((attempt.epoch for attempt in attempts), default=None)
     return {
-        attempt.epoch: bare_ledger(
+        attempt.epoch: ledger_without_steps(
             attempt,
             kept=attempt.epoch == newest
-            and (attempt.live or (succeeded and attempt.ending in (None, Cause.SUCCEEDED))),
+            and (attempt.holds_allocation or (succeeded and attempt.stop_cause in (None, EndCause.SUCCEEDED))),
             now_s=now_s,
         )
         for attempt in attempts

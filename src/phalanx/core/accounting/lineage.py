@@ -16,7 +16,7 @@ from phalanx.core.work.job import Job, JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lineage:
+class StepLineage:
     """All steps, each in either `kept` or `lost`, in order of (epoch, generation, time)."""
 
     kept: tuple[StepRecord, ...]
@@ -29,7 +29,7 @@ class Lineage:
         return sum(1 for count in counts.values() if count > 1)
 
 
-def trace(job: Job, attempts: Sequence[Attempt], reports: Mapping[Epoch, Reports]) -> Lineage:
+def split_steps(job: Job, attempts: Sequence[Attempt], reports: Mapping[Epoch, Reports]) -> StepLineage:
     """Split the steps of a job into kept and lost.
 
     For a running job, all steps of its newest generation count as kept so far. For one that failed, was cancelled or waits again, only
@@ -52,7 +52,7 @@ def trace(job: Job, attempts: Sequence[Attempt], reports: Mapping[Epoch, Reports
         limit = start if limit is None else min(limit, start)
     marks = set(map(id, kept))
     every = [record for key in sorted(steps_of) for record in steps_of[key]]
-    return Lineage(
+    return StepLineage(
         kept=tuple(record for record in every if id(record) in marks),
         lost=tuple(record for record in every if id(record) not in marks),
     )
@@ -74,11 +74,11 @@ def _newest_kept(
     if job.state is JobState.SUCCEEDED or not steps_of:
         return None
     newest = max(steps_of)
-    live = next((attempt for attempt in attempts if attempt.live), None)
+    live = next((attempt for attempt in attempts if attempt.holds_allocation), None)
     if live is not None and (live.epoch, int(live.generation)) <= newest:
         return None
-    if live is not None and live.resume is not None:
-        return live.resume.step
+    if live is not None and live.resume_from is not None:
+        return live.resume_from.step
     published = [checkpoint.step for checkpoint in job.checkpoints]
     if live is not None:  # it has made no step yet, and its checkpoint is not verified yet
         return max(published, default=0)
@@ -86,7 +86,7 @@ def _newest_kept(
     return max(published or durable, default=0)
 
 
-def overlapping(reports: Mapping[Epoch, Reports], *, one_clock: bool) -> int:
+def overlapping_steps(reports: Mapping[Epoch, Reports], *, one_clock: bool) -> int:
     """Number of steps of an older epoch that began at or after the first step of a newer one: two attempts ran at once. Must be 0.
 
     Args:

@@ -9,8 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.core.accounting.ledger import Ledger, attempt_ledgers, sum_ledgers
-from phalanx.core.accounting.lineage import Lineage, overlapping, resumed_step, trace
-from phalanx.core.accounting.reports import Reports, SavedRecord, StepRecord, read_reports
+from phalanx.core.accounting.lineage import (
+    StepLineage,
+    overlapping_steps,
+    resumed_step,
+    split_steps,
+)
+from phalanx.core.accounting.reports import (
+    CheckpointRecord,
+    Reports,
+    StepRecord,
+    read_reports,
+)
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.work.attempt import Attempt
@@ -19,7 +29,7 @@ from phalanx.core.work.job import Job, JobState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSeconds:
-    """GPU-seconds by category (see `ledger.Category`); zero for a job without GPUs. Exact to the microsecond."""
+    """GPU-seconds by category (see `ledger.TimeCategory`); zero for a job without GPUs. Exact to the microsecond."""
 
     productive: float
     lost: float
@@ -40,7 +50,7 @@ class NodeShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationLine:
+class GenerationSummary:
     """One generation of an attempt. Steps and times are None for one that made no step."""
 
     generation: int
@@ -54,7 +64,7 @@ class GenerationLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptLine:
+class AttemptSummary:
     """One attempt. Times are Unix seconds.
 
     Attributes:
@@ -81,7 +91,7 @@ class AttemptLine:
     last_step: int | None
     resumed_from_step: int | None
     steps: int
-    generations: tuple[GenerationLine, ...]
+    generations: tuple[GenerationSummary, ...]
     gpu_seconds: GpuSeconds
 
 
@@ -110,7 +120,7 @@ class Receipt:
     goodput: float | None
     wall_s: float
     queued_s: float
-    attempts: tuple[AttemptLine, ...]
+    attempts: tuple[AttemptSummary, ...]
     steps_total: int | None
     steps_kept: int
     steps_lost: int
@@ -119,7 +129,7 @@ class Receipt:
     loss_first: float | None
     loss_last: float | None
     tokens_kept: int
-    checkpoints: tuple[SavedRecord, ...]
+    checkpoints: tuple[CheckpointRecord, ...]
     unread_bytes: int = 0
 
 
@@ -145,7 +155,7 @@ def build_receipt(
     nodes = nodes or {}
     ordered = sorted(attempts, key=lambda attempt: attempt.epoch)
     read = {attempt.epoch: read_reports(attempt.epoch, reports.get(attempt.epoch, ())) for attempt in ordered}
-    lineage = trace(job, ordered, read)
+    lineage = split_steps(job, ordered, read)
     spans = attempt_ledgers(ordered, read, lineage.kept, succeeded=job.state is JobState.SUCCEEDED, now_s=now_s)
     ledger = sum_ledgers(spans[attempt.epoch].times(attempt.allocation.gpus) for attempt in ordered)
     held = sum_ledgers(spans[attempt.epoch] for attempt in ordered)
@@ -172,7 +182,7 @@ def build_receipt(
         steps_kept=len(lineage.kept),
         steps_lost=len(lineage.lost),
         steps_redone=lineage.redone,
-        overlapping_steps=overlapping(read, one_clock=_one_clock(ordered, nodes)),
+        overlapping_steps=overlapping_steps(read, one_clock=_one_clock(ordered, nodes)),
         loss_first=_loss_first(lineage),
         loss_last=losses[-1] if losses else None,
         tokens_kept=sum(record.tokens or 0 for record in lineage.kept),
@@ -188,7 +198,7 @@ def _one_clock(attempts: Sequence[Attempt], nodes: Mapping[NodeId, Node]) -> boo
     return len(boots) == 1 and "" not in boots
 
 
-def _loss_first(lineage: Lineage) -> float | None:
+def _loss_first(lineage: StepLineage) -> float | None:
     """The loss of the very first step, kept or not."""
     made = sorted(
         (*lineage.kept, *lineage.lost),
@@ -197,7 +207,7 @@ def _loss_first(lineage: Lineage) -> float | None:
     return next((record.loss for record in made if record.loss is not None), None)
 
 
-def _line(attempt: Attempt, reports: Reports, lineage: Lineage, span: Ledger) -> AttemptLine:
+def _line(attempt: Attempt, reports: Reports, lineage: StepLineage, span: Ledger) -> AttemptSummary:
     steps = reports.steps
     kept = [record for record in lineage.kept if record.epoch == attempt.epoch]
     numbers = sorted(
@@ -208,7 +218,7 @@ def _line(attempt: Attempt, reports: Reports, lineage: Lineage, span: Ledger) ->
         }
     )
     generations = tuple(_generation(number, attempt, reports) for number in numbers)
-    return AttemptLine(
+    return AttemptSummary(
         epoch=attempt.epoch,
         cause=_cause(attempt),
         why=attempt.why,
@@ -235,20 +245,20 @@ def _line(attempt: Attempt, reports: Reports, lineage: Lineage, span: Ledger) ->
 
 
 def _cause(attempt: Attempt) -> str:
-    if attempt.live:
+    if attempt.holds_allocation:
         return attempt.state.value
-    if attempt.ending is not None:
-        return attempt.ending.value
+    if attempt.stop_cause is not None:
+        return attempt.stop_cause.value
     return attempt.causes[-1].value if attempt.causes else attempt.state.value
 
 
-def _generation(number: int, attempt: Attempt, reports: Reports) -> GenerationLine:
+def _generation(number: int, attempt: Attempt, reports: Reports) -> GenerationSummary:
     steps: list[StepRecord] = [record for record in reports.steps if record.generation == number]
     loads = [record.load_s for record in reports.resumed if record.generation == number]
     resumed = resumed_step(number, steps, reports) if steps or loads else None
-    if resumed is None and number == attempt.generation and attempt.resume is not None:
-        resumed = attempt.resume.step
-    return GenerationLine(
+    if resumed is None and number == attempt.generation and attempt.resume_from is not None:
+        resumed = attempt.resume_from.step
+    return GenerationSummary(
         generation=number,
         resumed_from_step=resumed or None,
         first_step=steps[0].step if steps else None,

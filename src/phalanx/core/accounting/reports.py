@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from phalanx.core.ids import Epoch
-from phalanx.core.jsonline import finite
+from phalanx.core.jsonline import finite_float
 
 LINE_BYTES_MAX: Final = 1 << 20  # a report has at most wire.rank.REPORT_BYTES_MAX (4 KiB); longer lines are skipped
 _US_MAX: Final = 1 << 62  # beyond any clock; bounds values like at_s=1e300
@@ -33,7 +33,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedRecord:
+class CheckpointRecord:
     """One complete checkpoint. Training stalled for `stall_s`; the write of `write_s` ran in parallel."""
 
     epoch: Epoch
@@ -63,7 +63,7 @@ class Reports:
 
     epoch: Epoch
     steps: tuple[StepRecord, ...] = ()
-    saved: tuple[SavedRecord, ...] = ()
+    saved: tuple[CheckpointRecord, ...] = ()
     resumed: tuple[ResumedRecord, ...] = ()
     stalls_us: Mapping[int, int]
     steps_total: int | None = None
@@ -113,7 +113,7 @@ class _Collector:
     epoch: Epoch
     lowest_rank: int | None = None
     steps: set[StepRecord] = field(default_factory=set)
-    saved: set[SavedRecord] = field(default_factory=set)
+    saved: set[CheckpointRecord] = field(default_factory=set)
     resumed: set[ResumedRecord] = field(default_factory=set)
     stalls_us: dict[int, dict[int, int]] = field(
         default_factory=dict
@@ -206,8 +206,8 @@ def _step(epoch: Epoch, line: Mapping[str, Any]) -> StepRecord | None:
     )
 
 
-def _saved(epoch: Epoch, generation: int, step: int, line: Mapping[str, Any]) -> SavedRecord:
-    return SavedRecord(
+def _saved(epoch: Epoch, generation: int, step: int, line: Mapping[str, Any]) -> CheckpointRecord:
+    return CheckpointRecord(
         epoch=epoch,
         generation=generation,
         step=step,
@@ -228,7 +228,7 @@ def _whole(line: Mapping[str, Any], name: str) -> int | None:
 
 def _number(line: Mapping[str, Any], name: str) -> float | None:
     """A finite number; None for NaN, which cannot be plotted or summed."""
-    return finite(line.get(name))
+    return finite_float(line.get(name))
 
 
 def _seconds(line: Mapping[str, Any], name: str) -> float:

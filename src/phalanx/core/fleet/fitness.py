@@ -1,7 +1,7 @@
 """Finds unfit nodes: by their own evidence, or by the links that a gang reported as bad; and limits how many are cordoned for it.
 
-Pure. Its input is what nodes measured before the ranks of a gang started (`node.logic.fitness` judges a node alone). The attempt machine
-calls `judge_links` at the gang barrier, the controller calls `kept_out` to cordon a node. Nothing here measures.
+Pure. Its input is what nodes measured before the ranks of a gang started (`node.logic.preflight_checks` judges a node alone). The attempt machine
+calls `find_faulty_nodes` at the gang barrier, the controller calls `kept_out` to cordon a node. Nothing here measures.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from phalanx.core.ids import NodeId
 PREFLIGHT: Final = "preflight"
 RECOVERY: Final = "recovery"
 """Authors of automatic cordons: before a gang started, or after one failed on the node. Manual cordons carry the operator's name."""
-KEEPERS: Final = (PREFLIGHT, RECOVERY)
-KEPT_OUT_SHARE: Final = 0.4
+AUTOMATIC_CORDON_AUTHORS: Final = (PREFLIGHT, RECOVERY)
+AUTOMATIC_CORDON_SHARE_MAX: Final = 0.4
 """Largest share of the nodes that are up that may be cordoned automatically: past it, the test is likelier wrong than the fleet.
 Source: `maxUnhealthy: 40%`, rounded down, past which Kubernetes' MachineHealthCheck repairs no further node (Cluster API book,
 "Configure a MachineHealthCheck", read 2026-11-21)."""
@@ -34,25 +34,25 @@ class BadLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class NodeFault:
     """A node that is unfit for this gang.
 
     Attributes:
-        kept_out: the evidence is against the node alone, so it is cordoned.
+        cordon: the evidence is against the node alone, so it is cordoned.
         by: the author of the cordon.
         drain: running jobs are moved off too.
     """
 
     node_id: NodeId
     why: str
-    kept_out: bool
+    cordon: bool
     by: str = PREFLIGHT
     drain: bool = False
 
 
-def judge_links(
+def find_faulty_nodes(
     gang: Sequence[NodeId], found: Mapping[NodeId, Sequence[BadLink]], *, spare_later: bool = False
-) -> tuple[Fault, ...]:
+) -> tuple[NodeFault, ...]:
     """The nodes to replace so that no bad link is left, in the order judged; empty without a bad link.
 
     A node with more bad links than each of its partners is at fault: its own port, cable or firewall is the common cause. A node that reaches
@@ -78,7 +78,7 @@ def judge_links(
         own_fault = _at_fault(suspect, all_links)
         named = all_links[suspect] if own_fault else links[suspect]
         faults.append(
-            Fault(node_id=suspect, why=_evidence(suspect, named, rank, own_fault=own_fault), kept_out=own_fault)
+            NodeFault(node_id=suspect, why=_evidence(suspect, named, rank, own_fault=own_fault), cordon=own_fault)
         )
         for peer in links[suspect]:
             del links[peer][suspect]
@@ -91,24 +91,24 @@ def _at_fault(node_id: NodeId, links: Mapping[NodeId, Mapping[NodeId, str]]) -> 
     return max(others) < own or (own == len(links) - 1 and median(others) < own)
 
 
-def kept_out(node: Node, fault: Fault, nodes: Iterable[Node], now_s: float) -> Node | None:
+def with_automatic_cordon(node: Node, fault: NodeFault, nodes: Iterable[Node], now_s: float) -> Node | None:
     """The node with the cordon of the fault; unchanged if it is already cordoned; None if the limit of automatic cordons is reached.
 
     A preflight cordon does not drain: the jobs that already run there were not what failed.
     """
     if node.cordon is not None:
         return node
-    if room_to_keep_out(nodes) <= 0:
+    if automatic_cordons_left(nodes) <= 0:
         return None
     cordon = Cordon(by=fault.by, why=fault.why, since_s=now_s, drain=fault.drain)
     return replace(node, cordon=cordon, changed_s=now_s)
 
 
-def room_to_keep_out(nodes: Iterable[Node]) -> int:
+def automatic_cordons_left(nodes: Iterable[Node]) -> int:
     """How many more nodes may be cordoned by evidence: at least one of two or more that are up, and never the last one."""
     up = [node for node in nodes if node.state is NodeState.UP]
-    already = sum(node.cordon is not None and node.cordon.by in KEEPERS for node in up)
-    most = max(1, int(KEPT_OUT_SHARE * len(up))) if len(up) > 1 else 0
+    already = sum(node.cordon is not None and node.cordon.by in AUTOMATIC_CORDON_AUTHORS for node in up)
+    most = max(1, int(AUTOMATIC_CORDON_SHARE_MAX * len(up))) if len(up) > 1 else 0
     return most - already
 
 

@@ -15,7 +15,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,9}")  # ASCII digits only: "²".isdigit() 
 _TRAILING: Final = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
 
 
-def expand(text: str) -> tuple[str, ...]:
+def expand_hostlist(text: str) -> tuple[str, ...]:
     """Names in the order written, duplicates dropped.
 
     Raises:
@@ -73,7 +73,7 @@ def _expand_word(word: str) -> Iterator[str]:
             yield f"{head}{number:0{len(first)}d}{tail}"
 
 
-def fold(names: list[str]) -> str:
+def fold_hostlist(names: list[str]) -> str:
     """The shortest host list for sorted names that differ in a trailing number: `gpu[001-004,007]`."""
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []

@@ -29,21 +29,21 @@ class Cordon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Others:
+class ForeignUsage:
     """Resources of a node on a shared engine that jobs outside Phalanx use.
 
     Attributes:
         devices: indices that are not given to our jobs; only their count matters if the engine itself picks the devices.
-        who: for messages, as "Slurm job 812 of alice".
+        owners: for messages, as "Slurm job 812 of alice".
     """
 
     devices: tuple[int, ...] = ()
     cpus: int = 0
     memory_bytes: int = 0
-    who: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
 
 
-NO_OTHERS: Final = Others()
+NO_FOREIGN_USAGE: Final = ForeignUsage()
 COUNT_MAX: Final = 1 << 60  # of anything on one server; an exbibyte of memory
 
 
@@ -58,15 +58,15 @@ class Node:
         virtual: its devices are slots on the CPU.
         down_cause: why it is DOWN, for messages; empty while UP.
         per_attempt: its engine starts a supervisor for each attempt; the node itself has no supervisor and no lease.
-        others: usage by jobs outside Phalanx.
+        foreign_usage: usage by jobs outside Phalanx.
         nics: its network ports, as its supervisor found them at start.
         probe_port: where its supervisor answers link probes of other nodes; 0 if it does not.
-        slow: what the last calibration measured as too slow, for messages; the node is used only if nothing else fits. Empty for a good node.
-        runs_as: the supervisor's own account, if it runs jobs under their owners' accounts; only this account sees the head's folders. Empty
+        slow_reason: what the last calibration measured as too slow, for messages; the node is used only if nothing else fits. Empty for a good node.
+        supervisor_account: the supervisor's own account, if it runs jobs under their owners' accounts; only this account sees the head's folders. Empty
             if all jobs run under one account.
-        marks: decaying sum of recent faults (`core.recovery.lemon`), computed at `marked_s`.
-        lemon: why it fails gangs more often than other nodes, for messages; the node is used only if nothing else fits. Empty for a good node.
-        sees_head_files: verified that the head's checkpoints and outputs have the same paths here.
+        fault_score: decaying sum of recent faults (`core.recovery.lemon`), computed at `fault_score_s`.
+        bad_node_reason: why it fails gangs more often than other nodes, for messages; the node is used only if nothing else fits. Empty for a good node.
+        shares_head_files: verified that the head's checkpoints and outputs have the same paths here.
     """
 
     id: NodeId
@@ -85,27 +85,27 @@ class Node:
     joined_s: float = 0.0
     changed_s: float = 0.0
     down_cause: str = ""
-    failures: int = 0
+    failure_count: int = 0
     per_attempt: bool = False
-    others: Others = NO_OTHERS
-    slow: str = ""
+    foreign_usage: ForeignUsage = NO_FOREIGN_USAGE
+    slow_reason: str = ""
     nics: tuple[Nic, ...] = ()
     probe_port: int = 0
-    sees_head_files: bool = False
-    runs_as: str = ""
-    marks: float = 0.0
-    marked_s: float = 0.0
-    lemon: str = ""
+    shares_head_files: bool = False
+    supervisor_account: str = ""
+    fault_score: float = 0.0
+    fault_score_s: float = 0.0
+    bad_node_reason: str = ""
 
-    def miscounted(self) -> str:
+    def invalid_count(self) -> str:
         """Which count reported by the supervisor is invalid; empty if all are valid."""
         counts = {
             "cpus": self.cpus,
             "memory_bytes": self.memory_bytes,
-            "others.cpus": self.others.cpus,
-            "others.memory_bytes": self.others.memory_bytes,
+            "others.cpus": self.foreign_usage.cpus,
+            "others.memory_bytes": self.foreign_usage.memory_bytes,
             "probe_port": self.probe_port,
-            "failures": self.failures,
+            "failures": self.failure_count,
             **{f"devices[{at}].index": one.index for at, one in enumerate(self.devices)},
             **{f"devices[{at}].memory_bytes": one.memory_bytes for at, one in enumerate(self.devices)},
         }
@@ -117,7 +117,7 @@ class Node:
     @property
     def last_choice(self) -> bool:
         """Whether the node is used only if nothing else fits."""
-        return bool(self.slow or self.lemon)
+        return bool(self.slow_reason or self.bad_node_reason)
 
     @property
     def schedulable(self) -> bool:

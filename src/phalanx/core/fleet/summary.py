@@ -26,7 +26,7 @@ class NodeKind:
         return sum(
             healthy
             for have, memory_bytes, healthy in self.devices
-            if healthy and kind_fits(have, memory_bytes, model, device_memory_bytes, exact=exact)
+            if healthy and model_fits(have, memory_bytes, model, device_memory_bytes, exact=exact)
         )
 
 
@@ -54,7 +54,7 @@ class FleetSummary:
                     have
                     for kind, _ in self.kinds
                     for have, memory_bytes, healthy in kind.devices
-                    if healthy and kind_fits(have, memory_bytes, model, device_memory_bytes)
+                    if healthy and model_fits(have, memory_bytes, model, device_memory_bytes)
                 }
             )
         )
@@ -72,10 +72,10 @@ class FleetSummary:
 
 def summary_of(nodes: Iterable[Node]) -> FleetSummary:
     """Summarise the fleet. Linear in its devices: call it once for each change of the fleet, never for each request."""
-    return counted(Counter(node_kind(node) for node in nodes))
+    return summary_from_counts(Counter(node_kind(node) for node in nodes))
 
 
-def counted(kinds: Counter[NodeKind]) -> FleetSummary:
+def summary_from_counts(kinds: Counter[NodeKind]) -> FleetSummary:
     """The summary of nodes that the caller has already counted by kind."""
     return FleetSummary(tuple(sorted((kind, count) for kind, count in kinds.items() if count > 0)))
 
@@ -95,10 +95,10 @@ def device_fits(device: Device, model: str | None, device_memory_bytes: int, *, 
 
     With `exact`, the model must equal the fleet's own name.
     """
-    return device.healthy and kind_fits(device.model, device.memory_bytes, model, device_memory_bytes, exact=exact)
+    return device.healthy and model_fits(device.model, device.memory_bytes, model, device_memory_bytes, exact=exact)
 
 
-def kind_fits(
+def model_fits(
     have: str, have_memory_bytes: int, model: str | None, device_memory_bytes: int, *, exact: bool = False
 ) -> bool:
     """The same for a model and a memory size."""

@@ -25,7 +25,7 @@ _Path = tuple[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class TopologyTree:
     """The domains of a fleet, by position: the n-th node of the sequence it was built from.
 
     Attributes:
@@ -51,13 +51,13 @@ class Tree:
         innermost = self.domains[-1] if self.domains else (0,) * len(self.node_ids)
         return tuple(zip(innermost, self.node_ids, strict=True))
 
-    def order(self) -> tuple[int, ...]:
+    def sorted_positions(self) -> tuple[int, ...]:
         """Positions sorted by `order_keys`."""
         keys = self.order_keys()
         return tuple(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def tree_of(nodes: Sequence[Node]) -> Tree:
+def build_topology_tree(nodes: Sequence[Node]) -> TopologyTree:
     """The tree that the labels describe. A node given twice (one number per kind of device) is in the same domains twice."""
     levels = tuple(level for level in LEVELS if any(node.labels.get(level) for node in nodes))
     paths = [_path(node, levels) for node in nodes]
@@ -67,7 +67,7 @@ def tree_of(nodes: Sequence[Node]) -> Tree:
         number = {path: position for position, path in enumerate(known)}
         domains.append(tuple(number[path[:depth]] for path in paths))
         names.append(tuple("/".join(word for _, word in path) for path in known))
-    return Tree(
+    return TopologyTree(
         levels=levels, domains=tuple(domains), names=tuple(names), node_ids=tuple(str(node.id) for node in nodes)
     )
 

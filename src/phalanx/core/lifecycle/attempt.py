@@ -9,29 +9,47 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from phalanx.core.fleet.fitness import Fault, judge_links
+from phalanx.core.fleet.fitness import NodeFault, find_faulty_nodes
 from phalanx.core.ids import NodeId
-from phalanx.core.lifecycle import orders
-from phalanx.core.lifecycle.facts import Case, Facts, Outcome, line
-from phalanx.core.lifecycle.happenings import Happening, MemberLost, Remind, StartOverdue, StopWanted
+from phalanx.core.lifecycle import gang_commands
+from phalanx.core.lifecycle.events import (
+    AttemptEvent,
+    MemberLost,
+    ReminderDue,
+    StartOverdue,
+    StopRequested,
+)
 from phalanx.core.lifecycle.settle import settle
+from phalanx.core.lifecycle.transitions import (
+    AttemptCase,
+    TransitionContext,
+    TransitionResult,
+    story_line,
+)
 from phalanx.core.state.events import (
+    AttemptWithdrawn,
     CheckpointFailed,
     CheckpointSaved,
-    MemberFroze,
+    MemberFrozen,
     MemberHung,
     MemberReady,
     MemberRefused,
     MemberStarted,
     MemberStopped,
-    Progressed,
+    ProgressReported,
     TaskExited,
-    Withdrawn,
 )
-from phalanx.core.state.revise import replace
+from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.story import StoryLine
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause, Member, MemberState, TaskExit
-from phalanx.core.work.failure import Evidence
+from phalanx.core.work.attempt import (
+    Attempt,
+    AttemptState,
+    EndCause,
+    Member,
+    MemberState,
+    TaskExit,
+)
+from phalanx.core.work.failure import FailureEvidence
 from phalanx.core.work.job import Job
 
 CHECKPOINTS_KEPT: Final = 2
@@ -40,33 +58,33 @@ CLOCK_OFF_S: Final = 5.0
 below the shortest usual grace period."""
 _S = AttemptState
 _ACCOUNTED: Final = (MemberState.STOPPED, MemberState.LOST)
-_FROM_A_NODE: Final = (MemberReady, MemberRefused, MemberStarted, TaskExited, MemberStopped, MemberFroze, MemberHung)
+_FROM_A_NODE: Final = (MemberReady, MemberRefused, MemberStarted, TaskExited, MemberStopped, MemberFrozen, MemberHung)
 
 
-def transition(case: Case, happening: Happening, facts: Facts) -> Outcome:
+def transition(case: AttemptCase, event: AttemptEvent, facts: TransitionContext) -> TransitionResult:
     """Apply an event. Unknown pairs of state and event, and events of another epoch or generation, change nothing."""
     attempt = case.attempt
-    if attempt is None or not _current(attempt, happening):
+    if attempt is None or not _current(attempt, event):
         return _unchanged(case)
-    handler = TABLE.get((attempt.state, type(happening)))
-    return _unchanged(case) if handler is None else handler(case, attempt, happening, facts)
+    handler = TRANSITIONS.get((attempt.state, type(event)))
+    return _unchanged(case) if handler is None else handler(case, attempt, event, facts)
 
 
-def _current(attempt: Attempt, happening: Happening) -> bool:
+def _current(attempt: Attempt, happening: AttemptEvent) -> bool:
     if isinstance(happening, CheckpointSaved):
         return happening.resume.epoch == attempt.epoch
-    if isinstance(happening, (Progressed, CheckpointFailed, Withdrawn)):
+    if isinstance(happening, (ProgressReported, CheckpointFailed, AttemptWithdrawn)):
         return happening.epoch == attempt.epoch
     if isinstance(happening, _FROM_A_NODE):
         return happening.epoch == attempt.epoch and happening.generation == attempt.generation
     return True
 
 
-def _unchanged(case: Case) -> Outcome:
-    return Outcome(job=case.job, attempt=case.attempt)
+def _unchanged(case: AttemptCase) -> TransitionResult:
+    return TransitionResult(job=case.job, attempt=case.attempt)
 
 
-def _ready(case: Case, attempt: Attempt, happening: MemberReady, facts: Facts) -> Outcome:
+def _ready(case: AttemptCase, attempt: Attempt, happening: MemberReady, facts: TransitionContext) -> TransitionResult:
     rank_zero = attempt.allocation.grants[0].node_id == happening.node_id
     members = tuple(
         replace(member, bad_links=happening.bad_links) if member.node_id == happening.node_id else member
@@ -83,18 +101,18 @@ def _ready(case: Case, attempt: Attempt, happening: MemberReady, facts: Facts) -
         attempt,
         members=members,
         state=_S.STARTING if whole else attempt.state,
-        resume=happening.resume if rank_zero else attempt.resume,
+        resume_from=happening.resume if rank_zero else attempt.resume_from,
     )
     if not whole:
-        return Outcome(job=case.job, attempt=attempt, lines=late)
-    source = f", from step {attempt.resume.step}" if attempt.resume is not None else ""
-    entry = line(
+        return TransitionResult(job=case.job, attempt=attempt, story=late)
+    source = f", from step {attempt.resume_from.step}" if attempt.resume_from is not None else ""
+    entry = story_line(
         case, facts, "starting", f"{len(attempt.members)} of {len(attempt.members)} nodes ready; ranks start{source}"
     )
-    return Outcome(job=case.job, attempt=attempt, commands=orders.start(attempt), lines=(*late, entry))
+    return TransitionResult(job=case.job, attempt=attempt, commands=gang_commands.start(attempt), story=(*late, entry))
 
 
-def _clock_lines(case: Case, happening: MemberReady, facts: Facts) -> tuple[StoryLine, ...]:
+def _clock_lines(case: AttemptCase, happening: MemberReady, facts: TransitionContext) -> tuple[StoryLine, ...]:
     """Report a wall clock that is off, without refusing the node: if the head's own clock is wrong, all nodes would be refused."""
     off_s = happening.clock_off_s
     if abs(off_s) < CLOCK_OFF_S:
@@ -103,43 +121,57 @@ def _clock_lines(case: Case, happening: MemberReady, facts: Facts) -> tuple[Stor
     text = (
         f"{happening.node_id}: its clock is {abs(off_s):.0f} s {word} the head's; time limits there are off by as much"
     )
-    return (line(case, facts, "clock_off", text, node_id=happening.node_id),)
+    return (story_line(case, facts, "clock_off", text, node_id=happening.node_id),)
 
 
-def _link_faults(case: Case, members: tuple[Member, ...]) -> tuple[Fault, ...]:
+def _link_faults(case: AttemptCase, members: tuple[Member, ...]) -> tuple[NodeFault, ...]:
     """The nodes at fault for bad links within the gang."""
     found = {member.node_id: member.bad_links for member in members}
-    return judge_links(list(found), found, spare_later=len(case.job.avoid) % 2 == 1)
+    return find_faulty_nodes(list(found), found, spare_later=len(case.job.avoided_nodes) % 2 == 1)
 
 
 def _stop_for_links(
-    case: Case, attempt: Attempt, faults: tuple[Fault, ...], late: tuple[StoryLine, ...], facts: Facts
-) -> Outcome:
+    case: AttemptCase,
+    attempt: Attempt,
+    faults: tuple[NodeFault, ...],
+    late: tuple[StoryLine, ...],
+    facts: TransitionContext,
+) -> TransitionResult:
     """Stop a gang with bad links before its start; the nodes at fault are replaced."""
     for fault in faults:
         attempt = _with_member(attempt, fault.node_id, MemberState.READY, why=fault.why)
     why = "; ".join(fault.why for fault in faults)
-    entry = line(case, facts, "unfit", why, node_id=faults[0].node_id)
-    outcome = _stopping(case, attempt, Cause.UNFIT, why, facts, entry)
-    return replace(outcome, lines=(*late, *outcome.lines), faults=faults)
+    entry = story_line(case, facts, "unfit", why, node_id=faults[0].node_id)
+    outcome = _stopping(case, attempt, EndCause.UNFIT, why, facts, entry)
+    return replace(outcome, story=(*late, *outcome.story), faults=faults)
 
 
-def _refused(case: Case, attempt: Attempt, happening: MemberRefused, facts: Facts) -> Outcome:
+def _refused(
+    case: AttemptCase, attempt: Attempt, happening: MemberRefused, facts: TransitionContext
+) -> TransitionResult:
     attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, why=happening.why)
-    cause = Cause.FAILED if happening.charge else Cause.UNFIT if happening.flaw else Cause.START_FAIL
-    if happening.charge and attempt.exit_code is None:
+    cause = (
+        EndCause.FAILED
+        if happening.job_at_fault
+        else EndCause.UNFIT
+        if happening.node_at_fault
+        else EndCause.START_FAIL
+    )
+    if happening.job_at_fault and attempt.exit_code is None:
         attempt = replace(attempt, exit_code=happening.exit_code or 1)
-    entry = line(case, facts, "refused", f"{happening.node_id}: {happening.why}", node_id=happening.node_id)
+    entry = story_line(case, facts, "refused", f"{happening.node_id}: {happening.why}", node_id=happening.node_id)
     outcome = _stopping(case, attempt, cause, f"{happening.node_id}: {happening.why}", facts, entry)
-    if cause is not Cause.UNFIT:
+    if cause is not EndCause.UNFIT:
         return outcome
-    return replace(outcome, faults=(Fault(node_id=happening.node_id, why=happening.why, kept_out=True),))
+    return replace(outcome, faults=(NodeFault(node_id=happening.node_id, why=happening.why, cordon=True),))
 
 
-def _started(case: Case, attempt: Attempt, happening: MemberStarted, facts: Facts) -> Outcome:
+def _started(
+    case: AttemptCase, attempt: Attempt, happening: MemberStarted, facts: TransitionContext
+) -> TransitionResult:
     members = _members_with(attempt, happening.node_id, MemberState.STARTED, unless=_ACCOUNTED)
-    if any(member.state in (MemberState.ASKED, MemberState.READY) for member in members):
-        return Outcome(job=case.job, attempt=replace(attempt, members=members))
+    if any(member.state in (MemberState.REQUESTED, MemberState.READY) for member in members):
+        return TransitionResult(job=case.job, attempt=replace(attempt, members=members))
     attempt = replace(
         attempt,
         members=members,
@@ -148,85 +180,101 @@ def _started(case: Case, attempt: Attempt, happening: MemberStarted, facts: Fact
         first_running_s=attempt.first_running_s or facts.now_s,
     )
     job = case.job if case.job.started_s is not None else replace(case.job, started_s=facts.now_s)
-    entry = line(case, facts, "running", f"all {attempt.allocation.world_size} ranks run")
-    return Outcome(job=job, attempt=attempt, lines=(entry,))
+    entry = story_line(case, facts, "running", f"all {attempt.allocation.world_size} ranks run")
+    return TransitionResult(job=job, attempt=attempt, story=(entry,))
 
 
-def _exited(case: Case, attempt: Attempt, happening: TaskExited, facts: Facts) -> Outcome:
+def _exited(case: AttemptCase, attempt: Attempt, happening: TaskExited, facts: TransitionContext) -> TransitionResult:
     if any(known.rank == happening.exit.rank for known in attempt.exits):
         return _unchanged(case)
     exit = _diagnosed(happening.exit, facts)
     attempt = replace(attempt, exits=(*attempt.exits, exit))
-    if attempt.state is _S.STOPPING or (exit.shell_code == 0 and not exit.by_us):
-        return Outcome(job=case.job, attempt=attempt)
-    if exit.by_us:
+    if attempt.state is _S.STOPPING or (exit.shell_code == 0 and not exit.requested_by_phalanx):
+        return TransitionResult(job=case.job, attempt=attempt)
+    if exit.requested_by_phalanx:
         # Not requested by the head: the supervisor is stopping and ends its tasks. Peers must not wait in a collective.
         why = f"{exit.node_id}: its supervisor ended the tasks{f' ({exit.note})' if exit.note else ''}"
         attempt = _with_member(attempt, exit.node_id, _member(attempt, exit.node_id).state, why=why)
         return _stopping(
-            case, attempt, Cause.NODE_FAIL, why, facts, line(case, facts, "node_left", why, node_id=exit.node_id)
+            case,
+            attempt,
+            EndCause.NODE_FAIL,
+            why,
+            facts,
+            story_line(case, facts, "node_left", why, node_id=exit.node_id),
         )
     how = f"signal {exit.signal}" if exit.code is None else f"exit code {exit.code}"
     if exit.note:
         how = f"{how} ({exit.note})"
-    entry = line(case, facts, "task_failed", f"rank {exit.rank} on {exit.node_id} ended: {how}", node_id=exit.node_id)
+    entry = story_line(
+        case, facts, "task_failed", f"rank {exit.rank} on {exit.node_id} ended: {how}", node_id=exit.node_id
+    )
     return _stopping(case, attempt, None, f"rank {exit.rank} on {exit.node_id}: {how}", facts, entry)
 
 
-def _diagnosed(exit: TaskExit, facts: Facts) -> TaskExit:
+def _diagnosed(exit: TaskExit, facts: TransitionContext) -> TaskExit:
     """The exit with its verdict instead of its evidence, which would be too large for a gang of thousands. Stances are small and stay."""
     if exit.evidence is None and not exit.failed:
         return exit
-    stance = None if exit.evidence is None else exit.evidence.stance
-    verdict = facts.judge(exit) if exit.failed else None
-    return replace(exit, verdict=verdict, evidence=None if stance is None else Evidence(stance=stance))
+    stance = None if exit.evidence is None else exit.evidence.stuck_position
+    verdict = facts.diagnose(exit) if exit.failed else None
+    return replace(exit, diagnosis=verdict, evidence=None if stance is None else FailureEvidence(stuck_position=stance))
 
 
-def _hung(case: Case, attempt: Attempt, happening: MemberHung, facts: Facts) -> Outcome:
+def _hung(case: AttemptCase, attempt: Attempt, happening: MemberHung, facts: TransitionContext) -> TransitionResult:
     """Stop a gang whose ranks make no steps; each node records the stacks of its ranks first."""
     after = "before its first step" if happening.step is None else f"after step {happening.step}"
     text = f"hung: no step for {happening.silent_s:.0f} s {after}; at most {happening.limit_s:.0f} s are usual; taking stacks"
-    entry = line(case, facts, "hung", text, node_id=happening.node_id)
+    entry = story_line(case, facts, "hung", text, node_id=happening.node_id)
     why = f"hung: no step for {happening.silent_s:.0f} s {after}"
-    return _stopping(case, attempt, Cause.HANG, why, facts, entry)
+    return _stopping(case, attempt, EndCause.HANG, why, facts, entry)
 
 
-def _stopped(case: Case, attempt: Attempt, happening: MemberStopped, facts: Facts) -> Outcome:
+def _stopped(
+    case: AttemptCase, attempt: Attempt, happening: MemberStopped, facts: TransitionContext
+) -> TransitionResult:
     attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, unless=(MemberState.LOST,))
-    if happening.port_in_use and attempt.ending is None:
-        entry = line(
+    if happening.port_in_use and attempt.stop_cause is None:
+        entry = story_line(
             case, facts, "port_in_use", f"{happening.node_id}: the rendezvous port was taken; restarting on another"
         )
-        return _stopping(case, attempt, Cause.PORT_TAKEN, "rendezvous port taken", facts, entry)
+        return _stopping(case, attempt, EndCause.PORT_TAKEN, "rendezvous port taken", facts, entry)
     if attempt.state is not _S.STOPPING and not _finished_on(attempt, happening.node_id):
         # Its tasks did not succeed, whatever the cause: the rest of the gang would wait for them forever.
         why = f"{happening.node_id}: no process of the job runs there any longer"
         attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, why=why)
         return _stopping(
-            case, attempt, Cause.START_FAIL, why, facts, line(case, facts, "stopped", why, node_id=happening.node_id)
+            case,
+            attempt,
+            EndCause.START_FAIL,
+            why,
+            facts,
+            story_line(case, facts, "stopped", why, node_id=happening.node_id),
         )
     return _settle_when_whole(case, attempt, facts)
 
 
 def _finished_on(attempt: Attempt, node_id: NodeId) -> bool:
     """Whether every task of the node succeeded; also true for a node without tasks."""
-    grant = attempt.allocation.on(node_id)
+    grant = attempt.allocation.grant_on(node_id)
     ended = sum(exit.node_id == node_id and exit.shell_code == 0 for exit in attempt.exits)
     return grant is None or ended >= grant.tasks
 
 
-def _froze(case: Case, attempt: Attempt, happening: MemberFroze, facts: Facts) -> Outcome:
+def _froze(case: AttemptCase, attempt: Attempt, happening: MemberFrozen, facts: TransitionContext) -> TransitionResult:
     if happening.thawed:
         text = f"{happening.node_id}: ranks were frozen for {happening.frozen_s:.1f} s without a lease and continue"
-        return Outcome(
-            job=case.job, attempt=attempt, lines=(line(case, facts, "thawed", text, node_id=happening.node_id),)
+        return TransitionResult(
+            job=case.job, attempt=attempt, story=(story_line(case, facts, "thawed", text, node_id=happening.node_id),)
         )
     text = f"{happening.node_id}: frozen for {happening.frozen_s:.1f} s, longer than its collectives tolerate; the gang restarts, uncharged"
-    entry = line(case, facts, "froze", text, node_id=happening.node_id)
-    return _stopping(case, attempt, Cause.FREEZE, text, facts, entry)
+    entry = story_line(case, facts, "froze", text, node_id=happening.node_id)
+    return _stopping(case, attempt, EndCause.FREEZE, text, facts, entry)
 
 
-def _saved(case: Case, attempt: Attempt, happening: CheckpointSaved, facts: Facts) -> Outcome:
+def _saved(
+    case: AttemptCase, attempt: Attempt, happening: CheckpointSaved, facts: TransitionContext
+) -> TransitionResult:
     fresh = replace(happening.resume, saved_s=facts.now_s)
     if any(kept.digest == fresh.digest and kept.path == fresh.path for kept in case.job.checkpoints):
         return _unchanged(case)
@@ -235,57 +283,69 @@ def _saved(case: Case, attempt: Attempt, happening: CheckpointSaved, facts: Fact
     known = sorted((*others, fresh), key=lambda kept: (kept.epoch, kept.step))
     kept, dropped = known[-CHECKPOINTS_KEPT:], known[:-CHECKPOINTS_KEPT]
     job = _progress(replace(case.job, checkpoints=tuple(kept)), fresh.step)
-    if attempt.ending in _WITH_SAVE and not job.spec.saves_on_stop:
+    if attempt.stop_cause in _WITH_SAVE and not job.spec.saves_on_stop:
         job = replace(job, spec=replace(job.spec, saves_on_stop=True))  # the scheduler prefers to preempt such jobs
     text = (
         f"checkpoint of step {fresh.step} published (stall {happening.stall_s:.2f} s, write {happening.write_s:.2f} s)"
     )
-    entry = line(case, facts, "checkpoint", text)
+    entry = story_line(case, facts, "checkpoint", text)
     # The head deletes its own copies (store.kept), and each node deletes its local ones later.
-    own = attempt.kept and not job.spec.checkpoint
-    commands = () if own else orders.drop_checkpoints(case.job, attempt, tuple(old.path for old in dropped))
-    return Outcome(job=job, attempt=attempt, commands=commands, lines=(entry,))
+    own = attempt.head_stores_copies and not job.spec.checkpoint
+    commands = () if own else gang_commands.drop_checkpoints(case.job, attempt, tuple(old.path for old in dropped))
+    return TransitionResult(job=job, attempt=attempt, commands=commands, story=(entry,))
 
 
-def _save_failed(case: Case, attempt: Attempt, happening: CheckpointFailed, facts: Facts) -> Outcome:
+def _save_failed(
+    case: AttemptCase, attempt: Attempt, happening: CheckpointFailed, facts: TransitionContext
+) -> TransitionResult:
     text = f"checkpoint of step {happening.step} failed, training continues: {happening.error}"
-    return Outcome(job=case.job, attempt=attempt, lines=(line(case, facts, "checkpoint_failed", text),))
+    return TransitionResult(job=case.job, attempt=attempt, story=(story_line(case, facts, "checkpoint_failed", text),))
 
 
-def _progressed(case: Case, attempt: Attempt, happening: Progressed, facts: Facts) -> Outcome:
+def _progressed(
+    case: AttemptCase, attempt: Attempt, happening: ProgressReported, facts: TransitionContext
+) -> TransitionResult:
     del facts
     # A step counts as progress for the budget only once a checkpoint contains it, or if the job never saves.
     if case.job.checkpoints:
         return _unchanged(case)
-    return Outcome(job=_progress(case.job, happening.step), attempt=attempt)
+    return TransitionResult(job=_progress(case.job, happening.step), attempt=attempt)
 
 
-def _lost(case: Case, attempt: Attempt, happening: MemberLost, facts: Facts) -> Outcome:
+def _lost(case: AttemptCase, attempt: Attempt, happening: MemberLost, facts: TransitionContext) -> TransitionResult:
     if _member(attempt, happening.node_id).state in _ACCOUNTED:
         return _unchanged(case)
     attempt = _with_member(attempt, happening.node_id, MemberState.LOST, why=happening.why)
     # A lost node explains the failures that its peers reported before.
     attempt = replace(attempt, why=f"{happening.node_id}: {happening.why}")
-    entry = line(case, facts, "node_lost", f"{happening.node_id} is lost: {happening.why}", node_id=happening.node_id)
+    entry = story_line(
+        case, facts, "node_lost", f"{happening.node_id} is lost: {happening.why}", node_id=happening.node_id
+    )
     return _stopping(case, attempt, None, f"{happening.node_id}: {happening.why}", facts, entry)
 
 
-def _stop_wanted(case: Case, attempt: Attempt, happening: StopWanted, facts: Facts) -> Outcome:
-    if attempt.state is _S.STOPPING and _ending(attempt, happening.cause) is attempt.ending:
+def _stop_wanted(
+    case: AttemptCase, attempt: Attempt, happening: StopRequested, facts: TransitionContext
+) -> TransitionResult:
+    if attempt.state is _S.STOPPING and _ending(attempt, happening.cause) is attempt.stop_cause:
         return _unchanged(case)
-    entry = line(case, facts, "stopping", f"{happening.cause.value}: {happening.why}", by=happening.by)
+    entry = story_line(case, facts, "stopping", f"{happening.cause.value}: {happening.why}", by=happening.by)
     return _stopping(case, attempt, happening.cause, happening.why, facts, entry)
 
 
-def _overdue(case: Case, attempt: Attempt, happening: StartOverdue, facts: Facts) -> Outcome:
+def _overdue(
+    case: AttemptCase, attempt: Attempt, happening: StartOverdue, facts: TransitionContext
+) -> TransitionResult:
     names = ", ".join(happening.silent)
     text = f"{names} not ready after {happening.waited_s:.0f} s"
     for node_id in happening.silent:
         attempt = _with_member(attempt, node_id, _member(attempt, node_id).state, why="not ready in time")
-    return _stopping(case, attempt, Cause.START_FAIL, text, facts, line(case, facts, "overdue", text))
+    return _stopping(case, attempt, EndCause.START_FAIL, text, facts, story_line(case, facts, "overdue", text))
 
 
-def _withdrawn(case: Case, attempt: Attempt, happening: Withdrawn, facts: Facts) -> Outcome:
+def _withdrawn(
+    case: AttemptCase, attempt: Attempt, happening: AttemptWithdrawn, facts: TransitionContext
+) -> TransitionResult:
     """The engine started no supervisor and will not start one: every member counts as stopped."""
     members = tuple(
         replace(
@@ -294,13 +354,13 @@ def _withdrawn(case: Case, attempt: Attempt, happening: Withdrawn, facts: Facts)
         for member in attempt.members
     )
     attempt = replace(attempt, members=members)
-    if happening.cause is Cause.FAILED and attempt.exit_code is None:
+    if happening.cause is EndCause.FAILED and attempt.exit_code is None:
         attempt = replace(attempt, exit_code=1)
-    entry = line(case, facts, "withdrawn", happening.why)
+    entry = story_line(case, facts, "withdrawn", happening.why)
     return _stopping(case, attempt, happening.cause, happening.why, facts, entry)
 
 
-def _remind(case: Case, attempt: Attempt, happening: Remind, facts: Facts) -> Outcome:
+def _remind(case: AttemptCase, attempt: Attempt, happening: ReminderDue, facts: TransitionContext) -> TransitionResult:
     node_id, state = happening.node_id, _member(attempt, happening.node_id).state
     if happening.probe_port:
         attempt = replace(
@@ -311,43 +371,53 @@ def _remind(case: Case, attempt: Attempt, happening: Remind, facts: Facts) -> Ou
             ),
         )
     if attempt.state is _S.STOPPING:
-        commands = orders.stop(case, attempt, only=node_id)
-    elif state is MemberState.ASKED:
-        commands = orders.prepare(case.job, attempt, facts, only=node_id)
+        commands = gang_commands.stop(case, attempt, only=node_id)
+    elif state is MemberState.REQUESTED:
+        commands = gang_commands.prepare(case.job, attempt, facts, only=node_id)
     elif attempt.state is _S.STARTING and state is MemberState.READY:
-        commands = orders.start(attempt, only=node_id)
+        commands = gang_commands.start(attempt, only=node_id)
     else:
         commands = ()
-    return Outcome(job=case.job, attempt=attempt, commands=commands)
+    return TransitionResult(job=case.job, attempt=attempt, commands=commands)
 
 
-def _stopping(case: Case, attempt: Attempt, cause: Cause | None, why: str, facts: Facts, entry: StoryLine) -> Outcome:
+def _stopping(
+    case: AttemptCase, attempt: Attempt, cause: EndCause | None, why: str, facts: TransitionContext, entry: StoryLine
+) -> TransitionResult:
     """Stop every member; the first cause stays unless a later one takes precedence (`_ending`)."""
-    attempt = replace(attempt, state=_S.STOPPING, ending=_ending(attempt, cause), why=attempt.why or why)
-    outcome = Outcome(
+    attempt = replace(attempt, state=_S.STOPPING, stop_cause=_ending(attempt, cause), why=attempt.why or why)
+    outcome = TransitionResult(
         job=case.job,
         attempt=attempt,
-        commands=orders.stop(Case(job=case.job, attempt=attempt), attempt),
-        lines=(entry,),
+        commands=gang_commands.stop(AttemptCase(job=case.job, attempt=attempt), attempt),
+        story=(entry,),
     )
-    return outcome.then(_settle_when_whole(Case(job=case.job, attempt=attempt), attempt, facts))
+    return outcome.then(_settle_when_whole(AttemptCase(job=case.job, attempt=attempt), attempt, facts))
 
 
-def _ending(attempt: Attempt, cause: Cause | None) -> Cause | None:
+def _ending(attempt: Attempt, cause: EndCause | None) -> EndCause | None:
     """The cause of the end, given one more: a cancel overrides everything, a requested stop overrides a failure, else the first wins."""
-    if attempt.ending is None or cause is Cause.CANCELLED or (attempt.ending in _FAILURES and cause in _REQUESTED):
+    if (
+        attempt.stop_cause is None
+        or cause is EndCause.CANCELLED
+        or (attempt.stop_cause in _FAILURES and cause in _REQUESTED)
+    ):
         return cause
-    return attempt.ending
+    return attempt.stop_cause
 
 
-def _settle_when_whole(case: Case, attempt: Attempt, facts: Facts) -> Outcome:
+def _settle_when_whole(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> TransitionResult:
     if any(member.state not in _ACCOUNTED for member in attempt.members):
-        return Outcome(job=case.job, attempt=attempt)
-    return settle(Case(job=case.job, attempt=attempt), attempt, facts)
+        return TransitionResult(job=case.job, attempt=attempt)
+    return settle(AttemptCase(job=case.job, attempt=attempt), attempt, facts)
 
 
 def _progress(job: Job, step: int) -> Job:
-    return replace(job, progress_step=step, stalls=0, hangs=0, avoid=()) if step > job.progress_step else job
+    return (
+        replace(job, progress_step=step, charged_restarts=0, hang_restarts=0, avoided_nodes=())
+        if step > job.progress_step
+        else job
+    )
 
 
 def _member(attempt: Attempt, node_id: NodeId) -> Member:
@@ -386,33 +456,40 @@ def _members_with(
     )
 
 
-_REQUESTED: Final = (Cause.CANCELLED, Cause.REQUEUED, Cause.TIMEOUT, Cause.PREEMPTED, Cause.MOVED, Cause.DRAINED)
-_WITH_SAVE: Final = (Cause.PREEMPTED, Cause.MOVED, Cause.REQUEUED, Cause.DRAINED)  # stops with time to save
+_REQUESTED: Final = (
+    EndCause.CANCELLED,
+    EndCause.REQUEUED,
+    EndCause.TIMEOUT,
+    EndCause.PREEMPTED,
+    EndCause.MOVED,
+    EndCause.DRAINED,
+)
+_WITH_SAVE: Final = (EndCause.PREEMPTED, EndCause.MOVED, EndCause.REQUEUED, EndCause.DRAINED)  # stops with time to save
 _FAILURES: Final = (
-    Cause.FREEZE,
-    Cause.HANG,
-    Cause.PORT_TAKEN,
-    Cause.CONTENDED,
-    Cause.START_FAIL,
-    Cause.UNFIT,
-    Cause.NODE_FAIL,
+    EndCause.FREEZE,
+    EndCause.HANG,
+    EndCause.PORT_TAKEN,
+    EndCause.CONTENDED,
+    EndCause.START_FAIL,
+    EndCause.UNFIT,
+    EndCause.NODE_FAIL,
 )
 _ALL: Final = (_S.PLACED, _S.STARTING, _S.RUNNING, _S.STOPPING)
-Handler = Callable[[Case, Attempt, Any, Facts], Outcome]
-TABLE: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
+Handler = Callable[[AttemptCase, Attempt, Any, TransitionContext], TransitionResult]
+TRANSITIONS: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
     (_S.PLACED, MemberReady): _ready,
     (_S.PLACED, StartOverdue): _overdue,
-    **{(state, Withdrawn): _withdrawn for state in (_S.PLACED, _S.STOPPING)},
+    **{(state, AttemptWithdrawn): _withdrawn for state in (_S.PLACED, _S.STOPPING)},
     (_S.STARTING, MemberStarted): _started,
     **{(state, MemberRefused): _refused for state in (_S.PLACED, _S.STARTING)},
     **{(state, TaskExited): _exited for state in (_S.STARTING, _S.RUNNING, _S.STOPPING)},
-    **{(state, MemberFroze): _froze for state in (_S.PLACED, _S.STARTING, _S.RUNNING)},
+    **{(state, MemberFrozen): _froze for state in (_S.PLACED, _S.STARTING, _S.RUNNING)},
     (_S.RUNNING, MemberHung): _hung,
     **{(state, MemberStopped): _stopped for state in _ALL},
     **{(state, CheckpointSaved): _saved for state in _ALL},
     **{(state, CheckpointFailed): _save_failed for state in _ALL},
-    **{(state, Progressed): _progressed for state in _ALL},
+    **{(state, ProgressReported): _progressed for state in _ALL},
     **{(state, MemberLost): _lost for state in _ALL},
-    **{(state, StopWanted): _stop_wanted for state in _ALL},
-    **{(state, Remind): _remind for state in _ALL},
+    **{(state, StopRequested): _stop_wanted for state in _ALL},
+    **{(state, ReminderDue): _remind for state in _ALL},
 }

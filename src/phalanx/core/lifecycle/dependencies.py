@@ -20,11 +20,16 @@ from typing import Final, assert_never
 
 from phalanx.core.errors import NotFound, TryLater
 from phalanx.core.ids import JobId
-from phalanx.core.lifecycle.facts import Case, Facts, Outcome, line
-from phalanx.core.state.relations import Name
+from phalanx.core.lifecycle.transitions import (
+    AttemptCase,
+    TransitionContext,
+    TransitionResult,
+    story_line,
+)
+from phalanx.core.state.relations import UserJobName
 from phalanx.core.state.world import World
-from phalanx.core.work.dependency import Dependency, DependencyKind, sentence
-from phalanx.core.work.job import Job, JobState, Reason
+from phalanx.core.work.dependency import Dependency, DependencyKind, describe_dependencies
+from phalanx.core.work.job import Job, JobState, WaitReasonCode
 
 NEVER_RAN: Final = 143  # exit code of a job that ended before it ran; the same as for a cancelled job
 _OVER: Final = {
@@ -41,13 +46,13 @@ _OF_ONE: Final = (
 )
 _OF_FAILURE: Final = (DependencyKind.AFTER_OK, DependencyKind.AFTER_NOT_OK)
 
-States = Mapping[JobId, JobState]
+JobStates = Mapping[JobId, JobState]
 
 
-class Verdict(enum.Enum):
+class ConditionState(enum.Enum):
     """State of a condition."""
 
-    HOLDS = "holds"
+    MET = "holds"
     OPEN = "open"
     NEVER = "never"
 
@@ -62,15 +67,15 @@ class _Check:
     text: str
 
 
-def verdict(kind: DependencyKind, *, alive: bool, failed: bool) -> Verdict:
+def condition_state(kind: DependencyKind, *, alive: bool, failed: bool) -> ConditionState:
     """Evaluate a condition. `alive`: any of the jobs it names is live; `failed`: any ended without success."""
     match kind:
         case DependencyKind.AFTER_OK | DependencyKind.AFTER_CORR:
-            return Verdict.NEVER if failed else Verdict.OPEN if alive else Verdict.HOLDS
+            return ConditionState.NEVER if failed else ConditionState.OPEN if alive else ConditionState.MET
         case DependencyKind.AFTER_ANY | DependencyKind.SINGLETON:
-            return Verdict.OPEN if alive else Verdict.HOLDS
+            return ConditionState.OPEN if alive else ConditionState.MET
         case DependencyKind.AFTER_NOT_OK:
-            return Verdict.OPEN if alive else Verdict.HOLDS if failed else Verdict.NEVER
+            return ConditionState.OPEN if alive else ConditionState.MET if failed else ConditionState.NEVER
         case _:
             assert_never(kind)
 
@@ -78,31 +83,31 @@ def verdict(kind: DependencyKind, *, alive: bool, failed: bool) -> Verdict:
 # ---- at the submit --------------------------------------------------------------------------------------------------
 
 
-def parent_states(world: World, named: JobId, brought: States | None) -> States:
+def parent_states(world: World, named: JobId, stored: JobStates | None) -> JobStates:
     """States of a job, or of the elements of an array, by id.
 
     Args:
         world: contains live jobs, and some ended ones.
         named: the id in the dependency.
-        brought: states that the API read from the store for this request; the world is newer for jobs that both contain.
+        stored: states that the API read from the store for this request; the world is newer for jobs that both contain.
 
     Raises:
         NotFound: no such job.
         TryLater: a job ended after the store was read, and was dropped from memory already.
 
-    Cost: linear in the elements of an array; without `brought`, in the jobs in memory.
+    Cost: linear in the elements of an array; without `stored`, in the jobs in memory.
     """
     known = world.jobs.get(named)
     if known is not None:
         return {named: known.state}
-    if not brought:
-        brought = {
+    if not stored:
+        stored = {
             job.id: job.state for job in world.jobs.values() if job.array is not None and job.array.array_id == named
         }
-    if not brought:
+    if not stored:
         raise NotFound(f"no job {named} to depend on", hint="phalanx ps -a lists them")
     states: dict[JobId, JobState] = {}
-    for job_id, state in brought.items():
+    for job_id, state in stored.items():
         now = world.jobs.get(job_id)
         if now is None and not state.terminal:
             raise TryLater(f"job {job_id} has just ended; its final state must be read again", hint="submit again")
@@ -111,7 +116,7 @@ def parent_states(world: World, named: JobId, brought: States | None) -> States:
 
 
 def unmet_of(
-    world: World, name: Name, asked: Sequence[Dependency], parents: Mapping[JobId, States]
+    world: World, name: UserJobName, asked: Sequence[Dependency], parents: Mapping[JobId, JobStates]
 ) -> tuple[tuple[Dependency, ...], str]:
     """The conditions that are not met yet, and why if one can never be met. Call it before the job is put.
 
@@ -127,26 +132,28 @@ def unmet_of(
             check = _Check(one, alive=name in world.relations.named, failed=False, text="")
         else:
             check = _check_of(one, parents[one.job_id])
-        match verdict(one.kind, alive=check.alive, failed=check.failed):
-            case Verdict.NEVER:
+        match condition_state(one.kind, alive=check.alive, failed=check.failed):
+            case ConditionState.NEVER:
                 return tuple(unmet), _never(check)
-            case Verdict.OPEN:
+            case ConditionState.OPEN:
                 unmet[_remaining(check)] = None
-            case Verdict.HOLDS:
+            case ConditionState.MET:
                 pass
     return tuple(unmet), ""
 
 
-def first_reason(*, held: bool, unmet: Sequence[Dependency], begin_s: float | None, now_s: float) -> tuple[Reason, str]:
+def first_reason(
+    *, held: bool, unmet: Sequence[Dependency], begin_s: float | None, now_s: float
+) -> tuple[WaitReasonCode, str]:
     """Why a job waits that the scheduler has not considered yet, as a reason and a sentence."""
     if held:
-        return Reason.HELD, ""
+        return WaitReasonCode.HELD, ""
     if unmet:
-        return Reason.DEPENDENCY, sentence(unmet)
-    return (Reason.BEGIN_TIME if begin_s is not None and begin_s > now_s else Reason.NEW), ""
+        return WaitReasonCode.DEPENDENCY, describe_dependencies(unmet)
+    return (WaitReasonCode.BEGIN_TIME if begin_s is not None and begin_s > now_s else WaitReasonCode.NEW), ""
 
 
-def _check_of(condition: Dependency, states: States) -> _Check:
+def _check_of(condition: Dependency, states: JobStates) -> _Check:
     alive = any(not state.terminal for state in states.values())
     failed = next(((id_, state) for id_, state in states.items() if _failed(state)), None)
     job_id, state = failed or next(iter(states.items()))
@@ -156,7 +163,7 @@ def _check_of(condition: Dependency, states: States) -> _Check:
 # ---- when jobs end --------------------------------------------------------------------------------------------------
 
 
-def settle(world: World, ended: Sequence[Job], facts: Facts) -> Iterator[Outcome]:
+def settle(world: World, ended: Sequence[Job], facts: TransitionContext) -> Iterator[TransitionResult]:
     """Outcomes for the jobs that depend on ended ones by id. Apply each outcome before requesting the next.
 
     Jobs that end through these outcomes need another call. Cost: linear in the jobs that are released or cancelled.
@@ -173,7 +180,9 @@ def settle(world: World, ended: Sequence[Job], facts: Facts) -> Iterator[Outcome
             yield _dependent_outcome(world.jobs[job_id], check, facts)
 
 
-def let_singletons_go(world: World, names: Iterable[Name], facts: Facts) -> Iterator[Outcome]:
+def release_singletons(
+    world: World, names: Iterable[UserJobName], facts: TransitionContext
+) -> Iterator[TransitionResult]:
     """Outcomes that release waiting singletons after live jobs gave up these names. Call it once, when no more jobs end.
 
     Cost: for each name with waiting singletons, linear in its live jobs; so a chain of ending jobs must not call it for each.
@@ -181,7 +190,7 @@ def let_singletons_go(world: World, names: Iterable[Name], facts: Facts) -> Iter
     for name in names:
         if name in world.relations.singletons:
             for job in _free_singletons(world, name):
-                yield without(
+                yield with_condition_met(
                     job, Dependency(kind=DependencyKind.SINGLETON), "no earlier job of its name is left", facts
                 )
 
@@ -210,34 +219,42 @@ def _checks(world: World, ended: Sequence[Job]) -> list[_Check]:
     return [check for check in checks if check.condition in relations.dependents]
 
 
-def _dependent_outcome(job: Job, check: _Check, facts: Facts) -> Outcome:
-    match verdict(check.condition.kind, alive=check.alive, failed=check.failed):
-        case Verdict.NEVER:
-            return cancelled(job, _never(check), facts)
-        case Verdict.HOLDS:
-            return without(job, check.condition, check.text, facts)
-        case Verdict.OPEN:
-            unmet = tuple(dict.fromkeys(_remaining(check) if one == check.condition else one for one in job.unmet))
-            return Outcome(job=replace(job, unmet=unmet, detail=_detail(job, unmet)), attempt=None)
+def _dependent_outcome(job: Job, check: _Check, facts: TransitionContext) -> TransitionResult:
+    match condition_state(check.condition.kind, alive=check.alive, failed=check.failed):
+        case ConditionState.NEVER:
+            return cancel_unmeetable(job, _never(check), facts)
+        case ConditionState.MET:
+            return with_condition_met(job, check.condition, check.text, facts)
+        case ConditionState.OPEN:
+            unmet = tuple(
+                dict.fromkeys(_remaining(check) if one == check.condition else one for one in job.unmet_dependencies)
+            )
+            return TransitionResult(
+                job=replace(job, unmet_dependencies=unmet, detail=_detail(job, unmet)), attempt=None
+            )
 
 
-def cancelled(job: Job, why: str, facts: Facts) -> Outcome:
+def cancel_unmeetable(job: Job, why: str, facts: TransitionContext) -> TransitionResult:
     """Cancel a job with a condition that can never be met."""
-    entry = line(Case(job=job), facts, "cancelled", f"cancelled before it ran: {why}")
+    entry = story_line(AttemptCase(job=job), facts, "cancelled", f"cancelled before it ran: {why}")
     after = replace(job, state=JobState.CANCELLED, ended_s=facts.now_s, exit_code=NEVER_RAN, detail=why, held=False)
-    return Outcome(job=after, attempt=None, lines=(entry,))
+    return TransitionResult(job=after, attempt=None, story=(entry,))
 
 
-def without(job: Job, condition: Dependency, text: str, facts: Facts) -> Outcome:
+def with_condition_met(job: Job, condition: Dependency, text: str, facts: TransitionContext) -> TransitionResult:
     """Remove a met condition from the job; after the last one, the job may start."""
-    unmet = tuple(one for one in job.unmet if one != condition)
+    unmet = tuple(one for one in job.unmet_dependencies if one != condition)
     reason, detail = first_reason(held=job.held, unmet=unmet, begin_s=job.spec.begin_s, now_s=facts.now_s)
-    after = replace(job, unmet=unmet, reason=reason, detail=detail)
-    lines = () if unmet else (line(Case(job=job), facts, "dependencies_met", f"its dependencies are met: {text}"),)
-    return Outcome(job=after, attempt=None, lines=lines)
+    after = replace(job, unmet_dependencies=unmet, reason=reason, detail=detail)
+    lines = (
+        ()
+        if unmet
+        else (story_line(AttemptCase(job=job), facts, "dependencies_met", f"its dependencies are met: {text}"),)
+    )
+    return TransitionResult(job=after, attempt=None, story=lines)
 
 
-def _free_singletons(world: World, name: Name) -> list[Job]:
+def _free_singletons(world: World, name: UserJobName) -> list[Job]:
     """Waiting singletons without an earlier live job of their name. Elements of one array do not wait for each other."""
     earliest: dict[JobId, int] = {}  # by array, or job
     for job_id in world.relations.named.get(name, ()):
@@ -265,7 +282,7 @@ def _remaining(check: _Check) -> Dependency:
 
 
 def _detail(job: Job, unmet: Sequence[Dependency]) -> str:
-    return sentence(unmet) if job.reason is Reason.DEPENDENCY else job.detail
+    return describe_dependencies(unmet) if job.reason is WaitReasonCode.DEPENDENCY else job.detail
 
 
 def _failed(state: JobState) -> bool:

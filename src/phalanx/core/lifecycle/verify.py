@@ -9,12 +9,12 @@ from phalanx.core.state.world import World
 from phalanx.core.work.job import Job, JobState
 
 
-def rejection(world: World, placement: Placement) -> str:
+def rejection_reason(world: World, placement: Placement) -> str:
     """Why the placement cannot be committed; empty if it can. Checks invariants 1, 2, 4 to 7 and 12 of the design."""
     job = world.jobs.get(placement.job_id)
     if job is None or job.state is not JobState.PENDING or job.held or job.cancelled_by:
         return "the job no longer waits"
-    if job.unmet:
+    if job.unmet_dependencies:
         return "its dependencies are not met yet"
     if _array_full(world, job):
         return "its array runs as many elements as it may"
@@ -29,7 +29,7 @@ def rejection(world: World, placement: Placement) -> str:
         if reservation.begun and not reservation.admits(job.user, job.queue):
             reserved = [grant.node_id for grant in placement.allocation.grants if grant.node_id in reservation.nodes]
             if reserved:
-                return f"{reserved[0]} is reserved for {reservation.holders} ({reservation.id})"
+                return f"{reserved[0]} is reserved for {reservation.holders_text} ({reservation.id})"
     seen: set[NodeId] = set()
     for grant in placement.allocation.grants:
         node = world.nodes.get(grant.node_id)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from phalanx.core.recovery.lemon import poisson_tail
+from phalanx.core.recovery.bad_nodes import poisson_tail
 
 SHORT_MAX: Final = 0.01  # share of the time in which a node may be missing
 REPAIR_DEFAULT_S: Final = 3 * 86_400.0

@@ -17,13 +17,22 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.fleet.topology import Tree
-from phalanx.core.scheduling.entry import NEVER_S, Because, Decision, Entry, Klass, Listener, Throttle, Verb
+from phalanx.core.fleet.topology import TopologyTree
 from phalanx.core.scheduling.needs import Need, Places
-from phalanx.core.scheduling.pool import Pool
+from phalanx.core.scheduling.policy import (
+    NEVER_S,
+    ArrayThrottle,
+    Decision,
+    DecisionKind,
+    JobClass,
+    JobEntry,
+    Policy,
+    StopReason,
+)
+from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.scheduling.quota import QuotaTree
 
-_NO_LISTENER: Final = Listener()
+_NO_LISTENER: Final = Policy()
 
 
 class Board:
@@ -33,39 +42,39 @@ class Board:
         pools: one per kind of device; `kind[node]` is the index of a node's pool.
         restart_cost_s: work that a preemption or a move costs the job: its restart and unsaved progress.
         waiting, running: by seq.
-        here: entries with devices on each node.
+        jobs_on_node: entries with devices on each node.
         ranks: number of running entries of each rank.
-        groups: running entries by queue and rank, then by seq: all of a group are preemptible by the same jobs.
+        running_by_queue: running entries by queue and rank, then by seq: all of a group are preemptible by the same jobs.
         elastic: number of running jobs that may have more nodes than their minimum.
-        down: nodes that left and are not back.
-        outside: devices in use outside Phalanx, of the nodes that have some.
-        slow: bitset of nodes that are slow or fail gangs: used only if nothing else fits.
-        lends: some queue has a quota that others may borrow.
+        closed_nodes: nodes that left and are not back.
+        foreign_devices: devices in use outside Phalanx, of the nodes that have some.
+        last_choice_nodes: bitset of nodes that are slow or fail gangs: used only if nothing else fits.
+        has_lendable_quota: some queue has a quota that others may borrow.
     """
 
     __slots__ = (
         "_classes",
         "_listener",
+        "closed_nodes",
         "cpus",
         "decisions",
-        "down",
+        "devices_of_node",
         "elastic",
-        "groups",
-        "here",
-        "kind",
-        "lends",
+        "foreign_devices",
+        "has_lendable_quota",
+        "jobs_on_node",
+        "last_choice_nodes",
         "memory",
-        "outside",
+        "node_devices_max",
+        "pool_of_node",
         "pools",
         "quotas",
         "ranks",
         "restart_cost_s",
         "running",
-        "size",
-        "slow",
+        "running_by_queue",
         "tree",
         "twins",
-        "unit",
         "waiting",
     )
 
@@ -74,44 +83,44 @@ class Board:
         sizes: Sequence[int],
         *,
         restart_cost_s: float = 60.0,
-        pools: Sequence[Pool] = (),
-        kind: Sequence[int] = (),
+        pools: Sequence[DevicePool] = (),
+        pool_of_node: Sequence[int] = (),
         quotas: QuotaTree | None = None,
         cpus: list[int] | None = None,
         memory: list[int] | None = None,
         twins: dict[int, tuple[int, ...]] | None = None,
-        tree: Tree | None = None,
-        lends: bool = False,
+        tree: TopologyTree | None = None,
+        has_lendable_quota: bool = False,
     ) -> None:
-        self.pools = list(pools) or [Pool(sizes)]
-        self.kind = list(kind) or [0] * len(sizes)
-        self.size = list(sizes)
-        self.unit = max(self.size, default=0)
+        self.pools = list(pools) or [DevicePool(sizes)]
+        self.pool_of_node = list(pool_of_node) or [0] * len(sizes)
+        self.devices_of_node = list(sizes)
+        self.node_devices_max = max(self.devices_of_node, default=0)
         self.cpus = cpus or []
         self.memory = memory or []
         self.twins = twins or {}
         self.quotas = quotas
-        self.lends = lends
+        self.has_lendable_quota = has_lendable_quota
         self.tree = tree
         self.restart_cost_s = restart_cost_s
-        self.waiting: dict[int, Entry] = {}
-        self.running: dict[int, Entry] = {}
-        self.here: list[list[Entry]] = [[] for _ in sizes]
+        self.waiting: dict[int, JobEntry] = {}
+        self.running: dict[int, JobEntry] = {}
+        self.jobs_on_node: list[list[JobEntry]] = [[] for _ in sizes]
         self.ranks: Counter[int] = Counter()
-        self.groups: dict[tuple[int, int], dict[int, Entry]] = {}
+        self.running_by_queue: dict[tuple[int, int], dict[int, JobEntry]] = {}
         self.elastic = 0
         self.decisions: list[Decision] = []
-        self.down: set[int] = set()
-        self.outside: dict[int, int] = {}
-        self.slow = 0
-        self._listener: Listener = _NO_LISTENER
-        self._classes: dict[tuple[object, ...], Klass] = {}
+        self.closed_nodes: set[int] = set()
+        self.foreign_devices: dict[int, int] = {}
+        self.last_choice_nodes = 0
+        self._listener: Policy = _NO_LISTENER
+        self._classes: dict[tuple[object, ...], JobClass] = {}
 
-    def listen(self, listener: Listener) -> None:
+    def attach_policy(self, listener: Policy) -> None:
         """Report every later change to `listener`. The caller owns it; a strong reference here would make the boards of trials reference cycles."""
         self._listener = weakref.proxy(listener)
 
-    def klass(
+    def job_class(
         self,
         needs: tuple[Need, ...],
         *,
@@ -120,13 +129,13 @@ class Board:
         queue: int = 0,
         user: str = "",
         shut: int = 0,
-        throttle: Throttle | None = None,
-    ) -> Klass:
+        throttle: ArrayThrottle | None = None,
+    ) -> JobClass:
         """The class of such jobs; the same object for equal arguments."""
         key = (needs, label, rank, queue, user, shut, id(throttle))
         found = self._classes.get(key)
         if found is None:
-            found = Klass(
+            found = JobClass(
                 number=len(self._classes),
                 needs=needs,
                 gpus=needs[0].gpus,
@@ -142,13 +151,17 @@ class Board:
 
     def need_of(self, gpus: int) -> Need:
         """Whole nodes and the remainder on one more, or a part of one node: the shape of jobs in traces."""
-        whole, rest = divmod(gpus, self.unit)
-        return Need(nodes=1, devices=gpus) if gpus <= self.unit else Need(nodes=whole, devices=self.unit, tail=rest)
+        whole, rest = divmod(gpus, self.node_devices_max)
+        return (
+            Need(nodes=1, devices=gpus)
+            if gpus <= self.node_devices_max
+            else Need(nodes=whole, devices=self.node_devices_max, last_node_devices=rest)
+        )
 
     def domains(self, level: int) -> NDArray[np.int64]:
         """Domain of each node number at the level; the node itself for the last one."""
         domains = self.tree.domains if self.tree is not None else ()
-        return np.array(domains[level] if 0 <= level < len(domains) else range(len(self.size)))
+        return np.array(domains[level] if 0 <= level < len(domains) else range(len(self.devices_of_node)))
 
     @property
     def free_total(self) -> int:
@@ -157,18 +170,18 @@ class Board:
 
     # ---------------------------------------------------------------- queries
 
-    def admits(self, klass: Klass) -> bool:
+    def admits(self, job_class: JobClass) -> bool:
         """Whether quotas and limits allow one more job of the class to start now."""
-        throttle = klass.throttle
+        throttle = job_class.throttle
         if throttle is not None and throttle.running >= throttle.running_max:
             return False
-        return self.quotas is None or self.quotas.admits(klass.queue, klass.user, klass.gpus) is None
+        return self.quotas is None or self.quotas.admits(job_class.queue, job_class.user, job_class.gpus) is None
 
-    def find(self, entry: Entry, shut: int = 0) -> tuple[Need, Places] | None:
+    def find(self, entry: JobEntry, shut: int = 0) -> tuple[Need, Places] | None:
         """The placement of the first need that fits now; nodes to avoid are used only if nothing else fits."""
-        klass = entry.klass
+        klass = entry.job_class
         for need in klass.needs:
-            avoided = entry.avoid | self.slow
+            avoided = entry.avoided_nodes | self.last_choice_nodes
             for closed in (klass.shut | shut | avoided, klass.shut | shut):
                 places = self.find_need(need, closed)
                 if places is not None:
@@ -185,12 +198,12 @@ class Board:
                 return places
         return None
 
-    def _widest(self, klass: Klass, need: Need, places: Places, shut: int) -> tuple[Need, Places]:
+    def _widest(self, job_class: JobClass, need: Need, places: Places, shut: int) -> tuple[Need, Places]:
         """Widen an elastic job to as many nodes as are free, up to its maximum and its queue's limits."""
         best = (need, places)
         for nodes in range(need.nodes + 1, need.nodes_max + 1):
             wider = replace(need, nodes=nodes)
-            if self.quotas is not None and self.quotas.admits(klass.queue, klass.user, wider.gpus) is not None:
+            if self.quotas is not None and self.quotas.admits(job_class.queue, job_class.user, wider.gpus) is not None:
                 break
             found = self.find_need(wider, shut)
             if found is None:
@@ -200,136 +213,138 @@ class Board:
 
     # ---------------------------------------------------------------- events
 
-    def arrive(self, entry: Entry) -> None:
+    def add_waiting(self, entry: JobEntry) -> None:
         """A job waits since its submit."""
-        entry.waits_from_s = entry.submit_s
+        entry.waiting_since_s = entry.submit_s
         self.waiting[entry.seq] = entry
-        self._listener.arrived(entry)
+        self._listener.on_waiting(entry)
 
-    def adopt(self, entry: Entry, need: Need, places: Places, since_s: float) -> None:
+    def add_running(self, entry: JobEntry, need: Need, places: Places, since_s: float) -> None:
         """A job was already running when this board was built."""
-        entry.since_s = entry.moved_s = since_s
+        entry.started_s = entry.placed_s = since_s
         self.running[entry.seq] = entry
         self._hold(entry, need, places)
-        self._listener.adopted(entry)
+        self._listener.on_adopted(entry)
 
-    def withdraw_together(self, entries: Sequence[Entry]) -> None:
+    def withdraw(self, entries: Sequence[JobEntry]) -> None:
         """Remove these waiting jobs."""
         for entry in entries:
             del self.waiting[entry.seq]
-        self._listener.left_together(entries)
+        self._listener.on_withdrawn(entries)
 
-    def reclass(self, changed: Sequence[tuple[Entry, Klass]]) -> None:
+    def change_classes(self, changed: Sequence[tuple[JobEntry, JobClass]]) -> None:
         """Move these waiting jobs to other classes; their waiting times are kept."""
-        self.withdraw_together([entry for entry, _ in changed])
+        self.withdraw([entry for entry, _ in changed])
         for entry, klass in changed:
-            entry.klass, entry.gpus, entry.group = klass, klass.gpus, None
-            waits_from_s = entry.waits_from_s
-            self.arrive(entry)
-            entry.waits_from_s = waits_from_s
+            entry.job_class, entry.gpus, entry.similar_jobs = klass, klass.gpus, None
+            waits_from_s = entry.waiting_since_s
+            self.add_waiting(entry)
+            entry.waiting_since_s = waits_from_s
 
-    def end(self, entry: Entry, now_s: float, *, learn: bool = True) -> None:
-        """A running job ended; with `learn`, by itself."""
+    def finish(self, entry: JobEntry, now_s: float, *, learn: bool = True) -> None:
+        """A running job ended; with `add_heads`, by itself."""
         del self.running[entry.seq]
         if learn:
-            self._listener.ended(entry, now_s)
+            self._listener.on_ended(entry, now_s)
         else:
-            self._listener.stopped(entry, now_s)
+            self._listener.on_stopped(entry, now_s)
         self._release(entry)
 
-    def fell(self, entry: Entry, now_s: float, attained_s: float) -> None:
+    def requeue_lost(self, entry: JobEntry, now_s: float, attained_s: float) -> None:
         """A running job stopped without a decision of the policy (a node died, a user requeued it): it waits again."""
         del self.running[entry.seq]
-        self._listener.stopped(entry, now_s)
+        self._listener.on_stopped(entry, now_s)
         self._release(entry)
-        entry.seen_s = max(entry.seen_s, entry.service_s(now_s))
+        entry.service_max_s = max(entry.service_max_s, entry.service_s(now_s))
         entry.attained_s = attained_s
-        entry.since_s = NEVER_S
-        entry.waits_from_s = now_s
+        entry.started_s = NEVER_S
+        entry.waiting_since_s = now_s
         self.waiting[entry.seq] = entry
-        self._listener.arrived(entry)
+        self._listener.on_waiting(entry)
 
-    def undo_start(self, entry: Entry, now_s: float) -> None:
+    def undo_start(self, entry: JobEntry, now_s: float) -> None:
         """The start cannot be carried out: the job waits as before."""
         del self.running[entry.seq]
-        self._listener.stopped(entry, now_s)
+        self._listener.on_stopped(entry, now_s)
         self._release(entry)
-        if entry.since_s >= 0.0:
-            entry.waited_s -= max(0.0, entry.since_s - entry.waits_from_s)
-        entry.since_s = NEVER_S
+        if entry.started_s >= 0.0:
+            entry.waited_s -= max(0.0, entry.started_s - entry.waiting_since_s)
+        entry.started_s = NEVER_S
         self.waiting[entry.seq] = entry
-        self._listener.arrived(entry)
+        self._listener.on_waiting(entry)
 
-    def node_left(self, node: int) -> None:
+    def remove_node(self, node: int) -> None:
         """No new work on the node. The end of its jobs is reported separately, as their attempts end."""
-        self.down.add(node)
-        self.pools[self.kind[node]].leave(node)
+        self.closed_nodes.add(node)
+        self.pools[self.pool_of_node[node]].remove_node(node)
 
-    def node_back(self, node: int) -> None:
+    def restore_node(self, node: int) -> None:
         """The node accepts work again."""
-        self.down.discard(node)
-        self.pools[self.kind[node]].back(node)
+        self.closed_nodes.discard(node)
+        self.pools[self.pool_of_node[node]].restore_node(node)
 
-    def hold_outside(self, node: int, count: int, *, cpus: int = 0, memory_bytes: int = 0) -> None:
+    def set_foreign_usage(self, node: int, count: int, *, cpus: int = 0, memory_bytes: int = 0) -> None:
         """Set the devices of the node in use outside Phalanx, and add the increase in CPUs and bytes. Call it for each number of a node."""
-        more = count - self.outside.get(node, 0)
-        self.outside[node] = count
+        more = count - self.foreign_devices.get(node, 0)
+        self.foreign_devices[node] = count
         if not count:
-            del self.outside[node]
-        pool = self.pools[self.kind[node]]
+            del self.foreign_devices[node]
+        pool = self.pools[self.pool_of_node[node]]
         if cpus or memory_bytes:
             self.cpus[node] -= cpus
             self.memory[node] -= memory_bytes
-            pool.booked(node)
+            pool.mark_changed(node)
         if more > 0:
             pool.take(((node, more),))
         elif more < 0:
-            pool.give(((node, -more),))
+            pool.release(((node, -more),))
 
     # ---------------------------------------------------------------- decisions
 
-    def start(self, entry: Entry, need: Need, places: Places, now_s: float) -> None:
+    def start(self, entry: JobEntry, need: Need, places: Places, now_s: float) -> None:
         """Decide a start. The policy removes the entry from its own order."""
         del self.waiting[entry.seq]
         self.running[entry.seq] = entry
-        entry.waited_s += now_s - entry.waits_from_s
-        entry.since_s = now_s
-        entry.repair = False
+        entry.waited_s += now_s - entry.waiting_since_s
+        entry.started_s = now_s
+        entry.lost_nodes = False
         self._hold(entry, need, places)
-        self.decisions.append(Decision(Verb.START, entry, places))
+        self.decisions.append(Decision(DecisionKind.START, entry, places))
 
-    def stop(self, entry: Entry, now_s: float, other: Entry | None = None, because: Because | None = None) -> None:
+    def stop(
+        self, entry: JobEntry, now_s: float, other: JobEntry | None = None, reason: StopReason | None = None
+    ) -> None:
         """Decide a preemption: the job loses its devices and the restart cost, and waits again."""
         del self.running[entry.seq]
-        entry.attained_s += now_s - entry.since_s - self.restart_cost_s
-        entry.seen_s = max(entry.seen_s, entry.attained_s)
+        entry.attained_s += now_s - entry.started_s - self.restart_cost_s
+        entry.service_max_s = max(entry.service_max_s, entry.attained_s)
         entry.attained_s -= entry.unsaved_s(now_s)
-        entry.since_s = NEVER_S
-        entry.waits_from_s = now_s
+        entry.started_s = NEVER_S
+        entry.waiting_since_s = now_s
         entry.stops += 1
         self._release(entry)
         self.waiting[entry.seq] = entry
-        self.decisions.append(Decision(Verb.STOP, entry, (), other, because))
+        self.decisions.append(Decision(DecisionKind.STOP, entry, (), other, reason))
 
     def move(
         self,
-        entry: Entry,
+        entry: JobEntry,
         need: Need,
         places: Places,
         now_s: float,
-        other: Entry | None = None,
-        because: Because | None = None,
+        other: JobEntry | None = None,
+        reason: StopReason | None = None,
     ) -> None:
         """Decide a move: the job continues elsewhere and loses the restart cost."""
         entry.attained_s -= self.restart_cost_s
-        entry.seen_s = max(entry.seen_s, entry.service_s(now_s))
+        entry.service_max_s = max(entry.service_max_s, entry.service_s(now_s))
         entry.attained_s -= entry.unsaved_s(now_s)
         entry.moves += 1
         self._release(entry)
         self._hold(entry, need, places)
-        self.decisions.append(Decision(Verb.MOVE, entry, places, other, because))
+        self.decisions.append(Decision(DecisionKind.MOVE, entry, places, other, reason))
 
-    def drain(self) -> list[Decision]:
+    def take_decisions(self) -> list[Decision]:
         """Return the decisions since the last call."""
         taken = self.decisions
         self.decisions = []
@@ -337,53 +352,53 @@ class Board:
 
     # ---------------------------------------------------------------- trials
 
-    def give(self, entry: Entry) -> None:
+    def free_devices(self, entry: JobEntry) -> None:
         """Free the entry's devices for a trial; `take` reverts it."""
         self.vacate(entry.need, entry.places)
 
-    def take(self, entry: Entry) -> None:
+    def retake_devices(self, entry: JobEntry) -> None:
         """Revert `give`."""
         self.occupy(entry.need, entry.places)
 
     def occupy(self, need: Need | None, places: Places) -> None:
         """Take these places without a job; `vacate` releases them."""
         if places:
-            self.pools[self.kind[places[0][0]]].take(places)
+            self.pools[self.pool_of_node[places[0][0]]].take(places)
             if need is not None and (need.cpus or need.memory_bytes):
                 self._adjust_host_use(places, -need.cpus, -need.memory_bytes)
 
     def vacate(self, need: Need | None, places: Places) -> None:
         """Release places taken by `occupy`."""
         if places:
-            self.pools[self.kind[places[0][0]]].give(places)
+            self.pools[self.pool_of_node[places[0][0]]].release(places)
             if need is not None and (need.cpus or need.memory_bytes):
                 self._adjust_host_use(places, need.cpus, need.memory_bytes)
 
-    def _hold(self, entry: Entry, need: Need, places: Places) -> None:
+    def _hold(self, entry: JobEntry, need: Need, places: Places) -> None:
         entry.places = places
         entry.need = need
         self.occupy(need, places)
         for node, _ in places:
-            self.here[node].append(entry)
-        klass = entry.klass
+            self.jobs_on_node[node].append(entry)
+        klass = entry.job_class
         if self.quotas is not None:
-            self.quotas.take(klass.queue, klass.user, entry.held)
+            self.quotas.take(klass.queue, klass.user, entry.devices_held)
         if klass.throttle is not None:
             klass.throttle.running += 1
         self.ranks[klass.rank] += 1
-        self.groups.setdefault((klass.queue, klass.rank), {})[entry.seq] = entry
+        self.running_by_queue.setdefault((klass.queue, klass.rank), {})[entry.seq] = entry
         self.elastic += need.nodes_max > 0
 
-    def _release(self, entry: Entry) -> None:
+    def _release(self, entry: JobEntry) -> None:
         self.vacate(entry.need, entry.places)
         for node, _ in entry.places:
-            self.here[node].remove(entry)
-        klass = entry.klass
+            self.jobs_on_node[node].remove(entry)
+        klass = entry.job_class
         if self.quotas is not None:
-            self.quotas.give(klass.queue, klass.user, entry.held)
+            self.quotas.give(klass.queue, klass.user, entry.devices_held)
         if klass.throttle is not None:
             klass.throttle.running -= 1
-        del self.groups[klass.queue, klass.rank][entry.seq]
+        del self.running_by_queue[klass.queue, klass.rank][entry.seq]
         self.ranks[klass.rank] -= 1
         if not self.ranks[klass.rank]:
             del self.ranks[klass.rank]
@@ -397,4 +412,4 @@ class Board:
                 self.cpus[number] += cpus
                 self.memory[number] += memory_bytes
                 if number != node:
-                    self.pools[self.kind[number]].booked(number)
+                    self.pools[self.pool_of_node[number]].mark_changed(number)

@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from phalanx.core.fleet.node import Node, Others
+from phalanx.core.fleet.node import ForeignUsage, Node
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.fleet_index import Fit
-from phalanx.core.scheduling.pool import Pool
+from phalanx.core.scheduling.fleet_index import FleetIndex
+from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.scheduling.quota import QuotaTree
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
-from phalanx.core.work.queue import Queue, Spent
+from phalanx.core.work.queue import Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 
 
-class Seen(Protocol):
+class ClusterSnapshot(Protocol):
     """The state as the scheduler reads it: a world, or a snapshot of one. Never modified here."""
 
     @property
@@ -37,76 +37,78 @@ class Seen(Protocol):
     @property
     def reservations(self) -> Mapping[ReservationId, Reservation]: ...  # noqa: D102
     @property
-    def spent(self) -> Mapping[QueueId, Spent]: ...  # noqa: D102
+    def queue_usage(self) -> Mapping[QueueId, QueueUsage]: ...  # noqa: D102
 
 
-def held_outside(fit: Fit, seen: Seen, node_ids: Iterable[NodeId]) -> dict[int, int]:
+def foreign_devices_in_use(fit: FleetIndex, snapshot: ClusterSnapshot, node_ids: Iterable[NodeId]) -> dict[int, int]:
     """Devices in use that belong to no attempt, for each number of the nodes. Cost: the nodes, and one pass over all attempts."""
     own_usage: dict[NodeId, set[int]] = {node_id: set() for node_id in node_ids}
-    for attempt in seen.attempts.values():
+    for attempt in snapshot.attempts.values():
         for grant in attempt.allocation.grants:
             if grant.node_id in own_usage:
                 own_usage[grant.node_id].update(grant.devices)
     found: dict[int, int] = {}
     for node_id, own in own_usage.items():
-        held = seen.usage.get(node_id, EMPTY_USAGE).devices - own
-        for number in fit.numbers[node_id]:
-            found[number] = sum(index in held for index in fit.indices[number]) if held else 0
+        held = snapshot.usage.get(node_id, EMPTY_USAGE).devices - own
+        for number in fit.numbers_of_node[node_id]:
+            found[number] = sum(index in held for index in fit.healthy_devices[number]) if held else 0
     return found
 
 
-def take_difference(board: Board, fit: Fit, seen: Seen, before: Mapping[NodeId, Others]) -> set[int]:
+def apply_foreign_usage(
+    board: Board, fit: FleetIndex, snapshot: ClusterSnapshot, before: Mapping[NodeId, ForeignUsage]
+) -> set[int]:
     """Update the board for nodes whose foreign usage was `before`; returns the numbers where it increased."""
     increased: set[int] = set()
-    for number, count in held_outside(fit, seen, before).items():
+    for number, count in foreign_devices_in_use(fit, snapshot, before).items():
         node = fit.nodes[number]
-        old, new = before[node.id], node.others
-        more = count - board.outside.get(number, 0)
+        old, new = before[node.id], node.foreign_usage
+        more = count - board.foreign_devices.get(number, 0)
         cpus, memory_bytes = new.cpus - old.cpus, new.memory_bytes - old.memory_bytes
-        board.hold_outside(number, count, cpus=cpus, memory_bytes=memory_bytes)
+        board.set_foreign_usage(number, count, cpus=cpus, memory_bytes=memory_bytes)
         if more > 0 or cpus > 0 or memory_bytes > 0:
             increased.add(number)
     return increased
 
 
-def new_board(fit: Fit, seen: Seen, restart_cost_s: float, wall_s: float) -> Board:
+def build_board(fit: FleetIndex, snapshot: ClusterSnapshot, restart_cost_s: float, wall_s: float) -> Board:
     """The board of a fleet: attempts are still to be adopted, usage outside Phalanx is already taken."""
-    usage = {node_id: seen.usage.get(node_id, EMPTY_USAGE) for node_id in fit.numbers}
+    usage = {node_id: snapshot.usage.get(node_id, EMPTY_USAGE) for node_id in fit.numbers_of_node}
     own_usage: dict[NodeId, list[int]] = {}
-    for attempt in seen.attempts.values():
+    for attempt in snapshot.attempts.values():
         for grant in attempt.allocation.grants:
             booked = own_usage.setdefault(grant.node_id, [0, 0])
             booked[0] += grant.cpus
             booked[1] += grant.memory_bytes
     cpus = [node.cpus - usage[node.id].cpus + own_usage.get(node.id, (0, 0))[0] for node in fit.nodes]
     memory = [node.memory_bytes - usage[node.id].memory_bytes + own_usage.get(node.id, (0, 0))[1] for node in fit.nodes]
-    sizes = fit.sizes
+    sizes = fit.device_counts
     pools = [
-        Pool(
-            [size if kind == own else -1 for size, kind in zip(sizes, fit.kind, strict=True)],
+        DevicePool(
+            [size if kind == own else -1 for size, kind in zip(sizes, fit.model_of_node, strict=True)],
             tree=fit.tree,
             cpus=cpus,
             memory=memory,
         )
-        for own in range(len(fit.kinds))
+        for own in range(len(fit.device_models))
     ]
     quotas = None
-    if any(_has_limits(queue) for queue in seen.queues.values()) or len(seen.queues) > 1:
-        quotas = QuotaTree(seen.queues.values(), sum(sizes), seen.spent.values(), wall_s)
+    if any(_has_limits(queue) for queue in snapshot.queues.values()) or len(snapshot.queues) > 1:
+        quotas = QuotaTree(snapshot.queues.values(), sum(sizes), snapshot.queue_usage.values(), wall_s)
     board = Board(
         sizes,
         restart_cost_s=restart_cost_s,
         pools=pools,
-        kind=fit.kind,
+        pool_of_node=fit.model_of_node,
         quotas=quotas,
         cpus=cpus,
         memory=memory,
         twins=fit.twins,
         tree=fit.tree,
-        lends=any(queue.quota_gpus is not None for queue in seen.queues.values()),
+        has_lendable_quota=any(queue.quota_gpus is not None for queue in snapshot.queues.values()),
     )
-    for number, count in held_outside(fit, seen, fit.numbers).items():
-        board.hold_outside(number, count)
+    for number, count in foreign_devices_in_use(fit, snapshot, fit.numbers_of_node).items():
+        board.set_foreign_usage(number, count)
     return board
 
 

@@ -8,38 +8,48 @@ from typing import Final, Protocol
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.entry import Because, Decision, Entry, Verb
-from phalanx.core.scheduling.fleet_index import Fit
+from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.settings import Policy
-from phalanx.core.state.plan import Stop, Waiting
+from phalanx.core.scheduling.policy import (
+    Decision,
+    DecisionKind,
+    JobEntry,
+    StopReason,
+)
+from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.state.plan import PlannedStop, WaitReason
 from phalanx.core.units import GIB, format_duration
-from phalanx.core.work.attempt import Cause
-from phalanx.core.work.dependency import sentence
-from phalanx.core.work.job import BACKOFF_MAX_S, Job, JobState, Reason
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.dependency import describe_dependencies
+from phalanx.core.work.job import (
+    BACKOFF_MAX_S,
+    Job,
+    JobState,
+    WaitReasonCode,
+)
 from phalanx.core.work.queue import Queue
 
 
-class Known(Protocol):
+class SchedulerView(Protocol):
     """A view of the scheduler; see `scheduler.Scheduler` for its attributes."""
 
-    policy: Policy
+    settings: PolicySettings
     board: Board
-    fit: Fit
-    entries: dict[JobId, Entry]
-    ids: dict[int, JobId]
-    parked: dict[JobId, Waiting]
-    said: dict[tuple[int, int], Waiting]
-    held_over: bool
+    fleet_index: FleetIndex
+    entries: dict[JobId, JobEntry]
+    job_id_by_seq: dict[int, JobId]
+    ineligible: dict[JobId, WaitReason]
+    cached_reasons: dict[tuple[int, int], WaitReason]
+    more_due: bool
 
     @property
-    def due(self) -> Collection[JobId]:
+    def pending_placements(self) -> Collection[JobId]:
         """Started by the policy, not yet placed."""
 
-    def why(self, job: Job) -> Waiting | None:
+    def wait_reason(self, job: Job) -> WaitReason | None:
         """Why the pending job waits."""
 
-    def reserved_for(self, job: Job) -> str:
+    def explain_reservation(self, job: Job) -> str:
         """The reservation that keeps the job off its nodes."""
 
 
@@ -48,87 +58,95 @@ ELIGIBLE: Final = None
 _NAMED_MAX: Final = 3  # names listed in one sentence
 
 
-def not_eligible(job: Job, queue: Queue | None, now_s: float) -> Waiting | None:
+def ineligibility(job: Job, queue: Queue | None, now_s: float) -> WaitReason | None:
     """Why the job may not start regardless of free capacity; ELIGIBLE if it may."""
     if job.held:
-        return Waiting(reason=Reason.HELD, detail=f"job {job.id} is held; to let it start: phalanx release {job.id}")
+        return WaitReason(
+            reason=WaitReasonCode.HELD, detail=f"job {job.id} is held; to let it start: phalanx release {job.id}"
+        )
     if queue is not None and not queue.open:
-        return Waiting(reason=Reason.QUEUE_CLOSED, detail=f"queue {queue.id} is closed")
-    if job.unmet:
-        return Waiting(reason=Reason.DEPENDENCY, detail=sentence(job.unmet))
+        return WaitReason(reason=WaitReasonCode.QUEUE_CLOSED, detail=f"queue {queue.id} is closed")
+    if job.unmet_dependencies:
+        return WaitReason(reason=WaitReasonCode.DEPENDENCY, detail=describe_dependencies(job.unmet_dependencies))
     begin_s = job.spec.begin_s
     if begin_s is not None and now_s < begin_s:
-        return Waiting(
-            reason=Reason.BEGIN_TIME, detail=f"requested begin time is in {format_duration(begin_s - now_s)}"
+        return WaitReason(
+            reason=WaitReasonCode.BEGIN_TIME, detail=f"requested begin time is in {format_duration(begin_s - now_s)}"
         )
     # A larger difference means that the clock was set back meanwhile.
     if 0 < job.not_before_s - now_s <= BACKOFF_MAX_S:
-        return Waiting(reason=Reason.BACKOFF, detail="waits shortly after a failed start")
+        return WaitReason(reason=WaitReasonCode.BACKOFF, detail="waits shortly after a failed start")
     return ELIGIBLE
 
 
-def why_waiting(scheduler: Known, job: Job, entry: Entry) -> Waiting | None:
+def explain_wait(scheduler: SchedulerView, job: Job, entry: JobEntry) -> WaitReason | None:
     """Why an eligible job does not run; None if it does."""
-    if job.id in scheduler.due and scheduler.held_over:
-        return Waiting(
-            reason=Reason.BACKOFF, detail="starts in the next cycle: this one reached its limit of placements"
+    if job.id in scheduler.pending_placements and scheduler.more_due:
+        return WaitReason(
+            reason=WaitReasonCode.BACKOFF, detail="starts in the next cycle: this one reached its limit of placements"
         )
-    if job.id in scheduler.due:
+    if job.id in scheduler.pending_placements:
         return _claimed(scheduler, entry)
-    if entry.since_s >= 0.0:
+    if entry.started_s >= 0.0:
         return None
-    known = scheduler.said.get((entry.klass.number, entry.avoid))
+    known = scheduler.cached_reasons.get((entry.job_class.number, entry.avoided_nodes))
     if known is None:
-        known = scheduler.said[entry.klass.number, entry.avoid] = _why_class_waits(scheduler, job, entry)
+        known = scheduler.cached_reasons[entry.job_class.number, entry.avoided_nodes] = _why_class_waits(
+            scheduler, job, entry
+        )
     return known
 
 
-def _why_class_waits(scheduler: Known, job: Job, entry: Entry) -> Waiting:
+def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> WaitReason:
     """The same for all jobs of a class: computed once until something changes."""
-    board, klass = scheduler.board, entry.klass
+    board, klass = scheduler.board, entry.job_class
     throttle = klass.throttle
     if throttle is not None and throttle.running >= throttle.running_max:
-        return Waiting(
-            reason=Reason.ARRAY_LIMIT,
+        return WaitReason(
+            reason=WaitReasonCode.ARRAY_LIMIT,
             detail=f"{throttle.running} elements of its array run; at most {throttle.running_max} may",
         )
     refusal = board.quotas.admits(klass.queue, klass.user, klass.gpus) if board.quotas is not None else None
     # If no device is free in the whole fleet, the quota is not the reason.
     if refusal is not None and (refusal.queue or board.find(entry) is not None):
-        return Waiting(reason=refusal.reason, detail=refusal.sentence())
+        return WaitReason(reason=refusal.reason, detail=refusal.sentence())
     if board.find(entry) is not None:
         return _behind_others(scheduler, entry)
     if klass.shut and any(board.find_need(need) is not None for need in klass.needs):
-        said = scheduler.reserved_for(job)
+        said = scheduler.explain_reservation(job)
         full = f"reservation {job.spec.reservation} has not enough free capacity now" if job.spec.reservation else ""
-        return Waiting(reason=Reason.RESERVATION, detail=said or full or "the nodes that it fits on are reserved")
+        return WaitReason(
+            reason=WaitReasonCode.RESERVATION, detail=said or full or "the nodes that it fits on are reserved"
+        )
     return _lacks_capacity(scheduler, klass.needs[0], klass.gpus, klass.shut)
 
 
-def _claimed(scheduler: Known, entry: Entry) -> Waiting:
-    names = sorted({scheduler.fit.nodes[number].id for number, _ in entry.places})
+def _claimed(scheduler: SchedulerView, entry: JobEntry) -> WaitReason:
+    names = sorted({scheduler.fleet_index.nodes[number].id for number, _ in entry.places})
     named = ", ".join(names[:_NAMED_MAX]) + ("" if len(names) <= _NAMED_MAX else f" and {len(names) - _NAMED_MAX} more")
-    return Waiting(reason=Reason.CLAIMED, detail=f"waits for running jobs on {named} to save and stop")
+    return WaitReason(reason=WaitReasonCode.CLAIMED, detail=f"waits for running jobs on {named} to save and stop")
 
 
-def _behind_others(scheduler: Known, entry: Entry) -> Waiting:
-    ahead = sum(other.klass.rank > entry.klass.rank for other in tuple(scheduler.board.waiting.values())[:10_000])
+def _behind_others(scheduler: SchedulerView, entry: JobEntry) -> WaitReason:
+    ahead = sum(
+        other.job_class.rank > entry.job_class.rank for other in tuple(scheduler.board.waiting.values())[:10_000]
+    )
     first = (
         f"{ahead} jobs of higher priority are ahead"
         if ahead
         else "earlier jobs wait, and this policy does not let later jobs overtake them"
-        if scheduler.policy.name in NO_OVERTAKING
+        if scheduler.settings.name in NO_OVERTAKING
         else "the next scheduling round considers it"
     )
-    return Waiting(reason=Reason.PRIORITY, detail=f"fits now; {first}")
+    return WaitReason(reason=WaitReasonCode.PRIORITY, detail=f"fits now; {first}")
 
 
-def _lacks_capacity(scheduler: Known, need: Need, gpus: int, shut: int) -> Waiting:
+def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, shut: int) -> WaitReason:
     board = scheduler.board
     pools = [board.pools[kind] for kind in need.kinds]
     if not need.devices:
-        return Waiting(
-            reason=Reason.RESOURCES,
+        return WaitReason(
+            reason=WaitReasonCode.RESOURCES,
             detail=f"needs {need.cpus} CPUs on {need.nodes} nodes; not enough are free",
         )
     if (need.cpus or need.memory_bytes) and board.find_need(replace(need, cpus=0, memory_bytes=0), shut) is not None:
@@ -136,71 +154,73 @@ def _lacks_capacity(scheduler: Known, need: Need, gpus: int, shut: int) -> Waiti
             [f"{need.cpus} CPUs"] * (need.cpus > 0) + [f"{need.memory_bytes / GIB:g} GiB"] * (need.memory_bytes > 0)
         )
         detail = f"needs {host_needs} on each of {need.nodes} nodes: enough GPUs are free, but not enough of these"
-        return Waiting(reason=Reason.RESOURCES, detail=detail)
+        return WaitReason(reason=WaitReasonCode.RESOURCES, detail=detail)
     free = sum(pool.free_total for pool in pools)
-    most = max((pool.why_not(need, shut).most_free for pool in pools), default=0)
-    shape = f"{need.nodes} x {need.devices}{f' + {need.tail}' if need.tail else ''} GPUs"
+    most = max((pool.capacity_for(need, shut).node_free_max for pool in pools), default=0)
+    shape = f"{need.nodes} x {need.devices}{f' + {need.last_node_devices}' if need.last_node_devices else ''} GPUs"
     if free >= gpus and need.within >= 0 and need.required:
         level = (
             board.tree.levels[need.within]
             if board.tree is not None and need.within < len(board.tree.levels)
             else "node"
         )
-        inside = max((pool.why_not(need, shut).largest_domain for pool in pools), default=0)
-        return Waiting(
-            reason=Reason.TOPOLOGY,
+        inside = max((pool.capacity_for(need, shut).largest_domain for pool in pools), default=0)
+        return WaitReason(
+            reason=WaitReasonCode.TOPOLOGY,
             detail=f"needs {shape} in one {level}; {free} free in total, at most {inside} such nodes in one {level}",
         )
-    return Waiting(
-        reason=Reason.RESOURCES,
+    return WaitReason(
+        reason=WaitReasonCode.RESOURCES,
         detail=f"needs {shape}; {free} free in total, at most {most} on one node{_foreign_usage(scheduler, need)}",
     )
 
 
-def _foreign_usage(scheduler: Known, need: Need) -> str:
+def _foreign_usage(scheduler: SchedulerView, need: Need) -> str:
     """Usage outside Phalanx of the kinds needed, as a sentence; empty if there is none."""
-    fit = scheduler.fit
+    fit = scheduler.fleet_index
     shared = {
-        node.id: node.others
+        node.id: node.foreign_usage
         for number, node in enumerate(fit.nodes)
-        if fit.kind[number] in need.kinds and node.others.devices
+        if fit.model_of_node[number] in need.kinds and node.foreign_usage.devices
     }
     if not shared:
         return ""
     count = sum(len(others.devices) for others in shared.values())
-    who = list(dict.fromkeys(name for others in shared.values() for name in others.who))
+    who = list(dict.fromkeys(name for others in shared.values() for name in others.owners))
     named = ", ".join(who[:_NAMED_MAX]) + ("" if len(who) <= _NAMED_MAX else f" and {len(who) - _NAMED_MAX} more")
     return f"; {count} in use outside Phalanx" + (f" by {named}" if named else "")
 
 
 _REASON_TEXT: Final = {
-    Because.VALUE: ", which is expected to end sooner on the same GPUs",
-    Because.PRIORITY: ", which has a higher priority",
-    Because.RECLAIM: ", whose queue reclaims the GPUs it had lent",
-    Because.OVERDUE: ", which has waited past its limit",
-    Because.REPAIR: ", which lost a node and gets its place back",
-    Because.SHRINK: ": an elastic job shrinks",
-    Because.GROW: ": more nodes are idle",
+    StopReason.VALUE: ", which is expected to end sooner on the same GPUs",
+    StopReason.PRIORITY: ", which has a higher priority",
+    StopReason.RECLAIM: ", whose queue reclaims the GPUs it had lent",
+    StopReason.OVERDUE: ", which has waited past its limit",
+    StopReason.REPAIR: ", which lost a node and gets its place back",
+    StopReason.SHRINK: ": an elastic job shrinks",
+    StopReason.GROW: ": more nodes are idle",
 }
 
 
-class Waits(Mapping[JobId, Waiting]):
+class WaitReasons(Mapping[JobId, WaitReason]):
     """Why each pending job waits, computed on demand."""
 
-    def __init__(self, scheduler: Known, jobs: Mapping[JobId, Job]) -> None:
+    def __init__(self, scheduler: SchedulerView, jobs: Mapping[JobId, Job]) -> None:
         self._scheduler, self._jobs = scheduler, jobs
 
-    def __getitem__(self, job_id: JobId) -> Waiting:
+    def __getitem__(self, job_id: JobId) -> WaitReason:
         job = self._jobs.get(job_id)
-        why = None if job is None or job.state is not JobState.PENDING else self._scheduler.why(job)
+        why = None if job is None or job.state is not JobState.PENDING else self._scheduler.wait_reason(job)
         if why is None:
             raise KeyError(job_id)
         return why
 
     def __iter__(self) -> Iterator[JobId]:
         scheduler, jobs = self._scheduler, self._jobs
-        waiting = [scheduler.ids[seq] for seq in scheduler.board.waiting]
-        known = [(job_id, jobs.get(job_id)) for job_id in (*scheduler.parked, *waiting, *scheduler.due)]
+        waiting = [scheduler.job_id_by_seq[seq] for seq in scheduler.board.waiting]
+        known = [
+            (job_id, jobs.get(job_id)) for job_id in (*scheduler.ineligible, *waiting, *scheduler.pending_placements)
+        ]
         # The board is ahead of the records: a job that a plan stops or moves already waits there, but still runs here.
         return iter([job_id for job_id, job in known if job is not None and job.state is JobState.PENDING])
 
@@ -208,18 +228,20 @@ class Waits(Mapping[JobId, Waiting]):
         return sum(1 for _ in self)
 
 
-def stop_of(scheduler: Known, job_id: JobId, decision: Decision) -> Stop:
+def planned_stop_of(scheduler: SchedulerView, job_id: JobId, decision: Decision) -> PlannedStop:
     """A stop or a move as the plan states it, with the other job and the reason."""
-    other = None if decision.other is None else scheduler.ids.get(decision.other.seq)
-    reason_text = _REASON_TEXT.get(decision.because, "") if decision.because is not None else ""
-    if decision.verb is Verb.MOVE:
-        names = ", ".join(scheduler.fit.nodes[number].id for number, _ in decision.places[:4])
+    other = None if decision.beneficiary is None else scheduler.job_id_by_seq.get(decision.beneficiary.seq)
+    reason_text = _REASON_TEXT.get(decision.reason, "") if decision.reason is not None else ""
+    if decision.kind is DecisionKind.MOVE:
+        names = ", ".join(scheduler.fleet_index.nodes[number].id for number, _ in decision.places[:4])
         other_text = f" to make room for job {other}" if other is not None else ""
-        return Stop(
+        return PlannedStop(
             job_id=job_id,
-            cause=Cause.MOVED,
+            cause=EndCause.MOVED,
             why=f"moved to {names}{other_text}{reason_text}",
-            other=other,
+            preempted_by=other,
         )
     other_text = f" by job {other}" if other is not None else ""
-    return Stop(job_id=job_id, cause=Cause.PREEMPTED, why=f"preempted{other_text}{reason_text}", other=other)
+    return PlannedStop(
+        job_id=job_id, cause=EndCause.PREEMPTED, why=f"preempted{other_text}{reason_text}", preempted_by=other
+    )

@@ -13,26 +13,26 @@ from dataclasses import dataclass, field
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.fleet.summary import counted, node_kind
-from phalanx.core.fleet.topology import Tree, tree_of
+from phalanx.core.fleet.summary import node_kind, summary_from_counts
+from phalanx.core.fleet.topology import TopologyTree, build_topology_tree
 from phalanx.core.ids import NodeId
 from phalanx.core.scheduling.needs import Need, Places
-from phalanx.core.scheduling.shape import Shape, shapes_of, tasks_per_node
-from phalanx.core.state.plan import Waiting
+from phalanx.core.scheduling.shape import Shape, acceptable_shapes, tasks_per_node
+from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
-from phalanx.core.work.allocation import Allocation, Grant
-from phalanx.core.work.job import Job, Reason
-from phalanx.core.work.spec import Role, Spread
+from phalanx.core.work.allocation import Allocation, NodeGrant
+from phalanx.core.work.job import Job, WaitReasonCode
+from phalanx.core.work.spec import Role, TopologyConstraint
 
 
-class Taken:
+class PendingUsage:
     """Devices, CPUs and memory in use now, including this plan's placements."""
 
     def __init__(self, usage: Mapping[NodeId, Usage]) -> None:
         self._usage = usage
         self._changed: dict[NodeId, tuple[set[int], int, int]] = {}
 
-    def devices(self, node_id: NodeId) -> Collection[int]:
+    def devices_in_use(self, node_id: NodeId) -> Collection[int]:
         """Devices in use on the node."""
         more = self._changed.get(node_id)
         return more[0] if more is not None else self._usage.get(node_id, EMPTY_USAGE).devices
@@ -49,7 +49,7 @@ class Taken:
             devices.update(grant.devices)
             self._changed[grant.node_id] = (devices, cpus + grant.cpus, memory + grant.memory_bytes)
 
-    def room_for(self, allocation: Allocation, nodes: Mapping[NodeId, Node]) -> bool:
+    def has_capacity_for(self, allocation: Allocation, nodes: Mapping[NodeId, Node]) -> bool:
         """Whether its CPUs and memory are free."""
         for grant in allocation.grants:
             if not (grant.cpus or grant.memory_bytes):
@@ -63,46 +63,46 @@ class Taken:
 
 
 @dataclass(slots=True)
-class Fit:
+class FleetIndex:
     """The numbering of one fleet. Rebuilt when a node joins, leaves for good, or changes its devices or labels.
 
     Attributes:
         nodes: the node of each number.
-        kinds: the models of devices, by number; nodes without devices have the kind "".
-        kind: kind of each node number.
-        memory_bytes: of each device there.
-        indices: healthy devices of that kind on each node, ascending.
-        numbers: numbers of each node.
+        device_models: the models of devices, by number; nodes without devices have the kind "".
+        model_of_node: kind of each node number.
+        device_memory_bytes: of each device there.
+        healthy_devices: healthy devices of that kind on each node, ascending.
+        numbers_of_node: numbers of each node.
         twins: numbers that share a node, for nodes with several.
     """
 
     nodes: list[Node] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    kind: list[int] = field(default_factory=list)
-    memory_bytes: list[int] = field(default_factory=list)
-    indices: list[tuple[int, ...]] = field(default_factory=list)
-    numbers: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
+    device_models: list[str] = field(default_factory=list)
+    model_of_node: list[int] = field(default_factory=list)
+    device_memory_bytes: list[int] = field(default_factory=list)
+    healthy_devices: list[tuple[int, ...]] = field(default_factory=list)
+    numbers_of_node: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
     twins: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    tree: Tree | None = None
+    tree: TopologyTree | None = None
 
     @property
-    def sizes(self) -> list[int]:
+    def device_counts(self) -> list[int]:
         """Devices of each node number."""
-        return [len(indices) for indices in self.indices]
+        return [len(indices) for indices in self.healthy_devices]
 
-    def bits(self, node_ids: Iterable[NodeId]) -> int:
+    def bitset_of(self, node_ids: Iterable[NodeId]) -> int:
         """The nodes as a bitset; unknown ones are ignored."""
         found = 0
         for node_id in node_ids:
-            for number in self.numbers.get(node_id, ()):
+            for number in self.numbers_of_node.get(node_id, ()):
                 found |= 1 << number
         return found
 
-    def needs(self, shapes: Iterable[Shape], spread: Spread) -> tuple[Need, ...]:
+    def needs(self, shapes: Iterable[Shape], topology: TopologyConstraint) -> tuple[Need, ...]:
         """The shapes as needs, in order of preference. Empty: no node has such devices, or the fleet lacks a required level."""
-        within = self._level(spread.within)
-        slice_within = self._level(spread.slice_within)
-        if (spread.required and within < 0) or (spread.slice_nodes and slice_within < 0):
+        within = self._level(topology.within)
+        slice_within = self._level(topology.slice_within)
+        if (topology.required and within < 0) or (topology.slice_nodes and slice_within < 0):
             return ()  # the level existed when the job was submitted; without it, no placement is near enough
         found = []
         for shape in shapes:
@@ -112,13 +112,13 @@ class Fit:
                     Need(
                         nodes=shape.nodes,
                         devices=shape.devices,
-                        tail=shape.tail,
+                        last_node_devices=shape.last_node_devices,
                         kinds=kinds,
                         cpus=shape.cpus,
                         memory_bytes=shape.memory_bytes,
                         within=within,
-                        required=spread.required and within >= 0,
-                        slice_nodes=spread.slice_nodes if slice_within >= 0 else 0,
+                        required=topology.required and within >= 0,
+                        slice_nodes=topology.slice_nodes if slice_within >= 0 else 0,
                         slice_within=slice_within,
                         nodes_max=shape.nodes_max if shape.nodes_max > shape.nodes else 0,
                         shut=shut,
@@ -130,27 +130,28 @@ class Fit:
         """The places of an allocation; grants on nodes that are gone are ignored."""
         found = []
         for grant in allocation.grants:
-            numbers = self.numbers.get(grant.node_id, ())
+            numbers = self.numbers_of_node.get(grant.node_id, ())
             number = next(
-                (n for n in numbers if set(grant.devices) <= set(self.indices[n])), numbers[0] if numbers else None
+                (n for n in numbers if set(grant.devices) <= set(self.healthy_devices[n])),
+                numbers[0] if numbers else None,
             )
             if number is not None:
-                found.append((number, min(len(grant.devices), len(self.indices[number]))))
+                found.append((number, min(len(grant.devices), len(self.healthy_devices[number]))))
         return tuple(sorted(found))
 
-    def allocation(self, need: Need, places: Places, role: Role, taken: Taken) -> Allocation | None:
+    def allocation(self, need: Need, places: Places, role: Role, taken: PendingUsage) -> Allocation | None:
         """The grants for these places on devices that are not in use; None if too few are free."""
-        grants: list[Grant] = []
+        grants: list[NodeGrant] = []
         first = 0
         for rank, (number, count) in enumerate(places):
             node = self.nodes[number]
-            held = taken.devices(node.id)
-            free = [index for index in self.indices[number] if index not in held]
+            held = taken.devices_in_use(node.id)
+            free = [index for index in self.healthy_devices[number] if index not in held]
             if len(free) < count:
                 return None
             tasks = tasks_per_node(role, count)
             grants.append(
-                Grant(
+                NodeGrant(
                     node_id=node.id,
                     node_rank=rank,
                     devices=_adjacent(free, count),
@@ -171,24 +172,24 @@ class Fit:
         fitting: set[int] = set()
         shut = 0
         takes: dict[tuple[int, int], bool] = {}
-        for number, kind in enumerate(self.kind):
-            memory_bytes = self.memory_bytes[number]
+        for number, kind in enumerate(self.model_of_node):
+            memory_bytes = self.device_memory_bytes[number]
             fits = takes.get((kind, memory_bytes))
             if fits is None:
-                device = Device(index=0, uuid="", model=self.kinds[kind], memory_bytes=memory_bytes)
-                fits = takes[kind, memory_bytes] = not shape.devices or shape.takes(device)
+                device = Device(index=0, uuid="", model=self.device_models[kind], memory_bytes=memory_bytes)
+                fits = takes[kind, memory_bytes] = not shape.devices or shape.accepts(device)
             if not fits:
                 shut |= 1 << number
-            elif len(self.indices[number]) >= shape.devices:
+            elif len(self.healthy_devices[number]) >= shape.devices:
                 fitting.add(kind)
-        inside = sum(1 << number for number, kind in enumerate(self.kind) if kind in fitting) if shut else 0
+        inside = sum(1 << number for number, kind in enumerate(self.model_of_node) if kind in fitting) if shut else 0
         return tuple(sorted(fitting)), shut & inside
 
 
-def fit_of(nodes: Mapping[NodeId, Node]) -> Fit:
+def index_fleet(nodes: Mapping[NodeId, Node]) -> FleetIndex:
     """Number the fleet."""
     fleet = [nodes[node_id] for node_id in sorted(nodes)]
-    tree = tree_of(fleet)
+    tree = build_topology_tree(fleet)
     place = {node.id: key for node, key in zip(fleet, tree.order_keys(), strict=True)}
     parts: list[tuple[str, tuple[object, ...], int, Node, tuple[int, ...]]] = []
     for node in fleet:
@@ -199,18 +200,18 @@ def fit_of(nodes: Mapping[NodeId, Node]) -> Fit:
         for (model, memory_bytes), found in sorted(by_kind.items()) or [(("", 0), [])]:
             parts.append((model, place[node.id], memory_bytes, node, tuple(sorted(found))))
     parts.sort(key=lambda part: part[:3])
-    fit = Fit(kinds=sorted({part[0] for part in parts}))
-    order = {kind: number for number, kind in enumerate(fit.kinds)}
+    fit = FleetIndex(device_models=sorted({part[0] for part in parts}))
+    order = {kind: number for number, kind in enumerate(fit.device_models)}
     for number, (model, _, memory_bytes, node, indices) in enumerate(parts):
         fit.nodes.append(node)
-        fit.kind.append(order[model])
-        fit.memory_bytes.append(memory_bytes)
-        fit.indices.append(indices)
-        fit.numbers[node.id] = (*fit.numbers.get(node.id, ()), number)
-    for numbers in fit.numbers.values():
+        fit.model_of_node.append(order[model])
+        fit.device_memory_bytes.append(memory_bytes)
+        fit.healthy_devices.append(indices)
+        fit.numbers_of_node[node.id] = (*fit.numbers_of_node.get(node.id, ()), number)
+    for numbers in fit.numbers_of_node.values():
         if len(numbers) > 1:
             fit.twins.update((number, numbers) for number in numbers)
-    fit.tree = tree_of(fit.nodes) if tree.levels else None
+    fit.tree = build_topology_tree(fit.nodes) if tree.levels else None
     return fit
 
 
@@ -224,25 +225,25 @@ def _adjacent(free: list[int], count: int) -> tuple[int, ...]:
     return tuple(free[:count])
 
 
-class Shaping:
+class ShapeCache:
     """The requests of one fleet, while the same nodes accept work."""
 
-    def __init__(self, nodes: Mapping[NodeId, Node], fit: Fit) -> None:
+    def __init__(self, nodes: Mapping[NodeId, Node], fit: FleetIndex) -> None:
         self._nodes = nodes
         self._fit = fit
-        self._shapes: dict[Role, tuple[Shape, ...] | Waiting] = {}
+        self._shapes: dict[Role, tuple[Shape, ...] | WaitReason] = {}
         self._needs: dict[tuple[object, ...], tuple[Need, ...]] = {}
         self._kinds = Counter(node_kind(node) for node in nodes.values() if node.schedulable)
-        self._summary = counted(self._kinds)
+        self._summary = summary_from_counts(self._kinds)
 
-    def changed(self, node: Node) -> None:
+    def invalidate(self, node: Node) -> None:
         """The node accepts work now, or no longer does: drop the cached results."""
         self._kinds[node_kind(node)] += 1 if node.schedulable else -1
-        self._summary = counted(self._kinds)
+        self._summary = summary_from_counts(self._kinds)
         self._shapes.clear()
         self._needs.clear()
 
-    def shapes_of_job(self, job: Job) -> tuple[Shape, ...] | Waiting:
+    def shapes_of_job(self, job: Job) -> tuple[Shape, ...] | WaitReason:
         """The shapes on the nodes that accept work now, or why there are none."""
         role = _placement_part(job.spec.role)
         found = self._shapes.get(role)
@@ -250,26 +251,30 @@ class Shaping:
             found = self._shapes[role] = self._shape(role)
         return found
 
-    def _shape(self, role: Role) -> tuple[Shape, ...] | Waiting:
+    def _shape(self, role: Role) -> tuple[Shape, ...] | WaitReason:
         """The shapes on the nodes that accept work now, or why there are none."""
         if not self._summary.kinds:
-            return Waiting(reason=Reason.NO_NODES, detail=f"{_no_nodes_text(self._nodes.values())}; see phalanx nodes")
+            return WaitReason(
+                reason=WaitReasonCode.NO_NODES, detail=f"{_no_nodes_text(self._nodes.values())}; see phalanx nodes"
+            )
         try:
-            return shapes_of(role, self._summary)
+            return acceptable_shapes(role, self._summary)
         except NeverFits as error:
             away = sorted(node_id for node_id, node in self._nodes.items() if not node.schedulable)
             names = ", ".join(away[:4]) + ("" if len(away) <= 4 else f" and {len(away) - 4} more")
-            return Waiting(reason=Reason.NODES_DOWN, detail=f"{error.message}; down or drained: {names or 'none'}")
+            return WaitReason(
+                reason=WaitReasonCode.NODES_DOWN, detail=f"{error.message}; down or drained: {names or 'none'}"
+            )
 
     def needs_of(self, job: Job) -> tuple[Need, ...]:
         """The same as needs on the board; empty for none."""
         shapes = self.shapes_of_job(job)
-        if isinstance(shapes, Waiting):
+        if isinstance(shapes, WaitReason):
             return ()
-        key = (shapes, job.spec.spread)
+        key = (shapes, job.spec.topology)
         found = self._needs.get(key)
         if found is None:
-            found = self._needs[key] = self._fit.needs(shapes, job.spec.spread)
+            found = self._needs[key] = self._fit.needs(shapes, job.spec.topology)
         return found
 
 

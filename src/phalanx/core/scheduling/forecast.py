@@ -18,31 +18,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.entry import Entry
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.predict import Predictor, traits_of
-from phalanx.core.scheduling.trial import Trial
+from phalanx.core.scheduling.policy import JobEntry
+from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits_of
+from phalanx.core.scheduling.what_if import Trial
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
-from phalanx.core.work.job import Job, Reason
+from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.quotas import FLEET, Refusal
 
-AHEAD_MAX: Final = 256  # jobs ahead that are simulated; with more of them no latest start is given
-PARENTS_DEEP: Final = 4  # length to which a chain of dependencies is followed
+JOBS_AHEAD_MAX: Final = 256  # jobs ahead that are simulated; with more of them no latest start is given
+DEPENDENCY_DEPTH_MAX: Final = 4  # length to which a chain of dependencies is followed
 NEVER: Final = float("inf")
 _UNKNOWN_TEXT: Final = {
-    Reason.HELD: "the job is held",
-    Reason.QUEUE_CLOSED: "its queue is closed",
-    Reason.NO_NODES: "no node is up",
-    Reason.NODES_DOWN: "nodes that it needs are down or drained",
-    Reason.TOPOLOGY: "no node has the topology labels that it needs",
+    WaitReasonCode.HELD: "the job is held",
+    WaitReasonCode.QUEUE_CLOSED: "its queue is closed",
+    WaitReasonCode.NO_NODES: "no node is up",
+    WaitReasonCode.NODES_DOWN: "nodes that it needs are down or drained",
+    WaitReasonCode.TOPOLOGY: "no node has the topology labels that it needs",
 }
 # [node number, device]: seconds from now until this many devices of the node are free, ascending.
 Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedStart:
     """The start in seconds from now. None: the bound is unknown; `unknown` says why the later one is."""
 
     earliest_s: float | None
@@ -51,7 +51,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class RemainingTime:
     """Remaining run time of a running job in seconds: with a probability of 80 % between the two; `high_s` infinite if unknown."""
 
     low_s: float
@@ -59,87 +59,89 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class BlockingLimit:
     """A quota or limit that blocks a job.
 
     Attributes:
-        over: GPUs (jobs, with `jobs`) that must be released first.
+        excess: GPUs (jobs, with `counts_jobs`) that must be released first.
         holders: running jobs that count against it.
         refusal: from the quota tree; None for an array's own limit.
-        never: the job alone exceeds it.
+        impossible: the job alone exceeds it.
     """
 
-    over: float
-    holders: tuple[Entry, ...]
-    jobs: bool = False
+    excess: float
+    holders: tuple[JobEntry, ...]
+    counts_jobs: bool = False
     refusal: Refusal | None = None
-    never: bool = False
+    impossible: bool = False
 
 
 class Forecast:
     """Ends of running jobs, and the times at which devices become free, based on one trial."""
 
-    def __init__(self, trial: Trial, predictor: Predictor) -> None:
+    def __init__(self, trial: Trial, predictor: RunTimePredictor) -> None:
         self.trial = trial
         self.predictor = predictor
-        self.now_s = trial.seen.now_s
-        self.left: dict[JobId, Left] = {
-            job_id: self._left_of(job_id) for job_id in trial.seen.attempts if job_id in trial.seen.jobs
+        self.now_s = trial.snapshot.now_s
+        self.remaining_times: dict[JobId, RemainingTime] = {
+            job_id: self._left_of(job_id) for job_id in trial.snapshot.attempts if job_id in trial.snapshot.jobs
         }
 
-    def start_of(self, job: Job, *, depth: int = 0) -> Expected:
+    def start_of(self, job: Job, *, depth: int = 0) -> ExpectedStart:
         """When the job starts."""
         scheduler = self.trial.scheduler
-        parked = scheduler.parked.get(job.id)
+        parked = scheduler.ineligible.get(job.id)
         low_s = high_s = 0.0
         unknown = ""
         if parked is not None:
             match parked.reason:
-                case Reason.BEGIN_TIME if job.spec.begin_s is not None:
+                case WaitReasonCode.BEGIN_TIME if job.spec.begin_s is not None:
                     low_s = high_s = max(0.0, job.spec.begin_s - self.now_s)
-                case Reason.BACKOFF:
+                case WaitReasonCode.BACKOFF:
                     low_s = high_s = max(0.0, job.not_before_s - self.now_s)
-                case Reason.DEPENDENCY:
+                case WaitReasonCode.DEPENDENCY:
                     low_s, high_s, unknown = self._after_parents(job, depth)
                 case _:
-                    return Expected(
+                    return ExpectedStart(
                         earliest_s=None, latest_s=None, unknown=_UNKNOWN_TEXT.get(parked.reason, parked.detail)
                     )
         entry = scheduler.entries.get(job.id)
-        if entry is not None and entry.since_s >= 0.0:
-            return Expected(earliest_s=0.0, latest_s=self._cleared_s(job.id))
-        needs = scheduler.needs_of(job) if entry is None else entry.klass.needs
+        if entry is not None and entry.started_s >= 0.0:
+            return ExpectedStart(earliest_s=0.0, latest_s=self._cleared_s(job.id))
+        needs = scheduler.needs_of(job) if entry is None else entry.job_class.needs
         if not needs:
-            return Expected(earliest_s=None, latest_s=None, unknown="the nodes that accept work now cannot hold it")
+            return ExpectedStart(
+                earliest_s=None, latest_s=None, unknown="the nodes that accept work now cannot hold it"
+            )
         if entry is not None:
             early, late, why = self._admitted(entry)
             low_s, high_s, unknown = max(low_s, early), max(high_s, late), unknown or why
         early, late, why = self._capacity(needs, entry)
         low_s, high_s, unknown = max(low_s, early), max(high_s, late), unknown or why
-        return Expected(
+        return ExpectedStart(
             earliest_s=None if low_s == NEVER else low_s,
             latest_s=None if high_s == NEVER else high_s,
             unknown=unknown if high_s == NEVER else "",
         )
 
-    def run_of(self, job: Job) -> tuple[float, float | None, int, str]:
+    def run_time_of(self, job: Job) -> tuple[float, float | None, int, str]:
         """The run time of the job once started: low and high in seconds (None: unknown), the number of ended jobs it is based on, and which."""
         predicted = self.predictor.predict(traits_of(job), ran_s=0.0, run_max_s=job.spec.time_limit_s)
-        return predicted.p10_s, predicted.p90_s, predicted.ends, predicted.likes
+        return predicted.p10_s, predicted.p90_s, predicted.sample_count, predicted.similarity
 
     # ---------------------------------------------------------------- ends
 
-    def _left_of(self, job_id: JobId) -> Left:
-        job, attempt = self.trial.seen.jobs[job_id], self.trial.seen.attempts[job_id]
+    def _left_of(self, job_id: JobId) -> RemainingTime:
+        job, attempt = self.trial.snapshot.jobs[job_id], self.trial.snapshot.attempts[job_id]
         if attempt.state is AttemptState.STOPPING:
-            return Left(low_s=0.0, high_s=job.spec.grace_s)
+            return RemainingTime(low_s=0.0, high_s=job.spec.grace_s)
         held_s = max(0.0, self.now_s - attempt.placed_s)
         ran_s = max(0.0, job.attained_s + held_s)
         limit_s = job.spec.time_limit_s
         predicted = self.predictor.predict(
             traits_of(job), ran_s=ran_s, run_max_s=None if limit_s is None else max(ran_s, job.attained_s + limit_s)
         )
-        return Left(
+        return RemainingTime(
             low_s=max(0.0, predicted.p10_s - ran_s),
             high_s=NEVER if predicted.p90_s is None else max(0.0, predicted.p90_s - ran_s),
         )
@@ -149,12 +151,12 @@ class Forecast:
         trial = self.trial
         if trial.plan.placement(job_id) is not None:
             return 0.0
-        nodes = {trial.scheduler.fit.nodes[number].id for number, _ in trial.scheduler.entries[job_id].places}
+        nodes = {trial.scheduler.fleet_index.nodes[number].id for number, _ in trial.scheduler.entries[job_id].places}
         return max(
             (
-                trial.seen.jobs[other].spec.grace_s
-                for other, attempt in trial.seen.attempts.items()
-                if other in trial.seen.jobs and any(grant.node_id in nodes for grant in attempt.allocation.grants)
+                trial.snapshot.jobs[other].spec.grace_s
+                for other, attempt in trial.snapshot.attempts.items()
+                if other in trial.snapshot.jobs and any(grant.node_id in nodes for grant in attempt.allocation.grants)
             ),
             default=0.0,
         )
@@ -162,18 +164,18 @@ class Forecast:
     def _after_parents(self, job: Job, depth: int) -> tuple[float, float, str]:
         low_s = high_s = 0.0
         unknown = ""
-        for one in job.unmet:
-            parent = self.trial.seen.jobs.get(one.job_id)
+        for one in job.unmet_dependencies:
+            parent = self.trial.snapshot.jobs.get(one.job_id)
             if (
                 one.kind in (DependencyKind.SINGLETON, DependencyKind.AFTER_NOT_OK)
                 or parent is None
-                or depth >= PARENTS_DEEP
+                or depth >= DEPENDENCY_DEPTH_MAX
             ):
                 return low_s, NEVER, f"it waits for {one}, whose time is unknown"
-            left = self.left.get(parent.id)
+            left = self.remaining_times.get(parent.id)
             if left is None:
                 begins = self.start_of(parent, depth=depth + 1)
-                run_low_s, run_high_s, _, _ = self.run_of(parent)
+                run_low_s, run_high_s, _, _ = self.run_time_of(parent)
                 early = (begins.earliest_s or 0.0) + run_low_s
                 late = NEVER if begins.latest_s is None or run_high_s is None else begins.latest_s + run_high_s
                 unknown = unknown or begins.unknown
@@ -189,55 +191,58 @@ class Forecast:
 
     # ---------------------------------------------------------------- quotas and limits
 
-    def holders(self, entry: Entry) -> Limit | None:
+    def blocking_limit(self, entry: JobEntry) -> BlockingLimit | None:
         """The limit that blocks the job, with the running jobs that count against it; None if no limit does."""
-        board, klass = self.trial.scheduler.board, entry.klass
+        board, klass = self.trial.scheduler.board, entry.job_class
         running, throttle, quotas = board.running.values(), klass.throttle, board.quotas
         if throttle is not None and throttle.running >= throttle.running_max:
             over = throttle.running - throttle.running_max + 1
-            return Limit(
-                over=over, jobs=True, holders=tuple(other for other in running if other.klass.throttle is throttle)
+            return BlockingLimit(
+                excess=over,
+                counts_jobs=True,
+                holders=tuple(other for other in running if other.job_class.throttle is throttle),
             )
         refusal = None if quotas is None else quotas.admits(klass.queue, klass.user, klass.gpus)
         if refusal is None or quotas is None:
             return None
         asked = 1 if refusal.jobs else refusal.asked
         node = quotas.whole(refusal.queue) if refusal.queue else FLEET
-        return Limit(
-            over=asked + refusal.held - refusal.limit,
-            jobs=refusal.jobs,
+        return BlockingLimit(
+            excess=asked + refusal.held - refusal.limit,
+            counts_jobs=refusal.jobs,
             refusal=refusal,
-            never=refusal.limit < asked and refusal.reason is not Reason.BUDGET,
+            impossible=refusal.limit < asked and refusal.reason is not WaitReasonCode.BUDGET,
             holders=tuple(
                 other
                 for other in running
-                if node in quotas.paths[other.klass.queue] and (not refusal.user or other.klass.user == refusal.user)
+                if node in quotas.paths[other.job_class.queue]
+                and (not refusal.user or other.job_class.user == refusal.user)
             ),
         )
 
-    def left_of(self, entry: Entry) -> Left:
+    def remaining_time(self, entry: JobEntry) -> RemainingTime:
         """Remaining run time of a job that runs, or that the trial has started."""
-        job_id = self.trial.scheduler.ids[entry.seq]
-        left = self.left.get(job_id)
+        job_id = self.trial.scheduler.job_id_by_seq[entry.seq]
+        left = self.remaining_times.get(job_id)
         if left is None:
-            low_s, high_s, _, _ = self.run_of(self.trial.seen.jobs[job_id])
-            left = self.left[job_id] = Left(low_s=low_s, high_s=NEVER if high_s is None else high_s)
+            low_s, high_s, _, _ = self.run_time_of(self.trial.snapshot.jobs[job_id])
+            left = self.remaining_times[job_id] = RemainingTime(low_s=low_s, high_s=NEVER if high_s is None else high_s)
         return left
 
-    def _admitted(self, entry: Entry) -> tuple[float, float, str]:
+    def _admitted(self, entry: JobEntry) -> tuple[float, float, str]:
         """When quotas and limits admit it: once enough jobs that count against the same limit have ended."""
-        limit = self.holders(entry)
+        limit = self.blocking_limit(entry)
         if limit is None:
             return 0.0, 0.0, ""
         refusal = limit.refusal
-        if refusal is not None and refusal.reason is Reason.BUDGET:
+        if refusal is not None and refusal.reason is WaitReasonCode.BUDGET:
             wait_s = max(0.0, refusal.until_s - self.now_s)
             return wait_s, wait_s, ""
-        if refusal is not None and limit.never:
+        if refusal is not None and limit.impossible:
             return NEVER, NEVER, refusal.sentence()
-        ends = [(self.left_of(other), 1 if limit.jobs else other.gpus) for other in limit.holders]
-        early = _freed_at_s([(left.low_s, weight) for left, weight in ends], limit.over)
-        late = _freed_at_s([(left.high_s, weight) for left, weight in ends], limit.over)
+        ends = [(self.remaining_time(other), 1 if limit.counts_jobs else other.gpus) for other in limit.holders]
+        early = _freed_at_s([(left.low_s, weight) for left, weight in ends], limit.excess)
+        late = _freed_at_s([(left.high_s, weight) for left, weight in ends], limit.excess)
         return (
             early,
             late,
@@ -246,39 +251,39 @@ class Forecast:
 
     # ---------------------------------------------------------------- capacity
 
-    def _capacity(self, needs: Sequence[Need], entry: Entry | None) -> tuple[float, float, str]:
+    def _capacity(self, needs: Sequence[Need], entry: JobEntry | None) -> tuple[float, float, str]:
         """When enough devices are free for its shape."""
         if not needs[0].devices:
             found = entry is not None and self.trial.scheduler.board.find(entry) is not None
             return 0.0, 0.0 if found else NEVER, "it needs only CPUs, which are not forecast"
-        shut = 0 if entry is None else entry.klass.shut
+        shut = 0 if entry is None else entry.job_class.shut
         early_times, late_times = self._times(high=False), self._times(high=True)
         early = min(self._place(early_times, need, shut)[0] for need in needs)
-        ahead = [] if entry is None else self.before(entry)
-        for other in ahead[:AHEAD_MAX]:
+        ahead = [] if entry is None else self.jobs_ahead(entry)
+        for other in ahead[:JOBS_AHEAD_MAX]:
             self._place_ahead(late_times, other)
         late = min(self._place(late_times, need, shut)[0] for need in needs)
-        if len(ahead) > AHEAD_MAX:
+        if len(ahead) > JOBS_AHEAD_MAX:
             return early, NEVER, f"{len(ahead)} jobs are ahead of it"
         return early, late, self._unknown_end(needs, shut) if late == NEVER else ""
 
     def _times(self, *, high: bool) -> Times:
         scheduler = self.trial.scheduler
         board = scheduler.board
-        unit = max(1, board.unit)
-        times = np.zeros((len(board.size), unit))
-        sizes = np.array(board.size)
+        unit = max(1, board.node_devices_max)
+        times = np.zeros((len(board.devices_of_node), unit))
+        sizes = np.array(board.devices_of_node)
         times[np.arange(unit)[None, :] >= sizes[:, None]] = NEVER
-        ends: list[list[float]] = [[] for _ in board.size]
+        ends: list[list[float]] = [[] for _ in board.devices_of_node]
         for other in board.running.values():
-            left = self.left_of(other)
+            left = self.remaining_time(other)
             run_s = left.high_s if high else left.low_s
             for number, count in other.places:
                 ends[number] += [run_s] * count
         for number, found in enumerate(ends):
             if found:
                 times[number, : len(found)] = found[:unit]
-        times[sorted(board.down)] = NEVER
+        times[sorted(board.closed_nodes)] = NEVER
         for number, until_s in self._reserved():
             times[number] = np.maximum(times[number], until_s)
         times.sort(axis=1)
@@ -286,48 +291,48 @@ class Forecast:
 
     def _reserved(self) -> list[tuple[int, float]]:
         """Nodes reserved now, and for how long: admissions are ignored, so that the range errs towards late."""
-        numbers = self.trial.scheduler.fit.numbers
+        numbers = self.trial.scheduler.fleet_index.numbers_of_node
         return [
             (number, one.end_s - self.now_s)
-            for one in self.trial.seen.reservations.values()
-            if one.holds(self.now_s)
+            for one in self.trial.snapshot.reservations.values()
+            if one.is_active(self.now_s)
             for node_id in one.nodes
             for number in numbers.get(node_id, ())
         ]
 
-    def before(self, entry: Entry) -> list[Entry]:
+    def jobs_ahead(self, entry: JobEntry) -> list[JobEntry]:
         """The jobs ahead of it in line."""
-        mine = (-entry.klass.rank, entry.submit_s, entry.seq)
+        mine = (-entry.job_class.rank, entry.submit_s, entry.seq)
         found = [
             other
             for other in self.trial.scheduler.board.waiting.values()
-            if (-other.klass.rank, other.submit_s, other.seq) < mine
+            if (-other.job_class.rank, other.submit_s, other.seq) < mine
         ]
-        return sorted(found, key=lambda other: (-other.klass.rank, other.submit_s, other.seq))
+        return sorted(found, key=lambda other: (-other.job_class.rank, other.submit_s, other.seq))
 
-    def _place_ahead(self, times: Times, other: Entry) -> None:
+    def _place_ahead(self, times: Times, other: JobEntry) -> None:
         """Give a job ahead its place, for as long as it may run."""
-        if not other.klass.gpus:
+        if not other.job_class.gpus:
             return
-        need = other.klass.needs[0]
-        start_s, nodes = self._place(times, need, other.klass.shut)
+        need = other.job_class.needs[0]
+        start_s, nodes = self._place(times, need, other.job_class.shut)
         if start_s == NEVER:
             return
-        end_s = start_s + self.left_of(other).high_s
+        end_s = start_s + self.remaining_time(other).high_s
         for at, number in enumerate(nodes):
-            devices = need.tail if need.tail and at == need.nodes else need.devices
+            devices = need.last_node_devices if need.last_node_devices and at == need.nodes else need.devices
             times[number, :devices] = end_s
             times[number].sort()
 
     def _place(self, times: Times, need: Need, shut: int) -> tuple[float, list[int]]:
         """When and where enough nodes have enough devices free."""
         board = self.trial.scheduler.board
-        kind = np.array(board.kind)
+        kind = np.array(board.pool_of_node)
         ready = np.where(np.isin(kind, need.kinds), times[:, need.devices - 1], NEVER)
         closed = shut | need.shut
         if closed:
             ready[[number for number in range(len(ready)) if closed >> number & 1]] = NEVER
-        parts = need.nodes + (need.tail > 0)
+        parts = need.nodes + (need.last_node_devices > 0)
         if not (need.required and need.within >= 0):
             return _soonest(ready, parts)
         domains = board.domains(need.within)
@@ -344,10 +349,12 @@ class Forecast:
         kinds = {kind for need in needs for kind in need.kinds}
         for seq in sorted(scheduler.board.running):
             entry = scheduler.board.running[seq]
-            left = self.left_of(entry)
-            usable = any(scheduler.board.kind[number] in kinds and not shut >> number & 1 for number, _ in entry.places)
+            left = self.remaining_time(entry)
+            usable = any(
+                scheduler.board.pool_of_node[number] in kinds and not shut >> number & 1 for number, _ in entry.places
+            )
             if usable and left.high_s == NEVER:
-                return f"job {scheduler.ids[seq]} has no time limit, and too few similar jobs have finished"
+                return f"job {scheduler.job_id_by_seq[seq]} has no time limit, and too few similar jobs have finished"
         return "nodes that it needs are down or drained"
 
 

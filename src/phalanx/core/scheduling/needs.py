@@ -15,7 +15,7 @@ Places = tuple[tuple[int, int], ...]  # (node number, devices) per node of a gan
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A gang of `nodes` parts of `devices` devices each, and `tail` devices on one more node (0 for none).
+    """A gang of `nodes` parts of `devices` devices each, and `last_node_devices` devices on one more node (0 for none).
 
     Attributes:
         kinds: numbers of the pools it may use, in order of preference; the whole gang goes into one.
@@ -29,7 +29,7 @@ class Need:
 
     nodes: int
     devices: int
-    tail: int = 0
+    last_node_devices: int = 0
     kinds: tuple[int, ...] = (0,)
     cpus: int = 0
     memory_bytes: int = 0
@@ -43,18 +43,18 @@ class Need:
     @property
     def gpus(self) -> int:
         """Total devices of the smallest acceptable gang."""
-        return self.nodes * self.devices + self.tail
+        return self.nodes * self.devices + self.last_node_devices
 
     @property
-    def plain(self) -> bool:
+    def devices_only(self) -> bool:
         """Whether device counts alone decide: no CPUs, memory or topology requested."""
         return not (self.cpus or self.memory_bytes or self.within >= 0 or self.slice_nodes or self.shut)
 
 
-def held_as(needs: Iterable[Need], places: Places, kind: Sequence[int]) -> Need | None:
+def need_of_places(needs: Iterable[Need], places: Places, kind: Sequence[int]) -> Need | None:
     """The need that these places satisfy, an elastic one with its actual width; None if none does, e.g. after a change of the fleet."""
     for need in needs:
-        parts = need.nodes + (need.tail > 0)
+        parts = need.nodes + (need.last_node_devices > 0)
         serves = (
             parts <= len(places) <= max(parts, need.nodes_max)
             and max((count for _, count in places), default=-1) == need.devices
@@ -64,7 +64,7 @@ def held_as(needs: Iterable[Need], places: Places, kind: Sequence[int]) -> Need 
     return None
 
 
-def need_of(attempt: Attempt) -> Need:
+def need_of_attempt(attempt: Attempt) -> Need:
     """The resources of an attempt as a need; for a job whose request no longer has a shape on this fleet."""
     grants = attempt.allocation.grants
     return Need(

@@ -9,64 +9,64 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from phalanx.core.fleet.topology import Tree
-from phalanx.core.scheduling.domains import Domains
-from phalanx.core.scheduling.gang import Candidates, place_gang
+from phalanx.core.fleet.topology import TopologyTree
+from phalanx.core.scheduling.gang_placement import GangCandidates, place_gang
 from phalanx.core.scheduling.needs import Need, Places
-from phalanx.core.scheduling.node_sets import Enough, bits_of, lowest
+from phalanx.core.scheduling.node_bitsets import CapacityIndex, bitset_of, lowest_member
+from phalanx.core.scheduling.topology_domains import DomainIndex
 
 
-class Room(NamedTuple):
+class PoolCapacity(NamedTuple):
     """The capacity for a need, to explain why it does not fit.
 
     Attributes:
         free_total: total number of free devices.
-        most_free: free devices on the emptiest node.
+        node_free_max: free devices on the emptiest node.
         whole_nodes: nodes that are entirely free.
         largest_domain: the most nodes in one domain that can each hold a part of the need; domains are of the level that the need names (of
             its slices' level if it names none; the whole pool without either).
     """
 
     free_total: int
-    most_free: int
+    node_free_max: int
     whole_nodes: int
     largest_domain: int
 
 
-class Pool:
+class DevicePool:
     """Free devices of the nodes of one kind. Node numbers are the board's, over all kinds, and follow the tree's order.
 
     Attributes:
-        size: devices of each node; -1 for a node that is not in this pool.
+        devices_of_node: devices of each node; -1 for a node that is not in this pool.
         free: free devices of each node; maintained while a node is away, so that it can come back.
-        unit: devices of the largest node: what "a whole node" means for a gang that spans nodes.
-        buckets, counts: [free devices] the nodes with exactly this many, and their number; without nodes that are away.
-        listed: the nodes that are not away.
+        node_devices_max: devices of the largest node: what "a whole node" means for a gang that spans nodes.
+        buckets, counts_by_free: [free devices] the nodes with exactly this many, and their number; without nodes that are away.
+        available_nodes: the nodes that are not away.
         free_total: sum over those.
-        touched: nodes changed since a reader last cleared it.
+        changed_nodes: nodes changed since a reader last cleared it.
     """
 
     __slots__ = (
         "_empty",
-        "away",
-        "buckets",
-        "counts",
+        "available_nodes",
+        "capacity",
+        "changed_nodes",
+        "counts_by_free",
+        "devices_of_node",
         "domains",
-        "enough",
         "free",
         "free_total",
-        "listed",
-        "size",
-        "touched",
+        "node_devices_max",
+        "nodes_by_free",
+        "removed_nodes",
         "tree",
-        "unit",
     )
 
     def __init__(
         self,
         sizes: Sequence[int],
         *,
-        tree: Tree | None = None,
+        tree: TopologyTree | None = None,
         cpus: Sequence[int] | None = None,
         memory: Sequence[int] | None = None,
     ) -> None:
@@ -75,26 +75,28 @@ class Pool:
         Args:
             sizes: of every node number; -1 for those of other pools.
             tree: positions of every node number; None (or a tree without levels) for no topology.
-            cpus: free CPUs by node number: the board's own list, only read here; None if not counted. Call `booked` when it changed.
+            cpus: free CPUs by node number: the board's own list, only read here; None if not counted. Call `mark_changed` when it changed.
             memory: the same in bytes.
         """
         nodes = [node for node, size in enumerate(sizes) if size >= 0]
-        self.size = list(sizes)
+        self.devices_of_node = list(sizes)
         self.free = list(sizes)
-        self.unit = max(self.size, default=0) if nodes else 0
+        self.node_devices_max = max(self.devices_of_node, default=0) if nodes else 0
         self.tree = tree if tree is not None and tree.levels and nodes else None
-        self.domains = None if self.tree is None else Domains(self.tree, nodes, self.unit)
-        self.enough = Enough(cpus, memory, nodes)
-        self.buckets = [bits_of(node for node in nodes if self.free[node] == free) for free in range(self.unit + 1)]
-        self.counts = [bucket.bit_count() for bucket in self.buckets]
-        self.listed = bits_of(nodes)
+        self.domains = None if self.tree is None else DomainIndex(self.tree, nodes, self.node_devices_max)
+        self.capacity = CapacityIndex(cpus, memory, nodes)
+        self.nodes_by_free = [
+            bitset_of(node for node in nodes if self.free[node] == free) for free in range(self.node_devices_max + 1)
+        ]
+        self.counts_by_free = [bucket.bit_count() for bucket in self.nodes_by_free]
+        self.available_nodes = bitset_of(nodes)
         self.free_total = sum(self.free[node] for node in nodes)
-        self.away: set[int] = set()
-        self.touched: set[int] = set(nodes)
-        self._empty: Pool | None = None
+        self.removed_nodes: set[int] = set()
+        self.changed_nodes: set[int] = set(nodes)
+        self._empty: DevicePool | None = None
         if self.domains is not None:
             for node in nodes:
-                self.domains.shift(node, -1, self.free[node])
+                self.domains.update_node(node, -1, self.free[node])
 
     # ---------------------------------------------------------------- queries
 
@@ -111,40 +113,42 @@ class Pool:
         wanted = need.devices
         if need.shut:
             shut |= need.shut
-        if need.nodes == 1 and wanted and not need.tail:
+        if need.nodes == 1 and wanted and not need.last_node_devices:
             if self.domains is not None or shut or need.cpus or need.memory_bytes:
                 node = self._find_one(need, shut)
                 return None if node < 0 else ((node, wanted),)
-            counts = self.counts
-            for free in range(wanted, self.unit + 1):
+            counts = self.counts_by_free
+            for free in range(wanted, self.node_devices_max + 1):
                 if counts[free]:
-                    bits = self.buckets[free]
+                    bits = self.nodes_by_free[free]
                     return (((bits & -bits).bit_length() - 1, wanted),)
             return None
-        if need.gpus > self.free_total or (need.devices == self.unit and need.nodes > self.counts[self.unit]):
+        if need.gpus > self.free_total or (
+            need.devices == self.node_devices_max and need.nodes > self.counts_by_free[self.node_devices_max]
+        ):
             return None
         return place_gang(need, self._candidates(need, shut))
 
-    def find_outside(self, gpus: int, shut: int) -> int:
+    def find_single_node(self, gpus: int, shut: int) -> int:
         """Best fit for at most one node's worth, except on the nodes in `shut`; -1 if nothing fits.
 
         Whole free nodes are not broken up, since the caller wants to free one.
         """
-        for free in range(gpus, self.unit if gpus < self.unit else self.unit + 1):
-            bits = self.buckets[free]
+        for free in range(gpus, self.node_devices_max if gpus < self.node_devices_max else self.node_devices_max + 1):
+            bits = self.nodes_by_free[free]
             if bits:
                 bits ^= bits & shut
                 if bits:
-                    return lowest(bits)
+                    return lowest_member(bits)
         return -1
 
     def fits_ever(self, need: Need) -> bool:
         """Whether the empty pool, with every node back, could hold the need. Ignores CPUs and memory."""
         if self._empty is None:
-            self._empty = Pool(self.size, tree=self.tree)
+            self._empty = DevicePool(self.devices_of_node, tree=self.tree)
         return self._empty.find(need) is not None
 
-    def why_not(self, need: Need, shut: int = 0) -> Room:
+    def capacity_for(self, need: Need, shut: int = 0) -> PoolCapacity:
         """The capacity for the need; `shut` as in `find` affects only `largest_domain`."""
         bits = self._candidates(need, shut | need.shut).bits
         level = need.within if need.within >= 0 else need.slice_within
@@ -154,43 +158,47 @@ class Pool:
             largest = max(self.domains.count(bits)[level])
         else:
             largest = min(1, bits.bit_count())  # the level of nodes: each is a domain
-        most = next((free for free in range(self.unit, 0, -1) if self.counts[free]), 0)
-        return Room(self.free_total, most, self.counts[self.unit], largest)
+        most = next((free for free in range(self.node_devices_max, 0, -1) if self.counts_by_free[free]), 0)
+        return PoolCapacity(self.free_total, most, self.counts_by_free[self.node_devices_max], largest)
 
     def _find_one(self, need: Need, shut: int) -> int:
         domains = self.domains
-        for free in range(need.devices, self.unit + 1):
-            if self.counts[free]:
-                bits = self._allowed(self.buckets[free], need, shut)
+        for free in range(need.devices, self.node_devices_max + 1):
+            if self.counts_by_free[free]:
+                bits = self._allowed(self.nodes_by_free[free], need, shut)
                 if not bits:
                     continue
                 if domains is None:
-                    return lowest(bits)
-                all_of_them = bits == self.buckets[free]  # then the domains have them indexed
-                domain = domains.for_one(free) if all_of_them else domains.for_one_of(bits)
+                    return lowest_member(bits)
+                all_of_them = bits == self.nodes_by_free[free]  # then the domains have them indexed
+                domain = domains.find_for_exact(free) if all_of_them else domains.find_for_nodes(bits)
                 level = domains.levels[-1]
-                return level.first[domain] + lowest(level.inside(bits, domain))
+                return level.first[domain] + lowest_member(level.nodes_in(bits, domain))
         return -1
 
-    def _candidates(self, need: Need, shut: int) -> Candidates:
+    def _candidates(self, need: Need, shut: int) -> GangCandidates:
         """The nodes that could each hold a part of the need, best fit first."""
-        buckets, domains = self.buckets, self.domains
+        buckets, domains = self.nodes_by_free, self.domains
         if need.devices == 0:
-            bits = self._allowed(self.listed, need, shut)
-            return Candidates([bits], bits, (), domains, cpus=self.enough.cpus)
+            bits = self._allowed(self.available_nodes, need, shut)
+            return GangCandidates([bits], bits, (), domains, cpus=self.capacity.cpus)
         fits = [self._allowed(bucket, need, shut) for bucket in buckets[need.devices :]]
-        spare = [self._allowed(bucket, need, shut) for bucket in buckets[need.tail : need.devices]] if need.tail else ()
+        spare = (
+            [self._allowed(bucket, need, shut) for bucket in buckets[need.last_node_devices : need.devices]]
+            if need.last_node_devices
+            else ()
+        )
         bits = 0
         for bucket in fits:
             bits |= bucket
-        whole = need.devices == self.unit and bits == buckets[self.unit]
-        return Candidates(fits, bits, spare, domains, whole=whole)
+        whole = need.devices == self.node_devices_max and bits == buckets[self.node_devices_max]
+        return GangCandidates(fits, bits, spare, domains, whole=whole)
 
     def _allowed(self, bits: int, need: Need, shut: int) -> int:
         if shut:
             bits ^= bits & shut
         if bits and (need.cpus or need.memory_bytes):
-            bits &= self.enough.bits(need.cpus, need.memory_bytes)
+            bits &= self.capacity.nodes_with(need.cpus, need.memory_bytes)
         return bits
 
     # ---------------------------------------------------------------- changes
@@ -200,55 +208,55 @@ class Pool:
         for node, count in places:
             self._shift(node, -count)
 
-    def give(self, places: Places) -> None:
+    def release(self, places: Places) -> None:
         """Release the devices."""
         for node, count in places:
             self._shift(node, count)
 
-    def booked(self, node: int) -> None:
+    def mark_changed(self, node: int) -> None:
         """CPUs or memory of the node changed in the board's lists. `take` and `give` imply it for their nodes."""
-        self.enough.booked(node)
+        self.capacity.mark_changed(node)
 
-    def leave(self, node: int) -> None:
+    def remove_node(self, node: int) -> None:
         """Take the node out of service: its free devices are no longer offered; its used devices stay used."""
-        if node not in self.away:
+        if node not in self.removed_nodes:
             self._set_listed(node, back=False)
-            self.away.add(node)
+            self.removed_nodes.add(node)
 
-    def back(self, node: int) -> None:
+    def restore_node(self, node: int) -> None:
         """Return the node to service."""
-        if node in self.away:
-            self.away.discard(node)
+        if node in self.removed_nodes:
+            self.removed_nodes.discard(node)
             self._set_listed(node, back=True)
 
     def _shift(self, node: int, count: int) -> None:
-        self.touched.add(node)
-        if self.enough.asked:
-            self.enough.booked(node)
+        self.changed_nodes.add(node)
+        if self.capacity.cached_sets:
+            self.capacity.mark_changed(node)
         before = self.free[node]
         after = self.free[node] = before + count
-        if node in self.away:
+        if node in self.removed_nodes:
             return
         if (
             before < 0 or after < 0
         ):  # more in use than exist: devices became unhealthy under their jobs; such a node has none free
             before, after = max(0, before), max(0, after)
         bit = 1 << node
-        self.buckets[before] ^= bit
-        self.counts[before] -= 1
-        self.buckets[after] |= bit
-        self.counts[after] += 1
+        self.nodes_by_free[before] ^= bit
+        self.counts_by_free[before] -= 1
+        self.nodes_by_free[after] |= bit
+        self.counts_by_free[after] += 1
         self.free_total += after - before
         if self.domains is not None:
-            self.domains.shift(node, before, after)
+            self.domains.update_node(node, before, after)
 
     def _set_listed(self, node: int, *, back: bool) -> None:
         free = max(0, self.free[node])
         step = 1 if back else -1
-        self.buckets[free] ^= 1 << node
-        self.listed ^= 1 << node
-        self.counts[free] += step
+        self.nodes_by_free[free] ^= 1 << node
+        self.available_nodes ^= 1 << node
+        self.counts_by_free[free] += step
         self.free_total += step * free
-        self.touched.add(node)
+        self.changed_nodes.add(node)
         if self.domains is not None:
-            self.domains.shift(node, -1 if back else free, free if back else -1)
+            self.domains.update_node(node, -1 if back else free, free if back else -1)

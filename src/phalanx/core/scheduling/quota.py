@@ -29,8 +29,15 @@ from typing import Final
 
 from phalanx.core.ids import JobId, QueueId
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Reason
-from phalanx.core.work.queue import HOUR_S, Queue, Spent, decay, left_of_rate, period_start_s
+from phalanx.core.work.job import WaitReasonCode
+from phalanx.core.work.queue import (
+    HOUR_S,
+    Queue,
+    QueueUsage,
+    decay_factor,
+    decayed_gpu_s_of_rate,
+    period_start_s,
+)
 from phalanx.core.work.quotas import FLEET, Holdings, Refusal
 
 _RATIO_MAX: Final = 1000.0  # 2^-1000 is still above 0; past it queues are equally last
@@ -56,7 +63,7 @@ class QuotaTree(Holdings):
     __slots__ = ("_budgets", "_exhausted", "_factors", "_queues", "_usage", "_waiting", "now_s")
 
     def __init__(
-        self, queues: Iterable[Queue], fleet_gpus: int, spent: Iterable[Spent] = (), now_s: float = 0.0
+        self, queues: Iterable[Queue], fleet_gpus: int, spent: Iterable[QueueUsage] = (), now_s: float = 0.0
     ) -> None:
         known = list(queues)
         super().__init__(known, fleet_gpus)
@@ -67,7 +74,7 @@ class QuotaTree(Holdings):
         self._waiting: frozenset[int] = frozenset()
         self.begin(spent, now_s)
 
-    def begin(self, spent: Iterable[Spent], now_s: float) -> None:
+    def begin(self, spent: Iterable[QueueUsage], now_s: float) -> None:
         """Reset usage to the stored records at `now_s`, which may be earlier than before; running jobs are still to be charged."""
         self.now_s = now_s
         self._usage = [_Usage(at_s=now_s) for _ in self.ids]
@@ -99,7 +106,7 @@ class QuotaTree(Holdings):
             use = self._usage_now(node)
             use.rate += gpus
             if ran_s:
-                use.decayed_gpu_s += gpus * left_of_rate(ran_s)
+                use.decayed_gpu_s += gpus * decayed_gpu_s_of_rate(ran_s)
                 use.gpu_s += gpus * min(ran_s, self.now_s - use.period_s)
         self._factors = []
 
@@ -128,10 +135,10 @@ class QuotaTree(Holdings):
         node = self.whole(queue_id)
         return None if self._queues[node].budget_gpu_h is None else self._budget_left_gpu_s(node) / HOUR_S
 
-    def spent(self, queue_id: QueueId) -> Spent:
+    def spent(self, queue_id: QueueId) -> QueueUsage:
         """The usage of the queue with all below it up to now."""
         use = self._usage_now(self.whole(queue_id))
-        return Spent(
+        return QueueUsage(
             queue=queue_id, at_s=use.at_s, period_s=use.period_s, gpu_s=use.gpu_s, decayed_gpu_s=use.decayed_gpu_s
         )
 
@@ -142,7 +149,9 @@ class QuotaTree(Holdings):
     def _over_budget(self, node: int, gpus: int) -> Refusal:
         budget = self._queues[node].budget_gpu_h or 0.0
         held = budget - self._budget_left_gpu_s(node) / HOUR_S
-        return Refusal(Reason.BUDGET, self.ids[node], gpus, held, budget, until_s=self._period_end_s(node, self.now_s))
+        return Refusal(
+            WaitReasonCode.BUDGET, self.ids[node], gpus, held, budget, until_s=self._period_end_s(node, self.now_s)
+        )
 
     def _period_end_s(self, node: int, now_s: float) -> float:
         queue = self._queues[node]
@@ -156,7 +165,7 @@ class QuotaTree(Holdings):
         use = self._usage[node]
         for_s = self.now_s - use.at_s
         if for_s > 0.0:
-            use.decayed_gpu_s = use.decayed_gpu_s * decay(for_s) + use.rate * left_of_rate(for_s)
+            use.decayed_gpu_s = use.decayed_gpu_s * decay_factor(for_s) + use.rate * decayed_gpu_s_of_rate(for_s)
         queue = self._queues.get(node)
         period_s = use.period_s if queue is None else period_start_s(queue, self.now_s)
         if period_s != use.period_s:
@@ -166,14 +175,14 @@ class QuotaTree(Holdings):
         use.at_s = self.now_s
         return use
 
-    def _load(self, spent: dict[QueueId, Spent]) -> None:
+    def _load(self, spent: dict[QueueId, QueueUsage]) -> None:
         """Load stored usage. Own jobs of a queue: its usage less that of its children; the fleet: the sum of all."""
         for node, queue in self._queues.items():
             record = spent.get(queue.id)
             if record is None:
                 continue
             use = self._usage[node]
-            use.decayed_gpu_s = record.decayed_gpu_s * decay(self.now_s - record.at_s)
+            use.decayed_gpu_s = record.decayed_gpu_s * decay_factor(self.now_s - record.at_s)
             use.period_s = period_start_s(queue, self.now_s)
             use.gpu_s = record.gpu_s if record.period_s == use.period_s else 0.0
         for node in [*self._queues, FLEET]:
@@ -229,7 +238,7 @@ class Charges:
             quotas.charge(queue, -gpus, wall_s)
 
     def begin_anew(
-        self, quotas: QuotaTree | None, spent: Iterable[Spent], attempts: Mapping[JobId, Attempt], wall_s: float
+        self, quotas: QuotaTree | None, spent: Iterable[QueueUsage], attempts: Mapping[JobId, Attempt], wall_s: float
     ) -> None:
         """The clock was set, and the quota tree cannot go back in time: reset it to the records, and charge running jobs from their start."""
         if quotas is None:

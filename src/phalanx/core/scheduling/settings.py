@@ -7,39 +7,39 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.policies import POLICIES, Knobs
+from phalanx.core.scheduling.policies import POLICIES, PolicyParameters
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class PolicySettings:
     """The configuration of a scheduler.
 
     Attributes:
         name: one of `policies.POLICIES`.
-        knobs: of the default policy.
+        parameters: of the default policy.
         placements_max: most placements per cycle; the rest follows in the next.
         restart_cost_s: the cost of a preemption or move for a job that saves when asked: its restart.
-        size_of: what `sjf`, `srtf` and `backfill` may know of a job's total run time, in seconds; None: its time limit.
+        run_time_of: what `sjf`, `srtf` and `backfill` may know of a job's total run time, in seconds; None: its time limit.
     """
 
     name: str = "default"
-    knobs: Knobs = field(default_factory=Knobs)
+    parameters: PolicyParameters = field(default_factory=PolicyParameters)
     placements_max: int = 512
     restart_cost_s: float = 60.0
-    size_of: Callable[[Job], float] | None = None
+    run_time_of: Callable[[Job], float] | None = None
 
 
 # They order by exact run times, which are only known in a replayed trace.
 REFERENCE_POLICIES: Final = ("sjf", "srtf")
-LIVE: Final = tuple(name for name in POLICIES if name not in REFERENCE_POLICIES)
+LIVE_POLICIES: Final = tuple(name for name in POLICIES if name not in REFERENCE_POLICIES)
 MIN_TIME_MAX_S: Final = 7 * 86400.0  # a longer guarantee means never stopping a job: use `--no-preemption`
 # So that an elastic job that shrank does not grow back at once.
-GROW_PER_MOVE: Final = Knobs().grow_min_s / Knobs().move_min_s
+GROW_PER_MOVE: Final = PolicyParameters().grow_min_s / PolicyParameters().move_min_s
 
 
-def check_live(name: str) -> None:
+def check_live_policy(name: str) -> None:
     """Check that a live head supports the policy.
 
     Raises:
@@ -48,20 +48,20 @@ def check_live(name: str) -> None:
     if name in REFERENCE_POLICIES:
         raise BadRequest(
             f"--policy {name} orders jobs by their exact run times, which are unknown for live jobs",
-            hint=f"it is a reference for phalanx simulate; a head accepts: {', '.join(LIVE)}",
+            hint=f"it is a reference for phalanx simulate; a head accepts: {', '.join(LIVE_POLICIES)}",
         )
-    if name not in LIVE:
-        raise BadRequest(f"unknown policy {name!r}", hint=f"one of: {', '.join(LIVE)}")
+    if name not in LIVE_POLICIES:
+        raise BadRequest(f"unknown policy {name!r}", hint=f"one of: {', '.join(LIVE_POLICIES)}")
 
 
-def live_policy(
+def live_policy_settings(
     name: str = "default",
     *,
     min_run_s: float | None = None,
     min_run_by_right_s: float | None = None,
     min_stay_s: float | None = None,
     preemption: bool = True,
-) -> Policy:
+) -> PolicySettings:
     """The policy of a head.
 
     Args:
@@ -74,8 +74,8 @@ def live_policy(
     Raises:
         BadRequest: no live policy has this name, or a time is out of bounds.
     """
-    check_live(name)
-    knobs = Knobs()
+    check_live_policy(name)
+    knobs = PolicyParameters()
     for flag, seconds in (
         ("--min-run", min_run_s),
         ("--min-run-by-right", min_run_by_right_s),
@@ -88,7 +88,7 @@ def live_policy(
     if min_run_s is not None:
         knobs = replace(knobs, run_min_s=min_run_s)
     if min_run_by_right_s is not None:
-        knobs = replace(knobs, right_min_s=min_run_by_right_s)
+        knobs = replace(knobs, run_min_by_right_s=min_run_by_right_s)
     if min_stay_s is not None:
         knobs = replace(knobs, move_min_s=min_stay_s, grow_min_s=GROW_PER_MOVE * min_stay_s)
-    return Policy(name=name, knobs=replace(knobs, stops=preemption, moves=preemption))
+    return PolicySettings(name=name, parameters=replace(knobs, allow_stops=preemption, allow_moves=preemption))

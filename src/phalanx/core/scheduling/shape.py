@@ -16,7 +16,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.summary import FleetSummary, device_fits, summary_of
 from phalanx.core.units import GIB
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.spec import Launch, Role
+from phalanx.core.work.spec import LaunchMode, Role
 
 Sizes = dict[int, int]  # matching devices on a node -> number of such nodes
 
@@ -27,7 +27,7 @@ class Shape:
 
     Attributes:
         model: as requested; the fleet's own name, with `exact`, if several models of the fleet match the request.
-        tail, tail_tasks: devices and tasks on one more node, of an uneven request; 0 for none.
+        tail, last_node_tasks: devices and tasks on one more node, of an uneven request; 0 for none.
         nodes_max: elastic: up to this many parts; 0 for a fixed number.
     """
 
@@ -39,37 +39,37 @@ class Shape:
     model: str | None = None
     device_memory_bytes: int = 0
     exact: bool = False
-    tail: int = 0
-    tail_tasks: int = 0
+    last_node_devices: int = 0
+    last_node_tasks: int = 0
     nodes_max: int = 0
 
     @property
     def gpus(self) -> int:
         """Total devices of the smallest acceptable gang."""
-        return self.nodes * self.devices + self.tail
+        return self.nodes * self.devices + self.last_node_devices
 
-    def takes(self, device: Device) -> bool:
+    def accepts(self, device: Device) -> bool:
         """Whether the device may be part of it."""
         return device_fits(device, self.model, self.device_memory_bytes, exact=self.exact)
 
     def __str__(self) -> str:
         most = f"..{self.nodes_max}" if self.nodes_max else ""
         nodes = f"{self.nodes}{most} node{'s' if self.nodes > 1 or most else ''} x {self.devices}"
-        tail = f" + {self.tail}" if self.tail else ""
+        tail = f" + {self.last_node_devices}" if self.last_node_devices else ""
         total = f"{self.gpus}" + (f"..{self.nodes_max * self.devices}" if most else "")
         return f"{nodes}{tail} = {total} GPUs"
 
 
-def shape_of(role: Role, fleet: FleetSummary | Iterable[Node]) -> Shape:
-    """The preferred shape: the first of `shapes_of`.
+def preferred_shape(role: Role, fleet: FleetSummary | Iterable[Node]) -> Shape:
+    """The preferred shape: the first of `acceptable_shapes`.
 
     Raises:
         NeverFits: even the empty fleet could not hold it. A fleet without nodes rejects nothing.
     """
-    return shapes_of(role, fleet)[0]
+    return acceptable_shapes(role, fleet)[0]
 
 
-def shapes_of(role: Role, fleet: FleetSummary | Iterable[Node]) -> tuple[Shape, ...]:
+def acceptable_shapes(role: Role, fleet: FleetSummary | Iterable[Node]) -> tuple[Shape, ...]:
     """The request's shapes on this fleet, best first, at least one: as requested, or the total in equal parts on as few nodes as possible.
 
     A gang is of one model. Models come in the order requested; if one word (or none) matches several models of the fleet, those that need
@@ -85,7 +85,9 @@ def shapes_of(role: Role, fleet: FleetSummary | Iterable[Node]) -> tuple[Shape, 
     for model, memory_gib in role.gpus.kinds:
         asked = _requested_shape(role, model, memory_gib)
         shapes = [_shape_on(asked, name, exact, role, summary) for name, exact in _matching_models(asked, summary)]
-        found += sorted(filter(None, shapes), key=lambda shape: (shape.nodes + bool(shape.tail), shape.model or ""))
+        found += sorted(
+            filter(None, shapes), key=lambda shape: (shape.nodes + bool(shape.last_node_devices), shape.model or "")
+        )
     if not found:
         raise _never_fits(role, summary)
     return tuple(found)
@@ -95,7 +97,7 @@ def tasks_per_node(role: Role, devices: int) -> int:
     """How often the command starts on a node: as given, once for a launcher, else once per device and at least once."""
     if role.tasks_per_node is not None:
         return role.tasks_per_node
-    return 1 if role.launch is Launch.PER_NODE else max(1, devices)
+    return 1 if role.launch is LaunchMode.PER_NODE else max(1, devices)
 
 
 def _requested_shape(role: Role, model: str | None, memory_gib: int | None) -> Shape:
@@ -142,8 +144,8 @@ def _with_parts(asked: Shape, model: str | None, exact: bool, role: Role, parts:
         model=model,
         device_memory_bytes=asked.device_memory_bytes,
         exact=exact,
-        tail=tail,
-        tail_tasks=tasks_per_node(role, tail) if tail else 0,
+        last_node_devices=tail,
+        last_node_tasks=tasks_per_node(role, tail) if tail else 0,
         nodes_max=asked.nodes_max,
     )
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.work.allocation import Allocation
-from phalanx.core.work.dependency import ArrayPlace
-from phalanx.core.work.job import Resume
+from phalanx.core.work.dependency import ArrayPosition
+from phalanx.core.work.gang_topology import GangTopology
+from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.spec import JobSpec
-from phalanx.core.work.surroundings import Surroundings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepare:
+class PrepareTasks:
     """Check the granted devices, create the scratch folder, and answer `MemberReady` or `MemberRefused`.
 
     Attributes:
@@ -32,15 +32,15 @@ class Prepare:
     spec: JobSpec
     allocation: Allocation
     addresses: tuple[str, ...]  # by node rank
-    candidates: tuple[Resume, ...]
+    candidates: tuple[PublishedCheckpoint, ...]
     checkpoint_dir: str
     output_dir: str
     deadline_s: float | None
     restarts: int
     mtbf_s: float
     user: str = ""
-    array: ArrayPlace | None = None
-    surroundings: Surroundings | None = None
+    array: ArrayPosition | None = None
+    surroundings: GangTopology | None = None
     probe_ports: tuple[int, ...] = ()
     kept: bool = False
     hangs: int = 0
@@ -55,7 +55,7 @@ class StartTasks:
     epoch: Epoch
     generation: Generation
     port: int
-    resume: Resume | None
+    resume: PublishedCheckpoint | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class StopTasks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forget:
+class CleanUpAttempt:
     """Remove the scratch folder and cgroup of an attempt that has ended."""
 
     node_id: NodeId
@@ -102,4 +102,4 @@ class SaveNow:
     epoch: Epoch
 
 
-Command = Prepare | StartTasks | StopTasks | Forget | DeleteCheckpoints | SaveNow
+Command = PrepareTasks | StartTasks | StopTasks | CleanUpAttempt | DeleteCheckpoints | SaveNow

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import Node
@@ -25,19 +25,19 @@ from phalanx.core.ids import (
     TokenId,
     UserId,
 )
-from phalanx.core.work.attempt import Cause, TaskExit
-from phalanx.core.work.job import JobState, Resume
-from phalanx.core.work.people import Token, User, UserRole
+from phalanx.core.work.attempt import EndCause, TaskExit
+from phalanx.core.work.job import JobState, PublishedCheckpoint
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
-from phalanx.core.work.seat import Seat
+from phalanx.core.work.seats import Seat
 from phalanx.core.work.spec import JobSpec
+from phalanx.core.work.users import Token, User, UserRole
 
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submit:
+class SubmitJob:
     """Create a job or an array. `key` is the caller's idempotency key: the same key and body return the same job.
 
     Attributes:
@@ -55,7 +55,7 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
+class CancelJob:
     """Cancel the job. Idempotent."""
 
     job_id: JobId
@@ -64,7 +64,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class HoldJob:
     """Hold a pending job back; `held=False` releases it."""
 
     job_id: JobId
@@ -73,7 +73,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requeue:
+class RequeueJob:
     """Stop the running attempt after a save; the job waits again."""
 
     job_id: JobId
@@ -81,7 +81,7 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class UpdateJob:
     """Change fields of a job; None leaves a field as it is."""
 
     job_id: JobId
@@ -120,7 +120,7 @@ class LabelNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetNode:
+class RemoveNode:
     """Remove a node that is down and runs no job."""
 
     node_id: NodeId
@@ -180,11 +180,11 @@ class ChangeQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutQueues:
-    """Add or replace some queues and remove others, all or nothing. Queues in `as_open` keep their present open or closed state."""
+    """Add or replace some queues and remove others, all or nothing. Queues in `keep_open_state` keep their present open or closed state."""
 
     queues: tuple[Queue, ...] = ()
     remove: tuple[QueueId, ...] = ()
-    as_open: frozenset[QueueId] = frozenset()
+    keep_open_state: frozenset[QueueId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,14 +206,14 @@ class EndReservation:
 class PutCalibration:
     """Replace the fleet's profile."""
 
-    calibration: Calibration
+    calibration: FleetDocument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutRules:
+class PutFailureRules:
     """Replace the operators' failure rules; an empty list removes them."""
 
-    document: FailureRules
+    rules: FailureRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,43 +225,43 @@ class PutToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeToken:
-    """Revoke a token; with `made_too` also all tokens created with it. Idempotent."""
+    """Revoke a token; with `with_derived` also all tokens created with it. Idempotent."""
 
     token_id: TokenId
-    made_too: bool = False
+    with_derived: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokensUsed:
+class RecordTokenUse:
     """When tokens were last used, in Unix seconds. Sent by the head itself, rarely."""
 
     used_s: Mapping[TokenId, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanStop:
+class PreparePlannedStop:
     """Prepare a planned stop of the head: grant every supervisor a lease of `lease_s`."""
 
     lease_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelAll:
+class CancelAllJobs:
     """Cancel all live jobs (`phalanx down --cancel-jobs`)."""
 
     by: UserId
 
 
 Request = (
-    Submit
-    | Cancel
-    | Hold
-    | Requeue
-    | Update
+    SubmitJob
+    | CancelJob
+    | HoldJob
+    | RequeueJob
+    | UpdateJob
     | CordonNode
     | UncordonNode
     | LabelNodes
-    | ForgetNode
+    | RemoveNode
     | PutUser
     | PutProject
     | PutQueue
@@ -270,21 +270,21 @@ Request = (
     | PutReservation
     | EndReservation
     | PutCalibration
-    | PutRules
+    | PutFailureRules
     | PutToken
     | RevokeToken
-    | TokensUsed
+    | RecordTokenUse
     | ChangeUser
     | ChangeProject
-    | PlanStop
-    | CancelAll
+    | PreparePlannedStop
+    | CancelAllJobs
 )
 
 # ---- reports of supervisors and observations of engines ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class SupervisorRegistered:
     """A supervisor registers, with its node's inventory and the (job, epoch, generation) of each member it runs.
 
     Attributes:
@@ -294,7 +294,7 @@ class Hello:
 
     node: Node
     supervisor_id: SupervisorId
-    carries: tuple[tuple[JobId, Epoch, Generation], ...] = ()
+    running: tuple[tuple[JobId, Epoch, Generation], ...] = ()
     seat: Seat | None = None
     challenge: str | None = None
 
@@ -313,7 +313,7 @@ class MemberReady:
     generation: Generation
     node_id: NodeId
     port: int | None = None
-    resume: Resume | None = None
+    resume: PublishedCheckpoint | None = None
     bad_links: tuple[BadLink, ...] = ()
     clock_off_s: float = 0.0
 
@@ -323,9 +323,9 @@ class MemberRefused:
     """A node cannot start its member.
 
     Attributes:
-        charge: the job is at fault (no such file), not the node.
+        job_at_fault: the job is at fault (no such file), not the node.
         exit_code: the exit code that a shell would return.
-        flaw: the node is at fault (its disk is full) and the next job would fail too: it is cordoned.
+        node_at_fault: the node is at fault (its disk is full) and the next job would fail too: it is cordoned.
     """
 
     job_id: JobId
@@ -333,9 +333,9 @@ class MemberRefused:
     generation: Generation
     node_id: NodeId
     why: str
-    charge: bool
+    job_at_fault: bool
     exit_code: int = 1
-    flaw: bool = False
+    node_at_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,7 +372,7 @@ class MemberStopped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberFroze:
+class MemberFrozen:
     """The lease expired and was granted again for the same epoch, after the ranks were frozen for `frozen_s`.
 
     `thawed`: the freeze was short enough and the ranks continue; otherwise the gang restarts in place, uncharged.
@@ -410,13 +410,13 @@ class CheckpointSaved:
     job_id: JobId
     generation: Generation
     node_id: NodeId
-    resume: Resume
+    resume: PublishedCheckpoint
     stall_s: float = 0.0
     write_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progressed:
+class ProgressReported:
     """The newest step whose report is durable at the head; sent rarely, for budgets and the story."""
 
     job_id: JobId
@@ -437,7 +437,7 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeDead:
+class NodeDied:
     """An engine observed the death of a node. `confirmed`: no process is left on it, so its lease need not be awaited."""
 
     node_id: NodeId
@@ -447,7 +447,7 @@ class NodeDead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSeen:
+class NodeListed:
     """The inventory of an engine that starts supervisors per attempt lists this node as in service."""
 
     node: Node
@@ -464,7 +464,7 @@ class SeatLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Withdrawn:
+class AttemptWithdrawn:
     """An engine could not start an attempt and withdrew it before any supervisor registered.
 
     Attributes:
@@ -476,24 +476,24 @@ class Withdrawn:
     epoch: Epoch
     why: str
     nodes: tuple[NodeId, ...]
-    cause: Cause
+    cause: EndCause
 
 
 Report = (
-    Hello
+    SupervisorRegistered
     | MemberReady
     | MemberRefused
     | MemberStarted
     | TaskExited
     | MemberStopped
-    | MemberFroze
+    | MemberFrozen
     | MemberHung
     | CheckpointSaved
     | CheckpointFailed
-    | Progressed
-    | NodeDead
-    | NodeSeen
+    | ProgressReported
+    | NodeDied
+    | NodeListed
     | SeatLost
-    | Withdrawn
+    | AttemptWithdrawn
 )
 Event = Request | Report

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from phalanx.core.ids import JobId
 from phalanx.core.work.allocation import Allocation
-from phalanx.core.work.attempt import Cause
-from phalanx.core.work.job import Reason
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.job import WaitReasonCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,25 +20,25 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class PlannedStop:
     """Stop a running job: it saves and stops, then waits again (PREEMPTED) or continues elsewhere (MOVED).
 
     Attributes:
         why: shown to its owner: which job preempts it, and by which rule.
-        other: the job that preempts it; None if it is moved for its own benefit.
+        preempted_by: the job that preempts it; None if it is moved for its own benefit.
     """
 
     job_id: JobId
-    cause: Cause
+    cause: EndCause
     why: str
-    other: JobId | None = None
+    preempted_by: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class WaitReason:
     """Why a job does not start now: the main reason, and a sentence that names what blocks it."""
 
-    reason: Reason
+    reason: WaitReasonCode
     detail: str
 
 
@@ -56,8 +56,8 @@ class Plan:
 
     version: int
     placements: tuple[Placement, ...]
-    waits: Mapping[JobId, Waiting]
-    stops: tuple[Stop, ...] = ()
+    waits: Mapping[JobId, WaitReason]
+    stops: tuple[PlannedStop, ...] = ()
     wake_s: float = float("inf")
     decided: bool = True
 
@@ -65,11 +65,11 @@ class Plan:
         """The job's placement in this plan, or None."""
         return next((placement for placement in self.placements if placement.job_id == job_id), None)
 
-    def stop(self, job_id: JobId) -> Stop | None:
+    def stop(self, job_id: JobId) -> PlannedStop | None:
         """The job's stop in this plan, or None."""
         return next((stop for stop in self.stops if stop.job_id == job_id), None)
 
-    def waiting(self, job_id: JobId) -> Waiting:
+    def waiting(self, job_id: JobId) -> WaitReason:
         """Why the job waits.
 
         Raises:

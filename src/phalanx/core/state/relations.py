@@ -14,12 +14,12 @@ from phalanx.core.ids import JobId, UserId
 from phalanx.core.work.dependency import Dependency, DependencyKind
 from phalanx.core.work.job import Job, JobState
 
-Together = dict[Any, dict[JobId, None]]
-Name = tuple[UserId, str]
+JobIndex = dict[Any, dict[JobId, None]]
+UserJobName = tuple[UserId, str]
 
 
 @dataclass(slots=True)
-class Relations:
+class JobRelations:
     """Indexes of live jobs.
 
     Attributes:
@@ -31,24 +31,24 @@ class Relations:
     """
 
     dependents: dict[Dependency, dict[JobId, None]] = field(default_factory=dict)
-    singletons: dict[Name, dict[JobId, None]] = field(default_factory=dict)
-    named: dict[Name, dict[JobId, None]] = field(default_factory=dict)
+    singletons: dict[UserJobName, dict[JobId, None]] = field(default_factory=dict)
+    named: dict[UserJobName, dict[JobId, None]] = field(default_factory=dict)
     elements: dict[JobId, dict[JobId, None]] = field(default_factory=dict)
     running: dict[JobId, dict[JobId, None]] = field(default_factory=dict)
 
-    def changed(
+    def update(
         self,
         before: Job | None,
         after: Job,
-        enter: Callable[[Together, Any, JobId], None],
-        leave: Callable[[Together, Any, JobId], None],
+        enter: Callable[[JobIndex, Any, JobId], None],
+        leave: Callable[[JobIndex, Any, JobId], None],
     ) -> None:
         """Update the indexes for a new or changed job, through `enter` and `leave`, which record how to undo it."""
         if before is None:
             for table, key in self._entries(after):
                 enter(table, key, after.id)
         elif (
-            before.unmet is not after.unmet
+            before.unmet_dependencies is not after.unmet_dependencies
             or before.spec is not after.spec
             or before.state.terminal is not after.state.terminal
             or (after.array is not None and before.state is not after.state)
@@ -61,7 +61,7 @@ class Relations:
                 if not any(table is other and key == same for other, same in old):
                     enter(table, key, after.id)
 
-    def _entries(self, job: Job) -> Iterator[tuple[Together, Any]]:
+    def _entries(self, job: Job) -> Iterator[tuple[JobIndex, Any]]:
         if job.state.terminal:
             return
         name = (job.user, job.spec.name)
@@ -70,7 +70,7 @@ class Relations:
             yield self.elements, job.array.array_id
             if job.state is JobState.RUNNING:
                 yield self.running, job.array.array_id
-        for one in job.unmet:
+        for one in job.unmet_dependencies:
             if one.kind is DependencyKind.SINGLETON:
                 yield self.singletons, name
             else:

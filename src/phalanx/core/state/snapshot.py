@@ -9,7 +9,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
-from phalanx.core.work.queue import Queue, Spent
+from phalanx.core.work.queue import Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 
 
@@ -33,7 +33,7 @@ class Snapshot:
         pending: pending jobs, in any order; the scheduler sorts them.
         jobs: pending and running jobs; if empty, only `pending` exist.
         attempts: the live attempt of each running job.
-        spent: usage of the queues so far.
+        queue_usage: usage of the queues so far.
     """
 
     version: int
@@ -45,8 +45,8 @@ class Snapshot:
     reservations: Mapping[ReservationId, Reservation] = field(default_factory=dict)
     attempts: Mapping[JobId, Attempt] = field(default_factory=dict)
     jobs: Mapping[JobId, Job] = field(default_factory=dict)
-    spent: Mapping[QueueId, Spent] = field(default_factory=dict)
+    queue_usage: Mapping[QueueId, QueueUsage] = field(default_factory=dict)
 
-    def held(self, node_id: NodeId) -> Usage:
+    def usage_of(self, node_id: NodeId) -> Usage:
         """Usage of a node; empty without allocations."""
         return self.usage.get(node_id, EMPTY_USAGE)

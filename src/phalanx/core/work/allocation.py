@@ -8,7 +8,7 @@ from phalanx.core.ids import NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class NodeGrant:
     """One node's part of a gang.
 
     Attributes:
@@ -30,7 +30,7 @@ class Grant:
 class Allocation:
     """All grants of one attempt, by node rank. Granted and released as a whole."""
 
-    grants: tuple[Grant, ...]
+    grants: tuple[NodeGrant, ...]
 
     @property
     def gpus(self) -> int:
@@ -42,6 +42,6 @@ class Allocation:
         """Tasks over all nodes."""
         return sum(grant.tasks for grant in self.grants)
 
-    def on(self, node_id: NodeId) -> Grant | None:
+    def grant_on(self, node_id: NodeId) -> NodeGrant | None:
         """The grant on one node, or None."""
         return next((grant for grant in self.grants if grant.node_id == node_id), None)

@@ -17,7 +17,7 @@ _HINT: Final = "write 0-99, 0-99%8 for at most 8 at once, or 1,3,7-20:2"
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayAsk:
+class ArrayRequest:
     """The elements requested. `indices` ascend, each once; `running_max` is how many may run at once, None for all."""
 
     indices: tuple[int, ...]
@@ -25,10 +25,10 @@ class ArrayAsk:
 
     def __str__(self) -> str:
         """The shortest text that means the same, without `running_max`."""
-        return ranges(self.indices)
+        return format_indices(self.indices)
 
 
-def parse_array(text: object) -> ArrayAsk:
+def parse_array(text: object) -> ArrayRequest:
     """The elements that a text names, in any order; duplicates count once.
 
     Raises:
@@ -49,10 +49,10 @@ def parse_array(text: object) -> ArrayAsk:
         found.update(_numbers(part))
         if len(found) > ELEMENTS_MAX:
             raise BadRequest(f"array: more than {ELEMENTS_MAX} elements", hint="submit it in several parts")
-    return ArrayAsk(indices=tuple(sorted(found)), running_max=int(most) if percent else None)
+    return ArrayRequest(indices=tuple(sorted(found)), running_max=int(most) if percent else None)
 
 
-def ranges(indices: Iterable[int]) -> str:
+def format_indices(indices: Iterable[int]) -> str:
     """Numbers as a text in the same grammar: `0-3,7,10-16:2`; steps are used from three numbers on."""
     left = sorted(set(indices))
     parts: list[str] = []

@@ -9,8 +9,8 @@ from typing import Final
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.work.allocation import Allocation
-from phalanx.core.work.failure import Evidence, Verdict
-from phalanx.core.work.job import Resume
+from phalanx.core.work.failure import FailureDiagnosis, FailureEvidence
+from phalanx.core.work.job import PublishedCheckpoint
 
 FIRST_GENERATION: Final = Generation(0)
 
@@ -31,14 +31,14 @@ class AttemptState(enum.StrEnum):
 class MemberState(enum.StrEnum):
     """The state of one node's part of the gang."""
 
-    ASKED = "asked"
+    REQUESTED = "asked"
     READY = "ready"
     STARTED = "started"
     STOPPED = "stopped"  # no process of this generation remains on the node
     LOST = "lost"  # the node died, or its lease expired
 
 
-class Cause(enum.StrEnum):
+class EndCause(enum.StrEnum):
     """Why an attempt (or a generation of it) ended."""
 
     SUCCEEDED = "succeeded"
@@ -68,20 +68,20 @@ class TaskExit:
 
     Attributes:
         code: None if a signal ended it.
-        by_us: the exit was requested by Phalanx.
+        requested_by_phalanx: the exit was requested by Phalanx.
         evidence: further signs that its supervisor found; the head stores the verdict instead.
-        verdict: the result of the failure rules; None if the exit was not a failure, or no rules were applied.
+        diagnosis: the result of the failure rules; None if the exit was not a failure, or no rules were applied.
     """
 
     rank: int
     node_id: NodeId
     code: int | None
     signal: int | None
-    by_us: bool
-    at_s: float
+    requested_by_phalanx: bool
+    ended_s: float
     note: str = ""
-    evidence: Evidence | None = None
-    verdict: Verdict | None = None
+    evidence: FailureEvidence | None = None
+    diagnosis: FailureDiagnosis | None = None
 
     @property
     def shell_code(self) -> int:
@@ -91,7 +91,7 @@ class TaskExit:
     @property
     def failed(self) -> bool:
         """Whether it failed by itself."""
-        return not self.by_us and self.shell_code != 0
+        return not self.requested_by_phalanx and self.shell_code != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Member:
     """
 
     node_id: NodeId
-    state: MemberState = MemberState.ASKED
+    state: MemberState = MemberState.REQUESTED
     port: int | None = None
     why: str = ""
     probe_port: int = 0
@@ -122,11 +122,11 @@ class Attempt:
         generation_s: when the current generation was requested.
         running_s: when every rank of the current generation was exec'd; None before.
         first_running_s: the same for the first generation.
-        resume: the checkpoint that its ranks load, verified by node rank 0.
-        ending: why it is STOPPING; None until then.
-        then_restart: after STOPPING the gang starts again in place.
+        resume_from: the checkpoint that its ranks load, verified by node rank 0.
+        stop_cause: why it is STOPPING; None until then.
+        restart_after_stop: after STOPPING the gang starts again in place.
         causes: of every generation that ended, in order.
-        kept: some of its nodes do not see the head's files, so the head stores a copy of its checkpoints and outputs. Decided at the
+        head_stores_copies: some of its nodes do not see the head's files, so the head stores a copy of its checkpoints and outputs. Decided at the
             placement, so that all its nodes do the same.
     """
 
@@ -141,16 +141,16 @@ class Attempt:
     running_s: float | None = None
     first_running_s: float | None = None
     ended_s: float | None = None
-    resume: Resume | None = None
+    resume_from: PublishedCheckpoint | None = None
     exits: tuple[TaskExit, ...] = ()
-    ending: Cause | None = None
-    then_restart: bool = False
+    stop_cause: EndCause | None = None
+    restart_after_stop: bool = False
     why: str = ""
     exit_code: int | None = None
-    causes: tuple[Cause, ...] = ()
-    kept: bool = False
+    causes: tuple[EndCause, ...] = ()
+    head_stores_copies: bool = False
 
     @property
-    def live(self) -> bool:
+    def holds_allocation(self) -> bool:
         """Whether it still holds its allocation."""
         return self.state is not AttemptState.ENDED

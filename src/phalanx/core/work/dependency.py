@@ -10,7 +10,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId
-from phalanx.core.work.nearest import nearest
+from phalanx.core.work.nearest_match import nearest_match
 
 DEPENDENCIES_MAX: Final = 1000  # per job; each is checked when the job is submitted
 NO_JOB: Final = JobId("")  # the job id of `singleton`
@@ -51,7 +51,7 @@ class Dependency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayPlace:
+class ArrayPosition:
     """An element's position in its array. One submit creates all elements; each is a job of its own.
 
     Attributes:
@@ -69,7 +69,7 @@ class ArrayPlace:
     highest: int = 0
 
 
-def element_id(array_id: JobId, index: int) -> JobId:
+def array_element_id(array_id: JobId, index: int) -> JobId:
     """The id of an element: `17_3`."""
     return JobId(f"{array_id}_{index}")
 
@@ -93,7 +93,7 @@ def parse_dependencies(value: object) -> tuple[Dependency, ...]:
     return tuple(found)
 
 
-def sentence(unmet: Sequence[Dependency]) -> str:
+def describe_dependencies(unmet: Sequence[Dependency]) -> str:
     """The unmet dependencies in words: `waits for job 17 to succeed`; empty for none."""
     if not unmet:
         return ""
@@ -113,7 +113,7 @@ def _conditions(part: str) -> list[Dependency]:
     if _JOB.fullmatch(kind) and not ids:
         return [Dependency(kind=DependencyKind.AFTER_OK, job_id=JobId(kind))]
     if kind not in _KINDS:
-        near = nearest(kind, _KINDS)
+        near = nearest_match(kind, _KINDS)
         raise BadRequest(
             f"depends_on: {part[:40]!r} is not a condition", hint=f"did you mean {near}?" if near else _HINT
         )

@@ -9,31 +9,31 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-LINES_MAX: Final = 12
+EVIDENCE_LINES_MAX: Final = 12
 """Last lines of a rank's output in its evidence: a Python error and library messages around it; the rest is in the log."""
-LINE_CHARS_MAX: Final = 300
+EVIDENCE_LINE_CHARS_MAX: Final = 300
 XIDS_MAX: Final = 16  # distinct codes since the attempt began: a storm repeats a few of them
 
 
-class Blame(enum.StrEnum):
+class FailureOwner(enum.StrEnum):
     """The cause of a failure, by owner."""
 
     USER = "user"  # the job's own error: it would fail elsewhere too
     INFRASTRUCTURE = "infrastructure"  # a node, a device, a link
     PREEMPTED = "preempted"  # the scheduler or an operator took the nodes back
-    ECHO = "echo"  # a follow-on failure after the death of a peer
+    FOLLOW_ON = "echo"  # a follow-on failure after the death of a peer
 
 
-class Remedy(enum.StrEnum):
+class FailureReaction(enum.StrEnum):
     """The reaction to a failure."""
 
-    HERE = "here"  # the gang starts again in place
-    ELSEWHERE = "elsewhere"  # placed again; avoids that node while others suffice
+    RESTART_IN_PLACE = "here"  # the gang starts again in place
+    RESTART_ELSEWHERE = "elsewhere"  # placed again; avoids that node while others suffice
     DRAIN = "drain"  # the same, and the node is drained, with the evidence as reason
     STOP = "stop"  # the job ends: a retry would fail the same way
 
 
-class Charge(enum.StrEnum):
+class RestartBudget(enum.StrEnum):
     """The budget that a restart is charged to."""
 
     RETRY = "retry"  # the job's own `retry`
@@ -41,54 +41,54 @@ class Charge(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stance:
+class StuckPosition:
     """Where one rank was stuck when its gang hung.
 
     Attributes:
         state: of its main thread in /proc: R runs, S sleeps, D waits in the kernel, T is stopped.
-        where: innermost Python frame, `function (file.py:12)`; "" if no stack could be captured.
-        waits: by its stack, it waits in a collective.
+        frame: innermost Python frame, `function (file.py:12)`; "" if no stack could be captured.
+        in_collective: by its stack, it waits in a collective.
         step: the last step it reported; None before its first.
     """
 
     state: str = ""
-    where: str = ""
-    waits: bool = False
+    frame: str = ""
+    in_collective: bool = False
     step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class FailureEvidence:
     """Signs that a supervisor found of one rank that failed, or that it ended because the gang hung.
 
     Attributes:
         lines: the end of its output, oldest first.
         xids: errors of the GPU driver on this node since the attempt began, by first occurrence.
         oom_killed: the kernel killed a process of the job when memory ran out.
-        stance: where the rank was stuck, if the gang hung.
+        stuck_position: where the rank was stuck, if the gang hung.
     """
 
     lines: tuple[str, ...] = ()
     xids: tuple[int, ...] = ()
     oom_killed: bool = False
-    stance: Stance | None = None
+    stuck_position: StuckPosition | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class FailureDiagnosis:
     """The result of the failure rules for one failure.
 
     Attributes:
         rule: its name, as listed by `phalanx rules show`.
-        says: the failure in words: "XID 79: the GPU has fallen off the bus".
+        description: the failure in words: "XID 79: the GPU has fallen off the bus".
         weight: what it adds to the node's fault score (`core.recovery.lemon`); 0 if it says nothing about the node.
         line: the output line that matched; "" if another sign matched.
     """
 
     rule: str
-    blame: Blame
-    remedy: Remedy
-    charge: Charge
-    says: str
+    blame: FailureOwner
+    remedy: FailureReaction
+    charge: RestartBudget
+    description: str
     weight: float = 0.0
     line: str = ""

@@ -25,7 +25,7 @@ _GRAMMAR: Final = re.compile(
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
 _HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8 or 2..8xh200:8"
 GPUS_MAX: Final = 1_000_000  # past any fleet; bounds a typo
-KINDS_MAX: Final = 8  # more models than any fleet has
+GPU_KINDS_MAX: Final = 8  # more models than any fleet has
 _TEXT_MAX: Final = 400  # characters; the longest model name known has 40
 
 
@@ -37,7 +37,7 @@ class GpuRequest:
         total: of the whole job; 0 for a CPU-only job.
         model: lower case, as in the fleet ("h200"); None for any.
         memory_gib: at least this much per GPU of `model`; None for any.
-        or_models: alternatives to `model`, in order of preference, each with its own memory if one was written ("h100", "a100-80gb"). A
+        alternative_models: alternatives to `model`, in order of preference, each with its own memory if one was written ("h100", "a100-80gb"). A
             gang uses one model throughout.
         nodes_max: elastic: from `nodes` up to this many nodes, as capacity allows; None for a fixed number. `total` counts the fewest.
         uneven: whole nodes and the remainder on one more, instead of equal parts; only if the shape is not fixed. Not in the grammar:
@@ -49,24 +49,24 @@ class GpuRequest:
     per_node: int | None = None
     model: str | None = None
     memory_gib: int | None = None
-    or_models: tuple[str, ...] = ()
+    alternative_models: tuple[str, ...] = ()
     nodes_max: int | None = None
     uneven: bool = False
 
     @property
     def kinds(self) -> tuple[tuple[str | None, int | None], ...]:
         """Accepted models with their least memory in GiB, in order of preference; a pair of None and a memory means any model."""
-        return ((self.model, self.memory_gib), *(_kind(text) for text in self.or_models))
+        return ((self.model, self.memory_gib), *(_kind(text) for text in self.alternative_models))
 
     @property
-    def kind(self) -> str:
+    def kinds_text(self) -> str:
         """The kinds in the grammar; empty for any."""
         if self.model is None:
             return ""
-        return ",".join((_kind_text(self.model, self.memory_gib), *self.or_models))
+        return ",".join((_kind_text(self.model, self.memory_gib), *self.alternative_models))
 
     def __str__(self) -> str:
-        kind = self.kind and self.kind + ":"
+        kind = self.kinds_text and self.kinds_text + ":"
         if self.nodes is None:
             return f"{kind}{self.total}"
         most = "" if self.nodes_max is None else f"..{self.nodes_max}"
@@ -94,7 +94,7 @@ def parse_gpus(text: object) -> GpuRequest:
     if match["nodes"] is None:
         if count > GPUS_MAX:
             raise BadRequest(f"gpus: {text!r} is more than any fleet has")
-        return GpuRequest(total=count, model=model, memory_gib=memory, or_models=others)
+        return GpuRequest(total=count, model=model, memory_gib=memory, alternative_models=others)
     nodes, most = _ordered(int(match["nodes"]), match["most"], "gpus")
     if nodes == 0 or count == 0:
         raise BadRequest(f"gpus: {text!r} requests no GPU", hint=_HINT)
@@ -106,7 +106,7 @@ def parse_gpus(text: object) -> GpuRequest:
         per_node=count,
         model=model,
         memory_gib=memory,
-        or_models=others,
+        alternative_models=others,
         nodes_max=most,
     )
 
@@ -141,8 +141,8 @@ def _kinds(text: str | None) -> tuple[tuple[str | None, int | None], tuple[str, 
     if text is None:
         return (None, None), ()
     found = [_kind(word.strip()) for word in text.split(",")]
-    if len(found) > KINDS_MAX:
-        raise BadRequest(f"gpus: {len(found)} models are more than {KINDS_MAX}", hint=_HINT)
+    if len(found) > GPU_KINDS_MAX:
+        raise BadRequest(f"gpus: {len(found)} models are more than {GPU_KINDS_MAX}", hint=_HINT)
     twice = next((kind for kind in found if found.count(kind) > 1), None)
     if twice is not None:
         raise BadRequest(f"gpus: {_kind_text(*twice)} is given twice", hint="name each model once, the best first")
@@ -159,7 +159,7 @@ def _kind_text(model: str | None, memory_gib: int | None) -> str:
     return f"{model}" + ("" if memory_gib is None else f"-{memory_gib}gb")
 
 
-def combine(
+def combine_gpu_options(
     gpus: GpuRequest | None, nodes: int | None, gpus_per_node: int | None, nodes_max: int | None = None
 ) -> GpuRequest:
     """One request from `--gpus`, `--nodes` (with `nodes_max` for a range) and `--gpus-per-node`; without any of them: no GPU, one node.
@@ -215,7 +215,7 @@ def _elastic(gpus: GpuRequest | None, nodes: int, nodes_max: int, gpus_per_node:
         )
     if (gpus.nodes, gpus.nodes_max) == (nodes, nodes_max) and gpus_per_node in (None, gpus.per_node):
         return gpus
-    kind = gpus.kind and gpus.kind + ":"
+    kind = gpus.kinds_text and gpus.kinds_text + ":"
     if gpus.nodes is None:
         raise BadRequest(
             f"gpus {gpus} is the job's total, which does not fit a range of nodes ({nodes}..{nodes_max})",

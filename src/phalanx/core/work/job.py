@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
-from phalanx.core.work.dependency import ArrayPlace, Dependency
+from phalanx.core.work.dependency import ArrayPosition, Dependency
 from phalanx.core.work.spec import JobSpec
 
 NO_EPOCH: Final = Epoch(0)  # a job without an attempt
@@ -26,14 +26,14 @@ class JobState(enum.StrEnum):
     @property
     def terminal(self) -> bool:
         """Whether the job has ended for good."""
-        return self in TERMINAL
+        return self in TERMINAL_STATES
 
 
 BACKOFF_MAX_S: Final = 60.0  # longest wait between two failed starts
-TERMINAL: Final = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
+TERMINAL_STATES: Final = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
 
 
-class Reason(enum.StrEnum):
+class WaitReasonCode(enum.StrEnum):
     """Why a job waits: the one dominant reason."""
 
     NEW = "new"  # not yet considered
@@ -64,7 +64,7 @@ class Reason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
+class PublishedCheckpoint:
     """A published checkpoint: complete, verified when saved, and made under an epoch that was current then."""
 
     epoch: Epoch
@@ -86,15 +86,15 @@ class Job:
         not_before_s: earliest next start, after a failed one.
         checkpoints: the newest published ones, oldest first, at most two.
         progress_step: highest checkpointed step; restarts without new progress are counted against it.
-        losses: crashes and lost nodes so far, to estimate the next one.
-        stalls: charged restarts since the last progress.
+        failure_count: crashes and lost nodes so far, to estimate the next one.
+        charged_restarts: charged restarts since the last progress.
         user_retries: restarts spent on the job's own errors.
-        hangs: restarts after hangs since the last progress, which limits how often a job may hang.
-        avoid: nodes that failed this job's last attempts, newest last; used only if nothing else fits.
+        hang_restarts: restarts after hangs since the last progress, which limits how often a job may hang.
+        avoided_nodes: nodes that failed this job's last attempts, newest last; used only if nothing else fits.
         moves: times it was moved to make room.
         attained_s: run time whose work is saved, over the attempts that ended.
         array: its position in an array; None for a single job.
-        unmet: dependencies that do not hold yet; it starts only when this is empty.
+        unmet_dependencies: dependencies that do not hold yet; it starts only when this is empty.
         cancelled_by: set once a cancel is acknowledged; the job never runs again after it.
     """
 
@@ -106,23 +106,23 @@ class Job:
     queue: QueueId
     submit_s: float
     state: JobState = JobState.PENDING
-    reason: Reason = Reason.NEW
+    reason: WaitReasonCode = WaitReasonCode.NEW
     detail: str = ""
     held: bool = False
     epoch: Epoch = NO_EPOCH
     not_before_s: float = 0.0
-    checkpoints: tuple[Resume, ...] = ()
+    checkpoints: tuple[PublishedCheckpoint, ...] = ()
     progress_step: int = 0
-    losses: int = 0
-    stalls: int = 0
+    failure_count: int = 0
+    charged_restarts: int = 0
     user_retries: int = 0
-    hangs: int = 0
+    hang_restarts: int = 0
     preemptions: int = 0
     moves: int = 0
     attained_s: float = 0.0
-    array: ArrayPlace | None = None
-    unmet: tuple[Dependency, ...] = ()
-    avoid: tuple[NodeId, ...] = ()
+    array: ArrayPosition | None = None
+    unmet_dependencies: tuple[Dependency, ...] = ()
+    avoided_nodes: tuple[NodeId, ...] = ()
     started_s: float | None = None
     ended_s: float | None = None
     exit_code: int | None = None

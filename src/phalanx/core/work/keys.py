@@ -7,61 +7,61 @@ from collections.abc import Mapping
 from typing import Final
 
 from phalanx.core.errors import BadFile
-from phalanx.core.work.nearest import nearest
+from phalanx.core.work.nearest_match import nearest_match
 
 
-class Kind(enum.Enum):
+class ValueKind(enum.Enum):
     """The kind of value of a key. TEXT keeps the words as written, so that `1.10`, `010` and `no` stay what the user typed."""
 
     TEXT = "text"
-    WORDS = "words"  # text, or a list of words
+    TEXT_OR_WORDS = "words"  # text, or a list of words
     LIST = "list"  # one item, or a list of items
     NUMBER = "number"  # a whole number
     FLAG = "flag"
-    MAYBE_TABLE = "maybe table"  # text, or a mapping of names to texts
+    TEXT_OR_MAPPING = "maybe table"  # text, or a mapping of names to texts
     TABLE = "table"  # a mapping of names to texts, or a list of NAME=text
 
 
-KEYS: Final[Mapping[str, Kind]] = {
-    "name": Kind.TEXT,
-    "run": Kind.WORDS,
-    "gpus": Kind.TEXT,
-    "nodes": Kind.NUMBER,
-    "gpus_per_node": Kind.NUMBER,
-    "cpus": Kind.NUMBER,
-    "memory": Kind.TEXT,
-    "tasks_per_node": Kind.NUMBER,
-    "workdir": Kind.TEXT,
-    "env": Kind.TABLE,
-    "setup": Kind.TEXT,
-    "project": Kind.TEXT,
-    "queue": Kind.TEXT,
-    "priority": Kind.NUMBER,
-    "time": Kind.TEXT,
-    "retry": Kind.NUMBER,
-    "checkpoint": Kind.TEXT,
-    "warm": Kind.FLAG,
-    "hold": Kind.FLAG,
-    "grace": Kind.TEXT,
-    "collective_timeout": Kind.TEXT,
-    "upload": Kind.TEXT,
-    "labels": Kind.TABLE,
-    "depends_on": Kind.LIST,
-    "array": Kind.TEXT,
-    "begin": Kind.TEXT,
-    "within": Kind.TEXT,
-    "prefer": Kind.TEXT,
-    "slice": Kind.NUMBER,
-    "slice_within": Kind.TEXT,
-    "preemptible": Kind.FLAG,
-    "saves_on_stop": Kind.FLAG,
-    "reservation": Kind.TEXT,
-    "plan": Kind.MAYBE_TABLE,
-    "requirements": Kind.TEXT,
-    "image": Kind.TEXT,
-    "nodelist": Kind.TEXT,
-    "exclude": Kind.TEXT,
-    "slurm": Kind.TABLE,
+KEY_KINDS: Final[Mapping[str, ValueKind]] = {
+    "name": ValueKind.TEXT,
+    "run": ValueKind.TEXT_OR_WORDS,
+    "gpus": ValueKind.TEXT,
+    "nodes": ValueKind.NUMBER,
+    "gpus_per_node": ValueKind.NUMBER,
+    "cpus": ValueKind.NUMBER,
+    "memory": ValueKind.TEXT,
+    "tasks_per_node": ValueKind.NUMBER,
+    "workdir": ValueKind.TEXT,
+    "env": ValueKind.TABLE,
+    "setup": ValueKind.TEXT,
+    "project": ValueKind.TEXT,
+    "queue": ValueKind.TEXT,
+    "priority": ValueKind.NUMBER,
+    "time": ValueKind.TEXT,
+    "retry": ValueKind.NUMBER,
+    "checkpoint": ValueKind.TEXT,
+    "warm": ValueKind.FLAG,
+    "hold": ValueKind.FLAG,
+    "grace": ValueKind.TEXT,
+    "collective_timeout": ValueKind.TEXT,
+    "upload": ValueKind.TEXT,
+    "labels": ValueKind.TABLE,
+    "depends_on": ValueKind.LIST,
+    "array": ValueKind.TEXT,
+    "begin": ValueKind.TEXT,
+    "within": ValueKind.TEXT,
+    "prefer": ValueKind.TEXT,
+    "slice": ValueKind.NUMBER,
+    "slice_within": ValueKind.TEXT,
+    "preemptible": ValueKind.FLAG,
+    "saves_on_stop": ValueKind.FLAG,
+    "reservation": ValueKind.TEXT,
+    "plan": ValueKind.TEXT_OR_MAPPING,
+    "requirements": ValueKind.TEXT,
+    "image": ValueKind.TEXT,
+    "nodelist": ValueKind.TEXT,
+    "exclude": ValueKind.TEXT,
+    "slurm": ValueKind.TABLE,
 }
 
 # Names of the same key in other tools, for a helpful error message.
@@ -89,7 +89,7 @@ _SYNONYMS: Final = {
 _KEY_OF: Final = {synonym: key for key, synonyms in _SYNONYMS.items() for synonym in synonyms}
 
 
-class BadKey(BadFile):
+class InvalidKey(BadFile):
     """A key is unknown or its value invalid. `key` is as written, so that callers can name the line or flag."""
 
     def __init__(self, message: str, *, key: str, hint: str = "") -> None:
@@ -97,20 +97,20 @@ class BadKey(BadFile):
         self.key = key
 
 
-def unknown_key(key: str) -> BadKey:
+def unknown_key_error(key: str) -> InvalidKey:
     """The error for an unknown key, with the nearest match."""
-    near = _KEY_OF.get(key.lower().replace("-", "_")) or nearest(key, [*KEYS])
-    hint = f"did you mean {near!r}?" if near else f"known keys: {' '.join(KEYS)}"
-    return BadKey(f"unknown key {key!r}", key=key, hint=hint)
+    near = _KEY_OF.get(key.lower().replace("-", "_")) or nearest_match(key, [*KEY_KINDS])
+    hint = f"did you mean {near!r}?" if near else f"known keys: {' '.join(KEY_KINDS)}"
+    return InvalidKey(f"unknown key {key!r}", key=key, hint=hint)
 
 
-def refuse_key(key: object) -> None:
+def check_key(key: object) -> None:
     """Reject an unknown key.
 
     Raises:
-        BadKey: the key is unknown.
+        InvalidKey: the key is unknown.
     """
     if not isinstance(key, str):
-        raise BadKey(f"a key must be a word, not {key!r}", key=str(key))
-    if key not in KEYS:
-        raise unknown_key(key)
+        raise InvalidKey(f"a key must be a word, not {key!r}", key=str(key))
+    if key not in KEY_KINDS:
+        raise unknown_key_error(key)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.spec import Launch, Role
+from phalanx.core.work.spec import LaunchMode, Role
 
 _LAUNCHERS: Final = frozenset({"torchrun", "deepspeed", "mpirun", "mpiexec", "horovodrun"})
-ONE_WORLD_PER_CALL: Final = frozenset({"mpirun", "mpiexec", "horovodrun"})
+MPI_LAUNCHERS: Final = frozenset({"mpirun", "mpiexec", "horovodrun"})
 """Launchers that start the ranks of all nodes from one call; started once per node, they would create separate worlds."""
 _LAUNCHER_MODULES: Final = {
     "torch.distributed.run": "torch.distributed.run",
@@ -38,17 +38,17 @@ _SHELL_SPLIT: Final = re.compile(r"&&|\|\||[;|&\n(){}]")
 _CONTINUED: Final = re.compile(r"\\\n")
 
 
-def launcher_of(argv: Sequence[str], script: str = "") -> str | None:
+def find_launcher(argv: Sequence[str], script: str = "") -> str | None:
     """The name of the launcher that a command is, or None. In a shell text, any of its commands counts."""
     if argv:
         return _launcher_in(argv)
-    for command in commands_of(script):
+    for command in split_commands(script):
         if found := _launcher_in([word.strip("'\"") for word in command.split()]):
             return found
     return None
 
 
-def commands_of(script: str) -> list[str]:
+def split_commands(script: str) -> list[str]:
     """The commands of a shell text, roughly: split at `&&`, `||`, `;`, `|` and line ends, comments dropped. Good enough to look
     for a launcher, but not a shell parser.
     """
@@ -56,32 +56,32 @@ def commands_of(script: str) -> list[str]:
     return [command for line in lines for part in _SHELL_SPLIT.split(line) if (command := part.strip())]
 
 
-def logical_lines(script: str) -> int:
+def count_logical_lines(script: str) -> int:
     """Number of lines of a shell text that are not blank or comments; a line continued by a backslash is one."""
     joined = _CONTINUED.sub(" ", script)
     return sum(1 for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#"))
 
 
-def tasks_on(role: Role, devices: int) -> int:
+def tasks_on_node(role: Role, devices: int) -> int:
     """Number of tasks that start on a node where the job holds `devices`; at least one."""
     match role.launch:
-        case Launch.FIXED:
+        case LaunchMode.FIXED:
             return max(1, role.tasks_per_node or 1)
-        case Launch.PER_NODE:
+        case LaunchMode.PER_NODE:
             return 1
-        case Launch.PER_DEVICE:
+        case LaunchMode.PER_DEVICE:
             return max(1, devices)
 
 
-def tasks_known(role: Role) -> int | None:
+def known_task_count(role: Role) -> int | None:
     """Number of tasks of the job if the request determines it; None if it depends on the placement."""
     shape = _fixed(role.gpus)
     if shape:
-        return sum(tasks_on(role, devices) for devices in shape)
-    return role.gpus.total if role.launch is Launch.PER_DEVICE else None
+        return sum(tasks_on_node(role, devices) for devices in shape)
+    return role.gpus.total if role.launch is LaunchMode.PER_DEVICE else None
 
 
-def notes(role: Role, devices_by_node: Sequence[int] = ()) -> list[str]:
+def launch_notes(role: Role, devices_by_node: Sequence[int] = ()) -> list[str]:
     """Two lines shown before a start: the shape, and the number of tasks.
 
     Args:
@@ -107,28 +107,28 @@ def shape_note(devices_by_node: Sequence[int]) -> str:
 
 
 def _tasks_note(role: Role, devices_by_node: Sequence[int]) -> str:
-    tasks = [tasks_on(role, devices) for devices in devices_by_node]
+    tasks = [tasks_on_node(role, devices) for devices in devices_by_node]
     total, nodes = sum(tasks), len(tasks)
     layout = f"{nodes} {_plural('node', nodes)} x {tasks[0]}" if len(set(tasks)) == 1 else " + ".join(map(str, tasks))
     return f"{total} {_plural('task', total)}: {layout}, {_frequency_text(role, cpu_only=not any(devices_by_node))}"
 
 
 def _unplaced_note(role: Role, gpus: int) -> str:
-    if role.launch is Launch.PER_DEVICE:
+    if role.launch is LaunchMode.PER_DEVICE:
         return f"{gpus} {_plural('task', gpus)}, one per GPU"
-    if role.launch is Launch.PER_NODE:
+    if role.launch is LaunchMode.PER_NODE:
         return f"one task on each node: {_frequency_text(role, cpu_only=False)}"
     return f"{role.tasks_per_node} {_plural('task', role.tasks_per_node or 1)} on each node, as given by tasks_per_node"
 
 
 def _frequency_text(role: Role, *, cpu_only: bool) -> str:
     match role.launch:
-        case Launch.FIXED:
+        case LaunchMode.FIXED:
             return f"{role.tasks_per_node} per node as asked"
-        case Launch.PER_NODE:
-            launcher = launcher_of(role.argv, role.script) or "the command"
+        case LaunchMode.PER_NODE:
+            launcher = find_launcher(role.argv, role.script) or "the command"
             return f"one per node, because {launcher} is a launcher and starts the rest"
-        case Launch.PER_DEVICE:
+        case LaunchMode.PER_DEVICE:
             return "one per node" if cpu_only else "one per GPU"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.nearest import nearest
+from phalanx.core.work.nearest_match import nearest_match
 
 RANKS_MAX: Final = 1 << 20  # larger than any fleet; bounds a typo
 DEGREES_MAX: Final = 1 << 20
@@ -37,7 +37,7 @@ class Axis(enum.StrEnum):
     REPLICATE = "replicate"  # data parallel ranks that each hold a full copy of what a shard group holds
 
 
-ORDER: Final = (Axis.TENSOR, Axis.CONTEXT, Axis.SHARD, Axis.REPLICATE, Axis.PIPELINE)
+DEFAULT_AXIS_ORDER: Final = (Axis.TENSOR, Axis.CONTEXT, Axis.SHARD, Axis.REPLICATE, Axis.PIPELINE)
 """Innermost first: the axis with the most communication per second is placed nearest. Tensor parallel exchanges activations in every
 layer and blocks on them, context parallel exchanges keys and values in every layer, sharded data parallel parameters once per layer,
 replicas gradients once per step; a pipeline sends one activation per micro-batch, which is the least."""
@@ -88,7 +88,7 @@ class Layout:
     micro_batches: int = 1
     recompute: Recompute = Recompute.NONE
     precision: str = "bf16"
-    order: tuple[Axis, ...] = ORDER
+    order: tuple[Axis, ...] = DEFAULT_AXIS_ORDER
 
     @property
     def data(self) -> int:
@@ -134,7 +134,7 @@ class Layout:
         words += ["sp=1"] * self.sequence
         words += [f"recompute={self.recompute}"] * (self.recompute is not Recompute.NONE)
         words += [f"precision={self.precision}"] * (self.precision != "bf16")
-        words += [f"order={'-'.join(self.order)}"] * (self.order != ORDER)
+        words += [f"order={'-'.join(self.order)}"] * (self.order != DEFAULT_AXIS_ORDER)
         return ",".join(words) or "single"
 
 
@@ -168,7 +168,7 @@ def layout_from_json(values: Mapping[str, Any]) -> Layout:
             given[name] = bool(value)
         else:
             given[name] = _degree(name, value, least=0 if name == "zero" else 1)
-    return checked(Layout(**given))
+    return validated_layout(Layout(**given))
 
 
 def parse_layout(text: str) -> Layout:
@@ -194,7 +194,7 @@ def parse_layout(text: str) -> Layout:
     return layout_from_json(values)
 
 
-def checked(layout: Layout) -> Layout:
+def validated_layout(layout: Layout) -> Layout:
     """The layout itself.
 
     Raises:
@@ -247,10 +247,12 @@ def _precision(value: object) -> str:
 def _order(value: object) -> tuple[Axis, ...]:
     words = [str(word) for word in value] if isinstance(value, (list, tuple)) else []
     if sorted(words) != sorted(axis.value for axis in Axis):
-        raise BadRequest(f"layout: order is {value!r}; it must name each of {', '.join(ORDER)} once, innermost first")
+        raise BadRequest(
+            f"layout: order is {value!r}; it must name each of {', '.join(DEFAULT_AXIS_ORDER)} once, innermost first"
+        )
     return tuple(Axis(word) for word in words)
 
 
 def _nearest_hint(name: str, known: list[str]) -> str:
-    close = nearest(name, known)
+    close = nearest_match(name, known)
     return f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"

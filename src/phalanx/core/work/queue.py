@@ -49,7 +49,7 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class QueueUsage:
     """What a queue (with all below it) had used at `at_s`. Written when an attempt in it ends.
 
     Attributes:
@@ -75,16 +75,16 @@ class Project:
 
 
 HOUR_S: Final = 3600.0  # of a GPU-hour
-CLOCKS_APART_S: Final = 300.0  # heads differ by less; beyond it a clock was wrong and has been set since
+CLOCK_SKEW_MAX_S: Final = 300.0  # heads differ by less; beyond it a clock was wrong and has been set since
 _E_FOLD_S: Final = FAIR_HALF_LIFE_S / math.log(2.0)
 
 
-def decay(for_s: float) -> float:
+def decay_factor(for_s: float) -> float:
     """The factor by which usage decays in this time."""
     return math.exp2(-max(0.0, for_s) / FAIR_HALF_LIFE_S)
 
 
-def left_of_rate(for_s: float) -> float:
+def decayed_gpu_s_of_rate(for_s: float) -> float:
     """Decayed GPU-seconds of one GPU that has been in use for this time up to now."""
     return -_E_FOLD_S * math.expm1(-max(0.0, for_s) / _E_FOLD_S)
 
@@ -94,36 +94,38 @@ def period_start_s(queue: Queue, now_s: float) -> float:
     return math.floor(now_s / queue.budget_period_s) * queue.budget_period_s
 
 
-def spend(
+def add_usage(
     queues: Mapping[QueueId, Queue],
-    spent: Mapping[QueueId, Spent],
+    usage_records: Mapping[QueueId, QueueUsage],
     queue_id: QueueId,
     gpus: int,
     from_s: float,
     to_s: float,
-) -> list[Spent]:
+) -> list[QueueUsage]:
     """The records after `gpus` GPUs were used from `from_s` to `to_s`: of the queue and of all its ancestors, the lowest first."""
-    changed: list[Spent] = []
+    changed: list[QueueUsage] = []
     seen: set[QueueId] = set()
     above: QueueId | None = queue_id
     while above is not None and above in queues and above not in seen:
         seen.add(above)
         queue = queues[above]
-        changed.append(_spend(queue, spent.get(above) or Spent(queue=above, at_s=to_s), gpus, from_s, to_s))
+        changed.append(
+            _spend(queue, usage_records.get(above) or QueueUsage(queue=above, at_s=to_s), gpus, from_s, to_s)
+        )
         above = queue.parent
     return changed
 
 
-def _spend(queue: Queue, before: Spent, gpus: int, from_s: float, to_s: float) -> Spent:
+def _spend(queue: Queue, before: QueueUsage, gpus: int, from_s: float, to_s: float) -> QueueUsage:
     ahead_s = before.at_s - to_s  # attempts end out of order if the clocks of several heads differ
-    at_s = to_s if ahead_s > CLOCKS_APART_S else max(before.at_s, to_s)
+    at_s = to_s if ahead_s > CLOCK_SKEW_MAX_S else max(before.at_s, to_s)
     period_s = period_start_s(queue, at_s)
     counted_s = max(0.0, to_s - max(from_s, period_s))
-    return Spent(
+    return QueueUsage(
         queue=queue.id,
         at_s=at_s,
         period_s=period_s,
         gpu_s=(before.gpu_s if before.period_s == period_s else 0.0) + gpus * counted_s,
-        decayed_gpu_s=before.decayed_gpu_s * decay(at_s - before.at_s)
-        + gpus * left_of_rate(to_s - from_s) * decay(at_s - to_s),
+        decayed_gpu_s=before.decayed_gpu_s * decay_factor(at_s - before.at_s)
+        + gpus * decayed_gpu_s_of_rate(to_s - from_s) * decay_factor(at_s - to_s),
     )

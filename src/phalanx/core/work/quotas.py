@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import QueueId
-from phalanx.core.work.job import Reason
+from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue
 
 FLEET: Final = 0  # the root above all queues: the GPUs of the fleet
@@ -46,7 +46,7 @@ class Refusal:
         until_s: when the next budget period begins; 0 if it is not about a budget.
     """
 
-    reason: Reason
+    reason: WaitReasonCode
     queue: QueueId
     asked: int
     held: float
@@ -57,9 +57,9 @@ class Refusal:
 
     def sentence(self) -> str:
         """The refusal as a sentence for users."""
-        if self.reason is Reason.BUDGET:
+        if self.reason is WaitReasonCode.BUDGET:
             return f"queue {self.queue} has spent {self.held:.1f} of its {self.limit:g} GPU-hours of this period"
-        if self.reason is Reason.USER_LIMIT:
+        if self.reason is WaitReasonCode.USER_LIMIT:
             unit = "running jobs" if self.jobs else "GPUs"
             return (
                 f"user {self.user} uses {self.held:g} of at most {self.limit:g} {unit} per user in queue {self.queue}"
@@ -147,9 +147,9 @@ class Holdings:
         for node, gpus_max, jobs_max in self._limits[queue]:
             held, jobs = self._users.get((node, user), (0, 0))
             if held + gpus > gpus_max:
-                return Refusal(Reason.USER_LIMIT, self.ids[node], gpus, held, gpus_max, user)
+                return Refusal(WaitReasonCode.USER_LIMIT, self.ids[node], gpus, held, gpus_max, user)
             if jobs >= jobs_max:
-                return Refusal(Reason.USER_LIMIT, self.ids[node], gpus, jobs, jobs_max, user, jobs=True)
+                return Refusal(WaitReasonCode.USER_LIMIT, self.ids[node], gpus, jobs, jobs_max, user, jobs=True)
         more = gpus
         for node in self.paths[queue]:
             if not more:
@@ -158,7 +158,7 @@ class Holdings:
             if used + more > self.limit[node]:
                 # The idle reserved part of a child is not available, so it counts as held: held + unused kept = used + all kept.
                 return Refusal(
-                    Reason.QUOTA,
+                    WaitReasonCode.QUOTA,
                     self.ids[node],
                     gpus,
                     used + self._kept_below(node),
@@ -287,7 +287,7 @@ class Holdings:
 
 
 def _parents(queues: list[Queue], node_of: dict[QueueId, int]) -> list[int]:
-    """The parent of each node. A queue with an unknown parent, or in a cycle, is put at the top; `check_tree` rejects such queues."""
+    """The parent of each node. A queue with an unknown parent, or in a cycle, is put at the top; `check_queue_tree` rejects such queues."""
     parents = [FLEET, *(node_of.get(queue.parent, FLEET) if queue.parent is not None else FLEET for queue in queues)]
     for node in range(1, len(parents)):
         seen, above = {node}, parents[node]

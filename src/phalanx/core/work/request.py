@@ -1,6 +1,6 @@
 """Turns a mapping, from a job file or a request body, into a JobSpec. The command line and the head call the same function.
 
-Pure: it reads no file and no clock. Callers that know the line of a key or the flag it came from catch `BadKey` and add it; `BadRequest`
+Pure: it reads no file and no clock. Callers that know the line of a key or the flag it came from catch `InvalidKey` and add it; `BadRequest`
 is raised for readable values that contradict each other.
 """
 
@@ -11,29 +11,40 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn, TypeVar
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.fleet.hostlist import expand
+from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.fleet.topology import NODE_LEVEL
 from phalanx.core.ids import NodeId
 from phalanx.core.units import parse_duration_s, parse_memory_bytes
-from phalanx.core.work.array import ArrayAsk, parse_array
-from phalanx.core.work.begin import parse_begin_s
+from phalanx.core.work.array import ArrayRequest, parse_array
+from phalanx.core.work.begin_time import parse_begin_s
 from phalanx.core.work.dependency import Dependency, DependencyKind, parse_dependencies
-from phalanx.core.work.gpus import GpuRequest, combine, parse_gpus, parse_nodes
-from phalanx.core.work.keys import BadKey, refuse_key
-from phalanx.core.work.launchers import commands_of, launcher_of, logical_lines
-from phalanx.core.work.planned import fitted, read_plan
-from phalanx.core.work.requirements import NONE, parse_requirements
-from phalanx.core.work.sbatch_job import SLURM_WORDS
-from phalanx.core.work.spec import COLLECTIVE_TIMEOUT_DEFAULT_S, GRACE_DEFAULT_S, JobSpec, Launch, Role
-from phalanx.core.work.spread import on_one_node, read_spread
+from phalanx.core.work.gpus import (
+    GpuRequest,
+    combine_gpu_options,
+    parse_gpus,
+    parse_nodes,
+)
+from phalanx.core.work.keys import InvalidKey, check_key
+from phalanx.core.work.launchers import count_logical_lines, find_launcher, split_commands
+from phalanx.core.work.plan_key import parse_plan, with_gpus_for_plan
+from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_requirements
+from phalanx.core.work.sbatch_job import SLURM_KEYS
+from phalanx.core.work.spec import (
+    COLLECTIVE_TIMEOUT_DEFAULT_S,
+    GRACE_DEFAULT_S,
+    JobSpec,
+    LaunchMode,
+    Role,
+)
+from phalanx.core.work.topology_constraint import fixed_to_one_node, parse_topology_constraint
 
-T = TypeVar("T")
+SpecValue = TypeVar("SpecValue")
 
-TEXT_BYTES_MAX: Final = 131_000  # Linux refuses one argument or variable of 128 KiB (MAX_ARG_STRLEN)
-ALL_TEXT_BYTES_MAX: Final = (
+VALUE_BYTES_MAX: Final = 131_000  # Linux refuses one argument or variable of 128 KiB (MAX_ARG_STRLEN)
+REQUEST_BYTES_MAX: Final = (
     1 << 20
 )  # half of Linux' default for arguments and environment together; the rest is the node's own
-NAME_MAX: Final = 128
+JOB_NAME_MAX: Final = 128
 _PRIORITY_MAX: Final = 10_000
 _RETRY_MAX: Final = 100  # with more retries the command is broken, not unlucky
 _TASKS_PER_NODE_MAX: Final = 4096
@@ -129,22 +140,22 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
     """The job that a mapping requests.
 
     Args:
-        mapping: keys of `KEYS`; a null value counts as not given. Numbers may be given as digits in text.
+        mapping: keys of `KEY_KINDS`; a null value counts as not given. Numbers may be given as digits in text.
         workdir: absolute folder, used if the mapping names none and as the base of a relative one.
         now_s: Unix time from which `begin: 2h` counts; None rejects such a begin.
 
     Raises:
-        BadKey: an unknown key (with the nearest match), or an invalid value.
+        InvalidKey: an unknown key (with the nearest match), or an invalid value.
         BadRequest: valid values that contradict each other.
     """
     given = {key: value for key, value in mapping.items() if value is not None}
     for key in given:
-        refuse_key(key)
+        check_key(key)
     argv, script = _run(given)
     array = _read(given, "array", parse_array, None)
     tasks = _number(given, "tasks_per_node", low=1, high=_TASKS_PER_NODE_MAX)
-    plan = read_plan(given.get("plan", ""))
-    role = fitted(
+    plan = parse_plan(given.get("plan", ""))
+    role = with_gpus_for_plan(
         Role(
             argv=argv,
             script=script,
@@ -181,7 +192,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         array="" if array is None else str(array),
         array_max=None if array is None else array.running_max,
         begin_s=_read(given, "begin", lambda value: parse_begin_s(value, now_s=now_s), None),
-        spread=read_spread(
+        topology=parse_topology_constraint(
             role.gpus,
             within=_text(given, "within"),
             prefer=_text(given, "prefer"),
@@ -226,33 +237,33 @@ def _run(given: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
 
 
 def _no_command() -> NoReturn:
-    raise BadKey(
+    raise InvalidKey(
         "run: the command is missing", key="run", hint="write run: python train.py, or put the command after --"
     )
 
 
-def _launch(argv: tuple[str, ...], script: str, tasks_per_node: int | None) -> Launch:
+def _launch(argv: tuple[str, ...], script: str, tasks_per_node: int | None) -> LaunchMode:
     if tasks_per_node is not None:
-        return Launch.FIXED
-    if script and logical_lines(script) > 1:
-        raise BadKey(
+        return LaunchMode.FIXED
+    if script and count_logical_lines(script) > 1:
+        raise InvalidKey(
             "run: the script has several lines; state how often it starts on each node",
             key="run",
             hint="add tasks_per_node: 1 to start it once per node, or give the number of tasks per node",
         )
-    return Launch.PER_NODE if launcher_of(argv, script) else Launch.PER_DEVICE
+    return LaunchMode.PER_NODE if find_launcher(argv, script) else LaunchMode.PER_DEVICE
 
 
 def _name(given: Mapping[str, object], argv: tuple[str, ...], script: str) -> str:
     name = _text(given, "name").strip()
     if name:
-        if len(name) > NAME_MAX or not _PRINTABLE.fullmatch(name):
-            raise BadKey(
-                f"name: {name[:40]!r} is longer than {NAME_MAX} characters or contains unprintable ones", key="name"
+        if len(name) > JOB_NAME_MAX or not _PRINTABLE.fullmatch(name):
+            raise InvalidKey(
+                f"name: {name[:40]!r} is longer than {JOB_NAME_MAX} characters or contains unprintable ones", key="name"
             )
         return name
     words = argv or next(
-        (words for command in commands_of(script) if (words := tuple(command.split()))[0] not in _SHELL_FIRST), ()
+        (words for command in split_commands(script) if (words := tuple(command.split()))[0] not in _SHELL_FIRST), ()
     )
     chosen = words[0] if words else "job"
     if _INTERPRETER.fullmatch(chosen.rsplit("/", 1)[-1]):
@@ -260,7 +271,7 @@ def _name(given: Mapping[str, object], argv: tuple[str, ...], script: str) -> st
             (word for word in words[1:] if word.endswith((".py", ".sh")) and not word.startswith("-")), chosen
         )
     base = chosen.rstrip("/").rsplit("/", 1)[-1] or "job"
-    return "".join(_PRINTABLE.findall(base))[:NAME_MAX] or "job"
+    return "".join(_PRINTABLE.findall(base))[:JOB_NAME_MAX] or "job"
 
 
 def _gpus(given: Mapping[str, object]) -> GpuRequest:
@@ -271,10 +282,10 @@ def _gpus(given: Mapping[str, object]) -> GpuRequest:
         fewest, most = _read(given, "nodes", parse_nodes, (1, most))
     else:
         fewest = _number(given, "nodes", low=1, high=_NODES_MAX)
-    gpus = combine(
+    gpus = combine_gpu_options(
         _read(given, "gpus", parse_gpus, None), fewest, _number(given, "gpus_per_node", low=0, high=_NODES_MAX), most
     )
-    return on_one_node(gpus) if _text(given, "within").strip().lower() == NODE_LEVEL else gpus
+    return fixed_to_one_node(gpus) if _text(given, "within").strip().lower() == NODE_LEVEL else gpus
 
 
 # ---- where it runs, and with what -----------------------------------------------------------------------------------
@@ -284,14 +295,14 @@ def _workdir(given: Mapping[str, object], workdir: str) -> str:
     path = _text(given, "workdir").strip() or workdir
     full = path if path.startswith("/") else f"{workdir.rstrip('/')}/{path}"
     if not full.startswith("/") or "\0" in full:
-        raise BadKey(f"workdir: {path!r} is not an absolute folder", key="workdir")
+        raise InvalidKey(f"workdir: {path!r} is not an absolute folder", key="workdir")
     return full
 
 
 def _upload(given: Mapping[str, object]) -> str:
     digest = _text(given, "upload").strip()
     if digest and not _SHA256.fullmatch(digest):
-        raise BadKey(
+        raise InvalidKey(
             f"upload: {digest[:80]!r} is not a SHA-256 in hex",
             key="upload",
             hint="use --copy, which sets this key",
@@ -302,14 +313,14 @@ def _upload(given: Mapping[str, object]) -> str:
 def _image(given: Mapping[str, object]) -> str:
     image = _text(given, "image").strip()
     if image and (image.startswith("-") or not _IMAGE.fullmatch(image)):
-        raise BadKey(
+        raise InvalidKey(
             f"image: {image[:80]!r} is not an image name",
             key="image",
             hint="docker.io/library/python:3.11, or FILE.sif",
         )
     for other in ("requirements", "slurm"):
-        if image and given.get(other) and given[other] != NONE:
-            raise BadKey(
+        if image and given.get(other) and given[other] != NO_REQUIREMENTS:
+            raise InvalidKey(
                 f"image and {other} cannot be combined",
                 key="image",
                 hint="build the packages into the image"
@@ -323,7 +334,7 @@ def _checkpoint(given: Mapping[str, object], workdir: str) -> str:
     place = _text(given, "checkpoint").strip()
     scheme, separator, rest = place.partition("://")
     if separator and scheme != "file":
-        raise BadKey(
+        raise InvalidKey(
             f"checkpoint: {scheme}:// is not supported",
             key="checkpoint",
             hint="name a folder that every node sees",
@@ -336,26 +347,26 @@ def _env(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     pairs = _table(given, "env")
     for name, value in pairs:
         if not _VARIABLE.fullmatch(name):
-            raise BadKey(
+            raise InvalidKey(
                 f"env: {name!r} is not a valid variable name",
                 key="env",
                 hint="letters, digits and _, not beginning with a digit",
             )
         if name in _SET_BY_PHALANX or (name.startswith("PHALANX_") and name not in _OURS_TO_SET):
-            raise BadKey(
+            raise InvalidKey(
                 f"env: {name} is set by Phalanx for every task", key="env", hint="remove it, or use another name"
             )
         if "\0" in value:
-            raise BadKey(f"env: {name} contains a NUL byte", key="env")
+            raise InvalidKey(f"env: {name} contains a NUL byte", key="env")
     return pairs
 
 
-def _dependencies(given: Mapping[str, object], array: ArrayAsk | None) -> tuple[Dependency, ...]:
+def _dependencies(given: Mapping[str, object], array: ArrayRequest | None) -> tuple[Dependency, ...]:
     none: tuple[Dependency, ...] = ()
     found = _read(given, "depends_on", parse_dependencies, none)
     pairs = next((one for one in found if one.kind is DependencyKind.AFTER_CORR), None)
     if pairs is not None and array is None:
-        raise BadKey(
+        raise InvalidKey(
             f"depends_on: {pairs} pairs the elements of two arrays, but this job is not an array",
             key="depends_on",
             hint=f"write afterok:{pairs.job_id}, or add array: with the same elements",
@@ -365,27 +376,29 @@ def _dependencies(given: Mapping[str, object], array: ArrayAsk | None) -> tuple[
 
 def _hosts(given: Mapping[str, object], key: str) -> tuple[NodeId, ...]:
     none: tuple[str, ...] = ()
-    names = _read(given, key, lambda value: expand(str(value)), none) if given.get(key) else none
+    names = _read(given, key, lambda value: expand_hostlist(str(value)), none) if given.get(key) else none
     return tuple(NodeId(name) for name in names)
 
 
 def _slurm(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     pairs = _table(given, "slurm")
     for name, value in pairs:
-        if name not in SLURM_WORDS:
-            raise BadKey(f"slurm: unknown word {name!r}", key="slurm", hint=f"known: {' '.join(sorted(SLURM_WORDS))}")
+        if name not in SLURM_KEYS:
+            raise InvalidKey(
+                f"slurm: unknown word {name!r}", key="slurm", hint=f"known: {' '.join(sorted(SLURM_KEYS))}"
+            )
         if "\n" in value and name != "args":
-            raise BadKey(f"slurm: {name} contains a line break", key="slurm")
+            raise InvalidKey(f"slurm: {name} contains a line break", key="slurm")
     return pairs
 
 
 def _labels(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     pairs = _table(given, "labels")
     if len(pairs) > _LABELS_MAX:
-        raise BadKey(f"labels: {len(pairs)} labels; at most {_LABELS_MAX} are allowed", key="labels")
+        raise InvalidKey(f"labels: {len(pairs)} labels; at most {_LABELS_MAX} are allowed", key="labels")
     for name, value in pairs:
         if not _LABEL.fullmatch(name) or len(value) > 256 or (value and not _PRINTABLE.fullmatch(value)):
-            raise BadKey(
+            raise InvalidKey(
                 f"labels: {name!r}: {value[:40]!r} is not a label",
                 key="labels",
                 hint="short names and printable values",
@@ -396,13 +409,13 @@ def _labels(given: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
 # ---- readers of one key ---------------------------------------------------------------------------------------------
 
 
-def _read(given: Mapping[str, object], key: str, parse: Callable[[object], T], default: T) -> T:
+def _read(given: Mapping[str, object], key: str, parse: Callable[[object], SpecValue], default: SpecValue) -> SpecValue:
     if key not in given:
         return default
     try:
         return parse(given[key])
     except BadRequest as error:
-        raise BadKey(error.message, key=key, hint=error.hint) from None
+        raise InvalidKey(error.message, key=key, hint=error.hint) from None
 
 
 def _duration(given: Mapping[str, object], key: str, default: float | None) -> float | None:
@@ -410,7 +423,9 @@ def _duration(given: Mapping[str, object], key: str, default: float | None) -> f
         return default
     seconds = _read(given, key, lambda value: parse_duration_s(value, what=key), 0.0)
     if not 0 < seconds <= _DURATION_MAX_S:
-        raise BadKey(f"{key}: {given[key]!r} is not between 0 and 366 days", key=key, hint="write 90m, 2h, 1-12:00:00")
+        raise InvalidKey(
+            f"{key}: {given[key]!r} is not between 0 and 366 days", key=key, hint="write 90m, 2h, 1-12:00:00"
+        )
     return seconds
 
 
@@ -423,9 +438,9 @@ def _number(given: Mapping[str, object], key: str, *, low: int, high: int) -> in
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadKey(f"{key}: {value!r} is not a whole number", key=key)
+        raise InvalidKey(f"{key}: {value!r} is not a whole number", key=key)
     if not low <= value <= high:
-        raise BadKey(f"{key}: {value} is not between {low} and {high}", key=key)
+        raise InvalidKey(f"{key}: {value} is not between {low} and {high}", key=key)
     return value
 
 
@@ -434,7 +449,7 @@ def _flag(given: Mapping[str, object], key: str, *, default: bool = False) -> bo
     if isinstance(value, str) and value.lower() in {"true", "false"}:
         return value.lower() == "true"
     if not isinstance(value, bool):
-        raise BadKey(f"{key}: {value!r} is neither true nor false", key=key)
+        raise InvalidKey(f"{key}: {value!r} is neither true nor false", key=key)
     return value
 
 
@@ -447,7 +462,7 @@ def _table(given: Mapping[str, object], key: str) -> tuple[tuple[str, str], ...]
     if isinstance(value, Sequence) and not isinstance(value, str):
         value = dict(_pair(item, key) for item in value)
     if not isinstance(value, Mapping):
-        raise BadKey(f"{key}: must contain names and values", key=key, hint=f"write {key}: {{NAME: value}}")
+        raise InvalidKey(f"{key}: must contain names and values", key=key, hint=f"write {key}: {{NAME: value}}")
     return tuple((_word(name, key), "" if text is None else _word(text, key)) for name, text in value.items())
 
 
@@ -455,7 +470,7 @@ def _pair(item: object, key: str) -> tuple[str, str]:
     name, equals, text = _word(item, key).partition("=")
     if not equals:
         shown = "an entry" if key in _SECRET_KEYS else repr(name[:40])
-        raise BadKey(f"{key}: {shown} has no '='", key=key, hint="write NAME=value")
+        raise InvalidKey(f"{key}: {shown} has no '='", key=key, hint="write NAME=value")
     return name, text
 
 
@@ -466,11 +481,11 @@ def _word(value: object, key: str) -> str:
         return str(value)
     if not isinstance(value, str):
         shown = f"a value of kind {type(value).__name__}" if key in _SECRET_KEYS else repr(value)
-        raise BadKey(f"{key}: {shown} is not text", key=key)
+        raise InvalidKey(f"{key}: {shown} is not text", key=key)
     if "\0" in value:
-        raise BadKey(f"{key}: contains a NUL byte", key=key)
+        raise InvalidKey(f"{key}: contains a NUL byte", key=key)
     if any("\ud800" <= char <= "\udfff" for char in value):
-        raise BadKey(f"{key}: {value[:40]!r} is not UTF-8", key=key)
+        raise InvalidKey(f"{key}: {value[:40]!r} is not UTF-8", key=key)
     return value
 
 
@@ -478,7 +493,7 @@ def _bounded(spec: JobSpec) -> None:
     """Reject what `exec` on the nodes would reject.
 
     Raises:
-        BadKey: one text, or all of them together, is too long.
+        InvalidKey: one text, or all of them together, is too long.
     """
     texts = [
         *(("run", word) for word in spec.role.argv),
@@ -492,15 +507,15 @@ def _bounded(spec: JobSpec) -> None:
     for key, text in texts:
         size = len(text.encode())
         total += size
-        if size > TEXT_BYTES_MAX:
-            raise BadKey(
-                f"{key}: {size} bytes exceed Linux' limit for one argument ({TEXT_BYTES_MAX})",
+        if size > VALUE_BYTES_MAX:
+            raise InvalidKey(
+                f"{key}: {size} bytes exceed Linux' limit for one argument ({VALUE_BYTES_MAX})",
                 key=key,
                 hint="put it into a script file",
             )
-    if total > ALL_TEXT_BYTES_MAX:
-        raise BadKey(
-            f"command and env together are {total} bytes, over {ALL_TEXT_BYTES_MAX}",
+    if total > REQUEST_BYTES_MAX:
+        raise InvalidKey(
+            f"command and env together are {total} bytes, over {REQUEST_BYTES_MAX}",
             key="env",
             hint="put it into a file",
         )

@@ -6,8 +6,8 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 
-NONE: Final = "none"  # the value that means "install nothing"
-PROJECT: Final = "pyproject.toml"
+NO_REQUIREMENTS: Final = "none"  # the value that means "install nothing"
+PROJECT_FILE: Final = "pyproject.toml"
 _PATH_MAX: Final = 1024  # characters; Linux' own limit of a path is 4096
 
 
@@ -18,22 +18,22 @@ def parse_requirements(value: object) -> str:
         BadRequest: it lies elsewhere, or is not a file to install from.
     """
     text = value.strip() if isinstance(value, str) else ""
-    if text in {"", NONE}:
+    if text in {"", NO_REQUIREMENTS}:
         return text
     path = _inside(text)
     if not path or not path.isprintable() or len(path) > _PATH_MAX:
         raise BadRequest(f"requirements: {text[:80]!r} is not in the working directory", hint="give a relative path")
-    if path.rpartition("/")[2] != PROJECT and not path.endswith((".txt", ".in")):
+    if path.rpartition("/")[2] != PROJECT_FILE and not path.endswith((".txt", ".in")):
         raise BadRequest(
             f"requirements: {text[:80]!r} is neither a requirements file nor a project file",
-            hint=f"name a requirements*.txt or a {PROJECT}",
+            hint=f"name a requirements*.txt or a {PROJECT_FILE}",
         )
     return path
 
 
 def requirements_note(requirements: str) -> list[str]:
     """The note about it that is shown before the start."""
-    if requirements in {"", NONE}:
+    if requirements in {"", NO_REQUIREMENTS}:
         return []
     return [f"{requirements}: its packages are installed once on each node"]
 

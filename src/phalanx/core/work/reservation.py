@@ -7,7 +7,7 @@ from typing import Final
 
 from phalanx.core.ids import NodeId, QueueId, ReservationId, UserId
 
-NOBODY: Final = UserId("")
+NO_USER: Final = UserId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Reservation:
     users: frozenset[UserId] = frozenset()
     queues: frozenset[QueueId] = frozenset()
     why: str = ""
-    by: UserId = NOBODY
+    by: UserId = NO_USER
     begun: bool = False
     ended: bool = False
 
@@ -37,7 +37,7 @@ class Reservation:
         return not self.users and not self.queues
 
     @property
-    def holders(self) -> str:
+    def holders_text(self) -> str:
         """The users and queues it is for, in words: `ada and queue nlp`, or `maintenance`."""
         names = [*sorted(self.users), *(f"queue {queue}" for queue in sorted(self.queues))]
         return " and ".join(names) or "maintenance"
@@ -46,11 +46,11 @@ class Reservation:
         """Whether a job of this user in this queue may use the nodes during the reservation."""
         return user in self.users or queue in self.queues
 
-    def holds(self, now_s: float) -> bool:
+    def is_active(self, now_s: float) -> bool:
         """Whether the reservation is active now."""
         return not self.ended and self.start_s <= now_s < self.end_s
 
-    def clashes(self, other: Reservation) -> tuple[NodeId, ...]:
+    def conflicting_nodes(self, other: Reservation) -> tuple[NodeId, ...]:
         """Nodes that both would claim at the same time, in the order of this one."""
         if self.ended or other.ended or self.start_s >= other.end_s or other.start_s >= self.end_s:
             return ()

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import BadFile
-from phalanx.core.work.nearest import nearest
+from phalanx.core.work.nearest_match import nearest_match
 
 _MARK: Final = "#SBATCH"
 SCRIPT_LINES_MAX: Final = 10_000  # searched for directives; they end at the first command
 
 
-class Takes(enum.Enum):
+class OptionArity(enum.Enum):
     """Whether an option is followed by a value."""
 
     NO = "no"
@@ -27,17 +27,17 @@ class Takes(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One option. `unmet`: why Phalanx does not honour it, for users; empty if it does."""
+class SbatchOption:
+    """One option. `unsupported_reason`: why Phalanx does not honour it, for users; empty if it does."""
 
     name: str
     short: str = ""
-    takes: Takes = Takes.YES
-    unmet: str = ""
+    takes: OptionArity = OptionArity.YES
+    unsupported_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class ParsedOption:
     """One option as written. `line` counts from 1; 0 if it is not from the script."""
 
     name: str
@@ -45,7 +45,7 @@ class Given:
     line: int
 
 
-def _honoured() -> tuple[Option, ...]:
+def _honoured() -> tuple[SbatchOption, ...]:
     yes = (
         ("job-name", "J"),
         ("nodes", "N"),
@@ -79,74 +79,84 @@ def _honoured() -> tuple[Option, ...]:
         ("account", "A"),
     )
     flags = (("hold", "H"), ("requeue", ""), ("parsable", ""), ("quiet", "Q"), ("verbose", "v"))
-    kinds = {"nice": Takes.MAYBE}
-    return tuple(Option(name=name, short=short, takes=kinds.get(name, Takes.YES)) for name, short in yes) + tuple(
-        Option(name=name, short=short, takes=Takes.NO) for name, short in flags
-    )
+    kinds = {"nice": OptionArity.MAYBE}
+    return tuple(
+        SbatchOption(name=name, short=short, takes=kinds.get(name, OptionArity.YES)) for name, short in yes
+    ) + tuple(SbatchOption(name=name, short=short, takes=OptionArity.NO) for name, short in flags)
 
 
 _NO_BINDING: Final = "tasks are not bound to cores, sockets or memory"
 _SHARED: Final = "nodes are shared by device: other jobs may use devices that the job leaves free"
 _NO_MAIL: Final = "Phalanx sends no mail"
 _IGNORED: Final = (
-    ("exclusive", "", Takes.MAYBE, _SHARED),
-    ("oversubscribe", "s", Takes.NO, "a device is never shared by two jobs"),
-    ("overcommit", "O", Takes.NO, "CPUs are never overcommitted"),
-    ("qos", "q", Takes.YES, "use queues and priorities; see --queue"),
-    ("constraint", "C", Takes.YES, "nodes have no Slurm features; select a GPU model with --gpus-per-node=a100:4"),
-    ("prefer", "", Takes.YES, "nodes have no Slurm features"),
-    ("licenses", "L", Takes.YES, "licences are not managed"),
-    ("mail-type", "", Takes.YES, _NO_MAIL),
-    ("mail-user", "", Takes.YES, _NO_MAIL),
-    ("no-requeue", "", Takes.NO, "a job that loses a node is requeued and resumes"),
-    ("no-kill", "k", Takes.MAYBE, "a gang that loses a node restarts as a whole"),
-    ("wait", "W", Takes.NO, "use phalanx submit --wait"),
-    ("test-only", "", Takes.NO, "use phalanx submit --dry-run"),
-    ("switches", "", Takes.YES, "use --within leaf or --prefer leaf"),
-    ("contiguous", "", Takes.NO, "neighbouring nodes are preferred anyway"),
-    ("spread-job", "", Takes.NO, "gangs are placed close together"),
-    ("use-min-nodes", "", Takes.NO, "gangs are placed on as few nodes as possible anyway"),
-    ("distribution", "m", Takes.YES, "ranks are assigned node by node (block)"),
-    ("mem-bind", "", Takes.YES, _NO_BINDING),
-    ("hint", "", Takes.YES, _NO_BINDING),
-    ("threads-per-core", "", Takes.YES, _NO_BINDING),
-    ("cores-per-socket", "", Takes.YES, _NO_BINDING),
-    ("sockets-per-node", "", Takes.YES, _NO_BINDING),
-    ("ntasks-per-socket", "", Takes.YES, _NO_BINDING),
-    ("ntasks-per-core", "", Takes.YES, _NO_BINDING),
-    ("extra-node-info", "B", Takes.YES, _NO_BINDING),
-    ("gpus-per-socket", "", Takes.YES, _NO_BINDING),
-    ("cpus-per-gpu", "", Takes.YES, "give --cpus-per-task"),
-    ("gpu-bind", "", Takes.YES, "every task sees all devices of its job on its node, or its own with --gpus-per-task"),
-    ("gpu-freq", "", Takes.YES, "Phalanx does not change clocks"),
-    ("cpu-freq", "", Takes.YES, "Phalanx does not change clocks"),
-    ("core-spec", "S", Takes.YES, _NO_BINDING),
-    ("thread-spec", "", Takes.YES, _NO_BINDING),
-    ("mincpus", "", Takes.YES, "give --cpus-per-task"),
-    ("tmp", "", Takes.YES, "disk space is not managed"),
-    ("deadline", "", Takes.YES, "jobs have no deadline"),
-    ("delay-boot", "", Takes.YES, "nodes are not booted"),
-    ("reboot", "", Takes.NO, "nodes are not booted"),
-    ("priority", "", Takes.YES, "use --nice or phalanx submit --priority"),
-    ("wckey", "", Takes.YES, "use --comment, which is stored as a label"),
-    ("profile", "", Takes.YES, "steps and devices are always sampled"),
-    ("acctg-freq", "", Takes.YES, "devices are sampled each second"),
-    ("propagate", "", Takes.MAYBE, "resource limits are those of the node"),
-    ("get-user-env", "", Takes.MAYBE, "use --export to pass the environment"),
-    ("network", "", Takes.YES, "Phalanx does not configure the network"),
-    ("power", "", Takes.YES, "Phalanx does not manage power"),
-    ("mcs-label", "", Takes.YES, "MCS labels are not supported"),
-    ("kill-on-invalid-dep", "", Takes.YES, "a job whose dependency failed is always ended"),
-    ("input", "i", Takes.YES, "the script's standard input is empty"),
-    ("export-file", "", Takes.YES, "use --export to pass the environment"),
-    ("bb", "", Takes.YES, "burst buffers are not supported"),
-    ("bbf", "", Takes.YES, "burst buffers are not supported"),
-    ("ignore-pbs", "", Takes.NO, "directives of other schedulers are always ignored"),
-    ("x11", "", Takes.MAYBE, "X11 forwarding is not supported"),
-    ("cluster-constraint", "", Takes.YES, "there is only this cluster"),
-    ("nodefile", "F", Takes.YES, "give --nodelist"),
-    ("tres-per-task", "", Takes.YES, "give --gpus-per-task"),
-    ("usage", "", Takes.NO, "see docs/slurm.md"),
+    ("exclusive", "", OptionArity.MAYBE, _SHARED),
+    ("oversubscribe", "s", OptionArity.NO, "a device is never shared by two jobs"),
+    ("overcommit", "O", OptionArity.NO, "CPUs are never overcommitted"),
+    ("qos", "q", OptionArity.YES, "use queues and priorities; see --queue"),
+    (
+        "constraint",
+        "C",
+        OptionArity.YES,
+        "nodes have no Slurm features; select a GPU model with --gpus-per-node=a100:4",
+    ),
+    ("prefer", "", OptionArity.YES, "nodes have no Slurm features"),
+    ("licenses", "L", OptionArity.YES, "licences are not managed"),
+    ("mail-type", "", OptionArity.YES, _NO_MAIL),
+    ("mail-user", "", OptionArity.YES, _NO_MAIL),
+    ("no-requeue", "", OptionArity.NO, "a job that loses a node is requeued and resumes"),
+    ("no-kill", "k", OptionArity.MAYBE, "a gang that loses a node restarts as a whole"),
+    ("wait", "W", OptionArity.NO, "use phalanx submit --wait"),
+    ("test-only", "", OptionArity.NO, "use phalanx submit --dry-run"),
+    ("switches", "", OptionArity.YES, "use --within leaf or --prefer leaf"),
+    ("contiguous", "", OptionArity.NO, "neighbouring nodes are preferred anyway"),
+    ("spread-job", "", OptionArity.NO, "gangs are placed close together"),
+    ("use-min-nodes", "", OptionArity.NO, "gangs are placed on as few nodes as possible anyway"),
+    ("distribution", "m", OptionArity.YES, "ranks are assigned node by node (block)"),
+    ("mem-bind", "", OptionArity.YES, _NO_BINDING),
+    ("hint", "", OptionArity.YES, _NO_BINDING),
+    ("threads-per-core", "", OptionArity.YES, _NO_BINDING),
+    ("cores-per-socket", "", OptionArity.YES, _NO_BINDING),
+    ("sockets-per-node", "", OptionArity.YES, _NO_BINDING),
+    ("ntasks-per-socket", "", OptionArity.YES, _NO_BINDING),
+    ("ntasks-per-core", "", OptionArity.YES, _NO_BINDING),
+    ("extra-node-info", "B", OptionArity.YES, _NO_BINDING),
+    ("gpus-per-socket", "", OptionArity.YES, _NO_BINDING),
+    ("cpus-per-gpu", "", OptionArity.YES, "give --cpus-per-task"),
+    (
+        "gpu-bind",
+        "",
+        OptionArity.YES,
+        "every task sees all devices of its job on its node, or its own with --gpus-per-task",
+    ),
+    ("gpu-freq", "", OptionArity.YES, "Phalanx does not change clocks"),
+    ("cpu-freq", "", OptionArity.YES, "Phalanx does not change clocks"),
+    ("core-spec", "S", OptionArity.YES, _NO_BINDING),
+    ("thread-spec", "", OptionArity.YES, _NO_BINDING),
+    ("mincpus", "", OptionArity.YES, "give --cpus-per-task"),
+    ("tmp", "", OptionArity.YES, "disk space is not managed"),
+    ("deadline", "", OptionArity.YES, "jobs have no deadline"),
+    ("delay-boot", "", OptionArity.YES, "nodes are not booted"),
+    ("reboot", "", OptionArity.NO, "nodes are not booted"),
+    ("priority", "", OptionArity.YES, "use --nice or phalanx submit --priority"),
+    ("wckey", "", OptionArity.YES, "use --comment, which is stored as a label"),
+    ("profile", "", OptionArity.YES, "steps and devices are always sampled"),
+    ("acctg-freq", "", OptionArity.YES, "devices are sampled each second"),
+    ("propagate", "", OptionArity.MAYBE, "resource limits are those of the node"),
+    ("get-user-env", "", OptionArity.MAYBE, "use --export to pass the environment"),
+    ("network", "", OptionArity.YES, "Phalanx does not configure the network"),
+    ("power", "", OptionArity.YES, "Phalanx does not manage power"),
+    ("mcs-label", "", OptionArity.YES, "MCS labels are not supported"),
+    ("kill-on-invalid-dep", "", OptionArity.YES, "a job whose dependency failed is always ended"),
+    ("input", "i", OptionArity.YES, "the script's standard input is empty"),
+    ("export-file", "", OptionArity.YES, "use --export to pass the environment"),
+    ("bb", "", OptionArity.YES, "burst buffers are not supported"),
+    ("bbf", "", OptionArity.YES, "burst buffers are not supported"),
+    ("ignore-pbs", "", OptionArity.NO, "directives of other schedulers are always ignored"),
+    ("x11", "", OptionArity.MAYBE, "X11 forwarding is not supported"),
+    ("cluster-constraint", "", OptionArity.YES, "there is only this cluster"),
+    ("nodefile", "F", OptionArity.YES, "give --nodelist"),
+    ("tres-per-task", "", OptionArity.YES, "give --gpus-per-task"),
+    ("usage", "", OptionArity.NO, "see docs/slurm.md"),
 )
 _REFUSED: Final = {
     "clusters": "there is only this cluster",
@@ -157,22 +167,25 @@ _REFUSED: Final = {
     "burst-buffer": "burst buffers are not supported",
 }
 _REFUSED_SHORT: Final = {"M": "clusters"}
-OPTIONS: Final = {
+SBATCH_OPTIONS: Final = {
     option.name: option
     for option in (
         *_honoured(),
-        *(Option(name=name, short=short, takes=takes, unmet=why) for name, short, takes, why in _IGNORED),
+        *(
+            SbatchOption(name=name, short=short, takes=takes, unsupported_reason=why)
+            for name, short, takes, why in _IGNORED
+        ),
     )
 }
-_SHORT: Final = {option.short: option for option in OPTIONS.values() if option.short}
+_SHORT: Final = {option.short: option for option in SBATCH_OPTIONS.values() if option.short}
 
 
-def looks_like_script(text: str) -> bool:
+def is_sbatch_script(text: str) -> bool:
     """Whether a text is a script with an effective `#SBATCH` line."""
     return text.startswith("#!") and any(True for _ in _directives(text))
 
 
-def read_options(text: str) -> tuple[Given, ...]:
+def parse_script_options(text: str) -> tuple[ParsedOption, ...]:
     """The options of a script, in the order written; if one is given twice, the later counts.
 
     Raises:
@@ -183,26 +196,26 @@ def read_options(text: str) -> tuple[Given, ...]:
             "not a batch script: the first line must begin with #! and the path of an interpreter",
             hint="#!/bin/bash",
         )
-    found: dict[str, Given] = {}
+    found: dict[str, ParsedOption] = {}
     for line, words in _directives(text):
         if words[:1] in (["hetjob"], ["packjob"]):
             raise BadFile(
                 f"line {line}: heterogeneous jobs are not supported",
                 hint="submit the parts one by one",
             )
-        for given in options_of(words, line):
+        for given in parse_option_line(words, line):
             found.pop(given.name, None)
             found[given.name] = given
     return tuple(found.values())
 
 
-def options_of(words: Sequence[str], line: int = 0) -> list[Given]:
+def parse_option_line(words: Sequence[str], line: int = 0) -> list[ParsedOption]:
     """The options of one line.
 
     Raises:
-        BadFile: as in `read_options`.
+        BadFile: as in `parse_script_options`.
     """
-    found: list[Given] = []
+    found: list[ParsedOption] = []
     left = list(words)
     while left:
         word = left.pop(0)
@@ -212,16 +225,16 @@ def options_of(words: Sequence[str], line: int = 0) -> list[Given]:
         elif word.startswith("-") and len(word) > 1:
             option = _short_option(word[1], line)
             equals, value = ("=", word[2:].removeprefix("=")) if len(word) > 2 else ("", "")
-            if option.takes is Takes.NO and value:  # flags may be combined: -Hv
+            if option.takes is OptionArity.NO and value:  # flags may be combined: -Hv
                 left.insert(0, f"-{value}")
                 equals, value = "", ""
         else:
             raise BadFile(f"{_line_prefix(line)}{word!r} is not an option", hint="an option begins with - or --")
-        if option.takes is Takes.YES and not equals:
+        if option.takes is OptionArity.YES and not equals:
             if not left:
                 raise BadFile(f"{_line_prefix(line)}--{option.name} has no value")
             value = left.pop(0)
-        found.append(Given(name=option.name, value=value, line=line))
+        found.append(ParsedOption(name=option.name, value=value, line=line))
     return found
 
 
@@ -274,23 +287,23 @@ def _words(text: str, line: int) -> list[str]:
     return [*found, word] if begun else found
 
 
-def _long_option(name: str, line: int) -> Option:
+def _long_option(name: str, line: int) -> SbatchOption:
     if name in _REFUSED:
         raise BadFile(f"{_line_prefix(line)}--{name} is not supported: {_REFUSED[name]}")
-    option = OPTIONS.get(name)
+    option = SBATCH_OPTIONS.get(name)
     if option is not None:
         return option
-    begun = [option for known, option in OPTIONS.items() if known.startswith(name)]
+    begun = [option for known, option in SBATCH_OPTIONS.items() if known.startswith(name)]
     if len(begun) == 1:  # unique prefix, as in getopt_long
         return begun[0]
-    near = nearest(name, OPTIONS)
+    near = nearest_match(name, SBATCH_OPTIONS)
     raise BadFile(
         f"{_line_prefix(line)}sbatch has no option --{name}",
         hint=f"did you mean --{near}?" if near else "man sbatch lists them",
     )
 
 
-def _short_option(letter: str, line: int) -> Option:
+def _short_option(letter: str, line: int) -> SbatchOption:
     if letter in _REFUSED_SHORT:
         return _long_option(_REFUSED_SHORT[letter], line)
     option = _SHORT.get(letter)

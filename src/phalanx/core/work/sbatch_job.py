@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.fleet.hostlist import expand
+from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.units import GIB, MIB
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.dependency import parse_dependencies
-from phalanx.core.work.sbatch import OPTIONS, Given, read_options
+from phalanx.core.work.sbatch import SBATCH_OPTIONS, ParsedOption, parse_script_options
 
 _TIME: Final = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,7})(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 _MEMORY: Final = re.compile(r"([0-9]{1,12})([KMGT]?)B?", re.IGNORECASE)
@@ -55,7 +55,7 @@ _UNITS_S: Final = {
     "weeks": 604800,
     "week": 604800,
 }
-SLURM_WORDS: Final = frozenset(
+SLURM_KEYS: Final = frozenset(
     {
         "ntasks",
         "ntasks_per_node",
@@ -80,12 +80,12 @@ SLURM_WORDS: Final = frozenset(
     }
 )
 """The keys of a job's `slurm`."""
-OUTPUT_DEFAULT: Final = "slurm-%j.out"
-OUTPUT_DEFAULT_ARRAY: Final = "slurm-%A_%a.out"
+DEFAULT_OUTPUT: Final = "slurm-%j.out"
+DEFAULT_ARRAY_OUTPUT: Final = "slurm-%A_%a.out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchJob:
+class ConvertedScript:
     """A script as a job.
 
     Attributes:
@@ -106,7 +106,7 @@ class BatchJob:
 class _Options:
     """The options by name, with their lines for error messages."""
 
-    given: Mapping[str, Given]
+    given: Mapping[str, ParsedOption]
     notes: list[str] = field(default_factory=list)
 
     def text(self, name: str) -> str:
@@ -130,7 +130,7 @@ class _Options:
         return BadFile(f"{at}--{name}={found.value}: {why}", hint=hint)
 
 
-def read_script(text: str, *, name: str, args: Sequence[str] = (), folder: str) -> BatchJob:
+def convert_script(text: str, *, name: str, args: Sequence[str] = (), folder: str) -> ConvertedScript:
     """The job that a script requests.
 
     Args:
@@ -142,7 +142,7 @@ def read_script(text: str, *, name: str, args: Sequence[str] = (), folder: str) 
     Raises:
         BadFile: an option is wrong or unknown, with its line.
     """
-    given = {one.name: one for one in read_options(text)}
+    given = {one.name: one for one in parse_script_options(text)}
     options = _Options(given=given)
     options.notes += _ignored_notes(given)
     shape = _shape(options)
@@ -176,7 +176,7 @@ def read_script(text: str, *, name: str, args: Sequence[str] = (), folder: str) 
         "labels": {"slurm.comment": options.text("comment")[:256]} if options.text("comment") else None,
         "slurm": {key: value for key, value in slurm.items() if value},
     }
-    return BatchJob(
+    return ConvertedScript(
         mapping={key: value for key, value in mapping.items() if value is not None},
         notes=tuple(options.notes),
         partition=options.text("partition").partition(",")[0],
@@ -185,10 +185,10 @@ def read_script(text: str, *, name: str, args: Sequence[str] = (), folder: str) 
     )
 
 
-def _ignored_notes(given: Mapping[str, Given]) -> list[str]:
+def _ignored_notes(given: Mapping[str, ParsedOption]) -> list[str]:
     notes_found = []
     for one in given.values():
-        why = OPTIONS[one.name].unmet
+        why = SBATCH_OPTIONS[one.name].unsupported_reason
         if not why or (one.name == "input" and one.value in {"/dev/null", "none"}):
             continue
         at = f"line {one.line}: " if one.line else ""
@@ -322,7 +322,7 @@ def _memory(options: _Options, cpus: int, gpus: int) -> str | None:
 # ---- time, order, files -------------------------------------------------------------------------------------------------
 
 
-def seconds_of(text: str) -> int | None:
+def parse_slurm_seconds(text: str) -> int | None:
     """Seconds of Slurm's times: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS. None if invalid."""
     match = _TIME.fullmatch(text)
     if match is None:
@@ -340,7 +340,7 @@ def _time(options: _Options) -> str | None:
     text = options.text("time")
     if not text or text.upper() in _UNLIMITED:
         return None
-    seconds = seconds_of(text)
+    seconds = parse_slurm_seconds(text)
     if not seconds:
         raise options.wrong("time", "is not a time in Slurm's format", "minutes, HH:MM:SS or D-HH:MM:SS")
     return f"{seconds}s"
@@ -411,7 +411,7 @@ def _signal(options: _Options) -> str:
 
 
 def _files(options: _Options) -> dict[str, str]:
-    default = OUTPUT_DEFAULT_ARRAY if options.text("array") else OUTPUT_DEFAULT
+    default = DEFAULT_ARRAY_OUTPUT if options.text("array") else DEFAULT_OUTPUT
     mode = options.text("open-mode") or "truncate"
     if mode not in {"append", "truncate"}:
         raise options.wrong("open-mode", "is neither append nor truncate")
@@ -423,7 +423,7 @@ def _hosts(options: _Options, option: str) -> str | None:
     if not text:
         return None
     try:
-        return ",".join(expand(text))
+        return ",".join(expand_hostlist(text))
     except BadRequest as error:
         raise options.wrong(option, error.message, error.hint) from None
 

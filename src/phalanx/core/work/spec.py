@@ -9,13 +9,13 @@ from typing import Final
 from phalanx.core.ids import NodeId
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.requirements import NONE
+from phalanx.core.work.requirements import NO_REQUIREMENTS
 
 GRACE_DEFAULT_S: Final = 30.0  # SIGTERM to SIGKILL; the default of Slurm's KillWait and Kubernetes' grace period
 COLLECTIVE_TIMEOUT_DEFAULT_S: Final = 600.0  # torch.distributed's own default for NCCL
 
 
-class Launch(enum.StrEnum):
+class LaunchMode(enum.StrEnum):
     """How often the command starts on a node."""
 
     PER_DEVICE = "per_device"
@@ -40,12 +40,12 @@ class Role:
     gpus: GpuRequest = field(default_factory=lambda: GpuRequest(total=0))
     cpus: int = 0
     memory_bytes: int = 0
-    launch: Launch = Launch.PER_DEVICE
+    launch: LaunchMode = LaunchMode.PER_DEVICE
     tasks_per_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class TopologyConstraint:
     """Where a gang's nodes may lie in the topology. Levels are the fleet's ("rack", "leaf", ...).
 
     Attributes:
@@ -111,7 +111,7 @@ class JobSpec:
     array: str = ""
     array_max: int | None = None
     begin_s: float | None = None
-    spread: Spread = field(default_factory=Spread)
+    topology: TopologyConstraint = field(default_factory=TopologyConstraint)
     reservation: str = ""
     preemptible: bool = True
     saves_on_stop: bool = False
@@ -121,10 +121,10 @@ class JobSpec:
     slurm: tuple[tuple[str, str], ...] = ()
 
     @property
-    def prepares_long(self) -> bool:
+    def has_long_preparation(self) -> bool:
         """Whether its nodes may need long to prepare: they run a setup, install packages, or pull an image."""
         packages = (
-            self.requirements != NONE if self.requirements else bool(self.upload)
+            self.requirements != NO_REQUIREMENTS if self.requirements else bool(self.upload)
         )  # a copy may contain its own list
         return bool(self.setup or self.image) or packages
 

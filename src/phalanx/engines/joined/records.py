@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from phalanx.core.ids import NodeId
-from phalanx.engines.local.private import write_private
+from phalanx.engines.local.private_files import write_private
 from phalanx.wire.join import RAY_RECONNECT_S
 
 ENGINE_NAME: Final = "joined"
@@ -25,7 +25,7 @@ _LOCK: Final = "keeper.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class Membership:
     """One membership.
 
     Attributes:
@@ -49,23 +49,23 @@ class Joined:
     heads: str = ""
 
 
-def folder_of(home: str) -> str:
+def membership_folder(home: str) -> str:
     """Return the membership's folder under a state folder."""
     return os.path.join(home, "joined")
 
 
-def read(folder: str) -> Joined | None:
+def read(folder: str) -> Membership | None:
     """Return the membership; None if there is none, or it is unreadable."""
     try:
         with open(os.path.join(folder, _RECORD), encoding="utf-8") as file:
             record = json.load(file)
-        return Joined(**{**record, "node_id": NodeId(record["node_id"])})
+        return Membership(**{**record, "node_id": NodeId(record["node_id"])})
     # Any of these for a damaged file.
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
-def write(folder: str, joined: Joined, *, token: str, ca_pem: str) -> None:
+def write(folder: str, joined: Membership, *, token: str, ca_pem: str) -> None:
     """Write the membership; the record comes last, so that it never exists without token and CA."""
     # Two calls: `makedirs` applies its mode only to the last folder.
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
@@ -75,7 +75,7 @@ def write(folder: str, joined: Joined, *, token: str, ca_pem: str) -> None:
     write_private(folder, _RECORD, json.dumps(asdict(joined)))
 
 
-def token(folder: str) -> str:
+def read_token(folder: str) -> str:
     """Return the node's own token; empty if there is none."""
     try:
         with open(os.path.join(folder, "token"), encoding="ascii") as file:
@@ -89,14 +89,14 @@ def ca_file(folder: str) -> str:
     return os.path.join(folder, "ca.pem")
 
 
-def forget(folder: str) -> None:
+def remove(folder: str) -> None:
     """Remove the membership and its folder. Idempotent."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, _RECORD))
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def hold(folder: str) -> int | None:
+def lock_keeper(folder: str) -> int | None:
     """Take the keeper's lock and write our pid into it; None while another keeper runs."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     fd = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -110,7 +110,7 @@ def hold(folder: str) -> int | None:
     return fd
 
 
-def keeper(folder: str) -> int | None:
+def keeper_pid(folder: str) -> int | None:
     """Return the pid of the running keeper; None without one."""
     try:
         with open(os.path.join(folder, _LOCK), "rb") as file:
@@ -123,7 +123,7 @@ def keeper(folder: str) -> int | None:
     return None
 
 
-def works(folder: str) -> list[str]:
+def running_attempts(folder: str) -> list[str]:
     """Return the attempts that run on this server, as `<job>.<epoch>`: those with a scratch folder."""
     nodes = os.path.join(folder, "nodes")
     found: list[str] = []

@@ -21,16 +21,16 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.core.state.events import NodeDead
+from phalanx.core.state.events import NodeDied
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.engines.local import records
-from phalanx.engines.local.records import LivingNode, LocalNode
+from phalanx.engines.local.records import LocalNode, StartedNode
 from phalanx.failpoints import around
-from phalanx.node.logic.environment import OF_THE_HEAD
-from phalanx.node.shell import accounts
-from phalanx.node.shell.proctable import ProcessIdentity, alive, identity
-from phalanx.node.shell.sweeps import sweep_node
+from phalanx.node.files import job_accounts
+from phalanx.node.logic.environment import HEAD_ONLY_VARIABLES
+from phalanx.node.processes.proctable import ProcessIdentity, alive, identity
+from phalanx.node.processes.sweeps import sweep_node
 from phalanx.ports.engine import Capabilities
 
 REVIVE_AFTER_S: Final = (
@@ -39,14 +39,14 @@ REVIVE_AFTER_S: Final = (
 START_ATTEMPT_S: Final = 2.0  # a supervisor that dies sooner is restarted with growing pauses
 _WATCH_EVERY_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
-_PASSED: Final = ("PHALANX_LOG", "PHALANX_CONTAINMENT", *accounts.SETTINGS)
+_PASSED: Final = ("PHALANX_LOG", "PHALANX_CONTAINMENT", *job_accounts.ACCOUNT_VARIABLES)
 _log = logging.getLogger("phalanx.engines.local")
 
 
 @dataclass(slots=True)
 class _Watched:
     node: LocalNode
-    living: LivingNode | None = None
+    living: StartedNode | None = None
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     revive_at_s: float | None = None
@@ -73,7 +73,7 @@ class LocalEngine:
     inherited: Callable[[], Mapping[str, str]] = lambda: os.environ
     jobs_as: str = "head"
     _watched: dict[NodeId, _Watched] = field(default_factory=dict)
-    _deaths: deque[NodeDead] = field(default_factory=deque)
+    _deaths: deque[NodeDied] = field(default_factory=deque)
     _guard: threading.RLock = field(default_factory=threading.RLock)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -100,9 +100,9 @@ class LocalEngine:
                 self._sweep(living)
                 records.remove(self._folder(node.id))
             self._watched[node.id] = watched
-        return self.living()
+        return self.running_nodes()
 
-    def living(self) -> list[NodeId]:
+    def running_nodes(self) -> list[NodeId]:
         """Return the nodes whose supervisors run, by id."""
         return sorted(node_id for node_id, watched in list(self._watched.items()) if watched.living is not None)
 
@@ -165,7 +165,7 @@ class LocalEngine:
     def follow(self, job: Job, attempt: Attempt) -> None:
         """Do nothing: this engine's supervisors get attempts from the head."""
 
-    def observe(self) -> list[NodeDead]:
+    def observe(self) -> list[NodeDied]:
         """Return deaths since the last call."""
         deaths = []
         while self._deaths:
@@ -202,7 +202,7 @@ class LocalEngine:
             watched.failed_starts = watched.failed_starts + 1 if young else 0
             self._revive_later(watched)
         self._deaths.append(
-            NodeDead(
+            NodeDied(
                 node_id=living.id,
                 supervisor_id=living.supervisor_id,
                 why="its supervisor died; all its processes have ended",
@@ -214,7 +214,7 @@ class LocalEngine:
         if self.revive_after_s is not None:
             watched.revive_at_s = time.monotonic() + self.revive_after_s * 2 ** min(watched.failed_starts, 5)
 
-    def _sweep(self, living: LivingNode) -> None:
+    def _sweep(self, living: StartedNode) -> None:
         swept = sweep_node(living.node_key, root=living.identity)
         _log.info(
             "Swept node %s: killed %d processes, still running: %s", living.id, swept.killed, swept.leftover or "none"
@@ -222,18 +222,18 @@ class LocalEngine:
 
     # ---- starting and ending ------------------------------------------------------------------------------------------
 
-    def _spawn(self, node: LocalNode) -> tuple[subprocess.Popen[bytes], LivingNode]:
+    def _spawn(self, node: LocalNode) -> tuple[subprocess.Popen[bytes], StartedNode]:
         folder = self._folder(node.id)
         with around("local.spawn.directory"):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         node_key = f"{node.id}-{secrets.token_hex(6)}"
         supervisor_id = SupervisorId(f"{node.id}-{secrets.token_hex(8)}")
         environment = {
-            accounts.JOBS_AS_VARIABLE: self.jobs_as,
+            job_accounts.JOBS_AS_VARIABLE: self.jobs_as,
             **{
                 name: value
                 for name, value in self.inherited().items()
-                if (not name.startswith("PHALANX_") or name in _PASSED) and name not in OF_THE_HEAD
+                if (not name.startswith("PHALANX_") or name in _PASSED) and name not in HEAD_ONLY_VARIABLES
             },
             "PHALANX_NODE_ADDRESS": "127.0.0.1",
             **self.environment(),
@@ -249,7 +249,7 @@ class LocalEngine:
             self._sweep(left)
         # The key is recorded first: if the head dies before it records the pid, the next head finds and sweeps the supervisor by its key.
         unknown = ProcessIdentity(pid=0, started_ticks=0)
-        living = LivingNode(
+        living = StartedNode(
             id=node.id,
             node_key=node_key,
             identity=unknown,
@@ -278,13 +278,13 @@ class LocalEngine:
             raise
         return process, living
 
-    def _kill(self, living: LivingNode, process: subprocess.Popen[bytes]) -> None:
+    def _kill(self, living: StartedNode, process: subprocess.Popen[bytes]) -> None:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_STOP_GRACE_S)
         self._sweep(living)
 
-    def _end(self, living: LivingNode, process: subprocess.Popen[bytes] | None) -> None:
+    def _end(self, living: StartedNode, process: subprocess.Popen[bytes] | None) -> None:
         if alive(living.identity):
             with contextlib.suppress(ProcessLookupError):  # it may have just ended; the sweep below is still needed
                 os.kill(living.identity.pid, 15)

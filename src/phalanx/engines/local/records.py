@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.engines.local.private import write_private
+from phalanx.engines.local.private_files import write_private
 from phalanx.failpoints import around
-from phalanx.node.shell.proctable import ProcessIdentity
+from phalanx.node.processes.proctable import ProcessIdentity
 
 _FILE: Final = "engine.json"
 
@@ -25,7 +25,7 @@ class LocalNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LivingNode:
+class StartedNode:
     """A started node. `node_key` marks all its processes; `supervisor_id` is None if its supervisor was started without one."""
 
     id: NodeId
@@ -35,7 +35,7 @@ class LivingNode:
     supervisor_id: SupervisorId | None = None
 
 
-def write(folder: str, living: LivingNode) -> None:
+def write(folder: str, living: StartedNode) -> None:
     """Write the record atomically; with pid 0 before the process is started."""
     record = {
         "node": living.id,
@@ -48,12 +48,12 @@ def write(folder: str, living: LivingNode) -> None:
     write_private(folder, _FILE, json.dumps(record))
 
 
-def read(folder: str) -> LivingNode | None:
+def read(folder: str) -> StartedNode | None:
     """Return the record; None if there is none, or it is unreadable."""
     try:
         with open(os.path.join(folder, _FILE), encoding="utf-8") as file:
             record = json.load(file)
-        return LivingNode(
+        return StartedNode(
             id=NodeId(record["node"]),
             node_key=str(record["node_key"]),
             identity=ProcessIdentity(pid=int(record["pid"]), started_ticks=int(record["start_ticks"])),
@@ -77,7 +77,7 @@ def remove(folder: str) -> None:
         os.unlink(os.path.join(folder, _FILE))
 
 
-def known(home: str) -> list[LocalNode]:
+def recorded_nodes(home: str) -> list[LocalNode]:
     """Return the nodes with a record under the head's state folder, by id."""
     root = os.path.join(home, "nodes")
     names = sorted(os.listdir(root)) if os.path.isdir(root) else []

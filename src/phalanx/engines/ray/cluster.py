@@ -24,19 +24,19 @@ from typing import Final
 from phalanx.core.errors import TryLater
 from phalanx.core.ids import NodeId
 from phalanx.engines.local import records
-from phalanx.engines.local.private import write_private
+from phalanx.engines.local.private_files import write_private
 from phalanx.engines.local.records import LocalNode
 from phalanx.engines.ray import redis
-from phalanx.engines.ray.process import RayProcess, sweep_carried
+from phalanx.engines.ray.ray_process import RayProcess, sweep_supervisors
 from phalanx.engines.ray.render import (
     GCS_RECONNECT_REDIS_S,
-    RayFiles,
+    RayCredentials,
     RayStart,
-    cleaned,
-    environment,
     head_command,
-    kept_in,
-    member_command,
+    node_command,
+    ray_environment,
+    redis_environment,
+    without_ray_variables,
 )
 from phalanx.failpoints import around
 from phalanx.wire.join import RAY_RECONNECT_S
@@ -49,7 +49,7 @@ _CLIENT_PORTS: Final = range(9801, 9901)  # below the ports of Ray's workers (10
 
 
 @dataclass(slots=True)
-class OwnCluster:
+class ManagedRayCluster:
     """See the module.
 
     Attributes:
@@ -69,7 +69,7 @@ class OwnCluster:
     ca: str = ""
     redis: str = ""
     namespace: str = "phalanx"
-    files: RayFiles = field(init=False)
+    files: RayCredentials = field(init=False)
     port: int = field(init=False)
     client_port: int = field(init=False)
     _processes: list[RayProcess] = field(default_factory=list)
@@ -82,7 +82,7 @@ class OwnCluster:
         token = os.path.join(folder, "token")
         if not os.path.exists(token):
             write_private(folder, "token", secrets.token_hex(32))
-        self.files = RayFiles(
+        self.files = RayCredentials(
             token=token,
             certificate=self.certificate,
             key=self.key,
@@ -103,25 +103,25 @@ class OwnCluster:
         with open(self.files.token, encoding="ascii") as file:
             return file.read().strip()
 
-    def keep(self) -> list[str]:
+    def ensure_running(self) -> list[str]:
         """Start Ray processes that do not run; return a log line about each. Fast if all run.
 
         Raises:
             TryLater: Ray's head does not start.
         """
         log_lines = []
-        if not self._processes[0].lives() and not self.redis:
+        if not self._processes[0].is_running() and not self.redis:
             # Without Redis a new head does not know the nodes of the old cluster, and Ray starts no head while they still run here.
             for process in self._processes[1:]:
                 process.kill()
         for index, process in enumerate(self._processes):
-            if process.lives():
+            if process.is_running():
                 continue
-            words = process.last_words()
+            words = process.last_line()
             if index == 0:
                 # Ray starts no head while this file exists and another of its nodes runs on this machine.
                 with contextlib.suppress(FileNotFoundError), around("ray.start.mark"):
-                    os.unlink(os.path.join(temp_of(self.home), "ray_current_cluster"))
+                    os.unlink(os.path.join(session_folder(self.home), "ray_current_cluster"))
             process.start()
             log_lines.append(
                 f"Started Ray node {process.name}{f'; its predecessor ended with: {words}' if words else ''}"
@@ -129,7 +129,7 @@ class OwnCluster:
             self._await_started(process, needed=index == 0)
         return log_lines
 
-    def gone(self) -> set[NodeId]:
+    def nodes_certainly_down(self) -> set[NodeId]:
         """Return our nodes that certainly do not run: those on this machine without a record, which a sweep removes."""
         root = os.path.join(self.home, "ray-nodes", "nodes")
         return {node.id for node in self.nodes if records.read(os.path.join(root, node.id)) is None}
@@ -141,11 +141,13 @@ class OwnCluster:
             stopper.start()
         for stopper in stoppers:
             stopper.join()
-        sweep_carried(os.path.join(self.home, "ray-nodes"))
+        sweep_supervisors(os.path.join(self.home, "ray-nodes"))
         with around("ray.stop.temp"):
-            shutil.rmtree(temp_of(self.home), ignore_errors=True)
+            shutil.rmtree(session_folder(self.home), ignore_errors=True)
         if self.redis:
-            redis.forget(self.redis, self.namespace, {**cleaned(dict(os.environ)), **environment(self.files)})
+            redis.delete_data(
+                self.redis, self.namespace, {**without_ray_variables(dict(os.environ)), **ray_environment(self.files)}
+            )
 
     def _process(self, folder: str, node: LocalNode, *, first: bool) -> RayProcess:
         start = RayStart(
@@ -153,16 +155,19 @@ class OwnCluster:
             address=self.address,
             devices=node.virtual_devices,
             virtual=node.virtual_devices > 0,
-            temp=temp_of(self.home),
+            temp=session_folder(self.home),
         )
         return RayProcess(
             name=node.id,
             folder=os.path.join(folder, node.id),
-            carried=os.path.join(self.home, "ray-nodes"),
+            supervisor_folder=os.path.join(self.home, "ray-nodes"),
             command=lambda: (
-                head_command(start, self.port, self.client_port) if first else member_command(start, self.ray_address)
+                head_command(start, self.port, self.client_port) if first else node_command(start, self.ray_address)
             ),
-            variables={**environment(self.files), **(kept_in(self.redis, self.namespace) if first else {})},
+            variables={
+                **ray_environment(self.files),
+                **(redis_environment(self.redis, self.namespace) if first else {}),
+            },
         )
 
     def _await_started(self, process: RayProcess, *, needed: bool) -> None:
@@ -173,13 +178,13 @@ class OwnCluster:
         """
         until = time.monotonic() + STARTED_S
         while time.monotonic() < until:
-            if process.said(STARTED):
+            if process.has_printed(STARTED):
                 return
-            if not process.lives():
+            if not process.is_running():
                 break
             time.sleep(_POLL_S)
         if needed:
-            raise TryLater(f"Ray's head did not start: {process.last_words()}", hint=f"see {process.folder}/ray.out")
+            raise TryLater(f"Ray's head did not start: {process.last_line()}", hint=f"see {process.folder}/ray.out")
 
     def _ports(self, folder: str) -> tuple[int, int]:
         """Return the recorded ports, because joined servers know the first; else choose free ones."""
@@ -195,7 +200,7 @@ class OwnCluster:
             return port, client_port
 
 
-def temp_of(home: str) -> str:
+def session_folder(home: str) -> str:
     """Return Ray's session folder: a short path, because socket paths may have at most 107 bytes."""
     mark = hashlib.sha256(home.encode()).hexdigest()[:8]
     return os.path.join(tempfile.gettempdir(), f"phalanx-ray-{os.getuid()}-{mark}")

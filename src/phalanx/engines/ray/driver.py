@@ -1,4 +1,4 @@
-"""The driver: `python -m phalanx.engines.ray.driver --address HOST:PORT --namespace NAME`, a child process of the head.
+"""The driver: `python -m phalanx.engines.ray.controller --address HOST:PORT --namespace NAME_PATTERN`, a child process of the head.
 
 Translates between Ray and `protocol`. It is a separate process because Ray aborts a driver whose Ray head is lost; the Phalanx head then
 starts another. It ends when its stdin does; the actors are detached and continue.
@@ -17,35 +17,35 @@ from typing import Any, Final
 import msgspec
 
 from phalanx.core.ids import NodeId
-from phalanx.engines.ray.parse import nodes_of, reason_of
+from phalanx.engines.ray.parse import error_line, parse_nodes
 from phalanx.engines.ray.private_api import free_gpus
 from phalanx.engines.ray.protocol import (
-    Carry,
-    Connected,
-    Died,
-    Order,
+    DriverCommand,
+    DriverConnected,
+    DriverEvent,
+    DriverProblem,
+    NodeReleased,
+    NodesListed,
     RayNode,
-    Release,
-    Released,
-    Seen,
-    Tiding,
-    Trouble,
-    line_of,
-    order_of,
+    ReleaseNode,
+    StartSupervisor,
+    SupervisorDied,
+    decode_command,
+    encode_line,
 )
 from phalanx.engines.ray.render import actor_options
 
-LOOK_EVERY_S: Final = 0.5  # poll interval of Ray's list of nodes: one call to its head for any size
-PULSE_EVERY_S: Final = 0.5  # poll interval of each actor: one call that it answers from memory
-PULSE_LIMIT_S: Final = 20.0  # after that an actor is asked again
-STARTING_LIMIT_S: Final = 60.0  # an actor's process imports Ray and Phalanx: 1 to 3 s on an idle machine
+NODES_POLL_S: Final = 0.5  # poll interval of Ray's list of nodes: one call to its head for any size
+ACTOR_POLL_S: Final = 0.5  # poll interval of each actor: one call that it answers from memory
+ACTOR_ANSWER_S: Final = 20.0  # after that an actor is asked again
+ACTOR_START_S: Final = 60.0  # an actor's process imports Ray and Phalanx: 1 to 3 s on an idle machine
 _ORDER_WAIT_S: Final = 0.1
 
 
 class _ActorState:
-    """One node's actor. `start_call` and `pulse` are references of pending calls."""
+    """One node's actor. `start_call` and `poll` are references of pending calls."""
 
-    def __init__(self, order: Carry, actor: Any, now_s: float) -> None:
+    def __init__(self, order: StartSupervisor, actor: Any, now_s: float) -> None:
         self.order, self.actor = order, actor
         self.reported = False
         self.asked_s = now_s
@@ -59,25 +59,25 @@ class _PendingRelease:
     def __init__(self, actor: Any, now_s: float) -> None:
         self.actor, self.reference = actor, actor.release.remote()
         self.since_s = now_s
-        self.then: Carry | None = None
+        self.then: StartSupervisor | None = None
 
 
-class Driver:
+class RayDriver:
     """One connection to Ray. Runs on the main thread; a second thread only reads orders."""
 
-    def __init__(self, ray: Any, out: Any, orders: queue.SimpleQueue[Order]) -> None:
+    def __init__(self, ray: Any, out: Any, orders: queue.SimpleQueue[DriverCommand]) -> None:
         self._ray, self._out, self._orders = ray, out, orders
         self._actors: dict[NodeId, _ActorState] = {}
         self._releases: dict[NodeId, _PendingRelease] = {}
         self._nodes: list[RayNode] = []
-        self._polled_s = -LOOK_EVERY_S
+        self._polled_s = -NODES_POLL_S
 
     def run(self) -> None:
         """Run until `_read_orders` ends the process."""
-        self._send(Connected(version=self._ray.__version__))
+        self._send(DriverConnected(version=self._ray.__version__))
         while True:
             now_s = time.monotonic()
-            if now_s - self._polled_s >= LOOK_EVERY_S:
+            if now_s - self._polled_s >= NODES_POLL_S:
                 self._polled_s = now_s
                 self._poll_nodes()
             for node_id, state in list(self._actors.items()):
@@ -90,15 +90,15 @@ class Driver:
             except queue.Empty:
                 continue
 
-    def _send(self, tiding: Tiding) -> None:
-        self._out.write(line_of(tiding))
+    def _send(self, tiding: DriverEvent) -> None:
+        self._out.write(encode_line(tiding))
         self._out.flush()
 
     def _poll_nodes(self) -> None:
-        nodes = nodes_of(self._ray.nodes())
+        nodes = parse_nodes(self._ray.nodes())
         if nodes != self._nodes:
             self._nodes = nodes
-            self._send(Seen(nodes=nodes))
+            self._send(NodesListed(nodes=nodes))
         alive = {node.ray_id for node in nodes if node.alive}
         for node_id, state in list(self._actors.items()):
             if state.order.node.ray_id not in alive:
@@ -106,9 +106,9 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------------------------- orders
 
-    def _on_command(self, order: Order) -> None:
+    def _on_command(self, order: DriverCommand) -> None:
         match order:
-            case Carry(node=node):
+            case StartSupervisor(node=node):
                 release = self._releases.get(node.node_id)
                 if release is not None:
                     release.then = order
@@ -116,14 +116,14 @@ class Driver:
                 try:
                     self._start_supervisor(order)
                 except Exception as error:  # noqa: BLE001  # an error of one node must not affect the others
-                    self._send(Trouble(text=_error_line(error), node_id=node.node_id))
-            case Release(node_id=node_id):
+                    self._send(DriverProblem(text=_error_line(error), node_id=node.node_id))
+            case ReleaseNode(node_id=node_id):
                 self._begin_release(node_id)
 
-    def _start_supervisor(self, order: Carry) -> None:
+    def _start_supervisor(self, order: StartSupervisor) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from phalanx.engines.ray.carrier import Carrier
+        from phalanx.engines.ray.node_actor import NodeActor
 
         node = order.node
         state = self._actors.get(node.node_id)
@@ -132,13 +132,13 @@ class Driver:
             gpus = float(int(min(node.gpus, free_gpus(node.ray_id))))
             options = actor_options(node.node_id, node.ray_id, gpus)
             pin = NodeAffinitySchedulingStrategy(node.ray_id, soft=False)
-            actor = self._ray.remote(Carrier).options(**options, scheduling_strategy=pin).remote()
+            actor = self._ray.remote(NodeActor).options(**options, scheduling_strategy=pin).remote()
             state = self._actors[node.node_id] = _ActorState(order, actor, time.monotonic())
         state.order = order
         self._call_start(state)
 
     def _call_start(self, state: _ActorState) -> None:
-        state.start_call = state.actor.carry.remote(msgspec.to_builtins(state.order.what))
+        state.start_call = state.actor.start_supervisor.remote(msgspec.to_builtins(state.order.spec))
         state.asked_s = time.monotonic()
 
     def _begin_release(self, node_id: NodeId) -> None:
@@ -149,7 +149,7 @@ class Driver:
         elif node_id in self._releases:
             self._releases[node_id].then = None
         else:
-            self._send(Released(node_id=node_id))
+            self._send(NodeReleased(node_id=node_id))
 
     def _finish_releases(self, now_s: float) -> None:
         """Kill the actors of released nodes, which frees their GPUs. Never blocks."""
@@ -158,17 +158,19 @@ class Driver:
         references = [release.reference for release in self._releases.values()]
         done = set(self._ray.wait(references, num_returns=len(references), timeout=0)[0])
         for node_id, release in list(self._releases.items()):
-            if release.reference not in done and now_s - release.since_s < PULSE_LIMIT_S:
+            if release.reference not in done and now_s - release.since_s < ACTOR_ANSWER_S:
                 continue
             try:
                 self._ray.get(release.reference, timeout=0)
             except Exception as error:  # noqa: BLE001  # its node may be dead, which is as good
                 self._send(
-                    Trouble(text=f"released without an answer of its actor: {_error_line(error)}", node_id=node_id)
+                    DriverProblem(
+                        text=f"released without an answer of its actor: {_error_line(error)}", node_id=node_id
+                    )
                 )
             self._ray.kill(release.actor)
             del self._releases[node_id]
-            self._send(Released(node_id=node_id))
+            self._send(NodeReleased(node_id=node_id))
             if release.then is not None:
                 self._on_command(release.then)
 
@@ -178,12 +180,12 @@ class Driver:
         """Handle the actor's answer to the last call, or call it again. Never blocks."""
         reference = state.start_call if state.start_call is not None else state.pulse
         if reference is None:
-            if now_s - state.asked_s >= PULSE_EVERY_S:
-                state.asked_s, state.pulse = now_s, state.actor.pulse.remote()
+            if now_s - state.asked_s >= ACTOR_POLL_S:
+                state.asked_s, state.pulse = now_s, state.actor.poll.remote()
             return
         done, _ = self._ray.wait([reference], timeout=0)
         if not done:
-            limit_s = STARTING_LIMIT_S if state.start_call is not None else PULSE_LIMIT_S
+            limit_s = ACTOR_START_S if state.start_call is not None else ACTOR_ANSWER_S
             if now_s - state.asked_s >= limit_s:
                 self._on_late_answer(node_id, state, limit_s)
             return
@@ -193,12 +195,12 @@ class Driver:
         except Exception as error:  # noqa: BLE001  # Ray restarts the actor, or its node is dead
             if start_call is not None and not state.reported:
                 state.reported = True
-                self._send(Trouble(text=_error_line(error), node_id=node_id))
+                self._send(DriverProblem(text=_error_line(error), node_id=node_id))
             return
         if start_call is not None:
             state.reported = False
             if answer:
-                self._send(Trouble(text=answer, node_id=node_id))
+                self._send(DriverProblem(text=answer, node_id=node_id))
             return
         for death in answer["deaths"]:
             self._send(_died(node_id, death))
@@ -210,30 +212,30 @@ class Driver:
         state.asked_s = time.monotonic()
         if not state.reported:
             state.reported = True
-            self._send(Trouble(text=f"its actor did not answer within {limit_s:.0f} s", node_id=node_id))
+            self._send(DriverProblem(text=f"its actor did not answer within {limit_s:.0f} s", node_id=node_id))
 
 
-def _read_orders(orders: queue.SimpleQueue[Order]) -> None:
+def _read_orders(orders: queue.SimpleQueue[DriverCommand]) -> None:
     """Queue orders as they come, and exit the process at the end of stdin, even while a call to Ray is pending.
 
     Queued orders may be lost then: the head has waited for those that matter to it.
     """
     for line in sys.stdin.buffer:
         try:
-            orders.put(order_of(line))
+            orders.put(decode_command(line))
         except msgspec.MsgspecError as error:
             sys.stderr.write(f"ignored an invalid order: {error}\n")
     os._exit(0)
 
 
-def _died(node_id: NodeId, death: Any) -> Died:
+def _died(node_id: NodeId, death: Any) -> SupervisorDied:
     if isinstance(death, str):  # from an actor of an earlier release
-        return Died(node_id=node_id, why=death)
-    return Died(node_id=node_id, why=death["why"], supervisor_id=death["supervisor_id"])
+        return SupervisorDied(node_id=node_id, why=death)
+    return SupervisorDied(node_id=node_id, why=death["why"], supervisor_id=death["supervisor_id"])
 
 
 def _error_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {reason_of(str(error))}"
+    return f"{type(error).__name__}: {error_line(str(error))}"
 
 
 def main() -> int:
@@ -246,7 +248,7 @@ def main() -> int:
     # Ray prints to stdout, so the protocol uses a duplicate, and stdout becomes stderr.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[DriverCommand] = queue.SimpleQueue()
     if not given.check:
         threading.Thread(target=_read_orders, args=(orders,), name="orders", daemon=True).start()
     try:
@@ -254,14 +256,14 @@ def main() -> int:
 
         ray.init(address=given.address, namespace=given.namespace, log_to_driver=False, configure_logging=False)
         if given.check:
-            out.write(line_of(Connected(version=ray.__version__)))
+            out.write(encode_line(DriverConnected(version=ray.__version__)))
             out.flush()
             return 0
     except Exception as error:  # noqa: BLE001  # reported to the head in one line
-        out.write(line_of(Trouble(text=_error_line(error), fatal=True)))
+        out.write(encode_line(DriverProblem(text=_error_line(error), fatal=True)))
         out.flush()
         return 1
-    Driver(ray, out, orders).run()
+    RayDriver(ray, out, orders).run()
     return 0
 
 

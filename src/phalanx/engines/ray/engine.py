@@ -22,36 +22,38 @@ import msgspec
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import NodeId
-from phalanx.core.state.events import NodeDead, Report
+from phalanx.core.state.events import NodeDied, Report
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
-from phalanx.engines.ray.cluster import OwnCluster, reachable
+from phalanx.engines.ray.cluster import ManagedRayCluster, reachable
 from phalanx.engines.ray.protocol import (
     LINE_BYTES_MAX,
-    Carried,
-    Carry,
-    Connected,
-    Died,
-    Order,
+    DriverCommand,
+    DriverConnected,
+    DriverEvent,
+    DriverProblem,
+    NodeReleased,
+    NodesListed,
     RayNode,
-    Release,
-    Released,
-    Seen,
-    Tiding,
-    Trouble,
-    line_of,
-    tiding_of,
+    ReleaseNode,
+    StartSupervisor,
+    SupervisorDied,
+    SupervisorSpec,
+    decode_event,
+    encode_line,
 )
-from phalanx.engines.ray.render import RayFiles, environment
+from phalanx.engines.ray.render import RayCredentials, ray_environment
 from phalanx.failpoints import around
 from phalanx.ports.engine import Capabilities
 
 KEEP_EVERY_S: Final = 1.0  # interval at which dead Ray processes are restarted
 DRIVER_PAUSE_S: Final = 1.0  # before an ended driver is restarted; doubles up to the next constant
 DRIVER_PAUSE_MAX_S: Final = 15.0
-CARRY_AGAIN_S: Final = 10.0  # before a failed start of a supervisor is retried
+START_RETRY_S: Final = 10.0  # before a failed start of a supervisor is retried
 REACH_EVERY_S: Final = 0.25  # interval of connection tests to a Ray head
-LOOKED_S: Final = 15.0  # for a starting driver to list the Ray nodes: it imports Ray in 1 to 3 s on an idle machine
+NODES_LISTED_S: Final = (
+    15.0  # for a starting driver to list the Ray nodes: it imports Ray in 1 to 3 s on an idle machine
+)
 RELEASE_S: Final = 25.0  # to release all nodes in parallel: a supervisor stops its ranks with grace, and is swept
 _log = logging.getLogger("phalanx.engines.ray")
 
@@ -72,8 +74,8 @@ class RayEngine:
     """
 
     address: str
-    cluster: OwnCluster | None
-    files: RayFiles | None
+    cluster: ManagedRayCluster | None
+    files: RayCredentials | None
     cluster_id: str
     environment: Callable[[], dict[str, str]]
     ca_pem: str
@@ -108,9 +110,9 @@ class RayEngine:
             thread.start()
             self._threads.append(thread)
 
-    def gone(self) -> set[NodeId]:
+    def nodes_certainly_down(self) -> set[NodeId]:
         """Return nodes that certainly do not run, for a starting head; for all others the lease decides."""
-        return set() if self.cluster is None else self.cluster.gone()
+        return set() if self.cluster is None else self.cluster.nodes_certainly_down()
 
     def nodes(self) -> list[NodeId]:
         """Return the live nodes of the Ray cluster, by id."""
@@ -143,8 +145,10 @@ class RayEngine:
             if self.cluster is None:
                 self._hurry.set()
                 # Only a driver that knows the nodes can release actors of an earlier head or driver.
-                if not self._nodes_listed.wait(LOOKED_S):
-                    _log.warning("No driver listed the Ray nodes within %.0f s; actors there keep their GPUs", LOOKED_S)
+                if not self._nodes_listed.wait(NODES_LISTED_S):
+                    _log.warning(
+                        "No driver listed the Ray nodes within %.0f s; actors there keep their GPUs", NODES_LISTED_S
+                    )
             self._release(self.nodes())
         with self._guard:
             self._ended.set()
@@ -167,7 +171,7 @@ class RayEngine:
     def _run_cluster(self) -> None:
         while self.cluster is not None and not self._ended.is_set():
             try:
-                for line in self.cluster.keep():
+                for line in self.cluster.ensure_running():
                     _log.info("%s", line)
             except (PhalanxError, OSError) as error:
                 _log.error("%s", error)
@@ -231,33 +235,33 @@ class RayEngine:
         assert driver.stdout is not None
         while line := driver.stdout.readline(LINE_BYTES_MAX):
             try:
-                self._on_message(tiding_of(line))
+                self._on_message(decode_event(line))
             except msgspec.MsgspecError as error:
                 _log.warning("Ignored an invalid message of the Ray driver: %s", error)
 
     # ------------------------------------------------------------------------------------------------ messages of the driver
 
-    def _on_message(self, tiding: Tiding) -> None:
+    def _on_message(self, tiding: DriverEvent) -> None:
         match tiding:
-            case Connected(version=version):
+            case DriverConnected(version=version):
                 _log.info("The driver is connected to Ray %s at %s", version, self.address)
-            case Seen(nodes=nodes):
+            case NodesListed(nodes=nodes):
                 self._on_nodes(nodes)
-            case Died(node_id=node_id, why=why, supervisor_id=who):
+            case SupervisorDied(node_id=node_id, why=why, supervisor_id=who):
                 # A newer supervisor may run by now; without an id the death is unconfirmed, and the lease decides.
-                self._events.append(NodeDead(node_id=node_id, supervisor_id=who, why=why, confirmed=who is not None))
-            case Released(node_id=node_id):
+                self._events.append(NodeDied(node_id=node_id, supervisor_id=who, why=why, confirmed=who is not None))
+            case NodeReleased(node_id=node_id):
                 done = self._released.pop(node_id, None)
                 if done is not None:
                     done.set()
-            case Trouble(text=text, node_id=node_id, fatal=fatal):
+            case DriverProblem(text=text, node_id=node_id, fatal=fatal):
                 _log.log(
                     logging.ERROR if fatal else logging.WARNING, "%s: %s", f"Node {node_id}" if node_id else "Ray", text
                 )
                 if node_id is not None:
                     with self._guard:
                         self._started.pop(node_id, None)
-                    later = threading.Timer(CARRY_AGAIN_S, self._retry_start, (node_id,))
+                    later = threading.Timer(START_RETRY_S, self._retry_start, (node_id,))
                     later.daemon = True  # a stopping head does not wait for it
                     later.start()
             case _:
@@ -275,7 +279,7 @@ class RayEngine:
                     self._started.pop(node.node_id, None)
                     # Ray may only have lost the connection: the lease decides whether its ranks still run.
                     why = f"Ray reports it dead: {node.why}"
-                    self._events.append(NodeDead(node_id=node.node_id, supervisor_id=None, why=why, confirmed=False))
+                    self._events.append(NodeDied(node_id=node.node_id, supervisor_id=None, why=why, confirmed=False))
 
     def _release(self, node_ids: list[NodeId]) -> None:
         """Stop the supervisors of these nodes in parallel, started or still starting, within RELEASE_S."""
@@ -286,7 +290,7 @@ class RayEngine:
                 self._started.pop(node_id, None)
                 if self._driver is not None and node_id in self._nodes:
                     asked[node_id] = self._released[node_id] = threading.Event()
-                    self._send(Release(node_id=node_id))
+                    self._send(ReleaseNode(node_id=node_id))
         until_s = time.monotonic() + RELEASE_S
         for node_id, done in asked.items():
             if not done.wait(max(0.0, until_s - time.monotonic())):
@@ -303,24 +307,24 @@ class RayEngine:
             return  # the next driver gets the node once it has listed them
         if node is None or not node.alive or node_id in self._stopped or self._started.get(node_id) == node.ray_id:
             return
-        what = Carried(
+        what = SupervisorSpec(
             node_id=node_id,
             token=self.token_of(node_id),
             environment=self.environment(),
             ca_pem=self.ca_pem,
-            virtual=node.virtual,
+            virtual_devices=node.virtual_devices,
             address=node.address,
             cluster=self.cluster_id,
         )
         self._started[node_id] = node.ray_id
-        self._send(Carry(node=node, what=what))
+        self._send(StartSupervisor(node=node, spec=what))
 
-    def _send(self, order: Order) -> None:
+    def _send(self, order: DriverCommand) -> None:
         driver = self._driver
         if driver is None or driver.stdin is None:
             return
         with contextlib.suppress(OSError, ValueError):  # the driver just ended; the next one gets all nodes again
-            driver.stdin.write(line_of(order))
+            driver.stdin.write(encode_line(order))
             driver.stdin.flush()
 
 
@@ -339,7 +343,7 @@ def driver_command(address: str, cluster_id: str, *more: str) -> list[str]:
     ]
 
 
-def driver_environment(files: RayFiles | None) -> dict[str, str]:
+def driver_environment(files: RayCredentials | None) -> dict[str, str]:
     """Return the driver's environment; for an existing Ray cluster it includes the user's own Ray settings."""
     if files is not None:
         given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -348,4 +352,4 @@ def driver_environment(files: RayFiles | None) -> dict[str, str]:
         known = given.get("RAY_AUTH_TOKEN") or given.get("RAY_AUTH_TOKEN_PATH")
         file = os.path.join(os.path.expanduser("~"), ".ray", "auth_token")
         given.setdefault("RAY_AUTH_MODE", "token" if known or os.path.exists(file) else "disabled")
-    return {**given, **environment(files)}
+    return {**given, **ray_environment(files)}

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from phalanx.core.ids import NodeId
-from phalanx.core.jsonline import finite
+from phalanx.core.jsonline import finite_float
 from phalanx.engines.ray.protocol import RayNode
 
 LABEL_NODE: Final = "phalanx-node"
@@ -18,7 +18,7 @@ MISMATCH: Final = "Version mismatch"  # Ray's message for different versions of 
 _NAME_MAX: Final = 63
 
 
-def nodes_of(rows: Iterable[Mapping[str, Any]]) -> list[RayNode]:
+def parse_nodes(rows: Iterable[Mapping[str, Any]]) -> list[RayNode]:
     """Return the live Ray nodes, and the dead ones whose name no live one has; by name.
 
     A node that we started has labels with its name and number of virtual devices; any other takes its host's name. If two live Ray nodes
@@ -40,7 +40,7 @@ def nodes_of(rows: Iterable[Mapping[str, Any]]) -> list[RayNode]:
     return [named[name] for name in sorted(named)]
 
 
-def reason_of(text: str) -> str:
+def error_line(text: str) -> str:
     """Shorten an error of Ray to one line: its last, or for a version mismatch all of it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if any(line.startswith(MISMATCH) for line in lines):
@@ -59,8 +59,8 @@ def _node(row: Mapping[str, Any]) -> RayNode:
         ray_id=str(row["NodeID"]),
         address=address,
         alive=bool(row.get("Alive")),
-        gpus=finite(resources.get("GPU")) or 0.0,
-        virtual=int(virtual) if virtual.isdecimal() else None,
+        gpus=finite_float(resources.get("GPU")) or 0.0,
+        virtual_devices=int(virtual) if virtual.isdecimal() else None,
         why="" if row.get("Alive") else str(row.get("DeathReasonMessage") or "Ray gives no reason"),
     )
 

@@ -15,25 +15,25 @@ LINE_BYTES_MAX: Final = 1 << 22  # an inventory of 10,000 nodes has about 3 MB
 
 
 class RayNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the Ray cluster. `virtual`: number of virtual devices, None for real ones; `why`: the reason of its death."""
+    """A node of the Ray cluster. `virtual_devices`: number of virtual devices, None for real ones; `why`: the reason of its death."""
 
     node_id: NodeId
     ray_id: str
     address: str
     alive: bool
     gpus: float
-    virtual: int | None = None
+    virtual_devices: int | None = None
     why: str = ""
 
 
-class Carried(msgspec.Struct, frozen=True, kw_only=True):
+class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments with which an actor starts a supervisor. `environment` holds the head's URL; `cluster` is part of the folder's name."""
 
     node_id: NodeId
     token: str
     environment: dict[str, str]
     ca_pem: str
-    virtual: int | None
+    virtual_devices: int | None
     address: str
     cluster: str
 
@@ -41,37 +41,37 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
 # ------------------------------------------------------------------------------------------------------- head to driver
 
 
-class Carry(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StartSupervisor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Start a supervisor on this node, or adopt the running one."""
 
     node: RayNode
-    what: Carried
+    spec: SupervisorSpec
 
 
-class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ReleaseNode(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Stop the node's supervisor with all its processes, and release its GPUs in Ray."""
 
     node_id: NodeId
 
 
-Order = Carry | Release
+DriverCommand = StartSupervisor | ReleaseNode
 
 # ------------------------------------------------------------------------------------------------------- driver to head
 
 
-class Connected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class DriverConnected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The driver is connected to Ray."""
 
     version: str
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class NodesListed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The Ray cluster's nodes, sent when they change."""
 
     nodes: list[RayNode]
 
 
-class Died(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class SupervisorDied(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A node's supervisor and all its processes ended. A newer one may already run: `supervisor_id` identifies the dead one.
 
     None from an actor of an earlier release.
@@ -82,13 +82,13 @@ class Died(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     supervisor_id: SupervisorId | None = None
 
 
-class Released(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class NodeReleased(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The node's supervisor with all its processes and its actor have ended."""
 
     node_id: NodeId
 
 
-class Trouble(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class DriverProblem(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A problem for the head's log; with a node, its supervisor could not be started. `fatal`: the driver ends."""
 
     text: str
@@ -96,33 +96,33 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fatal: bool = False
 
 
-Tiding = Connected | Seen | Died | Released | Trouble
+DriverEvent = DriverConnected | NodesListed | SupervisorDied | NodeReleased | DriverProblem
 
 _encoder: Final = msgspec.json.Encoder()
-_orders: Final = msgspec.json.Decoder(Order)
-_tidings: Final = msgspec.json.Decoder(Tiding)
+_orders: Final = msgspec.json.Decoder(DriverCommand)
+_tidings: Final = msgspec.json.Decoder(DriverEvent)
 
 
-def line_of(message: Order | Tiding) -> bytes:
+def encode_line(message: DriverCommand | DriverEvent) -> bytes:
     """Encode a message as a line."""
     return _encoder.encode(message) + b"\n"
 
 
-def order_of(line: bytes) -> Order:
+def decode_command(line: bytes) -> DriverCommand:
     """Decode the order in a line.
 
     Raises:
         msgspec.MsgspecError: it is invalid.
     """
-    order: Order = _orders.decode(line)
+    order: DriverCommand = _orders.decode(line)
     return order
 
 
-def tiding_of(line: bytes) -> Tiding:
+def decode_event(line: bytes) -> DriverEvent:
     """Decode the driver's message in a line.
 
     Raises:
         msgspec.MsgspecError: it is invalid.
     """
-    tiding: Tiding = _tidings.decode(line)
+    tiding: DriverEvent = _tidings.decode(line)
     return tiding

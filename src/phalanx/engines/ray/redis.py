@@ -13,7 +13,7 @@ from phalanx.core.errors import BadRequest, Unreachable
 from phalanx.wire.join import split_address
 
 ANSWER_S: Final = 3.0  # a running Redis answers in under a millisecond
-FORGET_S: Final = 30.0  # includes importing Ray: 1 to 3 s on an idle machine
+DELETE_DATA_S: Final = 30.0  # includes importing Ray: 1 to 3 s on an idle machine
 _HINT: Final = "--ray-redis HOST:PORT; Redis listens at port 6379 by default"
 _log = logging.getLogger("phalanx.engines.ray")
 
@@ -46,7 +46,7 @@ def check(address: str) -> None:
         raise BadRequest(f"the server at {address} is not a Redis: it answers PING with {reply[:40]!r}", hint=_HINT)
 
 
-def forget(address: str, namespace: str, environment: Mapping[str, str]) -> None:
+def delete_data(address: str, namespace: str, environment: Mapping[str, str]) -> None:
     """Delete a Ray cluster's data in Redis. A failure is logged; the next cluster of this head then finds the data."""
     host, port = split_address(address)
     command = [sys.executable, "-P", "-m", "phalanx.engines.ray.private_api", host, str(port), namespace]
@@ -57,11 +57,11 @@ def forget(address: str, namespace: str, environment: Mapping[str, str]) -> None
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=FORGET_S,
+            timeout=DELETE_DATA_S,
             check=True,
         )
     except subprocess.TimeoutExpired:
-        why = f"no end within {FORGET_S:.0f} s"
+        why = f"no end within {DELETE_DATA_S:.0f} s"
     except subprocess.CalledProcessError as error:
         why = error.stderr.strip().rpartition("\n")[2] or f"exit code {error.returncode}"
     else:

@@ -18,7 +18,7 @@ GCS_RECONNECT_REDIS_S: Final = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RayFiles:
+class RayCredentials:
     """Credentials of a process of the Ray cluster. Empty `certificate`: no TLS, for loopback only.
 
     `reconnect_s`: how long it waits for a lost Ray head.
@@ -31,7 +31,7 @@ class RayFiles:
     reconnect_s: int = RAY_RECONNECT_S
 
 
-def environment(files: RayFiles | None) -> dict[str, str]:
+def ray_environment(files: RayCredentials | None) -> dict[str, str]:
     """Return variables for every process that uses Ray; without files, as for an existing cluster, the user's own settings stay.
 
     RAY_AUTH_MODE is always set: without it, a plain start writes a token into the user's folder, which changes later runs.
@@ -60,12 +60,12 @@ def environment(files: RayFiles | None) -> dict[str, str]:
     return base
 
 
-def kept_in(redis: str, namespace: str) -> dict[str, str]:
+def redis_environment(redis: str, namespace: str) -> dict[str, str]:
     """Return variables of Ray's head that select its Redis and namespace; empty without Redis."""
     return {"RAY_REDIS_ADDRESS": redis, "RAY_external_storage_namespace": namespace} if redis else {}
 
 
-def cleaned(given: dict[str, str]) -> dict[str, str]:
+def without_ray_variables(given: dict[str, str]) -> dict[str, str]:
     """Return the base environment of a supervisor and its ranks: without variables that Ray set for its worker."""
     removed = ("RAY_", "PHALANX_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SPARK_")
     return {name: value for name, value in given.items() if not name.startswith(removed)}
@@ -88,7 +88,7 @@ def head_command(start: RayStart, port: int, client_port: int) -> list[str]:
     return [*_start(), *lead, "--ray-client-server-port", str(client_port), *_common(start)]
 
 
-def member_command(start: RayStart, head: str) -> list[str]:
+def node_command(start: RayStart, head: str) -> list[str]:
     """Return the command that runs another node in the foreground."""
     return [*_start(), "--address", head, *_common(start)]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from phalanx.core.errors import Conflict, TryLater
 from phalanx.engines.slurm import render
-from phalanx.engines.slurm.parse import version_of
+from phalanx.engines.slurm.parse import parse_version
 
 ANSWER_S: Final = 30.0  # for slurmctld to answer; Slurm's own MessageTimeout is 10 s, and its commands retry
 VERSION_MIN: Final = (20, 11)  # the first whose squeue --Format takes a suffix, and whose steps share the job's memory
@@ -20,24 +20,24 @@ _OURS: Final = ("PHALANX_", "SLURM_", "SBATCH_", "SQUEUE_", "SCONTROL_", "SINFO_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class CommandResult:
     """The result of a command."""
 
     code: int
-    out: str
-    err: str
+    stdout: str
+    stderr: str
 
     @property
     def why(self) -> str:
         """The last line of its error output."""
-        lines = [line for line in self.err.splitlines() if line.strip()]
+        lines = [line for line in self.stderr.splitlines() if line.strip()]
         last = lines[-1].partition("error: ")[2] or lines[-1] if lines else f"exit code {self.code}"
         return last.removeprefix("allocation failure: ")
 
 
 def run(
     argv: Sequence[str], *, given: str = "", more: Mapping[str, str] | None = None, within_s: float = ANSWER_S
-) -> Said:
+) -> CommandResult:
     """Run a command to its end, in our environment without variables that change Slurm commands, plus `more`.
 
     Raises:
@@ -64,10 +64,10 @@ def run(
             f"{argv[0]}: no answer from Slurm in {within_s:.0f} s",
             hint="run scontrol ping to check that its controller is up",
         ) from error
-    return Said(code=done.returncode, out=done.stdout, err=done.stderr)
+    return CommandResult(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def ask(argv: Sequence[str], *, within_s: float = ANSWER_S) -> str:
+def output_of(argv: Sequence[str], *, within_s: float = ANSWER_S) -> str:
     """Return the output of a command.
 
     Raises:
@@ -78,10 +78,10 @@ def ask(argv: Sequence[str], *, within_s: float = ANSWER_S) -> str:
         raise TryLater(
             f"{' '.join(argv[:2])}: {done.why}", hint="run scontrol ping to check that Slurm's controller is up"
         )
-    return done.out
+    return done.stdout
 
 
-def check_here() -> None:
+def check_installed() -> None:
     """Check that Slurm's commands are on this machine, without running them.
 
     Raises:
@@ -95,17 +95,17 @@ def check_here() -> None:
         )
 
 
-def check() -> None:
+def check_supported() -> None:
     """Check that a supported Slurm is here and answers.
 
     Raises:
         Conflict: its commands are too old.
         TryLater: slurmctld does not answer.
     """
-    year, month = version_of(ask(render.VERSION))
+    year, month = parse_version(output_of(render.SHOW_VERSION))
     if (year, month) < VERSION_MIN:
         raise Conflict(
             f"--engine slurm: needs Slurm {VERSION_MIN[0]}.{VERSION_MIN[1]} or newer, found {year}.{month:02d}",
             hint="#SBATCH scripts also run on the other engines: use phalanx up without --engine slurm",
         )
-    ask(("sinfo", "--noheader", "--format=%P"))
+    output_of(("sinfo", "--noheader", "--format=%P"))

@@ -19,19 +19,31 @@ from typing import Final
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId
-from phalanx.core.state.events import Event, NodeDead, NodeSeen, Withdrawn
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause
+from phalanx.core.state.events import (
+    AttemptWithdrawn,
+    Event,
+    NodeDied,
+    NodeListed,
+)
+from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.job import Job
-from phalanx.engines.slurm import commands, handing, inventory, orders, parse, render
-from phalanx.engines.slurm.handing import SlurmSettings
-from phalanx.engines.slurm.inventory import ENGINE_NAME, Ours
-from phalanx.engines.slurm.orders import Order, Phase
-from phalanx.engines.slurm.parse import Partition, SlurmJob, SlurmNode
+from phalanx.engines.slurm import (
+    commands,
+    inventory,
+    job_request,
+    parse,
+    render,
+    submissions,
+)
+from phalanx.engines.slurm.inventory import ENGINE_NAME, OurUsage
+from phalanx.engines.slurm.job_request import SlurmSettings
+from phalanx.engines.slurm.parse import SlurmJob, SlurmNode, SlurmPartition
+from phalanx.engines.slurm.submissions import SlurmSubmission, SubmissionPhase
 from phalanx.ports.engine import Capabilities
-from phalanx.wire.seat import SEAT_VARIABLE, encode_order
+from phalanx.wire.seat import SEAT_VARIABLE, encode_assignment
 
-LOOK_BUSY_S: Final = 0.5  # poll interval while a job of ours starts or ends: two commands of about 25 ms each
-LOOK_S: Final = 2.0  # poll interval otherwise; other users' jobs are seen this late
+POLL_BUSY_S: Final = 0.5  # poll interval while a job of ours starts or ends: two commands of about 25 ms each
+POLL_S: Final = 2.0  # poll interval otherwise; other users' jobs are seen this late
 TOPOLOGY_S: Final = 300.0  # switches are rewired rarely
 FIRST_ANSWER_S: Final = 2.0  # for Slurm to answer a starting head: its supervisors wait, and a takeover has 9 s in all
 CONTENDED_S: Final = 30.0  # a node that Slurm gave to others counts as taken for this long, whatever Slurm shows
@@ -55,14 +67,14 @@ class SlurmEngine:
     memory_of: Callable[[str], int] = lambda _: 0
     _updates: queue.SimpleQueue[tuple[Job, Attempt]] = field(default_factory=queue.SimpleQueue)
     _events: deque[Event] = field(default_factory=deque)
-    _orders: dict[_Key, Order] = field(default_factory=dict)
-    _requests: dict[_Key, render.Ask] = field(default_factory=dict)
+    _orders: dict[_Key, SlurmSubmission] = field(default_factory=dict)
+    _requests: dict[_Key, render.SlurmJobRequest] = field(default_factory=dict)
     _slurm: dict[str, SlurmNode] = field(default_factory=dict)
     _reported: dict[NodeId, Node | None] = field(default_factory=dict)
     _contended: dict[NodeId, tuple[float, str]] = field(default_factory=dict)
     _switch_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     _switch_labels_s: float = float("-inf")
-    _partition: Partition | None = None
+    _partition: SlurmPartition | None = None
     _unreachable: bool = False
     _jobs_unmatched: bool = False  # the Slurm jobs of adopted attempts are not found yet
     _wake: threading.Event = field(default_factory=threading.Event)
@@ -100,7 +112,9 @@ class SlurmEngine:
         for job, attempt in live:
             if elsewhere.isdisjoint(grant.node_id for grant in attempt.allocation.grants):
                 key = (job.id, attempt.epoch)
-                self._orders[key] = Order(attempt=attempt, slurm_id="", since_s=now_s, phase=Phase.BEGUN)
+                self._orders[key] = SlurmSubmission(
+                    attempt=attempt, slurm_id="", since_s=now_s, phase=SubmissionPhase.STARTED
+                )
         self._jobs_unmatched = True
         try:
             self._poll(FIRST_ANSWER_S)
@@ -146,7 +160,7 @@ class SlurmEngine:
         while not self._ended.is_set():
             try:
                 self._drain_updates()
-                pause_s = LOOK_BUSY_S if any(self._is_changing(order) for order in self._orders.values()) else LOOK_S
+                pause_s = POLL_BUSY_S if any(self._is_changing(order) for order in self._orders.values()) else POLL_S
                 left_s = looked_s + pause_s - time.monotonic()
                 if left_s > 0:
                     self._wake.wait(left_s)
@@ -156,7 +170,7 @@ class SlurmEngine:
                 self._poll()
             except (PhalanxError, OSError) as error:
                 self._mark_unreachable(str(error))
-                self._ended.wait(LOOK_S)
+                self._ended.wait(POLL_S)
 
     def _mark_unreachable(self, why: str) -> None:
         """Cordon all nodes while Slurm does not answer. Running jobs continue, governed by their leases."""
@@ -168,18 +182,22 @@ class SlurmEngine:
         for node_id, node in self._reported.items():
             if node is not None:
                 self._reported[node_id] = shut = replace(node, cordon=cordon)
-                self._events.append(NodeSeen(node=shut))
+                self._events.append(NodeListed(node=shut))
 
     def _mark_reachable(self, now_s: float) -> None:
         """Record that Slurm answers."""
         if self._unreachable:
             _log.info("Slurm answers again")
             self._unreachable = False
-            self._orders = {key: orders.after_silence(order, now_s) for key, order in self._orders.items()}
+            self._orders = {key: submissions.after_outage(order, now_s) for key, order in self._orders.items()}
 
     @staticmethod
-    def _is_changing(order: Order) -> bool:
-        return order.phase is Phase.QUEUED or order.ended_s is not None or order.over_s is not None
+    def _is_changing(order: SlurmSubmission) -> bool:
+        return (
+            order.phase is SubmissionPhase.QUEUED
+            or order.attempt_ended_s is not None
+            or order.slurm_ended_s is not None
+        )
 
     def _drain_updates(self) -> None:
         while not self._updates.empty():
@@ -187,12 +205,16 @@ class SlurmEngine:
             key = (job.id, attempt.epoch)
             order = self._orders.get(key)
             if order is not None:
-                ended_s = order.ended_s if attempt.live or order.ended_s is not None else time.monotonic()
-                self._orders[key] = order = replace(order, attempt=attempt, ended_s=ended_s)
-                if orders.bereft(attempt) and order.slurm_id and not order.cancelled:
+                ended_s = (
+                    order.attempt_ended_s
+                    if attempt.holds_allocation or order.attempt_ended_s is not None
+                    else time.monotonic()
+                )
+                self._orders[key] = order = replace(order, attempt=attempt, attempt_ended_s=ended_s)
+                if submissions.has_lost_members(attempt) and order.slurm_id and not order.cancelled:
                     # Cancelled at once, not at the next poll: the next attempt may already be queued, perhaps on the same nodes.
-                    self._orders[key] = replace(order, cancelled=True, unheard=True)
-                    commands.run(render.kill(order.slurm_id))
+                    self._orders[key] = replace(order, cancelled=True, cancel_unconfirmed=True)
+                    commands.run(render.kill_command(order.slurm_id))
                     self._cancel([order.slurm_id])
             elif attempt.state is AttemptState.PLACED and attempt.generation == 0:
                 try:
@@ -202,35 +224,37 @@ class SlurmEngine:
                     OSError,
                 ) as error:  # if Slurm did accept the job, the next poll cancels it as a stray
                     self._mark_unreachable(str(error))
-                    self._withdraw(attempt, f"could not submit to Slurm: {error}", Cause.CONTENDED)
+                    self._withdraw(attempt, f"could not submit to Slurm: {error}", EndCause.CONTENDED)
 
-    def _withdraw(self, attempt: Attempt, why: str, cause: Cause) -> None:
+    def _withdraw(self, attempt: Attempt, why: str, cause: EndCause) -> None:
         nodes = tuple(grant.node_id for grant in attempt.allocation.grants)
-        self._events.append(Withdrawn(job_id=attempt.job_id, epoch=attempt.epoch, why=why, nodes=nodes, cause=cause))
+        self._events.append(
+            AttemptWithdrawn(job_id=attempt.job_id, epoch=attempt.epoch, why=why, nodes=nodes, cause=cause)
+        )
 
     def _submit(self, job: Job, attempt: Attempt) -> None:
         left = [grant.node_id for grant in attempt.allocation.grants if grant.node_id not in self._slurm]
         if left:
-            self._withdraw(attempt, f"{', '.join(left)} is no longer in the Slurm partition", Cause.START_FAIL)
+            self._withdraw(attempt, f"{', '.join(left)} is no longer in the Slurm partition", EndCause.START_FAIL)
             return
         time_max = "" if self._partition is None else self._partition.max_time
-        ask = handing.ask_of(self.settings, job, attempt, self._slurm, time_max)
-        refusal = render.too_long(ask, job.spec.time_limit_s)
+        ask = job_request.job_request(self.settings, job, attempt, self._slurm, time_max)
+        refusal = render.time_limit_problem(ask, job.spec.time_limit_s)
         if refusal:
-            self._withdraw(attempt, refusal, Cause.FAILED)
+            self._withdraw(attempt, refusal, EndCause.FAILED)
             return
-        argv, script = render.submit(ask)
-        seats = handing.seats_of(self.settings, attempt, self._slurm, self.key_of(job.id, attempt.epoch))
-        done = commands.run(argv, given=script, more={SEAT_VARIABLE: encode_order(seats)})
+        argv, script = render.submit_command(ask)
+        seats = job_request.seat_assignment(self.settings, attempt, self._slurm, self.key_of(job.id, attempt.epoch))
+        done = commands.run(argv, given=script, more={SEAT_VARIABLE: encode_assignment(seats)})
         if done.code != 0:
             _log.warning("job %s attempt %d: sbatch failed: %s", job.id, attempt.epoch, done.why)
-            if handing.unheard(done.why):
+            if job_request.is_unreachable(done.why):
                 self._mark_unreachable(done.why)
-            self._withdraw(attempt, *handing.refusal_of(ask, done.why))
+            self._withdraw(attempt, *job_request.explain_refusal(ask, done.why))
             return
-        slurm_id = done.out.strip().partition(";")[0]
+        slurm_id = done.stdout.strip().partition(";")[0]
         key = (job.id, attempt.epoch)
-        self._orders[key] = Order(attempt=attempt, slurm_id=slurm_id, since_s=time.monotonic())
+        self._orders[key] = SlurmSubmission(attempt=attempt, slurm_id=slurm_id, since_s=time.monotonic())
         self._requests[key] = ask
         _log.info("job %s attempt %d is Slurm job %s", job.id, attempt.epoch, slurm_id)
 
@@ -241,15 +265,15 @@ class SlurmEngine:
         if self._jobs_unmatched:
             self._partition = self._find_partition(first_answer_s)
         jobs = _queue()
-        nodes = parse.nodes_of(commands.ask(render.NODES))
+        nodes = parse.parse_nodes(commands.output_of(render.SHOW_NODES))
         self._mark_reachable(now_s)
         if self._jobs_unmatched:
             self._match_jobs(jobs)
         self._drain_updates()  # attempts that ended since: the state of their Slurm jobs is our own doing
         if now_s - self._switch_labels_s >= TOPOLOGY_S:
             self._switch_labels_s = now_s
-            shown = commands.run(render.TOPOLOGY)  # fails if Slurm has no switch tree
-            self._switch_labels = parse.places_of(shown.out) if shown.code == 0 else {}
+            shown = commands.run(render.SHOW_TOPOLOGY)  # fails if Slurm has no switch tree
+            self._switch_labels = parse.parse_topology(shown.stdout) if shown.code == 0 else {}
         wanted = self.settings.partition or (self._partition.name if self._partition is not None else "")
         self._slurm = {node.name: node for node in nodes if not wanted or wanted in node.partitions}
         reports, cancels, nudges = self._evaluate_orders(jobs, now_s)
@@ -261,14 +285,16 @@ class SlurmEngine:
             self._cancel(cancels)
         for key, slurm_id in nudges:
             if not self._unreachable:
-                commands.run(render.nudge(slurm_id, render.comment(self.settings.tag, *key)))
+                commands.run(render.nudge_command(slurm_id, render.job_comment(self.settings.tag, *key)))
 
     def _match_jobs(self, jobs: Sequence[SlurmJob]) -> None:
         """Find the Slurm jobs of adopted attempts by their comments; those of ended attempts are strays."""
-        mine = {named[1:]: job.id for job in jobs if (named := self._parse_ours(job)) is not None and not job.over}
+        mine = {named[1:]: job.id for job in jobs if (named := self._parse_ours(job)) is not None and not job.has_ended}
         for key, order in self._orders.items():
             found = mine.get(key, "")
-            self._orders[key] = replace(order, slurm_id=found, unseen=0 if found else orders.GONE_LOOKS)
+            self._orders[key] = replace(
+                order, slurm_id=found, missed_polls=0 if found else submissions.MISSED_POLLS_MAX
+            )
         self._jobs_unmatched = False
 
     def _cancel(self, slurm_ids: Sequence[str]) -> None:
@@ -277,20 +303,20 @@ class SlurmEngine:
         Raises:
             TryLater: Slurm does not answer in time.
         """
-        done = commands.run(render.cancel(slurm_ids))
+        done = commands.run(render.cancel_command(slurm_ids))
         if done.code != 0:
             _log.warning("scancel of Slurm jobs %s failed: %s", ", ".join(slurm_ids), done.why)
             return
         for key, order in list(self._orders.items()):
             if order.slurm_id in slurm_ids:
-                self._orders[key] = replace(order, unheard=False)
+                self._orders[key] = replace(order, cancel_unconfirmed=False)
 
     def _evaluate_orders(
         self, jobs: Sequence[SlurmJob], now_s: float
     ) -> tuple[list[Event], list[str], list[tuple[_Key, str]]]:
         """Return the events to report, the Slurm jobs to cancel, and those to nudge. Runs no command."""
         rows = {job.id: job for job in jobs}
-        gone = [node.name for node in self._slurm.values() if node.gone]
+        gone = [node.name for node in self._slurm.values() if node.down_reason]
         ours = self._our_ids(jobs)
         mine = [job for job in jobs if job.id in ours]
         reports: list[Event] = []
@@ -298,29 +324,31 @@ class SlurmEngine:
         nudges: list[tuple[_Key, str]] = []
         for key, order in list(self._orders.items()):
             row = rows.get(order.slurm_id)
-            holders = [who for node in order.nodes for who in inventory.holders(node, jobs, ours)]
-            verdict = orders.look(
+            holders = [who for node in order.nodes for who in inventory.other_users(node, jobs, ours)]
+            verdict = submissions.evaluate(
                 order,
                 row,
                 now_s,
-                gone=gone,
+                down_nodes=gone,
                 holders=list(dict.fromkeys(holders)),
                 python=self.settings.supervisor[0],
                 head_url=self.settings.head_url,
-                clearing=any(job.id != order.slurm_id and job.clears(order.nodes) for job in mine),
+                cleaning_up=any(job.id != order.slurm_id and job.is_cleaning_up(order.nodes) for job in mine),
             )
-            reports += verdict.reports
+            reports += verdict.events
             if verdict.cancel:
                 cancels.append(order.slurm_id)
             if verdict.nudge:
                 nudges.append((key, order.slurm_id))
             for node in verdict.contended:
                 self._contended[node] = (now_s + CONTENDED_S, f"jobs that Slurm prefers to job {key[0]}")
-            if verdict.order is None or (verdict.order.phase is Phase.SETTLED and verdict.order.ended_s is not None):
+            if verdict.submission is None or (
+                verdict.submission.phase is SubmissionPhase.SETTLED and verdict.submission.attempt_ended_s is not None
+            ):
                 del self._orders[key]
                 self._requests.pop(key, None)
             else:
-                self._orders[key] = verdict.order
+                self._orders[key] = verdict.submission
         return reports, list(dict.fromkeys([*cancels, *self._strays(jobs)])), nudges
 
     def _strays(self, jobs: Sequence[SlurmJob]) -> list[str]:
@@ -339,49 +367,51 @@ class SlurmEngine:
         reports: list[Event] = []
         for slurm in self._slurm.values():
             node_id = NodeId(slurm.name)
-            if slurm.gone:
+            if slurm.down_reason:
                 if self._reported.get(node_id) is not None or node_id not in self._reported:
                     self._reported[node_id] = None
-                    reports.append(NodeDead(node_id=node_id, supervisor_id=None, why=slurm.gone, confirmed=False))
+                    reports.append(
+                        NodeDied(node_id=node_id, supervisor_id=None, why=slurm.down_reason, confirmed=False)
+                    )
                 continue
             granted, begun = self._usage_on(node_id, rows)
-            node = inventory.node_of(
+            node = inventory.fleet_node(
                 slurm,
                 granted=granted,
-                begun=begun,
+                allocated=begun,
                 jobs=jobs,
-                ours=ours,
+                our_job_ids=ours,
                 contended=self._contended.get(node_id, (0.0, ""))[1],
                 labels=self._switch_labels.get(slurm.name),
                 memory_of=self.memory_of,
             )
             if self._reported.get(node_id) != node:
                 self._reported[node_id] = node
-                reports.append(NodeSeen(node=node))
+                reports.append(NodeListed(node=node))
         removed = [
             node_id for node_id, node in self._reported.items() if node is not None and node_id not in self._slurm
         ]
         for node_id in removed:
             self._reported[node_id] = None
             why = "it is no longer in the Slurm partition"
-            reports.append(NodeDead(node_id=node_id, supervisor_id=None, why=why, confirmed=False))
+            reports.append(NodeDied(node_id=node_id, supervisor_id=None, why=why, confirmed=False))
         return reports
 
-    def _usage_on(self, node_id: NodeId, rows: Mapping[str, SlurmJob]) -> tuple[Ours, Ours]:
+    def _usage_on(self, node_id: NodeId, rows: Mapping[str, SlurmJob]) -> tuple[OurUsage, OurUsage]:
         """Return what the head granted on a node, and the part of it that Slurm counts as allocated to us."""
-        granted, begun = Ours(), Ours()
+        granted, begun = OurUsage(), OurUsage()
         for key, order in self._orders.items():
-            grant = order.attempt.allocation.on(node_id)
+            grant = order.attempt.allocation.grant_on(node_id)
             if grant is None:
                 continue
-            if order.attempt.live and order.phase is not Phase.SETTLED:
+            if order.attempt.holds_allocation and order.phase is not SubmissionPhase.SETTLED:
                 granted = replace(granted, devices=granted.devices | set(grant.devices))
             row = rows.get(order.slurm_id)
-            if row is None or not row.holds:
+            if row is None or not row.has_nodes:
                 continue
             ask = self._requests.get(key)
             asked = next((one for one in ask.grants if one.node_id == node_id), grant) if ask is not None else grant
-            begun = Ours(
+            begun = OurUsage(
                 devices=begun.devices | set(grant.devices),
                 cpus=begun.cpus + asked.cpus,
                 memory_bytes=begun.memory_bytes + asked.memory_bytes,
@@ -392,11 +422,11 @@ class SlurmEngine:
         return frozenset(job.id for job in jobs if self._parse_ours(job) is not None)
 
     def _parse_ours(self, job: SlurmJob) -> tuple[str, JobId, Epoch] | None:
-        named = render.read_comment(job.comment)
+        named = render.parse_comment(job.comment)
         return named if named is not None and named[0] == self.settings.tag else None
 
-    def _find_partition(self, within_s: float) -> Partition | None:
-        found = parse.partitions_of(commands.ask(render.PARTITIONS, within_s=within_s))
+    def _find_partition(self, within_s: float) -> SlurmPartition | None:
+        found = parse.parse_partitions(commands.output_of(render.SHOW_PARTITIONS, within_s=within_s))
         wanted = self.settings.partition
         return next((one for one in found if (one.name == wanted if wanted else one.default)), None)
 
@@ -409,4 +439,4 @@ def _queue() -> tuple[SlurmJob, ...]:
         Unreadable: its output cannot be parsed.
     """
     mark = f"|{secrets.token_hex(8)}|"
-    return parse.jobs_of(commands.ask(render.jobs(mark)), mark)
+    return parse.parse_jobs(commands.output_of(render.list_jobs_command(mark)), mark)

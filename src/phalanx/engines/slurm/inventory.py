@@ -7,17 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.fleet.device import Device
-from phalanx.core.fleet.node import Cordon, Node, NodeState, Others
+from phalanx.core.fleet.node import (
+    Cordon,
+    ForeignUsage,
+    Node,
+    NodeState,
+)
 from phalanx.core.ids import NodeId
-from phalanx.core.work.allocation import Grant
-from phalanx.engines.slurm.parse import Gpus, SlurmJob, SlurmNode
+from phalanx.core.work.allocation import NodeGrant
+from phalanx.engines.slurm.parse import GresGpus, SlurmJob, SlurmNode
 
 ENGINE_NAME: Final = "slurm"
 _WHO_MAX: Final = 4  # jobs named in the list of a node's other users
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ours:
+class OurUsage:
     """Resources of our live attempts on one node. `devices` are the head's indices; Slurm chooses the physical devices."""
 
     devices: frozenset[int] = frozenset()
@@ -25,13 +30,13 @@ class Ours:
     memory_bytes: int = 0
 
 
-def node_of(
+def fleet_node(
     slurm: SlurmNode,
     *,
-    granted: Ours,
-    begun: Ours,
+    granted: OurUsage,
+    allocated: OurUsage,
     jobs: Sequence[SlurmJob],
-    ours: frozenset[str],
+    our_job_ids: frozenset[str],
     contended: str = "",
     labels: Mapping[str, str] | None = None,
     memory_of: Callable[[str], int] = lambda _: 0,
@@ -41,9 +46,9 @@ def node_of(
     Args:
         slurm: the node.
         granted: what the head has granted there, started or not.
-        begun: the part of it that Slurm has allocated to our jobs, by Slurm's accounting.
+        allocated: the part of it that Slurm has allocated to our jobs, by Slurm's accounting.
         jobs: the whole queue.
-        ours: Slurm's ids of our jobs.
+        our_job_ids: Slurm's ids of our jobs.
         contended: who got the node in place of a job of ours; for a while all free devices count as theirs.
         labels: the node's place in the topology.
         memory_of: returns the memory of a device of a GRES type, in bytes.
@@ -51,24 +56,24 @@ def node_of(
     devices = _devices(slurm.gpus, memory_of)
     used = sum(kind.count for kind in slurm.gpus_used)
     full = (
-        slurm.cpus_used - begun.cpus >= slurm.cpus
-        or slurm.memory_used_bytes - begun.memory_bytes >= slurm.memory_bytes > 0
+        slurm.cpus_used - allocated.cpus >= slurm.cpus
+        or slurm.memory_used_bytes - allocated.memory_bytes >= slurm.memory_bytes > 0
     )
     # Without free CPUs or memory no task starts, so all GPUs count as taken.
-    taken = len(devices) if contended or full else max(0, used - len(begun.devices))
+    taken = len(devices) if contended or full else max(0, used - len(allocated.devices))
     free = [index for index in range(len(devices)) if index not in granted.devices]
     cordon = None
-    if slurm.shut:
-        cordon = Cordon(by=ENGINE_NAME, why=slurm.shut, since_s=0.0)
-    who = holders(slurm.name, jobs, ours)
-    others = Others(
+    if slurm.closed_reason:
+        cordon = Cordon(by=ENGINE_NAME, why=slurm.closed_reason, since_s=0.0)
+    who = other_users(slurm.name, jobs, our_job_ids)
+    others = ForeignUsage(
         devices=tuple(free[len(free) - min(taken, len(free)) :]),
-        cpus=min(slurm.cpus, max(0, slurm.cpus_used - begun.cpus)),
-        memory_bytes=min(slurm.memory_bytes, max(0, slurm.memory_used_bytes - begun.memory_bytes)),
-        who=(contended,) if contended and not who else who,
+        cpus=min(slurm.cpus, max(0, slurm.cpus_used - allocated.cpus)),
+        memory_bytes=min(slurm.memory_bytes, max(0, slurm.memory_used_bytes - allocated.memory_bytes)),
+        owners=(contended,) if contended and not who else who,
     )
     if not (others.devices or others.cpus or others.memory_bytes):
-        others = replace(others, who=())
+        others = replace(others, owners=())
     return Node(
         id=NodeId(slurm.name),
         engine=ENGINE_NAME,
@@ -81,17 +86,17 @@ def node_of(
         labels=_labels(slurm, labels or {}),
         cordon=cordon,
         per_attempt=True,
-        others=others,
+        foreign_usage=others,
     )
 
 
-def holders(node: str, jobs: Sequence[SlurmJob], ours: frozenset[str]) -> tuple[str, ...]:
+def other_users(node: str, jobs: Sequence[SlurmJob], ours: frozenset[str]) -> tuple[str, ...]:
     """Describe other users' jobs on a node."""
-    found = [job for job in jobs if job.holds and node in job.nodes and job.id not in ours]
+    found = [job for job in jobs if job.has_nodes and node in job.nodes and job.id not in ours]
     return tuple(f"Slurm job {job.id} of {job.user}" for job in found[:_WHO_MAX])
 
 
-def shares(grants: Sequence[Grant], nodes: Mapping[str, SlurmNode]) -> tuple[Grant, ...]:
+def request_shares(grants: Sequence[NodeGrant], nodes: Mapping[str, SlurmNode]) -> tuple[NodeGrant, ...]:
     """Fill in the grants' CPUs and memory: as requested, else in proportion to the devices, and at most what is free there.
 
     Equal on all nodes, because one Slurm job requests the same share everywhere.
@@ -111,7 +116,7 @@ def shares(grants: Sequence[Grant], nodes: Mapping[str, SlurmNode]) -> tuple[Gra
     )
 
 
-def kind_of(grant: Grant, slurm: SlurmNode) -> str:
+def gres_type(grant: NodeGrant, slurm: SlurmNode) -> str:
     """Return the GRES type of the granted devices; "" without devices or type. All devices of a gang have one type."""
     if not grant.devices:
         return ""
@@ -123,7 +128,7 @@ def kind_of(grant: Grant, slurm: SlurmNode) -> str:
     return ""
 
 
-def _devices(gpus: Sequence[Gpus], memory_of: Callable[[str], int]) -> tuple[Device, ...]:
+def _devices(gpus: Sequence[GresGpus], memory_of: Callable[[str], int]) -> tuple[Device, ...]:
     """Number the devices in configured order; UUIDs are only known once Slurm allocates them."""
     kinds = [kind.kind for kind in gpus for _ in range(kind.count)]
     return tuple(

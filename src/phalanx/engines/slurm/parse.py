@@ -1,4 +1,4 @@
-"""Parse the output of Slurm's commands into records. Pure; output that cannot be parsed raises `Unreadable` with the text.
+"""Parse the output of Slurm's commands into records. Pure; output that cannot be parsed raises `SlurmOutputError` with the text.
 
 Source: `scontrol --details --oneliner show node`, `scontrol --oneliner show partition`, `scontrol show topology` and
 `squeue --Format`, as Slurm 20.11 to 24.05 print them; the golden files are from 22.05.8.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.fleet.hostlist import expand
+from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.units import MIB
 from phalanx.engines.slurm.render import JOB_FIELDS
 
@@ -39,7 +39,7 @@ _DOWN: Final = frozenset(
     }
 )
 _VERSION: Final = re.compile(r"slurm(?:-wlm)? ([0-9]+)\.([0-9]+)")
-OVER: Final = frozenset(
+ENDED_STATES: Final = frozenset(
     {
         "COMPLETED",
         "FAILED",
@@ -53,15 +53,17 @@ OVER: Final = frozenset(
         "REVOKED",
     }
 )
-HOLDING: Final = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING"})
+ALLOCATED_STATES: Final = frozenset(
+    {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING"}
+)
 
 
-class Unreadable(BadRequest):
+class SlurmOutputError(BadRequest):
     """This release cannot parse Slurm's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
+class GresGpus:
     """Devices of one type: `kind` is the GRES type, "" if untyped."""
 
     kind: str
@@ -74,8 +76,8 @@ class SlurmNode:
 
     Attributes:
         gpus, gpus_used: by type, in configured order.
-        shut: why it is up but takes no new work (drained, reserved, in maintenance); empty if it does.
-        gone: why it is down; empty if it is up.
+        closed_reason: why it is up but takes no new work (drained, reserved, in maintenance); empty if it does.
+        down_reason: why it is down; empty if it is up.
     """
 
     name: str
@@ -85,13 +87,13 @@ class SlurmNode:
     cpus_used: int
     memory_bytes: int
     memory_used_bytes: int
-    gpus: tuple[Gpus, ...]
-    gpus_used: tuple[Gpus, ...]
+    gpus: tuple[GresGpus, ...]
+    gpus_used: tuple[GresGpus, ...]
     features: tuple[str, ...]
     partitions: tuple[str, ...]
     state: str
-    shut: str
-    gone: str
+    closed_reason: str
+    down_reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,22 +109,22 @@ class SlurmJob:
     comment: str
 
     @property
-    def holds(self) -> bool:
+    def has_nodes(self) -> bool:
         """Whether nodes are allocated to it now."""
-        return self.state in HOLDING
+        return self.state in ALLOCATED_STATES
 
-    def clears(self, nodes: Sequence[str]) -> bool:
+    def is_cleaning_up(self, nodes: Sequence[str]) -> bool:
         """Whether it has ended, but one of these nodes still cleans it up."""
         return self.state == "COMPLETING" and not set(self.nodes).isdisjoint(nodes)
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it has ended and is cleaned up on every node that answers."""
-        return self.state in OVER
+        return self.state in ENDED_STATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
+class SlurmPartition:
     """A partition and its limit. `max_time` is Slurm's text ("UNLIMITED", "7-00:00:00")."""
 
     name: str
@@ -131,7 +133,7 @@ class Partition:
     max_time: str
 
 
-def fields_of(line: str) -> dict[str, str]:
+def parse_fields(line: str) -> dict[str, str]:
     """Parse the `Key=value` pairs of a one-line record; a value extends to the next key, because values may hold spaces."""
     found: dict[str, str] = {}
     marks = list(_FIELD.finditer(line))
@@ -141,13 +143,13 @@ def fields_of(line: str) -> dict[str, str]:
     return found
 
 
-def nodes_of(text: str) -> tuple[SlurmNode, ...]:
+def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
     """Parse nodes, sorted by name."""
     lines = [line for line in text.splitlines() if line.startswith("NodeName=")]
-    return tuple(sorted((_node(fields_of(line), line) for line in lines), key=lambda node: node.name))
+    return tuple(sorted((_node(parse_fields(line), line) for line in lines), key=lambda node: node.name))
 
 
-def jobs_of(text: str, mark: str) -> tuple[SlurmJob, ...]:
+def parse_jobs(text: str, mark: str) -> tuple[SlurmJob, ...]:
     """Parse jobs, in the order printed; `mark` ends each field, see `render.jobs`.
 
     Raises:
@@ -155,19 +157,19 @@ def jobs_of(text: str, mark: str) -> tuple[SlurmJob, ...]:
     """
     fields = [field.strip() for field in text.split(mark)]
     if len(fields) % len(JOB_FIELDS) != 1 or fields.pop():
-        raise Unreadable(f"squeue: {text[-200:]!r} is not a complete row of {len(JOB_FIELDS)} fields")
+        raise SlurmOutputError(f"squeue: {text[-200:]!r} is not a complete row of {len(JOB_FIELDS)} fields")
     size = len(JOB_FIELDS)
     return tuple(_job(fields[at : at + size]) for at in range(0, len(fields), size))
 
 
-def partitions_of(text: str) -> tuple[Partition, ...]:
+def parse_partitions(text: str) -> tuple[SlurmPartition, ...]:
     """Parse partitions, in the order printed."""
     found = []
     for line in text.splitlines():
         if line.startswith("PartitionName="):
-            given = fields_of(line)
+            given = parse_fields(line)
             found.append(
-                Partition(
+                SlurmPartition(
                     name=given["PartitionName"],
                     default=given.get("Default") == "YES",
                     up=given.get("State", "UP") == "UP",
@@ -177,23 +179,23 @@ def partitions_of(text: str) -> tuple[Partition, ...]:
     return tuple(found)
 
 
-def places_of(text: str) -> dict[str, dict[str, str]]:
+def parse_topology(text: str) -> dict[str, dict[str, str]]:
     """Parse topology labels of nodes (`leaf`, `spine`) from Slurm's switch tree; empty without a tree.
 
     Level 0 switches are leaves; a node's spine is the outermost switch above it.
     """
     found: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
-        given = fields_of(line)
+        given = parse_fields(line)
         if "SwitchName" not in given or not given.get("Nodes"):
             continue
         level = "leaf" if given.get("Level", "0") == "0" else "spine"
-        for name in expand(given["Nodes"]):
+        for name in expand_hostlist(given["Nodes"]):
             found.setdefault(name, {})[level] = given["SwitchName"]
     return found
 
 
-def version_of(text: str) -> tuple[int, int]:
+def parse_version(text: str) -> tuple[int, int]:
     """Parse year and month of the release from `sinfo --version`.
 
     Raises:
@@ -201,11 +203,13 @@ def version_of(text: str) -> tuple[int, int]:
     """
     match = _VERSION.match(text.strip())
     if match is None:
-        raise Unreadable(f"sinfo --version printed {text.strip()[:80]!r}", hint="check that this sinfo is Slurm's")
+        raise SlurmOutputError(
+            f"sinfo --version printed {text.strip()[:80]!r}", hint="check that this sinfo is Slurm's"
+        )
     return int(match[1]), int(match[2])
 
 
-def gres_of(text: str) -> tuple[Gpus, ...]:
+def parse_gres(text: str) -> tuple[GresGpus, ...]:
     """Parse the GPUs of a GRES text: `gpu:h100:4(S:0-1),shard:8` or `gpu:h100:3(IDX:0-2)`. Other resources are ignored."""
     counts: dict[str, int] = {}
     for word in _split(text):
@@ -213,7 +217,7 @@ def gres_of(text: str) -> tuple[Gpus, ...]:
         if match is not None:
             kind = match[1] or ""
             counts[kind] = counts.get(kind, 0) + int(match[2])
-    return tuple(Gpus(kind=kind, count=count) for kind, count in counts.items())
+    return tuple(GresGpus(kind=kind, count=count) for kind, count in counts.items())
 
 
 def _split(text: str) -> list[str]:
@@ -247,16 +251,16 @@ def _node(given: Mapping[str, str], line: str) -> SlurmNode:
             cpus_used=int(given.get("CPUAlloc") or 0),
             memory_bytes=int(given.get("RealMemory") or 0) * MIB,
             memory_used_bytes=int(given.get("AllocMem") or 0) * MIB,
-            gpus=gres_of(given.get("Gres", "")),
-            gpus_used=gres_of(given.get("GresUsed", "")),
+            gpus=parse_gres(given.get("Gres", "")),
+            gpus_used=parse_gres(given.get("GresUsed", "")),
             features=_list(given.get("ActiveFeatures", "")),
             partitions=_list(given.get("Partitions", "")),
             state=state,
-            shut=_state_reason(closed, reason) if not lost else "",
-            gone=_state_reason(lost, reason),
+            closed_reason=_state_reason(closed, reason) if not lost else "",
+            down_reason=_state_reason(lost, reason),
         )
     except (KeyError, ValueError) as error:
-        raise Unreadable(f"scontrol show node: {error}: {line[:200]!r}") from error
+        raise SlurmOutputError(f"scontrol show node: {error}: {line[:200]!r}") from error
 
 
 def _state_reason(words: Sequence[str], reason: str) -> str:
@@ -275,7 +279,7 @@ def _job(words: Sequence[str]) -> SlurmJob:
         id=job_id,
         user=user,
         state=state.split(" ")[0].upper(),
-        nodes=expand(nodes) if nodes else (),
+        nodes=expand_hostlist(nodes) if nodes else (),
         reason=reason,
         exit_code=_exit_code(code),
         comment="" if comment in {"(null)", "N/A"} else comment,

@@ -14,17 +14,17 @@ from typing import Final
 
 from phalanx.core.ids import Epoch, JobId
 from phalanx.core.units import MIB
-from phalanx.core.work.allocation import Grant
+from phalanx.core.work.allocation import NodeGrant
 
 JOB_FIELDS: Final = ("JobID", "UserName", "State", "NodeList", "Reason", "exit_code", "Comment")
 """Fields of `squeue --Format`."""
 
-NODES: Final = ("scontrol", "--oneliner", "--details", "show", "node")
-PARTITIONS: Final = ("scontrol", "--oneliner", "--all", "show", "partition")
-TOPOLOGY: Final = ("scontrol", "--oneliner", "show", "topology")
-VERSION: Final = ("sinfo", "--version")
+SHOW_NODES: Final = ("scontrol", "--oneliner", "--details", "show", "node")
+SHOW_PARTITIONS: Final = ("scontrol", "--oneliner", "--all", "show", "partition")
+SHOW_TOPOLOGY: Final = ("scontrol", "--oneliner", "show", "topology")
+SHOW_VERSION: Final = ("sinfo", "--version")
 _LEAVE: Final = 'scancel --quiet "$SLURM_JOB_ID"'
-PARTING: Final = {
+EXIT_COMMANDS: Final = {
     "cancelled": _LEAVE,
     "preempted": _LEAVE,
     "drain": _LEAVE,
@@ -36,11 +36,13 @@ _COMMENT: Final = re.compile(r"phalanx:([0-9a-f]+):([0-9]{1,18}(?:_[0-9]{1,9})?)
 _LIMIT: Final = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-9]+):([0-9]+)")
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.+-]+")
 _NAME_MAX: Final = 60
-OUR_LIMIT_FIRST_S: Final = 60  # Slurm's limit comes this long after our limit and grace, in case no head enforces ours
+SLURM_LIMIT_MARGIN_S: Final = (
+    60  # Slurm's limit comes this long after our limit and grace, in case no head enforces ours
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class SlurmJobRequest:
     """One attempt as a Slurm job.
 
     Attributes:
@@ -57,7 +59,7 @@ class Ask:
     tag: str
     job_id: JobId
     epoch: Epoch
-    grants: tuple[Grant, ...]
+    grants: tuple[NodeGrant, ...]
     supervisor: tuple[str, ...]
     kind: str = ""
     limit_s: float | None = None
@@ -67,18 +69,18 @@ class Ask:
     qos: str = ""
 
 
-def comment(tag: str, job_id: JobId, epoch: Epoch) -> str:
+def job_comment(tag: str, job_id: JobId, epoch: Epoch) -> str:
     """Return the comment that squeue and sacct show; a head finds its own jobs by it."""
     return f"phalanx:{tag}:{job_id}.{epoch}"
 
 
-def read_comment(text: str) -> tuple[str, JobId, Epoch] | None:
+def parse_comment(text: str) -> tuple[str, JobId, Epoch] | None:
     """Parse tag, job and epoch from a comment of ours; None for any other."""
     match = _COMMENT.fullmatch(text)
     return None if match is None else (match[1], JobId(match[2]), Epoch(int(match[3])))
 
 
-def jobs(mark: str) -> tuple[str, ...]:
+def list_jobs_command(mark: str) -> tuple[str, ...]:
     """Return the command that lists the whole queue with `mark` after each field.
 
     The mark is random each time, because users choose their comments, which may hold anything, even line ends.
@@ -92,7 +94,7 @@ def jobs(mark: str) -> tuple[str, ...]:
     )
 
 
-def submit(ask: Ask) -> tuple[tuple[str, ...], str]:
+def submit_command(ask: SlurmJobRequest) -> tuple[tuple[str, ...], str]:
     """Return the `sbatch` command line, and the script for its standard input.
 
     A Slurm job gets the same share on all its nodes, so the largest grant is requested everywhere. (A heterogeneous job would be exact, but
@@ -103,7 +105,7 @@ def submit(ask: Ask) -> tuple[tuple[str, ...], str]:
     cpus, memory_bytes = max(grant.cpus for grant in ask.grants), max(grant.memory_bytes for grant in ask.grants)
     words += [
         f"--job-name={_NAME.sub('-', ask.name).strip('-')[:_NAME_MAX] or 'job'}",
-        f"--comment={comment(ask.tag, ask.job_id, ask.epoch)}",
+        f"--comment={job_comment(ask.tag, ask.job_id, ask.epoch)}",
         f"--nodes={count}-{count}",
         f"--nodelist={','.join(grant.node_id for grant in ask.grants)}",
         f"--ntasks={count}",
@@ -122,8 +124,8 @@ def submit(ask: Ask) -> tuple[tuple[str, ...], str]:
     if devices:
         words.append(f"--gres=gpu:{ask.kind}:{devices}" if ask.kind else f"--gres=gpu:{devices}")
     if ask.limit_s is not None:
-        most_s = limit_of(ask.time_max)
-        words.append(f"--time={clock(min(ask.limit_s + OUR_LIMIT_FIRST_S, most_s or math.inf))}")
+        most_s = parse_time_limit(ask.time_max)
+        words.append(f"--time={format_time_limit(min(ask.limit_s + SLURM_LIMIT_MARGIN_S, most_s or math.inf))}")
     elif ask.time_max:
         words.append(f"--time={ask.time_max}")
     for option, value in (("partition", ask.partition), ("account", ask.account), ("qos", ask.qos)):
@@ -132,28 +134,28 @@ def submit(ask: Ask) -> tuple[tuple[str, ...], str]:
     return tuple(words), _script(ask)
 
 
-def named(pattern: str, project: str, queue: str) -> str:
+def fill_pattern(pattern: str, project: str, queue: str) -> str:
     """Fill the job's project and queue into the pattern of an account or a quality of service."""
     return pattern.replace("{project}", project).replace("{queue}", queue)
 
 
-def sent_with(ask: Ask) -> str:
+def describe_options(ask: SlurmJobRequest) -> str:
     """Describe the options of ours that Slurm may have refused; empty without any."""
     given = [(option, getattr(ask, option)) for option in ("partition", "account", "qos")]
     words = ", ".join(f"{option} {value}" for option, value in given if value)
     return f" ({words})" if words else ""
 
 
-def too_long(ask: Ask, limit_s: float | None) -> str:
+def time_limit_problem(ask: SlurmJobRequest, limit_s: float | None) -> str:
     """Return why a job with this time limit can never run in this partition; empty if it can. Its grace may be cut short."""
-    most_s = limit_of(ask.time_max)
+    most_s = parse_time_limit(ask.time_max)
     if limit_s is None or most_s is None or limit_s <= most_s:
         return ""
     where = f"partition {ask.partition}" if ask.partition else "Slurm's partition"
-    return f"the job's time limit {clock(limit_s)} exceeds the {ask.time_max} of {where}; set a shorter one"
+    return f"the job's time limit {format_time_limit(limit_s)} exceeds the {ask.time_max} of {where}; set a shorter one"
 
 
-def limit_of(text: str) -> float | None:
+def parse_time_limit(text: str) -> float | None:
     """Parse a time limit as Slurm prints it (`7-00:00:00`, `01:30:00`) into seconds; None for no limit."""
     match = _LIMIT.fullmatch(text)
     if match is None:
@@ -162,28 +164,28 @@ def limit_of(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def nudge(slurm_id: str, comment: str) -> tuple[str, ...]:
+def nudge_command(slurm_id: str, comment: str) -> tuple[str, ...]:
     """Return the command that makes Slurm schedule a waiting job: any update of a job triggers it, even an unchanged one (tested on 22.05)."""
     return ("scontrol", "update", f"JobId={slurm_id}", f"Comment={comment}")
 
 
-def kill(slurm_id: str) -> tuple[str, ...]:
+def kill_command(slurm_id: str) -> tuple[str, ...]:
     """Return the command that kills a job's batch step, our srun, at once: on SIGTERM it would wait KillWait (30 s) for a lost node."""
     return ("scancel", "--quiet", "--batch", "--signal=KILL", slurm_id)
 
 
-def cancel(slurm_ids: Sequence[str]) -> tuple[str, ...]:
+def cancel_command(slurm_ids: Sequence[str]) -> tuple[str, ...]:
     """Return the command that cancels jobs."""
     return ("scancel", "--quiet", *slurm_ids)
 
 
-def clock(seconds: float) -> str:
+def format_time_limit(seconds: float) -> str:
     """Format seconds as `D-HH:MM:SS`, rounded up to a minute as Slurm itself does."""
     minutes = -(-int(seconds + 0.999) // 60)
     return f"{minutes // 1440}-{minutes // 60 % 24:02d}:{minutes % 60:02d}:00"
 
 
-def _script(ask: Ask) -> str:
+def _script(ask: SlurmJobRequest) -> str:
     """Return the script that starts one supervisor on each node: by exec on a single node, else by an srun that survives a lost node."""
     words = list(ask.supervisor)
     if len(ask.grants) > 1:

@@ -28,7 +28,7 @@ _PASSED_PREFIXES: Final = ("LC_", "NCCL_", "UCX_", "FI_", "GLOO_", "TP_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class NodeAccount:
     """An account as in the system's tables; `groups` holds all of its groups, the primary one included."""
 
     name: str
@@ -44,7 +44,7 @@ def is_account_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def login_environment(base: Mapping[str, str], account: Account) -> dict[str, str]:
+def login_environment(base: Mapping[str, str], account: NodeAccount) -> dict[str, str]:
     """Build the environment of a rank under this account from the supervisor's own."""
     passed = {name: value for name, value in base.items() if name in _PASSED or name.startswith(_PASSED_PREFIXES)}
     return {**passed, "HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}

@@ -1,7 +1,7 @@
 """The actions that `Supervisor.step` returns, as values. The shell performs them in order.
 
-Actions on one member run in order within two lanes. *Work* (PrepareMember, SpawnTasks, WindUp, CleanUp) may take long; *fence* (Signal,
-Freeze, Thaw, Kill, ProbeEmpty) never waits for it. WritePage, Report, Carry and Note are performed immediately.
+Actions on one member run in order within two lanes. *Work* (PrepareMember, SpawnTasks, DrainOutput, RemoveScratch) may take long; *fence* (Signal,
+Freeze, Thaw, Kill, CheckEmpty) never waits for it. UpdateLeasePage, Report, Carry and Note are performed immediately.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.core.ids import Epoch, JobId
-from phalanx.core.state.commands import Prepare, StartTasks
+from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.state.events import Report as ReportedEvent
-from phalanx.node.logic.happenings import MemberKey
-from phalanx.wire.rank import StopReason
+from phalanx.node.logic.events import MemberKey
+from phalanx.wire.rank import RankStopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class PrepareMember:
     """Check devices, make folders, check the command, run setup, verify checkpoints, choose a port. Answered by Prepared or Unfit."""
 
     key: MemberKey
-    prepare: Prepare
+    prepare: PrepareTasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,75 +28,75 @@ class SpawnTasks:
     """Make the lease page, then start every task. Answered by Spawned or Unfit; a TaskEnded may come before either."""
 
     key: MemberKey
-    prepare: Prepare
+    prepare: PrepareTasks
     start: StartTasks
     deadline_ns: int
     job_deadline_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WritePage:
+class UpdateLeasePage:
     """Set fields of the member's lease page; None leaves a field unchanged. Stop fields are written before the deadline and any signal."""
 
     key: MemberKey
     deadline_ns: int | None = None
-    stop: StopReason | None = None
+    stop: RankStopReason | None = None
     stop_by_ns: int | None = None
     save_now: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
+class SendSigterm:
     """Send SIGTERM to every process of the member."""
 
     key: MemberKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeStacks:
+class DumpStacks:
     """Dump the stacks of the member's ranks. Runs in the fence lane, before the actions that end them; bounded in time."""
 
     key: MemberKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Freeze:
-    """Freeze the member's processes. Answered by FreezeDone."""
+class FreezeMember:
+    """Freeze the member's processes. Answered by FreezeFinished."""
 
     key: MemberKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thaw:
+class ThawMember:
     """Resume a frozen member."""
 
     key: MemberKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+class KillMember:
     """SIGKILL all processes of the member, start no more, and abort its preparation. Answered by Killed."""
 
     key: MemberKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeEmpty:
+class CheckEmpty:
     """Check whether the member has processes. Answered by Emptied if none is left, else not answered."""
 
     key: MemberKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindUp:
-    """Close a member without processes: drain its output and reports to the spool. Answered by WoundUp with the output tail of rank `tail_of`."""
+class DrainOutput:
+    """Close a member without processes: drain its output and reports to the spool. Answered by OutputDrained with the output tail of rank `tail_of`."""
 
     key: MemberKey
     tail_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CleanUp:
+class RemoveScratch:
     """Remove the attempt's scratch folder and release its resources."""
 
     job_id: JobId
@@ -104,7 +104,7 @@ class CleanUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteCheckpoints:
+class RemoveCheckpoints:
     """Remove checkpoint folders that retention no longer needs, with the rights of the job's owner `user`."""
 
     job_id: JobId
@@ -113,14 +113,14 @@ class DeleteCheckpoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class SendEvent:
     """Send an event to the head, at least once."""
 
     event: ReportedEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class AppendNote:
     """Append a line to the attempt's supervisor stream."""
 
     job_id: JobId
@@ -129,7 +129,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carry:
+class PublishMembers:
     """Replace the list of members that lease renewals and hellos name."""
 
     members: tuple[MemberKey, ...]
@@ -141,26 +141,26 @@ class RenewLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class ExitSupervisor:
     """End the supervisor: no member is left."""
 
 
-Action = (
+SupervisorAction = (
     PrepareMember
     | SpawnTasks
-    | WritePage
-    | Signal
-    | TakeStacks
-    | Freeze
-    | Thaw
-    | Kill
-    | ProbeEmpty
-    | WindUp
-    | CleanUp
-    | DeleteCheckpoints
-    | Report
-    | Note
-    | Carry
+    | UpdateLeasePage
+    | SendSigterm
+    | DumpStacks
+    | FreezeMember
+    | ThawMember
+    | KillMember
+    | CheckEmpty
+    | DrainOutput
+    | RemoveScratch
+    | RemoveCheckpoints
+    | SendEvent
+    | AppendNote
+    | PublishMembers
     | RenewLease
-    | Exit
+    | ExitSupervisor
 )

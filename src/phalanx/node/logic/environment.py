@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.state.commands import Prepare, StartTasks
-from phalanx.core.work.allocation import Grant
+from phalanx.core.state.commands import PrepareTasks, StartTasks
+from phalanx.core.work.allocation import NodeGrant
+from phalanx.core.work.gang_topology import gang_topology_to_json
 from phalanx.core.work.layout import layout_to_json
-from phalanx.core.work.planned import layout_of
-from phalanx.core.work.spec import Launch
-from phalanx.core.work.surroundings import surroundings_to_json
-from phalanx.node.logic import kept
+from phalanx.core.work.plan_key import planned_layout
+from phalanx.core.work.spec import LaunchMode
+from phalanx.node.logic import local_copies
 from phalanx.wire.rank import (
-    APART_VARIABLE,
     EPOCH_VARIABLE,
     GENERATION_VARIABLE,
     LEASE_PAGE_VARIABLE,
+    LOCAL_CHECKPOINTS_VARIABLE,
     REPORT_PIPE_VARIABLE,
     STACKS_VARIABLE,
 )
@@ -57,7 +57,7 @@ _NOT_INHERITED_NAMES: Final = frozenset(
         "LISTEN_PID",
     }
 )
-OF_THE_HEAD: Final = frozenset(
+HEAD_ONLY_VARIABLES: Final = frozenset(
     {
         "PGPASSWORD",
         "PGPASSFILE",
@@ -70,17 +70,19 @@ OF_THE_HEAD: Final = frozenset(
 )
 """Variables with which the head opens its database, or gets secrets from a service manager. A job that needs one sets its own value.
 Source: PostgreSQL's manual, libpq, "Environment Variables"; systemd.exec(5)."""
-OF_CLIENTS: Final = frozenset({"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"})  # a job may use a head of its choice
+CLIENT_VARIABLES: Final = frozenset(
+    {"PHALANX_URL", "PHALANX_TOKEN", "PHALANX_HOME"}
+)  # a job may use a head of its choice
 _RESERVED: Final = "PHALANX_"  # prefix that a job's own variables may not have, so that they are not mistaken for ours
 _LOOPBACK: Final = ("127.", "localhost", "::1")
 _TENSORFLOW_PORTS: Final = 1  # the first TensorFlow worker listens right above the rendezvous port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folders:
+class MemberFolders:
     """Paths of a member. `hostfile`, `page` and `reports` are files in its scratch folder, `stacks` is the folder itself.
 
-    `checkpoints`, `outputs`: the node's own folders of the job, for a gang whose nodes do not share the head's (`Prepare.kept`).
+    `checkpoints`, `outputs`: the node's own folders of the job, for a gang whose nodes do not share the head's (`PrepareTasks.kept`).
     """
 
     hostfile: str
@@ -92,26 +94,26 @@ class Folders:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
+class NodeContext:
     """The node's part of the environment. `devices`: UUIDs of the grant's devices, by local rank; `base`: the supervisor's environment."""
 
     base: Mapping[str, str]
     devices: tuple[str, ...]
     virtual: bool
-    folders: Folders
+    folders: MemberFolders
 
 
-def inherited(base: Mapping[str, str]) -> dict[str, str]:
+def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Return the supervisor's variables without its secrets and without those of another gang."""
     return {
         name: value
         for name, value in base.items()
-        if not (name.startswith(_NOT_INHERITED) or name in _NOT_INHERITED_NAMES or name in OF_THE_HEAD)
+        if not (name.startswith(_NOT_INHERITED) or name in _NOT_INHERITED_NAMES or name in HEAD_ONLY_VARIABLES)
     }
 
 
 def rank_environment(
-    prepare: Prepare, start: StartTasks, grant: Grant, local_rank: int, node: NodeView
+    prepare: PrepareTasks, start: StartTasks, grant: NodeGrant, local_rank: int, node: NodeContext
 ) -> tuple[dict[str, str], list[str]]:
     """Return the environment of one task, and a note for each of the job's variables that Phalanx overrides."""
     ours = _fixed(prepare, start, grant, local_rank, node)
@@ -123,26 +125,28 @@ def rank_environment(
         if _is_overridden(name, ours)
     ]
     kept = {name: value for name, value in asked.items() if not _is_overridden(name, ours)}
-    return {**inherited(node.base), **defaults, **kept, **ours}, notes
+    return {**inheritable_environment(node.base), **defaults, **kept, **ours}, notes
 
 
-def setup_environment(prepare: Prepare, grant: Grant, node: NodeView) -> dict[str, str]:
+def setup_environment(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[str, str]:
     """Return the environment of the setup script: the job's variables and the node's place, without a rendezvous."""
     asked = {name: value for name, value in prepare.spec.env if not _is_overridden(name, {})}
-    return {**inherited(node.base), **_defaults_of_python(), **asked, **_place(prepare, grant, node)}
+    return {**inheritable_environment(node.base), **_defaults_of_python(), **asked, **_place(prepare, grant, node)}
 
 
-def hostfile(prepare: Prepare) -> str:
+def hostfile(prepare: PrepareTasks) -> str:
     """Return a hostfile for Open MPI and DeepSpeed: one line for each node with address and slots."""
     slots = [max(1, grant.tasks if grant.tasks > 1 else len(grant.devices)) for grant in prepare.allocation.grants]
     return "".join(f"{address} slots={count}\n" for address, count in zip(prepare.addresses, slots, strict=True))
 
 
 def _is_overridden(name: str, ours: Mapping[str, str]) -> bool:
-    return name in ours or (name.startswith(_RESERVED) and name not in OF_CLIENTS)
+    return name in ours or (name.startswith(_RESERVED) and name not in CLIENT_VARIABLES)
 
 
-def _fixed(prepare: Prepare, start: StartTasks, grant: Grant, local_rank: int, node: NodeView) -> dict[str, str]:
+def _fixed(
+    prepare: PrepareTasks, start: StartTasks, grant: NodeGrant, local_rank: int, node: NodeContext
+) -> dict[str, str]:
     """Return the variables that no job may override: a wrong rank or device would break the whole gang."""
     rank, world_size = grant.first_rank + local_rank, prepare.allocation.world_size
     master = prepare.addresses[0]
@@ -166,12 +170,12 @@ def _fixed(prepare: Prepare, start: StartTasks, grant: Grant, local_rank: int, n
     if node.folders.stacks:
         variables[STACKS_VARIABLE] = node.folders.stacks
     if start.resume is not None:
-        own = kept.own_copy(prepare, start.resume, node.folders.checkpoints)
+        own = local_copies.local_checkpoint_path(prepare, start.resume, node.folders.checkpoints)
         variables["PHALANX_RESUME_FROM"] = start.resume.path if own is None else own
     return variables
 
 
-def _place(prepare: Prepare, grant: Grant, node: NodeView) -> dict[str, str]:
+def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[str, str]:
     """Return the variables that all processes of the job on this node share."""
     spec = prepare.spec
     return {
@@ -197,29 +201,29 @@ def _place(prepare: Prepare, grant: Grant, node: NodeView) -> dict[str, str]:
     }
 
 
-def _folders(prepare: Prepare, folders: Folders) -> dict[str, str]:
+def _folders(prepare: PrepareTasks, folders: MemberFolders) -> dict[str, str]:
     """Return the variables of the checkpoint and output folders."""
-    apart = kept.keeps_checkpoints(prepare)
-    checkpoints = kept.epoch_folder(folders.checkpoints, prepare.epoch) if apart else prepare.checkpoint_dir
+    apart = local_copies.head_stores_checkpoints(prepare)
+    checkpoints = local_copies.epoch_folder(folders.checkpoints, prepare.epoch) if apart else prepare.checkpoint_dir
     variables = {
         "PHALANX_CHECKPOINT_DIR": checkpoints,
         "PHALANX_OUTPUT_DIR": folders.outputs if prepare.kept else prepare.output_dir,
     }
-    return {**variables, APART_VARIABLE: "1"} if apart else variables
+    return {**variables, LOCAL_CHECKPOINTS_VARIABLE: "1"} if apart else variables
 
 
-def _plan(prepare: Prepare) -> dict[str, str]:
+def _plan(prepare: PrepareTasks) -> dict[str, str]:
     """Return the layout of the job's model and the topology of its gang, for `phalanx.torch`. Empty for a job without a plan."""
     if not prepare.spec.plan:
         return {}
-    layout = layout_of(prepare.spec.plan)
+    layout = planned_layout(prepare.spec.plan)
     variables = {"PHALANX_LAYOUT": prepare.spec.plan if layout is None else json.dumps(layout_to_json(layout))}
     if prepare.surroundings is not None:
-        variables["PHALANX_MACHINE"] = json.dumps(surroundings_to_json(prepare.surroundings))
+        variables["PHALANX_MACHINE"] = json.dumps(gang_topology_to_json(prepare.surroundings))
     return variables
 
 
-def _array(prepare: Prepare) -> dict[str, str]:
+def _array(prepare: PrepareTasks) -> dict[str, str]:
     """Return the job's place in its array: Slurm's variables under our names."""
     place = prepare.array
     if place is None:
@@ -233,7 +237,7 @@ def _array(prepare: Prepare) -> dict[str, str]:
     }
 
 
-def _defaults(prepare: Prepare, start: StartTasks, grant: Grant) -> dict[str, str]:
+def _defaults(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant) -> dict[str, str]:
     """Return the defaults that a job may override."""
     variables = _defaults_of_python()
     if grant.tasks > 1:
@@ -241,7 +245,7 @@ def _defaults(prepare: Prepare, start: StartTasks, grant: Grant) -> dict[str, st
     if all(address.startswith(_LOOPBACK) for address in prepare.addresses):
         # Gloo resolves the host's own name, which often fails in sandboxes and on laptops.
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
-    if prepare.spec.role.launch is Launch.PER_NODE:
+    if prepare.spec.role.launch is LaunchMode.PER_NODE:
         variables |= _launcher(prepare, start, grant)
     return variables
 
@@ -250,7 +254,7 @@ def _defaults_of_python() -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1"}
 
 
-def _launcher(prepare: Prepare, start: StartTasks, grant: Grant) -> dict[str, str]:
+def _launcher(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant) -> dict[str, str]:
     """Return the variables that make a bare `torchrun train.py` join the gang.
 
     Source: torch/distributed/argparse_util.py (PET_<option>), Open MPI's and PRRTE's MCA parameters, MPICH's Hydra.
@@ -270,7 +274,7 @@ def _launcher(prepare: Prepare, start: StartTasks, grant: Grant) -> dict[str, st
     }
 
 
-def _tf_config(prepare: Prepare, port: int, rank: int) -> str:
+def _tf_config(prepare: PrepareTasks, port: int, rank: int) -> str:
     """Return TensorFlow's cluster description: each task at its node's address, with its own port above the rendezvous port."""
     workers = [
         f"{address}:{port + _TENSORFLOW_PORTS + worker}"
@@ -280,6 +284,6 @@ def _tf_config(prepare: Prepare, port: int, rank: int) -> str:
     return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
 
 
-def command_of(argv: Sequence[str], script: str) -> tuple[str, ...] | str:
+def task_command(argv: Sequence[str], script: str) -> tuple[str, ...] | str:
     """Return the command of a task: its words, or the shell text."""
     return script or tuple(argv)

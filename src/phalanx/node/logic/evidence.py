@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.work.failure import LINE_CHARS_MAX, LINES_MAX
+from phalanx.core.work.failure import EVIDENCE_LINE_CHARS_MAX, EVIDENCE_LINES_MAX
 
 # Shorter values of a job's variables ("1", "true", a port) are no secrets and occur in many lines.
 SECRET_CHARS_MIN: Final = 6
@@ -38,7 +38,7 @@ _LIBRARIES: Final = ("site-packages/", "dist-packages/", "/lib/python", "<frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class XidSeen:
+class XidError:
     """One error of the GPU driver. `bus` is the GPU's PCI address as the kernel writes it."""
 
     bus: str
@@ -52,18 +52,18 @@ class OomKill:
     pid: int
 
 
-def kernel_signs(text: str) -> list[XidSeen | OomKill]:
+def parse_kernel_log(text: str) -> list[XidError | OomKill]:
     """Find GPU errors and out-of-memory kills in the kernel log, in order."""
-    found: list[XidSeen | OomKill] = []
+    found: list[XidError | OomKill] = []
     for line in text.splitlines():
         if xid := _XID.search(line):
-            found.append(XidSeen(bus=xid[1], xid=int(xid[2])))
+            found.append(XidError(bus=xid[1], xid=int(xid[2])))
         elif oom := _OOM.search(line):
             found.append(OomKill(pid=int(oom[1])))
     return found
 
 
-def same_bus(left: str, right: str) -> bool:
+def is_same_pci_address(left: str, right: str) -> bool:
     """Whether two spellings of a PCI address name the same GPU: `0000:c6:00` and `00000000:C6:00.0`."""
     return _bus(left) == _bus(right)
 
@@ -86,16 +86,16 @@ def last_lines(tail: bytes, secrets: Iterable[str] = ()) -> tuple[str, ...]:
     for secret in sorted({one for one in secrets if len(one) >= SECRET_CHARS_MIN}, key=len, reverse=True):
         text = text.replace(secret, _REDACTED)
     shown = (_final_text(line) for line in text.split("\n"))
-    return tuple(line for line in shown if line)[-LINES_MAX:]
+    return tuple(line for line in shown if line)[-EVIDENCE_LINES_MAX:]
 
 
 def _final_text(line: str) -> str:
     """Return the last state of a line that carriage returns overwrote, with unprintable characters blanked."""
     last = line.rstrip("\r").rsplit("\r", 1)[-1]
-    return "".join(char if char.isprintable() else " " for char in last).strip()[:LINE_CHARS_MAX]
+    return "".join(char if char.isprintable() else " " for char in last).strip()[:EVIDENCE_LINE_CHARS_MAX]
 
 
-def standing(dump: str) -> tuple[str, bool]:
+def stack_position(dump: str) -> tuple[str, bool]:
     """Return the position of a `faulthandler` dump's main thread, and whether it waits there for its peers. ("", False) without a frame.
 
     The position is the innermost frame, then the innermost frame of the user's code:

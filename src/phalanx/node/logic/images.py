@@ -103,7 +103,7 @@ _NO_SUCH_PROGRAM: Final = "executable file not found"  # Go's message if the nod
 _NAME_CHARACTERS: Final = 100  # of the image's name in its file name, for people; a file name has at most 255 bytes
 
 
-class Runtimes(enum.StrEnum):
+class RuntimeKind(enum.StrEnum):
     """The programs that can run images, in order of preference."""
 
     PODMAN = "podman"
@@ -112,16 +112,16 @@ class Runtimes(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime:
+class InstalledRuntime:
     """An installed program that runs images. `init`: path of a minimal init process for containers; "" without one."""
 
-    kind: Runtimes
+    kind: RuntimeKind
     path: str
     init: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contained:
+class ContainerSettings:
     """The settings that all containers of a member share.
 
     Attributes:
@@ -149,12 +149,12 @@ class Contained:
     processes: tuple[int, int]
 
 
-def argv_of(command: tuple[str, ...] | str) -> tuple[str, ...]:
+def shell_argv(command: tuple[str, ...] | str) -> tuple[str, ...]:
     """Return the argument list of a command; a text runs in the image's bash, else in its sh."""
     return ("/bin/sh", "-c", SHELL, command) if isinstance(command, str) else command
 
 
-def mounts_of(paths: Iterable[str]) -> tuple[str, ...]:
+def mount_folders(paths: Iterable[str]) -> tuple[str, ...]:
     """Return the folders to mount, without those inside another. The root is never mounted, because it would hide the image.
 
     Raises:
@@ -170,8 +170,12 @@ def mounts_of(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def wrap(
-    runtime: Runtime, what: Contained, task: str, command: tuple[str, ...] | str, variables: Mapping[str, str]
+def run_command(
+    runtime: InstalledRuntime,
+    what: ContainerSettings,
+    task: str,
+    command: tuple[str, ...] | str,
+    variables: Mapping[str, str],
 ) -> tuple[str, ...]:
     """Return the command line that runs a command in the image. It holds no variable's value: every user of the node can read it.
 
@@ -180,26 +184,28 @@ def wrap(
         what: the member's container settings.
         task: suffix of the container's name.
         command: words, or a text for a shell.
-        variables: environment of the command besides the image's own; `around` and `file_of_variables` pass the values.
+        variables: environment of the command besides the image's own; `around` and `variables_file` pass the values.
     """
-    if runtime.kind is Runtimes.PODMAN:
-        return _podman_run(runtime, what, task, argv_of(command), variables)
-    return _apptainer_exec(runtime, what, argv_of(command))
+    if runtime.kind is RuntimeKind.PODMAN:
+        return _podman_run(runtime, what, task, shell_argv(command), variables)
+    return _apptainer_exec(runtime, what, shell_argv(command))
 
 
-def around(runtime: Runtime, base: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+def runtime_environment(
+    runtime: InstalledRuntime, base: Mapping[str, str], variables: Mapping[str, str]
+) -> dict[str, str]:
     """Return the environment of the runtime's process: the node's, and the rank's variables in the form that passes them into the image.
 
-    Variables that podman itself would interpret go into `file_of_variables` instead.
+    Variables that podman itself would interpret go into `variables_file` instead.
     """
-    if runtime.kind is Runtimes.PODMAN:
+    if runtime.kind is RuntimeKind.PODMAN:
         return {**base, **{name: value for name, value in variables.items() if not _read_by_runtime(name)}}
-    prefix = "APPTAINERENV_" if runtime.kind is Runtimes.APPTAINER else "SINGULARITYENV_"
+    prefix = "APPTAINERENV_" if runtime.kind is RuntimeKind.APPTAINER else "SINGULARITYENV_"
     return {**base, **{prefix + name: value for name, value in variables.items()}}
 
 
-def file_of_variables(
-    runtime: Runtime, what: Contained, task: str, variables: Mapping[str, str]
+def variables_file(
+    runtime: InstalledRuntime, what: ContainerSettings, task: str, variables: Mapping[str, str]
 ) -> tuple[str, bytes] | None:
     """Return path and content of the file that passes variables that podman itself would interpret; None without any.
 
@@ -216,23 +222,32 @@ def file_of_variables(
     return (_path_of_variables(what, task), text.encode(errors="surrogateescape")) if own else None
 
 
-def enter(runtime: Runtime, what: Contained, task: str, argv: Sequence[str], *, terminal: bool) -> tuple[str, ...]:
+def exec_command(
+    runtime: InstalledRuntime, what: ContainerSettings, task: str, argv: Sequence[str], *, terminal: bool
+) -> tuple[str, ...]:
     """Return the command line that runs another command beside a task, in its image."""
-    if runtime.kind is Runtimes.PODMAN:
-        return (runtime.path, "exec", "--interactive", *(["--tty"] if terminal else []), container(what, task), *argv)
+    if runtime.kind is RuntimeKind.PODMAN:
+        return (
+            runtime.path,
+            "exec",
+            "--interactive",
+            *(["--tty"] if terminal else []),
+            container_name(what, task),
+            *argv,
+        )
     return _apptainer_exec(runtime, what, tuple(argv))
 
 
-def container(what: Contained, task: str) -> str:
+def container_name(what: ContainerSettings, task: str) -> str:
     """Return the name of a task's container."""
     return f"{what.name}-{task}"
 
 
-def reference(runtime: Runtime, image: str, *, workdir: str, cache: str) -> tuple[str, str]:
+def resolve_image(runtime: InstalledRuntime, image: str, *, workdir: str, cache: str) -> tuple[str, str]:
     """Return the image as the runtime expects it, and the shell text that pulls it to this node; "" for an image file."""
-    if is_file(image):
+    if is_image_file(image):
         return os.path.join(workdir, image), ""
-    if runtime.kind is Runtimes.PODMAN:
+    if runtime.kind is RuntimeKind.PODMAN:
         words = shlex.quote(image)
         program = shlex.quote(runtime.path)
         return image, f"{program} image exists {words} || {program} pull {words}"
@@ -244,18 +259,18 @@ def reference(runtime: Runtime, image: str, *, workdir: str, cache: str) -> tupl
     return file, f"[ -e {words} ] || {{ flock 9 && {{ [ -e {words} ] || {{ {pull}; }}; }}; }} 9>{lock}"
 
 
-def is_file(image: str) -> bool:
+def is_image_file(image: str) -> bool:
     """Whether the image is a file of the working directory, not a name in a registry."""
     return image.endswith(".sif")
 
 
-def no_such_image(output: str) -> bool:
+def is_missing_image(output: str) -> bool:
     """Whether a failed pull, by its output, would fail on every node."""
     words = output.lower().replace(_NO_SUCH_PROGRAM, "")
     return any(word in words for word in _NO_SUCH_IMAGE)
 
 
-def as_ended(code: int | None, signal: int | None) -> tuple[int | None, int | None]:
+def command_exit(code: int | None, signal: int | None) -> tuple[int | None, int | None]:
     """Return exit code and signal of the command, from those of the runtime's process."""
     if code is not None and _SIGNALS_FROM < code <= _SIGNALS_FROM + _SIGNALS_MAX:
         return None, code - _SIGNALS_FROM
@@ -266,7 +281,7 @@ def as_ended(code: int | None, signal: int | None) -> tuple[int | None, int | No
 
 
 def _podman_run(
-    runtime: Runtime, what: Contained, task: str, argv: tuple[str, ...], variables: Mapping[str, str]
+    runtime: InstalledRuntime, what: ContainerSettings, task: str, argv: tuple[str, ...], variables: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Source: podman-run(1), 4.3. Without a daemon and with `--cgroups=disabled` all processes stay below the keeper and in its cgroup."""
     # Root's containers run as root; for any other user a user namespace maps them to themselves, with their own groups.
@@ -276,7 +291,7 @@ def _podman_run(
         runtime.path,
         "run",
         "--rm",
-        f"--name={container(what, task)}",
+        f"--name={container_name(what, task)}",
         f"--label={OWNER_LABEL}={what.owner}",
         "--cgroups=disabled",
         "--network=host",
@@ -303,7 +318,7 @@ def _podman_run(
     )
 
 
-def _apptainer_exec(runtime: Runtime, what: Contained, argv: tuple[str, ...]) -> tuple[str, ...]:
+def _apptainer_exec(runtime: InstalledRuntime, what: ContainerSettings, argv: tuple[str, ...]) -> tuple[str, ...]:
     """Source: apptainer-exec(1), 1.2. It starts no daemon and no PID namespace; network and shared memory are the node's."""
     return (
         runtime.path,
@@ -324,13 +339,13 @@ def _file_name(source: str) -> str:
     return f"{readable}-{hashlib.sha256(source.encode()).hexdigest()[:16]}.sif"
 
 
-def _path_of_variables(what: Contained, task: str) -> str:
+def _path_of_variables(what: ContainerSettings, task: str) -> str:
     return os.path.join(what.folder, f"{task}.env")
 
 
-def _own_variables(runtime: Runtime, variables: Mapping[str, str]) -> list[str]:
+def _own_variables(runtime: InstalledRuntime, variables: Mapping[str, str]) -> list[str]:
     """Return the variables that podman itself would interpret, sorted. Other runtimes get prefixed names, which cannot collide."""
-    return sorted(filter(_read_by_runtime, variables)) if runtime.kind is Runtimes.PODMAN else []
+    return sorted(filter(_read_by_runtime, variables)) if runtime.kind is RuntimeKind.PODMAN else []
 
 
 def _read_by_runtime(name: str) -> bool:

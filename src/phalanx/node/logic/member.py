@@ -15,39 +15,54 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from phalanx.core.state.commands import Prepare, StartTasks, StopTasks
-from phalanx.core.state.events import MemberFroze, MemberHung, MemberReady, MemberStarted, TaskExited
-from phalanx.core.work.allocation import Grant
+from phalanx.core.state.commands import PrepareTasks, StartTasks, StopTasks
+from phalanx.core.state.events import (
+    MemberFrozen,
+    MemberHung,
+    MemberReady,
+    MemberStarted,
+    TaskExited,
+)
+from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.attempt import TIME_LIMIT_NOTE, TaskExit
 from phalanx.node.logic import rendezvous
 from phalanx.node.logic.actions import (
-    Action,
-    DeleteCheckpoints,
-    Freeze,
-    Kill,
-    Note,
+    AppendNote,
+    CheckEmpty,
+    DrainOutput,
+    DumpStacks,
+    FreezeMember,
+    KillMember,
     PrepareMember,
-    ProbeEmpty,
-    Report,
-    Signal,
+    RemoveCheckpoints,
+    SendEvent,
+    SendSigterm,
     SpawnTasks,
-    TakeStacks,
-    Thaw,
-    WindUp,
-    WritePage,
+    SupervisorAction,
+    ThawMember,
+    UpdateLeasePage,
 )
-from phalanx.node.logic.happenings import CheckpointReported, Hung, Killed, MemberKey, Place, Prepared, TaskEnded, Unfit
-from phalanx.node.logic.kept import keeps_checkpoints
+from phalanx.node.logic.checkpoint_reports import REPORTS_PER_S, CheckpointReports, checkpoint_event
+from phalanx.node.logic.events import (
+    CheckpointReported,
+    GenerationId,
+    HangDetected,
+    MemberKey,
+    MemberKilled,
+    MemberPrepared,
+    MemberStartFailed,
+    TaskEnded,
+)
 from phalanx.node.logic.lease import NS_PER_S, may_thaw
-from phalanx.node.logic.saves import PER_S, Saves, event_of
-from phalanx.wire.rank import StopReason
+from phalanx.node.logic.local_copies import head_stores_checkpoints
+from phalanx.wire.rank import RankStopReason
 
 LINGER_S: Final = 2.0  # time for child processes of ended tasks (a logger, a data loader) to end by themselves
 KILL_AGAIN_S: Final = 5.0  # a process in an uninterruptible call dies only when the call ends, so the kill is repeated
 _SIGKILL: Final = 9
 
 
-class Phase(enum.StrEnum):
+class MemberPhase(enum.StrEnum):
     """The phases of a member."""
 
     PREPARING = "preparing"
@@ -61,12 +76,12 @@ class Phase(enum.StrEnum):
     STOPPED = "stopped"  # reported; only the scratch folder is left
 
 
-UNHARMED_BY_LAPSE: Final = frozenset({Phase.KILLING, Phase.CLOSING, Phase.STOPPED})
+LEASE_INDEPENDENT_PHASES: Final = frozenset({MemberPhase.KILLING, MemberPhase.CLOSING, MemberPhase.STOPPED})
 """Phases that an expired lease does not affect: all remaining processes are being killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
+class StepClock:
     """The time of a step: CLOCK_BOOTTIME for decisions, Unix time for reports."""
 
     ns: int
@@ -78,7 +93,7 @@ class Now:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class LocalMember:
     """See the module. Times are CLOCK_BOOTTIME, 0 for "not yet".
 
     Attributes:
@@ -88,40 +103,40 @@ class Member:
         start: the start command, once the barrier is passed; stored while no lease permits the start.
         spawned_ns: when the tasks were started.
         ended: ranks whose end is reported.
-        held: ends seen while other tasks were still starting.
-        asked_ns: when we first asked the tasks to end; later ends count as caused by us.
+        held_exits: ends seen while other tasks were still starting.
+        stop_requested_ns: when we first asked the tasks to end; later ends count as caused by us.
         frozen_ns: end of the lease whose expiry froze it; 0 while it is not frozen.
         bind_failed: rank 0 failed within the first seconds; its output may show that the port was in use.
         refusal: why it cannot run; reported once none of its processes is left.
-        saves: the checkpoints that its program reported.
+        checkpoint_reports: the checkpoints that its program reported.
         superseded: a newer epoch is current: end this one and report none of its results as current.
         forgotten: the head has asked to forget the attempt, or never will ask.
     """
 
     key: MemberKey
-    prepare: Prepare
-    grant: Grant
+    prepare: PrepareTasks
+    grant: NodeGrant
     job_deadline_ns: int = 0
-    phase: Phase = Phase.PREPARING
+    phase: MemberPhase = MemberPhase.PREPARING
     timer_ns: int = 0
-    ready: Prepared | None = None
+    ready: MemberPrepared | None = None
     start: StartTasks | None = None
     spawned_ns: int = 0
     ended: frozenset[int] = field(default=frozenset())
-    held: tuple[TaskEnded, ...] = ()
-    asked_ns: int = 0
+    held_exits: tuple[TaskEnded, ...] = ()
+    stop_requested_ns: int = 0
     stop_why: str = ""
     frozen_ns: int = 0
     bind_failed: bool = False
-    refusal: Unfit | None = None
-    saves: Saves = field(default_factory=Saves)
+    refusal: MemberStartFailed | None = None
+    checkpoint_reports: CheckpointReports = field(default_factory=CheckpointReports)
     superseded: bool = False
     forgotten: bool = False
 
     @property
-    def place(self) -> Place:
+    def generation_id(self) -> GenerationId:
         """Its epoch and generation, comparable."""
-        return Place(self.key.epoch, self.key.generation)
+        return GenerationId(self.key.epoch, self.key.generation)
 
     @property
     def all_ended(self) -> bool:
@@ -129,43 +144,45 @@ class Member:
         return len(self.ended) >= self.grant.tasks
 
 
-Turn: TypeAlias = tuple[Member, list[Action]]
+MemberTransition: TypeAlias = tuple[LocalMember, list[SupervisorAction]]
 
 
 # --------------------------------------------------------------------------------------------------------------- start
 
 
-def begin(prepare: Prepare, grant: Grant, now: Now) -> Turn:
+def begin(prepare: PrepareTasks, grant: NodeGrant, now: StepClock) -> MemberTransition:
     """Create a member, and the action that prepares it."""
     key = MemberKey(prepare.job_id, prepare.epoch, prepare.generation)
     left_s = None if prepare.deadline_s is None else prepare.deadline_s - now.unix_s
     job_deadline_ns = 0 if left_s is None else max(1, now.after(left_s))
-    member = Member(key=key, prepare=prepare, grant=grant, job_deadline_ns=job_deadline_ns)
+    member = LocalMember(key=key, prepare=prepare, grant=grant, job_deadline_ns=job_deadline_ns)
     return member, [PrepareMember(key=key, prepare=prepare)]
 
 
-def prepared(member: Member, found: Prepared) -> Turn:
+def on_prepared(member: LocalMember, found: MemberPrepared) -> MemberTransition:
     """Move a prepared member to the gang barrier."""
-    if member.phase is not Phase.PREPARING:
+    if member.phase is not MemberPhase.PREPARING:
         return member, []
-    member = replace(member, phase=Phase.READY, ready=found)
-    return member, [say_ready(member)]
+    member = replace(member, phase=MemberPhase.READY, ready=found)
+    return member, [ready_report(member)]
 
 
-def unfit(member: Member, found: Unfit, now: Now) -> Turn:
+def on_start_failed(member: LocalMember, found: MemberStartFailed, now: StepClock) -> MemberTransition:
     """Kill a member that cannot run. The refusal is reported when none of its processes is left: the head counts it as the member's end."""
-    if member.phase not in {Phase.PREPARING, Phase.STARTING}:
+    if member.phase not in {MemberPhase.PREPARING, MemberPhase.STARTING}:
         return member, []
     return kill(replace(member, refusal=found), now)
 
 
-def pass_barrier(member: Member, start: StartTasks, *, lease_over: bool, deadline_ns: int, now: Now) -> Turn:
+def pass_barrier(
+    member: LocalMember, start: StartTasks, *, lease_expired: bool, deadline_ns: int, now: StepClock
+) -> MemberTransition:
     """Start the tasks, or store the command until there is a lease."""
-    if member.phase is not Phase.READY:
+    if member.phase is not MemberPhase.READY:
         return member, []
-    if lease_over or member.frozen_ns:
+    if lease_expired or member.frozen_ns:
         return replace(member, start=start), []
-    member = replace(member, phase=Phase.STARTING, start=start, spawned_ns=now.ns)
+    member = replace(member, phase=MemberPhase.STARTING, start=start, spawned_ns=now.ns)
     order = SpawnTasks(
         key=member.key,
         prepare=member.prepare,
@@ -176,30 +193,30 @@ def pass_barrier(member: Member, start: StartTasks, *, lease_over: bool, deadlin
     return member, [order]
 
 
-def spawned(member: Member, now: Now) -> Turn:
+def on_spawned(member: LocalMember, now: StepClock) -> MemberTransition:
     """Handle that every task is exec'd; some may have ended already."""
-    if member.phase is not Phase.STARTING:
+    if member.phase is not MemberPhase.STARTING:
         return member, []
-    member = replace(member, phase=Phase.RUNNING)
-    actions: list[Action] = [say_started(member, now)]
+    member = replace(member, phase=MemberPhase.RUNNING)
+    actions: list[SupervisorAction] = [started_report(member, now)]
     member, ends = _report_held(member, now)
     actions += ends
     if member.all_ended:
         # An earlier "empty" may have come before the last task started: check again.
-        actions.append(ProbeEmpty(key=member.key))
+        actions.append(CheckEmpty(key=member.key))
     return member, actions
 
 
 # ----------------------------------------------------------------------------------------------------------------- end
 
 
-def task_ended(member: Member, end: TaskEnded, now: Now) -> Turn:
+def on_task_ended(member: LocalMember, end: TaskEnded, now: StepClock) -> MemberTransition:
     """Report the end of a task; after the last one, wait for the processes it left behind."""
-    if member.phase in {Phase.CLOSING, Phase.STOPPED} or end.rank in member.ended:
+    if member.phase in {MemberPhase.CLOSING, MemberPhase.STOPPED} or end.rank in member.ended:
         return member, []
-    if member.phase is Phase.STARTING:  # reported after the start of all tasks, so that the story is in order
-        return replace(member, held=(*member.held, end)), []
-    by_us = member.asked_ns != 0 and end.ended_ns >= member.asked_ns
+    if member.phase is MemberPhase.STARTING:  # reported after the start of all tasks, so that the story is in order
+        return replace(member, held_exits=(*member.held_exits, end)), []
+    by_us = member.stop_requested_ns != 0 and end.ended_ns >= member.stop_requested_ns
     bad = end.code != 0
     early = end.ended_ns - member.spawned_ns < rendezvous.BIND_WINDOW_S * NS_PER_S
     member = replace(
@@ -208,22 +225,24 @@ def task_ended(member: Member, end: TaskEnded, now: Now) -> Turn:
         bind_failed=member.bind_failed
         or (end.rank == 0 and bad and early and not by_us and member.grant.node_rank == 0),
     )
-    actions: list[Action] = [] if member.superseded else [Report(event=_exit_event(member, end, by_us=by_us))]
-    if member.all_ended and member.phase in {Phase.RUNNING, Phase.STOPPING}:
+    actions: list[SupervisorAction] = (
+        [] if member.superseded else [SendEvent(event=_exit_event(member, end, by_us=by_us))]
+    )
+    if member.all_ended and member.phase in {MemberPhase.RUNNING, MemberPhase.STOPPING}:
         linger_ns = now.after(LINGER_S)
-        timer_ns = linger_ns if member.phase is Phase.RUNNING else min(member.timer_ns, linger_ns)
-        phase = Phase.LINGERING if member.phase is Phase.RUNNING else Phase.STOPPING
+        timer_ns = linger_ns if member.phase is MemberPhase.RUNNING else min(member.timer_ns, linger_ns)
+        phase = MemberPhase.LINGERING if member.phase is MemberPhase.RUNNING else MemberPhase.STOPPING
         member = replace(member, phase=phase, timer_ns=timer_ns)
         if end.evidence is not None:  # an "empty" may have come while the evidence was collected
-            actions.append(ProbeEmpty(key=member.key))
+            actions.append(CheckEmpty(key=member.key))
     return member, actions
 
 
-def hung(member: Member, found: Hung) -> Turn:
+def on_hang(member: LocalMember, found: HangDetected) -> MemberTransition:
     """Report that the ranks make no steps. The head decides, because only it can stop the whole gang."""
-    if member.phase is not Phase.RUNNING or member.frozen_ns or member.superseded or member.asked_ns:
+    if member.phase is not MemberPhase.RUNNING or member.frozen_ns or member.superseded or member.stop_requested_ns:
         return member, []
-    key, silence = member.key, found.silence
+    key, silence = member.key, found.hang
     event = MemberHung(
         job_id=key.job_id,
         epoch=key.epoch,
@@ -233,73 +252,75 @@ def hung(member: Member, found: Hung) -> Turn:
         limit_s=silence.limit_s,
         step=silence.step,
     )
-    return member, [Report(event=event)]
+    return member, [SendEvent(event=event)]
 
 
-def _report_held(member: Member, now: Now) -> Turn:
+def _report_held(member: LocalMember, now: StepClock) -> MemberTransition:
     """Report the tasks that ended before the last one started."""
-    held, member = member.held, replace(member, held=())
-    actions: list[Action] = []
+    held, member = member.held_exits, replace(member, held_exits=())
+    actions: list[SupervisorAction] = []
     for end in held:
-        member, reports = task_ended(member, end, now)
+        member, reports = on_task_ended(member, end, now)
         actions += reports
     return member, actions
 
 
-def stop(member: Member, command: StopTasks, now: Now) -> Turn:
+def stop(member: LocalMember, command: StopTasks, now: StepClock) -> MemberTransition:
     """Ask running tasks to end, and SIGKILL them after the grace. Members that do not run yet are killed immediately. Idempotent."""
     match member.phase:
-        case Phase.RUNNING:
+        case MemberPhase.RUNNING:
             member, actions = _terminate(
                 member, reason=_stop_reason(command.reason), grace_s=command.grace_s, why=command.reason, now=now
             )
-            if _stop_reason(command.reason) is StopReason.HANG:  # before the signal, which changes the stacks
-                actions.insert(0, TakeStacks(key=member.key))
+            if _stop_reason(command.reason) is RankStopReason.HANG:  # before the signal, which changes the stacks
+                actions.insert(0, DumpStacks(key=member.key))
             return member, actions
-        case Phase.STOPPING:
+        case MemberPhase.STOPPING:
             # A repeated stop, perhaps for a more urgent reason, may shorten the grace but never extends it.
             timer_ns = min(member.timer_ns, now.after(command.grace_s))
-            page = WritePage(key=member.key, stop=_stop_reason(command.reason), stop_by_ns=timer_ns)
+            page = UpdateLeasePage(key=member.key, stop=_stop_reason(command.reason), stop_by_ns=timer_ns)
             return replace(member, timer_ns=timer_ns), [page]
-        case Phase.PREPARING | Phase.READY | Phase.STARTING | Phase.LINGERING:
+        case MemberPhase.PREPARING | MemberPhase.READY | MemberPhase.STARTING | MemberPhase.LINGERING:
             return kill(replace(member, stop_why=command.reason), now)
-        case Phase.KILLING | Phase.CLOSING | Phase.STOPPED:
+        case MemberPhase.KILLING | MemberPhase.CLOSING | MemberPhase.STOPPED:
             return member, []
 
 
-def kill(member: Member, now: Now) -> Turn:
+def kill(member: LocalMember, now: StepClock) -> MemberTransition:
     """Kill all processes of the member immediately. Idempotent."""
-    if member.phase in {Phase.KILLING, Phase.CLOSING, Phase.STOPPED}:
+    if member.phase in {MemberPhase.KILLING, MemberPhase.CLOSING, MemberPhase.STOPPED}:
         return member, []
-    member = replace(member, phase=Phase.KILLING, timer_ns=0, asked_ns=member.asked_ns or now.ns)
-    return member, [Kill(key=member.key)]
+    member = replace(
+        member, phase=MemberPhase.KILLING, timer_ns=0, stop_requested_ns=member.stop_requested_ns or now.ns
+    )
+    return member, [KillMember(key=member.key)]
 
 
-def supersede(member: Member, now: Now) -> Turn:
+def supersede(member: LocalMember, now: StepClock) -> MemberTransition:
     """Kill a member that a newer epoch replaced; nothing that it does counts any more."""
     if member.superseded:
         return member, []
-    member = replace(member, superseded=True, forgotten=True, saves=Saves())
-    page = WritePage(key=member.key, stop=StopReason.SUPERSEDED, stop_by_ns=now.ns)
+    member = replace(member, superseded=True, forgotten=True, checkpoint_reports=CheckpointReports())
+    page = UpdateLeasePage(key=member.key, stop=RankStopReason.SUPERSEDED, stop_by_ns=now.ns)
     member, actions = kill(member, now)
     return member, [page, *actions]
 
 
-def emptied(member: Member) -> Turn:
+def on_emptied(member: LocalMember) -> MemberTransition:
     """Close a member without processes. Ignored while tasks start or setup runs; a kill has its own answer."""
-    if not (member.phase in {Phase.STOPPING, Phase.LINGERING} and member.all_ended):
+    if not (member.phase in {MemberPhase.STOPPING, MemberPhase.LINGERING} and member.all_ended):
         return member, []
     return _wind_up(member)
 
 
-def _wind_up(member: Member) -> Turn:
+def _wind_up(member: LocalMember) -> MemberTransition:
     tail_of = 0 if member.bind_failed else None
-    return replace(member, phase=Phase.CLOSING, timer_ns=0), [WindUp(key=member.key, tail_of=tail_of)]
+    return replace(member, phase=MemberPhase.CLOSING, timer_ns=0), [DrainOutput(key=member.key, tail_of=tail_of)]
 
 
-def killed(member: Member, done: Killed, now: Now) -> Turn:
+def on_killed(member: LocalMember, done: MemberKilled, now: StepClock) -> MemberTransition:
     """Close a killed member; repeat the kill if processes survived or the kill itself failed."""
-    if member.phase is not Phase.KILLING:
+    if member.phase is not MemberPhase.KILLING:
         return member, []
     if done.fault:
         text = f"killing its processes failed ({done.fault}); its devices stay in use; retrying in {KILL_AGAIN_S:.0f} s"
@@ -314,23 +335,23 @@ def killed(member: Member, done: Killed, now: Now) -> Turn:
     return replace(member, timer_ns=now.after(KILL_AGAIN_S)), [_note(member, text)]
 
 
-def time_out(member: Member, now: Now) -> Turn:
+def check_timers(member: LocalMember, now: StepClock) -> MemberTransition:
     """Act on timers: the end of a grace or of lingering, a repeated kill, or the job's time limit when the head did not stop it."""
     if member.timer_ns and now.ns >= member.timer_ns:
-        if member.phase is Phase.KILLING:
-            return replace(member, timer_ns=0), [Kill(key=member.key)]
+        if member.phase is MemberPhase.KILLING:
+            return replace(member, timer_ns=0), [KillMember(key=member.key)]
         return kill(member, now)
-    if now.ns >= limit_ns(member) > 0:
+    if now.ns >= time_limit_ns(member) > 0:
         if member.frozen_ns:
             return kill(replace(member, stop_why=TIME_LIMIT_NOTE), now)
         grace_s = member.prepare.spec.grace_s
-        return _terminate(member, reason=StopReason.DEADLINE, grace_s=grace_s, why=TIME_LIMIT_NOTE, now=now)
+        return _terminate(member, reason=RankStopReason.DEADLINE, grace_s=grace_s, why=TIME_LIMIT_NOTE, now=now)
     return member, []
 
 
-def limit_ns(member: Member) -> int:
+def time_limit_ns(member: LocalMember) -> int:
     """Return when the supervisor itself ends the tasks; 0 for never. This is one grace after the time limit, at which the head stops them."""
-    if member.phase is not Phase.RUNNING or not member.job_deadline_ns:
+    if member.phase is not MemberPhase.RUNNING or not member.job_deadline_ns:
         return 0
     return member.job_deadline_ns + int(member.prepare.spec.grace_s * NS_PER_S)
 
@@ -338,63 +359,81 @@ def limit_ns(member: Member) -> int:
 # ---------------------------------------------------------------------------------------------------------------- lease
 
 
-def lapse(member: Member, lease_end_ns: int, now: Now) -> Turn:
+def on_lease_expired(member: LocalMember, lease_end_ns: int, now: StepClock) -> MemberTransition:
     """Freeze a member whose lease has expired."""
     match member.phase:
         case _ if member.frozen_ns:
             return member, []
-        case Phase.PREPARING | Phase.READY | Phase.RUNNING | Phase.STOPPING | Phase.LINGERING:
+        case (
+            MemberPhase.PREPARING
+            | MemberPhase.READY
+            | MemberPhase.RUNNING
+            | MemberPhase.STOPPING
+            | MemberPhase.LINGERING
+        ):
             # Also at the barrier: setup may have left processes running.
-            return replace(member, frozen_ns=lease_end_ns), [Freeze(key=member.key)]
-        case Phase.STARTING:
+            return replace(member, frozen_ns=lease_end_ns), [FreezeMember(key=member.key)]
+        case MemberPhase.STARTING:
             # A task cannot be exec'd into a frozen cgroup, and one that has just started has nothing to lose.
             return _kill_frozen(replace(member, frozen_ns=lease_end_ns), now)
-        case Phase.KILLING | Phase.CLOSING | Phase.STOPPED:
+        case MemberPhase.KILLING | MemberPhase.CLOSING | MemberPhase.STOPPED:
             return member, []
 
 
-def renew(member: Member, deadline_ns: int, now: Now, *, decided: bool) -> Turn:
-    """Extend the lease page, or thaw the member. `decided`: the renewal's answer confirms that this epoch is current."""
+def on_lease_renewed(member: LocalMember, deadline_ns: int, now: StepClock, *, confirmed: bool) -> MemberTransition:
+    """Extend the lease page, or thaw the member. `confirmed`: the renewal's answer confirms that this epoch is current."""
     if not member.frozen_ns:
-        page = WritePage(key=member.key, deadline_ns=deadline_ns)
-        has_page = member.phase in {Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.LINGERING}
+        page = UpdateLeasePage(key=member.key, deadline_ns=deadline_ns)
+        has_page = member.phase in {
+            MemberPhase.STARTING,
+            MemberPhase.RUNNING,
+            MemberPhase.STOPPING,
+            MemberPhase.LINGERING,
+        }
         return member, [page] if has_page else []
-    if not decided or member.phase in {Phase.KILLING, Phase.CLOSING, Phase.STOPPED}:
+    if not confirmed or member.phase in {MemberPhase.KILLING, MemberPhase.CLOSING, MemberPhase.STOPPED}:
         return member, []
     frozen_ns = max(0, now.ns - member.frozen_ns)
-    setup = member.phase in {Phase.PREPARING, Phase.READY}  # no collectives yet: any length of freeze is harmless
+    setup = member.phase in {
+        MemberPhase.PREPARING,
+        MemberPhase.READY,
+    }  # no collectives yet: any length of freeze is harmless
     if not setup and not may_thaw(frozen_ns, member.prepare.spec.collective_timeout_s):
         return _kill_frozen(member, now)
-    actions: list[Action] = [] if setup else [WritePage(key=member.key, deadline_ns=deadline_ns)]
-    actions.append(Thaw(key=member.key))
-    if member.phase is Phase.RUNNING:
-        actions.append(Report(event=_froze_event(member, frozen_ns, thawed=True)))
+    actions: list[SupervisorAction] = [] if setup else [UpdateLeasePage(key=member.key, deadline_ns=deadline_ns)]
+    actions.append(ThawMember(key=member.key))
+    if member.phase is MemberPhase.RUNNING:
+        actions.append(SendEvent(event=_froze_event(member, frozen_ns, thawed=True)))
     return replace(member, frozen_ns=0), actions
 
 
-def freeze_done(member: Member, now: Now, *, still: bool) -> Turn:
+def on_freeze_finished(member: LocalMember, now: StepClock, *, frozen: bool) -> MemberTransition:
     """Kill a member that could not be frozen: it must not run without a lease."""
-    if still or not member.frozen_ns or member.phase in {Phase.KILLING, Phase.CLOSING, Phase.STOPPED}:
+    if (
+        frozen
+        or not member.frozen_ns
+        or member.phase in {MemberPhase.KILLING, MemberPhase.CLOSING, MemberPhase.STOPPED}
+    ):
         return member, []
     after, actions = _kill_frozen(member, now)
     return after, [_note(member, "processes could not be frozen when the lease expired; killing them"), *actions]
 
 
-def _kill_frozen(member: Member, now: Now) -> Turn:
+def _kill_frozen(member: LocalMember, now: StepClock) -> MemberTransition:
     frozen_ns = max(0, now.ns - member.frozen_ns)
     after, actions = kill(member, now)
-    report = member.phase in {Phase.STARTING, Phase.RUNNING} and not member.superseded
-    return after, [Report(event=_froze_event(member, frozen_ns, thawed=False)), *actions] if report else actions
+    report = member.phase in {MemberPhase.STARTING, MemberPhase.RUNNING} and not member.superseded
+    return after, [SendEvent(event=_froze_event(member, frozen_ns, thawed=False)), *actions] if report else actions
 
 
 # -------------------------------------------------------------------------------------------------------------- reports
 
 
-def say_ready(member: Member) -> Report:
+def ready_report(member: LocalMember) -> SendEvent:
     """Report the result of preparation."""
     assert member.ready is not None
     key, node_id = member.key, member.grant.node_id
-    return Report(
+    return SendEvent(
         event=MemberReady(
             job_id=key.job_id,
             epoch=key.epoch,
@@ -408,72 +447,72 @@ def say_ready(member: Member) -> Report:
     )
 
 
-def say_started(member: Member, now: Now) -> Report:
+def started_report(member: LocalMember, now: StepClock) -> SendEvent:
     """Report that all tasks are exec'd."""
     key, node_id = member.key, member.grant.node_id
-    return Report(
+    return SendEvent(
         event=MemberStarted(
             job_id=key.job_id, epoch=key.epoch, generation=key.generation, node_id=node_id, at_s=now.unix_s
         )
     )
 
 
-def saved(member: Member, report: CheckpointReported, now: Now) -> Turn:
+def on_checkpoint(member: LocalMember, report: CheckpointReported, now: StepClock) -> MemberTransition:
     """Handle a checkpoint of rank 0. The head, which knows the epochs, refuses one that was made too late."""
     if member.superseded:
         return member, []
-    member = replace(member, saves=member.saves.heard(report))
-    return _report_saved(member, now) if member.phase is Phase.STOPPED else tell_saved(member, now)
+    member = replace(member, checkpoint_reports=member.checkpoint_reports.add(report))
+    return _report_saved(member, now) if member.phase is MemberPhase.STOPPED else report_due_checkpoint(member, now)
 
 
-def tell_saved(member: Member, now: Now) -> Turn:
+def report_due_checkpoint(member: LocalMember, now: StepClock) -> MemberTransition:
     """Report the newest waiting checkpoint, if it is due."""
-    return _report_saved(member, now) if now.ns >= member.saves.due_ns else (member, [])
+    return _report_saved(member, now) if now.ns >= member.checkpoint_reports.due_ns else (member, [])
 
 
-def tell_last_saved(member: Member, now: Now) -> Turn:
+def report_last_checkpoint(member: LocalMember, now: StepClock) -> MemberTransition:
     """Report the checkpoint that still waits before the member's end, and note how many were skipped."""
-    count = member.saves.passed_over
+    count = member.checkpoint_reports.skipped
     member, actions = _report_saved(member, now)
     if count:
-        text = f"{count} checkpoints were not reported to the head: the job made more than {PER_S} a second, and newer ones are reported"
+        text = f"{count} checkpoints were not reported to the head: the job made more than {REPORTS_PER_S} a second, and newer ones are reported"
         actions.append(_note(member, text))
     return member, actions
 
 
-def _report_saved(member: Member, now: Now) -> Turn:
-    report, unneeded = member.saves.waiting, member.saves.unneeded
+def _report_saved(member: LocalMember, now: StepClock) -> MemberTransition:
+    report, unneeded = member.checkpoint_reports.pending, member.checkpoint_reports.removable_paths
     if report is None:
         return member, []
-    actions: list[Action] = [Report(event=event_of(report, member.grant.node_id))]
+    actions: list[SupervisorAction] = [SendEvent(event=checkpoint_event(report, member.grant.node_id))]
     prepare = member.prepare
     paths = tuple(path for path in unneeded if path.startswith(f"{prepare.checkpoint_dir}/"))
-    if paths and not keeps_checkpoints(prepare):  # else the head and the node remove them by themselves
-        actions.append(DeleteCheckpoints(job_id=member.key.job_id, paths=paths, user=prepare.user))
-    return replace(member, saves=member.saves.told(now.ns)), actions
+    if paths and not head_stores_checkpoints(prepare):  # else the head and the node remove them by themselves
+        actions.append(RemoveCheckpoints(job_id=member.key.job_id, paths=paths, user=prepare.user))
+    return replace(member, checkpoint_reports=member.checkpoint_reports.mark_reported(now.ns)), actions
 
 
-def _exit_event(member: Member, end: TaskEnded, *, by_us: bool) -> TaskExited:
+def _exit_event(member: LocalMember, end: TaskEnded, *, by_us: bool) -> TaskExited:
     key = member.key
     code, signal, note = end.code, end.signal, member.stop_why if by_us else ""
-    if end.lost:
+    if end.status_unknown:
         code, signal, note = None, _SIGKILL, "the process that waited for it was killed; its exit status is unknown"
     exit = TaskExit(
         rank=end.rank,
         node_id=member.grant.node_id,
         code=code,
         signal=signal,
-        by_us=by_us,
-        at_s=end.at_s,
+        requested_by_phalanx=by_us,
+        ended_s=end.at_s,
         note=note,
         evidence=end.evidence,
     )
     return TaskExited(job_id=key.job_id, epoch=key.epoch, generation=key.generation, exit=exit)
 
 
-def _froze_event(member: Member, frozen_ns: int, *, thawed: bool) -> MemberFroze:
+def _froze_event(member: LocalMember, frozen_ns: int, *, thawed: bool) -> MemberFrozen:
     key = member.key
-    return MemberFroze(
+    return MemberFrozen(
         job_id=key.job_id,
         epoch=key.epoch,
         generation=key.generation,
@@ -483,23 +522,25 @@ def _froze_event(member: Member, frozen_ns: int, *, thawed: bool) -> MemberFroze
     )
 
 
-def _terminate(member: Member, *, reason: StopReason, grace_s: float, why: str, now: Now) -> Turn:
+def _terminate(
+    member: LocalMember, *, reason: RankStopReason, grace_s: float, why: str, now: StepClock
+) -> MemberTransition:
     deadline_ns = now.after(grace_s)
     member = replace(
         member,
-        phase=Phase.STOPPING,
+        phase=MemberPhase.STOPPING,
         timer_ns=max(1, deadline_ns),
-        asked_ns=member.asked_ns or now.ns,
+        stop_requested_ns=member.stop_requested_ns or now.ns,
         stop_why=member.stop_why or why,
     )
-    page = WritePage(key=member.key, stop=reason, stop_by_ns=deadline_ns)
-    return member, [page, Signal(key=member.key)]
+    page = UpdateLeasePage(key=member.key, stop=reason, stop_by_ns=deadline_ns)
+    return member, [page, SendSigterm(key=member.key)]
 
 
-def _stop_reason(text: str) -> StopReason:
+def _stop_reason(text: str) -> RankStopReason:
     """Return the reason by its lower-case name; an unknown one, of a newer head, counts as CANCELLED."""
-    return StopReason.__members__.get(text.upper(), StopReason.CANCELLED)
+    return RankStopReason.__members__.get(text.upper(), RankStopReason.CANCELLED)
 
 
-def _note(member: Member, text: str) -> Note:
-    return Note(job_id=member.key.job_id, epoch=member.key.epoch, text=text)
+def _note(member: LocalMember, text: str) -> AppendNote:
+    return AppendNote(job_id=member.key.job_id, epoch=member.key.epoch, text=text)

@@ -11,7 +11,7 @@ _SIGNS: Final = (b"eaddrinuse", b"address already in use")
 _FIVE_DIGITS: Final = re.compile(rb"(?<!\d)\d{5}(?!\d)")
 
 
-def port_was_taken(tail: bytes, port: int) -> bool:
+def port_was_in_use(tail: bytes, port: int) -> bool:
     """Whether the end of rank 0's output shows that the rendezvous port was in use.
 
     torch prints "bind to [::]:29500 (errno: 98 - Address already in use)", Python's own error names no port. A line with such words counts,

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.requirements import PROJECT
+from phalanx.core.work.requirements import PROJECT_FILE
 
-LISTED: Final = "requirements.txt"
+REQUIREMENTS_FILE: Final = "requirements.txt"
 VENVS_BYTES_MAX: Final = 50 << 30  # seven environments with their own torch and CUDA, 7 GB each
 _FORMAT: Final = (
     "1"  # version of the hash input and of how an environment is built; a new one rebuilds all environments
@@ -32,12 +32,12 @@ _COMMENT: Final = re.compile(r"(^|\s)#.*$")
 _ARCHIVE: Final = (".whl", ".tar.gz", ".zip", ".tar.bz2", ".tgz")
 
 
-class BadRequirements(Exception):
+class InvalidRequirements(Exception):
     """The file cannot be read, or names a missing file. The job is at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interpreter:
+class PythonInterpreter:
     """A Python of this node, as it describes itself.
 
     Attributes:
@@ -55,18 +55,18 @@ class Interpreter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class RequirementsList:
     """A requirements file with everything that it includes.
 
     Attributes:
-        written: its lines as written, with included lines in place; these are hashed.
-        lines: the same for the installer, with paths relative to the working directory.
-        local: files and folders that it names, relative to the working directory or absolute; their contents are hashed.
+        source_lines: its lines as written, with included lines in place; these are hashed.
+        installer_lines: the same for the installer, with paths relative to the working directory.
+        local_paths: files and folders that it names, relative to the working directory or absolute; their contents are hashed.
     """
 
-    written: tuple[str, ...]
-    lines: tuple[str, ...]
-    local: tuple[str, ...]
+    source_lines: tuple[str, ...]
+    installer_lines: tuple[str, ...]
+    local_paths: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class _Reading:
     local: list[str] = field(default_factory=list)
 
 
-def listed(path: str, *, workdir: str, read: Callable[[str], str | None]) -> Listed:
+def read_requirements(path: str, *, workdir: str, read: Callable[[str], str | None]) -> RequirementsList:
     """Read a requirements file and all that it includes.
 
     Args:
@@ -87,28 +87,30 @@ def listed(path: str, *, workdir: str, read: Callable[[str], str | None]) -> Lis
         read: returns a file's text by its path, relative to the working directory or absolute; None for a missing file.
 
     Raises:
-        BadRequirements: a file is missing, or files include each other.
+        InvalidRequirements: a file is missing, or files include each other.
         BadRequest: a pyproject.toml cannot be read.
     """
     reading = _Reading(workdir, read)
-    if os.path.basename(path) == PROJECT:
-        named = project_dependencies(_text(reading, path, PROJECT))
-        return Listed(written=named, lines=named, local=())
+    if os.path.basename(path) == PROJECT_FILE:
+        named = project_dependencies(_text(reading, path, PROJECT_FILE))
+        return RequirementsList(source_lines=named, installer_lines=named, local_paths=())
     _read_file(reading, path, named_in="", depth=0)
-    return Listed(written=tuple(reading.written), lines=tuple(reading.lines), local=tuple(reading.local))
+    return RequirementsList(
+        source_lines=tuple(reading.written), installer_lines=tuple(reading.lines), local_paths=tuple(reading.local)
+    )
 
 
-def used_by_itself(read: Callable[[str], bytes | None]) -> str:
+def default_requirements_file(read: Callable[[str], bytes | None]) -> str:
     """Return the file of an uploaded directory that is used if the job names none; "" for none.
 
     Args:
         read: returns a file of the directory by its relative path; None for a missing file.
     """
-    if read(LISTED) is not None:
-        return LISTED
-    project = read(PROJECT)
+    if read(REQUIREMENTS_FILE) is not None:
+        return REQUIREMENTS_FILE
+    project = read(PROJECT_FILE)
     try:
-        return PROJECT if project is not None and project_dependencies(project.decode()) else ""
+        return PROJECT_FILE if project is not None and project_dependencies(project.decode()) else ""
     except (BadRequest, UnicodeDecodeError):  # written for another tool; only a file that the job names must be valid
         return ""
 
@@ -124,21 +126,21 @@ def project_dependencies(text: str) -> tuple[str, ...]:
     try:
         table = tomllib.loads(text).get("project", {})
     except tomllib.TOMLDecodeError as error:
-        raise BadRequest(f"{PROJECT}: {error}") from None
+        raise BadRequest(f"{PROJECT_FILE}: {error}") from None
     if not isinstance(table, dict):
         return ()
     if "dependencies" in table.get("dynamic", ()):
         raise BadRequest(
-            f"{PROJECT}: its dependencies are dynamic, known only when it is built",
+            f"{PROJECT_FILE}: its dependencies are dynamic, known only when it is built",
             hint="name a requirements.txt, or `none`",
         )
     named = table.get("dependencies", [])
     if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
-        raise BadRequest(f"{PROJECT}: dependencies must be a list of strings")
+        raise BadRequest(f"{PROJECT_FILE}: dependencies must be a list of strings")
     return tuple(named)
 
 
-def environment_name(python: Interpreter, wanted: Listed, contents: Sequence[tuple[str, str]]) -> str:
+def environment_name(python: PythonInterpreter, wanted: RequirementsList, contents: Sequence[tuple[str, str]]) -> str:
     """Return the name of the environment: equal for equal inputs on any node.
 
     Args:
@@ -154,7 +156,7 @@ def environment_name(python: Interpreter, wanted: Listed, contents: Sequence[tup
         python.platform,
         *python.parents,
         "",
-        *wanted.written,
+        *wanted.source_lines,
         "",
     ]
     parts += [text for pair in contents for text in pair]
@@ -165,7 +167,7 @@ def environment_name(python: Interpreter, wanted: Listed, contents: Sequence[tup
     return digest.hexdigest()[:_NAME_CHARACTERS]
 
 
-def with_environment(variables: Mapping[str, str], venv: str) -> dict[str, str]:
+def activated(variables: Mapping[str, str], venv: str) -> dict[str, str]:
     """Return the variables as in an activated environment."""
     path = variables.get("PATH", os.path.defpath)
     found = {**variables, "VIRTUAL_ENV": venv, "PATH": f"{venv}/bin:{path}"}
@@ -173,26 +175,26 @@ def with_environment(variables: Mapping[str, str], venv: str) -> dict[str, str]:
     return found
 
 
-def pythons_of(argv: Sequence[str]) -> tuple[str, ...]:
+def python_candidates(argv: Sequence[str]) -> tuple[str, ...]:
     """Return names under which to search for the job's Python, the likeliest first."""
     if argv and _PYTHON.fullmatch(argv[0]):
         return (argv[0], "python", "python3")
     return ("python", "python3")
 
 
-def passes_by(argv: Sequence[str]) -> bool:
+def names_python_by_path(argv: Sequence[str]) -> bool:
     """Whether a command names its Python by path, and so bypasses an environment built for the job."""
     return bool(argv) and "/" in argv[0] and _PYTHON.fullmatch(argv[0]) is not None
 
 
-def last_words(lines: Sequence[str]) -> str:
+def error_summary(lines: Sequence[str]) -> str:
     """Summarise an installer's error in one line: the first error line and the two after it, which explain it."""
     printed = [line.strip() for line in lines if line.strip() and not line.startswith(("WARNING", "[notice]"))]
     error = next((index for index, line in enumerate(printed) if line.lower().startswith(("error", "× "))), None)
     return " · ".join(printed[-3:] if error is None else printed[error : error + 3])[:_SUMMARY_CHARS_MAX]
 
 
-def to_drop(stored: Sequence[tuple[str, float, int]], bytes_max: int = VENVS_BYTES_MAX) -> list[str]:
+def environments_to_evict(stored: Sequence[tuple[str, float, int]], bytes_max: int = VENVS_BYTES_MAX) -> list[str]:
     """Return the environments to evict so that the rest fits: least recently used first, never the newest.
 
     Args:
@@ -217,13 +219,13 @@ def _text(reading: _Reading, path: str, named_in: str) -> str:
     text = reading.read(path)
     if text is None:
         by = f" ({named_in} names it)" if named_in else ""
-        raise BadRequirements(f"{path}: no such file in {reading.workdir}{by}")
+        raise InvalidRequirements(f"{path}: no such file in {reading.workdir}{by}")
     return text
 
 
 def _read_file(reading: _Reading, path: str, *, named_in: str, depth: int) -> None:
     if depth > _DEPTH_MAX:
-        raise BadRequirements(
+        raise InvalidRequirements(
             f"{path}: included from {named_in}, more than {_DEPTH_MAX} levels deep; do the files include each other?"
         )
     for line in _logical_lines(_text(reading, path, named_in)):

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from phalanx.core.fleet.hostlist import fold
+from phalanx.core.fleet.hostlist import fold_hostlist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchNode:
+class SlurmBatchNode:
     """One node of the job. `address`: where other nodes reach it; `devices`: how many the job has there."""
 
     name: str
@@ -23,19 +23,19 @@ class BatchNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class SlurmBatchJob:
     """One attempt of a batch script.
 
     Attributes:
-        number: the job's number; for an element of an array its own, not the array's.
-        asked: the job's `slurm` options.
+        job_number: the job's number; for an element of an array its own, not the array's.
+        options: the job's `slurm` options.
         array: SLURM_ARRAY_* variables; empty without an array.
     """
 
-    number: str
+    job_number: str
     name: str
-    nodes: tuple[BatchNode, ...]
-    asked: Mapping[str, str]
+    nodes: tuple[SlurmBatchNode, ...]
+    options: Mapping[str, str]
     user: str
     uid: int
     cluster: str = "phalanx"
@@ -47,11 +47,11 @@ class Batch:
     @property
     def ntasks(self) -> int:
         """Tasks of the whole job."""
-        return int(self.asked.get("ntasks") or len(self.nodes))
+        return int(self.options.get("ntasks") or len(self.nodes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class SlurmStep:
     """One `srun`: `counts` tasks on each of `nodes` (node ranks)."""
 
     number: int
@@ -73,7 +73,7 @@ class Step:
         raise IndexError(task)
 
 
-def spread(tasks: int, nodes: int, per_node: int | None = None) -> tuple[int, ...]:
+def tasks_per_node(tasks: int, nodes: int, per_node: int | None = None) -> tuple[int, ...]:
     """Return the number of tasks on each node: as even as possible, with the remainder on the first nodes; at most `per_node`.
 
     Raises:
@@ -93,18 +93,18 @@ def spread(tasks: int, nodes: int, per_node: int | None = None) -> tuple[int, ..
     return tuple(tasks // nodes + (place < tasks % nodes) for place in range(nodes))
 
 
-def batch_variables(batch: Batch, node_rank: int = 0) -> dict[str, str]:
+def batch_variables(batch: SlurmBatchJob, node_rank: int = 0) -> dict[str, str]:
     """Return the variables of the script, or on another node of a task, that describe the job."""
-    asked, nodes, node = batch.asked, batch.nodes, batch.nodes[node_rank]
+    asked, nodes, node = batch.options, batch.nodes, batch.nodes[node_rank]
     names = node_list(batch, range(len(nodes)))
     per_node = int(asked["ntasks_per_node"]) if asked.get("ntasks_per_node") else None
     try:
-        counts = spread(batch.ntasks, len(nodes), per_node)
+        counts = tasks_per_node(batch.ntasks, len(nodes), per_node)
     except ValueError:
         counts = (1,) * len(nodes)
     found = {
-        "SLURM_JOB_ID": batch.number,
-        "SLURM_JOBID": batch.number,
+        "SLURM_JOB_ID": batch.job_number,
+        "SLURM_JOBID": batch.job_number,
         "SLURM_JOB_NAME": batch.name,
         "SLURM_CLUSTER_NAME": batch.cluster,
         "SLURM_JOB_NODELIST": names,
@@ -113,8 +113,8 @@ def batch_variables(batch: Batch, node_rank: int = 0) -> dict[str, str]:
         "SLURM_NNODES": str(len(nodes)),
         "SLURM_NTASKS": str(batch.ntasks),
         "SLURM_NPROCS": str(batch.ntasks),
-        "SLURM_TASKS_PER_NODE": repeated(counts),
-        "SLURM_JOB_CPUS_PER_NODE": repeated([one.cpus for one in nodes]),
+        "SLURM_TASKS_PER_NODE": compress_counts(counts),
+        "SLURM_JOB_CPUS_PER_NODE": compress_counts([one.cpus for one in nodes]),
         "SLURM_CPUS_ON_NODE": str(node.cpus),
         "SLURM_SUBMIT_DIR": asked.get("submit_dir", ""),
         "SLURM_SUBMIT_HOST": asked.get("submit_host", ""),
@@ -157,7 +157,7 @@ def batch_variables(batch: Batch, node_rank: int = 0) -> dict[str, str]:
     return found | dict(batch.array)
 
 
-def step_variables(batch: Batch, step: Step, task: int, *, host: str) -> dict[str, str]:
+def step_variables(batch: SlurmBatchJob, step: SlurmStep, task: int, *, host: str) -> dict[str, str]:
     """Return the variables of one task of a step. `host` is the node that started the step."""
     place, local = step.node_of(task)
     node_rank = step.nodes[place]
@@ -172,11 +172,11 @@ def step_variables(batch: Batch, step: Step, task: int, *, host: str) -> dict[st
         "SLURM_STEP_NODELIST": names,
         "SLURM_STEP_NUM_NODES": str(len(step.nodes)),
         "SLURM_STEP_NUM_TASKS": str(step.tasks),
-        "SLURM_STEP_TASKS_PER_NODE": repeated(step.counts),
+        "SLURM_STEP_TASKS_PER_NODE": compress_counts(step.counts),
         "SLURM_NTASKS": str(step.tasks),
         "SLURM_NPROCS": str(step.tasks),
         "SLURM_NNODES": str(len(step.nodes)),
-        "SLURM_TASKS_PER_NODE": repeated(step.counts),
+        "SLURM_TASKS_PER_NODE": compress_counts(step.counts),
         "SLURM_NODELIST": names,
         "SLURM_GTIDS": ",".join(str(first + one) for one in range(step.counts[place])),
         "SLURM_LAUNCH_NODE_IPADDR": host,
@@ -188,22 +188,24 @@ def step_variables(batch: Batch, step: Step, task: int, *, host: str) -> dict[st
     return found
 
 
-def node_list(batch: Batch, ranks: Sequence[int]) -> str:
+def node_list(batch: SlurmBatchJob, ranks: Sequence[int]) -> str:
     """Return node names as a Slurm host list."""
-    return fold([batch.nodes[rank].name for rank in ranks])
+    return fold_hostlist([batch.nodes[rank].name for rank in ranks])
 
 
-def repeated(counts: Sequence[int]) -> str:
+def compress_counts(counts: Sequence[int]) -> str:
     """Compress counts as Slurm does: `4(x2),3` for 4, 4, 3."""
     runs = [(count, len(list(run))) for count, run in groupby(counts)]
     return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
 
 
-def filled(pattern: str, batch: Batch, *, node_rank: int = 0, step: int | None = None, task: int | None = None) -> str:
+def expand_file_pattern(
+    pattern: str, batch: SlurmBatchJob, *, node_rank: int = 0, step: int | None = None, task: int | None = None
+) -> str:
     """Expand Slurm's `%j`, `%A`, `%a`, `%x`, `%u`, `%N`, `%n`, `%t`, `%s`, `%J`, `%%` in a file name; `%4j` pads with zeros. Others stay."""
-    array = batch.array.get("SLURM_ARRAY_JOB_ID", batch.number)
+    array = batch.array.get("SLURM_ARRAY_JOB_ID", batch.job_number)
     known = {
-        "j": batch.number,
+        "j": batch.job_number,
         "A": array,
         "a": batch.array.get("SLURM_ARRAY_TASK_ID", "4294967294"),
         "x": batch.name,
@@ -212,7 +214,7 @@ def filled(pattern: str, batch: Batch, *, node_rank: int = 0, step: int | None =
         "n": str(node_rank),
         "t": str(task or 0),
         "s": "batch" if step is None else str(step),
-        "J": batch.number if step is None else f"{batch.number}.{step}",
+        "J": batch.job_number if step is None else f"{batch.job_number}.{step}",
         "%": "%",
     }
     found, place = "", 0

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.fleet.hostlist import expand
-from phalanx.core.work.nearest import nearest
-from phalanx.node.logic.slurm_variables import Batch, Step, spread
+from phalanx.core.fleet.hostlist import expand_hostlist
+from phalanx.core.work.nearest_match import nearest_match
+from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmStep, tasks_per_node
 
 _VALUES: Final = {
     "ntasks": "n",
@@ -114,16 +114,16 @@ _WITHOUT_VALUE: Final = frozenset({"pty", "multi-prog", "x11", "preserve-env", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Srun:
+class SrunRequest:
     """A parsed srun line.
 
     Attributes:
-        given: option values by long name.
+        options: option values by long name.
         notes: one line for each option that is not supported.
     """
 
     command: tuple[str, ...]
-    given: Mapping[str, str]
+    options: Mapping[str, str]
     notes: tuple[str, ...] = field(default=())
 
     def number(self, name: str) -> int | None:
@@ -132,7 +132,7 @@ class Srun:
         Raises:
             BadRequest: it is not one.
         """
-        text = self.given.get(name)
+        text = self.options.get(name)
         if text is None:
             return None
         least = text.partition("-")[0] if name == "nodes" else text
@@ -141,7 +141,7 @@ class Srun:
         return int(least)
 
 
-def read_srun(words: Sequence[str]) -> Srun:
+def parse_srun(words: Sequence[str]) -> SrunRequest:
     """Parse options and command.
 
     Raises:
@@ -168,10 +168,10 @@ def read_srun(words: Sequence[str]) -> Srun:
             given[name] = value
     if not left:
         raise BadRequest("no command given", hint="srun [options] program [arguments]")
-    return Srun(command=tuple(left), given=given, notes=tuple(notes))
+    return SrunRequest(command=tuple(left), options=given, notes=tuple(notes))
 
 
-def step_of(asked: Srun, batch: Batch, number: int) -> Step:
+def plan_step(asked: SrunRequest, batch: SlurmBatchJob, number: int) -> SlurmStep:
     """Choose the nodes, and the number of tasks on each.
 
     Raises:
@@ -181,12 +181,12 @@ def step_of(asked: Srun, batch: Batch, number: int) -> Step:
     names = {
         name: rank
         for rank, node in enumerate(batch.nodes)
-        for name in (shown_address(batch, rank), node.address, node.name)
+        for name in (step_hostname(batch, rank), node.address, node.name)
     }
-    if "nodelist" in asked.given:
-        ranks = [_rank(names, name) for name in expand(asked.given["nodelist"])]
-    if "exclude" in asked.given:
-        out = {_rank(names, name) for name in expand(asked.given["exclude"])}
+    if "nodelist" in asked.options:
+        ranks = [_rank(names, name) for name in expand_hostlist(asked.options["nodelist"])]
+    if "exclude" in asked.options:
+        out = {_rank(names, name) for name in expand_hostlist(asked.options["exclude"])}
         ranks = [rank for rank in ranks if rank not in out]
     nodes, tasks = asked.number("nodes"), asked.number("ntasks")
     per_node = asked.number("ntasks-per-node")
@@ -195,7 +195,7 @@ def step_of(asked: Srun, batch: Batch, number: int) -> Step:
     if nodes is None and tasks is not None and per_node is not None:
         nodes = -(-tasks // per_node)
     ranks = ranks[: nodes or len(ranks)]
-    default = int(batch.asked.get("ntasks_per_node") or 0) or None
+    default = int(batch.options.get("ntasks_per_node") or 0) or None
     if tasks is None and per_node is not None:
         tasks = per_node * len(ranks)
     if tasks is None:
@@ -203,19 +203,21 @@ def step_of(asked: Srun, batch: Batch, number: int) -> Step:
         tasks = batch.ntasks if whole else (default or max(1, batch.ntasks // len(batch.nodes))) * len(ranks)
     ranks = ranks[: min(len(ranks), tasks)]
     try:
-        counts = spread(tasks, len(ranks), per_node or (default if tasks <= (default or 0) * len(ranks) else None))
+        counts = tasks_per_node(
+            tasks, len(ranks), per_node or (default if tasks <= (default or 0) * len(ranks) else None)
+        )
     except ValueError as error:
         raise BadRequest(f"{error}") from None
-    return Step(
+    return SlurmStep(
         number=number,
         nodes=tuple(ranks),
         counts=counts,
-        cpus_per_task=asked.given.get("cpus-per-task") or batch.asked.get("cpus_per_task", ""),
+        cpus_per_task=asked.options.get("cpus-per-task") or batch.options.get("cpus_per_task", ""),
     )
 
 
-def shown_address(batch: Batch, rank: int) -> str:
-    """Return the name that `scontrol show hostnames` prints for a node, under which it is reachable.
+def step_hostname(batch: SlurmBatchJob, rank: int) -> str:
+    """Return the name that `scontrol show show_hostnames` prints for a node, under which it is reachable.
 
     Virtual nodes share one loopback network, where every 127.x address works.
     """
@@ -223,7 +225,7 @@ def shown_address(batch: Batch, rank: int) -> str:
     return f"127.0.{(rank + 1) >> 8}.{(rank + 1) & 255}" if address.startswith("127.") else batch.nodes[rank].name
 
 
-def exported(words: str, here: Mapping[str, str]) -> dict[str, str]:
+def exported_environment(words: str, here: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that `--export` passes: ALL, NONE, names, NAME=value."""
     parts = [part for part in words.split(",") if part]
     if not parts:
@@ -253,7 +255,7 @@ def _split(word: str, left: list[str]) -> tuple[str, str]:
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
         if name not in known and name not in _IGNORED and name not in _REFUSED and name != "mpi":
-            near = nearest(name, [*known, *_IGNORED])
+            near = nearest_match(name, [*known, *_IGNORED])
             raise BadRequest(
                 f"srun has no option --{name}", hint=f"did you mean --{near}?" if near else "man srun lists them"
             )

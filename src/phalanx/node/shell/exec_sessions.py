@@ -23,13 +23,19 @@ from typing import Final
 
 import msgspec
 
-from phalanx.node.logic.legible import legible
-from phalanx.node.shell.accounts import acting_as
-from phalanx.node.shell.channels import Backoff
-from phalanx.node.shell.link import Connection, HeadAccess, HeadAway, HelloWanted, Rejected
-from phalanx.node.shell.present import Present, task_id
-from phalanx.node.shell.processes import TaskNotStarted, TaskSpec
-from phalanx.node.shell.reports import make_fifo
+from phalanx.node.files.job_accounts import acting_as
+from phalanx.node.head_link.channels import Backoff
+from phalanx.node.head_link.head_connection import (
+    HeadAccess,
+    HeadConnection,
+    HeadUnavailable,
+    RegistrationRequired,
+    RequestRejected,
+)
+from phalanx.node.logic.utf8 import replace_invalid_utf8
+from phalanx.node.member.member_runtime import MemberRuntime, rank_task_id
+from phalanx.node.member.rank_reports import make_fifo
+from phalanx.node.processes.attempt_processes import TaskNotStarted, TaskSpec
 from phalanx.wire import supervisor as wire
 
 SESSIONS_MAX: Final = 32  # on a node; each costs two threads and a terminal
@@ -50,7 +56,7 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Session:
     order: wire.OpenExec
-    member: Present
+    member: MemberRuntime
     read_fd: int  # the command's output
     write_fd: int  # the user's input
     pid: int = 0
@@ -68,7 +74,7 @@ class ExecSessions:
         self._lock = threading.Lock()
         self._open: dict[str, _Session] = {}
 
-    def open(self, order: wire.OpenExec, member: Present | None) -> None:
+    def open(self, order: wire.OpenExec, member: MemberRuntime | None) -> None:
         """Start the command, or report to the user why not. Blocks until it runs; called on a worker thread."""
         with self._lock:
             if order.session in self._open:
@@ -99,7 +105,7 @@ class ExecSessions:
             session.ended.set()
         return True
 
-    def _start(self, order: wire.OpenExec, member: Present) -> _Session:
+    def _start(self, order: wire.OpenExec, member: MemberRuntime) -> _Session:
         assert member.processes is not None
         with acting_as(member.account):  # terminal and pipes must belong to the account
             if order.tty:
@@ -121,7 +127,7 @@ class ExecSessions:
             cwd=member.workdir,
             env=environment,
             account=member.account,
-            bound=member.inside is None,
+            no_new_privileges=member.container is None,
         )
         try:
             session.pid = member.processes.spawn(task, output)
@@ -137,7 +143,7 @@ class ExecSessions:
 
     def _pump_output(self, session: _Session) -> None:
         """Copy from the command to the user, and finally its exit code."""
-        connection, offset = Connection(self._access), 0
+        connection, offset = HeadConnection(self._access), 0
         try:
             while not self._ended.is_set():
                 data = _read(session)
@@ -156,16 +162,16 @@ class ExecSessions:
 
     def _pump_input(self, session: _Session) -> None:
         """Copy from the user to the command; a disconnected user hangs up the terminal."""
-        connection, after, size = Connection(self._access), 0, (session.order.rows, session.order.cols)
+        connection, after, size = HeadConnection(self._access), 0, (session.order.rows, session.order.cols)
         backoff = Backoff(session.over)
         while not session.over.is_set() and not self._ended.is_set():
             path = f"/v1/node/exec/{session.order.session}/input?after={after}&wait_s={_POLL_S:g}"
             try:
                 typed = wire.decode(connection.call("GET", path, timeout_s=_POLL_S + _ASK_S), wire.ExecInput)
-            except Rejected:
+            except RequestRejected:
                 self._hang_up(session)
                 break
-            except (HeadAway, HelloWanted, msgspec.MsgspecError) as error:
+            except (HeadUnavailable, RegistrationRequired, msgspec.MsgspecError) as error:
                 _log.debug("exec %s: %s", session.order.session, error)
                 backoff.pause()
                 continue
@@ -184,15 +190,15 @@ class ExecSessions:
         self._end_input(session)
         connection.close()
 
-    def _deliver(self, connection: Connection, name: str, output: wire.ExecOutput) -> bool:
+    def _deliver(self, connection: HeadConnection, name: str, output: wire.ExecOutput) -> bool:
         """Retry until the head has it; False if the head has closed the session."""
         backoff = Backoff(self._ended)
         while not self._ended.is_set():
             try:
                 connection.call("POST", f"/v1/node/exec/{name}/output", wire.encode(output), timeout_s=_ASK_S)
-            except Rejected:
+            except RequestRejected:
                 return False
-            except (HeadAway, HelloWanted) as error:  # also "too much unread": the user reads slowly
+            except (HeadUnavailable, RegistrationRequired) as error:  # also "too much unread": the user reads slowly
                 _log.debug("exec %s: %s", name, error)
                 backoff.pause()
             else:
@@ -241,18 +247,18 @@ class ExecSessions:
 
     def _refuse(self, order: wire.OpenExec, why: str) -> None:
         """Report the refusal to the user, on a separate thread: the head may be unreachable."""
-        output = wire.ExecOutput(offset=0, data=b"", exit_code=127, error=legible(why))
-        connection = Connection(self._access)
+        output = wire.ExecOutput(offset=0, data=b"", exit_code=127, error=replace_invalid_utf8(why))
+        connection = HeadConnection(self._access)
         threading.Thread(
             target=self._deliver, args=(connection, order.session, output), name="exec-refusal", daemon=True
         ).start()
 
 
-def _argv(order: wire.OpenExec, member: Present) -> tuple[str, ...]:
+def _argv(order: wire.OpenExec, member: MemberRuntime) -> tuple[str, ...]:
     """The command; for a member that runs in an image, wrapped to run beside its first rank there."""
-    if member.inside is None:
+    if member.container is None:
         return tuple(order.argv)
-    return member.inside.enter(task_id(member.grant.first_rank), order.argv, terminal=order.tty)
+    return member.container.exec_command(rank_task_id(member.grant.first_rank), order.argv, terminal=order.tty)
 
 
 def _input_path(session: _Session) -> str:

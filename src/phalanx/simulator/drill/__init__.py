@@ -3,7 +3,7 @@
 `run_seed(seed)` runs one seed in this process. See docs/drill.md.
 """
 
-from phalanx.simulator.drill.seed import EVENTS, Result, run_seed
-from phalanx.simulator.drill.violation import INVARIANTS, Violation
+from phalanx.simulator.drill.seed_run import EVENTS, SeedResult, run_seed
+from phalanx.simulator.drill.violations import INVARIANTS, Violation
 
-__all__ = ["EVENTS", "INVARIANTS", "Result", "Violation", "run_seed"]
+__all__ = ["EVENTS", "INVARIANTS", "SeedResult", "Violation", "run_seed"]

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from phalanx.core.work.failure import Evidence
-from phalanx.node.logic.happenings import MemberKey
+from phalanx.core.work.failure import FailureEvidence
+from phalanx.node.logic.events import MemberKey
 
-CANARY: Final = "canary-8f2e61"  # value of a variable of every job; only the job's ranks may read it
+CANARY_VALUE: Final = "canary-8f2e61"  # value of a variable of every job; only the job's ranks may read it
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class JobBehaviour:
     """The behaviour of a job's tasks.
 
     Attributes:
@@ -22,12 +22,12 @@ class Behaviour:
         ends: (key, rank) -> (after seconds, code, signal), or None for the normal end.
         refuses: node -> why it cannot prepare; a leading "!" blames the job, "?" the node.
         prepare_s: duration of preparing.
-        stubborn: ignores SIGTERM.
-        saves: rank 0 saves when it is asked to stop.
-        port_taken: number of generations that find the rendezvous port in use.
-        bad_save: number of the save that fails; 0 for none.
-        leaves_s: how long child processes outlive the tasks.
-        unspawnable: number of generations whose tasks cannot be exec'd on node rank 0.
+        ignores_sigterm: ignores SIGTERM.
+        saves_on_stop: rank 0 saves when it is asked to stop.
+        port_taken_generations: number of generations that find the rendezvous port in use.
+        failing_save: number of the save that fails; 0 for none.
+        children_live_s: how long child processes outlive the tasks.
+        unspawnable_generations: number of generations whose tasks cannot be exec'd on node rank 0.
         evidence: (key, rank) -> evidence that the supervisor finds after a failure.
     """
 
@@ -36,30 +36,30 @@ class Behaviour:
     ends: Callable[[MemberKey, int], tuple[float, int | None, int | None] | None] = lambda _key, _rank: None
     refuses: dict[str, str] = field(default_factory=dict)
     prepare_s: float = 0.05
-    stubborn: bool = False
-    saves: bool = False
-    port_taken: int = 0
-    bad_save: int = 0
-    leaves_s: float = 0.0
-    unspawnable: int = 0
-    evidence: Callable[[MemberKey, int], Evidence | None] = lambda _key, _rank: None
+    ignores_sigterm: bool = False
+    saves_on_stop: bool = False
+    port_taken_generations: int = 0
+    failing_save: int = 0
+    children_live_s: float = 0.0
+    unspawnable_generations: int = 0
+    evidence: Callable[[MemberKey, int], FailureEvidence | None] = lambda _key, _rank: None
 
 
 @dataclass
-class Task:
+class SimulatedTask:
     """A process; it works while its node is running and it is not frozen."""
 
     key: MemberKey
     rank: int
     devices: tuple[int, ...]
-    left_s: float
+    work_left_s: float
     code: int | None
     signal: int | None
-    done_s: float = 0.0
+    work_done_s: float = 0.0
     save_every_s: float | None = None
     checkpoint_dir: str = ""
     frozen: bool = False
-    since_s: float | None = None  # start of the current work period
-    token: int = 0
+    started_s: float | None = None  # start of the current work period
+    timer_number: int = 0
     ended: bool = False
     saved: int = 0

@@ -14,42 +14,42 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from phalanx.simulator.drill.coverage import Coverage
-from phalanx.simulator.drill.seed import EVENTS, Result, run_seed
+from phalanx.simulator.drill.seed_run import EVENTS, SeedResult, run_seed
 
 
 @dataclass(slots=True)
-class Report:
+class DrillReport:
     """The sum of many seeds.
 
     Attributes:
         events: counted events of all seeds.
         on_sqlite: seeds that used the SQLite store.
-        broken: seeds with violations.
+        failed_seeds: seeds with violations.
         cpu_s: CPU time of all processes.
-        seconds: wall time.
+        wall_s: wall time.
     """
 
     seeds: int = 0
     events: int = 0
     faults: int = 0
     on_sqlite: int = 0
-    broken: list[Result] = field(default_factory=list)
-    coverage: Coverage = field(default_factory=lambda: Coverage().sealed())
+    failed_seeds: list[SeedResult] = field(default_factory=list)
+    coverage: Coverage = field(default_factory=lambda: Coverage().picklable())
     cpu_s: float = 0.0
-    seconds: float = 0.0
+    wall_s: float = 0.0
     traces: dict[int, str] = field(default_factory=dict)
 
-    def add(self, result: Result) -> None:
+    def add(self, result: SeedResult) -> None:
         """Add one seed."""
         self.seeds += 1
         self.events += result.events
         self.faults += result.faults
         self.on_sqlite += result.store == "sqlite"
-        self.cpu_s += result.seconds
+        self.cpu_s += result.cpu_s
         self.coverage.add(result.coverage)
         self.traces[result.seed] = result.trace
         if result.violations:
-            self.broken.append(result)
+            self.failed_seeds.append(result)
 
     @property
     def by_kind(self) -> dict[str, int]:
@@ -69,38 +69,45 @@ class Report:
             "events": self.events,
             "faults": self.faults,
             "by_kind": self.by_kind,
-            "violations": sum(len(one.violations) for one in self.broken),
-            "seconds": round(self.seconds, 3),
+            "violations": sum(len(one.violations) for one in self.failed_seeds),
+            "seconds": round(self.wall_s, 3),
         }
 
 
 def run_campaign(
-    first: int, seeds: int, *, events: int = EVENTS, processes: int = 1, done: Callable[[Result], None] = lambda _: None
-) -> Report:
-    """Run `seeds` seeds from `first`; call `done` after each. On SIGINT it stops its processes and raises KeyboardInterrupt."""
-    report, begun_s = Report(), time.monotonic()
+    first: int,
+    seeds: int,
+    *,
+    events: int = EVENTS,
+    processes: int = 1,
+    on_result: Callable[[SeedResult], None] = lambda _: None,
+) -> DrillReport:
+    """Run `seeds` seeds from `first`; call `on_result` after each. On SIGINT it stops its processes and raises KeyboardInterrupt."""
+    report, begun_s = DrillReport(), time.monotonic()
     if processes <= 1 or seeds == 1:
         for seed in range(first, first + seeds):
-            _add_result(report, run_seed(seed, events=events), done)
+            _add_result(report, run_seed(seed, events=events), on_result)
     else:
-        _run_parallel(report, range(first, first + seeds), events, min(processes, seeds), done)
-    report.broken.sort(key=lambda one: one.seed)
-    report.seconds = time.monotonic() - begun_s
+        _run_parallel(report, range(first, first + seeds), events, min(processes, seeds), on_result)
+    report.failed_seeds.sort(key=lambda one: one.seed)
+    report.wall_s = time.monotonic() - begun_s
     return report
 
 
-def _add_result(report: Report, result: Result, done: Callable[[Result], None]) -> None:
+def _add_result(report: DrillReport, result: SeedResult, done: Callable[[SeedResult], None]) -> None:
     report.add(result)
     done(result)
 
 
-def _run_parallel(report: Report, seeds: range, events: int, processes: int, done: Callable[[Result], None]) -> None:
+def _run_parallel(
+    report: DrillReport, seeds: range, events: int, processes: int, done: Callable[[SeedResult], None]
+) -> None:
     spawned = multiprocessing.get_context("spawn")  # fork is unsafe with the caller's threads
     with _interrupt_flag() as interrupted:
         pool = ProcessPoolExecutor(processes, mp_context=spawned)
         try:
             with _sigint_blocked():  # `submit` starts the processes
-                futures: list[Future[Result]] = [pool.submit(run_seed, seed, events=events) for seed in seeds]
+                futures: list[Future[SeedResult]] = [pool.submit(run_seed, seed, events=events) for seed in seeds]
             for future in as_completed(futures):
                 if interrupted():
                     raise KeyboardInterrupt

@@ -11,109 +11,117 @@ from random import Random
 from typing import Any, Final
 
 from phalanx.controller.controller import Controller
-from phalanx.controller.leases import LeaseBook, SayHello
-from phalanx.controller.lives import Challenged
-from phalanx.controller.outbox import Answer, Now, Outbox
-from phalanx.controller.turn import Settings
+from phalanx.controller.leases import LeaseBook, UnknownSupervisor
+from phalanx.controller.step_context import ControllerSettings
+from phalanx.controller.step_result import Answer, ControllerTime, StepResult
+from phalanx.controller.supervisor_incarnations import RegistrationChallenged
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
-from phalanx.core.scheduling.settings import Policy
-from phalanx.core.state.events import Event, Hello, NodeDead, PutProject, PutQueue, PutUser, Report
+from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.state.events import (
+    Event,
+    NodeDied,
+    PutProject,
+    PutQueue,
+    PutUser,
+    Report,
+    SupervisorRegistered,
+)
 from phalanx.core.state.world import World
-from phalanx.core.work.people import User, UserRole
 from phalanx.core.work.queue import Project, Queue
-from phalanx.facts.failures import shipped_rules
-from phalanx.node.logic.happenings import Happening
+from phalanx.core.work.users import User, UserRole
+from phalanx.node.logic.events import SupervisorEvent
+from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.ports.store import StoreRefused
-from phalanx.simulator.drill.behaviour import Behaviour
-from phalanx.simulator.drill.clock import BEGIN_UNIX_S, Clock
-from phalanx.simulator.drill.coverage import Coverage, Glance
-from phalanx.simulator.drill.disk import Crash, HeadDied, MemoryDisk
-from phalanx.simulator.drill.head import Head, Unanswered
-from phalanx.simulator.drill.invariants import Watch
-from phalanx.simulator.drill.network import LATENCY_S, Network
-from phalanx.simulator.drill.node import SimNode
-from phalanx.simulator.drill.stage import StagedNode
-from phalanx.simulator.drill.violation import demand
+from phalanx.simulator.drill.behaviour import JobBehaviour
+from phalanx.simulator.drill.clock import BEGIN_UNIX_S, VirtualClock
+from phalanx.simulator.drill.coverage import Coverage, MemberStates
+from phalanx.simulator.drill.disk import CommitCrash, DrillMemoryStore, HeadDied
+from phalanx.simulator.drill.head import DrillHead, NoAnswer
+from phalanx.simulator.drill.invariants import InvariantChecker
+from phalanx.simulator.drill.network import LATENCY_S, VirtualNetwork
+from phalanx.simulator.drill.node import DrillNode
+from phalanx.simulator.drill.protocols import NodeInterface
+from phalanx.simulator.drill.violations import require
 
 RETRY_S: Final = 0.5
-TOLD_S: Final = 0.1  # time until an engine has noticed a death and swept the node
-STANDSTILL: Final = 20_000  # events at one instant; more means that time does not advance
+DEATH_REPORTED_S: Final = 0.1  # time until an engine has noticed a death and swept the node
+EVENTS_PER_INSTANT_MAX: Final = 20_000  # events at one instant; more means that time does not advance
 
 
-class Cluster:
+class DrillCluster:
     """The cluster; see the module.
 
     Attributes:
         head: the current incarnation of the head; None while it is down.
         behaviours: behaviour of jobs by name; other jobs run for 5 s and succeed.
-        heard: every committed event, oldest first.
+        committed_events: every committed event, oldest first.
         drop_command: decides which commands are lost.
         bad_links: pairs of nodes that cannot connect.
-        flaws: nodes that refuse every member, with the reason (a leading "?" blames the node).
+        refusing_nodes: nodes that refuse every member, with the reason (a leading "?" blames the node).
         commit_s: duration of a commit.
-        counted: number of state changes so far.
-        touched: whether the set of executing processes has changed since the last check.
-        told_of, head_died: called after each turn, and when a head dies during one.
-        cursed: jobs whose rank 0 crashes within a second of every start.
+        event_count: number of state changes so far.
+        processes_changed: whether the set of executing processes has changed since the last check.
+        told_of, on_head_death: called after each turn, and when a head dies during one.
+        crash_looping: jobs whose rank 0 crashes within a second of every start.
         leases_until_s: end of the leases granted by a planned stop; survives the head, as its file does.
-        whole: the original record of each node, with all devices.
+        original_nodes: the original record of each node, with all devices.
     """
 
     def __init__(
         self,
         fleet: Iterable[Node],
         *,
-        policy: Policy | None = None,
+        policy: PolicySettings | None = None,
         lease_s: float = 6.0,
-        store: MemoryDisk | None = None,
-        dice: Random | None = None,
+        store: DrillMemoryStore | None = None,
+        rng: Random | None = None,
     ) -> None:
-        self.clock = Clock()
-        self.dice = dice or Random(0)
-        self.network = Network(self.clock, self.dice)
-        self.policy = policy or Policy()
+        self.clock = VirtualClock()
+        self.rng = rng or Random(0)
+        self.network = VirtualNetwork(self.clock, self.rng)
+        self.policy = policy or PolicySettings()
         self.lease_s = lease_s
-        self.store = store or MemoryDisk()
-        self.behaviours: dict[str, Behaviour] = {}
-        self.corrupt: set[str] = set()
-        self.deleted: set[str] = set()
-        self.heard: list[Event] = []
+        self.store = store or DrillMemoryStore()
+        self.behaviours: dict[str, JobBehaviour] = {}
+        self.corrupt_checkpoints: set[str] = set()
+        self.deleted_checkpoints: set[str] = set()
+        self.committed_events: list[Event] = []
         self.commands: list[Any] = []
         self.drop_command: Callable[[Any], bool] = lambda _: False
         self.bad_links: list[set[str]] = []
-        self.flaws: dict[str, str] = {}
+        self.refusing_nodes: dict[str, str] = {}
         self.commit_s = 0.0
-        self.counted = 0
-        self.touched = True
+        self.event_count = 0
+        self.processes_changed = True
         self.coverage = Coverage()
-        self.told_of: Callable[[Outbox], None] = lambda _: None
-        self.head_died: Callable[[World, Crash], None] = lambda _world, _crash: None
-        self.cursed: set[JobId] = set()
+        self.on_turn: Callable[[StepResult], None] = lambda _: None
+        self.on_head_death: Callable[[World, CommitCrash], None] = lambda _world, _crash: None
+        self.crash_looping: set[JobId] = set()
         self.leases_until_s = 0.0
-        self.watch = Watch(self)
+        self.invariants = InvariantChecker(self)
         self.engine_watches = True
         self.engine_late_s = 0.0
         self._incarnations = self._at_once = 0
-        self._in_doubt: tuple[Head, Outbox, Now] | None = None
-        self.head: Head | None = None
-        self.nodes: dict[NodeId, SimNode] = {}
+        self._in_doubt: tuple[DrillHead, StepResult, ControllerTime] | None = None
+        self.head: DrillHead | None = None
+        self.nodes: dict[NodeId, DrillNode] = {}
         self.start_head()
-        self.ask(PutUser(user=User(id=UserId("ada"), role=UserRole.USER)))
-        self.ask(PutUser(user=User(id=UserId("op"), role=UserRole.OPERATOR)))
-        self.ask(PutProject(project=Project(id=ProjectId("gpt"))))
-        self.ask(PutQueue(queue=Queue(id=QueueId("default"))))
-        self.whole: dict[NodeId, Node] = {node.id: node for node in fleet}
-        for node in self.whole.values():
-            self.nodes[node.id] = SimNode(self, node)
+        self.request(PutUser(user=User(id=UserId("ada"), role=UserRole.USER)))
+        self.request(PutUser(user=User(id=UserId("op"), role=UserRole.OPERATOR)))
+        self.request(PutProject(project=Project(id=ProjectId("gpt"))))
+        self.request(PutQueue(queue=Queue(id=QueueId("default"))))
+        self.original_nodes: dict[NodeId, Node] = {node.id: node for node in fleet}
+        for node in self.original_nodes.values():
+            self.nodes[node.id] = DrillNode(self, node)
             self.nodes[node.id].boot()
         self.run(0.2)
 
     # ---- time ----------------------------------------------------------------------------------------------------------
 
     @property
-    def now(self) -> Now:
+    def now(self) -> ControllerTime:
         """Both clocks."""
         return self.clock.now
 
@@ -122,24 +130,24 @@ class Cluster:
         """CLOCK_BOOTTIME."""
         return self.clock.boot_s
 
-    def after(self, delay_s: float, what: Callable[[], None]) -> None:
+    def call_after(self, delay_s: float, what: Callable[[], None]) -> None:
         """Schedule a call."""
-        self.clock.after(delay_s, what)
+        self.clock.call_after(delay_s, what)
 
     def run(self, seconds: float) -> None:
         """Advance time by `seconds`."""
         end_s = self.clock.boot_s + seconds
-        while (next_s := self.clock.next_s()) is not None and next_s <= end_s:
-            self.run_one()
+        while (next_s := self.clock.next_call_s()) is not None and next_s <= end_s:
+            self.run_next()
         self.clock.boot_s = end_s
 
     def events(self, while_: Callable[[], bool], limit_s: float = 200.0) -> Iterator[None]:
         """Run one event at a time while the condition holds; yield before each. Fails after the limit."""
         start_s = self.clock.boot_s
         while while_():
-            assert self.clock.boot_s - start_s <= limit_s, f"not within {limit_s} s\n{self.told()}"
+            assert self.clock.boot_s - start_s <= limit_s, f"not within {limit_s} s\n{self.event_lines()}"
             yield
-            self.run_one()
+            self.run_next()
 
     def until(self, what: Callable[[], bool], limit_s: float = 120.0) -> float:
         """Advance time until the condition holds; return the elapsed time. Fails after the limit."""
@@ -148,24 +156,30 @@ class Cluster:
             pass
         return self.clock.boot_s - start_s
 
-    def run_one(self) -> None:
+    def run_next(self) -> None:
         """Run the next event and check the executing processes."""
-        at_s, do = self.clock.boot_s, self.clock.pop()
+        at_s, do = self.clock.boot_s, self.clock.next_call()
         self._at_once = self._at_once + 1 if at_s == self.clock.boot_s else 0
-        demand(self._at_once < STANDSTILL, 0, f"time does not advance: {STANDSTILL} events at one instant")
+        require(
+            self._at_once < EVENTS_PER_INSTANT_MAX,
+            0,
+            f"time does not advance: {EVENTS_PER_INSTANT_MAX} events at one instant",
+        )
         do()
-        if self.touched:  # otherwise the executing processes are unchanged
-            self.touched = False
-            self.watch.truth()
+        if self.processes_changed:  # otherwise the executing processes are unchanged
+            self.processes_changed = False
+            self.invariants.check_processes()
 
-    def count(self, what: str) -> None:
+    def count_event(self, what: str) -> None:
         """Count a state change."""
-        self.counted += 1
-        self.coverage.note(f"{self.clock.boot_s:.6f} {what}")
+        self.event_count += 1
+        self.coverage.add_trace_line(f"{self.clock.boot_s:.6f} {what}")
 
-    def stepped(self, node_id: NodeId, before: Glance, after: Glance, cause: Happening | None) -> None:
+    def member_changed(
+        self, node_id: NodeId, before: MemberStates, after: MemberStates, cause: SupervisorEvent | None
+    ) -> None:
         """Count a supervisor's step that changed a member."""
-        self.count(f"{node_id} {self.coverage.member_edges(before, after, cause)}")
+        self.count_event(f"{node_id} {self.coverage.count_member_transitions(before, after, cause)}")
 
     # ---- users ---------------------------------------------------------------------------------------------------------
 
@@ -175,14 +189,14 @@ class Cluster:
         assert self.head is not None
         return self.head.controller.world
 
-    def ask(self, event: Event) -> Any:
+    def request(self, event: Event) -> Any:
         """Send a request to the head; raise its refusal."""
         answer = self.turn([event])[0]
         if isinstance(answer, PhalanxError):
             raise answer
         return answer
 
-    def told(self, job_id: JobId | None = None, lines: int = 60) -> str:
+    def event_lines(self, job_id: JobId | None = None, lines: int = 60) -> str:
         """Return the last event lines, for failure messages."""
         return "\n".join(
             f"{line.at_s - BEGIN_UNIX_S:9.2f} {line.kind:12} job {line.job_id or '-'}.{line.epoch or '-'} {line.text}"
@@ -191,27 +205,27 @@ class Cluster:
 
     # ---- the head ------------------------------------------------------------------------------------------------------
 
-    def start_head(self, *, leases_until_s: float = 0.0) -> Head:
+    def start_head(self, *, leases_until_s: float = 0.0) -> DrillHead:
         """Start a head from the store."""
         if self._incarnations:
             durable = self.store.reopen()
             doubt, self._in_doubt = self._in_doubt, None
             if durable and doubt is not None:
-                self.touched = True
+                self.processes_changed = True
                 head, outbox, now = doubt
-                self.watch.committed(outbox, head, now)
-            self.watch.restarted()
-            self.count("head starts")
+                self.invariants.check_commit(outbox, head, now)
+            self.invariants.check_store()
+            self.count_event("head starts")
         self._incarnations += 1
         controller = Controller(
             world=self.store.load(),
             leases=LeaseBook(lease_s=self.lease_s),
             policy=self.policy,
             head_id=str(self._incarnations),
-            settings=Settings(checkpoint_root="/ckpt", output_root="/out", rules=shipped_rules()),
+            settings=ControllerSettings(checkpoint_root="/ckpt", output_root="/out", rules=shipped_rules()),
         )
-        self.head = Head(number=self._incarnations, controller=controller)
-        controller.begin(self.now, leases_until_s=max(leases_until_s, self.leases_until_s))
+        self.head = DrillHead(incarnation=self._incarnations, controller=controller)
+        controller.start(self.now, leases_until_s=max(leases_until_s, self.leases_until_s))
         self._wake_head(self.head, 0.0)
         return self.head
 
@@ -228,7 +242,7 @@ class Cluster:
         """
         head = self.head
         if head is None:
-            raise Unanswered("the head is down")
+            raise NoAnswer("the head is down")
         controller, now = head.controller, self.now
         outbox = controller.step(now, events)
         try:
@@ -239,24 +253,24 @@ class Cluster:
             self._wake_head(head, RETRY_S)
             raise
         except HeadDied as death:
-            self._in_doubt, self.head, self.touched = (head, outbox, now), None, True
-            self.head_died(controller.world, death.crash)
-            raise Unanswered("the head died in this commit") from None
+            self._in_doubt, self.head, self.processes_changed = (head, outbox, now), None, True
+            self.on_head_death(controller.world, death.crash)
+            raise NoAnswer("the head died in this commit") from None
         if not outbox.change.empty:
             head.busy_until_s = max(head.busy_until_s, self.clock.boot_s + self.commit_s)
-            self.touched = True
+            self.processes_changed = True
             story = [(line.seq, line.job_id, line.text) for line in outbox.change.story]
-            self.count(f"commit {story} {[type(one).__name__ for one in outbox.commands]}")
-        self.watch.committed(outbox, head, now)
+            self.count_event(f"commit {story} {[type(one).__name__ for one in outbox.commands]}")
+        self.invariants.check_commit(outbox, head, now)
         controller.committed(outbox, now)
-        self.watch.heard(events, controller.world)
-        self.heard += events
+        self.invariants.check_events(events, controller.world)
+        self.committed_events += events
         self._post(head, outbox)
         self._wake_head(head, outbox.wake_in_s)
-        self.told_of(outbox)
+        self.on_turn(outbox)
         return outbox.answers
 
-    def _post(self, head: Head, outbox: Outbox) -> None:
+    def _post(self, head: DrillHead, outbox: StepResult) -> None:
         for command in outbox.commands:
             self.commands.append(command)
             if self.drop_command(command):
@@ -264,52 +278,52 @@ class Cluster:
             head.mailboxes.post(command.node_id, command)
             node = self.nodes.get(command.node_id)
             if node is not None:
-                self.after(node.link.down.latency_s + self.answer_s(), node.calls.poll)
+                self.call_after(node.link.down.latency_s + self.answer_delay_s(), node.calls.poll)
         for name in outbox.lost:
-            head.mailboxes.forget(name)
+            head.mailboxes.remove(name)
 
-    def answer_s(self) -> float:
+    def answer_delay_s(self) -> float:
         """Return how long the head's answers are delayed by its disk."""
         return 0.0 if self.head is None else max(0.0, self.head.busy_until_s - self.clock.boot_s)
 
-    def when_free(self, what: Callable[[], None]) -> None:
+    def call_when_head_free(self, what: Callable[[], None]) -> None:
         """Call when the head's thread is free."""
-        wait_s = self.answer_s()
+        wait_s = self.answer_delay_s()
         if wait_s > 0:
-            self.after(wait_s, lambda: self.when_free(what))
+            self.call_after(wait_s, lambda: self.call_when_head_free(what))
         else:
             what()
 
-    def _wake_head(self, head: Head, in_s: float) -> None:
-        head.wake += 1
-        number = head.wake
+    def _wake_head(self, head: DrillHead, in_s: float) -> None:
+        head.wake_number += 1
+        number = head.wake_number
 
         def wake() -> None:
-            if self.head is head and head.wake == number:
-                self.when_free(lambda: self._wake(head))
+            if self.head is head and head.wake_number == number:
+                self.call_when_head_free(lambda: self._wake(head))
 
-        self.after(max(0.001, in_s), wake)
+        self.call_after(max(0.001, in_s), wake)
 
-    def _wake(self, head: Head) -> None:
+    def _wake(self, head: DrillHead) -> None:
         if self.head is head:
-            self.quietly([])
+            self.try_turn([])
 
-    def quietly(self, events: Sequence[Event]) -> bool:
+    def try_turn(self, events: Sequence[Event]) -> bool:
         """Run a turn that the sender retries on failure. Return whether it succeeded."""
         try:
             self.turn(events)
-        except (StoreRefused, Unanswered):
+        except (StoreRefused, NoAnswer):
             return False
         return True
 
     # ---- requests of nodes to the head: None means no answer -----------------------------------------------------------
 
-    def hello_of(self, node: StagedNode) -> Hello:
+    def registration_of(self, node: NodeInterface) -> SupervisorRegistered:
         """Build the registration of the node's supervisor."""
-        carries = tuple((key.job_id, key.epoch, key.generation) for key in node.carried)
-        return Hello(node=node.record, supervisor_id=node.supervisor_id, carries=carries)
+        carries = tuple((key.job_id, key.epoch, key.generation) for key in node.reported_members)
+        return SupervisorRegistered(node=node.record, supervisor_id=node.supervisor_id, running=carries)
 
-    def hear_hello(self, node_id: NodeId, hello: Hello) -> tuple[int | str | None, int]:
+    def handle_registration(self, node_id: NodeId, hello: SupervisorRegistered) -> tuple[int | str | None, int]:
         """Register a supervisor. Return the last command number or the head's challenge, and the head's incarnation."""
         head = self.head
         if head is None:
@@ -317,83 +331,83 @@ class Cluster:
         after = head.mailboxes.last(node_id)
         try:
             answer = self.turn([hello])[0]
-        except (StoreRefused, Unanswered):
-            return None, head.number
-        if isinstance(answer, Challenged):
-            return answer.challenge, head.number
+        except (StoreRefused, NoAnswer):
+            return None, head.incarnation
+        if isinstance(answer, RegistrationChallenged):
+            return answer.challenge, head.incarnation
         if isinstance(answer, PhalanxError):
-            return None, head.number
-        if head.greeted.get(node_id) != hello.supervisor_id:
+            return None, head.incarnation
+        if head.registered.get(node_id) != hello.supervisor_id:
             head.acked.pop(hello.supervisor_id, None)
-        head.greeted[node_id] = hello.supervisor_id
-        return after, head.number
+        head.registered[node_id] = hello.supervisor_id
+        return after, head.incarnation
 
-    def hear_renewal(
+    def handle_renewal(
         self, node_id: NodeId, supervisor_id: SupervisorId, epochs: list[tuple[JobId, Epoch]], held_s: float
     ) -> Any:
-        """Renew a lease; return `SayHello` as a value."""
+        """Renew a lease; return `UnknownSupervisor` as a value."""
         head = self.head
         if head is None:
             return None
-        if head.greeted.get(node_id) != supervisor_id:
-            return SayHello("say hello")
+        if head.registered.get(node_id) != supervisor_id:
+            return UnknownSupervisor("say hello")
         try:
             return head.controller.leases.renew(node_id, supervisor_id, epochs, self.clock.boot_s, held_s=held_s)
-        except SayHello as error:
+        except UnknownSupervisor as error:
             return error
 
-    def hear_events(
+    def handle_events(
         self, node_id: NodeId, supervisor_id: SupervisorId, events: Sequence[tuple[int, Event]]
     ) -> int | None:
         """Commit events. Return the last durable number; -1 asks the supervisor to register."""
         head = self.head
         if head is None:
             return None
-        if head.greeted.get(node_id) != supervisor_id:
+        if head.registered.get(node_id) != supervisor_id:
             return -1
         acked = head.acked.get(supervisor_id, 0)
         fresh = [event for seq, event in events if seq > acked]
-        if fresh and not self.quietly(fresh):
+        if fresh and not self.try_turn(fresh):
             return None
         if self.head is head:
             head.acked[supervisor_id] = max(acked, events[-1][0])
         return events[-1][0]
 
-    def hear_steps(self, node_id: NodeId, supervisor_id: SupervisorId, report: Report) -> bool | None:
+    def handle_step_report(self, node_id: NodeId, supervisor_id: SupervisorId, report: Report) -> bool | None:
         """Commit a report from a step stream. Return whether it is durable."""
         head = self.head
-        if head is None or head.greeted.get(node_id) != supervisor_id:
+        if head is None or head.registered.get(node_id) != supervisor_id:
             return None
-        return self.quietly([report])
+        return self.try_turn([report])
 
     # ---- the engine ----------------------------------------------------------------------------------------------------
 
-    def tell_death(self, node: StagedNode) -> None:
+    def report_death(self, node: NodeInterface) -> None:
         """Report a supervisor's death after the engine's sweep; the report may arrive after the next incarnation has started."""
         if self.head is None:
             return  # the engine died with the head; the next one finds no process and sends nothing
-        dead = NodeDead(node_id=node.id, supervisor_id=node.supervisor_id, why="its supervisor died", confirmed=True)
-        if not self.quietly([dead]):
-            self.after(RETRY_S, lambda: self.tell_death(node))
+        dead = NodeDied(node_id=node.id, supervisor_id=node.supervisor_id, why="its supervisor died", confirmed=True)
+        if not self.try_turn([dead]):
+            self.call_after(RETRY_S, lambda: self.report_death(node))
 
     def kill_node(self, name: str, *, silent: bool = False) -> None:
         """Power off a node. The engine notices and sweeps; with `silent` only the lease reveals it."""
         node = self.nodes[NodeId(name)]
         if not node.alive:
             return
-        node.die()
+        node.power_off()
         if self.engine_watches and not silent:
-            self.after(TOLD_S + self.engine_late_s, lambda: self.tell_death(node))
+            self.call_after(DEATH_REPORTED_S + self.engine_late_s, lambda: self.report_death(node))
 
     def revive_node(self, name: str) -> None:
         """Power on a node with a new supervisor incarnation, after the engine has swept it."""
         node = self.nodes[NodeId(name)]
         if node.alive:
             return
-        if node.orphans:
-            self.after(0.2, lambda: self.revive_node(name))
+        if node.has_orphans:
+            self.call_after(0.2, lambda: self.revive_node(name))
             return
-        fresh = SimNode(self, node.record, life=node.life + 1, link=node.link)
+        fresh = DrillNode(self, node.record, incarnation=node.incarnation + 1, link=node.link)
         self.nodes[node.id] = fresh
         fresh.boot()
 
@@ -403,10 +417,10 @@ class Cluster:
 
     def heal(self) -> None:
         """End every fault."""
-        self.store.refuse_next, self.store.crash_next = 0, None
+        self.store.full_commits, self.store.next_crash = 0, None
         self.drop_command = lambda _: False
         self.commit_s = self.engine_late_s = 0.0
-        self.flaws.clear()
+        self.refusing_nodes.clear()
         self.bad_links.clear()
         if self.head is None:
             self.start_head()

@@ -1,6 +1,6 @@
 """The coverage of a drill: state transitions, faults by the state of the hit attempt, and the trace's hash.
 
-Transitions come from the real code: `watching` wraps the attempt machine's table, job transitions come from committed records, and
+Transitions come from the real code: `count_transitions` wraps the attempt machine's table, job transitions come from committed records, and
 supervisor members are compared before and after each step.
 """
 
@@ -15,17 +15,17 @@ from typing import Any
 
 from phalanx.core.ids import JobId
 from phalanx.core.lifecycle import attempt as machine
-from phalanx.core.lifecycle.facts import Case, Facts, Outcome
+from phalanx.core.lifecycle.transitions import AttemptCase, TransitionContext, TransitionResult
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
-from phalanx.node.logic.happenings import Commanded, Happening
-from phalanx.node.logic.member import Member
+from phalanx.node.logic.events import CommandReceived, SupervisorEvent
+from phalanx.node.logic.member import LocalMember
 
-Glance = dict[JobId, tuple[Any, ...]]
-NOTHING = "none"  # no member, no attempt
+MemberStates = dict[JobId, tuple[Any, ...]]
+NO_STATE = "none"  # no member, no attempt
 
 
-def glance(members: Iterable[Member]) -> Glance:
+def member_states(members: Iterable[LocalMember]) -> MemberStates:
     """Return the state of each member, without timers and lease."""
     return {
         one.key.job_id: (
@@ -33,13 +33,13 @@ def glance(members: Iterable[Member]) -> Glance:
             bool(one.frozen_ns),
             one.key,
             one.ended,
-            one.held,
+            one.held_exits,
             one.ready,
             one.start,
             one.refusal,
             one.superseded,
             one.forgotten,
-            one.asked_ns,
+            one.stop_requested_ns,
         )
         for one in members
     }
@@ -62,7 +62,7 @@ class Coverage:
     faults: dict[str, Counter[str]] = field(default_factory=dict)
     _trace: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
-    def note(self, line: str) -> None:
+    def add_trace_line(self, line: str) -> None:
         """Add a line to the trace."""
         self._trace.update(line.encode())
 
@@ -71,18 +71,20 @@ class Coverage:
         """Hash of all lines so far."""
         return str(self._trace.hexdigest())
 
-    def attempt_edge(self, before: str, event: str, after: str) -> None:
+    def count_attempt_transition(self, before: str, event: str, after: str) -> None:
         """Count a transition of the attempt machine."""
         self.attempts[f"{before} {event} {after}"] += 1
 
-    def job_edges(self, job: Job | None, attempt: Attempt | None, before: Job | None) -> None:
+    def count_job_transition(self, job: Job | None, attempt: Attempt | None, before: Job | None) -> None:
         """Count the transition of a committed job, with the cause of its ended attempt."""
         if job is None or (before is not None and before.state is job.state):
             return
-        cause = NOTHING if attempt is None or attempt.live or not attempt.causes else attempt.causes[-1].value
-        self.jobs[f"{NOTHING if before is None else before.state.value} {cause} {job.state.value}"] += 1
+        cause = (
+            NO_STATE if attempt is None or attempt.holds_allocation or not attempt.causes else attempt.causes[-1].value
+        )
+        self.jobs[f"{NO_STATE if before is None else before.state.value} {cause} {job.state.value}"] += 1
 
-    def member_edges(self, before: Glance, after: Glance, cause: Happening | None) -> str:
+    def count_member_transitions(self, before: MemberStates, after: MemberStates, cause: SupervisorEvent | None) -> str:
         """Count the member changes of a supervisor's step; return them as a line."""
         event = event_name(cause)
         changes = []
@@ -97,10 +99,10 @@ class Coverage:
             changes.append(f"{job_id} {edge}")
         return "; ".join(changes)
 
-    def fault(self, kind: str, states: Iterable[str]) -> None:
+    def count_fault(self, kind: str, states: Iterable[str]) -> None:
         """Count a fault that hit attempts in these states; no states means that nothing ran."""
         counts = self.faults.setdefault(kind, Counter())
-        for state in states or (NOTHING,):
+        for state in states or (NO_STATE,):
             counts[state] += 1
 
     def add(self, other: Coverage) -> None:
@@ -120,26 +122,26 @@ class Coverage:
             "faults": {kind: dict(sorted(counts.items())) for kind, counts in sorted(self.faults.items())},
         }
 
-    def sealed(self) -> Coverage:
+    def picklable(self) -> Coverage:
         """Return the counts alone, which can be pickled."""
         return Coverage(attempts=self.attempts, jobs=self.jobs, members=self.members, faults=self.faults, _trace=None)
 
 
-def event_name(cause: Happening | None) -> str:
+def event_name(cause: SupervisorEvent | None) -> str:
     """Return the name of a supervisor's event."""
     if cause is None:
         return "time"
-    return type(cause.command).__name__ if isinstance(cause, Commanded) else type(cause).__name__
+    return type(cause.command).__name__ if isinstance(cause, CommandReceived) else type(cause).__name__
 
 
 def _phase(state: tuple[Any, ...] | None) -> str:
-    return NOTHING if state is None else f"{state[0].value}{'*' if state[1] else ''}"
+    return NO_STATE if state is None else f"{state[0].value}{'*' if state[1] else ''}"
 
 
 @contextmanager
-def watching(coverage: Coverage) -> Iterator[None]:
+def count_transitions(coverage: Coverage) -> Iterator[None]:
     """Wrap the attempt machine's table to count every transition; results are unchanged."""
-    table: dict[Any, Any] = machine.TABLE
+    table: dict[Any, Any] = machine.TRANSITIONS
     before = dict(table)
     for place, handler in before.items():
         table[place] = _counted(coverage, str(place[0].value), place[1].__name__, handler)
@@ -150,10 +152,10 @@ def watching(coverage: Coverage) -> Iterator[None]:
 
 
 def _counted(coverage: Coverage, state: str, event: str, handler: machine.Handler) -> machine.Handler:
-    def asked(case: Case, attempt: Attempt, happening: Any, facts: Facts) -> Outcome:
+    def asked(case: AttemptCase, attempt: Attempt, happening: Any, facts: TransitionContext) -> TransitionResult:
         outcome = handler(case, attempt, happening, facts)
         after = outcome.attempt
-        coverage.attempt_edge(state, event, NOTHING if after is None else after.state.value)
+        coverage.count_attempt_transition(state, event, NO_STATE if after is None else after.state.value)
         return outcome
 
     return asked

@@ -15,7 +15,7 @@ from typing import Final
 
 from phalanx.core.state.world import World
 from phalanx.ports.store import Batch, JobFilter, StoreRefused
-from phalanx.simulator.drill.violation import OURS, Broken
+from phalanx.simulator.drill.violations import CODE_ERROR, InvariantBroken
 from phalanx.store.memory import MemoryStore
 from phalanx.store.sql.sqlite.store import SqliteStore
 from phalanx.store.sql.sqlite.virtual_disk import VirtualDisk
@@ -38,7 +38,7 @@ _COMPARED: Final = (
 _ALL: Final = 1_000_000  # records; more than any seed creates
 
 
-class Crash(enum.StrEnum):
+class CommitCrash(enum.StrEnum):
     """The point at which a head dies in its next commit."""
 
     BEFORE = "before"
@@ -49,24 +49,24 @@ class Crash(enum.StrEnum):
 class HeadDied(Exception):
     """The head died in a commit; no request is answered."""
 
-    def __init__(self, crash: Crash) -> None:
+    def __init__(self, crash: CommitCrash) -> None:
         super().__init__(crash.value)
         self.crash = crash
 
 
-class MemoryDisk(MemoryStore):
+class DrillMemoryStore(MemoryStore):
     """A memory store with a simulated full disk.
 
     Attributes:
-        refuse_next: number of following commits that find the disk full.
-        crash_next: crash point in the next commit.
+        full_commits: number of following commits that find the disk full.
+        next_crash: crash point in the next commit.
         in_doubt: the batch in whose commit the head died; `reopen` returns whether it is durable.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.refuse_next = 0
-        self.crash_next: Crash | None = None
+        self.full_commits = 0
+        self.next_crash: CommitCrash | None = None
         self.in_doubt: Batch | None = None
 
     def commit(self, batch: Batch) -> None:
@@ -77,15 +77,15 @@ class MemoryDisk(MemoryStore):
             HeadDied: as injected.
             Broken: the store refuses the batch although the disk is fine.
         """
-        crash, self.crash_next = self.crash_next, None
-        if crash in (Crash.BEFORE, Crash.TORN):
+        crash, self.next_crash = self.next_crash, None
+        if crash in (CommitCrash.BEFORE, CommitCrash.TORN):
             raise HeadDied(crash)
-        if self.refuse_next > 0:
-            self.refuse_next -= 1
+        if self.full_commits > 0:
+            self.full_commits -= 1
             self._full(batch)
             return
         self._write_through(batch)
-        if crash is Crash.AFTER:
+        if crash is CommitCrash.AFTER:
             self.in_doubt = batch
             raise HeadDied(crash)
 
@@ -104,14 +104,14 @@ class MemoryDisk(MemoryStore):
         batch, self.in_doubt = self.in_doubt, None
         return batch is not None
 
-    def compare(self) -> None:
+    def check_contents(self) -> None:
         """Check the final contents; nothing to check in memory."""
 
-    def shut(self) -> None:
+    def release(self) -> None:
         """Release all resources; none in memory."""
 
 
-class SqliteDisk(MemoryDisk):
+class DrillSqliteStore(DrillMemoryStore):
     """The SQLite store on a virtual disk, with the expected contents in memory; every difference is a violation."""
 
     def __init__(self, dice: Random) -> None:
@@ -130,18 +130,18 @@ class SqliteDisk(MemoryDisk):
         self._sqlite = SqliteStore(os.path.join(folder, "state.db"), vfs=self.disk.name)
 
     def commit(self, batch: Batch) -> None:
-        """See `MemoryDisk.commit`; a torn commit loses power before some operation."""
-        if self.crash_next is not Crash.TORN:
+        """See `DrillMemoryStore.commit`; a torn commit loses power before some operation."""
+        if self.next_crash is not CommitCrash.TORN:
             super().commit(batch)
             return
-        self.crash_next, self._torn, self.in_doubt = None, True, batch
+        self.next_crash, self._torn, self.in_doubt = None, True, batch
         self.disk.cut_at = self.disk.operations + self._dice.randrange(24)  # a commit takes 10 to 40 operations
         try:
             self._sqlite.commit(batch)
         except StoreRefused as error:
-            if not self.disk.dead:
+            if not self.disk.powered_off:
                 raise _unexpected_refusal(error) from error
-        raise HeadDied(Crash.TORN)
+        raise HeadDied(CommitCrash.TORN)
 
     def _full(self, batch: Batch) -> None:
         """Fill the disk for this commit. A commit that fits into existing pages still succeeds."""
@@ -151,7 +151,7 @@ class SqliteDisk(MemoryDisk):
         finally:
             self.disk.room = None
         if batch.story and not self._holds_last(batch):
-            raise Broken(24, "a commit succeeded on a full disk, but its data is missing")
+            raise InvariantBroken(24, "a commit succeeded on a full disk, but its data is missing")
 
     def _write_through(self, batch: Batch) -> None:
         syncs = self.disk.syncs
@@ -163,7 +163,7 @@ class SqliteDisk(MemoryDisk):
             raise
         if self.disk.syncs == syncs and (batch.records or batch.story):
             full = self.disk.room is not None
-            raise Broken(24 if full else 3, f"a commit succeeded without a sync{' on a full disk' * full}")
+            raise InvariantBroken(24 if full else 3, f"a commit succeeded without a sync{' on a full disk' * full}")
         MemoryStore.commit(self, batch)
 
     def load(self) -> World:
@@ -199,19 +199,19 @@ class SqliteDisk(MemoryDisk):
     def _holds_last(self, batch: Batch) -> bool:
         return len(self._sqlite.story(after=batch.story[-1].seq - 1, limit=1)) > 0
 
-    def compare(self) -> None:
+    def check_contents(self) -> None:
         """Check at the end that the database holds all acknowledged data, including ended attempts and all events, which no head loads."""
         _require_same(self._sqlite.load(), MemoryStore.load(self), durable=True)
         lines = zip(self._sqlite.story(limit=_ALL), self.story(limit=_ALL), strict=False)
         odd = next((pair for pair in lines if pair[0] != pair[1]), None)
         if odd is not None:
-            raise Broken(3, f"the database has event {odd[0]} instead of {odd[1]}")
+            raise InvariantBroken(3, f"the database has event {odd[0]} instead of {odd[1]}")
         for job in self.jobs(JobFilter(limit=_ALL)):
             found, wanted = self._sqlite.attempts(job.id), self.attempts(job.id)
             if found != wanted:
-                raise Broken(3, f"of job {job.id} the database holds {found} instead of {wanted}")
+                raise InvariantBroken(3, f"of job {job.id} the database holds {found} instead of {wanted}")
 
-    def shut(self) -> None:
+    def release(self) -> None:
         """Close it and remove its folder."""
         self._sqlite.close()
         gc.collect()  # an error's traceback may reference a connection, whose files must outlive it
@@ -220,15 +220,15 @@ class SqliteDisk(MemoryDisk):
         shutil.rmtree(self._root, ignore_errors=True)
 
 
-def _unexpected_refusal(error: StoreRefused) -> Broken:
+def _unexpected_refusal(error: StoreRefused) -> InvariantBroken:
     """Build the violation for a refusal that the disk did not cause: a correct head never commits invalid data."""
-    return Broken(OURS, f"the store refused a commit of the head: {error.message}")
+    return InvariantBroken(CODE_ERROR, f"the store refused a commit of the head: {error.message}")
 
 
 def _require_same(found: World, wanted: World, *, durable: bool) -> bool:
     difference = _differs(found, wanted)
     if difference is not None:
-        raise Broken(3, f"after the crash the database lacks acknowledged data: {difference}")
+        raise InvariantBroken(3, f"after the crash the database lacks acknowledged data: {difference}")
     return durable
 
 

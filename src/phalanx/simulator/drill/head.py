@@ -10,26 +10,26 @@ from phalanx.core.errors import TryLater
 from phalanx.core.ids import NodeId, SupervisorId
 
 
-class Unanswered(TryLater):
+class NoAnswer(TryLater):
     """The head died or is down; the caller does not know whether the request was executed."""
 
     code = "unanswered"
 
 
 @dataclass
-class Head:
+class DrillHead:
     """One incarnation.
 
     Attributes:
-        greeted: registered supervisor of each node (`api.supervisors`).
+        registered: registered supervisor of each node (`api.supervisors`).
         acked: last durable event number of each supervisor.
         busy_until_s: CLOCK_BOOTTIME until which a slow disk blocks its thread.
     """
 
-    number: int
+    incarnation: int
     controller: Controller
     mailboxes: Mailboxes = field(default_factory=Mailboxes)
-    greeted: dict[NodeId, SupervisorId] = field(default_factory=dict)
+    registered: dict[NodeId, SupervisorId] = field(default_factory=dict)
     acked: dict[SupervisorId, int] = field(default_factory=dict)
-    wake: int = 0
+    wake_number: int = 0
     busy_until_s: float = 0.0

@@ -1,7 +1,7 @@
 """Checks of the invariants of DESIGN 3 that one process can observe, after every state change.
 
 Checks are incremental: records by the step's change, limits when allocations change, processes when some start, end, freeze or thaw.
-Every `WHOLE_EVERY` commits and at each start of a head everything is checked.
+Every `FULL_CHECK_EVERY` commits and at each start of a head everything is checked.
 """
 
 from __future__ import annotations
@@ -9,53 +9,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from phalanx.controller.outbox import Now, Outbox
+from phalanx.controller.step_result import ControllerTime, StepResult
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
-from phalanx.core.lifecycle.facts import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET, PORT_TRIES
-from phalanx.core.state.commands import Prepare, StartTasks
+from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET, PORT_TRIES
+from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.state.events import CheckpointSaved, Event
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.state.world import World
-from phalanx.core.work.attempt import Attempt, AttemptState, Cause, MemberState
-from phalanx.core.work.dependency import Dependency, DependencyKind, element_id
-from phalanx.core.work.job import NO_EPOCH, Job, JobState, Resume
-from phalanx.simulator.drill.behaviour import CANARY
-from phalanx.simulator.drill.books import Books
-from phalanx.simulator.drill.head import Head
-from phalanx.simulator.drill.limits import Limits
-from phalanx.simulator.drill.restarts import Restarts
-from phalanx.simulator.drill.stage import Watched
-from phalanx.simulator.drill.tasks import newest_whole
-from phalanx.simulator.drill.violation import Broken, demand
+from phalanx.core.work.attempt import (
+    Attempt,
+    AttemptState,
+    EndCause,
+    MemberState,
+)
+from phalanx.core.work.dependency import Dependency, DependencyKind, array_element_id
+from phalanx.core.work.job import (
+    NO_EPOCH,
+    Job,
+    JobState,
+    PublishedCheckpoint,
+)
+from phalanx.simulator.drill.behaviour import CANARY_VALUE
+from phalanx.simulator.drill.billing_invariants import BillingChecker
+from phalanx.simulator.drill.head import DrillHead
+from phalanx.simulator.drill.limit_invariants import LimitChecker
+from phalanx.simulator.drill.processes import newest_valid
+from phalanx.simulator.drill.protocols import ObservedCluster
+from phalanx.simulator.drill.restart_invariants import RestartChecker
+from phalanx.simulator.drill.violations import InvariantBroken, require
 
-WHOLE_EVERY: Final = 64  # commits between two full checks
+FULL_CHECK_EVERY: Final = 64  # commits between two full checks
 
 
-class Watch:
+class InvariantChecker:
     """Records what must stay true, and checks it."""
 
-    def __init__(self, cluster: Watched) -> None:
+    def __init__(self, cluster: ObservedCluster) -> None:
         self._cluster = cluster
         self._acknowledged: set[JobId] = set()
         self._ended: dict[JobId, Job] = {}
         self._cancelled: dict[JobId, tuple[Epoch, Generation]] = {}
         self._epochs: dict[JobId, Epoch] = {}
-        self._started: dict[tuple[JobId, Epoch, Generation], Resume | None] = {}
+        self._started: dict[tuple[JobId, Epoch, Generation], PublishedCheckpoint | None] = {}
         self._known: dict[JobId, Job] = {}
-        self._restarts: dict[JobId, Restarts] = {}
+        self._restarts: dict[JobId, RestartChecker] = {}
         self._last_line = 0
         self._commits = 0
-        self._limits = Limits(cluster)
-        self._books = Books(cluster)
+        self._limits = LimitChecker(cluster)
+        self._books = BillingChecker(cluster)
 
     # ---- acknowledged requests -----------------------------------------------------------------------------------------
 
-    def acknowledged(self, job_id: JobId) -> None:
+    def record_submit(self, job_id: JobId) -> None:
         """Record an acknowledged submit."""
         self._acknowledged.add(job_id)
-        demand(self._cluster.store.job(job_id), 3, f"job {job_id} is acknowledged but not stored")
+        require(self._cluster.store.job(job_id), 3, f"job {job_id} is acknowledged but not stored")
 
-    def cancelled(self, job: Job) -> None:
+    def record_cancel(self, job: Job) -> None:
         """Record an acknowledged cancel."""
         attempt = self._cluster.world.attempts.get(job.id)
         if not job.state.terminal or job.state is JobState.CANCELLED:
@@ -63,7 +73,7 @@ class Watch:
 
     # ---- acknowledged events of nodes ----------------------------------------------------------------------------------
 
-    def heard(self, events: Sequence[Event], world: World) -> None:
+    def check_events(self, events: Sequence[Event], world: World) -> None:
         """Check events after their step is durable; their senders now drop them."""
         for event in events:
             if isinstance(event, CheckpointSaved):
@@ -76,11 +86,11 @@ class Watch:
             return
         known = [(kept.epoch, kept.step) for kept in world.jobs[event.job_id].checkpoints]
         if max(known, default=(NO_EPOCH, -1)) < (saved.epoch, saved.step):
-            raise Broken(9, f"job {event.job_id} saved step {saved.step}, but only {known} are recorded")
+            raise InvariantBroken(9, f"job {event.job_id} saved step {saved.step}, but only {known} are recorded")
 
     # ---- durable changes -----------------------------------------------------------------------------------------------
 
-    def committed(self, outbox: Outbox, head: Head, now: Now) -> None:
+    def check_commit(self, outbox: StepResult, head: DrillHead, now: ControllerTime) -> None:
         """Check a committed change. `head` holds the change; it may have died in the commit, at `now`."""
         change, world = outbox.change, head.controller.world
         attempts = {}
@@ -89,22 +99,22 @@ class Watch:
                 attempts[record.job_id] = record
         for record in change.records:
             if isinstance(record, Job):
-                self._cluster.coverage.job_edges(record, attempts.get(record.id), self._known.get(record.id))
+                self._cluster.coverage.count_job_transition(record, attempts.get(record.id), self._known.get(record.id))
                 self._known[record.id] = record
                 self._job(record)
             elif isinstance(record, Attempt):
                 self._attempt(record, world)
         for line in change.story:
             if line.seq != self._last_line + 1:
-                raise Broken(19, f"line {line.seq} follows line {self._last_line}")
+                raise InvariantBroken(19, f"line {line.seq} follows line {self._last_line}")
             self._last_line = line.seq
-            if CANARY in line.text or (line.facts and CANARY in repr(line.facts)):
-                raise Broken(23, f"line {line.seq} ({line.kind}) contains a secret of job {line.job_id}")
+            if CANARY_VALUE in line.text or (line.facts and CANARY_VALUE in repr(line.facts)):
+                raise InvariantBroken(23, f"line {line.seq} ({line.kind}) contains a secret of job {line.job_id}")
         self._commands(outbox, world)
         if change.empty:
             return
         self._commits += 1
-        if self._commits % WHOLE_EVERY == 0:
+        if self._commits % FULL_CHECK_EVERY == 0:
             self._whole(world)
         self._devices(world)
         for record in change.records:
@@ -112,43 +122,45 @@ class Watch:
                 self._indexed(record.id, world)
         for condition in world.relations.dependents:
             self._check_dependents(condition, world)
-        self._limits.look(world, outbox, head)
-        self._books.look(change.records, now)
+        self._limits.check(world, outbox, head)
+        self._books.check(change.records, now)
 
-    def restarted(self) -> None:
+    def check_store(self) -> None:
         """Check the store when a head starts."""
         for job_id in self._acknowledged:
-            demand(self._cluster.store.job(job_id), 3, f"job {job_id} was acknowledged but is lost")
+            require(self._cluster.store.job(job_id), 3, f"job {job_id} was acknowledged but is lost")
         for job_id, job in self._ended.items():
             found = self._cluster.store.job(job_id)
-            demand(found is not None and found.state is job.state, 8, f"{job_id} was {job.state} before the crash")
+            require(found is not None and found.state is job.state, 8, f"{job_id} was {job.state} before the crash")
 
     def _job(self, job: Job) -> None:
         before = self._ended.get(job.id)
         if before is not None and (before.state, before.exit_code) != (job.state, job.exit_code):
-            raise Broken(8, f"{job.id} was {before.state} and is {job.state}")
+            raise InvariantBroken(8, f"{job.id} was {before.state} and is {job.state}")
         if job.state.terminal:
             self._ended[job.id] = job
-        demand(CANARY not in job.detail, 23, f"the detail of job {job.id} contains its secret")
-        if job.hangs > HANGS_BEFORE_STOP:
-            raise Broken(13, f"job {job.id} was restarted {job.hangs} times after hangs without progress")
-        if job.stalls > NO_PROGRESS_BUDGET + 1:
-            raise Broken(13, f"job {job.id} restarted {job.stalls} times without progress")
+        require(CANARY_VALUE not in job.detail, 23, f"the detail of job {job.id} contains its secret")
+        if job.hang_restarts > HANGS_BEFORE_STOP:
+            raise InvariantBroken(
+                13, f"job {job.id} was restarted {job.hang_restarts} times after hangs without progress"
+            )
+        if job.charged_restarts > NO_PROGRESS_BUDGET + 1:
+            raise InvariantBroken(13, f"job {job.id} restarted {job.charged_restarts} times without progress")
         if job.user_retries > job.spec.retry:
-            raise Broken(13, f"job {job.id} was retried {job.user_retries} times of {job.spec.retry}")
+            raise InvariantBroken(13, f"job {job.id} was retried {job.user_retries} times of {job.spec.retry}")
         for kept in job.checkpoints:
-            if kept.path in self._cluster.deleted:
-                raise Broken(21, f"checkpoint {kept.path} of job {job.id} is recorded but was deleted")
+            if kept.path in self._cluster.deleted_checkpoints:
+                raise InvariantBroken(21, f"checkpoint {kept.path} of job {job.id} is recorded but was deleted")
 
     def _attempt(self, attempt: Attempt, world: World) -> None:
-        self._restarts.setdefault(attempt.job_id, Restarts()).look(attempt, world.jobs[attempt.job_id])
+        self._restarts.setdefault(attempt.job_id, RestartChecker()).check(attempt, world.jobs[attempt.job_id])
         if len(attempt.members) != len(attempt.allocation.grants):
-            raise Broken(5, f"job {attempt.job_id} has {len(attempt.members)} members")
+            raise InvariantBroken(5, f"job {attempt.job_id} has {len(attempt.members)} members")
         before = self._epochs.get(attempt.job_id, Epoch(0))
         if attempt.epoch < before:
-            raise Broken(4, f"the epoch of job {attempt.job_id} decreases from {before} to {attempt.epoch}")
+            raise InvariantBroken(4, f"the epoch of job {attempt.job_id} decreases from {before} to {attempt.epoch}")
         if attempt.epoch > before:
-            demand(
+            require(
                 attempt.epoch == before + 1,
                 4,
                 f"the epoch of job {attempt.job_id} jumps from {before} to {attempt.epoch}",
@@ -157,35 +169,39 @@ class Watch:
             self._placed(attempt, world)
         if attempt.job_id in self._cancelled:
             place = (attempt.epoch, attempt.generation)
-            demand(place <= self._cancelled[attempt.job_id], 12, f"job {attempt.job_id} runs after a cancel as {place}")
+            require(
+                place <= self._cancelled[attempt.job_id], 12, f"job {attempt.job_id} runs after a cancel as {place}"
+            )
         tail = attempt.causes[-PORT_TRIES - 1 :]
-        if tail == (Cause.PORT_TAKEN,) * (PORT_TRIES + 1) and attempt.live:
-            raise Broken(13, f"job {attempt.job_id} retries ports without limit")
+        if tail == (EndCause.PORT_TAKEN,) * (PORT_TRIES + 1) and attempt.holds_allocation:
+            raise InvariantBroken(13, f"job {attempt.job_id} retries ports without limit")
 
     def _placed(self, attempt: Attempt, world: World) -> None:
         asked = world.jobs[attempt.job_id].spec.role.gpus
         got = attempt.allocation.gpus
         if asked.nodes_max is None:
-            demand(got == asked.total, 5, f"job {attempt.job_id} requested {asked.total} GPUs and has {got}")
+            require(got == asked.total, 5, f"job {attempt.job_id} requested {asked.total} GPUs and has {got}")
         else:
             nodes, least, each = len(attempt.allocation.grants), asked.nodes or 1, asked.per_node or 0
             whole = least <= nodes <= asked.nodes_max and got == nodes * each
-            demand(whole, 5, f"job {attempt.job_id} requested {asked} and has {got} GPUs on {nodes} nodes")
+            require(whole, 5, f"job {attempt.job_id} requested {asked} and has {got} GPUs on {nodes} nodes")
         for grant in attempt.allocation.grants:
             node = world.nodes[grant.node_id]
             if not node.schedulable:
-                raise Broken(2, f"new allocation on {grant.node_id}, which is {node.state} {node.cordon}")
+                raise InvariantBroken(2, f"new allocation on {grant.node_id}, which is {node.state} {node.cordon}")
             have = {device.index for device in node.devices if device.healthy}
             if not set(grant.devices) <= have:
-                raise Broken(2, f"job {attempt.job_id} got {grant.devices} of {grant.node_id}, which has {have}")
+                raise InvariantBroken(
+                    2, f"job {attempt.job_id} got {grant.devices} of {grant.node_id}, which has {have}"
+                )
             self._check_reservations(attempt, grant.node_id, world)
         self._may_start(world.jobs[attempt.job_id], world)
 
     def _may_start(self, job: Job, world: World) -> None:
-        demand(not job.unmet, 7, f"job {job.id} starts before {job.unmet}")
-        demand(not job.held, 7, f"job {job.id} starts while it is held")
+        require(not job.unmet_dependencies, 7, f"job {job.id} starts before {job.unmet_dependencies}")
+        require(not job.held, 7, f"job {job.id} starts while it is held")
         for condition in job.spec.dependencies:
-            demand(self._holds(condition, job, world), 7, f"job {job.id} starts although {condition} does not hold")
+            require(self._holds(condition, job, world), 7, f"job {job.id} starts although {condition} does not hold")
 
     def _holds(self, condition: Dependency, job: Job, world: World) -> bool:
         """Evaluate a condition from the jobs' states, independently of the lifecycle, which removes conditions as jobs end."""
@@ -194,7 +210,7 @@ class Watch:
             return all(one.state.terminal or array_of(one) == array_of(job) for one in likes if one.seq < job.seq)
         names = [one.id for one in world.jobs.values() if array_of(one) == condition.job_id]
         if condition.kind is DependencyKind.AFTER_CORR and job.array is not None and names:
-            names = [element_id(condition.job_id, job.array.index)]
+            names = [array_element_id(condition.job_id, job.array.index)]
         known = [self._cluster.store.job(name) for name in names or [condition.job_id]]
         states = [
             one.state for one in known if one is not None
@@ -208,36 +224,42 @@ class Watch:
     def _check_reservations(self, attempt: Attempt, node_id: NodeId, world: World) -> None:
         job = world.jobs[attempt.job_id]
         for one in world.reservations.values():
-            shut = node_id in one.nodes and one.holds(self._cluster.now.wall_s) and not one.admits(job.user, job.queue)
-            demand(not shut, 2, f"job {job.id} was placed on {node_id}, which is reserved for {one.holders} ({one.id})")
+            shut = (
+                node_id in one.nodes and one.is_active(self._cluster.now.wall_s) and not one.admits(job.user, job.queue)
+            )
+            require(
+                not shut,
+                2,
+                f"job {job.id} was placed on {node_id}, which is reserved for {one.holders_text} ({one.id})",
+            )
 
-    def _commands(self, outbox: Outbox, world: World) -> None:
+    def _commands(self, outbox: StepResult, world: World) -> None:
         for command in outbox.commands:
-            if not isinstance(command, (Prepare, StartTasks)):
+            if not isinstance(command, (PrepareTasks, StartTasks)):
                 continue
             attempt, job = world.attempts.get(command.job_id), world.jobs[command.job_id]
             # Within one step an attempt may be prepared and then end because its node died, but never in the other order.
-            demand(
+            require(
                 command.epoch <= job.epoch,
                 4,
                 f"job {job.id} of epoch {job.epoch}: {type(command).__name__} of epoch {command.epoch}",
             )
             if attempt is not None and attempt.epoch == command.epoch:
-                demand(command.generation <= attempt.generation, 4, f"job {job.id}: a command of a later generation")
+                require(command.generation <= attempt.generation, 4, f"job {job.id}: a command of a later generation")
             if isinstance(command, StartTasks):
                 self._resumes(command, job)
 
     def _resumes(self, command: StartTasks, job: Job) -> None:
         place = (job.id, command.epoch, command.generation)
         if place not in self._started:
-            best = newest_whole(job.checkpoints, self._cluster.corrupt)
+            best = newest_valid(job.checkpoints, self._cluster.corrupt_checkpoints)
             if command.resume != best:
-                raise Broken(
+                raise InvariantBroken(
                     9, f"job {job.id} resumes from {command.resume} and not from its newest valid checkpoint, {best}"
                 )
         # A repeated command names the same checkpoint, even if newer ones were published since.
         if self._started.setdefault(place, command.resume) != command.resume:
-            raise Broken(9, f"job {job.id}: ranks of one generation resume from different checkpoints")
+            raise InvariantBroken(9, f"job {job.id}: ranks of one generation resume from different checkpoints")
 
     # ---- allocations ---------------------------------------------------------------------------------------------------
 
@@ -246,105 +268,108 @@ class Watch:
         cpus: dict[NodeId, int] = {}
         for attempt in world.attempts.values():
             job = world.jobs[attempt.job_id]
-            if not attempt.live or job.epoch != attempt.epoch or job.state is not JobState.RUNNING:
-                raise Broken(
+            if not attempt.holds_allocation or job.epoch != attempt.epoch or job.state is not JobState.RUNNING:
+                raise InvariantBroken(
                     4,
                     f"job {job.id} is {job.state} in epoch {job.epoch}, its attempt {attempt.state} in {attempt.epoch}",
                 )
             for grant in attempt.allocation.grants:
                 taken = held.setdefault(grant.node_id, set())
                 if not taken.isdisjoint(grant.devices):
-                    raise Broken(1, f"a device of {grant.node_id} is allocated twice")
+                    raise InvariantBroken(1, f"a device of {grant.node_id} is allocated twice")
                 taken.update(grant.devices)
                 cpus[grant.node_id] = cpus.get(grant.node_id, 0) + grant.cpus
-                if world.on_node[grant.node_id][attempt.job_id] != attempt:
-                    raise Broken(1, f"the index of {grant.node_id} is wrong")
+                if world.attempts_by_node[grant.node_id][attempt.job_id] != attempt:
+                    raise InvariantBroken(1, f"the index of {grant.node_id} is wrong")
             if attempt.state is AttemptState.RUNNING:
                 started = all(m.state in (MemberState.STARTED, MemberState.STOPPED) for m in attempt.members)
-                demand(started, 5, f"job {job.id} runs in part")
+                require(started, 5, f"job {job.id} runs in part")
         for node_id in {*held, *world.usage}:
             usage = world.usage.get(node_id, EMPTY_USAGE)
             if usage.devices != held.get(node_id, set()) or usage.cpus != cpus.get(node_id, 0):
-                raise Broken(1, f"the usage of {node_id} says {usage.devices}, its attempts hold {held.get(node_id)}")
+                raise InvariantBroken(
+                    1, f"the usage of {node_id} says {usage.devices}, its attempts hold {held.get(node_id)}"
+                )
 
     def _indexed(self, job_id: JobId, world: World) -> None:
         job = world.jobs.get(job_id)
         if job is None:
             return
-        demand(
+        require(
             (job.id in world.pending) == (job.state is JobState.PENDING),
             4,
             f"job {job.id} is {job.state} but indexed otherwise",
         )
-        if job.unmet and job.state not in (JobState.PENDING, JobState.CANCELLED):
-            raise Broken(7, f"job {job.id} runs before {job.unmet}")
+        if job.unmet_dependencies and job.state not in (JobState.PENDING, JobState.CANCELLED):
+            raise InvariantBroken(7, f"job {job.id} runs before {job.unmet_dependencies}")
         if job.state is not JobState.RUNNING:
             return
-        demand(job.id in world.attempts, 4, f"job {job.id} runs without an attempt")
+        require(job.id in world.attempts, 4, f"job {job.id} runs without an attempt")
         place = job.array
         if place is not None and place.running_max is not None:
             elements = world.relations.elements[place.array_id]
             running = sum(world.jobs[one].state is JobState.RUNNING for one in elements)
-            demand(running <= place.running_max, 6, f"{running} elements of array {place.array_id} run")
+            require(running <= place.running_max, 6, f"{running} elements of array {place.array_id} run")
 
     @staticmethod
     def _check_dependents(condition: Dependency, world: World) -> None:
         parent = world.jobs.get(condition.job_id)
         alive = condition.job_id in world.relations.elements or (parent is not None and not parent.state.terminal)
-        demand(alive, 7, f"{condition} is pending but can no longer change")
+        require(alive, 7, f"{condition} is pending but can no longer change")
 
     def _whole(self, world: World) -> None:
         for job_id in world.jobs:
             self._indexed(job_id, world)
-        self.restarted()
+        self.check_store()
 
     # ---- executing processes -------------------------------------------------------------------------------------------
 
-    def truth(self) -> None:
+    def check_processes(self) -> None:
         """Check the executing processes: one epoch per job, one job per device, none of an ended attempt."""
         places: dict[JobId, tuple[Epoch, Generation]] = {}
         for node in self._cluster.nodes.values():
             on_device: dict[int, JobId] = {}
-            for task in node.working():
+            for task in node.executing_tasks():
                 key = task.key
                 place = (key.epoch, key.generation)
                 if places.setdefault(key.job_id, place) != place:
-                    raise Broken(
+                    raise InvariantBroken(
                         4,
-                        f"job {key.job_id} executes as {place} and {places[key.job_id]} at the same time\n{self._cluster.told(key.job_id)}",
+                        f"job {key.job_id} executes as {place} and {places[key.job_id]} at the same time\n{self._cluster.event_lines(key.job_id)}",
                     )
                 for device in task.devices:
                     other = on_device.setdefault(device, key.job_id)
                     if other != key.job_id:
-                        raise Broken(1, f"jobs {other} and {key.job_id} execute on {node.id}:{device}")
+                        raise InvariantBroken(1, f"jobs {other} and {key.job_id} execute on {node.id}:{device}")
         for job_id, (epoch, _) in places.items():
             job = self._cluster.store.job(job_id)
             if job is None or job.epoch != epoch or job.state is not JobState.RUNNING:
-                raise Broken(
-                    10, f"epoch {epoch} of job {job_id} executes after its attempt ended\n{self._cluster.told(job_id)}"
+                raise InvariantBroken(
+                    10,
+                    f"epoch {epoch} of job {job_id} executes after its attempt ended\n{self._cluster.event_lines(job_id)}",
                 )
 
-    def settled(self) -> None:
+    def check_settled(self) -> None:
         """Check after healing that head and nodes agree (17) and no process of an ended attempt is left (10)."""
         world = self._cluster.world
         for node in self._cluster.nodes.values():
             for task in node.tasks.values():
                 attempt = world.attempts.get(task.key.job_id)
                 agreed = attempt is not None and attempt.epoch == task.key.epoch
-                demand(agreed, 10, f"process {task.key} is left on {node.id}")
-            for member in node.logic.present():
+                require(agreed, 10, f"process {task.key} is left on {node.id}")
+            for member in node.logic.members():
                 known = world.attempts.get(member.key.job_id)
                 agreed = known is not None and (known.epoch, known.generation) == (
                     member.key.epoch,
                     member.key.generation,
                 )
-                demand(agreed, 17, f"{node.id} has member {member.key} ({member.phase}), which the head does not know")
-            demand(
+                require(agreed, 17, f"{node.id} has member {member.key} ({member.phase}), which the head does not know")
+            require(
                 world.nodes[node.id].supervisor_id == node.supervisor_id,
                 17,
                 f"the head has another supervisor for {node.id}",
             )
-        demand(
+        require(
             not world.attempts or any(node.tasks for node in self._cluster.nodes.values()),
             17,
             "the head has attempts without processes",

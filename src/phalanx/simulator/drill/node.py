@@ -8,40 +8,50 @@ from dataclasses import replace
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import SupervisorId
-from phalanx.core.state.commands import Prepare
+from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.state.events import MemberStopped, Report
 from phalanx.node.logic import actions
-from phalanx.node.logic.happenings import FreezeDone, Happening, MemberKey, Prepared, Terminated, Unfit, WoundUp
+from phalanx.node.logic.events import (
+    FreezeFinished,
+    MemberKey,
+    MemberPrepared,
+    MemberStartFailed,
+    OutputDrained,
+    SupervisorEvent,
+    TerminationRequested,
+)
 from phalanx.node.logic.supervisor import Supervisor
-from phalanx.simulator.drill.behaviour import CANARY, Behaviour, Task
-from phalanx.simulator.drill.calls import Calls
-from phalanx.simulator.drill.coverage import Glance, glance
-from phalanx.simulator.drill.network import Link
-from phalanx.simulator.drill.stage import Stage
-from phalanx.simulator.drill.tasks import KILL_S, SPAWN_S, Tasks
-from phalanx.simulator.drill.violation import demand
+from phalanx.simulator.drill.behaviour import CANARY_VALUE, JobBehaviour, SimulatedTask
+from phalanx.simulator.drill.coverage import MemberStates, member_states
+from phalanx.simulator.drill.network import NodeLink
+from phalanx.simulator.drill.processes import KILL_S, SPAWN_S, NodeProcesses
+from phalanx.simulator.drill.protocols import NodeEnvironment
+from phalanx.simulator.drill.supervisor_calls import SupervisorCalls
+from phalanx.simulator.drill.violations import require
 
 
-class SimNode:
+class DrillNode:
     """One incarnation of a node's supervisor; `record` is the node as it registers."""
 
-    def __init__(self, cluster: Stage, record: Node, *, life: int = 1, link: Link | None = None) -> None:
+    def __init__(
+        self, cluster: NodeEnvironment, record: Node, *, incarnation: int = 1, link: NodeLink | None = None
+    ) -> None:
         self.cluster = cluster
         self.id = record.id
-        self.life = life
-        self.supervisor_id = SupervisorId(f"{record.id}-life{life}")
+        self.incarnation = incarnation
+        self.supervisor_id = SupervisorId(f"{record.id}-life{incarnation}")
         self.record = replace(record, supervisor_id=self.supervisor_id, joined_s=0.0)
         self.logic = Supervisor(record.id)
-        self.processes = Tasks(self)
-        self.link = link or Link()
-        self.calls = Calls(self)
+        self.processes = NodeProcesses(self)
+        self.link = link or NodeLink()
+        self.calls = SupervisorCalls(self)
         self.alive, self.paused = True, False
-        self.orphans = False
+        self.has_orphans = False
         self.unfreezable = False
-        self._backlog: deque[Happening] = deque()
+        self._backlog: deque[SupervisorEvent] = deque()
         self._wake = 0
         self._wake_ns: int | None = None
-        self._seen: Glance = {}
+        self._seen: MemberStates = {}
 
     @property
     def reachable(self) -> bool:
@@ -54,14 +64,14 @@ class SimNode:
         return self.cluster.now.wall_s
 
     @property
-    def tasks(self) -> dict[tuple[MemberKey, int], Task]:
+    def tasks(self) -> dict[tuple[MemberKey, int], SimulatedTask]:
         """The node's processes by member and rank."""
-        return self.processes.all
+        return self.processes.tasks
 
     @property
-    def carried(self) -> tuple[MemberKey, ...]:
+    def reported_members(self) -> tuple[MemberKey, ...]:
         """The members that the supervisor reports at each renewal and registration."""
-        return self.calls.carried
+        return self.calls.members
 
     @property
     def cut(self) -> bool:
@@ -81,9 +91,9 @@ class SimNode:
     def latency_s(self, latency_s: float) -> None:
         self.link.up.latency_s = self.link.down.latency_s = latency_s
 
-    def working(self) -> list[Task]:
+    def executing_tasks(self) -> list[SimulatedTask]:
         """Return the tasks that are executing now."""
-        if self.paused or not (self.alive or self.orphans):
+        if self.paused or not (self.alive or self.has_orphans):
             return []
         return [task for task in self.tasks.values() if not task.frozen]
 
@@ -91,23 +101,23 @@ class SimNode:
 
     def boot(self) -> None:
         """Start the supervisor."""
-        self.calls.hello()
-        self.calls.poll_on()
+        self.calls.register()
+        self.calls.poll_forever()
 
-    def die(self) -> None:
+    def power_off(self) -> None:
         """Power off without any report."""
-        self.alive = self.orphans = False
+        self.alive = self.has_orphans = False
         self.processes.clear()
 
-    def crash(self) -> None:
+    def crash_supervisor(self) -> None:
         """Kill the supervisor; the tasks run until they are swept."""
-        self.alive, self.orphans = False, True
-        self.cluster.touched = True
+        self.alive, self.has_orphans = False, True
+        self.cluster.processes_changed = True
 
     def pause(self) -> None:
         """Stop the whole node as by SIGSTOP."""
         if self.alive and not self.paused:
-            self.processes.stop_all()
+            self.processes.suspend_all()
             self.paused = True
 
     def resume(self) -> None:
@@ -116,18 +126,18 @@ class SimNode:
             return
         self.paused = False
         events, self._backlog = list(self._backlog), deque()
-        self.hear(*events)
-        self.processes.go_all()
-        self.calls.send()
+        self.deliver(*events)
+        self.processes.resume_all()
+        self.calls.send_events()
         self.calls.renew()
 
     def terminate(self) -> None:
         """Send SIGTERM to the supervisor: it stops its tasks and exits."""
-        self.hear(Terminated())
+        self.deliver(TerminationRequested())
 
     # ---- the supervisor's step and actions -----------------------------------------------------------------------------
 
-    def hear(self, *happenings: Happening) -> None:
+    def deliver(self, *happenings: SupervisorEvent) -> None:
         """Step once per event, after due timers, so that each change has one cause."""
         if not self.alive:
             return
@@ -140,115 +150,121 @@ class SimNode:
             if self.alive:
                 self._step((happening,))
 
-    def later(self, delay_s: float, *happenings: Happening) -> None:
+    def deliver_later(self, delay_s: float, *happenings: SupervisorEvent) -> None:
         """Deliver the events after a delay."""
-        self.cluster.after(delay_s, lambda: self.hear(*happenings))
+        self.cluster.call_after(delay_s, lambda: self.deliver(*happenings))
 
-    def _step(self, inbox: tuple[Happening, ...]) -> None:
+    def _step(self, inbox: tuple[SupervisorEvent, ...]) -> None:
         clock = self.cluster.clock
         out = self.logic.step(clock.ns, inbox, unix_s=self.wall_s)
-        seen = glance(self.logic.present())
+        seen = member_states(self.logic.members())
         if seen != self._seen:
             before, self._seen = self._seen, seen
-            self.cluster.stepped(self.id, before, seen, inbox[0] if inbox else None)
+            self.cluster.member_changed(self.id, before, seen, inbox[0] if inbox else None)
         for action in out.actions:
             self._perform(action)
         self._wake += 1
         self._wake_ns = out.wake_ns
         if out.wake_ns is not None:
             number = self._wake
-            self.cluster.after((out.wake_ns - clock.ns) / 1e9, lambda: self.hear() if self._wake == number else None)
+            self.cluster.call_after(
+                (out.wake_ns - clock.ns) / 1e9, lambda: self.deliver() if self._wake == number else None
+            )
 
-    def _perform(self, action: actions.Action) -> None:
-        after = self.cluster.after
+    def _perform(self, action: actions.SupervisorAction) -> None:
+        after = self.cluster.call_after
         match action:
             case actions.PrepareMember(key=key, prepare=prepare):
                 self.processes.killed.discard(key)
                 after(self.behaviour(prepare).prepare_s, lambda: self._prepared(key, prepare))
             case actions.SpawnTasks(key=key, prepare=prepare, start=start):
                 after(SPAWN_S, lambda: self.processes.spawn(key, prepare, start))
-            case actions.Signal(key=key):
+            case actions.SendSigterm(key=key):
                 self.processes.terminate(key)
-            case actions.Freeze(key=key):
+            case actions.FreezeMember(key=key):
                 self._freeze(key)
-            case actions.Thaw(key=key):
+            case actions.ThawMember(key=key):
                 self.processes.thaw(key)
-            case actions.Kill(key=key):
+            case actions.KillMember(key=key):
                 self.processes.killed.add(key)
                 after(KILL_S, lambda: self.processes.kill(key))
-            case actions.ProbeEmpty(key=key):
+            case actions.CheckEmpty(key=key):
                 self.processes.probe(key)
-            case actions.WindUp(key=key):
-                taken = self.behaviour_of(key).port_taken > key.generation
-                self.later(0.01, WoundUp(key=key, tail=b"Address already in use" if taken else b""))
-            case actions.DeleteCheckpoints(paths=paths):
-                self.cluster.deleted.update(paths)
-            case actions.Report(event=event):
+            case actions.DrainOutput(key=key):
+                taken = self.behaviour_of(key).port_taken_generations > key.generation
+                self.deliver_later(0.01, OutputDrained(key=key, tail=b"Address already in use" if taken else b""))
+            case actions.RemoveCheckpoints(paths=paths):
+                self.cluster.deleted_checkpoints.update(paths)
+            case actions.SendEvent(event=event):
                 self.report(event)
-            case actions.Carry(members=members):
-                self.calls.carried = members
+            case actions.PublishMembers(members=members):
+                self.calls.members = members
             case actions.RenewLease():
                 after(0.0, self.calls.renew)
-            case actions.Exit():
-                self.die()
-                after(0.1, lambda: self.cluster.tell_death(self))
-            case actions.WritePage() | actions.TakeStacks() | actions.CleanUp() | actions.Note():
+            case actions.ExitSupervisor():
+                self.power_off()
+                after(0.1, lambda: self.cluster.report_death(self))
+            case actions.UpdateLeasePage() | actions.DumpStacks() | actions.RemoveScratch() | actions.AppendNote():
                 pass
 
     def report(self, event: Report) -> None:
         """Send a report to the head at least once."""
         if isinstance(event, MemberStopped):
             self._check_stopped(event)
-        demand(CANARY not in repr(event), 23, f"{self.id} sends a secret of a job in {type(event).__name__}")
-        self.calls.put(event)
+        require(CANARY_VALUE not in repr(event), 23, f"{self.id} sends a secret of a job in {type(event).__name__}")
+        self.calls.enqueue_event(event)
 
-    def put_steps(self, report: Report) -> None:
+    def send_step_report(self, report: Report) -> None:
         """Send a report from a task's step stream."""
-        self.calls.put_steps(report)
+        self.calls.send_step_report(report)
 
     def _check_stopped(self, event: MemberStopped) -> None:
         """Check that a member reported as stopped has no processes left."""
         stopped = (event.epoch, event.generation)
         left = [key for key, _ in self.tasks if key.job_id == event.job_id and (key.epoch, key.generation) <= stopped]
-        demand(not left, 10, f"{self.id} reports {event.job_id} {stopped} as stopped, but {left} are alive")
+        require(not left, 10, f"{self.id} reports {event.job_id} {stopped} as stopped, but {left} are alive")
 
     def _freeze(self, key: MemberKey) -> None:
         if not self.unfreezable:
             self.processes.freeze(key)
-        self.later(0.0, FreezeDone(key=key, still=not self.unfreezable or not self.processes.of(key)))
+        self.deliver_later(
+            0.0, FreezeFinished(key=key, frozen=not self.unfreezable or not self.processes.tasks_of(key))
+        )
 
-    def behaviour(self, prepare: Prepare) -> Behaviour:
+    def behaviour(self, prepare: PrepareTasks) -> JobBehaviour:
         """Return the behaviour of the job's tasks."""
         return self.cluster.behaviours.get(prepare.spec.name, _DEFAULT)
 
-    def behaviour_of(self, key: MemberKey) -> Behaviour:
+    def behaviour_of(self, key: MemberKey) -> JobBehaviour:
         """Return the behaviour of a member's tasks."""
         job = self.cluster.store.job(key.job_id)
         return self.cluster.behaviours.get(job.name if job is not None else "", _DEFAULT)
 
-    def cannot_spawn(self, key: MemberKey) -> None:
+    def report_spawn_failure(self, key: MemberKey) -> None:
         """Report that a task could not be exec'd."""
-        self.hear(Unfit(key=key, why="cannot exec", charge=False))
+        self.deliver(MemberStartFailed(key=key, why="cannot exec", charge=False))
 
-    def _prepared(self, key: MemberKey, prepare: Prepare) -> None:
+    def _prepared(self, key: MemberKey, prepare: PrepareTasks) -> None:
         if key in self.processes.killed:
             return
-        why = self.behaviour(prepare).refuses.get(self.id, "") or self.cluster.flaws.get(self.id, "")
+        why = self.behaviour(prepare).refuses.get(self.id, "") or self.cluster.refusing_nodes.get(self.id, "")
         if why:
-            self.hear(Unfit(key=key, why=why.lstrip("!?"), charge=why.startswith("!"), flaw=why.startswith("?")))
+            self.deliver(
+                MemberStartFailed(key=key, why=why.lstrip("!?"), charge=why.startswith("!"), flaw=why.startswith("?"))
+            )
             return
         cut = [one.node_id for one in prepare.allocation.grants if {self.id, one.node_id} in self.cluster.bad_links]
         if cut:
             bad = tuple(BadLink(peer=peer, why="no connection in 5 s") for peer in cut)
-            self.hear(Prepared(key=key, bad_links=bad))
+            self.deliver(MemberPrepared(key=key, bad_links=bad))
             return
-        grant = prepare.allocation.on(self.id)
+        grant = prepare.allocation.grant_on(self.id)
         assert grant is not None
         if grant.node_rank:
-            self.hear(Prepared(key=key))
+            self.deliver(MemberPrepared(key=key))
             return
-        whole = (one for one in prepare.candidates if one.digest not in self.cluster.corrupt)
-        self.hear(Prepared(key=key, port=20_000 + key.generation, resume=next(whole, None)))
+        whole = (one for one in prepare.candidates if one.digest not in self.cluster.corrupt_checkpoints)
+        self.deliver(MemberPrepared(key=key, port=20_000 + key.generation, resume=next(whole, None)))
 
 
-_DEFAULT = Behaviour()
+_DEFAULT = JobBehaviour()

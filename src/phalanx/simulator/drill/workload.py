@@ -13,20 +13,20 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, ReservationId, SupervisorId, UserId
-from phalanx.core.scheduling.policies import Knobs
-from phalanx.core.scheduling.settings import Policy
+from phalanx.core.scheduling.policies import PolicyParameters
+from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import (
-    Cancel,
+    CancelJob,
     CordonNode,
     EndReservation,
     Event,
-    Hold,
+    HoldJob,
     PutQueues,
     PutReservation,
-    Requeue,
-    Submit,
+    RequeueJob,
+    SubmitJob,
     UncordonNode,
-    Update,
+    UpdateJob,
 )
 from phalanx.core.units import GIB
 from phalanx.core.work.dependency import parse_dependencies
@@ -35,20 +35,20 @@ from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import JobSpec, Role
-from phalanx.node.logic.happenings import MemberKey
-from phalanx.simulator.drill.behaviour import CANARY, Behaviour
+from phalanx.node.logic.events import MemberKey
+from phalanx.simulator.drill.behaviour import CANARY_VALUE, JobBehaviour
 from phalanx.simulator.drill.clock import BEGIN_UNIX_S
-from phalanx.simulator.drill.violation import demand
+from phalanx.simulator.drill.violations import require
 
 if TYPE_CHECKING:
-    from phalanx.simulator.drill.cluster import Cluster
+    from phalanx.simulator.drill.cluster import DrillCluster
 
 LIVE_MAX: Final = 12  # live jobs: about twice as many as can run at once
 _ADA, _OP = UserId("ada"), UserId("op")
 _GPT = ProjectId("gpt")
 
 
-def crash(after_s: float, code: int | None, signal: int | None, *, rank: int = 0, epochs: int = 2) -> Any:
+def crash_at(after_s: float, code: int | None, signal: int | None, *, rank: int = 0, epochs: int = 2) -> Any:
     """Let this rank end this way in the first generation of the first `epochs` attempts."""
 
     def ends(key: MemberKey, who: int) -> tuple[float, int | None, int | None] | None:
@@ -58,28 +58,28 @@ def crash(after_s: float, code: int | None, signal: int | None, *, rank: int = 0
 
 
 BEHAVIOURS: Final = {
-    "short": Behaviour(run_s=2.0),
-    "long": Behaviour(run_s=25.0),
-    "saving": Behaviour(run_s=30.0, save_every_s=2.0),
-    "saving2": Behaviour(run_s=20.0, save_every_s=1.5, saves=True),
-    "badsave": Behaviour(run_s=12.0, save_every_s=2.0, bad_save=2),
-    "stubborn": Behaviour(run_s=12.0, stubborn=True),
-    "crashing": Behaviour(run_s=8.0, save_every_s=3.0, ends=crash(4.0, None, 11)),
-    "looping": Behaviour(run_s=8.0, ends=lambda _key, who: (0.6, None, 6) if who == 0 else None),
-    "failing": Behaviour(ends=crash(1.0, 3, None, rank=1)),
-    "slow": Behaviour(run_s=3.0, prepare_s=4.0),
-    "glacial": Behaviour(run_s=3.0, prepare_s=66.0),
-    "refused": Behaviour(run_s=5.0, refuses={"n1": "device 2 is sick"}),
-    "wrong": Behaviour(run_s=5.0, refuses={"n0": "!no such file: train.py", "n2": "!no such file: train.py"}),
-    "bound": Behaviour(run_s=6.0, port_taken=2),
-    "portless": Behaviour(run_s=6.0, port_taken=9),
-    "leaving": Behaviour(run_s=2.0, leaves_s=1.0),
-    "lasting": Behaviour(run_s=2.0, leaves_s=30.0),
-    "unspawnable": Behaviour(run_s=4.0, unspawnable=1),
+    "short": JobBehaviour(run_s=2.0),
+    "long": JobBehaviour(run_s=25.0),
+    "saving": JobBehaviour(run_s=30.0, save_every_s=2.0),
+    "saving2": JobBehaviour(run_s=20.0, save_every_s=1.5, saves_on_stop=True),
+    "badsave": JobBehaviour(run_s=12.0, save_every_s=2.0, failing_save=2),
+    "stubborn": JobBehaviour(run_s=12.0, ignores_sigterm=True),
+    "crashing": JobBehaviour(run_s=8.0, save_every_s=3.0, ends=crash_at(4.0, None, 11)),
+    "looping": JobBehaviour(run_s=8.0, ends=lambda _key, who: (0.6, None, 6) if who == 0 else None),
+    "failing": JobBehaviour(ends=crash_at(1.0, 3, None, rank=1)),
+    "slow": JobBehaviour(run_s=3.0, prepare_s=4.0),
+    "glacial": JobBehaviour(run_s=3.0, prepare_s=66.0),
+    "refused": JobBehaviour(run_s=5.0, refuses={"n1": "device 2 is sick"}),
+    "wrong": JobBehaviour(run_s=5.0, refuses={"n0": "!no such file: train.py", "n2": "!no such file: train.py"}),
+    "bound": JobBehaviour(run_s=6.0, port_taken_generations=2),
+    "portless": JobBehaviour(run_s=6.0, port_taken_generations=9),
+    "leaving": JobBehaviour(run_s=2.0, children_live_s=1.0),
+    "lasting": JobBehaviour(run_s=2.0, children_live_s=30.0),
+    "unspawnable": JobBehaviour(run_s=4.0, unspawnable_generations=1),
 }
-KINDS: Final = ("saving", "saving", "long", *sorted(set(BEHAVIOURS) - {"glacial"}))
+JOB_KINDS: Final = ("saving", "saving", "long", *sorted(set(BEHAVIOURS) - {"glacial"}))
 SHAPES: Final = ("2x4", "2x2", "2x4", "4", "3x4", "2", "1", "6", "0", "1..3x4", "1..2x2")
-TREE: Final = (
+QUEUE_TREE: Final = (
     Queue(id=QueueId("default")),
     Queue(id=QueueId("research"), quota_gpus=6),
     Queue(id=QueueId("nlp"), parent=QueueId("research"), quota_gpus=4, lend_gpus=2, gpus_per_user=10),
@@ -88,9 +88,11 @@ TREE: Final = (
 """Queues that lend, borrow or reserve, with both kinds of limits per user."""
 QUEUES: Final = ("default", "default", "research", "nlp", "prod", "prod")
 QUOTAS: Final = (None, 0, 2, 4, 6)
-AFTER: Final = ("afterok:{}", "afterany:{}", "afternotok:{}", "afterany:{},singleton")
-QUICK: Final = Policy(
-    knobs=Knobs(round_s=5.0, run_min_s=6.0, right_min_s=1.0, move_min_s=2.0, grow_min_s=3.0, stops_max=2)
+DEPENDENCIES: Final = ("afterok:{}", "afterany:{}", "afternotok:{}", "afterany:{},singleton")
+FAST_POLICY: Final = PolicySettings(
+    parameters=PolicyParameters(
+        round_s=5.0, run_min_s=6.0, run_min_by_right_s=1.0, move_min_s=2.0, grow_min_s=3.0, stops_max=2
+    )
 )
 """The default policy's times in the same proportions, scaled to these short jobs."""
 
@@ -110,29 +112,29 @@ def fleet(devices: int = 4) -> list[Node]:
             labels={"rack": "r"},
             joined_s=BEGIN_UNIX_S,
             supervisor_id=SupervisorId(f"{name}-life1"),
-            sees_head_files=True,
+            shares_head_files=True,
         )
         for name in ("n0", "n1", "n2")
     ]
 
 
-class Users:
+class UserSimulator:
     """Sends random requests. Every method is one request, possibly repeated."""
 
-    def __init__(self, cluster: Cluster, dice: Random) -> None:
+    def __init__(self, cluster: DrillCluster, dice: Random) -> None:
         self._cluster, self._dice = cluster, dice
         self._keys = 0
         self._jobs: list[JobId] = []
         self._unanswered: list[tuple[JobSpec, str, str]] = []
         cluster.behaviours.update(BEHAVIOURS)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Create the queue tree and two jobs."""
-        self._cluster.ask(PutQueues(queues=TREE))
+        self._cluster.request(PutQueues(queues=QUEUE_TREE))
         for _ in range(2):
             self.submit()
 
-    def act(self) -> None:
+    def send_random_request(self) -> None:
         """Send one random request."""
         dice, full = self._dice, self._live() >= LIVE_MAX
         if not full and dice.random() < 0.55:
@@ -163,13 +165,13 @@ class Users:
     def _ask(self, event: Event) -> Any:
         """Return the answer; None if the request was refused or not answered."""
         try:
-            return self._cluster.ask(event)
+            return self._cluster.request(event)
         except PhalanxError:  # any other exception is a bug and ends the drill
             return None
 
     def _spec(self, **fields: Any) -> JobSpec:
         dice = self._dice
-        kind = "glacial" if dice.random() < 0.02 else dice.choice(KINDS)
+        kind = "glacial" if dice.random() < 0.02 else dice.choice(JOB_KINDS)
         role = Role(argv=("python", "train.py"), gpus=parse_gpus(fields.pop("gpus", None) or dice.choice(SHAPES)))
         return JobSpec(
             name=kind,
@@ -180,7 +182,7 @@ class Users:
             grace_s=dice.choice((1.0, 30.0)),
             time_limit_s=dice.choice((None, None, None, 9.0)),
             collective_timeout_s=20.0,
-            env=(("API_KEY", CANARY),),
+            env=(("API_KEY", CANARY_VALUE),),
             **fields,
         )
 
@@ -202,16 +204,16 @@ class Users:
             self._unanswered.append((wanted, key, queue))
             return
         again = self._submit_once(wanted, key, queue)
-        demand(again in (None, first), 11, f"one idempotency key created jobs {first} and {again}")
+        require(again in (None, first), 11, f"one idempotency key created jobs {first} and {again}")
         self._jobs.append(first)
 
     def _submit_once(self, wanted: JobSpec, key: str, queue: str) -> JobId | None:
         made = self._ask(
-            Submit(spec=wanted, user=_ADA, project=_GPT, queue=QueueId(queue), key=key, body_sha256=repr(wanted))
+            SubmitJob(spec=wanted, user=_ADA, project=_GPT, queue=QueueId(queue), key=key, body_sha256=repr(wanted))
         )
         if not isinstance(made, Job):
             return None
-        self._cluster.watch.acknowledged(made.id)
+        self._cluster.invariants.record_submit(made.id)
         return made.id
 
     def submit_after(self) -> None:
@@ -219,7 +221,7 @@ class Users:
         parent = self._job()
         if parent is None:
             return
-        wanted = self._spec(gpus="2", dependencies=parse_dependencies(self._dice.choice(AFTER).format(parent)))
+        wanted = self._spec(gpus="2", dependencies=parse_dependencies(self._dice.choice(DEPENDENCIES).format(parent)))
         made = self._submit_once(wanted, "", self._dice.choice(QUEUES))
         if made is not None:
             self._jobs.append(made)
@@ -228,9 +230,9 @@ class Users:
         """Submit an array of up to four elements."""
         dice = self._dice
         wanted = self._spec(gpus="2", array=f"0-{dice.randint(0, 3)}", array_max=dice.choice((None, 1, 2)))
-        made = self._ask(Submit(spec=wanted, user=_ADA, project=_GPT, queue=QueueId(dice.choice(QUEUES))))
+        made = self._ask(SubmitJob(spec=wanted, user=_ADA, project=_GPT, queue=QueueId(dice.choice(QUEUES))))
         for job in made or ():
-            self._cluster.watch.acknowledged(job.id)
+            self._cluster.invariants.record_submit(job.id)
             self._jobs.append(job.id)
 
     def cancel(self) -> None:
@@ -238,32 +240,32 @@ class Users:
         job_id = self._job()
         if job_id is None:
             return
-        once = self._ask(Cancel(job_id=job_id, by=_ADA))
+        once = self._ask(CancelJob(job_id=job_id, by=_ADA))
         if not isinstance(once, Job):
             return
-        self._cluster.watch.cancelled(once)
-        again = self._ask(Cancel(job_id=job_id, by=_ADA))
+        self._cluster.invariants.record_cancel(once)
+        again = self._ask(CancelJob(job_id=job_id, by=_ADA))
         if isinstance(again, Job):
-            demand(again == once, 11, f"a second cancel changed {once} to {again}")
+            require(again == once, 11, f"a second cancel changed {once} to {again}")
 
     def requeue(self) -> None:
         """Requeue a job."""
         job_id = self._job()
         if job_id is not None:
-            self._ask(Requeue(job_id=job_id, by=_ADA))
+            self._ask(RequeueJob(job_id=job_id, by=_ADA))
 
     def hold(self) -> None:
         """Hold or release a job."""
         job_id = self._job()
         if job_id is not None:
-            self._ask(Hold(job_id=job_id, held=self._dice.random() < 0.4, by=_ADA))
+            self._ask(HoldJob(job_id=job_id, held=self._dice.random() < 0.4, by=_ADA))
 
     def update(self) -> None:
         """Change priority and time limit."""
         job_id, dice = self._job(), self._dice
         if job_id is not None:
             limit_s = dice.choice((None, 8.0))
-            self._ask(Update(job_id=job_id, by=_ADA, priority=dice.randint(0, 3), time_limit_s=limit_s))
+            self._ask(UpdateJob(job_id=job_id, by=_ADA, priority=dice.randint(0, 3), time_limit_s=limit_s))
 
     # ---- the fleet -----------------------------------------------------------------------------------------------------
 
@@ -280,9 +282,9 @@ class Users:
             ]
             gone = again.state is not once.state  # its lease ended in the same step, independently of the drain
             same = again.cordon == once.cordon if gone else again == once
-            demand(same and not repeated, 11, f"a second drain changed {once} to {again}, with events {repeated}")
+            require(same and not repeated, 11, f"a second drain changed {once} to {again}, with events {repeated}")
         if self._cluster.head is not None:
-            self._cluster.after(self._dice.choice((2.0, 9.0)), lambda: self._uncordon(node_id))
+            self._cluster.call_after(self._dice.choice((2.0, 9.0)), lambda: self._uncordon(node_id))
 
     def uncordon(self) -> None:
         """Uncordon a node."""
@@ -301,7 +303,7 @@ class Users:
             id=name, nodes=(self._node(),), start_s=now_s, end_s=now_s + dice.choice((3.0, 9.0)), users=users
         )
         self._ask(PutReservation(reservation=window))
-        self._cluster.after(10.0, lambda: self._ask(EndReservation(reservation_id=name, by=_OP)))
+        self._cluster.call_after(10.0, lambda: self._ask(EndReservation(reservation_id=name, by=_OP)))
 
     def unreserve(self) -> None:
         """End a reservation."""
@@ -311,7 +313,7 @@ class Users:
 
     def change_quota(self) -> None:
         """Change a quota: running jobs continue above a lowered quota, new ones do not start (6)."""
-        which = self._dice.choice(TREE[1:])
+        which = self._dice.choice(QUEUE_TREE[1:])
         self._ask(PutQueues(queues=(replace(which, quota_gpus=self._dice.choice(QUOTAS)),)))
 
     def _node(self) -> NodeId:
@@ -319,14 +321,14 @@ class Users:
 
     # ---- the end -------------------------------------------------------------------------------------------------------
 
-    def make_way(self) -> None:
+    def remove_restrictions(self) -> None:
         """Remove all reservations, cordons, holds and changed quotas."""
         cluster = self._cluster
         for node_id in cluster.nodes:
-            cluster.ask(UncordonNode(node_id=node_id, by=_OP))
+            cluster.request(UncordonNode(node_id=node_id, by=_OP))
         for name in list(cluster.world.reservations):
-            cluster.ask(EndReservation(reservation_id=name, by=_OP))
+            cluster.request(EndReservation(reservation_id=name, by=_OP))
         for job in list(cluster.world.jobs.values()):
             if job.held and not job.state.terminal:
-                self._ask(Hold(job_id=job.id, held=False, by=_OP))
-        cluster.ask(PutQueues(queues=TREE))
+                self._ask(HoldJob(job_id=job.id, held=False, by=_OP))
+        cluster.request(PutQueues(queues=QUEUE_TREE))

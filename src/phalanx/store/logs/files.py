@@ -18,7 +18,12 @@ from phalanx.core.ids import Epoch, JobId
 from phalanx.failpoints import around, hit, sync_directory, write
 from phalanx.ports.logs import StreamKey
 from phalanx.ports.store import StoreRefused
-from phalanx.store.logs.names import STREAM, checked, checked_job, order
+from phalanx.store.logs.names import (
+    STREAM,
+    sort_key,
+    validated,
+    validated_job,
+)
 from phalanx.store.logs.open_files import OpenFile, OpenFiles
 
 _BATCH_STREAMS: Final = 64  # streams written before they are synced; bounds the locks and descriptors held by one call
@@ -55,7 +60,7 @@ class FileLogs:
             StoreRefused: the disk is full or failed; streams are truncated to their previous ends.
             BadRequest: an invalid stream name.
         """
-        pieces: dict[StreamKey, Pieces] = {checked(key): [] for key, _, _ in chunks}
+        pieces: dict[StreamKey, Pieces] = {validated(key): [] for key, _, _ in chunks}
         for key, offset, content in chunks:
             pieces[key].append((offset, content))
         if self._closed:
@@ -64,7 +69,7 @@ class FileLogs:
         ends: dict[StreamKey, int] = {}
         for first in range(0, len(keys), _BATCH_STREAMS):
             with ExitStack() as held:
-                entries = [held.enter_context(self._files.hold(key)) for key in keys[first : first + _BATCH_STREAMS]]
+                entries = [held.enter_context(self._files.lock(key)) for key in keys[first : first + _BATCH_STREAMS]]
                 self._append(entries, pieces)
                 ends.update((entry.key, entry.end if entry.fd >= 0 else 0) for entry in entries)
         hit("logs.append.done")
@@ -72,7 +77,7 @@ class FileLogs:
 
     def end(self, key: StreamKey) -> int:
         """Length in bytes; 0 for an unknown stream."""
-        durable = self._files.durable_end(checked(key))
+        durable = self._files.durable_end(validated(key))
         if durable is not None:
             return durable
         try:
@@ -82,7 +87,7 @@ class FileLogs:
 
     def read(self, key: StreamKey, offset: int, limit: int) -> bytes:
         """At most `limit` bytes from `offset`; empty at the end. Does not return bytes that are not durable yet."""
-        durable = self._files.durable_end(checked(key))
+        durable = self._files.durable_end(validated(key))
         start = max(0, offset)
         wanted = max(0, limit if durable is None else min(limit, durable - start))
         try:
@@ -96,7 +101,7 @@ class FileLogs:
 
     def streams(self, job_id: JobId) -> list[StreamKey]:
         """All streams of a job, ordered by epoch, name and number."""
-        folder = os.path.join(self._root, checked_job(job_id))
+        folder = os.path.join(self._root, validated_job(job_id))
         found: list[StreamKey] = []
         for epoch in _listed(folder):
             if not epoch.isdecimal():
@@ -105,7 +110,7 @@ class FileLogs:
                 stream = name.removesuffix(_SUFFIX)
                 if stream != name and STREAM.fullmatch(stream):
                     found.append(StreamKey(job_id=job_id, epoch=Epoch(int(epoch)), stream=stream))
-        return sorted(found, key=order)
+        return sorted(found, key=sort_key)
 
     def delete(self, job_id: JobId) -> None:
         """Remove all streams of a job. Idempotent.
@@ -113,10 +118,10 @@ class FileLogs:
         Raises:
             StoreRefused: a file could not be removed.
         """
-        checked_job(job_id)
+        validated_job(job_id)
         with ExitStack() as held:
             for key in self._files.of(job_id):
-                held.enter_context(self._files.hold(key)).shut()
+                held.enter_context(self._files.lock(key)).close()
             try:
                 with around("logs.delete.remove"):
                     shutil.rmtree(os.path.join(self._root, job_id))
@@ -208,7 +213,7 @@ class FileLogs:
         except OSError:
             pass
         finally:
-            entry.shut()
+            entry.close()
 
     def _path(self, key: StreamKey) -> str:
         return os.path.join(self._root, key.job_id, str(key.epoch), key.stream + _SUFFIX)

@@ -14,7 +14,7 @@ _JOB: Final = re.compile(r"[0-9]{1,19}(_[0-9]{1,9})?")  # 17, and 17_3 of an arr
 _EPOCH_MAX: Final = 2**31
 
 
-def checked_job(job_id: JobId) -> JobId:
+def validated_job(job_id: JobId) -> JobId:
     """Return the id if it is valid.
 
     Raises:
@@ -25,13 +25,13 @@ def checked_job(job_id: JobId) -> JobId:
     return job_id
 
 
-def checked(key: StreamKey) -> StreamKey:
+def validated(key: StreamKey) -> StreamKey:
     """Return the key if it is valid.
 
     Raises:
         BadRequest: invalid job id, epoch or stream name.
     """
-    checked_job(key.job_id)
+    validated_job(key.job_id)
     if not 0 < key.epoch < _EPOCH_MAX:
         raise BadRequest(f"job {key.job_id}: {key.epoch} is not a valid epoch")
     if not STREAM.fullmatch(key.stream):
@@ -42,7 +42,7 @@ def checked(key: StreamKey) -> StreamKey:
     return key
 
 
-def order(key: StreamKey) -> tuple[int, str, int]:
+def sort_key(key: StreamKey) -> tuple[int, str, int]:
     """Sort key: by epoch, then by name, then by number: rank-2 before rank-10."""
     name, _, number = key.stream.rpartition("-")
     return (key.epoch, name, int(number))

@@ -33,7 +33,7 @@ class OpenFile:
     durable: int | None = None
     users: int = 0
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close the descriptor and reset `durable`."""
         fd, self.fd = self.fd, -1
         self.durable = None
@@ -49,7 +49,7 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     @contextmanager
-    def hold(self, key: StreamKey) -> Iterator[OpenFile]:
+    def lock(self, key: StreamKey) -> Iterator[OpenFile]:
         """Lock and return the stream's entry. To hold several, acquire them in the order of their keys."""
         with self._lock:
             entry = self._files.get(key)
@@ -80,9 +80,9 @@ class OpenFiles:
         """Close all files that are not in use."""
         with self._lock:
             for key in [key for key, entry in self._files.items() if entry.users == 0]:
-                self._files.pop(key).shut()
+                self._files.pop(key).close()
 
     def _shrink(self) -> None:
         excess = len(self._files) - OPEN_MAX
         for key in [key for key, entry in self._files.items() if entry.users == 0][: max(0, excess)]:
-            self._files.pop(key).shut()
+            self._files.pop(key).close()

@@ -19,18 +19,18 @@ import msgspec
 from phalanx.core.errors import BadFile, Conflict
 from phalanx.failpoints import around, sync_directory, write
 from phalanx.ports.store import StoreRefused
-from phalanx.store.sql.kinds import BY_WORD
+from phalanx.store.sql.kinds import KIND_BY_NAME
 
 FORMAT: Final = "phalanx-backup"
 VERSION: Final = 1
 _CHUNK: Final = 1 << 20  # compressed bytes per write
 _EVERY: Final = 2000  # records between two progress reports
 _GZIP: Final = 31  # zlib's window bits for a gzip frame
-Say = Callable[[int, int], None]  # records done, of how many
+ProgressCallback = Callable[[int, int], None]  # records done, of how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class BackupManifest:
     """The first line.
 
     Attributes:
@@ -58,7 +58,9 @@ class _End(msgspec.Struct):
     sha256: str
 
 
-def save(path: str, manifest: Manifest, records: Iterable[tuple[str, str]], say: Say) -> None:
+def write_backup(
+    path: str, manifest: BackupManifest, records: Iterable[tuple[str, str]], progress: ProgressCallback
+) -> None:
     """Write a backup, readable only by its owner. The file appears under its name only when complete.
 
     Raises:
@@ -82,7 +84,7 @@ def save(path: str, manifest: Manifest, records: Iterable[tuple[str, str]], say:
         with around("backup.cut"):
             os.ftruncate(fd, 0)
         offset = 0
-        for chunk in _compressed(_lines(manifest, records, say)):
+        for chunk in _compressed(_lines(manifest, records, progress)):
             write("backup.write", fd, chunk, offset)
             offset += len(chunk)
         with around("backup.sync"):
@@ -103,7 +105,7 @@ def save(path: str, manifest: Manifest, records: Iterable[tuple[str, str]], say:
         os.close(fd)
 
 
-def manifest_of(path: str) -> Manifest:
+def read_manifest(path: str) -> BackupManifest:
     """Read the first line of a backup.
 
     Raises:
@@ -111,7 +113,7 @@ def manifest_of(path: str) -> Manifest:
     """
     for line in _read(path):
         try:
-            manifest = msgspec.json.decode(line, type=Manifest)
+            manifest = msgspec.json.decode(line, type=BackupManifest)
         except (msgspec.MsgspecError, ValueError):
             break
         if manifest.format == FORMAT and manifest.version > VERSION:
@@ -124,13 +126,13 @@ def manifest_of(path: str) -> Manifest:
     raise BadFile(f"{path} is not a Phalanx backup", hint="phalanx backup FILE creates one")
 
 
-def records_of(path: str) -> Iterator[tuple[str, Any]]:
+def read_records(path: str) -> Iterator[tuple[str, Any]]:
     """(word, record) for every record of a backup. Reading to the end verifies that it is complete and unchanged.
 
     Raises:
         BadFile: the backup is damaged or truncated, or a record cannot be decoded.
     """
-    manifest = manifest_of(path)
+    manifest = read_manifest(path)
     sha256, found = hashlib.sha256(), dict.fromkeys(manifest.counts, 0)
     lines = _read(path)
     sha256.update(next(lines))
@@ -142,7 +144,7 @@ def records_of(path: str) -> Iterator[tuple[str, Any]]:
         sha256.update(line)
         try:
             word, doc = msgspec.json.decode(line, type=tuple[str, msgspec.Raw])
-            record = BY_WORD[word].kind.decoder.decode(doc)
+            record = KIND_BY_NAME[word].kind.decoder.decode(doc)
         except (msgspec.MsgspecError, ValueError, KeyError) as error:  # ValueError: text that is not UTF-8
             raise _damaged(path, str(error)) from error
         found[word] = found.get(word, 0) + 1
@@ -158,20 +160,20 @@ def _checksum(line: bytes) -> str:
         return ""
 
 
-def check(path: str, say: Say) -> Manifest:
+def check(path: str, progress: ProgressCallback) -> BackupManifest:
     """Verify a backup by reading it to its end.
 
     Raises:
         BadFile: it is damaged.
     """
-    manifest = manifest_of(path)
-    for number, _ in enumerate(records_of(path)):
+    manifest = read_manifest(path)
+    for number, _ in enumerate(read_records(path)):
         if number % _EVERY == 0:
-            say(number, manifest.records)
+            progress(number, manifest.records)
     return manifest
 
 
-def _lines(manifest: Manifest, records: Iterable[tuple[str, str]], say: Say) -> Iterator[bytes]:
+def _lines(manifest: BackupManifest, records: Iterable[tuple[str, str]], say: ProgressCallback) -> Iterator[bytes]:
     sha256 = hashlib.sha256()
     line = msgspec.json.encode(manifest) + b"\n"
     sha256.update(line)

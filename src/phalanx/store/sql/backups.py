@@ -16,16 +16,24 @@ from typing import Any
 
 from phalanx import __version__
 from phalanx.core.errors import BadFile, NotFound
-from phalanx.store.lost_numbers import Reach, Restore
+from phalanx.store.lost_numbers import DatabaseExtent, RestoreRecord
 from phalanx.store.sql import archive
-from phalanx.store.sql.archive import FORMAT, VERSION, Manifest, Say, manifest_of, records_of, save
-from phalanx.store.sql.dumping import dumped, held, last_job_seq
+from phalanx.store.sql.archive import (
+    FORMAT,
+    VERSION,
+    BackupManifest,
+    ProgressCallback,
+    read_manifest,
+    read_records,
+    write_backup,
+)
+from phalanx.store.sql.dumping import dump_records, last_job_seq, record_counts
 from phalanx.store.sql.migrations import migrations
-from phalanx.store.sql.reading import Look
+from phalanx.store.sql.reading import SqlReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class DatabaseLocation:
     """A database: `path` of a SQLite file, or `dsn` of a PostgreSQL database."""
 
     path: str = ""
@@ -37,7 +45,7 @@ class Place:
         return "postgres" if self.dsn else "sqlite"
 
 
-def backup(place: Place, path: str, say: Say) -> Manifest:
+def backup(place: DatabaseLocation, path: str, progress: ProgressCallback) -> BackupManifest:
     """Write a consistent snapshot of all records into a file. A head may run meanwhile.
 
     Raises:
@@ -49,8 +57,8 @@ def backup(place: Place, path: str, say: Say) -> Manifest:
     with _reader(place) as look:
         look.rows("begin_look")
         try:
-            counts = held(look)
-            manifest = Manifest(
+            counts = record_counts(look)
+            manifest = BackupManifest(
                 format=FORMAT,
                 version=VERSION,
                 phalanx=__version__,
@@ -60,14 +68,14 @@ def backup(place: Place, path: str, say: Say) -> Manifest:
                 counts=counts,
                 last_job_seq=last_job_seq(look),
             )
-            save(path, manifest, dumped(look), say)
+            write_backup(path, manifest, dump_records(look), progress)
         finally:
             look.rows("end_look")
     return manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class RestoreResult:
     """Result of a restore.
 
     Attributes:
@@ -75,12 +83,12 @@ class Restored:
         epochs: newest epoch of every job that the database contains now.
     """
 
-    manifest: Manifest
+    manifest: BackupManifest
     aside: str
     epochs: dict[str, int]
 
 
-def restore(path: str, place: Place, say: Say, *, replace: bool) -> Restored:
+def restore(path: str, place: DatabaseLocation, progress: ProgressCallback, *, replace: bool) -> RestoreResult:
     """Replace the database's records by those of a backup. The backup is verified to its end before anything is changed.
 
     Raises:
@@ -88,49 +96,49 @@ def restore(path: str, place: Place, say: Say, *, replace: bool) -> Restored:
         Conflict: a head runs, or there are records and `replace` is false.
         StoreRefused, StoreUnusable: the database failed; its records are unchanged.
     """
-    manifest = check(path, say)
+    manifest = check(path, progress)
     epochs: dict[str, int] = {}
     live: dict[str, int] = {}
-    records = _observed(records_of(path), manifest, epochs, live, say)
+    records = _observed(read_records(path), manifest, epochs, live, progress)
     if place.dsn:
-        from phalanx.store.sql.postgres.filling import fill as fill_postgres  # the extra may be missing
+        from phalanx.store.sql.postgres.restoring import restore_records as fill_postgres  # the extra may be missing
 
-        def restore_in(term: int) -> Restore:
-            reach = Reach(last_job_seq=manifest.last_job_seq, epochs=live)
-            return Restore(id=secrets.token_hex(8), reach=reach, term=term)
+        def restore_in(term: int) -> RestoreRecord:
+            reach = DatabaseExtent(last_job_seq=manifest.last_job_seq, epochs=live)
+            return RestoreRecord(id=secrets.token_hex(8), extent=reach, term=term)
 
         aside = fill_postgres(place.dsn, records, restore_in, replace=replace)
     else:
-        from phalanx.store.sql.sqlite.filling import fill
+        from phalanx.store.sql.sqlite.restoring import restore_records
 
-        aside = fill(place.path, records, replace=replace)
-    return Restored(manifest=manifest, aside=aside, epochs=epochs)
+        aside = restore_records(place.path, records, replace=replace)
+    return RestoreResult(manifest=manifest, aside=aside, epochs=epochs)
 
 
-def check(path: str, say: Say) -> Manifest:
+def check(path: str, progress: ProgressCallback) -> BackupManifest:
     """Verify a backup by reading it to its end.
 
     Raises:
         BadFile: it is damaged, or of a newer release.
     """
-    manifest = manifest_of(path)
+    manifest = read_manifest(path)
     known = len(migrations(manifest.database)) if manifest.database in ("sqlite", "postgres") else 0
     if manifest.migration > known:
         raise BadFile(
             f"{path} was written by a newer Phalanx ({manifest.phalanx})", hint="restore it with that release"
         )
-    return archive.check(path, say)
+    return archive.check(path, progress)
 
 
 @contextmanager
-def _reader(place: Place) -> Iterator[Look]:
+def _reader(place: DatabaseLocation) -> Iterator[SqlReader]:
     if place.dsn:
         from phalanx.store.sql.postgres.address import Address
-        from phalanx.store.sql.postgres.connections import Readers as PostgresReaders
+        from phalanx.store.sql.postgres.connections import PostgresReaders
 
         with (
             contextlib.closing(PostgresReaders(Address.parse(place.dsn, session="phalanx-backup"))) as readers,
-            readers.lend() as look,
+            readers.borrow() as look,
         ):
             look.rows("patience")
             yield look
@@ -140,14 +148,18 @@ def _reader(place: Place) -> Iterator[Look]:
     if not os.path.getsize(place.path):  # do not open it: SQLite removes the WAL beside an empty file
         raise NotFound(f"no database: {place.path} is empty", hint="restore one from a backup: phalanx restore FILE")
     from phalanx.store.sql.queries import SQLITE
-    from phalanx.store.sql.sqlite.connections import Readers
+    from phalanx.store.sql.sqlite.connections import SqliteReaders
 
-    with contextlib.closing(Readers(place.path, "")) as lent, lent.lend() as connection:
-        yield Look(SQLITE, connection.execute)
+    with contextlib.closing(SqliteReaders(place.path, "")) as lent, lent.borrow() as connection:
+        yield SqlReader(SQLITE, connection.execute)
 
 
 def _observed(
-    records: Iterator[tuple[str, Any]], manifest: Manifest, epochs: dict[str, int], live: dict[str, int], say: Say
+    records: Iterator[tuple[str, Any]],
+    manifest: BackupManifest,
+    epochs: dict[str, int],
+    live: dict[str, int],
+    say: ProgressCallback,
 ) -> Iterator[tuple[str, Any]]:
     """The records unchanged; fills `epochs` for all jobs and `live` for live ones, and reports progress."""
     for number, (word, record) in enumerate(records):

@@ -9,16 +9,16 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from phalanx.core.access.audit import AuditLine
-from phalanx.core.fleet.calibration import Calibration
+from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import Idempotency, Record
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
-from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.users import Token, User
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
 
@@ -30,13 +30,13 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class RecordCodec(Generic[T]):
     """Decoder for documents of one kind. Built once, since building a decoder costs a thousand uses."""
 
-    word: str
+    name: str
     decoder: msgspec.json.Decoder[T]
 
-    def read(self, doc: object, crc: object) -> T:
+    def decode(self, doc: object, crc: object) -> T:
         """Decode a document.
 
         Raises:
@@ -45,32 +45,32 @@ class Kind(Generic[T]):
         content = doc.encode() if isinstance(doc, str) else b""  # a damaged row may contain anything
         if not content or zlib.crc32(content) != crc:
             raise StoreUnusable(
-                f"a record of kind {self.word} is damaged in the database (checksum): {str(doc)[:80]!r}",
+                f"a record of kind {self.name} is damaged in the database (checksum): {str(doc)[:80]!r}",
                 hint="restore the database from a backup; the disk may be failing",
             )
         try:
             return self.decoder.decode(content)
         except msgspec.DecodeError as error:
             raise StoreUnusable(
-                f"a record of kind {self.word} cannot be read ({error}): {str(doc)[:80]}",
+                f"a record of kind {self.name} cannot be read ({error}): {str(doc)[:80]}",
                 hint="was the database written by another release?",
             ) from error
 
 
-JOB: Final = Kind("job", msgspec.json.Decoder(Job))
-ATTEMPT: Final = Kind("attempt", msgspec.json.Decoder(Attempt))
-NODE: Final = Kind("node", msgspec.json.Decoder(Node))
-QUEUE: Final = Kind("queue", msgspec.json.Decoder(Queue))
-SPENT: Final = Kind("use of a queue", msgspec.json.Decoder(Spent))
-PROJECT: Final = Kind("project", msgspec.json.Decoder(Project))
-USER: Final = Kind("user", msgspec.json.Decoder(User))
-TOKEN: Final = Kind("token", msgspec.json.Decoder(Token))
-RESERVATION: Final = Kind("reservation", msgspec.json.Decoder(Reservation))
-CALIBRATION: Final = Kind("calibration", msgspec.json.Decoder(Calibration))
-FAILURE_RULES: Final = Kind("failure rules", msgspec.json.Decoder(FailureRules))
-IDEMPOTENCY: Final = Kind("idempotency key", msgspec.json.Decoder(Idempotency))
-STORY: Final = Kind("story line", msgspec.json.Decoder(StoryLine))
-AUDIT: Final = Kind("audit line", msgspec.json.Decoder(AuditLine))
+JOB: Final = RecordCodec("job", msgspec.json.Decoder(Job))
+ATTEMPT: Final = RecordCodec("attempt", msgspec.json.Decoder(Attempt))
+NODE: Final = RecordCodec("node", msgspec.json.Decoder(Node))
+QUEUE: Final = RecordCodec("queue", msgspec.json.Decoder(Queue))
+SPENT: Final = RecordCodec("use of a queue", msgspec.json.Decoder(QueueUsage))
+PROJECT: Final = RecordCodec("project", msgspec.json.Decoder(Project))
+USER: Final = RecordCodec("user", msgspec.json.Decoder(User))
+TOKEN: Final = RecordCodec("token", msgspec.json.Decoder(Token))
+RESERVATION: Final = RecordCodec("reservation", msgspec.json.Decoder(Reservation))
+CALIBRATION: Final = RecordCodec("calibration", msgspec.json.Decoder(FleetDocument))
+FAILURE_RULES: Final = RecordCodec("failure rules", msgspec.json.Decoder(FailureRules))
+IDEMPOTENCY: Final = RecordCodec("idempotency key", msgspec.json.Decoder(Idempotency))
+STORY: Final = RecordCodec("story line", msgspec.json.Decoder(StoryLine))
+AUDIT: Final = RecordCodec("audit line", msgspec.json.Decoder(AuditLine))
 
 
 def user_row(user: User) -> Row:
@@ -88,7 +88,7 @@ def queue_row(queue: Queue) -> Row:
     return (queue.id, *_document(queue))
 
 
-def spent_row(spent: Spent) -> Row:
+def spent_row(spent: QueueUsage) -> Row:
     """Row of `put_spent`."""
     return (spent.queue, *_document(spent))
 
@@ -98,7 +98,7 @@ def reservation_row(reservation: Reservation) -> Row:
     return (reservation.id, int(reservation.ended), *_document(reservation))
 
 
-def calibration_row(calibration: Calibration) -> Row:
+def calibration_row(calibration: FleetDocument) -> Row:
     """Row of `put_calibration`."""
     return (calibration.id, *_document(calibration))
 

@@ -7,14 +7,14 @@ from typing import Final
 
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql import reading
-from phalanx.store.sql.kinds import KINDS, Stored
+from phalanx.store.sql.kinds import KINDS, StoredKind
 from phalanx.store.sql.migrations import compare, migrations
-from phalanx.store.sql.reading import Look
+from phalanx.store.sql.reading import SqlReader
 
 _PAGE: Final = 1000
 
 
-def held(look: Look) -> dict[str, int]:
+def record_counts(look: SqlReader) -> dict[str, int]:
     """Number of records of each kind.
 
     Raises:
@@ -31,7 +31,7 @@ def held(look: Look) -> dict[str, int]:
     return {str(word): int(count) for word, count in look.rows("counts")}
 
 
-def dumped(look: Look) -> Iterator[tuple[str, str]]:
+def dump_records(look: SqlReader) -> Iterator[tuple[str, str]]:
     """(word of the kind, document) for every record, in the order of KINDS. Call it between `begin_look` and `end_look`.
 
     Raises:
@@ -39,21 +39,21 @@ def dumped(look: Look) -> Iterator[tuple[str, str]]:
     """
     for stored in KINDS:
         for doc, crc in _all(look, stored):
-            stored.kind.read(doc, crc)
-            yield stored.word, doc
+            stored.kind.decode(doc, crc)
+            yield stored.name, doc
 
 
-def last_job_seq(look: Look) -> int:
+def last_job_seq(look: SqlReader) -> int:
     """The newest job's number; 0 for none."""
     return reading.number(look, "last_job_seq")
 
 
-def _all(look: Look, stored: Stored) -> Iterator[tuple[str, int]]:
+def _all(look: SqlReader, stored: StoredKind) -> Iterator[tuple[str, int]]:
     if not stored.first:
-        yield from look.rows(stored.read)
+        yield from look.rows(stored.query)
         return
     key = stored.first
-    while rows := look.rows(stored.read, (*key, _PAGE)):
+    while rows := look.rows(stored.query, (*key, _PAGE)):
         for doc, crc, *key_ in rows:
             yield doc, crc
             key = tuple(key_)

@@ -17,11 +17,11 @@ class Dialect:
 
     Attributes:
         name: of its folder.
-        mark: placeholder for a bound value.
+        placeholder: placeholder for a bound value.
     """
 
     name: str
-    mark: str
+    placeholder: str
 
     @property
     def reads(self) -> dict[str, str]:

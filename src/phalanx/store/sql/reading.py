@@ -15,7 +15,7 @@ from phalanx.ports.store import JobFilter
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.loading import ENDED_JOBS_LOADED, KEYS_LOADED, build_world
 from phalanx.store.sql import documents
-from phalanx.store.sql.documents import Column, Kind
+from phalanx.store.sql.documents import Column, RecordCodec
 from phalanx.store.sql.queries import Dialect
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Execute(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SqlReader:
     """A connection for reading, and its dialect."""
 
     dialect: Dialect
@@ -42,31 +42,31 @@ class Look:
         return list(self.execute(self.dialect.reads[name], values))
 
 
-def records(look: Look, kind: Kind[T], name: str, values: tuple[Column, ...] = ()) -> list[T]:
+def records(look: SqlReader, kind: RecordCodec[T], name: str, values: tuple[Column, ...] = ()) -> list[T]:
     """All records of a named query."""
-    return [kind.read(doc, crc) for doc, crc in look.rows(name, values)]
+    return [kind.decode(doc, crc) for doc, crc in look.rows(name, values)]
 
 
-def record(look: Look, kind: Kind[T], name: str, value: Column) -> T | None:
+def record(look: SqlReader, kind: RecordCodec[T], name: str, value: Column) -> T | None:
     """The record of a named query, or None."""
     found = records(look, kind, name, (value,))
     return found[0] if found else None
 
 
-def number(look: Look, name: str) -> int:
+def number(look: SqlReader, name: str) -> int:
     """The number that a named query returns; 0 for none."""
     found = look.rows(name)
     return int(found[0][0] or 0) if found else 0
 
 
-def load_world(look: Look) -> World:
+def load_world(look: SqlReader) -> World:
     """Load the world from one snapshot."""
     look.rows("begin_look")
     try:
         return build_world(
             nodes=records(look, documents.NODE, "nodes"),
             queues=records(look, documents.QUEUE, "queues"),
-            spent=records(look, documents.SPENT, "spent"),
+            queue_usage=records(look, documents.SPENT, "spent"),
             projects=records(look, documents.PROJECT, "projects"),
             users=records(look, documents.USER, "users"),
             tokens=records(look, documents.TOKEN, "tokens"),
@@ -83,7 +83,7 @@ def load_world(look: Look) -> World:
         look.rows("end_look")
 
 
-def list_jobs(look: Look, wanted: JobFilter) -> list[Job]:
+def list_jobs(look: SqlReader, wanted: JobFilter) -> list[Job]:
     """Jobs by filter, newest first. With one condition besides the states, the cost depends on `limit`, not on the number of jobs."""
     where, values = "", []
     conditions: tuple[tuple[str, Column], ...] = (
@@ -95,7 +95,7 @@ def list_jobs(look: Look, wanted: JobFilter) -> list[Job]:
     )
     for condition, value in conditions:
         if value is not None:
-            where += f" AND {condition} {look.dialect.mark}"
+            where += f" AND {condition} {look.dialect.placeholder}"
             values.append(value)
     states = sorted(wanted.states or set(JobState))
     limit = max(0, min(wanted.limit, _INTEGER_MAX))
@@ -104,23 +104,25 @@ def list_jobs(look: Look, wanted: JobFilter) -> list[Job]:
     seqs = " UNION ALL ".join([part] * len(states))
     bound = [column for state in states for column in (state.value, *values, limit)]
     found = list(look.execute(reads["jobs_of_seqs"].format(seqs=seqs), (*bound, limit)))
-    return [documents.JOB.read(doc, crc) for doc, crc in found]
+    return [documents.JOB.decode(doc, crc) for doc, crc in found]
 
 
-def list_states(look: Look, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
+def list_states(look: SqlReader, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
     """Ids and states of jobs, in submit order. Reads only columns: ten thousand take some milliseconds."""
     end = min(first_seq + max(0, count), _INTEGER_MAX)
     return [(JobId(id_), JobState(state)) for id_, state in look.rows("states", (first_seq, end))]
 
 
-def count_jobs(look: Look) -> dict[JobState, int]:
+def count_jobs(look: SqlReader) -> dict[JobState, int]:
     """Number of jobs in each state, including states without jobs."""
     counts = dict.fromkeys(JobState, 0)
     counts.update((JobState(state), count) for state, count in look.rows("job_counts"))
     return counts
 
 
-def list_story(look: Look, job_id: JobId | None, node_id: NodeId | None, after: int, limit: int) -> list[StoryLine]:
+def list_story(
+    look: SqlReader, job_id: JobId | None, node_id: NodeId | None, after: int, limit: int
+) -> list[StoryLine]:
     """Story lines with seq > after, oldest first."""
     names = {(False, False): "story", (True, False): "story_of_job", (False, True): "story_of_node"}
     name = names.get((job_id is not None, node_id is not None), "story_of_job_and_node")
@@ -128,7 +130,7 @@ def list_story(look: Look, job_id: JobId | None, node_id: NodeId | None, after: 
     return records(look, documents.STORY, name, (*ids, after, max(0, limit)))
 
 
-def list_audit(look: Look, after: int | None, user: UserId | None, since_s: float, limit: int) -> list[AuditLine]:
+def list_audit(look: SqlReader, after: int | None, user: UserId | None, since_s: float, limit: int) -> list[AuditLine]:
     """Lines of the audit trail, oldest first."""
     name = user or ""
     values = (since_s, name, name, max(0, limit))
@@ -137,7 +139,7 @@ def list_audit(look: Look, after: int | None, user: UserId | None, since_s: floa
     return records(look, documents.AUDIT, "audit", (after, *values))
 
 
-def _jobs_to_load(look: Look) -> list[Job]:
+def _jobs_to_load(look: SqlReader) -> list[Job]:
     rows = look.rows("live_jobs")
     ended = [
         row
@@ -152,7 +154,7 @@ def _jobs_to_load(look: Look) -> list[Job]:
 
 
 def _checked_job(doc: str, crc: int, seq: int, job_id: str, state: str, epoch: int) -> Job:
-    job = documents.JOB.read(doc, crc)
+    job = documents.JOB.decode(doc, crc)
     if (job.seq, job.id, job.state.value, job.epoch) != (seq, job_id, state, epoch):
         raise StoreUnusable(
             f"job {job_id}: its columns (number {seq}, {state}, epoch {epoch}) contradict its document"

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from phalanx.core.access.audit import AuditLine
-from phalanx.core.fleet.calibration import FLEET, Calibration
+from phalanx.core.fleet.documents import CALIBRATION_ID, FleetDocument
 from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId, ReservationId, UserId
@@ -17,13 +17,13 @@ from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.people import Token, User
-from phalanx.core.work.queue import Project, Queue, Spent
+from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.users import Token, User
 from phalanx.ports.store import JobFilter
 from phalanx.store.sql import documents, reading
-from phalanx.store.sql.documents import Kind
-from phalanx.store.sql.reading import Look
+from phalanx.store.sql.documents import RecordCodec
+from phalanx.store.sql.reading import SqlReader
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class SqlReads(ABC):
         return self._access_version
 
     @abstractmethod
-    def _look(self) -> AbstractContextManager[Look]:
+    def _look(self) -> AbstractContextManager[SqlReader]:
         """A connection for one read.
 
         Raises:
@@ -114,7 +114,7 @@ class SqlReads(ABC):
         """All queues by id."""
         return self._all(documents.QUEUE, "queues")
 
-    def spent(self) -> list[Spent]:
+    def queue_usage(self) -> list[QueueUsage]:
         """Usage of each queue, by queue."""
         return self._all(documents.SPENT, "spent")
 
@@ -126,9 +126,9 @@ class SqlReads(ABC):
         """One reservation, also an ended one."""
         return self._one(documents.RESERVATION, "reservation", reservation_id)
 
-    def calibration(self) -> Calibration | None:
+    def calibration(self) -> FleetDocument | None:
         """The result of the last calibration."""
-        return self._one(documents.CALIBRATION, "calibration", FLEET)
+        return self._one(documents.CALIBRATION, "calibration", CALIBRATION_ID)
 
     def failure_rules(self) -> FailureRules | None:
         """The operators' own failure rules."""
@@ -154,10 +154,10 @@ class SqlReads(ABC):
         """One user."""
         return self._one(documents.USER, "user", user_id)
 
-    def _all(self, kind: Kind[T], name: str) -> list[T]:
+    def _all(self, kind: RecordCodec[T], name: str) -> list[T]:
         with self._look() as look:
             return reading.records(look, kind, name)
 
-    def _one(self, kind: Kind[T], name: str, key: str) -> T | None:
+    def _one(self, kind: RecordCodec[T], name: str, key: str) -> T | None:
         with self._look() as look:
             return reading.record(look, kind, name, key)

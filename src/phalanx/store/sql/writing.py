@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from phalanx.core.work.attempt import Attempt
 from phalanx.ports.store import Batch
-from phalanx.store.batches import Rows
+from phalanx.store.commit_checks import BatchRows
 from phalanx.store.sql import documents
 from phalanx.store.sql.documents import Row
 
 _LOT: Final = 1000  # records of a backup written at once
 
 
-def statements(batch: Batch, rows: Rows) -> list[tuple[str, list[Row]]]:
+def statements(batch: Batch, rows: BatchRows) -> list[tuple[str, list[Row]]]:
     """Named statements and their rows, sorted so that each row comes after those that it refers to. Removals come after records: a node
     that is put and removed is gone.
     """
@@ -24,7 +24,7 @@ def statements(batch: Batch, rows: Rows) -> list[tuple[str, list[Row]]]:
         ("put_project", [documents.project_row(project) for project in rows.projects.values()]),
         ("put_token", [documents.token_row(token) for token in rows.tokens.values()]),
         ("put_queue", [documents.queue_row(queue) for queue in rows.queues.values()]),
-        ("put_spent", [documents.spent_row(spent) for spent in rows.spent.values()]),
+        ("put_spent", [documents.spent_row(spent) for spent in rows.queue_usage.values()]),
         ("remove_queue", [(queue_id,) for queue_id in batch.removed_queues]),
         ("remove_spent", [(queue_id,) for queue_id in batch.removed_queues]),
         ("put_reservation", [documents.reservation_row(one) for one in rows.reservations.values()]),
@@ -43,10 +43,10 @@ def statements(batch: Batch, rows: Rows) -> list[tuple[str, list[Row]]]:
 
 def _ended_first(attempts: Iterable[Attempt]) -> list[Attempt]:
     """Ended attempts first, so that no job has two live attempts in between."""
-    return sorted(attempts, key=lambda attempt: attempt.live)
+    return sorted(attempts, key=lambda attempt: attempt.holds_allocation)
 
 
-def lots(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+def grouped(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
     """Group consecutive records of one kind, at most _LOT in a group."""
     rest = iter(records)
     word, lot = "", list[Any]()

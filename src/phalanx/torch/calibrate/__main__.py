@@ -1,5 +1,5 @@
 """Run `python -m phalanx.torch.calibrate [--quick]`."""
 
-from phalanx.torch.calibrate.program import main
+from phalanx.torch.calibrate.main_program import main
 
 main()

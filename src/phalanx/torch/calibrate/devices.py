@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from phalanx.core.performance.samples import CopySample, ProductSample
-from phalanx.torch.calibrate.gang import Gang
+from phalanx.planner.calibration.samples import CopySample, ProductSample
+from phalanx.torch.calibrate.gang import CalibrationGang
 
 _CUDA_SIZES: Final = (4096, 8192, 12288)  # the widths of models of 7 to 200 billion parameters
 _CPU_SIZES: Final = (256, 512, 768)  # a third of a gigaFLOP at most: tens of milliseconds on one slow core
@@ -20,7 +20,7 @@ _BURST_S: Final = 0.04
 _FP8_SINCE: Final = (8, 9)  # compute capability: Ada and Hopper. Source: NVIDIA, CUDA C++ Programming Guide, 2024
 
 
-def measure_products(gang: Gang) -> list[ProductSample]:
+def measure_products(gang: CalibrationGang) -> list[ProductSample]:
     """Measure square products of each size in each supported precision. Collective."""
     sizes = _CUDA_SIZES if gang.on_cuda else _CPU_SIZES
     return [
@@ -29,26 +29,26 @@ def measure_products(gang: Gang) -> list[ProductSample]:
             rank=gang.rank,
             precision=precision,
             size=size,
-            flops_per_s=2.0 * size**3 / gang.together_s(_product(precision, size, gang.device), burst_s=_BURST_S),
+            flops_per_s=2.0 * size**3 / gang.median_time_s(_product(precision, size, gang.device), burst_s=_BURST_S),
         )
         for precision in _precisions(gang)
         for size in (sizes[:2] if gang.quick else sizes)
     ]
 
 
-def measure_memory(gang: Gang) -> list[CopySample]:
+def measure_memory(gang: CalibrationGang) -> list[CopySample]:
     """Measure a copy within device memory, in read plus written bytes. Collective."""
     count = (_CUDA_COPY_BYTES if gang.on_cuda else _CPU_COPY_BYTES) // 4
     source, target = torch.ones(count, device=gang.device), torch.empty(count, device=gang.device)
-    seconds = gang.together_s(lambda: target.copy_(source), burst_s=_BURST_S)
+    seconds = gang.median_time_s(lambda: target.copy_(source), burst_s=_BURST_S)
     return [CopySample(node_rank=gang.node_rank, rank=gang.rank, bytes_per_s=2.0 * 4 * count / seconds)]
 
 
-def _precisions(gang: Gang) -> list[str]:
+def _precisions(gang: CalibrationGang) -> list[str]:
     """Return the precisions that the devices of all ranks support, so that all ranks measure the same in the same order."""
     if not gang.on_cuda:
         return ["fp32", "bf16"]
-    lacks_fp8 = gang.worst(float(torch.cuda.get_device_capability(gang.device) < _FP8_SINCE))
+    lacks_fp8 = gang.maximum(float(torch.cuda.get_device_capability(gang.device) < _FP8_SINCE))
     return ["fp32", "fp16", "bf16"] + ([] if lacks_fp8 else ["fp8"])
 
 

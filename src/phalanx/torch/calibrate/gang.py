@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 
 import phalanx.torch
-from phalanx.torch.calibrate.stopwatch import time_once_s, times_s
+from phalanx.torch.calibrate.timing import burst_times_s, time_once_s
 
 BUDGET_S: Final = 1.0
 """Time for the repeats of one measurement; a tenth of it with `quick`. Our choice: fifty measurements take a minute."""
-LEAST, MOST = 3, 50
+REPEATS_MIN, REPEATS_MAX = 3, 50
 """Repeats of one measurement: a median needs three, and more than fifty do not change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gang:
+class CalibrationGang:
     """All ranks, from the view of one of them.
 
     Attributes:
@@ -40,7 +40,7 @@ class Gang:
     quick: bool
 
     @classmethod
-    def join(cls, me: phalanx.torch.Rank, *, quick: bool) -> Gang:
+    def join(cls, me: phalanx.torch.Rank, *, quick: bool) -> CalibrationGang:
         """Exchange the places of all ranks and create the groups. Collective."""
         mine = (int(os.environ.get("PHALANX_NODE_RANK", os.environ.get("GROUP_RANK", "0"))), me.local_rank)
         # NCCL connects a group at its first collective. The first one below may be an exchange of pairs without all ranks.
@@ -70,7 +70,7 @@ class Gang:
         return self.places[self.rank][0]
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this is the first rank of its node."""
         return self.places[self.rank][1] == 0
 
@@ -94,7 +94,7 @@ class Gang:
         """Return the first rank of a node."""
         return self.places.index((node, 0))
 
-    def worst(self, value: float) -> float:
+    def maximum(self, value: float) -> float:
         """Return the largest value of all ranks. Collective."""
         worst = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
@@ -102,15 +102,15 @@ class Gang:
 
     def barrier(self) -> None:
         """Wait for all ranks. Collective. Uses a tensor, because a barrier of NCCL needs the device."""
-        self.worst(0.0)
+        self.maximum(0.0)
 
-    def gathered(self, mine: Sequence[Any]) -> list[Any]:
+    def gather(self, mine: Sequence[Any]) -> list[Any]:
         """Return the samples of all ranks in rank order on rank 0; an empty list on others. Collective."""
         lists: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
         dist.gather_object(list(mine), lists)
         return [] if lists is None else [sample for samples in lists for sample in samples]
 
-    def together_s(self, work: Callable[[], object], *, burst_s: float = 0.0) -> float:
+    def median_time_s(self, work: Callable[[], object], *, burst_s: float = 0.0) -> float:
         """Return the median time of `work`, which all ranks repeat equally often. The first run, which includes set-up, is not counted.
 
         Collective, even if `work` is not.
@@ -122,8 +122,8 @@ class Gang:
         """
         work()
         self.barrier()
-        once_s = max(self.worst(time_once_s(work, self.device)), 1e-9)
+        once_s = max(self.maximum(time_once_s(work, self.device)), 1e-9)
         burst = max(1, math.ceil(burst_s / once_s))
-        repeats = min(MOST, max(LEAST, int(self.budget_s / (once_s * burst))))
+        repeats = min(REPEATS_MAX, max(REPEATS_MIN, int(self.budget_s / (once_s * burst))))
         self.barrier()
-        return statistics.median(times_s(work, self.device, repeats, burst))
+        return statistics.median(burst_times_s(work, self.device, repeats, burst))

@@ -7,8 +7,14 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from phalanx.core.performance.samples import Collective, CollectiveSample, PairSample, Scope, rounds
-from phalanx.torch.calibrate.gang import Gang
+from phalanx.planner.calibration.samples import (
+    Collective,
+    CollectiveSample,
+    CollectiveScope,
+    PairSample,
+    tournament_rounds,
+)
+from phalanx.torch.calibrate.gang import CalibrationGang
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _CUDA_SIZES: Final = (8 * _KIB, 256 * _KIB, 8 * _MIB, 64 * _MIB, 256 * _MIB)  # from latency alone to bandwidth alone
@@ -19,23 +25,23 @@ _ROUNDS_MAX, _ROUNDS_LEAST, _PAIRS_TWICE = 63, 8, 8192
 but at least 8: the median of eight links of a node still describes the node."""
 
 
-def measure_collective(gang: Gang, collective: Collective, scope: Scope) -> list[CollectiveSample]:
+def measure_collective(gang: CalibrationGang, collective: Collective, scope: CollectiveScope) -> list[CollectiveSample]:
     """Measure several sizes, with all groups of the scope at once, as in training. One rank of each group returns samples. Collective."""
-    group = gang.within if scope is Scope.WITHIN else gang.between
+    group = gang.within if scope is CollectiveScope.WITHIN else gang.between
     ranks = 1 if group is None else dist.get_world_size(group)
     first = group is not None and dist.get_rank(group) == 0
-    groups = len(gang.devices) if scope is Scope.WITHIN else min(gang.devices)
+    groups = len(gang.devices) if scope is CollectiveScope.WITHIN else min(gang.devices)
     samples = []
     for size in (_CUDA_SIZES if gang.on_cuda else _CPU_SIZES)[: 4 if gang.quick else None]:
         each = max(1, size // 4 // ranks)
         work = _work(collective, group, each * ranks, gang.device)
-        seconds = gang.together_s(work)
-        if first and (scope is Scope.WITHIN or gang.leads):
+        seconds = gang.median_time_s(work)
+        if first and (scope is CollectiveScope.WITHIN or gang.is_leader):
             samples.append(
                 CollectiveSample(
                     collective=collective,
                     scope=scope,
-                    node_rank=gang.node_rank if scope is Scope.WITHIN else 0,
+                    node_rank=gang.node_rank if scope is CollectiveScope.WITHIN else 0,
                     ranks=ranks,
                     groups=groups,
                     bytes=each * ranks * 4,
@@ -45,7 +51,7 @@ def measure_collective(gang: Gang, collective: Collective, scope: Scope) -> list
     return samples
 
 
-def measure_pairs(gang: Gang) -> list[PairSample]:
+def measure_pairs(gang: CalibrationGang) -> list[PairSample]:
     """Measure pairs of nodes, in rounds in which each node has one partner. Collective.
 
     The first rank of each node sends and receives at once; the others wait.
@@ -56,10 +62,10 @@ def measure_pairs(gang: Gang) -> list[PairSample]:
     samples = []
     nodes = len(gang.devices)
     most = min(_ROUNDS_MAX, max(_ROUNDS_LEAST, _PAIRS_TWICE // nodes))
-    for pairs in rounds(nodes, most):
-        mine = next((pair for pair in pairs if gang.leads and gang.node_rank in pair), None)
+    for pairs in tournament_rounds(nodes, most):
+        mine = next((pair for pair in pairs if gang.is_leader and gang.node_rank in pair), None)
         partner = None if mine is None else gang.leader(mine[0] if gang.node_rank == mine[1] else mine[1])
-        seconds = gang.together_s(lambda partner=partner: _exchange(outgoing, incoming, partner))  # type: ignore[misc]  # bound now
+        seconds = gang.median_time_s(lambda partner=partner: _exchange(outgoing, incoming, partner))  # type: ignore[misc]  # bound now
         if mine is not None and gang.node_rank == mine[0]:
             samples.append(PairSample(first=mine[0], second=mine[1], bytes=size, seconds=seconds))
     return samples

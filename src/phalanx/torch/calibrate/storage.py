@@ -9,8 +9,8 @@ import shutil
 import time
 from typing import Final
 
-from phalanx.core.performance.samples import WriteSample
-from phalanx.torch.calibrate.gang import Gang
+from phalanx.planner.calibration.samples import WriteSample
+from phalanx.torch.calibrate.gang import CalibrationGang
 
 _FILE_BYTES: Final = {True: 64 << 20, False: 1 << 30}
 """By `quick`. A gigabyte is larger than the cache of a disk controller."""
@@ -19,7 +19,7 @@ _FREE_SHARE: Final = 8
 """Writes at most this fraction (1/8) of the free space, because other jobs use it too."""
 
 
-def measure_writes(gang: Gang, folder: str) -> list[WriteSample]:
+def measure_writes(gang: CalibrationGang, folder: str) -> list[WriteSample]:
     """Let the first rank of each node write a file, at once, and delete it. Collective.
 
     Raises:
@@ -27,7 +27,7 @@ def measure_writes(gang: Gang, folder: str) -> list[WriteSample]:
     """
     samples = []
     gang.barrier()
-    if gang.leads:
+    if gang.is_leader:
         os.makedirs(folder, exist_ok=True)
         wanted = min(_FILE_BYTES[gang.quick], shutil.disk_usage(folder).free // _FREE_SHARE // len(gang.devices))
         chunks = wanted // _CHUNK_BYTES

@@ -17,15 +17,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from phalanx.core.performance.model import Model
-from phalanx.core.performance.profile import RunFound
 from phalanx.core.work.layout import Axis, Layout
-from phalanx.torch.calibrate.gang import Gang
-from phalanx.torch.calibrate.gpt import Stage
+from phalanx.planner.calibration.profile import RunMeasurement
+from phalanx.planner.cost.model_shape import ModelShape
+from phalanx.torch.calibrate.gang import CalibrationGang
+from phalanx.torch.calibrate.small_gpt import GptStage
 
 
-def _gpt(name: str, *, layers: int, hidden: int, heads: int, vocab: int, positions: int) -> Model:
-    return Model(
+def _gpt(name: str, *, layers: int, hidden: int, heads: int, vocab: int, positions: int) -> ModelShape:
+    return ModelShape(
         name=name,
         layers=layers,
         hidden=hidden,
@@ -53,7 +53,7 @@ _ACROSS: Final = (Axis.TENSOR, Axis.CONTEXT, Axis.SHARD, Axis.REPLICATE, Axis.PI
 """Innermost first: replicas of one stage share a node, stages are on different nodes."""
 
 
-def layouts_for(gang: Gang) -> list[Layout]:
+def layouts_for(gang: CalibrationGang) -> list[Layout]:
     """Return up to three layouts for the fleet; only one if nodes differ in size, or for a single rank."""
     model = _model(gang)
     ranks, local, nodes = gang.world_size, gang.devices[0], len(gang.devices)
@@ -79,7 +79,7 @@ def layouts_for(gang: Gang) -> list[Layout]:
     return found
 
 
-def train(gang: Gang, layout: Layout) -> list[RunFound]:
+def train(gang: CalibrationGang, layout: Layout) -> list[RunMeasurement]:
     """Train a few steps; rank 0 returns the result. Collective."""
     model = _model(gang)
     trainer = _Trainer.make(gang, layout, model)
@@ -90,12 +90,12 @@ def train(gang: Gang, layout: Layout) -> list[RunFound]:
     for _ in range(_STEPS[gang.quick]):
         began_s = time.perf_counter()
         trainer.step()
-        taken.append(gang.worst(time.perf_counter() - began_s))
+        taken.append(gang.maximum(time.perf_counter() - began_s))
     median_s = statistics.median(taken)
     if gang.rank != 0:
         return []
     return [
-        RunFound(
+        RunMeasurement(
             model=model,
             layout=layout,
             seq=model.positions,
@@ -118,7 +118,7 @@ class _Trainer:
     """
 
     layout: Layout
-    model: Model
+    model: ModelShape
     stage: Any
     replicas: Any
     optimizer: Any
@@ -128,12 +128,12 @@ class _Trainer:
     following: int | None
 
     @classmethod
-    def make(cls, gang: Gang, layout: Layout, model: Model) -> _Trainer:
+    def make(cls, gang: CalibrationGang, layout: Layout, model: ModelShape) -> _Trainer:
         here = layout.coordinates(gang.rank)
         groups = {axis: _group(gang.rank, layout, axis) for axis in (Axis.TENSOR, Axis.REPLICATE)}
         number, hop = here[Axis.PIPELINE], layout.stride(Axis.PIPELINE)
         torch.manual_seed(number)  # the ranks of a tensor group see the same tokens
-        stage: Any = Stage(
+        stage: Any = GptStage(
             model, number=number, stages=layout.pipeline, group=groups[Axis.TENSOR], ways=layout.tensor
         ).to(gang.device, torch.bfloat16 if gang.on_cuda else torch.float32)
         dtype = next(stage.parameters()).dtype
@@ -221,5 +221,5 @@ def _lines(layout: Layout, axis: Axis) -> list[list[int]]:
     ]
 
 
-def _model(gang: Gang) -> Model:
+def _model(gang: CalibrationGang) -> ModelShape:
     return _CUDA_MODEL if gang.on_cuda else _CPU_MODEL

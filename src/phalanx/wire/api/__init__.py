@@ -32,7 +32,7 @@ Times are Unix seconds (`_s`), names of amounts carry their unit. Bytes are sent
     GET    /v1/users|projects|queues     -> UserList|ProjectList|QueueList
     GET|PUT /v1/users|projects|queues/{id}   UserBody|ProjectBody|QueueBody -> UserReply|ProjectReply|QueueReply
     PUT    /v1/queues                    QueuesBody -> QueuesApplied (all or nothing)
-    GET    /v1/tokens                    -> TokenList (the caller's; all for an admin);  POST TokenBody -> TokenMade (201)
+    GET    /v1/tokens                    -> TokenList (the caller's; all for an admin);  POST TokenBody -> TokenCreated (201)
     DELETE /v1/tokens/{id}               -> 204
     HEAD|PUT /v1/blobs/{sha256}          raw bytes -> BlobReply
     GET    /v1/overview                  -> Overview

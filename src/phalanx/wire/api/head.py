@@ -6,7 +6,7 @@ import msgspec
 
 from phalanx.core.ids import ProjectId, TokenId, UserId
 from phalanx.core.work.job import JobState
-from phalanx.core.work.people import Action, UserRole
+from phalanx.core.work.users import Action, UserRole
 from phalanx.wire.api.jobs import JobView
 from phalanx.wire.api.nodes import NodeView
 
@@ -64,7 +64,7 @@ class HeadList(msgspec.Struct, frozen=True, kw_only=True):
     renewed_s: float = 0.0
 
 
-class Me(msgspec.Struct, frozen=True, kw_only=True):
+class CurrentUser(msgspec.Struct, frozen=True, kw_only=True):
     """The user of the token, and its permissions."""
 
     user: UserId

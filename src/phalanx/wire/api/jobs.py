@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
-from phalanx.core.work.attempt import AttemptState, Cause
+from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState
 
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
@@ -31,7 +31,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_step: int | None = None
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     """A published checkpoint."""
 
     epoch: Epoch
@@ -94,7 +94,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     output_dir: str = ""
     held: bool = False
     time_limit_s: float | None = None
-    checkpoints: list[Checkpoint] = []
+    checkpoints: list[CheckpointView] = []
     cancelled_by: str = ""
     virtual: bool = False
     labels: dict[str, str] = {}
@@ -141,8 +141,8 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
     state: AttemptState
     generation: Generation
     placed_s: float
-    cause: Cause | None = None
-    causes: list[Cause] = []
+    cause: EndCause | None = None
+    causes: list[EndCause] = []
     running_s: float | None = None
     first_running_s: float | None = None
     ended_s: float | None = None
@@ -154,7 +154,7 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
     exits: list[ExitView] = []
 
 
-class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+class SubmitReply(msgspec.Struct, frozen=True, kw_only=True):
     """The job as committed, and notes for the user: "2 nodes x 8 = 16 GPUs", "16 tasks: ...".
 
     For an array, `job` is the first element, and `array_id` names the array.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from phalanx.core.ids import ProjectId, TokenId, UserId
-from phalanx.core.work.people import Action, UserRole
+from phalanx.core.work.users import Action, UserRole
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class TokenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     note: str = ""
 
 
-class TokenMade(msgspec.Struct, frozen=True, kw_only=True):
+class TokenCreated(msgspec.Struct, frozen=True, kw_only=True):
     """A new token. The secret is shown only here."""
 
     secret: str

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from phalanx.core.ids import QueueId
-from phalanx.core.work.job import Reason
+from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import BUDGET_PERIOD_S
 
 
 class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs of one queue that wait for the same reason; `detail` is that of the first."""
 
-    reason: Reason
+    reason: WaitReasonCode
     jobs: int
     gpus: int
     detail: str = ""
@@ -75,7 +75,7 @@ class QueueBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     open: bool | None = None
 
 
-class QueueFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of a queue: absent fields take their default, except `open`, which stays unchanged."""
 
     id: QueueId
@@ -95,13 +95,13 @@ class QueueFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class QueuesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Queues to set in one step. `prune`: remove all others except `default`. `dry_run`: only report the changes."""
 
-    queues: list[QueueFacts]
+    queues: list[QueueSettings]
     prune: bool = False
     dry_run: bool = False
 
 
 class QueueChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The changed settings of one queue, by field name of QueueFacts."""
+    """The changed settings of one queue, by field name of QueueSettings."""
 
     id: QueueId
     before: dict[str, str | int | float | bool | None]

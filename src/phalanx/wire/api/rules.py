@@ -6,16 +6,16 @@ from typing import Any
 
 import msgspec
 
-from phalanx.core.work.failure import Blame, Charge, Remedy
+from phalanx.core.work.failure import FailureOwner, FailureReaction, RestartBudget
 
 
 class RuleView(msgspec.Struct, frozen=True, kw_only=True):
     """A rule. `own`: set by an operator; `source`: the reference of a built-in rule."""
 
     name: str
-    blame: Blame
-    remedy: Remedy
-    charge: Charge
+    blame: FailureOwner
+    remedy: FailureReaction
+    charge: RestartBudget
     codes: list[int] = []
     signals: list[int] = []
     xids: list[int] = []

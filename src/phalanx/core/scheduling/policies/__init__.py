@@ -7,36 +7,42 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.entry import Listener
-from phalanx.core.scheduling.hazard import HazardTable
-from phalanx.core.scheduling.policies.baselines import Backfill, Fair, Rounds, Skip, Strict
-from phalanx.core.scheduling.policies.default import Default
-from phalanx.core.scheduling.policies.knobs import Knobs
+from phalanx.core.scheduling.hazard_table import HazardTable
+from phalanx.core.scheduling.policies.baselines import (
+    BackfillPolicy,
+    FairSharePolicy,
+    RoundBasedPolicy,
+    SkipPolicy,
+    StrictPolicy,
+)
+from phalanx.core.scheduling.policies.default import DefaultPolicy
+from phalanx.core.scheduling.policies.parameters import PolicyParameters
+from phalanx.core.scheduling.policy import Policy
 
-__all__ = ["POLICIES", "Knobs", "make_policy", "policy_named"]
+__all__ = ["POLICIES", "PolicyParameters", "make_policy", "policy_named"]
 
-POLICIES: Final[dict[str, Callable[[Board], Listener]]] = {
-    "default": Default,
-    "fifo": Strict,
-    "skip": Skip,
-    "backfill": Backfill,
-    "sjf": lambda board: Strict(board, shortest=True),
-    "las": Rounds,
-    "srtf": lambda board: Rounds(board, exact=True),
-    "fair": Fair,
+POLICIES: Final[dict[str, Callable[[Board], Policy]]] = {
+    "default": DefaultPolicy,
+    "fifo": StrictPolicy,
+    "skip": SkipPolicy,
+    "backfill": BackfillPolicy,
+    "sjf": lambda board: StrictPolicy(board, shortest=True),
+    "las": RoundBasedPolicy,
+    "srtf": lambda board: RoundBasedPolicy(board, exact=True),
+    "fair": FairSharePolicy,
 }
 
 
-def make_policy(name: str, board: Board, knobs: Knobs, table: HazardTable) -> Listener:
+def make_policy(name: str, board: Board, knobs: PolicyParameters, table: HazardTable) -> Policy:
     """The live policy on its board; its statistics go into `table`.
 
     Raises:
         BadRequest: no policy has this name.
     """
-    return Default(board, knobs, table) if name == "default" else policy_named(name)(board)
+    return DefaultPolicy(board, knobs, table) if name == "default" else policy_named(name)(board)
 
 
-def policy_named(name: str) -> Callable[[Board], Listener]:
+def policy_named(name: str) -> Callable[[Board], Policy]:
     """The constructor of a policy.
 
     Raises:

@@ -14,51 +14,57 @@ import heapq
 from collections.abc import Iterable, Sequence
 
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.entry import Because, Entry, Klass, Listener, by_submit
-from phalanx.core.scheduling.node_sets import bits_of
+from phalanx.core.scheduling.node_bitsets import bitset_of
+from phalanx.core.scheduling.policy import (
+    JobClass,
+    JobEntry,
+    Policy,
+    StopReason,
+    sorted_by_submit,
+)
 
 # Jobs that lost their place first, then descending priority, the policy's own key, submit time, seq.
 Key = tuple[bool, int, float, float, int]
 
 
-def key_of(entry: Entry, first: float) -> Key:
+def sort_key(entry: JobEntry, first: float) -> Key:
     """The sort key of the job in a line ordered by `first`."""
-    return (not entry.repair, -entry.klass.rank, first, entry.submit_s, entry.seq)
+    return (not entry.lost_nodes, -entry.job_class.rank, first, entry.submit_s, entry.seq)
 
 
-def _take_out(lines: dict[Klass, list[tuple[Key, Entry]]], entries: Iterable[Entry]) -> None:
-    leaving: dict[Klass, set[int]] = {}
+def _take_out(lines: dict[JobClass, list[tuple[Key, JobEntry]]], entries: Iterable[JobEntry]) -> None:
+    leaving: dict[JobClass, set[int]] = {}
     for entry in entries:
-        leaving.setdefault(entry.klass, set()).add(entry.seq)
+        leaving.setdefault(entry.job_class, set()).add(entry.seq)
     for klass, seqs in leaving.items():
         line = _without(lines[klass], seqs)
         heapq.heapify(line)
         lines[klass] = line
 
 
-def _without(line: list[tuple[Key, Entry]], seqs: set[int]) -> list[tuple[Key, Entry]]:
+def _without(line: list[tuple[Key, JobEntry]], seqs: set[int]) -> list[tuple[Key, JobEntry]]:
     return [item for item in line if item[1].seq not in seqs]
 
 
-class Strict(Listener):
+class StrictPolicy(Policy):
     """Serve one line from its head until the head does not fit. Order: submit time, or known run time."""
 
     def __init__(self, board: Board, *, shortest: bool = False) -> None:
         self.board = board
         self.shortest = shortest
-        self.line: list[tuple[Key, Entry]] = []
-        self.blocked: dict[Klass, list[tuple[Key, Entry]]] = {}
+        self.line: list[tuple[Key, JobEntry]] = []
+        self.blocked: dict[JobClass, list[tuple[Key, JobEntry]]] = {}
 
-    def arrived(self, entry: Entry) -> None:
+    def on_waiting(self, entry: JobEntry) -> None:
         """Join the line."""
-        heapq.heappush(self.line, (key_of(entry, entry.size_s if self.shortest else entry.submit_s), entry))
+        heapq.heappush(self.line, (sort_key(entry, entry.size_s if self.shortest else entry.submit_s), entry))
 
-    def left_together(self, entries: Sequence[Entry]) -> None:
+    def on_withdrawn(self, entries: Sequence[JobEntry]) -> None:
         """Leave the line, or the blocked jobs. Both are scanned once, however many jobs leave."""
         seqs = {entry.seq for entry in entries}
         self.line = _without(self.line, seqs)
         heapq.heapify(self.line)
-        for klass in {entry.klass for entry in entries} & self.blocked.keys():
+        for klass in {entry.job_class for entry in entries} & self.blocked.keys():
             self.blocked[klass] = _without(self.blocked[klass], seqs)
 
     def decide(self, now_s: float) -> float | None:
@@ -70,8 +76,8 @@ class Strict(Listener):
         line = self.line
         while line:
             entry = line[0][1]
-            if not board.admits(entry.klass):
-                self.blocked.setdefault(entry.klass, []).append(heapq.heappop(line))
+            if not board.admits(entry.job_class):
+                self.blocked.setdefault(entry.job_class, []).append(heapq.heappop(line))
                 continue
             found = board.find(entry)
             if found is None:
@@ -81,18 +87,18 @@ class Strict(Listener):
         return None
 
 
-class Skip(Listener):
+class SkipPolicy(Policy):
     """Start every job that fits, in submit order. If one job of a class does not fit, the rest of the class is not tried."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.classes: dict[Klass, list[tuple[Key, Entry]]] = {}
+        self.classes: dict[JobClass, list[tuple[Key, JobEntry]]] = {}
 
-    def arrived(self, entry: Entry) -> None:
+    def on_waiting(self, entry: JobEntry) -> None:
         """Join its class."""
-        heapq.heappush(self.classes.setdefault(entry.klass, []), (key_of(entry, entry.submit_s), entry))
+        heapq.heappush(self.classes.setdefault(entry.job_class, []), (sort_key(entry, entry.submit_s), entry))
 
-    def left_together(self, entries: Sequence[Entry]) -> None:
+    def on_withdrawn(self, entries: Sequence[JobEntry]) -> None:
         """Leave the lines of the classes. Each is scanned once, however many jobs leave it."""
         _take_out(self.classes, entries)
 
@@ -106,7 +112,7 @@ class Skip(Listener):
             klass = heads[0][2]
             line = self.classes[klass]
             entry = line[0][1]
-            request = (klass.needs, klass.shut, entry.avoid)
+            request = (klass.needs, klass.shut, entry.avoided_nodes)
             found = None
             if request not in failed and board.admits(klass):
                 found = board.find(entry)
@@ -124,7 +130,7 @@ class Skip(Listener):
         return None
 
 
-class Fair(Listener):
+class FairSharePolicy(Policy):
     """The queue with the least decayed GPU-seconds first; inside a queue by submit time, skipping jobs that do not fit.
 
     Usage halves every `half_life_s` (a day: a week-end's burst no longer counts by mid-week).
@@ -133,46 +139,46 @@ class Fair(Listener):
     def __init__(self, board: Board, *, half_life_s: float = 86_400.0) -> None:
         self.board = board
         self.half_life_s = half_life_s
-        self.lines: dict[Klass, list[tuple[Key, Entry]]] = {}
+        self.lines: dict[JobClass, list[tuple[Key, JobEntry]]] = {}
         self.used: dict[tuple[int, int], float] = {}
         self.rate: dict[tuple[int, int], int] = {}
         self.aged_s = 0.0
 
-    def arrived(self, entry: Entry) -> None:
+    def on_waiting(self, entry: JobEntry) -> None:
         """Join the queue."""
-        heapq.heappush(self.lines.setdefault(entry.klass, []), (key_of(entry, entry.submit_s), entry))
-        self.used.setdefault(_usage_key(entry.klass), 0.0)
-        self.rate.setdefault(_usage_key(entry.klass), 0)
+        heapq.heappush(self.lines.setdefault(entry.job_class, []), (sort_key(entry, entry.submit_s), entry))
+        self.used.setdefault(_usage_key(entry.job_class), 0.0)
+        self.rate.setdefault(_usage_key(entry.job_class), 0)
 
-    def adopted(self, entry: Entry) -> None:
+    def on_adopted(self, entry: JobEntry) -> None:
         """Add its GPUs to the queue's rate of use; earlier usage is in the quota tree."""
-        key = _usage_key(entry.klass)
+        key = _usage_key(entry.job_class)
         self.used.setdefault(key, 0.0)
-        self.rate[key] = self.rate.get(key, 0) + entry.held
+        self.rate[key] = self.rate.get(key, 0) + entry.devices_held
 
-    def left_together(self, entries: Sequence[Entry]) -> None:
+    def on_withdrawn(self, entries: Sequence[JobEntry]) -> None:
         """Leave the queues. Each line is scanned once, however many jobs leave it."""
         _take_out(self.lines, entries)
 
-    def ended(self, entry: Entry, now_s: float) -> None:
+    def on_ended(self, entry: JobEntry, now_s: float) -> None:
         """Subtract its GPUs from the queue's rate of use."""
         self._age(now_s)
-        self.rate[_usage_key(entry.klass)] -= entry.held
+        self.rate[_usage_key(entry.job_class)] -= entry.devices_held
 
-    def stopped(self, entry: Entry, now_s: float) -> None:
+    def on_stopped(self, entry: JobEntry, now_s: float) -> None:
         """The same as an end."""
-        self.ended(entry, now_s)
+        self.on_ended(entry, now_s)
 
     def decide(self, now_s: float) -> float | None:
         """Serve the queue with the least usage that has a job that fits, repeatedly."""
         self._age(now_s)
         board, quotas = self.board, self.board.quotas
-        unfit: set[Klass] = set()
+        unfit: set[JobClass] = set()
         if quotas is not None:
             quotas.want({klass.queue for klass, line in self.lines.items() if line})
         while True:
             best: tuple[object, ...] | None = None
-            chosen: Klass | None = None
+            chosen: JobClass | None = None
             for klass, line in self.lines.items():
                 if line and klass not in unfit:
                     first = line[0][0]
@@ -189,7 +195,7 @@ class Fair(Listener):
                 continue
             _, entry = heapq.heappop(line)
             board.start(entry, *found, now_s)
-            self.rate[_usage_key(chosen)] += entry.held
+            self.rate[_usage_key(chosen)] += entry.devices_held
 
     def _age(self, now_s: float) -> None:
         span = now_s - self.aged_s
@@ -202,41 +208,41 @@ class Fair(Listener):
         self.aged_s = now_s
 
 
-def _usage_key(klass: Klass) -> tuple[int, int]:
+def _usage_key(job_class: JobClass) -> tuple[int, int]:
     """Whose usage counts: the queue's; in a trace replayed on one pool the virtual cluster's, which is only a label there."""
-    return (klass.queue, klass.label)
+    return (job_class.queue, job_class.label)
 
 
-class Backfill(Listener):
+class BackfillPolicy(Policy):
     """EASY: a reservation for the head by known run times; later jobs start now if they end before it or use capacity that it leaves over."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.line: list[tuple[Key, Entry]] = []
+        self.line: list[tuple[Key, JobEntry]] = []
 
-    def arrived(self, entry: Entry) -> None:
+    def on_waiting(self, entry: JobEntry) -> None:
         """Join the line."""
-        bisect.insort(self.line, (key_of(entry, entry.submit_s), entry))
+        bisect.insort(self.line, (sort_key(entry, entry.submit_s), entry))
 
-    def left_together(self, entries: Sequence[Entry]) -> None:
+    def on_withdrawn(self, entries: Sequence[JobEntry]) -> None:
         """Leave the line, which is scanned once, however many jobs leave it."""
         self.line = _without(self.line, {entry.seq for entry in entries})
 
     def decide(self, now_s: float) -> float | None:
         """Start heads while they fit, then every job that does not delay the first one that did not."""
         board = self.board
-        head: Entry | None = None
+        head: JobEntry | None = None
         head_start_s = 0.0
         spare: dict[int, int] = {}  # free devices that the head leaves over on its nodes
-        kept: list[tuple[Key, Entry]] = []
+        kept: list[tuple[Key, JobEntry]] = []
         failed: set[tuple[object, ...]] = set()
         for item in self.line:
             entry = item[1]
-            if not board.admits(entry.klass):
+            if not board.admits(entry.job_class):
                 kept.append(item)
                 continue
             short = head is None or now_s + _run_s(entry) <= head_start_s
-            request = (entry.klass.needs, entry.klass.shut, entry.avoid, short)
+            request = (entry.job_class.needs, entry.job_class.shut, entry.avoided_nodes, short)
             found = None if request in failed else board.find(entry, 0 if short else _too_small(entry, spare))
             if found is None:
                 failed.add(request)
@@ -253,33 +259,36 @@ class Backfill(Listener):
         self.line = kept
         return None
 
-    def _reserve(self, head: Entry) -> tuple[float, dict[int, int]]:
+    def _reserve(self, head: JobEntry) -> tuple[float, dict[int, int]]:
         """When the head can start if all run times are as known, and how many devices it then leaves over on each of its nodes."""
         board = self.board
-        ends = sorted((entry.since_s + _run_s(entry), entry.seq, entry) for entry in board.running.values())
-        given: list[Entry] = []
+        ends = sorted((entry.started_s + _run_s(entry), entry.seq, entry) for entry in board.running.values())
+        given: list[JobEntry] = []
         found: tuple[float, dict[int, int]] = (float("inf"), {})
         for end_s, _, entry in ends:
-            board.give(entry)
+            board.free_devices(entry)
             given.append(entry)
             place = board.find(head)
             if place is not None:
-                found = (end_s, {node: board.pools[board.kind[node]].free[node] - count for node, count in place[1]})
+                found = (
+                    end_s,
+                    {node: board.pools[board.pool_of_node[node]].free[node] - count for node, count in place[1]},
+                )
                 break
         for entry in given:
-            board.take(entry)
+            board.retake_devices(entry)
         return found
 
 
-def _too_small(entry: Entry, spare: dict[int, int]) -> int:
+def _too_small(entry: JobEntry, spare: dict[int, int]) -> int:
     """The head's nodes that have too few devices left for a part of the entry, as a bitset. CPUs and memory there belong to the head."""
-    needs = entry.klass.needs
+    needs = entry.job_class.needs
     needs_host = any(need.cpus or need.memory_bytes for need in needs)
     largest = max(need.devices for need in needs)
-    return bits_of(node for node, left in spare.items() if needs_host or left < largest)
+    return bitset_of(node for node, left in spare.items() if needs_host or left < largest)
 
 
-def _run_s(entry: Entry) -> float:
+def _run_s(entry: JobEntry) -> float:
     """Its known run time; infinite if unknown."""
     return entry.size_s if entry.size_s >= 0.0 else float("inf")
 
@@ -289,7 +298,7 @@ ROUND_S = 60.0
 LAS_THRESHOLD_GPU_S = 18_000.0  # shared/data/README.md; 5 GPU-hours
 
 
-class Rounds(Listener):
+class RoundBasedPolicy(Policy):
     """At every round the best jobs by rank that fit together run; the rest waits. Nothing starts between rounds."""
 
     def __init__(
@@ -306,7 +315,7 @@ class Rounds(Listener):
         self.thresholds = thresholds
         self.next_s = INFINITE  # time of the next scheduled round
 
-    def _rank(self, entry: Entry, now_s: float) -> tuple[float, float, int]:
+    def _rank(self, entry: JobEntry, now_s: float) -> tuple[float, float, int]:
         if self.exact:
             return (entry.size_s - entry.service_s(now_s), entry.submit_s, entry.seq)
         # Repeated work counts: otherwise a stop would lift the job back into the first queue, and the two jobs would alternate forever.
@@ -324,28 +333,28 @@ class Rounds(Listener):
 
     def _choose(self, now_s: float) -> None:
         board = self.board
-        room = sum(size for node, size in enumerate(board.size) if node not in board.down)
+        room = sum(size for node, size in enumerate(board.devices_of_node) if node not in board.closed_nodes)
         candidates = sorted(
             [*board.waiting.values(), *board.running.values()],
-            key=lambda entry: (not entry.repair, -entry.klass.rank, *self._rank(entry, now_s)),
+            key=lambda entry: (not entry.lost_nodes, -entry.job_class.rank, *self._rank(entry, now_s)),
         )
-        chosen: list[Entry] = []
-        losers: list[Entry] = []
+        chosen: list[JobEntry] = []
+        losers: list[JobEntry] = []
         for entry in candidates:
-            held = entry.held or entry.gpus
-            if held <= room and (entry.since_s >= 0.0 or board.admits(entry.klass)):
+            held = entry.devices_held or entry.gpus
+            if held <= room and (entry.started_s >= 0.0 or board.admits(entry.job_class)):
                 room -= held
-                if entry.since_s < 0.0:
+                if entry.started_s < 0.0:
                     chosen.append(entry)
-            elif entry.since_s >= 0.0 and not entry.fixed:
+            elif entry.started_s >= 0.0 and not entry.never_stopped:
                 losers.append(entry)
         self._place(chosen, losers, now_s)
 
-    def _place(self, chosen: list[Entry], losers: list[Entry], now_s: float) -> None:
+    def _place(self, chosen: list[JobEntry], losers: list[JobEntry], now_s: float) -> None:
         """Start the chosen jobs on the devices that the losers would free; a loser whose devices remain unused keeps them."""
         board = self.board
         for entry in losers:
-            board.give(entry)
+            board.free_devices(entry)
         placed = []
         for entry in chosen:
             found = board.find(entry)
@@ -354,25 +363,26 @@ class Rounds(Listener):
                 placed.append((entry, *found))
         stopped = []
         for entry in losers:
-            if all(board.pools[board.kind[node]].free[node] >= count for node, count in entry.places):
-                board.take(entry)
+            if all(board.pools[board.pool_of_node[node]].free[node] >= count for node, count in entry.places):
+                board.retake_devices(entry)
             else:
                 stopped.append(entry)
         for _, need, places in placed:
             board.vacate(need, places)
         for entry in stopped:
-            board.take(entry)
-            board.stop(entry, now_s, because=Because.VALUE)
+            board.retake_devices(entry)
+            board.stop(entry, now_s, reason=StopReason.VALUE)
         for entry, need, places in placed:
             # As wide as it was found: the other starts were not counted then.
             width_admitted = (
-                board.quotas is None or board.quotas.admits(entry.klass.queue, entry.klass.user, need.gpus) is None
+                board.quotas is None
+                or board.quotas.admits(entry.job_class.queue, entry.job_class.user, need.gpus) is None
             )
-            if width_admitted and board.admits(entry.klass):
+            if width_admitted and board.admits(entry.job_class):
                 board.start(entry, need, places, now_s)
-        for entry in by_submit(board.waiting.values()):
+        for entry in sorted_by_submit(board.waiting.values()):
             if not board.free_total:
                 break
-            found = board.find(entry) if board.admits(entry.klass) else None
+            found = board.find(entry) if board.admits(entry.job_class) else None
             if found is not None:
                 board.start(entry, *found, now_s)

@@ -12,28 +12,33 @@ import weakref
 from collections.abc import Sequence
 
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.entry import Because, Entry, Klass, Listener
-from phalanx.core.scheduling.hazard import Group, HazardTable, bin_of
+from phalanx.core.scheduling.hazard_table import HazardTable, SimilarJobs, bin_of
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.policies.knobs import Knobs
-from phalanx.core.scheduling.policies.lane import Lane
-from phalanx.core.scheduling.policies.prices import Prices
-from phalanx.core.scheduling.policies.room import Going, Room
-from phalanx.core.scheduling.policies.sweep import Sweep
+from phalanx.core.scheduling.policies.displacement_costs import DisplacementCosts
+from phalanx.core.scheduling.policies.parameters import PolicyParameters
+from phalanx.core.scheduling.policies.reserved_share import ReservedShare
+from phalanx.core.scheduling.policies.sweep import SweepResults
+from phalanx.core.scheduling.policies.victim_selector import Eviction, VictimSelector
+from phalanx.core.scheduling.policy import (
+    JobClass,
+    JobEntry,
+    Policy,
+    StopReason,
+)
 
 INFINITE = float("inf")
-OVERDUE_VALUE = 1e6  # value per GPU of an overdue job: above any index, which is at most 1 per second times the boost
+URGENT_VALUE = 1e6  # value per GPU of an overdue job: above any index, which is at most 1 per second times the boost
 URGENT_RANK = 1 << 30  # above any priority: for jobs that lost their place, and overdue ones
 OVERDUE_CHECK_S = 3600.0  # without other events, overdue jobs are checked this often
-RIGHT_CLASSES_MAX = 8  # classes for which jobs are displaced by right in one pass; the others follow in the next
-CONTINUE_S = 0.1  # delay of the next pass
-SHIELD_CHECK_S = 1.0  # ends of guaranteed runs are handled together: at most one more pass a second
-RIGHT_VICTIMS_MAX = 4_000  # victims examined for that, after which the pass ends: 10 ms
+ENTITLED_CLASSES_MAX = 8  # classes for which jobs are displaced by right in one pass; the others follow in the next
+NEXT_PASS_S = 0.1  # delay of the next pass
+PROTECTION_CHECK_S = 1.0  # ends of guaranteed runs are handled together: at most one more pass a second
+ENTITLED_VICTIMS_MAX = 4_000  # victims examined for that, after which the pass ends: 10 ms
 GROW_CHECK_S = 60.0  # idle nodes are offered to elastic jobs this often
-Line = tuple[int, float, float, int, Entry]
+Line = tuple[int, float, float, int, JobEntry]
 
 
-class Default(Listener):
+class DefaultPolicy(Policy):
     """The default policy; see the module.
 
     Attributes:
@@ -43,81 +48,83 @@ class Default(Listener):
         reserved: nodes kept free of new work for the first urgent gang.
     """
 
-    def __init__(self, board: Board, knobs: Knobs | None = None, table: HazardTable | None = None) -> None:
+    def __init__(
+        self, board: Board, parameters: PolicyParameters | None = None, table: HazardTable | None = None
+    ) -> None:
         self.board = board
-        self.knobs = knobs = knobs or Knobs()
+        self.parameters = parameters = parameters or PolicyParameters()
         self.table = table or HazardTable()
         self.fitted_s = -INFINITE
         self.fitted_events = self.table.events
-        self.lines: dict[tuple[Klass, Group], list[tuple[float, int, Entry]]] = {}
-        self.again: dict[int, Entry] = {}
-        self.prices: dict[int, Prices] = {}
-        self.room = Room(
+        self.lines: dict[tuple[JobClass, SimilarJobs], list[tuple[float, int, JobEntry]]] = {}
+        self.again: dict[int, JobEntry] = {}
+        self.prices: dict[int, DisplacementCosts] = {}
+        self.victims = VictimSelector(
             board,
-            moves=knobs.moves,
-            move_min_s=knobs.move_min_s,
-            right_min_s=knobs.right_min_s,
-            stops_max=knobs.stops_max,
+            allow_moves=parameters.allow_moves,
+            move_min_s=parameters.move_min_s,
+            run_min_by_right_s=parameters.run_min_by_right_s,
+            stops_max=parameters.stops_max,
         )
         self.round_next_s = 0.0
         self.order: list[Line] = []
         self.unfinished = False
         self.cleared = False
         self.reserved: list[int] = []
-        self.reserved_for: Entry | None = None
-        self.lane = Lane(board, self.table, knobs)
+        self.reserved_for: JobEntry | None = None
+        self.overdue_share = ReservedShare(board, self.table, parameters)
         self._weights: dict[int, float] = {}
 
     # ---------------------------------------------------------------- events
 
-    def arrived(self, entry: Entry) -> None:
+    def on_waiting(self, entry: JobEntry) -> None:
         """Join the line of its class and group."""
         self._group(entry)
         self._join(entry)
 
-    def adopted(self, entry: Entry) -> None:
+    def on_adopted(self, entry: JobEntry) -> None:
         """Count it as time at risk, like jobs started here."""
-        self._group(entry).began(entry.seq, entry)
+        self._group(entry).add_running(entry.seq, entry)
 
-    def left_together(self, entries: Sequence[Entry]) -> None:
+    def on_withdrawn(self, entries: Sequence[JobEntry]) -> None:
         """Leave the lines. Each line is scanned once, however many jobs leave it."""
-        leaving: dict[tuple[Klass, Group], set[int]] = {}
+        leaving: dict[tuple[JobClass, SimilarJobs], set[int]] = {}
         for entry in entries:
             self._leave(entry)
             if self.again.pop(entry.seq, None) is None:
-                leaving.setdefault((entry.klass, self._group(entry)), set()).add(entry.seq)
+                leaving.setdefault((entry.job_class, self._group(entry)), set()).add(entry.seq)
         for key, seqs in leaving.items():
             line = [item for item in self.lines[key] if item[1] not in seqs]
             heapq.heapify(line)
             self.lines[key] = line
 
-    def ended(self, entry: Entry, now_s: float) -> None:
+    def on_ended(self, entry: JobEntry, now_s: float) -> None:
         """Learn from its run time."""
         group = self._leave(entry)
-        self.table.ended(group, max(entry.service_s(now_s), 0.0))
+        self.table.record_end(group, max(entry.service_s(now_s), 0.0))
 
-    def stopped(self, entry: Entry, now_s: float) -> None:
+    def on_stopped(self, entry: JobEntry, now_s: float) -> None:
         """It did not end by itself: nothing to learn."""
         del now_s
         self._leave(entry)
 
-    def _leave(self, entry: Entry) -> Group:
-        self.lane.leave(entry)
+    def _leave(self, entry: JobEntry) -> SimilarJobs:
+        self.overdue_share.remove(entry)
         group = self._group(entry)
-        group.left(entry.seq)
+        group.remove_running(entry.seq)
         return group
 
-    def _group(self, entry: Entry) -> Group:
-        if entry.group is None:
-            entry.group = self.table.burst(entry.klass.label, max(1, entry.klass.gpus), entry.submit_s)
-        return entry.group
+    def _group(self, entry: JobEntry) -> SimilarJobs:
+        if entry.similar_jobs is None:
+            entry.similar_jobs = self.table.burst(entry.job_class.label, max(1, entry.job_class.gpus), entry.submit_s)
+        return entry.similar_jobs
 
-    def _join(self, entry: Entry) -> None:
-        if entry.stops or entry.attained_s or entry.repair:
+    def _join(self, entry: JobEntry) -> None:
+        if entry.stops or entry.attained_s or entry.lost_nodes:
             self.again[entry.seq] = entry
         else:
             heapq.heappush(
-                self.lines.setdefault((entry.klass, self._group(entry)), []), (entry.submit_s, entry.seq, entry)
+                self.lines.setdefault((entry.job_class, self._group(entry)), []), (entry.submit_s, entry.seq, entry)
             )
 
     # ---------------------------------------------------------------- decisions
@@ -132,7 +139,7 @@ class Default(Listener):
         return again_s
 
     def _decide(self, now_s: float) -> float | None:
-        board, knobs = self.board, self.knobs
+        board, knobs = self.board, self.parameters
         if not board.waiting:
             return self._grow(now_s)
         new_events = self.table.events - self.fitted_events
@@ -145,9 +152,9 @@ class Default(Listener):
         if board.quotas is not None:
             board.quotas.want(
                 {klass.queue for (klass, _), line in self.lines.items() if line}
-                | {one.klass.queue for one in self.again.values()}
+                | {one.job_class.queue for one in self.again.values()}
             )
-        if self.reserved and self.reserved_for is not None and self.reserved_for.repair:
+        if self.reserved and self.reserved_for is not None and self.reserved_for.lost_nodes:
             self._unreserve()  # it may fit by now
         order = self.order = self._order(now_s)
         self._fill(order, now_s)
@@ -155,11 +162,13 @@ class Default(Listener):
             return self._grow(now_s)
         self.unfinished = False
         self._urgent(order, now_s)
-        shield_s = max(self.room.shield_s, now_s + SHIELD_CHECK_S)
+        shield_s = max(self.victims.protection_ends_s, now_s + PROTECTION_CHECK_S)
         if now_s >= self.round_next_s:
-            self.lane.promote([*self.again.values(), *(line[0][2] for line in self.lines.values() if line)], now_s)
+            self.overdue_share.promote(
+                [*self.again.values(), *(line[0][2] for line in self.lines.values() if line)], now_s
+            )
             due_s = now_s + OVERDUE_CHECK_S
-            if knobs.stops or knobs.moves:
+            if knobs.allow_stops or knobs.allow_moves:
                 self._round(order, now_s)
                 due_s = min(due_s, self._prices_change_s(now_s))
                 if self.table.events > self.fitted_events:
@@ -169,17 +178,17 @@ class Default(Listener):
             self.round_next_s = (now_s // knobs.round_s + 1.0) * knobs.round_s
             if not self.unfinished:
                 return min(shield_s, max(self.round_next_s, -(-due_s // knobs.round_s) * knobs.round_s))
-        return now_s + CONTINUE_S if self.unfinished else min(shield_s, self.round_next_s)
+        return now_s + NEXT_PASS_S if self.unfinished else min(shield_s, self.round_next_s)
 
     def _all_blocked(self) -> bool:
         """Whether quotas and limits block all waiting jobs, so that they cannot use idle nodes."""
         waiting = {klass.number: klass for (klass, _), line in self.lines.items() if line}
-        waiting |= {entry.klass.number: entry.klass for entry in self.again.values()}
+        waiting |= {entry.job_class.number: entry.job_class for entry in self.again.values()}
         return not any(self.board.admits(klass) for klass in waiting.values())
 
     def _prices_change_s(self, now_s: float) -> float:
         """When the prices that were used in this round change by time alone; unused prices need no wake-up."""
-        asked = [prices for prices in self.prices.values() if prices.fresh_s == now_s]
+        asked = [prices for prices in self.prices.values() if prices.refreshed_s == now_s]
         if asked:
             self._refresh(now_s)
         return min((float(prices.expiry.min()) for prices in asked), default=INFINITE)
@@ -191,11 +200,11 @@ class Default(Listener):
         table, again, order = self.table, self.again, []
         for (klass, group), line in self.lines.items():
             submit_s, seq, entry = line[0]
-            if entry.overdue or entry.repair:
+            if entry.overdue or entry.lost_nodes:
                 order.append(self._line(entry, now_s))
                 continue
             # `_value` of a job that never ran, inlined: there may be ten thousand lines.
-            index = group.index if group.fitted == table.fits and group.index else table.index_of(group, now_s)
+            index = group.index if group.refit_number == table.refits and group.index else table.index_of(group, now_s)
             value = self._weight(klass) * index[0] / (klass.gpus or 1)
             order.append((-klass.rank, -value, submit_s, seq, entry))
         order.extend(self._line(entry, now_s) for entry in again.values())
@@ -208,8 +217,8 @@ class Default(Listener):
         seen: set[int] = set()
         for line in before:
             entry = line[-1]
-            if entry.since_s >= 0.0:
-                rest = self.lines.get((entry.klass, self._group(entry)))
+            if entry.started_s >= 0.0:
+                rest = self.lines.get((entry.job_class, self._group(entry)))
                 if not rest:
                     continue
                 entry = rest[0][2]
@@ -221,42 +230,46 @@ class Default(Listener):
         order.sort()
         return order
 
-    def _line(self, entry: Entry, now_s: float) -> Line:
-        rank = URGENT_RANK + entry.repair if entry.overdue or entry.repair else entry.klass.rank
+    def _line(self, entry: JobEntry, now_s: float) -> Line:
+        rank = URGENT_RANK + entry.lost_nodes if entry.overdue or entry.lost_nodes else entry.job_class.rank
         return (-rank, -self._value(entry, now_s) / max(1, entry.gpus), entry.submit_s, entry.seq, entry)
 
-    def _value(self, entry: Entry, now_s: float) -> float:
+    def _value(self, entry: JobEntry, now_s: float) -> float:
         # Lost work must be repeated, but the job does not count as young for it.
-        lived_s = max(entry.service_s(now_s), entry.seen_s)
-        value = self._weight(entry.klass) * self.table.index_of(self._group(entry), now_s)[bin_of(lived_s)]
-        return value + OVERDUE_VALUE * max(1, entry.gpus) if entry.overdue or entry.repair else value
+        lived_s = max(entry.service_s(now_s), entry.service_max_s)
+        value = self._weight(entry.job_class) * self.table.index_of(self._group(entry), now_s)[bin_of(lived_s)]
+        return value + URGENT_VALUE * max(1, entry.gpus) if entry.overdue or entry.lost_nodes else value
 
-    def _weight(self, klass: Klass) -> float:
+    def _weight(self, job_class: JobClass) -> float:
         """The weight of the class: whole nodes count more, queues that have used their share less. Cached for one pass."""
-        weight = self._weights.get(klass.number)
+        weight = self._weights.get(job_class.number)
         if weight is None:
-            weight = self.knobs.boost if klass.gpus >= self.board.pools[klass.needs[0].kinds[0]].unit else 1.0
+            weight = (
+                self.parameters.gang_weight
+                if job_class.gpus >= self.board.pools[job_class.needs[0].kinds[0]].node_devices_max
+                else 1.0
+            )
             if self.board.quotas is not None:
-                weight *= self.board.quotas.factor(klass.queue)
-            self._weights[klass.number] = weight
+                weight *= self.board.quotas.factor(job_class.queue)
+            self._weights[job_class.number] = weight
         return weight
 
-    def _price(self, entry: Entry, now_s: float) -> float:
+    def _price(self, entry: JobEntry, now_s: float) -> float:
         """The cost of stopping the job: its value, increased by the work that it would repeat."""
         again_s = self.board.restart_cost_s + entry.unsaved_s(now_s)
-        return self._value(entry, now_s) * (1.0 + again_s / self.knobs.run_min_s)
+        return self._value(entry, now_s) * (1.0 + again_s / self.parameters.run_min_s)
 
     def _fill(self, order: list[Line], now_s: float) -> None:
         board = self.board
-        sweep = Sweep(board)
+        sweep = SweepResults(board)
         closed = sweep.closed
         for _, _, _, _, entry in order:
-            klass = entry.klass
-            while klass.number not in closed and not sweep.hopeless(entry):
+            klass = entry.job_class
+            while klass.number not in closed and not sweep.cannot_start(entry):
                 found = board.find(entry)
                 if found is None:
-                    sweep.failed(entry)
-                    if entry.repair and not self.reserved:
+                    sweep.record_failure(entry)
+                    if entry.lost_nodes and not self.reserved:
                         self._reserve(entry)  # before new jobs take the rest of its place
                     break
                 ran_before = entry.seq in self.again
@@ -266,12 +279,12 @@ class Default(Listener):
                     break
                 entry = line[0][2]  # noqa: PLW2901  # the next of its class
 
-    def _start(self, entry: Entry, need: Need, places: tuple[tuple[int, int], ...], now_s: float) -> None:
+    def _start(self, entry: JobEntry, need: Need, places: tuple[tuple[int, int], ...], now_s: float) -> None:
         if self.again.pop(entry.seq, None) is None:
-            heapq.heappop(self.lines[entry.klass, self._group(entry)])
-        self._group(entry).began(entry.seq, entry)
-        entry.shield_s = now_s + self.knobs.run_min_s
-        entry.moved_s = now_s
+            heapq.heappop(self.lines[entry.job_class, self._group(entry)])
+        self._group(entry).add_running(entry.seq, entry)
+        entry.protected_until_s = now_s + self.parameters.run_min_s
+        entry.placed_s = now_s
         self.board.start(entry, need, places, now_s)
 
     def _refit(self, now_s: float) -> None:
@@ -283,25 +296,25 @@ class Default(Listener):
         self.fitted_s = now_s
         self.fitted_events = self.table.events
         for prices in self.prices.values():
-            prices.forget()
+            prices.invalidate()
 
     # ---------------------------------------------------------------- displacing jobs
 
     def _urgent(self, order: list[Line], now_s: float) -> None:
         """Handle what does not wait for a round: gangs that lost their place, and jobs with a right to devices in use."""
         board, quotas = self.board, self.board.quotas
-        self.room.shield_s = INFINITE
+        self.victims.protection_ends_s = INFINITE
         lowest = min(board.ranks, default=URGENT_RANK)
-        borrowed = quotas is not None and board.lends
+        borrowed = quotas is not None and board.has_lendable_quota
         if not borrowed and not board.elastic and -order[0][0] <= lowest:
             return
         tries = 0
-        self.room.examined = 0
+        self.victims.examined = 0
         for _, _, _, _, entry in order:
-            klass = entry.klass
-            if entry.since_s >= 0.0:
+            klass = entry.job_class
+            if entry.started_s >= 0.0:
                 continue
-            if tries >= RIGHT_CLASSES_MAX or self.room.examined > RIGHT_VICTIMS_MAX:
+            if tries >= ENTITLED_CLASSES_MAX or self.victims.examined > ENTITLED_VICTIMS_MAX:
                 self.unfinished = True
                 return
             had_reserve = entry is self.reserved_for
@@ -310,20 +323,20 @@ class Default(Listener):
             if board.elastic and board.admits(klass):
                 tries += 1
                 if self._apply(
-                    self.room.by_shrinking(entry, now_s), entry, Because.SHRINK, now_s
+                    self.victims.select_shrinks(entry, now_s), entry, StopReason.SHRINK, now_s
                 ) and self._start_if_fits(entry, now_s):
                     continue
             entitled = borrowed and quotas is not None and quotas.entitled(klass.queue, klass.gpus)
-            if self.knobs.stops and (entry.repair or klass.rank > lowest or entitled):
+            if self.parameters.allow_stops and (entry.lost_nodes or klass.rank > lowest or entitled):
                 tries += 1
-                found = self.room.by_right(entry, now_s)
-                if found is not None and self._apply(found, entry, Because.PRIORITY, now_s):
+                found = self.victims.select_by_right(entry, now_s)
+                if found is not None and self._apply(found, entry, StopReason.PRIORITY, now_s):
                     self._start_if_fits(entry, now_s)
-            if had_reserve and entry.since_s < 0.0:
+            if had_reserve and entry.started_s < 0.0:
                 self._reserve(entry)
 
-    def _start_if_fits(self, entry: Entry, now_s: float) -> bool:
-        found = self.board.find(entry) if self.board.admits(entry.klass) else None
+    def _start_if_fits(self, entry: JobEntry, now_s: float) -> bool:
+        found = self.board.find(entry) if self.board.admits(entry.job_class) else None
         if found is None:
             return False
         self._start(entry, *found, now_s)
@@ -332,20 +345,20 @@ class Default(Listener):
     def _round(self, before: list[Line], now_s: float) -> None:
         self._unreserve()
         order = self._remaining_order(before, now_s)
-        ranks = {entry.klass.rank for _, _, _, _, entry in order}
+        ranks = {entry.job_class.rank for _, _, _, _, entry in order}
         for rank in [rank for rank in self.prices if rank not in ranks]:
             del self.prices[rank]
-        sweep = Sweep(self.board)
+        sweep = SweepResults(self.board)
         for _, density, _, _, entry in order:
-            klass = entry.klass
-            while entry.since_s < 0.0 and klass.number not in sweep.closed and sweep.admits(klass):
+            klass = entry.job_class
+            while entry.started_s < 0.0 and klass.number not in sweep.closed and sweep.admits(klass):
                 ran_before = entry.seq in self.again
                 if self._start_if_fits(entry, now_s):
                     pass
                 elif self._displace_by_value(entry, -density * max(1, entry.gpus), now_s):
-                    sweep = Sweep(self.board)
+                    sweep = SweepResults(self.board)
                 else:
-                    if (entry.overdue or entry.repair) and not self.reserved:
+                    if (entry.overdue or entry.lost_nodes) and not self.reserved:
                         self._reserve(entry)
                     break
                 line = self.lines.get((klass, self._group(entry)))
@@ -353,83 +366,91 @@ class Default(Listener):
                     break
                 entry = line[0][2]  # noqa: PLW2901  # the next of its class
 
-    def _displace_by_value(self, entry: Entry, value: float, now_s: float) -> bool:
-        prices = self._prices(entry.klass.rank)
+    def _displace_by_value(self, entry: JobEntry, value: float, now_s: float) -> bool:
+        prices = self._prices(entry.job_class.rank)
         self._refresh(now_s)
-        knobs = self.knobs
-        if knobs.moves and self.board.free_total >= entry.gpus:
-            going = self.room.by_moves(entry, prices, now_s)
-            if self._apply(going, entry, Because.VALUE, now_s) and self._start_if_fits(entry, now_s):
+        knobs = self.parameters
+        if knobs.allow_moves and self.board.free_total >= entry.gpus:
+            going = self.victims.select_moves(entry, prices, now_s)
+            if self._apply(going, entry, StopReason.VALUE, now_s) and self._start_if_fits(entry, now_s):
                 return True
-        if knobs.stops:
-            because = Because.REPAIR if entry.repair else Because.OVERDUE if entry.overdue else Because.VALUE
-            going = self.room.by_value(entry, prices, now_s, value / knobs.hysteresis)
+        if knobs.allow_stops:
+            because = (
+                StopReason.REPAIR if entry.lost_nodes else StopReason.OVERDUE if entry.overdue else StopReason.VALUE
+            )
+            going = self.victims.select_by_value(entry, prices, now_s, value / knobs.hysteresis)
             if self._apply(going, entry, because, now_s) and self._start_if_fits(entry, now_s):
                 return True
         return False
 
-    def _apply(self, going: list[Going] | None, other: Entry, because: Because, now_s: float) -> bool:
+    def _apply(self, going: list[Eviction] | None, other: JobEntry, reason: StopReason, now_s: float) -> bool:
         if going is None:
             return False
-        self.cleared = self.cleared or because is not Because.VALUE
+        self.cleared = self.cleared or reason is not StopReason.VALUE
         for one in going:
             if one.need is not None:
-                self.board.move(one.entry, one.need, one.places, now_s, other, one.because or because)
-                one.entry.moved_s = now_s
+                self.board.move(one.entry, one.need, one.places, now_s, other, one.reason or reason)
+                one.entry.placed_s = now_s
             else:
-                self.lane.leave(one.entry)
-                self.board.stop(one.entry, now_s, other, one.because or because)
+                self.overdue_share.remove(one.entry)
+                self.board.stop(one.entry, now_s, other, one.reason or reason)
                 self._join(one.entry)
         return True
 
-    def _prices(self, rank: int) -> Prices:
+    def _prices(self, rank: int) -> DisplacementCosts:
         prices = self.prices.get(rank)
         if prices is None:
-            knobs, policy = self.knobs, weakref.proxy(self)
+            knobs, policy = self.parameters, weakref.proxy(self)
 
-            def price(entry: Entry, now_s: float) -> float:  # `self._price` would be a reference cycle: see Trial.over
+            def price(
+                entry: JobEntry, now_s: float
+            ) -> float:  # `self._price` would be a reference cycle: see Trial.over
                 return float(policy._price(entry, now_s))  # noqa: SLF001  # our own
 
-            prices = Prices(self.board, rank, price, move_min_s=knobs.move_min_s, stops_max=knobs.stops_max)
+            prices = DisplacementCosts(self.board, rank, price, move_min_s=knobs.move_min_s, stops_max=knobs.stops_max)
             self.prices[rank] = prices
         return prices
 
     def _refresh(self, now_s: float) -> None:
         for pool in self.board.pools:
-            if pool.touched:
+            if pool.changed_nodes:
                 for prices in self.prices.values():
-                    prices.dirty |= pool.touched
-                pool.touched.clear()
+                    prices.outdated_nodes |= pool.changed_nodes
+                pool.changed_nodes.clear()
         for prices in self.prices.values():
-            if prices.dirty or prices.fresh_s != now_s:
+            if prices.outdated_nodes or prices.refreshed_s != now_s:
                 prices.refresh(now_s)
 
     def _unreserve(self) -> None:
         for node in self.reserved:
-            if node not in self.board.down:
-                self.board.pools[self.board.kind[node]].back(node)
+            if node not in self.board.closed_nodes:
+                self.board.pools[self.board.pool_of_node[node]].restore_node(node)
         self.reserved = []
         self.reserved_for = None
 
-    def _reserve(self, entry: Entry) -> None:
+    def _reserve(self, entry: JobEntry) -> None:
         """Keep new work off the nodes whose jobs may be stopped the soonest: within the guaranteed run they become free for the urgent gang."""
-        board, need = self.board, entry.klass.needs[0]
+        board, need = self.board, entry.job_class.needs[0]
         ready: list[tuple[float, int]] = []
-        for node, entries in enumerate(board.here):
+        for node, entries in enumerate(board.jobs_on_node):
             fits = (
-                board.kind[node] in need.kinds
-                and board.size[node] >= need.devices
-                and not (entry.klass.shut | need.shut) >> node & 1
+                board.pool_of_node[node] in need.kinds
+                and board.devices_of_node[node] >= need.devices
+                and not (entry.job_class.shut | need.shut) >> node & 1
             )
-            if fits and node not in board.pools[board.kind[node]].away and not any(other.overdue for other in entries):
-                ready.append((max((other.shield_s for other in entries), default=0.0), node))
+            if (
+                fits
+                and node not in board.pools[board.pool_of_node[node]].removed_nodes
+                and not any(other.overdue for other in entries)
+            ):
+                ready.append((max((other.protected_until_s for other in entries), default=0.0), node))
         ready.sort()
-        parts = need.nodes + (need.tail > 0)
+        parts = need.nodes + (need.last_node_devices > 0)
         if len(ready) >= parts:
             self.reserved = [node for _, node in ready[:parts]]
             self.reserved_for = entry
             for node in self.reserved:
-                board.pools[board.kind[node]].leave(node)
+                board.pools[board.pool_of_node[node]].remove_node(node)
 
     # ---------------------------------------------------------------- elastic
 
@@ -445,15 +466,15 @@ class Default(Listener):
             return None
         look_s = now_s + GROW_CHECK_S
         for entry in sorted(elastic, key=lambda entry: entry.seq):
-            if now_s < entry.moved_s + self.knobs.grow_min_s:
-                look_s = min(look_s, entry.moved_s + self.knobs.grow_min_s)
+            if now_s < entry.placed_s + self.parameters.grow_min_s:
+                look_s = min(look_s, entry.placed_s + self.parameters.grow_min_s)
                 continue
             if entry.unsaved_s(now_s) > self.board.restart_cost_s:
                 continue
-            self.room.out(entry)  # with its quota: its current usage counts towards its limit
+            self.victims.remove_for_trial(entry)  # with its quota: its current usage counts towards its limit
             found = board.find(entry)
-            self.room.back(entry)
+            self.victims.revert_trial(entry)
             if found is not None and len(found[1]) > len(entry.places):
-                board.move(entry, *found, now_s, None, Because.GROW)
-                entry.moved_s = now_s
+                board.move(entry, *found, now_s, None, StopReason.GROW)
+                entry.placed_s = now_s
         return look_s

@@ -20,10 +20,10 @@ from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql.documents import Column
 from phalanx.store.sql.migrations import migrations
 from phalanx.store.sql.postgres.address import Address
-from phalanx.store.sql.postgres.refusals import refusal
+from phalanx.store.sql.postgres.errors import to_store_error
 from phalanx.store.sql.postgres.upgrade import migrate
 from phalanx.store.sql.queries import POSTGRES
-from phalanx.store.sql.reading import Look
+from phalanx.store.sql.reading import SqlReader
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
@@ -33,7 +33,7 @@ STATEMENT_MAX_S: Final = 30.0  # one statement; the longest reads 10,000 jobs in
 LOCK_WAIT_MAX_S: Final = 5.0
 # A head that is frozen between two statements of a commit holds the leader's row: the server ends its session, so that another can lead.
 IDLE_IN_TRANSACTION_MAX_S: Final = 2.0
-LET_GO_S: Final = 0.5  # wait for the leader's row; a commit takes some milliseconds, a takeover has 5 s in all
+EVICT_AFTER_S: Final = 0.5  # wait for the leader's row; a commit takes some milliseconds, a takeover has 5 s in all
 READERS_MAX: Final = 8  # at once; PostgreSQL's default limit is 100 connections in total
 READER_WAIT_S: Final = 10.0
 _log = logging.getLogger("phalanx.store")
@@ -52,10 +52,10 @@ def open_writer(address: Address) -> Connection:
         migrate(connection, migrations(POSTGRES.name))
     except (psycopg.Error, OSError, StoreUnusable) as error:
         if connection is not None:
-            shut(connection)
+            close(connection)
         if isinstance(error, StoreUnusable):
             raise
-        raise refusal(error, address) from None  # psycopg's message may contain the password
+        raise to_store_error(error, address) from None  # psycopg's message may contain the password
     return connection
 
 
@@ -80,7 +80,7 @@ def connect(address: Address, *, read_only: bool = False) -> Connection:
         assert row is not None
         _check(str(row[0]), standby=bool(row[1]), fsync=str(row[2]), address=address, warn=not read_only)
     except BaseException:
-        shut(connection)
+        close(connection)
         raise
     return connection
 
@@ -101,7 +101,7 @@ def _check(encoding: str, *, standby: bool, fsync: str, address: Address, warn: 
         )
 
 
-class Readers:
+class PostgresReaders:
     """Pool of read-only connections for all threads. Each statement sees one committed state."""
 
     def __init__(self, address: Address) -> None:
@@ -111,7 +111,7 @@ class Readers:
         self._closed = threading.Event()
 
     @contextmanager
-    def lend(self) -> Iterator[Look]:
+    def borrow(self) -> Iterator[SqlReader]:
         """Borrow a connection for one read.
 
         Raises:
@@ -125,11 +125,11 @@ class Readers:
         connection = None
         try:
             connection = self._take()
-            yield look(connection)
+            yield sql_reader(connection)
         except (psycopg.Error, OSError, ValueError) as error:
             if connection is not None:
-                shut(connection)
-            raise refusal(error, self._address, reading=True) from None
+                close(connection)
+            raise to_store_error(error, self._address, reading=True) from None
         finally:
             if connection is not None:
                 self._return(connection)
@@ -139,27 +139,27 @@ class Readers:
         """Close idle connections; borrowed ones are closed when they are returned."""
         self._closed.set()
         while self._idle:
-            shut(self._idle.pop())
+            close(self._idle.pop())
 
     def _take(self) -> Connection:
         while self._idle:
             with contextlib.suppress(IndexError):
                 connection = self._idle.pop()
-                if alive(connection):
+                if is_alive(connection):
                     return connection
-                shut(connection)
+                close(connection)
         return connect(self._address, read_only=True)
 
     def _return(self, connection: Connection) -> None:
         if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-            shut(connection)
+            close(connection)
             return
         self._idle.append(connection)
         if self._closed.is_set():  # closed between the two statements
             self.close()
 
 
-def look(connection: Connection) -> Look:
+def sql_reader(connection: Connection) -> SqlReader:
     """Wrap a connection for the queries that both databases share."""
 
     def execute(sql: str, values: tuple[Column, ...] = (), /) -> Iterable[Any]:
@@ -168,10 +168,10 @@ def look(connection: Connection) -> Look:
         )  # bytes: psycopg's type hints accept only literals as text
         return cursor.fetchall() if cursor.description is not None else ()
 
-    return Look(POSTGRES, execute)
+    return SqlReader(POSTGRES, execute)
 
 
-def held_by_me(connection: Connection, sql: str, *, of_pid: int = 0) -> Cursor:
+def execute_with_eviction(connection: Connection, sql: str, *, of_pid: int = 0) -> Cursor:
     """Run a statement that locks the leader's row, and end the sessions that hold it if necessary.
 
     A head that was suspended or disconnected while it sent a batch would hold the row until its machine closes the connection, and without
@@ -185,7 +185,7 @@ def held_by_me(connection: Connection, sql: str, *, of_pid: int = 0) -> Cursor:
     Raises:
         psycopg.Error: the row cannot be locked.
     """
-    _wait_for_locks(connection, LET_GO_S)
+    _wait_for_locks(connection, EVICT_AFTER_S)
     try:
         return connection.execute(sql.encode())
     except psycopg.errors.LockNotAvailable:
@@ -202,7 +202,7 @@ def _wait_for_locks(connection: Connection, seconds: float) -> None:
     connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{seconds * 1000:.0f}",))
 
 
-def alive(connection: Connection) -> bool:
+def is_alive(connection: Connection) -> bool:
     """Whether an idle connection is still open. If the server has closed it, it is readable."""
     if connection.closed:
         return False
@@ -211,13 +211,13 @@ def alive(connection: Connection) -> bool:
     return not waiting.poll(0)
 
 
-def shut(connection: Connection) -> None:
+def close(connection: Connection) -> None:
     """Close a connection; the server rolls back an open transaction. Idempotent."""
     with contextlib.suppress(psycopg.Error, OSError):
         connection.close()
 
 
-def cut(connection: Connection) -> None:
+def abort(connection: Connection) -> None:
     """Shut down a connection on which another thread may wait; that thread gets an error at once."""
     with contextlib.suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)

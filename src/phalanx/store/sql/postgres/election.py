@@ -15,13 +15,13 @@ from psycopg.conninfo import make_conninfo
 
 from phalanx.core.errors import Conflict
 from phalanx.failpoints import around
-from phalanx.ports.election import HeadRecord, Leader, NoElection
+from phalanx.ports.election import ElectionUnavailable, HeadRecord, Leader
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql.migrations import compare, migrations
 from phalanx.store.sql.postgres.address import Address
-from phalanx.store.sql.postgres.connections import Connection, connect, shut
-from phalanx.store.sql.postgres.refusals import refusal
+from phalanx.store.sql.postgres.connections import Connection, close, connect
+from phalanx.store.sql.postgres.errors import to_store_error
 from phalanx.store.sql.postgres.upgrade import applied, migrate
 from phalanx.store.sql.queries import POSTGRES, queries
 
@@ -49,7 +49,7 @@ class PostgresElection:
         """Upgrade the database's schema; each head does this at its start.
 
         Raises:
-            NoElection: the database does not answer.
+            ElectionUnavailable: the database does not answer.
             StoreUnusable: the database cannot be used.
             Conflict: a head of an older release leads, which does not support the new schema.
         """
@@ -69,15 +69,15 @@ class PostgresElection:
                     )
             migrate(connection, known)
         except (psycopg.Error, OSError) as error:
-            found = refusal(error, self._address, reading=True)
+            found = to_store_error(error, self._address, reading=True)
             if isinstance(found, StoreRefused):
-                raise NoElection(found.message, hint=found.hint) from None
+                raise ElectionUnavailable(found.message, hint=found.hint) from None
             raise found from None
         finally:
             if connection is not None:
-                shut(connection)
+                close(connection)
 
-    def look(self) -> Leader:
+    def read_leader(self) -> Leader:
         """Read the leader's row."""
         term, beat, holder, url, lease_s, grants_s, since_s, renewed_s, long_s = self._rows("look")[0]
         return Leader(
@@ -124,12 +124,14 @@ class PostgresElection:
         """Record that supervisors may hold leases of this length.
 
         Raises:
-            NoElection: it was not recorded, so none may be granted.
+            ElectionUnavailable: it was not recorded, so none may be granted.
         """
         if not self._rows("grant_long", {"term": term, "holder": self._head_id, "lease_s": lease_s}):
-            raise NoElection(f"another head has taken over from term {term}", hint="phalanx heads shows the leader")
+            raise ElectionUnavailable(
+                f"another head has taken over from term {term}", hint="phalanx heads shows the leader"
+            )
 
-    def say(self, mine: HeadRecord) -> None:
+    def register(self, mine: HeadRecord) -> None:
         """Register this head."""
         self._rows(
             "say",
@@ -144,7 +146,7 @@ class PostgresElection:
             },
         )
 
-    def leave(self, name: str) -> None:
+    def unregister(self, name: str) -> None:
         """Remove this head's registration."""
         self._rows("leave", {"name": name, "head_id": self._head_id})
 
@@ -178,13 +180,13 @@ class PostgresElection:
         """Close the connection. Idempotent."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            shut(connection)
+            close(connection)
 
     def _rows(self, name: str, values: Mapping[str, object] | None = None) -> list[tuple[Any, ...]]:
         """Run one statement and return its rows.
 
         Raises:
-            NoElection: the database did not answer, or refused.
+            ElectionUnavailable: the database did not answer, or refused.
         """
         try:
             if self._connection is None or self._connection.closed:
@@ -198,11 +200,13 @@ class PostgresElection:
             raise _RowLocked("the leader's row is held by another session") from error
         except (psycopg.Error, OSError, StoreUnusable) as error:
             self.close()
-            found = error if isinstance(error, StoreUnusable) else refusal(error, self._address, reading=True)
-            raise NoElection(found.message, hint=found.hint) from None  # psycopg's message may contain the password
+            found = error if isinstance(error, StoreUnusable) else to_store_error(error, self._address, reading=True)
+            raise ElectionUnavailable(
+                found.message, hint=found.hint
+            ) from None  # psycopg's message may contain the password
 
 
-class _RowLocked(NoElection):
+class _RowLocked(ElectionUnavailable):
     """Another session holds the row: a commit of the previous leader."""
 
 

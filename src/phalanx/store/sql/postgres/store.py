@@ -17,27 +17,35 @@ from phalanx.core.ids import Epoch, JobId
 from phalanx.core.work.job import JobState
 from phalanx.failpoints import hit
 from phalanx.ports.store import Batch, StaleLeader, StoreDiverged, StoreRefused
-from phalanx.store.batches import Rows, Standing, check, jobs_asked_about, newest_of
+from phalanx.store.commit_checks import (
+    BatchRows,
+    StoredJobState,
+    check,
+    jobs_to_check,
+    newest_records,
+)
 from phalanx.store.errors import StoreUnusable, as_refused
 from phalanx.store.sql.documents import Row
 from phalanx.store.sql.postgres.address import Address
 from phalanx.store.sql.postgres.connections import (
     Connection,
     Cursor,
-    Readers,
-    alive,
-    cut,
-    held_by_me,
+    PostgresReaders,
+    abort,
+    close,
+    execute_with_eviction,
+    is_alive,
     open_writer,
-    shut,
 )
-from phalanx.store.sql.postgres.refusals import refusal
+from phalanx.store.sql.postgres.errors import to_store_error
 from phalanx.store.sql.queries import POSTGRES
-from phalanx.store.sql.reading import Look
+from phalanx.store.sql.reading import SqlReader
 from phalanx.store.sql.reads import SqlReads
 from phalanx.store.sql.writing import statements
 
-FIND_OUT_S: Final = 10.0  # how long a commit polls for its own outcome; a killed server recovers within some seconds
+OUTCOME_WAIT_S: Final = (
+    10.0  # how long a commit polls for its own outcome; a killed server recovers within some seconds
+)
 _POLL_S: Final = 0.2
 _RELOAD: Final = "the head must load the store again"
 
@@ -61,7 +69,7 @@ class PostgresStore(SqlReads):
         self._last = ""  # id of our newest commit; empty before the first
         self._unknown = ""  # id of a commit with unknown outcome
         self._lost_pid = 0  # server process of that commit
-        self._readers = Readers(self._address)
+        self._readers = PostgresReaders(self._address)
         self._writer: Connection | None = open_writer(self._address)
         try:
             self._term = self._take_term(self._writer) if term is None else term
@@ -80,14 +88,14 @@ class PostgresStore(SqlReads):
         self._readers.close()
         writer, self._writer = self._writer, None
         if writer is not None:
-            shut(writer)
+            close(writer)
 
     def abandon(self, why: str) -> None:
         """Refuse all further commits and break one in progress, because the head may no longer lead. Thread-safe."""
         self._over = self._over or StaleLeader(why, hint=_RELOAD)
         writer = self._writer
         if writer is not None:
-            cut(writer)
+            abort(writer)
 
     # ---- the one writer ---------------------------------------------------------------------------------------------
 
@@ -100,7 +108,7 @@ class PostgresStore(SqlReads):
             StoreDiverged: a refused batch turned out to be stored, or an acknowledged one is missing; this store commits nothing more.
             StoreRefused: the batch was not written, as far as is known.
         """
-        rows = newest_of(batch)
+        rows = newest_records(batch)
         plan = statements(batch, rows)
         if not plan and not batch.epochs:
             return
@@ -109,11 +117,11 @@ class PostgresStore(SqlReads):
         doubt = self._write(self._begin(batch, rows), plan, commit_id)
         if doubt is not None:
             self._unknown = commit_id
-            if not self._was_committed(time.monotonic() + FIND_OUT_S):
+            if not self._was_committed(time.monotonic() + OUTCOME_WAIT_S):
                 raise doubt
         self._last = commit_id
         hit("postgres.commit.done")
-        if rows.touch_access:
+        if rows.changes_access:
             self._access_version += 1
 
     def _resolve_unknown(self) -> None:
@@ -123,7 +131,7 @@ class PostgresStore(SqlReads):
             self._over = StoreDiverged("a batch that was refused is in the database after all", hint=_RELOAD)
             raise self._over
 
-    def _begin(self, batch: Batch, rows: Rows) -> Connection:
+    def _begin(self, batch: Batch, rows: BatchRows) -> Connection:
         """Begin a transaction that holds the fence, and check the batch."""
         writer = self._connected()
         try:
@@ -131,7 +139,7 @@ class PostgresStore(SqlReads):
             term, last, last_seq = _fence(writer.execute(POSTGRES.reads["begin_commit"].encode()))
             self._check_term(term)
             self._check_last(last)
-            jobs = list(jobs_asked_about(batch, rows))
+            jobs = list(jobs_to_check(batch, rows))
             found = writer.execute(POSTGRES.reads["standings"].encode(), (jobs,)).fetchall() if jobs else []
             check(batch, rows, _standings(found), int(str(last_seq or 0)))
         except (psycopg.Error, OSError) as error:
@@ -189,7 +197,9 @@ class PostgresStore(SqlReads):
             try:
                 writer = self._connected()
                 # Waits for the end of that transaction, and ends it if the server waits for its client.
-                term, last, _ = _fence(held_by_me(writer, POSTGRES.reads["begin_commit"], of_pid=self._lost_pid))
+                term, last, _ = _fence(
+                    execute_with_eviction(writer, POSTGRES.reads["begin_commit"], of_pid=self._lost_pid)
+                )
                 committed = last == self._unknown
                 if committed:
                     self._lost_pid = writer.info.backend_pid
@@ -226,9 +236,9 @@ class PostgresStore(SqlReads):
     def _take_term(self, writer: Connection) -> int:
         try:
             hit("postgres.open.term")
-            row = held_by_me(writer, POSTGRES.writes["take_term"]).fetchone()
+            row = execute_with_eviction(writer, POSTGRES.writes["take_term"]).fetchone()
         except (psycopg.Error, OSError) as error:
-            raise refusal(error, self._address) from None
+            raise to_store_error(error, self._address) from None
         assert row is not None, "the migrations insert the row"
         return int(row[0])
 
@@ -239,7 +249,7 @@ class PostgresStore(SqlReads):
 
     def _connected(self) -> Connection:
         self._check_open()
-        if self._writer is not None and not alive(self._writer):
+        if self._writer is not None and not is_alive(self._writer):
             self._drop()
         if self._writer is None:
             try:
@@ -260,13 +270,13 @@ class PostgresStore(SqlReads):
         """Close the connection after a failure; the next commit opens a new one."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            shut(writer)
+            close(writer)
 
     def _refused(self, error: Exception) -> StoreRefused:
-        return self._over if self._over is not None else as_refused(refusal(error, self._address))
+        return self._over if self._over is not None else as_refused(to_store_error(error, self._address))
 
-    def _look(self) -> AbstractContextManager[Look]:
-        return self._readers.lend()
+    def _look(self) -> AbstractContextManager[SqlReader]:
+        return self._readers.borrow()
 
 
 def _fence(begun: Cursor) -> tuple[object, object, object]:
@@ -279,9 +289,9 @@ def _fence(begun: Cursor) -> tuple[object, object, object]:
     return term, last, seq
 
 
-def _standings(found: list[tuple[object, ...]]) -> dict[JobId, Standing]:
+def _standings(found: list[tuple[object, ...]]) -> dict[JobId, StoredJobState]:
     return {
-        JobId(str(job_id)): Standing(
+        JobId(str(job_id)): StoredJobState(
             seq=int(str(seq)),
             state=JobState(str(state)),
             epoch=Epoch(int(str(epoch))),

@@ -18,7 +18,7 @@ from phalanx.failpoints import around, sync_directory, write
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql.migrations import migrations
-from phalanx.store.sql.sqlite.examination import Examination, found_in
+from phalanx.store.sql.sqlite.integrity_check import IntegrityCheck, integrity_errors
 from phalanx.store.sql.sqlite.upgrade import migrate
 
 BUSY_TIMEOUT_MS: Final = 5000  # a checkpoint may block others; a reader never blocks the writer
@@ -55,7 +55,7 @@ def lock(path: str) -> int:
     except OSError as error:
         if fd >= 0:
             os.close(fd)
-        raise refusal(error, path) from error
+        raise to_store_error(error, path) from error
     return fd
 
 
@@ -93,17 +93,17 @@ def open_writer(path: str, vfs: str, *, held: int) -> apsw.Connection:
         migrate(connection, migrations("sqlite"), path)
         sync_directory("store.open.directory", os.path.dirname(path))
         if held >= 0:
-            remember_made(held)
+            record_created(held)
     except (apsw.Error, OSError, ValueError, StoreUnusable) as error:
         if connection is not None:
-            shut(connection)
+            close(connection)
         if isinstance(error, StoreUnusable):
             raise
-        raise refusal(error, path) from error
+        raise to_store_error(error, path) from error
     return connection
 
 
-class Readers:
+class SqliteReaders:
     """Pool of read-only connections for all threads. Each statement sees one committed state."""
 
     def __init__(self, path: str, vfs: str) -> None:
@@ -113,7 +113,7 @@ class Readers:
         self._closed = threading.Event()
 
     @contextmanager
-    def lend(self) -> Iterator[apsw.Connection]:
+    def borrow(self) -> Iterator[apsw.Connection]:
         """Borrow a connection for one read.
 
         Raises:
@@ -125,7 +125,7 @@ class Readers:
             connection = self._take()
             yield connection
         except (apsw.Error, ValueError) as error:  # ValueError: text that is not UTF-8, an unknown state
-            raise refusal(error, self._path) from error
+            raise to_store_error(error, self._path) from error
         finally:
             if connection is not None:
                 self._return(connection)
@@ -134,7 +134,7 @@ class Readers:
         """Close idle connections; borrowed ones are closed when they are returned."""
         self._closed.set()
         while self._idle:
-            shut(self._idle.pop())
+            close(self._idle.pop())
 
     def _take(self) -> apsw.Connection:
         if self._closed.is_set():
@@ -149,14 +149,14 @@ class Readers:
 
     def _return(self, connection: apsw.Connection) -> None:
         if self._closed.is_set() or len(self._idle) >= READERS_IDLE_MAX:
-            shut(connection)
+            close(connection)
         else:
             self._idle.append(connection)
             if self._closed.is_set():  # closed between the two statements
                 self.close()
 
 
-def shut(connection: apsw.Connection) -> None:
+def close(connection: apsw.Connection) -> None:
     """Close a connection. The last one checkpoints the WAL; if the disk fails, the next start does it."""
     try:
         with around("store.close.checkpoint"):
@@ -165,7 +165,7 @@ def shut(connection: apsw.Connection) -> None:
         pass
 
 
-def refusal(error: Exception, path: str) -> StoreRefused | StoreUnusable:
+def to_store_error(error: Exception, path: str) -> StoreRefused | StoreUnusable:
     """Translate an error of the disk or the database."""
     text = " ".join(str(error).split())  # SQLite quotes the damaged SQL on several lines
     if isinstance(error, (*_DAMAGED, ValueError)):
@@ -192,13 +192,13 @@ def _settings(connection: apsw.Connection, *, cache_kib: int) -> None:
     connection.pragma("cache_size", -cache_kib)  # negative: in KiB, not pages
 
 
-def examine_large(connection: apsw.Connection, path: str, vfs: str) -> Examination | None:
+def start_integrity_check(connection: apsw.Connection, path: str, vfs: str) -> IntegrityCheck | None:
     """Start the background check of a database that is too large to be checked at the start; None if it was checked then."""
     if not _too_large(connection):
         return None
     reader = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs or None)
     _settings(reader, cache_kib=READER_CACHE_KIB)
-    return Examination(path, reader)
+    return IntegrityCheck(path, reader)
 
 
 def _too_large(connection: apsw.Connection) -> bool:
@@ -208,7 +208,7 @@ def _too_large(connection: apsw.Connection) -> bool:
 def _check(connection: apsw.Connection, path: str) -> None:
     if _too_large(connection):
         return
-    if found := found_in(connection):
+    if found := integrity_errors(connection):
         raise StoreUnusable(f"{path} is damaged: {found}", hint=_RESTORE)
 
 
@@ -228,7 +228,7 @@ def _check_size(path: str) -> None:
         )
 
 
-def begins_anew(path: str) -> bool:
+def would_create(path: str) -> bool:
     """Whether opening a store here would create a new database: none existed, or its creation was interrupted."""
     return _size(path) == 0 and not _was_made(path)
 
@@ -248,7 +248,7 @@ def _was_made(path: str) -> bool:
         return False
 
 
-def remember_made(held: int) -> None:
+def record_created(held: int) -> None:
     """Record in the lock file, once, that the database exists.
 
     Raises:

@@ -13,22 +13,27 @@ from phalanx.core.ids import Epoch, JobId
 from phalanx.core.work.job import JobState
 from phalanx.failpoints import around, hit
 from phalanx.ports.store import Batch, StoreRefused
-from phalanx.store.batches import Standing, check, jobs_asked_about, newest_of
+from phalanx.store.commit_checks import (
+    StoredJobState,
+    check,
+    jobs_to_check,
+    newest_records,
+)
 from phalanx.store.errors import StoreUnusable, as_refused
 from phalanx.store.sql import reading
 from phalanx.store.sql.queries import SQLITE
-from phalanx.store.sql.reading import Look
+from phalanx.store.sql.reading import SqlReader
 from phalanx.store.sql.reads import SqlReads
 from phalanx.store.sql.sqlite.connections import (
     BUSY_TIMEOUT_MS,
-    Readers,
-    examine_large,
+    SqliteReaders,
+    close,
     lock,
     open_writer,
-    refusal,
-    shut,
+    start_integrity_check,
+    to_store_error,
 )
-from phalanx.store.sql.sqlite.examination import Examination
+from phalanx.store.sql.sqlite.integrity_check import IntegrityCheck
 from phalanx.store.sql.writing import statements
 
 _CHECKPOINT_TIMEOUT_MS: Final = 200  # how long a refused commit waits for readers before it leaves the WAL as it is
@@ -53,11 +58,11 @@ class SqliteStore(SqlReads):
         self._wal_stale = False
         self._lock = lock(self._path)
         self._writer: apsw.Connection | None = None
-        self._examination: Examination | None = None
-        self._readers = Readers(self._path, vfs)
+        self._examination: IntegrityCheck | None = None
+        self._readers = SqliteReaders(self._path, vfs)
         try:
             self._writer = open_writer(self._path, vfs, held=self._lock)
-            self._examination = examine_large(self._writer, self._path, vfs)
+            self._examination = start_integrity_check(self._writer, self._path, vfs)
         except BaseException:
             self.close()
             raise
@@ -69,7 +74,7 @@ class SqliteStore(SqlReads):
         self._readers.close()
         writer, self._writer = self._writer, None
         if writer is not None:
-            shut(writer)
+            close(writer)
         held, self._lock = self._lock, -1
         if held >= 0:
             os.close(held)
@@ -83,7 +88,7 @@ class SqliteStore(SqlReads):
             StaleEpoch: the store has a newer epoch.
             StoreRefused: nothing of the batch was written.
         """
-        rows = newest_of(batch)
+        rows = newest_records(batch)
         plan = statements(batch, rows)
         if not plan and not batch.epochs:
             return
@@ -92,9 +97,9 @@ class SqliteStore(SqlReads):
             hit("store.commit.begin")
             writer.execute("BEGIN IMMEDIATE")
             standings = {
-                job: held for job in jobs_asked_about(batch, rows) if (held := _standing(writer, job)) is not None
+                job: held for job in jobs_to_check(batch, rows) if (held := _standing(writer, job)) is not None
             }
-            check(batch, rows, standings, reading.number(Look(SQLITE, writer.execute), "last_story_seq"))
+            check(batch, rows, standings, reading.number(SqlReader(SQLITE, writer.execute), "last_story_seq"))
             for name, values in plan:
                 hit("store.commit.rows")
                 writer.executemany(SQLITE.writes[name], values)
@@ -108,12 +113,12 @@ class SqliteStore(SqlReads):
         except (apsw.Error, OSError, ValueError) as error:
             self._roll_back(writer)
             self._truncate_wal()
-            raise as_refused(refusal(error, self._path)) from error
+            raise as_refused(to_store_error(error, self._path)) from error
         except BaseException:
             self._roll_back(writer)
             raise
         hit("store.commit.done")
-        if rows.touch_access:
+        if rows.changes_access:
             self._access_version += 1
 
     def _connected(self) -> apsw.Connection:
@@ -136,7 +141,7 @@ class SqliteStore(SqlReads):
                     writer.execute("ROLLBACK")
         except apsw.Error:  # the connection is unusable; the next commit opens another, which recovers
             self._writer = None
-            shut(writer)
+            close(writer)
 
     def _truncate_wal(self) -> None:
         """Checkpoint and truncate the WAL after a failed commit.
@@ -158,33 +163,33 @@ class SqliteStore(SqlReads):
             self._writer.set_busy_timeout(BUSY_TIMEOUT_MS)
 
     @contextmanager
-    def _look(self) -> Iterator[Look]:
+    def _look(self) -> Iterator[SqlReader]:
         self._check_examined()
-        with self._readers.lend() as connection:
-            yield Look(SQLITE, connection.execute)
+        with self._readers.borrow() as connection:
+            yield SqlReader(SQLITE, connection.execute)
 
     def _check_examined(self) -> None:
         if self._examination is not None:
             self._examination.check()
 
-    def examined(self, timeout_s: float) -> bool:
+    def wait_for_integrity_check(self, timeout_s: float) -> bool:
         """Wait for the integrity check of the whole file; return whether it has ended. Small files are checked when they are opened."""
         return self._examination is None or self._examination.wait(timeout_s)
 
-    def examine(self) -> list[str]:
+    def check_integrity(self) -> list[str]:
         """Check the whole file; return SQLite's error messages, none if it is healthy.
 
         Raises:
             StoreUnusable: it is too damaged to be checked.
         """
-        with self._readers.lend() as connection:
+        with self._readers.borrow() as connection:
             found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(100)")]
         return [] if found == ["ok"] else found
 
 
-def _standing(connection: apsw.Connection, job_id: JobId) -> Standing | None:
+def _standing(connection: apsw.Connection, job_id: JobId) -> StoredJobState | None:
     row = connection.execute(SQLITE.reads["standing"], (job_id,)).fetchone()
     if row is None:
         return None
     seq, state, epoch, live_epoch = row
-    return Standing(seq=seq, state=JobState(state), epoch=Epoch(epoch), live_epoch=live_epoch)
+    return StoredJobState(seq=seq, state=JobState(state), epoch=Epoch(epoch), live_epoch=live_epoch)

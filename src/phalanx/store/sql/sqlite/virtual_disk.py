@@ -41,7 +41,7 @@ class VirtualDisk(apsw.VFS):
         super().__init__(self.name, base="")
 
     @property
-    def dead(self) -> bool:
+    def powered_off(self) -> bool:
         """Whether the power has failed."""
         return self.cut_at is not None and self.operations >= self.cut_at
 
@@ -55,22 +55,22 @@ class VirtualDisk(apsw.VFS):
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802  # apsw's name
         """SQLite removes a file."""
-        self.operate()
+        self.count_operation()
         super().xDelete(filename, syncdir)
         self.files.pop(filename, None)
 
-    def operate(self) -> None:
+    def count_operation(self) -> None:
         """Count one operation.
 
         Raises:
             apsw.IOError: there is no power.
         """
-        if self.dead:
+        if self.powered_off:
             raise apsw.IOError("no power")
         self.operations += 1
 
     def image(self, folder: str, dice: Random | None) -> None:
-        """Write the remaining files into `folder`: all writes (the process died), or with `dice` those that survive a power failure."""
+        """Write the remaining files into `folder`: all writes (the process died), or with `rng` those that survive a power failure."""
         for path, content in sorted(self.files.items()):
             with open(os.path.join(folder, os.path.basename(path)), "wb") as file:
                 file.write(content.left(dice))
@@ -129,7 +129,7 @@ class _File(apsw.VFSFile):
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802  # apsw's name
         disk = self._disk
-        disk.operate()
+        disk.count_operation()
         if disk.room is not None and self._is_wal:
             growth = max(0, offset + len(data) - super().xFileSize())
             if growth > disk.room:
@@ -140,14 +140,14 @@ class _File(apsw.VFSFile):
             self._content.written.append((offset, bytes(data)))
 
     def xTruncate(self, newsize: int) -> None:  # noqa: N802  # apsw's name
-        self._disk.operate()
+        self._disk.count_operation()
         super().xTruncate(newsize)
         if self._content is not None:
             self._content.written.append((newsize, b""))
 
     def xSync(self, flags: int) -> None:  # noqa: N802, ARG002  # apsw's name; every sync is whole here
         disk = self._disk
-        disk.operate()
+        disk.count_operation()
         if disk.fail_syncs:
             raise apsw.IOError("sync failed")
         disk.syncs += 1

@@ -1,0 +1,170 @@
+"""Read published training runs: each row of a file of measured runs becomes a task, a layout, a machine and a stack.
+
+The columns are those of `training_measured.csv` (see docs/planner.md). Missing values get the defaults of the stack.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.core.work.layout import Layout, Recompute
+from phalanx.planner.cost.machine import Machine
+from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
+from phalanx.planner.cost.step_time import TrainingTask
+from phalanx.planner.facts.coefficient_table import find_stack_name
+from phalanx.planner.facts.gpus import (
+    GBIT,
+    GpuEntry,
+    find_gpu,
+    gpu_in_node,
+)
+
+LATENT: Final = LatentAttention(query_rank=1536, kv_rank=512, rope_dim=64, value_dim=128)
+"""The shape for a row with only "mla". Source: DeepSeek-AI, "DeepSeek-V3", 2024, section 4.2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRun:
+    """One measured run. `memory_bytes` and `peers` (predictions of other tools, in seconds) are optional."""
+
+    row: str
+    source: str
+    stack: str
+    task: TrainingTask
+    layout: Layout
+    machine: Machine
+    step_s: float
+    memory_bytes: float | None
+    memory_kind: str
+    peers: Mapping[str, float]
+    group: tuple[str, ...]
+
+
+def read_runs(path: Path) -> tuple[list[PublishedRun], list[str]]:
+    """Return the valid rows of the file in its order, and an error with the line for each other row."""
+    runs: list[PublishedRun] = []
+    wrong: list[str] = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for line, row in enumerate(csv.DictReader(file), start=2):
+            try:
+                runs.append(_run(row))
+            except (ValueError, KeyError, ZeroDivisionError, PhalanxError) as error:
+                wrong.append(f"{path.name} line {line}: {error}")
+    return runs, wrong
+
+
+def _run(row: Mapping[str, str]) -> PublishedRun:
+    data, context = _whole(row, "dp", 1), _whole(row, "cp", 1)
+    zero, tensor, pipeline = _whole(row, "zero", 0), _whole(row, "tp", 1), _whole(row, "pp", 1)
+    micro = max(1, _whole(row, "mbs", 1))
+    flash = bool(_whole(row, "flash", 1))
+    gpus, per_node = _whole(row, "n_gpus", 1), _whole(row, "gpus_per_node", 8)
+    layout = Layout(
+        tensor=tensor,
+        sequence=bool(_whole(row, "sp", 0)) and tensor > 1,
+        pipeline=pipeline,
+        interleave=max(1, _whole(row, "vpp", 1)) if pipeline > 1 else 1,
+        context=context,
+        expert=max(1, _whole(row, "ep", 1)),
+        shard=data if zero else 1,
+        replicate=1 if zero else data,
+        zero=zero,
+        micro_batch=micro,
+        micro_batches=max(1, round(_whole(row, "gbs", 1) / (micro * data))),
+        recompute=_recompute(row.get("recompute", "")),
+        precision=_precision(row.get("precision", "")),
+    )
+    machine = Machine(
+        gpu=gpu_in_node(_gpu(row["gpu"]), min(gpus, per_node)),
+        nodes=max(1, -(-gpus // per_node)),
+        gpus_per_node=min(gpus, per_node),
+        network_bytes_per_s=float(row.get("nic_gbps_per_gpu") or 0.0) * GBIT or 1.0,
+    )
+    memory = row.get("mem_gb") or ""
+    return PublishedRun(
+        row=row.get("row_id", ""),
+        source=row["source"],
+        stack=_stack(row.get("framework", ""), row.get("notes", ""), flash=flash),
+        task=TrainingTask(model=_model(row), seq=_whole(row, "seq", 1), flash=flash),
+        layout=layout,
+        machine=machine,
+        step_s=float(row["iter_time_s"]),
+        memory_bytes=float(memory) * 2**30 if memory else None,
+        memory_kind=row.get("mem_kind", ""),
+        peers={
+            name: float(row[column])
+            for name, column in (("calculon", "calculon_iter_s"), ("llm-analysis", "llm_analysis_eff50_iter_s"))
+            if row.get(column)
+        },
+        group=tuple(
+            row.get(name, "") for name in ("source", "model", "seq", "gbs", "gpu", "n_gpus", "precision", "framework")
+        ),
+    )
+
+
+def _model(row: Mapping[str, str]) -> ModelShape:
+    experts, latent = _whole(row, "experts", 0), bool(_whole(row, "mla", 0))
+    head_dim = _whole(row, "head_dim", 0) or _whole(row, "hidden", 1) // _whole(row, "heads", 1)
+    mixture = None
+    if experts:
+        mixture = MixtureOfExperts(
+            experts=experts,
+            per_token=max(1, _whole(row, "topk", 1)),
+            ffn=_whole(row, "moe_ffn", 0) or _whole(row, "ffn", 1),
+            shared_ffn=_whole(row, "shared_ffn", 0),
+            dense_layers=_whole(row, "dense_layers", 0),
+        )
+    if latent and head_dim > LATENT.value_dim:
+        head_dim -= LATENT.rope_dim  # the row includes the features for the position
+    return ModelShape(
+        name=row.get("model", ""),
+        layers=_whole(row, "layers", 1),
+        hidden=_whole(row, "hidden", 1),
+        heads=_whole(row, "heads", 1),
+        kv_heads=_whole(row, "kv_heads", 0) or _whole(row, "heads", 1),
+        head_dim=head_dim,
+        ffn=_whole(row, "ffn", 0),
+        vocab=_whole(row, "vocab", 1),
+        gated=bool(_whole(row, "gated", 1)),
+        tied=bool(_whole(row, "tied", 0)),
+        mixture=mixture,
+        latent=LATENT if latent else None,
+    )
+
+
+@cache
+def _gpu(text: str) -> GpuEntry:
+    return find_gpu(text)
+
+
+def _stack(framework: str, notes: str, *, flash: bool) -> str:
+    """Return the stack of a row: by its framework, older than flash attention or not, and compiled or not."""
+    if "megatron" in framework.lower() and not flash:
+        return "megatron-2022"
+    name = find_stack_name(framework) or "generic"
+    if name == "fsdp2-compile" and "eager" in notes.lower():
+        return "fsdp2-eager"
+    return name
+
+
+def _recompute(text: str) -> Recompute:
+    low = text.strip().lower()
+    if low.startswith("full"):
+        return Recompute.FULL
+    return Recompute.NONE if low in {"", "none", "no", "0"} else Recompute.SELECTIVE
+
+
+def _precision(text: str) -> str:
+    low = text.strip().lower()
+    return next((name for name in ("fp8", "bf16", "fp16", "fp32") if name in low), "fp8" if "fp4" in low else "bf16")
+
+
+def _whole(row: Mapping[str, str], name: str, absent: int) -> int:
+    text = (row.get(name) or "").strip()
+    return int(float(text)) if text else absent

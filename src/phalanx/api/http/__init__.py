@@ -1,0 +1,1 @@
+"""HTTP itself: listeners, middleware, routing, bodies, errors and the OpenAPI document."""

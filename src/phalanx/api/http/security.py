@@ -1,0 +1,166 @@
+"""Security middleware: checks Host, Origin, size and scope of each request, and adds security headers to each response. Plain ASGI.
+
+Host and Origin are checked because a browser on the user's machine can reach loopback. A page that rebinds its DNS name to 127.0.0.1
+sends its own name in Host, and a script of any page sends the page's Origin. Requests without Origin (images, links, forms of old
+browsers) name the kind of their source in Sec-Fetch-Site. None of these requests can carry a token: there are no cookies, and nothing is
+read from the URL. So the content type of a body need not be checked.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from phalanx.api.http.errors import RequestHeadTooLarge, error_response, internal_error_response
+from phalanx.api.http.timeouts import REQUEST_HEAD_BYTES_MAX
+from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError
+
+# same-origin: the head's own pages. none: a person typed the address. Absent: no browser, or one too old (its Origin is checked).
+_OWN_SITES: Final = frozenset({b"", b"same-origin", b"none"})
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_REQUEST_LINE_BYTES: Final = len("  HTTP/1.1\r\n\r\n")  # with the empty line that ends the head
+_HEADER_BYTES: Final = len(": \r\n")
+_SECURITY: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+)
+_log: Final = logging.getLogger("phalanx.api")
+
+
+class SecurityMiddleware:
+    """ASGI middleware around the app.
+
+    Args:
+        app: the wrapped app.
+        hosts_allowed: names (without port) that a Host header may carry. Any port is accepted, as it may be forwarded.
+    """
+
+    def __init__(self, app: ASGIApp, hosts_allowed: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts_allowed)
+        self._accepted: set[tuple[str, bytes, bytes]] = set()  # scheme, Host and Origin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Scopes other than `http` and `lifespan` are refused: no route authorizes a WebSocket."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            _log.warning("refused a connection of type %r: only HTTP requests are served", scope["type"])
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})  # policy violation (RFC 6455, 7.4.1)
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, with_security_headers(send))
+            return
+        started = disconnected = False
+
+        async def send_secured(message: Message) -> None:
+            nonlocal started, disconnected
+            if not started:
+                started = True
+                _add_security_headers(message)
+            try:
+                await send(message)
+            except Exception:
+                disconnected = True
+                raise
+
+        try:
+            await self._app(scope, receive, send_secured)
+        except Exception as error:
+            if (
+                disconnected
+            ):  # the caller sent invalid data after its request: not a failure of the head, so no traceback
+                _log.info("%s %r: the caller broke the connection: %s", scope["method"], scope["path"], error)
+                return
+            _log.exception("%s %r failed", scope["method"], scope["path"])  # a path may contain line breaks
+            if started:
+                raise  # the server then cuts the response off
+            await internal_error_response()(scope, receive, with_security_headers(send))
+
+    def _refusal(self, scope: Scope) -> PhalanxError | None:
+        host = origin = site = b""
+        hosts = tokens = 0
+        head_bytes = (
+            _REQUEST_LINE_BYTES + len(scope["method"]) + len(scope["raw_path"]) + 1 + len(scope["query_string"])
+        )
+        for name, value in scope["headers"]:
+            head_bytes += len(name) + len(value) + _HEADER_BYTES
+            if name == b"host":
+                host = value
+                hosts += 1
+            elif name == b"origin":
+                origin = value
+            elif name == b"sec-fetch-site":
+                site = value
+            elif name == b"authorization":
+                tokens += 1
+        if head_bytes > REQUEST_HEAD_BYTES_MAX:
+            return RequestHeadTooLarge(
+                "the request line and headers are over 64 KiB", hint="send fewer or shorter headers"
+            )
+        if site not in _OWN_SITES:
+            return NotPermitted("pages of other sites may not call this head")
+        if tokens > 1:
+            return BadRequest(f"the request has {tokens} Authorization headers", hint="send one")
+        key = (scope["scheme"], host, origin)
+        if hosts == 1 and key in self._accepted:
+            return None
+        if hosts != 1 or host_name(host) not in self._hosts:
+            return NotPermitted(
+                f"host {host.decode('latin-1')!r} is not this head", hint="use the URL that `phalanx up` printed"
+            )
+        if origin and not _same_origin(origin.decode("latin-1"), f"{scope['scheme']}://{host.decode('latin-1')}"):
+            return NotPermitted(f"pages of {origin.decode('latin-1')!r} may not call this head")
+        if (
+            len(self._accepted) < 1000
+        ):  # a few names and ports in regular use; bounded, since callers choose the spelling
+            self._accepted.add(key)
+        return None
+
+
+def _add_security_headers(message: Message) -> None:
+    if message["type"] == "http.response.start":
+        headers = list(message.get("headers", ()))
+        present = {name for name, _ in headers}
+        message["headers"] = [*headers, *(pair for pair in _SECURITY if pair[0] not in present)]
+
+
+def with_security_headers(send: Send) -> Send:
+    """Return a `send` that adds the security headers to a response made by this middleware."""
+
+    async def send_secured(message: Message) -> None:
+        _add_security_headers(message)
+        await send(message)
+
+    return send_secured
+
+
+def _same_origin(one: str, other: str) -> bool:
+    """Whether two URLs have the same scheme, host and port; a missing port is the scheme's default."""
+    origins = []
+    for url in (one, other):
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            return False
+        if parts.scheme not in _DEFAULT_PORTS or "@" in parts.netloc:
+            return False
+        origins.append((parts.scheme, parts.hostname, port or _DEFAULT_PORTS[parts.scheme]))
+    return origins[0] == origins[1]
+
+
+def host_name(host: bytes) -> str:
+    """Return the name in a Host header, in lower case and without its port; an IPv6 address keeps its brackets."""
+    text = host.decode("latin-1").strip().lower()
+    name, colon, port = text.rpartition(":")
+    return name if colon and port.isdecimal() and (not name.count(":") or name.endswith("]")) else text

@@ -1,0 +1,130 @@
+"""The uvicorn server of the head. It ends event streams before the shutdown, as uvicorn waits for every response to end.
+
+It serves plain HTTP on the given sockets, which must be on loopback, and TLS on one more socket (`api.door`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from phalanx.api.http.timeouts import ReadTimeoutProtocol
+from phalanx.api.http.tls_listener import TlsSniffingListener
+from phalanx.api.runtime import runtime_of_app
+from phalanx.core.errors import Conflict, PhalanxError
+from phalanx.core.work.job import JobState
+
+LAST_BYTES_S: Final = (
+    0.05  # for the last bytes to be sent; uvicorn checks after 0.1 s whether all connections are closed
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSocket:
+    """A bound socket off loopback, and the TLS context of its connections."""
+
+    socket: socket.socket
+    context: ssl.SSLContext
+
+
+class HeadServer(uvicorn.Server):
+    """Serves an app on the given loopback sockets, and by TLS on one more."""
+
+    def __init__(self, app: ASGIApp, *, tls: TlsSocket | None = None, **options: Any) -> None:
+        super().__init__(server_config(app, **options))
+        self._tls = tls
+        self._tls_listener: TlsSniffingListener | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening. Sockets off loopback are refused without TLS, whatever the options."""
+        _require_loopback(sockets, self.config)
+        await super().startup(sockets)
+        if self._tls is not None:
+            self._tls_listener = TlsSniffingListener(self._tls.socket, self._tls.context, self._protocol)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and close idle connections at once."""
+        if self._tls_listener is not None:
+            self._tls_listener.close()
+        open_ones = [one for one in self.server_state.connections if isinstance(one, ReadTimeoutProtocol)]
+        idle = [one for one in open_ones if one.is_idle()]
+        asyncio.get_running_loop().call_later(LAST_BYTES_S, _hang_up, idle)
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """Make a protocol, as uvicorn does for each of its own connections."""
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]  # as in uvicorn.Server.startup
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+
+def _hang_up(connections: Iterable[ReadTimeoutProtocol]) -> None:
+    """Close idle connections: a TLS connection would otherwise delay the shutdown, and a takeover, until its client closes it."""
+    for connection in connections:
+        connection.close_if_idle()
+
+
+def _require_loopback(sockets: list[socket.socket] | None, config: uvicorn.Config) -> None:
+    """Check that plain HTTP is served only on loopback.
+
+    Raises:
+        Conflict: tokens would cross a network unencrypted.
+    """
+    if config.uds is not None or config.fd is not None:
+        raise Conflict("the API is served on TCP sockets only", hint="pass its sockets")
+    addresses = [config.host] if sockets is None else [str(one.getsockname()[0]) for one in sockets]
+    for address in addresses:
+        try:
+            plain = ipaddress.ip_address(address).is_loopback
+        except ValueError:  # a name, which may resolve to any address
+            plain = False
+        if not plain:
+            raise Conflict(
+                f"{address} is not on loopback, and without TLS tokens would cross the network unencrypted",
+                hint="phalanx up --listen ADDRESS serves TLS there",
+            )
+
+
+class ApiServer(HeadServer):
+    """Serves the API."""
+
+    def __init__(self, app: FastAPI, *, tls: TlsSocket | None = None, **options: Any) -> None:
+        super().__init__(app, tls=tls, **options)
+        self._runtime = runtime_of_app(app)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Grant running jobs long leases unless another head takes over at once; then end streams and long polls, and stop."""
+        with contextlib.suppress(PhalanxError):
+            if not self._runtime.has_standby and self._runtime.services.store.job_counts().get(JobState.RUNNING, 0):
+                await self._runtime.grant_long_leases()
+        self._runtime.close()
+        await super().shutdown(sockets)
+
+
+def server_config(app: ASGIApp, **options: Any) -> uvicorn.Config:
+    """Return the head's uvicorn configuration; options override it. uvicorn uses httptools and uvloop if they are installed."""
+    settings: dict[str, Any] = {
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "lifespan": "on",
+        "ws": "none",
+        "proxy_headers": False,
+        "timeout_keep_alive": 75,  # longer than a long poll and a client's pause, so that it is the client who closes
+        "http": ReadTimeoutProtocol,
+        "timeout_graceful_shutdown": 5,
+        "backlog": 2048,
+        "h11_max_incomplete_event_size": 1 << 16,
+    }
+    return uvicorn.Config(app, **{**settings, **options})

@@ -1,0 +1,90 @@
+"""uvicorn's HTTP protocol with a time limit and a size limit for the head of a request; uvicorn itself waits for it forever.
+
+Otherwise a client that sends a byte now and then could hold a connection and its descriptor at no cost (slowloris).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from h11 import LocalProtocolError
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+REQUEST_HEAD_TIMEOUT_S: Final = (
+    20.0  # from the opening of the connection, or the first byte of the next request, to the end of the head
+)
+REQUEST_HEAD_BYTES_MAX: Final = (
+    1 << 16
+)  # while a head is incomplete; api.rim checks complete heads. h11 has the same limit, httptools none
+_BODY: Final = b'{"error":{"code":"%b","message":"%b","hint":"%b","retry":false}}'
+_REPLY: Final = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+
+
+class ReadTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # uvicorn chooses the base class at import
+    """One connection."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Start the timer."""
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass the bytes to uvicorn; refuse the request if its head is too late or too large."""
+        if self.is_idle():
+            self._start_timer()
+        super().data_received(data)
+        if not self.is_idle():
+            self._stop_timer()
+            return
+        # Otherwise the bytes belong to the body of a request that was already answered.
+        if self.cycle is None or not self.cycle.more_body:
+            self._head_bytes += len(data)
+            if self._head_bytes > REQUEST_HEAD_BYTES_MAX:
+                self._refuse(
+                    b"431 Request Header Fields Too Large", b"too_large", b"the head of the request is over 64 KiB"
+                )
+
+    def send_400_response(self, msg: str) -> None:
+        """Send uvicorn's 400; where h11 rejects it (after a HEAD request, or a second response), only close the connection."""
+        try:
+            super().send_400_response(msg)
+        except LocalProtocolError:
+            self.transport.close()
+
+    def is_idle(self) -> bool:
+        """Whether the connection waits for the rest of a head, or of the body of a request that was already answered."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def close_if_idle(self) -> None:
+        """Close the connection at once if it is idle and all of the last response was sent."""
+        if self.is_idle() and not self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+    def _start_timer(self) -> None:
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().call_later(REQUEST_HEAD_TIMEOUT_S, self._on_timeout)
+
+    def _stop_timer(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline, self._head_bytes = None, 0
+
+    def _on_timeout(self) -> None:
+        self._deadline = None
+        if self.is_idle():
+            self._refuse(b"408 Request Timeout", b"try_later", b"the head of the request did not arrive within 20 s")
+
+    def _refuse(self, status: bytes, code: bytes, message: bytes) -> None:
+        body = _BODY % (code, message, b"send less, or faster")
+        if not self.transport.is_closing():
+            self.transport.write(_REPLY % (status, len(body), body))
+            self.transport.close()

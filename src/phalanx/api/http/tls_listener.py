@@ -1,0 +1,108 @@
+"""The listener off loopback: serves TLS connections and answers plain HTTP connections with one clear error.
+
+asyncio's own TLS server closes a plain connection without an answer. So this listener accepts connections itself and peeks at the
+first byte. It passes TLS connections on and answers the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.sslproto
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+HANDSHAKE_TIMEOUT_S: Final = 10.0  # from accept to the end of the handshake
+HANDSHAKES_MAX: Final = 2000  # connections between accept and the end of the handshake
+_TLS_HANDSHAKE: Final = b"\x16"  # the first byte of a TLS connection (RFC 8446, 5.1)
+# By default asyncio buffers 256 KiB per TLS connection, and a supervisor has five; a TLS record holds 16 KiB (RFC 8446, 5.1).
+asyncio.sslproto.SSLProtocol.max_size = 32 * 1024
+_PAUSE_S: Final = 0.1  # after a failed accept, as when no descriptor is left
+_PLAIN: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+)
+_BODY: Final = (
+    b'{"error":{"code":"bad_request","message":"this address serves HTTPS, and the request is plain HTTP",'
+    b'"hint":"write https:// instead of http://"}}'
+)
+_log: Final = logging.getLogger("phalanx.api")
+
+
+class TlsSniffingListener:
+    """Accepts connections on one listening socket until it is closed. Use it on the event loop only."""
+
+    def __init__(
+        self, listener: socket.socket, context: ssl.SSLContext, protocol_factory: Callable[[], asyncio.Protocol]
+    ) -> None:
+        listener.setblocking(False)
+        self._listener, self._context, self._make = listener, context, protocol_factory
+        self._opening: set[asyncio.Task[None]] = set()
+        self._task = asyncio.get_running_loop().create_task(self._accept())
+
+    def close(self) -> None:
+        """Stop accepting connections and close the socket."""
+        self._task.cancel()
+        for task in self._opening:
+            task.cancel()
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                _log.warning("accepting a connection failed: %s", error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if len(self._opening) >= HANDSHAKES_MAX:
+                connection.close()
+                continue
+            task = loop.create_task(self._open(connection))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket) -> None:
+        passed_on = False
+        try:
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                if await _first_byte(connection) != _TLS_HANDSHAKE:
+                    connection.recv(1 << 16)  # unread bytes at the close would cut the answer off
+                    await asyncio.get_running_loop().sock_sendall(connection, _PLAIN % (len(_BODY), _BODY))
+                    connection.shutdown(socket.SHUT_WR)
+                    return
+                passed_on = True
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._make, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+                )
+        except (
+            OSError,
+            TimeoutError,
+        ) as error:  # includes ssl.SSLError: clients that do not trust the CA disconnect here
+            _log.debug("a connection was not opened: %s", error)
+        finally:
+            if not passed_on:
+                with contextlib.suppress(OSError):
+                    connection.close()
+
+
+async def _first_byte(connection: socket.socket) -> bytes:
+    """Peek at the first byte; empty if the other end closed the connection."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def on_readable() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(connection.fileno(), on_readable)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(connection.fileno())
+    return connection.recv(1, socket.MSG_PEEK)

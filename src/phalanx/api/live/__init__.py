@@ -1,0 +1,1 @@
+"""Open connections: event streams, logs, exec sessions."""

@@ -1,0 +1,1 @@
+"""The API for supervisors: joining, sessions, checkpoints and outputs."""

@@ -1,0 +1,104 @@
+"""Joining servers: the request to become a node, the head's CA certificate, and the command line that joins the next server."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.auth.authenticator import require_own_node
+from phalanx.api.http.bodies import json_response, read_record
+from phalanx.api.http.routing import MediaType, RouteTable
+from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.core.access.caller import Caller
+from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
+from phalanx.core.fleet.node import NodeState
+from phalanx.core.work.seats import parse_seat
+from phalanx.core.work.users import Action
+from phalanx.wire.join import JoinArguments, JoinReply, JoinRequest
+
+_NAME: Final = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"
+)  # a label of a host name; a dot separates the parts of a node's token
+routes = RouteTable()
+
+
+@routes.get("/v1/ca", Action.VIEW, reply=MediaType.TEXT, open_to_all=True)
+async def show_ca(request: Request) -> Response:
+    """Return the certificate of the head's CA, in PEM form. It is public: compare its fingerprint with the one in the join line."""
+    welcome = runtime_of(request).services.join_service
+    if welcome is None:
+        raise NotFound(
+            "this head has no CA, as it listens only on loopback", hint="phalanx up --listen ADDRESS makes one"
+        )
+    return Response(welcome.ca_pem, media_type="text/plain")
+
+
+@routes.get("/v1/join", Action.ADMINISTER, reply=JoinArguments)
+async def show_join_line(request: Request) -> Response:
+    """Show what the next server needs: address, a token valid for one day, and the CA's fingerprint."""
+    parts = runtime_of(request).services
+    if parts.join_service is None:
+        return json_response(JoinArguments(address="", token="", fingerprint="", expires_s=0.0))
+    return json_response(parts.join_service.join_line(parts.clock.now_s()))
+
+
+@routes.post("/v1/join/renew", Action.ADMINISTER, body=MediaType.NOTHING, reply=JoinArguments)
+async def renew_join_line(request: Request) -> Response:
+    """Revoke all join tokens, and return a new line. Joined nodes are not affected, as they have their own tokens."""
+    parts = runtime_of(request).services
+    if parts.join_service is None:
+        raise Conflict(
+            "this head listens only on loopback, so it has no join tokens", hint="phalanx up --listen ADDRESS"
+        )
+    await runtime_of(request).record_call("all join tokens are revoked")
+    await run_in_thread(parts.join_service.salt.renew)
+    return json_response(parts.join_service.join_line(parts.clock.now_s()))
+
+
+@routes.post("/v1/join", Action.JOIN, body=JoinRequest, reply=JoinReply)
+async def join(request: Request) -> Response:
+    """Join as a node. The answer carries the node's own token. Idempotent for the same server."""
+    runtime = runtime_of(request)
+    parts = runtime.services
+    _reject_seat(caller_of(request))
+    command = await read_record(request, JoinRequest, parts.limits.body_bytes)
+    caller = runtime.authenticator.authenticate(
+        request.headers.get("authorization")
+    )  # again: all join tokens may have been revoked meanwhile
+    if parts.join_service is None:
+        raise Conflict("this head listens only on loopback", hint="phalanx up --listen ADDRESS on the head")
+    if not _NAME.fullmatch(command.node_id):
+        raise BadRequest(
+            f"{command.node_id[:80]!r} is not a valid name for a node",
+            hint="use letters, digits, - and _, at most 63 characters",
+        )
+    if caller.node_id is not None:
+        require_own_node(caller, command.node_id)
+    known = {node.id: node for node in await run_in_thread(parts.store.nodes)}.get(command.node_id)
+    up = known is not None and known.state is NodeState.UP
+    # A caller with the node's own token is that node. Another server may take over a name only from a node that is down.
+    if caller.node_id != command.node_id and known is not None and up:
+        raise Conflict(
+            f"node {command.node_id} is already up, at {known.address}; two servers cannot have the same name",
+            hint="phalanx join --name gives this server another name",
+        )
+    await runtime.record_call(f"node {command.node_id}")
+    given = await run_in_thread(parts.join_service.accept, command)
+    return json_response(msgspec.structs.replace(given, up=up, heads=runtime.head_urls))
+
+
+def _reject_seat(caller: Caller) -> None:
+    """Check that the caller is not the supervisor of a seat. An attempt's key can sign for a seat on any node, so none may join as a node.
+
+    Raises:
+        NotPermitted: the caller is the supervisor of a seat.
+    """
+    if caller.node_id is not None and parse_seat(caller.node_id) is not None:
+        raise NotPermitted(
+            f"the supervisor on {caller.node_id} runs for one attempt only: it cannot join as a node",
+            hint="phalanx join --print on the head prints the line that joins a server",
+        )

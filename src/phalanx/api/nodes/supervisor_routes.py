@@ -1,0 +1,424 @@
+"""The supervisors' side of the API (wire.supervisor): hello, lease, commands, events, streams, samples, blobs, exec.
+
+A token is valid for one node. A supervisor may report only on its own node and on jobs whose attempt has a grant there, and write only
+the streams of its own ranks. Until it has registered with this process of the head, it is answered 409 with the code "say_hello".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+import msgspec
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.auth.authenticator import require_own_node
+from phalanx.api.http.bodies import (
+    decode_body,
+    json_response,
+    no_content,
+    read_body,
+)
+from phalanx.api.http.routing import MediaType, NonNegative, RouteTable
+from phalanx.api.routes.blobs import send_blob
+from phalanx.api.runtime import (
+    ApiRuntime,
+    caller_of,
+    run_in_thread,
+    runtime_of,
+)
+from phalanx.controller.leases import UnknownSupervisor
+from phalanx.controller.supervisor_incarnations import RegistrationChallenged
+from phalanx.core.access.rules import AccessScope
+from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError, TryLater
+from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
+from phalanx.core.state.events import (
+    AttemptWithdrawn,
+    CheckpointFailed,
+    CheckpointSaved,
+    NodeDied,
+    NodeListed,
+    ProgressReported,
+    Report,
+    SeatLost,
+    SupervisorRegistered,
+    TaskExited,
+)
+from phalanx.core.work.seats import node_of_supervisor, parse_seat
+from phalanx.core.work.users import Action
+from phalanx.ports.logs import StreamKey
+from phalanx.wire.supervisor import (
+    EXEC_CHUNK_BYTES_MAX,
+    STREAM_CHUNK_BYTES_MAX,
+    WIRE_VERSION,
+    CommandsReply,
+    Envelope,
+    EventsReply,
+    EventsRequest,
+    ExecInput,
+    ExecOutput,
+    HelloReply,
+    HelloRequest,
+    LeaseReply,
+    LeaseRequest,
+    SamplesRequest,
+    StreamChunk,
+    StreamEnd,
+    StreamsReply,
+    StreamsRequest,
+    UnknownEnvelopeKind,
+    decode_event,
+)
+
+_STREAM: Final = re.compile(r"(rank|stacks|steps|supervisor)-(\d{1,7})")
+_EXEC_ROOM_WAIT_S: Final = (
+    20.0  # how long output waits for buffer space before the supervisor has to repeat the request
+)
+
+routes = RouteTable()
+
+
+@routes.post("/v1/node/lease", Action.SUPERVISE, body=LeaseRequest, reply=LeaseReply, bare=True)
+async def renew_lease(request: Request) -> Response:
+    """Renew a supervisor's lease. Answered from memory."""
+    runtime = runtime_of(request)
+    body = decode_body(await read_body(request, runtime.services.limits.body_bytes), LeaseRequest)
+    require_own_node(caller_of(request), body.node_id)
+    driver = runtime.services.controller
+    now_s = runtime.services.clock.boottime_s()
+    granted = driver.leases.renew(_name_of(request), body.supervisor_id, body.epochs, now_s, held_s=body.held_s)
+    runtime.count("lease_renewals")
+    return json_response(
+        LeaseReply(
+            head_id=driver.head_id,
+            lease_s=granted.lease_s,
+            renew_in_s=granted.renew_in_s,
+            superseded=granted.superseded,
+            at_s=runtime.services.clock.now_s(),
+            heads=runtime.head_urls,
+        )
+    )
+
+
+@routes.post(
+    "/v1/node/streams", Action.SUPERVISE, body=StreamsRequest, reply=StreamsReply, body_limit="streams_bytes", bare=True
+)
+async def receive_streams(request: Request) -> Response:
+    """Store log and step bytes. The answer, sent once they are durable, has the size of each stream."""
+    runtime = runtime_of(request)
+    name = _name_of(request)
+    sent = decode_body(await read_body(request, runtime.services.limits.streams_bytes), StreamsRequest)
+    known = runtime.supervisors.require(name, sent.supervisor_id)
+    for chunk in sent.chunks:
+        _check_chunk(runtime, name, chunk)
+    chunks = [(StreamKey(job_id=c.job_id, epoch=c.epoch, stream=c.stream), c.offset, c.data) for c in sent.chunks]
+    async with known.streams:
+        before = {key: runtime.services.logs.end(key) for key, _, _ in chunks}
+        ends = await run_in_thread(runtime.services.logs.append, chunks)
+        runtime.count("stream_bytes", sum(ends[key] - before[key] for key in before))
+        _record_steps(runtime, chunks, before, ends)
+    runtime.hub.notify(key.job_id for key in ends)
+    return json_response(
+        StreamsReply(
+            ends=[StreamEnd(job_id=k.job_id, epoch=k.epoch, stream=k.stream, end=end) for k, end in ends.items()]
+        )
+    )
+
+
+@routes.post("/v1/node/events", Action.SUPERVISE, body=EventsRequest, reply=EventsReply, bare=True)
+async def receive_events(request: Request) -> Response:
+    """Receive events of a node. Answered once they are durable; repeated events are only acknowledged again.
+
+    An event that this head does not know, or that the supervisor may not report, is refused once (400 or 403), after the others were
+    handled. It then counts as acknowledged, so that it does not block the events after it.
+    """
+    runtime = runtime_of(request)
+    name = _name_of(request)
+    sent = decode_body(await read_body(request, runtime.services.limits.body_bytes), EventsRequest)
+    known = runtime.supervisors.require(name, sent.supervisor_id)
+    async with known.events:
+        fresh = [framed for framed in sent.events if framed.seq > known.acked]
+        reports: list[Report] = []
+        refusal: PhalanxError | None = None
+        for framed in sorted(fresh, key=lambda framed: framed.seq):
+            try:
+                reports.append(_report_of(runtime, name, framed))
+            except PhalanxError as error:
+                refusal = refusal or error
+        if reports:
+            answers = await runtime.report(reports)
+            again = next(
+                (answer for answer in answers if isinstance(answer, PhalanxError) and answer.retry_helps), None
+            )
+            if again is not None:
+                raise again
+        known.acked = max([known.acked, *(framed.seq for framed in fresh)])
+    runtime.count("events", len(reports))
+    runtime.hub.notify(job_id for report in reports if (job_id := getattr(report, "job_id", None)) is not None)
+    if refusal is not None:
+        raise refusal
+    return json_response(EventsReply(acked=known.acked))
+
+
+@routes.post("/v1/node/hello", Action.SUPERVISE, body=HelloRequest, reply=HelloReply)
+async def register_supervisor(request: Request) -> Response:
+    """Register a supervisor with its node and the attempts that it runs. Answered with its lease, once the registration is durable.
+
+    A supervisor that would replace another one first gets a challenge, and must repeat its hello with that challenge.
+    """
+    runtime = runtime_of(request)
+    parts = runtime.services
+    said = decode_body(await read_body(request, parts.limits.body_bytes), HelloRequest)
+    require_own_node(caller_of(request), said.node.id)
+    if said.version not in (WIRE_VERSION, WIRE_VERSION - 1):
+        raise BadRequest(
+            f"node {said.node.id} uses protocol version {said.version}; this head supports {WIRE_VERSION - 1} and {WIRE_VERSION}",
+            hint="install the head's release on the node",
+        )
+    wrong = said.node.invalid_count()
+    if wrong:
+        raise BadRequest(
+            f"node {said.node.id}: {wrong}",
+            hint="counts must be 0 or more, and each device must have its own index",
+        )
+    name, supervisor_id = _name_of(request), said.supervisor_id
+    # Read before the hello is handled: commands that result from it must be delivered.
+    after = parts.mailboxes.last(name)
+    greeting = SupervisorRegistered(
+        node=said.node,
+        supervisor_id=supervisor_id,
+        running=tuple(said.members),
+        seat=parse_seat(name),
+        challenge=said.challenge,
+    )
+    (answer,) = await runtime.report([greeting])
+    challenge = answer.challenge if isinstance(answer, RegistrationChallenged) else ""
+    if not challenge:
+        if isinstance(answer, PhalanxError):
+            raise answer
+        runtime.supervisors.register(name, supervisor_id)
+        runtime.hub.notify(job_id for job_id, _, _ in said.members)
+    lease_s, renew_in_s = parts.controller.leases.terms  # granted by the hello
+    return json_response(
+        HelloReply(
+            version=WIRE_VERSION,
+            head_id=parts.controller.head_id,
+            lease_s=lease_s,
+            renew_in_s=renew_in_s,
+            after=after,
+            heads=runtime.head_urls,
+            challenge=challenge,
+        )
+    )
+
+
+@routes.get("/v1/node/commands", Action.SUPERVISE, reply=CommandsReply, reach=AccessScope.UNOWNED)
+async def fetch_commands(
+    request: Request,
+    after: NonNegative = 0,
+    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+    head: str = "",
+    supervisor: str = "",
+) -> Response:
+    """Fetch the commands after a seq, waiting up to `wait_s` for one. The request acknowledges all commands up to that seq.
+
+    `head`: the head_id that numbered the commands; `supervisor`: the asking supervisor. If either is not the current one, the answer is
+    "say_hello". An empty value is not checked.
+    """
+    runtime = runtime_of(request)
+    name, asks = _name_of(request), SupervisorId(supervisor) if supervisor else None
+    mailboxes, clock = runtime.services.mailboxes, runtime.services.clock
+    known = runtime.supervisors.require(name, asks)
+    if head not in ("", runtime.services.controller.head_id):
+        raise UnknownSupervisor(f"node {name}: seq {after} is of another head", hint="register again with a hello")
+    until_s = clock.boottime_s() + min(wait_s, runtime.services.limits.wait_s)
+    with runtime.hub.private_wakeup() as watch:
+        stop = mailboxes.listen(name, runtime.controller_futures.threadsafe_callback(watch.notify))
+        try:
+            commands, last = mailboxes.take(name, after)
+            while not commands and not runtime.hub.closing:
+                left_s = until_s - clock.boottime_s()
+                if left_s <= 0:
+                    break
+                await watch.wait(left_s)
+                commands, last = mailboxes.take(name, after)
+        finally:
+            stop()
+    runtime.supervisors.require(name, asks)
+    if runtime.services.controller.leases.belongs_to_other(
+        name, known.supervisor_id
+    ):  # these commands may be results of its hello
+        raise UnknownSupervisor(
+            f"node {name}: another supervisor has registered for it", hint="register again with a hello"
+        )
+    return json_response(CommandsReply(head_id=runtime.services.controller.head_id, commands=commands, last=last))
+
+
+@routes.post("/v1/node/samples", Action.SUPERVISE, body=SamplesRequest, reply=MediaType.NOTHING, status=204)
+async def receive_samples(request: Request) -> Response:
+    """Store the newest samples of a node's devices, in memory."""
+    runtime = runtime_of(request)
+    sample = decode_body(await read_body(request, runtime.services.limits.body_bytes), SamplesRequest)
+    require_own_node(caller_of(request), sample.node_id)
+    runtime.supervisors.require(_name_of(request), sample.supervisor_id)
+    runtime.services.telemetry.put_samples(sample)
+    return no_content()
+
+
+@routes.get("/v1/node/blobs/{sha256}", Action.SUPERVISE, reply=MediaType.BYTES, reach=AccessScope.UNOWNED)
+async def download_blob(request: Request, sha256: str) -> Response:
+    """Download an uploaded working directory."""
+    runtime = runtime_of(request)
+    runtime.supervisors.require(_name_of(request))
+    return await send_blob(runtime.services, sha256)
+
+
+@routes.get("/v1/node/exec/{session_name}/input", Action.SUPERVISE, reply=ExecInput, reach=AccessScope.SESSION)
+async def fetch_exec_input(
+    request: Request,
+    session_name: str,
+    after: NonNegative = 0,
+    wait_s: Annotated[float, Query(ge=0)] = 0.0,
+) -> Response:
+    """Read the user's input from byte `after` on, or a new terminal size; waits up to `wait_s`. 404 once the user has left."""
+    runtime = runtime_of(request)
+    clock = runtime.services.clock
+    session = runtime.sessions.for_supervisor(session_name, _name_of(request))
+    until_s = clock.boottime_s() + min(wait_s, runtime.services.limits.wait_s)
+    while True:
+        data = session.input.read(after, EXEC_CHUNK_BYTES_MAX)
+        at_end = session.input.base + len(data) == session.input.end
+        left_s = until_s - clock.boottime_s()
+        if data or session.resized or (session.input_closed and at_end) or left_s <= 0:
+            break
+        await session.wait(min(left_s, 1.0))
+        session = runtime.sessions.for_supervisor(session_name, _name_of(request))
+    session.resized = False
+    return json_response(
+        ExecInput(data=data, closed=session.input_closed and at_end, rows=session.rows, cols=session.cols)
+    )
+
+
+@routes.post(
+    "/v1/node/exec/{session_name}/output",
+    Action.SUPERVISE,
+    body=ExecOutput,
+    reply=MediaType.NOTHING,
+    status=204,
+    reach=AccessScope.SESSION,
+)
+async def receive_exec_output(request: Request, session_name: str) -> Response:
+    """Receive a command's output. Answered once there is buffer space, so that a slow reader slows the command down."""
+    runtime = runtime_of(request)
+    clock, limits = runtime.services.clock, runtime.services.limits
+    session = runtime.sessions.for_supervisor(session_name, _name_of(request))
+    said = decode_body(await read_body(request, limits.body_bytes), ExecOutput)
+    if len(said.data) > EXEC_CHUNK_BYTES_MAX or said.offset < 0:
+        raise BadRequest(
+            f"exec output of {len(said.data)} bytes at {said.offset}", hint=f"at most {EXEC_CHUNK_BYTES_MAX} at once"
+        )
+    until_s = clock.boottime_s() + _EXEC_ROOM_WAIT_S
+    while not session.output.append(said.offset, said.data, limits.exec_buffer_bytes):
+        left_s = until_s - clock.boottime_s()
+        if left_s <= 0:
+            raise TryLater("the session's output buffer is full", hint="send the same piece again")
+        await session.wait(min(left_s, 1.0))
+        session = runtime.sessions.for_supervisor(session_name, _name_of(request))
+    if said.exit_code is not None or said.error:
+        session.exit_code, session.error, session.ended = said.exit_code, said.error, True
+    session.notify()
+    return no_content()
+
+
+def _name_of(request: Request) -> NodeId:
+    """Return the calling supervisor's name: the node's, or that of its seat if it runs for one attempt."""
+    name = caller_of(request).node_id
+    assert name is not None, "only node tokens have the action SUPERVISE"
+    return name
+
+
+def _check_seat(name: NodeId, job_id: JobId, epoch: Epoch) -> None:
+    """Check that a supervisor that runs for one attempt reports on that attempt.
+
+    Raises:
+        NotPermitted: it runs for another attempt.
+    """
+    seat = parse_seat(name)
+    if seat is not None and (seat.job_id, seat.epoch) != (job_id, epoch):
+        raise NotPermitted(f"the supervisor on {name} does not run job {job_id} epoch {epoch}")
+
+
+def _report_of(runtime: ApiRuntime, name: NodeId, framed: Envelope) -> Report:
+    """Decode an event, and check that this node may report it.
+
+    Raises:
+        BadRequest: this head does not know the event.
+        NotPermitted: it is about another node, or about a job that this node runs no part of.
+    """
+    try:
+        event = decode_event(framed)
+    except UnknownEnvelopeKind as error:
+        raise BadRequest(f"event {framed.seq}: {error}", hint="update the head to the supervisor's release") from error
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise BadRequest(f"event {framed.seq} ({framed.kind}): {error}") from error
+    assert not isinstance(event, (SupervisorRegistered, NodeDied, NodeListed, SeatLost, AttemptWithdrawn)), (
+        "these are not sent as events"
+    )
+    node_id = node_of_supervisor(name)
+    match event:
+        case TaskExited():
+            reporter, epoch = event.exit.node_id, event.epoch
+        case CheckpointSaved():
+            reporter, epoch = event.node_id, event.resume.epoch
+        case ProgressReported() | CheckpointFailed():
+            reporter, epoch = node_id, event.epoch
+        case _:
+            reporter, epoch = event.node_id, event.epoch
+    if reporter != node_id:
+        raise NotPermitted(f"event {framed.seq}: node {node_id} may not report for node {reporter}")
+    _check_seat(name, event.job_id, epoch)
+    runtime.supervisors.require_grant(node_id, event.job_id, epoch)
+    return event
+
+
+def _check_chunk(runtime: ApiRuntime, supervisor: NodeId, chunk: StreamChunk) -> None:
+    """Check that this node may send the chunk."""
+    name = _STREAM.fullmatch(chunk.stream)
+    if name is None or chunk.offset < 0 or len(chunk.data) > STREAM_CHUNK_BYTES_MAX:
+        raise BadRequest(
+            f"stream {chunk.stream[:40]!r}: {len(chunk.data)} bytes at {chunk.offset}",
+            hint=f"use rank-K, stacks-K, steps-K or supervisor-K, and at most {STREAM_CHUNK_BYTES_MAX} bytes per chunk",
+        )
+    _check_seat(supervisor, chunk.job_id, chunk.epoch)
+    node_id = node_of_supervisor(supervisor)
+    grant = runtime.supervisors.require_grant(node_id, chunk.job_id, chunk.epoch)
+    number = int(name[2])
+    own = (
+        range(grant.first_rank, grant.first_rank + grant.tasks) if name[1] in ("rank", "stacks") else (grant.node_rank,)
+    )
+    if number not in own:
+        raise NotPermitted(f"node {node_id} may not write {chunk.stream} of job {chunk.job_id} epoch {chunk.epoch}")
+
+
+def _record_steps(
+    runtime: ApiRuntime,
+    chunks: list[tuple[StreamKey, int, bytes]],
+    before: dict[StreamKey, int],
+    ends: dict[StreamKey, int],
+) -> None:
+    """Pass new durable step reports to telemetry, and some of them to the controller, without waiting for it."""
+    ends_read = dict(before)
+    reports: list[Report] = []
+    for key, offset, data in chunks:
+        kind, _, number = key.stream.partition("-")
+        start, end = ends_read[key], min(offset + len(data), ends[key])
+        if kind != "steps" or offset > start or end <= start:
+            continue
+        ends_read[key] = end
+        reports += runtime.services.telemetry.put_steps(
+            key.job_id, key.epoch, int(number), data[start - offset : end - offset]
+        )
+    if reports:
+        runtime.services.controller.report(reports)

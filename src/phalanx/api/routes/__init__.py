@@ -1,0 +1,1 @@
+"""The handlers of the API's routes, a file for each noun."""

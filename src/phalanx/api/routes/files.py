@@ -1,0 +1,40 @@
+"""The files in a job's PHALANX_OUTPUT_DIR: a listing, and an archive as a stream."""
+
+from __future__ import annotations
+
+import os
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from phalanx.api.auth.authenticator import authorize_job
+from phalanx.api.http.bodies import json_response
+from phalanx.api.http.routing import MediaType, RouteTable
+from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.core.ids import JobId
+from phalanx.core.work.users import Action
+from phalanx.store.outputs.folder import list_folder, tar_archive
+from phalanx.wire.api.output import FilesReply
+
+routes = RouteTable()
+
+
+@routes.get("/v1/jobs/{job_id}/files", Action.VIEW_OUTPUT, reply=FilesReply)
+async def list_files(request: Request, job_id: JobId, path: str = "") -> Response:
+    """List one folder of a job's outputs."""
+    return json_response(await run_in_thread(list_folder, _folder(request, job_id), path))
+
+
+@routes.get("/v1/jobs/{job_id}/files/archive", Action.VIEW_OUTPUT, reply=MediaType.TAR)
+async def archive_files(request: Request, job_id: JobId, path: str = "") -> Response:
+    """Stream a job's outputs, or one file or folder of them, as a tar archive."""
+    pieces = await run_in_thread(tar_archive, _folder(request, job_id), path)
+    disposition = f'attachment; filename="job-{job_id}.tar"'
+    return StreamingResponse(pieces, media_type=MediaType.TAR.value, headers={"content-disposition": disposition})
+
+
+def _folder(request: Request, job_id: JobId) -> str:
+    parts = runtime_of(request).services
+    # The job's id becomes part of a path only after the store has confirmed that the job exists.
+    job = authorize_job(parts.store, caller_of(request), Action.VIEW_OUTPUT, job_id)
+    return os.path.join(parts.output_root, job.id)

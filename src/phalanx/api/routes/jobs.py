@@ -1,0 +1,264 @@
+"""Jobs: list, show, change, cancel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.auth.authenticator import (
+    authorize_job,
+    first_element,
+    may_see_all_of,
+    require_job,
+)
+from phalanx.api.auth.redaction import JobRedactor
+from phalanx.api.http.bodies import json_response, read_record
+from phalanx.api.http.routing import (
+    MediaType,
+    NonNegative,
+    OptionalNonNegative,
+    RouteTable,
+)
+from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.api.services import HeadServices
+from phalanx.api.views.arrays import element_states, folded_page, whole_array_view
+from phalanx.api.views.live import live_job_view, live_job_views
+from phalanx.api.views.receipts import receipt_of
+from phalanx.api.views.records import attempt_view
+from phalanx.core.access.caller import Caller
+from phalanx.core.accounting.receipt import Receipt
+from phalanx.core.errors import BadRequest, PhalanxError
+from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
+from phalanx.core.state.events import (
+    CancelJob,
+    HoldJob,
+    RequeueJob,
+    UpdateJob,
+)
+from phalanx.core.state.events import Request as Command
+from phalanx.core.units import parse_duration_s
+from phalanx.core.work.begin_time import parse_begin_s
+from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.users import Action
+from phalanx.ports.store import JobFilter, Store
+from phalanx.wire.api.jobs import CancelBody, JobDetail, JobList, JobReply, JobsReply, JobView, UpdateBody, WhyBody
+from phalanx.wire.api.output import StoryReply
+
+PAGE_MAX = 1000
+CANCEL_MAX = 4096  # in one call: as many events as the controller handles in one step
+
+routes = RouteTable()
+
+
+@routes.get("/v1/jobs", Action.VIEW, reply=JobList)
+async def list_jobs(
+    request: Request,
+    state: Annotated[list[JobState] | None, Query()] = None,
+    user: UserId | None = None,
+    project: ProjectId | None = None,
+    queue: QueueId | None = None,
+    name: str | None = None,
+    before_seq: OptionalNonNegative = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
+    fold: bool = False,
+) -> Response:
+    """List jobs, newest first. `state` may be repeated. With `fold` the waiting elements of an array are one entry."""
+    parts, caller = runtime_of(request).services, caller_of(request)
+    wanted = JobFilter(
+        states=frozenset(state or ()),
+        user=user,
+        project=project,
+        queue=queue,
+        name=name,
+        before_seq=before_seq,
+        limit=limit,
+    )
+
+    def read() -> JobList:
+        if fold:
+            views, after = folded_page(parts, caller, wanted)
+            return JobList(jobs=views, next=after)
+        jobs = parts.store.jobs(wanted)
+        return JobList(jobs=live_job_views(parts, caller, jobs), next=jobs[-1].seq if len(jobs) == limit else None)
+
+    return json_response(await run_in_thread(read))
+
+
+@routes.get("/v1/jobs/{job_id}", Action.VIEW, reply=JobDetail)
+async def show_job(request: Request, job_id: JobId) -> Response:
+    """Show one job with its attempts; an array is shown as one job, without attempts."""
+    parts = runtime_of(request).services
+    first = first_element(parts.store, job_id) if parts.store.job(job_id) is None else None
+    if first is not None:
+        whole = await run_in_thread(whole_array_view, parts, caller_of(request), first)
+        return json_response(JobDetail(job=whole, attempts=[]))
+    job = require_job(parts.store, job_id)
+    attempts = parts.store.attempts(job_id)
+    view = live_job_view(parts, caller_of(request), job, attempts)
+    seen_whole = may_see_all_of(caller_of(request), job)
+    return json_response(
+        JobDetail(job=view, attempts=[attempt_view(attempt, show_all=seen_whole) for attempt in attempts])
+    )
+
+
+@routes.patch("/v1/jobs/{job_id}", Action.CHANGE_OWN, body=UpdateBody, reply=JobReply)
+async def update_job(request: Request, job_id: JobId) -> Response:
+    """Change name, priority, time limit, queue or begin."""
+    parts = runtime_of(request).services
+    authorize_job(parts.store, caller_of(request), Action.CHANGE_OWN, job_id, arrays=True)
+    body = await read_record(request, UpdateBody, parts.limits.body_bytes)
+    caller = caller_of(request)
+    authorize_job(
+        parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True
+    )  # again: permissions may have changed while the body arrived
+    if body == UpdateBody():
+        raise BadRequest("the request changes nothing", hint="send name, priority, time, queue or begin")
+    command = UpdateJob(
+        job_id=job_id,
+        by=caller.user,
+        name=body.name,
+        priority=body.priority,
+        queue=body.queue,
+        time_limit_s=None if body.time is None else parse_duration_s(body.time),
+        begin_s=None if body.begin is None else parse_begin_s(body.begin, now_s=parts.clock.now_s()),
+    )
+    return await _changed(request, command)
+
+
+@routes.post("/v1/jobs/{job_id}/cancel", Action.CHANGE_OWN, body=WhyBody, reply=JobReply)
+async def cancel_job(request: Request, job_id: JobId) -> Response:
+    """Cancel a job. Once this is answered, the job never runs again. Idempotent."""
+    parts = runtime_of(request).services
+    authorize_job(parts.store, caller_of(request), Action.CHANGE_OWN, job_id, arrays=True)
+    body = await read_record(request, WhyBody, parts.limits.body_bytes)
+    caller = caller_of(request)
+    first = authorize_job(
+        parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True
+    )  # again: permissions may have changed while the body arrived
+    if first.id != job_id and all(state.terminal for state in element_states(parts.store, first).values()):
+        return json_response(
+            JobReply(job=await run_in_thread(whole_array_view, parts, caller, first))
+        )  # all elements have ended
+    return await _changed(request, CancelJob(job_id=job_id, by=caller.user, why=body.why[:500]))
+
+
+@routes.post("/v1/jobs/cancel", Action.CHANGE_OWN, body=CancelBody, reply=JobsReply)
+async def cancel_jobs(request: Request) -> Response:
+    """Cancel several jobs in one step, so that none starts on resources that another frees. All are refused if one may not be cancelled."""
+    runtime = runtime_of(request)
+    parts = runtime.services
+    body = await read_record(request, CancelBody, parts.limits.body_bytes)
+    caller = caller_of(request)
+    if len(body.jobs) > CANCEL_MAX:
+        raise BadRequest(
+            f"{len(body.jobs)} jobs to cancel; at most {CANCEL_MAX} in one call", hint="name fewer jobs in each call"
+        )
+
+    def read() -> dict[JobId, Job]:
+        return {
+            job_id: authorize_job(parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True) for job_id in body.jobs
+        }
+
+    jobs = await run_in_thread(read)
+    active = [job_id for job_id, job in jobs.items() if _is_active(parts.store, job_id, job)]
+    pending_first = sorted(active, key=lambda job_id: jobs[job_id].state is not JobState.PENDING)
+    commands: list[Command] = [CancelJob(job_id=job_id, by=caller.user, why=body.why[:500]) for job_id in pending_first]
+    answers = await runtime.request_all(commands) if commands else []
+    for answer in answers:
+        if isinstance(answer, PhalanxError):
+            raise answer
+        ended = answer if isinstance(answer, list) else [answer]
+        runtime.hub.notify(job.id for job in ended if isinstance(job, Job))
+
+    def views() -> list[JobView]:
+        return [_whole(parts, caller, job_id, job) for job_id, job in jobs.items()]
+
+    return json_response(JobsReply(jobs=await run_in_thread(views)))
+
+
+@routes.post("/v1/jobs/{job_id}/hold", Action.CHANGE_OWN, body=MediaType.NOTHING, reply=JobReply)
+async def hold_job(request: Request, job_id: JobId) -> Response:
+    """Hold a pending job, so that it does not start."""
+    caller = caller_of(request)
+    authorize_job(runtime_of(request).services.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
+    return await _changed(request, HoldJob(job_id=job_id, held=True, by=caller.user))
+
+
+@routes.post("/v1/jobs/{job_id}/release", Action.CHANGE_OWN, body=MediaType.NOTHING, reply=JobReply)
+async def release_job(request: Request, job_id: JobId) -> Response:
+    """Release a held job."""
+    caller = caller_of(request)
+    authorize_job(runtime_of(request).services.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
+    return await _changed(request, HoldJob(job_id=job_id, held=False, by=caller.user))
+
+
+@routes.post("/v1/jobs/{job_id}/requeue", Action.CHANGE_OWN, body=MediaType.NOTHING, reply=JobReply)
+async def requeue_job(request: Request, job_id: JobId) -> Response:
+    """Stop the running attempt after a checkpoint, and queue the job again."""
+    caller = caller_of(request)
+    authorize_job(runtime_of(request).services.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
+    return await _changed(request, RequeueJob(job_id=job_id, by=caller.user))
+
+
+@routes.get("/v1/jobs/{job_id}/story", Action.VIEW, reply=StoryReply)
+async def job_story(
+    request: Request, job_id: JobId, after: NonNegative = 0, limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX
+) -> Response:
+    """Show what happened to the job, oldest first."""
+    parts = runtime_of(request).services
+    require_job(parts.store, job_id)
+    lines = await run_in_thread(parts.store.story, job_id=job_id, after=after, limit=limit)
+    visible = JobRedactor(parts.store, caller_of(request)).redact_all(lines)
+    return json_response(StoryReply(story=visible, last=lines[-1].seq if lines else after))
+
+
+@routes.get("/v1/jobs/{job_id}/receipt", Action.VIEW, reply=Receipt)
+async def job_receipt(request: Request, job_id: JobId) -> Response:
+    """Show GPU-seconds used and lost, goodput, attempts and their causes."""
+    parts = runtime_of(request).services
+    job = require_job(parts.store, job_id)
+    receipt = await receipt_of(runtime_of(request), job)
+    if not may_see_all_of(caller_of(request), job):
+        receipt = replace(receipt, attempts=tuple(replace(attempt, why="") for attempt in receipt.attempts))
+    return json_response(receipt)
+
+
+async def _changed(request: Request, command: Command) -> Response:
+    """Perform a command, and return the changed job, or the array as one job."""
+    runtime = runtime_of(request)
+    answer = await runtime.request(command)
+    if isinstance(answer, list):
+        runtime.hub.notify(one.id for one in answer)
+        first = first_element(runtime.services.store, _array_of(answer[0]))
+        assert first is not None  # it was found before the command
+        return json_response(
+            JobReply(job=await run_in_thread(whole_array_view, runtime.services, caller_of(request), first))
+        )
+    assert isinstance(answer, Job)
+    runtime.hub.notify((answer.id,))
+    return json_response(JobReply(job=live_job_view(runtime.services, caller_of(request), answer)))
+
+
+def _is_active(store: Store, job_id: JobId, job: Job) -> bool:
+    """Whether the job, or any element of the array, has not ended. `job` is the first element if `job_id` names an array."""
+    if job.id == job_id:
+        return not job.state.terminal
+    return not all(state.terminal for state in element_states(store, job).values())
+
+
+def _whole(parts: HeadServices, caller: Caller, job_id: JobId, job: Job) -> JobView:
+    """Return the current view of the job, or of the array whose first element it is."""
+    return (
+        live_job_view(parts, caller, require_job(parts.store, job_id))
+        if job.id == job_id
+        else whole_array_view(parts, caller, job)
+    )
+
+
+def _array_of(job: Job) -> JobId:
+    assert job.array is not None  # only the answer for an array is a list
+    return job.array.array_id

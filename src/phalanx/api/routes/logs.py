@@ -1,0 +1,214 @@
+"""Logs of a job: pages of chunks, and streams that lose and repeat nothing across reconnects and attempts.
+
+The position of a follower is its cursor (api.cursor). The head sends it with every batch, and the follower returns it as Last-Event-ID
+or ?cursor=. Chunks end between characters: an incomplete character waits for the rest of its bytes, or for the end of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.auth.authenticator import authorize_job, reauthorize, require_job
+from phalanx.api.http.bodies import json_response
+from phalanx.api.http.routing import (
+    QUERY_DIGITS_MAX,
+    QUERY_NUMBER_MAX,
+    MediaType,
+    OptionalNonNegative,
+    RouteTable,
+)
+from phalanx.api.live.cursor import Cursor, read_cursor, write_cursor
+from phalanx.api.live.event_streams import HEARTBEAT, EventStream, encode_event
+from phalanx.api.runtime import (
+    ApiRuntime,
+    caller_of,
+    run_in_thread,
+    runtime_of,
+)
+from phalanx.api.services import HeadServices
+from phalanx.api.views.records import end_event, state_event
+from phalanx.core.errors import BadRequest
+from phalanx.core.ids import JobId
+from phalanx.core.work.job import Job
+from phalanx.core.work.users import Action
+from phalanx.ports.logs import StreamKey
+from phalanx.wire.api.output import LogChunk, LogsReply, StateEvent
+
+CHUNK_BYTES: Final = 1 << 16
+BATCH_BYTES: Final = 1 << 20
+# Up to this many streams every event has a cursor; above it only the last of a batch (clients drop duplicates by offset).
+_CURSORS_EACH: Final = 64
+_WORDS: Final = ("supervisor", "stacks")  # streams that are not output of a rank
+
+routes = RouteTable()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSelector:
+    """Selects streams: of one rank, of all ranks, notes of supervisors, or stacks of hung ranks; of one attempt or of all."""
+
+    rank: str = "all"
+    epoch: int | None = None
+
+    def selects(self, key: StreamKey) -> bool:
+        """Whether a stream is selected."""
+        if self.epoch is not None and key.epoch != self.epoch:
+            return False
+        kind, _, number = key.stream.partition("-")
+        if self.rank == "all":
+            return kind == "rank"
+        return kind == self.rank if self.rank in _WORDS else kind == "rank" and number == self.rank
+
+
+@routes.get("/v1/jobs/{job_id}/logs", Action.VIEW_OUTPUT, reply=LogsReply, also=(MediaType.EVENTS,))
+async def job_logs(
+    request: Request,
+    job_id: JobId,
+    rank: str = "all",
+    epoch: Annotated[int | None, Query(ge=1, le=QUERY_NUMBER_MAX)] = None,
+    cursor: str = "",
+    follow: bool = False,
+    limit_bytes: Annotated[int, Query(ge=1, le=8 * BATCH_BYTES)] = BATCH_BYTES,
+    tail_bytes: OptionalNonNegative = None,
+) -> Response:
+    """Read the output of a job's ranks, by attempt and rank. `tail_bytes` starts at most this far before the end of each stream.
+
+    With `follow=1` or `Accept: text/event-stream` the reply is a stream of events: `log`, `state`, and `end` after the job's last byte.
+    """
+    runtime = runtime_of(request)
+    job = authorize_job(runtime.services.store, caller_of(request), Action.VIEW_OUTPUT, job_id)
+    if rank not in ("all", *_WORDS) and (not rank.isdecimal() or len(rank) > QUERY_DIGITS_MAX):
+        raise BadRequest(f"rank: {rank[:60]!r} is not valid", hint="use a number, all, supervisor or stacks")
+    wanted = StreamSelector(rank=rank, epoch=epoch)
+    place = read_cursor(request.headers.get("last-event-id") or cursor)
+    if tail_bytes is not None and not place:
+        place = await run_in_thread(_tails, runtime.services, job_id, wanted, tail_bytes)
+    check = reauthorize(runtime.authenticator, runtime.services.store, caller_of(request), Action.VIEW_OUTPUT, job_id)
+    if follow or "text/event-stream" in request.headers.get("accept", ""):
+        return EventStream(runtime, caller_of(request).user, _follow(runtime, job_id, wanted, place), check)
+    chunks = await run_in_thread(read_batch, runtime.services, job_id, wanted, place, limit_bytes)
+    more = bool(chunks) and sum(chunk.end - chunk.offset for chunk in chunks) >= limit_bytes
+    note = "" if chunks or cursor else await run_in_thread(_missing_output_note, runtime.services, job)
+    return json_response(LogsReply(chunks=chunks, cursor=write_cursor(place), more=more, note=note))
+
+
+def read_batch(
+    parts: HeadServices,
+    job_id: JobId,
+    selector: StreamSelector,
+    cursor: Cursor,
+    limit_bytes: int,
+    *,
+    ended: bool = False,
+) -> list[LogChunk]:
+    """Read on from `cursor` and advance it: by attempt, then by stream. `ended`: also return incomplete characters at an end."""
+    chunks: list[LogChunk] = []
+    for key in parts.logs.streams(job_id):
+        if not selector.selects(key):
+            continue
+        while limit_bytes > 0:
+            offset = cursor.get((key.epoch, key.stream), 0)
+            piece = parts.logs.read(key, offset, min(CHUNK_BYTES, max(limit_bytes, 4)))
+            whole = piece if ended and len(piece) < CHUNK_BYTES else complete_characters(piece)
+            if not whole:
+                break
+            end = offset + len(whole)
+            number = key.stream.partition("-")[2]
+            rank = int(number) if key.stream.startswith("rank-") else None
+            text = whole.decode("utf-8", "replace")
+            chunks.append(LogChunk(epoch=key.epoch, stream=key.stream, rank=rank, offset=offset, end=end, text=text))
+            cursor[key.epoch, key.stream] = end
+            limit_bytes -= len(whole)
+    return chunks
+
+
+def _missing_output_note(parts: HeadServices, job: Job) -> str:
+    """Explain why the output of a job is missing: another head led when it ran, and that head does not share its files."""
+    if not parts.output_elsewhere or parts.leader_status is None or not job.epoch or parts.logs.streams(job.id):
+        return ""
+    if min(attempt.placed_s for attempt in parts.store.attempts(job.id)) >= parts.leader_status.leader().since_s:
+        return ""
+    return (
+        f"The output of job {job.id} is in the state folder of another head ({parts.output_elsewhere}). "
+        "Start the heads with --files DIR to share output."
+    )
+
+
+def complete_characters(piece: bytes) -> bytes:
+    """Return the bytes up to the last complete UTF-8 character; bytes that are not UTF-8 are included."""
+    for back in range(1, min(4, len(piece)) + 1):
+        byte = piece[-back]
+        if byte & 0b1100_0000 == 0b1000_0000:
+            continue  # a continuation byte: the character's first byte is further left
+        width = 4 if byte >= 0b1111_0000 else 3 if byte >= 0b1110_0000 else 2 if byte >= 0b1100_0000 else 1
+        return piece if width <= back else piece[:-back]
+    return piece
+
+
+def _tails(parts: HeadServices, job_id: JobId, wanted: StreamSelector, tail_bytes: int) -> Cursor:
+    """Return the place `tail_bytes` before the end of each stream, moved forward to the start of a line if there is one."""
+    place: Cursor = {}
+    for key in parts.logs.streams(job_id):
+        offset = max(0, parts.logs.end(key) - tail_bytes)
+        if wanted.selects(key) and offset:
+            newline = parts.logs.read(key, offset, CHUNK_BYTES).find(b"\n")
+            place[key.epoch, key.stream] = offset + newline + 1
+    return place
+
+
+async def _follow(runtime: ApiRuntime, job_id: JobId, wanted: StreamSelector, place: Cursor) -> AsyncIterator[bytes]:
+    """Yield events until the job has ended and all its output was sent."""
+    parts, limits = runtime.services, runtime.services.limits
+    sent: StateEvent | None = None
+    quiet_s = 0.0
+    with runtime.hub.follow(job_id) as watch:
+        while not runtime.hub.closing:
+            # Read the job before its output: supervisors send all output before they report the end, so nothing can be missing.
+            job = require_job(parts.store, job_id)
+            attempts = parts.store.attempts(job_id) if job.epoch else []
+            state = state_event(job, attempts[-1] if attempts else None, parts.controller.wait_reasons.get(job_id))
+            chunks = await run_in_thread(read_batch, parts, job_id, wanted, place, BATCH_BYTES)
+            if state != sent and not job.state.terminal:
+                sent = state
+                yield encode_event("state", state)
+            if chunks:
+                quiet_s = 0.0
+                for piece in _log_events(chunks, place):
+                    yield piece
+                continue
+            if job.state.terminal:
+                chunks = await run_in_thread(read_batch, parts, job_id, wanted, place, BATCH_BYTES, ended=True)
+                for piece in _log_events(chunks, place):
+                    yield piece
+                if state != sent:
+                    yield encode_event("state", state)
+                yield encode_event("end", end_event(job), write_cursor(place))
+                return
+            if quiet_s >= limits.heartbeat_s:
+                quiet_s = 0.0
+                yield HEARTBEAT
+            began_s = parts.clock.boottime_s()
+            await watch.wait(limits.recheck_s)
+            quiet_s += parts.clock.boottime_s() - began_s
+
+
+def _log_events(chunks: list[LogChunk], place: Cursor) -> list[bytes]:
+    """Return chunks as events. Each has the cursor after it; with many streams only the last one has, as cursors are then long."""
+    if len(place) > _CURSORS_EACH:
+        last = len(chunks) - 1
+        mark = write_cursor(place)
+        return [encode_event("log", chunk, mark if number == last else "") for number, chunk in enumerate(chunks)]
+    running = dict(place)
+    for chunk in reversed(chunks):
+        running[chunk.epoch, chunk.stream] = min(running[chunk.epoch, chunk.stream], chunk.offset)
+    events = []
+    for chunk in chunks:
+        running[chunk.epoch, chunk.stream] = chunk.end
+        events.append(encode_event("log", chunk, write_cursor(running)))
+    return events

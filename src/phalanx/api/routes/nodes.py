@@ -1,0 +1,129 @@
+"""Nodes: list, show, label, drain, remove; and the overview that `phalanx top` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.http.bodies import json_response, no_content, read_record
+from phalanx.api.http.routing import MediaType, RouteTable
+from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.api.services import HeadServices
+from phalanx.api.views.live import live_attempts, live_job_views, live_node_views
+from phalanx.core.access.caller import Caller
+from phalanx.core.errors import NotFound
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import NodeId
+from phalanx.core.state.events import (
+    CordonNode,
+    LabelNodes,
+    RemoveNode,
+    UncordonNode,
+)
+from phalanx.core.work.job import TERMINAL_STATES, JobState
+from phalanx.core.work.users import Action
+from phalanx.ports.store import JobFilter
+from phalanx.wire.api.head import Overview
+from phalanx.wire.api.nodes import DrainBody, LabelsBody, NodeList, NodeReply, NodeView
+
+OVERVIEW_JOBS_MAX = 200  # running, and pending, jobs of an overview: more than fit on a screen
+OVERVIEW_RECENT_MAX = 20
+
+routes = RouteTable()
+
+
+@routes.get("/v1/nodes", Action.VIEW, reply=NodeList)
+async def list_nodes(request: Request) -> Response:
+    """List all nodes with their devices, the jobs on them, and their newest samples."""
+    parts = runtime_of(request).services
+    nodes = await run_in_thread(lambda: live_node_views(parts, parts.store.nodes(), live_attempts(parts)))
+    return json_response(NodeList(nodes=nodes))
+
+
+@routes.get("/v1/nodes/{node_id}", Action.VIEW, reply=NodeReply)
+async def show_node(request: Request, node_id: NodeId) -> Response:
+    """Show one node."""
+    return json_response(NodeReply(node=await run_in_thread(_seen, runtime_of(request).services, node_id)))
+
+
+@routes.patch("/v1/nodes", Action.OPERATE, body=LabelsBody, reply=NodeList)
+async def label_nodes(request: Request) -> Response:
+    """Set labels of nodes, such as their place in the network: of all of them or of none. Idempotent."""
+    runtime = runtime_of(request)
+    body = await read_record(request, LabelsBody, runtime.services.limits.body_bytes)
+    await runtime.request(LabelNodes(labels=body.labels, by=caller_of(request).user))
+    runtime.hub.notify(())
+    parts = runtime.services
+    return json_response(NodeList(nodes=await run_in_thread(_seen_of, parts, body.labels)))
+
+
+@routes.post("/v1/nodes/{node_id}/drain", Action.OPERATE, body=DrainBody, reply=NodeReply)
+async def drain_node(request: Request, node_id: NodeId) -> Response:
+    """Cordon a node; without `cordon_only` also save its jobs and move them to other nodes. Idempotent."""
+    runtime = runtime_of(request)
+    body = await read_record(request, DrainBody, runtime.services.limits.body_bytes)
+    command = CordonNode(node_id=node_id, by=caller_of(request).user, why=body.why[:500], drain=not body.cordon_only)
+    await runtime.request(command)
+    runtime.hub.notify(())
+    return json_response(NodeReply(node=await run_in_thread(_seen, runtime.services, node_id)))
+
+
+@routes.post("/v1/nodes/{node_id}/undrain", Action.OPERATE, body=MediaType.NOTHING, reply=NodeReply)
+async def undrain_node(request: Request, node_id: NodeId) -> Response:
+    """Allow new work on a node again. Idempotent."""
+    runtime = runtime_of(request)
+    await runtime.request(UncordonNode(node_id=node_id, by=caller_of(request).user))
+    runtime.hub.notify(())
+    return json_response(NodeReply(node=await run_in_thread(_seen, runtime.services, node_id)))
+
+
+@routes.delete("/v1/nodes/{node_id}", Action.OPERATE)
+async def remove_node(request: Request, node_id: NodeId) -> Response:
+    """Remove a node that is down and has no jobs."""
+    runtime = runtime_of(request)
+    await runtime.request(RemoveNode(node_id=node_id, by=caller_of(request).user))
+    runtime.services.telemetry.remove_node(node_id)
+    runtime.supervisors.remove(node_id)
+    return no_content()
+
+
+@routes.get("/v1/overview", Action.VIEW, reply=Overview)
+async def show_overview(request: Request) -> Response:
+    """Return everything that `phalanx top` and the demo show, in one reply."""
+    runtime = runtime_of(request)
+    return json_response(await run_in_thread(_overview, runtime.services, caller_of(request)))
+
+
+def _overview(parts: HeadServices, caller: Caller) -> Overview:
+    store = parts.store
+    attempts = live_attempts(parts)
+    running = store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=OVERVIEW_JOBS_MAX))
+    pending = store.jobs(JobFilter(states=frozenset({JobState.PENDING}), limit=OVERVIEW_JOBS_MAX))
+    recent = store.jobs(JobFilter(states=TERMINAL_STATES, limit=OVERVIEW_RECENT_MAX))
+    return Overview(
+        now_s=parts.clock.now_s(),
+        head_id=parts.controller.head_id,
+        version=parts.version,
+        nodes=live_node_views(parts, store.nodes(), attempts),
+        running=live_job_views(parts, caller, running),
+        pending=live_job_views(parts, caller, pending),
+        recent=live_job_views(parts, caller, recent),
+        counts=store.job_counts(),
+    )
+
+
+def _seen(parts: HeadServices, node_id: NodeId) -> NodeView:
+    return live_node_views(parts, [_known(parts, node_id)], live_attempts(parts))[0]
+
+
+def _seen_of(parts: HeadServices, wanted: Container[NodeId]) -> list[NodeView]:
+    return live_node_views(parts, [node for node in parts.store.nodes() if node.id in wanted], live_attempts(parts))
+
+
+def _known(parts: HeadServices, node_id: NodeId) -> Node:
+    for node in parts.store.nodes():
+        if node.id == node_id:
+            return node
+    raise NotFound(f"no node {node_id!r}", hint="phalanx nodes lists them")

@@ -1,0 +1,259 @@
+"""Users, projects and tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import secrets
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.auth.authenticator import require_project_admin
+from phalanx.api.http.bodies import json_response, no_content, read_record
+from phalanx.api.http.routing import RouteTable
+from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.api.services import HeadServices
+from phalanx.api.views.records import project_view, token_view, user_view
+from phalanx.core.access.caller import Caller, may
+from phalanx.core.access.rules import AccessScope
+from phalanx.core.errors import BadRequest, NotFound, NotPermitted
+from phalanx.core.ids import ProjectId, TokenId, UserId
+from phalanx.core.state.events import ChangeProject, ChangeUser, PutToken, RevokeToken
+from phalanx.core.units import format_duration, parse_duration_s
+from phalanx.core.work.queue import Project
+from phalanx.core.work.users import (
+    Action,
+    Token,
+    User,
+    UserRole,
+)
+from phalanx.wire.api.head import CurrentUser
+from phalanx.wire.api.people import (
+    ProjectBody,
+    ProjectList,
+    ProjectReply,
+    TokenBody,
+    TokenCreated,
+    TokenList,
+    UserBody,
+    UserList,
+    UserReply,
+)
+
+TOKEN_BITS: Final = 256
+TOKEN_LIFETIME_S: Final = 90 * 86400.0  # of a token made without an expiry
+NEVER: Final = "never"
+NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
+
+routes = RouteTable()
+
+
+@routes.get("/v1/me", Action.VIEW, reply=CurrentUser)
+async def show_caller(request: Request) -> Response:
+    """Show the caller's own user, role, projects and allowed actions."""
+    caller = caller_of(request)
+    actions = [action for action in Action if may(caller, action)]
+    return json_response(
+        CurrentUser(
+            user=caller.user,
+            role=caller.role,
+            token_id=caller.token_id,
+            projects=sorted(caller.projects),
+            admin_of=sorted(caller.admin_of),
+            scope=sorted(caller.scope),
+            actions=actions,
+        )
+    )
+
+
+# ---- users ------------------------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/users", Action.VIEW, reply=UserList)
+async def list_users(request: Request) -> Response:
+    """List all users."""
+    users = await run_in_thread(runtime_of(request).services.store.users)
+    return json_response(UserList(users=[user_view(user) for user in users]))
+
+
+@routes.get("/v1/users/{user_id}", Action.VIEW, reply=UserReply)
+async def show_user(request: Request, user_id: UserId) -> Response:
+    """Show one user."""
+    user = runtime_of(request).services.store.user(user_id)
+    if user is None:
+        raise NotFound(f"no user {user_id!r}", hint="phalanx users lists them")
+    return json_response(UserReply(user=user_view(user)))
+
+
+@routes.put("/v1/users/{user_id}", Action.ADMINISTER, body=UserBody, reply=UserReply)
+async def put_user(request: Request, user_id: UserId) -> Response:
+    """Add or change a user. Absent fields of an existing user stay unchanged; a new user gets the role user."""
+    runtime = runtime_of(request)
+    body = await read_record(request, UserBody, runtime.services.limits.body_bytes)
+    if body.role is UserRole.NODE:
+        raise BadRequest("role node is for supervisors, not for users", hint="use viewer, user, operator or admin")
+    caller = caller_of(request)
+    if user_id == caller.user and (body.disabled or body.role not in (None, UserRole.ADMIN)):
+        raise BadRequest(f"{user_id} cannot disable or demote their own account", hint="ask another admin")
+    command = ChangeUser(
+        user_id=UserId(check_name(user_id, "user")), role=body.role, disabled=body.disabled, by=caller.user
+    )
+    user = await runtime.request(command)
+    assert isinstance(user, User)
+    return json_response(UserReply(user=user_view(user)))
+
+
+# ---- projects ---------------------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/projects", Action.VIEW, reply=ProjectList)
+async def list_projects(request: Request) -> Response:
+    """List all projects."""
+    projects = await run_in_thread(runtime_of(request).services.store.projects)
+    return json_response(ProjectList(projects=[project_view(project) for project in projects]))
+
+
+@routes.get("/v1/projects/{project_id}", Action.VIEW, reply=ProjectReply)
+async def show_project(request: Request, project_id: ProjectId) -> Response:
+    """Show one project."""
+    for project in await run_in_thread(runtime_of(request).services.store.projects):
+        if project.id == project_id:
+            return json_response(ProjectReply(project=project_view(project)))
+    raise NotFound(f"no project {project_id!r}", hint="phalanx projects lists them")
+
+
+@routes.put("/v1/projects/{project_id}", Action.MANAGE_PROJECT, body=ProjectBody, reply=ProjectReply)
+async def put_project(request: Request, project_id: ProjectId) -> Response:
+    """Add or change a project. Absent fields of an existing project stay unchanged. A project without members is open to all.
+
+    The project's own admins may change its members; everything else needs an admin.
+    """
+    runtime = runtime_of(request)
+    require_project_admin(caller_of(request), project_id)
+    body = await read_record(request, ProjectBody, runtime.services.limits.body_bytes)
+    caller = caller_of(request)
+    require_project_admin(caller, project_id)  # again: the caller may have lost the right while the body arrived
+    known = any(project.id == project_id for project in await run_in_thread(runtime.services.store.projects))
+    command = ChangeProject(
+        project_id=project_id if known else ProjectId(check_name(project_id, "project")),
+        by=caller.user,
+        as_admin=may(caller, Action.ADMINISTER),
+        members=None if body.members is None else frozenset(body.members),
+        admins=None if body.admins is None else frozenset(body.admins),
+    )
+    project = await runtime.request(command)
+    assert isinstance(project, Project)
+    return json_response(ProjectReply(project=project_view(project)))
+
+
+# ---- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@routes.get("/v1/tokens", Action.MANAGE_OWN_TOKENS, reply=TokenList, reach=AccessScope.UNOWNED)
+async def list_tokens(request: Request) -> Response:
+    """List the caller's own tokens; an admin sees all tokens. Secrets are not stored."""
+    caller = caller_of(request)
+    tokens = await run_in_thread(runtime_of(request).services.store.tokens)
+    gate = runtime_of(request).authenticator
+    shown = [token for token in tokens if token.user == caller.user or may(caller, Action.ADMINISTER)]
+    return json_response(TokenList(tokens=[token_view(token, gate.last_used_s(token)) for token in shown]))
+
+
+@routes.post(
+    "/v1/tokens", Action.MANAGE_OWN_TOKENS, body=TokenBody, reply=TokenCreated, status=201, reach=AccessScope.UNOWNED
+)
+async def make_token(request: Request) -> Response:
+    """Make a token. Only this reply contains its secret."""
+    runtime = runtime_of(request)
+    parts = runtime.services
+    body = await read_record(request, TokenBody, parts.limits.body_bytes)
+    caller = caller_of(request)
+    user = body.user or caller.user
+    if user != caller.user and not may(caller, Action.ADMINISTER):
+        raise NotPermitted(f"{caller.user} may not make tokens for {user}", hint="ask an admin")
+    if parts.store.user(user) is None:
+        raise NotFound(f"no user {user!r}", hint="add the user first: phalanx users")
+    now_s = parts.clock.now_s()
+    expires_s = _until(parts, body.expires, now_s)
+    secret = secrets.token_urlsafe(TOKEN_BITS // 8)
+    token = Token(
+        id=TokenId(secrets.token_hex(6)),
+        user=user,
+        sha256=hashlib.sha256(secret.encode()).hexdigest(),
+        created_s=now_s,
+        expires_s=_no_longer(parts.store.tokens(), caller, expires_s),
+        scope=_narrowed(caller, body.scope),
+        note=body.note[:200],
+        made_by=caller.token_id,
+    )
+    await runtime.request(PutToken(token=token))
+    return json_response(TokenCreated(secret=secret, token=token_view(token)), 201)
+
+
+@routes.delete("/v1/tokens/{token_id}", Action.MANAGE_OWN_TOKENS)
+async def revoke_token(request: Request, token_id: TokenId, made_too: bool = False) -> Response:
+    """Revoke a token at once; with `with_derived` also all tokens made with it, as for a stolen token. Idempotent."""
+    runtime, caller = runtime_of(request), caller_of(request)
+    token = next((token for token in await run_in_thread(runtime.services.store.tokens) if token.id == token_id), None)
+    # Another user's token is answered as if it did not exist: unlike jobs, tokens are private.
+    if token is None or (token.user != caller.user and not may(caller, Action.ADMINISTER)):
+        raise NotFound(f"no token {token_id}", hint="phalanx tokens lists yours")
+    await runtime.request(RevokeToken(token_id=token_id, with_derived=made_too))
+    return no_content()
+
+
+def _until(parts: HeadServices, asked: str | None, now_s: float) -> float | None:
+    """Return when a token expires: as asked, within the operator's maximum; TOKEN_LIFE_S from now by default.
+
+    Raises:
+        BadRequest: the lifetime exceeds the operator's maximum.
+    """
+    most_s = parts.token_lifetime_max_s
+    if asked == NEVER and most_s is None:
+        return None
+    if asked is None:
+        return now_s + (TOKEN_LIFETIME_S if most_s is None else min(TOKEN_LIFETIME_S, most_s))
+    life_s = math.inf if asked == NEVER else parse_duration_s(asked, what="expires")
+    if most_s is not None and life_s > most_s:
+        raise BadRequest(
+            f"expires: {asked} is longer than tokens may last on this head",
+            hint=f"at most {format_duration(most_s)}",
+        )
+    return now_s + life_s
+
+
+def _narrowed(caller: Caller, scope: list[Action]) -> frozenset[Action]:
+    """Return the scope asked for; a token made with a scoped token cannot have a wider scope."""
+    if not caller.scope:
+        return frozenset(scope)
+    wider = set(scope) - caller.scope
+    if wider:
+        raise NotPermitted(
+            f"this token is for {', '.join(sorted(caller.scope))}; it cannot make a token for {', '.join(sorted(wider))}"
+        )
+    return frozenset(scope) or caller.scope
+
+
+def _no_longer(tokens: list[Token], caller: Caller, expires_s: float | None) -> float | None:
+    """Return the expiry asked for, but not later than that of the caller's own token."""
+    own = next((token.expires_s for token in tokens if token.id == caller.token_id), None)
+    if own is None:
+        return expires_s
+    return own if expires_s is None else min(own, expires_s)
+
+
+def check_name(name: str, what: str) -> str:
+    """Return the name if it is valid for a user, project or queue.
+
+    Raises:
+        BadRequest: it is not.
+    """
+    if not NAME_PATTERN.fullmatch(name):
+        raise BadRequest(
+            f"{name[:80]!r} is not a valid name for a {what}",
+            hint="use letters, digits and . _ - @ +, at most 63 characters, starting with a letter or digit",
+        )
+    return name

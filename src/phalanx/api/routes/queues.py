@@ -1,0 +1,237 @@
+"""Queues: their quotas, usage and waiting jobs; and replacing the whole tree at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.http.bodies import json_response, read_record
+from phalanx.api.http.routing import RouteTable
+from phalanx.api.routes.people import check_name
+from phalanx.api.runtime import run_in_thread, runtime_of
+from phalanx.api.services import HeadServices
+from phalanx.core.errors import BadRequest, Conflict, NotFound
+from phalanx.core.ids import JobId, QueueId
+from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.state.events import ChangeQueue, PutQueues
+from phalanx.core.state.plan import WaitReason
+from phalanx.core.work.job import Job, WaitReasonCode
+from phalanx.core.work.queue import Queue
+from phalanx.core.work.queue_validation import check_queue_tree
+from phalanx.core.work.users import Action
+from phalanx.wire.api.queues import (
+    QueueBody,
+    QueueChange,
+    QueueList,
+    QueueReply,
+    QueuesApplied,
+    QueuesBody,
+    QueueView,
+    QueueWait,
+)
+
+DEFAULT_QUEUE: Final = "default"  # the queue of jobs that name none (api.submit); it is never removed
+_REASONS_MAX: Final = 5  # listed per queue; `phalanx ps` shows all
+
+routes = RouteTable()
+
+
+@routes.get("/v1/queues", Action.VIEW, reply=QueueList)
+async def list_queues(request: Request) -> Response:
+    """List all queues with their quotas, usage and waiting jobs."""
+    views = await run_in_thread(_views, runtime_of(request).services)
+    return json_response(QueueList(queues=views))
+
+
+@routes.get("/v1/queues/{queue_id}", Action.VIEW, reply=QueueReply)
+async def show_queue(request: Request, queue_id: QueueId) -> Response:
+    """Show one queue."""
+    views = await run_in_thread(_views, runtime_of(request).services, queue_id)
+    if not views:
+        raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
+    return json_response(QueueReply(queue=views[0]))
+
+
+@routes.put("/v1/queues/{queue_id}", Action.OPERATE, body=QueueBody, reply=QueueReply)
+async def put_queue(request: Request, queue_id: QueueId) -> Response:
+    """Add or change a queue. Absent fields of an existing queue stay unchanged."""
+    runtime = runtime_of(request)
+    body = await read_record(request, QueueBody, runtime.services.limits.body_bytes)
+    known = any(queue.id == queue_id for queue in await run_in_thread(runtime.services.store.queues))
+    command = ChangeQueue(
+        queue_id=queue_id if known else QueueId(check_name(queue_id, "queue")), priority=body.priority, open=body.open
+    )
+    await runtime.request(command)
+    (view,) = await run_in_thread(_views, runtime.services, queue_id)
+    return json_response(QueueReply(queue=view))
+
+
+@routes.put("/v1/queues", Action.OPERATE, body=QueuesBody, reply=QueuesApplied)
+async def put_queues(request: Request) -> Response:
+    """Put the named queues, all or none. Absent fields take their defaults, except that `open` stays. Returns the changes."""
+    runtime = runtime_of(request)
+    body = await read_record(request, QueuesBody, runtime.services.limits.body_bytes)
+    known = {queue.id: queue for queue in await run_in_thread(runtime.services.store.queues)}
+    wanted = _wanted(body, known)
+    remove = tuple(sorted(set(known) - {queue.id for queue in wanted} - {DEFAULT_QUEUE})) if body.prune else ()
+    applied = _difference(known, wanted, remove)
+    if body.dry_run:
+        after = {**known, **{queue.id: queue for queue in wanted}}
+        check_queue_tree({queue_id: queue for queue_id, queue in after.items() if queue_id not in remove})
+        await run_in_thread(_reject_removal_with_jobs, runtime.services, remove)
+    elif applied.added or applied.changed or applied.removed:
+        as_open = frozenset(facts.id for facts in body.queues if facts.open is None)
+        await runtime.request(PutQueues(queues=wanted, remove=remove, keep_open_state=as_open))
+    return json_response(applied)
+
+
+def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ...]:
+    found: dict[QueueId, Queue] = {}
+    for facts in body.queues:
+        if facts.id in found:
+            raise BadRequest(f"queue {facts.id} is listed twice", hint="names must be unique in the whole tree")
+        check_name(facts.id, "queue")
+        before = known.get(facts.id)
+        is_open = facts.open if facts.open is not None else before is None or before.open
+        found[facts.id] = Queue(
+            id=facts.id,
+            priority=facts.priority,
+            open=is_open,
+            parent=facts.parent,
+            quota_gpus=facts.quota_gpus,
+            borrow_gpus=facts.borrow_gpus,
+            lend_gpus=facts.lend_gpus,
+            weight=facts.weight,
+            gpus_per_user=facts.gpus_per_user,
+            jobs_per_user=facts.jobs_per_user,
+            budget_gpu_h=facts.budget_gpu_h,
+            budget_period_s=facts.budget_period_s,
+        )
+    return tuple(found.values())
+
+
+def _difference(known: Mapping[QueueId, Queue], wanted: Iterable[Queue], remove: Iterable[QueueId]) -> QueuesApplied:
+    added: list[QueueId] = []
+    changed: list[QueueChange] = []
+    unchanged = 0
+    for queue in wanted:
+        before = known.get(queue.id)
+        if before is None:
+            added.append(queue.id)
+        elif before == queue:
+            unchanged += 1
+        else:
+            names = [part.name for part in fields(Queue) if getattr(before, part.name) != getattr(queue, part.name)]
+            changed.append(
+                QueueChange(
+                    id=queue.id,
+                    before={name: getattr(before, name) for name in names},
+                    after={name: getattr(queue, name) for name in names},
+                )
+            )
+    return QueuesApplied(added=added, changed=changed, removed=list(remove), unchanged=unchanged)
+
+
+def _reject_removal_with_jobs(parts: HeadServices, remove: tuple[QueueId, ...]) -> None:
+    """Refuse to remove queues with jobs, as the controller would; for a dry run."""
+    active = {
+        *(job.queue for job in parts.controller.pending_jobs()),
+        *(job.queue for job, _ in parts.controller.live_attempts()),
+    }
+    with_jobs = sorted(active & set(remove))
+    if with_jobs:
+        raise Conflict(
+            f"queue {with_jobs[0]} still has waiting or running jobs",
+            hint=f"phalanx ps --queue {with_jobs[0]} lists them",
+        )
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _JobCounts:
+    """The jobs of one queue, without those of its child queues. `first`: the detail of the first job with each reason."""
+
+    running: int = 0
+    pending: int = 0
+    pending_gpus: int = 0
+    jobs: Counter[WaitReasonCode] = field(default_factory=Counter)
+    gpus: Counter[WaitReasonCode] = field(default_factory=Counter)
+    first: dict[WaitReasonCode, str] = field(default_factory=dict)
+
+
+def _views(parts: HeadServices, only: QueueId | None = None) -> list[QueueView]:
+    """The current figures of every queue, by id; with `only` those of one queue, or nothing if it does not exist.
+
+    The quota tree always counts the running jobs of all queues, since queues lend to each other. Cost: live jobs + queues.
+    """
+    now_s = parts.clock.now_s()
+    queues = parts.store.queues()
+    tree = QuotaTree(queues, parts.controller.fleet_gpus(), parts.store.queue_usage(), now_s)
+    known = {queue.id for queue in queues}
+    counts = {queue.id: _JobCounts() for queue in queues if only in (None, queue.id)}
+    for job, attempt in parts.controller.live_attempts():
+        if job.queue in known:
+            number, gpus = tree.number(job.queue), attempt.allocation.gpus
+            tree.take(number, job.user, gpus)
+            tree.charge(number, gpus, now_s, since_s=attempt.placed_s)
+        if job.queue in counts:
+            counts[job.queue].running += 1
+    tree.advance(now_s)
+    waits = parts.controller.wait_reasons
+    for job in parts.controller.pending_jobs():
+        if job.queue in counts:
+            _count_waiting(counts[job.queue], job, waits)
+    return [_view(queue, tree, counts[queue.id]) for queue in queues if queue.id in counts]
+
+
+def _count_waiting(counts: _JobCounts, job: Job, waits: Mapping[JobId, WaitReason]) -> None:
+    wait = waits.get(job.id)
+    # Only before its first attempt does the head write the job's own detail. Later the detail may quote the job's program.
+    reason, detail = (wait.reason, wait.detail) if wait is not None else (job.reason, "" if job.epoch else job.detail)
+    gpus = job.spec.role.gpus.total
+    counts.pending += 1
+    counts.pending_gpus += gpus
+    counts.jobs[reason] += 1
+    counts.gpus[reason] += gpus
+    counts.first.setdefault(reason, detail)
+
+
+def _view(queue: Queue, tree: QuotaTree, counts: _JobCounts) -> QueueView:
+    whole = tree.whole(queue.id)
+    idle = max(0, tree.pool[whole] - tree.used[whole])
+    waiting = [
+        QueueWait(reason=reason, jobs=jobs, gpus=counts.gpus[reason], detail=counts.first[reason])
+        for reason, jobs in sorted(counts.jobs.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    return QueueView(
+        id=queue.id,
+        priority=queue.priority,
+        open=queue.open,
+        pending=counts.pending,
+        running=counts.running,
+        parent=queue.parent,
+        quota_gpus=queue.quota_gpus,
+        borrow_gpus=queue.borrow_gpus,
+        lend_gpus=queue.lend_gpus,
+        weight=queue.weight,
+        gpus_per_user=queue.gpus_per_user,
+        jobs_per_user=queue.jobs_per_user,
+        budget_gpu_h=queue.budget_gpu_h,
+        budget_period_s=queue.budget_period_s,
+        budget_left_gpu_h=tree.budget_left_gpu_h(queue.id),
+        right_gpus=tree.right[whole],
+        used_gpus=tree.held[whole],
+        borrowed_gpus=tree.over(whole),
+        lent_gpus=max(0, idle - tree.room(whole)),
+        room_gpus=tree.room(tree.number(queue.id)),
+        pending_gpus=counts.pending_gpus,
+        factor=tree.factor(tree.number(queue.id)),
+        waiting=waiting[:_REASONS_MAX],
+    )

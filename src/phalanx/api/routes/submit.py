@@ -1,0 +1,174 @@
+"""POST /v1/jobs, the hot route: no pydantic, one pass over the body, one wake-up of the loop per group commit.
+
+The command line validates jobs with the same function. This module chooses the default project and queue. The controller decides
+whether the user may charge the project, whether the queue exists, and whether the job can ever fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.http.bodies import decode_body, json_response, read_body
+from phalanx.api.http.routing import RouteTable
+from phalanx.api.runtime import (
+    ApiRuntime,
+    caller_of,
+    run_in_thread,
+    runtime_of,
+)
+from phalanx.api.views.arrays import parent_states
+from phalanx.api.views.live import live_job_view
+from phalanx.api.views.records import fresh_job_view
+from phalanx.core.access.caller import Caller
+from phalanx.core.errors import BadRequest, NeverFits
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import ProjectId, QueueId
+from phalanx.core.scheduling.shape import preferred_shape
+from phalanx.core.scheduling.submission import plan_notes, topology_notes, with_whole_tensor_groups
+from phalanx.core.state.events import SubmitJob
+from phalanx.core.work.dependency import ArrayPosition
+from phalanx.core.work.job import Job
+from phalanx.core.work.launchers import launch_notes
+from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.requirements import requirements_note
+from phalanx.core.work.spec import JobSpec, Role
+from phalanx.core.work.users import Action
+from phalanx.wire.api.jobs import IDEMPOTENCY_HEADER, JobBody, SubmitReply
+
+DEFAULT_NAME: Final = "default"  # the project and the queue that the first start creates
+IDEMPOTENCY_KEY_MAX: Final = 200  # characters of an idempotency key; a UUID has 36
+_NOTES_MAX: Final = 1000
+_FLEET_FRESH_S: Final = 1.0  # notes are informative only, so the fleet may be this old
+
+routes = RouteTable()
+
+
+@routes.post("/v1/jobs", Action.SUBMIT, body=JobBody, reply=SubmitReply, status=201, bare=True)
+async def submit_job(request: Request) -> Response:
+    """Submit a job. Answered once it is durable. The same Idempotency-Key with the same body returns the same job; another body is refused."""
+    runtime = runtime_of(request)
+    key = request.headers.get(IDEMPOTENCY_HEADER, "")
+    if len(key) > IDEMPOTENCY_KEY_MAX:
+        raise BadRequest(
+            f"an idempotency key of {len(key)} characters; at most {IDEMPOTENCY_KEY_MAX}", hint="use a UUID"
+        )
+    body = await read_body(request, runtime.services.limits.body_bytes)
+    caller = caller_of(request)
+    command = await submit_request(runtime, caller, body, key)
+    spec = command.spec
+    answer = await runtime.request(command)
+    jobs = answer if isinstance(answer, list) else [answer]
+    job = jobs[0]
+    assert isinstance(job, Job)
+    runtime.count("submits", len(jobs))
+    runtime.hub.notify(one.id for one in jobs if isinstance(one, Job))
+    fresh = job.epoch == 0 and not job.state.terminal
+    view = (
+        fresh_job_view(job, output_root=runtime.services.output_root)
+        if fresh
+        else live_job_view(runtime.services, caller, job)
+    )
+    notes = submit_notes(runtime, spec)
+    if job.array is None:
+        return json_response(SubmitReply(job=view, notes=notes), 201)
+    return json_response(
+        SubmitReply(job=view, notes=[_array_note(job.array), *notes], array_id=job.array.array_id), 201
+    )
+
+
+async def submit_request(runtime: ApiRuntime, caller: Caller, body: bytes, key: str = "") -> SubmitJob:
+    """Return the controller request for a submitted body.
+
+    Raises:
+        BadRequest: the body is not a valid job.
+        NotFound, NotPermitted: it depends on a job that does not exist, or that the caller may not see.
+    """
+    mapping = decode_body(body, dict[str, Any])
+    spec = spec_from_mapping(mapping, workdir=_workdir(mapping), now_s=runtime.services.clock.now_s())
+    if spec.plan:
+        spec = with_whole_tensor_groups(spec, _fleet(runtime))
+    parents = (
+        await run_in_thread(parent_states, runtime.services.store, caller, spec.dependencies)
+        if spec.dependencies
+        else {}
+    )
+    return SubmitJob(
+        spec=spec,
+        user=caller.user,
+        project=_project(caller, spec),
+        queue=QueueId(spec.queue or DEFAULT_NAME),
+        key=key,
+        body_sha256=hashlib.sha256(body).hexdigest() if key else "",
+        parents=parents,
+    )
+
+
+def submit_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
+    """Return the notes for the user: shape, number of tasks, plan, elasticity and topology."""
+    plan = plan_notes(spec, _fleet(runtime)) if spec.plan else []
+    return [
+        *_shape_notes(runtime, spec.role),
+        *plan,
+        *_elastic_and_topology_notes(runtime, spec),
+        *requirements_note(spec.requirements),
+    ]
+
+
+def _array_note(place: ArrayPosition) -> str:
+    at_once = "" if place.running_max is None else f", at most {place.running_max} at once"
+    return f"{place.size} elements, {place.array_id}_{place.lowest} to {place.array_id}_{place.highest}{at_once}; for each:"
+
+
+def _workdir(mapping: dict[str, Any]) -> str:
+    """Return the root folder as the default; a relative one is refused, as a request has no current folder."""
+    asked = mapping.get("workdir")
+    if isinstance(asked, str) and asked and not asked.startswith("/"):
+        raise BadRequest(f"workdir: {asked!r} is relative", hint="over the API it must begin with /")
+    return "/"
+
+
+def _project(caller: Caller, spec: JobSpec) -> ProjectId:
+    """Return the project asked for, else the caller's only project, else the default."""
+    if spec.project:
+        return ProjectId(spec.project)
+    return next(iter(caller.projects)) if len(caller.projects) == 1 else ProjectId(DEFAULT_NAME)
+
+
+def _shape_notes(runtime: ApiRuntime, role: Role) -> list[str]:
+    """Return the notes on shape and number of tasks, as the current fleet would place them."""
+    fleet = _fleet(runtime)
+    known = runtime.notes.get(role)
+    if known is None:
+        known = runtime.notes[role] = launch_notes(role, _devices(role, fleet))
+    return known
+
+
+def _fleet(runtime: ApiRuntime) -> list[Node]:
+    """Return the nodes, at most _FLEET_FRESH_S old; reading them again drops the notes made for the old fleet."""
+    now_s = runtime.services.clock.boottime_s()
+    if now_s - runtime.fleet_read_s > _FLEET_FRESH_S or len(runtime.notes) > _NOTES_MAX:
+        runtime.fleet_read_s = now_s
+        runtime.fleet = runtime.services.store.nodes()
+        runtime.notes.clear()
+    return runtime.fleet
+
+
+def _elastic_and_topology_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
+    """Return the notes on how far the job may grow, and on a preferred topology level that this fleet lacks."""
+    most = spec.role.gpus.nodes_max
+    grows = [] if most is None else [f"elastic: from {spec.role.gpus.nodes} up to {most} nodes, as resources allow"]
+    return grows + topology_notes(spec.topology, runtime.fleet)
+
+
+def _devices(role: Role, fleet: list[Node]) -> list[int]:
+    if not fleet:
+        return []
+    try:
+        shape = preferred_shape(role, fleet)
+    except NeverFits:  # the fleet has changed since the controller accepted the job
+        return []
+    return [shape.devices] * shape.nodes + [shape.last_node_devices] * bool(shape.last_node_devices)

@@ -1,0 +1,296 @@
+"""Explains why a job waits and which changes would start it, also for a job that is not submitted (dry run).
+
+The controller provides a snapshot of the state between two steps, and a thread of the API computes the answer. Answers are computed one
+at a time, as each uses the CPU for a while, and within a time limit, as each trial schedules the whole fleet. Callers who may see jobs
+also see the jobs in the way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Self, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.auth.authenticator import may_see_all_of, require_job
+from phalanx.api.http.bodies import json_response, read_body
+from phalanx.api.http.routing import RouteTable
+from phalanx.api.routes.submit import submit_notes, submit_request
+from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.api.services import HeadServices
+from phalanx.api.views.records import used_budgets
+from phalanx.controller.read_snapshot import ReadSnapshot
+from phalanx.core.errors import TryLater
+from phalanx.core.ids import JobId
+from phalanx.core.scheduling.counterfactuals import (
+    OPERATOR_CHANGES,
+    UPDATE_CHANGES,
+    CounterfactualSearch,
+    SuggestedChange,
+)
+from phalanx.core.scheduling.forecast import NEVER, ExpectedStart, Forecast
+from phalanx.core.scheduling.what_if import trim_snapshot, what_if
+from phalanx.core.state.plan import WaitReason
+from phalanx.core.units import format_duration
+from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.users import Action
+from phalanx.wire.api.jobs import JobBody
+from phalanx.wire.why import (
+    BlockerView,
+    DryRunReply,
+    RunTimeView,
+    StartView,
+    SuggestedChangeView,
+    WhyReply,
+)
+
+T = TypeVar("T")
+
+TRIAL_TIME_S: Final = (
+    2.0  # for the trials of one answer, which a person waits for; a trial on 12,500 nodes takes one second
+)
+PENDING_MAX: Final = 8  # answers being computed or waiting for it
+BLOCKERS_MAX: Final = 8  # named in one answer
+_one_at_a_time = threading.Lock()
+_asking = threading.BoundedSemaphore(PENDING_MAX)
+
+routes = RouteTable()
+
+
+@routes.get("/v1/jobs/{job_id}/why", Action.VIEW, reply=WhyReply)
+async def why_job(request: Request, job_id: JobId) -> Response:
+    """Explain why a job waits: the jobs in the way, its expected start, and the smallest changes that would start it now."""
+    runtime = runtime_of(request)
+    parts = runtime.services
+    job = require_job(parts.store, job_id)
+    if job.state is not JobState.PENDING:
+        return json_response(
+            await run_in_thread(_started_or_ended, parts, job, may_see_all_of(caller_of(request), job))
+        )
+    found = await runtime.controller_futures.result_of(parts.controller.read_snapshot(job_id=job_id))
+    whole = may_see_all_of(caller_of(request), job)
+    return json_response(await run_in_thread(_in_turn, lambda: _why(parts, found, job, whole)))
+
+
+@routes.post("/v1/jobs/dry-run", Action.SUBMIT, body=JobBody, reply=DryRunReply, passing=True)
+async def dry_run(request: Request) -> Response:
+    """Show what would happen if the job were submitted now. Invalid jobs are refused as in a submit; nothing is written."""
+    runtime = runtime_of(request)
+    parts = runtime.services
+    body = await read_body(request, parts.limits.body_bytes)
+    command = await submit_request(runtime, caller_of(request), body)
+    found = await runtime.controller_futures.result_of(parts.controller.read_snapshot(wish=command))
+    notes = submit_notes(runtime, command.spec)
+    return json_response(await run_in_thread(_in_turn, lambda: _dry_run(parts, found, notes)))
+
+
+def _in_turn(work: Callable[[], T]) -> T:
+    """Compute one answer at a time.
+
+    Raises:
+        TryLater: too many requests wait.
+    """
+    if not _asking.acquire(blocking=False):
+        raise TryLater(f"{PENDING_MAX} such requests are already being answered", hint="try again in a moment")
+    try:
+        with _one_at_a_time:
+            return work()
+    finally:
+        _asking.release()
+
+
+# ---- a submitted job ----------------------------------------------------------------------------------------------------
+
+
+def _started_or_ended(parts: HeadServices, job: Job, whole: bool) -> WhyReply:
+    """Return the answer for a job that does not wait: how long it has run and where, or how it ended."""
+    now_s = parts.clock.now_s()
+    attempts = parts.store.attempts(job.id)
+    nodes = [grant.node_id for grant in attempts[-1].allocation.grants] if attempts else []
+    if job.state is JobState.RUNNING:
+        since_s = attempts[-1].placed_s if attempts else job.started_s
+        headline = f"has run for {format_duration(max(0.0, now_s - (since_s or now_s)))} on {_names(nodes)}"
+        return WhyReply(
+            job_id=job.id,
+            state=job.state,
+            now_s=now_s,
+            headline=_with_budgets(headline, job, whole),
+            nodes=nodes,
+            since_s=since_s,
+        )
+    code = f" with exit code {job.exit_code}" if job.exit_code else ""
+    by = f" by {job.cancelled_by}" if job.cancelled_by else ""
+    ago = "" if job.ended_s is None else f" {format_duration(max(0.0, now_s - job.ended_s))} ago"
+    headline = f"{job.state.value}{code}{by}{ago}" + (f": {job.detail}" if job.detail and whole else "")
+    return WhyReply(
+        job_id=job.id,
+        state=job.state,
+        now_s=now_s,
+        headline=headline,
+        nodes=nodes,
+        since_s=job.ended_s,
+        detail=job.detail if whole else "",
+    )
+
+
+def _why(parts: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> WhyReply:
+    job = found.snapshot.jobs.get(job.id, job)
+    if job.state is not JobState.PENDING or job.id in found.snapshot.attempts:  # it has started meanwhile
+        return _started_or_ended(parts, parts.store.job(job.id) or job, whole)
+    with _Explanation(parts, found, job) as answer:
+        waiting = found.waiting or answer.waiting
+        expected = answer.forecast.start_of(job)
+        blockers, more = answer.blockers(waiting)
+        changes = [_change_view(change, job.id) for change in answer.search.find()]
+        return WhyReply(
+            job_id=job.id,
+            state=job.state,
+            now_s=answer.now_s,
+            headline=_with_budgets(_headline(waiting), job, whole),
+            reason=waiting.reason.value,
+            detail=waiting.detail,
+            blockers=blockers,
+            blockers_more=more,
+            start=answer.start(expected),
+            changes=changes,
+        )
+
+
+# ---- a dry run ----------------------------------------------------------------------------------------------------------
+
+
+def _dry_run(parts: HeadServices, found: ReadSnapshot, notes: list[str]) -> DryRunReply:
+    job = found.hypothetical_jobs[0]
+    with _Explanation(parts, found, job) as answer:
+        trial = answer.forecast.trial
+        starts = trial.starts(job.id)
+        low_s, high_s, ends, likes = answer.forecast.run_time_of(job)
+        entry = trial.scheduler.entries.get(job.id)
+        gpus = entry.job_class.gpus if entry is not None else job.spec.role.gpus.total
+        hours = gpus * len(found.hypothetical_jobs) / 3600.0
+        waiting = None if starts else answer.waiting
+        blockers, more = ([], 0) if waiting is None else answer.blockers(waiting)
+        nodes = (
+            []
+            if entry is None or not starts
+            else sorted({trial.scheduler.fleet_index.nodes[number].id for number, _ in entry.places})
+        )
+        if job.spec.hold and waiting is None:
+            waiting = WaitReason(reason=WaitReasonCode.HELD, detail="it would be held")
+        return DryRunReply(
+            now_s=answer.now_s,
+            starts=starts,
+            gpus=gpus,
+            jobs=len(found.hypothetical_jobs),
+            nodes=nodes,
+            notes=notes,
+            start=answer.start(answer.forecast.start_of(job)),
+            run=RunTimeView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
+            gpu_hours_low=hours * low_s,
+            gpu_hours_high=None if high_s is None else hours * high_s,
+            reason="" if waiting is None else waiting.reason.value,
+            detail="" if waiting is None else waiting.detail,
+            blockers=blockers,
+            blockers_more=more,
+            changes=[_change_view(change, None) for change in answer.search.find()],
+        )
+
+
+# ---- both ---------------------------------------------------------------------------------------------------------------
+
+
+class _Explanation:
+    """A trial schedule for one job, and the parts of an answer that are read from it."""
+
+    def __init__(self, parts: HeadServices, found: ReadSnapshot, job: Job) -> None:
+        self.now_s = found.snapshot.now_s
+        self.job = job
+        self.forecast = Forecast(
+            what_if(trim_snapshot(found.snapshot, job), found.scheduler), found.history.predictor()
+        )
+        until_s = parts.clock.boottime_s() + TRIAL_TIME_S
+        self.search = CounterfactualSearch(
+            self.forecast, job, found.scheduler, lambda: parts.clock.boottime_s() < until_s
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.forecast.trial.release()
+
+    @property
+    def waiting(self) -> WaitReason:
+        """Why the job waits in the trial."""
+        waiting = self.forecast.trial.scheduler.wait_reason(self.job)
+        return waiting or WaitReason(reason=WaitReasonCode.NEW, detail="starts in a moment")
+
+    def start(self, expected: ExpectedStart) -> StartView:
+        """Return the expected start as a range in Unix seconds."""
+        return StartView(
+            earliest_s=None if expected.earliest_s is None else self.now_s + expected.earliest_s,
+            latest_s=None if expected.latest_s is None else self.now_s + expected.latest_s,
+            unknown=expected.unknown,
+        )
+
+    def blockers(self, waiting: WaitReason) -> tuple[list[BlockerView], int]:
+        """Return the jobs in the way, and the number of further ones."""
+        scheduler = self.forecast.trial.scheduler
+        entry = scheduler.entries.get(self.job.id)
+        ids: Sequence[JobId] = self.search.blockers
+        if waiting.reason is WaitReasonCode.DEPENDENCY:
+            ids = [one.job_id for one in self.job.unmet_dependencies if one.job_id in self.forecast.trial.snapshot.jobs]
+        elif waiting.reason is WaitReasonCode.PRIORITY and entry is not None:
+            ids = [scheduler.job_id_by_seq[other.seq] for other in self.forecast.jobs_ahead(entry)]
+        return [self._blocker(job_id) for job_id in ids[:BLOCKERS_MAX]], max(0, len(ids) - BLOCKERS_MAX)
+
+    def _blocker(self, job_id: JobId) -> BlockerView:
+        job = self.forecast.trial.snapshot.jobs[job_id]
+        attempt = self.forecast.trial.snapshot.attempts.get(job_id)
+        left = self.forecast.remaining_times.get(job_id) if attempt is not None else None
+        end = None
+        if left is not None:
+            latest_s = None if left.high_s == NEVER else self.now_s + left.high_s
+            end = StartView(earliest_s=self.now_s + left.low_s, latest_s=latest_s)
+        gpus = attempt.allocation.gpus if attempt is not None else job.spec.role.gpus.total
+        return BlockerView(
+            id=job.id,
+            user=job.user,
+            name=job.spec.name,
+            state=JobState.PENDING if attempt is None else JobState.RUNNING,
+            gpus=gpus,
+            since_s=None if attempt is None else attempt.placed_s,
+            end=end,
+        )
+
+
+def _with_budgets(headline: str, job: Job, whole: bool) -> str:
+    """Append the cause of the last attempt's end, if the caller sees all of the job, and the used restart budgets."""
+    ended = whole and job.state is JobState.PENDING and job.epoch and job.detail
+    before = f"its last attempt ended: {job.detail}" if ended else ""
+    return "; ".join(filter(None, [headline, before, ", ".join(used_budgets(job))]))
+
+
+def _headline(waiting: WaitReason) -> str:
+    return f"waits ({waiting.reason.value.replace('_', ' ')}): {waiting.detail}"
+
+
+def _change_view(change: SuggestedChange, job_id: JobId | None) -> SuggestedChangeView:
+    """Return the view of a change with its command line: for a submitted job, or for a dry run (no `job_id`)."""
+    command = change.command
+    if change.option and job_id is not None and change.kind in UPDATE_CHANGES:
+        command = f"phalanx update {job_id} {change.option}"
+    elif change.option:
+        command = f"phalanx submit {change.option} ..."
+    if job_id is None and change.kind.value == "release":
+        command = "phalanx submit ... (without --hold)"
+    return SuggestedChangeView(
+        kind=change.kind.value, text=change.text, command=command, operator=change.kind in OPERATOR_CHANGES
+    )
+
+
+def _names(nodes: Sequence[str]) -> str:
+    shown = ", ".join(nodes[:4])
+    return shown if len(nodes) <= 4 else f"{shown} and {len(nodes) - 4} more"

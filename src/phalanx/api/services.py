@@ -1,0 +1,303 @@
+"""The services and limits that the composition root passes to the API, as protocols and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from phalanx.controller.leases import Renewal
+from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.read_snapshot import ReadSnapshot
+from phalanx.controller.step_result import Answer
+from phalanx.controller.telemetry import Telemetry
+from phalanx.core.access.audit import AuditCall, ChainTip
+from phalanx.core.errors import PhalanxError
+from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
+from phalanx.core.state.events import Report, Request, SubmitJob
+from phalanx.core.state.plan import WaitReason
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
+from phalanx.ports.blobs import Blobs
+from phalanx.ports.clock import Clock
+from phalanx.ports.election import HeadRecord, Leader
+from phalanx.ports.logs import Logs
+from phalanx.ports.store import Store
+from phalanx.wire.join import JoinArguments, JoinReply, JoinRequest
+from phalanx.wire.manifest import MANIFEST_BYTES_MAX
+from phalanx.wire.stored_files import PIECE_BYTES_MAX
+
+MIB = 1 << 20
+
+
+class LeaseService(Protocol):
+    """The API's view of controller.leases.LeaseBook. Times are seconds of CLOCK_BOOTTIME."""
+
+    @property
+    def terms(self) -> tuple[float, float]:
+        """Lease and renewal interval, in seconds, for the current size of the fleet."""
+        ...
+
+    def renew(
+        self,
+        node_id: NodeId,
+        supervisor_id: SupervisorId,
+        epochs: list[tuple[JobId, Epoch]],
+        now_s: float,
+        *,
+        held_s: float = 0.0,
+    ) -> Renewal:
+        """Renew one supervisor's lease; `held_s` is the time left of its current lease.
+
+        Raises:
+            UnknownSupervisor: it has no lease.
+        """
+        ...
+
+    def belongs_to_other(self, node_id: NodeId, supervisor_id: SupervisorId) -> bool:
+        """Whether another supervisor has registered for this node, even if it was not answered yet."""
+        ...
+
+    def grant_long(self, lease_s: float) -> None:
+        """Grant `lease_s` to every renewal from now on."""
+        ...
+
+    def all_long(self) -> bool:
+        """Whether every supervisor has a long lease."""
+        ...
+
+
+class ControllerClient(Protocol):
+    """The API's view of controller.driver.Driver."""
+
+    @property
+    def head_id(self) -> str:
+        """The id of this process of the head."""
+        ...
+
+    @property
+    def leases(self) -> LeaseService:
+        """The leases of supervisors."""
+        ...
+
+    @property
+    def wait_reasons(self) -> Mapping[JobId, WaitReason]:
+        """Why each pending job waits, according to the newest scheduling cycle."""
+        ...
+
+    def pending_jobs(self) -> list[Job]:
+        """Return all pending jobs, in submit order."""
+        ...
+
+    def live_attempts(self) -> list[tuple[Job, Attempt]]:
+        """Return all live attempts with their jobs."""
+        ...
+
+    def fleet_gpus(self) -> int:
+        """Return the number of devices of all known nodes."""
+        ...
+
+    @property
+    def stats(self) -> Mapping[str, float]:
+        """Counters of the controller's loop."""
+        ...
+
+    def supervisor_of(self, node_id: NodeId, job_id: JobId, epoch: Epoch) -> NodeId:
+        """Return the name of the supervisor that runs a node's part of an attempt."""
+        ...
+
+    def request(self, event: Request, call: AuditCall | None = None) -> Future[Answer]:
+        """Send a request; the future has the answer once it is durable, or the error. `call` is recorded in the audit trail."""
+        ...
+
+    def request_all(
+        self, events: Sequence[Request], calls: Sequence[AuditCall] = ()
+    ) -> Future[list[Answer | PhalanxError]]:
+        """Send several requests that are handled in one step."""
+        ...
+
+    def record_call(self, call: AuditCall) -> Future[list[Answer | PhalanxError]]:
+        """Record a line of the audit trail; the future completes once it is durable."""
+        ...
+
+    @property
+    def audit_tip(self) -> ChainTip:
+        """The newest durable line of the audit trail."""
+        ...
+
+    def read_snapshot(self, *, job_id: JobId | None = None, wish: SubmitJob | None = None) -> Future[ReadSnapshot]:
+        """Return a snapshot of the state between two steps, to compute answers from."""
+        ...
+
+    def report(self, reports: Sequence[Report]) -> Future[list[Answer | PhalanxError]]:
+        """Pass on reports of supervisors; the future completes once they are durable."""
+        ...
+
+    def listen(self, listener: Callable[[frozenset[JobId]], None]) -> None:
+        """Call the listener, on the controller's thread, with the jobs that each commit touched."""
+        ...
+
+
+class JoinSalt(Protocol):
+    """The salt of join tokens; renewing it revokes all earlier join tokens."""
+
+    @property
+    def value(self) -> str:
+        """The current salt; empty until the first renewal."""
+        ...
+
+    def renew(self) -> None:
+        """Replace the salt, durably."""
+        ...
+
+
+class AuditCheckpoints(Protocol):
+    """Stores tips of the audit trail outside the store, so that a truncated trail is detected."""
+
+    def record(self, tip: ChainTip) -> None:
+        """Store a tip. Do not call it on the event loop."""
+        ...
+
+    def read_all(self) -> list[ChainTip]:
+        """Return all stored tips."""
+        ...
+
+
+class JoinService(Protocol):
+    """The service by which other servers join; a head that listens only on loopback has none."""
+
+    @property
+    def salt(self) -> JoinSalt:
+        """The salt of the join tokens."""
+        ...
+
+    @property
+    def ca_pem(self) -> str:
+        """The certificate of the head's CA."""
+        ...
+
+    def join_line(self, now_s: float) -> JoinArguments:
+        """Return what the next server needs to join."""
+        ...
+
+    def accept(self, wish: JoinRequest) -> JoinReply:
+        """Accept a server as a node. Do not call it on the event loop: it may generate a key."""
+        ...
+
+
+class LeaderStatus(Protocol):
+    """The status of this head among the heads that share its store. Thread-safe; answers from memory."""
+
+    @property
+    def term(self) -> int:
+        """The term that this head holds."""
+        ...
+
+    @property
+    def own_record(self) -> HeadRecord:
+        """This head's own record."""
+        ...
+
+    def leads(self) -> bool:
+        """Whether this head leads now, so that it may answer requests and send commands."""
+        ...
+
+    def leader(self) -> Leader:
+        """Return the leader, as last read."""
+        ...
+
+    def heads(self) -> list[HeadRecord]:
+        """Return all heads by name, as last read."""
+        ...
+
+    def urls(self) -> list[str]:
+        """Return the URLs of the heads, its own first."""
+        ...
+
+    def has_standby(self) -> bool:
+        """Whether a standby can take over at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiLimits:
+    """Limits on what callers may send or keep open, in bytes unless the name has another unit.
+
+    Attributes:
+        body_bytes: size of a JSON body; a job file has a few kilobytes.
+        body_s: time in which a body must arrive; blobs have a limit on each pause instead.
+        streams_bytes: size of one request with stream chunks: 32 chunks of the largest size.
+        profile_bytes: size of a calibration profile; about 800 bytes per node.
+        blob_bytes: size of one uploaded working directory (DESIGN 2: over 100 MB is refused).
+        piece_bytes, manifest_bytes: sizes of the uploads of nodes that do not share the head's folders (wire.kept).
+        wait_s: longest time that a poll may wait; proxies disconnect after 60 s.
+        heartbeat_s: time between comments on an idle event stream.
+        recheck_s: how late a change that no API route made (a plan, a report of an engine) reaches a follower.
+        streams_open: open event streams of all callers together; one user gets `per_user_share` of them.
+        exec_sessions: open sessions, likewise; a session that is not polled for `exec_idle_s` ends.
+        plan_stop_lease_s: lease that a planned stop grants; it waits `plan_stop_wait_s` for renewals, three intervals of a small fleet.
+    """
+
+    body_bytes: int = MIB
+    body_s: float = 30.0
+    streams_bytes: int = 8 * MIB
+    profile_bytes: int = 8 * MIB
+    blob_bytes: int = 100 * MIB
+    piece_bytes: int = PIECE_BYTES_MAX
+    manifest_bytes: int = MANIFEST_BYTES_MAX
+    wait_s: float = 30.0
+    heartbeat_s: float = 10.0
+    recheck_s: float = 0.25
+    streams_open: int = 1000
+    exec_sessions: int = 200
+    exec_idle_s: float = 60.0
+    exec_buffer_bytes: int = MIB
+    plan_stop_lease_s: float = 600.0
+    plan_stop_wait_s: float = 5.0
+
+
+def per_user_share(places: int) -> int:
+    """Return how many of a number of slots one user may hold: a quarter, so that one user cannot block all others."""
+    return max(1, places // 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadServices:
+    """The services and settings that `build_app` needs.
+
+    Attributes:
+        node_secret: the tokens of supervisors are derived from it (core.access.node_keys).
+        hosts_allowed: names (without port) that a Host header may carry.
+        output_root, checkpoint_root: each has one folder per job.
+        on_stop: called once after a planned stop was answered; it must return at once.
+        join_service: lets other servers join; None if the head listens only on loopback.
+        token_lifetime_max_s: longest lifetime of a new token; None for no limit.
+        audit_key: key of the audit trail's hash chain (core.access.audit).
+        audit_checkpoints: of the audit trail; None if nothing is stored outside the store.
+        before_long_leases: called with the length in seconds before the first long lease is granted.
+        leader_status: of a head that shares its store with others; a head that no longer leads sends no answers.
+        output_elsewhere: the other heads that have output which this head lacks; empty if it has all output.
+    """
+
+    controller: ControllerClient
+    store: Store
+    logs: Logs
+    blobs: Blobs
+    mailboxes: Mailboxes
+    telemetry: Telemetry
+    clock: Clock
+    node_secret: bytes
+    version: str
+    output_root: str
+    checkpoint_root: str
+    on_stop: Callable[[], None]
+    before_long_leases: Callable[[float], None] = lambda _: None
+    join_service: JoinService | None = None
+    token_lifetime_max_s: float | None = None
+    audit_key: bytes = b""
+    audit_checkpoints: AuditCheckpoints | None = None
+    leader_status: LeaderStatus | None = None
+    output_elsewhere: str = ""
+    hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
+    limits: ApiLimits = field(default_factory=ApiLimits)

@@ -1,0 +1,1 @@
+"""Records as the API shows them."""

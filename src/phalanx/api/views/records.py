@@ -1,0 +1,373 @@
+"""Converts core records to the views that the API returns. Pure; live readings are passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Generation, JobId, NodeId
+from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET
+from phalanx.core.state.plan import WaitReason
+from phalanx.core.work.allocation import Allocation, NodeGrant
+from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
+from phalanx.core.work.job import (
+    Job,
+    JobState,
+    PublishedCheckpoint,
+    WaitReasonCode,
+)
+from phalanx.core.work.queue import Project
+from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.topology_constraint import constraint_texts
+from phalanx.core.work.users import Token, User
+from phalanx.wire.api.jobs import (
+    AttemptView,
+    CheckpointView,
+    ExitView,
+    GrantView,
+    JobView,
+    Progress,
+)
+from phalanx.wire.api.nodes import CordonView, DeviceView, NicView, NodeView, ReservationView, ReservedView
+from phalanx.wire.api.output import EndEvent, StateEvent
+from phalanx.wire.api.people import ProjectView, TokenView, UserView
+from phalanx.wire.supervisor import DeviceSample, SamplesRequest
+
+
+def job_view(
+    job: Job,
+    *,
+    attempt: Attempt | None,
+    waiting: WaitReason | None,
+    progress: Progress | None,
+    utilization: float | None,
+    show_all: bool,
+    output_root: str,
+    virtual: bool = False,
+) -> JobView:
+    """Return the view of a job with its newest attempt.
+
+    Args:
+        job: the record.
+        attempt: its newest attempt; None before the first.
+        waiting: why it waits, according to the newest cycle; newer than the record's own reason.
+        progress: of its training.
+        utilization: of its devices.
+        show_all: include command, folders and labels, which only its owner and project may see.
+        output_root: the folder with the outputs of all jobs.
+        virtual: its devices are virtual.
+    """
+    spec = job.spec
+    live = attempt is not None and attempt.holds_allocation
+    reason, detail = _why_waiting(job, waiting, whole=show_all)
+    return JobView(
+        id=job.id,
+        seq=job.seq,
+        name=spec.name,
+        state=job.state,
+        user=job.user,
+        project=job.project,
+        queue=job.queue,
+        submit_s=job.submit_s,
+        reason=reason,
+        detail=detail,
+        priority=spec.priority,
+        started_s=job.started_s,
+        ended_s=job.ended_s,
+        exit_code=job.exit_code,
+        gpus=str(spec.role.gpus),
+        gpu_count=spec.role.gpus.total,
+        shape=_shape(job, attempt),
+        nodes=[] if attempt is None else _nodes(attempt.allocation),
+        epoch=job.epoch,
+        generation=attempt.generation if attempt else Generation(0),
+        attempts=job.epoch,
+        restarts=max(0, job.epoch - 1) + (attempt.generation if attempt else 0),
+        attempt_state=attempt.state if attempt is not None and live else None,
+        resume_step=attempt.resume_from.step if attempt is not None and attempt.resume_from is not None else None,
+        progress=progress,
+        utilization=utilization if live else None,
+        command=spec.command_line if show_all else "",
+        workdir=spec.workdir if show_all else "",
+        output_dir=f"{output_root}/{job.id}" if show_all else "",
+        held=job.held,
+        time_limit_s=spec.time_limit_s,
+        checkpoints=[_checkpoint(resume, whole=show_all) for resume in job.checkpoints],
+        cancelled_by=job.cancelled_by,
+        virtual=virtual,
+        labels=dict(spec.labels) if show_all else {},
+        unmet=[str(one) for one in job.unmet_dependencies] if job.state is JobState.PENDING else [],
+        begin_s=spec.begin_s,
+        terms=constraint_texts(spec),
+        plan=spec.plan,
+        budgets=used_budgets(job),
+        **_place_in_array(job),
+    )
+
+
+def fresh_job_view(job: Job, *, output_root: str) -> JobView:
+    """Return the owner's view of a job that was just submitted and has no attempt yet."""
+    return job_view(
+        job, attempt=None, waiting=None, progress=None, utilization=None, show_all=True, output_root=output_root
+    )
+
+
+def _place_in_array(job: Job) -> dict[str, Any]:
+    place = job.array
+    if place is None:
+        return {}
+    return {
+        "array_id": place.array_id,
+        "array_index": place.index,
+        "array_size": place.size,
+        "array_max": place.running_max,
+    }
+
+
+def used_budgets(job: Job) -> list[str]:
+    """Describe how much of each restart budget the job has used."""
+    spent = {
+        f"{job.charged_restarts} of {NO_PROGRESS_BUDGET} restarts without progress": job.charged_restarts,
+        f"{job.hang_restarts} of {HANGS_BEFORE_STOP} restarts after a hang": job.hang_restarts,
+        f"{job.user_retries} of {job.spec.retry} retries": job.user_retries,
+        f"stopped {job.preemptions} times for others": job.preemptions,
+    }
+    return [words for words, count in spent.items() if count]
+
+
+def _why_waiting(job: Job, waiting: WaitReason | None, *, whole: bool) -> tuple[str, str]:
+    """Return why it waits, as a reason and a sentence; for an ended job only the sentence, with the cause of its end."""
+    if job.state is not JobState.PENDING:
+        return "", job.detail if job.state.terminal and whole else ""
+    if waiting is not None and not job.held:
+        # All callers may see the head's own text. The cause of the last attempt's end may quote the job's program.
+        ended = whole and waiting.reason is WaitReasonCode.BACKOFF and job.detail
+        return (
+            waiting.reason.value,
+            f"{waiting.detail}; its last attempt ended: {job.detail}" if ended else waiting.detail,
+        )
+    return job.reason.value, job.detail if whole else ""  # after a restart it has the cause of the last attempt's end
+
+
+def _shape(job: Job, attempt: Attempt | None) -> str:
+    request = job.spec.role.gpus
+    if attempt is not None:
+        each = [len(grant.devices) for grant in attempt.allocation.grants]
+        return f"{len(each)} x {each[0]}" if len(set(each)) == 1 else " + ".join(map(str, each))
+    return f"{request.nodes} x {request.per_node}" if request.nodes is not None else ""
+
+
+def _nodes(allocation: Allocation) -> list[NodeId]:
+    return [grant.node_id for grant in allocation.grants]
+
+
+def _checkpoint(resume: PublishedCheckpoint, *, whole: bool) -> CheckpointView:
+    return CheckpointView(
+        epoch=resume.epoch,
+        step=resume.step,
+        path=resume.path if whole else "",
+        bytes=resume.bytes,
+        saved_s=resume.saved_s,
+    )
+
+
+def attempt_view(attempt: Attempt, *, show_all: bool = True) -> AttemptView:
+    """Return the view of an attempt; without `show_all` it leaves out program output and paths."""
+    resume = attempt.resume_from
+    return AttemptView(
+        job_id=attempt.job_id,
+        epoch=attempt.epoch,
+        state=attempt.state,
+        generation=attempt.generation,
+        placed_s=attempt.placed_s,
+        cause=_cause(attempt),
+        causes=list(attempt.causes),
+        running_s=attempt.running_s,
+        first_running_s=attempt.first_running_s,
+        ended_s=attempt.ended_s,
+        exit_code=attempt.exit_code,
+        why=attempt.why if show_all else "",
+        resume_step=None if resume is None else resume.step,
+        resume_epoch=None if resume is None else resume.epoch,
+        grants=[
+            GrantView(
+                node_id=g.node_id,
+                node_rank=g.node_rank,
+                devices=list(g.devices),
+                first_rank=g.first_rank,
+                tasks=g.tasks,
+            )
+            for g in attempt.allocation.grants
+        ],
+        exits=[
+            ExitView(
+                rank=e.rank,
+                node_id=e.node_id,
+                code=e.code,
+                signal=e.signal,
+                by_us=e.requested_by_phalanx,
+                at_s=e.ended_s,
+                note=e.note if show_all else "",
+            )
+            for e in attempt.exits
+        ],
+    )
+
+
+def _cause(attempt: Attempt) -> EndCause | None:
+    if attempt.state is not AttemptState.ENDED:
+        return None
+    return attempt.causes[-1] if attempt.causes else attempt.stop_cause
+
+
+def state_event(job: Job, attempt: Attempt | None, waiting: WaitReason | None, *, show_all: bool = True) -> StateEvent:
+    """Return the job's state as an event."""
+    reason, detail = _why_waiting(job, waiting, whole=show_all)
+    live = attempt is not None and attempt.holds_allocation
+    return StateEvent(
+        job_id=job.id,
+        state=job.state,
+        reason=reason,
+        detail=detail,
+        epoch=job.epoch,
+        generation=attempt.generation if attempt is not None else Generation(0),
+        attempt_state=attempt.state if attempt is not None and live else None,
+        nodes=_nodes(attempt.allocation) if attempt is not None and live else [],
+    )
+
+
+def end_event(job: Job) -> EndEvent:
+    """Return the job's end as an event."""
+    return EndEvent(job_id=job.id, state=job.state, exit_code=job.exit_code)
+
+
+def reservation_view(reservation: Reservation) -> ReservationView:
+    """Return the view of a reservation."""
+    return ReservationView(
+        id=reservation.id,
+        nodes=list(reservation.nodes),
+        start_s=reservation.start_s,
+        end_s=reservation.end_s,
+        users=sorted(reservation.users),
+        queues=sorted(reservation.queues),
+        maintenance=reservation.maintenance,
+        begun=reservation.begun,
+        why=reservation.why,
+        by=reservation.by,
+    )
+
+
+def node_view(
+    node: Node, attempts: Sequence[Attempt], samples: SamplesRequest | None, reserved: Sequence[Reservation] = ()
+) -> NodeView:
+    """Return the view of a node with its live attempts, its newest samples, and its reservations in order."""
+    grants = [
+        (attempt.job_id, grant) for attempt in attempts if (grant := attempt.allocation.grant_on(node.id)) is not None
+    ]
+    held = {index: (job_id, grant) for job_id, grant in grants for index in grant.devices}
+    sampled: Mapping[int, DeviceSample] = {} if samples is None else {d.index: d for d in samples.devices}
+    return NodeView(
+        id=node.id,
+        state=node.state,
+        engine=node.engine,
+        cpus=node.cpus,
+        memory_bytes=node.memory_bytes,
+        address=node.address,
+        hostname=node.hostname,
+        virtual=node.virtual,
+        labels=node.labels,
+        joined_s=node.joined_s,
+        changed_s=node.changed_s,
+        down_cause=node.down_cause,
+        failures=node.failure_count,
+        slow=node.slow_reason,
+        lemon=node.bad_node_reason,
+        marks=round(node.fault_score, 3),
+        supervisor_id=node.supervisor_id,
+        cordon=None
+        if node.cordon is None
+        else CordonView(by=node.cordon.by, why=node.cordon.why, since_s=node.cordon.since_s, drain=node.cordon.drain),
+        reserved=[
+            ReservedView(
+                id=one.id, start_s=one.start_s, end_s=one.end_s, holders=one.holders_text, begun=one.begun, why=one.why
+            )
+            for one in reserved
+        ],
+        devices=[_device_view(node, index, held, sampled) for index in range(len(node.devices))],
+        jobs=[job_id for job_id, _ in grants],
+        sampled_s=None if samples is None else samples.at_s,
+        load_1m=None if samples is None else samples.load_1m,
+        memory_available_bytes=None if samples is None else samples.memory_available_bytes,
+        disk_free_bytes=None if samples is None else samples.disk_free_bytes,
+        outside=list(node.foreign_usage.owners),
+        nics=[
+            NicView(
+                name=nic.name, kind=nic.kind, up=nic.up, bits_per_s=nic.bits_per_s, numa=nic.numa, pci_bus=nic.pci_bus
+            )
+            for nic in node.nics
+        ],
+    )
+
+
+def _device_view(
+    node: Node, place: int, held: Mapping[int, tuple[JobId, NodeGrant]], sampled: Mapping[int, DeviceSample]
+) -> DeviceView:
+    device = node.devices[place]
+    job_id, grant = held.get(device.index, (None, None))
+    sample = sampled.get(device.index)
+    return DeviceView(
+        index=device.index,
+        uuid=device.uuid,
+        model=device.model,
+        memory_bytes=device.memory_bytes,
+        virtual=device.virtual,
+        healthy=device.healthy,
+        job_id=job_id,
+        ranks=[] if grant is None else _ranks_on(grant, device.index),
+        counter="" if sample is None else sample.counter,
+        utilization=None if sample is None else sample.utilization,
+        memory_used_bytes=None if sample is None else sample.memory_used_bytes,
+        power_w=None if sample is None else sample.power_w,
+        temperature_c=None if sample is None else sample.temperature_c,
+        throttle=[] if sample is None else list(sample.throttle),
+        outside=job_id is None and device.index in node.foreign_usage.devices,
+        nvlinks=list(device.nvlinks),
+        pci_bus=device.pci_bus,
+        pcie=device.pcie,
+        numa=device.numa,
+    )
+
+
+def _ranks_on(grant: NodeGrant, index: int) -> list[int]:
+    """Return the rank whose LOCAL_RANK selects this device; a single task holds all devices; otherwise it is unknown."""
+    if grant.tasks == len(grant.devices):
+        return [grant.first_rank + grant.devices.index(index)]
+    return [grant.first_rank] if grant.tasks == 1 else []
+
+
+def project_view(project: Project) -> ProjectView:
+    """Return the view of a project; names are sorted."""
+    return ProjectView(
+        id=project.id, members=sorted(project.members), admins=sorted(project.admins), created_s=project.created_s
+    )
+
+
+def user_view(user: User) -> UserView:
+    """Return the view of a user."""
+    return UserView(id=user.id, role=user.role, created_s=user.created_s, disabled=user.disabled)
+
+
+def token_view(token: Token, used_s: float | None = None) -> TokenView:
+    """Return the view of a token, without its hash."""
+    return TokenView(
+        id=token.id,
+        user=token.user,
+        created_s=token.created_s,
+        expires_s=token.expires_s,
+        revoked_s=token.revoked_s,
+        scope=sorted(token.scope),
+        note=token.note,
+        made_by=token.made_by,
+        used_s=used_s,
+    )

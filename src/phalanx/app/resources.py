@@ -1,0 +1,133 @@
+"""The resources of a head: its sockets, secret, files and store; for a single head, or for one of several with a shared database."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from phalanx import __version__
+from phalanx.app.join_service import ListenAddress, StoredJoinSalt, bind_socket
+from phalanx.app.leader_elector import LeaderElector
+from phalanx.app.state_folder import StateFolder
+from phalanx.core.errors import Conflict
+from phalanx.engines.local.engine import LocalEngine
+from phalanx.ports.store import Store
+from phalanx.store.lost_numbers import RestoreRecord
+
+LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listeners:
+    """The sockets on which a head listens. `external` and `listen` are None if it listens only on loopback."""
+
+    loopback: socket.socket
+    external: socket.socket | None = None
+    listen: ListenAddress | None = None
+
+    @property
+    def loopback_url(self) -> str:
+        """Its URL on loopback."""
+        return f"http://127.0.0.1:{self.loopback.getsockname()[1]}"
+
+    @property
+    def url(self) -> str:
+        """The URL for other heads, supervisors and clients."""
+        return self.loopback_url if self.listen is None else self.listen.url
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The names that a Host header may carry."""
+        if self.listen is None:
+            return LOOPBACK_HOSTS
+        return LOOPBACK_HOSTS | {self.listen.host, f"[{self.listen.host}]", socket.gethostname()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadResources:
+    """The resources of one process of a head.
+
+    Attributes:
+        head_id: the id of this process.
+        files_root: the folder with logs, blobs, outputs and copies of checkpoints.
+        salt: of its join tokens.
+        local: this machine's nodes, if they are already running.
+        elector: of one of several heads; its term is held.
+        leases_until_s: CLOCK_BOOTTIME until which leases of the previous head may last; 0 if no longer than this head's own.
+        output_elsewhere: the other heads that have the output missing in `files_root`; empty if none is missing.
+        restores: restores of the shared database that may not be applied to `files_root` yet.
+    """
+
+    head_id: str
+    listeners: Listeners
+    secret: bytes
+    salt: StoredJoinSalt
+    files_root: str
+    open_store: Callable[[], Store]
+    local: LocalEngine | None = None
+    elector: LeaderElector | None = None
+    leases_until_s: float = 0.0
+    output_elsewhere: str = ""
+    restores: Sequence[RestoreRecord] = ()
+
+
+def bind_listeners(port: int, listen: ListenAddress | None) -> Listeners:
+    """Bind all sockets, before anything else happens, so that a second head changes nothing.
+
+    Raises:
+        Conflict: a port is in use, or an address is not of this machine.
+    """
+    inner = _loopback(port)
+    if listen is None:
+        return Listeners(loopback=inner)
+    outer = bind_socket(listen)
+    return Listeners(loopback=inner, external=outer, listen=replace(listen, port=outer.getsockname()[1]))
+
+
+def single_head_resources(home: StateFolder, listeners: Listeners, open_store: Callable[[], Store]) -> HeadResources:
+    """Return the resources of a single head, without a shared store."""
+    return HeadResources(
+        head_id=secrets.token_hex(8),
+        listeners=listeners,
+        secret=home.secret(),
+        salt=StoredJoinSalt.stored(home),
+        files_root=home.path,
+        open_store=open_store,
+    )
+
+
+def _loopback(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise Conflict(
+            f"port {port} on 127.0.0.1: {error.strerror}", hint="choose another port: phalanx up --port PORT"
+        ) from error
+    listener.listen(1024)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.set_inheritable(False)
+    return listener
+
+
+def head_file_record(
+    head_id: str, listeners: Listeners, elector: LeaderElector | None, *, role: str = "leader"
+) -> dict[str, Any]:
+    """Return the content of head.json: the address of this folder's head, and of the other heads."""
+    return {
+        "url": listeners.loopback_url,
+        "pid": os.getpid(),
+        "head_id": head_id,
+        "version": __version__,
+        "started_s": time.time(),
+        "listen": "" if listeners.listen is None else listeners.listen.url,
+        "role": "" if elector is None else role,
+        "heads": [] if elector is None else elector.urls(),
+    }

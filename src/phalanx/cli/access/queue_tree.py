@@ -1,0 +1,156 @@
+"""Formats the queue tree of `phalanx queues show` and the changes of `phalanx queues apply`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from phalanx.cli.access.queue_file import format_budget
+from phalanx.cli.list_output import ListView
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal
+from phalanx.core.errors import NotFound
+from phalanx.core.work.nearest_match import nearest_match
+
+if TYPE_CHECKING:
+    from phalanx.wire.api.queues import QueuesApplied, QueueView
+
+_COLUMNS: Final = (
+    Column(title="QUEUE", min_width=8),
+    Column(title="QUOTA", right=True),
+    Column(title="USED", right=True),
+    Column(title="BORROWED", right=True, drop_order=3),
+    Column(title="LENT", right=True, drop_order=3),
+    Column(title="RUNNING", right=True, drop_order=4),
+    Column(title="WAITING", right=True),
+    Column(title="GPUS", right=True, drop_order=2),
+    Column(title="SHARE", right=True, drop_order=1),
+    Column(title="BUDGET LEFT", right=True, drop_order=2, hide_empty=True),
+    Column(title="WAITING BECAUSE", min_width=20, hide_empty=True),
+)
+_LABELS: Final = {
+    "quota_gpus": "quota",
+    "borrow_gpus": "borrow",
+    "lend_gpus": "lend",
+    "gpus_per_user": "users: gpus",
+    "jobs_per_user": "users: jobs",
+    "budget_gpu_h": "budget",
+    "budget_period_s": "budget period",
+}
+_PLAIN: Final = str.maketrans("└├│─", "`|| ")  # for terminals without line-drawing characters
+_NO_LIMIT: Final = {"quota": "none", "borrow": "all", "lend": "all", "parent": "the top"}
+
+
+def tree_view(queues: Sequence[QueueView], top: str | None) -> ListView:
+    """Return the tree, or the subtree at the queue `top`.
+
+    Raises:
+        NotFound: there is no such queue; the hint names the nearest.
+    """
+    names = [queue.id for queue in queues]
+    if top is not None and top not in names:
+        near = nearest_match(top, names)
+        raise NotFound(f"no queue {top!r}", hint=f"did you mean {near}?" if near else "list them with phalanx queues")
+    drawn = list(_ordered(queues, top))
+    extra = _limit_lines(drawn[0][0]) if top is not None else ()
+    waiting = next((queue.id for queue, _ in drawn if queue.pending), None)
+    return ListView(
+        value=[queue for queue, _ in drawn],
+        lines=lambda screen: table(_COLUMNS, [_row(queue, branch, screen) for queue, branch in drawn], screen),
+        next_command=f"phalanx ps -q {waiting}" if waiting else "phalanx queues apply FILE",
+        notes=tuple(extra),
+    )
+
+
+def change_lines(applied: QueuesApplied, *, dry_run: bool) -> Iterator[str]:
+    """Yield the changes, applied or planned: a line for each queue, and the totals."""
+    for queue_id in applied.added:
+        yield f"+ {queue_id}"
+    for change in applied.changed:
+        parts = (
+            f"{_LABELS.get(name, name)} {_format_value(name, change.before.get(name))} -> {_format_value(name, change.after.get(name))}"
+            for name in change.after
+        )
+        yield f"~ {change.id}: {', '.join(parts)}"
+    for queue_id in applied.removed:
+        yield f"- {queue_id}"
+    done = "would be " if dry_run else ""
+    yield (
+        f"{len(applied.added)} {done}added, {len(applied.changed)} changed, {len(applied.removed)} removed, "
+        f"{applied.unchanged} unchanged"
+    )
+
+
+def _ordered(queues: Sequence[QueueView], top: str | None) -> Iterator[tuple[QueueView, str]]:
+    """Yield each queue after its parent, siblings by name, with the tree lines that precede its name."""
+    children: dict[str | None, list[QueueView]] = {}
+    names = {queue.id for queue in queues}
+    for queue in sorted(queues, key=lambda queue: queue.id):
+        children.setdefault(queue.parent if queue.parent in names else None, []).append(queue)
+    roots = [queue for queue in queues if queue.id == top] if top is not None else children.get(None, [])
+    stack = [(queue, "", "") for queue in reversed(roots)]
+    while stack:
+        queue, branch, below = stack.pop()
+        yield queue, branch
+        inside = children.get(queue.id, [])
+        for place, child in reversed(list(enumerate(inside))):
+            last = place == len(inside) - 1
+            stack.append((child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  ")))
+
+
+def _row(queue: QueueView, branch: str, screen: Terminal) -> list[Cell | str]:
+    drawn = branch if screen.blocks else branch.translate(_PLAIN)
+    name = Cell(drawn + queue.id + ("" if queue.open else " (closed)"), "" if queue.open else "red")
+    left = queue.budget_left_gpu_h
+    return [
+        name,
+        "-" if queue.quota_gpus is None else str(queue.quota_gpus),
+        str(queue.used_gpus),
+        Cell(str(queue.borrowed_gpus), "yellow") if queue.borrowed_gpus else "-",
+        str(queue.lent_gpus) if queue.lent_gpus else "-",
+        str(queue.running),
+        str(queue.pending),
+        str(queue.pending_gpus) if queue.pending else "-",
+        f"{queue.factor:.2f}",
+        "" if left is None else Cell(f"{left:,.0f} GPU-h", "red" if left <= 0 else ""),
+        _waiting_reasons(queue),
+    ]
+
+
+def _waiting_reasons(queue: QueueView) -> str:
+    """Return the most common reasons; for a single reason also its detail."""
+    if len(queue.waiting) == 1:
+        wait = queue.waiting[0]
+        return f"{wait.jobs} {wait.reason}: {wait.detail}" if wait.detail else f"{wait.jobs} {wait.reason}"
+    return ", ".join(f"{wait.jobs} {wait.reason}" for wait in queue.waiting)
+
+
+def _limit_lines(queue: QueueView) -> Iterator[str]:
+    """Yield the settings of one queue that are not in the table."""
+    parts = [
+        f"weight {queue.weight:g}",
+        f"priority {queue.priority}",
+        f"borrows {_format_value('borrow', queue.borrow_gpus)}",
+        f"lends {_format_value('lend', queue.lend_gpus)}",
+        f"room for {queue.room_gpus} GPUs now",
+    ]
+    if queue.gpus_per_user is not None or queue.jobs_per_user is not None:
+        parts.append(
+            f"a user: {_format_value('', queue.gpus_per_user)} GPUs, {_format_value('', queue.jobs_per_user)} jobs"
+        )
+    if queue.budget_gpu_h is not None:
+        parts.append(f"budget {format_budget(queue.budget_gpu_h, queue.budget_period_s)}")
+    yield f"{queue.id}: {', '.join(parts)}"
+    for wait in queue.waiting:
+        yield f"  {wait.jobs} jobs ({wait.gpus} GPUs) wait, {wait.reason}: {wait.detail}"
+
+
+def _format_value(name: str, value: object) -> str:
+    word = name.removesuffix("_gpus")
+    if value is None:
+        return _NO_LIMIT.get(word, "any")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if name == "budget_period_s" and isinstance(value, (int, float)):
+        return format_budget(0, value).rpartition(" ")[2]
+    return f"{value:g}" if isinstance(value, float) else str(value)

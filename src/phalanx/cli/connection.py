@@ -1,0 +1,65 @@
+"""Creates the client that a command uses."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Final
+
+from phalanx.cli.errors import warn
+from phalanx.core.errors import PhalanxError
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+PATIENCE_S: Final = 10.0  # retries of a head that restarts, at an interactive prompt
+# Retries for `run` and `logs -f`: as long as jobs survive without a head (its long leases)
+FOLLOW_PATIENCE_S: Final = 600.0
+ANSWER_S: Final = 5.0  # timeout of a short call
+PROBE_S: Final = 1.0  # timeout of a health check
+
+
+def connect(retry_limit_s: float | None = None, answer_timeout_s: float | None = None) -> Client:
+    """Return a client of this user's head; nothing is sent yet. `retry_limit_s`: how long a head that was reached before is retried.
+
+    Raises:
+        Unreachable: no head is known here, or the one of this folder has died. Checked before the token.
+        BadRequest: a URL is malformed, or plain HTTP to another machine.
+    """
+    from phalanx.client import Client  # http.client takes 30 ms, not needed for `--help`
+    from phalanx.client.discovery import check_encrypted
+
+    client = Client(
+        retry_limit_s=PATIENCE_S if retry_limit_s is None else retry_limit_s,
+        answer_timeout_s=ANSWER_S if answer_timeout_s is None else answer_timeout_s,
+    )
+    for url in client.transport.known_urls():
+        if not check_encrypted(url):
+            _warn_plain_text(url)
+    return client
+
+
+@functools.cache
+def _warn_plain_text(url: str) -> None:
+    warn(f"warning: {url} is not encrypted; anyone on the network can read the token")
+
+
+def shares_file_system(client: Client) -> bool:
+    """Return whether the head, and with it the nodes that share its file system, is on this machine.
+
+    A forwarded port looks the same; use `--copy` there.
+    """
+    from phalanx.client.discovery import is_loopback, split_url
+
+    return not os.environ.get("PHALANX_URL") or is_loopback(split_url(client.transport.url())[1])
+
+
+def probe_head_id(url: str) -> str:
+    """Return the id of the head that answers at `url` within a second; "" if none does."""
+    from phalanx.client import Client
+
+    with Client(url, "none", retry_limit_s=0.0, answer_timeout_s=PROBE_S) as client:  # the health check needs no token
+        try:
+            return client.health().head_id
+        except PhalanxError:
+            return ""

@@ -1,0 +1,122 @@
+"""`phalanx update|cancel|hold|release|requeue`: changes one or several jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from phalanx.cli.connection import connect
+from phalanx.cli.errors import print_error
+from phalanx.cli.jobs.job_lookup import resolve_job
+from phalanx.cli.list_output import to_json
+from phalanx.cli.option_types import DURATION
+from phalanx.cli.terminal import strip_control
+from phalanx.core.errors import BadRequest, PhalanxError, Unreachable
+from phalanx.core.work.job import JobState
+from phalanx.wire.api.jobs import JobView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+_JOBS = click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
+
+
+@click.command()
+@click.argument("job", metavar="JOB")
+@click.option("--name", metavar="NAME", help="New name.")
+@click.option("--priority", type=int, metavar="N", help="Higher starts first.")
+@click.option("-t", "--time", type=DURATION, metavar="TIME", help="New time limit, counted from the start.")
+@click.option("-q", "--queue", metavar="QUEUE", help="New queue.")
+@click.option("-b", "--begin", metavar="WHEN", help="Earliest start: 2h (from now), 16:00, 2026-12-01T08:00, now.")
+@_JSON
+def update(job: str, as_json: bool, **changes: Any) -> None:
+    """Change a job, or all elements of an array that have not ended."""
+    body = {key: value for key, value in changes.items() if value is not None}
+    if not body:
+        raise BadRequest("nothing to change", hint="give --name, --priority, --time, --queue or --begin")
+    if "begin" in body:
+        from phalanx.cli.jobs.begin_time import with_zone
+
+        body["begin"] = with_zone(body["begin"], time.time())
+    head = connect()
+    changed = head.update(resolve_job(head, job), **body)
+    print(to_json(changed, indent=2) if as_json else f"job {changed.id} updated: {', '.join(body)}")
+
+
+@click.command()
+@_JOBS
+@click.option("--why", metavar="TEXT", default="", help="Reason, stored in the history of the job.")
+@_JSON
+def cancel(jobs: tuple[str, ...], why: str, as_json: bool) -> int:
+    """Cancel jobs: SIGTERM, then SIGKILL after the grace. Ended jobs are unchanged."""
+    return _each(jobs, "cancel", lambda head, job_id: head.cancel(job_id, why), as_json=as_json)
+
+
+@click.command()
+@_JOBS
+@_JSON
+def hold(jobs: tuple[str, ...], as_json: bool) -> int:
+    """Hold waiting jobs until `phalanx release`."""
+    return _each(jobs, "hold", lambda head, job_id: head.hold(job_id), as_json=as_json)
+
+
+@click.command()
+@_JOBS
+@_JSON
+def release(jobs: tuple[str, ...], as_json: bool) -> int:
+    """Release held jobs."""
+    return _each(jobs, "release", lambda head, job_id: head.release(job_id), as_json=as_json)
+
+
+@click.command()
+@_JOBS
+@_JSON
+def requeue(jobs: tuple[str, ...], as_json: bool) -> int:
+    """Stop running jobs after a checkpoint, and queue them again."""
+    return _each(jobs, "requeue", lambda head, job_id: head.requeue(job_id), as_json=as_json)
+
+
+def _each(words: tuple[str, ...], verb: str, change: Callable[[Client, str], JobView], *, as_json: bool) -> int:
+    """Change every job, also after an error; return the exit code of the first error."""
+    head = connect()
+    code, done = 0, []
+    for word in words:
+        try:
+            job = change(head, resolve_job(head, word))
+        except Unreachable:
+            raise
+        except PhalanxError as error:
+            failed = print_error(error.message, error.hint, error.exit_code)
+            code = code or failed
+            continue
+        done.append(job)
+        if not as_json:
+            print(strip_control(_summary(job, verb)))
+    if as_json:
+        print(to_json(done, indent=2))
+    return code
+
+
+def _summary(job: JobView, verb: str) -> str:
+    if job.states:
+        done = {"cancel": "cancelled", "hold": "held", "release": "released", "requeue": "requeued"}[verb]
+        return f"array {job.id}: all elements that allow it are {done} ({job.detail}); next: phalanx show {job.id}"
+    match verb:
+        case "cancel":
+            if job.state is JobState.CANCELLED:
+                return f"job {job.id} is cancelled"
+            return (
+                f"job {job.id} has already ended: {job.state}"
+                if job.state.terminal
+                else f"job {job.id} is being cancelled"
+            )
+        case "hold":
+            return f"job {job.id} is held; release it with phalanx release {job.id}"
+        case "release":
+            return f"job {job.id} is released"
+        case _:
+            return f"job {job.id} is being stopped and requeued"

@@ -1,0 +1,77 @@
+"""Waits for the end of a job, without its output."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from phalanx.cli.terminal import strip_control
+from phalanx.core.errors import WaitTimedOut
+from phalanx.core.units import format_duration
+from phalanx.core.work.job import JobState
+from phalanx.wire.api.jobs import JobView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+_POLL_FIRST_S: Final = 0.05
+_POLL_LAST_S: Final = 1.0
+_KILLED: Final = 143  # 128 + SIGTERM, for a cancelled or timed-out job
+
+
+def wait_for_end(head: Client, job_id: str, timeout_s: float | None) -> int:
+    """Poll until the job has ended; print how on standard error and return its exit code.
+
+    Raises:
+        WaitTimedOut: the job has not ended within `timeout_s`.
+    """
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    pause, printed = _POLL_FIRST_S, ""
+    while True:
+        job = head.job(job_id).job
+        if job.state.terminal:
+            print(end_summary(job), file=sys.stderr)
+            return exit_code(job.state, job.exit_code)
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0:
+            raise WaitTimedOut(
+                f"job {job_id} is still {job.state} after {format_duration(timeout_s or 0)}",
+                hint=f"phalanx attach {job_id}",
+            )
+        line = (
+            f"array {job_id}: {job.detail}"
+            if job.states
+            else f"waiting: {job.detail or job.reason}"
+            if job.state is JobState.PENDING
+            else f"job {job_id} runs on {', '.join(job.nodes)}"
+        )
+        if line != printed:
+            print(strip_control(line), file=sys.stderr)
+            printed = line
+        time.sleep(pause if left is None else min(pause, left))
+        pause = min(_POLL_LAST_S, pause * 1.5)
+
+
+def end_summary(job: JobView) -> str:
+    """Describe the end of a job in one line: `job 12 failed with exit code 3 after 2m10s (2 attempts)`."""
+    word = {JobState.TIMEOUT: "exceeded its time limit", JobState.CANCELLED: "was cancelled"}.get(
+        job.state, str(job.state)
+    )
+    code = f" with exit code {job.exit_code}" if job.state is JobState.FAILED and job.exit_code is not None else ""
+    took = (
+        "" if job.started_s is None or job.ended_s is None else f" after {format_duration(job.ended_s - job.started_s)}"
+    )
+    by = f" by {job.cancelled_by}" if job.state is JobState.CANCELLED and job.cancelled_by else ""
+    why = f": {job.detail}" if job.detail and (job.states or job.state is not JobState.CANCELLED or not by) else ""
+    attempts = f" ({job.attempts} attempts)" if job.attempts > 1 else ""
+    return strip_control(f"{'array' if job.states else 'job'} {job.id} {word}{by}{code}{took}{attempts}{why}")
+
+
+def exit_code(state: JobState, code: int | None) -> int:
+    """Return the exit code of this command: that of the job. It is 0 only if the job succeeded."""
+    if state is JobState.SUCCEEDED:
+        return 0
+    if code:
+        return code
+    return 1 if state is JobState.FAILED else _KILLED

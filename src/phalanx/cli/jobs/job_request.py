@@ -1,0 +1,333 @@
+"""Converts a command line (job file, options, words after `--`) into the mapping that is sent to the head."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from phalanx.cli.option_types import (
+    DURATION,
+    GPUS,
+    MEMORY,
+    NODES,
+    PAIR,
+)
+from phalanx.core.errors import BadFile, BadRequest
+from phalanx.core.work.keys import KEY_KINDS, InvalidKey
+from phalanx.core.work.request import spec_from_mapping
+from phalanx.core.work.requirements import NO_REQUIREMENTS
+from phalanx.core.work.spec import JobSpec
+
+if TYPE_CHECKING:
+    from phalanx.cli.jobs.sbatch_script import SlurmNames
+    from phalanx.cli.plan.plan_option import PlanRequest
+
+F = TypeVar("F", bound=Callable[..., Any])
+_AFTER_DASHES: Final = "phalanx.command"
+_FILE_ENDINGS: Final = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """A job to submit, validated with the same rules as on the head.
+
+    Attributes:
+        copy: whether the working directory is uploaded with the job.
+        slurm_names: partition and account of an `#SBATCH` script, which only the head can resolve.
+        plan_request: planning request of a file whose `plan:` is a mapping. `resolve_plan` plans it before submission; `mapping` has no `plan` then.
+    """
+
+    mapping: dict[str, object]
+    spec: JobSpec
+    copy: bool
+    plan_request: PlanRequest | None = None
+    slurm_names: SlurmNames | None = None
+
+
+class DoubleDashCommand(click.Command):
+    """A command that passes everything after `--` to the job, so that options of the job are not parsed here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Split at the first `--`, then parse the first part."""
+        if "--" in args:
+            cut = args.index("--")
+            ctx.meta[_AFTER_DASHES] = args[cut + 1 :]
+            args = args[:cut]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return `[SBATCH_OPTIONS] [FILE] [-- COMMAND...]`."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def job_options(command: F) -> F:
+    """Add the job file argument and every option that describes a job."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def job_request(context: click.Context, given: Mapping[str, Any]) -> JobRequest:
+    """Return the job that a command line describes.
+
+    Args:
+        context: of the command; has the words after `--`.
+        given: values of `job_options`.
+
+    Raises:
+        BadFile: the job file is missing or wrong.
+        BadRequest: options are wrong or contradict each other.
+    """
+    words = context.meta.get(_AFTER_DASHES)
+    script = _batch_script(given["file"], words)
+    path = None if script is not None else _job_file(given["file"], words, context.command_path)
+    # Options have the names of the keys of a job file, except FILE, --copy and --env.
+    options = {key: value for key, value in given.items() if key in KEY_KINDS and key != "env" and value is not None}
+    here = os.getcwd()
+    named = None
+    where: Callable[[str], str]
+    if script is not None:
+        from phalanx.cli.jobs.sbatch_script import batch_mapping
+
+        mapping, named = batch_mapping(script, given["file"][1:])
+        where = lambda key: _flag(key) if key in options else script or key  # noqa: E731  # shorter than a function
+    elif path is None:
+        mapping, where = {}, _flag
+    else:
+        from phalanx.cli.jobs.job_file import read_job_file
+
+        file = read_job_file(path)
+        mapping = dict(file.mapping)
+        here = os.path.dirname(os.path.abspath(path)) if mapping.get("workdir") and path != "-" else here
+        where = lambda key: _flag(key) if key in options else file.location(key)  # noqa: E731  # shorter than a function
+    mapping.update(options)
+    if words is not None:
+        mapping["run"] = list(words)
+    if given["env"]:
+        mapping["env"] = {**_env_mapping(mapping.get("env")), **dict(given["env"])}
+    mapping["workdir"] = _workdir(mapping.get("workdir"), here, typed="workdir" in options)
+    now_s = time.time()
+    to_plan = None
+    try:
+        if mapping.get("plan") is not None:
+            to_plan = _take_plan(mapping, os.getcwd() if "plan" in options or path in {None, "-"} else _folder_of(path))
+        if mapping.get("begin") is not None:
+            mapping["begin"] = _begin_time(mapping["begin"], now_s)
+        spec = spec_from_mapping(mapping, workdir=here, now_s=now_s)
+    except InvalidKey as error:
+        raise _with_location(error, where(error.key), from_file=path is not None and error.key not in options) from None
+    mapping = {key: value for key, value in mapping.items() if value is not None}
+    return JobRequest(mapping=mapping, spec=spec, copy=bool(given["copy"]), plan_request=to_plan, slurm_names=named)
+
+
+def check_local_files(spec: JobSpec) -> None:
+    """Check that the working directory and the files named in the command exist on this machine.
+
+    Raises:
+        BadFile: the folder or a file is missing.
+    """
+    if not os.path.isdir(spec.workdir):
+        raise BadFile(f"{spec.workdir}: no such folder", hint="--workdir sets the folder in which the job runs")
+    if spec.requirements not in {"", NO_REQUIREMENTS} and not os.path.exists(
+        os.path.join(spec.workdir, spec.requirements)
+    ):
+        raise BadFile(
+            f"{spec.requirements}: no such file in {spec.workdir}",
+            hint="--requirements must name a file in that folder",
+        )
+    for word in _scripts(spec.role.argv):
+        path = os.path.join(spec.workdir, os.path.expanduser(word))
+        if not os.path.exists(path):
+            raise BadFile(
+                f"{word}: no such file in {spec.workdir}", hint="--workdir sets the folder in which the job runs"
+            )
+
+
+def _scripts(argv: Sequence[str]) -> list[str]:
+    """Return the words of a command that must be files: a program with a slash, and the first `*.py` or `*.sh` after an interpreter."""
+    if not argv:
+        return []
+    found = [argv[0]] if "/" in argv[0] else []
+    if not os.path.basename(argv[0]).startswith(
+        ("python", "pypy", "bash", "sh", "torchrun", "deepspeed", "accelerate")
+    ):
+        return found
+    for word in argv[1:]:
+        if word in {"-c", "-m"}:  # what follows is code or a module, not a file
+            break
+        if not word.startswith("-") and word.endswith((".py", ".sh")):
+            return [*found, word]
+    return found
+
+
+def _batch_script(files: Sequence[str], words: Sequence[str] | None) -> str | None:
+    """Return the first word if it is a script with `#SBATCH` lines, else None."""
+    if words is not None or not files or files[0].lower().endswith(_FILE_ENDINGS) or not os.path.isfile(files[0]):
+        return None
+    from phalanx.cli.jobs.sbatch_script import is_batch_script
+
+    return files[0] if is_batch_script(files[0]) else None
+
+
+def _job_file(files: Sequence[str], words: Sequence[str] | None, command: str) -> str | None:
+    if words is not None and files:
+        raise BadRequest(f"both a job file ({files[0]}) and a command after --", hint="give one of the two")
+    if words is not None:
+        if not words:
+            raise BadRequest("there is no command after --", hint=f"{command} -- python train.py")
+        return None
+    if not files:
+        raise BadRequest("nothing to run", hint=f"{command} --gpus 1 -- python train.py, or {command} job.yaml")
+    first = files[0]
+    looks_like_one = first == "-" or first.lower().endswith(_FILE_ENDINGS) or os.path.isdir(first)
+    if len(files) > 1 or not (
+        looks_like_one
+        or (os.path.isfile(first) and not first.endswith((".py", ".sh")) and not os.access(first, os.X_OK))
+    ):
+        shown = " ".join(["python", *files] if first.endswith(".py") else files)
+        raise BadRequest(f"{first!r} is not a job file (*.yaml)", hint=f"a command goes after --: {command} -- {shown}")
+    return first
+
+
+def _workdir(named: object, here: str, *, typed: bool) -> str:
+    """Return the absolute path. It is relative to the job file, or to the current folder if `typed` as an option."""
+    text = os.path.expanduser(str(named)) if named else ""
+    return os.path.normpath(os.path.join(os.getcwd() if typed else here, text)) if text else here
+
+
+def _folder_of(path: str | None) -> str:
+    return os.path.dirname(os.path.abspath(path or ""))
+
+
+def _take_plan(mapping: dict[str, object], folder: str) -> PlanRequest | None:
+    """Resolve the key `plan` of the mapping. A planning request is removed from the mapping and returned."""
+    from phalanx.cli.plan.plan_option import parse_plan_option  # most jobs have no plan
+
+    found = parse_plan_option(mapping.pop("plan"), folder)
+    if not isinstance(found, str):
+        return found
+    mapping["plan"] = found
+    return None
+
+
+def _begin_time(value: object, now_s: float) -> str:
+    from phalanx.cli.jobs.begin_time import with_zone  # most jobs have no begin time
+
+    try:
+        return with_zone(str(value), now_s)
+    except BadRequest as error:
+        raise InvalidKey(error.message, key="begin", hint=error.hint) from None
+
+
+def _env_mapping(value: object) -> dict[str, object]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return dict(str(item).partition("=")[::2] for item in value)
+    return {}
+
+
+def _flag(key: str) -> str:
+    return "" if key == "run" else "--" + key.replace("_", "-")
+
+
+def _with_location(error: InvalidKey, where: str, *, from_file: bool) -> BadFile | BadRequest:
+    if from_file:
+        return BadFile(f"{where}: {error.message}", hint=error.hint)
+    words = error.message.removeprefix(f"{error.key}: ")
+    return BadRequest(f"{where}: {words}" if where else words, hint=error.hint)
+
+
+_OPTIONS: Final = (
+    click.argument("file", nargs=-1, metavar="[FILE]"),
+    click.option("--name", metavar="NAME", help="Name of the job; default: the first word of the command."),
+    click.option(
+        "-g",
+        "--gpus",
+        type=GPUS,
+        metavar="GPUS",
+        help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8; h200,h100:8 accepts either.",
+    ),
+    click.option("-N", "--nodes", type=NODES, metavar="N", help="Number of nodes; 2..8 for an elastic job."),
+    click.option("--gpus-per-node", type=int, metavar="N", help="GPUs on each node."),
+    click.option("--tasks-per-node", type=int, metavar="N", help="Tasks on each node; default: one per GPU."),
+    click.option("--cpus", type=int, metavar="N", help="CPUs on each node."),
+    click.option("--memory", type=MEMORY, metavar="MEM", help="Memory on each node: 64 (GiB), 512M."),
+    click.option(
+        "-e",
+        "--env",
+        multiple=True,
+        type=PAIR,
+        metavar="K=V",
+        help="Environment variable of every task; K alone copies its value from here.",
+    ),
+    click.option("-t", "--time", type=DURATION, metavar="TIME", help="Time limit: 90m, 2h, HH:MM:SS, D-HH:MM:SS."),
+    click.option("--priority", type=int, metavar="N", help="Higher starts first."),
+    click.option("-q", "--queue", metavar="QUEUE", help="Queue of the job."),
+    click.option("-p", "--project", metavar="PROJECT", help="Project to charge."),
+    click.option(
+        "--retry", type=int, metavar="N", help="Restarts after a non-zero exit; lost nodes have their own budget."
+    ),
+    click.option(
+        "--warm", is_flag=True, default=None, help="Fork Python ranks from a process that has imported torch."
+    ),
+    click.option("--checkpoint", metavar="FOLDER", help="Folder of checkpoints; default: in the head's state folder."),
+    click.option("--setup", metavar="SHELL", help="Shell command to run once on each node before the tasks."),
+    click.option(
+        "--requirements",
+        metavar="FILE",
+        help="Packages to install once on each node: requirements.txt or pyproject.toml; or none.",
+    ),
+    click.option("--image", metavar="IMAGE", help="Container image to run in, with podman or apptainer."),
+    click.option("-C", "--workdir", metavar="FOLDER", help="Working directory; default: the current one."),
+    click.option(
+        "--within",
+        metavar="LEVEL",
+        help="All nodes inside one domain of this level: spine, leaf, rack, nvlink or node.",
+    ),
+    click.option("--prefer", metavar="LEVEL", help="The same if possible; a wider placement rather than wait."),
+    click.option(
+        "--slice", type=int, metavar="N", help="Every N nodes, in rank order, inside one domain of --slice-within."
+    ),
+    click.option("--slice-within", metavar="LEVEL", help="Level of the slices."),
+    click.option(
+        "--no-preempt", "preemptible", is_flag=True, flag_value=False, default=None, help="Never preempt this job."
+    ),
+    click.option(
+        "--saves-on-stop",
+        is_flag=True,
+        default=None,
+        help="The job saves a checkpoint when asked to stop, so that stopping it is cheap.",
+    ),
+    click.option("--reservation", metavar="NAME", help="Run only on the nodes of this reservation."),
+    click.option(
+        "--plan",
+        metavar="PLAN",
+        help="Layout of the model: auto, tp=2,pp=2,fsdp=2, or FILE.json of `phalanx plan --save`.",
+    ),
+    click.option(
+        "--copy", is_flag=True, help="Upload a copy of the working directory (honours .gitignore, at most 100 MB)."
+    ),
+    click.option(
+        "--depends-on",
+        "--dependency",
+        "depends_on",
+        metavar="JOBS",
+        help="Start after other jobs: 17, afterok:17:18, afterany:17, singleton.",
+    ),
+    click.option(
+        "-a",
+        "--array",
+        metavar="NUMBERS",
+        help="One job for each number: 0-99, 1,3,7-20:2; 0-99%8 for at most 8 at once.",
+    ),
+    click.option("-b", "--begin", metavar="WHEN", help="Earliest start: 2h (from now), 16:00, 2026-12-01T08:00."),
+    click.option("--hold", is_flag=True, default=None, help="Hold until `phalanx release`."),
+    click.option("--grace", type=DURATION, metavar="TIME", help="Time from SIGTERM to SIGKILL; default 30s."),
+    click.option("--collective-timeout", type=DURATION, metavar="TIME", help="Timeout of collectives; default 10m."),
+)  # a table: one option a line

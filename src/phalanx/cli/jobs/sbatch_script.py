@@ -1,0 +1,111 @@
+"""`phalanx submit script.sh`: an unchanged `#SBATCH` script, with the environment that Slurm's sbatch would export."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from phalanx.cli.errors import warn
+from phalanx.client.input_files import read_file_bytes
+from phalanx.core.errors import BadFile, TooLarge
+from phalanx.core.work.request import VALUE_BYTES_MAX
+from phalanx.core.work.sbatch import is_sbatch_script
+from phalanx.core.work.sbatch_job import convert_script
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+_SCRIPT_BYTES_MAX: Final = VALUE_BYTES_MAX
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Variables of this shell or machine, or set by Phalanx itself: not exported.
+_NOT_EXPORTED: Final = re.compile(
+    r"(PHALANX|SLURM|SBATCH|SSH|TMUX|DBUS|XDG|GPG|WINDOW|DISPLAY|XAUTHORITY|STY|BASH_FUNC)[A-Z0-9_]*"
+    r"|PWD|OLDPWD|SHLVL|_|HOSTNAME|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK"
+)
+_ENVIRONMENT_BYTES_MAX: Final = 512 << 10  # half of the limit of a job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmNames:
+    """Slurm names in the script that only the head can resolve."""
+
+    partition: str
+    account: str
+
+
+def is_batch_script(path: str) -> bool:
+    """Return whether the file is a script with `#SBATCH` lines."""
+    try:
+        head = read_file_bytes(path, _SCRIPT_BYTES_MAX, "batch script")
+    except (BadFile, TooLarge):  # reported when it is read as a job file
+        return False
+    try:
+        return is_sbatch_script(head.decode("utf-8", "replace"))
+    except BadFile as error:
+        return isinstance(error, BadFile)  # malformed #SBATCH lines: reported later with the line
+
+
+def batch_mapping(path: str, args: Sequence[str]) -> tuple[dict[str, object], SlurmNames]:
+    """Return the job of a script as the mapping of a job file; warn about ignored options.
+
+    Raises:
+        BadFile: the script cannot be read, or an option is wrong; the message names the line.
+    """
+    data = read_file_bytes(path, _SCRIPT_BYTES_MAX, "batch script")
+    try:
+        found = convert_script(data.decode(), name=os.path.basename(path), args=args, folder=os.getcwd())
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{path}: byte {error.start} is not UTF-8") from error
+    except BadFile as error:
+        raise BadFile(f"{path}: {error.message}", hint=error.hint) from None
+    for note in found.notes:
+        warn(f"{os.path.basename(path)}: {note}")
+    slurm = dict(found.mapping["slurm"]) if isinstance(found.mapping["slurm"], Mapping) else {}
+    slurm |= {"key": secrets.token_hex(16), "submit_host": socket.gethostname()}
+    mapping = {**found.mapping, "slurm": slurm, "env": exported_environment(found.export, os.environ)}
+    return mapping, SlurmNames(partition=found.partition, account=found.account)
+
+
+def exported_environment(words: str, here: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment to send, as `--export` selects it: ALL, NONE, or names and NAME=value."""
+    parts = [part.strip() for part in words.split(",") if part.strip()]
+    found: dict[str, str] = {}
+    if any(part.upper() == "ALL" for part in parts):
+        found = {
+            name: value for name, value in here.items() if _NAME.fullmatch(name) and not _NOT_EXPORTED.fullmatch(name)
+        }
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if equals:
+            found[name] = value
+        elif name in here and name.upper() not in {"ALL", "NONE", "NIL"}:
+            found[name] = here[name]
+    left, kept = _ENVIRONMENT_BYTES_MAX, {}
+    for name, value in sorted(found.items(), key=lambda pair: len(pair[1])):
+        left -= len(name) + len(value.encode(errors="replace")) + 1
+        if left < 0 or len(value) > VALUE_BYTES_MAX // 2 or any("\ud800" <= char <= "\udfff" for char in value):
+            warn(f"variable {name} is not exported: it is too long, or not UTF-8")
+        else:
+            kept[name] = value
+    return kept
+
+
+def resolve_slurm_names(head: Client, mapping: dict[str, object], named: SlurmNames) -> dict[str, object]:
+    """Add the queue named like the partition and the project named like the account; warn if they do not exist."""
+    found = dict(mapping)
+    if named.partition and "queue" not in found:
+        if any(queue.id == named.partition for queue in head.queues()):
+            found["queue"] = named.partition
+        else:
+            warn(f"--partition={named.partition} is ignored: there is no queue of that name (see phalanx queues)")
+    if named.account and "project" not in found:
+        if any(project.id == named.account for project in head.projects()):
+            found["project"] = named.account
+        else:
+            warn(f"--account={named.account} is ignored: there is no project of that name (see phalanx projects)")
+    return found

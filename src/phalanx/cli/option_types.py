@@ -1,0 +1,90 @@
+"""Click types of command-line options. They use the grammars of `core`, so that options and job files mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.hostlist import expand_hostlist
+from phalanx.core.units import parse_duration_s, parse_memory_bytes
+from phalanx.core.work.gpus import parse_gpus, parse_nodes
+
+
+class GrammarType(click.ParamType[str]):
+    """Text that a grammar of `core` accepts. It is passed on unchanged: the head parses it with the same grammar."""
+
+    def __init__(self, name: str, check: Callable[[str], object]) -> None:
+        self.name = name
+        self._check = check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002  # click's signature
+        """Check and return the text.
+
+        Raises:
+            BadRequest: the text does not match the grammar; the message names the option.
+        """
+        text = str(value)
+        try:
+            self._check(text)
+        except BadRequest as error:
+            flag = max(param.opts, key=len) if param is not None and param.opts[0].startswith("-") else ""
+            words = error.message.split(": ", 1)[-1] if flag else error.message
+            raise BadRequest(f"{flag}: {words}" if flag else words, hint=error.hint) from None
+        return text
+
+
+class EnvPairType(click.ParamType[tuple[str, str]]):
+    """`NAME_PATTERN=VALUE`; a bare NAME takes its value from the environment of this command."""
+
+    name = "K=V"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:  # noqa: ARG002  # as above
+        """Return the name and the value.
+
+        Raises:
+            BadRequest: a bare name that is not set in the environment.
+        """
+        import os
+
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not equals and name not in os.environ:
+            raise BadRequest(
+                f"--env {name}: no value given, and {name} is not set here", hint=f"write --env {name}=VALUE"
+            )
+        return name, text if equals else os.environ[name]
+
+
+_RANK_DIGITS: Final = 18  # of a number that the head accepts
+
+
+class RankType(click.ParamType[str]):
+    """The number of a rank, `all`, or `supervisor` for the log of the supervisors."""
+
+    name = "RANK"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002  # click's signature
+        """Return the word in its canonical form.
+
+        Raises:
+            BadRequest: not a rank.
+        """
+        text = str(value).strip().lower()
+        if text.isdecimal() and len(text) <= _RANK_DIGITS:
+            return str(int(text))
+        if text in {"all", "supervisor", "stacks"}:
+            return text
+        raise BadRequest(f"--rank: {value!r} is not a rank", hint="write --rank 0, --rank all or --rank supervisor")
+
+
+RANK: Final = RankType()
+DURATION: Final = GrammarType("TIME", parse_duration_s)
+MEMORY: Final = GrammarType("MEM", parse_memory_bytes)
+GPUS: Final = GrammarType("GPUS", parse_gpus)
+HOSTS: Final = GrammarType("NODES", expand_hostlist)
+NODES: Final = GrammarType("N", parse_nodes)
+PAIR: Final = EnvPairType()

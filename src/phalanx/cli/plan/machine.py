@@ -1,0 +1,140 @@
+"""The machine to plan on: from the command's options, or from the fleet of the user's head (`--fleet here`).
+
+Facts come from `phalanx.planner.facts`; measurements of `phalanx calibrate` override them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from phalanx.core.errors import BadRequest, NeverFits, PhalanxError
+from phalanx.core.work.gang_topology import common_network, parse_gbit_per_s
+from phalanx.core.work.gpus import GpuRequest, parse_gpus
+from phalanx.planner.cost.machine import Machine
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+    from phalanx.planner.facts.machines import FactTables
+    from phalanx.wire.api.nodes import NodeView
+
+DeviceKind = tuple[str, int]  # device model and number of devices of a node
+
+
+def machine_from_options(options: Mapping[str, Any], tables: FactTables, notes: list[str]) -> Machine:
+    """Build the machine from the options.
+
+    Args:
+        options: the command's options.
+        tables: fact tables.
+        notes: assumptions are appended to it.
+
+    Raises:
+        BadRequest: missing, unknown or contradictory GPUs.
+    """
+    from phalanx.planner.facts.machines import build_machine
+
+    if not options["gpus"]:
+        raise BadRequest("no GPUs given", hint="add --gpus 4xh100:8, or --fleet here for the fleet of your head")
+    return build_machine(
+        parse_gpus(options["gpus"]),
+        instance=options["instance"],
+        **_network(options["network"]),
+        **_price(options),
+        tables=tables,
+        notes=notes,
+    )
+
+
+def machine_from_head(head: Client, options: Mapping[str, Any], tables: FactTables, notes: list[str]) -> Machine:
+    """Build the machine from the head's fleet, or the part that `--gpus` names: the largest group of equal nodes of one model.
+
+    Raises:
+        NeverFits: the fleet has no such devices.
+        PhalanxError: the head does not answer.
+    """
+    from phalanx.planner.facts.machines import build_machine
+
+    nodes = [node for node in head.nodes() if node.cordon is None and node.devices and node.down_cause == ""]
+    request = parse_gpus(options["gpus"]) if options["gpus"] else None
+    chosen, asked = _chosen(nodes, request)
+    model, _ = _kind(chosen[0])
+    stated = options["network"] or common_network(node.labels for node in chosen)
+    assumed: list[str] = []
+    machine = build_machine(asked, **_network(stated), **_price(options), tables=tables, notes=assumed)
+    machine = with_measurements(machine, head, model, notes)
+    measured = machine.measured is not None and machine.measured.between_bytes_per_s is not None
+    notes += [note for note in assumed if not (measured and note.startswith("network between nodes not stated"))]
+    return machine
+
+
+def with_measurements(machine: Machine, head: Client, model: str, notes: list[str]) -> Machine:
+    """Add the measurements for this device model, if any; append doubts about them to `notes`."""
+    from phalanx.planner.calibration.profile import measured_rates, parse_profile
+    from phalanx.planner.calibration.slowdown import CALIBRATION_STACK, measure_slowdown
+    from phalanx.planner.facts.coefficient_table import find_stack, physics
+
+    try:
+        found = head.profile()
+    except PhalanxError as error:
+        notes.append(f"no profile of this fleet: {error.message}")
+        return machine
+    profile = None if found.profile is None else parse_profile(found.profile)
+    if profile is None or all(node.gpu != model for node in profile.nodes):
+        notes.append("these devices have no calibration; run `phalanx calibrate` for more accurate plans")
+        return machine
+    notes.extend(f"profile of {profile.at[:10]}: {doubt}" for doubt in found.stale)
+    slowdown = measure_slowdown(profile, model, machine, physics(), find_stack(CALIBRATION_STACK))
+    notes.append(f"calibrated on {profile.at[:10]}; measured steps took {slowdown:.2f} times the sum of their parts")
+    return replace(machine, measured=measured_rates(profile, gpu=model, slowdown=slowdown))
+
+
+def _chosen(nodes: Sequence[NodeView], request: GpuRequest | None) -> tuple[list[NodeView], GpuRequest]:
+    """Select equal nodes, and express the request in numbers of them."""
+    from phalanx.core.fleet.summary import model_fits
+
+    alike: dict[DeviceKind, list[NodeView]] = {}
+    for node in nodes:
+        if request is None or any(
+            model_fits(_kind(node)[0], node.devices[0].memory_bytes, model, (memory or 0) << 30)
+            for model, memory in request.kinds
+        ):
+            alike.setdefault(_kind(node), []).append(node)
+    if not alike:
+        has = ", ".join(sorted({_kind(node)[0] for node in nodes})) or "no GPUs"
+        wanted = "" if request is None else f" {request.kinds_text}"
+        raise NeverFits(f"no node of this fleet has{wanted} GPUs", hint=f"available: {has}")
+    (model, per_node), chosen = max(alike.items(), key=lambda one: (len(one[1]) * one[0][1], one[0]))
+    word = "-".join(model.lower().split())
+    if request is None or request.nodes is not None:
+        nodes_wanted, each = (len(chosen), per_node) if request is None else (request.nodes or 1, request.per_node or 1)
+        return chosen, GpuRequest(total=nodes_wanted * each, nodes=nodes_wanted, per_node=each, model=word)
+    each = max(count for count in range(1, per_node + 1) if request.total % count == 0)
+    return chosen, GpuRequest(total=request.total, nodes=request.total // each, per_node=each, model=word)
+
+
+def _kind(node: NodeView) -> DeviceKind:
+    return node.devices[0].model, len(node.devices)
+
+
+def _network(text: str | None) -> dict[str, Any]:
+    """Convert `--network 400gbit` or a name from the table of networks to arguments of `build_machine`."""
+    if not text:
+        return {}
+    gbit = parse_gbit_per_s(text)
+    if gbit == 0:
+        raise BadRequest(f"network: {text!r} has no bandwidth", hint="example: 400gbit per GPU and direction")
+    return {"network": text} if gbit is None else {"network_gbit_per_gpu": gbit}
+
+
+def _price(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert `--price 2.69` to arguments of `build_machine`; the date defaults to today."""
+    if options["price"] is None and options.get("price_date"):
+        raise BadRequest("--price-date needs --price", hint="--price 2.69")
+    if options["price"] is None:
+        return {"price_kind": options["price_kind"]} if options.get("price_kind") else {}
+    from phalanx.cli.plan.amounts import parse_usd
+
+    return {"price": parse_usd(options["price"]), "price_date": options["price_date"] or time.strftime("%Y-%m-%d")}

@@ -1,0 +1,180 @@
+"""The planner's answer as plain records, for page, `--json` and picture.
+
+Names contain units; a `Estimate` is an estimate with its 80 % interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.core.work.layout import Layout, layout_to_json
+from phalanx.core.work.plan_key import layout_text
+
+NamedAmounts = tuple[tuple[str, float], ...]  # parts of a total, in the planner's order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """An estimate and its 80 % interval."""
+
+    mid: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCost:
+    """Checkpoint cost of a layout. `interval_s` is the optimal interval; `goodput` is the remaining share of time."""
+
+    bytes: float
+    write_s: float
+    interval_s: float
+    goodput: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutFigures:
+    """One evaluated layout.
+
+    Attributes:
+        memory_bytes: items on the fullest GPU; `used_bytes` is their sum, `usable_bytes` the limit for a program.
+        step_items_s: parts of one step; `step_s` is the total.
+        train_s, gpu_hours, usd: for all tokens; None without a number of tokens or a price.
+        why: comparison with the best layout, as text.
+    """
+
+    layout: Layout
+    memory_bytes: NamedAmounts
+    used_bytes: float
+    usable_bytes: float
+    step_items_s: NamedAmounts
+    step_s: Estimate
+    tokens_per_s: float
+    mfu: float
+    train_s: Estimate | None = None
+    gpu_hours: Estimate | None = None
+    usd: Estimate | None = None
+    checkpoint_cost: CheckpointCost | None = None
+    why: str = ""
+
+    @property
+    def free_bytes(self) -> float:
+        """Free memory; negative if the layout does not fit."""
+        return self.usable_bytes - self.used_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """One entry of `--explain`: name, symbolic formula, numbers of this plan, and source."""
+
+    name: str
+    symbols: str
+    numbers: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer:
+    """The planner's whole answer.
+
+    Attributes:
+        request: the request in one line: model, method, GPUs, batch.
+        model: its name; the picture divides its `layers`.
+        price: price of a GPU-hour with its date, as text; "" if unknown.
+        layouts: layouts that fit, best first; `losers` are worse or do not fit, with the reason.
+        alternatives: alternatives that fit, if nothing fits.
+        single_layout: only the given layout was evaluated.
+        formulas: those of the best or the given layout.
+        next_command: the suggested next command.
+    """
+
+    request: str
+    model: str
+    layers: int
+    nodes: int
+    gpus_per_node: int
+    gpu: str
+    seq: int
+    global_batch: int
+    tokens: float | None
+    method: str
+    stack: str
+    price: str
+    fits: bool
+    reason: str
+    layouts: tuple[LayoutFigures, ...] = ()
+    losers: tuple[LayoutFigures, ...] = ()
+    alternatives: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    single_layout: bool = False
+    formulas: tuple[Formula, ...] = ()
+    next_command: str = ""
+
+    @property
+    def gpus(self) -> int:
+        """Total number of devices."""
+        return self.nodes * self.gpus_per_node
+
+
+def as_json(answer: PlanAnswer) -> dict[str, Any]:
+    """Build the document of `--json` and `--save`: `fits`, `reason` and `layouts` first."""
+    return {
+        "fits": answer.fits,
+        "reason": answer.reason,
+        "layouts": [_layout(one) for one in answer.layouts],
+        "losers": [_layout(one) for one in answer.losers],
+        "smallest": list(answer.alternatives),
+        "notes": list(answer.notes),
+        "model": {"name": answer.model, "layers": answer.layers},
+        "machine": {
+            "nodes": answer.nodes,
+            "gpus_per_node": answer.gpus_per_node,
+            "gpus": answer.gpus,
+            "gpu": answer.gpu,
+        },
+        "asked": {
+            "seq": answer.seq,
+            "global_batch": answer.global_batch,
+            "tokens": answer.tokens,
+            "method": answer.method,
+            "stack": answer.stack,
+            "price": answer.price,
+            "text": answer.request,
+        },
+        "formulas": [
+            {"name": one.name, "formula": one.symbols, "numbers": one.numbers, "source": one.source}
+            for one in answer.formulas
+        ],
+    }
+
+
+def _layout(one: LayoutFigures) -> dict[str, Any]:
+    return {
+        "layout": layout_to_json(one.layout),
+        "text": layout_text(one.layout),
+        "ranks": one.layout.ranks,
+        "memory": {
+            "total_bytes": one.used_bytes,
+            "usable_bytes": one.usable_bytes,
+            "room_bytes": one.free_bytes,
+            "items": dict(one.memory_bytes),
+        },
+        "step": {**_range(one.step_s, "_s"), "items": dict(one.step_items_s)},
+        "tokens_per_s": one.tokens_per_s,
+        "mfu": one.mfu,
+        "train": None if one.train_s is None else _range(one.train_s, "_s"),
+        "gpu_hours": None if one.gpu_hours is None else _range(one.gpu_hours, ""),
+        "usd": None if one.usd is None else _range(one.usd, ""),
+        "checkpoint": None if one.checkpoint_cost is None else _saving(one.checkpoint_cost),
+        "why": one.why,
+    }
+
+
+def _range(one: Estimate, unit: str) -> Mapping[str, float]:
+    return {f"mid{unit}": one.mid, f"low{unit}": one.low, f"high{unit}": one.high}
+
+
+def _saving(one: CheckpointCost) -> Mapping[str, float]:
+    return {"bytes": one.bytes, "write_s": one.write_s, "interval_s": one.interval_s, "goodput": one.goodput}

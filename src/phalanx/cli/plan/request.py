@@ -1,0 +1,167 @@
+"""Parse the options of `phalanx plan` into a planner request: model, machine, task. Every error is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from phalanx.cli.plan.amounts import format_tokens, parse_count, parse_tokens
+from phalanx.core.errors import BadRequest
+from phalanx.core.work.layout import PRECISIONS, Layout, parse_layout
+from phalanx.core.work.nearest_match import nearest_match
+from phalanx.planner.cost.coefficients import Stack
+from phalanx.planner.cost.machine import Machine, Price
+from phalanx.planner.cost.model_shape import ModelShape
+from phalanx.planner.cost.step_time import TrainingMethod
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+SEQ_DEFAULT: Final = 4096  # positions: as Llama 2, H. Touvron et al., 2023
+BATCH_DEFAULT_TOKENS: Final = 4_194_304  # per step in full training: as Llama 1 and 2
+ADAPTER_BATCH_DEFAULT: Final = 64  # sequences per step for adapters: published recipes use 16 to 128
+# without fp8, which does not preserve the loss of every training and is used on request only
+_PRECISION_ORDER: Final = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """A planner request. `notes`: assumptions; `model_argument` and `arguments`: the model, and model with GPUs, as typed."""
+
+    model: ModelShape
+    machine: Machine
+    seq: int
+    global_batch: int
+    tokens: float | None
+    method: TrainingMethod
+    precision: str
+    stack: Stack
+    layout: Layout | None
+    model_argument: str
+    arguments: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The request in one line."""
+        from phalanx.cli.plan.formulas import describe_model
+
+        machine = self.machine
+        whole = f"{machine.nodes} {'node' if machine.nodes == 1 else 'nodes'} x {machine.gpus_per_node} = {machine.gpus} {machine.gpu.name}"
+        method = {TrainingMethod.FULL: "full training", TrainingMethod.LORA: "LoRA", TrainingMethod.QLORA: "QLoRA"}[
+            self.method
+        ]
+        on = "" if self.tokens is None else f" on {format_tokens(self.tokens)} tokens"
+        return f"{describe_model(self.model)}, {method}{on}: {whole}, sequence {self.seq}, global batch {self.global_batch}, {self.precision}"
+
+
+def parse_plan_inputs(options: Mapping[str, Any], head: Client | None = None) -> PlanInputs:
+    """Parse the options.
+
+    Args:
+        options: the command's options, as typed.
+        head: for `--fleet here`; None connects when needed.
+
+    Raises:
+        BadRequest: unknown names, impossible sizes, or contradictions.
+        BadFile: a config or price list cannot be read.
+        PhalanxError: the head does not answer.
+    """
+    from phalanx.cli.cluster.state_folder import home_folder
+    from phalanx.cli.plan.machine import machine_from_head, machine_from_options
+    from phalanx.planner.facts.coefficient_table import default_stack, find_stack
+    from phalanx.planner.facts.machines import read_fact_tables
+    from phalanx.planner.facts.model_argument import parse_model_argument
+
+    home = home_folder()
+    notes: list[str] = []
+    tables = read_fact_tables(home, tuple(options["prices"]))
+    method = _method(options["method"])
+    model = parse_model_argument(options["model"], home=home, notes=notes)
+    seq = _seq(options["seq"], model)
+    if options["fleet"] == "here":
+        from phalanx.cli.connection import connect
+
+        machine = machine_from_head(head or connect(), options, tables, notes)
+    else:
+        machine = machine_from_options(options, tables, notes)
+    layout = None if options["layout"] is None else parse_layout(options["layout"])
+    precision = _precision(options["precision"], layout, options["layout"], machine)
+    return PlanInputs(
+        model=model,
+        machine=machine,
+        seq=seq,
+        global_batch=_batch(options["global_batch"], seq, method, layout, notes),
+        tokens=None if options["tokens"] is None else parse_tokens(options["tokens"]),
+        method=method,
+        precision=precision,
+        stack=find_stack(options["stack"]) if options["stack"] else default_stack(model, precision, notes),
+        layout=layout,
+        model_argument=options["model"],
+        arguments=" ".join(
+            [
+                options["model"],
+                *(["--gpus", options["gpus"]] if options["gpus"] else []),
+                *(["--fleet", "here"] if options["fleet"] else []),
+            ]
+        ),
+        notes=tuple(notes),
+    )
+
+
+def format_price(price: Price | None) -> str:
+    """Format `$2.69 a GPU-hour (RunPod, on-demand, 2026-11-09)`."""
+    if price is None:
+        return ""
+    region = f", {price.region}" if price.region else ""
+    return f"${price.usd_per_gpu_hour:.2f} a GPU-hour ({price.offer}, {price.kind}{region}, {price.fact.date})"
+
+
+def _method(text: object) -> TrainingMethod:
+    word = str(text).strip().lower()
+    if word not in set(TrainingMethod):
+        raise BadRequest(f"method: {text!r} must be one of {', '.join(TrainingMethod)}")
+    return TrainingMethod(word)
+
+
+def _seq(text: object, model: ModelShape) -> int:
+    """Return the given sequence length, else the default, at most the model's number of position vectors."""
+    if text is None:
+        return min(SEQ_DEFAULT, model.positions or SEQ_DEFAULT)
+    seq = parse_count(text, what="seq")
+    if model.positions and seq > model.positions:
+        raise BadRequest(
+            f"seq: {model.name} has position vectors for {model.positions} positions, not {seq}",
+            hint=f"--seq {model.positions}",
+        )
+    return seq
+
+
+def _batch(text: object, seq: int, method: TrainingMethod, layout: Layout | None, notes: list[str]) -> int:
+    """Return the given sequences per step, else those of the given layout, else the default."""
+    if text is not None:
+        return parse_count(text, what="global-batch")
+    if layout is not None and (layout.micro_batches > 1 or layout.micro_batch > 1):
+        return layout.global_batch
+    batch = ADAPTER_BATCH_DEFAULT if method is not TrainingMethod.FULL else max(1, BATCH_DEFAULT_TOKENS // seq)
+    notes.append(f"global batch not stated: {batch} sequences = {format_tokens(batch * seq)} tokens per step")
+    return batch
+
+
+def _precision(text: object, layout: Layout | None, layout_words: object, machine: Machine) -> str:
+    has = machine.gpu.flops
+    stated = layout.precision if layout is not None and "precision" in str(layout_words).lower() else None
+    if text is None and stated is None:
+        return next((name for name in _PRECISION_ORDER if name in has), "bf16")
+    word = str(stated if text is None else text).strip().lower()
+    if stated not in (None, word):
+        raise BadRequest(f"precision: {word} contradicts {stated} in the layout", hint="give one of the two")
+    if word not in PRECISIONS:
+        near = nearest_match(word, PRECISIONS)
+        raise BadRequest(
+            f"precision: {text!r} must be one of {', '.join(PRECISIONS)}", hint=f"did you mean {near}?" if near else ""
+        )
+    if word not in has:
+        raise BadRequest(f"precision: {machine.gpu.name} does not support {word}", hint=f"supported: {', '.join(has)}")
+    return word

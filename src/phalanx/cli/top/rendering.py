@@ -1,0 +1,145 @@
+"""Formats one Overview for `top` as rich text. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from phalanx.cli import cells
+from phalanx.cli.cluster.nodes import node_state
+from phalanx.cli.terminal import Terminal, strip_control, truncate
+from phalanx.core.fleet.node import NodeState
+from phalanx.core.units import format_duration
+from phalanx.core.work.job import JobState
+from phalanx.wire.api.head import Overview
+from phalanx.wire.api.jobs import JobView
+from phalanx.wire.api.nodes import DeviceView, NodeView
+
+# Textual can draw block characters on every terminal.
+SCREEN = Terminal(width=10_000, height=24, interactive=True, colour=False, blocks=True)
+_TITLES = ("JOB", "NAME", "STATE", "GPUS", "UTIL", "STEP", "LOSS", "TOKENS", "TIME", "WHERE OR WHY")
+_WIDE = {"LOSS": 100, "TOKENS": 110, "UTIL": 70}  # minimum width of the terminal for a column
+_DEVICE_COLUMNS = 14  # width of one device, with its gap
+_STYLE = {
+    "pending": "yellow",
+    "held": "yellow",
+    "running": "green",
+    "failed": "red",
+    "timeout": "red",
+    "cancelled": "dim",
+    "succeeded": "blue",
+}
+
+
+def headline(seen: Overview, width: int) -> Text:
+    """Return the summary line; drops less important parts on a narrow terminal."""
+    up = [node for node in seen.nodes if node.state is NodeState.UP]
+    devices = [device for node in up for device in node.devices]
+    held = [device for device in devices if device.job_id is not None]
+    used = [device.utilization for device in held if device.utilization is not None]
+    mean = f", {cells.percent(sum(used) / len(used))} busy" if used else ""
+    virtual = " virtual" if devices and all(device.virtual for device in devices) else ""
+    running = seen.counts.get(JobState.RUNNING, len(seen.running))
+    pending = seen.counts.get(JobState.PENDING, len(seen.pending))
+    parts = [
+        f"Phalanx {seen.version}",
+        f"{len(up)}/{len(seen.nodes)} nodes",
+        f"{len(held)}/{len(devices)}{virtual} devices held{mean}",
+        f"{running} running, {pending} waiting",
+        time.strftime("%H:%M:%S", time.localtime(seen.now_s)),
+    ]
+    for least in (4, 0):  # the clock, then the version
+        if len("   ".join(parts)) > width:
+            del parts[least]
+    return Text("   ".join(parts), style="bold", no_wrap=True)
+
+
+def fleet_text(nodes: Sequence[NodeView], width: int) -> Text:
+    """Return every device of every node, as many on a line as fit."""
+    if not nodes:
+        return Text("no node has joined yet", style="dim")
+    label = max(len(node.id) for node in nodes) + 11
+    per_line = max(1, (width - label) // _DEVICE_COLUMNS)
+    text = Text(no_wrap=True)
+    for node in nodes:
+        state = node_state(node)
+        head = f"{truncate(strip_control(node.id), label - 11):<{label - 10}}{state:<9}"
+        text.append(head, style={"up": "bold", "down": "red"}.get(state, "yellow"))
+        if node.state is NodeState.DOWN:
+            text.append(strip_control(node.down_cause)[: max(0, width - label)], style="red")
+        for place, device in enumerate(node.devices if node.state is NodeState.UP else []):
+            if place and place % per_line == 0:
+                text.append("\n" + " " * (label - 1))
+            text.append_text(_device(device))
+        text.append("\n")
+    text.rstrip()
+    return text
+
+
+def _device(device: DeviceView) -> Text:
+    """Format a device, `3 ████▌  87% `: its index, a bar, and its utilisation or state."""
+    index = f"{device.index:>2} "
+    if not device.healthy:
+        return Text(f"{index}broken     ", style="red")
+    if device.job_id is None:
+        return Text(f"{index}·····      ", style="dim")
+    share = device.utilization or 0.0
+    colour = "red" if device.throttle else "green" if share >= 0.5 else "yellow" if share >= 0.1 else "dim"
+    bar = Text(f"{index}{cells.bar(device.utilization, 5, SCREEN)}", style=colour)
+    return bar.append(f"{cells.percent(device.utilization) or '?':>5} ", style="")
+
+
+def job_titles(width: int) -> list[str]:
+    """Return the columns of the job table that fit into `width`."""
+    return [title for title in _TITLES if width >= _WIDE.get(title, 0)]
+
+
+def job_line(job: JobView) -> str:
+    """Describe a job in one line: why it waits, where it runs or how it ended, and its command."""
+    match job.state:
+        case JobState.PENDING:
+            status = f"waits: {job.detail or job.reason}"
+        case JobState.RUNNING:
+            status = f"runs on {', '.join(job.nodes)}"
+        case _:
+            code = f" with exit code {job.exit_code}" if job.exit_code else ""
+            status = f"{job.state}{code}{f': {job.detail}' if job.detail else ''}"
+    return strip_control(f"job {job.id} {status}   {job.command}")
+
+
+def job_row(job: JobView, now_s: float, titles: Sequence[str]) -> list[Text]:
+    """Return the cells of one job for the columns in `titles`."""
+    state = (
+        "held"
+        if job.held and job.state is JobState.PENDING
+        else str(job.attempt_state or job.state)
+        if job.state is JobState.RUNNING
+        else str(job.state)
+    )
+    progress = job.progress
+    running = job.state is JobState.RUNNING
+    step = ""
+    if progress is not None:
+        step = cells.step(progress.step, progress.steps_total)
+        if progress.steps_total:
+            step = f"{cells.bar(progress.step / progress.steps_total, 8, SCREEN)} {step}"
+    used = ""
+    if job.utilization is not None and running:
+        used = f"{cells.bar(job.utilization, 5, SCREEN)} {cells.percent(job.utilization)}"
+    begun = job.started_s if job.started_s is not None and job.state is not JobState.PENDING else job.submit_s
+    where = ", ".join(job.nodes) if running else job.detail or (job.reason if job.state is JobState.PENDING else "")
+    cells_of = [
+        Text(job.id, justify="right"),
+        Text(truncate(strip_control(job.name), 24)),
+        Text(state, style=_STYLE.get(str(job.state), "")),
+        Text((job.shape or job.gpus).replace(" ", "") if job.gpu_count else "cpu"),
+        Text(used),
+        Text(step),
+        Text("" if progress is None or progress.loss is None else f"{progress.loss:.3f}"),
+        Text("" if progress is None or not running else cells.rate(progress.tokens_per_s)),
+        Text(format_duration(max(0.0, (job.ended_s or now_s) - begun))),
+        Text(strip_control(where), style="yellow" if job.state is JobState.PENDING else ""),
+    ]
+    return [cell for cell, title in zip(cells_of, _TITLES, strict=True) if title in titles]

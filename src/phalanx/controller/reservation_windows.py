@@ -1,0 +1,90 @@
+"""Begins and ends reservations: stops other jobs on their nodes, and releases the nodes at the end.
+
+Reservations follow the wall clock: if the head's clock is set, they begin and end by the new time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+from phalanx.controller.step_context import StepContext
+from phalanx.core.fleet.hostlist import fold_hostlist
+from phalanx.core.ids import ReservationId
+from phalanx.core.lifecycle.events import StopRequested
+from phalanx.core.scheduling.reservation_calendar import ReservationCalendar, jobs_to_evict
+from phalanx.core.units import format_duration
+from phalanx.core.work.attempt import EndCause
+from phalanx.core.work.reservation import Reservation
+
+
+@dataclass(slots=True)
+class ReservationWindows:
+    """When to check the reservations next. A check that changed something is repeated, since the store may refuse the step."""
+
+    _checked: Mapping[ReservationId, Reservation] | None = None
+    _checked_s: float = inf
+    _next_s: float = inf
+
+    def update(self, turn: StepContext) -> None:
+        """Begin and end reservations that are due, and stop jobs on nodes reserved for others. O(1) while nothing is due."""
+        reservations = turn.world.reservations
+        now_s = turn.now.wall_s
+        # `now_s` before the last check: the clock was set back.
+        if reservations is self._checked and self._checked_s <= now_s < self._next_s:
+            return
+        self._checked = None
+        settled = True
+        for reservation in sorted(reservations.values(), key=lambda one: (one.start_s, one.id)):
+            settled &= self._update(turn, reservation)
+        if settled:
+            self._checked, self._checked_s = reservations, now_s
+            self._next_s = ReservationCalendar(reservations.values()).next_change_s(now_s)
+
+    def due_in_s(self, reservations: Mapping[ReservationId, Reservation], wall_s: float) -> float:
+        """Time until the next begin or end. Jobs that are being stopped cause events of their own, so they need no wake-up."""
+        if reservations is not self._checked:
+            return min((max(0.0, _next_s(one, wall_s) - wall_s) for one in reservations.values()), default=inf)
+        return max(0.0, self._next_s - wall_s)
+
+    def _update(self, turn: StepContext, reservation: Reservation) -> bool:
+        """Bring one reservation up to date; return whether nothing had to change."""
+        now_s = turn.now.wall_s
+        if now_s >= reservation.end_s:
+            end(turn, reservation, "has ended", by="")
+            return False
+        if not reservation.is_active(now_s):
+            if reservation.begun:  # the clock was set back: it will begin again
+                turn.change.put(replace(reservation, begun=False))
+            return not reservation.begun
+        if not reservation.begun:
+            begin(turn, reservation)
+        to_stop = jobs_to_evict(reservation, turn.world.attempts_by_node, turn.world.jobs)
+        for job_id in to_stop:
+            # Repeated until the job is gone: StopRequested is idempotent, so no state is needed for whom to stop.
+            why = f"reservation {reservation.id} begins"
+            turn.apply_event(job_id, StopRequested(cause=EndCause.DRAINED, why=why, by=reservation.by))
+        return reservation.begun and not to_stop
+
+
+def begin(turn: StepContext, reservation: Reservation) -> None:
+    """Mark the reservation as begun: jobs that waited for it may start."""
+    turn.change.put(replace(reservation, begun=True))
+    length = format_duration(reservation.end_s - reservation.start_s)
+    text = f"reservation {reservation.id} begins: {fold_hostlist(sorted(reservation.nodes))} for {reservation.holders_text}, for {length}"
+    turn.add_story("reservation_begun", text, by=reservation.by)
+
+
+def end(turn: StepContext, reservation: Reservation, how: str, *, by: str) -> Reservation:
+    """End the reservation: its nodes accept any job again."""
+    ended = replace(reservation, ended=True)
+    turn.change.put(ended)
+    text = f"reservation {reservation.id} {how}: {fold_hostlist(sorted(reservation.nodes))} no longer reserved for {reservation.holders_text}"
+    turn.add_story("reservation_ended", text, by=by)
+    return ended
+
+
+def _next_s(reservation: Reservation, now_s: float) -> float:
+    """When the reservation begins or, if it has begun, ends."""
+    return reservation.end_s if reservation.begun else max(reservation.start_s, now_s)

@@ -1,0 +1,65 @@
+"""The result of one step of the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.access.audit import AuditLine
+from phalanx.core.errors import PhalanxError
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import NodeId
+from phalanx.core.state.commands import Command
+from phalanx.core.state.world import WorldChange
+from phalanx.core.work.job import Job
+from phalanx.core.work.queue import Project, Queue
+from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.users import Token, User
+from phalanx.ports.store import Batch
+
+IDLE_WAKE_S: Final = 1.0
+Answer = Job | Node | Queue | Project | User | Token | Reservation | list[Job] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerTime:
+    """The two clocks of one step: Unix seconds for records, CLOCK_BOOTTIME seconds (monotonic) for leases and limits."""
+
+    wall_s: float
+    boot_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The result of a step. Nothing of it may be sent before `change` is committed.
+
+    Attributes:
+        answers: one for each event of the inbox, in order; an error for a refused one.
+        commands: for supervisors, in order.
+        lost: nodes whose leases end with this commit.
+        due_in_s: time until the next deadline; infinite if only an event can change anything.
+    """
+
+    change: WorldChange
+    answers: Sequence[Answer | PhalanxError]
+    commands: Sequence[Command]
+    lost: Sequence[NodeId]
+    due_in_s: float
+
+    @property
+    def wake_in_s(self) -> float:
+        """Step again after at most this long, even with an empty inbox: a longer gap counts as a suspended head."""
+        return min(IDLE_WAKE_S, self.due_in_s)
+
+    def batch(self, audit: Sequence[AuditLine] = ()) -> Batch:
+        """The batch to commit, with these lines of the audit trail."""
+        change = self.change
+        return Batch(
+            records=change.records,
+            removed_nodes=[node.id for node in change.removed_nodes],
+            removed_queues=change.removed_queues,
+            story=change.story,
+            audit=audit,
+            epochs=change.epochs,
+        )

@@ -1,0 +1,76 @@
+"""Events of the attempt machine: supervisors' reports, and events that the controller derives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.core.ids import NodeId
+from phalanx.core.state.events import (
+    AttemptWithdrawn,
+    CheckpointFailed,
+    CheckpointSaved,
+    MemberFrozen,
+    MemberHung,
+    MemberReady,
+    MemberRefused,
+    MemberStarted,
+    MemberStopped,
+    ProgressReported,
+    TaskExited,
+)
+from phalanx.core.work.attempt import EndCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLost:
+    """A node of the gang is lost: it died, or its lease expired. Nothing that it still does counts."""
+
+    node_id: NodeId
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """A user, the time limit, a drain or a preemption requests the end of the attempt."""
+
+    cause: EndCause
+    why: str
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOverdue:
+    """The gang did not start in time; `silent`: nodes that never became ready."""
+
+    silent: tuple[NodeId, ...]
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReminderDue:
+    """Resend a node's current command, which it may have missed (it or the head restarted).
+
+    `probe_port`: for a supervisor that has just registered for this attempt, the port on which it answers its peers' probes.
+    """
+
+    node_id: NodeId
+    probe_port: int = 0
+
+
+AttemptEvent = (
+    MemberReady
+    | MemberRefused
+    | MemberStarted
+    | TaskExited
+    | MemberStopped
+    | MemberFrozen
+    | MemberHung
+    | CheckpointSaved
+    | CheckpointFailed
+    | ProgressReported
+    | MemberLost
+    | StopRequested
+    | StartOverdue
+    | ReminderDue
+    | AttemptWithdrawn
+)

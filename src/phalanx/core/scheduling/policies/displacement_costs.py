@@ -1,0 +1,181 @@
+"""The cost of freeing devices on each node: the least value to stop, and the fewest GPUs to move, for each number of devices wanted.
+
+Rows are cached and recomputed only if the node changed, a guaranteed run ended, or a job's hazard bin changed: a round on 12,500 nodes
+recomputes only those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.hazard_table import EDGES_S, bin_of
+from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.policy import JobEntry
+
+INFINITE = float("inf")
+Rows = NDArray[np.float64]
+
+
+class DisplacementCosts:
+    """The rows of every node for jobs of one rank, which stop jobs of their own rank, and move those and lower ones.
+
+    Attributes:
+        stop_costs: [node, devices wanted] least value to stop.
+        move_costs: the same in GPUs to move.
+        expiry: when each row must be recomputed.
+        outdated_nodes: nodes whose rows are outdated.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        rank: int,
+        stop_cost: Callable[[JobEntry, float], float],
+        *,
+        move_min_s: float,
+        stops_max: int,
+    ) -> None:
+        nodes = len(board.devices_of_node)
+        self.board = board
+        self.rank = rank
+        self.stop_cost = stop_cost
+        self.move_min_s = move_min_s
+        self.stops_max = stops_max
+        self.stop_costs: Rows = np.full((nodes, board.node_devices_max + 1), INFINITE)
+        self.move_costs: Rows = np.full((nodes, board.node_devices_max + 1), INFINITE)
+        self.expiry: Rows = np.zeros(nodes)
+        self.outdated_nodes: set[int] = set()
+        self.refreshed_s = -INFINITE
+        self._kinds = np.array(board.pool_of_node)
+
+    def stoppable(self, entry: JobEntry, now_s: float) -> bool:
+        """Whether the entry may be stopped by value."""
+        return (
+            entry.job_class.rank == self.rank
+            and not entry.never_stopped
+            and entry.protected_until_s <= now_s
+            and not entry.overdue
+            and entry.stops < self.stops_max
+        )
+
+    def movable(self, entry: JobEntry, now_s: float) -> bool:
+        """Whether the entry may be moved: on one node, and not moved recently."""
+        return (
+            len(entry.places) == 1
+            and entry.places[0][1] > 0
+            and entry.placed_s + self.move_min_s <= now_s
+            and entry.job_class.rank <= self.rank
+            and not entry.never_stopped
+        )
+
+    def refresh(self, now_s: float) -> None:
+        """Recompute outdated rows."""
+        for node in self.outdated_nodes:
+            self.expiry[node] = 0.0
+        self.outdated_nodes.clear()
+        self.refreshed_s = now_s
+        for node in np.nonzero(self.expiry <= now_s)[0].tolist():
+            self._compute_row(node, now_s)
+
+    def invalidate(self) -> None:
+        """Mark all rows as outdated."""
+        self.expiry[:] = 0.0
+
+    def cheapest(self, rows: Rows, need: Need, shut: int) -> list[tuple[int, int]] | None:
+        """The (node, devices wanted) that are cheapest for the need; None if there are too few. Ties by number."""
+        is_open = self.allowed_nodes(need, shut)
+        column = np.where(is_open, rows[:, need.devices], INFINITE)
+        chosen = self._in_one_domain(column, need) if need.required else np.argsort(column, kind="stable")[: need.nodes]
+        if len(chosen) < need.nodes or column[chosen[-1]] == INFINITE:
+            return None
+        needs = [(node, need.devices) for node in chosen.tolist()]
+        if need.last_node_devices:
+            tail = np.where(is_open, rows[:, need.last_node_devices], INFINITE)
+            tail[chosen] = INFINITE
+            node = int(np.argmin(tail))
+            if tail[node] == INFINITE:
+                return None
+            needs.append((node, need.last_node_devices))
+        return needs
+
+    def cheapest_set(self, node: int, want: int, now_s: float, *, moves: bool) -> list[JobEntry]:
+        """The set of jobs on the node that its row priced: least value, or fewest GPUs."""
+        need = want - self.board.pools[self.board.pool_of_node[node]].free[node]
+        if need <= 0:
+            return []
+        best: list[tuple[float, tuple[JobEntry, ...]]] = [(0.0, ()), *((INFINITE, ()) for _ in range(need))]
+        for entry in self.board.jobs_on_node[node]:
+            if not (self.movable(entry, now_s) if moves else self.stoppable(entry, now_s)):
+                continue
+            count = entry.devices_on(node)
+            if not count:
+                continue
+            cost = float(count) if moves else self.stop_cost(entry, now_s)
+            for short in range(need, 0, -1):
+                before = best[max(0, short - count)]
+                if before[0] + cost < best[short][0]:
+                    best[short] = (before[0] + cost, (*before[1], entry))
+        return list(best[need][1])
+
+    def allowed_nodes(self, need: Need, shut: int) -> NDArray[np.bool_]:
+        """Nodes of the need's first kind that are not closed to it."""
+        is_open = np.isin(self._kinds, need.kinds[:1])
+        shut |= need.shut
+        while shut:
+            low = shut & -shut
+            is_open[low.bit_length() - 1] = False
+            shut ^= low
+        return is_open
+
+    def _in_one_domain(self, column: Rows, need: Need) -> NDArray[np.int64]:
+        """The cheapest nodes in one domain of the required level: of the domain with the least sum."""
+        domains = self.board.domains(need.within)
+        best: tuple[float, NDArray[np.int64]] = (INFINITE, np.empty(0, dtype=np.int64))
+        for domain in np.unique(domains).tolist():
+            inside = np.nonzero(domains == domain)[0]
+            if len(inside) < need.nodes:
+                continue
+            order = inside[np.argsort(column[inside], kind="stable")[: need.nodes]]
+            cost = float(column[order].sum())
+            if cost < best[0]:
+                best = (cost, order)
+        return best[1]
+
+    def _compute_row(self, node: int, now_s: float) -> None:
+        board = self.board
+        pool = board.pools[board.pool_of_node[node]]
+        unit, free = board.node_devices_max, pool.free[node]
+        expiry = INFINITE
+        size = board.devices_of_node[node]
+        short = free < 0  # devices failed under running gangs: nothing more fits, whichever job leaves
+        room = [INFINITE] * (unit + 1) if short else [0.0] * (free + 1) + [INFINITE] * (unit - free)
+        stop, shift = room, room.copy()
+        for entry in () if short else board.jobs_on_node[node]:
+            if not (entry.protected_until_s <= now_s or entry.job_class.rank != self.rank or entry.never_stopped):
+                expiry = min(expiry, entry.protected_until_s)
+            if len(entry.places) == 1 and entry.placed_s + self.move_min_s > now_s:
+                expiry = min(expiry, entry.placed_s + self.move_min_s)
+            not_stoppable, not_movable = not self.stoppable(entry, now_s), not self.movable(entry, now_s)
+            if not_stoppable and not_movable:
+                continue
+            count = entry.devices_on(node)
+            service_s = entry.service_s(now_s)
+            age = bin_of(service_s)
+            value = self.stop_cost(entry, now_s)
+            if age + 1 < len(EDGES_S):
+                expiry = min(expiry, now_s + EDGES_S[age + 1] - service_s + 1e-6)
+            for want in range(size, free, -1):
+                base = max(want - count, 0)
+                if not not_stoppable:
+                    stop[want] = min(stop[want], stop[base] + value)
+                if not not_movable:
+                    shift[want] = min(shift[want], shift[base] + count)
+        if node in pool.removed_nodes:
+            stop = shift = [INFINITE] * (unit + 1)
+        self.stop_costs[node] = stop
+        self.move_costs[node] = shift
+        self.expiry[node] = expiry

@@ -1,0 +1,66 @@
+"""Overdue jobs: a job that has waited past its limit goes before all other jobs, within a small reserved share of the fleet.
+
+docs/scheduling.md states and proves the resulting bound on waiting times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.hazard_table import HazardTable
+from phalanx.core.scheduling.policies.parameters import PolicyParameters
+from phalanx.core.scheduling.policy import JobEntry, sorted_by_submit
+
+
+class ReservedShare:
+    """The overdue jobs, and the GPUs that they use."""
+
+    def __init__(self, board: Board, table: HazardTable, parameters: PolicyParameters) -> None:
+        self.board, self.table, self.parameters = board, table, parameters
+        self.gpus_used = 0
+        self.gpus_total = max(1, sum(size for size in board.devices_of_node if size > 0))
+
+    def remove(self, entry: JobEntry) -> None:
+        """The job is no longer overdue: it ended, was stopped, or is gone."""
+        if entry.overdue:
+            self.gpus_used -= entry.gpus
+            entry.overdue = False
+
+    def promote(self, heads: Iterable[JobEntry], now_s: float) -> None:
+        """Of the jobs next in line, mark those that waited past their limit as overdue, the longest wait first, while the share is not used up."""
+        base_s = self._base_s()
+        if base_s == inf:
+            return
+        late = {
+            entry.seq: waited_s
+            for entry in heads
+            if not entry.overdue and (waited_s := self._waited_s(entry, now_s)) > base_s
+        }
+        if not late or self.gpus_used >= self.parameters.overdue_share * self.gpus_total:
+            return
+        found: list[tuple[float, int, JobEntry]] = []
+        older = 0  # GPUs of jobs submitted before: later jobs cannot postpone a job's limit
+        for entry in sorted_by_submit(self.board.waiting.values()):
+            waited = late.get(entry.seq)
+            if waited is not None and waited > base_s * (
+                1.0 + self.parameters.overdue_load_factor * older / self.gpus_total
+            ):
+                found.append((-waited, entry.seq, entry))
+            older += entry.gpus
+        for _, _, entry in sorted(
+            found
+        ):  # the last one may exceed the share, so that it is fully used while jobs wait for it
+            if self.gpus_used < self.parameters.overdue_share * self.gpus_total:
+                self.gpus_used += entry.gpus
+                entry.overdue = True
+
+    def _base_s(self) -> float:
+        """The wait after which a job that found no other waiting is overdue: it scales with the service times."""
+        mean_s = self.table.served_s / max(1, self.table.events)
+        return max(self.parameters.overdue_s, self.parameters.overdue_service_factor * mean_s)
+
+    def _waited_s(self, entry: JobEntry, now_s: float) -> float:
+        """Its total waiting time, and the cost of its stops and moves."""
+        return entry.waited_s + now_s - entry.waiting_since_s + self.board.restart_cost_s * (entry.stops + entry.moves)

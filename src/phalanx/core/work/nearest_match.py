@@ -1,0 +1,46 @@
+"""The nearest match to a mistyped word, shared by the head and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+_WORD_MAX: Final = 64  # longer words are not typos of a key or verb; the cost is the product of the lengths
+
+
+def nearest_match(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that `word` was most likely meant to be, or None if none is near.
+
+    Case and `-` against `_` do not count. One typo (a letter inserted, missing, replaced, or two swapped) is allowed for every three letters; a
+    choice that begins with `word` counts as near too. Ties are resolved to the smaller choice.
+    """
+    typed = _normalized(word)
+    if not typed or len(typed) > _WORD_MAX:
+        return None
+    allowed = max(1, len(typed) // 3)
+    best: tuple[int, str] | None = None
+    for choice in choices:
+        normalized = _normalized(choice)
+        distance = _distance(typed, normalized)
+        if distance > allowed and not (len(typed) >= 2 and normalized.startswith(typed)):
+            continue
+        if best is None or (distance, choice) < best:
+            best = (distance, choice)
+    return None if best is None else best[1]
+
+
+def _normalized(word: str) -> str:
+    return word.strip().lower().replace("_", "-").lstrip("-")
+
+
+def _distance(left: str, right: str) -> int:
+    """Optimal string alignment: insertions, deletions, substitutions and swaps of neighbours, each 1."""
+    before: list[int] = []
+    row = list(range(len(right) + 1))
+    for i, a in enumerate(left, start=1):
+        last, before, row = before, row, [i] + [0] * len(right)
+        for j, b in enumerate(right, start=1):
+            row[j] = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == right[j - 2] and left[i - 2] == b:
+                row[j] = min(row[j], last[j - 2] + 1)
+    return row[-1]

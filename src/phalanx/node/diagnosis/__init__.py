@@ -1,0 +1,1 @@
+"""Evidence of failures and hangs: last lines, stack dumps, stalled ranks."""

@@ -1,0 +1,101 @@
+"""Collects evidence of a failed task: its last lines of output, XIDs of its devices, OOM kills.
+
+Called when a task has failed by itself; the head's rules evaluate the evidence. Bounded in time and size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Final
+
+from phalanx.core.work.failure import FailureEvidence, StuckPosition
+from phalanx.node.logic.evidence import last_lines
+from phalanx.node.member.member_runtime import MemberRuntime, rank_task_id
+from phalanx.node.prepare.member_preparation import NodeServices
+from phalanx.node.probes.kernel_log import KernelLog
+
+TAIL_BYTES: Final = 16_384  # a traceback of a deep framework has some hundred lines; the last ones matter
+_DRAIN_S: Final = 0.3  # for output left in the dead task's pipe, which its children may keep open
+_FAILING_MAX: Final = 4  # tasks of one member whose evidence is collected: the first to die are not follow-on failures
+_SIGKILL: Final = 9
+
+
+def oom_kills() -> int | None:
+    """Number of OOM kills on this machine; None if the kernel does not report it.
+
+    Source: /proc/vmstat, `oom_kill` (Linux 4.13); includes kills in memory cgroups.
+    """
+    try:
+        with open("/proc/vmstat", encoding="ascii") as stat:
+            return next((int(line.split()[1]) for line in stat if line.startswith("oom_kill ")), None)
+    except OSError:
+        return None
+
+
+def oom_events(folder: str | None) -> int | None:
+    """Number of OOM kills in one cgroup and its descendants; None without the memory controller there."""
+    if folder is None:
+        return None
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(os.path.join(folder, "memory.events"), encoding="ascii") as events,
+    ):
+        return next((int(line.split()[1]) for line in events if line.startswith("oom_kill ")), None)
+    return None
+
+
+def collect_evidence(
+    member: MemberRuntime,
+    rank: int,
+    *,
+    signal: int | None,
+    pid: int | None,
+    began_ns: int,
+    services: NodeServices,
+    kernel: KernelLog,
+) -> FailureEvidence:
+    """Collect the evidence of this exit. Takes a fraction of a second."""
+    kernel.poll()
+    pids = [] if pid is None else [pid]
+    oom = kernel.oom_killed(began_ns, pids)
+    if not oom and signal == _SIGKILL:
+        oom = _oom_count_grew(member)
+    tail = b""
+    if member.evidence_collected < _FAILING_MAX:
+        member.evidence_collected += 1
+        tail = _tail(member, rank, services)
+    own = member.prepare.spec.env
+    return FailureEvidence(
+        lines=last_lines(tail, (value for _, value in own)),
+        xids=kernel.xids(began_ns, member.grant.devices),
+        oom_killed=oom,
+    )
+
+
+def hang_evidence(member: MemberRuntime, rank: int) -> FailureEvidence | None:
+    """The stuck position of a rank whose gang was stopped for a hang."""
+    stance: StuckPosition | None = member.stuck_positions.get(rank)
+    return None if stance is None else FailureEvidence(stuck_position=stance)
+
+
+def _oom_count_grew(member: MemberRuntime) -> bool:
+    """Whether the count of OOM kills grew since the member's tasks started: of its own cgroup if available, else of the machine."""
+    for before, now in (
+        (member.oom_kills_before, oom_events(member.cgroup)),
+        (member.machine_oom_kills_before, oom_kills()),
+    ):
+        if before is not None and now is not None:
+            return now > before
+    return False
+
+
+def _tail(member: MemberRuntime, rank: int, services: NodeServices) -> bytes:
+    with contextlib.suppress(KeyError, OSError):
+        stream = services.stream_key(member, rank_task_id(rank))
+        if not services.spool.closed(stream):
+            services.spool.drain(stream, _DRAIN_S)
+        end = services.spool.length(stream)
+        begin = max(member.stream_starts.get(rank, 0), end - TAIL_BYTES)
+        return services.spool.read(stream, begin, end - begin)
+    return b""

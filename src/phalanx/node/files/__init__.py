@@ -1,0 +1,1 @@
+"""Folders of the node: caches, virtual environments, working directories, checkpoints."""

@@ -1,0 +1,216 @@
+"""Requests to the head: HTTP over a persistent connection, one Connection per thread.
+
+Follows the head to another address or leader (`head_address`), and turns every answer into a body or one of three errors that define the
+next step. Retries only when the head had closed a persistent connection: every route is idempotent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from phalanx.node.head_link.head_address import HeadAddress
+from phalanx.node.head_link.peer_account import check_peer_account
+
+_BODY_MAX: Final = 1 << 30  # an uploaded working directory is at most 100 MB; this bounds invalid answers
+_CONNECT_S: Final = 5.0
+_TRIES: Final = 2  # the known address, and the next one; a broken persistent connection does not count
+
+
+class HeadUnavailable(Exception):
+    """The head does not answer, or (`answered`) it cannot serve the request now. The same request may succeed later."""
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
+class RegistrationRequired(Exception):
+    """The head does not know this incarnation of the supervisor: register, then repeat the request."""
+
+
+class RequestRejected(Exception):
+    """The head rejects this request permanently; do not repeat it."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(f"{status} {code}: {message}")
+        self.status = status
+        self.code = code
+
+
+class HeadIsStandby(HeadUnavailable):
+    """That head is in standby. `leader`: the address of the leader; empty if it knows none."""
+
+    def __init__(self, message: str, leader: str) -> None:
+        super().__init__(message, answered=True)
+        self.leader = leader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadAccess:
+    """The parameters of a connection: the address, the node's token, and the CA of a head that uses TLS.
+
+    `head_uids`: accounts that a head on this machine may run under, besides root and ours.
+    """
+
+    address: HeadAddress
+    token: str
+    ca_file: str | None = None
+    head_uids: frozenset[int] = frozenset()
+
+
+class HeadConnection:
+    """One persistent connection, for one thread."""
+
+    def __init__(self, access: HeadAccess) -> None:
+        self._access = access
+        self._url = ""
+        self._http: http.client.HTTPConnection | None = None
+        access.address.on_change(self._cut)
+
+    def call(self, method: str, path: str, body: bytes | None = None, *, timeout_s: float) -> bytes:
+        """Send a request; returns the answer's body.
+
+        Raises:
+            HeadUnavailable: no answer in time, or the head asks to retry later.
+            RegistrationRequired: the head requires a registration first.
+            Rejected: the head will never accept this request.
+        """
+        response = self._send(method, path, body, timeout_s)
+        try:
+            data = response.read(_BODY_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise HeadUnavailable(f"{method} {path}: {error!r}") from error
+        return self._body_or_error(response.status, data, f"{method} {path}")
+
+    def download(self, path: str, file: int, *, timeout_s: float) -> None:
+        """Write the answer's body to a descriptor.
+
+        Raises:
+            HeadUnavailable, RegistrationRequired, Rejected: as `call`.
+        """
+        response = self._send("GET", path, None, timeout_s)
+        try:
+            if response.status != 200:
+                self._body_or_error(response.status, response.read(_BODY_MAX), f"GET {path}")
+                raise HeadUnavailable(f"GET {path}: status {response.status}")
+            while piece := _read(response, f"GET {path}"):
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(file, view) :]
+        except http.client.HTTPException as error:
+            self.close()
+            raise HeadUnavailable(f"GET {path}: {error!r}") from error
+        except HeadUnavailable:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Drop the connection; the next call opens another."""
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+    def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> http.client.HTTPResponse:
+        headers = {"Authorization": f"Bearer {self._access.token}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        tries = 0
+        while True:
+            kept = self._http is not None and self._url == self._access.address.url
+            try:
+                connection = self._connected(timeout_s)
+                connection.request(method, path, body=body, headers=headers)
+                return connection.getresponse()
+            except TimeoutError as error:
+                self.close()
+                self._access.address.switch_head(self._url)
+                raise HeadUnavailable(f"{method} {path}: no answer in {timeout_s:g} s from {self._url}") from error
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if kept:
+                    continue  # closed by the head while idle, which is no sign of a failure
+                tries += 1
+                self._access.address.switch_head(self._url)
+                if tries == _TRIES or self._access.address.url == self._url:
+                    raise HeadUnavailable(f"{method} {path}: {self._url}: {error!r}") from error
+
+    def _body_or_error(self, status: int, data: bytes, what: str) -> bytes:
+        try:
+            return _checked_body(status, data, what)
+        except HeadIsStandby as error:
+            self._access.address.follow_referral(self._url, error.leader)
+            raise
+
+    def _cut(self) -> None:
+        """Interrupt a request to a head that is no longer the current one; called from another thread."""
+        connection = self._http
+        wire = None if connection is None else connection.sock
+        if wire is None or self._url == self._access.address.url:
+            return
+        # A duplicate descriptor: `shutdown` of a TLS socket is not thread-safe.
+        with contextlib.suppress(OSError, ValueError), socket.socket(fileno=os.dup(wire.fileno())) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
+
+    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
+        url = self._access.address.url
+        if self._http is None or url != self._url:
+            self.close()
+            self._url = url
+            self._http = _open(url, self._access.ca_file)
+        if self._http.sock is None:
+            self._http.timeout = min(timeout_s, _CONNECT_S)
+            self._http.connect()
+            if not isinstance(self._http, http.client.HTTPSConnection):
+                check_peer_account(self._http.sock, self._access.head_uids)  # type: ignore[arg-type]  # connected
+        _set_timeout(self._http, timeout_s)
+        return self._http
+
+
+def _read(response: http.client.HTTPResponse, what: str) -> bytes:
+    """The next bytes of a body. A broken connection means HeadUnavailable; other system errors are of this node's disk."""
+    try:
+        return response.read(1 << 18)
+    except OSError as error:
+        raise HeadUnavailable(f"{what}: {error!r}") from error
+
+
+def _set_timeout(connection: http.client.HTTPConnection, timeout_s: float) -> None:
+    if connection.sock.gettimeout() != timeout_s:
+        connection.sock.settimeout(timeout_s)
+
+
+def _open(url: str, ca_file: str | None) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    if parts.hostname is None or parts.scheme not in {"http", "https"}:
+        raise HeadUnavailable(f"{url!r} is not an address of a head; expected http://HOST:PORT")
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(parts.hostname, parts.port or 80)
+    import ssl
+
+    context = ssl.create_default_context(cafile=ca_file)
+    return http.client.HTTPSConnection(parts.hostname, parts.port or 443, context=context)
+
+
+def _checked_body(status: int, data: bytes, what: str) -> bytes:
+    if 200 <= status < 300:
+        return data
+    try:
+        error = json.loads(data)["error"]
+        code, message = str(error["code"]), str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        error, code, message = {}, "", data[:200].decode(errors="replace")
+    if status == 409 and code == "say_hello":
+        raise RegistrationRequired(message)
+    if status == 503 and code == "not_leading":
+        raise HeadIsStandby(f"{what}: {message}", str(error.get("leader") or ""))
+    if status in {408, 425, 429} or status >= 500:
+        raise HeadUnavailable(f"{what}: {status} {code} {message}", answered=True)
+    raise RequestRejected(status, code, message)

@@ -1,0 +1,50 @@
+"""Paths of a node's local copies of checkpoints and outputs, for gangs whose nodes do not share the head's folders. No file access.
+
+<node folder>/checkpoints/<job>/epoch-<e>/step-<8 digits>/    this node's part of the attempt's checkpoints; complete for the one it resumes from
+<scratch folder of the attempt>/outputs/                      what its ranks write for the user; removed with the attempt
+"""
+
+from __future__ import annotations
+
+import os
+
+from phalanx.core.ids import Epoch, JobId
+from phalanx.core.state.commands import PrepareTasks
+from phalanx.core.work.job import PublishedCheckpoint
+
+
+def checkpoints_folder(node_folder: str, job_id: JobId) -> str:
+    """Return the folder of the node's own checkpoints of a job."""
+    return os.path.join(node_folder, "checkpoints", job_id)
+
+
+def outputs_folder(scratch_folder: str) -> str:
+    """Return the folder of the node's own outputs of an attempt."""
+    return os.path.join(scratch_folder, "outputs")
+
+
+def head_stores_checkpoints(prepare: PrepareTasks) -> bool:
+    """Whether the head stores this attempt's checkpoints; a path that the user named is not copied."""
+    return prepare.kept and not prepare.spec.checkpoint
+
+
+def epoch_folder(own: str, epoch: Epoch) -> str:
+    """Return the folder that an attempt saves to, under the node's own checkpoints of its job."""
+    return os.path.join(own, f"epoch-{epoch}")
+
+
+def local_checkpoint_path(prepare: PrepareTasks, resume: PublishedCheckpoint, own: str) -> str | None:
+    """Return the local path of a checkpoint that the head stores; None for one at a path that the user named."""
+    if not head_stores_checkpoints(prepare) or not resume.path.startswith(
+        os.path.dirname(prepare.checkpoint_dir) + "/"
+    ):
+        return None
+    return os.path.join(epoch_folder(own, resume.epoch), f"step-{resume.step:08d}")
+
+
+def head_checkpoint_path(prepare: PrepareTasks, own: str, path: str) -> str | None:
+    """Return the head's path of the checkpoint at the local `path`; None for any other path."""
+    folder, name = os.path.split(path)
+    if not head_stores_checkpoints(prepare) or folder != epoch_folder(own, prepare.epoch):
+        return None
+    return f"{prepare.checkpoint_dir}/{name}"

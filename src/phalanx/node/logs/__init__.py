@@ -1,0 +1,1 @@
+"""Log files of the ranks and of the supervisor."""

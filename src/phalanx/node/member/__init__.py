@@ -1,0 +1,1 @@
+"""A member while it runs: its container, its scratch folder, the reports of its ranks."""

@@ -1,0 +1,1 @@
+"""Steps before a rank starts: packages, images, set-up commands, rendezvous."""

@@ -1,0 +1,520 @@
+"""Prepares one member: checks its devices, creates folders, validates its command, runs its setup, verifies a checkpoint, picks a port.
+
+Runs on a worker thread and may take long on a slow disk; checks `cancelled` between the steps. Returns the result as a value for the logic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.fleet.fitness import BadLink
+from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.node.files import workdir_upload
+from phalanx.node.files.job_accounts import (
+    SINGLE_ACCOUNT,
+    JobAccountPolicy,
+    acting_as,
+    make_owned_folder,
+    open_for_writing,
+)
+from phalanx.node.files.preparation_error import PreparationFailed
+from phalanx.node.head_link.head_connection import HeadAccess, HeadUnavailable, RequestRejected
+from phalanx.node.logic import environment, local_copies, script_check
+from phalanx.node.logic.accounts import login_environment
+from phalanx.node.logic.environment import MemberFolders, NodeContext
+from phalanx.node.logic.events import MemberPrepared, MemberStartFailed
+from phalanx.node.logic.local_copies import checkpoints_folder, outputs_folder
+from phalanx.node.logic.requirements import names_python_by_path
+from phalanx.node.logic.utf8 import replace_invalid_utf8
+from phalanx.node.logic.warm_start import parse_warm_command
+from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.member.rank_reports import RankReport
+from phalanx.node.member.scratch import scratch_of
+from phalanx.node.prepare import (
+    container_images,
+    package_install,
+    path_probe,
+    resume_checkpoint,
+)
+from phalanx.node.prepare.rendezvous_port import free_port
+from phalanx.node.prepare.setup_runner import SETUP_TASK, run_setup_command
+from phalanx.node.probes.devices import DeviceFacts, DeviceReading
+from phalanx.node.probes.preflight_checks import PreflightChecks
+from phalanx.node.processes.attempt_processes import (
+    NOT_EXECUTABLE,
+    NOT_FOUND,
+    ProcessesUnavailable,
+    ProcessHost,
+    TaskSpec,
+)
+from phalanx.node.processes.containment import AttemptKey
+from phalanx.node.processes.zygote import Zygote, Zygotes
+from phalanx.node.transfer.checkpoint_upload import CheckpointUploader
+from phalanx.node.transfer.output_sync import OutputSync
+from phalanx.node.transfer.spool import Spool
+from phalanx.node.transfer.stream_upload import StreamName, StreamUploader
+from phalanx.wire.manifest import open_regular
+
+_log = logging.getLogger(__name__)
+_FREE_SHARE: Final = 0.9  # of a GPU's memory must be free; drivers and a display server hold a little
+_FREE_WAIT_S: Final = 10.0  # the memory of a killed rank is freed within a second or two
+_POLL_S: Final = 0.2
+# After this the ranks start cold, each with the same import: 16 nodes on two cores took 18 s.
+_ZYGOTE_WAIT_S: Final = 120.0
+# One script check at a time on a node: each may take 60 MiB and block other threads.
+_script_checks: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeServices:
+    """The services of the node that preparation and start use.
+
+    Attributes:
+        devices: the node's inventory.
+        fresh_samples: returns device samples taken after the call, by index.
+        on_report: receives the reports of a member's ranks.
+        sees_head_files: whether the head's folders are visible here; None if the head cannot tell.
+        cache: the node's cache folder, shared by attempts.
+        preflight_checks: the node's preflight checks.
+        clock_offset_s: how far our wall clock is ahead of the head's.
+        accounts: the account policy; its `folder` holds the files of other accounts' jobs, `folder` here holds ours.
+    """
+
+    node_key: str
+    access: HeadAccess
+    base: Mapping[str, str]
+    virtual: bool
+    devices: tuple[DeviceFacts, ...]
+    fresh_samples: Callable[[float], Mapping[int, DeviceReading]]
+    host: ProcessHost
+    zygotes: Zygotes
+    spool: Spool
+    shipper: StreamUploader
+    on_report: Callable[[MemberRuntime, RankReport], None]
+    checkpoint_uploader: CheckpointUploader
+    output_sync: OutputSync
+    sees_head_files: Callable[[], bool | None]
+    cache: str
+    preflight_checks: PreflightChecks
+    clock_offset_s: Callable[[], float]
+    folder: str = ""
+    accounts: JobAccountPolicy = SINGLE_ACCOUNT
+
+    def node_view(self, member: MemberRuntime) -> NodeContext:
+        """This node, for the member's environment variables."""
+        scratch = member.scratch
+        return NodeContext(
+            base={} if member.container is not None else self.base_environment(member),
+            devices=tuple(self.devices[index].uuid for index in member.grant.devices),
+            virtual=self.virtual,
+            folders=MemberFolders(
+                hostfile=scratch.hostfile,
+                page=scratch.page,
+                reports=scratch.reports,
+                checkpoints=member.checkpoints,
+                outputs=member.outputs,
+                stacks=scratch.path,
+            ),
+        )
+
+    def base_environment(self, member: MemberRuntime) -> Mapping[str, str]:
+        """The initial environment of its processes: the supervisor's own, or that of a login of its account."""
+        return self.base if member.account is None else login_environment(self.base, member.account)
+
+    def cache_folder(self, member: MemberRuntime) -> str:
+        """The cache folder: one per account, since an account that can write there decides what the others run."""
+        if member.account is None:
+            return self.cache
+        folder = os.path.join(self.accounts.folder, "cache", str(member.account.uid))
+        make_owned_folder(folder, member.account)
+        return folder
+
+    def open_pipe(self, member: MemberRuntime, stream: str) -> int:
+        """A new descriptor for a task's output into a stream; the caller closes it."""
+        return self.spool.open_pipe(stream, None if member.account is None else member.account.uid)
+
+    def stream_key(self, member: MemberRuntime, stream: str) -> str:
+        """The spool's key of one of the member's streams; creates the stream on first use."""
+        name = StreamName(member.key.job_id, member.key.epoch, stream)
+        self.spool.add(name.key, member.scratch.log(stream))
+        self.shipper.add(name)
+        return name.key
+
+    def open_supervisor_output(self, member: MemberRuntime) -> int:
+        """A new descriptor for the member's supervisor stream; the caller closes it."""
+        return self.open_pipe(member, self.stream_key(member, f"supervisor-{member.grant.node_rank}"))
+
+    def note(self, member: MemberRuntime, text: str) -> None:
+        """Write a line of the supervisor to the job's log."""
+        with contextlib.suppress(OSError, KeyError):  # its scratch folder may be gone already
+            key = self.stream_key(member, f"supervisor-{member.grant.node_rank}")
+            self.spool.write(key, f"phalanx: {replace_invalid_utf8(text)}\n".encode())
+
+
+def prepare_member(member: MemberRuntime, services: NodeServices) -> MemberPrepared | MemberStartFailed:
+    """Prepare the member; see the module."""
+    clock_off_s = services.clock_offset_s()
+    try:
+        _take_account(member, services)
+        bad_links = _check_node_and_links(member, services)
+        if bad_links:  # the head decides which end is at fault, once both have reported
+            return MemberPrepared(key=member.key, bad_links=bad_links, clock_off_s=clock_off_s)
+        resume, port = _prepare(member, services)
+    except PreparationFailed as refusal:
+        return MemberStartFailed(
+            key=member.key,
+            why=str(refusal),
+            charge=refusal.charge,
+            exit_code=refusal.exit_code,
+            flaw=refusal.node_fault,
+        )
+    except OSError as error:
+        return MemberStartFailed(key=member.key, why=f"preparing failed on this node: {error}", charge=False)
+    except Exception as error:  # noqa: BLE001  our bug; unreported, the gang would wait for this node forever
+        _log.exception("preparing job %s failed", member.key.job_id)
+        return MemberStartFailed(
+            key=member.key, why=f"preparing failed on this node: {type(error).__name__}: {error}", charge=False
+        )
+    return MemberPrepared(key=member.key, port=port, resume=resume, clock_off_s=clock_off_s)
+
+
+def _take_account(member: MemberRuntime, services: NodeServices) -> None:
+    """Select the member's account; files of another account's job are in separate folders."""
+    account = services.accounts.account_for(member.prepare.user)
+    if account is None:
+        return
+    key, others = member.key, services.accounts.folder
+    member.account = account
+    member.scratch = scratch_of(services.folder, key.job_id, key.epoch, shared_root=others, account=account)
+    member.checkpoints = checkpoints_folder(others, key.job_id)
+    member.outputs = outputs_folder(member.scratch.path)
+    if member.prepare.spec.upload:
+        member.workdir = member.scratch.workdir
+
+
+def _check_node_and_links(member: MemberRuntime, services: NodeServices) -> tuple[BadLink, ...]:
+    """Check this node and the links to its peers; returns the bad links."""
+    _unless_cancelled(member)
+    _prove_devices(member, services)
+    _check_node(member, services)
+    _unless_cancelled(member)
+    bad_links = services.preflight_checks.bad_links(member.prepare, member.grant)
+    for link in bad_links:
+        services.note(member, f"link to {link.peer}: {link.why}")
+    return bad_links
+
+
+def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCheckpoint | None, int | None]:
+    steps = (_make_folders, _bring_files, _bring_image, _bring_packages, _check_command, _open_processes, _run_setup)
+    for step in steps:
+        _unless_cancelled(member)
+        step(member, services)
+    resume = resume_checkpoint.select_checkpoint(
+        member, services.access, services.checkpoint_uploader, lambda text: services.note(member, text)
+    )
+    return resume, free_port() if member.grant.node_rank == 0 else None
+
+
+def _unless_cancelled(member: MemberRuntime) -> None:
+    if member.cancelled.is_set():
+        raise PreparationFailed("the job was stopped during preparation", charge=False)
+
+
+def _prove_devices(member: MemberRuntime, services: NodeServices) -> None:
+    """Check that the devices exist and their memory is free."""
+    wanted = member.grant.devices
+    absent = [index for index in wanted if index >= len(services.devices)]
+    if absent:
+        why = f"device {absent[0]} is not on this node, which has {len(services.devices)}"
+        raise PreparationFailed(why, charge=False, node_fault=True)
+    if services.virtual or not wanted:
+        return
+    until_s = time.monotonic() + _FREE_WAIT_S
+    while True:
+        samples = services.fresh_samples(_FREE_WAIT_S)
+        problem = next((text for index in wanted if (text := _device_problem(index, samples.get(index)))), "")
+        if not problem:
+            return
+        if time.monotonic() >= until_s or member.cancelled.wait(_POLL_S):
+            gone = any(
+                samples.get(index) is None for index in wanted
+            )  # memory in use belongs to another process, it is not a fault of the node
+            raise PreparationFailed(problem, charge=False, node_fault=gone)
+
+
+def _check_node(member: MemberRuntime, services: NodeServices) -> None:
+    """Run the preflight checks: disk, shared memory, matrix products."""
+    flaw = services.preflight_checks.node_fault(member.prepare, member.grant)
+    if flaw:
+        raise PreparationFailed(flaw, charge=False, node_fault=True)
+
+
+def _device_problem(index: int, sample: DeviceReading | None) -> str:
+    if sample is None:
+        return f"GPU {index} does not answer; see nvidia-smi and the kernel log"
+    used, total = sample.memory_used_bytes, sample.memory_total_bytes
+    if used is not None and total is not None and total - used < _FREE_SHARE * total:
+        return f"GPU {index} ({sample.uuid}): {used >> 20} of {total >> 20} MiB are in use by other processes; see nvidia-smi"
+    return ""
+
+
+def _make_folders(member: MemberRuntime, services: NodeServices) -> None:
+    scratch, order = member.scratch, member.prepare
+    scratch.make()
+    if member.account is not None and local_copies.head_stores_checkpoints(order):
+        make_owned_folder(member.checkpoints, member.account)
+    resume_checkpoint.check_storage(member, sees=services.sees_head_files())
+    with acting_as(member.account):
+        if not os.path.exists(scratch.hostfile):
+            with open(open_for_writing(scratch.hostfile), "w", encoding="utf-8") as file:
+                file.write(environment.hostfile(order))
+        for folder in resume_checkpoint.writable_folders(member):
+            try:
+                resume_checkpoint.make_folder(folder)
+            except OSError as error:
+                raise PreparationFailed(
+                    f"{folder} cannot be created on this node: {error.strerror}", charge=True
+                ) from error
+        path_probe.create_marker(member)
+    resume_checkpoint.download_outputs(member, services.output_sync)
+    member.reports = services.spool.open_reports(
+        scratch.reports, lambda report: services.on_report(member, report), member.account
+    )
+
+
+def _bring_files(member: MemberRuntime, services: NodeServices) -> None:
+    spec = member.prepare.spec
+    if spec.upload:
+        try:
+            workdir_upload.fetch_and_unpack(
+                services.access,
+                spec.upload,
+                member.scratch.workdir,
+                member.cancelled,
+                account=member.account,
+                archive_path=member.scratch.private("upload.tar"),
+            )
+        except workdir_upload.UploadInvalid as error:
+            raise PreparationFailed(str(error), charge=True) from error
+        except (HeadUnavailable, RequestRejected) as error:
+            raise PreparationFailed(f"the uploaded working directory did not arrive: {error}", charge=False) from error
+    with acting_as(member.account):
+        exists = os.path.isdir(member.workdir)
+    if not exists:
+        raise PreparationFailed(
+            f"working directory {member.workdir} does not exist on this node; submit from a folder on a file system that all nodes share, or with --copy",
+            charge=True,
+        )
+
+
+def _bring_image(member: MemberRuntime, services: NodeServices) -> None:
+    """Pull the image if it is not here yet."""
+    if not member.prepare.spec.image:
+        return
+    _open(member, services)
+    member.container = container_images.prepare_container(
+        member,
+        cache=services.cache_folder(member),
+        base=environment.inheritable_environment(services.base_environment(member)),
+        open_output=lambda: services.open_supervisor_output(member),
+        gpus=() if services.virtual else tuple(services.devices[index].uuid for index in member.grant.devices),
+    )
+
+
+def _bring_packages(member: MemberRuntime, services: NodeServices) -> None:
+    """Install packages before looking up the command: a package may provide it."""
+    with acting_as(member.account):
+        file = package_install.file_of(member)
+    if not file:
+        return
+    _open(member, services)
+    variables = environment.setup_environment(member.prepare, member.grant, services.node_view(member))
+    package_install.bring(
+        member,
+        file,
+        cache=services.cache_folder(member),
+        variables=variables,
+        open_output=lambda: services.open_supervisor_output(member),
+    )
+    argv = member.prepare.spec.role.argv
+    if member.venv and names_python_by_path(argv):
+        services.note(member, f"{argv[0]} is named by its path and does not use the packages of {file}; write `python`")
+
+
+def _check_command(member: MemberRuntime, services: NodeServices) -> None:
+    """Look up the program, and check the script that it would run."""
+    role, spec = member.prepare.spec.role, member.prepare.spec
+    command: tuple[str, ...] | str = role.script or role.argv
+    if not command:
+        raise PreparationFailed("the job names no command", charge=True)
+    variables = environment.setup_environment(member.prepare, member.grant, services.node_view(member))
+    variables = package_install.dressed(member, variables)
+    member.environment = variables
+    with acting_as(member.account):
+        _check_program_and_script(command, member, variables)
+    if spec.warm and member.account is not None:
+        services.note(
+            member,
+            "ranks start cold: jobs run under their owner's account here, and a warm parent runs job code under the supervisor's account",
+        )
+    elif spec.warm and spec.image:
+        services.note(member, "ranks start cold: a warm parent runs on the node, not in an image")
+    elif spec.warm:
+        warm = parse_warm_command(command)
+        member.zygote = (
+            None
+            if warm is None
+            else services.zygotes.request(warm, env=_first_environment(member, services), cwd=member.workdir)
+        )
+
+
+def _check_program_and_script(
+    command: tuple[str, ...] | str, member: MemberRuntime, variables: Mapping[str, str]
+) -> None:
+    spec = member.prepare.spec
+    if not isinstance(command, str):
+        # Otherwise the setup or the image may provide it; exec reports.
+        known = not spec.setup and not spec.image
+        if known:
+            _resolve(command[0], member.workdir, variables)
+        _judge_script(script_check.script_path(command), member, must_exist=known)
+    elif "\n" not in command.strip():
+        with contextlib.suppress(ValueError):
+            _judge_script(script_check.script_path(shlex.split(command)), member, must_exist=False)
+
+
+def _first_environment(member: MemberRuntime, services: NodeServices) -> dict[str, str]:
+    """The environment of the ranks, except for the values that the barrier decides."""
+    from phalanx.core.state.commands import StartTasks
+
+    order, key = member.prepare, member.key
+    start = StartTasks(
+        node_id=member.grant.node_id,
+        job_id=key.job_id,
+        epoch=key.epoch,
+        generation=key.generation,
+        port=0,
+        resume=None,
+    )
+    return package_install.dressed(
+        member, environment.rank_environment(order, start, member.grant, 0, services.node_view(member))[0]
+    )
+
+
+def _resolve(program: str, workdir: str, variables: Mapping[str, str]) -> None:
+    if "/" in program:
+        path: str | None = os.path.join(workdir, program)
+        if not os.path.exists(path or ""):
+            raise PreparationFailed(f"{program}: no such file in {workdir}", charge=True, exit_code=NOT_FOUND)
+        if os.path.isdir(path or "") or not os.access(path or "", os.X_OK):
+            raise PreparationFailed(
+                f"{program}: is not executable; use chmod +x, or name its interpreter",
+                charge=True,
+                exit_code=NOT_EXECUTABLE,
+            )
+        return
+    folders = variables.get("PATH", os.defpath)
+    path = shutil.which(
+        program, path=os.pathsep.join(os.path.join(workdir, part) for part in folders.split(os.pathsep))
+    )
+    if path is None:
+        raise PreparationFailed(
+            f"{program}: command not found; searched PATH={folders}", charge=True, exit_code=NOT_FOUND
+        )
+
+
+def _judge_script(script: str | None, member: MemberRuntime, *, must_exist: bool) -> None:
+    if script is None:
+        return
+    path = os.path.join(member.workdir, script)
+    if not os.path.exists(path):
+        if must_exist:
+            raise PreparationFailed(f"{script}: no such file in {member.workdir}", charge=True)
+        return
+    if not path.endswith(".py") or not os.path.isfile(path):
+        return
+    with open_regular(path) as file:  # its owner may replace it at any time, even by a pipe
+        text = file.read(script_check.SCRIPT_BYTES_MAX + 1)
+    allocation = member.prepare.allocation
+    context = script_check.ScriptContext(
+        nodes=len(allocation.grants),
+        world_size=max(allocation.world_size, allocation.gpus),
+        cuda=bool(member.grant.devices) and member.environment["PHALANX_VIRTUAL"] != "1",
+    )
+    with _script_checks:
+        why = script_check.find_script_error(script, text, context)
+    if why is not None:
+        raise PreparationFailed(why, charge=True)
+
+
+def _open_processes(member: MemberRuntime, services: NodeServices) -> None:
+    """Open the member's processes; warm if the zygote is ready."""
+    zygote = member.zygote
+    if zygote is not None and not _zygote_ready(member):
+        services.note(member, f"ranks start cold: {zygote.reason or 'the warm parent is not ready'}")
+        zygote = None
+    if member.processes is None or zygote is not None:
+        _open(member, services, zygote)
+
+
+def _open(member: MemberRuntime, services: NodeServices, zygote: Zygote | None = None) -> None:
+    """Open the member's processes, and close those of the installer: warm ranks need a keeper of their own."""
+    with member.containment_lock:
+        if member.processes is not None:
+            member.processes.close()
+    key = AttemptKey(
+        job_id=member.key.job_id, epoch=member.key.epoch, generation=member.key.generation, node_key=services.node_key
+    )
+    try:
+        processes = services.host.open(key, zygote=zygote)
+    except ProcessesUnavailable as error:
+        if zygote is None:
+            raise PreparationFailed(f"cannot start a process on this node: {error}", charge=False) from error
+        processes = services.host.open(key)
+    with member.containment_lock:
+        member.processes = processes
+        if member.cancelled.is_set():
+            processes.kill()
+
+
+def _zygote_ready(member: MemberRuntime) -> bool:
+    assert member.zygote is not None
+    until_s = time.monotonic() + _ZYGOTE_WAIT_S
+    while time.monotonic() < until_s and not member.cancelled.is_set():
+        if member.zygote.wait(_POLL_S):
+            return True
+        if member.zygote.reason:
+            return False
+    return False
+
+
+def _run_setup(member: MemberRuntime, services: NodeServices) -> None:
+    """Run the setup text once per attempt, in the member's containment, and wait for it."""
+    text = member.prepare.spec.setup
+    marker = member.scratch.private("setup-done")
+    if not text or os.path.exists(marker):
+        return
+    task = TaskSpec(task_id=SETUP_TASK, command=text, cwd=member.workdir, env=member.environment)
+    if member.container is not None:
+        assert member.processes is not None
+        task = member.container.wrap_task(member.processes.key, task)
+    code = run_setup_command(
+        member, SETUP_TASK, task.command, task.env, lambda: services.open_supervisor_output(member), cwd=task.cwd
+    )
+    if code != 0:
+        raise PreparationFailed(
+            f"setup ended with code {code}; its output is in the stream supervisor-{member.grant.node_rank}",
+            charge=True,
+            exit_code=code,
+        )
+    with open(marker, "w", encoding="ascii"):
+        pass

@@ -1,0 +1,146 @@
+"""Provides the Python packages that a job requires: one virtual environment per hash, created once, in which the member runs.
+
+`requirements_main` installs in the member's containment; this module starts it and holds the environment while the member lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from phalanx.core.work.requirements import NO_REQUIREMENTS
+from phalanx.node.files.cache_folder import make_cache
+from phalanx.node.files.job_accounts import acting_as, open_for_writing
+from phalanx.node.files.preparation_error import PreparationFailed
+from phalanx.node.files.venv_cache import VenvCache
+from phalanx.node.logic.requirements import activated, default_requirements_file
+from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.prepare.setup_runner import REQUIREMENTS_TASK, run_setup_command
+
+_PROGRAM: Final = (sys.executable, "-I", "-m", "phalanx.node.prepare.package_install_main")
+
+_ANSWER_CHARACTERS_MAX: Final = 1 << 20  # includes the installer's last lines
+_FILE_BYTES_MAX: Final = 16 << 20  # a list of packages; the installer reads it again, within the job's memory
+_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)?")  # a folder in the cache, never above it
+
+
+def file_of(member: MemberRuntime) -> str:
+    """The requirements file in the working directory; "" for none. An uploaded directory may provide one, unless the job specifies another."""
+    spec = member.prepare.spec
+    if spec.requirements:
+        return "" if spec.requirements == NO_REQUIREMENTS else spec.requirements
+    if not spec.upload or spec.image:
+        return ""
+    return default_requirements_file(lambda name: _bytes(os.path.join(member.workdir, name)))
+
+
+def bring(
+    member: MemberRuntime, file: str, *, cache: str, variables: Mapping[str, str], open_output: Callable[[], int]
+) -> None:
+    """Make the member run in the environment of this file; a restart in place reuses the earlier one.
+
+    Args:
+        member: its processes must be open.
+        file: in the working directory.
+        cache: the node's cache folder.
+        variables: the installer's environment, including the job's PIP_ and UV_ variables.
+        open_output: as in `run_setup_command`.
+
+    Raises:
+        Refusal: it cannot be created; contains the installer's error.
+        OSError: the disk failed.
+    """
+    answer, order = (os.path.join(member.scratch.path, name) for name in ("requirements.json", "requirements.order"))
+    with acting_as(member.account):
+        make_cache(cache, member.account)
+        name = _name_in(answer)
+        fresh = name is None or (name and not _take(member, VenvCache(cache), name))
+        if fresh:
+            with open(open_for_writing(order), "w", encoding="utf-8") as out:
+                request = {
+                    "file": file,
+                    "workdir": member.workdir,
+                    "cache": cache,
+                    "argv": member.prepare.spec.role.argv,
+                }
+                json.dump({**request, "answer": answer}, out)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(answer)  # of a failed try
+    if fresh:
+        run_setup_command(member, REQUIREMENTS_TASK, (*_PROGRAM, order), variables, open_output)
+        with acting_as(member.account):
+            name = _name_in(answer)
+            if name is None:
+                raise PreparationFailed(_why(answer, file), charge=_charged(answer))
+            taken = not name or _take(member, VenvCache(cache), name)
+        if not taken:
+            raise PreparationFailed(f"{file}: its packages were removed right after their installation", charge=False)
+
+
+def dressed(member: MemberRuntime, variables: dict[str, str]) -> dict[str, str]:
+    """The variables, with the member's environment activated if it has one."""
+    return activated(variables, member.venv) if member.venv else variables
+
+
+def _take(member: MemberRuntime, venvs: VenvCache, name: str) -> bool:
+    """Hold the environment until the member is wound up; False if it is gone.
+
+    Raises:
+        Refusal: the member was stopped, or another process holds the environment.
+    """
+    try:
+        descriptor = venvs.acquire(name, member.cancelled.is_set)
+    except TimeoutError as error:
+        stopped = member.cancelled.is_set()
+        why = (
+            "the job was stopped during preparation"
+            if stopped
+            else f"{venvs.path(name)}: another process holds its lock"
+        )
+        raise PreparationFailed(why, charge=not stopped) from error
+    if not venvs.complete(name):
+        os.close(descriptor)
+        return False
+    member.cleanup.callback(os.close, descriptor)
+    member.venv = venvs.path(name)
+    return True
+
+
+def _answer(path: str) -> dict[str, object]:
+    try:
+        # Written by the installer and the code that it installs: a pipe or a long text must not block us.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, encoding="utf-8") as file:
+            found = json.loads(file.read(_ANSWER_CHARACTERS_MAX))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _name_in(path: str) -> str | None:
+    name = _answer(path).get("name")
+    return name if isinstance(name, str) and _NAME.fullmatch(name) else None
+
+
+def _why(path: str, file: str) -> str:
+    return str(_answer(path).get("why") or f"installing {file} was interrupted on this node")
+
+
+def _charged(path: str) -> bool:
+    return _answer(path).get("charge") is True
+
+
+def _bytes(path: str) -> bytes | None:
+    try:
+        # A pipe without a writer must not block us.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with open(descriptor, "rb") as file:
+        return file.read(_FILE_BYTES_MAX) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None

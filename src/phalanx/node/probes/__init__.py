@@ -1,0 +1,1 @@
+"""Readings of hardware and kernel: devices, links, samples, preflight checks."""

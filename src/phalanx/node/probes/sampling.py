@@ -1,0 +1,175 @@
+"""Samples the devices and reports to the head: each second while ranks run, less often when idle. Only this thread uses the probe."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from phalanx.core.ids import JobId, NodeId, SupervisorId
+from phalanx.node.head_link.head_connection import (
+    HeadAccess,
+    HeadConnection,
+    HeadUnavailable,
+    RegistrationRequired,
+    RequestRejected,
+)
+from phalanx.node.probes.devices import DeviceProbe, DeviceReading, node_facts
+from phalanx.node.probes.virtual_devices import VirtualProbe
+from phalanx.wire import supervisor as wire
+
+BUSY_S: Final = 1.0
+IDLE_S: Final = 5.0
+_SMALL_S: Final = 2.0  # a fleet that renews as often as this is small enough for a sample of every node each second
+_ASK_S: Final = 3.0
+_log = logging.getLogger(__name__)
+
+
+class Sampler:
+    """See the module.
+
+    Args:
+        busy: the job on each device index now.
+        pids: the ranks on each device index now.
+        number: the head's index of a device.
+        on_xids: receives errors of the GPU driver: the device's index here, and the XIDs.
+        pace: the head's renewal interval in seconds; it grows with the fleet, and samples follow it.
+    """
+
+    def __init__(
+        self,
+        access: HeadAccess,
+        probe: DeviceProbe,
+        *,
+        node_id: NodeId,
+        supervisor_id: SupervisorId,
+        folder: str,
+        job_by_device: Callable[[], Mapping[int, JobId]],
+        pids_by_device: Callable[[], Mapping[int, tuple[int, ...]]],
+        ended: threading.Event,
+        head_index: Callable[[int], int] = lambda index: index,
+        renew_interval_s: Callable[[], float] = lambda: 0.0,
+        on_xids: Callable[[int, tuple[int, ...]], None] = lambda _index, _xids: None,
+    ) -> None:
+        self._on_xids = on_xids
+        self._number = head_index
+        self._pace = renew_interval_s
+        self._reported_s = -math.inf
+        self._connection = HeadConnection(access)
+        self._probe = probe
+        self._node_id = node_id
+        self._supervisor_id = supervisor_id
+        self._folder = folder
+        self._busy = job_by_device
+        self._pids = pids_by_device
+        self._ended = ended
+        self._wake = threading.Event()
+        self._fresh = threading.Condition()
+        self._asked = 0  # number of requests for a fresh sample
+        self._answered = 0  # number of those made before the newest sample began
+        self._latest: dict[int, DeviceReading] = {}
+        self._bound: dict[int, tuple[int, ...]] = {}
+
+    def fresh_samples(self, timeout_s: float) -> dict[int, DeviceReading]:
+        """Samples taken after this call, by index; the latest ones on timeout."""
+        with self._fresh:
+            self._asked += 1
+            asked = self._asked
+            self._wake.set()
+            self._fresh.wait_for(lambda: self._answered >= asked or self._ended.is_set(), timeout_s)
+            return self._latest
+
+    def run(self) -> None:
+        """Run until the supervisor ends."""
+        sampled_s = -IDLE_S
+        while not self._ended.is_set():
+            with self._fresh:
+                asked = self._asked
+                self._wake.clear()
+            jobs = self._busy()
+            if not jobs and asked == self._answered and time.monotonic() - sampled_s < IDLE_S:
+                self._wake.wait(BUSY_S)
+                continue
+            sampled_s = time.monotonic()
+            try:
+                self._bind()
+                taken = self._probe.sample()
+            except OSError as error:  # out of descriptors: no fault of the devices, so nothing is reported
+                _log.warning("cannot sample the devices now: %s", error)
+                self._wake.wait(BUSY_S)
+                continue
+            for one in taken:
+                if one.xids:
+                    self._on_xids(one.index, one.xids)
+            with self._fresh:
+                self._latest = {sample.index: sample for sample in taken}
+                self._answered = asked
+                self._fresh.notify_all()
+            every_s = report_every_s(self._pace(), busy=bool(jobs))
+            if sampled_s - self._reported_s > every_s - BUSY_S / 2:  # the loop runs about once a second
+                self._reported_s = sampled_s
+                self._report(taken, jobs, every_s)
+            self._wake.wait(BUSY_S)
+
+    def _bind(self) -> None:
+        if not isinstance(self._probe, VirtualProbe):
+            return
+        pids = dict(self._pids())
+        for slot in self._bound.keys() - pids.keys():
+            self._probe.unbind(slot)
+        for slot, now in pids.items():
+            if self._bound.get(slot) != now:
+                self._probe.bind(slot, now)
+        self._bound = pids
+
+    def _report(self, taken: tuple[DeviceReading, ...], jobs: Mapping[int, JobId], every_s: float) -> None:
+        devices = [
+            wire.DeviceSample(
+                index=self._number(sample.index),
+                uuid=sample.uuid,
+                counter=sample.counter,
+                utilization=sample.utilization,
+                memory_used_bytes=sample.memory_used_bytes,
+                memory_total_bytes=sample.memory_total_bytes,
+                power_w=sample.power_w,
+                temperature_c=sample.temperature_c,
+                throttle=sample.throttle,
+                virtual=sample.virtual,
+                job_id=jobs.get(sample.index),
+            )
+            for sample in taken
+        ]
+        try:
+            request = wire.SamplesRequest(
+                supervisor_id=self._supervisor_id,
+                node_id=self._node_id,
+                at_s=time.time(),
+                devices=devices,
+                load_1m=os.getloadavg()[0],
+                memory_available_bytes=_memory_available_bytes(),
+                disk_free_bytes=node_facts(self._folder).disk_free_bytes,
+                every_s=every_s,
+            )
+            self._connection.call("POST", "/v1/node/samples", wire.encode(request), timeout_s=_ASK_S)
+        except (OSError, HeadUnavailable, RegistrationRequired, RequestRejected, msgspec.MsgspecError) as error:
+            _log.debug("samples: %s", error)  # the next sample follows in a second
+
+
+def report_every_s(renew_in_s: float, *, busy: bool) -> float:
+    """The interval between samples sent to the head, if it requests a renewal every `renew_in_s`."""
+    least_s = BUSY_S if busy else IDLE_S
+    return least_s if renew_in_s <= _SMALL_S else max(least_s, renew_in_s)
+
+
+def _memory_available_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        for line in meminfo:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,1 @@
+"""Processes: starting, containing, finding and ending them."""

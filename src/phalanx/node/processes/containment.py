@@ -1,0 +1,293 @@
+"""Containment: track every process of one attempt generation on this node, and stop, resume or kill all of them.
+
+`processes` opens one for each attempt generation. Two kinds, chosen once per supervisor (PHALANX_CONTAINMENT = auto, cgroup or session):
+
+CGROUP   the ranks start in a cgroup of their own; the kernel freezes and kills them atomically.
+SESSION  no writable cgroup2: SIGSTOP and SIGKILL sweeps over /proc until two agree.
+
+In both kinds the members are all descendants of the attempt's keeper, a child subreaper that exits only when waitpid finds no child: they
+include a daemon that forked twice, changed its session, closed its descriptors and cleared its environment, and a root process that moved
+itself out of its cgroup. Only if the keeper is killed do we fall back to marks: the task key in the environment, the ranks' sessions,
+processes seen before, all their descendants, and, while no other attempt runs here, all processes that the spawner adopted (`strays`).
+While other attempts run such a stray is left for `sweep_node`: it could belong to one of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Self
+
+from phalanx.node.processes import cgroups, sweeps
+from phalanx.node.processes.proctable import (
+    TICKS_PER_S,
+    ProcessIdentity,
+    descendants,
+    read_row,
+    read_table,
+)
+
+CONTAINMENT_VARIABLE: Final = "PHALANX_CONTAINMENT"
+_LAST_EXITS_LIMIT_S: Final = 1.0  # a keeper reaps and reports within milliseconds, unless it was stopped with its node
+_JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]+")
+_NODE_KEY: Final = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptKey:
+    """One generation of one attempt on one node. `node_key` is unique on the machine, over all PHALANX_HOMEs."""
+
+    job_id: str
+    epoch: int
+    generation: int
+    node_key: str
+
+    def __post_init__(self) -> None:
+        """Reject values that would be ambiguous in a marker or invalid as a folder name.
+
+        Raises:
+            ValueError: the job id or node key has other characters.
+        """
+        if not _JOB_ID.fullmatch(self.job_id):
+            raise ValueError(f"job id {self.job_id!r}: letters, digits, '-' and '_' only: it marks processes")
+        if not _NODE_KEY.fullmatch(self.node_key):
+            raise ValueError(f"node key {self.node_key!r}: letters, digits, '.', '-' and '_' only")
+
+    @property
+    def generation_name(self) -> str:
+        """The name of the generation on its node: "<job>.<epoch>.<generation>"."""
+        return f"{self.job_id}.{self.epoch}.{self.generation}"
+
+    @property
+    def marker(self) -> str:
+        """The value of PHALANX_TASK_KEY: "<job>.<epoch>.<generation>.<nodekey>"."""
+        return f"{self.generation_name}.{self.node_key}"
+
+    @classmethod
+    def parse(cls, marker: str) -> Self:
+        """The key that has this marker.
+
+        Raises:
+            ValueError: malformed marker.
+        """
+        parts = marker.split(".", 3)
+        if len(parts) != 4:
+            raise ValueError(f"{marker!r} is not a task key; expected <job>.<epoch>.<generation>.<nodekey>")
+        return cls(job_id=parts[0], epoch=int(parts[1]), generation=int(parts[2]), node_key=parts[3])
+
+
+class ContainmentKind(enum.StrEnum):
+    """How the processes are contained."""
+
+    CGROUP = "cgroup"
+    SESSION = "session"
+
+
+class Containment:
+    """The processes of one attempt generation. Calls may come from any thread, one at a time."""
+
+    def __init__(
+        self,
+        key: AttemptKey,
+        *,
+        keeper: ProcessIdentity,
+        cgroup: cgroups.Cgroup | None,
+        strays: Callable[[sweeps.Table], set[int]],
+    ) -> None:
+        self.key = key
+        self.kind = ContainmentKind.SESSION if cgroup is None else ContainmentKind.CGROUP
+        self._keeper = keeper
+        self._cgroup = cgroup
+        self._strays = strays
+        self._sessions: set[int] = set()
+        self._seen: set[ProcessIdentity] = set()
+        # Processes that the job itself had stopped before our freeze; None while not frozen by us.
+        self._stopped_before: set[ProcessIdentity] | None = None
+        self._settled = threading.Event()  # the keeper has no child
+        self._settled.set()
+        self._keeper_lost = False
+
+    # Reports of the keeper, passed on by `processes`.
+
+    def task_started(self, pid: int) -> None:
+        """A task was started: it leads a session that has its pid as number."""
+        self._sessions.add(pid)
+        self._settled.clear()
+
+    def keeper_empty(self) -> None:
+        """The keeper has no child left."""
+        self._settled.set()
+
+    def keeper_lost(self) -> None:
+        """The keeper is dead: from now on only marks identify the members."""
+        self._keeper_lost = True
+        self._settled.clear()
+
+    # Calls of the supervisor.
+
+    @property
+    def cgroup(self) -> str | None:
+        """The folder of its cgroup; None without one."""
+        return None if self._cgroup is None else self._cgroup.folder
+
+    def members(self) -> list[int]:
+        """The pids of all live members, sorted; without the keeper."""
+        table = read_table()
+        return sorted(pid for pid in self._members(table) if not table[pid].dead)
+
+    def empty(self) -> bool:
+        """True if no process of it is left."""
+        if self._keeper_lost:
+            return not self.members()
+        return self._certainly_empty()
+
+    def signal(self, number: int) -> int:
+        """Signal every member once; returns how many received it. A frozen member handles it when thawed (SIGKILL: at once)."""
+        table = read_table()
+        return sum(sweeps.signal_where_allowed(table[pid].identity, number) for pid in self._members(table))
+
+    def freeze(self, timeout_s: float = 2.0) -> bool:
+        """Stop every member; True once none of them executes. May be called again."""
+        if self._stopped_before is None:
+            table = read_table()
+            self._stopped_before = {table[pid].identity for pid in self._members(table) if table[pid].state in "Tt"}
+        still = self._cgroup is None or self._cgroup.freeze(timeout_s)
+        return sweeps.stop_until_still(self._outside_cgroup, timeout_s) and still
+
+    def thaw(self) -> None:
+        """Resume every member except those that the job itself had stopped."""
+        stopped_before, self._stopped_before = self._stopped_before or set(), None
+        table = read_table()
+        for pid in self._outside_cgroup(table):
+            if table[pid].state in "Tt" and table[pid].identity not in stopped_before:
+                sweeps.signal_where_allowed(table[pid].identity, signal.SIGCONT)
+        if self._cgroup is not None:
+            self._cgroup.thaw()
+
+    def frozen(self) -> bool:
+        """True while frozen by `freeze` with every member stopped."""
+        if self._stopped_before is None or (self._cgroup is not None and not self._cgroup.frozen()):
+            return False
+        table = read_table()
+        return all(table[pid].state in "TtDZX" for pid in self._outside_cgroup(table))
+
+    def kill(self, timeout_s: float = 5.0) -> list[int]:
+        """SIGKILL until nothing is left, frozen or not. The caller must start no more tasks.
+
+        Returns:
+            Pids that did not die in time (in an uninterruptible call, or of another user); empty when done.
+        """
+
+        def doomed(table: sweeps.Table) -> set[int]:
+            if self._cgroup is not None:
+                self._cgroup.kill()
+            return self._members(table)
+
+        leftover = sweeps.kill_until_none(doomed, timeout_s, certain=self._certainly_empty, pause=self._pause)
+        if not leftover and not self._keeper_lost:
+            self._settled.wait(_LAST_EXITS_LIMIT_S)  # so that the exits are reported before this returns
+        return leftover
+
+    def close(self) -> bool:
+        """Remove the cgroup and its descendants; False while a process lives in it."""
+        return self._cgroup is None or self._cgroup.remove()
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all members, including dead ones that their parents waited for."""
+        if self._cgroup is not None:
+            return self._cgroup.cpu_seconds()
+        table = read_table()
+        ticks = sum(table[pid].cpu_ticks for pid in self._members(table))
+        keeper = table.get(self._keeper.pid)
+        if keeper is not None and keeper.identity == self._keeper:
+            ticks += keeper.waited_cpu_ticks
+        return ticks / TICKS_PER_S
+
+    def _pause(self, seconds: float) -> None:
+        """Wait until the keeper reports that nothing is left; if it has and the cgroup is not empty yet, sleep."""
+        if self._settled.is_set():
+            time.sleep(seconds)
+        else:
+            self._settled.wait(seconds)
+
+    def _certainly_empty(self) -> bool:
+        return self._settled.is_set() and (self._cgroup is None or not self._cgroup.populated())
+
+    def _outside_cgroup(self, table: sweeps.Table) -> set[int]:
+        """The members that only signals reach: all without a cgroup, else those that moved out of it."""
+        members = self._members(table)
+        return members if self._cgroup is None else members - self._cgroup.members()
+
+    def _members(self, table: sweeps.Table) -> set[int]:
+        """The pids of the table that belong to this generation."""
+        pids = set() if self._cgroup is None else self._cgroup.members() & table.keys()
+        keeper = table.get(self._keeper.pid)
+        if keeper is not None and keeper.identity == self._keeper and not keeper.dead:
+            pids |= descendants(table, [self._keeper.pid])
+        else:
+            pids |= {row.pid for row in table.values() if row.session in self._sessions or row.identity in self._seen}
+            pids |= sweeps.processes_with_marker(table, self.key.marker) | self._strays(table)
+            pids |= descendants(table, pids)
+        self._seen = {table[pid].identity for pid in pids}
+        return pids
+
+
+class ContainmentFactory:
+    """Opens containments of the kind that works on this node."""
+
+    def __init__(self, node_key: str, *, mode: str | None = None) -> None:
+        """Detect what works here.
+
+        Args:
+            node_key: see AttemptKey.
+            mode: "auto", "cgroup" or "session"; by default the value of PHALANX_CONTAINMENT, else "auto".
+
+        Raises:
+            ValueError: another word, or "cgroup" where none can be created.
+        """
+        mode = mode or os.environ.get(CONTAINMENT_VARIABLE) or "auto"
+        if mode not in {"auto", "cgroup", "session"}:
+            raise ValueError(f"{CONTAINMENT_VARIABLE}={mode}: must be auto, cgroup or session")
+        self._folder: str | None = None
+        self.reason = f"{CONTAINMENT_VARIABLE}=session"
+        if mode != "session":
+            self._folder, self.reason = cgroups.claim_node_cgroup(node_key)
+        if mode == "cgroup" and self._folder is None:
+            raise ValueError(f"{CONTAINMENT_VARIABLE}=cgroup, but {self.reason}; use auto or session")
+        self.kind = ContainmentKind.SESSION if self._folder is None else ContainmentKind.CGROUP
+
+    def prepare(self, key: AttemptKey) -> cgroups.Cgroup | None:
+        """Create the cgroup of a generation before its keeper is forked; None without cgroups.
+
+        Raises:
+            OSError: it could not be created.
+        """
+        if self._folder is None:
+            return None
+        cgroup = cgroups.Cgroup(f"{self._folder}/{key.generation_name}")
+        cgroup.create()
+        return cgroup
+
+    def open(
+        self,
+        key: AttemptKey,
+        *,
+        keeper_pid: int,
+        cgroup: cgroups.Cgroup | None,
+        strays: Callable[[sweeps.Table], set[int]],
+    ) -> Containment:
+        """The containment of a keeper that was just forked."""
+        row = read_row(keeper_pid)
+        keeper = ProcessIdentity(keeper_pid, 0) if row is None else row.identity
+        return Containment(key, keeper=keeper, cgroup=cgroup, strays=strays)
+
+    def close(self) -> None:
+        """Remove the node's own cgroup if no attempt is left in it."""
+        if self._folder is not None:
+            cgroups.Cgroup(self._folder).remove()

@@ -1,0 +1,524 @@
+"""The supervisor's shell: one thread feeds `Supervisor.step` and performs its actions; work that may block runs on thread pools.
+
+Three pools, each in order per member: *work* here (prepare, spawn, wind up, clean up), and those of `fence` (signal and kill; freeze and
+thaw), so that a freeze at the end of a lease never waits for a checkpoint verification or for processes that do not die.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, assert_never
+
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Epoch, JobId, SupervisorId
+from phalanx.core.state.commands import Command
+from phalanx.core.state.events import Report as ReportedEvent
+from phalanx.core.state.events import TaskExited
+from phalanx.core.work.seats import Seat
+from phalanx.node.diagnosis.rank_monitor import RankMonitor
+from phalanx.node.files import checkpoint_folders, job_accounts
+from phalanx.node.files.cache_folder import cache_folder
+from phalanx.node.files.checkpoint_deletion import delete_checkpoints_as_owner
+from phalanx.node.files.job_accounts import SINGLE_ACCOUNT, JobAccountPolicy, acting_as
+from phalanx.node.head_link.channels import (
+    CommandPoller,
+    EventSender,
+    LeaseRenewer,
+    Registrar,
+    start_thread,
+)
+from phalanx.node.head_link.head_connection import HeadAccess, HeadConnection, RequestRejected
+from phalanx.node.logic.actions import (
+    AppendNote,
+    CheckEmpty,
+    DrainOutput,
+    DumpStacks,
+    ExitSupervisor,
+    FreezeMember,
+    KillMember,
+    PrepareMember,
+    PublishMembers,
+    RemoveCheckpoints,
+    RemoveScratch,
+    RenewLease,
+    SendEvent,
+    SendSigterm,
+    SpawnTasks,
+    SupervisorAction,
+    ThawMember,
+    UpdateLeasePage,
+)
+from phalanx.node.logic.events import (
+    CommandReceived,
+    MemberEmptied,
+    MemberKey,
+    OutputDrained,
+    SupervisorEvent,
+    TaskEnded,
+    TerminationRequested,
+)
+from phalanx.node.logic.images import command_exit
+from phalanx.node.logic.lease import NS_PER_S
+from phalanx.node.logic.local_copies import checkpoints_folder, outputs_folder
+from phalanx.node.logic.supervisor import Supervisor
+from phalanx.node.member.member_runtime import (
+    MemberRuntime,
+    MemberRuntimes,
+    member_key,
+    rank_of,
+)
+from phalanx.node.member.rank_reports import RankReport
+from phalanx.node.member.scratch import scratch_of
+from phalanx.node.prepare import container_images, member_preparation
+from phalanx.node.prepare.member_preparation import NodeServices
+from phalanx.node.prepare.setup_runner import SETUP_TASKS
+from phalanx.node.probes.devices import DeviceProbe
+from phalanx.node.probes.preflight_checks import PreflightChecks
+from phalanx.node.probes.sampling import Sampler
+from phalanx.node.processes.attempt_processes import ProcessHost, TaskProcessExit
+from phalanx.node.processes.containment import AttemptKey
+from phalanx.node.processes.thread_pool import KeyedThreadPool
+from phalanx.node.processes.zygote import Zygotes
+from phalanx.node.shell import member_start
+from phalanx.node.shell.exec_sessions import ExecSessions
+from phalanx.node.shell.process_control import MemberProcessControl
+from phalanx.node.shell.upload_coordinator import SHIP_LIMIT_S, UploadCoordinator
+from phalanx.node.transfer.shared_storage import check_head_files
+from phalanx.node.transfer.spool import Spool
+from phalanx.node.transfer.stream_upload import StreamUploader
+from phalanx.wire import supervisor as wire
+from phalanx.wire.rank import RankStopReason, boottime_ns
+
+WORK_THREADS: Final = 4  # a slow file system may hold one or two
+SLOW_THREADS: Final = 64  # concurrent setups, image pulls and package installs that do not delay other work
+WAKE_MAX_S: Final = 0.5  # a queue's timeout does not count the time a host sleeps; the lease does
+INBOX_BATCH: Final = 1024  # happenings in one step
+FLUSH_S: Final = 2.0  # for the last events before the supervisor exits
+REAP_EVERY_S: Final = 10.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """The configuration of a supervisor. `base` is the environment that ranks inherit.
+
+    `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
+    """
+
+    node: Node
+    supervisor_id: SupervisorId
+    node_key: str
+    folder: str
+    access: HeadAccess
+    base: dict[str, str]
+    seat: Seat | None = None
+    accounts: JobAccountPolicy = SINGLE_ACCOUNT
+
+
+class SupervisorLoop:
+    """One incarnation of a supervisor."""
+
+    def __init__(self, settings: NodeSettings, probe: DeviceProbe) -> None:
+        self._settings = settings
+        self._ended = threading.Event()
+        self._inbox: queue.SimpleQueue[SupervisorEvent] = queue.SimpleQueue()
+        self._supervisor = Supervisor(settings.node.id)
+        self._presents = MemberRuntimes()
+        self._carried: tuple[MemberKey, ...] = ()
+        access, ended, who = settings.access, self._ended, settings.supervisor_id
+        self._greeter = Registrar(access, self._hello, ended, on_refused=self._on_registration_refused)
+        self._renewer = LeaseRenewer(
+            access,
+            self._greeter,
+            node_id=settings.node.id,
+            supervisor_id=who,
+            epochs=self._epochs,
+            on_renewed=self._inbox.put,
+            ended=ended,
+        )
+        self._events = EventSender(access, self._greeter, supervisor_id=who, ended=ended)
+        self._commands = CommandPoller(access, self._greeter, supervisor_id=who, on_commands=self._receive, ended=ended)
+        self._shipper = StreamUploader(access, self._greeter, supervisor_id=who, ended=ended)
+        self._watch = RankMonitor(probe.devices(), self._inbox.put)
+        self._sampler = Sampler(
+            access,
+            probe,
+            node_id=settings.node.id,
+            supervisor_id=who,
+            folder=settings.folder,
+            job_by_device=self._presents.job_by_device,
+            pids_by_device=self._presents.pids_by_device,
+            ended=ended,
+            head_index=self._number,
+            renew_interval_s=lambda: self._renewer.renew_in_s,
+            on_xids=self._watch.kernel_log.add_xids,
+        )
+        self._exec = ExecSessions(access, ended)
+        self._uploads = UploadCoordinator(
+            access,
+            self._shipper,
+            ended,
+            note=self._note,
+            shutting_down=lambda: self._urgent,
+            resume_folders=self._presents.resume_folders,
+        )
+        self._storage_connection = HeadConnection(access)
+        self._probe = probe
+        self._work = KeyedThreadPool("work", WORK_THREADS, SLOW_THREADS)
+        self._work.start_first_thread()
+        self._fence = MemberProcessControl(self._watch, self._inbox.put, self._after_work, lambda: self._services)
+        self._opened_services: NodeServices | None = None
+        self._reaped_s = time.monotonic()
+        self._leaving = False
+        self._urgent = False
+        self.sees_head_files: bool | None = None
+        self._failed = False
+        self._numbers: tuple[int, ...] = ()
+        self.exit_code = 0  # of the first task that failed by itself, else of one that was stopped
+        self.stop = RankStopReason.NONE  # the last reason why its ranks were asked to end
+
+    def run(self) -> None:
+        """Run until the supervisor ends and no member is left."""
+        start_thread("renewer", self._renewer.run)  # registers first, in parallel with the remaining setup
+        self._opened_services = self._open_services()
+        for name, run in (
+            ("commands", self._commands.run),
+            ("events", self._events.run),
+            ("shipper", self._shipper.run),
+            ("sampler", self._sampler.run),
+            ("outputs", self._uploads.output_sync.run),
+        ):
+            start_thread(name, run)
+        wake_ns: int | None = None
+        while not self._leaving:
+            outbox = self._supervisor.step(boottime_ns(), self._collect(wake_ns), unix_s=time.time())
+            for action in outbox.actions:
+                self._perform(action)
+            wake_ns = outbox.wake_ns
+            self._watch.check_for_hangs(self._presents.all)
+            self._reap()
+        self._close()
+
+    def terminate(self) -> None:
+        """Stop all members and end; a second call ends at once. Safe in a signal handler."""
+        self._urgent = True
+        self._inbox.put(TerminationRequested())
+
+    # ------------------------------------------------------------------------------------------------------------ the loop
+
+    def _collect(self, wake_ns: int | None) -> list[SupervisorEvent]:
+        timeout_s = WAKE_MAX_S if wake_ns is None else min(WAKE_MAX_S, max(0.0, (wake_ns - boottime_ns()) / NS_PER_S))
+        found: list[SupervisorEvent] = []
+        try:
+            found.append(self._inbox.get(timeout=timeout_s))
+            while len(found) < INBOX_BATCH:
+                found.append(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        return found
+
+    def _perform(self, action: SupervisorAction) -> None:
+        match action:
+            case SendEvent(event=event):
+                self._report([event])
+            case UpdateLeasePage(key=key):
+                self.stop = action.stop or self.stop
+                if (member := self._presents.get(key)) is not None:
+                    member.write_page(action)
+            case PrepareMember():
+                self._prepare(action)
+            case SpawnTasks() | DrainOutput():
+                self._do_work(action)
+            case SendSigterm() | DumpStacks() | FreezeMember() | ThawMember() | KillMember() | CheckEmpty():
+                self._fence.submit(self._member(action.key), action)
+            case RemoveScratch(job_id=job_id, epoch=epoch):
+                self._clean_up(job_id, epoch)
+            case RemoveCheckpoints(job_id=job_id, paths=paths):
+                self._work.submit(
+                    ("delete", job_id),
+                    lambda: delete_checkpoints_as_owner(self._settings.accounts, job_id, paths, action.user),
+                )
+            case AppendNote(job_id=job_id, epoch=epoch, text=text):
+                for member in self._presents.of_attempt(job_id, epoch)[:1]:
+                    self._services.note(member, text)
+            case PublishMembers(members=members):
+                self._carried = members
+            case RenewLease():
+                self._renewer.renew_now()
+            case ExitSupervisor():
+                self._leaving = True
+            case _:
+                assert_never(action)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a task here failed by itself."""
+        return self._failed
+
+    @property
+    def _services(self) -> NodeServices:
+        assert self._opened_services is not None
+        return self._opened_services
+
+    def _member(self, key: MemberKey) -> MemberRuntime:
+        member = self._presents.get(key)
+        assert member is not None
+        return member
+
+    def _number(self, index: int) -> int:
+        """The head's index of a device: on a seat that of the grant, whichever device the engine chose for it."""
+        return self._numbers[index] if index < len(self._numbers) else index
+
+    def _report(self, events: list[ReportedEvent]) -> None:
+        for event in events:
+            if isinstance(event, TaskExited) and (event.exit.failed > self._failed or not self.exit_code):
+                self.exit_code, self._failed = event.exit.shell_code, event.exit.failed
+        self._events.put(events)
+
+    # ---------------------------------------------------------------------------------------------------------- work lane
+
+    def _prepare(self, action: PrepareMember) -> None:
+        order = action.prepare
+        # On a seat the attempt continues in a new generation.
+        self.exit_code, self._failed, self.stop = 0, False, RankStopReason.NONE
+        grant = order.allocation.grant_on(self._settings.node.id)
+        assert grant is not None
+        if self._settings.seat is not None:
+            self._numbers = grant.devices
+            grant = replace(grant, devices=tuple(range(len(grant.devices))))
+        scratch = scratch_of(self._settings.folder, order.job_id, order.epoch)
+        workdir = scratch.workdir if order.spec.upload else order.spec.workdir
+        for older in self._presents.of_attempt(order.job_id, order.epoch):
+            self._presents.remove(older.key)
+        member = MemberRuntime(
+            key=action.key,
+            prepare=order,
+            grant=grant,
+            scratch=scratch,
+            workdir=workdir,
+            checkpoints=checkpoints_folder(self._settings.folder, order.job_id),
+            outputs=outputs_folder(scratch.path),
+        )
+        self._presents.add(member)
+
+        def work() -> None:
+            self._inbox.put(member_preparation.prepare_member(member, self._services))
+
+        spec = order.spec
+        slow = bool(spec.setup or spec.image or spec.requirements or spec.upload)
+        self._work.submit(_lane(action.key), work, slow=slow)
+
+    def _do_work(self, action: SpawnTasks | DrainOutput) -> None:
+        member = self._member(action.key)
+
+        def work() -> None:
+            if isinstance(action, SpawnTasks):
+                self._inbox.put(member_start.start_member_tasks(member, action, self._services))
+                return
+            tail = member_start.close_member(member, action.tail_of, self._services)
+            over = OutputDrained(key=action.key, tail=tail)
+            self._uploads.finish_member(member, lambda: self._inbox.put(over))
+
+        self._work.submit(_lane(action.key), work)
+
+    def _after_work(self, member: MemberRuntime, then: Callable[[], None]) -> None:
+        self._work.submit(_lane(member.key), then)
+
+    def _clean_up(self, job_id: JobId, epoch: Epoch) -> None:
+        self._uploads.stop_attempt(job_id, epoch)
+        gone = self._presents.of_attempt(job_id, epoch)
+        for member in gone:
+            self._presents.remove(member.key)
+        scratch = gone[0].scratch if gone else scratch_of(self._settings.folder, job_id, epoch)
+        services = self._services
+
+        def remove(keys: list[str]) -> None:
+            self._shipper.remove(keys)
+            for key in keys:
+                services.spool.remove(key)
+            scratch.remove()
+            for member in gone[:1]:
+                with acting_as(member.account):
+                    checkpoint_folders.remove_empty_folders(member.prepare.checkpoint_dir)
+            self._uploads.remove_departed_jobs(
+                (self._settings.folder, self._settings.accounts.folder), self._presents.all()
+            )
+            seat = self._settings.seat
+            if seat is not None and (seat.job_id, seat.epoch) == (job_id, epoch):
+                self.terminate()  # the seat's attempt is over
+
+        def work() -> None:
+            keys = sorted({key for member in gone for key in member_start.stream_keys(member)})
+            lane = ("remove", job_id, epoch)
+            self._shipper.notify_when_uploaded(
+                keys, SHIP_LIMIT_S, lambda: self._work.submit(lane, lambda: remove(keys))
+            )
+
+        self._work.submit((job_id, epoch), work)
+
+    # --------------------------------------------------------------------------------------------- callbacks of other threads
+
+    def _receive(self, commands: list[Command | wire.OpenExec]) -> None:
+        for command in commands:
+            if isinstance(command, wire.OpenExec):
+                order = command
+                self._work.submit(("exec", order.session), lambda order=order: self._open_exec(order))  # type: ignore[misc]  # mypy infers no lambda with a default
+            else:
+                self._inbox.put(CommandReceived(command=command))
+
+    def _open_exec(self, order: wire.OpenExec) -> None:
+        found = self._presents.of_attempt(order.job_id, order.epoch)
+        self._exec.open(order, found[0] if found else None)
+
+    def _on_task_exit(self, exit: TaskProcessExit) -> None:
+        if self._exec.task_ended(exit.task_id, exit.code, exit.signal):
+            return
+        member = self._presents.of_process(exit.key)
+        if exit.task_id in SETUP_TASKS:
+            if member is not None:
+                member.setup_code = exit.code if exit.code is not None else 128 + (exit.signal or 9)
+                member.setup_done.set()
+            return
+        rank = rank_of(exit.task_id)
+        assert rank is not None
+        if member is not None and member.container is not None:
+            code, number = command_exit(exit.code, exit.signal)
+            exit = replace(exit, code=code, signal=number)
+        pid = None
+        if member is not None:
+            pid = member.pids.pop(rank, None)
+            member.crashed = member.crashed or exit.signal is not None
+        at_s = time.time() - (boottime_ns() - exit.ended_ns) / NS_PER_S
+        end = TaskEnded(
+            key=member_key(exit.key),
+            rank=rank,
+            code=exit.code,
+            signal=exit.signal,
+            ended_ns=exit.ended_ns,
+            at_s=at_s,
+            status_unknown=exit.lost,
+        )
+        self._watch.on_task_end(member, end, pid, self._services)
+
+    def _on_empty(self, key: AttemptKey) -> None:
+        self._inbox.put(MemberEmptied(key=member_key(key)))
+
+    def _on_report(self, member: MemberRuntime, report: RankReport) -> None:
+        """Store a rank's report as received, and pass on reports that are more than numbers."""
+        key = member.key
+        if report.epoch != key.epoch or report.generation != key.generation:
+            return
+        try:
+            stream = self._services.stream_key(member, f"steps-{member.grant.node_rank}")
+            self._services.spool.write(stream, report.line + b"\n")
+        except (OSError, KeyError) as error:
+            _log.warning("job %s: a report of rank %d is lost: %s", key.job_id, report.rank, error)
+        self._watch.on_report(member, report)
+        self._uploads.on_report(member, report, self._inbox.put)
+
+    def _output_missing(self, stream: str, text: str) -> None:
+        """The spool dropped output because the disk is full, or has room again: write to our log and to the job's supervisor stream."""
+        _log.warning("stream %s: %s", stream, text)
+        for member in self._presents.all():
+            key = member.key
+            if stream.startswith(f"{key.job_id}.{key.epoch}.") and not stream.endswith(
+                f".supervisor-{member.grant.node_rank}"
+            ):
+                self._services.note(member, f"{stream.rpartition('.')[2]}: {text}")
+                return
+
+    def _on_registration_refused(self, error: RequestRejected) -> None:
+        """The head refused the registration: on a seat whose attempt is over, end."""
+        if self._settings.seat is not None and error.code == "seat_over":
+            _log.warning("%s", error)
+            self.terminate()
+
+    def _note(self, member: MemberRuntime, text: str) -> None:
+        self._services.note(member, text)
+
+    def _hello(self, challenge: str) -> wire.HelloRequest:
+        self.sees_head_files = check_head_files(self._storage_connection)
+        carries = [(key.job_id, key.epoch, key.generation) for key in self._carried]
+        return wire.HelloRequest(
+            version=wire.WIRE_VERSION,
+            supervisor_id=self._settings.supervisor_id,
+            node=replace(self._settings.node, shares_head_files=bool(self.sees_head_files)),
+            members=carries,
+            challenge=challenge,
+        )
+
+    def _epochs(self) -> list[tuple[JobId, Epoch]]:
+        return [(key.job_id, key.epoch) for key in self._carried]
+
+    # ------------------------------------------------------------------------------------------------------ begin and end
+
+    def _open_services(self) -> NodeServices:
+        settings = self._settings
+        spool = Spool(on_bytes=self._shipper.mark_grown, on_missing=self._output_missing)
+        self._shipper.set_spool(spool)
+        host = ProcessHost(node_key=settings.node_key, on_exit=self._on_task_exit, on_empty=self._on_empty)
+        _log.info("containment: %s%s", host.kind.value, f" ({host.why_not_cgroup})" if host.why_not_cgroup else "")
+        cache = cache_folder(settings.folder, per_attempt=settings.seat is not None, environment=settings.base)
+        start_thread(
+            "image-sweep", lambda: container_images.remove_dead_containers(cache, settings.base.get("PATH", os.defpath))
+        )
+        return NodeServices(
+            node_key=settings.node_key,
+            access=settings.access,
+            base=settings.base,
+            virtual=settings.node.virtual,
+            devices=self._probe.devices(),
+            fresh_samples=self._sampler.fresh_samples,
+            host=host,
+            zygotes=Zygotes(node_key=settings.node_key),
+            folder=settings.folder,
+            accounts=settings.accounts,
+            cache=cache,
+            spool=spool,
+            shipper=self._shipper,
+            on_report=self._on_report,
+            checkpoint_uploader=self._uploads.checkpoint_uploader,
+            output_sync=self._uploads.output_sync,
+            sees_head_files=lambda: self.sees_head_files,
+            clock_offset_s=lambda: self._renewer.clock_offset_s,
+            preflight_checks=PreflightChecks(
+                folder=settings.folder,
+                base=settings.base,
+                devices=() if settings.node.virtual else tuple(one.uuid for one in self._probe.devices()),
+            ),
+        )
+
+    def _reap(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._reaped_s >= REAP_EVERY_S:
+            self._reaped_s = now_s
+            self._services.zygotes.reap(now_s)
+            self._watch.kernel_log.poll()  # a busy log is overwritten soon
+
+    def _close(self) -> None:
+        """All members are closed: flush the events and release all resources."""
+        services = self._services
+        self._events.wait_flushed(FLUSH_S)
+        self._ended.set()
+        self._work.close(FLUSH_S)
+        self._fence.close(FLUSH_S)
+        self._watch.close(FLUSH_S)
+        services.zygotes.close()
+        leftover = services.host.close()
+        if leftover:
+            _log.error("processes %s survive SIGKILL", leftover)
+        for member in self._presents.all():
+            member.scratch.remove()
+        if self._settings.accounts.folder:
+            job_accounts.remove_empty_job_folders(self._settings.accounts.folder)
+
+
+def _lane(key: MemberKey) -> tuple[JobId, Epoch]:
+    """Generations of an attempt share a folder, so they share a lane."""
+    return (key.job_id, key.epoch)

@@ -1,0 +1,83 @@
+"""Coordinates the final uploads of a member: checkpoints, outputs, log lines. For a gang on shared folders, log lines only."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection
+from typing import Final
+
+from phalanx.core.ids import Epoch, JobId
+from phalanx.node.files import checkpoint_folders
+from phalanx.node.head_link.head_connection import HeadAccess
+from phalanx.node.logic.events import CheckpointReported
+from phalanx.node.logic.local_copies import checkpoints_folder
+from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.member.rank_reports import RankReport
+from phalanx.node.shell import member_start
+from phalanx.node.transfer import checkpoint_reports
+from phalanx.node.transfer.checkpoint_upload import CheckpointUploader
+from phalanx.node.transfer.output_sync import OutputSync, WriteNote
+from phalanx.node.transfer.stream_upload import StreamUploader
+
+SHIP_LIMIT_S: Final = 30.0  # how long the end of a member waits for its last lines to reach the head
+
+
+class UploadCoordinator:
+    """All uploads of one supervisor. Thread-safe. `shutting_down`, `resumed`: see Porter."""
+
+    def __init__(
+        self,
+        access: HeadAccess,
+        shipper: StreamUploader,
+        ended: threading.Event,
+        *,
+        note: WriteNote,
+        shutting_down: Callable[[], bool],
+        resume_folders: Callable[[JobId, Epoch], Collection[str]],
+    ) -> None:
+        self._shipper = shipper
+        self._note = note
+        self.checkpoint_uploader = CheckpointUploader(
+            access, ended, shutting_down=shutting_down, resume_folders=resume_folders
+        )
+        self.output_sync = OutputSync(access, ended, note=note, shutting_down=shutting_down)
+
+    def on_report(
+        self, member: MemberRuntime, report: RankReport, publish: Callable[[CheckpointReported], None]
+    ) -> None:
+        """Handle a rank's report. Outputs written until a save are uploaded before the save."""
+        checkpoint_reports.handle_checkpoint_report(
+            member,
+            report,
+            self.checkpoint_uploader,
+            note=lambda text: self._note(member, text),
+            publish=publish,
+            before_upload=lambda: self.output_sync.send_changes(member),
+        )
+
+    def finish_member(self, member: MemberRuntime, done: Callable[[], None]) -> None:
+        """No process of the member is left: call `done` when all is at the head, or after the time limits.
+
+        One after the other, since each may still write a line to the job's log.
+        """
+        key, patient = member.key, member.ended_in_order
+
+        def ship() -> None:
+            self._shipper.notify_when_uploaded(member_start.stream_keys(member), SHIP_LIMIT_S, done)
+
+        def send() -> None:
+            self.output_sync.notify_when_sent(member, ship, patient=patient)
+
+        self.checkpoint_uploader.notify_when_uploaded(key.job_id, key.epoch, send, patient=patient)
+
+    def stop_attempt(self, job_id: JobId, epoch: Epoch) -> None:
+        """The attempt is over for the head too: upload nothing more except log lines."""
+        self.checkpoint_uploader.stop_attempt(job_id, epoch)
+        self.output_sync.stop_attempt(job_id, epoch)
+
+    def remove_departed_jobs(self, folders: Collection[str], members: Collection[MemberRuntime]) -> None:
+        """Bound the local checkpoint copies of jobs that have left this node. Empty folder names are skipped."""
+        for folder in filter(None, folders):
+            root = os.path.dirname(checkpoints_folder(folder, JobId("none")))
+            checkpoint_folders.remove_departed_jobs(root, {str(one.key.job_id) for one in members})

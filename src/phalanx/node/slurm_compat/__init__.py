@@ -1,0 +1,1 @@
+"""`sbatch` scripts and `srun` for jobs that were written for Slurm."""

@@ -1,0 +1,371 @@
+"""One node of a batch job: `python -I -m phalanx.node.slurm_compat.batch_main`, started by the supervisor in place of a rank.
+
+Node rank 0 runs the script and distributes each `srun` in it to the nodes; the others wait for tasks. The job ends when the script ends,
+with its exit code. Layouts come from `logic.srun_options`, variables from `logic.slurm_variables`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import IO, Any, Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.core.fleet.hostlist import expand_hostlist
+from phalanx.node.logic.slurm_variables import (
+    SlurmBatchJob,
+    SlurmBatchNode,
+    SlurmStep,
+    batch_variables,
+    expand_file_pattern,
+    step_variables,
+)
+from phalanx.node.logic.srun_options import (
+    exported_environment,
+    parse_srun,
+    plan_step,
+    step_hostname,
+)
+from phalanx.node.slurm_compat.job_link import (
+    JobLink,
+    LinkClosed,
+    accept_link,
+    open_link,
+    read_batch_order,
+)
+from phalanx.node.slurm_compat.step_tasks import CHUNK_BYTES, StepTasks, shell_exit_code
+
+JOIN_S: Final = 60.0  # all nodes pass the barrier together; a node that is later than this is lost, and the gang ends
+_NODE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES",)
+_USAGE: Final = 64
+RANK_ONLY_VARIABLES: Final = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TF_CONFIG",
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_NUM_PROCESSES",
+        "JAX_PROCESS_ID",
+    }
+)
+"""Variables of a rank that a batch script under Slurm does not have: libraries would take the script's processes for ranks."""
+
+
+def main() -> int:
+    """Run this node's part; returns the script's exit code on node rank 0, else 0."""
+    try:
+        order = read_batch_order()
+    except LinkClosed as error:
+        _complain(f"phalanx batch: {error}")
+        return _USAGE
+    # Script and tasks get the signal themselves; this process stays to report their exits. A handler: ignored signals stay ignored after exec.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    batch = decode_batch(order["batch"])
+    return _Script(order, batch).run() if order["node_rank"] == 0 else _serve_tasks(order)
+
+
+def decode_batch(values: dict[str, Any]) -> SlurmBatchJob:
+    """The batch record from the supervisor's JSON."""
+    nodes = tuple(SlurmBatchNode(**node) for node in values["nodes"])
+    return SlurmBatchJob(**{**values, "nodes": nodes})
+
+
+def _serve_tasks(order: dict[str, Any]) -> int:
+    """Other nodes: run tasks until the script has ended."""
+    link = open_link(order["master"], order["port"], order["key"], {"node": order["node_rank"]}, within_s=JOIN_S)
+
+    def send(message: dict[str, Any]) -> None:
+        with contextlib.suppress(LinkClosed):
+            link.send(message)
+
+    tasks = StepTasks(send)
+    node = _NodeContext(order["workdir"])
+    while True:
+        try:
+            message = link.receive()
+        except LinkClosed:
+            tasks.signal(signal.SIGKILL)
+            return 1
+        if message.get("bye"):
+            tasks.signal(signal.SIGKILL)
+            return 0
+        _handle(tasks, message, node)
+
+
+class _NodeContext:
+    """The values that differ on each node: the job's folder, Phalanx variables, and devices."""
+
+    def __init__(self, workdir: str) -> None:
+        self.workdir = workdir
+        self.variables = {
+            name: value for name, value in os.environ.items() if name.startswith("PHALANX_") or name in _NODE_VARIABLES
+        }
+
+    def folder(self, cwd: str, first: str) -> str:
+        """The folder here that corresponds to `cwd` on node rank 0, where the job's folder is `first`: each node may have its own copy."""
+        inside = cwd == first or cwd.startswith(f"{first}/")
+        return self.workdir + cwd[len(first) :] if inside else cwd
+
+
+def _handle(tasks: StepTasks, message: dict[str, Any], node: _NodeContext) -> None:
+    if "run" in message:
+        for one in message["run"]:
+            one["cwd"] = node.folder(one["cwd"], one["first"])
+            one["env"] = {**one["env"], **node.variables}
+            places = one.get("places")
+            if places is not None:
+                devices = node.variables.get("PHALANX_DEVICES", "").split(",")
+                mine = ",".join(devices[place] for place in places if place < len(devices))
+                one["env"] |= {"PHALANX_DEVICES": mine} | (
+                    {"CUDA_VISIBLE_DEVICES": mine} if node.variables.get("CUDA_VISIBLE_DEVICES") else {}
+                )
+        tasks.start(message["step"], message["run"])
+    elif "signal" in message:
+        tasks.signal(message["signal"], message.get("step"))
+    elif "end" in message:
+        tasks.end(message["end"])
+
+
+class _Script:
+    """Node rank 0: the script, and the steps it starts."""
+
+    def __init__(self, order: dict[str, Any], batch: SlurmBatchJob) -> None:
+        self._order, self._batch = order, batch
+        self._lock = threading.Condition()
+        self._nodes: dict[int, JobLink] = {}
+        self._clients: dict[int, JobLink] = {}
+        self._unfinished: dict[int, int] = {}
+        self._number = 0
+        self._tasks = StepTasks(self._forward)
+        self._node = _NodeContext(order["workdir"])
+
+    def run(self) -> int:
+        """Run the script to its end."""
+        listener = self._listen()
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self._await_nodes()
+        environment = {name: value for name, value in os.environ.items() if name not in RANK_ONLY_VARIABLES}
+        environment |= batch_variables(self._batch)
+        environment["PATH"] = f"{self._order['bin']}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        try:
+            script = subprocess.Popen(
+                [self._order["script"], *self._order["args"]],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if self._order["batch"]["asked"].get("error") else subprocess.STDOUT,
+                process_group=0,
+            )
+        except OSError as error:
+            _complain(
+                f"{self._order['script']}: {error.strerror}; check that its first line is the path of an interpreter"
+            )
+            return 126
+        copies = self._copies(script)
+        self._warn_before_end(script)
+        code = script.wait()
+        self._each_node({"bye": True})
+        self._tasks.signal(signal.SIGKILL)
+        for copy in copies:
+            copy.join(timeout=1.0)  # a background child may keep the output open; Slurm ends it with the job
+        return shell_exit_code(code)
+
+    # ---- the script's output and its signal -----------------------------------------------------------------------------
+
+    def _copies(self, script: subprocess.Popen[bytes]) -> list[threading.Thread]:
+        """Copy the output to the job's log, and to the files that Slurm would write."""
+        options = self._batch.options
+        assert script.stdout is not None
+        pairs: list[tuple[IO[bytes], int, str]] = [(script.stdout, 1, options.get("output", ""))]
+        if script.stderr is not None:
+            pairs.append((script.stderr, 2, options.get("error", "")))
+        copies = [threading.Thread(target=self._copy, args=pair, daemon=True) for pair in pairs]
+        for copy in copies:
+            copy.start()
+        return copies
+
+    def _copy(self, pipe: IO[bytes], to: int, pattern: str) -> None:
+        file = self._file(pattern)
+        while data := os.read(pipe.fileno(), CHUNK_BYTES):
+            os.write(to, data)
+            if file is not None:
+                file.write(data)
+                file.flush()
+        if file is not None:
+            file.close()
+
+    def _file(self, pattern: str) -> IO[bytes] | None:
+        if not pattern or pattern == "/dev/null":
+            return None
+        path = expand_file_pattern(pattern, self._batch)
+        restarted = self._batch.restarts > 0  # keep the output from before the job resumed
+        try:
+            # closed by the copier
+            return open(path, "ab" if restarted or self._batch.options.get("open_mode") == "append" else "wb")
+        except OSError as error:
+            _complain(f"phalanx: cannot write {path} ({error.strerror}); the output is only in phalanx logs")
+            return None
+
+    def _warn_before_end(self, script: subprocess.Popen[bytes]) -> None:
+        setting = self._batch.options.get("signal", "")
+        if not setting or self._batch.end_s is None:
+            return
+        target, number, ahead_s = setting.split(":")
+        wait_s = max(0.0, self._batch.end_s - time.time() - float(ahead_s))
+
+        def warn() -> None:
+            if target == "batch":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(script.pid, int(number))
+            else:
+                self._tasks.signal(int(number))
+                self._each_node({"signal": int(number)})
+
+        timer = threading.Timer(wait_s, warn)
+        timer.daemon = True
+        timer.start()
+
+    # ---- nodes and steps ------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(
+            socket.AF_INET6 if ":" in self._order["master"] else socket.AF_INET, socket.SOCK_STREAM
+        )
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._order["master"], self._order["port"]))
+        except OSError:  # the address that others use may not be one of this host
+            listener.bind(("", self._order["port"]))
+        listener.listen(1024)
+        return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            sock, _ = listener.accept()
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            link, who = accept_link(sock, self._order["key"])
+            if "node" in who:
+                self._serve_node(link, int(who["node"]))
+            else:
+                self._serve_step(link)
+        except LinkClosed:
+            sock.close()
+
+    def _serve_node(self, link: JobLink, rank: int) -> None:
+        with self._lock:
+            self._nodes[rank] = link
+            self._lock.notify_all()
+        while True:
+            self._forward(link.receive())
+
+    def _await_nodes(self) -> None:
+        with self._lock:
+            self._lock.wait_for(lambda: len(self._nodes) >= len(self._batch.nodes) - 1, timeout=JOIN_S)
+
+    def _serve_step(self, link: JobLink) -> None:
+        """Serve one srun: lay out its tasks, start them, and forward output and signals."""
+        asked = link.receive()
+        with self._lock:
+            number, self._number = self._number, self._number + 1
+        try:
+            srun = parse_srun(asked["argv"])
+            step = plan_step(srun, self._batch, number)
+        except PhalanxError as error:
+            link.send({"error": error.message, "hint": error.hint})
+            return
+        with self._lock:
+            self._clients[number], self._unfinished[number] = link, step.tasks
+        link.send({"begun": number, "tasks": step.tasks, "notes": list(srun.notes)})
+        share = int(srun.options.get("gpus-per-task") or self._batch.options.get("gpus_per_task") or 0)
+        environment = exported_environment(srun.options.get("export", ""), asked["env"])
+        self._start(step, list(srun.command), environment, srun.options.get("chdir") or asked["cwd"], share)
+        try:
+            while True:
+                message = link.receive()
+                if "signal" in message:
+                    self._each_node({"signal": int(message["signal"]), "step": number})
+                    self._tasks.signal(int(message["signal"]), number)
+        except LinkClosed:
+            with self._lock:
+                self._clients.pop(number, None)
+            if self._unfinished.get(number):
+                self._each_node({"end": number})
+                self._tasks.end(number)
+
+    def _start(self, step: SlurmStep, argv: Sequence[str], environment: dict[str, str], cwd: str, share: int) -> None:
+        host = self._batch.nodes[0].address
+        parts: dict[int, list[dict[str, Any]]] = {}
+        for task in range(step.tasks):
+            place, local = step.node_of(task)
+            one: dict[str, Any] = {
+                "task": task,
+                "argv": list(argv),
+                "cwd": cwd,
+                "first": self._node.workdir,
+                "env": {**environment, **step_variables(self._batch, step, task, host=host)},
+            }
+            if share:  # GPUs per task
+                one["places"] = list(range(local * share, (local + 1) * share))
+            parts.setdefault(step.nodes[place], []).append(one)
+        for rank, tasks in parts.items():
+            if rank == 0:
+                _handle(self._tasks, {"step": step.number, "run": tasks}, self._node)
+                continue
+            for one in tasks:  # one task in a message: environments may be large, and messages are bounded
+                self._nodes[rank].send({"step": step.number, "run": [one]})
+
+    def _forward(self, message: dict[str, Any]) -> None:
+        number = int(message["step"])
+        with self._lock:
+            link = self._clients.get(number)
+            if "exit" in message:
+                self._unfinished[number] -= 1
+        if link is not None:
+            with contextlib.suppress(LinkClosed):
+                link.send(message)
+
+    def _each_node(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            links = list(self._nodes.values())
+        for link in links:
+            with contextlib.suppress(LinkClosed):
+                link.send(message)
+
+
+def show_hostnames(words: Sequence[str]) -> list[str]:
+    """The host names that `scontrol show show_hostnames [LIST]` prints in the job: names that can be reached.
+
+    Raises:
+        Closed: not in a batch job.
+    """
+    batch = decode_batch(read_batch_order()["batch"])
+    ranks = {node.name: rank for rank, node in enumerate(batch.nodes)}
+    names = expand_hostlist(words[0]) if words else tuple(ranks)
+    return [step_hostname(batch, ranks[name]) if name in ranks else name for name in names]
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # threads may still hold pipes of processes that have not ended yet

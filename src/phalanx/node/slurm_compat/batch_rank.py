@@ -1,0 +1,116 @@
+"""Prepares the rank of a batch script: writes the files that its processes read, and builds the command that replaces the rank's."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shlex
+import sys
+import time
+from dataclasses import asdict
+from typing import Final
+
+from phalanx.core.state.commands import PrepareTasks
+from phalanx.core.work.array import parse_array
+from phalanx.core.work.dependency import ArrayPosition
+from phalanx.node.files.job_accounts import open_for_writing
+from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmBatchNode
+from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.slurm_compat.job_link import BATCH_VARIABLE
+
+_TOOLS: Final = ("srun", "scontrol")
+_PYTHON: Final = (sys.executable, "-I", "-m")
+
+
+def batch_command(member: MemberRuntime, port: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Command and extra variables of this node's single task.
+
+    Raises:
+        OSError: the scratch folder cannot be written.
+    """
+    order = member.prepare
+    folder = os.path.join(member.scratch.path, "batch")
+    os.makedirs(os.path.join(folder, "bin"), mode=0o700, exist_ok=True)
+    options = dict(order.spec.slurm)
+    name = os.path.basename(options.get("script_name", "")) or "script"
+    script = os.path.join(folder, name if name not in {"bin", "batch.json"} else "script")
+    _write(script, order.spec.role.script, 0o700)
+    for tool in _TOOLS:
+        words = shlex.join((*_PYTHON, "phalanx.node.slurm_compat.srun_main", tool))
+        _write(os.path.join(folder, "bin", tool), f'#!/bin/sh\nexec {words} "$@"\n', 0o700)
+    config = {
+        "node_rank": member.grant.node_rank,
+        "key": options.get("key", ""),
+        "port": port,
+        "master": order.addresses[0],
+        "script": script,
+        "workdir": member.workdir,
+        "args": json.loads(options.get("args", "[]")),
+        "bin": os.path.join(folder, "bin"),
+        "batch": asdict(_batch(order, options, *_uid_and_name(member))),
+    }
+    path = os.path.join(folder, "batch.json")
+    _write(path, json.dumps(config), 0o600)
+    return (*_PYTHON, "phalanx.node.slurm_compat.batch_main"), {BATCH_VARIABLE: path}
+
+
+def _uid_and_name(member: MemberRuntime) -> tuple[int, str]:
+    """The account that the member's ranks run under."""
+    account = member.account
+    return (os.getuid(), getpass.getuser()) if account is None else (account.uid, account.name)
+
+
+def _batch(order: PrepareTasks, options: dict[str, str], uid: int, user: str) -> SlurmBatchJob:
+    grants = order.allocation.grants
+    tasks = int(options.get("tasks_per_node") or 1)
+    nodes = tuple(
+        SlurmBatchNode(
+            name=grant.node_id,
+            address=address,
+            devices=len(grant.devices),
+            cpus=grant.cpus or tasks * int(options.get("cpus_per_task") or 1),
+        )
+        for grant, address in zip(grants, order.addresses, strict=True)
+    )
+    return SlurmBatchJob(
+        job_number=_number(order, options),
+        name=order.spec.name,
+        nodes=nodes,
+        uid=uid,
+        user=user,
+        restarts=order.restarts,
+        options={name: value for name, value in options.items() if name not in {"key", "args"}},
+        end_s=order.deadline_s,
+        start_s=time.time(),
+        array=_array(order.array),
+    )
+
+
+def _number(order: PrepareTasks, options: dict[str, str]) -> str:
+    """Slurm job ids are numbers: an array element gets the array's id plus its position. Our numbering leaves room for these."""
+    place = order.array
+    if place is None:
+        return order.job_id
+    indices = parse_array(options["array"]).indices if options.get("array") else ()
+    return str(
+        int(place.array_id) + (indices.index(place.index) if place.index in indices else place.index - place.lowest)
+    )
+
+
+def _array(place: ArrayPosition | None) -> dict[str, str]:
+    if place is None:
+        return {}
+    return {
+        "SLURM_ARRAY_JOB_ID": place.array_id,
+        "SLURM_ARRAY_TASK_ID": str(place.index),
+        "SLURM_ARRAY_TASK_COUNT": str(place.size),
+        "SLURM_ARRAY_TASK_MIN": str(place.lowest),
+        "SLURM_ARRAY_TASK_MAX": str(place.highest),
+        "SLURM_ARRAY_TASK_STEP": str((place.highest - place.lowest) // (place.size - 1) if place.size > 1 else 1),
+    }
+
+
+def _write(path: str, text: str, mode: int) -> None:
+    with open(open_for_writing(path, mode), "w", encoding="utf-8") as file:
+        file.write(text)

@@ -1,0 +1,153 @@
+"""`srun` and `scontrol show show_hostnames` for batch jobs of Phalanx, in their PATH: `python -I -m phalanx.node.slurm_compat.srun_main NAME_PATTERN ...`.
+
+srun asks the job's node rank 0 to start tasks, prints their output, and exits with the highest of their exit codes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import IO, Any, Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.node.logic.slurm_variables import SlurmBatchJob, expand_file_pattern
+from phalanx.node.logic.srun_options import SrunRequest, parse_srun
+from phalanx.node.slurm_compat.batch_main import decode_batch, show_hostnames
+from phalanx.node.slurm_compat.job_link import (
+    JobLink,
+    LinkClosed,
+    open_link,
+    read_batch_order,
+)
+
+_FAILED: Final = 1
+_DIAL_S: Final = 10.0
+_KILLED: Final = 128
+
+
+def main(words: list[str]) -> int:
+    """Run one command; returns its exit code."""
+    name, rest = os.path.basename(words[0]), words[1:]
+    try:
+        if name == "scontrol":
+            return _scontrol(rest)
+        order = read_batch_order()
+        return _srun(rest, order, decode_batch(order["batch"]))
+    except (LinkClosed, PhalanxError) as error:
+        hint = f" ({error.hint})" if isinstance(error, PhalanxError) and error.hint else ""
+        _complain(f"{name}: error: {error}{hint}")
+        return _FAILED
+
+
+def _scontrol(words: list[str]) -> int:
+    plain = [word for word in words if not word.startswith("-")]
+    if plain[:2] not in (["show", "hostnames"], ["show", "hostname"]):
+        raise LinkClosed(
+            f"scontrol {' '.join(words[:3])} is not supported; in a job of Phalanx only `scontrol show hostnames` is"
+        )
+    sys.stdout.write("".join(f"{host}\n" for host in show_hostnames(plain[2:] or _nodelist())))
+    return 0
+
+
+def _nodelist() -> list[str]:
+    found = os.environ.get("SLURM_JOB_NODELIST", "")
+    return [found] if found else []
+
+
+def _srun(words: list[str], order: Mapping[str, Any], batch: SlurmBatchJob) -> int:
+    asked = parse_srun(words)
+    link = open_link(order["master"], order["port"], order["key"], {"step": True}, within_s=_DIAL_S)
+    link.send({"argv": words, "env": dict(os.environ), "cwd": os.getcwd()})
+    begun = link.receive()
+    if "error" in begun:
+        _complain(f"srun: error: {begun['error']}" + (f" ({begun['hint']})" if begun.get("hint") else ""))
+        return _FAILED
+    for note in begun["notes"]:
+        _complain(f"srun: {note}")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, lambda got, _: _send_signal(link, got))
+    return _Output(asked, batch, begun["begun"], begun["tasks"]).follow(link)
+
+
+def _send_signal(link: JobLink, number: int) -> None:
+    with contextlib.suppress(LinkClosed):
+        link.send({"signal": number})
+
+
+class _Output:
+    """The output of the tasks: to ours, with labels on request, or to the files of --output."""
+
+    def __init__(self, asked: SrunRequest, batch: SlurmBatchJob, step: int, tasks: int) -> None:
+        self._asked, self._batch, self._step, self._tasks = asked, batch, step, tasks
+        self._files: dict[str, IO[bytes]] = {}
+        self._partial: dict[tuple[int, int], bytes] = {}
+
+    def follow(self, link: JobLink) -> int:
+        """Copy output until every task has ended; returns the highest exit code.
+
+        Raises:
+            Closed: node rank 0 is gone.
+        """
+        worst, left = 0, self._tasks
+        kill = "kill-on-bad-exit" in self._asked.options and self._asked.options["kill-on-bad-exit"] != "0"
+        while left:
+            message = link.receive()
+            if "data" in message:
+                self._write(message["task"], message["out"], base64.b64decode(message["data"]))
+                continue
+            left -= 1
+            code = int(message["exit"])
+            if code:
+                how = f"signal {code - _KILLED}" if code > _KILLED else f"exit code {code}"
+                _complain(f"srun: error: task {message['task']}: Exited with {how}")
+                if kill and not worst:
+                    _send_signal(link, signal.SIGTERM)
+            worst = max(worst, code)
+        self._end()
+        return worst
+
+    def _write(self, task: int, out: int, data: bytes) -> None:
+        # By lines, as Slurm does: lines of different tasks must not mix.
+        if "unbuffered" not in self._asked.options or "label" in self._asked.options:
+            lines = (self._partial.pop((task, out), b"") + data).split(b"\n")
+            if lines[-1]:
+                self._partial[task, out] = lines[-1]
+            data = b"".join(self._label(task) + line + b"\n" for line in lines[:-1])
+        self._sink(task, out).write(data)
+        self._sink(task, out).flush()
+
+    def _label(self, task: int) -> bytes:
+        return f"{task:>{len(str(self._tasks - 1))}}: ".encode() if "label" in self._asked.options else b""
+
+    def _sink(self, task: int, out: int) -> IO[bytes]:
+        pattern = self._asked.options.get("output", "")
+        if out == 2 and self._asked.options.get("error"):
+            pattern = self._asked.options["error"]
+        if not pattern or pattern == "all":
+            return sys.stdout.buffer if out == 1 else sys.stderr.buffer
+        path = (
+            os.devnull if pattern == "none" else expand_file_pattern(pattern, self._batch, step=self._step, task=task)
+        )
+        if path not in self._files:
+            self._files[path] = open(path, "wb")  # noqa: SIM115  # closed at the end
+        return self._files[path]
+
+    def _end(self) -> None:
+        for (task, out), rest in self._partial.items():
+            self._sink(task, out).write(self._label(task) + rest + (b"\n" if "label" in self._asked.options else b""))
+        sys.stdout.flush()
+        for file in self._files.values():
+            file.close()
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""Runs the tasks of steps on one node, and reports their output and exit codes."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import IO, Any, Final
+
+CHUNK_BYTES: Final = 1 << 16
+KILL_AFTER_S: Final = 2.0  # from SIGTERM to SIGKILL of a step whose srun has exited
+_NOT_FOUND: Final = 127
+_NOT_EXECUTABLE: Final = 126
+SendMessage = Callable[[dict[str, Any]], None]
+
+
+def shell_exit_code(returncode: int) -> int:
+    """The exit code as a shell gives it, from Popen's: 128 + signal for a process that a signal killed."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+class StepTasks:
+    """All tasks of this node.
+
+    Args:
+        say: receives {"step", "task", "out": 1 or 2, "data"} and finally {"step", "task", "exit"}; called from several threads.
+    """
+
+    def __init__(self, send: SendMessage) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._live: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+
+    def start(self, step: int, tasks: list[dict[str, Any]]) -> None:
+        """Start tasks of a step, each {"task", "argv", "env", "cwd"}."""
+        for one in tasks:
+            self._start(step, one)
+
+    def signal(self, number: int, step: int | None = None) -> None:
+        """Signal the process groups of a step, or of all steps."""
+        with self._lock:
+            live = [process for (of, _), process in self._live.items() if step in (None, of)]
+        for process in live:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+
+    def end(self, step: int) -> None:
+        """Send SIGTERM, and SIGKILL after KILL_AFTER_S."""
+        self.signal(signal.SIGTERM, step)
+        timer = threading.Timer(KILL_AFTER_S, self.signal, (signal.SIGKILL, step))
+        timer.daemon = True
+        timer.start()
+
+    def _start(self, step: int, one: dict[str, Any]) -> None:
+        task, argv = int(one["task"]), [str(word) for word in one["argv"]]
+        host = os.uname().nodename
+        if not os.path.isdir(one["cwd"]):
+            self._report_output(
+                step, task, 2, f"srun: error: {host}: no folder {one['cwd']} here; using /tmp\n".encode()
+            )
+            one["cwd"] = "/tmp"  # noqa: S108  # as slurmd does; Phalanx writes nothing there
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=one["env"],
+                cwd=one["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
+            )
+        except (OSError, ValueError) as error:
+            text = f"srun: error: {host}: task {task}: {argv[0]}: {getattr(error, 'strerror', error)}\n"
+            self._report_output(step, task, 2, text.encode())
+            code = _NOT_EXECUTABLE if isinstance(error, PermissionError) else _NOT_FOUND
+            self._send({"step": step, "task": task, "exit": code})
+            return
+        with self._lock:
+            self._live[step, task] = process
+        threading.Thread(
+            target=self._attend, args=(step, task, process), name=f"step-{step}.{task}", daemon=True
+        ).start()
+
+    def _attend(self, step: int, task: int, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors = threading.Thread(target=self._copy, args=(step, task, 2, process.stderr), daemon=True)
+        errors.start()
+        self._copy(step, task, 1, process.stdout)
+        errors.join()
+        code = process.wait()
+        with self._lock:
+            self._live.pop((step, task), None)
+        self._send({"step": step, "task": task, "exit": shell_exit_code(code)})
+
+    def _copy(self, step: int, task: int, out: int, pipe: IO[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(pipe.fileno(), CHUNK_BYTES):
+                self._report_output(step, task, out, data)
+        pipe.close()
+
+    def _report_output(self, step: int, task: int, out: int, data: bytes) -> None:
+        self._send({"step": step, "task": task, "out": out, "data": base64.b64encode(data).decode()})

@@ -1,0 +1,1 @@
+"""Bulk data between node and head: checkpoints, outputs, logs, shared storage."""

@@ -1,0 +1,429 @@
+"""The spool: output of ranks, on disk until the head has it. One thread reads all pipes; no rank can block another or fill the disk.
+
+A stream is one file, addressed by offset; uploads use `read` and report `acked`. The pipes of later generations append to the same
+stream. At its cap a stream gets one marker line, and further output is only counted. A full disk is handled like the cap until it has room:
+each file reserves some space past its end, so that the line about the gap, and the one with its size, always fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from phalanx.node.head_link.channels import start_thread
+from phalanx.node.logic.accounts import NodeAccount
+from phalanx.node.member.rank_reports import RankReport, ReportPipeReader
+
+CAP_BYTES: Final = 256 * 1024 * 1024  # per task
+TAIL_BYTES: Final = 1024 * 1024  # acknowledged bytes kept on disk, for inspection on the node
+_CHUNK_BYTES: Final = 1024 * 1024  # read at a time; one rank's turn
+_PIPE_BYTES: Final = 1024 * 1024  # the most an unprivileged process may ask for
+_BLOCK_BYTES: Final = 4096  # holes are punched in whole blocks
+_RESERVE_BYTES: Final = 512  # past the end of each file: room for our lines about dropped output
+# Space left free for the head, which may store the uploads on the same disk; at most an eighth of the disk.
+_LEAVE_BYTES: Final = 16 * 1024 * 1024
+_KEEP_SIZE: Final = 0x01  # FALLOC_FL_KEEP_SIZE
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
+_libc = ctypes.CDLL(None, use_errno=True)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stream:
+    name: str
+    file: int
+    cap_bytes: int
+    end: int
+    dropped: int = 0
+    marked: bool = False  # a marker line for the bytes dropped since is in the file
+    missing: int = 0  # bytes dropped on a full disk since the last line with their number
+    reserved: int = 0  # disk space is reserved up to here
+    freed: int = 0  # everything below was punched out
+    pipes: set[int] = field(default_factory=set)
+
+
+class Spool:
+    """All streams of one supervisor. Calls may come from any thread.
+
+    `on_bytes(stream)` is called on the spool's own thread (for `write`, on the caller's) when a stream grew or its last pipe ended.
+    `on_missing(stream, sentence)` likewise, when a stream's output is dropped on a full disk and when that ends; it may call `write`.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_bytes: Callable[[str], None],
+        on_missing: Callable[[str, str], None] = lambda _stream, _text: None,
+        cap_bytes: int = CAP_BYTES,
+        tail_bytes: int = TAIL_BYTES,
+    ) -> None:
+        self._on_bytes = on_bytes
+        self._on_missing = on_missing
+        self._notices: list[tuple[str, str]] = []
+        self._cap_bytes = cap_bytes
+        self._tail_bytes = tail_bytes
+        self._lock = threading.Lock()
+        self._streams: dict[str, _Stream] = {}
+        self._by_pipe: dict[int, _Stream] = {}
+        self._reports: dict[int, ReportPipeReader] = {}
+        self._drains: list[tuple[set[int], threading.Event]] = []
+        self._closing = False
+        self._epoll = select.epoll()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._thread = start_thread("phalanx-spool", self._run)
+
+    def add(self, stream: str, path: str, *, cap_bytes: int | None = None) -> None:
+        """Begin a stream in the file at `path`; existing content is its beginning. Idempotent.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        with self._lock:
+            if stream in self._streams:
+                return
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._streams[stream] = _Stream(
+                name=stream,
+                file=file,
+                cap_bytes=self._cap_bytes if cap_bytes is None else cap_bytes,
+                end=os.fstat(file).st_size,
+            )
+            _reserve(self._streams[stream], _RESERVE_BYTES)
+
+    def open_pipe(self, stream: str, owner: int | None = None) -> int:
+        """A new pipe into the stream: returns its write end, which the caller passes to a task and then closes. `owner`: user id of the task."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        if owner is not None:
+            os.fchown(write_end, owner, -1)  # otherwise the task could not open its own /dev/stdout
+        os.set_blocking(read_end, False)
+        with contextlib.suppress(OSError):  # over the user's pipe budget: the default of 64 KiB works too
+            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        with self._lock:
+            state = self._streams[stream]
+            state.pipes.add(read_end)
+            self._by_pipe[read_end] = state
+        self._epoll.register(read_end, select.EPOLLIN)
+        return write_end
+
+    def open_reports(
+        self, path: str, on_report: Callable[[RankReport], None], account: NodeAccount | None = None
+    ) -> ReportPipeReader:
+        """Create a report pipe at `path`, owned by the account, and pass reports to `on_report` on the spool's thread.
+
+        Raises:
+            OSError: the FIFO cannot be created.
+        """
+        pipe = ReportPipeReader(path, on_report, self._remove_reports, self._drain_reports, account)
+        with self._lock:
+            self._reports[pipe.descriptor] = pipe
+        self._epoll.register(pipe.descriptor, select.EPOLLIN)
+        return pipe
+
+    def write(self, stream: str, data: bytes) -> None:
+        """Append text of the supervisor."""
+        with self._lock:
+            self._append(self._streams[stream], data, share=4)
+        self._on_bytes(stream)
+        self._send_notices()
+
+    def read(self, stream: str, offset: int, max_bytes: int) -> bytes:
+        """Up to `max_bytes` from `offset`; nothing at the end. Freed bytes read as zeros.
+
+        Raises:
+            KeyError: unknown stream.
+        """
+        with self._lock:
+            state = self._streams[stream]
+            return os.pread(state.file, max(0, min(max_bytes, state.end - offset)), offset)
+
+    def length(self, stream: str) -> int:
+        """The length of the stream in bytes."""
+        return self._streams[stream].end
+
+    def closed(self, stream: str) -> bool:
+        """True once all its pipes are closed and read to their ends."""
+        return not self._streams[stream].pipes
+
+    def dropped(self, stream: str) -> int:
+        """How many bytes were dropped, past the cap or on a full disk."""
+        return self._streams[stream].dropped
+
+    def drain(self, stream: str, timeout_s: float = 5.0) -> bool:
+        """Wait until the current content of its pipes is in the stream; False on timeout.
+
+        A daemon that keeps printing does not delay it: it waits only for one pipe's capacity.
+        """
+        with self._lock:
+            pipes = set(self._streams[stream].pipes)
+        return self._drain(pipes, timeout_s)
+
+    def acknowledge(self, stream: str, offset: int) -> None:
+        """The head has stored everything below `offset`: free the disk space, except for a tail."""
+        with self._lock:
+            state = self._streams[stream]
+            tail_bytes = 0 if state.missing else self._tail_bytes  # the disk is full: free the tail too
+            limit = (min(offset, state.end) - tail_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
+            if limit > state.freed and _punch(state.file, state.freed, limit - state.freed):
+                state.freed = limit
+            if state.missing and not state.pipes:
+                self._write_total_dropped(state)
+
+    def remove(self, stream: str) -> None:
+        """Drop a stream; a process that still writes to it gets SIGPIPE. The file stays."""
+        with self._lock:
+            state = self._streams.pop(stream, None)
+            if state is not None:
+                for pipe in list(state.pipes):
+                    self._close_pipe(pipe, state)
+                self._write_total_dropped(state)
+                os.close(state.file)
+        self._send_notices()
+
+    def close(self) -> None:
+        """Stop reading and close everything."""
+        with self._lock:
+            self._closing = True
+        self._wake()
+        self._thread.join()
+        for pipe in list(self._reports.values()):
+            pipe.close()
+        for stream in list(self._streams):
+            self.remove(stream)
+        self._epoll.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _run(self) -> None:
+        buffer = bytearray(_CHUNK_BYTES)
+        while True:
+            ready = [descriptor for descriptor, _ in self._epoll.poll()]
+            with self._lock:
+                if self._closing:
+                    for _, event in self._drains:
+                        event.set()
+                    return
+                drains, self._drains = self._drains, []
+            for descriptor in ready:
+                self._serve_safely(descriptor, buffer)
+            for descriptors, event in drains:
+                # Each turn empties what a pipe can hold at once; those that were not ready were empty.
+                for descriptor in descriptors.difference(ready):
+                    self._serve_safely(descriptor, buffer)
+                event.set()
+
+    def _serve_safely(self, descriptor: int, buffer: bytearray) -> None:
+        """Serve one pipe; an error affects only the content of that pipe."""
+        try:
+            self._serve(descriptor, buffer)
+        except Exception:  # noqa: BLE001  an error in one stream must not stop the others
+            _log.exception("reading pipe %d failed; its content is discarded", descriptor)
+            self._discard(descriptor, buffer)
+
+    def _discard(self, descriptor: int, buffer: bytearray) -> None:
+        """Discard a pipe's content, so that its writers do not block, and the same error does not repeat."""
+        with self._lock:
+            state = self._by_pipe.get(descriptor)
+            if state is None and descriptor not in self._reports:
+                return
+            try:
+                count = os.readv(descriptor, [buffer])
+            except BlockingIOError:
+                return
+            if state is None:
+                return
+            state.dropped += count
+            if count == 0:
+                self._close_pipe(descriptor, state)
+
+    def _serve(self, descriptor: int, buffer: bytearray) -> None:
+        """Serve one pipe."""
+        if descriptor == self._wake_read:
+            with contextlib.suppress(BlockingIOError):
+                os.read(descriptor, 4096)
+            return
+        with self._lock:
+            reports = self._reports.get(descriptor)
+            state = self._by_pipe.get(descriptor)
+            changed = state is not None and self._read_pipe(descriptor, state, buffer)
+        if reports is not None:
+            reports.read()
+        if changed and state is not None:
+            self._on_bytes(state.name)
+        self._send_notices()
+
+    def _read_pipe(self, pipe: int, state: _Stream, buffer: bytearray) -> bool:
+        """Read at most one pipe's capacity; True if the stream grew or ended."""
+        view = memoryview(buffer)
+        taken = 0
+        before = state.end
+        while taken < _CHUNK_BYTES:
+            try:
+                count = os.readv(pipe, [view[: _CHUNK_BYTES - taken]])
+            except BlockingIOError:
+                break
+            if count == 0:
+                self._close_pipe(pipe, state)
+                if not state.pipes:
+                    self._write_total_dropped(state)
+                return True
+            taken += count
+            self._append(state, view[:count])
+        return state.end > before
+
+    def _append(self, state: _Stream, data: bytes | memoryview, share: int = 1) -> None:
+        """Write as much as cap and disk allow, count the rest. `share`: divisor of the free space to leave; our own text may use more."""
+        kept = data[: max(0, state.cap_bytes - state.end)]
+        if state.missing and kept and not self._close_gap(state, len(kept), share):
+            state.dropped += len(data)
+            state.missing += len(data)
+            return
+        written = self._write(state, kept, share)
+        lost = len(data) - written
+        if not lost:
+            return
+        state.dropped += lost
+        if written < len(kept):
+            self._open_gap(state, lost)
+        elif not state.marked:
+            over = f"output over the cap of {state.cap_bytes} bytes is dropped from here on"
+            state.marked = self._write_line(state, f"\n[phalanx] {over}\n")
+
+    def _write(self, state: _Stream, data: bytes | memoryview, share: int) -> int:
+        """Append what fits on the disk besides the reserve; returns the number of bytes."""
+        size = min(len(data), _room(state.file, share))
+        while size and not _reserve(state, size + _RESERVE_BYTES):
+            size = size // 2 if size > _BLOCK_BYTES else 0
+        written = 0
+        try:
+            while written < size:
+                written += os.pwrite(state.file, data[written:size], state.end + written)
+        except OSError as error:  # keep reading on any disk error, or the ranks would block
+            if error.errno != errno.ENOSPC:
+                _log.warning("stream %s cannot be written: %s", state.name, error)
+        state.end += written
+        return written
+
+    def _open_gap(self, state: _Stream, lost: int) -> None:
+        """The disk is full: mark the position of the gap."""
+        state.missing += lost
+        state.marked = self._write_line(state, "\n[phalanx] the node's disk is full: output is missing here\n")
+        self._notices.append((state.name, "the node's disk is full: output is dropped from here on"))
+
+    def _close_gap(self, state: _Stream, size: int, share: int) -> bool:
+        """If the disk has room for `size` bytes and a new reserve: write how much is missing here."""
+        if _room(state.file, share) < size or not _reserve(state, size + 2 * _RESERVE_BYTES):
+            return False
+        begin = "" if state.marked else "\n"
+        if not self._write_line(
+            state, f"{begin}[phalanx] {state.missing} bytes of output are missing here: the node's disk was full\n"
+        ):
+            return False
+        text = f"the node's disk has room again: {state.missing} bytes of output are missing"
+        self._notices.append((state.name, text))
+        state.missing = 0
+        state.marked = False
+        return True
+
+    def _write_total_dropped(self, state: _Stream) -> None:
+        """Write the number of dropped bytes at the end of a stream."""
+        if not (state.marked or state.missing):
+            return
+        if state.missing:
+            text = f"the node's disk was full: {state.dropped} bytes of output were dropped in all"
+            self._notices.append((state.name, text))
+        if self._write_line(state, f"[phalanx] {state.dropped} bytes of output were dropped in all\n"):
+            state.marked = False
+            state.missing = 0
+
+    def _write_line(self, state: _Stream, line: str) -> bool:
+        """Append our line past the cap and into the reserve; False if it does not fit on the disk."""
+        text = line.encode()
+        try:
+            written = os.pwrite(state.file, text, state.end)
+        except OSError:
+            return False
+        if written < len(text):
+            os.ftruncate(state.file, state.end)
+            state.reserved = 0
+            return False
+        state.end += written
+        return True
+
+    def _send_notices(self) -> None:
+        """Call `on_missing` for all notices, with no lock held."""
+        while self._notices:
+            with self._lock:
+                notices, self._notices = self._notices, []
+            for stream, text in notices:
+                self._on_missing(stream, text)
+
+    def _close_pipe(self, pipe: int, state: _Stream) -> None:
+        self._epoll.unregister(pipe)
+        os.close(pipe)
+        state.pipes.discard(pipe)
+        del self._by_pipe[pipe]
+
+    def _remove_reports(self, descriptor: int) -> None:
+        with self._lock:
+            del self._reports[descriptor]
+        self._epoll.unregister(descriptor)
+
+    def _drain_reports(self, descriptor: int, timeout_s: float) -> bool:
+        return self._drain({descriptor}, timeout_s)
+
+    def _drain(self, descriptors: set[int], timeout_s: float) -> bool:
+        done = threading.Event()
+        with self._lock:
+            if self._closing:
+                return False
+            self._drains.append((descriptors, done))
+        self._wake()
+        return done.wait(timeout_s)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b".")
+
+
+def _reserve(state: _Stream, size: int) -> bool:
+    """Reserve disk space for `size` bytes past the end; False if there is none. One system call per block."""
+    wanted = -(-(state.end + size) // _BLOCK_BYTES) * _BLOCK_BYTES
+    if wanted <= state.reserved:
+        return True
+    start = max(state.end, state.reserved) // _BLOCK_BYTES * _BLOCK_BYTES
+    length = ctypes.c_int64(wanted - start)
+    if _libc.fallocate(ctypes.c_int(state.file), ctypes.c_int(_KEEP_SIZE), ctypes.c_int64(start), length):
+        if ctypes.get_errno() in _FULL:
+            return state.end + size <= state.reserved
+        return True  # the file system cannot reserve: the write will report
+    state.reserved = wanted
+    return True
+
+
+def _room(file: int, share: int) -> int:
+    """How many bytes the disk has for us; 0 if unknown."""
+    try:
+        disk = os.fstatvfs(file)
+    except OSError:
+        return 0
+    left_free = min(_LEAVE_BYTES, disk.f_blocks * disk.f_frsize // 8) // share
+    return max(0, disk.f_bavail * disk.f_frsize - left_free)
+
+
+def _punch(file: int, offset: int, length: int) -> bool:
+    """Free a range of a file; False if the file system cannot (then the file keeps its size on disk)."""
+    result = _libc.fallocate(
+        ctypes.c_int(file), ctypes.c_int(_PUNCH_HOLE), ctypes.c_int64(offset), ctypes.c_int64(length)
+    )
+    return bool(result == 0)

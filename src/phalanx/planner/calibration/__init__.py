@@ -1,0 +1,1 @@
+"""Measured speeds of this cluster's devices and network levels, against the tables' figures."""

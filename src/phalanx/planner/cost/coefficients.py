@@ -1,0 +1,119 @@
+"""Coefficients of the formulas: the share of a peak that is reached, the share of communication that is hidden, the time of the host.
+
+They are data (`phalanx.planner.facts`, each with its origin), in two layers: `Physics` holds for every program on a machine, `Stack` for one
+software stack. Both were fitted to published runs, with a prior for each coefficient. `benchmarks.planner` repeats the fit and tests it
+on sources that the fit did not use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Physics:
+    """Coefficients that hold for every stack. Shares refer to the rates in `Gpu` and `Machine`.
+
+    Attributes:
+        matmul_share: share of the best measured matrix rate that is sustained over a whole step (heat, clocks, unlucky shapes).
+        untuned_share: share of the peak that is assumed where no best measured rate is published.
+        matmul_bytes: share of a product's memory traffic that its arithmetic does not hide.
+        fp8_share: share of the best measured fp8 rate, in addition to `matmul_share`.
+        fp8_cast: passes over the operands to convert them to fp8, relative to three per activation and one per weight.
+        memory_share: share of the memory bandwidth that simple kernels reach.
+        elementwise: passes over activations by norms, activations and residuals, relative to the count in `layer.py`.
+        flash_backward: rate of flash attention backward, relative to forward.
+        unfused_attention: passes over the score matrix where attention is not fused, relative to the count in `layer.py`.
+        link_share, network_share: share of link and network bandwidth that large collectives reach.
+        latency_s: latency of one step of a collective within a node; between nodes it is twice that.
+        interference: share of the hidden communication time by which the computation beside it slows down.
+        pipeline_exposed: share of the time to send activations between stages that is not hidden.
+        context_exposed: the same for keys and values in the ring of context parallel ranks.
+        expert_imbalance: load of the busiest expert rank, relative to the mean.
+        loss: passes over logits and embeddings, relative to the count in `step.py`.
+        optimizer: bytes moved per state, relative to the count in `step.py`.
+        host_sharpness: exponent with which host and device time combine; a large one takes the larger of the two.
+        step_s: constant time per step.
+        spreads: standard deviation of the logarithm of each item of a step, by item name.
+        fitted_gpus: name prefixes of the GPUs in the fitted runs.
+    """
+
+    matmul_share: float
+    untuned_share: float
+    matmul_bytes: float
+    fp8_share: float
+    fp8_cast: float
+    memory_share: float
+    elementwise: float
+    flash_backward: float
+    unfused_attention: float
+    link_share: float
+    network_share: float
+    latency_s: float
+    interference: float
+    pipeline_exposed: float
+    context_exposed: float
+    expert_imbalance: float
+    loss: float
+    optimizer: float
+    host_sharpness: float
+    step_s: float
+    spreads: Mapping[str, float] = field(default_factory=dict)
+    fitted_gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A training program: framework, kernels and their settings.
+
+    Attributes:
+        elementwise: factor on `Physics.elementwise`; below 1 where kernels are fused or compiled.
+        host_s: time that one core needs to issue one layer's forward pass; the step cannot be faster.
+        tensor_exposed: share of tensor parallel communication that is not hidden.
+        data_exposed: share of the gradient and parameter exchange at the end of a step that is never hidden.
+        expert_exposed: share of the time to send tokens to their experts and back that is not hidden.
+        attention: name of the flash attention kernel: a scope of `coefficients.csv`.
+        flash_shares: share of the sustained matrix rate that the kernel reaches forward, by GPU name prefix; "" for all other GPUs.
+        parameter_bytes, gradient_bytes, state_bytes: stored per parameter: the copy that is multiplied, the gradient, and the
+            optimizer states with the master copy.
+        gather_bytes, reduce_bytes: sent per parameter to gather it, and to reduce its gradient.
+        loss_bytes: allocated at once in the loss, per token and word of the vocabulary.
+        activations: stored activations relative to the count in `memory.py`; below 1 where a compiler recomputes some of them.
+        whole_gradients: under ZeRO 2, all micro-batches but the last add to unsharded gradients (FSDP) instead of reducing each time.
+        zeros, recomputations, precisions: supported values of each.
+        experts: supports expert parallelism.
+        splits_tied: supports tensor and pipeline parallelism for a model whose output shares the input embedding.
+        whole_logits: with tensor parallel, every rank computes the loss over the whole vocabulary.
+        spread: standard deviation of the logarithm of its step times, in addition to the spreads of the items.
+    """
+
+    name: str
+    elementwise: float
+    host_s: float
+    tensor_exposed: float
+    data_exposed: float
+    expert_exposed: float = 1.0
+    attention: str = "flash2"
+    flash_shares: Mapping[str, float] = field(default_factory=dict)
+    parameter_bytes: float = 2.0
+    gradient_bytes: float = 4.0
+    state_bytes: float = 12.0
+    gather_bytes: float = 2.0
+    reduce_bytes: float = 4.0
+    loss_bytes: float = 10.0
+    activations: float = 1.0
+    whole_gradients: bool = False
+    zeros: tuple[int, ...] = (0, 1, 2, 3)
+    recomputations: tuple[str, ...] = ("none", "selective", "full")
+    precisions: tuple[str, ...] = ("bf16", "fp16", "fp8", "fp32")
+    experts: bool = True
+    splits_tied: bool = True
+    whole_logits: bool = False
+    spread: float = 0.1
+    source: str = ""
+
+    def flash_share(self, gpu_name: str) -> float:
+        """Return the share for this GPU: the entry with the longest key that is a prefix of its name."""
+        key = max((key for key in self.flash_shares if gpu_name.startswith(key)), key=len)
+        return self.flash_shares[key]

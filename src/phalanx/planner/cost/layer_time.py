@@ -1,0 +1,285 @@
+"""Time of one layer for one micro-batch on one rank: products, attention, the small kernels between them, and communication.
+
+Legend: T tokens of the micro-batch on this rank, d hidden, h heads, g key-value heads, k features per head, f MLP width, s sequence,
+t tensor parallel ranks.
+    product M x K x N    2 M K N / R + w (M K + K N + M N) 2 / B     R sustained FLOP/s, B bytes/s of memory, w the share that is not hidden
+    flash attention      2 T s h k / t, half of the square: forward; 2.5 times that backward (five products instead of two)
+    unfused attention    the whole square at matrix rate, and the score matrix written and read by scale, softmax and dropout
+    small kernels        about 10 passes over T d forward and 13 backward, 2.5 to 5.5 over T f / t
+    tensor parallel      two all-reduces of T d forward and two backward; as gather and scatter where sequence parallel (same bytes)
+Sources: roofline with partial overlap after S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009; flash attention's FLOPs
+T. Dao, "FlashAttention-2", 2023, section 4.1; tensor parallel V. Korthikanti et al., 2022, section 4. The passes are our own count of
+the kernels of a pre-norm block; `Physics.elementwise` corrects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from phalanx.core.work.layout import Axis, Layout, Recompute
+from phalanx.planner.cost.coefficients import Physics, Stack
+from phalanx.planner.cost.collectives import RankNetwork
+from phalanx.planner.cost.machine import Gpu, Machine
+from phalanx.planner.cost.model_shape import ModelShape
+
+ACTIVATION_BYTES: int = 2
+"""Size of one activation in bf16 or fp16."""
+
+PACKED_WEIGHT_BYTES: float = 4.127 / 8.0
+"""Size of one weight in NF4 with double quantisation. Source: T. Dettmers et al., "QLoRA", 2023, section 3."""
+
+
+def activation_bytes(precision: str) -> int:
+    """Return the size of one activation; fp8 training stores 16 bits between products."""
+    return 2 * ACTIVATION_BYTES if precision == "fp32" else ACTIVATION_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPass:
+    """Seconds of one pass through one layer, by kind of work. `tensor`, `context` and `expert` are communication."""
+
+    matmul: float
+    attention: float
+    elementwise: float
+    tensor: float
+    context: float
+    expert: float
+
+    @property
+    def total_s(self) -> float:
+        """The sum of all fields, which already exclude hidden communication."""
+        return self.matmul + self.attention + self.elementwise + self.tensor + self.context + self.expert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """Seconds of both passes; `recompute_s` is the recomputation before the backward pass."""
+
+    forward: LayerPass
+    backward: LayerPass
+    recompute_s: float
+
+
+class SustainedRates:
+    """Sustained rates of one GPU under one stack, in FLOP/s and bytes/s."""
+
+    def __init__(self, machine: Machine, physics: Physics, stack: Stack, precision: str) -> None:
+        gpu = machine.gpu
+        self.matmul = sustained_flops(machine, physics, precision if precision in {"fp16", "fp32"} else "bf16")
+        self.linear = self.matmul
+        self.cast = 0.0
+        if precision == "fp8" and ("fp8" in gpu.flops or "fp8" in gpu.best_flops):
+            self.linear = sustained_flops(machine, physics, "fp8") * physics.fp8_share
+            self.cast = physics.fp8_cast
+        if machine.measured is not None and machine.measured.memory_bytes_per_s:
+            self.bytes = machine.measured.memory_bytes_per_s
+        else:
+            self.bytes = gpu.memory_bytes_per_s * physics.memory_share
+        self.flash = self.matmul / physics.matmul_share * stack.flash_share(gpu.name)
+        self.uncovered = physics.matmul_bytes
+        self.width = activation_bytes(precision)
+
+    def product_s(self, m: float, k: float, n: float, *, linear: bool = True) -> float:
+        """Return the seconds of one product; `linear` ones run in fp8 if the stack trains in fp8."""
+        seconds = 2.0 * m * k * n / (self.linear if linear else self.matmul)
+        seconds += self.uncovered * self.width * (m * k + k * n + m * n) / self.bytes
+        if linear and self.cast:
+            seconds += self.cast * (3.0 * m * k + k * n) / self.bytes
+        return seconds
+
+
+def sustained_flops(machine: Machine, physics: Physics, precision: str) -> float:
+    """Return the sustained FLOP/s of large products."""
+    measured = machine.measured
+    if measured is not None and measured.flops.get(precision):
+        return measured.flops[precision]
+    return best_flops(machine.gpu, physics, precision) * physics.matmul_share
+
+
+def best_flops(gpu: Gpu, physics: Physics, precision: str) -> float:
+    """Return the best published FLOP/s, else the usual share of the peak; bf16 and fp16 replace each other where one is missing."""
+    for name in (precision, {"fp16": "bf16", "bf16": "fp16"}.get(precision, precision)):
+        if gpu.best_flops.get(name):
+            return gpu.best_flops[name]
+        if gpu.flops.get(name):
+            return gpu.flops[name] * physics.untuned_share
+    raise KeyError(precision)
+
+
+def layer_time(
+    model: ModelShape,
+    layout: Layout,
+    seq: int,
+    *,
+    mixture: bool,
+    machine: Machine,
+    physics: Physics,
+    stack: Stack,
+    network: RankNetwork,
+    flash: bool = True,
+    frozen: bool = False,
+    packed: bool = False,
+) -> LayerTime:
+    """Return the time of one mixture or dense layer. `frozen` weights need no gradients (LoRA); `packed` ones have 4 bits (QLoRA)."""
+    rates = SustainedRates(machine, physics, stack, layout.precision)
+    tokens = layout.micro_batch * seq / layout.context
+    products = [*_attention_products(model, layout, tokens), *_mlp_products(model, layout, tokens, mixture=mixture)]
+    matmul = sum(rates.product_s(*one) for one in products)
+    matmul_back = sum(_backward_s(rates, one, frozen=frozen) for one in products)
+    if mixture and model.mixture is not None:
+        experts = tuple(_expert_products(model, layout, tokens, physics))
+        matmul += sum(count * rates.product_s(*one) for count, one in experts)
+        matmul_back += sum(count * _backward_s(rates, one, frozen=frozen) for count, one in experts)
+    attend, attend_back = _attention_s(model, layout, tokens, seq, rates, physics, flash=flash)
+    small, small_back = _small_s(model, layout, tokens, rates, physics, stack, mixture=mixture)
+    unpack = _unpack_s(model, layout, rates, mixture=mixture) if packed else 0.0
+    small, small_back = small + unpack, small_back + unpack
+    tensor = _tensor_s(model, layout, tokens, network) * stack.tensor_exposed
+    context = _context_s(model, layout, tokens, network) * physics.context_exposed
+    expert = _expert_s(model, layout, tokens, network, physics) * stack.expert_exposed if mixture else 0.0
+    forward = LayerPass(
+        matmul=matmul, attention=attend, elementwise=small, tensor=tensor, context=context, expert=expert
+    )
+    backward = LayerPass(
+        matmul=matmul_back,
+        attention=attend_back,
+        elementwise=small_back,
+        tensor=tensor,
+        context=2.0 * context,  # keys and values, and their gradients, which frozen weights need too
+        expert=expert,
+    )
+    again = _again_s(layout, forward, flash=flash)
+    return LayerTime(forward=forward, backward=backward, recompute_s=again)
+
+
+def _again_s(layout: Layout, forward: LayerPass, *, flash: bool) -> float:
+    if layout.recompute is Recompute.FULL:
+        return forward.total_s
+    if layout.recompute is Recompute.SELECTIVE:
+        # Without flash attention only attention is recomputed; with it, every second product and the small kernels (torch's per-op policy).
+        return 0.35 * forward.matmul + 0.4 * forward.elementwise if flash else forward.attention
+    return 0.0
+
+
+def _backward_s(rates: SustainedRates, one: tuple[float, float, float], *, frozen: bool) -> float:
+    m, k, n = one
+    inputs = rates.product_s(m, n, k)
+    return inputs if frozen else inputs + rates.product_s(k, m, n)
+
+
+def _attention_products(model: ModelShape, layout: Layout, tokens: float) -> Iterable[tuple[float, float, float]]:
+    d, h, k, t = model.hidden, model.heads, model.head_dim, layout.tensor
+    if model.latent is not None:
+        mla = model.latent
+        wide = h * (k + mla.rope_dim) / t
+        down = mla.query_rank + mla.kv_rank + mla.rope_dim  # not split: every rank computes the latent vectors
+        yield tokens, d, down if mla.query_rank else mla.kv_rank + mla.rope_dim
+        yield tokens, mla.query_rank or d, wide
+        yield tokens, mla.kv_rank, h * (k + mla.value_dim) / t
+        yield tokens, h * mla.value_dim / t, d
+        return
+    yield tokens, d, (h + 2 * model.kv_heads) * k / t
+    yield tokens, h * k / t, d
+
+
+def _mlp_products(
+    model: ModelShape, layout: Layout, tokens: float, *, mixture: bool
+) -> Iterable[tuple[float, float, float]]:
+    d, t = model.hidden, layout.tensor
+    width = model.ffn
+    if mixture and model.mixture is not None:
+        yield tokens, d, model.mixture.experts
+        width = model.mixture.shared_ffn
+    if width:
+        yield tokens, d, (model.mlp_matrices - 1) * width / t
+        yield tokens, width / t, d
+
+
+def _expert_products(
+    model: ModelShape, layout: Layout, tokens: float, physics: Physics
+) -> Iterable[tuple[float, tuple[float, float, float]]]:
+    """Yield the number of experts on this rank with each product of one of them. Its tokens come from all ranks that share the experts."""
+    mixture = model.mixture
+    if mixture is None:
+        return
+    local = mixture.experts / layout.expert
+    rows = tokens * layout.expert * mixture.per_token / mixture.experts * physics.expert_imbalance
+    width = mixture.ffn / layout.tensor
+    yield local, (rows, model.hidden, (model.mlp_matrices - 1) * width)
+    yield local, (rows, width, model.hidden)
+
+
+def _attention_s(
+    model: ModelShape, layout: Layout, tokens: float, seq: int, rates: SustainedRates, physics: Physics, *, flash: bool
+) -> tuple[float, float]:
+    heads = model.heads / layout.tensor
+    both = 2 * model.head_dim
+    if model.latent is not None:
+        both = model.head_dim + model.latent.rope_dim + model.latent.value_dim
+    half = tokens * seq * heads * both  # FLOPs of the causal half of scores and values
+    if flash:
+        forward = half / rates.flash
+        return forward, 2.5 * forward / physics.flash_backward
+    square = 2.0 * half / (0.8 * rates.matmul)  # 0.8: batched products of the width of one head are small
+    scores = physics.unfused_attention * tokens * seq * heads * rates.width / rates.bytes
+    return square + 6.5 * scores, 2.0 * square + 9.0 * scores
+
+
+def _small_s(
+    model: ModelShape,
+    layout: Layout,
+    tokens: float,
+    rates: SustainedRates,
+    physics: Physics,
+    stack: Stack,
+    *,
+    mixture: bool,
+) -> tuple[float, float]:
+    t = layout.tensor
+    d = model.hidden / (t if layout.sequence else 1)
+    heads = (model.heads + model.kv_heads) * model.head_dim / t
+    forward, backward = 10.0 * d + 2.0 * heads, 13.0 * d + 2.0 * heads
+    width = model.ffn / t
+    if mixture and model.mixture is not None:
+        width = model.mixture.visited_ffn / t
+        moved = model.mixture.per_token * d  # tokens are copied to their experts and back, and summed
+        forward, backward = forward + 4.0 * moved, backward + 4.0 * moved
+    forward += (3.5 if model.gated else 2.5) * width
+    backward += (5.5 if model.gated else 3.5) * width
+    each = physics.elementwise * stack.elementwise * tokens * rates.width / rates.bytes
+    return each * forward, each * backward
+
+
+def _unpack_s(model: ModelShape, layout: Layout, rates: SustainedRates, *, mixture: bool) -> float:
+    """Return the time to unpack 4-bit weights to 16 bits, which every pass repeats. Source: T. Dettmers et al., "QLoRA", 2023, section 3."""
+    mlp = model.dense_mlp_parameters
+    if mixture and model.mixture is not None:
+        mlp = model.expert_parameters // layout.expert + model.mlp_matrices * model.hidden * model.mixture.shared_ffn
+    return (model.attention_parameters + mlp) / layout.tensor * (PACKED_WEIGHT_BYTES + ACTIVATION_BYTES) / rates.bytes
+
+
+def _tensor_s(model: ModelShape, layout: Layout, tokens: float, network: RankNetwork) -> float:
+    return 4.0 * network.axis(layout, Axis.TENSOR).all_gather_s(
+        tokens * model.hidden * activation_bytes(layout.precision)
+    )
+
+
+def _context_s(model: ModelShape, layout: Layout, tokens: float, network: RankNetwork) -> float:
+    """Return the time to send keys and values once round the ring; latent attention sends the expanded ones."""
+    if layout.context == 1:
+        return 0.0
+    features = 2 * model.kv_heads * model.head_dim
+    group = network.axis(layout, Axis.CONTEXT)
+    hop = group.bytes_per_s if group.size <= group.near else network.far_bytes_per_s
+    return (layout.context - 1) * tokens * features / layout.tensor * activation_bytes(layout.precision) / hop
+
+
+def _expert_s(model: ModelShape, layout: Layout, tokens: float, network: RankNetwork, physics: Physics) -> float:
+    """Return the time to send tokens to their experts and back. Experts lie on neighbouring ranks that process different tokens."""
+    if model.mixture is None or layout.expert == 1:
+        return 0.0
+    group = network.group(layout.expert, layout.stride(Axis.CONTEXT))
+    sent = tokens / layout.tensor * model.mixture.per_token * model.hidden * physics.expert_imbalance
+    sent *= activation_bytes(layout.precision)
+    return 2.0 * network.all_to_all_s(group, sent)

@@ -1,0 +1,203 @@
+"""Device memory of the fullest rank under one layout, item by item.
+
+Legend: T tokens of a micro-batch on this rank, d hidden, h k heads x features, g key-value heads, f MLP width, t tensor parallel ranks,
+p stages, v runs per stage.
+    states       per parameter: the multiplied copy, the gradient, the optimizer states; ZeRO 1, 2, 3 shard them from the right
+    activations  per layer and token in bytes, 16-bit: block inputs and norm outputs 8 d, queries, keys, values 2 (h + 2 g) k / t,
+                 attention's output 2 h k / t, MLP 2 to 6 f / t; in fp8 the inputs of the products take one byte instead of two;
+                 without flash attention 5 bytes per score: h s / t
+    in flight    in a pipeline the first stage stores p micro-batches, p (1 + (p - 1) / (p v)) with interleaving
+    loss         logits, their 32-bit copy and gradients, on the last stage
+Sources: V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, equations 2 to 5 and section 4.3;
+S. Rajbhandari et al., "ZeRO", 2020, section 3.1; E. Hu et al., "LoRA", 2021; T. Dettmers et al., "QLoRA", 2023 (4.127 bits a weight).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.work.layout import Layout, Recompute
+from phalanx.planner.cost.coefficients import Stack
+from phalanx.planner.cost.layer_time import ACTIVATION_BYTES, PACKED_WEIGHT_BYTES, activation_bytes
+from phalanx.planner.cost.machine import Gpu
+from phalanx.planner.cost.step_time import (
+    TrainingMethod,
+    TrainingTask,
+    layer_parameters,
+    rank_parameters,
+)
+
+CONTEXT_BYTES: Final = 1.2e9
+"""CUDA context, NCCL buffers and library workspaces outside the allocator. Source: our estimate for NCCL with eight channels on Hopper,
+2026-11; `phalanx calibrate` on a real device replaces it."""
+ALLOCATOR_OVERHEAD: Final = 1.04
+"""Reserved over allocated memory of torch's caching allocator with expandable segments. Source: our estimate, 2026-11."""
+OVERRUN_MAX: Final = 1.10
+"""A layout is refused if its expected memory exceeds the device memory by more than the error of this model: 10 % (benchmarks.planner)."""
+
+
+class MemoryItem(enum.StrEnum):
+    """Kinds of content of device memory."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    STATES = "optimizer states"
+    GATHERED = "gathered parameters"
+    ACTIVATIONS = "activations"
+    LOSS = "logits and loss"
+    OTHER = "context and fragments"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes on the fullest rank. `usable_bytes` is the memory that a program can use."""
+
+    items: Mapping[MemoryItem, float]
+    total_bytes: float
+    usable_bytes: float
+
+    @property
+    def free_bytes(self) -> float:
+        """Free bytes; negative if the layout does not fit."""
+        return self.usable_bytes - self.total_bytes
+
+    @property
+    def allocator_bytes(self) -> float:
+        """Bytes that torch.cuda.max_memory_reserved reports: without the CUDA context."""
+        return self.total_bytes - CONTEXT_BYTES
+
+
+def estimate_memory(task: TrainingTask, layout: Layout, gpu: Gpu, stack: Stack) -> MemoryEstimate:
+    """Return the memory of the fullest rank: on the first or the last stage."""
+    model = task.model
+    held = rank_parameters(model, layout)
+    here, shared = held.total, held.sharded(layout)
+    share = 1.0 if task.method is TrainingMethod.FULL else task.adapter_share
+    trained = here * share
+    items = dict.fromkeys(MemoryItem, 0.0)
+    layers = -(-model.layers // layout.pipeline)  # of the largest stage
+    base = PACKED_WEIGHT_BYTES if task.method is TrainingMethod.QLORA else stack.parameter_bytes
+    if layout.zero == 3:
+        # FSDP stores sharded parameters in the precision of the optimizer; they are the master copy, counted in `state_bytes`.
+        items[MemoryItem.PARAMETERS] = shared * (0.0 if task.method is TrainingMethod.FULL else base)
+        at_once = 2.0  # the running layer and the layer being gathered
+        items[MemoryItem.GATHERED] = (
+            at_once * layer_parameters(model, layout).total * activation_bytes(layout.precision)
+        )
+    else:
+        items[MemoryItem.PARAMETERS] = here * base
+        if task.method is not TrainingMethod.FULL:
+            items[MemoryItem.PARAMETERS] += trained * stack.parameter_bytes
+    items[MemoryItem.GRADIENTS] = (shared * share if layout.zero >= 2 else trained) * stack.gradient_bytes
+    late = layout.zero == 2 or (layout.zero == 3 and layout.pipeline > 1)
+    if late and stack.whole_gradients and layout.micro_batches > 1:
+        items[MemoryItem.GRADIENTS] += trained * stack.reduce_bytes
+    items[MemoryItem.STATES] = (shared * share if layout.zero >= 1 else trained) * stack.state_bytes
+    live = micro_batches_in_flight(layout)
+    first = live * layers * stored_activation_bytes(task, layout, stack)
+    working = temporary_bytes(task, layout)
+    last = working + loss_bytes(task, layout, stack)
+    if layout.pipeline > 1:
+        on_last = 1.0 if layout.interleave == 1 else 1.0 + (layout.interleave - 1) / layout.interleave
+        ending = on_last * layers * stored_activation_bytes(task, layout, stack)
+        first_total, last_total = first + working, ending + last
+        items[MemoryItem.ACTIVATIONS] = first_total if first_total >= last_total else ending + working
+        items[MemoryItem.LOSS] = 0.0 if first_total >= last_total else last - working
+    else:
+        items[MemoryItem.ACTIVATIONS] = first + working
+        items[MemoryItem.LOSS] = last - working
+    together = sum(items.values())
+    items[MemoryItem.OTHER] = CONTEXT_BYTES + (ALLOCATOR_OVERHEAD - 1.0) * together
+    return MemoryEstimate(items=items, total_bytes=together + items[MemoryItem.OTHER], usable_bytes=usable_bytes(gpu))
+
+
+def usable_bytes(gpu: Gpu) -> float:
+    """Return the device memory without the 1 % of the driver. Source: an 80 GB H100 shows 79.6 GiB of 81,559 MiB free."""
+    return gpu.memory_bytes * 0.99
+
+
+def micro_batches_in_flight(layout: Layout) -> float:
+    """Return the number of micro-batches whose activations the first stage stores at once."""
+    stages = layout.pipeline
+    if stages == 1:
+        return 1.0
+    warm = min(float(stages), float(layout.micro_batches))
+    return warm if layout.interleave == 1 else warm * (1.0 + (stages - 1) / (stages * layout.interleave))
+
+
+def stored_activation_bytes(task: TrainingTask, layout: Layout, stack: Stack) -> float:
+    """Return the bytes that one layer stores per micro-batch between its forward and its backward pass."""
+    model = task.model
+    tokens = layout.micro_batch * task.seq / layout.context
+    block_input = tokens * 2.0 * model.hidden / (layout.tensor if layout.sequence else 1)
+    wide = activation_bytes(layout.precision) / ACTIVATION_BYTES
+    if layout.recompute is Recompute.FULL:
+        return wide * block_input
+    if layout.recompute is Recompute.SELECTIVE and task.flash and model.latent is None:
+        return wide * (0.55 * _layer_bytes(task, layout) * stack.activations + 0.45 * block_input)
+    return wide * _layer_bytes(task, layout) * stack.activations
+
+
+def temporary_bytes(task: TrainingTask, layout: Layout) -> float:
+    """Return the temporary bytes of the running layer: its recomputed activations and the gradients of the widest ones."""
+    model = task.model
+    tokens = layout.micro_batch * task.seq / layout.context
+    width = _width(task)
+    wide = activation_bytes(layout.precision) / ACTIVATION_BYTES
+    grown = wide * tokens * 2.0 * (3.0 * model.hidden + 2.0 * width / layout.tensor)
+    if layout.recompute is Recompute.NONE:
+        return grown
+    # Every rank gathers the full inputs of the products of the running layer, although sequence parallel stores slices.
+    gathered = tokens * 4.0 * model.hidden * (1.0 - 1.0 / layout.tensor) if layout.sequence else 0.0
+    plain = Layout(
+        tensor=layout.tensor, sequence=layout.sequence, context=layout.context, micro_batch=layout.micro_batch
+    )
+    return grown + wide * (_layer_bytes(task, plain) + gathered)
+
+
+def loss_bytes(task: TrainingTask, layout: Layout, stack: Stack) -> float:
+    """Return the bytes of the logits and of the loss."""
+    tokens = layout.micro_batch * task.seq / layout.context
+    words = task.model.vocab / (1 if stack.whole_logits else layout.tensor)
+    return tokens * words * stack.loss_bytes
+
+
+def _layer_bytes(task: TrainingTask, layout: Layout) -> float:
+    model = task.model
+    tokens = layout.micro_batch * task.seq / layout.context
+    t = layout.tensor
+    shared = t if layout.sequence else 1
+    heads = model.heads * model.head_dim
+    keys, values = 2 * model.kv_heads * model.head_dim, model.head_dim
+    if model.latent is not None:
+        mla = model.latent
+        heads, values = model.heads * (model.head_dim + mla.rope_dim), mla.value_dim
+        keys = model.heads * (model.head_dim + mla.rope_dim + mla.value_dim) + mla.query_rank + mla.kv_rank
+        if layout.recompute is Recompute.SELECTIVE:  # queries, keys and values are recomputed from the latent vectors
+            keys = mla.query_rank + mla.kv_rank + mla.rope_dim - heads
+    each = 1.0 if layout.precision == "fp8" else 2.0  # fp8 stores the inputs of the products in one byte
+    norms = 2.0 * 2.0 * model.hidden  # inputs of both norms
+    inputs = each * 2.0 * model.hidden  # inputs of the first products of attention and MLP
+    # Inputs and output of the attention kernel; the next product shares the output.
+    attention = 2.0 * (heads + keys) + 2.0 * model.heads * values
+    inner = _width(task) * ((4.0 + each) if model.gated else (2.0 + each))
+    if model.mixture is not None:
+        inner += each * model.mixture.per_token * model.hidden  # tokens are copied to each of their experts
+    dropout = 2.0 * model.hidden if not task.flash else 0.0  # older stacks: two masks per layer, one byte each
+    bytes_ = tokens * ((norms + inputs + dropout) / shared + (attention + inner) / t)
+    if not task.flash and layout.recompute is not Recompute.SELECTIVE:
+        bytes_ += 5.0 * tokens * task.seq * model.heads / t
+    return bytes_
+
+
+def _width(task: TrainingTask) -> float:
+    mixture = task.model.mixture
+    return task.model.ffn if mixture is None else mixture.visited_ffn
+
+
+def exceeds_memory(memory: MemoryEstimate) -> bool:
+    """Return whether the layout exceeds the memory by more than the error of this model. Below that, with `free_bytes` < 0, it may run."""
+    return memory.total_bytes > OVERRUN_MAX * memory.usable_bytes

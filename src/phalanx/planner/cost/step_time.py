@@ -1,0 +1,332 @@
+"""Time of one training step under one layout, item by item.
+
+Legend: m micro-batches per step, p pipeline stages, v runs of layers per stage, L layers, n ranks that sum gradients.
+    one micro-batch on the busiest stage   F + B of its L / p layers, plus the output's products and the loss on the last one
+    the pipeline                           m of those, and (p - 1) / v times the mean stage, in which ranks wait (the bubble)
+    a layer under sharded data parallel    the longer of computing and gathering the next one; hidden gathering slows computing by `interference`
+    host                                   if the host issues kernels slower than the device runs them, the step takes the time of the host
+    gradients and parameters, once a step  reduce-scatter, and gather of the updated parameters; hidden behind the last backward pass,
+                                           except `data_exposed` of it and the part longer than that pass
+    optimizer                              states read and written at memory bandwidth
+Sources: bubble of 1F1B and interleaved 1F1B, D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM", 2021, section 2.2; sharded data parallel, Y. Zhao et al., "PyTorch FSDP", 2023, section 3; states, S. Rajbhandari et al.,
+"ZeRO", 2020, section 3.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from phalanx.core.work.layout import Axis, Layout, Recompute
+from phalanx.planner.cost.coefficients import Physics, Stack
+from phalanx.planner.cost.collectives import RankNetwork
+from phalanx.planner.cost.layer_time import (
+    PACKED_WEIGHT_BYTES,
+    LayerTime,
+    SustainedRates,
+    activation_bytes,
+    layer_time,
+)
+from phalanx.planner.cost.machine import Machine
+from phalanx.planner.cost.model_shape import ModelShape
+
+OVERLAP_EXPONENT = 6.0
+"""Exponent with which overlapping computing and gathering combine: nearly the longer of the two. Prefetching is never perfect."""
+MIXTURE_KERNELS = 2.0
+"""Kernels of a mixture layer per kernel of a dense layer: router, permutation and groups in addition to the products."""
+HIDING_SHARE = 0.7
+"""Share of the time of one micro-batch that can hide the exchange of gradients: its backward pass."""
+
+
+class TrainingMethod(enum.StrEnum):
+    """Training method: which parameters are trained."""
+
+    FULL = "full"
+    LORA = "lora"  # low-rank adapters and frozen 16-bit weights
+    QLORA = "qlora"  # low-rank adapters and frozen 4-bit weights
+
+
+class StepItem(enum.StrEnum):
+    """Kinds of work in a training step."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    ELEMENTWISE = "small kernels"
+    RECOMPUTATION = "recomputation"
+    LOSS = "output and loss"
+    TENSOR = "tensor parallel"
+    CONTEXT = "context parallel"
+    EXPERT = "expert all-to-all"
+    SHARD = "sharded parameters"
+    GRADIENTS = "gradients"
+    PIPELINE = "pipeline sends"
+    BUBBLE = "pipeline bubble"
+    HOST = "host"
+    OPTIMIZER = "optimizer"
+    FIXED = "per step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingTask:
+    """The training task, independent of its layout.
+
+    Attributes:
+        adapter_share: parameters of the LoRA adapters as a share of all parameters.
+        flash: attention is fused.
+    """
+
+    model: ModelShape
+    seq: int
+    method: TrainingMethod = TrainingMethod.FULL
+    adapter_share: float = 0.005
+    flash: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one step. `stages`: time of one micro-batch on a middle stage and on the last stage."""
+
+    items: Mapping[StepItem, float]
+    total_s: float
+    stages: tuple[float, float]
+
+
+def step_time(task: TrainingTask, layout: Layout, machine: Machine, physics: Physics, stack: Stack) -> StepTime:
+    """Return the expected step time. To evaluate many layouts of one task, use `StepTimeCalculator`, which caches layer costs."""
+    return StepTimeCalculator(task, machine, physics, stack).step_time(layout)
+
+
+class StepTimeCalculator:
+    """Compute step times of many layouts of one task. Caches the cost of a layer for each way to split it."""
+
+    def __init__(self, task: TrainingTask, machine: Machine, physics: Physics, stack: Stack) -> None:
+        self.task, self.machine, self.physics, self.stack = task, machine, physics, stack
+        self.network = RankNetwork(machine, physics)
+        self._layers: dict[object, tuple[LayerTime, LayerTime]] = {}
+        self._rates: dict[str, SustainedRates] = {}
+
+    def step_time(self, layout: Layout) -> StepTime:
+        """Return the expected step time of one layout."""
+        physics = self.physics
+        micro_batches, stages, runs = layout.micro_batches, layout.pipeline, layout.interleave
+        items = dict.fromkeys(StepItem, 0.0)
+        # The stage with the most layers determines the time.
+        uneven = -(-self.task.model.layers // stages) * stages / self.task.model.layers
+        stage_s = 0.0
+        for layer, count, kernels in zip(self._layer(layout), self._counts(), (1.0, MIXTURE_KERNELS), strict=True):
+            per_stage = count / stages * uneven
+            if not per_stage:
+                continue
+            spent = self._layer_items(layer, layout, kernels)
+            stage_s += per_stage * sum(spent.values())
+            for item, seconds in spent.items():
+                items[item] += per_stage * micro_batches * seconds
+        output_s, embed_s = self._ends(layout)
+        sends_s = self._sends_s(layout)
+        busiest_s = stage_s + max(output_s, embed_s)
+        mean_s = stage_s + (output_s + embed_s) / stages if stages > 1 else busiest_s + embed_s
+        items[StepItem.LOSS] = micro_batches * (max(output_s, embed_s) if stages > 1 else output_s + embed_s)
+        items[StepItem.PIPELINE] = micro_batches * sends_s
+        items[StepItem.BUBBLE] = (stages - 1) / runs * (mean_s + sends_s)
+        items[StepItem.GRADIENTS] = self._gradients_s(layout, stage_s)
+        items[StepItem.OPTIMIZER] = self._optimizer_s(layout)
+        items[StepItem.FIXED] = physics.step_s
+        return StepTime(items=items, total_s=sum(items.values()), stages=(stage_s, stage_s + output_s))
+
+    def _layer(self, layout: Layout) -> tuple[LayerTime, LayerTime]:
+        """Return the costs of a dense layer and of a mixture layer."""
+        split = (layout.tensor, layout.sequence, layout.context, layout.expert)
+        strides = (layout.stride(Axis.TENSOR), layout.stride(Axis.CONTEXT))
+        key = (split, strides, layout.micro_batch, layout.recompute, layout.precision)
+        known = self._layers.get(key)
+        if known is None:
+            dense = self._compute_layer(layout, mixture=False)
+            mixed = dense if self.task.model.mixture is None else self._compute_layer(layout, mixture=True)
+            known = self._layers[key] = (dense, mixed)
+        return known
+
+    def _compute_layer(self, layout: Layout, *, mixture: bool) -> LayerTime:
+        return layer_time(
+            self.task.model,
+            layout,
+            self.task.seq,
+            mixture=mixture,
+            machine=self.machine,
+            physics=self.physics,
+            stack=self.stack,
+            network=self.network,
+            flash=self.task.flash,
+            frozen=self.task.method is not TrainingMethod.FULL,
+            packed=self.task.method is TrainingMethod.QLORA,
+        )
+
+    def _counts(self) -> tuple[int, int]:
+        model = self.task.model
+        return (model.dense_layers, model.layers - model.dense_layers)
+
+    def _layer_items(self, layer: LayerTime, layout: Layout, kernels: float) -> dict[StepItem, float]:
+        """Return seconds of one layer and micro-batch by item. `kernels`: issued kernels relative to a dense layer."""
+        forward, backward = layer.forward, layer.backward
+        gather_s, reduce_s = self._shard_s(layout)
+        run = forward.total_s
+        back = backward.total_s + layer.recompute_s
+        shown = _overlapped(run, gather_s, self.physics.interference) - run
+        shown += _overlapped(back, gather_s + reduce_s, self.physics.interference) - back
+        device = run + back + shown
+        passes = 3.0 if layout.recompute is Recompute.FULL else 2.0
+        host = self.stack.host_s * passes * kernels
+        sharp = self.physics.host_sharpness
+        longest = max(device, host)
+        whole: float = longest * ((device / longest) ** sharp + (host / longest) ** sharp) ** (1.0 / sharp)
+        return {
+            StepItem.MATMUL: forward.matmul + backward.matmul,
+            StepItem.ATTENTION: forward.attention + backward.attention,
+            StepItem.ELEMENTWISE: forward.elementwise + backward.elementwise,
+            StepItem.RECOMPUTATION: layer.recompute_s,
+            StepItem.TENSOR: forward.tensor + backward.tensor,
+            StepItem.CONTEXT: forward.context + backward.context,
+            StepItem.EXPERT: forward.expert + backward.expert,
+            StepItem.SHARD: shown,
+            StepItem.HOST: whole - device,
+        }
+
+    def _shard_s(self, layout: Layout) -> tuple[float, float]:
+        """Return the time to gather the sharded parameters of one layer, and to reduce its gradients."""
+        if layout.zero < 3 or layout.shard * layout.context == 1:
+            return 0.0, 0.0
+        group = self.network.axes(layout, Axis.CONTEXT, Axis.SHARD)
+        few = max(1, layout.shard * layout.context // layout.expert)
+        experts = self.network.group(few, layout.stride(Axis.CONTEXT) * layout.expert)
+        held = layer_parameters(self.task.model, layout)
+        gather = gather_bytes(self.task, layout, self.stack)
+        reduce = reduce_bytes(layout, self.stack) * self._trained()
+        return (
+            group.all_gather_s(held.common * gather) + experts.all_gather_s(held.routed * gather),
+            group.all_gather_s(held.common * reduce) + experts.all_gather_s(held.routed * reduce),
+        )
+
+    def _ends(self, layout: Layout) -> tuple[float, float]:
+        """Return the time of one micro-batch in the output and loss with gradients, and in the embedding."""
+        rates = self._rates_of(layout.precision)
+        model, tokens = self.task.model, layout.micro_batch * self.task.seq / layout.context
+        words = model.vocab / layout.tensor
+        products = 3.0 if self.task.method is TrainingMethod.FULL else 2.0
+        logits = self.physics.loss * tokens * words * (2.0 + 4.0 * 5.0) / rates.bytes
+        output = products * rates.product_s(tokens, model.hidden, words, linear=False) + logits
+        return output, self.physics.loss * tokens * model.hidden * rates.width * 6.0 / rates.bytes
+
+    def _sends_s(self, layout: Layout) -> float:
+        if layout.pipeline == 1:
+            return 0.0
+        tokens = layout.micro_batch * self.task.seq / layout.context
+        bytes_ = tokens * self.task.model.hidden * activation_bytes(layout.precision)
+        bytes_ /= layout.tensor if layout.sequence else 1
+        hop = bytes_ / self.network.hop_bytes_per_s(layout.stride(Axis.PIPELINE)) + self.network.near_latency_s
+        return 2.0 * layout.interleave * hop * self.physics.pipeline_exposed
+
+    def _gradients_s(self, layout: Layout, stage_s: float) -> float:
+        """Return the exchange once per step. ZeRO 2 also reduces after every other micro-batch, as it stores only a shard of the gradients."""
+        stack, network = self.stack, self.network
+        if layout.zero == 3:
+            group = network.axis(layout, Axis.REPLICATE)
+            count = rank_parameters(self.task.model, layout).sharded(layout) * self._trained()
+            return stack.data_exposed * group.all_reduce_s(count * reduce_bytes(layout, stack))
+        whole = network.axes(layout, Axis.CONTEXT, Axis.SHARD, Axis.REPLICATE)
+        if whole.size == 1:
+            return 0.0
+        few = max(1, whole.size // layout.expert)
+        experts = network.group(few, layout.stride(Axis.CONTEXT) * layout.expert)
+        held = rank_parameters(self.task.model, layout)
+        sent_bytes = reduce_bytes(layout, stack)
+        back = _returned_bytes(layout, stack) if layout.zero else sent_bytes
+        reduce, gather = (
+            self._trained() * (whole.all_gather_s(held.common * sent) + experts.all_gather_s(held.routed * sent))
+            for sent in (sent_bytes, back)
+        )
+        seconds = max(stack.data_exposed * (reduce + gather), reduce + gather - HIDING_SHARE * stage_s)
+        if stack.data_exposed >= 1.0:
+            seconds = reduce + gather
+        if layout.zero == 2:
+            seconds += (layout.micro_batches - 1) * self.physics.interference * reduce
+        return seconds
+
+    def _optimizer_s(self, layout: Layout) -> float:
+        """Return the time to read and write states, read gradients and write parameters, and to clear or cast gradients."""
+        held = rank_parameters(self.task.model, layout)
+        count = held.total * self._trained()
+        own = held.sharded(layout) * self._trained() if layout.zero else count
+        rates = self._rates_of(layout.precision)
+        seconds = own * (30.0 if layout.zero < 3 else 32.0) + count * (4.0 if layout.zero < 3 else 0.0)
+        return self.physics.optimizer * seconds / rates.bytes
+
+    def _trained(self) -> float:
+        return 1.0 if self.task.method is TrainingMethod.FULL else self.task.adapter_share
+
+    def _rates_of(self, precision: str) -> SustainedRates:
+        if precision not in self._rates:
+            self._rates[precision] = SustainedRates(self.machine, self.physics, self.stack, precision)
+        return self._rates[precision]
+
+
+def gather_bytes(task: TrainingTask, layout: Layout, stack: Stack) -> float:
+    """Return bytes sent per parameter to gather it; packed weights are unpacked by the receiver."""
+    return PACKED_WEIGHT_BYTES if task.method is TrainingMethod.QLORA else _returned_bytes(layout, stack)
+
+
+def reduce_bytes(layout: Layout, stack: Stack) -> float:
+    """Return bytes sent per parameter to reduce its gradient: at least the width of the products."""
+    return max(stack.reduce_bytes, float(activation_bytes(layout.precision)))
+
+
+def _returned_bytes(layout: Layout, stack: Stack) -> float:
+    """Return bytes sent per updated parameter: at least the width of the products."""
+    return max(stack.gather_bytes, float(activation_bytes(layout.precision)))
+
+
+def _overlapped(compute_s: float, exchange_s: float, interference: float) -> float:
+    if not exchange_s:
+        return compute_s
+    longest = max(compute_s, exchange_s)
+    both: float = longest * (
+        (compute_s / longest) ** OVERLAP_EXPONENT + (exchange_s / longest) ** OVERLAP_EXPONENT
+    ) ** (1.0 / OVERLAP_EXPONENT)
+    return both + interference * min(compute_s, exchange_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RankParameters:
+    """Parameters of one rank: those common to all data parallel ranks, and its share of the routed experts."""
+
+    common: float
+    routed: float
+
+    @property
+    def total(self) -> float:
+        """Number of parameters."""
+        return self.common + self.routed
+
+    def sharded(self, layout: Layout) -> float:
+        """Return the parameters per rank after sharding over data parallel ranks. Copies of one expert lie on fewer ranks."""
+        shards = layout.shard * layout.context
+        return self.common / shards + self.routed / max(1.0, shards / layout.expert)
+
+
+def layer_parameters(model: ModelShape, layout: Layout) -> RankParameters:
+    """Return the parameters of the mean layer, before sharding over data parallel ranks."""
+    dense, mixed = model.dense_layers, model.layers - model.dense_layers
+    count = model.layers * model.attention_parameters + dense * model.dense_mlp_parameters
+    routed = 0.0
+    if model.mixture is not None:
+        mixture = model.mixture
+        count += mixed * (model.hidden * mixture.experts + model.mlp_matrices * model.hidden * mixture.shared_ffn)
+        routed = mixed * model.expert_parameters / layout.expert
+    return RankParameters(count / layout.tensor / model.layers, routed / layout.tensor / model.layers)
+
+
+def rank_parameters(model: ModelShape, layout: Layout) -> RankParameters:
+    """Return the parameters of the largest stage, before sharding over data parallel ranks: its layers and one end of the model."""
+    ends = model.vocab * model.hidden * (1 if model.tied or layout.pipeline > 1 else 2)
+    layer, layers = layer_parameters(model, layout), -(-model.layers // layout.pipeline)
+    return RankParameters(layer.common * layers + ends / layout.tensor, layer.routed * layers)

@@ -1,0 +1,138 @@
+"""Read the shipped coefficients of `core.performance`: `Physics`, and the software stacks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Final
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.work.nearest_match import nearest_match
+from phalanx.planner.cost.coefficients import Physics, Stack
+from phalanx.planner.cost.model_shape import ModelShape
+from phalanx.planner.facts.table import TableColumns, read_rows
+from phalanx.planner.facts.table_files import shipped_json, shipped_text
+
+DEFAULT_STACK: Final = "phalanx"
+"""`phalanx.torch`. The planner proposes only layouts that it can build, so that you can run the answer unchanged."""
+WIDER_STACK: Final = "megatron-core"
+"""The default for features that `phalanx.torch` does not support: expert parallelism and fp8."""
+_COLUMNS: Final = TableColumns(required=("scope", "name", "value", "meaning"), optional=("prior", "spread"))
+_ANY: Final = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficient:
+    """One row. `prior` and `spread` (of the logarithm) are None unless the value was fitted."""
+
+    scope: str
+    name: str
+    value: float
+    prior: float | None
+    spread: float | None
+
+
+@cache
+def coefficients() -> tuple[Coefficient, ...]:
+    """Return the shipped table, in its order."""
+    rows = read_rows(shipped_text("coefficients.csv"), "coefficients.csv", _COLUMNS)
+    return tuple(
+        Coefficient(
+            scope=row.text("scope"),
+            name=row.text("name"),
+            value=row.number("value"),
+            prior=row.number("prior") if row.text("prior") else None,
+            spread=row.number("spread") if row.text("spread") else None,
+        )
+        for row in rows
+    )
+
+
+@cache
+def physics() -> Physics:
+    """Return the shipped record."""
+    return physics_from(coefficients())
+
+
+@cache
+def stacks() -> Mapping[str, Stack]:
+    """Return the shipped stacks by name."""
+    return stacks_from(coefficients())
+
+
+def physics_from(table: Sequence[Coefficient]) -> Physics:
+    """Build the record from the rows of the scopes "physics", "spread" and "seen"."""
+    return Physics(
+        **{one.name: one.value for one in table if one.scope == "physics"},
+        spreads={one.name: one.value for one in table if one.scope == "spread"},
+        fitted_gpus=tuple(one.name for one in table if one.scope == "seen"),
+    )
+
+
+def stacks_from(table: Sequence[Coefficient]) -> dict[str, Stack]:
+    """Build every stack: numbers from the table, the rest from stacks.json."""
+    shares: dict[str, dict[str, float]] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    described = _descriptions()
+    for one in table:
+        if one.scope in described:
+            numbers.setdefault(one.scope, {})[one.name] = one.value
+        elif one.scope not in {"physics", "spread", "seen"}:
+            shares.setdefault(one.scope, {})[one.name.replace(_ANY, "")] = one.value
+    known = {field.name for field in fields(Stack)}
+    out = {}
+    for name, description in described.items():
+        given: dict[str, Any] = dict(numbers[str(description.get("like", name))])
+        for key, value in description.items():
+            if key in known:
+                given[key] = tuple(value) if isinstance(value, list) else value
+        out[name] = Stack(name=name, flash_shares=shares[description["attention"]], **given)
+    return out
+
+
+def find_stack(text: str) -> Stack:
+    """Return the stack with this name, or the stack of the framework with this name ("torchtitan", "NeMo").
+
+    Raises:
+        BadRequest: unknown name; the hint has the nearest one.
+    """
+    name = find_stack_name(text)
+    if name is None:
+        known = sorted(_descriptions())
+        close = nearest_match(text, known)
+        raise BadRequest(
+            f"unknown stack {text!r}", hint=f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
+        )
+    return stacks()[name]
+
+
+def default_stack(model: ModelShape, precision: str, notes: list[str]) -> Stack:
+    """Return the default stack for a model; `notes` receives the reason if it is not `phalanx.torch`."""
+    own = stacks()[DEFAULT_STACK]
+    lacks = [
+        *(["expert parallelism"] if model.mixture is not None and not own.experts else []),
+        *([precision] if precision not in own.precisions else []),
+    ]
+    if not lacks:
+        return own
+    notes.append(
+        f"phalanx.torch does not support {' or '.join(lacks)} yet; planned for the {WIDER_STACK} stack, change it with --stack"
+    )
+    return stacks()[WIDER_STACK]
+
+
+def find_stack_name(text: str) -> str | None:
+    """Return the name of the stack whose framework `text` mentions, by the longest framework name in it; None without one."""
+    low = text.strip().lower()
+    described = _descriptions()
+    if low in described:
+        return low
+    found = [(len(word), name) for name, one in described.items() for word in one["frameworks"] if word in low]
+    return max(found)[1] if found else None
+
+
+@cache
+def _descriptions() -> Mapping[str, Mapping[str, Any]]:
+    descriptions: Mapping[str, Mapping[str, Any]] = shipped_json("stacks.json")
+    return descriptions

@@ -1,0 +1,270 @@
+"""Read a Hugging Face `config.json` as a `Model`. One function per family of model types; unknown types are rejected by name.
+
+Biases on queries, keys and values only (Qwen) are not counted: they are under 0.1 % of any such model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from phalanx.core.errors import BadFile
+from phalanx.core.work.nearest_match import nearest_match
+from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
+from phalanx.planner.facts.config_keys import ConfigKeys
+from phalanx.planner.facts.table_files import read_json
+from phalanx.planner.facts.validation import validate_model
+
+CONFIG_FILE: Final = "config.json"
+
+
+def read_config(path: str) -> ModelShape:
+    """Return the model of a config file, or of a folder with one.
+
+    Raises:
+        BadFile: the file cannot be read, its `model_type` is not supported, or a key is missing or invalid; the key is named.
+    """
+    file = os.path.join(path, CONFIG_FILE) if os.path.isdir(path) else path
+    values = read_json(file)
+    if not isinstance(values, Mapping):
+        raise BadFile(f"{file}: a config must be a JSON object, not {type(values).__name__}")
+    name = os.path.basename(os.path.dirname(os.path.abspath(file))) if os.path.basename(file) == CONFIG_FILE else ""
+    return model_from_config(values, file, name or os.path.splitext(os.path.basename(file))[0])
+
+
+def model_from_config(values: Mapping[str, Any], where: str, name: str) -> ModelShape:
+    """Return the model of a parsed config.
+
+    Args:
+        values: the parsed JSON.
+        where: name of the config in errors.
+        name: name of the model, unless the config has one (`_name_or_path`).
+
+    Raises:
+        BadFile: as for `read_config`.
+    """
+    keys = ConfigKeys(where=where, values=values)
+    kind = values.get("model_type")
+    if isinstance(kind, str) and kind not in CONFIG_READERS and _text_model_type(values) in CONFIG_READERS:
+        # A multimodal model: the planner uses its text decoder.
+        keys, kind = keys.section("text_config"), _text_model_type(values)
+    if not isinstance(kind, str) or not kind:
+        raise BadFile(f"{where}: model_type is missing", hint="use the config.json of a Hugging Face checkpoint")
+    reader = CONFIG_READERS.get(kind)
+    if reader is None:
+        known = ", ".join(sorted(CONFIG_READERS))
+        close = nearest_match(kind, CONFIG_READERS)
+        raise BadFile(
+            f"{where}: model_type {kind[:60]!r} is not supported",
+            hint=(f"did you mean {close!r}? " if close else "") + f"supported: {known}",
+        )
+    path = values.get("_name_or_path")
+    name = os.path.basename(path.rstrip("/")) if isinstance(path, str) and path.strip("./") else name
+    return validate_model(reader(keys, name), where, BadFile)
+
+
+def _text_model_type(values: Mapping[str, Any]) -> str:
+    text = values.get("text_config")
+    kind = text.get("model_type") if isinstance(text, Mapping) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _llama(keys: ConfigKeys, name: str, *, ffn: int | None = None, **more: Any) -> ModelShape:
+    """Return a model of the shape of Llama: RMSNorm, gated MLP, grouped queries, rotary positions. `more` overrides fields."""
+    hidden = keys.integer("hidden_size")
+    heads = keys.integer("num_attention_heads")
+    shape: dict[str, Any] = {
+        "tied": keys.boolean("tie_word_embeddings", default=False),
+        "biases": keys.boolean("attention_bias", default=False) and keys.boolean("mlp_bias", default=False),
+    }
+    return ModelShape(
+        name=name,
+        layers=keys.integer("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=keys.integer("num_key_value_heads", default=heads),
+        head_dim=keys.head_dim(hidden, heads),
+        ffn=keys.integer("intermediate_size") if ffn is None else ffn,
+        vocab=keys.integer("vocab_size"),
+        **(shape | more),
+    )
+
+
+def _gemma(keys: ConfigKeys, name: str) -> ModelShape:
+    return _llama(keys, name, tied=keys.boolean("tie_word_embeddings", default=True))
+
+
+def _gemma2(keys: ConfigKeys, name: str) -> ModelShape:
+    """Gemma 2: four RMSNorms per layer, which have as many vectors as two LayerNorms."""
+    return _llama(keys, name, tied=keys.boolean("tie_word_embeddings", default=True), norm_vectors=2)
+
+
+def _nemotron(keys: ConfigKeys, name: str) -> ModelShape:
+    """Nemotron: squared ReLU without a gate, LayerNorm."""
+    return _llama(keys, name, gated=False, norm_vectors=2)
+
+
+def _mixtral(keys: ConfigKeys, name: str) -> ModelShape:
+    mixture = MixtureOfExperts(
+        experts=keys.integer("num_local_experts"),
+        per_token=keys.integer("num_experts_per_tok", "experts_per_token"),
+        ffn=keys.integer("intermediate_size"),
+    )
+    return _llama(keys, name, mixture=mixture)
+
+
+def _gpt_oss(keys: ConfigKeys, name: str) -> ModelShape:
+    return replace(_mixtral(keys, name), biases=keys.boolean("attention_bias", default=True))
+
+
+def _qwen_moe(keys: ConfigKeys, name: str) -> ModelShape:
+    """Qwen 2 MoE with a shared expert, Qwen 3 MoE without."""
+    layers = keys.integer("num_hidden_layers")
+    every = keys.integer("decoder_sparse_step", default=1)
+    dense = min(layers, layers - layers // every + keys.list_length("mlp_only_layers"))
+    mixture = MixtureOfExperts(
+        experts=keys.integer("num_experts"),
+        per_token=keys.integer("num_experts_per_tok"),
+        ffn=keys.integer("moe_intermediate_size"),
+        shared_ffn=keys.integer("shared_expert_intermediate_size", least=0, default=0),
+        dense_layers=dense,
+    )
+    return _llama(keys, name, mixture=mixture)
+
+
+def _llama4(keys: ConfigKeys, name: str) -> ModelShape:
+    """Llama 4: every `interleave_moe_layer_step`-th layer is a mixture with one shared expert, the others are dense."""
+    layers = keys.integer("num_hidden_layers")
+    width = keys.integer("intermediate_size")
+    mixture = MixtureOfExperts(
+        experts=keys.integer("num_local_experts"),
+        per_token=keys.integer("num_experts_per_tok"),
+        ffn=width,
+        shared_ffn=width,
+        dense_layers=layers - layers // keys.integer("interleave_moe_layer_step", default=1),
+    )
+    return _llama(keys, name, ffn=keys.integer("intermediate_size_mlp"), mixture=mixture)
+
+
+def _deepseek(keys: ConfigKeys, name: str) -> ModelShape:
+    """DeepSeek: multi-head latent attention, and a mixture with shared experts after the first dense layers."""
+    latent = LatentAttention(
+        query_rank=keys.integer("q_lora_rank", least=0, default=0),
+        kv_rank=keys.integer("kv_lora_rank"),
+        rope_dim=keys.integer("qk_rope_head_dim"),
+        value_dim=keys.integer("v_head_dim"),
+    )
+    mixture = None
+    if keys.has("n_routed_experts"):
+        expert = keys.integer("moe_intermediate_size")
+        mixture = MixtureOfExperts(
+            experts=keys.integer("n_routed_experts"),
+            per_token=keys.integer("num_experts_per_tok"),
+            ffn=expert,
+            shared_ffn=expert * keys.integer("n_shared_experts", least=0, default=0),
+            dense_layers=keys.integer("first_k_dense_replace", least=0, default=0),
+        )
+    heads = keys.integer("num_attention_heads")
+    return ModelShape(
+        name=name,
+        layers=keys.integer("num_hidden_layers"),
+        hidden=keys.integer("hidden_size"),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=keys.integer("qk_nope_head_dim"),
+        ffn=keys.integer("intermediate_size"),
+        vocab=keys.integer("vocab_size"),
+        tied=keys.boolean("tie_word_embeddings", default=False),
+        mixture=mixture,
+        latent=latent,
+    )
+
+
+def _gpt2(keys: ConfigKeys, name: str) -> ModelShape:
+    hidden, heads = keys.integer("n_embd", "hidden_size"), keys.integer("n_head", "num_attention_heads")
+    return ModelShape(
+        name=name,
+        layers=keys.integer("n_layer", "num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=keys.head_dim(hidden, heads),
+        ffn=keys.integer("n_inner", default=4 * hidden),
+        vocab=keys.integer("vocab_size"),
+        gated=False,
+        tied=keys.boolean("tie_word_embeddings", default=True),
+        positions=keys.integer("n_positions", "n_ctx", "max_position_embeddings"),
+        biases=True,
+        norm_vectors=2,
+    )
+
+
+def _gpt_neox(keys: ConfigKeys, name: str) -> ModelShape:
+    return _llama(keys, name, gated=False, biases=keys.boolean("attention_bias", default=True), norm_vectors=2)
+
+
+def _falcon(keys: ConfigKeys, name: str) -> ModelShape:
+    """Falcon: attention and MLP in parallel. The older design has one key-value head and one norm, the newer one `num_kv_heads`."""
+    hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads", "n_head")
+    newer = keys.boolean("new_decoder_architecture", default=False)
+    if newer:
+        kv_heads = keys.integer("num_kv_heads", "n_head_kv", default=heads)
+    else:
+        kv_heads = 1 if keys.boolean("multi_query", default=True) else heads
+    one_norm = keys.boolean("parallel_attn", default=True) and not newer
+    return ModelShape(
+        name=name,
+        layers=keys.integer("num_hidden_layers", "n_layer"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=keys.head_dim(hidden, heads),
+        ffn=keys.integer("ffn_hidden_size", default=4 * hidden),
+        vocab=keys.integer("vocab_size"),
+        gated=False,
+        tied=keys.boolean("tie_word_embeddings", default=True),
+        biases=keys.boolean("bias", default=False),
+        norm_vectors=1 if one_norm else 2,
+    )
+
+
+def _mpt(keys: ConfigKeys, name: str) -> ModelShape:
+    hidden, heads = keys.integer("d_model"), keys.integer("n_heads")
+    attention = keys.section("attn_config")
+    learned = keys.boolean("learned_pos_emb", default=True) and not attention.boolean("alibi", default=False)
+    biased = not keys.boolean("no_bias", default=True)
+    return ModelShape(
+        name=name,
+        layers=keys.integer("n_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=attention.integer("kv_n_heads", default=heads),
+        head_dim=keys.head_dim(hidden, heads),
+        ffn=round(keys.number("expansion_ratio", default=4.0) * hidden),
+        vocab=keys.integer("vocab_size"),
+        gated=False,
+        tied=keys.boolean("tie_word_embeddings", default=True),
+        positions=keys.integer("max_seq_len") if learned else 0,
+        biases=biased,
+        norm_vectors=2 if biased else 1,
+    )
+
+
+CONFIG_READERS: Final[Mapping[str, Callable[[ConfigKeys, str], ModelShape]]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3"), _llama),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
+    **dict.fromkeys(("llama4", "llama4_text"), _llama4),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _deepseek),
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "nemotron": _nemotron,
+    "mixtral": _mixtral,
+    "gpt_oss": _gpt_oss,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "falcon": _falcon,
+    "mpt": _mpt,
+}
+"""The reader for each supported `model_type`."""

@@ -1,0 +1,195 @@
+"""Evaluate one layout: memory, time, cost and checkpoints, by the formulas of `core.performance`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from phalanx.core.errors import BadRequest
+from phalanx.core.recovery.interval import daly_interval_s, expected_wall_s, gang_mtbf_s
+from phalanx.core.work.layout import Layout
+from phalanx.core.work.layout_split import SplitLimits, check_split
+from phalanx.planner.cost.collectives import RankNetwork
+from phalanx.planner.cost.machine import Gpu
+from phalanx.planner.cost.memory import estimate_memory, exceeds_memory
+from phalanx.planner.cost.step_time import (
+    StepTime,
+    StepTimeCalculator,
+    TrainingMethod,
+    TrainingTask,
+)
+from phalanx.planner.cost.uncertainty import interval_s
+from phalanx.planner.search.request import CheckpointEstimate, EvaluatedLayout, LayoutRequest
+
+RESTART_S: Final = 180.0
+"""Time from a failure until the gang computes again, without loading the checkpoint: detection, placement, imports, first step.
+Source: our drills take seconds, imports and compilation of a large model minutes; A. Kokolis et al., HPCA 2025, give 2 to 8 minutes."""
+STATE_BYTES: Final = 12.0
+"""Per trained parameter in a checkpoint: 32-bit weight and two moments of Adam, as DCP writes the states of FSDP2."""
+HOST_SHARE: Final = 0.5
+"""Share of the PCIe bandwidth that copies to pinned host memory reach. Source: our estimate, 2026-11."""
+HOUR_S: Final = 3600.0
+FAILURES_MAX: Final = 50.0
+"""Failures between two checkpoints; beyond, the useful share (e^-50) is 0 and Daly's formula overflows."""
+
+
+def training_task(request: LayoutRequest) -> TrainingTask:
+    """Return the training task of a request."""
+    return TrainingTask(
+        model=request.model, seq=request.seq, method=request.method, adapter_share=request.adapter_share
+    )
+
+
+def step_time_calculator(request: LayoutRequest) -> StepTimeCalculator:
+    """Return the calculator of step times for this request; reuse it for many layouts."""
+    return StepTimeCalculator(training_task(request), request.machine, request.physics, request.stack)
+
+
+def evaluate_layout(
+    request: LayoutRequest, layout: Layout, *, costs: StepTimeCalculator | None = None, why: str = ""
+) -> EvaluatedLayout:
+    """Evaluate one layout, whether it fits or not."""
+    step = (costs or step_time_calculator(request)).step_time(layout)
+    held = estimate_memory(training_task(request), layout, request.machine.gpu, request.stack)
+    low_s, high_s = interval_s(
+        step, request.physics, request.stack.spread, request.machine.gpu, mixture=request.model.mixture is not None
+    )
+    slowdown = request.machine.measured.slowdown if request.machine.measured is not None else 1.0
+    low_s, middle_s, high_s = low_s * slowdown, step.total_s * slowdown, high_s * slowdown
+    tokens_per_s = layout.global_batch * request.seq / middle_s
+    train = hours = cost = None
+    if request.tokens is not None:
+        steps = math.ceil(request.tokens / (layout.global_batch * request.seq))
+        train = (steps * low_s, steps * middle_s, steps * high_s)
+        hours = _scaled(train, layout.ranks / HOUR_S)
+        if request.machine.price is not None:
+            cost = _scaled(hours, request.machine.price.usd_per_gpu_hour)
+    return EvaluatedLayout(
+        layout=layout,
+        memory=held,
+        step=_slowed(step, slowdown),
+        low_s=low_s,
+        high_s=high_s,
+        tokens_per_s=tokens_per_s,
+        mfu=mfu(request, tokens_per_s, layout.ranks),
+        checkpoint=checkpoint_cost(request, layout),
+        train_s=train,
+        gpu_hours=hours,
+        cost_usd=cost,
+        fits=not exceeds_memory(held),
+        why=why,
+    )
+
+
+def mfu(request: LayoutRequest, tokens_per_s: float, gpus: int) -> float:
+    """Return model FLOP/s over the dense 16-bit peak of the devices. Frozen weights need no gradients: a third less."""
+    peak = peak_flops(request.machine.gpu)
+    flops_per_token = request.model.flops_per_token(request.seq, frozen=request.method is not TrainingMethod.FULL)
+    return tokens_per_s * flops_per_token / (gpus * peak)
+
+
+def peak_flops(gpu: Gpu) -> float:
+    """Return the peak that MFU refers to: dense 16-bit products, or fp32 on a device without them."""
+    return gpu.flops.get("bf16") or gpu.flops.get("fp16") or gpu.flops["fp32"]
+
+
+def checkpoint_cost(request: LayoutRequest, layout: Layout) -> CheckpointEstimate:
+    """Return size, times and the optimal interval of checkpoints: J. T. Daly, 2006, see `core.recovery.interval`."""
+    trained = request.model.parameters * (1.0 if request.method is TrainingMethod.FULL else request.adapter_share)
+    bytes_ = trained * STATE_BYTES
+    machine = request.machine
+    nodes = max(1, -(-layout.ranks // machine.gpus_per_node))
+    storage = machine.storage_bytes_per_s
+    if machine.measured is not None and machine.measured.storage_bytes_per_s:
+        storage = machine.measured.storage_bytes_per_s
+    write_s = bytes_ / (nodes * storage)
+    stall_s = bytes_ / layout.ranks / (machine.gpu.pcie_bytes_per_s * HOST_SHARE)
+    mtbf_s = gang_mtbf_s(devices=layout.ranks)
+    interval_s = max(daly_interval_s(stall_s=stall_s, mtbf_s=mtbf_s), write_s)
+    restart_s = RESTART_S + write_s
+    goodput = 0.0
+    if (interval_s + stall_s + restart_s) / mtbf_s < FAILURES_MAX:
+        goodput = HOUR_S / expected_wall_s(
+            work_s=HOUR_S, interval_s=interval_s, stall_s=stall_s, mtbf_s=mtbf_s, restart_s=restart_s
+        )
+    return CheckpointEstimate(bytes=bytes_, write_s=write_s, stall_s=stall_s, interval_s=interval_s, goodput=goodput)
+
+
+def validate_request(request: LayoutRequest) -> None:
+    """Validate a request.
+
+    Raises:
+        BadRequest: a size is not positive, the device lacks the precision, or the nodes have no network.
+    """
+    for name, value in (("seq", request.seq), ("global batch", request.global_batch), ("GPUs", request.machine.gpus)):
+        if value < 1:
+            raise BadRequest(f"{name} is {value}; it must be at least 1")
+    machine, gpu = request.machine, request.machine.gpu
+    if machine.nodes > 1 and RankNetwork(machine, request.physics).far_bytes_per_s <= 0.0:
+        raise BadRequest(
+            f"the {machine.nodes} nodes have no network between them (0 bit/s), so no model can be split over them",
+            hint="plan for one node, or give the bandwidth between nodes: --network 100gbit",
+        )
+    have = sorted({*gpu.flops, *gpu.best_flops})
+    if request.precision not in have:
+        raise BadRequest(f"{gpu.name} does not support {request.precision}", hint=f"it supports {', '.join(have)}")
+    if request.precision not in request.stack.precisions:
+        raise BadRequest(
+            f"{request.stack.name} does not train in {request.precision}",
+            hint="choose a stack that does: --stack megatron-core",
+        )
+
+
+def complete_layout(request: LayoutRequest, layout: Layout) -> Layout:
+    """Validate the layout of a user and fill in its number of micro-batches and its precision.
+
+    Raises:
+        BadRequest: it does not match the machine, or it cannot split this model and batch.
+    """
+    if layout.ranks != request.machine.gpus:
+        raise BadRequest(
+            f"layout {layout} is for {layout.ranks} ranks, but the plan is for {request.machine.gpus} GPUs",
+            hint="choose axes whose product is the number of GPUs",
+        )
+    if request.global_batch % (layout.data * layout.micro_batch):
+        raise BadRequest(
+            f"a global batch of {request.global_batch} does not divide into {layout.data} data parallel ranks "
+            f"with micro-batches of {layout.micro_batch} sequences",
+            hint=f"use a multiple of {layout.data * layout.micro_batch}",
+        )
+    model = request.model
+    filled = _filled(layout, request)
+    check_split(
+        filled,
+        SplitLimits(
+            layers=model.layers,
+            heads=model.heads,
+            kv_heads=model.kv_heads if model.latent is None else model.heads,
+            widths=(("ffn", model.ffn),),
+            sequence=request.seq,
+            batch=request.global_batch,
+            experts=1 if model.mixture is None else model.mixture.experts,
+        ),
+    )
+    return filled
+
+
+def _filled(layout: Layout, request: LayoutRequest) -> Layout:
+    precision = request.precision if layout.precision == Layout().precision else layout.precision
+    micro_batches = request.global_batch // (layout.data * layout.micro_batch)
+    return replace(layout, micro_batches=micro_batches, precision=precision)
+
+
+def _scaled(three: tuple[float, float, float], factor: float) -> tuple[float, float, float]:
+    return three[0] * factor, three[1] * factor, three[2] * factor
+
+
+def _slowed(step: StepTime, factor: float) -> StepTime:
+    if factor == 1.0:
+        return step
+    return StepTime(
+        items={item: seconds * factor for item, seconds in step.items.items()},
+        total_s=step.total_s * factor,
+        stages=(step.stages[0] * factor, step.stages[1] * factor),
+    )

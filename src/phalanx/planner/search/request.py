@@ -1,0 +1,110 @@
+"""The request to the planner and its answer. Records only; units are in the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.core.work.layout import Layout
+from phalanx.planner.cost.coefficients import Physics, Stack
+from phalanx.planner.cost.machine import Machine
+from phalanx.planner.cost.memory import MemoryEstimate
+from phalanx.planner.cost.model_shape import ModelShape
+from phalanx.planner.cost.step_time import StepTime, TrainingMethod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRequest:
+    """One planning request.
+
+    Attributes:
+        seq: positions of one sequence.
+        global_batch: sequences per step over all ranks.
+        tokens: tokens to train on; None if unknown.
+        layout: evaluate only this layout.
+        adapter_share: parameters of the LoRA adapters as a share of all parameters.
+    """
+
+    model: ModelShape
+    machine: Machine
+    physics: Physics
+    stack: Stack
+    seq: int
+    global_batch: int
+    tokens: float | None = None
+    method: TrainingMethod = TrainingMethod.FULL
+    precision: str = "bf16"
+    layout: Layout | None = None
+    adapter_share: float = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointEstimate:
+    """Cost of checkpoints. `interval_s` is Daly's optimum; `goodput` the share of useful time at it, failures included."""
+
+    bytes: float
+    write_s: float
+    stall_s: float
+    interval_s: float
+    goodput: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedLayout:
+    """One evaluated layout.
+
+    Attributes:
+        step: expected time by item; `low_s` and `high_s` are the 80 % interval of the whole step.
+        mfu: model FLOP/s over the dense 16-bit peak of the devices, without recomputation.
+        train_s, gpu_hours, cost_usd: for all tokens, as (low, expected, high), without failures; None without tokens or price.
+        fits: it is expected to fit into device memory (`core.performance.memory.refused`).
+        why: reason to choose it, or why it is worse than the best.
+    """
+
+    layout: Layout
+    memory: MemoryEstimate
+    step: StepTime
+    low_s: float
+    high_s: float
+    tokens_per_s: float
+    mfu: float
+    checkpoint: CheckpointEstimate
+    train_s: tuple[float, float, float] | None = None
+    gpu_hours: tuple[float, float, float] | None = None
+    cost_usd: tuple[float, float, float] | None = None
+    fits: bool = True
+    why: str = ""
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it exceeds the device memory by less than the error of the memory model, so that it may fit."""
+        return self.fits and self.memory.free_bytes < 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittingChange:
+    """A change of the request after which a layout fits."""
+
+    what: str
+    method: TrainingMethod
+    gpus: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutAnswer:
+    """The answer to one request.
+
+    Attributes:
+        reason: one sentence: the best layout, or why none fits.
+        layouts: layouts that fit, best first, one for each way to split.
+        rejected: slower layouts and layouts that do not fit, each with its reason.
+        fitting_changes: if nothing fits, changes after which a layout fits.
+        evaluated: number of layouts that were evaluated.
+    """
+
+    fits: bool
+    reason: str
+    layouts: tuple[EvaluatedLayout, ...]
+    rejected: tuple[EvaluatedLayout, ...]
+    fitting_changes: tuple[FittingChange, ...]
+    evaluated: int

@@ -1,0 +1,100 @@
+"""Invariant 18: attempts are billed, queues charged, and ledgers summed correctly. Called by `invariants`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from phalanx.controller.step_result import ControllerTime
+from phalanx.core.accounting.ledger import attempt_ledgers, span_us
+from phalanx.core.ids import Epoch, JobId, QueueId
+from phalanx.core.state.world import Record
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.queue import QueueUsage
+from phalanx.simulator.drill.protocols import ObservedCluster
+from phalanx.simulator.drill.violations import InvariantBroken
+
+TOLERANCE_S: Final = 1e-3  # GPU-seconds; sums of floats near 1e9 have errors of about 1e-6
+
+
+class BillingChecker:
+    """Computes the charges a second time, from attempts alone."""
+
+    def __init__(self, cluster: ObservedCluster) -> None:
+        self._cluster = cluster
+        self._begun: dict[tuple[JobId, Epoch], tuple[float, float]] = {}  # CLOCK_BOOTTIME and the wall's offset
+        self._charged: dict[QueueId, float] = {}
+        self._periods: dict[QueueId, float] = {}
+
+    def check(self, records: Sequence[Record], now: ControllerTime) -> None:
+        """Check the records of a commit made at `now`, in order."""
+        charged: dict[QueueId, list[tuple[float, float]]] = {}
+        newest: dict[QueueId, QueueUsage] = {}
+        for record in records:
+            if isinstance(record, Attempt):
+                self._attempt(record, charged, now)
+            elif isinstance(record, QueueUsage):
+                newest[record.queue] = record
+            elif isinstance(record, Job) and record.state.terminal:
+                self._ended(record)
+        for queue in {**charged, **newest}:
+            fresh = charged.get(queue, [])
+            if queue in newest:
+                self._spent(newest[queue], fresh)
+            elif sum(gpu_s for _, gpu_s in fresh) > TOLERANCE_S:
+                raise InvariantBroken(18, f"queue {queue} is not charged for its attempts: {fresh}")
+
+    def _attempt(
+        self, attempt: Attempt, charged: dict[QueueId, list[tuple[float, float]]], now: ControllerTime
+    ) -> None:
+        place, offset_s = (attempt.job_id, attempt.epoch), now.wall_s - now.boot_s
+        if attempt.holds_allocation:
+            self._begun.setdefault(place, (now.boot_s, offset_s))
+            return
+        begun = self._begun.pop(place, None)
+        if begun is None or attempt.ended_s is None:
+            raise InvariantBroken(18, f"attempt {attempt.epoch} of job {attempt.job_id} ends without start or end time")
+        if abs(begun[1] - offset_s) < TOLERANCE_S:
+            span_s, held_s = attempt.ended_s - attempt.placed_s, now.boot_s - begun[0]
+            if abs(span_s - held_s) > TOLERANCE_S:
+                raise InvariantBroken(
+                    18, f"job {attempt.job_id} held its devices for {held_s:.3f} s and is billed {span_s:.3f} s"
+                )
+        queues = self._cluster.store.queues()
+        parents = {queue.id: queue.parent for queue in queues}
+        job = self._cluster.store.job(attempt.job_id)
+        at: QueueId | None = None if job is None else job.queue
+        while at is not None:
+            charged.setdefault(at, []).append(
+                (attempt.placed_s, attempt.allocation.gpus * max(0.0, attempt.ended_s - attempt.placed_s))
+            )
+            at = parents.get(at)
+
+    def _spent(self, spent: QueueUsage, fresh: list[tuple[float, float]]) -> None:
+        """Check a queue's charge. `fresh`: start and charge of each attempt that ended in this commit. A new period starts at 0."""
+        same = self._periods.get(spent.queue, spent.period_s) == spent.period_s
+        known = self._charged.get(spent.queue, 0.0) if same else 0.0
+        self._periods[spent.queue], self._charged[spent.queue] = spent.period_s, spent.gpu_s
+        if any(begun_s < spent.period_s for begun_s, _ in fresh):
+            return  # part of it belongs to another period
+        due = known + sum(gpu_s for _, gpu_s in fresh)
+        if abs(due - spent.gpu_s) > TOLERANCE_S:
+            raise InvariantBroken(
+                18, f"queue {spent.queue} is charged {spent.gpu_s:.3f} GPU-s; its attempts sum to {due:.3f}"
+            )
+
+    def _ended(self, job: Job) -> None:
+        attempts = [one for one in self._cluster.store.attempts(job.id) if not one.holds_allocation]
+        if not attempts:
+            return
+        ledgers = attempt_ledgers(
+            attempts, {}, (), succeeded=job.state is JobState.SUCCEEDED, now_s=self._cluster.now.wall_s
+        )
+        for attempt in attempts:
+            begin_us, end_us = span_us(attempt, now_s=self._cluster.now.wall_s)
+            if ledgers[attempt.epoch].total != end_us - begin_us:
+                raise InvariantBroken(
+                    18,
+                    f"the ledger of attempt {attempt.epoch} of job {job.id} sums to {ledgers[attempt.epoch].total} us of {end_us - begin_us}",
+                )

@@ -1,0 +1,128 @@
+"""Invariants 6 and 13 of DESIGN 3: limits of queues and users, number of preemptions, and guaranteed run times. Called by `invariants`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from phalanx.controller.controller import SCHEDULER
+from phalanx.controller.step_result import StepResult
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Epoch, JobId, QueueId
+from phalanx.core.state.world import World
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.queue import Queue
+from phalanx.core.work.quotas import Holdings
+from phalanx.simulator.drill.head import DrillHead
+from phalanx.simulator.drill.protocols import ObservedCluster
+from phalanx.simulator.drill.violations import InvariantBroken
+
+RECLAIM_TEXT = "reclaims the GPUs it had lent"  # what `core.scheduling.explanations` sends the borrower; a loan may be called in at any time
+
+
+class LimitChecker:
+    """Checks limits. Usage above a limit that was lowered is allowed, but may only decrease."""
+
+    def __init__(self, cluster: ObservedCluster) -> None:
+        self._cluster, self._knobs = cluster, cluster.policy.parameters
+        self._stops: Counter[JobId] = Counter()
+        self._placed: dict[tuple[JobId, Epoch | None], tuple[int, float]] = {}  # head incarnation and time
+        self._limits: object = None
+        self._over: dict[str, int] = {}
+        self._holders: set[tuple[JobId, Epoch]] | None = None
+
+    def check(self, world: World, outbox: StepResult, head: DrillHead) -> None:
+        """Check a commit; sum up the usage only if allocations or limits have changed."""
+        holders = {(one.job_id, one.epoch) for one in world.attempts.values()}
+        limited = any(isinstance(record, (Queue, Node)) for record in outbox.change.records)
+        if holders != self._holders or limited or outbox.change.removed_nodes or outbox.change.removed_queues:
+            before, self._holders = self._holders or set(), holders
+            self._sum(world, before)
+        for line in outbox.change.story:
+            if line.job_id is None:
+                continue
+            if line.kind == "placed":
+                self._placed[line.job_id, line.epoch] = head.incarnation, self._cluster.boot_s
+            elif line.kind == "stopping" and line.by == SCHEDULER:
+                self._stopped(line.job_id, line.epoch, line.text, head)
+
+    def _sum(self, world: World, before: set[tuple[JobId, Epoch]]) -> None:
+        """Check the sums. `before`: earlier allocations; after a change of limits only these may exceed them."""
+        over, limits = over_limit(world, world.attempts.values()), (tuple(world.queues.values()), fleet_gpus(world))
+        if world.holdings().used != usage_tree(world, world.attempts.values()).used:
+            raise InvariantBroken(6, "the usage of the queue tree is wrong")
+        allowed = self._over
+        if limits != self._limits:
+            stayed = [one for one in world.attempts.values() if (one.job_id, one.epoch) in before]
+            allowed = over_limit(world, stayed)
+        for what, by in over.items():
+            if by > allowed.get(what, 0):
+                raise InvariantBroken(6, f"{what} by {by}")
+        self._over, self._limits = over, limits
+
+    def _stopped(self, job_id: JobId, epoch: Epoch | None, text: str, head: DrillHead) -> None:
+        if text.startswith("preempted: ") and RECLAIM_TEXT not in text:
+            self._stops[job_id] += 1
+            stops = self._stops[job_id]
+            if stops > self._knobs.stops_max:
+                raise InvariantBroken(13, f"job {job_id} was preempted {stops} times: {text}")
+        number, placed_s = self._placed[job_id, epoch]
+        if number == head.incarnation:  # another head uses the wall clock, which may have been set
+            least_s = min(self._knobs.run_min_by_right_s, self._knobs.move_min_s, self._knobs.run_min_s)
+            age_s = self._cluster.boot_s - placed_s
+            if age_s < least_s - 1e-6:
+                raise InvariantBroken(
+                    13, f"job {job_id} was stopped after {age_s:.3f} s of its guaranteed {least_s} s: {text}"
+                )
+
+
+def usage_tree(world: World, attempts: Iterable[Attempt]) -> Holdings:
+    """Build the queue tree with the usage of these attempts."""
+    tree = Holdings(world.queues.values(), fleet_gpus(world))
+    for attempt in attempts:
+        job = world.jobs[attempt.job_id]
+        tree.take(tree.number(job.queue), job.user, attempt.allocation.gpus)
+    return tree
+
+
+def over_limit(world: World, attempts: Collection[Attempt]) -> dict[str, int]:
+    """Return GPUs or jobs above each limit, counted independently from these live attempts."""
+    held = [(world.jobs[attempt.job_id], attempt.allocation.gpus) for attempt in attempts]
+    over: dict[str, int] = {}
+    tree = usage_tree(world, attempts)
+    for node, used in enumerate(tree.used):
+        over[f"quota tree: {tree.ids[node] or 'the fleet'}, node {node}, exceeds its limit"] = used - tree.limit[node]
+    for queue in world.queues.values():
+        inside = [(job, gpus) for job, gpus in held if queue.id in ancestors(world.queues, job.queue)]
+        # Check again without the tree: usage is at most the right plus the borrow limit.
+        if queue.borrow_gpus is not None:
+            most = own_right(world.queues, queue) + queue.borrow_gpus
+            over[f"{queue.id} uses more than its right and borrow limit"] = sum(gpus for _, gpus in inside) - most
+        for user in {job.user for job, _ in inside}:
+            mine = [gpus for job, gpus in inside if job.user == user]
+            if queue.gpus_per_user is not None:
+                over[f"{user} exceeds the GPUs per user of {queue.id}"] = sum(mine) - queue.gpus_per_user
+            if queue.jobs_per_user is not None:
+                over[f"{user} exceeds the jobs per user of {queue.id}"] = len(mine) - queue.jobs_per_user
+    return {what: by for what, by in over.items() if by > 0}
+
+
+def fleet_gpus(world: World) -> int:
+    """Return the number of devices of all nodes in any state."""
+    return sum(len(node.devices) for node in world.nodes.values())
+
+
+def ancestors(queues: dict[QueueId, Queue], queue_id: QueueId) -> set[QueueId]:
+    """Return the queue and its ancestors."""
+    found: set[QueueId] = set()
+    at: QueueId | None = queue_id
+    while at is not None and at not in found:
+        found.add(at)
+        at = queues[at].parent
+    return found
+
+
+def own_right(queues: dict[QueueId, Queue], queue: Queue) -> int:
+    """Return the queue's own right: its quota, or the sum of its children's rights if larger."""
+    below = sum(own_right(queues, one) for one in queues.values() if one.parent == queue.id)
+    return max(below, queue.quota_gpus or 0)

@@ -1,0 +1,228 @@
+"""Run one seed: cluster, users and faults, then healing and final checks. The same seed gives the same trace."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
+
+from phalanx.controller.step_result import StepResult
+from phalanx.core.ids import NodeId, UserId
+from phalanx.core.state.events import CancelJob
+from phalanx.core.state.world import World
+from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.work.job import BACKOFF_MAX_S, Job
+from phalanx.core.work.quotas import Holdings
+from phalanx.simulator.drill.clock import BEGIN_BOOT_S
+from phalanx.simulator.drill.cluster import DrillCluster
+from phalanx.simulator.drill.coverage import Coverage, count_transitions
+from phalanx.simulator.drill.disk import DrillMemoryStore, DrillSqliteStore
+from phalanx.simulator.drill.faults import FAULT_DURATIONS_S, FAULT_KINDS, FaultInjector
+from phalanx.simulator.drill.limit_invariants import fleet_gpus
+from phalanx.simulator.drill.violations import CODE_ERROR, InvariantBroken, Violation
+from phalanx.simulator.drill.workload import FAST_POLICY, UserSimulator, fleet
+
+EVENTS: Final = 2000  # state changes before the faults are healed
+SQLITE_EVERY: Final = 8  # one seed in eight uses the SQLite store on a virtual disk; the others use the memory store
+PAUSES_S: Final = (0.005, 0.02, 0.04, 0.07, 0.11, 0.5, 2.0, 5.0)
+IDLE_MAX_S: Final = 1.0  # the head acts on events and on its own timers
+AIM_WAIT_S: Final = 10.0  # time for an attempt to reach the state in which a fault shall hit it
+JOB_MAX_S: Final = 480.0  # six starts of one minute each, their backoffs, and 30 s of work
+STORY_LINES: Final = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedResult:
+    """The result of one seed.
+
+    Attributes:
+        events_requested: requested events before the healing.
+        events: all state changes, including those after the healing.
+        faults: injected faults.
+        trace: hash of every change in order.
+        store: "sqlite" or "memory".
+        cpu_s: CPU time.
+        story: the last event lines; only for a seed with violations.
+    """
+
+    seed: int
+    events_requested: int
+    events: int
+    faults: int
+    violations: tuple[Violation, ...]
+    trace: str
+    store: str
+    cpu_s: float
+    coverage: Coverage
+    story: str = ""
+
+
+def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None) -> SeedResult:
+    """Run one seed: `events` state changes with faults, then heal and finish. Stops at the first violation.
+
+    Args:
+        seed: determines everything.
+        events: state changes before the healing.
+        sqlite: whether to use the SQLite store; None lets the seed choose.
+    """
+    begun_s = time.process_time()
+    on_sqlite = seed % SQLITE_EVERY == 0 if sqlite is None else sqlite
+    store = DrillSqliteStore(Random(seed + 1)) if on_sqlite else DrillMemoryStore()
+    drill: SeedRun | None = None
+    broken: tuple[int, str] | None = None
+    try:
+        drill = SeedRun(seed, events, store)
+        with count_transitions(drill.cluster.coverage):
+            drill.run()
+    except InvariantBroken as error:
+        broken = error.invariant, error.text
+    except Exception as error:  # noqa: BLE001  # the tested code must not raise any exception
+        broken = CODE_ERROR, f"{type(error).__name__}: {error}"
+    finally:
+        store.release()
+    coverage = Coverage() if drill is None else drill.cluster.coverage
+    story = "" if drill is None or broken is None else drill.cluster.event_lines(lines=STORY_LINES)
+    at_s, counted = (
+        (0.0, 0) if drill is None else (drill.cluster.clock.boot_s - BEGIN_BOOT_S, drill.cluster.event_count)
+    )
+    violations = () if broken is None else (Violation(invariant=broken[0], text=broken[1], at_s=at_s, event=counted),)
+    return SeedResult(
+        seed=seed,
+        events_requested=events,
+        events=counted,
+        faults=sum(sum(counts.values()) for counts in coverage.faults.values()),
+        violations=violations,
+        trace=coverage.trace,
+        store="sqlite" if on_sqlite else "memory",
+        cpu_s=time.process_time() - begun_s,
+        coverage=coverage.picklable(),
+        story=story,
+    )
+
+
+def replay_command(seed: int, events: int) -> str:
+    """Return the command that reproduces this seed on the same commit."""
+    return f"phalanx drill --seed {seed}" + (f" --events {events}" if events != EVENTS else "")
+
+
+class SeedRun:
+    """One running seed."""
+
+    def __init__(self, seed: int, events: int, store: DrillMemoryStore) -> None:
+        self._dice = Random(seed)
+        self._events = events
+        self.cluster = DrillCluster(fleet(), policy=FAST_POLICY, store=store, rng=Random(seed + 2))
+        self._users = UserSimulator(self.cluster, self._dice)
+        self._faults = FaultInjector(self.cluster, self._dice)
+        self._aim: tuple[str, AttemptState, float] | None = None
+        self.cluster.on_turn = self._schedule_aimed_fault
+        self._fault_rate = self._dice.choice((0.3, 0.5, 0.7))  # fault rates differ between seeds
+
+    def run(self) -> None:
+        """Inject faults, heal, and wait until all jobs have ended and all parts agree."""
+        self._users.start()
+        while self.cluster.event_count < self._events:
+            if self._dice.random() < self._fault_rate:
+                self._fault()
+            else:
+                self._users.send_random_request()
+            self.cluster.run(self._dice.choice(PAUSES_S))
+        self._heal()
+        self._finish()
+
+    # ---- faults --------------------------------------------------------------------------------------------------------
+
+    def _fault(self) -> None:
+        kind = self._dice.choice(tuple(FAULT_KINDS))
+        if self._dice.random() < 0.3:
+            self._faults.inject(kind)
+        elif self._aim is None or self._aim[2] < self.cluster.clock.boot_s:
+            states = [state for state in AttemptState if state in FAULT_KINDS[kind]]  # a fixed order, unlike a set
+            self._aim = kind, self._dice.choice(states), self.cluster.clock.boot_s + AIM_WAIT_S
+
+    def _schedule_aimed_fault(self, outbox: StepResult) -> None:
+        """Schedule the planned fault once an attempt reaches the chosen state."""
+        if self._aim is None:
+            return
+        kind, state, until_s = self._aim
+        if until_s < self.cluster.clock.boot_s:
+            self._aim = None
+            return
+        hit = next((one for one in outbox.change.records if isinstance(one, Attempt) and one.state is state), None)
+        if hit is None:
+            return
+        self._aim = None
+        node_id = self._dice.choice(hit.allocation.grants).node_id
+        self.cluster.call_after(
+            self._dice.choice((0.0, 0.003, 0.015, 0.04)), lambda: self._inject_if_active(kind, node_id)
+        )
+
+    def _inject_if_active(self, kind: str, node_id: NodeId) -> None:
+        if self._faults.active:
+            self._faults.inject(kind, self.cluster.nodes[node_id])
+
+    # ---- the end -------------------------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        cluster = self.cluster
+        self._faults.active, self._aim = False, None
+        cluster.heal()
+        cluster.run(max(FAULT_DURATIONS_S) + 1.0)  # until every pending fault has ended
+        cluster.heal()
+        for node in list(cluster.nodes.values()):
+            whole = cluster.original_nodes[node.id].devices
+            if node.record.devices != whole:
+                cluster.kill_node(node.id)
+                node.record = replace(node.record, devices=whole)
+                cluster.revive_node(node.id)
+        cluster.run(10.0)
+        self._users.remove_restrictions()
+
+    def _finish(self) -> None:
+        """Check that every remaining job ends (14), and that the final state is consistent (17, 10)."""
+        cluster = self.cluster
+        for job_id in [*cluster.world.pending, *cluster.world.attempts]:
+            job = cluster.world.jobs[job_id]
+            if not job.state.terminal and not can_ever_run(cluster.world, job):
+                cluster.invariants.record_cancel(cluster.request(CancelJob(job_id=job.id, by=UserId("ada"))))
+        idle = IdleChecker(cluster)
+        until_s = cluster.clock.boot_s + JOB_MAX_S * (1 + len(cluster.world.pending) + len(cluster.world.attempts))
+        while cluster.world.pending or cluster.world.attempts:
+            if cluster.clock.boot_s > until_s:
+                raise InvariantBroken(14, f"jobs {[*cluster.world.pending, *cluster.world.attempts]} do not end")
+            cluster.run_next()
+            idle.check()
+        cluster.run(10.0)
+        cluster.invariants.check_settled()
+        cluster.store.check_contents()
+
+
+class IdleChecker:
+    """Checks that on a healed, idle fleet a runnable job starts at once (14)."""
+
+    def __init__(self, cluster: DrillCluster) -> None:
+        self._cluster = cluster
+        self._since_s = cluster.clock.boot_s
+
+    def check(self) -> None:
+        """Check after an event."""
+        world, now = self._cluster.world, self._cluster.now
+        if world.attempts:
+            self._since_s = now.boot_s
+            return
+        ready = [
+            job.id
+            for job in world.pending.values()
+            if not job.held and not job.unmet_dependencies and not 0 < job.not_before_s - now.wall_s <= BACKOFF_MAX_S
+        ]
+        if not ready:
+            self._since_s = now.boot_s
+        if now.boot_s - self._since_s > IDLE_MAX_S:
+            raise InvariantBroken(14, f"nothing runs, but {ready} do not start")
+
+
+def can_ever_run(world: World, job: Job) -> bool:
+    """Return whether its queue's limits admit the job on an idle fleet."""
+    tree = Holdings(world.queues.values(), fleet_gpus(world))
+    return tree.admits(tree.number(job.queue), job.user, job.spec.role.gpus.total) is None

@@ -1,0 +1,293 @@
+"""Replay through the whole job lifecycle: `Controller.step` makes every transition, as in production, but in virtual time.
+
+Jobs go through the same events and commands as on a production cluster. A job runs exactly its duration, plus the restart cost for each
+preemption and move. Events at one instant go into one step, ends before arrivals.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from phalanx.core.errors import NeverFits, PhalanxError
+from phalanx.core.ids import JobId, QueueId, UserId
+from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.scheduling.shape import acceptable_shapes
+from phalanx.core.state.events import Event, SubmitJob
+from phalanx.core.work.gpus import GpuRequest
+from phalanx.core.work.job import Job
+from phalanx.core.work.queue import Queue
+from phalanx.core.work.spec import JobSpec, LaunchMode, Role
+from phalanx.simulator.cluster import (
+    PROJECT,
+    QUEUE,
+    InstantResult,
+    ReplayCluster,
+)
+from phalanx.simulator.fleet import TraceNode
+from phalanx.simulator.results import ReplayedJob, ReplayResult
+from phalanx.simulator.supervisors import GangEvent
+from phalanx.simulator.trace import TraceJob
+
+_FOREVER = float("inf")
+_PROGRESS_EVERY = 1024  # ends
+
+
+@dataclass(slots=True)
+class _JobProgress:
+    """Progress of one job.
+
+    Attributes:
+        left_s: remaining work.
+        began_s: when its tasks started; negative while they do not run.
+        due_s: when they will finish; negative while they do not run.
+        waits_from_s: start of the current wait.
+    """
+
+    outcome: ReplayedJob
+    left_s: float
+    waits_from_s: float
+    began_s: float = -1.0
+    due_s: float = -1.0
+
+
+def replay_lifecycle(
+    jobs: Sequence[TraceJob],
+    nodes: Sequence[TraceNode],
+    policy: PolicySettings,
+    *,
+    restart_cost_s: Callable[[int], float] | float = 60.0,
+    curve_step_s: float = 0.0,
+    skip_unplaceable: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_end: Callable[[TraceJob], None] | None = None,
+    queues: Sequence[Queue] = (),
+) -> ReplayResult:
+    """Replay `jobs` on `nodes`.
+
+    Args:
+        jobs: by submit time.
+        nodes: the fleet.
+        policy: the controller's policy.
+        restart_cost_s: extra work per preemption or move; a function of the job's GPUs, or a constant.
+        curve_step_s: minimum time between points of the curve; 0 records none.
+        skip_unplaceable: skip jobs that do not fit the empty fleet and list them in the result, instead of raising.
+        on_progress: called with (ended, total) at intervals.
+        on_end: called for each job that finishes, before other events of that instant.
+        queues: queues with quotas; a job's label names its queue, else it uses the default queue.
+
+    Raises:
+        NeverFits: a job does not fit the empty fleet, or jobs wait on an idle fleet without further events.
+    """
+    replay = _Replay(jobs, nodes, policy, restart_cost_s, skip_never=skip_unplaceable, on_end=on_end, queues=queues)
+    replay.run(curve_step_s, on_progress)
+    result = replay.result
+    if result.unplaceable:
+        result.jobs = [outcome for outcome in result.jobs if outcome.end_s >= 0.0]
+    return result
+
+
+class _Replay:
+    """The event loop: arrivals, ends, and the controller's timers."""
+
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        nodes: Sequence[TraceNode],
+        policy: PolicySettings,
+        restart_cost_s: Callable[[int], float] | float,
+        *,
+        skip_never: bool,
+        on_end: Callable[[TraceJob], None] | None = None,
+        queues: Sequence[Queue] = (),
+    ) -> None:
+        self.jobs = jobs
+        self.on_end = on_end
+        self.skip_never = skip_never
+        self.cost = restart_cost_s if callable(restart_cost_s) else (lambda _gpus: restart_cost_s)
+        self.cluster = ReplayCluster(
+            nodes,
+            policy,
+            users=sorted({_user_of(job) for job in jobs}),
+            start_s=jobs[0].submit_s if jobs else 0.0,
+            queues=queues,
+        )
+        self.submits = _submits(jobs, nodes, queues)
+        if not skip_never:
+            self._check_fits()
+        self.states: dict[JobId, _JobProgress] = {}
+        self.ends: list[tuple[float, int, JobId]] = []
+        self.held = 0
+        self.ended = 0
+        self.result = ReplayResult(jobs=[ReplayedJob(job=job) for job in jobs], gpus=sum(node.gpus for node in nodes))
+
+    def _check_fits(self) -> None:
+        """Check each distinct request before the replay, as the controller would during it."""
+        fleet = self.cluster.controller.world.fleet()
+        judged: set[int] = set()
+        for job, submit in zip(self.jobs, self.submits, strict=True):
+            role = submit.spec.role  # equal requests share one object
+            if id(role) not in judged:
+                judged.add(id(role))
+                try:
+                    acceptable_shapes(role, fleet)
+                except NeverFits as error:
+                    raise _never_fits(job, error) from None
+
+    def run(self, curve_step_s: float, on_progress: Callable[[int, int], None] | None) -> None:
+        """Run until the last job has ended."""
+        jobs, total = self.jobs, len(self.jobs)
+        arrived, reported, wake_s = 0, 0, _FOREVER
+        while self.ended < total:
+            now_s = min(jobs[arrived].submit_s if arrived < total else _FOREVER, self._next_end_s(), wake_s)
+            if now_s == _FOREVER:
+                waiting = next(state.outcome.job for state in self.states.values() if state.due_s < 0.0)
+                raise NeverFits(
+                    f"job {waiting.id} (line {waiting.line}) waits forever on an idle fleet",
+                    hint="use a larger fleet or another policy",
+                )
+            inbox = self._finish_jobs(now_s)
+            ends = len(inbox)
+            first = arrived
+            while arrived < total and jobs[arrived].submit_s <= now_s:
+                inbox.append(self.submits[arrived])
+                arrived += 1
+            turned = self.cluster.run_instant(now_s, inbox)
+            self._admit(first, turned.answers[ends:], now_s)
+            self._follow(turned, now_s)
+            wake_s = now_s + turned.due_in_s
+            if curve_step_s:
+                self._record_curve(now_s, arrived, curve_step_s)
+            if on_progress is not None and self.ended - reported >= _PROGRESS_EVERY:
+                reported = self.ended
+                on_progress(reported, total)
+
+    def _next_end_s(self) -> float:
+        ends = self.ends
+        while ends:
+            due_s, _, job_id = ends[0]
+            state = self.states.get(job_id)
+            if state is not None and state.due_s == due_s:
+                return due_s
+            heapq.heappop(ends)  # the job was stopped meanwhile
+        return _FOREVER
+
+    def _finish_jobs(self, now_s: float) -> list[Event]:
+        """Return the supervisors' reports for the jobs that finish now."""
+        inbox: list[Event] = []
+        while self._next_end_s() <= now_s:
+            _, _, job_id = heapq.heappop(self.ends)
+            state = self.states[job_id]
+            state.due_s = -1.0
+            if self.on_end is not None:
+                self.on_end(state.outcome.job)
+            inbox += self.cluster.supervisors.finish_job(job_id, now_s)
+        return inbox
+
+    def _admit(self, first: int, answers: Sequence[object], now_s: float) -> None:
+        for number, answer in enumerate(answers, start=first):
+            if isinstance(answer, PhalanxError):
+                job = self.jobs[number]
+                if self.skip_never:
+                    self.result.unplaceable.append((job, answer.message))
+                    self.ended += 1
+                    continue
+                raise _never_fits(job, answer)
+            assert isinstance(answer, Job)
+            self.states[answer.id] = _JobProgress(
+                outcome=self.result.jobs[number], left_s=self.jobs[number].duration_s, waits_from_s=now_s
+            )
+
+    def _follow(self, turned: InstantResult, now_s: float) -> None:
+        """Update the jobs by the gang events of the instant."""
+        for course, job_id in turned.gang_events:
+            state = self.states[job_id]
+            match course:
+                case GangEvent.STARTED:
+                    self._started(job_id, state, now_s)
+                case GangEvent.STOPPED:
+                    self._stopped(state, now_s)
+                case GangEvent.ENDED:
+                    self._over(job_id, state, now_s)
+
+    def _started(self, job_id: JobId, state: _JobProgress, now_s: float) -> None:
+        outcome = state.outcome
+        if outcome.first_start_s < 0.0:
+            outcome.first_start_s = now_s
+        outcome.longest_wait_s = max(outcome.longest_wait_s, now_s - state.waits_from_s)
+        state.began_s = now_s
+        state.due_s = now_s + state.left_s
+        self.held += outcome.job.gpus
+        self.result.decisions += 1
+        heapq.heappush(self.ends, (state.due_s, self.result.decisions, job_id))
+
+    def _stopped(self, state: _JobProgress, now_s: float) -> None:
+        gpus = state.outcome.job.gpus
+        cost_s = self.cost(gpus)
+        state.left_s += cost_s - (now_s - state.began_s)
+        state.began_s = state.due_s = -1.0
+        state.waits_from_s = now_s
+        self.held -= gpus
+        self.result.lost_gpu_s += cost_s * gpus
+
+    def _over(self, job_id: JobId, state: _JobProgress, now_s: float) -> None:
+        job = self.cluster.controller.world.jobs.get(
+            job_id
+        )  # None: the controller has already dropped it, because many jobs ended at once
+        outcome = state.outcome
+        if job is not None:
+            self.result.preemptions += job.preemptions - outcome.preemptions
+            self.result.moves += job.moves - outcome.moves
+            outcome.preemptions, outcome.moves = job.preemptions, job.moves
+        if job is None or job.state.terminal:
+            del self.states[job_id]
+            outcome.end_s = now_s
+            self.held -= outcome.job.gpus
+            self.ended += 1
+
+    def _record_curve(self, now_s: float, arrived: int, step_s: float) -> None:
+        """Record the curve's newest point; within one step the last point replaces earlier ones."""
+        curve = self.result.curve
+        point = (now_s, self.held, arrived - self.ended - len(self.cluster.controller.world.attempts))
+        if len(curve) > 1 and now_s - curve[-2][0] < step_s:
+            curve[-1] = point
+        else:
+            curve.append(point)
+
+
+def _never_fits(job: TraceJob, error: PhalanxError) -> NeverFits:
+    return NeverFits(
+        f"job {job.id} (line {job.line}): {error.message}",
+        hint=f"{error.hint or 'use a larger fleet'}; or skip such jobs with --skip-bad",
+    )
+
+
+def _submits(jobs: Sequence[TraceJob], nodes: Sequence[TraceNode], queues: Sequence[Queue] = ()) -> list[SubmitJob]:
+    """Build the submits of all jobs. Equal requests share one role. GPU models apply only if the fleet names any."""
+    largest = max((node.gpus for node in nodes), default=0)
+    known = {queue.id for queue in queues}
+    named = any(node.model for node in nodes)
+    roles: dict[tuple[int, tuple[str, ...]], Role] = {}
+    submits = []
+    for job in jobs:
+        models = job.models if named else ()
+        role = roles.get((job.gpus, models))
+        if role is None:
+            gpus = GpuRequest(
+                total=job.gpus,
+                model=models[0] if models else None,
+                alternative_models=models[1:],
+                uneven=job.gpus > largest,
+            )
+            role = Role(argv=("replayed",), gpus=gpus, tasks_per_node=1, launch=LaunchMode.FIXED)
+            roles[job.gpus, models] = role
+        spec = JobSpec(name=job.id, role=role, workdir="/", saves_on_stop=True)
+        queue = QueueId(job.virtual_cluster) if job.virtual_cluster in known else QUEUE
+        submits.append(SubmitJob(spec=spec, user=_user_of(job), project=PROJECT, queue=queue))
+    return submits
+
+
+def _user_of(job: TraceJob) -> UserId:
+    """Use the virtual cluster as user, since a trace names no users; affects forecasts and fair share."""
+    return UserId(job.virtual_cluster or "trace")

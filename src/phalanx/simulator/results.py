@@ -1,0 +1,45 @@
+"""The results of a replay, per job and for the fleet: filled by the replays, read by report and charts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from phalanx.simulator.trace import TraceJob
+
+
+@dataclass(slots=True)
+class ReplayedJob:
+    """The result of one job. Negative times are not known yet."""
+
+    job: TraceJob
+    first_start_s: float = -1.0
+    end_s: float = -1.0
+    longest_wait_s: float = 0.0  # longest unbroken wait
+    preemptions: int = 0
+    moves: int = 0
+
+    @property
+    def jct_s(self) -> float:
+        """Job completion time, from submit to end."""
+        return self.end_s - self.job.submit_s
+
+    @property
+    def wait_s(self) -> float:
+        """Completion time minus the run time: waiting and lost work."""
+        return self.end_s - self.job.submit_s - self.job.duration_s
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """The result of one replay: jobs in submit order, and fleet use over time."""
+
+    jobs: list[ReplayedJob]
+    gpus: int
+    preemptions: int = 0
+    moves: int = 0
+    lost_gpu_s: float = 0.0
+    decisions: int = 0
+    curve: list[tuple[float, int, int]] = field(default_factory=list)  # (time, GPUs held, jobs waiting)
+    unplaceable: list[tuple[TraceJob, str]] = field(
+        default_factory=list
+    )  # jobs that do not fit the empty fleet, with the reason

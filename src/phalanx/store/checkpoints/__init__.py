@@ -1,0 +1,1 @@
+"""The head's copies of checkpoints."""

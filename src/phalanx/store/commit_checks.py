@@ -1,0 +1,175 @@
+"""Checks that every store runs before it writes a batch, and the batch's newest records.
+
+All stores use them, so they refuse the same batches with the same messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar, assert_never
+
+from phalanx.core.fleet.documents import FleetDocument
+from phalanx.core.fleet.failure_rules import FailureRules
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.state.story import StoryLine
+from phalanx.core.state.world import Idempotency
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.queue import Project, Queue, QueueUsage
+from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.users import Token, User
+from phalanx.ports.store import Batch, StaleEpoch, StoreRefused
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class BatchRows:
+    """The newest version of each record of a batch, by kind. Intermediate versions were never visible and are not written."""
+
+    users: dict[UserId, User] = field(default_factory=dict)
+    projects: dict[ProjectId, Project] = field(default_factory=dict)
+    queues: dict[QueueId, Queue] = field(default_factory=dict)
+    queue_usage: dict[QueueId, QueueUsage] = field(default_factory=dict)
+    tokens: dict[TokenId, Token] = field(default_factory=dict)
+    reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
+    calibrations: dict[str, FleetDocument] = field(default_factory=dict)
+    failure_rules: dict[str, FailureRules] = field(default_factory=dict)
+    nodes: dict[NodeId, Node] = field(default_factory=dict)
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    attempts: dict[tuple[JobId, Epoch], Attempt] = field(default_factory=dict)
+    idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
+
+    @property
+    def changes_access(self) -> bool:
+        """Whether the batch changes users, projects or tokens."""
+        return bool(self.users or self.projects or self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJobState:
+    """A job's state in the store."""
+
+    seq: int
+    state: JobState
+    epoch: Epoch
+    live_epoch: Epoch | None  # of the attempt that has not ended, if any
+
+
+def newest_records(batch: Batch) -> BatchRows:
+    """The last record of each key, in the order in which keys were last put."""
+    rows = BatchRows()
+    for record in batch.records:
+        match record:
+            case Job():
+                _put_last(rows.jobs, record.id, record)
+            case Attempt():
+                _put_last(rows.attempts, (record.job_id, record.epoch), record)
+            case Node():
+                _put_last(rows.nodes, record.id, record)
+            case Queue():
+                _put_last(rows.queues, record.id, record)
+            case QueueUsage():
+                _put_last(rows.queue_usage, record.queue, record)
+            case Project():
+                _put_last(rows.projects, record.id, record)
+            case User():
+                _put_last(rows.users, record.id, record)
+            case Token():
+                _put_last(rows.tokens, record.id, record)
+            case Reservation():
+                _put_last(rows.reservations, record.id, record)
+            case FleetDocument():
+                _put_last(rows.calibrations, record.id, record)
+            case FailureRules():
+                _put_last(rows.failure_rules, record.id, record)
+            case Idempotency():
+                _put_last(rows.idempotency, (record.user, record.key), record)
+            case _:
+                assert_never(record)
+    return rows
+
+
+def jobs_to_check(batch: Batch, rows: BatchRows) -> set[JobId]:
+    """Jobs whose stored state the checks need."""
+    jobs = {*batch.epochs, *rows.jobs, *(job_id for job_id, _ in rows.attempts)}
+    jobs.update(key.job_id for key in rows.idempotency.values())
+    return jobs
+
+
+def check(batch: Batch, rows: BatchRows, standings: Mapping[JobId, StoredJobState], last_story_seq: int) -> None:
+    """Refuse a batch that would violate an invariant.
+
+    Raises:
+        StaleEpoch: the store has a newer epoch.
+        StoreRefused: a gap in the story, a terminal job that would change, an orphan, or two live attempts of one job.
+    """
+    for job_id, epoch in batch.epochs.items():
+        _check_epoch(job_id, epoch, standings)
+    for job in rows.jobs.values():
+        _check_job(job, standings)
+    _check_attempts(rows, standings)
+    for key in rows.idempotency.values():
+        if key.job_id not in rows.jobs and key.job_id not in standings:
+            raise StoreRefused(
+                f"idempotency key {key.key!r} of {key.user} names job {key.job_id}, which does not exist"
+            )
+    check_story(batch.story, last_story_seq)
+
+
+def check_story(story: Sequence[StoryLine], last_seq: int) -> None:
+    """Check that story lines continue the stored ones without gaps.
+
+    Raises:
+        StoreRefused: there would be a gap or a duplicate number.
+    """
+    for wanted, line in enumerate(story, start=last_seq + 1):
+        if line.seq != wanted:
+            raise StoreRefused(
+                f"story line {line.seq} ({line.kind}) does not follow line {wanted - 1}",
+                hint="another head may write to this store",
+            )
+
+
+def _check_epoch(job_id: JobId, epoch: Epoch, standings: Mapping[JobId, StoredJobState]) -> None:
+    standing = standings.get(job_id)
+    if standing is not None and standing.epoch > epoch:
+        raise StaleEpoch(f"job {job_id}: epoch {epoch} is stale, the store is at epoch {standing.epoch}")
+
+
+def _check_job(job: Job, standings: Mapping[JobId, StoredJobState]) -> None:
+    standing = standings.get(job.id)
+    if standing is None:
+        return
+    _check_epoch(job.id, job.epoch, standings)
+    if standing.state.terminal and job.state is not standing.state:
+        raise StoreRefused(f"job {job.id} has ended ({standing.state.value}) and cannot become {job.state.value}")
+    if standing.seq != job.seq:
+        raise StoreRefused(f"job {job.id} was submitted as number {standing.seq}, not {job.seq}")
+
+
+def _check_attempts(rows: BatchRows, standings: Mapping[JobId, StoredJobState]) -> None:
+    live: dict[JobId, set[Epoch]] = {}
+    for (job_id, epoch), attempt in rows.attempts.items():
+        standing = standings.get(job_id)
+        if standing is None and job_id not in rows.jobs:
+            raise StoreRefused(f"attempt {epoch} of job {job_id}: the job does not exist")
+        if job_id not in live:
+            live[job_id] = set() if standing is None or standing.live_epoch is None else {standing.live_epoch}
+        if attempt.holds_allocation:
+            live[job_id].add(epoch)
+        else:
+            live[job_id].discard(epoch)
+    for job_id, epochs in live.items():
+        if len(epochs) > 1:
+            raise StoreRefused(
+                f"job {job_id} would have {len(epochs)} live attempts (epochs {', '.join(map(str, sorted(epochs)))})"
+            )
+
+
+def _put_last(table: dict[K, V], key: K, record: V) -> None:
+    table.pop(key, None)
+    table[key] = record

@@ -1,0 +1,201 @@
+"""Lists and packs a job's output folder without ever leaving it: each folder is opened by descriptor, links are not followed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from typing import Final
+
+from phalanx.core.errors import BadRequest, NotFound
+from phalanx.wire.api.output import FileEntry, FilesReply
+
+ENTRIES_MAX: Final = 10_000  # in one listing
+DEPTH_MAX: Final = 64
+_CHUNK_BYTES: Final = 1 << 18
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def list_folder(root: str, path: str) -> FilesReply:
+    """List the entries of one folder under `root`, folders first; for a file, list the file status.
+
+    Raises:
+        NotFound: the file or folder does not exist.
+        BadRequest: the path leaves the root.
+    """
+    words = _words(path)
+    try:
+        parent = _open(root, words[:-1])
+    except NotFound:
+        if words:
+            raise
+        return FilesReply(path="", entries=[])  # a job that has not started has no folder yet
+    try:
+        if words and not stat.S_ISDIR((status := _stat(parent, words[-1], path)).st_mode):
+            return FilesReply(path="/".join(words), entries=[_entry("/".join(words), status)])
+        folder = _open_below(parent, words[-1], path) if words else os.dup(parent)
+    finally:
+        os.close(parent)
+    try:
+        names = sorted(os.listdir(folder))
+        entries = [
+            _entry("/".join([*words, name]), seen)
+            for name in names[:ENTRIES_MAX]
+            if (seen := _stat_or_none(folder, name))
+        ]
+    finally:
+        os.close(folder)
+    entries.sort(key=lambda entry: (entry.kind != "folder", entry.path))
+    return FilesReply(path="/".join(words), entries=entries, truncated=len(names) > ENTRIES_MAX)
+
+
+def tar_archive(root: str, path: str) -> Iterator[bytes]:
+    """Return a tar archive of a folder or file under `root`, with relative names, sorted by name.
+
+    A file keeps the size it has when it is opened: if it grows, the rest is left out; if it shrinks, it is padded with zeros, as tar
+    does. Links are packed as links if they stay inside the archive. Sockets and devices are left out.
+
+    Raises:
+        NotFound, BadRequest: as in `list_folder`, before the first byte.
+    """
+    words = _words(path)
+    parent = _open(root, words[:-1])
+    try:
+        seen = _stat(parent, words[-1], path) if words else os.fstat(parent)
+        if stat.S_ISDIR(seen.st_mode):
+            folder = _open_below(parent, words[-1], path) if words else os.dup(parent)
+            pieces = _pack_folder(folder, "", 0)
+        else:
+            pieces = _pack_one(os.dup(parent), words[-1], words[-1], seen, close=True)
+    finally:
+        os.close(parent)
+    # Start the generator here, so that its descriptor is closed even if no more is read.
+    return _closed_archive(next(pieces, b""), pieces)
+
+
+def _closed_archive(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from pieces
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _pack_folder(folder: int, prefix: str, depth: int) -> Iterator[bytes]:
+    try:
+        for name in sorted(os.listdir(folder)):
+            seen = _stat_or_none(folder, name)
+            if seen is None:
+                continue
+            if stat.S_ISDIR(seen.st_mode):
+                yield _header(prefix + name, seen, tarfile.DIRTYPE, 0)
+                if depth < DEPTH_MAX:
+                    try:
+                        below = os.open(name, _FOLDER, dir_fd=folder)
+                    except OSError:  # removed, or replaced by a link
+                        continue
+                    yield from _pack_folder(below, f"{prefix}{name}/", depth + 1)
+            else:
+                yield from _pack_one(folder, name, prefix + name, seen, close=False)
+    finally:
+        os.close(folder)
+
+
+def _pack_one(folder: int, name: str, shown: str, seen: os.stat_result, *, close: bool) -> Iterator[bytes]:
+    try:
+        if stat.S_ISLNK(seen.st_mode):
+            target = os.readlink(name, dir_fd=folder)
+            if _stays_inside(shown, target):
+                yield _header(shown, seen, tarfile.SYMTYPE, 0, target)
+        elif stat.S_ISREG(seen.st_mode):
+            yield from _pack_bytes(folder, name, shown, seen)
+    except OSError:  # removed since it was listed
+        return
+    finally:
+        if close:
+            os.close(folder)
+
+
+def _pack_bytes(folder: int, name: str, shown: str, seen: os.stat_result) -> Iterator[bytes]:
+    file = os.open(name, _FILE, dir_fd=folder)
+    try:
+        size = left = os.fstat(file).st_size
+        yield _header(shown, seen, tarfile.REGTYPE, size)
+        while left > 0:
+            piece = os.read(file, min(_CHUNK_BYTES, left)) or bytes(min(_CHUNK_BYTES, left))
+            left -= len(piece)
+            yield piece
+        yield bytes(-size % tarfile.BLOCKSIZE)
+    finally:
+        os.close(file)
+
+
+def _header(shown: str, seen: os.stat_result, kind: bytes, size: int, target: str = "") -> bytes:
+    entry = tarfile.TarInfo(shown)
+    entry.type, entry.size, entry.linkname = kind, size, target
+    entry.mode, entry.mtime = stat.S_IMODE(seen.st_mode) & 0o777, int(seen.st_mtime)
+    return entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _stays_inside(shown: str, target: str) -> bool:
+    """Whether a link at `shown` points to a path under the archive's root."""
+    if target.startswith("/"):
+        return False
+    level = shown.count("/")
+    for word in target.split("/"):
+        level += -1 if word == ".." else word not in ("", ".")
+        if level < 0:
+            return False
+    return True
+
+
+def _words(path: str) -> list[str]:
+    words = [word for word in path.split("/") if word not in ("", ".")]
+    if ".." in words or "\0" in path or len(words) > DEPTH_MAX:
+        raise BadRequest(f"path: {path[:100]!r} leaves the job's output folder", hint="use a path inside that folder")
+    return words
+
+
+def _open(root: str, words: list[str]) -> int:
+    """Open the folder `words` under `root`. The path of the root status may contain links, as the head owns it."""
+    try:
+        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise NotFound("the job has no output folder", hint="it is created when the job first starts") from error
+    for word in words:
+        try:
+            below = _open_below(folder, word, "/".join(words))
+        finally:
+            os.close(folder)
+        folder = below
+    return folder
+
+
+def _open_below(folder: int, word: str, path: str) -> int:
+    try:
+        return os.open(word, _FOLDER, dir_fd=folder)
+    except OSError as error:
+        raise NotFound(f"{path!r}: no such folder in the job's outputs", hint="links are not followed") from error
+
+
+def _stat(folder: int, name: str, path: str) -> os.stat_result:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        raise NotFound(f"{path!r}: no such file in the job's outputs") from error
+
+
+def _stat_or_none(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:  # removed since it was listed
+        return None
+
+
+def _entry(path: str, seen: os.stat_result) -> FileEntry:
+    mode = seen.st_mode
+    kind = (
+        "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "link" if stat.S_ISLNK(mode) else "other"
+    )
+    shown = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return FileEntry(path=shown, kind=kind, size_bytes=seen.st_size if kind == "file" else 0, modified_s=seen.st_mtime)

@@ -1,0 +1,144 @@
+"""Restores a backup into a PostgreSQL database, in one transaction; the previous records are kept in a separate schema."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import psycopg
+
+from phalanx.core.errors import Conflict
+from phalanx.failpoints import around
+from phalanx.ports.store import StoreRefused
+from phalanx.store.lost_numbers import (
+    RESTORES,
+    TERMS,
+    RestoreRecord,
+    extend_terms,
+    with_restore,
+)
+from phalanx.store.sql.kinds import KIND_BY_NAME
+from phalanx.store.sql.postgres.address import Address
+from phalanx.store.sql.postgres.connections import (
+    Connection,
+    close,
+    connect,
+    open_writer,
+)
+from phalanx.store.sql.postgres.errors import to_store_error
+from phalanx.store.sql.queries import POSTGRES
+from phalanx.store.sql.writing import grouped
+
+TABLES: Final = (
+    "users",
+    "projects",
+    "tokens",
+    "queues",
+    "spent",
+    "reservations",
+    "calibrations",
+    "failure_rules",
+    "nodes",
+    "jobs",
+    "attempts",
+    "idempotency",
+    "story",
+    "audit",
+)
+
+
+def restore_records(
+    dsn: str, records: Iterable[tuple[str, Any]], restore_in: Callable[[int], RestoreRecord], *, replace: bool
+) -> str:
+    """Replace the database's records; return the schema that contains the previous ones, empty for none.
+
+    After all records are read, `restore_in` describes this restore, given its term. The description is stored for the heads, whose folders may
+    contain files under numbers that are lost now. The leader's term is incremented and its row locked from the beginning: a head that was
+    disconnected, or starts meanwhile, cannot write.
+
+    Raises:
+        Conflict: heads are connected, or there are records and `replace` is false.
+        StoreUnusable, StoreRefused: the database failed; its records are unchanged.
+    """
+    address = Address.parse(dsn)
+    _refuse_connected_heads(address)  # an older release would not support the schema that is created next
+    writer = open_writer(address)
+    try:
+        writer.execute("BEGIN")
+        writer.execute("SELECT set_config('statement_timeout', '0', true)")
+        writer.execute(POSTGRES.reads["patience"].encode())
+        with around("restore.term"):
+            taken = writer.execute(POSTGRES.writes["take_term"].encode()).fetchone()
+        aside = _empty(writer, address, replace=replace)
+        for word, lot in grouped(records):
+            with around("restore.put"):
+                writer.cursor().executemany(
+                    POSTGRES.writes[KIND_BY_NAME[word].statement].encode(), [KIND_BY_NAME[word].row(one) for one in lot]
+                )
+        _record_restore(writer, restore_in(0 if taken is None else int(taken[0])))
+        _commit(writer, address)
+        return aside
+    except (psycopg.Error, OSError) as error:
+        raise to_store_error(error, address) from None
+    finally:
+        close(writer)  # an open transaction is rolled back
+
+
+def _record_restore(writer: Connection, restore: RestoreRecord) -> None:
+    found = {str(name): str(value) for name, value in writer.execute(POSTGRES.reads["words"].encode())}
+    values = {
+        RESTORES: with_restore(found.get(RESTORES, ""), restore),
+        TERMS: extend_terms(found.get(TERMS, ""), restore.term),
+    }
+    with around("restore.word"):
+        writer.cursor().executemany(POSTGRES.writes["put_word"].encode(), list(values.items()))
+
+
+def _commit(writer: Connection, address: Address) -> None:
+    try:
+        with around("restore.end"):
+            writer.execute("COMMIT")
+    except psycopg.OperationalError:
+        raise StoreRefused(
+            f"the connection to PostgreSQL at {address.shown} broke during the commit, whose outcome is unknown",
+            hint="restore again with --replace: it is safe in both cases",
+        ) from None
+
+
+def _refuse_connected_heads(address: Address) -> None:
+    connection = None
+    try:
+        connection = connect(address)
+        heads = [str(row[0]) for row in connection.execute(POSTGRES.reads["heads_connected"].encode())]
+    except (psycopg.Error, OSError) as error:
+        raise to_store_error(error, address) from None
+    finally:
+        if connection is not None:
+            close(connection)
+    if heads:
+        raise Conflict(
+            f"a head uses the database at {address.shown} ({', '.join(heads[:3])})",
+            hint="run phalanx down on every head first",
+        )
+
+
+def _empty(writer: Connection, address: Address, *, replace: bool) -> str:
+    """Copy the present records into a separate schema, and delete them."""
+    found = [int(row[1]) for row in writer.execute(POSTGRES.reads["counts"].encode())]
+    if not any(found):
+        return ""
+    if not replace:
+        raise Conflict(
+            f"the database at {address.shown} already contains {sum(found)} records",
+            hint="--replace moves them to another schema",
+        )
+    aside = f"phalanx_before_restore_{time.strftime('%Y%m%d_%H%M%S')}_{time.time_ns() // 1000 % 1_000_000:06d}"
+    with around("restore.schema"):
+        writer.execute(f"CREATE SCHEMA {aside}".encode())
+    for table in TABLES:
+        with around("restore.copy"):
+            writer.execute(f"CREATE TABLE {aside}.{table} AS TABLE {table}".encode())
+    with around("restore.truncate"):
+        writer.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
+    return aside
