@@ -182,7 +182,7 @@ def make_node(
         labels=_place_of(rack),
         joined_s=T,
         supervisor_id=SupervisorId(f"{name}-life1"),
-        **{"sees_head_files": True, **fields},
+        **{"shares_head_files": True, **fields},
     )
 
 

@@ -105,7 +105,7 @@ def test_it_says_hello_again_with_what_it_was_told_or_is_not_heard(call, supervi
     told = later.hello(challenge="")["challenge"]
     assert told
     commands = call("node:n0", "GET", "/v1/node/commands?after=0&wait_s=5").json()["commands"]
-    assert [command["kind"] for command in commands] == ["Prepare"], "what is not heard takes nobody's commands"
+    assert [command["kind"] for command in commands] == ["PrepareTasks"], "what is not heard takes nobody's commands"
     assert supervisor.lease().status_code == 200
     assert code(later.lease()) == (409, "say_hello")
     assert later.hello(challenge=told)["challenge"] == ""

@@ -105,4 +105,4 @@ def test_long_words_are_told_without_their_middle():
 
 def test_bytes_that_are_no_text_are_told(capsys):
     assert report_exception(UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"), debug=False) == 64
-    assert "not UTF-8" in capsys.readouterr().stderr
+    assert "not UTF-8" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def jobs(draw, /, name, *, simple=False, least=0):
     }
     if not simple:
         fields |= {
-            "unmet": draw(seldom(UNMET, usual=())),
+            "unmet_dependencies": draw(seldom(UNMET, usual=())),
             "held": draw(seldom(True, usual=False)),
             "begin_s": draw(seldom(T - 5, T + 5000)),
             "reason": draw(seldom(WaitReasonCode.NODE_FAIL, usual=WaitReasonCode.NEW)),

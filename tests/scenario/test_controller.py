@@ -54,7 +54,7 @@ def cluster():
 
 
 def drain(cluster, name, *, drain=True):
-    return cluster.ask(CordonNode(node_id=NodeId(name), by=OP, why="disk", drain=drain))
+    return cluster.request(CordonNode(node_id=NodeId(name), by=OP, why="disk", drain=drain))
 
 
 # ---- a life ---------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_gpu_seconds_billed_are_what_was_held(cluster):
     """18: the sum of attempt spans is the time in which devices were held."""
     held_s, held, last_s = 0.0, 0, cluster.boot_s
     job = cluster.submit(gpus="2x4", behaviour=SAVING)
-    cluster.after(7.0, lambda: cluster.kill_node("n1"))
+    cluster.call_after(7.0, lambda: cluster.kill_node("n1"))
     for _ in cluster.events(lambda: bool(cluster.world.attempts) or cluster.job(job).state is JobState.PENDING):
         held_s += held * (cluster.boot_s - last_s)
         held, last_s = sum(len(usage.devices) for usage in cluster.world.usage.values()), cluster.boot_s
@@ -139,18 +139,18 @@ def test_same_key_holds_within_one_step_and_over_a_restart(cluster):
     assert one.id == two.id
     cluster.kill_head()
     cluster.start_head()
-    assert cluster.ask(event).id == one.id
+    assert cluster.request(event).id == one.id
 
 
 def test_key_of_one_user_is_not_anothers(cluster):
     event = SubmitJob(spec=spec("a"), user=ADA, project=ProjectId("gpt"), queue=QueueId("default"), key="k")
     other = SubmitJob(spec=spec("a"), user=OP, project=ProjectId("gpt"), queue=QueueId("default"), key="k")
-    assert cluster.ask(event).id != cluster.ask(other).id
+    assert cluster.request(event).id != cluster.request(other).id
 
 
 def test_what_cannot_be_submitted_makes_nothing(cluster):
     seq, lines = cluster.world.next_job_seq, len(cluster.store.story())
-    cluster.ask(PutProject(project=Project(id=ProjectId("closed"), members=frozenset({UserId("bob")}))))
+    cluster.request(PutProject(project=Project(id=ProjectId("closed"), members=frozenset({UserId("bob")}))))
     good: dict[str, Any] = {
         "spec": spec("a"),
         "user": ADA,
@@ -165,11 +165,11 @@ def test_what_cannot_be_submitted_makes_nothing(cluster):
         ({"queue": QueueId("none")}, NotFound),
     ):
         with pytest.raises(refusal) as refused:
-            cluster.ask(SubmitJob(**{**good, **change}))
+            cluster.request(SubmitJob(**{**good, **change}))
         assert refused.value.hint
     assert (cluster.world.next_job_seq, len(cluster.store.story())) == (seq, lines)
-    assert cluster.ask(SubmitJob(**good)).id == str(seq), "a refused key is not used up"
-    assert cluster.ask(SubmitJob(**{**good, "user": OP, "project": ProjectId("closed")})), "operators submit anywhere"
+    assert cluster.request(SubmitJob(**good)).id == str(seq), "a refused key is not used up"
+    assert cluster.request(SubmitJob(**{**good, "user": OP, "project": ProjectId("closed")})), "operators submit anywhere"
 
 
 def test_what_never_fits_is_told_apart_from_what_waits_for_a_node(cluster):
@@ -203,7 +203,7 @@ def test_cancelled_job_never_runs_again_whenever_it_was(cluster, at_s):
     assert (ended.state, ended.exit_code) == (JobState.CANCELLED, 143)
     cluster.run(20.0)
     assert cluster.job(job).epoch == 1
-    cluster.watch.settled()
+    cluster.invariants.check_settled()
 
 
 def test_cancel_outlives_head_and_node(cluster):
@@ -228,7 +228,7 @@ def test_task_that_ignores_sigterm_is_killed_after_the_grace(cluster):
 def test_cancel_all_ends_every_job(cluster):
     jobs = [cluster.submit(gpus=8, behaviour=LONG) for _ in range(3)]
     cluster.run(2.0)
-    answer = cluster.ask(CancelAllJobs(by=OP))
+    answer = cluster.request(CancelAllJobs(by=OP))
     assert [job.id for job in answer] == jobs
     cluster.run(5.0)
     assert {cluster.job(job).state for job in jobs} == {JobState.CANCELLED}
@@ -238,35 +238,35 @@ def test_held_job_starts_once_released(cluster):
     job = cluster.submit(gpus=4, hold=True)
     cluster.run(5.0)
     assert cluster.head.controller.waits[job].reason is WaitReasonCode.HELD
-    assert not cluster.ask(HoldJob(job_id=job, held=False, by=ADA)).held
+    assert not cluster.request(HoldJob(job_id=job, held=False, by=ADA)).held
     cluster.runs(job)
     with pytest.raises(Conflict):
-        cluster.ask(HoldJob(job_id=job, held=True, by=ADA))
+        cluster.request(HoldJob(job_id=job, held=True, by=ADA))
 
 
 def test_requeue_saves_stops_and_waits_again(cluster):
     job = cluster.submit(gpus="2x4", behaviour=SAVING)
     cluster.runs(job)
     cluster.run(5.0)
-    cluster.ask(RequeueJob(job_id=job, by=ADA))
-    cluster.ask(RequeueJob(job_id=job, by=ADA))
+    cluster.request(RequeueJob(job_id=job, by=ADA))
+    cluster.request(RequeueJob(job_id=job, by=ADA))
     cluster.until(cluster.attempt_is(job, AttemptState.RUNNING))
     cluster.until(lambda: cluster.job(job).epoch == 2)
     cluster.runs(job)
-    assert cluster.live(job).resume.step == 4
+    assert cluster.live(job).resume_from.step == 4
     assert (cluster.job(job).charged_restarts, cluster.job(job).preemptions) == (0, 0)
     assert cluster.attempts(job)[0].causes == (EndCause.REQUEUED,)
 
 
 def test_update_moves_a_waiting_job_and_not_a_running_one(cluster):
-    cluster.ask(PutQueue(queue=Queue(id=QueueId("night"), open=False)))
+    cluster.request(PutQueue(queue=Queue(id=QueueId("night"), open=False)))
     job = cluster.submit(gpus=4, hold=True)
-    cluster.ask(UpdateJob(job_id=job, by=ADA, queue=QueueId("night"), name="new", priority=7))
+    cluster.request(UpdateJob(job_id=job, by=ADA, queue=QueueId("night"), name="new", priority=7))
     assert (cluster.job(job).queue, cluster.job(job).name, cluster.job(job).spec.priority) == ("night", "new", 7)
-    cluster.ask(HoldJob(job_id=job, held=False, by=ADA))
+    cluster.request(HoldJob(job_id=job, held=False, by=ADA))
     cluster.run(1.0)
     assert cluster.head.controller.waits[job].reason is WaitReasonCode.QUEUE_CLOSED
-    cluster.ask(PutQueue(queue=Queue(id=QueueId("night"))))
+    cluster.request(PutQueue(queue=Queue(id=QueueId("night"))))
     cluster.runs(job)
     with pytest.raises(Conflict):
         cluster.ask(UpdateJob(job_id=job, by=ADA, queue=QueueId("default")))
@@ -281,7 +281,7 @@ def test_update_moves_a_waiting_job_and_not_a_running_one(cluster):
 @pytest.mark.parametrize("event", [CancelJob, RequeueJob])
 def test_unknown_job_is_not_found(cluster, event):
     with pytest.raises(NotFound):
-        cluster.ask(event(job_id=JobId("99"), by=ADA))
+        cluster.request(event(job_id=JobId("99"), by=ADA))
 
 
 def test_refused_request_in_a_full_step_leaves_the_others_alone(cluster):
@@ -311,7 +311,7 @@ def test_time_limit_given_while_it_runs_counts_from_its_start(cluster):
     cluster.runs(job)
     began_s = cluster.boot_s
     cluster.run(4.0)
-    cluster.ask(UpdateJob(job_id=job, by=ADA, time_limit_s=10.0))
+    cluster.request(UpdateJob(job_id=job, by=ADA, time_limit_s=10.0))
     cluster.until(lambda: cluster.job(job).state.terminal)
     assert cluster.job(job).state is JobState.TIMEOUT
     assert 9.0 <= cluster.boot_s - began_s < 10.5
@@ -332,7 +332,7 @@ def test_limit_told_once_however_long_the_grace(cluster):
         gpus=4, time_limit_s=3.0, grace_s=20.0, behaviour=JobBehaviour(run_s=1000.0, ignores_sigterm=True)
     )
     cluster.run(1.0)
-    cluster.ask(RequeueJob(job_id=job, by=ADA))
+    cluster.request(RequeueJob(job_id=job, by=ADA))
     cluster.run(15.0)
     assert cluster.kinds(job).count("stopping") == 1
 
@@ -354,9 +354,9 @@ def test_job_whose_node_died_takes_another_shape_where_its_own_fits_no_more():
 def test_priority_that_was_changed_while_it_ran_counts_once_it_waits(cluster):
     job = cluster.submit(gpus=12, behaviour=LONG)
     cluster.runs(job)
-    cluster.ask(UpdateJob(job_id=job, by=ADA, priority=-5))
+    cluster.request(UpdateJob(job_id=job, by=ADA, priority=-5))
     other = cluster.submit(gpus=12, behaviour=LONG)
-    cluster.ask(RequeueJob(job_id=job, by=ADA))
+    cluster.request(RequeueJob(job_id=job, by=ADA))
     cluster.runs(other)
     assert cluster.job(job).state is JobState.PENDING
 
@@ -395,7 +395,7 @@ def test_cordon_becomes_drain_and_undrain_undoes_both(cluster):
     cluster.run(2.0)
     assert cluster.head.controller.waits[waits].reason is WaitReasonCode.NODES_DOWN
     for _ in range(2):
-        assert cluster.ask(UncordonNode(node_id=NodeId("n0"), by=OP)).cordon is None
+        assert cluster.request(UncordonNode(node_id=NodeId("n0"), by=OP)).cordon is None
     cluster.runs(waits)
 
 
@@ -411,12 +411,12 @@ def test_cordon_outlives_the_nodes_restart(cluster):
 
 def test_only_a_dead_empty_node_can_be_forgotten(cluster):
     with pytest.raises(Conflict):
-        cluster.ask(RemoveNode(node_id=NodeId("n0"), by=OP))
+        cluster.request(RemoveNode(node_id=NodeId("n0"), by=OP))
     with pytest.raises(NotFound):
-        cluster.ask(RemoveNode(node_id=NodeId("n9"), by=OP))
+        cluster.request(RemoveNode(node_id=NodeId("n9"), by=OP))
     cluster.kill_node("n0")
     cluster.run(1.0)
-    cluster.ask(RemoveNode(node_id=NodeId("n0"), by=OP))
+    cluster.request(RemoveNode(node_id=NodeId("n0"), by=OP))
     assert [node.id for node in cluster.store.nodes()] == ["n1", "n2"]
     cluster.revive_node("n0")
     cluster.run(1.0)
@@ -427,11 +427,11 @@ def test_only_a_dead_empty_node_can_be_forgotten(cluster):
 
 
 def test_people_and_tokens_are_kept(cluster):
-    cluster.ask(PutUser(user=User(id=UserId("bob"), role=UserRole.VIEWER)))
-    cluster.ask(PutToken(token=Token(id=TokenId("t1"), user=UserId("bob"), sha256="h", created_s=T)))
-    first = cluster.ask(RevokeToken(token_id=TokenId("t1")))
+    cluster.request(PutUser(user=User(id=UserId("bob"), role=UserRole.VIEWER)))
+    cluster.request(PutToken(token=Token(id=TokenId("t1"), user=UserId("bob"), sha256="h", created_s=T)))
+    first = cluster.request(RevokeToken(token_id=TokenId("t1")))
     cluster.run(5.0)
-    assert cluster.ask(RevokeToken(token_id=TokenId("t1"))) == first
+    assert cluster.request(RevokeToken(token_id=TokenId("t1"))) == first
     assert cluster.store.token("h").revoked_s == first.revoked_s
     with pytest.raises(NotFound):
         cluster.ask(RevokeToken(token_id=TokenId("t2")))
@@ -507,7 +507,7 @@ def test_large_fleet_is_presumed_live_for_its_own_long_lease():
 def test_planned_stop_lengthens_the_leases_and_a_late_head_believes_them(cluster):
     job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=90.0))
     cluster.runs(job)
-    cluster.ask(PreparePlannedStop(lease_s=600.0))
+    cluster.request(PreparePlannedStop(lease_s=600.0))
     cluster.run(2.0)
     assert cluster.head.controller.leases.all_long()
     until_s = cluster.boot_s + 600.0 + 1.0

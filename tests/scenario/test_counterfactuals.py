@@ -132,7 +132,7 @@ def test_any_model_and_fewer_nodes():
 
 
 def test_required_level_becomes_a_wish():
-    x = job("x", gpus="2x4", spread=TopologyConstraint(within="rack", required=True))
+    x = job("x", gpus="2x4", topology=TopologyConstraint(within="rack", required=True))
     seen = snapshot(
         "r0: n0=4 n1=4 | r1: n2=4 n3=4", [(job("a", gpus=1), "n0:0", 0.0), (job("b", gpus=1), "n2:0", 0.0)], [x]
     )
@@ -248,7 +248,7 @@ def test_budget_waits_for_its_next_period():
     queue = Queue(id="default", budget_gpu_h=1.0, budget_period_s=86_400.0)
     seen = snapshot(TWO, (), [job("x", gpus=1)], [queue])
     seen = replace(
-        seen, spent={"default": QueueUsage(queue="default", at_s=T, period_s=T - T % 86_400.0, gpu_s=7200.0)}
+        seen, queue_usage={"default": QueueUsage(queue="default", at_s=T, period_s=T - T % 86_400.0, gpu_s=7200.0)}
     )
     left_s = 86_400.0 - T % 86_400.0
     assert Asked(seen).range_s == (left_s, left_s)

@@ -58,7 +58,7 @@ def submit(cluster, name="child", *, after=(), array="", behaviour=None, key="",
         body_sha256=repr(wanted),
         parents=parents or {},
     )
-    answer = cluster.ask(wish)
+    answer = cluster.request(wish)
     if isinstance(answer, list):
         return [job.id for job in answer]
     return answer.id
@@ -74,7 +74,7 @@ def states(cluster, ids):
 def test_child_starts_when_its_parent_has_succeeded_and_not_before(cluster):
     parent = submit(cluster, "parent")
     child = submit(cluster, after=parent)
-    assert cluster.job(child).unmet == parse_dependencies(parent)
+    assert cluster.job(child).unmet_dependencies == parse_dependencies(parent)
     assert (cluster.job(child).reason, cluster.job(child).detail) == (
         WaitReasonCode.DEPENDENCY,
         f"waits for job {parent} to succeed",
@@ -150,7 +150,7 @@ def test_requeued_parent_keeps_its_children_waiting(cluster):
     parent = submit(cluster, "parent", behaviour=JobBehaviour(run_s=20.0))
     child = submit(cluster, after=parent)
     cluster.runs(parent)
-    cluster.ask(RequeueJob(job_id=parent, by=ADA))
+    cluster.request(RequeueJob(job_id=parent, by=ADA))
     cluster.until(lambda: cluster.job(parent).epoch == 2)
     assert cluster.job(child).state is PENDING
     cluster.ends(parent)
@@ -164,7 +164,7 @@ def test_all_of_several_must_hold(cluster):
     )
     child = submit(cluster, after=[first, f"afterany:{second}"])
     cluster.ends(first)
-    assert [str(one) for one in cluster.job(child).unmet] == [f"afterany:{second}"]
+    assert [str(one) for one in cluster.job(child).unmet_dependencies] == [f"afterany:{second}"]
     assert cluster.job(child).detail == f"waits for job {second} to end"
     cluster.ends(second)
     assert cluster.ends(child).state is SUCCEEDED
@@ -174,15 +174,15 @@ def test_held_child_stays_held_when_its_parent_has_ended(cluster):
     parent = submit(cluster, "parent")
     child = submit(cluster, after=parent, hold=True)
     cluster.ends(parent)
-    assert (cluster.job(child).unmet, cluster.job(child).reason) == ((), WaitReasonCode.HELD)
-    cluster.ask(HoldJob(job_id=child, held=False, by=ADA))
+    assert (cluster.job(child).unmet_dependencies, cluster.job(child).reason) == ((), WaitReasonCode.HELD)
+    cluster.request(HoldJob(job_id=child, held=False, by=ADA))
     assert cluster.ends(child).state is SUCCEEDED
 
 
 def test_released_child_says_again_what_it_waits_for(cluster):
     parent = submit(cluster, "parent", behaviour=LONG)
     child = submit(cluster, after=parent, hold=True)
-    cluster.ask(HoldJob(job_id=child, held=False, by=ADA))
+    cluster.request(HoldJob(job_id=child, held=False, by=ADA))
     assert (cluster.job(child).reason, cluster.job(child).detail) == (
         WaitReasonCode.DEPENDENCY,
         f"waits for job {parent} to succeed",
@@ -219,7 +219,7 @@ def test_a_head_that_was_killed_still_knows_who_waits_for_whom(cluster):
     cluster.kill_head()
     cluster.run(1.0)
     cluster.start_head()
-    assert [str(one) for one in cluster.job(last).unmet] == ["singleton"]
+    assert [str(one) for one in cluster.job(last).unmet_dependencies] == ["singleton"]
     for job in (parent, child, chain, last):
         assert cluster.ends(job).state is SUCCEEDED
     assert cluster.attempts(last)[0].placed_s >= cluster.job(chain).ended_s
@@ -232,7 +232,7 @@ def test_a_step_that_the_store_refuses_lets_nobody_go(cluster):
     with pytest.raises(StoreRefused):
         cluster.cancel(parent)
     assert cluster.job(child).state is PENDING
-    assert cluster.world.jobs[child].unmet
+    assert cluster.world.jobs[child].unmet_dependencies
     cluster.cancel(parent)
     assert cluster.job(child).state is CANCELLED
 
@@ -253,7 +253,7 @@ def test_singletons_of_one_name_run_one_after_the_other(cluster):
     plain = submit(cluster, "train", behaviour=JobBehaviour(run_s=3.0))
     chain = [submit(cluster, "train", after="singleton") for _ in range(3)]
     other = submit(cluster, "other", after="singleton")
-    assert cluster.job(other).unmet == (), "another name waits for nobody"
+    assert cluster.job(other).unmet_dependencies == (), "another name waits for nobody"
     for before, after in zip([plain, *chain], chain, strict=False):
         cluster.ends(after)
         assert cluster.attempts(after)[0].placed_s >= cluster.job(before).ended_s
@@ -262,9 +262,9 @@ def test_singletons_of_one_name_run_one_after_the_other(cluster):
 def test_a_job_that_takes_another_name_lets_the_singleton_go(cluster):
     first = submit(cluster, "train", behaviour=LONG)
     second = submit(cluster, "train", after="singleton")
-    assert cluster.job(second).unmet
-    cluster.ask(UpdateJob(job_id=first, by=ADA, name="eval"))
-    assert not cluster.job(second).unmet
+    assert cluster.job(second).unmet_dependencies
+    cluster.request(UpdateJob(job_id=first, by=ADA, name="eval"))
+    assert not cluster.job(second).unmet_dependencies
 
 
 def test_elements_of_a_singleton_array_wait_for_earlier_jobs_and_not_for_each_other(cluster):
@@ -339,7 +339,7 @@ def test_an_array_counts_as_one_parent(cluster, kind, bad, state):
         if index in bad:
             cluster.cancel(job_id)
         else:
-            cluster.ask(HoldJob(job_id=job_id, held=False, by=ADA))
+            cluster.request(HoldJob(job_id=job_id, held=False, by=ADA))
             cluster.ends(job_id)
     assert cluster.ends(child).state is state
     behind = submit(cluster, "behind", after=f"{kind}:1")
@@ -362,13 +362,13 @@ def test_a_failure_among_elements_that_end_together_is_not_overlooked(cluster, b
     cluster.turn(reports)
     assert [cluster.job(job_id).state is FAILED for job_id in ids] == [index == bad for index in range(3)]
     assert cluster.job(child).state is CANCELLED
-    assert cluster.job(sweeper).unmet == ()
+    assert cluster.job(sweeper).unmet_dependencies == ()
 
 
 def test_whole_array_cancelled_in_one_step_counts_as_failed(cluster):
     submit(cluster, "eval", array="0-2", hold=True)
     child, sweeper = submit(cluster, after="1"), submit(cluster, "sweeper", after="afternotok:1")
-    cluster.ask(CancelJob(job_id=JobId("1"), by=ADA))
+    cluster.request(CancelJob(job_id=JobId("1"), by=ADA))
     assert cluster.job(child).state is CANCELLED
     assert cluster.ends(sweeper).state is SUCCEEDED
 
@@ -379,7 +379,7 @@ def test_a_failed_element_ends_afterok_children_while_its_siblings_still_run(clu
     sweeper = submit(cluster, "sweeper", after="afternotok:1")
     cluster.cancel(JobId("1_1"))
     assert cluster.job(child).detail == "job 1_1 was cancelled, so afterok:1 can never be met"
-    assert [str(one) for one in cluster.job(sweeper).unmet] == ["afterany:1"], (
+    assert [str(one) for one in cluster.job(sweeper).unmet_dependencies] == ["afterany:1"], (
         "what it waits for is the end of the rest"
     )
 
@@ -387,13 +387,13 @@ def test_a_failed_element_ends_afterok_children_while_its_siblings_still_run(clu
 def test_aftercorr_pairs_elements(cluster):
     parents = submit(cluster, "prepare", array="0-2", hold=True)
     children = submit(cluster, "train", array="0-2", after="aftercorr:1")
-    assert [str(cluster.job(child).unmet[0]) for child in children] == [
+    assert [str(cluster.job(child).unmet_dependencies[0]) for child in children] == [
         "aftercorr:1_0",
         "aftercorr:1_1",
         "aftercorr:1_2",
     ]
     cluster.cancel(parents[1])
-    cluster.ask(HoldJob(job_id=parents[2], held=False, by=ADA))
+    cluster.request(HoldJob(job_id=parents[2], held=False, by=ADA))
     assert cluster.ends(children[2]).state is SUCCEEDED
     assert states(cluster, children) == [PENDING, CANCELLED, SUCCEEDED]
 
@@ -410,12 +410,12 @@ def test_aftercorr_of_other_elements_or_no_array_is_refused(cluster):
 def test_verbs_act_on_all_elements_that_they_apply_to(cluster):
     ids = submit(cluster, "eval", array="0-9", gpus=4, behaviour=LONG)
     cluster.until(lambda: len(cluster.world.attempts) == 2)
-    held = cluster.ask(HoldJob(job_id=JobId("1"), held=True, by=ADA))
+    held = cluster.request(HoldJob(job_id=JobId("1"), held=True, by=ADA))
     assert [job.id for job in held] == ids[2:]
-    updated = cluster.ask(UpdateJob(job_id=JobId("1"), by=ADA, priority=7))
+    updated = cluster.request(UpdateJob(job_id=JobId("1"), by=ADA, priority=7))
     assert {job.spec.priority for job in updated} == {7}
     assert len(updated) == 10
-    released = cluster.ask(HoldJob(job_id=JobId("1"), held=False, by=ADA))
+    released = cluster.request(HoldJob(job_id=JobId("1"), held=False, by=ADA))
     assert len(released) == 8
     assert len(cluster.ask(RequeueJob(job_id=JobId("1"), by=ADA))) == 2
     assert len(cluster.ask(CancelJob(job_id=JobId("1"), by=ADA))) == 10
@@ -428,7 +428,7 @@ def test_verbs_act_on_all_elements_that_they_apply_to(cluster):
 def test_a_verb_that_applies_to_no_element_says_so(cluster):
     submit(cluster, "eval", array="0-3", hold=True)
     with pytest.raises(Conflict, match="no element of array 1 runs"):
-        cluster.ask(RequeueJob(job_id=JobId("1"), by=ADA))
+        cluster.request(RequeueJob(job_id=JobId("1"), by=ADA))
 
 
 # ---- begin ----------------------------------------------------------------------------------------------------------
@@ -452,10 +452,10 @@ def test_a_begin_that_has_passed_means_at_once(cluster):
 
 def test_begin_may_be_changed_while_it_waits_and_not_later(cluster):
     job = submit(cluster, begin_s=T + 4000.0, behaviour=LONG)
-    cluster.ask(UpdateJob(job_id=job, by=ADA, begin_s=T))
+    cluster.request(UpdateJob(job_id=job, by=ADA, begin_s=T))
     cluster.runs(job)
     with pytest.raises(Conflict, match="has begun"):
-        cluster.ask(UpdateJob(job_id=job, by=ADA, begin_s=T + 9000.0))
+        cluster.request(UpdateJob(job_id=job, by=ADA, begin_s=T + 9000.0))
 
 
 # ---- size -----------------------------------------------------------------------------------------------------------
@@ -469,10 +469,10 @@ def test_ten_thousand_dependents_of_one_parent_are_let_go_in_one_step(cluster):
     began = time.perf_counter()
     outbox = cluster.head.controller.step(cluster.now, [CancelJob(job_id=parent, by=ADA)])
     took_s = time.perf_counter() - began
-    assert all(not job.unmet for job in cluster.world.pending.values())
+    assert all(not job.unmet_dependencies for job in cluster.world.pending.values())
     assert len(outbox.change.records) >= 10_001
     cluster.head.controller.refused(outbox)
-    assert sum(bool(job.unmet) for job in cluster.world.pending.values()) == 10_000, "and undone as a whole"
+    assert sum(bool(job.unmet_dependencies) for job in cluster.world.pending.values()) == 10_000, "and undone as a whole"
     assert took_s < 10.0, f"{took_s:.1f} s"
 
 
@@ -541,6 +541,6 @@ def test_elements_at_once_stay_within_bounds_whatever_happens(cluster, fault):
         cluster.run(2.0)
         cluster.revive_node("n0")
     else:
-        cluster.ask(RequeueJob(job_id=next(iter(cluster.world.attempts)), by=ADA))
+        cluster.request(RequeueJob(job_id=next(iter(cluster.world.attempts)), by=ADA))
     for _ in cluster.events(lambda: bool(cluster.world.pending or cluster.world.attempts)):
         assert len(cluster.world.attempts) <= 2

@@ -62,7 +62,7 @@ def test_lost_gpu_moves_the_job_elsewhere_drains_its_node_and_costs_no_retry(clu
     where = cluster.world.attempts[job].allocation.grants[0].node_id
     ended = cluster.ends(job)
     first, second = cluster.attempts(job)
-    assert (ended.state, ended.user_retries, ended.losses) == (JobState.SUCCEEDED, 0, 1)
+    assert (ended.state, ended.user_retries, ended.failure_count) == (JobState.SUCCEEDED, 0, 1)
     assert first.causes == (EndCause.FAULT,)
     assert second.allocation.grants[0].node_id != where
     cordon = node(cluster, where).cordon
@@ -97,7 +97,7 @@ def test_job_that_prints_what_a_broken_gpu_prints_drives_nobody_off_its_node(clu
     assert "the gang is placed again elsewhere; counted as restart 1 of 5" in said(cluster, liar)[0]
     assert [one.id for one in cluster.world.nodes.values() if one.cordon is not None] == []
     assert len(cluster.attempts(other)) == 1
-    assert node(cluster, where).marks > 0.9
+    assert node(cluster, where).fault_score > 0.9
 
 
 def test_echoes_that_are_heard_first_hide_no_cause(cluster):
@@ -149,7 +149,7 @@ def test_faults_without_progress_end_with_the_budget(cluster):
 
 
 def put(cluster, text):
-    cluster.ask(PutFailureRules(rules=FailureRules(rules=text, by=UserId("op"), at_s=1.0)))
+    cluster.request(PutFailureRules(rules=FailureRules(rules=text, by=UserId("op"), at_s=1.0)))
 
 
 SPOT = '[{"name": "spot", "codes": [117], "blame": "preempted", "remedy": "elsewhere"}]'
@@ -192,23 +192,23 @@ def fail_on(cluster, name, times):
 
 def test_node_that_fails_gangs_again_and_again_is_used_last_then_drained_and_remembered(cluster):
     fail_on(cluster, "n0", 4)
-    assert node(cluster, "n0").lemon.startswith("fails gangs 15.2 times as often as the others")
+    assert node(cluster, "n0").bad_node_reason.startswith("fails gangs 15.2 times as often as the others")
     assert node(cluster, "n0").cordon is None
     job = cluster.submit(gpus=4, behaviour=JobBehaviour(run_s=1.0))
     cluster.runs(job)
     assert cluster.live(job).allocation.grants[0].node_id != "n0"
     cluster.kill_head()
     cluster.start_head()
-    assert node(cluster, "n0").lemon
+    assert node(cluster, "n0").bad_node_reason
     fail_on(cluster, "n0", 3)
     assert node(cluster, "n0").cordon.why.startswith("fails gangs")
-    assert [one.id for one in cluster.world.nodes.values() if one.lemon or one.cordon] == ["n0"]
+    assert [one.id for one in cluster.world.nodes.values() if one.bad_node_reason or one.cordon] == ["n0"]
 
 
 def test_node_let_back_by_a_person_starts_with_a_clean_record(cluster):
     fail_on(cluster, "n0", 7)
-    cluster.ask(UncordonNode(node_id=NodeId("n0"), by=UserId("op")))
-    assert (node(cluster, "n0").lemon, node(cluster, "n0").marks) == ("", 0.0)
+    cluster.request(UncordonNode(node_id=NodeId("n0"), by=UserId("op")))
+    assert (node(cluster, "n0").bad_node_reason, node(cluster, "n0").fault_score) == ("", 0.0)
 
 
 def test_rules_drain_no_more_than_two_fifths_of_the_fleet(cluster):
@@ -221,6 +221,6 @@ def test_rules_drain_no_more_than_two_fifths_of_the_fleet(cluster):
 
 
 def test_persons_drain_stands_and_is_not_taken_over(cluster):
-    cluster.ask(CordonNode(node_id=NodeId("n1"), by=UserId("op"), why="disk", drain=True))
+    cluster.request(CordonNode(node_id=NodeId("n1"), by=UserId("op"), why="disk", drain=True))
     fail_on(cluster, "n0", 7)
     assert node(cluster, "n1").cordon.by == "op"

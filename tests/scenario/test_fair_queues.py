@@ -242,7 +242,7 @@ def test_endless_small_jobs_do_not_starve_a_large_one(gpus, fleet):
     The bound (docs/decisions/0018) stretches with what waits: here at most the gang itself and one small job for each GPU.
     """
     knobs = PolicyParameters(overdue_s=3 * HOUR, overdue_service_factor=0.0)
-    cell = Cell(make_fleet(fleet), knobs=knobs)
+    cell = Cell(make_fleet(fleet), parameters=knobs)
     count = 0
     for minute in range(0, 40 * 60, 15):
         for _ in range(gpus // 2):

@@ -65,7 +65,7 @@ def test_confirmed_death_moves_the_job_at_once_and_it_resumes(cluster):
     assert took_s < 2.0, "in virtual time: the death told, the peers stopped, the gang prepared and started"
     first, second = cluster.attempts(job)
     assert (nodes_of(first), nodes_of(second)) == ([N0, N1], [N0, N2])
-    assert (first.causes, second.resume.step) == ((EndCause.NODE_FAIL,), 4)
+    assert (first.causes, second.resume_from.step) == ((EndCause.NODE_FAIL,), 4)
     ended = cluster.ends(job)
     assert (ended.state, ended.charged_restarts) == (JobState.SUCCEEDED, 0)
 
@@ -116,7 +116,7 @@ def test_node_declared_dead_while_it_lives_comes_back_by_itself(cluster):
 
 def test_death_and_next_life_heard_in_one_step_leave_the_node_up(cluster):
     record = replace(cluster.nodes[N1].record, supervisor_id=SupervisorId("n1-life2"))
-    cluster.nodes[N1].die()
+    cluster.nodes[N1].power_off()
     dead = NodeDied(node_id=N1, supervisor_id=None, why="it died", confirmed=True)
     cluster.turn([dead, SupervisorRegistered(node=record, supervisor_id=SupervisorId("n1-life2"))])
     assert cluster.world.nodes[N1].state is NodeState.UP
@@ -162,7 +162,7 @@ def test_peers_exit_code_1_before_the_loss_is_known_is_not_the_users_fault(clust
 def test_supervisor_that_shuts_down_hands_its_jobs_over(cluster):
     job = running(cluster)
     cluster.run(5.0)
-    cluster.nodes[N1].hear(TerminationRequested())
+    cluster.nodes[N1].deliver(TerminationRequested())
     cluster.until(lambda: cluster.job(job).epoch == 2)
     first, second = cluster.attempts(job)
     assert (first.causes, N1 in nodes_of(second)) == ((EndCause.NODE_FAIL,), False)
@@ -210,7 +210,7 @@ def test_crash_restarts_in_place_from_the_newest_checkpoint(cluster):
         1,
         (EndCause.CRASH, EndCause.SUCCEEDED),
     )
-    assert attempt.resume.step == 6
+    assert attempt.resume_from.step == 6
 
 
 def test_crashes_without_progress_end_within_the_budget(cluster):
@@ -236,7 +236,7 @@ def test_corrupt_checkpoint_is_passed_over(cluster):
     cluster.kill_node("n1")
     cluster.until(lambda: cluster.job(job).epoch == 2)
     cluster.runs(job)
-    assert cluster.live(job).resume.step == newest.step - 2
+    assert cluster.live(job).resume_from.step == newest.step - 2
     assert cluster.ends(job).state is JobState.SUCCEEDED
 
 
@@ -291,7 +291,7 @@ def test_head_away_for_longer_than_collectives_bear_restarts_in_place_uncharged(
         0,
         (EndCause.FREEZE, EndCause.SUCCEEDED),
     )
-    assert attempt.resume.step == 10, (
+    assert attempt.resume_from.step == 10, (
         "what was saved before the lease ended is published late, and counts: the epoch is current"
     )
 
@@ -327,7 +327,7 @@ def test_two_lives_of_one_node_are_told_apart(cluster):
     """The same supervisor id does not renew after its node was replaced."""
     job = running(cluster)
     old = cluster.nodes[N1]
-    old.die()
+    old.power_off()
     cluster.turn([SupervisorRegistered(node=old.record, supervisor_id=SupervisorId("n1-life2"))])
     cluster.until(lambda: cluster.job(job).epoch == 2)
     assert cluster.attempts(job)[0].why == "n1: its supervisor was replaced"
@@ -351,7 +351,7 @@ def test_lost_command_is_said_again(cluster, kind):
     job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=5.0))
     cluster.run(3.0)
     if kind is StopTasks:
-        cluster.ask(RequeueJob(job_id=job, by=ADA))
+        cluster.request(RequeueJob(job_id=job, by=ADA))
     ended = cluster.ends(job)
     assert lost
     assert (ended.state, ended.charged_restarts) == (JobState.SUCCEEDED, 0)
@@ -374,7 +374,7 @@ def test_every_report_again_after_the_end_changes_nothing(cluster):
     cluster.kill_node("n1")
     ended = cluster.ends(job)
     before, lines = cluster.attempts(job), len(cluster.store.story())
-    reports = [event for event in cluster.heard if hasattr(event, "generation")]
+    reports = [event for event in cluster.committed_events if hasattr(event, "generation")]
     assert len(reports) > 20
     cluster.turn(reports)
     cluster.turn(list(reversed(reports)))
@@ -507,7 +507,7 @@ def test_new_head_loses_no_node_before_a_full_lease(cluster):
 def test_partition_after_the_first_hello_to_a_new_head_does_not_cut_a_long_lease(cluster):
     """Found by reading: two epochs ran at once, for up to ten minutes."""
     job = running(cluster, JobBehaviour(run_s=300.0, save_every_s=2.0))
-    cluster.ask(PreparePlannedStop(lease_s=100.0))
+    cluster.request(PreparePlannedStop(lease_s=100.0))
     cluster.run(3.0)
     until_s = cluster.boot_s + 101.0
     cluster.kill_head()
@@ -546,7 +546,7 @@ def test_refused_submit_acknowledges_nothing_and_its_number_goes_back(cluster):
 
 
 def test_placements_of_a_refused_commit_are_judged_again_with_nobody_asking(cluster, monkeypatch):
-    monkeypatch.setattr(controller_module, "rejection", lambda *_: "not now")
+    monkeypatch.setattr(controller_module, "rejection_reason", lambda *_: "not now")
     job = cluster.submit(spec("a"))
     cluster.kill_head()
     monkeypatch.undo()
@@ -634,7 +634,7 @@ def test_backoff_ends_soon_whatever_the_clock_does(jump_s):
 
 def test_drain_and_death_of_the_same_node(cluster):
     job = running(cluster)
-    cluster.ask(CordonNode(node_id=N1, by=OP, why="disk", drain=True))
+    cluster.request(CordonNode(node_id=N1, by=OP, why="disk", drain=True))
     cluster.kill_node("n1")
     ended = cluster.ends(job)
     assert ended.state is JobState.SUCCEEDED

@@ -30,7 +30,7 @@ def ran_s(cluster: Harness, job: str, epoch: int = 1) -> float:
 
 
 def test_higher_priority_waits_for_the_guaranteed_run_and_no_longer():
-    cluster = made("r: n0=4", right_min_s=60.0)
+    cluster = made("r: n0=4", run_min_by_right_s=60.0)
     low = cluster.submit(gpus="4", behaviour=SAVING)
     cluster.run(5.0)
     high = cluster.submit(gpus="4", priority=1, behaviour=SAVING)
@@ -40,7 +40,7 @@ def test_higher_priority_waits_for_the_guaranteed_run_and_no_longer():
 
 
 def test_owner_waits_for_the_guaranteed_run_of_the_borrower_and_no_longer():
-    cluster = made("r: n0=4", right_min_s=20.0)
+    cluster = made("r: n0=4", run_min_by_right_s=20.0)
     cluster.request(PutQueues(queues=(PLAIN, Queue(id=QueueId("prod"), quota_gpus=4))))
     borrower = cluster.submit(gpus="4", behaviour=SAVING)
     cluster.run(3.0)
@@ -51,7 +51,7 @@ def test_owner_waits_for_the_guaranteed_run_of_the_borrower_and_no_longer():
 
 
 def test_borrower_of_lower_priority_past_its_stops_is_told_that_a_loan_is_called_in():
-    cluster = made("r: n0=4", right_min_s=1.0, stops_max=0)
+    cluster = made("r: n0=4", run_min_by_right_s=1.0, stops_max=0)
     cluster.request(PutQueues(queues=(PLAIN, Queue(id=QueueId("prod"), quota_gpus=4, priority=9))))
     borrower = cluster.submit(gpus="4", behaviour=SAVING)
     owner = cluster.submit(gpus="4", queue="prod", behaviour=SAVING)
@@ -61,7 +61,7 @@ def test_borrower_of_lower_priority_past_its_stops_is_told_that_a_loan_is_called
 
 
 def test_gang_of_a_drained_node_takes_its_place_from_a_smaller_job_before_a_newcomer_comes():
-    cluster = made("r: n0=4 n1=4 n2=4", right_min_s=1.0)
+    cluster = made("r: n0=4 n1=4 n2=4", run_min_by_right_s=1.0)
     gang = cluster.submit(gpus="2x4", behaviour=SAVING)
     holder = cluster.submit(gpus="4", behaviour=SAVING)
     cluster.run(5.0)
@@ -74,7 +74,7 @@ def test_gang_of_a_drained_node_takes_its_place_from_a_smaller_job_before_a_newc
 
 
 def test_elastic_job_shrinks_and_grows_when_its_least_stay_is_over():
-    cluster = made("r: n0=4 n1=4 n2=4", right_min_s=1.0, move_min_s=30.0, grow_min_s=40.0)
+    cluster = made("r: n0=4 n1=4 n2=4", run_min_by_right_s=1.0, move_min_s=30.0, grow_min_s=40.0)
     elastic = cluster.submit(gpus="1..3x4", behaviour=SAVING)
     cluster.run(6.0)
     other = cluster.submit(gpus="4", behaviour=JobBehaviour(run_s=8.0))
@@ -87,7 +87,7 @@ def test_elastic_job_shrinks_and_grows_when_its_least_stay_is_over():
 
 
 def test_head_that_found_the_clock_set_back_does_not_shield_for_as_long():
-    cluster = made("r: n0=4", right_min_s=10.0)
+    cluster = made("r: n0=4", run_min_by_right_s=10.0)
     low = cluster.submit(gpus="4", behaviour=SAVING)
     cluster.run(20.0)
     cluster.kill_head()
@@ -100,7 +100,7 @@ def test_head_that_found_the_clock_set_back_does_not_shield_for_as_long():
 
 def test_clock_set_forward_as_the_board_is_made_anew_takes_no_guaranteed_run_away():
     """A reservation makes the board anew in the step after the clock was set; what runs has run no longer for it."""
-    cluster = made("r: n0=4", right_min_s=60.0)
+    cluster = made("r: n0=4", run_min_by_right_s=60.0)
     low = cluster.submit(gpus="4", behaviour=SAVING)
     cluster.run(5.0)
     cluster.jump_clock(86400.0)

@@ -73,7 +73,7 @@ def test_labels_outlive_the_node_s_supervisor_and_the_head(cluster):
 
 def test_job_within_a_rack_goes_there(cluster):
     label(cluster, n0={"rack": "r0"}, n1={"rack": "r1"}, n2={"rack": "r1"})
-    job = cluster.submit(gpus="2x4", spread=TopologyConstraint(within="rack", required=True))
+    job = cluster.submit(gpus="2x4", topology=TopologyConstraint(within="rack", required=True))
     cluster.runs(job)
     assert {grant.node_id for grant in cluster.live(job).allocation.grants} == {"n1", "n2"}
 
@@ -82,11 +82,11 @@ def test_job_that_no_rack_holds_is_refused_at_submit_until_the_labels_say_otherw
     label(cluster, n0={"rack": "r0"}, n1={"rack": "r1"}, n2={"rack": "r2"})
     within = TopologyConstraint(within="rack", required=True)
     with pytest.raises(NeverFits, match="no rack has 2 such nodes"):
-        cluster.submit(gpus="2x4", spread=within)
+        cluster.submit(gpus="2x4", topology=within)
     with pytest.raises(NeverFits, match="no node is labelled with its leaf"):
-        cluster.submit(gpus="1x4", spread=TopologyConstraint(within="leaf", required=True))
+        cluster.submit(gpus="1x4", topology=TopologyConstraint(within="leaf", required=True))
     label(cluster, n1={"rack": "r0"})
-    cluster.runs(cluster.submit(gpus="2x4", spread=within))
+    cluster.runs(cluster.submit(gpus="2x4", topology=within))
 
 
 def test_launcher_that_makes_a_world_at_each_call_is_kept_on_one_node(cluster):

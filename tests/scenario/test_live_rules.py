@@ -26,7 +26,7 @@ def submit(cluster, name, *, of="default", behaviour=None, **fields):
         cluster.behaviours[name] = behaviour
     wanted = spec(name, **fields)
     wish = SubmitJob(spec=wanted, user=UserId("ada"), project=ProjectId("gpt"), queue=QueueId(of), body_sha256=name)
-    return cluster.ask(wish).id
+    return cluster.request(wish).id
 
 
 def training(cluster, name="train", **fields):
@@ -39,7 +39,7 @@ def training(cluster, name="train", **fields):
 
 def resumed_at(cluster, job_id):
     """The step its live attempt began with."""
-    found = cluster.live(job_id).resume
+    found = cluster.live(job_id).resume_from
     assert found is not None
     return found.step
 
@@ -61,12 +61,12 @@ def test_an_urgent_gang_stops_a_training_job_which_saves_waits_and_goes_on_where
     assert cluster.ends(first).state is JobState.SUCCEEDED
     cluster.runs(train)
     resumed = cluster.live(train)
-    assert resumed.resume is not None
-    assert 119 <= resumed.resume.step <= 121, "what it saved when it was asked to stop"
+    assert resumed.resume_from is not None
+    assert 119 <= resumed.resume_from.step <= 121, "what it saved when it was asked to stop"
     begun_s = cluster.boot_s
     assert cluster.ends(train, 600.0).state is JobState.SUCCEEDED
     assert cluster.boot_s - begun_s < 385.0, "the rest of its 500 s and no more"
-    assert cluster.attempts(train)[0].ending is EndCause.PREEMPTED
+    assert cluster.attempts(train)[0].stop_cause is EndCause.PREEMPTED
 
 
 def test_the_job_that_waits_for_its_room_says_so(cluster):
@@ -188,7 +188,7 @@ def test_a_small_job_moves_into_a_hole_and_goes_on():
 
 def test_a_queue_borrows_and_gives_back(cluster):
     for name in ("own", "loan"):
-        cluster.ask(PutQueue(queue=queue(name, quota_gpus=4)))
+        cluster.request(PutQueue(queue=queue(name, quota_gpus=4)))
     loans = [training(cluster, f"l{number}", of="loan", gpus=4) for number in range(2)]
     mine = submit(cluster, "mine", of="own", gpus=4, behaviour=JobBehaviour(run_s=30.0))
     cluster.runs(mine)

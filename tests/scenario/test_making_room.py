@@ -133,7 +133,7 @@ PRIORITY = [
     ("fleet", "running", "wanted", "plan"), [row[1:] for row in PRIORITY], ids=[row[0] for row in PRIORITY]
 )
 def test_priority_makes_room(fleet, running, wanted, plan):
-    found = plan_of(busy(fleet, *running).with_jobs(job("a", **wanted)), knobs=PolicyParameters(allow_moves=False))
+    found = plan_of(busy(fleet, *running).with_jobs(job("a", **wanted)), parameters=PolicyParameters(allow_moves=False))
     assert lined(found) == plan
 
 
@@ -146,7 +146,7 @@ def test_four_nodes_with_two_free_each_cost_a_gang_the_jobs_of_one_node():
     ]
     plan = plan_of(
         busy("r: n0=8 n1=8 n2=8 n3=8", *running).with_jobs(job("a", gpus=8, **HIGH)),
-        knobs=PolicyParameters(allow_moves=False),
+        parameters=PolicyParameters(allow_moves=False),
     )
     assert lined(plan) == "s30 stops for a | s31 stops for a | s32 stops for a | a claimed"
     assert plan.waiting("a").detail == "waits for running jobs on n3 to save and stop"
@@ -159,9 +159,9 @@ def test_topology_that_is_required_is_cleared_in_one_domain():
         ("x", "n1:0-7", {}),
         ("y", "n2:0-7", {"for_s": 400}),
     )
-    wanted = job("a", gpus="2x8", spread=TopologyConstraint(within="rack", required=True), **HIGH)
+    wanted = job("a", gpus="2x8", topology=TopologyConstraint(within="rack", required=True), **HIGH)
     assert (
-        lined(plan_of(fleet.with_jobs(wanted), knobs=PolicyParameters(allow_moves=False)))
+        lined(plan_of(fleet.with_jobs(wanted), parameters=PolicyParameters(allow_moves=False)))
         == "y stops for a | a claimed"
     )
 
@@ -169,7 +169,7 @@ def test_topology_that_is_required_is_cleared_in_one_domain():
 def test_who_is_stopped_is_told_by_whom_and_by_what_right():
     plan = plan_of(busy("r: n0=8", ("l", "n0:0-7", {})).with_jobs(job("a", gpus=8, **HIGH)))
     (stop,) = plan.stops
-    assert (stop.other, stop.why) == ("a", "preempted by job a, which has a higher priority")
+    assert (stop.preempted_by, stop.why) == ("a", "preempted by job a, which has a higher priority")
 
 
 def test_a_stopped_job_does_not_pass_the_stop_on_to_a_like_that_has_more_to_lose():
@@ -374,7 +374,7 @@ RECLAIM = [
 @pytest.mark.parametrize(("running", "wanted", "plan"), [row[1:] for row in RECLAIM], ids=[row[0] for row in RECLAIM])
 def test_an_owner_takes_back_what_was_borrowed(running, wanted, plan):
     found = plan_of(
-        lending(*running).with_jobs(job("a", queue="own", **wanted)), knobs=PolicyParameters(allow_moves=False)
+        lending(*running).with_jobs(job("a", queue="own", **wanted)), parameters=PolicyParameters(allow_moves=False)
     )
     assert lined(found) == plan
 

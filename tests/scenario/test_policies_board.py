@@ -36,14 +36,14 @@ def run_on(board, one, places, since_s=0.0):
     board.add_waiting(one)
     board._listener.on_withdrawn((one,))
     board.start(one, one.job_class.needs[0], places, since_s)
-    if one.group is not None:
-        one.group.add_running(one.seq, one)
-    board.drain()
+    if one.similar_jobs is not None:
+        one.similar_jobs.add_running(one.seq, one)
+    board.take_decisions()
     return one
 
 
 def verbs(board):
-    return [(decision.kind, decision.entry.seq, decision.places) for decision in board.drain()]
+    return [(decision.kind, decision.entry.seq, decision.places) for decision in board.take_decisions()]
 
 
 def job(number, gpus, submit_s, duration_s, label=""):
@@ -72,7 +72,7 @@ def test_fifo_lets_nobody_overtake_and_skip_does():
         first = entry(0, 6)
         board.add_waiting(first)
         policy.decide(0.0)
-        board.drain()
+        board.take_decisions()
         board.add_waiting(entry(1, 8, 1.0))
         board.add_waiting(entry(2, 2, 2.0))
         policy.decide(2.0)
@@ -83,7 +83,7 @@ def test_backfill_starts_what_ends_before_the_reservation_only():
     board, policy = board_of([8], "backfill")
     board.add_waiting(entry(0, 6, 0.0, 100.0))
     policy.decide(0.0)
-    board.drain()
+    board.take_decisions()
     board.add_waiting(entry(1, 8, 1.0, 50.0))
     board.add_waiting(entry(2, 2, 2.0, 500.0))
     board.add_waiting(entry(3, 2, 3.0, 60.0))
@@ -116,7 +116,7 @@ def test_scattered_devices_are_not_taken_for_a_gang_that_needs_one_node():
 def test_nobody_is_stopped_within_the_guaranteed_run():
     board, policy = board_of([8])
     run_on(board, entry(0, 8), ((0, 8),), since_s=0.0)
-    board.running[0].shield_s = 900.0
+    board.running[0].protected_until_s = 900.0
     board.add_waiting(entry(1, 1, 600.0))
     policy.decide(600.0)
     assert verbs(board) == []
@@ -125,7 +125,7 @@ def test_nobody_is_stopped_within_the_guaranteed_run():
 def test_an_inadmissible_class_blocks_nobody():
     board, policy = board_of([8, 8])
     run_on(board, entry(0, 8), ((0, 8),))
-    board.running[0].shield_s = 1e9
+    board.running[0].protected_until_s = 1e9
     board.add_waiting(entry(1, 16, 1.0))
     board.add_waiting(entry(2, 4, 2.0))
     policy.decide(2.0)

@@ -179,9 +179,9 @@ def test_sick_devices_are_not_given():
 def test_nodes_to_avoid_come_last_but_come():
     fleet = make_fleet("r: n0=4 n1=4 n2=4")
     bad = (NodeId("n0"), NodeId("n1"))
-    assert drawn(plan_of(fleet.with_jobs(job("a", gpus=4, avoid=bad))), "a") == "n2:0,1,2,3"
-    assert drawn(plan_of(fleet.held(n2=[0]).with_jobs(job("a", gpus=4, avoid=bad))), "a") == "n0:0,1,2,3"
-    assert drawn(plan_of(fleet.with_jobs(job("a", gpus=12, avoid=bad))), "a").startswith("n0:0")
+    assert drawn(plan_of(fleet.with_jobs(job("a", gpus=4, avoided_nodes=bad))), "a") == "n2:0,1,2,3"
+    assert drawn(plan_of(fleet.held(n2=[0]).with_jobs(job("a", gpus=4, avoided_nodes=bad))), "a") == "n0:0,1,2,3"
+    assert drawn(plan_of(fleet.with_jobs(job("a", gpus=12, avoided_nodes=bad))), "a").startswith("n0:0")
 
 
 # ---- who may not start ----------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_ten_thousand_equal_jobs_are_judged_once(monkeypatch):
         return call
 
     monkeypatch.setattr(Board, "find", counted(Board.find))
-    monkeypatch.setattr(fleet_index, "shapes_of", counted(acceptable_shapes))
+    monkeypatch.setattr(fleet_index, "acceptable_shapes", counted(acceptable_shapes))
     jobs = [job(f"j{number}", gpus=4) for number in range(10_000)]
     plan = plan_of(make_fleet("r: n0=4 n1=4 n2=4").held(n2=[0]).with_jobs(*jobs))
     assert [one.job_id for one in plan.placements] == ["j0", "j1"]

@@ -139,7 +139,7 @@ def test_who_takes_a_seat_is_told_what_to_do_and_renews_its_lease():
     head = Head("h0", "h1")
     head.submit()
     outbox = head.hear(SupervisorRegistered(node=seen("h0").node, supervisor_id="s0", seat=SEAT))
-    assert [(type(one).__name__, one.node_id) for one in outbox.commands] == [("Prepare", "h0")]
+    assert [(type(one).__name__, one.node_id) for one in outbox.commands] == [("PrepareTasks", "h0")]
     assert head.renew(SEAT).superseded == []
     assert head.world.nodes["h0"].supervisor_id is None, "it speaks for its seat, not for the node"
 
@@ -178,7 +178,7 @@ def test_a_withdrawn_attempt_is_placed_again_at_once_uncharged_and_not_where_oth
     )
     job, attempt = head.world.jobs["1"], head.world.attempts["1"]
     assert (attempt.epoch, attempt.allocation.grants[0].node_id) == (2, "h1")
-    assert (job.charged_restarts, job.losses) == (0, 0)
+    assert (job.charged_restarts, job.failure_count) == (0, 0)
 
 
 def test_what_others_hold_is_not_granted_and_why_names_them():
@@ -281,11 +281,11 @@ def test_what_the_first_seats_prove_of_the_heads_folders_counts_from_the_next_at
         assert [command.kept for command in told if isinstance(command, PrepareTasks)] == [True], (
             "all of a gang are told alike"
         )
-    assert first.kept
-    assert head.world.attempts["1"].kept
+    assert first.head_stores_copies
+    assert head.world.attempts["1"].head_stores_copies
     head.hear(seen("h0"), seen("h1"))  # the inventory knows nothing of it, and takes nothing away
     why = "Slurm job 7 was lost"
     head.hear(SeatLost(job_id="1", epoch=1, node_ids=("h0", "h1"), why=why), after_s=1.0)
     head.hear(after_s=1.0)
     again = head.world.attempts["1"]
-    assert (again.epoch, again.kept) == (2, False)
+    assert (again.epoch, again.head_stores_copies) == (2, False)

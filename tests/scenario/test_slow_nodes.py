@@ -26,11 +26,11 @@ def calibrate(cluster, **tflops):
     )
     profile = Profile(at="2026-11-21T15:00:00Z", at_s=1.0, nodes=nodes)
     text = json.dumps(encode_record(profile))
-    cluster.ask(PutCalibration(calibration=FleetDocument(text=text, by=UserId("op"), at_s=1.0)))
+    cluster.request(PutCalibration(calibration=FleetDocument(text=text, by=UserId("op"), at_s=1.0)))
 
 
 def slow(cluster):
-    return {node.id: node.slow for node in cluster.store.nodes() if node.slow}
+    return {node.id: node.slow_reason for node in cluster.store.nodes() if node.slow_reason}
 
 
 def where(cluster, job_id):

@@ -49,9 +49,9 @@ def test_long_freeze_restarts_the_gang_in_place():
     deadline_ns = world.pages[key_of()]["deadline_ns"]
     world.renew()
     assert not world.living()
-    assert world.kinds()[2:] == ["MemberFroze", "TaskExited", "TaskExited", "MemberStopped"]
+    assert world.kinds()[2:] == ["MemberFrozen", "TaskExited", "TaskExited", "MemberStopped"]
     assert not world.said(MemberFrozen)[0].thawed
-    assert all(r.exit.by_us for r in world.said(TaskExited))
+    assert all(r.exit.requested_by_phalanx for r in world.said(TaskExited))
     assert world.pages[key_of()]["deadline_ns"] == deadline_ns, "a page is renewed only with the decision to thaw"
     assert world.tell(prepare(generation=1), start(generation=1)).living() == [key_of(generation=1)]
 
@@ -130,7 +130,7 @@ def test_lease_over_while_starting_kills_instead():
     while world.work:
         world.do_work()
     assert not world.living()
-    assert world.kinds() == ["MemberReady", "MemberFroze", "MemberStopped"]
+    assert world.kinds() == ["MemberReady", "MemberFrozen", "MemberStopped"]
 
 
 def test_barrier_without_a_lease_waits_for_one():

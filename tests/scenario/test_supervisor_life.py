@@ -24,7 +24,7 @@ from tests.scenario.supervisor_world import NODE, World, forget, key_of, prepare
 def test_life_of_a_member_reads_in_order():
     world = World().running().end(0).end(1)
     assert world.kinds() == ["MemberReady", "MemberStarted", "TaskExited", "TaskExited", "MemberStopped"]
-    assert [r.exit.by_us for r in world.said(TaskExited)] == [False, False]
+    assert [r.exit.requested_by_phalanx for r in world.said(TaskExited)] == [False, False]
     assert world.tell(forget()).clean == [("1", 1)]
     assert world.carried == ()
 
@@ -69,7 +69,7 @@ def test_stop_writes_the_page_then_signals_then_kills_after_the_grace():
     world.wait(0.2, renewing=True)
     assert not world.living()
     assert len(world.said(MemberStopped)) == 1
-    assert all(r.exit.by_us for r in world.said(TaskExited))
+    assert all(r.exit.requested_by_phalanx for r in world.said(TaskExited))
 
 
 def test_obedient_ranks_need_no_kill():
@@ -91,7 +91,7 @@ def test_end_that_came_before_the_stop_is_the_tasks_own():
     world.now_ns += 1_000_000
     world.tell(stop())
     world.hear(hap.TaskEnded(key=key_of(), rank=0, code=1, signal=None, ended_ns=before_ns, at_s=0.0))
-    assert not world.said(TaskExited)[0].exit.by_us
+    assert not world.said(TaskExited)[0].exit.requested_by_phalanx
 
 
 def test_stop_at_the_barrier_is_answered_at_once():
@@ -132,7 +132,7 @@ def test_what_cannot_be_prepared_is_refused_when_nothing_of_it_is_left():
         world.do_work()
     assert world.kinds() == ["MemberRefused", "MemberStopped"]
     refused = world.said(MemberRefused)[0]
-    assert (refused.charge, refused.why) == (True, "train.py: no such file in /w")
+    assert (refused.job_at_fault, refused.why) == (True, "train.py: no such file in /w")
 
 
 def test_task_that_cannot_be_execd_refuses_and_ends_the_others():
@@ -313,7 +313,7 @@ def test_ending_supervisor_takes_nothing_new():
     world = World().running()
     world.hear(hap.TerminationRequested())
     world.tell(prepare("2"))
-    assert not world.said(MemberRefused, "2")[0].charge
+    assert not world.said(MemberRefused, "2")[0].job_at_fault
     assert world.supervisor.members()[0].phase is MemberPhase.STOPPING
 
 

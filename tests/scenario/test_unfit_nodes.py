@@ -44,7 +44,7 @@ def test_a_node_with_a_full_disk_is_swapped_at_once_and_the_job_is_not_charged(c
     first = cluster.attempts(job)[0]
     assert first.causes == (EndCause.UNFIT,)
     assert cluster.live(job).placed_s == first.ended_s  # in the same breath
-    assert (cluster.job(job).charged_restarts, cluster.job(job).losses) == (0, 0)
+    assert (cluster.job(job).charged_restarts, cluster.job(job).failure_count) == (0, 0)
     assert kept_out(cluster) == {"n1": FULL.removeprefix("?")}
 
 
@@ -55,7 +55,7 @@ def test_the_node_takes_no_other_job_until_somebody_lets_work_onto_it_again(clus
     waits = cluster.submit(gpus=12)
     cluster.run(5.0)
     assert cluster.job(waits).state is JobState.PENDING
-    cluster.ask(UncordonNode(node_id=NodeId("n1"), by=UserId("op")))
+    cluster.request(UncordonNode(node_id=NodeId("n1"), by=UserId("op")))
     cluster.runs(waits)
     assert "n1" in where(cluster, waits)
 
@@ -88,7 +88,7 @@ def test_of_two_nodes_alone_neither_is_kept_out_and_the_pair_is_avoided(cluster)
     cluster.runs(job)
     assert where(cluster, job) == ["n0", "n2"]
     assert kept_out(cluster) == {}
-    assert "link n1 - n0: no connection in 5 s; either end may be at fault" in cluster.told(job)
+    assert "link n1 - n0: no connection in 5 s; either end may be at fault" in cluster.event_lines(job)
 
 
 def test_a_node_that_reaches_nobody_is_gone_from_gangs_of_two_after_two_swaps():

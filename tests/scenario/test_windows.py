@@ -77,7 +77,7 @@ def test_job_is_saved_and_goes_on_elsewhere_when_maintenance_begins(cluster):
     assert first.why == "reservation fans begins"
     assert home not in homes(cluster, job)
     assert second.placed_s >= first.ended_s
-    assert second.resume.step > 0
+    assert second.resume_from.step > 0
     assert cluster.job(job).charged_restarts == 0, "nobody's fault"
     assert story(cluster, "reservation_begun") == [f"reservation fans begins: {home} for maintenance, for 5m00s"]
 
@@ -264,9 +264,9 @@ def test_overlapping_reservations_of_a_node_are_refused_naming_the_other(cluster
 
 def test_the_same_again_is_harmless_and_another_of_its_name_refused(cluster):
     made = reserve(cluster, "n0", in_s=10.0, for_s=60.0)
-    assert cluster.ask(PutReservation(reservation=made)) == made
+    assert cluster.request(PutReservation(reservation=made)) == made
     cluster.run(12.0)
-    assert cluster.ask(PutReservation(reservation=made)).begun
+    assert cluster.request(PutReservation(reservation=made)).begun
     assert len(story(cluster, "reserved")) == 1
     with pytest.raises(Conflict, match="reservation fans already exists"):
         reserve(cluster, "n1", in_s=10.0, for_s=60.0)

@@ -93,9 +93,9 @@ def test_a_drill_can_fail_and_says_how_to_replay(monkeypatch, capsys):
         command.main(["--seed", "1", "--processes", "1", "--story"], standalone_mode=False)
     assert left.value.code == 1
     said = capsys.readouterr()
-    assert "invariant 4" in said.stderr
-    assert "reproduce with: phalanx drill --seed 1 --story" in said.stderr
-    assert "submitted" in said.stderr
+    assert "invariant 4" in said.err
+    assert "reproduce with: phalanx drill --seed 1 --story" in said.err
+    assert "submitted" in said.err
     assert "1 violation in" in said.out
 
 

@@ -281,7 +281,7 @@ def head(monkeypatch, tmp_path):
 )
 def test_what_cannot_be_is_one_line_and_submits_nothing(head, capsys, words, code, said):
     assert main(words) == code
-    shown = capsys.readouterr().stderr
+    shown = capsys.readouterr().err
     assert said in shown
     assert shown.count("\n") == 1
     assert head.sent("POST", "/v1/jobs") == []
@@ -290,7 +290,7 @@ def test_what_cannot_be_is_one_line_and_submits_nothing(head, capsys, words, cod
 def test_who_may_not_store_a_profile_does_not_measure_one(head, capsys):
     head.actions = ["see", "submit"]
     assert main(["calibrate", "--nodes", "n1"]) == 77
-    assert "ada may not store the fleet's profile" in capsys.readouterr().stderr
+    assert "ada may not store the fleet's profile" in capsys.readouterr().err
     assert head.sent("POST", "/v1/jobs") == []
 
 

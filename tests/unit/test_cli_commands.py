@@ -54,8 +54,8 @@ def typed(capsys):
     def run(*words):
         code = main(list(words))
         shown = capsys.readouterr()
-        assert "Traceback" not in shown.stderr
-        return code, shown.out, shown.stderr
+        assert "Traceback" not in shown.err
+        return code, shown.out, shown.err
 
     return run
 
@@ -608,7 +608,7 @@ def test_a_fault_of_ours_is_a_line_and_a_traceback_only_on_request(head, typed, 
     assert (code, err.count("\n")) == (70, 1)
     assert "ZeroDivisionError" in err
     assert main(["ps", "--debug"]) == 70
-    assert "Traceback" in capsys.readouterr().stderr
+    assert "Traceback" in capsys.readouterr().err
 
 
 def ps_into(stdout):

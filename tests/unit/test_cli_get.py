@@ -55,7 +55,7 @@ def test_names_that_lead_outside_are_left_out(tmp_path, capsys):
     fetch(tmp_path / "out", archive(("../evil", "x"), ("/abs", "x"), ("a/../../evil", "x"), ("good", "x")))
     assert os.listdir(tmp_path) == ["out"]
     assert os.listdir(tmp_path / "out") == ["good"]
-    assert capsys.readouterr().stderr.count("outside the folder") == 3
+    assert capsys.readouterr().err.count("outside the folder") == 3
 
 
 def test_nothing_is_written_through_a_link_of_the_archive(tmp_path, capsys):
@@ -74,7 +74,7 @@ def test_nothing_is_written_through_a_link_of_the_archive(tmp_path, capsys):
     )
     assert os.listdir(outside) == []
     assert sorted(os.listdir(tmp_path / "out")) == ["a.txt", "inside"]
-    assert capsys.readouterr().stderr.count("left out") == 4
+    assert capsys.readouterr().err.count("left out") == 4
 
 
 def test_a_link_that_was_here_before_is_not_followed(tmp_path):

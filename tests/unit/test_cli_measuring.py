@@ -80,6 +80,6 @@ def test_nodes_that_a_person_placed_stay_where_they_are(monkeypatch):
 @pytest.mark.parametrize("words", [["--apply"], ["--plot", "x.svg"], ["--measure", "--watch"], ["--measure", "show"]])
 def test_options_of_a_measurement_without_one_are_refused_in_one_line(words, capsys):
     assert main(["topology", *words]) == 64
-    said = capsys.readouterr().stderr
+    said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "--measure" in said

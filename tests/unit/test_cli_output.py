@@ -63,7 +63,7 @@ def test_a_new_attempt_is_announced(capsys):
     output.write(1, "rank-0", "cut sh")
     output.write(2, "rank-0", "again\n")
     assert out.getvalue() == "[rank 0] cut sh\n[rank 0] again\n"
-    assert capsys.readouterr().stderr == "--- attempt 2 ---\n"
+    assert capsys.readouterr().err == "--- attempt 2 ---\n"
 
 
 LINE = st.text(st.characters(exclude_characters="\r\n\x1b", exclude_categories=["Cs"]), max_size=12)

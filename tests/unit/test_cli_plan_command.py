@@ -25,8 +25,8 @@ def typed(capsys):
     def run(*words):
         code = main(["plan", *words])
         shown = capsys.readouterr()
-        assert "Traceback" not in shown.stderr
-        return code, shown.out, shown.stderr
+        assert "Traceback" not in shown.err
+        return code, shown.out, shown.err
 
     return run
 

@@ -116,7 +116,7 @@ def test_file_that_will_not_do_says_why(tmp_path, written, asked, words):
 )
 def test_wrong_plan_is_one_line(head, capsys, words, told):
     assert main(["submit", *words, "--", "python", "train.py"]) == 64
-    error = capsys.readouterr().stderr
+    error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
 
@@ -124,4 +124,4 @@ def test_wrong_plan_is_one_line(head, capsys, words, told):
 def test_wrong_plan_of_a_job_file_names_its_line(head, capsys, tmp_path):
     (tmp_path / "job.yaml").write_text("run: python train.py\nplan: tq=2\n")
     assert main(["submit", "job.yaml"]) == 78
-    assert "job.yaml:2: plan: layout: unknown field 'tq'" in capsys.readouterr().stderr
+    assert "job.yaml:2: plan: layout: unknown field 'tq'" in capsys.readouterr().err

@@ -104,7 +104,7 @@ def test_adapters_are_a_method():
 )
 def test_wrong_words_are_one_line(capsys, words, told):
     assert main(["plan", *words]) in {64, 78}
-    error = capsys.readouterr().stderr
+    error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
 
@@ -114,7 +114,7 @@ def test_price_list_without_a_date_is_refused(capsys, tmp_path):
         "offer,gpu,kind,region,usd_per_gpu_hour,source,date\nours,h100,on-demand,,2.0,invoice,\n"
     )
     assert main(["plan", "llama-3-8b", "--gpus", "h100:8", "--prices", "own.csv"]) == 78
-    error = capsys.readouterr().stderr
+    error = capsys.readouterr().err
     assert "own.csv" in error
     assert "date" in error
     assert error.count("\n") == 1
@@ -123,7 +123,7 @@ def test_price_list_without_a_date_is_refused(capsys, tmp_path):
 def test_config_of_another_kind_names_it(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "t5", "hidden_size": 64}')
     assert main(["plan", "config.json", "--gpus", "h100:8"]) == 78
-    assert "t5" in capsys.readouterr().stderr
+    assert "t5" in capsys.readouterr().err
 
 
 def test_amounts_are_read_as_people_write_them():

@@ -38,8 +38,8 @@ def typed(capsys, tmp_path, monkeypatch):
     def run(*words):
         code = main(["simulate", *words])
         shown = capsys.readouterr()
-        assert "Traceback" not in shown.stderr
-        return code, shown.out, shown.stderr
+        assert "Traceback" not in shown.err
+        return code, shown.out, shown.err
 
     return run
 

@@ -116,8 +116,8 @@ def typed(capsys, tmp_path, monkeypatch):
     def run(*words, fleet=("--nodes", "1", "--gpus-per-node", "8")):
         code = main(["whatif", "--trace", "t.csv", *fleet, *words])
         shown = capsys.readouterr()
-        assert "Traceback" not in shown.stderr
-        return code, shown.out, shown.stderr
+        assert "Traceback" not in shown.err
+        return code, shown.out, shown.err
 
     return run
 

@@ -158,7 +158,7 @@ def test_commands_leave_only_after_the_commit(rig):
     rig.store.open.set()
     future.result(GUARD_S)
     framed, _ = rig.mailboxes.take(NodeId("n0"), 0)
-    assert [one.kind for one in framed] == ["Prepare"]
+    assert [one.kind for one in framed] == ["PrepareTasks"]
 
 
 def test_what_queues_up_during_a_commit_goes_into_the_next_one(rig):

@@ -44,13 +44,13 @@ def test_lands_below_the_folder_or_is_left_out_or_refused(tmp_path, why, capsys)
     for folder, _, names in os.walk(tmp_path):
         for name in names:
             assert os.path.realpath(os.path.join(folder, name)).startswith(str(tmp_path / "w"))
-    assert all(line.startswith("phalanx: ") for line in capsys.readouterr().stderr.splitlines())
+    assert all(line.startswith("phalanx: ") for line in capsys.readouterr().err.splitlines())
 
 
 def test_a_link_that_others_lead_outside_is_taken_away_again(tmp_path, capsys):
     assert refusal(tmp_path / "w", OUTSIDE["links that add up"]) is None
     assert not os.path.lexists(tmp_path / "w" / "l")
-    assert "outside the folder" in capsys.readouterr().stderr
+    assert "outside the folder" in capsys.readouterr().err
 
 
 def test_what_is_all_zeros_takes_no_room_on_the_disk(tmp_path):
@@ -107,4 +107,4 @@ def test_bytes_turned_over_at_random_end_in_one_line_or_below_the_folder(tmp_pat
         said = refusal(here / "w", bytes(packed))
         assert said is None or "\n" not in said
         assert set(os.listdir(here)) <= {"w"}
-    assert all(line.isprintable() for line in capsys.readouterr().stderr.splitlines())
+    assert all(line.isprintable() for line in capsys.readouterr().err.splitlines())

@@ -115,7 +115,7 @@ def test_edge_of_the_table(state, kind):
         assert outcome.job is case.job
         assert outcome.attempt is case.attempt
         assert not outcome.commands
-        assert not outcome.lines
+        assert not outcome.story
     else:
         assert f"{outcome.attempt.state.name} {commands(outcome)}" == expected
 
@@ -127,7 +127,7 @@ def test_nothing_happens_to_a_job_without_an_attempt_or_with_an_ended_one(kind):
     ended = replace(case, attempt=replace(case.attempt, state=S.ENDED))
     for none in (replace(case, attempt=None), ended):
         outcome = transition(none, happening, facts(1))
-        assert (outcome.job, outcome.attempt, outcome.commands, outcome.lines) == (none.job, none.attempt, (), ())
+        assert (outcome.job, outcome.attempt, outcome.commands, outcome.story) == (none.job, none.attempt, (), ())
 
 
 REPORTS = [kind for kind in KINDS if kind not in (MemberLost, StopRequested, StartOverdue, ReminderDue)]
@@ -173,7 +173,7 @@ def test_barrier_opens_when_the_last_node_is_ready():
 def test_only_node_rank_zero_chooses_port_and_checkpoint():
     case = placed()
     after = transition(case, MemberReady(**keyed(case.attempt), node_id=N1, port=1, resume=checkpoint(99)), facts(1))
-    assert after.attempt.resume is None
+    assert after.attempt.resume_from is None
     assert [member.port for member in after.attempt.members] == [None, None]
 
 
@@ -253,7 +253,7 @@ def test_node_whose_supervisor_leaves_takes_the_gang_down_and_the_job_elsewhere(
     case = transition(outcome.case, TaskExited(**keyed(case.attempt), exit=exited(0, "n0", 1)), facts(2)).case
     case = transition(case, MemberStopped(**keyed(case.attempt), node_id=N1, at_s=T), facts(2)).case
     outcome = transition(case, MemberStopped(**keyed(case.attempt), node_id=N0, at_s=T), facts(2))
-    assert (outcome.job.state, outcome.attempt.ending, outcome.job.avoided_nodes) == (
+    assert (outcome.job.state, outcome.attempt.stop_cause, outcome.job.avoided_nodes) == (
         JobState.PENDING,
         EndCause.NODE_FAIL,
         (N1,),
@@ -265,7 +265,7 @@ def test_node_that_has_nothing_of_the_job_any_more_stops_the_gang(state):
     """Found by reading: a supervisor that had lost its Prepare said "stopped", and the others waited at the rendezvous."""
     case = at(placed(), state)
     outcome = transition(case, MemberStopped(**keyed(case.attempt), node_id=N1, at_s=T), facts(1))
-    assert (outcome.attempt.state, outcome.attempt.ending) == (S.STOPPING, EndCause.START_FAIL)
+    assert (outcome.attempt.state, outcome.attempt.stop_cause) == (S.STOPPING, EndCause.START_FAIL)
     assert commands(outcome) == "K0"
 
 
@@ -297,7 +297,7 @@ def test_orderly_stop_gives_the_grace_the_user_set(cause):
     case = at(placed(job("1", gpus="2x2", grace_s=45.0)), S.RUNNING)
     outcome = transition(case, StopRequested(cause=cause, why="because"), facts(1))
     assert {one.grace_s for one in outcome.commands} == {45.0}
-    assert outcome.attempt.ending is cause
+    assert outcome.attempt.stop_cause is cause
 
 
 @pytest.mark.parametrize(
@@ -307,10 +307,10 @@ def test_orderly_stop_gives_the_grace_the_user_set(cause):
 def test_which_wish_counts_when_there_are_two(first, then):
     """A cancel goes before everything; else the first wish of a user; what merely befell the attempt gives way to any wish."""
     case = at(placed(), S.STOPPING)
-    case = replace(case, attempt=replace(case.attempt, ending=first))
+    case = replace(case, attempt=replace(case.attempt, stop_cause=first))
     outcome = transition(case, StopRequested(cause=then, why="because"), facts(1))
     wins = then if then is EndCause.CANCELLED or first not in USERS else first
-    assert outcome.attempt.ending is wins
+    assert outcome.attempt.stop_cause is wins
 
 
 def test_stop_wanted_again_and_again_tells_one_line():
@@ -319,7 +319,7 @@ def test_stop_wanted_again_and_again_tells_one_line():
     case = transition(case, StopRequested(cause=EndCause.REQUEUED, why="requeued by ada"), facts(1)).case
     for second in range(3):
         outcome = transition(case, StopRequested(cause=EndCause.TIMEOUT, why="time limit"), facts(second))
-        assert not outcome.lines
+        assert not outcome.story
         assert not outcome.commands
 
 
@@ -338,14 +338,14 @@ def test_overdue_start_blames_the_silent_nodes():
     case = at(placed(), S.PLACED, n1="ready")
     outcome = transition(case, StartOverdue(silent=(N0,), waited_s=60.0), facts(60))
     assert [member.why for member in outcome.attempt.members] == ["not ready in time", ""]
-    assert outcome.attempt.ending is EndCause.START_FAIL
+    assert outcome.attempt.stop_cause is EndCause.START_FAIL
 
 
 def test_short_freeze_is_only_told():
     case = at(placed(), S.RUNNING)
     outcome = transition(case, MemberFrozen(**keyed(case.attempt), node_id=N0, frozen_s=2.0, thawed=True), facts(1))
     assert outcome.attempt is case.attempt
-    assert [line.kind for line in outcome.lines] == ["thawed"]
+    assert [line.kind for line in outcome.story] == ["thawed"]
 
 
 # ---- checkpoints and progress ---------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ def test_checkpoint_of_a_superseded_epoch_is_not_published():
 @pytest.mark.parametrize(("step", "stalls"), [(11, 0), (10, 3), (4, 3)])
 def test_only_a_new_step_in_a_checkpoint_is_progress(step, stalls):
     case = at(
-        placed(job("1", gpus="2x2", stalls=3, progress_step=10, avoid=(N1,), checkpoints=(checkpoint(10),))), S.RUNNING
+        placed(job("1", gpus="2x2", charged_restarts=3, progress_step=10, avoided_nodes=(N1,), checkpoints=(checkpoint(10),))), S.RUNNING
     )
     after, _ = saving(case, checkpoint(step, epoch=case.attempt.epoch))
     assert after.charged_restarts == stalls
@@ -410,8 +410,8 @@ def test_only_a_new_step_in_a_checkpoint_is_progress(step, stalls):
 
 
 def test_reported_steps_are_progress_only_for_a_job_that_never_saves():
-    bare = at(placed(job("1", gpus="2x2", stalls=3, progress_step=10)), S.RUNNING)
-    saves = at(placed(job("1", gpus="2x2", stalls=3, progress_step=10, checkpoints=(checkpoint(10),))), S.RUNNING)
+    bare = at(placed(job("1", gpus="2x2", charged_restarts=3, progress_step=10)), S.RUNNING)
+    saves = at(placed(job("1", gpus="2x2", charged_restarts=3, progress_step=10, checkpoints=(checkpoint(10),))), S.RUNNING)
     for case, stalls in ((bare, 0), (saves, 3)):
         outcome = transition(case, ProgressReported(**keyed(case.attempt), step=12), facts(1))
         assert outcome.job.charged_restarts == stalls

@@ -248,7 +248,7 @@ for line in sys.stdin:
     print(line, end="", file=log, flush=True)
     if first:
         os._exit(1)
-    if '"Release"' in line:
+    if '"ReleaseNode"' in line:
         print({answer!r}, flush=True)
 """,
     )
@@ -261,7 +261,7 @@ for line in sys.stdin:
     ray.close(keep_nodes=False)
     assert time.monotonic() - began_s < WITHIN_S
     kinds = [msgspec.json.decode(line)["type"] for line in log.read_text().splitlines()]
-    assert kinds == ["Carry", "Carry", "Release"]
+    assert kinds == ["StartSupervisor", "StartSupervisor", "ReleaseNode"]
 
 
 def test_down_releases_also_a_node_that_could_not_be_carried_a_moment_ago(tmp_path, monkeypatch):
