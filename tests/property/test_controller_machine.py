@@ -104,7 +104,7 @@ class Idle:
         ready = [
             job.id
             for job in world.pending.values()
-            if not job.held and not job.unmet and not 0 < job.not_before_s - now.wall_s <= BACKOFF_MAX_S
+            if not job.held and not job.unmet_dependencies and not 0 < job.not_before_s - now.wall_s <= BACKOFF_MAX_S
         ]
         if world.attempts or not ready:
             self.since_s = now.boot_s

@@ -60,8 +60,8 @@ class Live:
 
 def room(scheduler):
     board = scheduler.board
-    pools = [(list(pool.free), pool.nodes_by_free, pool.counts, pool.free_total) for pool in board.pools]
-    return pools, list(board.cpus), list(board.memory), dict(board.outside)
+    pools = [(list(pool.free), pool.nodes_by_free, pool.counts_by_free, pool.free_total) for pool in board.pools]
+    return pools, list(board.cpus), list(board.memory), dict(board.foreign_devices)
 
 
 @given(happenings)

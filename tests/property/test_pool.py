@@ -74,9 +74,9 @@ def one_domain(pool, nodes, level):
 def usable(pool, need, shut):
     return [
         node
-        for node, size in enumerate(pool.size)
+        for node, size in enumerate(pool.devices_of_node)
         if size >= 0
-        and node not in pool.away
+        and node not in pool.removed_nodes
         and not shut >> node & 1
         and pool.capacity.cpus[node] >= need.cpus
         and pool.capacity.memory[node] >= need.memory_bytes
@@ -97,7 +97,7 @@ def everything(pool, need, shut):
     """Every placement there is, by trying all."""
     here = usable(pool, need, shut)
     for nodes in combinations([node for node in here if pool.free[node] >= need.devices], need.nodes):
-        tails = [node for node in here if pool.free[node] >= need.tail and node not in nodes] if need.tail else [None]
+        tails = [node for node in here if pool.free[node] >= need.last_node_devices and node not in nodes] if need.last_node_devices else [None]
         for tail in tails:
             places = [(node, need.devices) for node in nodes] + ([(tail, need.tail)] if tail is not None else [])
             if satisfies(pool, need, sorted(places)):
@@ -139,8 +139,8 @@ def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_the
     def whole(level, node):
         domains = pool.tree.domains[level]
         return sum(
-            pool.free[other] == pool.unit and other not in pool.away and domains[other] == domains[node]
-            for other in range(len(pool.size))
+            pool.free[other] == pool.node_devices_max and other not in pool.away and domains[other] == domains[node]
+            for other in range(len(pool.devices_of_node))
         )
 
     depths = len(pool.tree.levels) if pool.tree is not None else 0
@@ -215,6 +215,6 @@ def test_the_kept_counts_are_those_of_a_recount_and_nothing_is_handed_out_twice(
 
 @given(pools(), needs())
 def test_what_fits_now_fits_ever_and_the_empty_pool_decides(pool, need):
-    ever = DevicePool(pool.size, tree=pool.tree).find(replace(need, cpus=0, memory_bytes=0)) is not None
+    ever = DevicePool(pool.devices_of_node, tree=pool.tree).find(replace(need, cpus=0, memory_bytes=0)) is not None
     assert pool.fits_ever(need) == ever
     assert ever or pool.find(need) is None

@@ -47,7 +47,7 @@ def jobs(draw):
         gpus=shape,
         priority=draw(st.integers(-1, 2)),
         cpus=draw(st.sampled_from((0, 0, 1, 8))),
-        avoid=avoid,
+        avoided_nodes=avoid,
         memory_gib=draw(st.sampled_from((0, 0, 48))),
         held=draw(st.sampled_from((False, False, False, True))),
     )

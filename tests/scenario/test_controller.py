@@ -269,13 +269,13 @@ def test_update_moves_a_waiting_job_and_not_a_running_one(cluster):
     cluster.request(PutQueue(queue=Queue(id=QueueId("night"))))
     cluster.runs(job)
     with pytest.raises(Conflict):
-        cluster.ask(UpdateJob(job_id=job, by=ADA, queue=QueueId("default")))
+        cluster.request(UpdateJob(job_id=job, by=ADA, queue=QueueId("default")))
     with pytest.raises(NotFound):
-        cluster.ask(UpdateJob(job_id=job, by=ADA, queue=QueueId("none")))
+        cluster.request(UpdateJob(job_id=job, by=ADA, queue=QueueId("none")))
     cluster.cancel(job)
     cluster.ends(job)
     with pytest.raises(Conflict):
-        cluster.ask(UpdateJob(job_id=job, by=ADA, name="late"))
+        cluster.request(UpdateJob(job_id=job, by=ADA, name="late"))
 
 
 @pytest.mark.parametrize("event", [CancelJob, RequeueJob])
@@ -434,7 +434,7 @@ def test_people_and_tokens_are_kept(cluster):
     assert cluster.request(RevokeToken(token_id=TokenId("t1"))) == first
     assert cluster.store.token("h").revoked_s == first.revoked_s
     with pytest.raises(NotFound):
-        cluster.ask(RevokeToken(token_id=TokenId("t2")))
+        cluster.request(RevokeToken(token_id=TokenId("t2")))
 
 
 # ---- the loop -------------------------------------------------------------------------------------------------------

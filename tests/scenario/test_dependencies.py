@@ -417,12 +417,12 @@ def test_verbs_act_on_all_elements_that_they_apply_to(cluster):
     assert len(updated) == 10
     released = cluster.request(HoldJob(job_id=JobId("1"), held=False, by=ADA))
     assert len(released) == 8
-    assert len(cluster.ask(RequeueJob(job_id=JobId("1"), by=ADA))) == 2
-    assert len(cluster.ask(CancelJob(job_id=JobId("1"), by=ADA))) == 10
+    assert len(cluster.request(RequeueJob(job_id=JobId("1"), by=ADA))) == 2
+    assert len(cluster.request(CancelJob(job_id=JobId("1"), by=ADA))) == 10
     cluster.until(lambda: not cluster.world.attempts)
     assert set(states(cluster, ids)) == {CANCELLED}
     with pytest.raises(NotFound):
-        cluster.ask(CancelJob(job_id=JobId("1"), by=ADA))
+        cluster.request(CancelJob(job_id=JobId("1"), by=ADA))
 
 
 def test_a_verb_that_applies_to_no_element_says_so(cluster):

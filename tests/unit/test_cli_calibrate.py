@@ -62,7 +62,7 @@ def test_all_nodes_that_are_up_are_measured_and_the_others_named():
         node("n6", gpus=0),
     )
     assert found.names == ["n0", "n3"]
-    assert found.left_out == (
+    assert found.excluded == (
         "n1 is excluded: it is down",
         "n2 is excluded: it is drained: fan",
         "n4 is excluded: device 5 is unhealthy",

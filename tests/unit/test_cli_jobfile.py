@@ -33,8 +33,8 @@ def test_words_stay_as_typed():
         "priority": -3,
         "setup": None,
     }
-    assert file.at("time") == "job.yaml:3"
-    assert file.at("absent") == "job.yaml"
+    assert file.location("time") == "job.yaml:3"
+    assert file.location("absent") == "job.yaml"
 
 
 def test_json_is_yaml():

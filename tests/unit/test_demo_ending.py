@@ -68,7 +68,7 @@ def test_the_largest_difference_between_first_and_second_losses_is_told(drift, d
 
 def test_a_job_that_outlived_its_node_passes():
     _, outcome = finished()
-    assert outcome.faults == ()
+    assert outcome.failures == ()
     assert (outcome.killed_at_step, outcome.resumed_from_step) == (KILLED, SAVED)
     assert outcome.kill_to_first_step_s == pytest.approx(4.28)
     assert f"step {KILLED}" in text_of(result_lines(outcome))
@@ -76,7 +76,7 @@ def test_a_job_that_outlived_its_node_passes():
 
 def test_a_job_that_failed_fails_the_demo():
     _, outcome = finished(state=JobState.FAILED)
-    assert "ended as failed" in outcome.faults[0]
+    assert "ended as failed" in outcome.failures[0]
     assert text_of(result_lines(outcome)).startswith("demo failed: ")
 
 
@@ -84,7 +84,7 @@ def test_steps_made_by_two_attempts_at_once_fail_the_demo():
     late = [replace_step(step_views(END_S)[0], step=150, at_s=END_S)]
     _, outcome = finished(extra_steps=late)
     assert outcome.receipt.overlapping_steps == 1
-    assert "two attempts computed 1 steps" in outcome.faults[0]
+    assert "two attempts computed 1 steps" in outcome.failures[0]
 
 
 def replace_step(view, *, step, at_s):

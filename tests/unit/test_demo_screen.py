@@ -90,7 +90,7 @@ def test_the_visitor_is_asked_in_the_last_line():
 
 def test_a_stranger_cannot_move_the_cursor():
     scene = make_scene(10.0)
-    scene.hear([StoryLine(seq=99, at_s=T + 9, kind="x", text="evil\x1b[2J\nline")])
+    scene.add_events([StoryLine(seq=99, at_s=T + 9, kind="x", text="evil\x1b[2J\nline")])
     assert "\x1b" not in text_of(scene)
 
 

@@ -70,7 +70,7 @@ def test_a_figure_nobody_stated_is_called_assumed():
 
 def test_a_table_is_read_with_comments_and_empty_lines_between():
     found = rows("# mine\nname,size,source,date\n\na,1,me,2026\n# older\nb, 2 ,me,2026-11\n")
-    assert [(row.text("name"), row.whole("size"), row.line) for row in found] == [("a", 1, 4), ("b", 2, 6)]
+    assert [(row.text("name"), row.integer("size"), row.line) for row in found] == [("a", 1, 4), ("b", 2, 6)]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_is_wrong_with_a_table_is_named_by_line_and_column(text, said, hint
 def test_a_size_that_is_no_whole_number_is_refused(size):
     row = rows(f"name,size,note,source,date\na,0,{size},me,2026\n")[0]
     with pytest.raises(BadFile, match=r"mine\.csv line 2, column note"):
-        row.whole("note")
+        row.integer("note")
 
 
 def test_a_price_without_a_date_is_refused():

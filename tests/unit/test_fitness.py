@@ -261,7 +261,7 @@ def test_a_listener_that_could_not_take_a_probe_takes_the_next(monkeypatch):
     made._socket = Short()
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
-    monkeypatch.setattr(link_probe, "EXCHANGE_S", 2.0)
+    monkeypatch.setattr(link_probe, "LINK_PROBE_S", 2.0)
     assert bounds.link_problem(probe_peer("n1", "127.0.0.1", made.port, bulk=False)) == ""
     made.close()
     thread.join(5.0)
@@ -269,7 +269,7 @@ def test_a_listener_that_could_not_take_a_probe_takes_the_next(monkeypatch):
 
 
 def test_a_refusal_and_a_silence_are_told_apart(monkeypatch):
-    monkeypatch.setattr(link_probe, "EXCHANGE_S", 0.5)
+    monkeypatch.setattr(link_probe, "LINK_PROBE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
         silent = probe_peer("n1", "127.0.0.1", port, bulk=False)  # the kernel connects, nobody answers

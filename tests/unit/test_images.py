@@ -147,7 +147,7 @@ def test_file_of_variables_is_new_and_its_owners_alone(tmp_path):
     there = tmp_path / "rank-0.env"
     (tmp_path / "elsewhere").write_text("kept")
     there.symlink_to(tmp_path / "elsewhere")  # what an earlier generation may have left there
-    found = inside(tmp_path).task(KEY, task(PATH="/opt/bin", TOKEN=SECRET))
+    found = inside(tmp_path).wrap_task(KEY, task(PATH="/opt/bin", TOKEN=SECRET))
     assert f"--env-file={there}" in found.command
     assert found.env["PATH"] == "/usr/bin"
     assert there.read_text() == "PATH=/opt/bin\n"
@@ -157,7 +157,7 @@ def test_file_of_variables_is_new_and_its_owners_alone(tmp_path):
 
 def test_job_whose_variable_cannot_go_inside_is_refused(tmp_path):
     with pytest.raises(PreparationFailed, match="env: PATH must be one line") as caught:
-        inside(tmp_path).task(KEY, task(PATH="/a\n/b"))
+        inside(tmp_path).wrap_task(KEY, task(PATH="/a\n/b"))
     assert caught.value.charge
     assert list(tmp_path.iterdir()) == []
 

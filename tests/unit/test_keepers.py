@@ -51,7 +51,7 @@ class RayNode:
 @pytest.fixture
 def swept(monkeypatch):
     folders = []
-    monkeypatch.setattr(joined_node, "sweep_carried", folders.append)
+    monkeypatch.setattr(joined_node, "sweep_supervisors", folders.append)
     return folders
 
 

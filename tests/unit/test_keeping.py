@@ -62,7 +62,7 @@ def until(true):
 def test_what_could_not_be_settled_is_settled_later():
     """Found by reading: the first refusal of the store or the disk ended the thread, and nothing was ever removed again."""
     kept = Kept(a=1, b=0)
-    settling(kept).begin()
+    settling(kept).start()
     assert kept.told.wait(20)
     assert set(kept.settled) == {"a", "b"}
 
@@ -80,7 +80,7 @@ def test_a_job_that_never_settles_is_given_up_until_it_is_touched_again(monkeypa
             over.set()
 
     monkeypatch.setattr(found, "_schedule_retry", trying)
-    found.begin()
+    found.start()
     assert over.wait(20)
     assert len(kept.tries) == 2  # the store refused one of three
 
@@ -90,7 +90,7 @@ def test_a_job_that_never_settles_holds_up_no_other():
     kept = Kept(bad=10**6, good=0)
     found = settling(kept, pause_s=PATIENCE_S * 3)
     found._store.refuses = 0
-    found.begin()
+    found.start()
     until(lambda: "bad" in kept.tries and "good" in kept.settled)
     for _ in range(100):
         found.touched(frozenset({"bad"}))
@@ -104,6 +104,6 @@ def test_two_failures_in_a_row_are_everybodys(monkeypatch):
     slept = threading.Event()
     monkeypatch.setattr(retention.time, "sleep", lambda _s: slept.set())
     kept = Kept(a=10**6, b=10**6)
-    settling(kept, pause_s=PATIENCE_S * 3).begin()
+    settling(kept, pause_s=PATIENCE_S * 3).start()
     assert slept.wait(PATIENCE_S)
     assert len(kept.tries) == 1, "the store refused the first of the two"

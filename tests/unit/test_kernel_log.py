@@ -45,7 +45,7 @@ def test_nvml_and_kernel_telling_the_same_is_one(log):
     kernel, says = log
     says(LOST)
     kernel.poll()
-    kernel.told(0, (79, 48))
+    kernel.add_xids(0, (79, 48))
     assert kernel.xids(0, [0]) == (79, 48)
 
 

@@ -105,8 +105,8 @@ def test_a_node_that_cannot_be_started_neither_keeps_the_others_down_nor_their_d
     home = machine(revive_after_s=0.3)
     with armed("local.spawn.output", FailureMode.FULL):
         assert list(home.engine.open()) == [N0]
-    assert home.engine.living() == [N1]
-    home.until(lambda: home.engine.living() == [N0, N1])  # tried again
+    assert home.engine.running_nodes() == [N1]
+    home.until(lambda: home.engine.running_nodes() == [N0, N1])  # tried again
     process, _ = home.started_nodes[0]
     process.kill()
     seen: list[Any] = []
@@ -123,7 +123,7 @@ def test_a_start_that_fails_is_tried_again_after_a_pause_that_grows(machine):
     home = machine(revive_after_s=0.1)
     home.refuse = 3  # the first of n0, of n1, and n0's second
     assert sorted(home.engine.open()) == [N0, N1]
-    home.until(lambda: home.engine.living() == [N0, N1])
+    home.until(lambda: home.engine.running_nodes() == [N0, N1])
     begun_s, last_s = home.sent_s[0], home.sent_s[-1]
     assert len(home.sent_s) == 5
     assert last_s - begun_s > 0.1 * 2 + 0.1 * 4 - 0.01

@@ -90,9 +90,9 @@ def test_step_ends_being_busy():
 
 def test_frozen_ranks_are_silent_by_our_doing_and_the_freeze_is_no_gap_of_theirs():
     member = Member().steps(30)
-    member.pace.hold()
+    member.pace.pause()
     member.passes(500.0)
-    member.pace.go_on(member.ns)
+    member.pace.resume(member.ns)
     member.steps(5)
     assert (member.found, member.pace.limit_s) == ([], pytest.approx(10.0))
     assert member.passes(12.0).found != []
@@ -114,7 +114,7 @@ def test_one_rank_that_still_steps_keeps_its_node_alive():
     member = Member(ranks=2).steps(30)
     for step in range(31, 90):
         member.passes(1.0)
-        member.pace.stepped(0, step, member.ns)
+        member.pace.record_step(0, step, member.ns)
     assert member.found == []
     assert member.pace.steps == {0: 89, 1: 30}
 

@@ -77,20 +77,20 @@ def test_half_a_gang_is_none():
 
 
 def test_the_tail_goes_on_a_partly_used_node():
-    assert pool("8 8 5 3").find(gang(1, tail=3)) == ((0, 8), (3, 3))
+    assert pool("8 8 5 3").find(gang(1, last_node_devices=3)) == ((0, 8), (3, 3))
 
 
 def test_the_tail_goes_on_a_whole_node_if_no_other_holds_it():
-    assert pool("8 2 8").find(gang(1, tail=3)) == ((0, 8), (2, 3))
+    assert pool("8 2 8").find(gang(1, last_node_devices=3)) == ((0, 8), (2, 3))
 
 
 def test_no_room_for_the_tail_is_no_room():
-    assert pool("8 2 2 2").find(gang(1, tail=3)) is None
-    assert pool("l0: 8 2 | l1: 2 2").find(gang(1, tail=3)) is None
+    assert pool("8 2 2 2").find(gang(1, last_node_devices=3)) is None
+    assert pool("l0: 8 2 | l1: 2 2").find(gang(1, last_node_devices=3)) is None
 
 
 def test_of_equal_nodes_for_the_tail_the_lowest():
-    assert pool("5 8 5").find(gang(1, tail=4)) == ((0, 4), (1, 8))
+    assert pool("5 8 5").find(gang(1, last_node_devices=4)) == ((0, 4), (1, 8))
 
 
 def test_the_rest_of_a_gang_over_leafs_stays_in_one_rack():
@@ -100,7 +100,7 @@ def test_the_rest_of_a_gang_over_leafs_stays_in_one_rack():
 
 
 def test_a_gang_of_parts_in_the_fullest_leaf_with_room_for_its_tail():
-    assert pool("l0: 4 4 0 | l1: 4 4 2 0 | l2: 4 4 4").find(gang(2, 4, tail=2)) == ((3, 4), (4, 4), (5, 2))
+    assert pool("l0: 4 4 0 | l1: 4 4 2 0 | l2: 4 4 4").find(gang(2, 4, last_node_devices=2)) == ((3, 4), (4, 4), (5, 2))
 
 
 def test_slices_go_into_the_fullest_leaf_that_holds_them():
@@ -111,7 +111,7 @@ def test_slices_go_into_the_fullest_leaf_that_holds_them():
 
 
 def test_places_are_in_node_order_even_if_the_tail_is_the_first():
-    assert pool("5 8 8").find(gang(2, tail=4)) == ((0, 4), (1, 8), (2, 8))
+    assert pool("5 8 8").find(gang(2, last_node_devices=4)) == ((0, 4), (1, 8), (2, 8))
 
 
 def test_a_gang_goes_into_the_smallest_domain_that_holds_it():
@@ -127,11 +127,11 @@ def test_of_equally_full_racks_the_gang_takes_that_in_the_fullest_leaf():
 
 
 def test_a_domain_without_room_for_the_tail_does_not_hold_the_gang():
-    assert pool("l0: 8 8 2 | l1: 8 8 3 8").find(gang(2, tail=3)) == ((3, 8), (4, 8), (5, 3))
+    assert pool("l0: 8 8 2 | l1: 8 8 3 8").find(gang(2, last_node_devices=3)) == ((3, 8), (4, 8), (5, 3))
 
 
 def test_a_leaf_for_the_gang_and_the_tail_when_no_rack_has_room_for_both():
-    assert pool("l0/r0: 8 8 | l0/r1: 4 0").find(gang(2, tail=3)) == ((0, 8), (1, 8), (2, 3))
+    assert pool("l0/r0: 8 8 | l0/r1: 4 0").find(gang(2, last_node_devices=3)) == ((0, 8), (1, 8), (2, 3))
 
 
 def test_inside_a_leaf_as_few_racks_as_can_be():
@@ -245,12 +245,12 @@ def test_a_job_without_devices_goes_where_the_fewest_cpus_suffice():
 
 def test_a_node_that_left_is_offered_again_with_what_was_given_back_meanwhile():
     two = pool("l0: 4 | l1: 8")
-    two.leave(0)
-    two.leave(0)
+    two.remove_node(0)
+    two.remove_node(0)
     assert nodes(two.find(gang(1, 4))) == [1]
     assert (two.free_total, two.capacity_for(gang(1)).whole_nodes) == (8, 1)
-    two.give(((0, 4),))
-    two.back(0)
+    two.release(((0, 4),))
+    two.restore_node(0)
     assert nodes(two.find(gang(2))) == [0, 1]
 
 
@@ -283,7 +283,7 @@ def test_a_pool_without_nodes_finds_nothing():
 
 def test_what_is_held_or_away_fits_ever_and_what_the_fleet_lacks_does_not():
     held = pool("l0: 0 0 | l1: 0 0")
-    held.leave(2)
+    held.remove_node(2)
     assert held.find(gang(1)) is None
     assert [held.fits_ever(need) for need in (gang(4), gang(5), gang(1, 9), gang(3, within=LEAF, required=True))] == [
         True,

@@ -41,7 +41,7 @@ def test_the_checkpoint_that_ranks_load_stays_while_an_earlier_generations_saves
     ended = threading.Event()
     ended.set()  # nothing is brought any more, but what was to be is tidied behind
     access = HeadAccess(address=HeadAddress("http://127.0.0.1:1", None), token="t", ca_file=None)
-    porter = CheckpointUploader(access, ended, resume_folders=presents.resumed)
+    porter = CheckpointUploader(access, ended, resume_folders=presents.resume_folders)
     done = threading.Event()
     porter.submit(
         CheckpointUpload(
@@ -126,6 +126,6 @@ def test_save_for_which_there_was_no_thread_is_brought_with_the_next(monkeypatch
 
 def test_what_an_attempt_resumes_from_is_that_attempts_alone(tmp_path):
     presents, order = live(tmp_path, 20)
-    assert presents.resumed(order.job_id, order.epoch) == {str(tmp_path / "own/epoch-3/step-00000020")}
-    assert presents.resumed(order.job_id, order.epoch + 1) == set()
-    assert presents.resumed("other", order.epoch) == set()
+    assert presents.resume_folders(order.job_id, order.epoch) == {str(tmp_path / "own/epoch-3/step-00000020")}
+    assert presents.resume_folders(order.job_id, order.epoch + 1) == set()
+    assert presents.resume_folders("other", order.epoch) == set()

@@ -56,16 +56,16 @@ def test_nine_ends_give_a_range_and_fewer_do_not():
 def test_narrowest_group_with_enough_ends_speaks():
     other = JobTraits(user="ada", name="other", gpus=8, queue="q", command=2)
     predictor = learned(*[(other, 1000.0)] * 12, *[(ADA, 10.0)] * 8)
-    assert predictor.predict(ADA).likes == "of ada with 8 GPUs"
-    predictor.ended(ADA, 10.0)
+    assert predictor.predict(ADA).similarity == "of ada with 8 GPUs"
+    predictor.record_end(ADA, 10.0)
     found = predictor.predict(ADA)
-    assert (found.likes, found.ends, found.p90_s) == ("of ada named train, with this command and 8 GPUs", 9, 10.0)
+    assert (found.similarity, found.sample_count, found.p90_s) == ("of ada named train, with this command and 8 GPUs", 9, 10.0)
 
 
 def test_new_user_is_told_from_jobs_of_the_size():
     predictor = learned(*[(JobTraits(user="bob", gpus=8), 60.0)] * 10, *[(JobTraits(user="bob", gpus=1), 5.0)] * 10)
     assert predictor.predict(JobTraits(user="eve", gpus=7)).p50_s == 60.0
-    assert predictor.predict(JobTraits(user="eve", gpus=64)).likes == "of all users"
+    assert predictor.predict(JobTraits(user="eve", gpus=64)).similarity == "of all users"
 
 
 def test_job_that_has_run_is_compared_with_those_that_ran_longer():
@@ -84,7 +84,7 @@ def test_what_keeps_missing_is_widened():
     predictor = learned(*[(ADA, 100.0 + number % 10) for number in range(100)])
     share = predictor.high
     for number in range(40):
-        predictor.ended(ADA, 1000.0 * (number + 1))  # each longer than was foretold
+        predictor.record_end(ADA, 1000.0 * (number + 1))  # each longer than was foretold
     assert predictor.high < share / 2
 
 

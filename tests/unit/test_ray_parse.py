@@ -38,7 +38,7 @@ def row(ray_id, *, host="h0", alive=True, gpus=0.0, **labels):
 
 
 def drawn(nodes):
-    return [f"{node.node_id} {'up' if node.alive else 'dead'} {node.gpus:g} {node.virtual}" for node in nodes]
+    return [f"{node.node_id} {'up' if node.alive else 'dead'} {node.gpus:g} {node.virtual_devices}" for node in nodes]
 
 
 def test_rows_of_a_real_cluster():

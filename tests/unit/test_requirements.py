@@ -93,9 +93,9 @@ def test_included_files_stand_in_their_place_and_constraints_keep_their_path():
         r__base_txt="numpy \\\n  ==2.0\n\n# no\n",
         r__pins_txt="numpy==2.0\n",
     )
-    assert found.lines == ("numpy   ==2.0", "torch>=2", "-c /w/r/pins.txt")
-    assert found.written == ("numpy   ==2.0", "torch>=2", "-c pins.txt")
-    assert found.local == ("r/pins.txt",)
+    assert found.installer_lines == ("numpy   ==2.0", "torch>=2", "-c /w/r/pins.txt")
+    assert found.source_lines == ("numpy   ==2.0", "torch>=2", "-c pins.txt")
+    assert found.local_paths == ("r/pins.txt",)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def test_included_files_stand_in_their_place_and_constraints_keep_their_path():
     ],
 )
 def test_contents_count_of_what_is_local(line, local):
-    assert list(taken("r.txt", r_txt=line, more_txt="numpy").local) == local
+    assert list(taken("r.txt", r_txt=line, more_txt="numpy").local_paths) == local
 
 
 def test_editable_package_is_installed_itself_for_the_copy_goes_away():
-    assert taken("r.txt", r_txt="-e ./pkg#egg=pkg\n--editable=.\n").lines == ("./pkg", ".")
+    assert taken("r.txt", r_txt="-e ./pkg#egg=pkg\n--editable=.\n").installer_lines == ("./pkg", ".")
 
 
 def test_what_is_not_there_is_named_with_who_names_it():
@@ -134,7 +134,7 @@ def test_files_that_include_each_other_end():
 
 def test_project_is_its_dependencies_alone():
     found = taken("pyproject.toml", pyproject_toml="[project]\nname = 'x'\nversion = '3'\ndependencies = ['a>1', 'b']")
-    assert found.lines == ("a>1", "b")
+    assert found.installer_lines == ("a>1", "b")
 
 
 # ---- the name
@@ -249,7 +249,7 @@ def made(venvs, one, used_s):
     os.makedirs(os.path.join(venvs.clear(one), "lib"))
     with open(os.path.join(venvs.path(one), "lib", "a.py"), "w") as file:
         file.write("x" * 100_000)
-    venvs.finish(one)
+    venvs.mark_complete(one)
     os.utime(os.path.join(venvs.path(one), ".phalanx-complete"), (used_s, used_s))
 
 

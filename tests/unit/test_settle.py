@@ -78,7 +78,7 @@ def evidence(words, ending=None, lost="", one=None):
                 int(rank), f"n{int(rank) // 2}", None if signal else int(how), signal=signal, by_us=by_us, at_s=place_
             )
         )
-    return replace(case, attempt=replace(case.attempt, exits=tuple(exits), ending=ending, why="so it was"))
+    return replace(case, attempt=replace(case.attempt, exits=tuple(exits), stop_cause=ending, why="so it was"))
 
 
 C = EndCause
@@ -170,13 +170,13 @@ def test_what_follows_from_the_verdict(words, ending, lost, state, reason, charg
     ],
 )
 def test_exit_code_is_that_of_the_first_task_that_failed_by_itself(words, code):
-    case = evidence(words, one=job("1", gpus="2x2", stalls=NO_PROGRESS_BUDGET))
+    case = evidence(words, one=job("1", gpus="2x2", charged_restarts=NO_PROGRESS_BUDGET))
     assert settle(case, case.attempt, facts()).job.exit_code == code
 
 
 def test_signal_explains_codes_that_came_before_it():
     """A peer's exit code 1 may be heard before the signal that caused it."""
-    case = evidence("0:1 1:1 2:s11", one=job("1", gpus="2x2", stalls=NO_PROGRESS_BUDGET))
+    case = evidence("0:1 1:1 2:s11", one=job("1", gpus="2x2", charged_restarts=NO_PROGRESS_BUDGET))
     assert settle(case, case.attempt, facts()).job.exit_code == 139
 
 
@@ -200,16 +200,16 @@ def test_refusal_that_is_the_jobs_own_fault_is_not_retried():
 
 @pytest.mark.parametrize(("words", "lost"), [("0:s9", ""), ("0:1", "n1"), ("", "")])
 def test_restarts_without_progress_share_one_budget(words, lost):
-    last = evidence(words, None, lost, one=job("1", gpus="2x2", stalls=NO_PROGRESS_BUDGET - 1))
+    last = evidence(words, None, lost, one=job("1", gpus="2x2", charged_restarts=NO_PROGRESS_BUDGET - 1))
     assert not settle(last, last.attempt, facts()).job.state.terminal
-    over = evidence(words, None, lost, one=job("1", gpus="2x2", stalls=NO_PROGRESS_BUDGET))
+    over = evidence(words, None, lost, one=job("1", gpus="2x2", charged_restarts=NO_PROGRESS_BUDGET))
     outcome = settle(over, over.attempt, facts())
     assert outcome.job.state is JobState.FAILED
     assert outcome.job.detail == f"{NO_PROGRESS_BUDGET} restarts without progress; the last: so it was"
 
 
 def test_published_checkpoint_gives_the_whole_budget_back():
-    case = at(placed(job("1", gpus="2x2", stalls=NO_PROGRESS_BUDGET)), S.RUNNING)
+    case = at(placed(job("1", gpus="2x2", charged_restarts=NO_PROGRESS_BUDGET)), S.RUNNING)
     saved = CheckpointSaved(job_id=case.job.id, generation=case.attempt.generation, node_id=N0, resume=checkpoint(1))
     case = transition(case, saved, facts()).case
     assert case.job.charged_restarts == 0
@@ -220,7 +220,7 @@ def test_published_checkpoint_gives_the_whole_budget_back():
 def test_backoff_of_failed_starts_doubles_up_to_its_bound():
     waits = []
     for stalls in range(NO_PROGRESS_BUDGET):
-        case = evidence("", one=job("1", gpus="2x2", stalls=stalls))
+        case = evidence("", one=job("1", gpus="2x2", charged_restarts=stalls))
         waits.append(settle(case, case.attempt, facts()).job.not_before_s - T)
     assert waits == [BACKOFF_FIRST_S * 2**stalls for stalls in range(NO_PROGRESS_BUDGET)]
     assert max(waits) <= BACKOFF_MAX_S
@@ -228,7 +228,7 @@ def test_backoff_of_failed_starts_doubles_up_to_its_bound():
 
 def test_lost_node_is_avoided_and_the_newest_are_remembered():
     known = tuple(NodeId(f"x{number}") for number in range(AVOID_MAX - 1))
-    case = evidence("0:1", None, "n1", one=job("1", gpus="2x2", avoid=(N1, *known)))
+    case = evidence("0:1", None, "n1", one=job("1", gpus="2x2", avoided_nodes=(N1, *known)))
     members = tuple(replace(m, why="it died" if m.node_id == N1 else "") for m in case.attempt.members)
     outcome = settle(case, replace(case.attempt, members=members), facts())
     assert outcome.job.avoided_nodes == (*known, N1)
@@ -240,7 +240,7 @@ def test_port_taken_again_and_again_is_the_jobs_own():
     for tries in range(1, PORT_TRIES + 1):
         outcome = settle(case, case.attempt, facts())
         assert outcome.attempt.causes == (C.PORT_TAKEN,) * tries
-        attempt = replace(outcome.attempt, exits=case.attempt.exits, ending=C.PORT_TAKEN, members=case.attempt.members)
+        attempt = replace(outcome.attempt, exits=case.attempt.exits, stop_cause=C.PORT_TAKEN, members=case.attempt.members)
         case = replace(case, job=outcome.job, attempt=attempt)
     outcome = settle(case, case.attempt, facts())
     assert (outcome.job.state, outcome.job.exit_code) == (JobState.FAILED, 1)
@@ -277,7 +277,7 @@ def test_peers_fail_with_code_1_before_the_node_is_known_to_be_lost():
     outcome = run(
         case, exit_(case, 0), exit_(case, 1), stopped(case, N0), MemberLost(node_id=N1, why="its lease is over")
     )
-    assert (outcome.attempt.ending, outcome.job.state, outcome.job.user_retries) == (C.NODE_FAIL, JobState.PENDING, 0)
+    assert (outcome.attempt.stop_cause, outcome.job.state, outcome.job.user_retries) == (C.NODE_FAIL, JobState.PENDING, 0)
 
 
 def test_rendezvous_port_in_use_restarts_uncharged():
@@ -362,7 +362,7 @@ def test_cancel_of_a_waiting_job_is_at_once_and_idempotent():
     )
     twice = cancel(once.case, "bob", "", facts(4))
     assert twice.job is once.job
-    assert not twice.lines
+    assert not twice.story
 
 
 def test_requeue_of_a_waiting_job_is_a_conflict():

@@ -36,7 +36,7 @@ def test_address_leaves_the_environment_so_that_no_rank_inherits_it(home):
 
 def test_folder_remembers_the_address_and_off_forgets_it(home):
     home.write_private("store", DSN)
-    assert asked(home).address == asked(home).before == DSN
+    assert asked(home).address == asked(home).previous_address == DSN
     assert asked(home, "off").address == ""
 
 
@@ -54,7 +54,7 @@ def test_missing_extra_is_named(home, monkeypatch):
 
 
 def test_folder_with_a_database_of_its_own_is_not_taken_out_of_sight(home):
-    with open(home.at("phalanx.db"), "wb") as file:
+    with open(home.path_of("phalanx.db"), "wb") as file:
         file.write(b"x")
     with pytest.raises(Conflict, match="its own database"):
         check_store(asked(home, DSN), home, own_ray=False)

@@ -184,18 +184,18 @@ def test_others_hold_what_slurm_has_given_and_not_to_us():
     node = node_of("h1")
     assert node.per_attempt
     assert len(node.devices) == 4
-    assert (node.others.devices, node.others.cpus, node.others.who) == ((1, 2, 3), 1, ("Slurm job 6 of alice",))
+    assert (node.foreign_usage.devices, node.foreign_usage.cpus, node.foreign_usage.owners) == ((1, 2, 3), 1, ("Slurm job 6 of alice",))
     ours = OurUsage(devices=frozenset({0, 1}), cpus=1, memory_bytes=256 * MIB)
-    assert node_of("h1", granted=ours, begun=ours).others.devices == (3,), "two of the three are ours"
+    assert node_of("h1", granted=ours, begun=ours).foreign_usage.devices == (3,), "two of the three are ours"
 
 
 def test_what_the_head_has_granted_is_never_said_to_be_others():
     granted = OurUsage(devices=frozenset({2, 3}))
-    assert node_of("h1", granted=granted).others.devices == (0, 1)
+    assert node_of("h1", granted=granted).foreign_usage.devices == (0, 1)
 
 
 def test_a_contended_node_has_nothing_free_for_a_while():
-    assert node_of("h0", contended="someone").others.devices == (0, 1, 2, 3)
+    assert node_of("h0", contended="someone").foreign_usage.devices == (0, 1, 2, 3)
 
 
 def test_a_drained_node_is_cordoned_in_slurms_name():
@@ -265,7 +265,7 @@ def test_slurm_is_asked_to_look_again_at_a_job_that_waits():
 
 def test_a_job_whose_attempt_lost_a_node_gives_up_the_others_at_once():
     lost = attempt("h0", "h1", member=MemberState.LOST, state=AttemptState.ENDED)
-    assert look(order(attempt=lost, phase=SubmissionPhase.STARTED, ended_s=100.0), row("RUNNING"), 100.0).cancel
+    assert look(order(attempt=lost, phase=SubmissionPhase.STARTED, attempt_ended_s=100.0), row("RUNNING"), 100.0).cancel
     failed = attempt("h0", "h1", member=MemberState.STOPPED, state=AttemptState.ENDED)
     assert not look(order(attempt=failed, phase=SubmissionPhase.STARTED, ended_s=100.0), row("RUNNING"), 100.0).cancel
 
@@ -283,7 +283,7 @@ def test_a_job_that_ended_before_its_supervisors_came_tells_what_it_looked_for()
 
 
 def test_a_job_that_ended_under_its_ranks_loses_the_seats_but_those_on_nodes_that_are_gone():
-    running = order(attempt=attempt("h0", "h1", member=MemberState.STARTED), phase=SubmissionPhase.STARTED, over_s=90.0)
+    running = order(attempt=attempt("h0", "h1", member=MemberState.STARTED), phase=SubmissionPhase.STARTED, slurm_ended_s=90.0)
     (lost,) = look(running, row("NODE_FAIL"), 100.0, gone=["h1"]).reports
     assert lost == SeatLost(job_id="17", epoch=1, node_ids=("h0",), why="Slurm job 5 ended as NODE_FAIL")
 
@@ -292,7 +292,7 @@ def test_an_scancel_by_hand_cancels_the_job_also_when_the_attempt_has_ended_by_t
     left = order(
         attempt=attempt("h0", member=MemberState.STARTED, ending=EndCause.NODE_FAIL),
         phase=SubmissionPhase.STARTED,
-        ended_s=99.0,
+        attempt_ended_s=99.0,
     )
     verdict = look(left, row("CANCELLED"))
     assert [type(report) for report in verdict.reports] == [CancelJob]
@@ -301,7 +301,7 @@ def test_an_scancel_by_hand_cancels_the_job_also_when_the_attempt_has_ended_by_t
 
 
 def test_what_is_left_of_an_ended_attempt_is_cancelled_at_once_by_wish_and_else_after_a_while():
-    by_wish = order(attempt=attempt("h0", ending=EndCause.CANCELLED), phase=SubmissionPhase.STARTED, ended_s=100.0)
+    by_wish = order(attempt=attempt("h0", ending=EndCause.CANCELLED), phase=SubmissionPhase.STARTED, attempt_ended_s=100.0)
     assert look(by_wish, row("RUNNING"), 100.5).cancel
     well = order(attempt=attempt("h0", ending=EndCause.SUCCEEDED), phase=SubmissionPhase.STARTED, ended_s=100.0)
     assert not look(well, row("RUNNING"), 119.0).cancel
@@ -343,7 +343,7 @@ def test_the_end_of_an_attempt_is_heard_also_when_its_node_has_left_the_partitio
     slurm.follow(job, attempt("h1", state=AttemptState.ENDED))
     slurm.follow(job, attempt("h7", epoch=9))  # another engine's
     slurm._drain_updates()
-    assert slurm._orders["17", 1].ended_s is not None
+    assert slurm._orders["17", 1].attempt_ended_s is not None
     assert slurm.observe() == []
 
 

@@ -108,7 +108,7 @@ def order(job="17", slurm_id="4", *, since_s=0.0, **changes):
 
 def lost(job="17"):
     ended = attempt(job, state=AttemptState.ENDED, member=MemberState.LOST)
-    return replace(ended, ending=EndCause.NODE_FAIL)
+    return replace(ended, stop_cause=EndCause.NODE_FAIL)
 
 
 def node(name, *, kind="slurm", state=NodeState.UP):
@@ -247,8 +247,8 @@ def test_an_scancel_of_a_bereft_job_that_slurm_did_not_hear_is_said_again(played
 
 
 def test_an_scancel_at_a_look_that_slurm_did_not_hear_is_said_again_and_a_leaving_job_is_left_alone(played):
-    by_wish = replace(attempt(state=AttemptState.ENDED), ending=EndCause.CANCELLED)
-    one = slurm(order(attempt=by_wish, ended_s=time.monotonic()))
+    by_wish = replace(attempt(state=AttemptState.ENDED), stop_cause=EndCause.CANCELLED)
+    one = slurm(order(attempt=by_wish, attempt_ended_s=time.monotonic()))
     played.rows, played.fails = {"4": ("RUNNING", "17.1")}, {"scancel": 8}
     looked(one)
     looked(one)
@@ -259,7 +259,7 @@ def test_an_scancel_at_a_look_that_slurm_did_not_hear_is_said_again_and_a_leavin
 
 
 def test_after_a_silence_what_was_told_to_end_is_told_once_more(played):
-    one = slurm(order(attempt=lost(), ended_s=time.monotonic(), cancelled=True))
+    one = slurm(order(attempt=lost(), attempt_ended_s=time.monotonic(), cancelled=True))
     played.rows = {"4": ("RUNNING", "17.1")}
     looked(one)
     assert played.cancels() == []
@@ -271,7 +271,7 @@ def test_after_a_silence_what_was_told_to_end_is_told_once_more(played):
 
 def test_a_cancel_of_ours_that_seemed_unheard_is_not_taken_for_somebodys_scancel():
     row = SlurmJob(id="4", user="me", state="CANCELLED", nodes=("h0",), reason="", exit_code=0, comment="")
-    told = order(attempt=lost(), ended_s=1.0, cancelled=True, unheard=True)
+    told = order(attempt=lost(), attempt_ended_s=1.0, cancelled=True, cancel_unconfirmed=True)
     verdict = submissions.evaluate(told, row, 5.0, down_nodes=[], holders=[], python="p")
     assert (verdict.submission, verdict.events) == (None, ())
 

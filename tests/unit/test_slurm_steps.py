@@ -165,7 +165,7 @@ def test_file_names(pattern, name):
         job_number="17",
         name="my",
         nodes=of.nodes,
-        options=of.asked,
+        options=of.options,
         user="me",
         uid=1,
         array={"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"},

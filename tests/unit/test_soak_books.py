@@ -25,17 +25,17 @@ def books():
 
 
 def whole(books, *views, **states):
-    books.whole(views, states or {"succeeded": len(views)})
+    books.check_list(views, states or {"succeeded": len(views)})
     return books.wrong
 
 
 def test_all_is_well(books):
     assert whole(books, view("1", 1), view("2_0", 2), view("2_1", 3)) == []
-    books.story(
+    books.check_history(
         [line(1, "submitted"), line(2, "placed"), line(3, "stopping"), line(4, "placed", epoch=2), line(5, "succeeded")]
     )
-    books.held([("n0", 0, "1", 1, 0, 10, 20), ("n0", 0, "2_0", 1, 0, 20, 30)])
-    books.ran([("n0", 0, "1", 1, 0, 10, 20), ("n1", 0, "1", 2, 0, 20, 30), ("n1", 1, "1", 2, 0, 21, 30)])
+    books.check_devices([("n0", 0, "1", 1, 0, 10, 20), ("n0", 0, "2_0", 1, 0, 20, 30)])
+    books.check_generations([("n0", 0, "1", 1, 0, 10, 20), ("n1", 0, "1", 2, 0, 20, 30), ("n1", 1, "1", 2, 0, 21, 30)])
     assert books.wrong == []
 
 
@@ -59,14 +59,14 @@ def test_counts_that_disagree_are_found(books):
 
 
 def test_key_acknowledged_as_two_jobs_is_found(books):
-    books.acknowledged("k1", ["9"])
+    books.check_acknowledged("k1", ["9"])
     assert "k1 was acknowledged as ['1'] and as ['9']" in books.wrong[0]
 
 
 @pytest.mark.parametrize("later", [view("1", 1, "running"), view("1", 1, "failed"), view("1", 1, epoch=0)])
 def test_job_that_changes_after_its_end_is_found(books, later):
-    books.view(view("1", 1))
-    books.view(later)
+    books.check_view(view("1", 1))
+    books.check_view(later)
     assert books.wrong
 
 
@@ -79,12 +79,12 @@ def test_cancelled_job_that_lives_is_found(books):
 
 @pytest.mark.parametrize("seqs", [(1, 2), (3, 3), (9, 8, 10)])
 def test_page_out_of_order_is_found(books, seqs):
-    books.listed([view(str(seq), seq) for seq in seqs])
+    books.check_page([view(str(seq), seq) for seq in seqs])
     assert books.wrong
 
 
 def test_page_that_begins_too_late_is_found(books):
-    books.listed([view("5", 5)], before_seq=5)
+    books.check_page([view("5", 5)], before_seq=5)
     assert books.wrong
 
 
@@ -99,15 +99,15 @@ def test_page_that_begins_too_late_is_found(books):
     ],
 )
 def test_story_with_a_gap_or_an_impossible_turn_is_found(books, lines):
-    books.story(lines)
+    books.check_history(lines)
     assert books.wrong
 
 
 def test_device_under_two_tasks_is_found(books):
-    books.held([("n0", 0, "1", 1, 0, 10, 20), ("n0", 0, "2_0", 1, 0, 19, 30), ("n1", 0, "2_1", 1, 0, 10, 30)])
+    books.check_devices([("n0", 0, "1", 1, 0, 10, 20), ("n0", 0, "2_0", 1, 0, 19, 30), ("n1", 0, "2_1", 1, 0, 10, 30)])
     assert "device ('n0', 0)" in books.wrong[0]
 
 
 def test_job_in_two_epochs_at_once_is_found(books):
-    books.ran([("n0", 0, "1", 1, 0, 10, 20), ("n1", 0, "1", 2, 0, 19, 30)])
+    books.check_generations([("n0", 0, "1", 1, 0, 10, 20), ("n1", 0, "1", 2, 0, 19, 30)])
     assert "at once" in books.wrong[0]

@@ -38,7 +38,7 @@ def asked(**keys):
     ],
 )
 def test_keys_say_where_a_gang_may_lie(keys, want):
-    assert asked(**keys).spread == want
+    assert asked(**keys).topology == want
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_keys_that_contradict_are_refused(keys, says):
 
 def test_within_node_fixes_the_shape():
     one = asked(gpus="h200:8", within="node")
-    assert (str(one.role.gpus), one.spread) == ("1xh200:8", TopologyConstraint())
+    assert (str(one.role.gpus), one.topology) == ("1xh200:8", TopologyConstraint())
 
 
 @pytest.mark.parametrize(

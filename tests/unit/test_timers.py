@@ -20,7 +20,7 @@ def test_what_is_due_comes_earliest_first_and_the_limit_before_the_rest():
         (5.0, DeadlineKind.LIMIT, B),
         (9.0, DeadlineKind.REMIND, B),
     )
-    assert [(each.at_s, each.due) for each in timers.take(5.0)] == [
+    assert [(each.at_s, each.kind) for each in timers.take(5.0)] == [
         (3.0, DeadlineKind.START),
         (5.0, DeadlineKind.LIMIT),
         (5.0, DeadlineKind.REMIND),
