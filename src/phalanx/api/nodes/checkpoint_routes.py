@@ -52,7 +52,7 @@ class AttemptEnded(Conflict):
     code = "attempt_over"
 
 
-@routes.get("/v1/node/storage", Action.SUPERVISE, reply=StorageReply, reach=AccessScope.UNOWNED)
+@routes.get("/v1/node/storage", Action.SUPERVISE, reply=StorageReply, scope=AccessScope.UNOWNED)
 async def show_storage(request: Request) -> Response:
     """Show the head's folders, and the nonce by which a node proves that it shares them."""
     parts, kept = runtime_of(request).services, runtime_of(request).checkpoint_copies

@@ -80,7 +80,7 @@ _EXEC_ROOM_WAIT_S: Final = (
 routes = RouteTable()
 
 
-@routes.post("/v1/node/lease", Action.SUPERVISE, body=LeaseRequest, reply=LeaseReply, bare=True)
+@routes.post("/v1/node/lease", Action.SUPERVISE, body=LeaseRequest, reply=LeaseReply, raw_request=True)
 async def renew_lease(request: Request) -> Response:
     """Renew a supervisor's lease. Answered from memory."""
     runtime = runtime_of(request)
@@ -103,7 +103,12 @@ async def renew_lease(request: Request) -> Response:
 
 
 @routes.post(
-    "/v1/node/streams", Action.SUPERVISE, body=StreamsRequest, reply=StreamsReply, body_limit="streams_bytes", bare=True
+    "/v1/node/streams",
+    Action.SUPERVISE,
+    body=StreamsRequest,
+    reply=StreamsReply,
+    body_limit="streams_bytes",
+    raw_request=True,
 )
 async def receive_streams(request: Request) -> Response:
     """Store log and step bytes. The answer, sent once they are durable, has the size of each stream."""
@@ -127,7 +132,7 @@ async def receive_streams(request: Request) -> Response:
     )
 
 
-@routes.post("/v1/node/events", Action.SUPERVISE, body=EventsRequest, reply=EventsReply, bare=True)
+@routes.post("/v1/node/events", Action.SUPERVISE, body=EventsRequest, reply=EventsReply, raw_request=True)
 async def receive_events(request: Request) -> Response:
     """Receive events of a node. Answered once they are durable; repeated events are only acknowledged again.
 
@@ -214,7 +219,7 @@ async def register_supervisor(request: Request) -> Response:
     )
 
 
-@routes.get("/v1/node/commands", Action.SUPERVISE, reply=CommandsReply, reach=AccessScope.UNOWNED)
+@routes.get("/v1/node/commands", Action.SUPERVISE, reply=CommandsReply, scope=AccessScope.UNOWNED)
 async def fetch_commands(
     request: Request,
     after: NonNegative = 0,
@@ -267,7 +272,7 @@ async def receive_samples(request: Request) -> Response:
     return no_content()
 
 
-@routes.get("/v1/node/blobs/{sha256}", Action.SUPERVISE, reply=MediaType.BYTES, reach=AccessScope.UNOWNED)
+@routes.get("/v1/node/blobs/{sha256}", Action.SUPERVISE, reply=MediaType.BYTES, scope=AccessScope.UNOWNED)
 async def download_blob(request: Request, sha256: str) -> Response:
     """Download an uploaded working directory."""
     runtime = runtime_of(request)
@@ -275,7 +280,7 @@ async def download_blob(request: Request, sha256: str) -> Response:
     return await send_blob(runtime.services, sha256)
 
 
-@routes.get("/v1/node/exec/{session_name}/input", Action.SUPERVISE, reply=ExecInput, reach=AccessScope.SESSION)
+@routes.get("/v1/node/exec/{session_name}/input", Action.SUPERVISE, reply=ExecInput, scope=AccessScope.SESSION)
 async def fetch_exec_input(
     request: Request,
     session_name: str,
@@ -307,7 +312,7 @@ async def fetch_exec_input(
     body=ExecOutput,
     reply=MediaType.NOTHING,
     status=204,
-    reach=AccessScope.SESSION,
+    scope=AccessScope.SESSION,
 )
 async def receive_exec_output(request: Request, session_name: str) -> Response:
     """Receive a command's output. Answered once there is buffer space, so that a slow reader slows the command down."""

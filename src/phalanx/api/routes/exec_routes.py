@@ -73,7 +73,7 @@ async def open_exec(request: Request, job_id: JobId) -> Response:
     return json_response(ExecOpened(session=session.name), 201)
 
 
-@routes.get("/v1/exec/{session_name}/output", Action.CHANGE_OWN, reply=ExecOutputReply, reach=AccessScope.SESSION)
+@routes.get("/v1/exec/{session_name}/output", Action.CHANGE_OWN, reply=ExecOutputReply, scope=AccessScope.SESSION)
 async def exec_output(
     request: Request,
     session_name: str,
@@ -115,8 +115,8 @@ async def exec_output(
     Action.CHANGE_OWN,
     body=ExecInputBody,
     reply=ExecInputReply,
-    passing=True,
-    reach=AccessScope.SESSION,
+    transient=True,
+    scope=AccessScope.SESSION,
 )
 async def exec_input(request: Request, session_name: str) -> Response:
     """Send input to the command. `end` is the offset accepted so far; send the rest again from there."""
@@ -142,8 +142,8 @@ async def exec_input(request: Request, session_name: str) -> Response:
     Action.CHANGE_OWN,
     body=ExecResizeBody,
     reply=ExecOpened,
-    passing=True,
-    reach=AccessScope.SESSION,
+    transient=True,
+    scope=AccessScope.SESSION,
 )
 async def exec_resize(request: Request, session_name: str) -> Response:
     """Set the size of the command's terminal."""
@@ -157,7 +157,7 @@ async def exec_resize(request: Request, session_name: str) -> Response:
     return json_response(ExecOpened(session=session.name))
 
 
-@routes.delete("/v1/exec/{session_name}", Action.CHANGE_OWN, reach=AccessScope.SESSION)
+@routes.delete("/v1/exec/{session_name}", Action.CHANGE_OWN, scope=AccessScope.SESSION)
 async def close_exec(request: Request, session_name: str) -> Response:
     """Close the session; its command receives SIGHUP. Idempotent."""
     runtime = runtime_of(request)

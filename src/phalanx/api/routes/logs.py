@@ -66,7 +66,7 @@ class StreamSelector:
         return kind == self.rank if self.rank in _WORDS else kind == "rank" and number == self.rank
 
 
-@routes.get("/v1/jobs/{job_id}/logs", Action.VIEW_OUTPUT, reply=LogsReply, also=(MediaType.EVENTS,))
+@routes.get("/v1/jobs/{job_id}/logs", Action.VIEW_OUTPUT, reply=LogsReply, other_replies=(MediaType.EVENTS,))
 async def job_logs(
     request: Request,
     job_id: JobId,

@@ -152,7 +152,7 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
 # ---- tokens -----------------------------------------------------------------------------------------------------------
 
 
-@routes.get("/v1/tokens", Action.MANAGE_OWN_TOKENS, reply=TokenList, reach=AccessScope.UNOWNED)
+@routes.get("/v1/tokens", Action.MANAGE_OWN_TOKENS, reply=TokenList, scope=AccessScope.UNOWNED)
 async def list_tokens(request: Request) -> Response:
     """List the caller's own tokens; an admin sees all tokens. Secrets are not stored."""
     caller = caller_of(request)
@@ -163,7 +163,7 @@ async def list_tokens(request: Request) -> Response:
 
 
 @routes.post(
-    "/v1/tokens", Action.MANAGE_OWN_TOKENS, body=TokenBody, reply=TokenCreated, status=201, reach=AccessScope.UNOWNED
+    "/v1/tokens", Action.MANAGE_OWN_TOKENS, body=TokenBody, reply=TokenCreated, status=201, scope=AccessScope.UNOWNED
 )
 async def make_token(request: Request) -> Response:
     """Make a token. Only this reply contains its secret."""

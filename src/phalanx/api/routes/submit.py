@@ -47,7 +47,7 @@ _FLEET_FRESH_S: Final = 1.0  # notes are informative only, so the fleet may be t
 routes = RouteTable()
 
 
-@routes.post("/v1/jobs", Action.SUBMIT, body=JobBody, reply=SubmitReply, status=201, bare=True)
+@routes.post("/v1/jobs", Action.SUBMIT, body=JobBody, reply=SubmitReply, status=201, raw_request=True)
 async def submit_job(request: Request) -> Response:
     """Submit a job. Answered once it is durable. The same Idempotency-Key with the same body returns the same job; another body is refused."""
     runtime = runtime_of(request)

@@ -74,7 +74,7 @@ async def why_job(request: Request, job_id: JobId) -> Response:
     return json_response(await run_in_thread(_in_turn, lambda: _why(parts, found, job, whole)))
 
 
-@routes.post("/v1/jobs/dry-run", Action.SUBMIT, body=JobBody, reply=DryRunReply, passing=True)
+@routes.post("/v1/jobs/dry-run", Action.SUBMIT, body=JobBody, reply=DryRunReply, transient=True)
 async def dry_run(request: Request) -> Response:
     """Show what would happen if the job were submitted now. Invalid jobs are refused as in a submit; nothing is written."""
     runtime = runtime_of(request)
