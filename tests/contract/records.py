@@ -175,7 +175,7 @@ def dump(store):
         "users": store.users(),
         "tokens": store.tokens(),
         "reservations": store.reservations(),
-        "spent": store.spent(),
+        "spent": store.queue_usage(),
         "calibration": store.calibration(),
         "failure_rules": store.failure_rules(),
     }

@@ -86,7 +86,7 @@ def test_every_kind_of_record_comes_back_as_it_was(store):
     assert store.job(JobId("1")) == job(1)
     assert store.attempts(JobId("1")) == [attempt(1)]
     assert store.reservations() == [reservation()]
-    assert store.spent() == [spent()]
+    assert store.queue_usage() == [spent()]
     assert store.calibration() == calibration()
     assert store.failure_rules() == failure_rules()
 
@@ -137,7 +137,7 @@ def test_a_removed_queue_is_gone_with_what_it_had_used(store):
     put(store, queue("a"), queue("b", parent=QueueId("a"), quota_gpus=8, budget_gpu_h=0.5), spent("a"), spent("b"))
     put(store, spent("b", at_s=1200.0), removed_queues=[QueueId("a"), QueueId("never-there")])
     assert store.queues() == [queue("b", parent=QueueId("a"), quota_gpus=8, budget_gpu_h=0.5)]
-    assert store.spent() == [spent("b", at_s=1200.0)]
+    assert store.queue_usage() == [spent("b", at_s=1200.0)]
     assert store.load().spent == {"b": spent("b", at_s=1200.0)}
 
 
@@ -359,7 +359,7 @@ def test_a_world_is_loaded_with_its_indexes(store):
     assert world.attempts == {JobId("1"): attempt(1, 2, node="n1", devices=(2, 3))}
     assert world.usage[NodeId("n1")].devices == {2, 3}
     assert world.usage[NodeId("n1")].cpus == 4
-    assert world.snapshot(0.0).held(NodeId("n0")).cpus == 0
+    assert world.snapshot(0.0).usage_of(NodeId("n0")).cpus == 0
     assert world.attempts_on(NodeId("n1")) == [attempt(1, 2, node="n1", devices=(2, 3))]
     assert list(world.idempotency) == [("ann", "key-2")]
     assert (world.next_job_seq, world.next_story_seq) == (4, 3)

@@ -53,7 +53,7 @@ def jobs(draw, /, name, *, simple=False, least=0):
     """Everything a job may ask; `simple` ones may wait for room and quota alone."""
     fields = {
         "cpus": draw(seldom(8, usual=0)),
-        "spread": draw(seldom(TopologyConstraint(within="rack", required=True), usual=TopologyConstraint())),
+        "topology": draw(seldom(TopologyConstraint(within="rack", required=True), usual=TopologyConstraint())),
     }
     if not simple:
         fields |= {
@@ -102,7 +102,7 @@ def snapshot_of(cell):
         jobs=dict(cell.world.jobs),
         attempts=dict(cell.world.attempts),
         usage=dict(cell.world.usage),
-        spent=dict(cell.world.spent),
+        queue_usage=dict(cell.world.queue_usage),
         nodes=dict(cell.world.nodes),
         queues=dict(cell.world.queues),
     )
@@ -126,7 +126,7 @@ def test_no_plan_breaks_an_invariant(cell):
     for placement in plan.placements:
         one, grants = world.jobs[placement.job_id], placement.allocation.grants
         assert one.state is JobState.PENDING
-        assert not one.unmet
+        assert not one.unmet_dependencies
         assert not one.held
         assert one.spec.begin_s is None or one.spec.begin_s <= cell.now_s
         number, gpus = holdings.number(one.queue), placement.allocation.gpus
@@ -161,7 +161,7 @@ def test_no_plan_stops_for_nothing_or_whom_it_may_not(cell):
         assert plan.placement(stop.job_id) is None
         assert stop.why
         victim = cell.world.jobs[stop.job_id]
-        if stop.other is None:
+        if stop.preempted_by is None:
             continue
         other = cell.world.jobs[stop.other]
         assert other.state is JobState.PENDING or stop.other in {one.job_id for one in plan.stops}
@@ -183,7 +183,7 @@ def test_no_admitted_job_that_fits_is_left_waiting(cell):
     cell.go_on(121.0)
     plan = cell.plan()
     world = cell.world
-    if plan.stops or cell._leaving or cell.scheduler.due:
+    if plan.stops or cell._leaving or cell.scheduler.pending_placements:
         return
     free = FreeRooms.of(world.snapshot(cell.now_s))
     up = [node for _, node in sorted(world.nodes.items()) if node.schedulable]

@@ -139,7 +139,7 @@ def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_the
     def whole(level, node):
         domains = pool.tree.domains[level]
         return sum(
-            pool.free[other] == pool.node_devices_max and other not in pool.away and domains[other] == domains[node]
+            pool.free[other] == pool.node_devices_max and other not in pool.removed_nodes and domains[other] == domains[node]
             for other in range(len(pool.devices_of_node))
         )
 

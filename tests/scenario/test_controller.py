@@ -444,7 +444,7 @@ def test_rejected_placement_is_counted_and_judged_again(cluster, monkeypatch):
     """Nomad's harness: every plan is rejected for a while."""
     rejects = iter([True] * 3)
     monkeypatch.setattr(
-        controller_module, "rejection", lambda *wanted: "no" if next(rejects, False) else rejection_reason(*wanted)
+        controller_module, "rejection_reason", lambda *wanted: "no" if next(rejects, False) else rejection_reason(*wanted)
     )
     job = cluster.submit(gpus="2x4")
     assert cluster.job(job).state is JobState.PENDING

@@ -237,10 +237,10 @@ def test_array_limit_and_parents_bound_the_start():
     found = Asked(seen)
     assert (found.search.reason.value, found.search.blockers, found.range_s) == ("array_limit", ["7_0"], (0.0, 3000.0))
     parent = Dependency(kind=DependencyKind.AFTER_OK, job_id="a")
-    seen = snapshot(TWO, [(job("a", gpus=1, **HOUR), "n0:0", 600.0)], [job("x", gpus=1, unmet=(parent,))])
+    seen = snapshot(TWO, [(job("a", gpus=1, **HOUR), "n0:0", 600.0)], [job("x", gpus=1, unmet_dependencies=(parent,))])
     assert Asked(seen).range_s == (0.0, 3000.0)
     alone = Dependency(kind=DependencyKind.SINGLETON)
-    expected = Asked(snapshot(TWO, (), [job("x", gpus=1, unmet=(alone,))])).expected
+    expected = Asked(snapshot(TWO, (), [job("x", gpus=1, unmet_dependencies=(alone,))])).expected
     assert (expected.latest_s, expected.unknown) == (None, "it waits for singleton, whose time is unknown")
 
 

@@ -53,31 +53,31 @@ WHERE = [
     # of racks that hold it the fullest, so that empty ones stay empty: r2 has two whole nodes left as has r1, but r0 has one
     (RACKS, {"n0": [0], "n4": [0]}, {"gpus": "1x8"}, f"n1:{WHOLE}"),
     # a level required: wait rather than spread; preferred: the nearest there is
-    (RACKS, {}, {"gpus": "4x8", "spread": TopologyConstraint(within="rack", required=True)}, ""),
+    (RACKS, {}, {"gpus": "4x8", "topology": TopologyConstraint(within="rack", required=True)}, ""),
     (
         RACKS,
         {},
-        {"gpus": "4x8", "spread": TopologyConstraint(within="rack")},
+        {"gpus": "4x8", "topology": TopologyConstraint(within="rack")},
         f"n0:{WHOLE} n1:{WHOLE} n2:{WHOLE} n3:{WHOLE}",
     ),
     (
         RACKS,
         {"n0": [0]},
-        {"gpus": "2x8", "spread": TopologyConstraint(within="rack", required=True)},
+        {"gpus": "2x8", "topology": TopologyConstraint(within="rack", required=True)},
         f"n2:{WHOLE} n3:{WHOLE}",
     ),
-    (RACKS, {"n0": [0], "n2": [0]}, {"gpus": "4x8", "spread": TopologyConstraint(within="leaf", required=True)}, ""),
+    (RACKS, {"n0": [0], "n2": [0]}, {"gpus": "4x8", "topology": TopologyConstraint(within="leaf", required=True)}, ""),
     # slices: each two nodes in one rack; n1 has lost its neighbour
     (
         RACKS,
         {"n0": [0]},
-        {"gpus": "4x8", "spread": TopologyConstraint(slice_nodes=2, slice_within="rack")},
+        {"gpus": "4x8", "topology": TopologyConstraint(slice_nodes=2, slice_within="rack")},
         f"n2:{WHOLE} n3:{WHOLE} n4:{WHOLE} n5:{WHOLE}",
     ),
     (
         RACKS,
         {"n0": [0], "n2": [0]},
-        {"gpus": "4x8", "spread": TopologyConstraint(slice_nodes=2, slice_within="rack")},
+        {"gpus": "4x8", "topology": TopologyConstraint(slice_nodes=2, slice_within="rack")},
         "",
     ),
     # neighbours in the ring are neighbours in the tree: b is in r0 with a, whatever it is called
@@ -119,7 +119,7 @@ FOR_BOB = reserved("u", "n0", users=["bob"])
 
 # what waits -> the plan on n0=8 n1=8
 WHO = [
-    ("unmet", [job("a", unmet=afterok(), priority=9), job("b")], "b n0:0 | a dependency"),
+    ("unmet", [job("a", unmet_dependencies=afterok(), priority=9), job("b")], "b n0:0 | a dependency"),
     ("held", [job("a", held=True, priority=9), job("b")], "b n0:0 | a held"),
     ("begin", [job("a", begin_s=T + 1, priority=9), job("b")], "b n0:0 | a begin_time"),
     ("begun", [job("a", begin_s=T)], "a n0:0"),
@@ -174,7 +174,7 @@ def inadmissible():
         job("quota", queue="full", priority=9),
         job("shut", queue="shut", priority=9),
         job("held", held=True, priority=9),
-        job("dep", unmet=afterok(), priority=9),
+        job("dep", unmet_dependencies=afterok(), priority=9),
         job("begin", begin_s=T + 1000, priority=9),
         job("shape", gpus=64, priority=9),
         job("model", gpus="h200:1", priority=9),
@@ -336,7 +336,7 @@ WHY = [
     ),
     (
         make_fleet("r0: n0=8 | r1: n1=8"),
-        job("a", gpus="2x8", spread=TopologyConstraint(within="rack", required=True)),
+        job("a", gpus="2x8", topology=TopologyConstraint(within="rack", required=True)),
         "topology",
         "needs 2 x 8 GPUs in one rack; 16 free in total, at most 1 such nodes in one rack",
     ),
@@ -364,7 +364,7 @@ WHY = [
         "quota",
         "queue q uses 2 of at most 4 GPUs; the job needs 3",
     ),
-    (make_fleet("r: n0=8"), job("a", unmet=afterok("17")), "dependency", "waits for job 17 to succeed"),
+    (make_fleet("r: n0=8"), job("a", unmet_dependencies=afterok("17")), "dependency", "waits for job 17 to succeed"),
     (make_fleet("r: n0=8"), job("a", begin_s=T + 90), "begin_time", "requested begin time is in 1m30s"),
     (make_fleet("r: n0=8"), job("a", held=True), "held", "job a is held; to let it start: phalanx release a"),
     (

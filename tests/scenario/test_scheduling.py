@@ -327,7 +327,7 @@ def test_ten_thousand_equal_jobs_are_judged_once(monkeypatch):
     plan = plan_of(make_fleet("r: n0=4 n1=4 n2=4").held(n2=[0]).with_jobs(*jobs))
     assert [one.job_id for one in plan.placements] == ["j0", "j1"]
     assert len(plan.waits) == 9998
-    assert tried.count("shapes_of") == 1
+    assert tried.count("acceptable_shapes") == 1
     assert tried.count("find") <= 6, "twice until one does not fit, by the round for its class, and to say why"
 
 

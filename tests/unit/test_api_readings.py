@@ -47,11 +47,11 @@ def head_with(folder, jobs_of_each_state, queue_names=("default",)):
         logs=FileLogs(str(folder)),
         telemetry=Telemetry(),
         clock=SimpleNamespace(now_s=lambda: 10.0),
-        driver=SimpleNamespace(
-            waits={},
+        controller=SimpleNamespace(
+            wait_reasons={},
             head_id="h",
-            waiting=lambda: [one for one in jobs if one.state is JobState.PENDING],
-            holding=lambda: [(one, store.attempts(one.id)[0]) for one in jobs if one.state is JobState.RUNNING],
+            pending_jobs=lambda: [one for one in jobs if one.state is JobState.PENDING],
+            live_attempts=lambda: [(one, store.attempts(one.id)[0]) for one in jobs if one.state is JobState.RUNNING],
             fleet_gpus=lambda: 8,
         ),
         version="1",

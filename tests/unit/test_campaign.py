@@ -25,7 +25,7 @@ class Voice:
     row: Leader = field(default_factory=lambda: Leader(term=0, beat=0))
     away: bool = False
 
-    def look(self) -> Leader:
+    def read_leader(self) -> Leader:
         if self.away:
             raise ElectionUnavailable("the database does not answer")
         return self.row
@@ -39,7 +39,7 @@ class Voice:
     def renew(self, term: int) -> bool:
         return self.look().term == term
 
-    def say(self, mine: HeadRecord) -> None:
+    def register(self, mine: HeadRecord) -> None:
         pass
 
     def heads(self) -> list[HeadRecord]:

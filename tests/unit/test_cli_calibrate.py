@@ -125,7 +125,7 @@ class Outputs:
     def __init__(self, *pieces):
         self.pieces = pieces
 
-    def fetch_archive(self, _job, out, _path):
+    def download_archive(self, _job, out, _path):
         for piece in self.pieces:
             out.write(piece)
 

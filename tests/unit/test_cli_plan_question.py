@@ -34,7 +34,7 @@ def test_machine_and_model_are_what_the_names_mean():
     asked = question("llama-3-70b", "4xh100:8", tokens="300B")
     assert (asked.model.layers, asked.machine.nodes, asked.machine.gpus_per_node) == (80, 4, 8)
     assert asked.machine.gpu.name == "h100-sxm5-80gb"
-    assert asked.line == (
+    assert asked.summary == (
         "llama-3-70b (70.6B parameters), full training on 300B tokens: 4 nodes x 8 = 32 h100-sxm5-80gb, sequence 4096, "
         "global batch 1024, bf16"
     )

@@ -9,7 +9,7 @@ from phalanx.cli.root import COMMANDS
 
 CORE = Path(phalanx.core.__file__).parent
 COMMAND = re.compile(r"\bphalanx ([a-z][a-z-]*)")
-NOT_COMMANDS = {"access/node_keys.py", "access/audit.py"}  # labels that keys and hashes are derived from
+NOT_COMMANDS = {"access/node_tokens.py", "access/audit.py"}  # labels that keys and hashes are derived from
 
 
 def texts(path):

@@ -24,7 +24,7 @@ class RecordedCluster:
     def __init__(self):
         self.killed = []
 
-    def kill(self, node):
+    def kill_node(self, node):
         if node in self.killed:
             raise Conflict(f"{node} is not running")
         self.killed.append(node)
@@ -35,7 +35,7 @@ class Log:
     def __init__(self):
         self.said = []
 
-    def say(self, text, scene):
+    def show_message(self, text, scene):
         self.said.append(text)
 
 

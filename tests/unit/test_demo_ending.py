@@ -34,7 +34,7 @@ def finished(**changes):
 
 
 def text_of(lines):
-    return "\n".join(line.devices_only for line in lines)
+    return "\n".join(line.plain for line in lines)
 
 
 # ---- curve ------------------------------------------------------------------------------------------------------------

@@ -150,10 +150,10 @@ def test_answer_comes_only_after_the_commit(rig):
 def test_commands_leave_only_after_the_commit(rig):
     rig.hello().result(GUARD_S)
     rig.store.open.clear()
-    while rig.store.task_started.acquire(blocking=False):
+    while rig.store.entered.acquire(blocking=False):
         pass
-    future = rig.controller.request(submit(gpus=4))
-    assert rig.store.task_started.acquire(timeout=GUARD_S)
+    future = rig.driver.request(submit(gpus=4))
+    assert rig.store.entered.acquire(timeout=GUARD_S)
     assert rig.mailboxes.take(NodeId("n0"), 0) == ([], 0)
     rig.store.open.set()
     future.result(GUARD_S)
@@ -164,7 +164,7 @@ def test_commands_leave_only_after_the_commit(rig):
 def test_what_queues_up_during_a_commit_goes_into_the_next_one(rig):
     rig.closed()
     before = len(rig.store.batches)
-    futures = [rig.controller.request(submit(f"j{number}", hold=True)) for number in range(50)]
+    futures = [rig.driver.request(submit(f"j{number}", hold=True)) for number in range(50)]
     rig.store.open.set()
     assert [future.result(GUARD_S).id for future in futures] == [str(number) for number in range(2, 52)]
     assert len(rig.store.batches) == before + 2, "the one under way, and one for all fifty"
@@ -174,19 +174,19 @@ def test_refused_commit_answers_try_later_to_all_and_undoes_the_world(rig):
     rig.closed()
     rig.store.refuse = [StoreRefused("no space left")]
     rig.store.open.set()
-    futures = [rig.controller.request(submit(f"j{number}", hold=True)) for number in range(3)]
+    futures = [rig.driver.request(submit(f"j{number}", hold=True)) for number in range(3)]
     done = [future.exception(GUARD_S) for future in futures]
     assert {type(error) for error in done} <= {StoreRefused, type(None)}
-    rig.controller.request(submit("after", hold=True)).result(GUARD_S)
-    stored = sorted(int(job_id) for job_id in rig.controller.controller.world.jobs)
+    rig.driver.request(submit("after", hold=True)).result(GUARD_S)
+    stored = sorted(int(job_id) for job_id in rig.driver.controller.world.jobs)
     assert stored == list(range(1, len(stored) + 1)), "numbers of what was refused went back"
-    assert all(rig.store.job(job_id) is not None for job_id in rig.controller.controller.world.jobs)
+    assert all(rig.store.job(job_id) is not None for job_id in rig.driver.controller.world.jobs)
 
 
 def test_refusal_of_one_is_not_anothers(rig):
     rig.closed()
-    bad = rig.controller.request(CancelJob(job_id=JobId("99"), by=ADA))
-    good = rig.controller.request(submit(hold=True))
+    bad = rig.driver.request(CancelJob(job_id=JobId("99"), by=ADA))
+    good = rig.driver.request(submit(hold=True))
     rig.store.open.set()
     assert isinstance(bad.exception(GUARD_S), NotFound)
     assert good.result(GUARD_S).id == "2"
@@ -239,7 +239,7 @@ def test_deaths_are_heard_before_the_hello_of_the_next_life():
 def test_caller_who_leaves_does_not_take_the_loop_along(rig):
     """Found by reading: a cancelled future (a client that hung up) raised in the controller's thread, and the head was dead."""
     rig.closed()
-    report, request = rig.hello(), rig.controller.request(submit(hold=True))
+    report, request = rig.hello(), rig.driver.request(submit(hold=True))
     assert not report.cancel()
     assert not request.cancel()
     rig.store.open.set()
@@ -258,7 +258,7 @@ def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, ca
 
     rig.closed()
     monkeypatch.setattr(requests, "handle_request", broken)
-    before, poison, after = (rig.controller.request(submit(key=key, hold=True)) for key in ("", "poison", "k"))
+    before, poison, after = (rig.driver.request(submit(key=key, hold=True)) for key in ("", "poison", "k"))
     rig.store.open.set()
     assert before.result(GUARD_S).id == "2"
     assert type(poison.exception(GUARD_S)) is PhalanxError
@@ -322,7 +322,7 @@ def test_fault_after_a_commit_is_answered_and_the_next_are_heard(rig, caplog):
         if faults:
             raise faults.pop()
 
-    rig.controller.listen(listener)
+    rig.driver.listen(listener)
     assert rig.ask(submit(hold=True)).id == "1"
     assert rig.ask(submit(hold=True)).id == "2"
     assert heard == [{"1"}, {"2"}]
@@ -338,12 +338,12 @@ def test_store_that_fails_as_it_never_should_refuses(rig):
 
 def test_stop_answers_what_waits(rig):
     first = rig.closed()
-    waiting = rig.controller.request(submit("late", hold=True))
-    stopper = threading.Thread(target=rig.controller.stop)
+    waiting = rig.driver.request(submit("late", hold=True))
+    stopper = threading.Thread(target=rig.driver.stop)
     stopper.start()
-    while not rig.controller._stopping:
+    while not rig.driver._stopping:
         stopper.join(0.001)
-    refused = rig.controller.request(submit("later still", hold=True))
+    refused = rig.driver.request(submit("later still", hold=True))
     rig.store.open.set()
     stopper.join(GUARD_S)
     assert first.result(GUARD_S).id == "1", "the step under way is finished"
@@ -354,7 +354,7 @@ def test_stop_answers_what_waits(rig):
 def test_full_inbox_says_come_back(rig, monkeypatch):
     first = rig.closed()
     monkeypatch.setattr(driver_module, "INBOX_MAX", 2)
-    futures = [rig.controller.request(submit(hold=True)) for _ in range(3)]
+    futures = [rig.driver.request(submit(hold=True)) for _ in range(3)]
     assert isinstance(futures[2].exception(GUARD_S), TryLater)
     rig.store.open.set()
     assert [future.result(GUARD_S).id for future in (first, *futures[:2])] == ["1", "2", "3"]
@@ -364,7 +364,7 @@ def test_one_step_takes_a_bounded_number_of_events(rig, monkeypatch):
     rig.closed()
     monkeypatch.setattr(driver_module, "STEP_EVENTS_MAX", 10)
     before = len(rig.store.batches)
-    futures = [rig.controller.request(submit(hold=True)) for _ in range(25)]
+    futures = [rig.driver.request(submit(hold=True)) for _ in range(25)]
     rig.store.open.set()
     assert futures[-1].result(GUARD_S).id == "26"
     assert len(rig.store.batches) - before == 4
@@ -372,11 +372,11 @@ def test_one_step_takes_a_bounded_number_of_events(rig, monkeypatch):
 
 def test_lease_ends_with_nobody_saying_anything(rig):
     rig.hello().result(GUARD_S)
-    rig.controller.stop()  # the test turns the loop from here, as it turns by itself: at least once a second
+    rig.driver.stop()  # the test turns the loop from here, as it turns by itself: at least once a second
     for _ in range(7):
         rig.clock.boot_s += 1.0
         assert rig.store.nodes()[0].state is NodeState.UP
-        assert rig.controller._run_step([]) <= 1.0
+        assert rig.driver._run_step([]) <= 1.0
     assert rig.store.nodes()[0].state is NodeState.DOWN
 
 

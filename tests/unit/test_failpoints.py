@@ -117,7 +117,7 @@ FLAGS = {"O_CREAT", "O_TRUNC", "O_APPEND", "O_WRONLY", "O_RDWR"}
 # Opens a file that is there, to write it through a point: the descriptor alone changes nothing.
 OPENED_TO_WRITE = {
     "phalanx.store.logs.files": {"_open"},
-    "phalanx.store.outputs.copies": {"extend"},
+    "phalanx.store.outputs.copies": {"append_stored"},
 }
 # Settings of a connection, and what only looks; `journal_mode` writes the header of a new file, under the point that opens it.
 QUIET_PRAGMAS = {

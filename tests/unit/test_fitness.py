@@ -341,7 +341,7 @@ def test_a_job_may_skip_its_preflight(tmp_path):
 
 
 def test_nodes_of_one_machine_have_no_link_to_try(tmp_path, monkeypatch):
-    probes = counted(monkeypatch, "exchange")
+    probes = counted(monkeypatch, "probe_peer")
     node = PreflightChecks(folder=str(tmp_path), base={}, devices=())
     here = order(addresses=("10.0.0.1", "10.0.0.1"), ports=(20_001, 20_002))
     loopback = order(addresses=("127.0.0.1", "127.0.0.2"), ports=(20_001, 20_002))
@@ -399,7 +399,7 @@ def test_the_program_that_multiplies_says_nothing_where_there_is_no_gpu(tmp_path
 def test_a_gpu_that_is_gone_is_the_nodes_flaw_and_one_that_is_busy_is_not(monkeypatch, sample, flaw, words):
     monkeypatch.setattr(member_preparation, "_FREE_WAIT_S", 0.0)
     found = {} if sample is None else {0: _sample(*sample)}
-    shop = SimpleNamespace(devices=("GPU-a",), virtual=False, fresh=lambda _: found)
+    shop = SimpleNamespace(devices=("GPU-a",), virtual=False, fresh_samples=lambda _: found)
     present = SimpleNamespace(grant=order("n0:0").allocation.grants[0], cancelled=threading.Event())
     with pytest.raises(PreparationFailed, match=words) as caught:
         member_preparation._prove_devices(present, shop)

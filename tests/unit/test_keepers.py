@@ -33,10 +33,10 @@ class RayNode:
     def __init__(self, *errors):
         self.errors, self.told = list(errors), []
 
-    def lives(self):
+    def is_running(self):
         return "started" in self.told
 
-    def last_words(self):
+    def last_line(self):
         return ""
 
     def start(self):

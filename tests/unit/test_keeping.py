@@ -21,7 +21,7 @@ class Kept:
         self.jobs, self.failures = frozenset(failures), failures
         self.settled, self.tries, self.told = [], [], threading.Event()
 
-    def settle(self, job_id, _live, _published=None, *, newest):
+    def remove_unneeded(self, job_id, _live, _published=None, *, newest):
         self.tries.append(job_id)
         if self.failures[job_id] > 0:
             self.failures[job_id] -= 1
@@ -48,7 +48,7 @@ class Store:
 
 
 def settling(kept, pause_s=0.0):
-    outputs = SimpleNamespace(jobs=frozenset(), settle=lambda _job_id, _live, *, newest: None)
+    outputs = SimpleNamespace(jobs=frozenset(), remove_unneeded=lambda _job_id, _live, *, newest: None)
     return RetentionWorker(Store(), kept, outputs, PendingUploads(), pause_s=pause_s)
 
 

@@ -38,7 +38,7 @@ def test_a_container_that_forbids_namespaces_is_quoted(fresh, monkeypatch):
 
 
 def test_the_benchmark_without_a_lab_says_why_and_ends_well(monkeypatch, capsys):
-    monkeypatch.setattr(rank_order, "capacity_for", lambda: "the lab needs root")
+    monkeypatch.setattr(rank_order, "why_not", lambda: "the lab needs root")
     monkeypatch.setattr(sys, "argv", ["rank_order", "--json"])
     assert rank_order.main() == 0
     assert capsys.readouterr().out == "rank_order: skipped: the lab needs root\n"

@@ -83,9 +83,9 @@ def test_a_supervisor_whose_record_is_refused_does_not_run_on(machine, failure):
     home = machine()
     with armed("private.write.create", failure, RECORD_OF_PROCESS), pytest.raises(OSError, match="failpoint"):
         home.engine.start(N0)
-    assert len(home.started_nodes) == 1
+    assert len(home.started) == 1
     assert home.running() == [], "nobody watches it"
-    assert home.engine.living() == []
+    assert home.engine.running_nodes() == []
     home.engine.start(N0)
     assert home.running() == [1]
     assert home.engine.living() == [N0]
@@ -107,7 +107,7 @@ def test_a_node_that_cannot_be_started_neither_keeps_the_others_down_nor_their_d
         assert list(home.engine.open()) == [N0]
     assert home.engine.running_nodes() == [N1]
     home.until(lambda: home.engine.running_nodes() == [N0, N1])  # tried again
-    process, _ = home.started_nodes[0]
+    process, _ = home.started[0]
     process.kill()
     seen: list[Any] = []
 
@@ -124,6 +124,6 @@ def test_a_start_that_fails_is_tried_again_after_a_pause_that_grows(machine):
     home.refuse = 3  # the first of n0, of n1, and n0's second
     assert sorted(home.engine.open()) == [N0, N1]
     home.until(lambda: home.engine.running_nodes() == [N0, N1])
-    begun_s, last_s = home.sent_s[0], home.sent_s[-1]
-    assert len(home.sent_s) == 5
+    begun_s, last_s = home.asked_s[0], home.asked_s[-1]
+    assert len(home.asked_s) == 5
     assert last_s - begun_s > 0.1 * 2 + 0.1 * 4 - 0.01

@@ -222,7 +222,7 @@ def test_what_an_image_is_given_is_looked_for_with_the_accounts_rights(open_fold
     order = SimpleNamespace(output_dir="", checkpoint_dir=str(open_folder / "closed" / "inner"), candidates=())
     present: Any = SimpleNamespace(
         prepare=order,
-        brought=None,
+        local_checkpoint=None,
         account=SOMEBODY,
         workdir=str(open_folder / "theirs" / "inner"),
         checkpoints="",
@@ -274,7 +274,7 @@ def ended_with(work: Callable[[], None]) -> int | None:
 @as_root
 def test_a_link_in_the_owners_path_deletes_nobody_elses_checkpoints(open_folder):
     class Always(JobAccountPolicy):
-        def of(self, user: str) -> NodeAccount | None:
+        def account_for(self, user: str) -> NodeAccount | None:
             return SOMEBODY
 
     kept, own = open_folder / "ben" / "7" / "epoch-1" / "step-00000001", open_folder / "ada"

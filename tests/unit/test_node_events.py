@@ -29,7 +29,7 @@ def test_an_event_that_cannot_be_written_down_is_given_up_and_those_behind_it_ar
     """Found by reading: it ended the supervisor, and with it every job of the node."""
     sent, ended = [], threading.Event()
     access = HeadAccess(address=HeadAddress("http://127.0.0.1:1", None), token="t", ca_file=None)
-    events = EventSender(access, SimpleNamespace(count=1), supervisor_id="s", ended=ended)
+    events = EventSender(access, SimpleNamespace(registrations=1), supervisor_id="s", ended=ended)
     resume = PublishedCheckpoint(epoch=1, step=1, path=NAMELESS, digest="d")
     bad = CheckpointSaved(job_id="1", generation=0, node_id="n0", resume=resume, stall_s=0.0, write_s=0.0)
 

@@ -221,7 +221,7 @@ def row(state, nodes=("h0",), reason="None", code=0):
 
 
 def look(order, seen, now_s=100.0, **more):
-    return submissions.evaluate(order, seen, now_s, **{"gone": (), "holders": (), "python": "/opt/python", **more})
+    return submissions.evaluate(order, seen, now_s, **{"down_nodes": (), "holders": (), "python": "/opt/python", **more})
 
 
 def order(**changes):
@@ -243,11 +243,11 @@ def test_a_job_that_does_not_begin_in_15_s_is_taken_back_and_says_who_took_the_n
 
 
 def test_while_a_job_of_ours_is_cleared_away_there_the_next_one_waits_longer():
-    waiting = look(order(), row("PENDING"), 110.0, clearing=True)
+    waiting = look(order(), row("PENDING"), 110.0, cleaning_up=True)
     assert waiting.reports == ()
     assert look(waiting.order, row("PENDING"), 124.5).reports == (), "15 s from when the place was clear"
     assert "in 35 s" in look(waiting.order, row("PENDING"), 125.0).reports[0].why
-    (back,) = look(order(clearing_s=149.5), row("PENDING"), 150.0, clearing=True).reports
+    (back,) = look(order(cleaning_up_s=149.5), row("PENDING"), 150.0, cleaning_up=True).reports
     assert "within 60 s" in back.why, "but no longer than that in all"
     old = SlurmJob(id="4", user="me", state="COMPLETING", nodes=("h1", "h2"), reason="", exit_code=0, comment="")
     assert (old.is_cleaning_up(("h0", "h1")), old.is_cleaning_up(("h0",))) == (True, False)
@@ -284,7 +284,7 @@ def test_a_job_that_ended_before_its_supervisors_came_tells_what_it_looked_for()
 
 def test_a_job_that_ended_under_its_ranks_loses_the_seats_but_those_on_nodes_that_are_gone():
     running = order(attempt=attempt("h0", "h1", member=MemberState.STARTED), phase=SubmissionPhase.STARTED, slurm_ended_s=90.0)
-    (lost,) = look(running, row("NODE_FAIL"), 100.0, gone=["h1"]).reports
+    (lost,) = look(running, row("NODE_FAIL"), 100.0, down_nodes=["h1"]).reports
     assert lost == SeatLost(job_id="17", epoch=1, node_ids=("h0",), why="Slurm job 5 ended as NODE_FAIL")
 
 

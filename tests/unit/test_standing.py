@@ -23,7 +23,7 @@ class Place:
     row: Leader = field(default_factory=lambda: Leader(term=4, beat=7, holder="a", url="http://a:1"))
     leading: list[bool] = field(default_factory=lambda: [True])
     term: int = 4
-    mine: HeadRecord = MINE
+    own_record: HeadRecord = MINE
 
     def leads(self) -> bool:
         return self.leading.pop(0) if len(self.leading) > 1 else self.leading[0]

@@ -101,11 +101,11 @@ FIXED = b'os.environ["MASTER_ADDR"] = "10.0.0.9"\n'
 
 MOST = """
 import sys, tracemalloc
-from phalanx.node.logic.preflight import SCRIPT_BYTES_MAX, Surroundings, objection
+from phalanx.node.logic.script_check import SCRIPT_BYTES_MAX, ScriptContext, find_script_error
 line = sys.argv[1].encode()
 tracemalloc.start()
-around = Surroundings(nodes=2, world_size=4, cuda=False)
-assert objection("t.py", line * (SCRIPT_BYTES_MAX // len(line)), around) is None
+around = ScriptContext(nodes=2, world_size=4, cuda=False)
+assert find_script_error("t.py", line * (SCRIPT_BYTES_MAX // len(line)), around) is None
 print(tracemalloc.get_traced_memory()[1])
 """
 

@@ -183,7 +183,7 @@ class CounterfactualSearch:
     def _level(self) -> Iterator[_Candidate]:
         spread = self.job.spec.topology
         if spread.required and spread.within:
-            wider = self._with_spec(spread=replace(spread, required=False))
+            wider = self._with_spec(topology=replace(spread, required=False))
             if self._may_fit(wider):
                 yield self._candidate(
                     ChangeKind.LEVEL,
