@@ -122,7 +122,7 @@ def down_node(case):
     """One that joined once and is gone: nothing but its name is left."""
     supervisor = Supervisor(case.bench.call, f"gone{case.number}", "s9", devices=1)
     supervisor.hello()
-    case.bench.head.controller.report(
+    case.bench.head.driver.report(
         [NodeDied(node_id=supervisor.node_id, supervisor_id="s9", why="unplugged", confirmed=True)]
     ).result(10)
     return Ask(f"/v1/nodes/{supervisor.node_id}")

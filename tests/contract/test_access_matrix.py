@@ -57,7 +57,7 @@ def test_every_call_is_answered_as_the_table_says_and_a_refused_one_does_nothing
     for turn, (name, method, route) in enumerate(sorted(routes, key=lambda one: LAST.get(one[0], 0))):
         asks = (
             CALLS
-            if route.reach is not AccessScope.UNOWNED
+            if route.scope is not AccessScope.UNOWNED
             else [one for one in CALLS if one[1] is not CallerRelation.SAME_PROJECT]
         )
         # In turn another share of the callers, so that a few routes meet all of them.
@@ -91,7 +91,7 @@ def refusal(bench, name, method, route, who, tie):
     if after != before:
         yield (*where, "changed", [key for key in before if before[key] != after[key]])
     # Whom a supervisor speaks for, and which jobs are to end, stands in the body: there alone it is read before the refusal.
-    in_body = route.reach is AccessScope.NODE or name == "POST /v1/jobs/cancel"
+    in_body = route.scope is AccessScope.NODE or name == "POST /v1/jobs/cancel"
     if method in ("POST", "PUT", "PATCH") and not in_body:
         garbled = send(bench.call.client, who, method, asked.path, content=b"{ this is no body")
         if garbled.status_code != reply.status_code:
@@ -101,7 +101,7 @@ def refusal(bench, name, method, route, who, tie):
 def admission(bench, name, method, route, who, tie):
     """What is wrong with an allowed call: its answer, or its line in the audit trail."""
     asked = SPECIMENS[name](Case(bench, who, tie, fresh=route.audited))
-    tip = bench.head.controller.audit_tip.seq
+    tip = bench.head.driver.audit_tip.seq
     reply = send(bench.call.client, who, method, asked.path, json=asked.json, content=asked.content)
     if reply.status_code not in asked.ok:
         yield (name, who.title, str(tie), reply.status_code, reply.text[:200], f"expected {asked.ok}")

@@ -131,7 +131,7 @@ def test_a_parent_that_left_the_memory_long_ago_still_counts(head, call):
     post(call, {**ARRAY, "array": "0-2"})
     call("user", "POST", "/v1/jobs/1/cancel", {})
     for job_id in ("1_0", "1_1", "1_2"):
-        head.controller.controller.world.jobs.pop(JobId(job_id))
+        head.driver.controller.world.jobs.pop(JobId(job_id))
     assert post(call, depends_on="afterany:1", hold=True).json()["job"]["state"] == "pending"
     said = post(call, depends_on="1").json()["job"]
     assert (said["state"], said["detail"]) == ("cancelled", "job 1_0 was cancelled, so afterok:1 can never be met")

@@ -45,7 +45,7 @@ def test_same_key_and_body_give_the_same_job_and_another_body_is_refused(call):
 
 def test_same_key_survives_a_restart_of_the_head(tmp_path, head, call):
     first = keyed(call, JOB).json()["job"]["id"]
-    head.controller.stop()
+    head.driver.stop()
     later = ApiHead(str(tmp_path), store=head.store, head_id="head-2")
     with later.calling() as call_later:
         assert keyed(call_later, JOB).json()["job"]["id"] == first
@@ -202,7 +202,7 @@ def test_stop_that_keeps_jobs_grants_long_leases_first(head, call):
     supervisor = Supervisor(call)
     supervisor.hello()
     supervisor.run(call.submit())
-    head.controller.leases.grant_long(600.0)  # as PreparePlannedStop will
+    head.driver.leases.grant_long(600.0)  # as PreparePlannedStop will
     assert supervisor.lease([("1", 1)]).json()["lease_s"] == 600.0
     assert call("admin", "POST", "/v1/stop", {"keep_jobs": True}).json() == {
         "stopping": True,
@@ -237,13 +237,13 @@ def cancel_many(call, jobs, role="user", **more):
 def test_many_jobs_are_cancelled_in_one_step_and_none_starts_on_what_another_frees(head, call):
     Supervisor(call).hello()
     ids = [call.submit(gpus=4) for _ in range(20)]
-    heard = head.controller.stats["events"]
+    heard = head.driver.stats["events"]
     reply = cancel_many(call, [*ids, ids[0]], why="wrong data")
     assert [job["id"] for job in reply.json()["jobs"]] == ids
     assert {job["state"] for job in reply.json()["jobs"][1:]} == {"cancelled"}
     assert {job["cancelled_by"] for job in reply.json()["jobs"]} == {"ada"}
     assert [job["epoch"] for job in reply.json()["jobs"]] == [1] + [0] * 19
-    assert head.controller.stats["events"] - heard == 20, "each once"
+    assert head.driver.stats["events"] - heard == 20, "each once"
     told = [line for line in head.store.story(limit=500) if line.by == "ada" and line.kind != "submitted"]
     assert len(told) == 20
     assert len({line.at_s for line in told}) == 1, "of one step, so of one moment"

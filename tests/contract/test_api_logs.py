@@ -166,7 +166,7 @@ def test_stream_goes_on_where_it_broke_when_the_head_restarts(tmp_path, head):
             supervisor.ship(job_id, 1, "rank-0", 0, b"before\n")
             follower = Following(call, job_id)
             until(lambda: texts(follower.events))
-    head.controller.stop()
+    head.driver.stop()
     later = ApiHead(str(tmp_path), store=head.store, head_id="head-2")
     with later.served(port=port) as url, httpx.Client(base_url=url, trust_env=False) as http:
         call = Caller(http, url)

@@ -159,8 +159,8 @@ def test_commands_that_came_of_anothers_hello_are_not_for_an_open_poll(head, cal
     thread.start()
     until(lambda: "n0" in head.mailboxes._boxes and head.mailboxes._boxes["n0"].listeners)
     now_s = head.clock.boottime_s()
-    head.controller.leases.drop(["n0"])
-    head.controller.leases.grant("n0", "s2", now_s)
+    head.driver.leases.drop(["n0"])
+    head.driver.leases.grant("n0", "s2", now_s)
     head.mailboxes.post("n0", CleanUpAttempt(node_id="n0", job_id="1", epoch=1))
     thread.join(timeout=20)
     assert code(got[0]) == (409, "say_hello")
@@ -200,9 +200,9 @@ def test_events_are_durable_when_acknowledged_and_heard_once(head, call, supervi
     )
     assert supervisor.post("events", request).json() == {"acked": 2}
     assert head.store.attempts(job_id)[-1].state == "running"
-    heard = head.controller.stats["events"]
+    heard = head.driver.stats["events"]
     assert supervisor.post("events", request).json() == {"acked": 2}
-    assert head.controller.stats["events"] == heard
+    assert head.driver.stats["events"] == heard
 
 
 def test_event_of_a_later_release_is_refused_once_and_stops_nothing(head, call, supervisor):
@@ -248,7 +248,7 @@ def test_events_stay_unacknowledged_while_the_store_refuses(head, call, supervis
         return future
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(head.controller), "report", refuse)
+        patch.setattr(type(head.driver), "report", refuse)
         assert code(supervisor.post("events", request)) == (503, "try_later")
     assert supervisor.post("events", request).json() == {"acked": 1}
 

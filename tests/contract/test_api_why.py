@@ -117,7 +117,7 @@ def test_dry_run_says_where_it_would_start_and_writes_nothing(head, ada):
     assert (found.run.high_s, found.run.ends, found.gpu_hours_high) == (7200.0, 0, 4.0)
     assert found.notes[0].startswith("1 node x 2")
     assert head.store.jobs(JobFilter()) == []
-    assert head.controller.controller.world.jobs == {}
+    assert head.driver.controller.world.jobs == {}
     assert ada.submit(JOB).id == "1"  # no number was used up
 
 
@@ -137,7 +137,7 @@ def test_dry_run_refuses_what_a_submit_refuses(head, ada):
     for wrong, error in (({"gpus": 64}, NeverFits), ({"queue": "none"}, NotFound), ({"gpus": "many"}, BadFile)):
         with pytest.raises(error):
             ada.dry_run({**JOB, **wrong})
-    assert head.controller.controller.world.jobs == {}
+    assert head.driver.controller.world.jobs == {}
     with head.served() as url, Client(url, TOKENS["viewer"]) as viewer:
         with pytest.raises(NotPermitted):
             viewer.dry_run(JOB)
@@ -162,7 +162,7 @@ def test_ends_are_learned_and_foretell_the_next(head, ada):
 
 
 def test_stopping_head_answers_no_more_questions(head):
-    assert head.controller.read_snapshot().result(timeout=10).hypothetical_jobs == ()
+    assert head.driver.read_snapshot().result(timeout=10).hypothetical_jobs == ()
     head.close()
     with pytest.raises(TryLater):
-        head.controller.read_snapshot().result(timeout=10)
+        head.driver.read_snapshot().result(timeout=10)

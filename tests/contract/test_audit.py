@@ -164,10 +164,10 @@ def test_an_effect_and_its_line_are_committed_together_or_not_at_all(head, monke
     monkeypatch.setattr(head.store, "commit", commit)
     told = AuditCall(user="root", token_id="t", origin="here", action="PUT")
     with pytest.raises(StoreRefused):
-        head.controller.request(PutUser(user=User(id="eve", role=UserRole.ADMIN)), told).result(10)
+        head.driver.request(PutUser(user=User(id="eve", role=UserRole.ADMIN)), told).result(10)
     monkeypatch.undo()
     assert head.store.user("eve") is None
-    assert head.controller.audit_tip == ChainTip()
+    assert head.driver.audit_tip == ChainTip()
     assert head.ask(PutUser(user=User(id="eve", role=UserRole.USER)))
 
 
@@ -232,10 +232,10 @@ def test_lines_cut_off_while_the_head_runs_are_missed(trail, tmp_path):
 
 
 def test_lines_cut_off_while_the_head_was_down_are_missed_by_its_anchors(trail, tmp_path, head, call):
-    head.anchors.say(head.controller.audit_tip)
+    head.anchors.record(head.driver.audit_tip)
     tampered(tmp_path, "DELETE FROM audit WHERE seq >= 4")
     newest = head.store.audit_tip()
-    head.controller.audit_tip = ChainTip(seq=newest.seq, mac=newest.mac)  # as the next head finds it
+    head.driver.audit_tip = ChainTip(seq=newest.seq, mac=newest.mac)  # as the next head finds it
     assert trail()["flaws"][0]["text"].startswith("truncated")
     os.unlink(tmp_path / "home" / "audit.anchors")
     assert trail()["flaws"] == []  # what the chain alone cannot show
@@ -248,7 +248,7 @@ def test_an_anchor_kept_elsewhere_shows_a_trail_that_was_written_anew(trail, tmp
     kept = trail()["anchor"]
     tampered(tmp_path, "DELETE FROM audit WHERE seq >= 4")
     newest = head.store.audit_tip()
-    head.controller.audit_tip = ChainTip(seq=newest.seq, mac=newest.mac)
+    head.driver.audit_tip = ChainTip(seq=newest.seq, mac=newest.mac)
     for number in range(3):
         call("operator", "PUT", f"/v1/queues/other{number}", {})
     assert trail()["flaws"] == []

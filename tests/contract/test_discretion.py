@@ -39,7 +39,7 @@ def refused(head, call, *, charge):
     head.ask(PutProject(project=Project(id="nlp", members=frozenset({"ada"}))))
     supervisor = Supervisor(call)
     supervisor.hello()
-    head.controller.leases.grant_long(3600.0)  # nobody renews here
+    head.driver.leases.grant_long(3600.0)  # nobody renews here
     supervisor.lease()
     job_id = call.submit(
         run=["train", "--key", "canary-argv"],

@@ -147,7 +147,7 @@ def test_a_viewer_who_is_named_admin_of_a_project_stays_a_viewer(head, call):
 def test_whoever_was_admin_when_asking_and_is_no_longer_is_refused_by_the_controller(head):
     """Between the gate and the loop the project may have changed hands."""
     head.ask(PutProject(project=Project(id="nlp", members=frozenset({"ada"}))))
-    late = head.controller.request(
+    late = head.driver.request(
         ChangeProject(project_id="nlp", by="ada", as_admin=False, members=frozenset({"ada", "bob"}))
     )
     with pytest.raises(Exception, match="not an admin of project nlp"):
@@ -284,7 +284,7 @@ class Follower(threading.Thread):
 def job_id(head, call):
     supervisor = Supervisor(call)
     supervisor.hello()
-    head.controller.leases.grant_long(3600.0)  # nobody renews here
+    head.driver.leases.grant_long(3600.0)  # nobody renews here
     supervisor.lease()
     job_id = call.submit()
     until(lambda: head.store.attempts(job_id))
@@ -447,7 +447,7 @@ def child(maker, user="ada"):
 def test_a_token_is_not_made_with_one_whose_revocation_waits_before_it(head):
     """Found by reading: the controller kept whatever token came, so that a revocation heard a moment earlier missed it."""
     maker = token_of("ada", TOKENS["user"]).id
-    revoked, late = head.controller.request(RevokeToken(token_id=maker)), head.controller.request(child(maker))
+    revoked, late = head.driver.request(RevokeToken(token_id=maker)), head.driver.request(child(maker))
     revoked.result(10)
     with pytest.raises(NotSignedIn, match="revoked"):
         late.result(10)
@@ -467,9 +467,9 @@ def test_a_token_is_not_made_by_a_user_who_is_disabled_or_by_a_former_admin_for_
 def test_who_is_no_admin_any_more_changes_nobody_and_no_project_as_one(head):
     """Found by reading: of two requests that wait, the second was judged with the rights from before the first."""
     head.ask(PutUser(user=User(id="eve", role=UserRole.ADMIN)))
-    first = head.controller.request(ChangeUser(user_id="eve", role=UserRole.USER, by="root"))
-    second = head.controller.request(ChangeUser(user_id="eve", role=UserRole.ADMIN, by="eve"))
-    third = head.controller.request(ChangeProject(project_id="nlp", by="eve", as_admin=True, admins=frozenset({"eve"})))
+    first = head.driver.request(ChangeUser(user_id="eve", role=UserRole.USER, by="root"))
+    second = head.driver.request(ChangeUser(user_id="eve", role=UserRole.ADMIN, by="eve"))
+    third = head.driver.request(ChangeProject(project_id="nlp", by="eve", as_admin=True, admins=frozenset({"eve"})))
     first.result(10)
     for late in (second, third):
         with pytest.raises(NotPermitted, match="eve is not an admin"):

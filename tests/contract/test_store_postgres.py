@@ -193,9 +193,9 @@ def test_a_head_that_steps_down_while_it_connects_commits_nothing(store, monkeyp
 
 def test_a_commit_whose_answer_was_lost_is_found_to_be_there(wire, wired, at):
     wired.commit(submitted(1))
-    at("postgres.commit.commit", lambda: setattr(wire, "return_error", True))
+    at("postgres.commit.commit", lambda: setattr(wire, "deaf", True))
     wired.commit(submitted(2, 3))
-    assert not wire.return_error, "no answer was lost"
+    assert not wire.deaf, "no answer was lost"
     wired.commit(submitted(5))
     assert jobs_in(wired) == 5
     assert [told.seq for told in wired.story()] == [1, 2, 3, 4, 5]
@@ -278,7 +278,7 @@ def test_an_outcome_that_nobody_can_tell_is_said_and_settled_before_the_next_com
     def lose():
         wire.refusing = True
         if there:
-            wire.return_error = True
+            wire.deaf = True
         else:
             wire.cut()
 
@@ -300,7 +300,7 @@ def test_who_took_over_meanwhile_makes_an_unknown_outcome_the_end(dsn, wire, wir
     monkeypatch.setattr(module, "OUTCOME_WAIT_S", 0.3)
 
     def lose():
-        wire.refusing = wire.return_error = True
+        wire.refusing = wire.deaf = True
 
     at("postgres.commit.commit", lose)
     with pytest.raises(StoreRefused, match="outcome is unknown"):
