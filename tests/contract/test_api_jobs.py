@@ -266,7 +266,7 @@ def test_progress_of_a_resumed_attempt_begins_at_the_step_it_resumed_from(head, 
     supervisor.hello()
     job_id = call.submit()
     supervisor.run(job_id)
-    head.telemetry.steps(job_id, 1, 0, step_line(900, generation=0))
+    head.telemetry.put_steps(job_id, 1, 0, step_line(900, generation=0))
     assert shown_step(call, job_id) == 900
     attempt = head.store.attempts(job_id)[-1]
     resume = PublishedCheckpoint(epoch=1, step=800, path="/c", digest="d")
