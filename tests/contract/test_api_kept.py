@@ -447,8 +447,8 @@ def test_a_checkpoint_that_is_read_after_a_restart_holds_up_no_other(slow_disk):
     """Found by reading: one lock was held while all that had come before was read, for minutes, and every other node waited for it."""
     kept, goes_on, said, opening = slow_disk
     for place, encoded in (checkpoint_of("8"), checkpoint_of("7", step=2)):
-        assert kept.begin(place, encoded, published=()) == (False, 1000, {})
-        assert kept.take(place, "a", 0, b"more") == 4
+        assert kept.begin_upload(place, encoded, published=()) == (False, 1000, {})
+        assert kept.append(place, "a", 0, b"more") == 4
     kept.settle("8", None, frozenset(), newest=1)
     with pytest.raises(TryLater, match="is reading the files"):
         kept.begin(*checkpoint_of("7"), published=())
@@ -466,6 +466,6 @@ def test_what_was_being_read_of_an_attempt_that_is_over_does_not_come_back(slow_
     for thread in (opening, settling):
         thread.join(20)
     with pytest.raises(Conflict, match="no upload has begun"):
-        kept.state(checkpoint_of("7")[0])
+        kept.upload_state(checkpoint_of("7")[0])
     assert not (tmp_path / "c" / "7").exists()
     assert kept.jobs == frozenset()

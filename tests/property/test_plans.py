@@ -221,7 +221,7 @@ def test_the_order_of_equal_inputs_changes_nothing(cell, random):
         random.shuffle(items)
         return dict(items)
 
-    names = ("jobs", "attempts", "usage", "nodes", "queues", "spent")
+    names = ("jobs", "attempts", "usage", "nodes", "queues", "queue_usage")
     other = replace(snapshot, **{name: shuffled(getattr(snapshot, name)) for name in names})
     name = cell.policy.name
     assert repr(plan_of(snapshot, name=name)) == repr(plan_of(other, name=name))

@@ -97,7 +97,11 @@ def everything(pool, need, shut):
     """Every placement there is, by trying all."""
     here = usable(pool, need, shut)
     for nodes in combinations([node for node in here if pool.free[node] >= need.devices], need.nodes):
-        tails = [node for node in here if pool.free[node] >= need.last_node_devices and node not in nodes] if need.last_node_devices else [None]
+        tails = (
+            [node for node in here if pool.free[node] >= need.last_node_devices and node not in nodes]
+            if need.last_node_devices
+            else [None]
+        )
         for tail in tails:
             places = [(node, need.devices) for node in nodes] + ([(tail, need.tail)] if tail is not None else [])
             if satisfies(pool, need, sorted(places)):
@@ -139,7 +143,9 @@ def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_the
     def whole(level, node):
         domains = pool.tree.domains[level]
         return sum(
-            pool.free[other] == pool.node_devices_max and other not in pool.removed_nodes and domains[other] == domains[node]
+            pool.free[other] == pool.node_devices_max
+            and other not in pool.removed_nodes
+            and domains[other] == domains[node]
             for other in range(len(pool.devices_of_node))
         )
 
