@@ -449,9 +449,9 @@ def test_a_checkpoint_that_is_read_after_a_restart_holds_up_no_other(slow_disk):
     for place, encoded in (checkpoint_of("8"), checkpoint_of("7", step=2)):
         assert kept.begin_upload(place, encoded, published=()) == (False, 1000, {})
         assert kept.append(place, "a", 0, b"more") == 4
-    kept.settle("8", None, frozenset(), newest=1)
+    kept.remove_unneeded("8", None, frozenset(), newest=1)
     with pytest.raises(TryLater, match="is reading the files"):
-        kept.begin(*checkpoint_of("7"), published=())
+        kept.begin_upload(*checkpoint_of("7"), published=())
     goes_on.set()
     opening.join(20)
     assert said == [(False, 995, {"a": 5})]

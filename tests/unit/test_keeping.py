@@ -48,7 +48,7 @@ class Store:
 
 
 def settling(kept, pause_s=0.0):
-    outputs = SimpleNamespace(jobs=frozenset(), remove_unneeded=lambda _job_id, _live, *, newest: None)
+    outputs = SimpleNamespace(jobs=frozenset(), remove_stale_uploads=lambda _job_id, _live, *, newest: None)
     return RetentionWorker(Store(), kept, outputs, PendingUploads(), pause_s=pause_s)
 
 
