@@ -455,7 +455,7 @@ def test_a_checkpoint_that_is_read_after_a_restart_holds_up_no_other(slow_disk):
     goes_on.set()
     opening.join(20)
     assert said == [(False, 995, {"a": 5})]
-    assert kept.begin(*checkpoint_of("7"), published=()) == said[0]
+    assert kept.begin_upload(*checkpoint_of("7"), published=()) == said[0]
 
 
 def test_what_was_being_read_of_an_attempt_that_is_over_does_not_come_back(slow_disk, tmp_path):
