@@ -127,7 +127,7 @@ def _print(report: Any, first: int, *, with_coverage: bool) -> None:
     for pair, why in UNREACHABLE_PAIRS.items() if with_coverage else ():
         print(f"unreachable: {pair}: {why}")
     print()
-    broken = sum(len(one.violations) for one in report.broken)
+    broken = sum(len(one.violations) for one in report.failed_seeds)
     print(
         f"{broken or 'no'} violation{'' if broken == 1 else 's'} in {report.seconds:.1f} s ({report.cpu_s:.1f} s of CPU)"
     )

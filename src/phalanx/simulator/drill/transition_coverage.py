@@ -17,16 +17,16 @@ def _parse(table: str) -> frozenset[str]:
 
 ATTEMPT_TRANSITIONS: Final = _parse("""
 placed: MemberLost ended, MemberLost stopping, MemberReady placed, MemberReady starting, MemberReady stopping,
-    MemberRefused ended, MemberRefused stopping, ProgressReported placed, Remind placed, StartOverdue stopping,
+    MemberRefused ended, MemberRefused stopping, ProgressReported placed, ReminderDue placed, StartOverdue stopping,
     StopRequested stopping, AttemptWithdrawn ended
 running: CheckpointFailed running, CheckpointSaved running, MemberFrozen running, MemberFrozen stopping,
     MemberLost ended, MemberLost stopping, MemberStopped ended, MemberStopped running, ProgressReported running,
-    Remind running, StopRequested stopping, TaskExited running, TaskExited stopping
+    ReminderDue running, StopRequested stopping, TaskExited running, TaskExited stopping
 starting: MemberLost ended, MemberLost stopping, MemberRefused ended, MemberRefused stopping, MemberStarted running,
-    MemberStarted starting, MemberStopped ended, ProgressReported starting, Remind starting, StopRequested stopping,
-    TaskExited starting, TaskExited stopping
+    MemberStarted starting, MemberStopped ended, ProgressReported starting, ReminderDue starting,
+    StopRequested stopping, TaskExited starting, TaskExited stopping
 stopping: CheckpointFailed stopping, CheckpointSaved stopping, MemberLost ended, MemberLost stopping,
-    MemberStopped ended, MemberStopped placed, MemberStopped stopping, ProgressReported stopping, Remind stopping,
+    MemberStopped ended, MemberStopped placed, MemberStopped stopping, ProgressReported stopping, ReminderDue stopping,
     StopRequested stopping, TaskExited stopping
 """)
 """Attempt machine: state, event, state."""
@@ -57,7 +57,8 @@ killing: MemberKilled closing, PrepareTasks killing, TaskEnded killing
 killing*: MemberKilled closing*, TaskEnded killing*
 lingering: MemberEmptied closing, StopTasks killing, time killing
 none: PrepareTasks preparing, PrepareTasks preparing*
-preparing: CleanUpAttempt killing, MemberPrepared ready, StopTasks killing, TerminationRequested killing, MemberStartFailed killing, time preparing*
+preparing: CleanUpAttempt killing, MemberPrepared ready, StopTasks killing, TerminationRequested killing,
+    MemberStartFailed killing, time preparing*
 preparing*: MemberPrepared ready*, LeaseRenewed preparing, StopTasks killing*
 ready: StartTasks starting, StopTasks killing, TerminationRequested killing, time ready*
 ready*: LeaseRenewed killing*, LeaseRenewed ready, LeaseRenewed starting, StartTasks ready*, StopTasks killing*
@@ -76,12 +77,13 @@ killing: CleanUpAttempt killing
 killing*: PrepareTasks killing*, LeaseRenewed killing*
 lingering: TerminationRequested killing, time killing*, time lingering*
 lingering*: MemberEmptied closing*, LeaseRenewed lingering, time killing*
-preparing*: CleanUpAttempt killing*, PrepareTasks killing*, LeaseRenewed killing*, TerminationRequested killing*, MemberStartFailed killing*
+preparing*: CleanUpAttempt killing*, PrepareTasks killing*, LeaseRenewed killing*, TerminationRequested killing*,
+    MemberStartFailed killing*
 ready: CleanUpAttempt killing, PrepareTasks killing
 ready*: PrepareTasks killing*, TerminationRequested killing*
 running: time killing*
-running*: FreezeFinished killing*, PrepareTasks killing*, TaskEnded lingering*, TaskEnded running*, TerminationRequested stopping*,
-    time killing*
+running*: FreezeFinished killing*, PrepareTasks killing*, TaskEnded lingering*, TaskEnded running*,
+    TerminationRequested stopping*, time killing*
 starting: TasksSpawned stopping, TerminationRequested killing, time killing*
 stopping: TerminationRequested killing, time killing*, time stopping*
 stopping*: MemberEmptied closing*, time killing*
