@@ -159,17 +159,17 @@ def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_the
 
 def recount(pool):
     """A pool made anew from what the nodes say."""
-    fresh = DevicePool(pool.size, tree=pool.tree)
+    fresh = DevicePool(pool.devices_of_node, tree=pool.tree)
     for node in pool.away:
         fresh.remove_node(node)
-    for node, size in enumerate(pool.size):
+    for node, size in enumerate(pool.devices_of_node):
         if size >= 0:
             fresh.take(((node, size - pool.free[node]),))
     return fresh
 
 
 def indexes(pool):
-    listed = [node for node, size in enumerate(pool.size) if size >= 0 and node not in pool.away]
+    listed = [node for node, size in enumerate(pool.devices_of_node) if size >= 0 and node not in pool.away]
     for free in range(pool.unit + 1):
         assert pool.nodes_by_free[free] == sum(1 << node for node in listed if pool.free[node] == free)
     found = [pool.nodes_by_free, pool.counts, pool.free_total, pool.listed, pool.free]
@@ -212,9 +212,11 @@ def test_the_kept_counts_are_those_of_a_recount_and_nothing_is_handed_out_twice(
             pool.give(places)
             for node, _ in places:
                 pool.capacity.cpus[node] += need.cpus
-        elif verb in ("leave", "back") and what < len(pool.size) and pool.size[what] >= 0:
+        elif verb in ("leave", "back") and what < len(pool.devices_of_node) and pool.devices_of_node[what] >= 0:
             (pool.leave if verb == "leave" else pool.back)(what)
-        assert all(0 <= free <= size or free == size for free, size in zip(pool.free, pool.size, strict=True))
+        assert all(
+            0 <= free <= size or free == size for free, size in zip(pool.free, pool.devices_of_node, strict=True)
+        )
         assert min(pool.capacity.cpus) >= 0
         assert indexes(pool) == indexes(recount(pool))
 
