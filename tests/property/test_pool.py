@@ -172,15 +172,15 @@ def indexes(pool):
     listed = [node for node, size in enumerate(pool.devices_of_node) if size >= 0 and node not in pool.removed_nodes]
     for free in range(pool.node_devices_max + 1):
         assert pool.nodes_by_free[free] == sum(1 << node for node in listed if pool.free[node] == free)
-    found = [pool.nodes_by_free, pool.counts, pool.free_total, pool.listed, pool.free]
+    found = [pool.nodes_by_free, pool.counts_by_free, pool.free_total, pool.available_nodes, pool.free]
     if pool.domains is not None:
         found += [pool.domains.nodes_with, pool.domains._counts]
         for depth, level in enumerate(pool.domains.levels):
             domains = pool.tree.domains[depth]
             whole = [node for node in listed if pool.free[node] == pool.node_devices_max]
             assert level.whole == [sum(domains[node] == domains[first] for node in whole) for first in level.first]
-            assert {count for count in range(99) if level.members >> count & 1} == {*level.whole}
-            found += [level.whole, level.by_whole, level.members]
+            assert {count for count in range(99) if level.present >> count & 1} == {*level.whole}
+            found += [level.whole, level.by_whole, level.present]
     return found
 
 
