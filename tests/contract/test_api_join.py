@@ -104,7 +104,7 @@ def test_a_join_token_that_ends_while_its_body_is_held_back_brings_nobody_in(ben
         admitted.set()
         return found
 
-    gate.caller = admitting
+    gate.authenticate = admitting
 
     def halves():
         yield b'{"node_id": '

@@ -111,7 +111,7 @@ def test_of_a_file_whose_sync_failed_all_bytes_come_again(tmp_path):
     assert kept.begin_upload(place, encoded, published=()) == (False, 3000, {})
     assert kept.append(place, "a.bin", 2000, DATA[2000:]) == 0
     assert kept.append(place, "a.bin", 0, DATA) == 3000
-    assert kept.state(place) == (True, 0)
+    assert kept.upload_state(place) == (True, 0)
     manifest.verify(str(tmp_path / "c/7/epoch-1/step-00000005"), expected_digest=place.digest)
 
 
@@ -177,7 +177,7 @@ def test_a_copy_that_comes_again_under_a_name_synced_before_is_synced_again(tmp_
     with armed("kept.finish.sync_directory", FailureMode.ERROR), pytest.raises(TryLater):
         kept.append(place, "a.bin", 0, DATA)
     synced.clear()
-    assert kept.begin(place, encoded, published=()) == (True, 0, {})
+    assert kept.begin_upload(place, encoded, published=()) == (True, 0, {})
     assert synced == above(tmp_path)
 
 
@@ -199,7 +199,7 @@ class Store:
         self.comes = comes
 
     def attempts(self, _job_id):
-        return [SimpleNamespace(epoch=1, live=False)]
+        return [SimpleNamespace(epoch=1, holds_allocation=False)]
 
     def job(self, _job_id):
         self.comes()
