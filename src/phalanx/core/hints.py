@@ -84,7 +84,7 @@ class HintCode(enum.Enum):
     USE_PRINTED_URL = "use-printed-url", "use the URL that the head printed when it started"
     USE_PRINTED_ADDRESS = "use-printed-address", "use the address and port that the head printed when it started"
     USE_PRINTED_HTTPS = "use-printed-https", "use the https address that the head printed when it started"
-    USE_LISTEN_ADDRESS = "use-listen-address", "use the address on which the head was told to listen"
+    USE_LISTEN_ADDRESS = "use-listen-address", "use the address on which the head listens"
     LISTEN_WITH_TLS = "listen-with-tls", "start the head on an address of the network, which it serves with TLS"
     ENCRYPT = "encrypt", "use {url} and set PHALANX_FINGERPRINT; PHALANX_INSECURE=1 uses plain HTTP anyway"
     PRINT_JOIN_LINE = "print-join-line", "print the current join line on the head"
