@@ -145,7 +145,7 @@ def test_a_renewed_line_ends_the_tokens_before_it_and_no_nodes_own(bench):
     after = call("admin", "POST", "/v1/join/renew").json()["token"]
     assert after == call("admin", "GET", "/v1/join").json()["token"] != before
     refused = join(call, before)
-    assert (refused.status_code, "--new-token" in refused.json()["error"]["message"]) == (401, True)
+    assert (refused.status_code, "revoked by a newer one" in refused.json()["error"]["message"]) == (401, True)
     assert join(call, after).status_code == 200
     assert join(call, own).status_code == 200
 

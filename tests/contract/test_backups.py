@@ -268,7 +268,7 @@ def test_nothing_is_replaced_unless_told_and_what_was_there_is_kept(places, tmp_
             restore(file, place, quiet, replace=True)
     with pytest.raises(Conflict, match="already") as caught:
         restore(file, place, quiet, replace=False)
-    assert "--replace" in caught.value.hint
+    assert "replace" in caught.value.hint
     done = restore(file, place, quiet, replace=True)
     with opened(place) as store:
         assert len(store.jobs(JobFilter())) == 3
@@ -537,7 +537,7 @@ def test_a_restore_whose_last_answer_is_lost_does_not_say_that_nothing_was_writt
     monkeypatch.setattr(restoring, "around", losing)
     with closing(wire), pytest.raises(StoreRefused, match="outcome is unknown") as caught:
         restore(file, DatabaseLocation(dsn=wire.dsn), quiet, replace=True)
-    assert "--replace" in caught.value.hint
+    assert "replace" in caught.value.hint
     assert not wire.deaf, "no answer was lost"
     with opened(target) as store:
         assert everything(store) == held

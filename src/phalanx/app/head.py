@@ -46,6 +46,7 @@ from phalanx.app.resources import (
 )
 from phalanx.app.slurm_setup import SlurmOptions, slurm_engine
 from phalanx.app.state_folder import StateFolder
+from phalanx.cli.hints import error_line
 from phalanx.controller.controller import Controller
 from phalanx.controller.driver import ControllerDriver
 from phalanx.controller.leases import MARGIN_S, LeaseBook
@@ -108,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             os.close(lock)
     except PhalanxError as error:
-        sys.stderr.write(f"phalanx: error: {error.message}{f' ({error.hint})' if error.hint else ''}\n")
+        sys.stderr.write(f"phalanx: error: {error_line(error.message, error.hint)}\n")
         return int(error.exit_code)
     return 0
 

@@ -15,6 +15,7 @@ import sys
 import threading
 from typing import Final
 
+from phalanx.cli.hints import error_line
 from phalanx.core.errors import BadRequest, Conflict, PhalanxError
 from phalanx.engines.joined import records
 from phalanx.engines.joined.records import Membership
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         log_to_file(os.path.join(folder, "keeper.log"), os.environ.get("PHALANX_LOG", "INFO").upper())
         _keep(folder, joined)
     except PhalanxError as error:
-        sys.stderr.write(f"phalanx: error: {error.message}{f' ({error.hint})' if error.hint else ''}\n")
+        sys.stderr.write(f"phalanx: error: {error_line(error.message, error.hint)}\n")
         return int(error.exit_code)
     return 0
 

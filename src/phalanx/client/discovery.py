@@ -7,8 +7,9 @@ from typing import Any
 
 from phalanx.client.input_files import read_small_json, read_small_text
 from phalanx.core.errors import BadRequest, NotSignedIn, Unreachable
+from phalanx.core.hints import Hint, HintCode
 
-_UP = "start one here with phalanx up, or set PHALANX_URL and PHALANX_TOKEN to use another"
+_UP = Hint(HintCode.START_HEAD)
 _INSECURE_VARIABLE = "PHALANX_INSECURE"
 
 
@@ -41,7 +42,7 @@ def find_urls(home: str | None = None) -> list[str]:
         return [str(url).rstrip("/"), *others]
     if others:
         return others
-    raise Unreachable(f"the head (process {pid}) has died", hint="restart it with phalanx up; running jobs continue")
+    raise Unreachable(f"the head (process {pid}) has died", hint=Hint(HintCode.RESTART_HEAD))
 
 
 def split_urls(text: str) -> list[str]:
@@ -100,7 +101,7 @@ def find_token(home: str | None = None, url: str | None = None) -> str:
     try:
         token = read_small_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise NotSignedIn(f"no token: {path}: {error}", hint="phalanx up creates it; or set PHALANX_TOKEN") from error
+        raise NotSignedIn(f"no token: {path}: {error}", hint=Hint(HintCode.CREATE_TOKEN_FILE)) from error
     return _checked_token(token, path)
 
 
@@ -149,8 +150,7 @@ def check_encrypted(url: str) -> bool:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     raise BadRequest(
         f"{url} is not encrypted: anyone on the network could read the token and forge the answers; nothing was sent",
-        hint=f"use https://{address} and set PHALANX_FINGERPRINT, which `phalanx join --print` prints on the head; "
-        f"--insecure or {_INSECURE_VARIABLE}=1 uses plain HTTP anyway",
+        hint=Hint(HintCode.ENCRYPT, url=f"https://{address}"),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from phalanx.client.discovery import is_loopback, split_url
 from phalanx.core.errors import BadFile, BadRequest, NotPermitted, Unreachable
+from phalanx.core.hints import Hint, HintCode
 from phalanx.wire.join import FINGERPRINT_PREFIX, fingerprint
 
 CA_BYTES_MAX: Final = 1 << 16
@@ -72,13 +73,9 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
         reply = connection.getresponse()
         body = reply.read(CA_BYTES_MAX)
     except ssl.SSLError as error:
-        raise BadRequest(
-            f"{name}:{port} does not use TLS", hint="use the address and port that `phalanx up --listen` printed"
-        ) from error
+        raise BadRequest(f"{name}:{port} does not use TLS", hint=Hint(HintCode.USE_PRINTED_ADDRESS)) from error
     except UnicodeError as error:  # of a name with an empty label, or one over 63 letters
-        raise BadRequest(
-            f"{name!r} is not a host name", hint="use the address that `phalanx up --listen` printed"
-        ) from error
+        raise BadRequest(f"{name!r} is not a host name", hint=Hint(HintCode.USE_PRINTED_ADDRESS)) from error
     except (OSError, http.client.HTTPException) as error:
         why = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or repr(error)
         raise Unreachable(
@@ -91,13 +88,12 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
     except BadFile as error:
         raise BadRequest(
             f"{name}:{port} answers, but is not a head that servers can join (status {reply.status})",
-            hint="use the address and port that `phalanx up --listen` printed",
+            hint=Hint(HintCode.USE_PRINTED_ADDRESS),
         ) from error
     if found != expected:
         raise NotPermitted(
             f"the head at {name}:{port} has the fingerprint {found}, not {expected}; nothing was sent to it",
-            hint="`phalanx join --print` on the head prints the right line; "
-            "if it has the expected fingerprint, someone intercepts the connection",
+            hint=Hint(HintCode.COMPARE_FINGERPRINT),
         )
     return body.decode("ascii")
 
@@ -130,12 +126,12 @@ def certificate_error(error: ssl.SSLCertVerificationError, url: str) -> Unreacha
         case code if code in _OTHER_NAME:
             return Unreachable(
                 f"the head at {url} has a certificate for another address: {error.verify_message}",
-                hint="use the address that was passed to `phalanx up --listen`",
+                hint=Hint(HintCode.USE_LISTEN_ADDRESS),
             )
         case _:
             return Unreachable(
                 f"the certificate of the head at {url} is not trusted: {error.verify_message}",
-                hint="set PHALANX_FINGERPRINT to the fingerprint that `phalanx join --print` prints on the head",
+                hint=Hint(HintCode.SET_FINGERPRINT),
             )
 
 
@@ -145,7 +141,7 @@ def handshake_error(error: BaseException, url: str) -> Unreachable | None:
         return certificate_error(error, url)
     if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         here = is_loopback(split_url(url)[1])
-        listen = "use the https address that `phalanx up --listen ADDRESS` prints on the head"
+        listen = Hint(HintCode.USE_PRINTED_HTTPS)
         return Unreachable(
             f"the head at {url} does not use TLS",
             hint="use http:// for a head on this machine's loopback address" if here else listen,

@@ -24,6 +24,7 @@ from phalanx.client.discovery import (
     split_urls,
 )
 from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, TryLater, Unreachable
+from phalanx.core.hints import Hint, HintCode, parse_hint
 
 FIRST_PATIENCE_S: Final = 0.5  # a dead head is reported within a second (issue: what must be seen)
 PATIENCE_S: Final = 30.0  # a head with 10,000 jobs restarts in a few seconds
@@ -325,7 +326,7 @@ def unreachable_error(transport: Transport, error: BaseException) -> Unreachable
         return Unreachable(gone.message, hint=gone.hint)
     if isinstance(error, TimeoutError):
         return Unreachable(
-            f"the head at {where} does not answer; it may be stopped or overloaded", hint="run phalanx doctor"
+            f"the head at {where} does not answer; it may be stopped or overloaded", hint=Hint(HintCode.CHECK_HEAD)
         )
     if where.startswith("https://"):
         from phalanx.client.tls import handshake_error
@@ -334,9 +335,7 @@ def unreachable_error(transport: Transport, error: BaseException) -> Unreachable
         if tls_error is not None:
             return tls_error
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return Unreachable(
-        f"the head at {where} does not answer: {why}", hint="run phalanx doctor, or start a head with phalanx up"
-    )
+    return Unreachable(f"the head at {where} does not answer: {why}", hint=Hint(HintCode.CHECK_OR_START_HEAD))
 
 
 def error_from_reply(status: int, payload: bytes, what: str) -> PhalanxError:
@@ -344,7 +343,8 @@ def error_from_reply(status: int, payload: bytes, what: str) -> PhalanxError:
     body: dict[str, Any] = {}
     try:
         body = json.loads(payload)["error"]
-        code, message, hint = str(body["code"]), str(body["message"]), str(body.get("hint", ""))
+        code, message = str(body["code"]), str(body["message"])
+        hint = parse_hint(body.get("hint", ""), body.get("hint_code"), body.get("hint_args"))
     except (ValueError, KeyError, TypeError):
         code, message, hint = "", f"{what}: status {status} without a reason", ""
     if code == NotLeading.code:

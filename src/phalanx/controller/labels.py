@@ -11,6 +11,7 @@ from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import Node
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.state.events import LabelNodes
 
 LABELS_MAX: Final = 64  # of one node; the same as for one job
@@ -29,9 +30,7 @@ def label(turn: StepContext, request: LabelNodes) -> None:
     for node_id in sorted(request.labels):
         node = turn.world.nodes.get(node_id)
         if node is None:
-            raise NotFound(
-                f"no node {node_id!r}", hint="phalanx nodes lists them; only nodes that have joined can be labelled"
-            )
+            raise NotFound(f"no node {node_id!r} has joined", hint=Hint(HintCode.LIST_NODES))
         _check(node_id, request.labels[node_id])
         after = {name: text for name, text in {**node.labels, **request.labels[node_id]}.items() if text}
         if len(after) > LABELS_MAX:

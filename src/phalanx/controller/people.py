@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted, NotSignedIn
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import TokenId, UserId
 from phalanx.core.state.events import (
     ChangeProject,
@@ -30,9 +31,7 @@ def put_user(turn: StepContext, user: User) -> User:
     before = turn.world.users.get(user.id)
     others = (one for one in turn.world.users.values() if one.id != user.id)
     if before is not None and _administers(before) and not _administers(user) and not any(map(_administers, others)):
-        raise Conflict(
-            f"{user.id} is the last admin", hint="make another user admin first: phalanx users set NAME --role admin"
-        )
+        raise Conflict(f"{user.id} is the last admin", hint=Hint(HintCode.MAKE_ADMIN))
     turn.change.put(user)
     return user
 
@@ -65,7 +64,7 @@ def change_project(turn: StepContext, wish: ChangeProject) -> Project:
     """
     unknown = sorted({*(wish.members or ()), *(wish.admins or ())} - turn.world.users.keys())
     if unknown:
-        raise NotFound(f"no user {unknown[0]!r}", hint="add the user first: phalanx users")
+        raise NotFound(f"no user {unknown[0]!r}", hint=Hint(HintCode.ADD_USER))
     known = turn.world.projects.get(wish.project_id)
     if wish.as_admin:
         _check_admin(turn, wish.by)
@@ -91,7 +90,7 @@ def put_token(turn: StepContext, token: Token) -> Token:
     maker = None if token.made_by is None else turn.world.tokens.get(token.made_by)
     if maker is not None:
         if not maker.is_valid(turn.now.wall_s):
-            raise NotSignedIn(f"token {maker.id} is expired or revoked", hint="create another: phalanx tokens add")
+            raise NotSignedIn(f"token {maker.id} is expired or revoked", hint=Hint(HintCode.ADD_TOKEN))
         user = turn.world.users.get(maker.user)
         if user is not None and user.disabled:
             raise NotSignedIn(f"user {user.id} is disabled", hint="ask an admin")
@@ -109,7 +108,7 @@ def revoke_token(turn: StepContext, wish: RevokeToken) -> Token:
     """
     token = turn.world.tokens.get(wish.token_id)
     if token is None:
-        raise NotFound(f"no token {wish.token_id}", hint="phalanx tokens lists them")
+        raise NotFound(f"no token {wish.token_id}", hint=Hint(HintCode.LIST_TOKENS))
     revoked = {wish.token_id}
     if wish.with_derived:
         revoked |= _made_with(turn, wish.token_id)

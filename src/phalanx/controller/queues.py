@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict, NotFound
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import QueueId
 from phalanx.core.state.events import ChangeQueue, PutQueues
 from phalanx.core.work.queue import Queue
@@ -41,7 +42,7 @@ def put(turn: StepContext, request: PutQueues) -> None:
     after = {**world.queues, **{queue.id: queue for queue in queues}}
     for queue_id in request.remove:
         if after.pop(queue_id, None) is None:
-            raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
+            raise NotFound(f"no queue {queue_id!r}", hint=Hint(HintCode.LIST_QUEUES))
     check_queue_tree(after)
     _refuse_in_use(turn, request.remove)
     for queue in queues:
@@ -64,5 +65,5 @@ def _refuse_in_use(turn: StepContext, queue_ids: tuple[QueueId, ...]) -> None:
         first = alive[0]
         raise Conflict(
             f"queue {first.queue} still has {sum(job.queue == first.queue for job in alive)} pending or running jobs",
-            hint=f"stop new starts: phalanx queues set {first.queue} --close; list the jobs: phalanx ps --queue {first.queue}",
+            hint=Hint(HintCode.CLOSE_QUEUE, queue=first.queue),
         )

@@ -14,6 +14,7 @@ from phalanx.controller.step_result import Answer
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Cordon, Node, NodeState
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.lifecycle import job as jobs
 from phalanx.core.lifecycle.transitions import AttemptCase, TransitionResult
@@ -155,10 +156,10 @@ def _each(
         turn.apply(act(turn.case(job_id)))
         return world.jobs[job_id]
     if job_id not in world.relations.elements:
-        raise NotFound(f"no job {job_id}", hint="phalanx ps -a lists them")
+        raise NotFound(f"no job {job_id}", hint=Hint(HintCode.LIST_JOBS))
     cases = [case for element in world.relations.elements[job_id] if applies(case := turn.case(element))]
     if not cases:
-        raise Conflict(f"no element of array {job_id} {word}", hint=f"phalanx show {job_id}")
+        raise Conflict(f"no element of array {job_id} {word}", hint=Hint(HintCode.SHOW_JOB, job=job_id))
     outcomes = [act(case) for case in sorted(cases, key=lambda case: case.job.seq)]
     for outcome in outcomes:
         turn.apply(outcome)
@@ -187,7 +188,7 @@ def _mark_slow(turn: StepContext, calibration: FleetDocument) -> None:
 def _operate(turn: StepContext, request: CordonNode | UncordonNode | RemoveNode) -> Node:
     node = turn.world.nodes.get(request.node_id)
     if node is None:
-        raise NotFound(f"no node {request.node_id!r}", hint="phalanx nodes lists them")
+        raise NotFound(f"no node {request.node_id!r}", hint=Hint(HintCode.LIST_NODES))
     match request:
         case CordonNode():
             return _cordon(turn, node, request)
@@ -201,7 +202,7 @@ def _operate(turn: StepContext, request: CordonNode | UncordonNode | RemoveNode)
         case RemoveNode():
             if node.state is NodeState.UP or turn.world.attempts_on(node.id):
                 raise Conflict(
-                    f"{node.id} is {node.state.value} or still runs jobs", hint=f"phalanx nodes drain {node.id} first"
+                    f"{node.id} is {node.state.value} or still runs jobs", hint=Hint(HintCode.DRAIN_NODE, node=node.id)
                 )
             turn.change.remove_node(node)
             turn.add_story("node_forgotten", f"{node.id} was removed from the fleet", node_id=node.id, by=request.by)

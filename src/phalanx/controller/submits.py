@@ -10,6 +10,7 @@ from typing import Final
 from phalanx.controller import reservations
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.lifecycle import dependencies
 from phalanx.core.lifecycle.dependencies import JobStates
@@ -73,7 +74,7 @@ def _check_nodes(turn: StepContext, wish: SubmitJob) -> None:
     """
     unknown = [name for name in wish.spec.nodelist if name not in turn.world.nodes]
     if unknown:
-        raise NotFound(f"nodelist: no node {unknown[0]}", hint="phalanx nodes lists them")
+        raise NotFound(f"nodelist: no node {unknown[0]}", hint=Hint(HintCode.LIST_NODES))
 
 
 def _in_one_world(wish: SubmitJob) -> SubmitJob:
@@ -85,7 +86,7 @@ def _in_one_world(wish: SubmitJob) -> SubmitJob:
     if (role.gpus.nodes or 1) > 1 or role.gpus.nodes_max is not None:
         raise BadRequest(
             f"{launcher} starts once on each of the {role.gpus.nodes} nodes and would create {role.gpus.nodes} separate worlds",
-            hint="ask for one node (--nodes 1), or start the ranks without it: phalanx run -- python train.py",
+            hint=Hint(HintCode.RUN_RANKS),
         )
     return replace(wish, spec=replace(wish.spec, role=replace(role, gpus=fixed_to_one_node(role.gpus))))
 
@@ -98,7 +99,8 @@ def _earlier_job(turn: StepContext, wish: SubmitJob, earlier: Idempotency) -> Jo
     job = turn.world.jobs.get(earlier.job_id)
     if job is None:
         raise Conflict(
-            f"job {earlier.job_id} was created with this key and ended long ago", hint=f"phalanx show {earlier.job_id}"
+            f"job {earlier.job_id} was created with this key and ended long ago",
+            hint=Hint(HintCode.SHOW_JOB, job=earlier.job_id),
         )
     return job if job.array is None else [job]
 

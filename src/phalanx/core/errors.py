@@ -22,7 +22,7 @@ class PhalanxError(Exception):
 
     Args:
         message: what is wrong, and with which id.
-        hint: what to do next, as a sentence or a command; empty if nothing helps.
+        hint: what to do next: a sentence, or a `core.hints.Hint`, which front ends render; empty if nothing helps.
     """
 
     code: ClassVar[str] = "error"

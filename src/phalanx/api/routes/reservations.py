@@ -12,6 +12,7 @@ from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.records import reservation_view
 from phalanx.core.errors import BadRequest
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ReservationId, UserId
 from phalanx.core.state.events import EndReservation, PutReservation
 from phalanx.core.units import parse_duration_s
@@ -62,7 +63,7 @@ def _wanted(parts: HeadServices, reservation_id: ReservationId, body: Reservatio
     if body.maintenance == bool(body.users or body.queues):
         raise BadRequest(
             f"reservation {reservation_id}: it must be either for maintenance or for users and queues",
-            hint="use --maintenance, or --user and --queue",
+            hint=Hint(HintCode.RESERVE_FOR),
         )
     start_s = body.start_s
     if start_s is None:  # a repeated request keeps the start of the first one, so that it does not contradict it

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import TokenId, UserId
 
 DONE: Final = "done"
@@ -192,9 +193,7 @@ def parse_anchor(text: str) -> ChainTip:
         or len(mac) != 64
         or set(mac) - set("0123456789abcdef")
     ):
-        raise BadRequest(
-            f"{text[:80]!r} is not an anchor", hint="write SEQ:CODE, as in the last line of `phalanx audit`"
-        )
+        raise BadRequest(f"{text[:80]!r} is not an anchor", hint=Hint(HintCode.GIVE_ANCHOR))
     return ChainTip(seq=int(seq), mac=mac)
 
 

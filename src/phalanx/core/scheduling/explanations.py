@@ -61,9 +61,7 @@ _NAMED_MAX: Final = 3  # names listed in one sentence
 def ineligibility(job: Job, queue: Queue | None, now_s: float) -> WaitReason | None:
     """Why the job may not start regardless of free capacity; ELIGIBLE if it may."""
     if job.held:
-        return WaitReason(
-            reason=WaitReasonCode.HELD, detail=f"job {job.id} is held; to let it start: phalanx release {job.id}"
-        )
+        return WaitReason(reason=WaitReasonCode.HELD, detail=f"job {job.id} is held")
     if queue is not None and not queue.open:
         return WaitReason(reason=WaitReasonCode.QUEUE_CLOSED, detail=f"queue {queue.id} is closed")
     if job.unmet_dependencies:

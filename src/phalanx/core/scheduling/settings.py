@@ -34,7 +34,7 @@ class PolicySettings:
 # They order by exact run times, which are only known in a replayed trace.
 REFERENCE_POLICIES: Final = ("sjf", "srtf")
 LIVE_POLICIES: Final = tuple(name for name in POLICIES if name not in REFERENCE_POLICIES)
-MIN_TIME_MAX_S: Final = 7 * 86400.0  # a longer guarantee means never stopping a job: use `--no-preemption`
+MIN_TIME_MAX_S: Final = 7 * 86400.0  # a longer guarantee means never stopping a job: forbid preemption instead
 # So that an elastic job that shrank does not grow back at once.
 GROW_PER_MOVE: Final = PolicyParameters().grow_min_s / PolicyParameters().move_min_s
 
@@ -47,8 +47,8 @@ def check_live_policy(name: str) -> None:
     """
     if name in REFERENCE_POLICIES:
         raise BadRequest(
-            f"--policy {name} orders jobs by their exact run times, which are unknown for live jobs",
-            hint=f"it is a reference for phalanx simulate; a head accepts: {', '.join(LIVE_POLICIES)}",
+            f"policy {name} orders jobs by their exact run times, which are unknown for live jobs",
+            hint=f"it is a reference for simulations; a head accepts: {', '.join(LIVE_POLICIES)}",
         )
     if name not in LIVE_POLICIES:
         raise BadRequest(f"unknown policy {name!r}", hint=f"one of: {', '.join(LIVE_POLICIES)}")
@@ -76,14 +76,14 @@ def live_policy_settings(
     """
     check_live_policy(name)
     knobs = PolicyParameters()
-    for flag, seconds in (
-        ("--min-run", min_run_s),
-        ("--min-run-by-right", min_run_by_right_s),
-        ("--min-stay", min_stay_s),
+    for name_of_time, seconds in (
+        ("min_run", min_run_s),
+        ("min_run_by_right", min_run_by_right_s),
+        ("min_stay", min_stay_s),
     ):
         if seconds is not None and not 1.0 <= seconds <= MIN_TIME_MAX_S:
             raise BadRequest(
-                f"{flag} {format_duration(seconds)}: must be between 1 s and {format_duration(MIN_TIME_MAX_S)}"
+                f"{name_of_time}: {format_duration(seconds)} is not between 1 s and {format_duration(MIN_TIME_MAX_S)}"
             )
     if min_run_s is not None:
         knobs = replace(knobs, run_min_s=min_run_s)

@@ -287,7 +287,7 @@ class _Script:
             srun = parse_srun(asked["argv"])
             step = plan_step(srun, self._batch, number)
         except PhalanxError as error:
-            link.send({"error": error.message, "hint": error.hint})
+            link.send({"error": error.message, "hint": str(error.hint)})
             return
         with self._lock:
             self._clients[number], self._unfinished[number] = link, step.tasks

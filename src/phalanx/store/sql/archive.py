@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from phalanx.core.errors import BadFile, Conflict
+from phalanx.core.hints import Hint, HintCode
 from phalanx.failpoints import around, sync_directory, write
 from phalanx.ports.store import StoreRefused
 from phalanx.store.sql.kinds import KIND_BY_NAME
@@ -123,7 +124,7 @@ def read_manifest(path: str) -> BackupManifest:
         if manifest.format == FORMAT:
             return manifest
         break
-    raise BadFile(f"{path} is not a Phalanx backup", hint="phalanx backup FILE creates one")
+    raise BadFile(f"{path} is not a Phalanx backup", hint=Hint(HintCode.CREATE_BACKUP))
 
 
 def read_records(path: str) -> Iterator[tuple[str, Any]]:
@@ -205,12 +206,12 @@ def _read(path: str) -> Iterator[bytes]:
             yield from file
     except gzip.BadGzipFile as error:
         raise BadFile(
-            f"{path} is not a Phalanx backup, or its beginning is damaged", hint="phalanx backup FILE creates one"
+            f"{path} is not a Phalanx backup, or its beginning is damaged", hint=Hint(HintCode.CREATE_BACKUP)
         ) from error
     except (EOFError, zlib.error) as error:
         raise _damaged(path, str(error)) from error
     except OSError as error:
-        raise BadFile(f"{path}: {error.strerror}", hint="name a file that phalanx backup has written") from error
+        raise BadFile(f"{path}: {error.strerror}", hint=Hint(HintCode.CREATE_BACKUP)) from error
 
 
 def _damaged(path: str, why: str) -> BadFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from phalanx.core.hints import Hint, HintCode
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql import reading
 from phalanx.store.sql.kinds import KINDS, StoredKind
@@ -26,7 +27,7 @@ def record_counts(look: SqlReader) -> dict[str, int]:
     if len(applied) < len(known):
         raise StoreUnusable(
             f"the database is of an older release: migration {len(applied)} of {len(known)}",
-            hint="phalanx up upgrades it and keeps a copy of the old one",
+            hint=Hint(HintCode.UPGRADE_STORE),
         )
     return {str(word): int(count) for word, count in look.rows("counts")}
 

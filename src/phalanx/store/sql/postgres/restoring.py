@@ -9,6 +9,7 @@ from typing import Any, Final
 import psycopg
 
 from phalanx.core.errors import Conflict
+from phalanx.core.hints import Hint, HintCode
 from phalanx.failpoints import around
 from phalanx.ports.store import StoreRefused
 from phalanx.store.lost_numbers import (
@@ -102,7 +103,7 @@ def _commit(writer: Connection, address: Address) -> None:
     except psycopg.OperationalError:
         raise StoreRefused(
             f"the connection to PostgreSQL at {address.shown} broke during the commit, whose outcome is unknown",
-            hint="restore again with --replace: it is safe in both cases",
+            hint=Hint(HintCode.RESTORE_AGAIN),
         ) from None
 
 
@@ -119,7 +120,7 @@ def _refuse_connected_heads(address: Address) -> None:
     if heads:
         raise Conflict(
             f"a head uses the database at {address.shown} ({', '.join(heads[:3])})",
-            hint="run phalanx down on every head first",
+            hint=Hint(HintCode.STOP_ALL_HEADS),
         )
 
 
@@ -131,7 +132,7 @@ def _empty(writer: Connection, address: Address, *, replace: bool) -> str:
     if not replace:
         raise Conflict(
             f"the database at {address.shown} already contains {sum(found)} records",
-            hint="--replace moves them to another schema",
+            hint=Hint(HintCode.REPLACE_DATABASE),
         )
     aside = f"phalanx_before_restore_{time.strftime('%Y%m%d_%H%M%S')}_{time.time_ns() // 1000 % 1_000_000:06d}"
     with around("restore.schema"):

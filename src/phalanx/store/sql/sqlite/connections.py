@@ -14,6 +14,7 @@ from typing import Final
 import apsw
 
 from phalanx.core.errors import Conflict
+from phalanx.core.hints import Hint, HintCode
 from phalanx.failpoints import around, sync_directory, write
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
@@ -49,9 +50,7 @@ def lock(path: str) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise Conflict(
-            f"{path} is in use by another head", hint="stop it with phalanx down: only one head can use a database"
-        ) from None
+        raise Conflict(f"{path} is in use by another head", hint=Hint(HintCode.STOP_HEAD)) from None
     except OSError as error:
         if fd >= 0:
             os.close(fd)

@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 
 from phalanx.core.errors import Conflict
+from phalanx.core.hints import Hint, HintCode
 from phalanx.failpoints import around, sync_directory
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
@@ -37,7 +38,7 @@ def restore_records(path: str, records: Iterable[tuple[str, Any]], *, replace: b
     held = lock(path)
     try:
         if os.path.exists(path) and os.path.getsize(path) and not replace:
-            raise Conflict(f"the database {path} already exists", hint="--replace renames it and restores a new one")
+            raise Conflict(f"the database {path} already exists", hint=Hint(HintCode.REPLACE_DATABASE))
         fresh = path + ".restoring"
         _remove(fresh)
         writer = open_writer(fresh, "", held=-1)
