@@ -113,8 +113,11 @@ def stands_in(secret: bytes, content: bytes) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what Phalanx is told by it but for how much to log."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_") or name == LEVEL}
+    """The variables of this process without those of Phalanx (but for the log level) and without a terminal's size."""
+    sized = ("COLUMNS", "LINES")
+    return {
+        name: value for name, value in os.environ.items() if name == LEVEL or not name.startswith(("PHALANX_", *sized))
+    }
 
 
 @contextlib.contextmanager

@@ -110,7 +110,7 @@ def rotary_table(length: int, head_width: int) -> torch.Tensor:
     Source: Su et al., "RoFormer", 2021, equation (15).
     """
     frequencies = 10_000.0 ** (-torch.arange(0, head_width, 2) / head_width)
-    angles = torch.external(torch.arange(length), frequencies)
+    angles = torch.outer(torch.arange(length), frequencies)
     return torch.stack((angles.cos(), angles.sin()), dim=1)
 
 

@@ -96,7 +96,7 @@ def rotary_tables(length: int, head_width: int, device: torch.device) -> tuple[t
     Source: Su et al., "RoFormer", 2021, equation (15).
     """
     frequencies = 10_000.0 ** (-torch.arange(0, head_width, 2, device=device) / head_width)
-    angles = torch.external(torch.arange(length, device=device), frequencies)
+    angles = torch.outer(torch.arange(length, device=device), frequencies)
     return angles.cos(), angles.sin()
 
 

@@ -60,7 +60,7 @@ def main() -> None:
         )
 
     loss, began_s = resumed.extra.get("loss", math.nan), time.monotonic()
-    stop = phalanx.torch.RankStopReason.NONE
+    stop = phalanx.torch.StopReason.NONE
     for step in range(resumed.step + 1, options.steps + 1):
         loss = train_step(gpt, optimizer, corpus, options, run, step)
         phalanx.torch.report(step=step, loss=loss, tokens=options.batch * options.seq)

@@ -219,7 +219,7 @@ class Bench:
         tables = self.head.store._tables
         runtime = self.head.app.state.runtime
         sessions = {
-            name: (one.input.end, one.input_closed, one.rows, one.cols, one.output.end, one.over)
+            name: (one.input.end, one.input_closed, one.rows, one.cols, one.output.end, one.ended)
             for name, one in runtime.sessions._open.items()
         }
         kept = {name: repr(getattr(tables, name)) for name in tables.__slots__ if name != "audit"}

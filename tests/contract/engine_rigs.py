@@ -74,14 +74,14 @@ class RayRig(BenchmarkCluster):
 @contextlib.contextmanager
 def local() -> Iterator[LocalRig]:
     """See `LocalRig`."""
-    with _running(LocalRig, revive_s=5.0, words=SOON) as rig:
+    with _running(LocalRig, revive_s=5.0, head_arguments=SOON) as rig:
         yield rig
 
 
 @contextlib.contextmanager
 def ray(*words: str) -> Iterator[RayRig]:
     """See `RayRig`; with further words for its head."""
-    with _running(RayRig, words=("--engine", "ray", *SOON, *words)) as rig:
+    with _running(RayRig, head_arguments=("--engine", "ray", *SOON, *words)) as rig:
         yield rig
 
 

@@ -189,13 +189,13 @@ def test_stop_is_refused_while_jobs_run_and_keeps_or_cancels_them_as_told(head, 
         "relieved": False,
     }
     supervisor.end(job_id)
-    assert not head.on_stopped.is_set()
+    assert not head.stopped.is_set()
     assert call("operator", "POST", "/v1/stop", {"cancel_jobs": True}).json() == {
         "stopping": True,
         "running": 0,
         "relieved": False,
     }
-    assert head.on_stopped.wait(10)
+    assert head.stopped.wait(10)
 
 
 def test_stop_that_keeps_jobs_grants_long_leases_first(head, call):
@@ -209,7 +209,7 @@ def test_stop_that_keeps_jobs_grants_long_leases_first(head, call):
         "running": 1,
         "relieved": False,
     }
-    assert head.on_stopped.wait(10)
+    assert head.stopped.wait(10)
 
 
 @pytest.mark.parametrize("verb", ["hold", "release"])
@@ -266,17 +266,17 @@ def test_progress_of_a_resumed_attempt_begins_at_the_step_it_resumed_from(head, 
     supervisor.hello()
     job_id = call.submit()
     supervisor.run(job_id)
-    head.telemetry.steps(job_id, 1, 0, step_line(900, generation=0))
+    head.telemetry.put_steps(job_id, 1, 0, step_line(900, generation=0))
     assert shown_step(call, job_id) == 900
     attempt = head.store.attempts(job_id)[-1]
     resume = PublishedCheckpoint(epoch=1, step=800, path="/c", digest="d")
-    restarted = replace(attempt, generation=1, generation_s=5.0, resume=resume)
+    restarted = replace(attempt, generation=1, generation_s=5.0, resume_from=resume)
     head.store.commit(Batch(records=[restarted]))
-    head.telemetry.steps(job_id, 1, 0, b'{"k": "planned", "rank": 0, "generation": 1, "steps_total": 1000}\n')
+    head.telemetry.put_steps(job_id, 1, 0, b'{"k": "planned", "rank": 0, "generation": 1, "steps_total": 1000}\n')
     assert shown_step(call, job_id) == 800
-    head.store.commit(Batch(records=[replace(restarted, resume=None)]))
+    head.store.commit(Batch(records=[replace(restarted, resume_from=None)]))
     assert call("user", "GET", f"/v1/jobs/{job_id}").json()["job"]["progress"] is None
-    head.telemetry.steps(job_id, 1, 0, step_line(801, generation=1))
+    head.telemetry.put_steps(job_id, 1, 0, step_line(801, generation=1))
     assert shown_step(call, job_id) == 801
 
 

@@ -97,14 +97,14 @@ def test_a_join_token_that_ends_while_its_body_is_held_back_brings_nobody_in(ben
     """Found by reading: the gate judged when the head of the request came, and nobody when its body was here."""
     head, call, _ = bench
     gate = head.app.state.runtime.authenticator
-    admit, admitted = gate.caller, threading.Event()
+    admit, admitted = gate.authenticate, threading.Event()
 
     def admitting(authorization):
         found = admit(authorization)
         admitted.set()
         return found
 
-    gate.caller = admitting
+    gate.authenticate = admitting
 
     def halves():
         yield b'{"node_id": '

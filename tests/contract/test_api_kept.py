@@ -163,7 +163,7 @@ def publish(nodes, step):
     nodes[0].upload(step, paths[0], digest, kept=kept.set)
     assert kept.wait(20), nodes[0].said + nodes[1].said
     until(lambda: all(node.idle() for node in nodes))
-    order = nodes[0].members.prepare
+    order = nodes[0].present.prepare
     resume = PublishedCheckpoint(
         epoch=order.epoch, step=step, path=f"{order.checkpoint_dir}/step-{step:08d}", digest=digest
     )
@@ -189,7 +189,7 @@ def test_parts_of_two_nodes_become_one_checkpoint_that_is_told_only_when_it_is_w
     kept = threading.Event()
     nodes[0].upload(7, paths[0], digest, kept=kept.set)
     until(lambda: list(Path(head.parts.checkpoint_root).rglob("*.tmp-kept-*/a.bin")))
-    order = nodes[0].members.prepare
+    order = nodes[0].present.prepare
     assert not kept.wait(0.5)
     assert not os.path.exists(f"{order.checkpoint_dir}/step-00000007")
     nodes[1].upload(7, paths[1], digest)
@@ -202,15 +202,15 @@ def test_parts_of_two_nodes_become_one_checkpoint_that_is_told_only_when_it_is_w
 def test_a_replaced_gang_has_the_checkpoint_brought_and_what_a_node_holds_stays(gang, call, tmp_path):
     _, nodes = gang
     resume = publish(nodes, 7)
-    own = Path(local_checkpoint_path(nodes[1].members.prepare, resume, nodes[1].members.checkpoints))
+    own = Path(local_checkpoint_path(nodes[1].present.prepare, resume, nodes[1].present.checkpoints))
     held = (own / "b.bin").stat().st_ino
-    checkpoint_download.download_checkpoint(nodes[1].members, resume, nodes[1].access, nodes[1].members.checkpoints)
+    checkpoint_download.download_checkpoint(nodes[1].present, resume, nodes[1].access, nodes[1].present.checkpoints)
     manifest.verify(str(own), expected_digest=resume.digest)
     assert (own / "b.bin").stat().st_ino == held
     (own / "b.bin").write_bytes(b"rotten")
     (own / "a.bin.partial").write_bytes(parts(7)[0]["a.bin"][: BIG // 2])  # a fetch that broke off
     (own / "a.bin").unlink()
-    checkpoint_download.download_checkpoint(nodes[1].members, resume, nodes[1].access, nodes[1].members.checkpoints)
+    checkpoint_download.download_checkpoint(nodes[1].present, resume, nodes[1].access, nodes[1].present.checkpoints)
     manifest.verify(str(own), expected_digest=resume.digest)
 
 
@@ -219,7 +219,7 @@ def test_a_copy_that_rots_on_the_heads_disk_is_passed_over_for_the_one_before(ga
     older, newer = publish(nodes, 7), publish(nodes, 9)
     with open(f"{newer.path}/b.bin", "r+b") as file:
         file.write(b"rot")
-    present, said = nodes[0].members, []
+    present, said = nodes[0].present, []
     present.prepare = replace(present.prepare, candidates=(newer, older))
     found = checkpoint_download.newest_complete(present, nodes[0].access, present.checkpoints, said.append)
     assert found == older
@@ -232,7 +232,7 @@ def test_a_copy_of_which_the_head_lost_a_file_is_passed_over_for_the_one_before(
     _, nodes = gang
     older, newer = publish(nodes, 7), publish(nodes, 9)
     os.unlink(f"{newer.path}/b.bin")
-    present, said = nodes[0].members, []
+    present, said = nodes[0].present, []
     present.prepare = replace(present.prepare, candidates=(newer, older))
     assert checkpoint_download.newest_complete(present, nodes[0].access, present.checkpoints, said.append) == older
     assert "step 9" in said[0]
@@ -245,7 +245,7 @@ def test_retention_and_the_end_of_the_attempt_leave_what_is_published_and_nothin
         publish(nodes, step)
     root = Path(head.parts.checkpoint_root, job, "epoch-1")
     until(lambda: sorted(path.name for path in root.glob("step-*")) == ["step-00000005", "step-00000007"])
-    own = Path(nodes[1].members.checkpoints, "epoch-1")
+    own = Path(nodes[1].present.checkpoints, "epoch-1")
     assert sorted(path.name for path in own.iterdir()) == ["step-00000005", "step-00000007"]
     paths, digest = save_everywhere(nodes, 9)
     nodes[0].upload(9, paths[0], digest, kept=lambda: None)
@@ -278,7 +278,7 @@ def test_a_head_that_goes_away_in_mid_upload_gets_the_rest_when_it_is_back(head,
     kept = threading.Event()
     nodes[0].upload(7, path, digest, kept=kept.set)
     assert not kept.wait(1.0)
-    assert nodes[0].checkpoint_uploader.folders() == {path}
+    assert nodes[0].porter.unfinished_folders() == {path}
     with head.served(port=port):
         assert kept.wait(20), nodes[0].said
     manifest.verify(f"{head.parts.checkpoint_root}/{job}/epoch-1/step-00000007", expected_digest=digest)
@@ -291,9 +291,9 @@ def test_the_end_of_a_member_waits_for_its_checkpoint_while_bytes_move_and_for_a
         path, digest = nodes[0].save(7, parts(7)[0], parts(7)[0])
     order, in_haste = threading.Event(), threading.Event()
     nodes[0].upload(7, path, digest, kept=lambda: None)
-    key = nodes[0].members.key
-    nodes[0].checkpoint_uploader.notify_when_uploaded(key.job_id, key.epoch, in_haste.set, patient=False)
-    nodes[0].checkpoint_uploader.notify_when_uploaded(key.job_id, key.epoch, order.set, patient=True)
+    key = nodes[0].present.key
+    nodes[0].porter.notify_when_uploaded(key.job_id, key.epoch, in_haste.set, patient=False)
+    nodes[0].porter.notify_when_uploaded(key.job_id, key.epoch, order.set, patient=True)
     assert in_haste.wait(20), "it starts again here, and brings the rest then"
     assert not order.is_set()
     with head.served(port=port):
@@ -447,25 +447,25 @@ def test_a_checkpoint_that_is_read_after_a_restart_holds_up_no_other(slow_disk):
     """Found by reading: one lock was held while all that had come before was read, for minutes, and every other node waited for it."""
     kept, goes_on, said, opening = slow_disk
     for place, encoded in (checkpoint_of("8"), checkpoint_of("7", step=2)):
-        assert kept.begin(place, encoded, published=()) == (False, 1000, {})
-        assert kept.take(place, "a", 0, b"more") == 4
-    kept.settle("8", None, frozenset(), newest=1)
+        assert kept.begin_upload(place, encoded, published=()) == (False, 1000, {})
+        assert kept.append(place, "a", 0, b"more") == 4
+    kept.remove_unneeded("8", None, frozenset(), newest=1)
     with pytest.raises(TryLater, match="is reading the files"):
-        kept.begin(*checkpoint_of("7"), published=())
+        kept.begin_upload(*checkpoint_of("7"), published=())
     goes_on.set()
     opening.join(20)
     assert said == [(False, 995, {"a": 5})]
-    assert kept.begin(*checkpoint_of("7"), published=()) == said[0]
+    assert kept.begin_upload(*checkpoint_of("7"), published=()) == said[0]
 
 
 def test_what_was_being_read_of_an_attempt_that_is_over_does_not_come_back(slow_disk, tmp_path):
     kept, goes_on, _, opening = slow_disk
-    settling = threading.Thread(target=lambda: kept.settle("7", None, frozenset(), newest=1))
+    settling = threading.Thread(target=lambda: kept.remove_unneeded("7", None, frozenset(), newest=1))
     settling.start()
     goes_on.set()
     for thread in (opening, settling):
         thread.join(20)
     with pytest.raises(Conflict, match="no upload has begun"):
-        kept.state(checkpoint_of("7")[0])
+        kept.upload_state(checkpoint_of("7")[0])
     assert not (tmp_path / "c" / "7").exists()
     assert kept.jobs == frozenset()

@@ -99,7 +99,7 @@ def test_a_piece_whose_sync_failed_and_that_ranks_wrote_otherwise_since_is_repla
     n0.send()
     n0.write("log.txt", "one\ntwo\n")
     with armed("outputs.extend.sync", FailureMode.ERROR):
-        n0.outputs.send(n0.members)
+        n0.outputs.send_changes(n0.present)
     n0.write("log.txt", "one\n2.0\n")
     n0.send()
     assert at_the_head(head, job) == {"log.txt": "one\n2.0\n"}

@@ -221,9 +221,9 @@ def test_one_user_leaves_streams_for_others(tmp_path):
             assert "close some of yours" in error["hint"]
         others.enter_context(following(path, "admin"))
         first.close()
-        until(lambda: head.app.state.runtime.streams == {"vic": 1, "root": 1})
+        until(lambda: head.app.state.runtime.streams_by_user == {"vic": 1, "root": 1})
         others.enter_context(following(path, "viewer"))
-    until(lambda: not head.app.state.runtime.streams)
+    until(lambda: not head.app.state.runtime.streams_by_user)
     head.close()
 
 
@@ -249,7 +249,7 @@ def test_however_a_stream_ends_its_place_is_free_again(head, at):
             await asyncio.sleep(60)
 
     async def send(message):
-        assert runtime.streams == {"ada": 1}
+        assert runtime.streams_by_user == {"ada": 1}
         if at == "the head" or (at == "the first event" and message.get("body")):
             raise RuntimeError(at)
 
@@ -259,7 +259,7 @@ def test_however_a_stream_ends_its_place_is_free_again(head, at):
 
     with contextlib.nullcontext() if at == "the caller" else pytest.raises(RuntimeError, match=at):
         asyncio.run(EventStream(runtime, "ada", source(), lambda: None)({}, receive, send))
-    assert not runtime.streams
+    assert not runtime.streams_by_user
 
 
 def test_a_follower_that_left_is_forgotten(head, call):

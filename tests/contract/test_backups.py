@@ -550,9 +550,9 @@ def test_a_restore_whose_last_answer_is_lost_does_not_say_that_nothing_was_writt
 
 SCRIPT = """
 import sys
-from phalanx.store.sql.backups import Place, backup, restore
+from phalanx.store.sql.backups import DatabaseLocation, backup, restore
 what, path, file = sys.argv[1:]
-place = Place(dsn=path) if path.startswith("postgresql") else Place(path=path)
+place = DatabaseLocation(dsn=path) if path.startswith("postgresql") else DatabaseLocation(path=path)
 backup(place, file, print) if what == "backup" else restore(file, place, print, replace=True)
 """
 # Passed only where something lies in the way, and what; each has a test of its own below.
@@ -683,7 +683,7 @@ def test_a_backup_that_failed_and_is_killed_where_it_takes_its_half_back_may_be_
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-LATER = "import sys; from phalanx.store.orphaned_files import set_aside; set_aside(sys.argv[1], {'1': 1}, 'now')"
+LATER = "import sys; from phalanx.store.orphaned_files import move_orphaned; move_orphaned(sys.argv[1], {'1': 1}, 'now')"
 
 
 STAYS = [

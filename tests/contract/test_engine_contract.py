@@ -38,11 +38,11 @@ def whole(rig):
     for job in rig.call("GET", "/v1/jobs")["jobs"]:
         if job["state"] in ("pending", "running"):
             rig.call("POST", f"/v1/jobs/{job['id']}/cancel")
-            rig.wait(job["id"], "cancelled", "failed", "succeeded")
+            rig.wait_for_state(job["id"], "cancelled", "failed", "succeeded")
 
 
 def ended(rig, job):
-    return rig.wait(job, "succeeded", "failed", "cancelled", "timeout")
+    return rig.wait_for_state(job, "succeeded", "failed", "cancelled", "timeout")
 
 
 def runs(rig, job):

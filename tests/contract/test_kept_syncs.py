@@ -66,7 +66,7 @@ def test_a_piece_that_is_sent_again_is_written_and_synced_again(tmp_path, synced
     outputs = grown(tmp_path)
     synced.clear()
     written.clear()
-    assert outputs.extend(NODE, "x.txt", 5, b", more") == 11
+    assert outputs.append_stored(NODE, "x.txt", 5, b", more") == 11
     assert written == [(5, 11)], "the kernel may take pages for written whose sync has failed"
     assert synced == [f"{tmp_path}/7/x.txt", f"{tmp_path}/7"]
     assert Path(tmp_path, "7/x.txt").read_bytes() == b"begun, more"
@@ -74,8 +74,8 @@ def test_a_piece_that_is_sent_again_is_written_and_synced_again(tmp_path, synced
 
 def test_other_bytes_of_the_same_length_are_not_taken_for_the_piece_that_is_here(tmp_path):
     outputs = grown(tmp_path)
-    assert outputs.extend(NODE, "x.txt", 5, b", less") == -1
-    assert outputs.extend(NODE, "x.txt", 5, b", less of it") == 11, "where it ends"
+    assert outputs.append_stored(NODE, "x.txt", 5, b", less") == -1
+    assert outputs.append_stored(NODE, "x.txt", 5, b", less of it") == 11, "where it ends"
     assert Path(tmp_path, "7/x.txt").read_bytes() == b"begun, more"
 
 
@@ -94,46 +94,46 @@ def checkpoint(step=5, epoch=1):
 
 def save(kept, *, step, epoch):
     place, encoded = checkpoint(step, epoch)
-    kept.begin(place, encoded, published=())
-    kept.take(place, "a.bin", 0, DATA)
-    assert kept.state(place) == (True, 0)
+    kept.begin_upload(place, encoded, published=())
+    kept.append(place, "a.bin", 0, DATA)
+    assert kept.upload_state(place) == (True, 0)
 
 
 def test_of_a_file_whose_sync_failed_all_bytes_come_again(tmp_path):
     """Found by reading: only the last piece was sent again, and a second sync says nothing of pages that the first has given up."""
     place, encoded = checkpoint()
     kept = opened(tmp_path)
-    kept.begin(place, encoded, published=())
+    kept.begin_upload(place, encoded, published=())
     for offset in (0, 1000):
-        kept.take(place, "a.bin", offset, DATA[offset : offset + 1000])
+        kept.append(place, "a.bin", offset, DATA[offset : offset + 1000])
     with armed("kept.piece.sync", FailureMode.ERROR), pytest.raises(TryLater):
-        kept.take(place, "a.bin", 2000, DATA[2000:])
-    assert kept.begin(place, encoded, published=()) == (False, 3000, {})
-    assert kept.take(place, "a.bin", 2000, DATA[2000:]) == 0
-    assert kept.take(place, "a.bin", 0, DATA) == 3000
-    assert kept.state(place) == (True, 0)
+        kept.append(place, "a.bin", 2000, DATA[2000:])
+    assert kept.begin_upload(place, encoded, published=()) == (False, 3000, {})
+    assert kept.append(place, "a.bin", 2000, DATA[2000:]) == 0
+    assert kept.append(place, "a.bin", 0, DATA) == 3000
+    assert kept.upload_state(place) == (True, 0)
     manifest.verify(str(tmp_path / "c/7/epoch-1/step-00000005"), expected_digest=place.digest)
 
 
 def test_of_a_file_of_an_earlier_life_whose_sync_fails_all_bytes_come_again(tmp_path):
     place, encoded = checkpoint()
     first = opened(tmp_path)
-    first.begin(place, encoded, published=())
-    first.take(place, "a.bin", 0, DATA[:1000])
+    first.begin_upload(place, encoded, published=())
+    first.append(place, "a.bin", 0, DATA[:1000])
     second = opened(tmp_path)
     with armed("kept.begin.sync", FailureMode.ERROR), pytest.raises(TryLater):
-        second.begin(place, encoded, published=())
-    assert second.begin(place, encoded, published=()) == (False, 3000, {})
-    assert second.take(place, "a.bin", 0, DATA) == 3000
+        second.begin_upload(place, encoded, published=())
+    assert second.begin_upload(place, encoded, published=()) == (False, 3000, {})
+    assert second.append(place, "a.bin", 0, DATA) == 3000
 
 
 def refused(tmp_path, point="kept.finish.sync_directory"):
     """A head that has a whole checkpoint, and whose disk refused this: unless told otherwise to sync the folder of the name that it gave it."""
     place, encoded = checkpoint()
     kept = opened(tmp_path)
-    kept.begin(place, encoded, published=())
+    kept.begin_upload(place, encoded, published=())
     with armed(point, FailureMode.ERROR), pytest.raises(TryLater):
-        kept.take(place, "a.bin", 0, DATA)
+        kept.append(place, "a.bin", 0, DATA)
     return kept
 
 
@@ -147,11 +147,11 @@ def test_a_checkpoint_is_told_to_be_whole_only_when_its_name_is_synced_and_that_
     place, encoded = checkpoint()
     synced.clear()
     with armed("kept.finish.sync_directory", FailureMode.ERROR), pytest.raises(TryLater):
-        kept.begin(place, encoded, published=())
-    assert kept.begin(place, encoded, published=()) == (True, 0, {})
+        kept.begin_upload(place, encoded, published=())
+    assert kept.begin_upload(place, encoded, published=()) == (True, 0, {})
     assert synced == above(tmp_path)
-    assert kept.state(place) == (True, 0)
-    assert kept.begin(place, encoded, published=()) == (True, 0, {})
+    assert kept.upload_state(place) == (True, 0)
+    assert kept.begin_upload(place, encoded, published=()) == (True, 0, {})
     assert synced == above(tmp_path), "who polls costs no more"
 
 
@@ -161,8 +161,8 @@ def test_a_head_that_starts_syncs_the_name_of_what_it_finds_whole(tmp_path, sync
     kept = opened(tmp_path)
     synced.clear()
     with armed("kept.finish.sync_directory", FailureMode.ERROR), pytest.raises(TryLater):
-        kept.state(place)
-    assert kept.state(place) == kept.state(place) == (True, 0)
+        kept.upload_state(place)
+    assert kept.upload_state(place) == kept.upload_state(place) == (True, 0)
     assert synced == above(tmp_path)
 
 
@@ -172,12 +172,12 @@ def test_a_copy_that_comes_again_under_a_name_synced_before_is_synced_again(tmp_
     save(kept, step=5, epoch=1)
     place, encoded = checkpoint()
     other = encoded.replace(b'"world_size": 1', b'"world_size": 2')
-    kept.begin(CheckpointKey(job_id="7", epoch=1, step=5, digest=manifest.digest(other)), other, published=())
-    assert kept.begin(place, encoded, published=()) == (False, 3000, {})
+    kept.begin_upload(CheckpointKey(job_id="7", epoch=1, step=5, digest=manifest.digest(other)), other, published=())
+    assert kept.begin_upload(place, encoded, published=()) == (False, 3000, {})
     with armed("kept.finish.sync_directory", FailureMode.ERROR), pytest.raises(TryLater):
-        kept.take(place, "a.bin", 0, DATA)
+        kept.append(place, "a.bin", 0, DATA)
     synced.clear()
-    assert kept.begin(place, encoded, published=()) == (True, 0, {})
+    assert kept.begin_upload(place, encoded, published=()) == (True, 0, {})
     assert synced == above(tmp_path)
 
 
@@ -185,8 +185,8 @@ def test_a_whole_checkpoint_that_the_disk_refuses_at_begin_is_asked_for_later(tm
     place, encoded = checkpoint()
     kept = refused(tmp_path, "kept.finish.sync_inside")
     with armed("kept.finish.sync_inside", FailureMode.ERROR), pytest.raises(TryLater):
-        kept.begin(place, encoded, published=())
-    assert kept.begin(place, encoded, published=())[0] is True
+        kept.begin_upload(place, encoded, published=())
+    assert kept.begin_upload(place, encoded, published=())[0] is True
 
 
 # ---- what is removed -------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Store:
         self.comes = comes
 
     def attempts(self, _job_id):
-        return [SimpleNamespace(epoch=1, live=False)]
+        return [SimpleNamespace(epoch=1, holds_allocation=False)]
 
     def job(self, _job_id):
         self.comes()

@@ -138,7 +138,7 @@ def test_a_removed_queue_is_gone_with_what_it_had_used(store):
     put(store, spent("b", at_s=1200.0), removed_queues=[QueueId("a"), QueueId("never-there")])
     assert store.queues() == [queue("b", parent=QueueId("a"), quota_gpus=8, budget_gpu_h=0.5)]
     assert store.queue_usage() == [spent("b", at_s=1200.0)]
-    assert store.load().spent == {"b": spent("b", at_s=1200.0)}
+    assert store.load().queue_usage == {"b": spent("b", at_s=1200.0)}
 
 
 def test_the_last_calibration_is_the_one_that_is_kept_and_loaded(store):

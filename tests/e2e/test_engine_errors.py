@@ -205,7 +205,7 @@ def nothing_on(lab, name):
 
 MAKE_TOKEN = """
 import sys, time
-from phalanx.core.access.node_keys import join_token
+from phalanx.core.access.node_tokens import join_token
 print(join_token(bytes.fromhex(open("/home/lab/.phalanx/node_secret").read()), time.time() - 1))
 """
 
@@ -313,8 +313,8 @@ def test_where_a_head_cannot_listen(lab, listen, line):
 MAKE_CA = """
 import datetime, sys
 from phalanx.app.certificates import Authority
-from phalanx.app.home import Home
-Authority(Home.open("/home/lab/.phalanx"), datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=float(sys.argv[1])))
+from phalanx.app.state_folder import StateFolder
+Authority(StateFolder.open("/home/lab/.phalanx"), datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=float(sys.argv[1])))
 """
 
 

@@ -145,7 +145,7 @@ def test_no_plan_breaks_an_invariant(cell):
         asked = one.spec.role.gpus
         whole = asked.total if asked.nodes_max is None else len(grants) * asked.per_node
         assert placement.allocation.gpus == whole, "5"
-        spread = one.spec.spread
+        spread = one.spec.topology
         if spread.required:
             assert len({world.nodes[grant.node_id].labels[spread.within] for grant in grants}) == 1
         elements += one.array is not None
@@ -163,7 +163,7 @@ def test_no_plan_stops_for_nothing_or_whom_it_may_not(cell):
         victim = cell.world.jobs[stop.job_id]
         if stop.preempted_by is None:
             continue
-        other = cell.world.jobs[stop.other]
+        other = cell.world.jobs[stop.preempted_by]
         assert other.state is JobState.PENDING or stop.other in {one.job_id for one in plan.stops}
         assert (
             "borrowed" in stop.why
@@ -191,7 +191,7 @@ def test_no_admitted_job_that_fits_is_left_waiting(cell):
     for one in world.pending.values():
         wait = plan.waiting(one.id)
         fits = (
-            one.spec.spread == TopologyConstraint()
+            one.spec.topology == TopologyConstraint()
             and wait.reason is not WaitReasonCode.NODES_DOWN
             and preferred_shape(one.spec.role, up)
         )
@@ -221,7 +221,7 @@ def test_the_order_of_equal_inputs_changes_nothing(cell, random):
         random.shuffle(items)
         return dict(items)
 
-    names = ("jobs", "attempts", "usage", "nodes", "queues", "spent")
+    names = ("jobs", "attempts", "usage", "nodes", "queues", "queue_usage")
     other = replace(snapshot, **{name: shuffled(getattr(snapshot, name)) for name in names})
     name = cell.policy.name
     assert repr(plan_of(snapshot, name=name)) == repr(plan_of(other, name=name))

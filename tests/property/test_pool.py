@@ -97,7 +97,11 @@ def everything(pool, need, shut):
     """Every placement there is, by trying all."""
     here = usable(pool, need, shut)
     for nodes in combinations([node for node in here if pool.free[node] >= need.devices], need.nodes):
-        tails = [node for node in here if pool.free[node] >= need.last_node_devices and node not in nodes] if need.last_node_devices else [None]
+        tails = (
+            [node for node in here if pool.free[node] >= need.last_node_devices and node not in nodes]
+            if need.last_node_devices
+            else [None]
+        )
         for tail in tails:
             places = [(node, need.devices) for node in nodes] + ([(tail, need.tail)] if tail is not None else [])
             if satisfies(pool, need, sorted(places)):
@@ -139,7 +143,9 @@ def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_the
     def whole(level, node):
         domains = pool.tree.domains[level]
         return sum(
-            pool.free[other] == pool.node_devices_max and other not in pool.removed_nodes and domains[other] == domains[node]
+            pool.free[other] == pool.node_devices_max
+            and other not in pool.removed_nodes
+            and domains[other] == domains[node]
             for other in range(len(pool.devices_of_node))
         )
 
@@ -153,28 +159,28 @@ def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_the
 
 def recount(pool):
     """A pool made anew from what the nodes say."""
-    fresh = DevicePool(pool.size, tree=pool.tree)
-    for node in pool.away:
+    fresh = DevicePool(pool.devices_of_node, tree=pool.tree)
+    for node in pool.removed_nodes:
         fresh.remove_node(node)
-    for node, size in enumerate(pool.size):
+    for node, size in enumerate(pool.devices_of_node):
         if size >= 0:
             fresh.take(((node, size - pool.free[node]),))
     return fresh
 
 
 def indexes(pool):
-    listed = [node for node, size in enumerate(pool.size) if size >= 0 and node not in pool.away]
-    for free in range(pool.unit + 1):
+    listed = [node for node, size in enumerate(pool.devices_of_node) if size >= 0 and node not in pool.removed_nodes]
+    for free in range(pool.node_devices_max + 1):
         assert pool.nodes_by_free[free] == sum(1 << node for node in listed if pool.free[node] == free)
-    found = [pool.nodes_by_free, pool.counts, pool.free_total, pool.listed, pool.free]
+    found = [pool.nodes_by_free, pool.counts_by_free, pool.free_total, pool.available_nodes, pool.free]
     if pool.domains is not None:
         found += [pool.domains.nodes_with, pool.domains._counts]
         for depth, level in enumerate(pool.domains.levels):
             domains = pool.tree.domains[depth]
-            whole = [node for node in listed if pool.free[node] == pool.unit]
+            whole = [node for node in listed if pool.free[node] == pool.node_devices_max]
             assert level.whole == [sum(domains[node] == domains[first] for node in whole) for first in level.first]
-            assert {count for count in range(99) if level.members >> count & 1} == {*level.whole}
-            found += [level.whole, level.by_whole, level.members]
+            assert {count for count in range(99) if level.present >> count & 1} == {*level.whole}
+            found += [level.whole, level.by_whole, level.present]
     return found
 
 
@@ -203,12 +209,14 @@ def test_the_kept_counts_are_those_of_a_recount_and_nothing_is_handed_out_twice(
                 held.append((what, places))
         elif verb == "give" and held:
             need, places = held.pop(what % len(held))
-            pool.give(places)
+            pool.release(places)
             for node, _ in places:
                 pool.capacity.cpus[node] += need.cpus
-        elif verb in ("leave", "back") and what < len(pool.size) and pool.size[what] >= 0:
-            (pool.leave if verb == "leave" else pool.back)(what)
-        assert all(0 <= free <= size or free == size for free, size in zip(pool.free, pool.size, strict=True))
+        elif verb in ("leave", "back") and what < len(pool.devices_of_node) and pool.devices_of_node[what] >= 0:
+            (pool.remove_node if verb == "leave" else pool.restore_node)(what)
+        assert all(
+            0 <= free <= size or free == size for free, size in zip(pool.free, pool.devices_of_node, strict=True)
+        )
         assert min(pool.capacity.cpus) >= 0
         assert indexes(pool) == indexes(recount(pool))
 

@@ -49,7 +49,9 @@ def doings():
             ),
             number,
         ),
-        st.builds(lambda n: lambda change: change.tell(StoryLine(seq=0, at_s=T, kind="said", text=str(n))), number),
+        st.builds(
+            lambda n: lambda change: change.add_story(StoryLine(seq=0, at_s=T, kind="said", text=str(n))), number
+        ),
     )
 
 
@@ -69,7 +71,7 @@ def start(change, n, on):
     one = nth(change.world, n)
     wanted = allocation(on)
     held = any(
-        set(grant.devices) & change.world.snapshot(T).held(grant.node_id).devices for grant in wanted.grants
+        set(grant.devices) & change.world.snapshot(T).usage_of(grant.node_id).devices for grant in wanted.grants
     )  # a device is in one live allocation at most: what the verification before every commit sees to
     if one is not None and one.state is JobState.PENDING and one.id not in change.world.attempts and not held:
         after = place(one, wanted, facts())

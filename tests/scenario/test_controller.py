@@ -169,7 +169,9 @@ def test_what_cannot_be_submitted_makes_nothing(cluster):
         assert refused.value.hint
     assert (cluster.world.next_job_seq, len(cluster.store.story())) == (seq, lines)
     assert cluster.request(SubmitJob(**good)).id == str(seq), "a refused key is not used up"
-    assert cluster.request(SubmitJob(**{**good, "user": OP, "project": ProjectId("closed")})), "operators submit anywhere"
+    assert cluster.request(SubmitJob(**{**good, "user": OP, "project": ProjectId("closed")})), (
+        "operators submit anywhere"
+    )
 
 
 def test_what_never_fits_is_told_apart_from_what_waits_for_a_node(cluster):
@@ -444,7 +446,9 @@ def test_rejected_placement_is_counted_and_judged_again(cluster, monkeypatch):
     """Nomad's harness: every plan is rejected for a while."""
     rejects = iter([True] * 3)
     monkeypatch.setattr(
-        controller_module, "rejection_reason", lambda *wanted: "no" if next(rejects, False) else rejection_reason(*wanted)
+        controller_module,
+        "rejection_reason",
+        lambda *wanted: "no" if next(rejects, False) else rejection_reason(*wanted),
     )
     job = cluster.submit(gpus="2x4")
     assert cluster.job(job).state is JobState.PENDING

@@ -472,7 +472,9 @@ def test_ten_thousand_dependents_of_one_parent_are_let_go_in_one_step(cluster):
     assert all(not job.unmet_dependencies for job in cluster.world.pending.values())
     assert len(outbox.change.records) >= 10_001
     cluster.head.controller.refused(outbox)
-    assert sum(bool(job.unmet_dependencies) for job in cluster.world.pending.values()) == 10_000, "and undone as a whole"
+    assert sum(bool(job.unmet_dependencies) for job in cluster.world.pending.values()) == 10_000, (
+        "and undone as a whole"
+    )
     assert took_s < 10.0, f"{took_s:.1f} s"
 
 

@@ -54,7 +54,11 @@ def test_hung_gang_restarts_in_place_once_and_the_culprit_is_named(cluster):
     cluster.until(lambda: cluster.live(job).generation == 1)
     cluster.runs(job)
     assert cluster.live(job).causes == (EndCause.HANG,)
-    assert (cluster.job(job).hang_restarts, cluster.job(job).charged_restarts, cluster.job(job).user_retries) == (1, 1, 0)
+    assert (cluster.job(job).hang_restarts, cluster.job(job).charged_restarts, cluster.job(job).user_retries) == (
+        1,
+        1,
+        0,
+    )
     first, second = said(cluster, job)
     assert first == "hung: no step for 61 s after step 7; at most 30 s are usual; taking stacks"
     assert second.startswith("rank 2 on n1: is not in the collective in which 3 wait: sleep (t.py:1); stacks:")
@@ -130,4 +134,6 @@ def test_node_of_the_culprit_is_marked_a_little(cluster):
     job = submitted(cluster)
     hang(cluster, job)
     cluster.until(lambda: cluster.live(job).generation == 1)
-    assert {node.id: round(node.fault_score, 2) for node in cluster.world.nodes.values() if node.fault_score} == {"n1": 0.3}
+    assert {node.id: round(node.fault_score, 2) for node in cluster.world.nodes.values() if node.fault_score} == {
+        "n1": 0.3
+    }

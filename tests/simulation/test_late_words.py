@@ -133,7 +133,7 @@ def booted(cluster, name, boot):
     """The node says hello again, as a machine with this boot."""
     node = cluster.nodes[name]
     node.record = replace(node.record, boot_id=boot)
-    node.calls.hello()
+    node.calls.register()
     cluster.run(1.0)
 
 

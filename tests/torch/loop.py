@@ -44,7 +44,7 @@ resumed = saver.resume()
 print("resumed", resumed.step, dict(resumed.extra), flush=True)
 phalanx.torch.plan(steps_total=options.steps)
 
-stop = phalanx.torch.RankStopReason.NONE
+stop = phalanx.torch.StopReason.NONE
 for step in range(resumed.step + 1, options.steps + 1):
     if options.file_limit and step in {6, 11}:
         limit = options.file_limit if step == 6 else resource.RLIM_INFINITY

@@ -37,7 +37,7 @@ class Voice:
         return self.row.term
 
     def renew(self, term: int) -> bool:
-        return self.look().term == term
+        return self.read_leader().term == term
 
     def register(self, mine: HeadRecord) -> None:
         pass

@@ -111,7 +111,7 @@ def test_another_key_takes_the_question_back():
 def test_killing_a_dead_node_is_told_and_starts_no_stopwatch():
     led = conductor(10.0)
     led.kill_node("n1", by="visitor")
-    led.kill("n1", by="visitor")
+    led.kill_node("n1", by="visitor")
     assert len(led.scene.kills) == 1
     assert led.audience.said[-1] == "n1 is not running"
 

@@ -48,7 +48,7 @@ class Store:
 
 
 def settling(kept, pause_s=0.0):
-    outputs = SimpleNamespace(jobs=frozenset(), remove_unneeded=lambda _job_id, _live, *, newest: None)
+    outputs = SimpleNamespace(jobs=frozenset(), remove_stale_uploads=lambda _job_id, _live, *, newest: None)
     return RetentionWorker(Store(), kept, outputs, PendingUploads(), pause_s=pause_s)
 
 
@@ -93,8 +93,8 @@ def test_a_job_that_never_settles_holds_up_no_other():
     found.start()
     until(lambda: "bad" in kept.tries and "good" in kept.settled)
     for _ in range(100):
-        found.touched(frozenset({"bad"}))
-    found.touched(frozenset({"good"}))
+        found.on_commit(frozenset({"bad"}))
+    found.on_commit(frozenset({"good"}))
     until(lambda: kept.settled.count("good") == 2)
     assert kept.tries.count("bad") == 1, "it is looked at again after the pause alone"
 

@@ -402,7 +402,17 @@ def test_checkpoint_of_a_superseded_epoch_is_not_published():
 @pytest.mark.parametrize(("step", "stalls"), [(11, 0), (10, 3), (4, 3)])
 def test_only_a_new_step_in_a_checkpoint_is_progress(step, stalls):
     case = at(
-        placed(job("1", gpus="2x2", charged_restarts=3, progress_step=10, avoided_nodes=(N1,), checkpoints=(checkpoint(10),))), S.RUNNING
+        placed(
+            job(
+                "1",
+                gpus="2x2",
+                charged_restarts=3,
+                progress_step=10,
+                avoided_nodes=(N1,),
+                checkpoints=(checkpoint(10),),
+            )
+        ),
+        S.RUNNING,
     )
     after, _ = saving(case, checkpoint(step, epoch=case.attempt.epoch))
     assert after.charged_restarts == stalls
@@ -411,7 +421,9 @@ def test_only_a_new_step_in_a_checkpoint_is_progress(step, stalls):
 
 def test_reported_steps_are_progress_only_for_a_job_that_never_saves():
     bare = at(placed(job("1", gpus="2x2", charged_restarts=3, progress_step=10)), S.RUNNING)
-    saves = at(placed(job("1", gpus="2x2", charged_restarts=3, progress_step=10, checkpoints=(checkpoint(10),))), S.RUNNING)
+    saves = at(
+        placed(job("1", gpus="2x2", charged_restarts=3, progress_step=10, checkpoints=(checkpoint(10),))), S.RUNNING
+    )
     for case, stalls in ((bare, 0), (saves, 3)):
         outcome = transition(case, ProgressReported(**keyed(case.attempt), step=12), facts(1))
         assert outcome.job.charged_restarts == stalls

@@ -88,7 +88,7 @@ def test_a_supervisor_whose_record_is_refused_does_not_run_on(machine, failure):
     assert home.engine.running_nodes() == []
     home.engine.start(N0)
     assert home.running() == [1]
-    assert home.engine.living() == [N0]
+    assert home.engine.running_nodes() == [N0]
 
 
 def test_what_runs_under_the_key_of_a_start_before_is_swept_before_the_key_is_forgotten(machine):

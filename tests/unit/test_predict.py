@@ -59,7 +59,11 @@ def test_narrowest_group_with_enough_ends_speaks():
     assert predictor.predict(ADA).similarity == "of ada with 8 GPUs"
     predictor.record_end(ADA, 10.0)
     found = predictor.predict(ADA)
-    assert (found.similarity, found.sample_count, found.p90_s) == ("of ada named train, with this command and 8 GPUs", 9, 10.0)
+    assert (found.similarity, found.sample_count, found.p90_s) == (
+        "of ada named train, with this command and 8 GPUs",
+        9,
+        10.0,
+    )
 
 
 def test_new_user_is_told_from_jobs_of_the_size():

@@ -240,7 +240,9 @@ def test_port_taken_again_and_again_is_the_jobs_own():
     for tries in range(1, PORT_TRIES + 1):
         outcome = settle(case, case.attempt, facts())
         assert outcome.attempt.causes == (C.PORT_TAKEN,) * tries
-        attempt = replace(outcome.attempt, exits=case.attempt.exits, stop_cause=C.PORT_TAKEN, members=case.attempt.members)
+        attempt = replace(
+            outcome.attempt, exits=case.attempt.exits, stop_cause=C.PORT_TAKEN, members=case.attempt.members
+        )
         case = replace(case, job=outcome.job, attempt=attempt)
     outcome = settle(case, case.attempt, facts())
     assert (outcome.job.state, outcome.job.exit_code) == (JobState.FAILED, 1)
@@ -277,7 +279,11 @@ def test_peers_fail_with_code_1_before_the_node_is_known_to_be_lost():
     outcome = run(
         case, exit_(case, 0), exit_(case, 1), stopped(case, N0), MemberLost(node_id=N1, why="its lease is over")
     )
-    assert (outcome.attempt.stop_cause, outcome.job.state, outcome.job.user_retries) == (C.NODE_FAIL, JobState.PENDING, 0)
+    assert (outcome.attempt.stop_cause, outcome.job.state, outcome.job.user_retries) == (
+        C.NODE_FAIL,
+        JobState.PENDING,
+        0,
+    )
 
 
 def test_rendezvous_port_in_use_restarts_uncharged():

@@ -184,7 +184,11 @@ def test_others_hold_what_slurm_has_given_and_not_to_us():
     node = node_of("h1")
     assert node.per_attempt
     assert len(node.devices) == 4
-    assert (node.foreign_usage.devices, node.foreign_usage.cpus, node.foreign_usage.owners) == ((1, 2, 3), 1, ("Slurm job 6 of alice",))
+    assert (node.foreign_usage.devices, node.foreign_usage.cpus, node.foreign_usage.owners) == (
+        (1, 2, 3),
+        1,
+        ("Slurm job 6 of alice",),
+    )
     ours = OurUsage(devices=frozenset({0, 1}), cpus=1, memory_bytes=256 * MIB)
     assert node_of("h1", granted=ours, begun=ours).foreign_usage.devices == (3,), "two of the three are ours"
 
@@ -221,7 +225,9 @@ def row(state, nodes=("h0",), reason="None", code=0):
 
 
 def look(order, seen, now_s=100.0, **more):
-    return submissions.evaluate(order, seen, now_s, **{"down_nodes": (), "holders": (), "python": "/opt/python", **more})
+    return submissions.evaluate(
+        order, seen, now_s, **{"down_nodes": (), "holders": (), "python": "/opt/python", **more}
+    )
 
 
 def order(**changes):
@@ -230,24 +236,28 @@ def order(**changes):
 
 def test_a_job_that_does_not_begin_in_15_s_is_taken_back_and_says_who_took_the_node():
     waiting = order()
-    assert look(waiting, row("PENDING"), 104.0).reports == ()
+    assert look(waiting, row("PENDING"), 104.0).events == ()
     verdict = look(waiting, row("PENDING", reason="Resources"), 105.0, holders=["Slurm job 6 of alice"])
-    (back,) = verdict.reports
+    (back,) = verdict.events
     assert isinstance(back, AttemptWithdrawn)
     assert back.cause is EndCause.CONTENDED
     assert (
         back.why
         == "Slurm job 6 of alice took h0, h1 before our Slurm job 5 started, within 15 s (Slurm's reason: Resources)"
     )
-    assert (verdict.cancel, verdict.contended, verdict.order.phase) == (True, ("h0", "h1"), SubmissionPhase.SETTLED)
+    assert (verdict.cancel, verdict.contended, verdict.submission.phase) == (
+        True,
+        ("h0", "h1"),
+        SubmissionPhase.SETTLED,
+    )
 
 
 def test_while_a_job_of_ours_is_cleared_away_there_the_next_one_waits_longer():
     waiting = look(order(), row("PENDING"), 110.0, cleaning_up=True)
-    assert waiting.reports == ()
-    assert look(waiting.order, row("PENDING"), 124.5).reports == (), "15 s from when the place was clear"
-    assert "in 35 s" in look(waiting.order, row("PENDING"), 125.0).reports[0].why
-    (back,) = look(order(cleaning_up_s=149.5), row("PENDING"), 150.0, cleaning_up=True).reports
+    assert waiting.events == ()
+    assert look(waiting.submission, row("PENDING"), 124.5).events == (), "15 s from when the place was clear"
+    assert "in 35 s" in look(waiting.submission, row("PENDING"), 125.0).events[0].why
+    (back,) = look(order(cleaning_up_s=149.5), row("PENDING"), 150.0, cleaning_up=True).events
     assert "within 60 s" in back.why, "but no longer than that in all"
     old = SlurmJob(id="4", user="me", state="COMPLETING", nodes=("h1", "h2"), reason="", exit_code=0, comment="")
     assert (old.is_cleaning_up(("h0", "h1")), old.is_cleaning_up(("h0",))) == (True, False)
@@ -257,8 +267,8 @@ def test_slurm_is_asked_to_look_again_at_a_job_that_waits():
     assert not look(order(), row("PENDING"), 91.0).nudge
     first = look(order(), row("PENDING"), 91.5)
     assert first.nudge
-    assert not look(first.order, row("PENDING"), 92.5).nudge
-    assert look(first.order, row("PENDING"), 93.0).nudge
+    assert not look(first.submission, row("PENDING"), 92.5).nudge
+    assert look(first.submission, row("PENDING"), 93.0).nudge
     assert not look(order(), row("RUNNING"), 95.0).nudge
     assert render.nudge_command("5", "phalanx:ab:17.1") == ("scontrol", "update", "JobId=5", "Comment=phalanx:ab:17.1")
 
@@ -267,24 +277,28 @@ def test_a_job_whose_attempt_lost_a_node_gives_up_the_others_at_once():
     lost = attempt("h0", "h1", member=MemberState.LOST, state=AttemptState.ENDED)
     assert look(order(attempt=lost, phase=SubmissionPhase.STARTED, attempt_ended_s=100.0), row("RUNNING"), 100.0).cancel
     failed = attempt("h0", "h1", member=MemberState.STOPPED, state=AttemptState.ENDED)
-    assert not look(order(attempt=failed, phase=SubmissionPhase.STARTED, ended_s=100.0), row("RUNNING"), 100.0).cancel
+    assert not look(
+        order(attempt=failed, phase=SubmissionPhase.STARTED, attempt_ended_s=100.0), row("RUNNING"), 100.0
+    ).cancel
 
 
 def test_one_that_began_is_left_alone():
     verdict = look(order(), row("RUNNING"), 200.0)
-    assert (verdict.order.phase, verdict.reports, verdict.cancel) == (SubmissionPhase.STARTED, (), False)
+    assert (verdict.submission.phase, verdict.events, verdict.cancel) == (SubmissionPhase.STARTED, (), False)
 
 
 def test_a_job_that_ended_before_its_supervisors_came_tells_what_it_looked_for():
     first = look(order(phase=SubmissionPhase.STARTED), row("FAILED", code=127), 100.0)
-    assert first.reports == (), "its supervisors may still have a word to say"
-    (back,) = look(first.order, row("FAILED", code=127), 103.0).reports
+    assert first.events == (), "its supervisors may still have a word to say"
+    (back,) = look(first.submission, row("FAILED", code=127), 103.0).events
     assert (back.cause, "check that /opt/python exists on h0, h1" in back.why) == (EndCause.START_FAIL, True)
 
 
 def test_a_job_that_ended_under_its_ranks_loses_the_seats_but_those_on_nodes_that_are_gone():
-    running = order(attempt=attempt("h0", "h1", member=MemberState.STARTED), phase=SubmissionPhase.STARTED, slurm_ended_s=90.0)
-    (lost,) = look(running, row("NODE_FAIL"), 100.0, down_nodes=["h1"]).reports
+    running = order(
+        attempt=attempt("h0", "h1", member=MemberState.STARTED), phase=SubmissionPhase.STARTED, slurm_ended_s=90.0
+    )
+    (lost,) = look(running, row("NODE_FAIL"), 100.0, down_nodes=["h1"]).events
     assert lost == SeatLost(job_id="17", epoch=1, node_ids=("h0",), why="Slurm job 5 ended as NODE_FAIL")
 
 
@@ -295,15 +309,17 @@ def test_an_scancel_by_hand_cancels_the_job_also_when_the_attempt_has_ended_by_t
         attempt_ended_s=99.0,
     )
     verdict = look(left, row("CANCELLED"))
-    assert [type(report) for report in verdict.reports] == [CancelJob]
-    assert verdict.order is None
-    assert look(order(cancelled=True, ended_s=99.0), row("CANCELLED")).reports == (), "it was us"
+    assert [type(report) for report in verdict.events] == [CancelJob]
+    assert verdict.submission is None
+    assert look(order(cancelled=True, attempt_ended_s=99.0), row("CANCELLED")).events == (), "it was us"
 
 
 def test_what_is_left_of_an_ended_attempt_is_cancelled_at_once_by_wish_and_else_after_a_while():
-    by_wish = order(attempt=attempt("h0", ending=EndCause.CANCELLED), phase=SubmissionPhase.STARTED, attempt_ended_s=100.0)
+    by_wish = order(
+        attempt=attempt("h0", ending=EndCause.CANCELLED), phase=SubmissionPhase.STARTED, attempt_ended_s=100.0
+    )
     assert look(by_wish, row("RUNNING"), 100.5).cancel
-    well = order(attempt=attempt("h0", ending=EndCause.SUCCEEDED), phase=SubmissionPhase.STARTED, ended_s=100.0)
+    well = order(attempt=attempt("h0", ending=EndCause.SUCCEEDED), phase=SubmissionPhase.STARTED, attempt_ended_s=100.0)
     assert not look(well, row("RUNNING"), 119.0).cancel
     assert look(well, row("RUNNING"), 120.0).cancel
 
@@ -312,9 +328,9 @@ def test_a_job_that_squeue_shows_no_more_is_over_after_three_looks():
     now = order(phase=SubmissionPhase.STARTED, attempt=attempt("h0", member=MemberState.STARTED))
     for at_s in (100.0, 100.5, 101.0):
         verdict = look(now, None, at_s)
-        assert verdict.reports == ()
-        now = verdict.order
-    (lost,) = look(now, None, 105.0).reports
+        assert verdict.events == ()
+        now = verdict.submission
+    (lost,) = look(now, None, 105.0).events
     assert lost.why == "Slurm job 5 is gone"
 
 

@@ -85,7 +85,7 @@ def build_app(head: HeadServices) -> FastAPI:
     app.state.runtime = ApiRuntime(head)
     for resource in _RESOURCES:
         app.router.routes.extend(resource.routes.declared)
-    app.router.on_startup.append(app.state.runtime.begin)
+    app.router.on_startup.append(app.state.runtime.start)
     add_error_handlers(app)
     app.add_middleware(SecurityMiddleware, hosts_allowed=head.hosts_allowed)
     if head.leader_status is not None:

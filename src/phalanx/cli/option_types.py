@@ -37,7 +37,7 @@ class GrammarType(click.ParamType[str]):
 
 
 class EnvPairType(click.ParamType[tuple[str, str]]):
-    """`NAME_PATTERN=VALUE`; a bare NAME takes its value from the environment of this command."""
+    """`NAME=VALUE`; a bare NAME takes its value from the environment of this command."""
 
     name = "K=V"
 

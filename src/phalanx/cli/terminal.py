@@ -40,7 +40,7 @@ class Terminal:
 
 
 def terminal(stream: TextIO | None = None) -> Terminal:
-    """Return the properties of `stream` (standard output if None), read at each call. Honours `NO_COLOR`, `TERM=dumb` and `CALLER_KINDS`."""
+    """Return the properties of `stream` (standard output if None), read at each call. Honours `NO_COLOR`, `TERM=dumb` and `COLUMNS`."""
     stream = sys.stdout if stream is None else stream
     interactive = stream.isatty()
     width, height = _size(stream) if interactive else (_WIDTH_PIPE, 24)

@@ -46,7 +46,7 @@ class Renewal:
 class _Lease:
     supervisor_id: SupervisorId
     ends_s: float
-    heard_s: float
+    renewed_s: float
     over: bool = False
     current: dict[JobId, Epoch] = field(default_factory=dict)
     renewed_long: bool = False
@@ -91,11 +91,11 @@ class LeaseBook:
             ends_s = max(now_s + self.terms[0] + MARGIN_S, until_s)
             held = self._leases.get(node_id)
             if held is not None and held.supervisor_id in (supervisor_id, PRESUMED_HOLDER) and not held.over:
-                held.supervisor_id, held.heard_s = supervisor_id, now_s
+                held.supervisor_id, held.renewed_s = supervisor_id, now_s
                 held.ends_s = max(self._touched(held).ends_s, ends_s)
             else:
                 self._leases[node_id] = _Lease(
-                    supervisor_id=supervisor_id, ends_s=ends_s, heard_s=now_s, presumed=self._presumed
+                    supervisor_id=supervisor_id, ends_s=ends_s, renewed_s=now_s, presumed=self._presumed
                 )
                 self._over.discard(node_id)
                 self._earliest_s = min(self._earliest_s, ends_s)
@@ -130,7 +130,7 @@ class LeaseBook:
                     f"supervisor {supervisor_id} holds no lease for {node_id}", hint="register again"
                 )
             lease_s, renew_in_s = self.terms
-            lease.heard_s = now_s
+            lease.renewed_s = now_s
             granted_s = self._touched(lease).ends_s - now_s - MARGIN_S
             lease.ends_s = now_s + max(lease_s, granted_s if held_s is None else min(held_s, granted_s)) + MARGIN_S
             self._earliest_s = min(self._earliest_s, lease.ends_s)  # a long lease may have become shorter
@@ -145,7 +145,7 @@ class LeaseBook:
             if lease is None or lease.over or lease.supervisor_id != supervisor_id:
                 return False
             ordinary_s = self.terms[1] * RENEWALS_PER_LEASE
-            return now_s < max(lease.heard_s + ordinary_s + MARGIN_S, self._floor_s)
+            return now_s < max(lease.renewed_s + ordinary_s + MARGIN_S, self._floor_s)
 
     def belongs_to_other(self, node_id: NodeId, supervisor_id: SupervisorId) -> bool:
         """Whether another supervisor has registered for this node; its registration may not be answered yet."""

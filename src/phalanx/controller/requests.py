@@ -144,11 +144,11 @@ def _each(
     applies: Callable[[AttemptCase], bool],
     word: str,
 ) -> Answer:
-    """Apply `send_random_request` to the job, or to each live element of an array for which `applies` holds; all or none.
+    """Apply `act` to the job, or to each live element of an array for which `applies` holds; all or none.
 
     Raises:
         NotFound: no such job, or no live element.
-        Conflict: it applies to no element; or what `send_random_request` raises for any.
+        Conflict: it applies to no element; or what `act` raises for any.
     """
     world = turn.world
     if job_id in world.jobs:

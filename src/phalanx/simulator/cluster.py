@@ -1,6 +1,6 @@
 """A whole cluster in virtual time: the production controller and simulated supervisors, without network and store.
 
-`_turn` is one turn of `controller.controller`: step, commit, deliver the commands. A commit cannot fail here. The next turn at the same
+`_turn` is one turn of `controller.driver`: step, commit, deliver the commands. A commit cannot fail here. The next turn at the same
 instant processes the supervisors' reports.
 """
 

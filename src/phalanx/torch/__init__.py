@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from phalanx.torch import session as _session
 from phalanx.torch.environment import RankEnvironment
 from phalanx.torch.parts import Parts
-from phalanx.wire.rank import RankStopReason, ReportKind
+from phalanx.wire.rank import RankStopReason as StopReason
+from phalanx.wire.rank import ReportKind
 
 if TYPE_CHECKING:
     from phalanx.core.work.layout import Layout
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Parts",
     "Rank",
-    "RankStopReason",
+    "StopReason",
     "busy",
     "checkpoint",
+    "fence",
     "finish",
     "init",
-    "lease_fence",
     "mesh",
     "parallelize",
     "plan",
@@ -130,7 +131,7 @@ def fence() -> int:
     return _session.current_session().pass_fence()
 
 
-def should_stop() -> RankStopReason:
+def should_stop() -> StopReason:
     """Return why the training should stop now; StopReason.NONE, which is false, while it should continue.
 
     All ranks get the same answer at the same call. Reasons: preemption, cancellation, a drain, SIGTERM, or a time limit that leaves

@@ -106,7 +106,7 @@ def tensor_role(parts: Parts, layer: str) -> str | None:
 
 
 def splittable_sizes(model: Any, parts: Parts, layout: Layout, *, sequence: int = 0, batch: int = 0) -> SplitLimits:
-    """Return the sizes that `core.work.kept_and_lost` needs to check the layout."""
+    """Return the sizes that `core.work.layout_split` needs to check the layout."""
     widths: list[tuple[str, int]] = []
     for name, module in model.named_modules():
         layer_role = tensor_role(parts, name)

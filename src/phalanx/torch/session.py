@@ -135,7 +135,7 @@ class RankSession:
         return RankRequest(
             stop=self._stop_reason(tick_us),
             checkpoints_requested=self.fence.checkpoints_requested(),
-            save_due=int(self.rank == 0 and any(saver.due() for saver in self.checkpointers)),
+            save_due=int(self.rank == 0 and any(saver.is_due() for saver in self.checkpointers)),
             saving=int(any(saver.saving for saver in self.checkpointers)),
             tick_us=tick_us,
         )

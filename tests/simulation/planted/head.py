@@ -86,7 +86,7 @@ def the_story_quotes_the_whole_job(patch):
     """Where a job is placed or cancelled, the story tells its specification too, with its variables."""
     patch.setattr(
         jobs,
-        "line",
+        "story_line",
         lambda case, facts, kind, text, **more: story_line(case, facts, kind, f"{text} {case.job.spec}", **more),
     )
 
@@ -169,4 +169,4 @@ def a_cancel_does_not_outrank_a_preemption(patch):
         return replace(done, job=replace(done.job, cancelled_by=""))
 
     patch.setattr(jobs, "cancel", meek)
-    patch.setattr(attempts, "_ending", lambda attempt, cause: attempt.ending or cause)
+    patch.setattr(attempts, "_ending", lambda attempt, cause: attempt.stop_cause or cause)

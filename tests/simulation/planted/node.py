@@ -21,7 +21,7 @@ def any_answer_thaws(patch):
     """Frozen ranks go on with the first answer of the head, though it says that another epoch counts."""
     renew = members.on_lease_renewed
 
-    def trusting(member, end_ns, now, *, decided):
+    def trusting(member, end_ns, now, *, confirmed):
         return renew(member, end_ns, now, confirmed=True)
 
     def deaf(self, slot, now):

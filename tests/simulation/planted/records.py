@@ -81,7 +81,7 @@ def short_runs_are_not_billed(patch):
     """What an attempt held for less than a minute is charged to nobody."""
     patch.setattr(
         worlds,
-        "spend",
+        "add_usage",
         lambda queues, spent, queue, gpus, from_s, to_s: (
             add_usage(queues, spent, queue, gpus, from_s, to_s) if to_s - from_s >= 60.0 else []
         ),
@@ -93,6 +93,6 @@ def gpu_seconds_are_billed_twice(patch):
     """At the end of an attempt its queues are charged twice."""
     patch.setattr(
         worlds,
-        "spend",
+        "add_usage",
         lambda queues, spent, queue, gpus, from_s, to_s: add_usage(queues, spent, queue, 2 * gpus, from_s, to_s),
     )

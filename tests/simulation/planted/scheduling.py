@@ -24,7 +24,7 @@ def a_cordoned_node_takes_work(patch):
         why = rejection_reason(world, placement)
         return "" if why.endswith("accepts no new jobs") else why
 
-    patch.setattr(controller, "rejection", lax)
+    patch.setattr(controller, "rejection_reason", lax)
     patch.setattr(Board, "remove_node", lambda self, node: None)
     patch.setattr(Board, "restore_node", lambda self, node: None)
 
@@ -106,7 +106,7 @@ def nobody_has_a_guaranteed_run(patch):
     def unshielded(self, seen, now_s):
         placements = place_due(self, seen, now_s)
         for placement in placements:
-            self.entries[placement.job_id].shield_s = 0.0
+            self.entries[placement.job_id].protected_until_s = 0.0
             self.entries[placement.job_id].placed_s = 0.0
         return placements
 

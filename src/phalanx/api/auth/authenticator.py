@@ -113,7 +113,7 @@ class Authenticator:
         return self._used.get(token.id, token.used_s)
 
     def take_unrecorded_uses(self) -> dict[TokenId, float]:
-        """Return the last uses to record: those at least USE_TOLD_S later than the recorded ones."""
+        """Return the last uses to record: those at least LAST_USE_PRECISION_S later than the recorded ones."""
         fresh = {
             one: used_s
             for one, used_s in self._used.items()

@@ -37,7 +37,7 @@ class ControllerFutures:
         return await waiter
 
     def threadsafe_callback(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that other threads may call to run `send_random_request` on the loop; once the loop is closed it does nothing."""
+        """Return a function that other threads may call to run `act` on the loop; once the loop is closed it does nothing."""
 
         def call() -> None:
             try:

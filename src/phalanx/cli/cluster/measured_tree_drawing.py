@@ -1,6 +1,6 @@
 """Draws a measured topology: domains as nested boxes, nodes as cells, slow nodes marked. Pure.
 
-Units as in `cli.simulate.draw_charts`: a sheet 1000 wide, y downwards. Each level has a colour.
+Units as in `cli.simulate.charts`: a sheet 1000 wide, y downwards. Each level has a colour.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class DoubleDashCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Return `[SBATCH_OPTIONS] [FILE] [-- COMMAND...]`."""
+        """Return `[OPTIONS] [FILE] [-- COMMAND...]`."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 

@@ -1,6 +1,6 @@
 """The placement of a layout as shapes: nodes as boxes, devices as cells in rank order, and a legend of stages and axes. Pure.
 
-Units as in `cli.simulate.draw_charts`: a sheet 1000 wide, y grows downwards. Colours show the pipeline stage.
+Units as in `cli.simulate.charts`: a sheet 1000 wide, y grows downwards. Colours show the pipeline stage.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw a sheet of shapes as PNG with matplotlib, an extra that only `--plot FILE.render_png` needs. No window, no global state."""
+"""Draw a sheet of shapes as PNG with matplotlib, an extra that only `--plot FILE.png` needs. No window, no global state."""
 
 from __future__ import annotations
 

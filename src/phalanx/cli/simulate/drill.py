@@ -6,11 +6,15 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from phalanx.cli.errors import warn
+
+if TYPE_CHECKING:
+    from phalanx.simulator.drill.campaign import DrillReport
+    from phalanx.simulator.drill.seed_run import SeedResult
 
 _SEEDS: Final = 100  # about a minute of two cores
 _SEEDS_SPAN: Final = 1 << 40  # random seeds stay below this, short enough to type
@@ -74,7 +78,7 @@ class _SeedProgress:
         self._seeds, self._shown = seeds, shown and sys.stderr.isatty()
         self._bar: Any = None
 
-    def __enter__(self) -> Callable[[Any], None]:
+    def __enter__(self) -> Callable[[SeedResult], None]:
         if not self._shown:
             return lambda _: None
         from rich.console import Console
@@ -85,7 +89,7 @@ class _SeedProgress:
         self._bar.start()
         task, broken = self._bar.add_task("seeds", total=self._seeds), 0
 
-        def done(result: Any) -> None:
+        def done(result: SeedResult) -> None:
             nonlocal broken
             broken += bool(result.violations)
             self._bar.update(task, advance=1, description=f"seeds, {broken} failed" if broken else "seeds")
@@ -97,7 +101,7 @@ class _SeedProgress:
             self._bar.stop()
 
 
-def _print(report: Any, first: int, *, with_coverage: bool) -> None:
+def _print(report: DrillReport, first: int, *, with_coverage: bool) -> None:
     from phalanx.simulator.drill.expected_transitions import (
         UNREACHABLE_PAIRS,
         fault_table,
@@ -127,13 +131,13 @@ def _print(report: Any, first: int, *, with_coverage: bool) -> None:
     for pair, why in UNREACHABLE_PAIRS.items() if with_coverage else ():
         print(f"unreachable: {pair}: {why}")
     print()
-    broken = sum(len(one.violations) for one in report.broken)
+    broken = sum(len(one.violations) for one in report.failed_seeds)
     print(
-        f"{broken or 'no'} violation{'' if broken == 1 else 's'} in {report.seconds:.1f} s ({report.cpu_s:.1f} s of CPU)"
+        f"{broken or 'no'} violation{'' if broken == 1 else 's'} in {report.wall_s:.1f} s ({report.cpu_s:.1f} s of CPU)"
     )
 
 
-def _print_violations(result: Any, *, story: bool) -> None:
+def _print_violations(result: SeedResult, *, story: bool) -> None:
     from phalanx.simulator.drill.seed_run import replay_command
     from phalanx.simulator.drill.violations import INVARIANTS
 
@@ -143,4 +147,4 @@ def _print_violations(result: Any, *, story: bool) -> None:
         )
     if story and result.story:
         print(result.story, file=sys.stderr)
-    print(f"reproduce with: {replay_command(result.seed, result.asked)} --story", file=sys.stderr)
+    print(f"reproduce with: {replay_command(result.seed, result.events_requested)} --story", file=sys.stderr)

@@ -16,7 +16,7 @@ from phalanx.core.work.users import Action, UserRole
 class AccessScope(enum.StrEnum):
     """Kind of object that a route acts on; it determines what is checked besides the role."""
 
-    UNOWNED = "nobody's"  # objects without an owner: nodes, queues, lists, new objects of the caller
+    UNOWNED = "unowned"  # objects without an owner: nodes, queues, lists, new objects of the caller
     JOB = "a job"  # its owner; admins of its project; operators
     TOKEN = "a token"  # noqa: S105  # its user; admins. For all others it does not exist
     SESSION = "an exec session"  # who opened it. For all others it does not exist

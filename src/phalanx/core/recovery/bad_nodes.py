@@ -53,7 +53,7 @@ class BadNode:
 
     @property
     def why(self) -> str:
-        """`fails gangs 9.8 times as often as the others (3.0 marks for_anchors 0.3)`."""
+        """`fails gangs 9.8 times as often as the others (3.0 marks against 0.3)`."""
         times = self.marks / self.mean
         return f"fails gangs {times:.1f} times as often as the others ({self.marks:.1f} marks against {self.mean:.2f})"
 

@@ -237,7 +237,7 @@ class Charges:
             queue, gpus = self._held.pop(job_id)
             quotas.charge(queue, -gpus, wall_s)
 
-    def begin_anew(
+    def rebuild(
         self, quotas: QuotaTree | None, spent: Iterable[QueueUsage], attempts: Mapping[JobId, Attempt], wall_s: float
     ) -> None:
         """The clock was set, and the quota tree cannot go back in time: reset it to the records, and charge running jobs from their start."""

@@ -196,7 +196,7 @@ class Scheduler:
             self.rebuild(snapshot, now_s)
         if self._clock_jumped:  # the clock was set: recompute everything that depends on Unix time
             self._clock_jumped = False
-            self._charges.begin_anew(self.board.quotas, snapshot.queue_usage.values(), snapshot.attempts, self._wall_s)
+            self._charges.rebuild(self.board.quotas, snapshot.queue_usage.values(), snapshot.attempts, self._wall_s)
             self._calendar_s = -INFINITE
             self._wake_times = [(-INFINITE, job_id) for job_id in self.ineligible]
         self._check_calendar(snapshot, now_s)

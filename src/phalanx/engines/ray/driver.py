@@ -1,4 +1,4 @@
-"""The driver: `python -m phalanx.engines.ray.controller --address HOST:PORT --namespace NAME_PATTERN`, a child process of the head.
+"""The driver: `python -m phalanx.engines.ray.driver --address HOST:PORT --namespace NAME`, a child process of the head.
 
 Translates between Ray and `protocol`. It is a separate process because Ray aborts a driver whose Ray head is lost; the Phalanx head then
 starts another. It ends when its stdin does; the actors are detached and continue.

@@ -1,6 +1,6 @@
 """Judge from measurements whether this node can run a gang: each check returns one sentence of evidence, or an empty text if it passes.
 
-Pure: `node.shell.preflight_checks` measures, this module holds the limits. Each limit marks where work is sure to fail, not where it is slow:
+Pure: `node.probes.preflight_checks` measures, this module holds the limits. Each limit marks where work is sure to fail, not where it is slow:
 `phalanx calibrate` finds slow nodes, and the scheduler uses them last.
 """
 

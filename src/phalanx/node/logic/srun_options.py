@@ -217,7 +217,7 @@ def plan_step(asked: SrunRequest, batch: SlurmBatchJob, number: int) -> SlurmSte
 
 
 def step_hostname(batch: SlurmBatchJob, rank: int) -> str:
-    """Return the name that `scontrol show show_hostnames` prints for a node, under which it is reachable.
+    """Return the name that `scontrol show hostnames` prints for a node, under which it is reachable.
 
     Virtual nodes share one loopback network, where every 127.x address works.
     """

@@ -1,4 +1,4 @@
-"""Installs a job's packages into a virtual environment of this node: `python -I -m phalanx.node.prepare.package_install_main DEFAULT_AXIS_ORDER`.
+"""Installs a job's packages into a virtual environment of this node: `python -I -m phalanx.node.prepare.package_install_main ORDER`.
 
 Started by `requirements` inside the member's containment, so it is frozen, stopped and killed with it. Its output goes to the job's log, its
 result into the answer file: {"name": environment} or {"why": text, "charge": bool}. ORDER is JSON: file, workdir, cache, argv, answer.

@@ -349,7 +349,7 @@ class _Script:
 
 
 def show_hostnames(words: Sequence[str]) -> list[str]:
-    """The host names that `scontrol show show_hostnames [LIST]` prints in the job: names that can be reached.
+    """The host names that `scontrol show hostnames [LIST]` prints in the job: names that can be reached.
 
     Raises:
         Closed: not in a batch job.

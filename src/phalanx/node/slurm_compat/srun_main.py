@@ -1,4 +1,4 @@
-"""`srun` and `scontrol show show_hostnames` for batch jobs of Phalanx, in their PATH: `python -I -m phalanx.node.slurm_compat.srun_main NAME_PATTERN ...`.
+"""`srun` and `scontrol show hostnames` for batch jobs of Phalanx, in their PATH: `python -I -m phalanx.node.slurm_compat.srun_main NAME ...`.
 
 srun asks the job's node rank 0 to start tasks, prints their output, and exits with the highest of their exit codes.
 """

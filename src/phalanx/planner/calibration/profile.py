@@ -127,7 +127,7 @@ class SlowPart:
 
 
 def parse_profile(values: Any) -> Profile:
-    """Build a profile from plain values, as returned by `plain.encode_record`.
+    """Build a profile from plain values, as returned by `record_codec.encode_record`.
 
     Raises:
         BadRequest: not a profile, a rate or time is not positive, a node is duplicated, or a pair has an unknown node.

@@ -63,7 +63,7 @@ class DrillCluster:
         commit_s: duration of a commit.
         event_count: number of state changes so far.
         processes_changed: whether the set of executing processes has changed since the last check.
-        told_of, on_head_death: called after each turn, and when a head dies during one.
+        on_turn, on_head_death: called after each turn, and when a head dies during one.
         crash_looping: jobs whose rank 0 crashes within a second of every start.
         leases_until_s: end of the leases granted by a planned stop; survives the head, as its file does.
         original_nodes: the original record of each node, with all devices.

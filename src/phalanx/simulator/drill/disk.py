@@ -26,7 +26,7 @@ _COMPARED: Final = (
     "attempts",
     "nodes",
     "queues",
-    "spent",
+    "queue_usage",
     "users",
     "projects",
     "reservations",

@@ -1,7 +1,7 @@
 """The state transitions that a drill should cover: those of the attempt machine, of jobs, and of a supervisor's members.
 
 The attempt machine's (state, event) pairs come from the code, so a new pair counts as missing until a drill covers it. The target states
-were recorded from drills in `met`. Covered but unlisted transitions are reported, as well as listed but uncovered ones.
+were recorded from drills in `transition_coverage`. Covered but unlisted transitions are reported, as well as listed but uncovered ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STATES: Final = (AttemptState.PLACED, AttemptState.STARTING, AttemptState.RUNNI
 
 
 UNREACHABLE_PAIRS: Final[dict[str, str]] = {
-    "placed MemberFroze": "a supervisor reports a freeze only for ranks that start or run, which this generation does only after the barrier"
+    "placed MemberFrozen": "a supervisor reports a freeze only for ranks that start or run, which this generation does only after the barrier"
 }
 """Pairs that no drill covers, and why; the table has them to handle reports of older releases and unusual timing safely."""
 RARE_PAIRS: Final = frozenset(
@@ -27,8 +27,8 @@ RARE_PAIRS: Final = frozenset(
         "placed CheckpointFailed",
         "placed CheckpointSaved",
         "starting CheckpointFailed",
-        "stopping Withdrawn",
-        "starting MemberFroze",
+        "stopping AttemptWithdrawn",
+        "starting MemberFrozen",
     }
 )
 """Pairs that need a late report within a few milliseconds; a short campaign may miss them."""

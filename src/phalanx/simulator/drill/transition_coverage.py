@@ -17,16 +17,16 @@ def _parse(table: str) -> frozenset[str]:
 
 ATTEMPT_TRANSITIONS: Final = _parse("""
 placed: MemberLost ended, MemberLost stopping, MemberReady placed, MemberReady starting, MemberReady stopping,
-    MemberRefused ended, MemberRefused stopping, Progressed placed, Remind placed, StartOverdue stopping,
-    StopRequested stopping, Withdrawn ended
+    MemberRefused ended, MemberRefused stopping, ProgressReported placed, ReminderDue placed, StartOverdue stopping,
+    StopRequested stopping, AttemptWithdrawn ended
 running: CheckpointFailed running, CheckpointSaved running, MemberFrozen running, MemberFrozen stopping,
-    MemberLost ended, MemberLost stopping, MemberStopped ended, MemberStopped running, Progressed running,
-    Remind running, StopRequested stopping, TaskExited running, TaskExited stopping
+    MemberLost ended, MemberLost stopping, MemberStopped ended, MemberStopped running, ProgressReported running,
+    ReminderDue running, StopRequested stopping, TaskExited running, TaskExited stopping
 starting: MemberLost ended, MemberLost stopping, MemberRefused ended, MemberRefused stopping, MemberStarted running,
-    MemberStarted starting, MemberStopped ended, Progressed starting, Remind starting, StopRequested stopping,
-    TaskExited starting, TaskExited stopping
+    MemberStarted starting, MemberStopped ended, ProgressReported starting, ReminderDue starting,
+    StopRequested stopping, TaskExited starting, TaskExited stopping
 stopping: CheckpointFailed stopping, CheckpointSaved stopping, MemberLost ended, MemberLost stopping,
-    MemberStopped ended, MemberStopped placed, MemberStopped stopping, Progressed stopping, Remind stopping,
+    MemberStopped ended, MemberStopped placed, MemberStopped stopping, ProgressReported stopping, ReminderDue stopping,
     StopRequested stopping, TaskExited stopping
 """)
 """Attempt machine: state, event, state."""
@@ -35,14 +35,14 @@ placed: CheckpointFailed placed, CheckpointSaved placed, MemberStopped ended, Me
 running: MemberHung stopping, MemberLost running
 starting: CheckpointFailed starting, CheckpointSaved starting, MemberFrozen starting, MemberFrozen stopping,
     MemberLost starting, MemberStopped starting, MemberStopped stopping
-stopping: Withdrawn ended
+stopping: AttemptWithdrawn ended
 """)
 """Rare ones."""
 JOB_TRANSITIONS: Final = _parse("""
 none: none pending
 pending: none cancelled, none running
 running: cancelled cancelled, crash failed, drained pending, failed failed, node_fail failed, node_fail pending,
-    none pending, port_taken_generations failed, preempted pending, requeued pending, start_fail failed, start_fail pending,
+    none pending, port_taken failed, preempted pending, requeued pending, start_fail failed, start_fail pending,
     succeeded succeeded, timeout timeout, unfit pending
 """)
 """Jobs: state, cause of the attempt that ended in the same commit, state."""
@@ -53,37 +53,39 @@ running: contended pending, hang failed, moved pending, unfit failed
 MEMBER_TRANSITIONS: Final = _parse("""
 closing: OutputDrained next:preparing, OutputDrained none, OutputDrained stopped
 closing*: OutputDrained next:preparing, OutputDrained none, OutputDrained stopped
-killing: Killed closing, Prepare killing, TaskEnded killing
-killing*: Killed closing*, TaskEnded killing*
-lingering: Emptied closing, StopTasks killing, time killing
-none: Prepare preparing, Prepare preparing*
-preparing: Forget killing, Prepared ready, StopTasks killing, Terminated killing, Unfit killing, time preparing*
-preparing*: Prepared ready*, Renewed preparing, StopTasks killing*
-ready: StartTasks starting, StopTasks killing, Terminated killing, time ready*
-ready*: Renewed killing*, Renewed ready, Renewed starting, StartTasks ready*, StopTasks killing*
-running: StopTasks stopping, TaskEnded lingering, TaskEnded running, Terminated stopping, time running*,
+killing: MemberKilled closing, PrepareTasks killing, TaskEnded killing
+killing*: MemberKilled closing*, TaskEnded killing*
+lingering: MemberEmptied closing, StopTasks killing, time killing
+none: PrepareTasks preparing, PrepareTasks preparing*
+preparing: CleanUpAttempt killing, MemberPrepared ready, StopTasks killing, TerminationRequested killing,
+    MemberStartFailed killing, time preparing*
+preparing*: MemberPrepared ready*, LeaseRenewed preparing, StopTasks killing*
+ready: StartTasks starting, StopTasks killing, TerminationRequested killing, time ready*
+ready*: LeaseRenewed killing*, LeaseRenewed ready, LeaseRenewed starting, StartTasks ready*, StopTasks killing*
+running: StopTasks stopping, TaskEnded lingering, TaskEnded running, TerminationRequested stopping, time running*,
     time stopping
-running*: Renewed killing*, Renewed running, StopTasks stopping*
-starting: Spawned running, StopTasks killing, Unfit killing
-stopped: Forget none, Prepare next:preparing, Prepare next:preparing*, Renewed none
-stopping: Emptied closing, TaskEnded stopping, time killing
-stopping*: Renewed killing*, Renewed stopping
+running*: LeaseRenewed killing*, LeaseRenewed running, StopTasks stopping*
+starting: TasksSpawned running, StopTasks killing, MemberStartFailed killing
+stopped: CleanUpAttempt none, PrepareTasks next:preparing, PrepareTasks next:preparing*, LeaseRenewed none
+stopping: MemberEmptied closing, TaskEnded stopping, time killing
+stopping*: LeaseRenewed killing*, LeaseRenewed stopping
 """)
 """A supervisor's members: phase, event, phase; "next:" marks a later generation."""
 RARE_MEMBER_TRANSITIONS: Final = _parse("""
-closing*: Renewed closing*, OutputDrained next:preparing*
-killing: Forget killing
-killing*: Prepare killing*, Renewed killing*
-lingering: Terminated killing, time killing*, time lingering*
-lingering*: Emptied closing*, Renewed lingering, time killing*
-preparing*: Forget killing*, Prepare killing*, Renewed killing*, Terminated killing*, Unfit killing*
-ready: Forget killing, Prepare killing
-ready*: Prepare killing*, Terminated killing*
+closing*: LeaseRenewed closing*, OutputDrained next:preparing*
+killing: CleanUpAttempt killing
+killing*: PrepareTasks killing*, LeaseRenewed killing*
+lingering: TerminationRequested killing, time killing*, time lingering*
+lingering*: MemberEmptied closing*, LeaseRenewed lingering, time killing*
+preparing*: CleanUpAttempt killing*, PrepareTasks killing*, LeaseRenewed killing*, TerminationRequested killing*,
+    MemberStartFailed killing*
+ready: CleanUpAttempt killing, PrepareTasks killing
+ready*: PrepareTasks killing*, TerminationRequested killing*
 running: time killing*
-running*: FreezeFinished killing*, Prepare killing*, TaskEnded lingering*, TaskEnded running*, Terminated stopping*,
-    time killing*
-starting: Spawned stopping, Terminated killing, time killing*
-stopping: Terminated killing, time killing*, time stopping*
-stopping*: Emptied closing*, time killing*
+running*: FreezeFinished killing*, PrepareTasks killing*, TaskEnded lingering*, TaskEnded running*,
+    TerminationRequested stopping*, time killing*
+starting: TasksSpawned stopping, TerminationRequested killing, time killing*
+stopping: TerminationRequested killing, time killing*, time stopping*
+stopping*: MemberEmptied closing*, time killing*
 """)
 """Rare ones."""

@@ -23,7 +23,7 @@ class PolicyParameters:
         overdue_service_factor: mean service times after which a job is overdue, if longer than `overdue_s`.
         overdue_load_factor: factor by which the limit grows for each fleet's worth of GPUs that waited before the job.
         overdue_share: share of the fleet that overdue jobs may use ahead of all other jobs.
-        stops, allow_moves: whether running jobs may be stopped, or moved, for others at all.
+        allow_stops, allow_moves: whether running jobs may be stopped, or moved, for others at all.
     """
 
     round_s: float = 30.0
