@@ -7,7 +7,6 @@ still wait there are cut: a poll of half a minute must not outlive the leader th
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import threading
@@ -15,7 +14,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Final
-from urllib.parse import urlsplit
+
+from phalanx.core.errors import BadRequest
+from phalanx.wire.head_url import is_loopback, split_url
 
 _SHUN_S: Final = 3.0  # ignore a standby's referral to a head that was just silent: the standby may not know yet
 _HEADS_MAX: Final = 16  # known at once; a handful is usual
@@ -124,12 +125,10 @@ class HeadAddress:
 def _is_acceptable(url: str) -> bool:
     """Whether to follow an address received from elsewhere: plain HTTP only on this machine, where the peer can be checked."""
     try:
-        parts = urlsplit(url)
-        if parts.scheme == "http" and parts.hostname != "localhost":
-            return ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
+        secure, host, _ = split_url(url)
+    except BadRequest:
         return False
-    return parts.scheme in ("http", "https")
+    return secure or is_loopback(host)
 
 
 def _read(path: str) -> list[str]:
