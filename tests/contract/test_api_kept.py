@@ -356,7 +356,7 @@ def test_only_a_node_of_the_live_attempt_may_write_and_only_files_of_the_manifes
     assert code(put("node:n0", "manifest", encoded, epoch=2)) == (403, "not_permitted")
     assert code(put("node:n0", "manifest", encoded + b" ")) == (400, "bad_request")
     assert code(put("node:n0", "manifest", encoded, step=8)) == (400, "bad_request")
-    assert code(put("node:n0", "file", b"x", path="b.bin", offset=0)) == (409, "conflict")
+    assert code(put("node:n0", "file", b"x", path="b.bin", offset=0)) == (409, "upload_not_begun")
     ends = msgspec.json.decode(put("node:n0", "manifest", encoded).content, type=CheckpointUploadReply).sizes
     assert {path: end for path, end in ends.items() if end} == {}
     assert code(put("node:n0", "file", b"x", path="../../x", offset=0)) == (400, "bad_request")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 import weakref
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.durable_files import replace_file
 from phalanx.wire.head_url import is_loopback, split_url
 
 _SHUN_S: Final = 3.0  # ignore a standby's referral to a head that was just silent: the standby may not know yet
@@ -89,9 +89,7 @@ class HeadAddress:
                 return
             known = list(self._learned)
         with contextlib.suppress(OSError):  # only a restarted supervisor needs the file
-            with open(f"{self._memory}.new", "w", encoding="utf-8") as file:
-                json.dump({"heads": known}, file)
-            os.replace(f"{self._memory}.new", self._memory)
+            replace_file("", self._memory, json.dumps({"heads": known}).encode())
 
     def _ring(self) -> list[str]:
         """All addresses, in search order. The head's file takes precedence over the initial addresses."""
