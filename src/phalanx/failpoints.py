@@ -2,8 +2,9 @@
 
 An unarmed failpoint costs one lookup in an empty dict. A test arms failpoints in its own process. A drill arms those of a real head
 through the environment, for example PHALANX_FAILPOINT="store.commit.commit=kill:3,logs.append.write=torn". The part of a name before
-its first dot is the component that writes: `store` (SQLite) `postgres` `election` `upgrade` `backup` `restore` `logs` `blobs` (store/),
-`kept` `outputs` (api/), `home` `files` `tls` (app/), `private` `local` (engines/local/), `ray`.
+its first dot is the component that writes: `store` (SQLite) `postgres` `election` `upgrade` `backup` `restore` `logs` `blobs` `kept`
+`outputs` (store/), `home` `files` `tls` (app/), `private` `local` (engines/local/), `ray`. The part after its last dot is what is done;
+the functions of `durable_files` add it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ _WRITE: Final = _AROUND | {FailureMode.TORN}
 _BEFORE: Final = frozenset({FailureMode.KILL, FailureMode.ERROR, FailureMode.FULL})  # a point between two writes
 _DONE: Final = frozenset({FailureMode.KILL})  # too late for an error: the write is durable
 _IGNORED: Final = frozenset({FailureMode.KILL, FailureMode.AFTER})  # the caller ignores errors of this write
+
+
+def _replaced(point: str) -> dict[str, frozenset[FailureMode]]:
+    """Return the failpoints of `durable_files.replace_file`."""
+    points = dict.fromkeys((f"{point}.{part}" for part in ("create", "sync", "rename", "sync_directory")), _AROUND)
+    return {**points, f"{point}.write": _WRITE}
+
 
 FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "store.open.directory": _AROUND,
@@ -145,11 +153,7 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "audit.anchor.write": _WRITE,
     "tls.open.directory": _AROUND,
     "private.file.directory": _AROUND,
-    "private.file.create": _AROUND,
-    "private.file.write": _WRITE,
-    "private.file.sync": _AROUND,
-    "private.file.rename": _AROUND,
-    "private.file.sync_directory": _AROUND,
+    **_replaced("private.file"),
     "local.spawn.directory": _AROUND,
     "local.spawn.output": _AROUND,
     "local.spawn.process": _AROUND,  # writes no file, but must be recorded
@@ -159,21 +163,9 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "kept.begin.mark": _AROUND,
     "kept.parents.directory": _AROUND,
     "kept.begin.sync": _AROUND,  # of what an earlier head process received
-    "kept.open.nonce.create": _AROUND,
-    "kept.open.nonce.write": _WRITE,
-    "kept.open.nonce.sync": _AROUND,
-    "kept.open.nonce.rename": _AROUND,
-    "kept.open.nonce.sync_directory": _AROUND,
-    "kept.manifest.create": _AROUND,
-    "kept.manifest.write": _WRITE,
-    "kept.manifest.sync": _AROUND,
-    "kept.manifest.rename": _AROUND,
-    "kept.manifest.sync_directory": _AROUND,
-    "kept.empty.create": _AROUND,
-    "kept.empty.write": _WRITE,
-    "kept.empty.sync": _AROUND,
-    "kept.empty.rename": _AROUND,
-    "kept.empty.sync_directory": _AROUND,
+    **_replaced("kept.open.nonce"),
+    **_replaced("kept.manifest"),
+    **_replaced("kept.empty"),
     "kept.piece.create": _AROUND,
     "kept.piece.write": _WRITE,
     "kept.piece.cut": _AROUND,
@@ -205,11 +197,7 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "outputs.settle.remove": _IGNORED,
     "outputs.beside.rename": _AROUND,
     "outputs.own.directory": _AROUND,
-    "outputs.own.create": _AROUND,
-    "outputs.own.write": _WRITE,
-    "outputs.own.sync": _AROUND,
-    "outputs.own.rename": _AROUND,
-    "outputs.own.sync_directory": _AROUND,
+    **_replaced("outputs.own"),
     "outputs.own_root.sync_directory": _AROUND,
     "outputs.root.directory": _AROUND,
     "outputs.within.directory": _AROUND,
