@@ -32,7 +32,7 @@ from phalanx.core.access.node_tokens import (
 )
 from phalanx.core.errors import BadRequest, NotPermitted, Unreachable
 from phalanx.core.work.seats import Seat
-from phalanx.wire.join import fingerprint
+from phalanx.wire.head_http import fingerprint
 from tests.contract.api_head import SECRET, ApiHead, Supervisor
 
 ADDRESS = "127.0.0.2"  # off the loopback address that speaks plainly, on the loopback network all the same

@@ -557,14 +557,17 @@ backup(place, file, print) if what == "backup" else restore(file, place, print, 
 """
 # Passed only where something lies in the way, and what; each has a test of its own below.
 IN_THE_WAY = {
-    "restore.wal": "of a database that was lost",
-    "restore.shm": "of a database that was lost",
+    "restore.wal.rename": "of a database that was lost",
+    "restore.shm.remove": "of a database that was lost",
     "restore.remove": "of a restore that was killed",
-    "restore.later_folder": "files of later jobs",
-    "restore.later_files": "files of later jobs",
-    "restore.later_sync": "files of later jobs",
-    **dict.fromkeys(("restore.mark_folder", "restore.mark", "restore.mark_sync"), "a head that leads after a restore"),
-    "backup.take_back": "half a file",
+    "restore.later.directory": "files of later jobs",
+    "restore.later.rename": "files of later jobs",
+    "restore.later.sync_directory": "files of later jobs",
+    **dict.fromkeys(
+        ("restore.mark.directory", "restore.mark.create", "restore.mark.sync_directory"),
+        "a head that leads after a restore",
+    ),
+    "backup.take_back.remove": "half a file",
 }
 OF_POSTGRES = {
     name
@@ -636,7 +639,7 @@ def test_a_restore_that_is_killed_leaves_the_old_records_or_the_new_ones(places,
 
 
 @pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
-@pytest.mark.parametrize("point", ["restore.wal", "restore.shm"])
+@pytest.mark.parametrize("point", ["restore.wal.rename", "restore.shm.remove"])
 def test_a_restore_of_a_lost_database_that_is_killed_lets_no_head_begin_anew(places, tmp_path, point, failure):
     place, file = places("sqlite"), str(tmp_path / "b.phx")
     held = fill(place, lines=40)
@@ -673,7 +676,7 @@ def test_a_restore_that_is_killed_where_it_takes_away_what_another_left_may_be_r
 def test_a_backup_that_failed_and_is_killed_where_it_takes_its_half_back_may_be_repeated(places, tmp_path, failure):
     place, file = places("sqlite"), str(tmp_path / "b.phx")
     fill(place, lines=40)
-    killed("backup", place, file, "backup.write=error,backup.take_back", failure)
+    killed("backup", place, file, "backup.write=error,backup.take_back.remove", failure)
     assert not os.path.exists(file)
     backup(place, file, quiet)
     check(file, quiet)
@@ -723,7 +726,7 @@ def left_in(folder):
 
 
 @pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
-@pytest.mark.parametrize("point", ["restore.later_folder", "restore.later_files", "restore.later_sync"])
+@pytest.mark.parametrize("point", ["restore.later.directory", "restore.later.rename", "restore.later.sync_directory"])
 def test_files_that_make_way_when_the_restore_is_killed_make_way_at_the_next(tmp_path, point, failure):
     later_files(tmp_path)
     child = subprocess.run(

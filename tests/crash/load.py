@@ -153,7 +153,9 @@ class Load:
                         where = urlencode({**about, "path": path, "offset": offset})
                         self.again(self.head.as_node, f"n{at % 2}", "PUT", f"/v1/node/checkpoints/file?{where}", piece)
             if attempt == "kept":
-                assert self.again(self.head.as_node, "n0", "GET", f"/v1/node/checkpoints?{urlencode(about)}")["complete"]
+                assert self.again(self.head.as_node, "n0", "GET", f"/v1/node/checkpoints?{urlencode(about)}")[
+                    "complete"
+                ]
                 self.ledger.checkpoints["n0", asked] = encoded
                 self._begun_anew(gang, number)
 

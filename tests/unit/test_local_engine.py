@@ -81,7 +81,7 @@ class _Subprocess:
 @pytest.mark.parametrize("failure", [FailureMode.FULL, FailureMode.ERROR])
 def test_a_supervisor_whose_record_is_refused_does_not_run_on(machine, failure):
     home = machine()
-    with armed("private.write.create", failure, RECORD_OF_PROCESS), pytest.raises(OSError, match="failpoint"):
+    with armed("private.file.create", failure, RECORD_OF_PROCESS), pytest.raises(OSError, match="failpoint"):
         home.engine.start(N0)
     assert len(home.started) == 1
     assert home.running() == [], "nobody watches it"

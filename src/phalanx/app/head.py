@@ -69,10 +69,10 @@ from phalanx.core.state.events import (
 from phalanx.core.state.world import World
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import Token, User, UserRole
+from phalanx.durable_files import rename_path
 from phalanx.engines.joined.records import ENGINE_NAME
 from phalanx.engines.ray.engine import RayEngine
 from phalanx.engines.slurm.engine import SlurmEngine
-from phalanx.failpoints import around
 from phalanx.node.head_link import peer_account
 from phalanx.node.logs.log_format import OneLineFormatter
 from phalanx.node.processes.file_limits import raise_file_limit
@@ -356,8 +356,7 @@ class Head:
             folder = self._home.path_of(name)
             if os.path.isdir(folder) and any(not name.startswith(".") for name in os.listdir(folder)):
                 aside = f"{folder}.before-{time.strftime('%Y%m%d-%H%M%S')}"
-                with around("home.aside.rename"):
-                    os.rename(folder, aside)
+                rename_path("home.aside", folder, aside)
                 _log.warning("there is no database: %s was renamed to %s", folder, aside)
 
     def _move_unknown_files_aside(self, world: World) -> None:

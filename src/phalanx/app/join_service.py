@@ -17,14 +17,13 @@ from phalanx.core.access.node_tokens import join_token, node_token
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.ids import NodeId
 from phalanx.engines.joined.records import ENGINE_NAME
+from phalanx.wire.head_http import fingerprint
+from phalanx.wire.head_url import joined_address, split_address
 from phalanx.wire.join import (
     JoinArguments,
     JoinReply,
     JoinRequest,
     RayJoin,
-    fingerprint,
-    joined_address,
-    split_address,
 )
 
 if TYPE_CHECKING:

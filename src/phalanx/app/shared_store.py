@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from phalanx.app.state_folder import StateFolder
 from phalanx.core.errors import BadRequest, Conflict
-from phalanx.failpoints import around
+from phalanx.durable_files import make_directory
 
 STORE_VARIABLE: Final = "PHALANX_STORE"
 STORE_OFF: Final = "off"
@@ -95,8 +95,7 @@ def _writable(folder: str) -> str:
         return ""
     path = os.path.abspath(folder)
     try:
-        with around("files.open.directory"):
-            os.makedirs(path, mode=0o700, exist_ok=True)
+        make_directory("files.open", path)
     except OSError as error:
         raise Conflict(f"--files {path}: {error.strerror}", hint="use a directory that every head can write") from error
     if not os.access(path, os.W_OK | os.X_OK):

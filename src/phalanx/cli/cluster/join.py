@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import signal
 import socket
@@ -20,13 +19,15 @@ import msgspec
 from phalanx.cli.cluster.join_command import print_join_command
 from phalanx.cli.cluster.state_folder import find_local_head, home_folder, is_alive
 from phalanx.cli.connection import connect
-from phalanx.client.tls import certificate_error, context_for_ca, fetch_ca
+from phalanx.client.tls import certificate_error, fetch_ca
 from phalanx.client.transport import error_from_reply
 from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, TryLater, Unreachable
 from phalanx.core.ids import NodeId
 from phalanx.engines.joined import records
 from phalanx.engines.joined.records import Membership
-from phalanx.wire.join import RAY_RECONNECT_S, JoinReply, JoinRequest, joined_address, split_address
+from phalanx.wire.head_http import BROKEN, HeadHttp, context_for_ca, request_headers
+from phalanx.wire.head_url import joined_address, split_address
+from phalanx.wire.join import RAY_RECONNECT_S, JoinReply, JoinRequest
 
 PORT_DEFAULT: Final = 7600  # DESIGN 4
 ANSWER_S: Final = 10.0  # of the head, which may have to generate a key
@@ -226,17 +227,16 @@ def _own_address(where: _Head) -> str:
 
 
 def _post(where: _Head, request: JoinRequest, token: str) -> JoinReply:
-    connection = http.client.HTTPSConnection(
-        where.name, where.port, timeout=ANSWER_S, context=context_for_ca(where.ca_pem)
-    )
+    connection = HeadHttp(where.url, lambda: context_for_ca(where.ca_pem))
+    headers = request_headers(token, "application/json")
     try:
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        connection.request("POST", "/v1/join", msgspec.json.encode(request), headers)
-        reply = connection.getresponse()
+        reply = connection.request(
+            "POST", "/v1/join", msgspec.json.encode(request), headers=headers, timeout_s=ANSWER_S
+        )
         body = reply.read()
     except ssl.SSLCertVerificationError as error:
         raise certificate_error(error, where.url) from error
-    except (OSError, UnicodeError, http.client.HTTPException) as error:
+    except (*BROKEN, UnicodeError) as error:
         raise Unreachable(f"the head at {where.url} does not answer: {error}", hint="try again in a moment") from error
     finally:
         connection.close()

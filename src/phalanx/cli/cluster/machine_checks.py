@@ -20,6 +20,7 @@ from typing import Any, Final
 from phalanx import __version__
 from phalanx.cli.cluster.state_folder import read_cluster_file
 from phalanx.core.units import GIB, MIB, format_bytes, format_duration
+from phalanx.durable_files import time_durable_write
 
 _DISK_LOW_BYTES: Final = 5 * GIB  # two checkpoints of a small model
 _SHM: Final = "/dev/shm"  # noqa: S108  # only inspected, never written to
@@ -112,15 +113,7 @@ def check_state_folder(home: str) -> Finding:
         folder = os.path.dirname(folder)
     probe = os.path.join(folder, f".phalanx-doctor-{os.getpid()}")
     try:
-        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            begun = time.monotonic()
-            os.write(fd, b"x" * 4096)
-            os.fsync(fd)
-            took_s = time.monotonic() - begun
-        finally:
-            os.close(fd)
-            os.unlink(probe)
+        took_s = time_durable_write(probe, b"x" * 4096)
     except OSError as error:
         return Finding(
             what="state folder",

@@ -24,6 +24,7 @@ from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.state.events import NodeDied
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
+from phalanx.durable_files import make_directory
 from phalanx.engines.local import records
 from phalanx.engines.local.records import LocalNode, StartedNode
 from phalanx.failpoints import around
@@ -224,8 +225,7 @@ class LocalEngine:
 
     def _spawn(self, node: LocalNode) -> tuple[subprocess.Popen[bytes], StartedNode]:
         folder = self._folder(node.id)
-        with around("local.spawn.directory"):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_directory("local.spawn", folder)
         node_key = f"{node.id}-{secrets.token_hex(6)}"
         supervisor_id = SupervisorId(f"{node.id}-{secrets.token_hex(8)}")
         environment = {

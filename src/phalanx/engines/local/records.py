@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import NodeId, SupervisorId
+from phalanx.durable_files import remove_file
 from phalanx.engines.local.private_files import write_private
-from phalanx.failpoints import around
 from phalanx.node.processes.proctable import ProcessIdentity
 
 _FILE: Final = "engine.json"
@@ -73,8 +73,8 @@ def _supervisor_of(record: dict[str, object]) -> SupervisorId | None:
 
 def remove(folder: str) -> None:
     """Remove the record. Idempotent."""
-    with contextlib.suppress(FileNotFoundError), around("local.forget.name"):
-        os.unlink(os.path.join(folder, _FILE))
+    with contextlib.suppress(FileNotFoundError):
+        remove_file("local.forget", os.path.join(folder, _FILE))
 
 
 def recorded_nodes(home: str) -> list[LocalNode]:
