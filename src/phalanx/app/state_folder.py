@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from phalanx.core.errors import Conflict
-from phalanx.engines.local.private_files import write_private
 from phalanx.failpoints import around, write
+from phalanx.node.files.private_files import write_private
 
 _LONG_LEASES: Final = "planned_stop.json"
 _SMALL_CHARS_MAX: Final = 1 << 22  # size of a small file; the largest, cluster.json, lists every node

@@ -9,19 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.engines.local.private_files import write_private
 from phalanx.failpoints import around
+from phalanx.node.files.private_files import write_private
 from phalanx.node.processes.proctable import ProcessIdentity
+from phalanx.ports.engine import LocalNode
 
 _FILE: Final = "engine.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalNode:
-    """A node to run: `virtual_devices` slots, or 0 for this machine's real GPUs."""
-
-    id: NodeId
-    virtual_devices: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
