@@ -16,18 +16,18 @@ from phalanx.core.access.node_tokens import attempt_key, node_token
 from phalanx.engines.registry import DEFAULT_ENGINE, engine_type
 from phalanx.node.files.job_accounts import JOBS_AS_VARIABLE
 from phalanx.node.head_link import peer_account
-from phalanx.ports.engine import CertificateFiles, Engine, HeadConnection
+from phalanx.ports.engine import CertificateFiles, Engine, EngineContext
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import CertificateAuthority
 
 
-def create_default_engine(options: HeadOptions, head: HeadConnection) -> Engine:
+def create_default_engine(options: HeadOptions, head: EngineContext) -> Engine:
     """Create the engine of this machine, which a head has whether it leads or is a standby."""
     return engine_type(DEFAULT_ENGINE).create({}, head if options.engine == DEFAULT_ENGINE else replace(head, nodes=()))
 
 
-def create_engines(options: HeadOptions, head: HeadConnection, default: Engine | None) -> list[Engine]:
+def create_engines(options: HeadOptions, head: EngineContext, default: Engine | None) -> list[Engine]:
     """Create all engines of a head. `default`: the one of this machine, if it already runs."""
     engines = [default or create_default_engine(options, head)]
     if options.engine != DEFAULT_ENGINE:
@@ -35,7 +35,7 @@ def create_engines(options: HeadOptions, head: HeadConnection, default: Engine |
     return engines
 
 
-def head_connection(options: HeadOptions, doors: Listeners, *, secret: bytes, sole_head: bool) -> HeadConnection:
+def engine_context(options: HeadOptions, doors: Listeners, *, secret: bytes, sole_head: bool) -> EngineContext:
     """Return what the engines of this head need from it."""
     home, listen = options.state_folder, doors.listen
 
@@ -49,7 +49,7 @@ def head_connection(options: HeadOptions, doors: Listeners, *, secret: bytes, so
         certificate, key = authority().write(name, authority().sign(certificate_names(address, socket.gethostname())))
         return CertificateFiles(certificate=certificate, key=key, ca=authority().ca_file)
 
-    return HeadConnection(
+    return EngineContext(
         state_folder=home.path,
         nodes=options.nodes,
         url=doors.url,

@@ -30,7 +30,7 @@ from phalanx.api.http.server import ApiServer, TlsSocket
 from phalanx.api.services import HeadServices
 from phalanx.app.audit_checkpoints import FileAuditCheckpoints
 from phalanx.app.clock import SystemClock
-from phalanx.app.engines import create_engines, head_connection
+from phalanx.app.engines import create_engines, engine_context
 from phalanx.app.join_service import HeadJoinService, ListenAddress, with_tls
 from phalanx.app.options import HeadOptions, parse_arguments, resolve_options
 from phalanx.app.resources import (
@@ -145,8 +145,8 @@ class Head:
         self._store = ground.open_store()
         self._logs = FileLogs(self._files("logs"))
         self._mailboxes, self._telemetry = Mailboxes(), Telemetry()
-        connection = head_connection(options, ground.listeners, secret=self._secret, sole_head=ground.elector is None)
-        self._engines = create_engines(options, connection, ground.default_engine)
+        context = engine_context(options, ground.listeners, secret=self._secret, sole_head=ground.elector is None)
+        self._engines = create_engines(options, context, ground.default_engine)
         settings = ControllerSettings(
             checkpoint_root=self._files("checkpoints"), output_root=self._files("outputs"), rules=shipped_rules()
         )

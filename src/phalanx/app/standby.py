@@ -27,7 +27,7 @@ from phalanx.api.http.follower import FollowerApp
 from phalanx.api.http.security import SecurityMiddleware
 from phalanx.api.http.server import HeadServer, TlsSocket
 from phalanx.app.clock import SystemClock
-from phalanx.app.engines import create_default_engine, head_connection
+from phalanx.app.engines import create_default_engine, engine_context
 from phalanx.app.join_service import StoredJoinSalt, with_tls
 from phalanx.app.leader_elector import LeaderElector
 from phalanx.app.options import HeadOptions
@@ -105,7 +105,7 @@ class StandbyHead:
             on_heads_changed=self._write_head_file,
         )
         self._engine = create_default_engine(
-            options, head_connection(options, self._doors, secret=self._home.secret(), sole_head=False)
+            options, engine_context(options, self._doors, secret=self._home.secret(), sole_head=False)
         )
         self._terminated = threading.Event()
         self._leading = False

@@ -116,7 +116,7 @@ class CertificateFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadConnection:
+class EngineContext:
     """What an engine gets from its head: how supervisors connect, and what is unique to the head.
 
     Attributes:
@@ -253,7 +253,7 @@ class EngineType:
         del options
         return True
 
-    def create(self, options: Mapping[str, str], head: HeadConnection) -> Engine:
+    def create(self, options: Mapping[str, str], head: EngineContext) -> Engine:
         """Create the engine of a head; nothing is started yet. Needed if `selectable`."""
         raise NotImplementedError
 

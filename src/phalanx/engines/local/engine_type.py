@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from phalanx.ports.engine import Engine, EngineType, HeadConnection
+from phalanx.ports.engine import Engine, EngineContext, EngineType
 
 
 class LocalEngineType(EngineType):
@@ -13,7 +13,7 @@ class LocalEngineType(EngineType):
     name = "local"
     title = "local"
 
-    def create(self, options: Mapping[str, str], head: HeadConnection) -> Engine:
+    def create(self, options: Mapping[str, str], head: EngineContext) -> Engine:
         """Create the engine with this head's nodes, and those that still run from before: they are watched until they end."""
         from phalanx.engines.local.engine import LocalEngine
         from phalanx.engines.local.records import recorded_nodes

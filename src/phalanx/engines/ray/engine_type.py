@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from phalanx.engines.ray.options import ADDRESS, ENGINE_NAME, OPTIONS
-from phalanx.ports.engine import Engine, EngineType, HeadConnection, HeadSetup, Membership
+from phalanx.ports.engine import Engine, EngineContext, EngineType, HeadSetup, Membership
 
 
 class RayEngineType(EngineType):
@@ -29,7 +29,7 @@ class RayEngineType(EngineType):
         """The nodes of an existing cluster are that cluster's."""
         return not options[ADDRESS]
 
-    def create(self, options: Mapping[str, str], head: HeadConnection) -> Engine:
+    def create(self, options: Mapping[str, str], head: EngineContext) -> Engine:
         """Create the engine, with a cluster of our own unless an existing one is used."""
         from phalanx.engines.ray.head_setup import create_engine
 

@@ -15,7 +15,7 @@ from phalanx.engines.ray.engine import RayEngine, driver_command, driver_environ
 from phalanx.engines.ray.options import ADDRESS, ENGINE_NAME, OWN_CLUSTER, REDIS, REDIS_OFF
 from phalanx.engines.ray.parse import MISMATCH
 from phalanx.engines.ray.protocol import DriverConnected, DriverProblem, decode_event
-from phalanx.ports.engine import HeadConnection, HeadSetup
+from phalanx.ports.engine import EngineContext, HeadSetup
 
 RAY_VERSION_SERIES: Final = "2.60."  # of Ray: built and tested with it (constraints.txt)
 CONNECT_TIMEOUT_S: Final = 30.0  # for a driver to connect to a Ray cluster; 1 to 3 s on an idle one
@@ -54,7 +54,7 @@ def check_options(options: dict[str, str], given: Mapping[str, str], setup: Head
     return options
 
 
-def create_engine(options: Mapping[str, str], head: HeadConnection) -> RayEngine:
+def create_engine(options: Mapping[str, str], head: EngineContext) -> RayEngine:
     """Create the engine, with a cluster of our own unless an existing one is used."""
     cluster_id = head.derive_id("cluster")[:12]
     cluster = None if options[ADDRESS] else _own_cluster(head, cluster_id, options[REDIS])
@@ -109,7 +109,7 @@ def _check_driver_connects(address: str) -> None:
         )
 
 
-def _own_cluster(head: HeadConnection, cluster_id: str, redis_address: str) -> ManagedRayCluster:
+def _own_cluster(head: EngineContext, cluster_id: str, redis_address: str) -> ManagedRayCluster:
     """Return our own cluster. Ray always listens on all addresses, so its processes use TLS even if no servers join."""
     address = head.address or RAY_LOOPBACK
     files = head.certificate_files(ENGINE_NAME, address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from phalanx.engines.slurm.options import ENGINE_NAME, OPTIONS
-from phalanx.ports.engine import Engine, EngineType, HeadConnection, HeadSetup
+from phalanx.ports.engine import Engine, EngineContext, EngineType, HeadSetup
 
 
 class SlurmEngineType(EngineType):
@@ -29,7 +29,7 @@ class SlurmEngineType(EngineType):
         del options
         return False
 
-    def create(self, options: Mapping[str, str], head: HeadConnection) -> Engine:
+    def create(self, options: Mapping[str, str], head: EngineContext) -> Engine:
         """Create the engine."""
         from phalanx.engines.slurm.head_setup import create_engine
 

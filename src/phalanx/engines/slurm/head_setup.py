@@ -13,7 +13,7 @@ from phalanx.engines.slurm import commands, render
 from phalanx.engines.slurm.engine import SlurmEngine
 from phalanx.engines.slurm.job_request import SlurmSettings
 from phalanx.engines.slurm.parse import parse_nodes, parse_partitions
-from phalanx.ports.engine import HeadConnection, HeadSetup
+from phalanx.ports.engine import EngineContext, HeadSetup
 
 
 def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None, setup: HeadSetup) -> None:
@@ -38,7 +38,7 @@ def check_options(options: Mapping[str, str], previous: Mapping[str, str] | None
         )
 
 
-def create_engine(options: Mapping[str, str], head: HeadConnection) -> SlurmEngine:
+def create_engine(options: Mapping[str, str], head: EngineContext) -> SlurmEngine:
     """Create the engine."""
     settings = SlurmSettings(
         tag=head.derive_id("slurm tag")[:8],
