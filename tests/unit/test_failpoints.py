@@ -28,7 +28,7 @@ from phalanx.failpoints import (
 ROOT = Path(failpoints.__file__).parent.parent
 # Modules that the head imports and that write, but not the head's state; each with its reason.
 EXEMPT = {
-    "phalanx.engines.joined.records": "runs on the server that joins; the head takes a constant from it",
+    "phalanx.node.membership": "runs on the server that joins; a standby only reads with it",
     "phalanx.engines.ray.node_actor": "runs in Ray's actor on a node; the head takes a constant from it",
     "phalanx.node.files.job_accounts": "folders of jobs, made by supervisors; the head takes a constant from it",
     "phalanx.node.processes.cgroups": "the kernel's files, which hold nothing over a restart",
@@ -198,6 +198,7 @@ ROOTS = (
     "phalanx.store.sql.postgres.store",
     "phalanx.store.sql.backups",
     "phalanx.store.orphaned_files",
+    *(f"phalanx.engines.{engine}.engine_type" for engine in ("local", "ray", "slurm")),  # found by name
 )
 HEAD = sorted({name for root in ROOTS for name in reached(root)})
 SOURCES = [name for name in HEAD if name not in EXEMPT]

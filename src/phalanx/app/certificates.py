@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import socket
-from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
@@ -19,20 +18,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from phalanx.app.state_folder import StateFolder
 from phalanx.durable_files import make_directory
+from phalanx.ports.engine import SignedCertificate
 
 CA_DAYS: Final = 3650  # every server stores the fingerprint: after a new CA all servers must join again
 CERTIFICATE_DAYS: Final = 397  # the longest lifetime that common TLS stacks accept; certificates are made at each start
 _BACKDATED: Final = datetime.timedelta(hours=1)  # clocks of servers differ
 _ONE_DAY: Final = datetime.timedelta(days=1)
 _PEM: Final = serialization.Encoding.PEM
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedCertificate:
-    """A key and its certificate, in PEM form."""
-
-    key_pem: str
-    certificate_pem: str
 
 
 class CertificateAuthority:

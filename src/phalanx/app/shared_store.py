@@ -63,17 +63,12 @@ def store_options(given: argparse.Namespace, home: StateFolder, before: Mapping[
     )
 
 
-def check_store(store: StoreOptions, home: StateFolder, *, own_ray: bool) -> None:
+def check_store(store: StoreOptions, home: StateFolder) -> None:
     """Check that a head can run with this store.
 
     Raises:
-        Conflict: the state folder has its own database, or the Ray head would end with this head.
+        Conflict: the state folder has its own database.
     """
-    if store.address and own_ray:
-        raise Conflict(
-            "--engine ray with --store: the head's own Ray cluster ends with that head",
-            hint="use --ray-address HOST:PORT with a Ray cluster that all heads can reach",
-        )
     path = home.path_of("phalanx.db")
     if store.address and not store.previous_address and os.path.exists(path) and os.path.getsize(path):
         raise Conflict(

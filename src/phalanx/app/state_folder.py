@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from phalanx.core.errors import Conflict
 from phalanx.durable_files import create_file, make_directory, remove_file, truncate_file, write_at
-from phalanx.engines.local.private_files import write_private
+from phalanx.node.files.private_files import write_private
 
 _LONG_LEASES: Final = "planned_stop.json"
 _SMALL_CHARS_MAX: Final = 1 << 22  # size of a small file; the largest, cluster.json, lists every node

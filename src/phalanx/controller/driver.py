@@ -316,17 +316,14 @@ class ControllerDriver:
             self.mailboxes.remove(name)
 
     def _notify_engines(self, outbox: StepResult) -> None:
-        """Pass changed attempts to the engines that start one supervisor per attempt."""
-        engines = [engine for engine in self.engines if engine.capabilities.per_attempt]
-        if not engines:
-            return
+        """Pass changed attempts to the engines."""
         records = outbox.change.records
         newest = {(one.job_id, one.epoch): one for one in records if isinstance(one, Attempt)}
         # An ended job may have left the world by now.
         changed = {one.id: one for one in records if isinstance(one, Job)}
         for attempt in newest.values():
             job = changed.get(attempt.job_id) or self.controller.world.jobs[attempt.job_id]
-            for engine in engines:
+            for engine in self.engines:
                 engine.follow(job, attempt)
 
     def _notify_listeners(self, outbox: StepResult) -> None:

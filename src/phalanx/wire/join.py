@@ -6,14 +6,9 @@ an untrusted connection, compares the fingerprint, and sends the token only over
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from phalanx.core.ids import NodeId
-
-# Time after which a node or driver that lost its Ray head ends itself: without Redis, a new Ray head does not know it.
-RAY_RECONNECT_S: Final = 10
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,23 +21,10 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     virtual: bool = False
 
 
-class RayJoin(msgspec.Struct, frozen=True, kw_only=True):
-    """Credentials for a node of the head's Ray cluster. Key and certificate are issued for the server's address.
-
-    `reconnect_s`: how long a Ray node waits for a lost Ray head.
-    """
-
-    address: str
-    token: str
-    key_pem: str
-    certificate_pem: str
-    ray_version: str
-    python_version: str
-    reconnect_s: int = RAY_RECONNECT_S
-
-
 class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply. `token` is the node's own; `up`: its supervisor is registered. `ray`: set if Ray starts the supervisor, else the server does.
+    """The reply. `token` is the node's own; `up`: its supervisor is registered.
+
+    `engine`: keeps the server a node; `settings`: what it needs for that, such as credentials.
 
     `heads`: URLs of all heads that share a store; empty for a single head.
     """
@@ -52,7 +34,7 @@ class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
     head_id: str
     engine: str
     up: bool = False
-    ray: RayJoin | None = None
+    settings: dict[str, str] = {}
     heads: list[str] = []
 
 

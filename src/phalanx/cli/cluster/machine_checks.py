@@ -28,10 +28,6 @@ _SHM_LOW_BYTES: Final = 512 * MIB  # DataLoader workers and NCCL exchange tensor
 # A supervisor of 8 ranks with data loaders opens some hundreds; a head one for each connection
 _FILES_LOW: Final = 4096
 _EPOCH_2024_S: Final = 1_704_067_200.0
-_ENGINE_ACCOUNTS: Final = {
-    "slurm": "the user of their Slurm jobs, who started the head",
-    "ray": "the account of Ray's nodes",
-}
 # Name of a requirement without a marker; those of the extras have the marker `; extra == ...`.
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)[^;]*")
 
@@ -172,6 +168,7 @@ def check_cgroups() -> Finding:
 
 def check_accounts(brought_up: Mapping[str, Any]) -> Finding:
     """Check which account jobs run under, and whether it can use this Python. `brought_up`: options stored by the head."""
+    from phalanx.engines.registry import DEFAULT_ENGINE, engine_type
     from phalanx.node.files.job_accounts import (
         JOBS_AS_VARIABLE,
         JOBS_DIR,
@@ -180,9 +177,10 @@ def check_accounts(brought_up: Mapping[str, Any]) -> Finding:
         is_architecture_supported,
     )
 
-    what, own, engine = "accounts", getpass.getuser(), brought_up.get("engine")
-    if engine in _ENGINE_ACCOUNTS:
-        return Finding(what=what, level=Severity.OK, says=f"jobs run as {_ENGINE_ACCOUNTS[engine]}")
+    what, own = "accounts", getpass.getuser()
+    account = engine_type(brought_up.get("engine") or DEFAULT_ENGINE).job_account
+    if account:
+        return Finding(what=what, level=Severity.OK, says=f"jobs run as {account}")
     if os.geteuid() != 0:
         says = f"all jobs run as {own} and can read what {own} can; a head started by root runs them as their owners"
         return Finding(what=what, level=Severity.OK, says=says)

@@ -17,8 +17,8 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.blockers import find_blockers
+from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.forecast import Forecast
-from phalanx.core.scheduling.policy import JobEntry
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.what_if import Trial, modified_snapshot, what_if
 from phalanx.core.state.snapshot import Snapshot
@@ -167,13 +167,13 @@ class CounterfactualSearch:
             yield self._candidate(ChangeKind.BEGIN, "begin at once", "begin", "now", self._with_spec(begin_s=None))
 
     def _time_limit(self) -> Iterator[_Candidate]:
-        """A time limit that ends the job before a reservation begins or, with backfill, before the first job in line starts."""
+        """A time limit that ends the job before a reservation begins or, if the policy uses run times, before the first job in line starts."""
         now_s, job = self.snapshot.now_s, self.job
         limits: list[float] = []
         if self.entry is not None and self.entry.job_class.shut:
             starts = sorted({one.start_s for one in self.snapshot.reservations.values() if one.start_s > now_s})
             limits += [start_s - now_s - TIME_LIMIT_MARGIN_S for start_s in starts]
-        if self.scheduler.settings.name == "backfill" and job.spec.time_limit_s is not None:
+        if self.scheduler.policy.uses_run_times and job.spec.time_limit_s is not None:
             limits += [job.spec.time_limit_s / part for part in (2, 4, 8)]
         for limit_s in sorted(limits, reverse=True):
             minutes = int(limit_s // 60)

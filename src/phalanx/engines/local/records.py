@@ -10,18 +10,11 @@ from typing import Final
 
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.durable_files import remove_file
-from phalanx.engines.local.private_files import write_private
+from phalanx.node.files.private_files import write_private
 from phalanx.node.processes.proctable import ProcessIdentity
+from phalanx.ports.engine import LocalNode
 
 _FILE: Final = "engine.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalNode:
-    """A node to run: `virtual_devices` slots, or 0 for this machine's real GPUs."""
-
-    id: NodeId
-    virtual_devices: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

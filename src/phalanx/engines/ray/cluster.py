@@ -24,9 +24,8 @@ from phalanx.core.errors import TryLater
 from phalanx.core.ids import NodeId
 from phalanx.durable_files import make_directory, remove_file, remove_tree
 from phalanx.engines.local import records
-from phalanx.engines.local.private_files import write_private
-from phalanx.engines.local.records import LocalNode
 from phalanx.engines.ray import redis
+from phalanx.engines.ray.protocol import RAY_RECONNECT_S
 from phalanx.engines.ray.ray_process import RayProcess, sweep_supervisors
 from phalanx.engines.ray.render import (
     GCS_RECONNECT_REDIS_S,
@@ -38,7 +37,8 @@ from phalanx.engines.ray.render import (
     redis_environment,
     without_ray_variables,
 )
-from phalanx.wire.join import RAY_RECONNECT_S
+from phalanx.node.files.private_files import write_private
+from phalanx.ports.engine import LocalNode
 
 STARTED: Final = "Ray runtime started"  # printed by `ray start` when its node is registered
 STARTED_S: Final = 60.0  # 4 to 5 s on an idle machine

@@ -165,6 +165,7 @@ def sweep_ray(living: StartedNode) -> list[int]:
 
 def sweep_supervisors(folder: str) -> None:
     """Stop the supervisors that Ray's actors left in this folder, with all their processes."""
-    engine = LocalEngine(home=folder, environment=dict, token_of=lambda _: "", revive_after_s=None)
-    engine.adopt(records.recorded_nodes(folder))
+    nodes = records.recorded_nodes(folder)
+    engine = LocalEngine(home=folder, own_nodes=nodes, environment=dict, token_of=lambda _: "")
+    engine.adopt()
     engine.close(keep_nodes=False)
