@@ -7,8 +7,8 @@ from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.state.records import RECORDS, Idempotency
 from phalanx.core.state.story import StoryLine
-from phalanx.core.state.world import Idempotency
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.gpus import GpuRequest
@@ -169,13 +169,6 @@ def dump(store):
         "counts": store.job_counts(),
         "attempts": {job.id: store.attempts(job.id) for job in jobs},
         "story": store.story(limit=100_000),
-        "nodes": store.nodes(),
-        "queues": store.queues(),
-        "projects": store.projects(),
-        "users": store.users(),
-        "tokens": store.tokens(),
         "reservations": store.reservations(),
-        "spent": store.queue_usage(),
-        "calibration": store.calibration(),
-        "failure_rules": store.failure_rules(),
+        "records": {kind.table: store.records(kind) for kind in RECORDS},
     }

@@ -20,6 +20,7 @@ import pytest
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import BadFile, Conflict, NotFound
 from phalanx.core.ids import TokenId, UserId
+from phalanx.core.state.records import IDEMPOTENCY, RESERVATIONS
 from phalanx.core.work.attempt import AttemptState
 from phalanx.failpoints import (
     ENVIRONMENT_VARIABLE,
@@ -165,11 +166,11 @@ NOT_RECORDS = {"migrations", "leader", "last_commit", "heads", "shared"}
 
 
 def everything(store):
-    keys = list(store.load().idempotency)
+    keys = list(store.load().table(IDEMPOTENCY))
     return {
         **dump(store),
         "order of keys": keys,
-        "over": store.reservation("over"),
+        "over": store.record(RESERVATIONS, "over"),
         "long": len(store.story(limit=10**6)),
     }
 
@@ -683,7 +684,9 @@ def test_a_backup_that_failed_and_is_killed_where_it_takes_its_half_back_may_be_
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-LATER = "import sys; from phalanx.store.orphaned_files import move_orphaned; move_orphaned(sys.argv[1], {'1': 1}, 'now')"
+LATER = (
+    "import sys; from phalanx.store.orphaned_files import move_orphaned; move_orphaned(sys.argv[1], {'1': 1}, 'now')"
+)
 
 
 STAYS = [

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.ids import JobId
+from phalanx.core.state.records import IDEMPOTENCY
 from phalanx.core.work.job import JobState
 from phalanx.failpoints import (
     ENVIRONMENT_VARIABLE,
@@ -83,7 +84,7 @@ def is_whole(store):
     world = store.load()
     assert list(world.attempts) == ["3"]
     assert list(world.pending) == ["4"]
-    assert len(world.idempotency) == 5
+    assert len(world.table(IDEMPOTENCY)) == 5
     assert world.next_job_seq == 6
     failed = store.job(JobId("2"))
     assert failed is not None

@@ -17,6 +17,7 @@ from phalanx.core.state.events import (
     RecordTokenUse,
     RevokeToken,
 )
+from phalanx.core.state.records import PROJECTS, TOKENS, USERS
 from phalanx.core.work.queue import Project
 from phalanx.core.work.users import Token, User, UserRole
 
@@ -27,8 +28,8 @@ def put_user(turn: StepContext, user: User) -> User:
     Raises:
         Conflict: no admin would remain.
     """
-    before = turn.world.users.get(user.id)
-    others = (one for one in turn.world.users.values() if one.id != user.id)
+    before = turn.world.table(USERS).get(user.id)
+    others = (one for one in turn.world.table(USERS).values() if one.id != user.id)
     if before is not None and _administers(before) and not _administers(user) and not any(map(_administers, others)):
         raise Conflict(
             f"{user.id} is the last admin", hint="make another user admin first: phalanx users set NAME --role admin"
@@ -46,7 +47,7 @@ def change_user(turn: StepContext, wish: ChangeUser) -> User:
     """
     if wish.by is not None:
         _check_admin(turn, wish.by)
-    known = turn.world.users.get(wish.user_id)
+    known = turn.world.table(USERS).get(wish.user_id)
     if known is None:
         known = User(id=wish.user_id, role=UserRole.USER, created_s=turn.now.wall_s)
     role = known.role if wish.role is None else wish.role
@@ -63,10 +64,10 @@ def change_project(turn: StepContext, wish: ChangeProject) -> Project:
         NotPermitted: the caller is no longer an admin of this project (or of the head, with `as_admin`), or changes more than members.
         BadRequest: a project admin would open the project to all users by removing every member.
     """
-    unknown = sorted({*(wish.members or ()), *(wish.admins or ())} - turn.world.users.keys())
+    unknown = sorted({*(wish.members or ()), *(wish.admins or ())} - turn.world.table(USERS).keys())
     if unknown:
         raise NotFound(f"no user {unknown[0]!r}", hint="add the user first: phalanx users")
-    known = turn.world.projects.get(wish.project_id)
+    known = turn.world.table(PROJECTS).get(wish.project_id)
     if wish.as_admin:
         _check_admin(turn, wish.by)
     else:
@@ -88,11 +89,11 @@ def put_token(turn: StepContext, token: Token) -> Token:
         NotSignedIn: that one is expired or revoked, or its user is disabled.
         NotPermitted: the new token is another user's, and its creator is no longer an admin.
     """
-    maker = None if token.made_by is None else turn.world.tokens.get(token.made_by)
+    maker = None if token.made_by is None else turn.world.table(TOKENS).get(token.made_by)
     if maker is not None:
         if not maker.is_valid(turn.now.wall_s):
             raise NotSignedIn(f"token {maker.id} is expired or revoked", hint="create another: phalanx tokens add")
-        user = turn.world.users.get(maker.user)
+        user = turn.world.table(USERS).get(maker.user)
         if user is not None and user.disabled:
             raise NotSignedIn(f"user {user.id} is disabled", hint="ask an admin")
         if token.user != maker.user:
@@ -107,23 +108,23 @@ def revoke_token(turn: StepContext, wish: RevokeToken) -> Token:
     Raises:
         NotFound: no such token.
     """
-    token = turn.world.tokens.get(wish.token_id)
+    token = turn.world.table(TOKENS).get(wish.token_id)
     if token is None:
         raise NotFound(f"no token {wish.token_id}", hint="phalanx tokens lists them")
     revoked = {wish.token_id}
     if wish.with_derived:
         revoked |= _made_with(turn, wish.token_id)
     for token_id in sorted(revoked):
-        one = turn.world.tokens[token_id]
+        one = turn.world.table(TOKENS)[token_id]
         if one.revoked_s is None:
             turn.change.put(replace(one, revoked_s=turn.now.wall_s))
-    return turn.world.tokens[wish.token_id]
+    return turn.world.table(TOKENS)[wish.token_id]
 
 
 def record_token_use(turn: StepContext, wish: RecordTokenUse) -> None:
     """Record when tokens were last used; unknown tokens are ignored."""
     for token_id, used_s in wish.used_s.items():
-        token = turn.world.tokens.get(token_id)
+        token = turn.world.table(TOKENS).get(token_id)
         if token is not None and used_s > (token.used_s or 0.0):
             turn.change.put(replace(token, used_s=used_s))
 
@@ -133,7 +134,7 @@ def _administers(user: User) -> bool:
 
 
 def _check_admin(turn: StepContext, user_id: UserId) -> None:
-    user = turn.world.users.get(user_id)
+    user = turn.world.table(USERS).get(user_id)
     if user is None or not _administers(user):
         raise NotPermitted(f"{user_id} is not an admin", hint="ask an admin")
 
@@ -156,7 +157,7 @@ def _check_project_admin(project: Project | None, wish: ChangeProject) -> None:
 
 def _made_with(turn: StepContext, token_id: TokenId) -> set[TokenId]:
     children: dict[TokenId, list[TokenId]] = {}
-    for token in turn.world.tokens.values():
+    for token in turn.world.table(TOKENS).values():
         if token.made_by is not None:
             children.setdefault(token.made_by, []).append(token.id)
     found: set[TokenId] = set()

@@ -11,6 +11,7 @@ from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.ids import ReservationId
 from phalanx.core.state.events import EndReservation, PutReservation, SubmitJob
+from phalanx.core.state.records import USERS
 from phalanx.core.units import format_duration
 from phalanx.core.work.reservation import NO_USER, Reservation
 
@@ -97,7 +98,7 @@ def _check_names(turn: StepContext, wanted: Reservation) -> None:
         raise BadRequest(f"reservation {wanted.id} names a node twice")
     for kind, names, known in (
         ("node", wanted.nodes, world.nodes),
-        ("user", sorted(wanted.users), world.users),
+        ("user", sorted(wanted.users), world.table(USERS)),
         ("queue", sorted(wanted.queues), world.queues),
     ):
         missing = [name for name in names if name not in known]

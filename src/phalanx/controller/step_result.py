@@ -57,8 +57,7 @@ class StepResult:
         change = self.change
         return Batch(
             records=change.records,
-            removed_nodes=[node.id for node in change.removed_nodes],
-            removed_queues=change.removed_queues,
+            removed=list(change.removed),
             story=change.story,
             audit=audit,
             epochs=change.epochs,

@@ -16,8 +16,8 @@ from phalanx.core.lifecycle.dependencies import JobStates
 from phalanx.core.scheduling.shape import acceptable_shapes
 from phalanx.core.scheduling.submission import check_topology
 from phalanx.core.state.events import SubmitJob
+from phalanx.core.state.records import IDEMPOTENCY, PROJECTS, USERS, Idempotency
 from phalanx.core.state.story import StoryLine
-from phalanx.core.state.world import Idempotency
 from phalanx.core.work.array import format_indices, parse_array
 from phalanx.core.work.dependency import (
     ArrayPosition,
@@ -44,7 +44,7 @@ def submit(turn: StepContext, wish: SubmitJob) -> Job | list[Job]:
     """
     world = turn.world
     if wish.key:
-        earlier = world.idempotency.get((wish.user, wish.key))
+        earlier = world.table(IDEMPOTENCY).get((wish.user, wish.key))
         if earlier is not None:
             return _earlier_job(turn, wish, earlier)
     _check_project(turn, wish)
@@ -104,10 +104,11 @@ def _earlier_job(turn: StepContext, wish: SubmitJob, earlier: Idempotency) -> Jo
 
 
 def _check_project(turn: StepContext, wish: SubmitJob) -> None:
-    project = turn.world.projects.get(wish.project)
+    projects = turn.world.table(PROJECTS)
+    project = projects.get(wish.project)
     if project is None:
-        raise NotFound(f"no project {wish.project!r}", hint=f"there are: {', '.join(sorted(turn.world.projects))}")
-    user = turn.world.users.get(wish.user) or User(id=wish.user, role=UserRole.USER)
+        raise NotFound(f"no project {wish.project!r}", hint=f"there are: {', '.join(sorted(projects))}")
+    user = turn.world.table(USERS).get(wish.user) or User(id=wish.user, role=UserRole.USER)
     member = not project.members or wish.user in project.members or wish.user in project.admins
     if not member and user.role not in (UserRole.OPERATOR, UserRole.ADMIN):
         raise NotPermitted(

@@ -19,6 +19,7 @@ import msgspec
 from phalanx.core.errors import BadFile, Conflict
 from phalanx.failpoints import around, sync_directory, write
 from phalanx.ports.store import StoreRefused
+from phalanx.store.sql.documents import decoder
 from phalanx.store.sql.kinds import KIND_BY_NAME
 
 FORMAT: Final = "phalanx-backup"
@@ -144,7 +145,7 @@ def read_records(path: str) -> Iterator[tuple[str, Any]]:
         sha256.update(line)
         try:
             word, doc = msgspec.json.decode(line, type=tuple[str, msgspec.Raw])
-            record = KIND_BY_NAME[word].kind.decoder.decode(doc)
+            record = decoder(KIND_BY_NAME[word]).decode(doc)
         except (msgspec.MsgspecError, ValueError, KeyError) as error:  # ValueError: text that is not UTF-8
             raise _damaged(path, str(error)) from error
         found[word] = found.get(word, 0) + 1
