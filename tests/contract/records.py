@@ -152,6 +152,12 @@ def line(seq, job_id=None, node_id=None, kind="submitted"):
     )
 
 
+def one_of_each_kind():
+    """A record of each kind; each comes after those that it refers to."""
+    people = (user(), project(), token(), queue(), spent(), reservation())
+    return (*people, calibration(), failure_rules(), node(), job(1, RUNNING, epoch=1), attempt(1), key(1))
+
+
 def submitted(first, count=1):
     """The batch that submits jobs `first ... first + count - 1`, when as many story lines stand before it as jobs."""
     seqs = range(first, first + count)

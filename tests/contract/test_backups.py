@@ -182,7 +182,7 @@ def test_what_was_backed_up_comes_back_in_either_database(places, tmp_path, sour
     held = fill(before)
     manifest = backup(before, file, quiet)
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
-    assert (manifest.database, manifest.counts["job"], manifest.counts["story"], manifest.last_job_seq) == (
+    assert (manifest.database, manifest.counts["job"], manifest.counts["story line"], manifest.last_job_seq) == (
         source,
         3,
         2499,
@@ -198,7 +198,7 @@ def test_what_was_backed_up_comes_back_in_either_database(places, tmp_path, sour
         store.commit(Batch(records=[job(4), key(4)], story=[line(2500, 4)]))
     again = str(tmp_path / "again.phx")
     backup(after, again, quiet)
-    assert check(again, quiet).counts["story"] == 2500
+    assert check(again, quiet).counts["story line"] == 2500
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])

@@ -12,13 +12,17 @@ from phalanx.core.fleet.documents import CALIBRATION_ID
 from phalanx.core.fleet.failure_rules import OPERATORS
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
 from phalanx.core.state.records import (
+    ATTEMPTS,
     CALIBRATIONS,
     FAILURE_RULES,
     IDEMPOTENCY,
+    JOBS,
+    KIND_OF,
     NODES,
     PROJECTS,
     QUEUE_USAGE,
     QUEUES,
+    RECORDS,
     RESERVATIONS,
     TOKENS,
     USERS,
@@ -44,6 +48,7 @@ from tests.contract.records import (
     key,
     line,
     node,
+    one_of_each_kind,
     project,
     queue,
     reservation,
@@ -92,17 +97,24 @@ def seqs(jobs):
 # ---- what is committed is read ---------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_record_comes_back_as_it_was(store):
-    records = [user(), project(), queue(), token(), scoped_token(), node(), job(1), attempt(1)]
-    put(store, reservation(), spent(), calibration(), failure_rules())
-    put(store, *records, key(1))
-    assert [*store.users(), *store.projects(), *store.queues(), *store.tokens(), *store.nodes()] == records[:6]
-    assert store.job(JobId("1")) == job(1)
-    assert store.attempts(JobId("1")) == [attempt(1)]
-    assert store.reservations() == [reservation()]
-    assert store.records(QUEUE_USAGE) == [spent()]
-    assert store.record(CALIBRATIONS, CALIBRATION_ID) == calibration()
-    assert store.record(FAILURE_RULES, OPERATORS) == failure_rules()
+def test_every_kind_of_record_is_stored_loaded_and_removed(store):
+    records = {KIND_OF[type(record)]: record for record in one_of_each_kind()}
+    assert list(records) == list(RECORDS), "tests.contract.records lacks a kind"
+    put(store, *records.values())
+    world = store.load()
+    for kind, record in records.items():
+        assert store.records(kind) == [record]
+        assert store.record(kind, kind.key_of(record)) == record
+        if kind.table in world.tables:
+            assert world.table(kind) == {kind.key_of(record): record}
+    removable = [kind for kind in RECORDS if kind not in (JOBS, ATTEMPTS)]
+    put(store, removed=[(kind, kind.key_of(records[kind])) for kind in removable])
+    assert [store.records(kind) for kind in removable] == [[]] * len(removable)
+
+
+def test_scope_of_a_token_comes_back(store):
+    put(store, user(), scoped_token())
+    assert store.tokens() == [scoped_token()]
 
 
 def test_newest_attempts_of_several_jobs(store):

@@ -16,7 +16,7 @@ from contextlib import closing
 import pytest
 
 from phalanx.core.ids import JobId
-from phalanx.core.state.records import IDEMPOTENCY
+from phalanx.core.state.records import CALIBRATIONS, FAILURE_RULES, IDEMPOTENCY
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.failpoints import (
@@ -128,7 +128,10 @@ def is_whole(store):
     assert failed.state is JobState.FAILED
     token = store.tokens()[0]
     assert store.token(token.sha256) == token
-    assert (store.calibration(), store.failure_rules()) == (records.calibration(), records.failure_rules())
+    assert (store.records(CALIBRATIONS), store.records(FAILURE_RULES)) == (
+        [records.calibration()],
+        [records.failure_rules()],
+    )
 
 
 @pytest.mark.parametrize("level", LEVELS)
