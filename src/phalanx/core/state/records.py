@@ -34,7 +34,7 @@ class Idempotency:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class RecordColumn:
     """A column beside the document: an attribute of the record that the databases search or constrain."""
 
     name: str
@@ -64,7 +64,7 @@ class RecordKind(Generic[K, R]):
     table: str
     migration: int = 0
     key: tuple[str, ...] = ("id",)
-    columns: tuple[Column, ...] = (Column("id"),)
+    columns: tuple[RecordColumn, ...] = (RecordColumn("id"),)
     order: tuple[str, ...] = ()
     pages: tuple[tuple[str, str | int], ...] = ()
     append_only: bool = False
@@ -77,7 +77,7 @@ class RecordKind(Generic[K, R]):
 
 
 USERS: Final = RecordKind[UserId, User](
-    "user", User, "users", 1, columns=(Column("id"), Column("role"), Column("disabled", int))
+    "user", User, "users", 1, columns=(RecordColumn("id"), RecordColumn("role"), RecordColumn("disabled", int))
 )
 PROJECTS: Final = RecordKind[ProjectId, Project]("project", Project, "projects", 1)
 TOKENS: Final = RecordKind[TokenId, Token](
@@ -85,34 +85,34 @@ TOKENS: Final = RecordKind[TokenId, Token](
     Token,
     "tokens",
     1,
-    columns=(Column("id"), Column("user"), Column("sha256"), Column("created_s", float)),
+    columns=(RecordColumn("id"), RecordColumn("user"), RecordColumn("sha256"), RecordColumn("created_s", float)),
     order=("created_s", "id"),
 )
 QUEUES: Final = RecordKind[QueueId, Queue]("queue", Queue, "queues", 1)
 QUEUE_USAGE: Final = RecordKind[QueueId, QueueUsage](
-    "queue usage", QueueUsage, "queue_usage", 1, key=("queue",), columns=(Column("queue"),)
+    "queue usage", QueueUsage, "queue_usage", 1, key=("queue",), columns=(RecordColumn("queue"),)
 )
 RESERVATIONS: Final = RecordKind[ReservationId, Reservation](
-    "reservation", Reservation, "reservations", 1, columns=(Column("id"), Column("ended", int))
+    "reservation", Reservation, "reservations", 1, columns=(RecordColumn("id"), RecordColumn("ended", int))
 )
 CALIBRATIONS: Final = RecordKind[str, FleetDocument]("calibration", FleetDocument, "calibrations", 1)
 FAILURE_RULES: Final = RecordKind[str, FailureRules]("failure rules", FailureRules, "failure_rules", 1)
-NODES: Final = RecordKind[NodeId, Node]("node", Node, "nodes", 1, columns=(Column("id"), Column("state")))
+NODES: Final = RecordKind[NodeId, Node]("node", Node, "nodes", 1, columns=(RecordColumn("id"), RecordColumn("state")))
 JOBS: Final = RecordKind[JobId, Job](
     "job",
     Job,
     "jobs",
     columns=(
-        Column("seq", int),
-        Column("id"),
-        Column("state"),
-        Column("user"),
-        Column("project"),
-        Column("queue"),
-        Column("name"),
-        Column("submit_s", float),
-        Column("ended_s", float),
-        Column("epoch", int),
+        RecordColumn("seq", int),
+        RecordColumn("id"),
+        RecordColumn("state"),
+        RecordColumn("user"),
+        RecordColumn("project"),
+        RecordColumn("queue"),
+        RecordColumn("name"),
+        RecordColumn("submit_s", float),
+        RecordColumn("ended_s", float),
+        RecordColumn("epoch", int),
     ),
     order=("seq",),
     pages=(("seq", -1),),
@@ -122,7 +122,7 @@ ATTEMPTS: Final = RecordKind[tuple[JobId, Epoch], Attempt](
     Attempt,
     "attempts",
     key=("job_id", "epoch"),
-    columns=(Column("job_id"), Column("epoch", int), Column("state")),
+    columns=(RecordColumn("job_id"), RecordColumn("epoch", int), RecordColumn("state")),
     pages=(("job_id", ""), ("epoch", -1)),
 )
 IDEMPOTENCY: Final = RecordKind[tuple[UserId, str], Idempotency](
@@ -130,7 +130,7 @@ IDEMPOTENCY: Final = RecordKind[tuple[UserId, str], Idempotency](
     Idempotency,
     "idempotency",
     key=("user", "key"),
-    columns=(Column("user"), Column("key"), Column("job_id")),
+    columns=(RecordColumn("user"), RecordColumn("key"), RecordColumn("job_id")),
     pages=(("number", -1),),  # assigned by the database, in the order of insertion
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from phalanx.core.access.audit import AuditLine
-from phalanx.core.state.records import RECORDS, Column, RecordKind
+from phalanx.core.state.records import RECORDS, RecordColumn, RecordKind
 from phalanx.core.state.story import StoryLine
 
 STORY: Final = RecordKind[int, StoryLine](
@@ -13,7 +13,7 @@ STORY: Final = RecordKind[int, StoryLine](
     StoryLine,
     "story",
     key=("seq",),
-    columns=(Column("seq", int), Column("job_id"), Column("node_id")),
+    columns=(RecordColumn("seq", int), RecordColumn("job_id"), RecordColumn("node_id")),
     pages=(("seq", -1),),
     append_only=True,
 )
@@ -22,7 +22,7 @@ AUDIT: Final = RecordKind[int, AuditLine](
     AuditLine,
     "audit",
     key=("seq",),
-    columns=(Column("seq", int), Column("at_s", float), Column("user")),
+    columns=(RecordColumn("seq", int), RecordColumn("at_s", float), RecordColumn("user")),
     pages=(("seq", -1),),
     append_only=True,
 )
