@@ -46,21 +46,16 @@ from tests.contract.records import (
     RUNNING,
     SUCCEEDED,
     attempt,
-    calibration,
     dump,
-    failure_rules,
     job,
     key,
     line,
     node,
-    project,
+    one_of_each_kind,
     queue,
     reservation,
     scoped_token,
-    spent,
     submitted,
-    token,
-    user,
 )
 
 
@@ -103,23 +98,8 @@ def opened(place):
 def fill(place, lines=2499):
     """Some of everything; keys in an order that is not theirs by name."""
     with opened(place) as store:
-        store.commit(
-            Batch(
-                records=[
-                    user(),
-                    project(),
-                    queue(),
-                    queue("ünï"),
-                    token(),
-                    scoped_token(),
-                    node(),
-                    node("n1"),
-                    calibration(),
-                    failure_rules(),
-                ]
-            )
-        )
-        store.commit(Batch(records=[reservation(), reservation("over", ended=True), spent()]))
+        more = [queue("ünï"), scoped_token(), node("n1"), reservation("over", ended=True)]
+        store.commit(Batch(records=[*one_of_each_kind(), *more]))
         store.commit(
             Batch(
                 records=[job(1, RUNNING, epoch=2), attempt(1, 1, AttemptState.ENDED), attempt(1, 2), key(1, word="z")]
