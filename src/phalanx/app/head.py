@@ -59,6 +59,7 @@ from phalanx.core.state.events import (
     PutUser,
     RemoveNode,
 )
+from phalanx.core.state.records import USERS
 from phalanx.core.state.world import World
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import Token, User, UserRole
@@ -323,8 +324,10 @@ class Head:
     def _bootstrap(self) -> None:
         """At the first start, make this user the admin, with a token in the state folder, and create one project and one queue."""
         world, now_s = self._driver.controller.world, self._clock.now_s()
-        admins = sorted(user.id for user in world.users.values() if user.role is UserRole.ADMIN and not user.disabled)
-        if not world.users:
+        admins = sorted(
+            user.id for user in world.table(USERS).values() if user.role is UserRole.ADMIN and not user.disabled
+        )
+        if not world.table(USERS):
             admins = [UserId(getpass.getuser())]
             for event in (
                 PutUser(user=User(id=admins[0], role=UserRole.ADMIN, created_s=now_s)),
@@ -341,7 +344,7 @@ class Head:
         if campaign is None:
             return
         campaign.on_heads_changed = self._admit_peer_heads
-        users = self._driver.controller.world.users
+        users = self._driver.controller.world.table(USERS)
         for head in campaign.heads():
             if head.token_sha256 and self._store.token(head.token_sha256) is None:
                 admins = sorted(

@@ -7,18 +7,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
+from phalanx.core.access.audit import join_names
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import Node
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.state.events import LabelNodes
+from phalanx.core.work.users import Action
 
 LABELS_MAX: Final = 64  # of one node; the same as for one job
 _VALUE_MAX: Final = 128  # characters; a rack's name has ten
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
 
 
+handlers: Final = RequestHandlers()
+
+
+@handlers.add(LabelNodes, Action.OPERATE, audit=lambda request, _: f"nodes {join_names(sorted(request.labels))}")
 def label(turn: StepContext, request: LabelNodes) -> None:
     """Set the labels; an empty value removes one. Other labels stay. Idempotent.
 

@@ -6,19 +6,33 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.controller import reservation_windows
+from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
+from phalanx.core.access.audit import join_names
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ReservationId
 from phalanx.core.state.events import EndReservation, PutReservation, SubmitJob
+from phalanx.core.state.records import USERS
 from phalanx.core.units import format_duration
 from phalanx.core.work.reservation import NO_USER, Reservation
+from phalanx.core.work.users import Action
 
 AHEAD_MAX_S: Final = 366 * 86_400.0  # limit of start and length: anything further off is a typo in the year
 RESERVATIONS_MAX: Final = 1000  # at once; two a week on each of ten racks for a year. Each change copies the table
 
 
+handlers: Final = RequestHandlers()
+
+
+@handlers.add(
+    PutReservation,
+    Action.OPERATE,
+    audit=lambda request, _: (
+        f"reservation {request.reservation.id} nodes {join_names(sorted(request.reservation.nodes))}"
+    ),
+)
 def put(turn: StepContext, request: PutReservation) -> Reservation:
     """Create a reservation. Idempotent: an equal one is returned as it is.
 
@@ -44,6 +58,7 @@ def put(turn: StepContext, request: PutReservation) -> Reservation:
     return wanted
 
 
+@handlers.add(EndReservation, Action.OPERATE, audit=lambda request, _: f"reservation {request.reservation_id}")
 def end(turn: StepContext, request: EndReservation) -> Reservation:
     """End a reservation: its nodes accept any job again.
 
@@ -98,7 +113,7 @@ def _check_names(turn: StepContext, wanted: Reservation) -> None:
         raise BadRequest(f"reservation {wanted.id} names a node twice")
     for kind, names, known, code in (
         ("node", wanted.nodes, world.nodes, HintCode.LIST_NODES),
-        ("user", sorted(wanted.users), world.users, HintCode.LIST_USERS),
+        ("user", sorted(wanted.users), world.table(USERS), HintCode.LIST_USERS),
         ("queue", sorted(wanted.queues), world.queues, HintCode.LIST_QUEUES),
     ):
         missing = [name for name in names if name not in known]

@@ -21,6 +21,7 @@ from phalanx.core.ids import JobId, QueueId
 from phalanx.core.scheduling.quota import QuotaTree
 from phalanx.core.state.events import ChangeQueue, PutQueues
 from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.records import QUEUE_USAGE
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.queue_validation import check_queue_tree
@@ -174,7 +175,7 @@ def _views(parts: HeadServices, only: QueueId | None = None) -> list[QueueView]:
     """
     now_s = parts.clock.now_s()
     queues = parts.store.queues()
-    tree = QuotaTree(queues, parts.controller.fleet_gpus(), parts.store.queue_usage(), now_s)
+    tree = QuotaTree(queues, parts.controller.fleet_gpus(), parts.store.records(QUEUE_USAGE), now_s)
     known = {queue.id for queue in queues}
     counts = {queue.id: _JobCounts() for queue in queues if only in (None, queue.id)}
     for job, attempt in parts.controller.live_attempts():

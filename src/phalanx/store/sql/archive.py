@@ -28,6 +28,7 @@ from phalanx.durable_files import (
     write_at,
 )
 from phalanx.ports.store import StoreRefused
+from phalanx.store.sql.documents import decoder
 from phalanx.store.sql.kinds import KIND_BY_NAME
 
 FORMAT: Final = "phalanx-backup"
@@ -148,7 +149,7 @@ def read_records(path: str) -> Iterator[tuple[str, Any]]:
         sha256.update(line)
         try:
             word, doc = msgspec.json.decode(line, type=tuple[str, msgspec.Raw])
-            record = KIND_BY_NAME[word].kind.decoder.decode(doc)
+            record = decoder(KIND_BY_NAME[word]).decode(doc)
         except (msgspec.MsgspecError, ValueError, KeyError) as error:  # ValueError: text that is not UTF-8
             raise _damaged(path, str(error)) from error
         found[word] = found.get(word, 0) + 1

@@ -16,6 +16,7 @@ from phalanx.durable_files import remove_file, rename_path, sync_directory
 from phalanx.failpoints import around
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
+from phalanx.store.sql.documents import row_of
 from phalanx.store.sql.kinds import KIND_BY_NAME
 from phalanx.store.sql.queries import SQLITE
 from phalanx.store.sql.sqlite.connections import (
@@ -64,9 +65,8 @@ def _write(writer: apsw.Connection, records: Iterable[tuple[str, Any]]) -> None:
     writer.execute("BEGIN IMMEDIATE")
     for word, lot in grouped(records):
         with around("restore.rows"):
-            writer.executemany(
-                SQLITE.writes[KIND_BY_NAME[word].statement], [KIND_BY_NAME[word].row(record) for record in lot]
-            )
+            kind = KIND_BY_NAME[word]
+            writer.executemany(SQLITE.writes[f"put {kind.table}"], [row_of(kind, record) for record in lot])
     with around("restore.commit"):
         writer.execute("COMMIT")
     with around("restore.checkpoint"):  # explicitly: closing would ignore a full disk or another reader
