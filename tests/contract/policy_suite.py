@@ -19,7 +19,8 @@ class CheckedBoard(Board):
     """A board that accepts only decisions that the contract allows."""
 
     def start(self, entry, need, places, now_s):
-        assert self.waiting.get(entry.seq) is entry, "it does not wait on this board"
+        assert entry.seq in self.waiting
+        assert self.waiting[entry.seq] is entry, "it does not wait on this board"
         assert self.admits(entry.job_class)
         assert need in entry.job_class.needs
         self._check_places(places, need)
@@ -41,7 +42,8 @@ class CheckedBoard(Board):
             assert 0 < count <= self.pools[0].free[node]
 
     def _check_running(self, entry):
-        assert self.running.get(entry.seq) is entry, "it does not run on this board"
+        assert entry.seq in self.running
+        assert self.running[entry.seq] is entry, "it does not run on this board"
         assert not entry.never_stopped
 
 
@@ -50,7 +52,8 @@ class Day:
 
     def __init__(self, policy: Policy, seed: int, *, trials: bool = False) -> None:
         self.policy, self.chance, self.trials = policy, random.Random(seed), trials
-        self.now_s, self.seq, self.log = 0.0, 0, []
+        self.now_s, self.seq = 0.0, 0
+        self.log: list[tuple] = []
         self.board = CheckedBoard(SIZES)
         policy.attach(self.board)
 

@@ -20,7 +20,7 @@ SSH = '#!/bin/sh\nexport HOME="{home}" PHALANX_NODE_VIRTUAL=2\nshift\nexec sh -c
 def phalanx(tmp_path):
     """Run a command, with the page's package installed."""
     page = PAGE.read_text(encoding="utf-8")
-    blocks = {kind: re.search(rf"```{kind}\n(.+?)```", page, re.DOTALL)[1] for kind in ("python", "toml")}
+    blocks = {kind: re.findall(rf"```{kind}\n(.+?)```", page, re.DOTALL)[0] for kind in ("python", "toml")}
     site, tools = tmp_path / "site", tmp_path / "bin"
     installed = site / "phalanx_ssh-1.0.dist-info"
     installed.mkdir(parents=True)
@@ -44,7 +44,6 @@ def phalanx(tmp_path):
         assert done.returncode == code, (words, done.stdout, done.stderr)
         return done.stdout + done.stderr
 
-    run.home = tmp_path / "home"
     yield run
     run("down", "--cancel-jobs")
 
@@ -53,13 +52,13 @@ def nodes_up(phalanx):
     return {(node["id"], node["engine"]) for node in json.loads(phalanx("nodes", "--json")) if node["state"] == "up"}
 
 
-def test_the_engine_of_the_page_brings_up_nodes_and_runs_a_job(phalanx):
+def test_the_engine_of_the_page_brings_up_nodes_and_runs_a_job(phalanx, tmp_path):
     assert "--ssh-hosts A,B" in phalanx("up", "--help")
     assert "--ssh-hosts needs the engine SSH" in phalanx("up", "--ssh-hosts", "gpu1", code=64)
     phalanx("up", "--engine", "ssh", "--ssh-hosts", "gpu1,gpu2", "--port", str(free_port()))
     wait_until(lambda: nodes_up(phalanx) == {("gpu1", "ssh"), ("gpu2", "ssh")}, "both nodes are up")
     assert "rank 1" in phalanx("run", "--gpus", "2", "--", "sh", "-c", "echo rank $RANK")
     phalanx("down")
-    assert json.loads((phalanx.home / "cluster.json").read_text())["engine_options"] == {"ssh-hosts": "gpu1,gpu2"}
+    assert json.loads((tmp_path / "home" / "cluster.json").read_text())["engine_options"] == {"ssh-hosts": "gpu1,gpu2"}
     phalanx("up")
     wait_until(lambda: nodes_up(phalanx) == {("gpu1", "ssh"), ("gpu2", "ssh")}, "the stored options are used again")
