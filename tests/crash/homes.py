@@ -42,7 +42,7 @@ class Home:
         head = kind(
             home=os.path.join(tempfile.mkdtemp(prefix="phalanx-kill-"), "home"), port=free_port(), virtual=virtual
         )
-        head.words, head.store = words, store
+        head.head_arguments, head.store = words, store
         ledger = Ledger(head)
         return cls(head=head, ledger=ledger, load=Load(head, ledger))
 

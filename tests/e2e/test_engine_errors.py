@@ -312,9 +312,9 @@ def test_where_a_head_cannot_listen(lab, listen, line):
 
 MAKE_CA = """
 import datetime, sys
-from phalanx.app.certificates import Authority
+from phalanx.app.certificates import CertificateAuthority
 from phalanx.app.state_folder import StateFolder
-Authority(StateFolder.open("/home/lab/.phalanx"), datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=float(sys.argv[1])))
+CertificateAuthority(StateFolder.open("/home/lab/.phalanx"), datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=float(sys.argv[1])))
 """
 
 

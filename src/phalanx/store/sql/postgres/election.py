@@ -29,7 +29,6 @@ SILENCE_MS: Final = 2000  # TCP timeout: shorter than a leader's lease
 ANSWER_MS: Final = 1500  # timeout of one statement on one row
 LOCK_MS: Final = 300  # a leader that holds the row longer without renewing was suspended during a commit
 _SESSION: Final = "phalanx-head"
-_HEADS_SINCE: Final = 3  # the migration that created what `leads_now` queries
 
 
 class PostgresElection:
@@ -59,7 +58,7 @@ class PostgresElection:
             connection = connect(self._address)
             have = applied(connection)
             compare(have, known)
-            if _HEADS_SINCE <= len(have) < len(known):
+            if 0 < len(have) < len(known):
                 with around("election.prepare.leads"):
                     leading = connection.execute(self._texts["leads_now"].encode()).fetchall()
                 if leading:

@@ -1,4 +1,4 @@
--- The first schema on PostgreSQL: the tables of SQLite's migrations 1 to 4, and the leader. In a schema of its own.
+-- The first schema: SQLite's tables, the leader, the heads and their secrets. In a schema of its own.
 -- A record is one JSON document encoded by msgspec, stored as text to preserve its bytes, with columns for what is searched or constrained.
 -- `crc` is the CRC-32 of the document's bytes, since some servers run without page checksums.
 -- Ids sort by bytes (COLLATE "C"), as in SQLite and Python, whatever the locale of the database.
@@ -47,6 +47,13 @@ CREATE TABLE reservations (
 CREATE INDEX reservations_live ON reservations (id) WHERE ended = 0;
 
 CREATE TABLE calibrations (
+    id  text COLLATE "C" PRIMARY KEY,
+    doc text NOT NULL,
+    crc bigint NOT NULL
+);
+
+-- The operators' own failure rules: one document.
+CREATE TABLE failure_rules (
     id  text COLLATE "C" PRIMARY KEY,
     doc text NOT NULL,
     crc bigint NOT NULL
@@ -112,18 +119,50 @@ CREATE TABLE idempotency (
     PRIMARY KEY ("user", key)
 );
 
+-- The audit trail: a chain of HMACs (core.access.audit), committed together with the changes that it records.
+CREATE TABLE audit (
+    seq    bigint PRIMARY KEY,
+    at_s   double precision NOT NULL,
+    "user" text COLLATE "C" NOT NULL,
+    doc    text NOT NULL,
+    crc    bigint NOT NULL
+);
+
 -- The leader, which alone may write. `term` grows by one at each takeover, with this row locked; every commit reads it under a lock and
 -- stops if it belongs to another head. Times are the database's clock, in Unix seconds.
 CREATE TABLE leader (
-    one       boolean PRIMARY KEY DEFAULT true CHECK (one),
-    term      bigint NOT NULL,
-    holder    text NOT NULL DEFAULT '',
-    url       text NOT NULL DEFAULT '',
-    since_s   double precision NOT NULL DEFAULT 0,
-    renewed_s double precision NOT NULL DEFAULT 0,
-    until_s   double precision NOT NULL DEFAULT 0
+    one                 boolean PRIMARY KEY DEFAULT true CHECK (one),
+    term                bigint NOT NULL,
+    holder              text NOT NULL DEFAULT '',
+    url                 text NOT NULL DEFAULT '',
+    since_s             double precision NOT NULL DEFAULT 0,
+    renewed_s           double precision NOT NULL DEFAULT 0,
+    until_s             double precision NOT NULL DEFAULT 0,
+    beat                bigint NOT NULL DEFAULT 0,
+    lease_s             double precision NOT NULL DEFAULT 0,
+    grants_s            double precision NOT NULL DEFAULT 0,
+    long_leases_until_s double precision NOT NULL DEFAULT 0
 );
 INSERT INTO leader (term) VALUES (0);
+
+-- The registered heads.
+CREATE TABLE heads (
+    name         text COLLATE "C" PRIMARY KEY,
+    head_id      text COLLATE "C" NOT NULL,
+    url          text NOT NULL,
+    version      text NOT NULL,
+    account      text NOT NULL,
+    token_sha256 text NOT NULL,
+    started_s    double precision NOT NULL,
+    seen_s       double precision NOT NULL
+);
+
+-- The secrets that all heads share. In plain text, like the environments of jobs: read access to this database means control of the
+-- cluster (docs/high-availability.md).
+CREATE TABLE shared (
+    name  text COLLATE "C" PRIMARY KEY,
+    value text NOT NULL
+);
 
 -- The last commit. A head whose connection broke during COMMIT locks this row, which waits for that transaction's end, and reads the
 -- outcome from it.

@@ -30,6 +30,36 @@ CREATE TABLE queues (
     crc INTEGER NOT NULL
 ) STRICT;
 
+-- Usage of each queue, for its budget and the fair share. Committed with the attempt that ended.
+CREATE TABLE spent (
+    queue TEXT PRIMARY KEY NOT NULL,
+    doc   TEXT NOT NULL,
+    crc   INTEGER NOT NULL
+) STRICT;
+
+-- A starting head loads the reservations that have not ended; ended ones can be read by name.
+CREATE TABLE reservations (
+    id    TEXT PRIMARY KEY NOT NULL,
+    ended INTEGER NOT NULL,
+    doc   TEXT NOT NULL,
+    crc   INTEGER NOT NULL
+) STRICT;
+CREATE INDEX reservations_live ON reservations (id) WHERE ended = 0;
+
+-- The result of the last calibration: one document for the fleet.
+CREATE TABLE calibrations (
+    id  TEXT PRIMARY KEY NOT NULL,
+    doc TEXT NOT NULL,
+    crc INTEGER NOT NULL
+) STRICT;
+
+-- The operators' own failure rules: one document.
+CREATE TABLE failure_rules (
+    id  TEXT PRIMARY KEY NOT NULL,
+    doc TEXT NOT NULL,
+    crc INTEGER NOT NULL
+) STRICT;
+
 CREATE TABLE nodes (
     id    TEXT PRIMARY KEY NOT NULL,
     state TEXT NOT NULL,
@@ -87,4 +117,13 @@ CREATE TABLE idempotency (
     doc    TEXT NOT NULL,
     crc    INTEGER NOT NULL,
     PRIMARY KEY (user, key)
+) STRICT;
+
+-- The audit trail: a chain of HMACs (core.access.audit), committed together with the changes that it records.
+CREATE TABLE audit (
+    seq  INTEGER PRIMARY KEY,
+    at_s REAL NOT NULL,
+    user TEXT NOT NULL,
+    doc  TEXT NOT NULL,
+    crc  INTEGER NOT NULL
 ) STRICT;
