@@ -19,6 +19,7 @@ class CheckedBoard(Board):
     """A board that accepts only decisions that the contract allows."""
 
     def start(self, entry, need, places, now_s):
+        assert entry.seq in self.waiting
         assert self.waiting[entry.seq] is entry, "it does not wait on this board"
         assert self.admits(entry.job_class)
         assert need in entry.job_class.needs
@@ -41,6 +42,7 @@ class CheckedBoard(Board):
             assert 0 < count <= self.pools[0].free[node]
 
     def _check_running(self, entry):
+        assert entry.seq in self.running
         assert self.running[entry.seq] is entry, "it does not run on this board"
         assert not entry.never_stopped
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId
 from phalanx.engines.local import engine as local
 from phalanx.engines.local import records
@@ -133,3 +134,20 @@ def test_a_start_that_fails_is_tried_again_after_a_pause_that_grows(machine):
     begun_s, last_s = home.asked_s[0], home.asked_s[-1]
     assert len(home.asked_s) == 5
     assert last_s - begun_s > 0.1 * 2 + 0.1 * 4 - 0.01
+
+
+def known(name, *, state=NodeState.UP, engine="local"):
+    return Node(id=NodeId(name), engine=engine, devices=(), cpus=1, memory_bytes=0, state=state)
+
+
+@pytest.mark.parametrize("sole_head", [True, False])
+def test_a_starting_head_is_told_which_nodes_do_not_run_and_which_it_no_longer_has(machine, sole_head):
+    engine = machine().engine
+    engine.sole_head = sole_head
+    engine.start(N0)
+    nodes = [known("n0"), known("n1"), known("n7"), known("n8", state=NodeState.DOWN), known("h1", engine="joined")]
+    for _ in range(2):  # as a standby, and again when it leads
+        found = engine.discover(nodes, [])
+        assert [death.node_id for death in found.deaths] == (["n1", "n7"] if sole_head else ["n1"])
+        assert found.retired == (["n7", "n8"] if sole_head else [])
+    assert engine.running_nodes() == [N0]

@@ -138,6 +138,7 @@ def test_a_supervisor_calls_itself_as_its_engine_told_it_and_by_itself_otherwise
     folder = str(tmp_path)
     given = {
         "PHALANX_NODE_ID": "n0",
+        "PHALANX_NODE_ENGINE": "ray",
         "PHALANX_NODE_KEY": "k",
         "PHALANX_NODE_DIR": folder,
         "PHALANX_NODE_TOKEN": "t",

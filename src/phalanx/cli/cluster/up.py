@@ -95,7 +95,9 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Time without contact to the head after which a node freezes its jobs.",
 )
 @click.option("--token-life-max", metavar="TIME", help="Maximum lifetime of tokens, for example 30d; off: no limit.")
-@click.option("--policy", metavar="NAME", help="Scheduling policy: default, fifo, skip, backfill, las or fair.")
+@click.option(
+    "--policy", metavar="NAME", help="Scheduling policy: default, fifo, skip, backfill, las, fair or MODULE:CLASS."
+)
 @click.option("--min-run", type=DURATION, help="Minimum run time before preemption by jobs of equal rank.  [30m]")
 @click.option(
     "--min-run-by-right", type=DURATION, help="The same for a higher priority, or the owner of the quota.  [1m]"

@@ -50,7 +50,7 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
     default="default",
     show_default=True,
     metavar="NAME",
-    help="default fifo skip backfill sjf las srtf fair.",
+    help="default fifo skip backfill sjf las srtf fair, or MODULE:CLASS.",
 )
 @click.option("--compare", metavar="NAMES", help="Compare several policies: fifo,las,default.")
 @click.option(
