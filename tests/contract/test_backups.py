@@ -683,7 +683,9 @@ def test_a_backup_that_failed_and_is_killed_where_it_takes_its_half_back_may_be_
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-LATER = "import sys; from phalanx.store.orphaned_files import move_orphaned; move_orphaned(sys.argv[1], {'1': 1}, 'now')"
+LATER = (
+    "import sys; from phalanx.store.orphaned_files import move_orphaned; move_orphaned(sys.argv[1], {'1': 1}, 'now')"
+)
 
 
 STAYS = [

@@ -148,7 +148,7 @@ def test_where_there_is_no_unicode_the_charts_are_plain_ascii():
     scene, outcome = finished()
     drawn = text_of(
         line
-        for line in summary_lines(scene, outcome, width=80, braille=False)
+        for line in summary_lines(scene, outcome, width=80, blocks=False)
         if line.plain.strip().startswith(("|", "5.", "1."))
     )
     assert "*" in drawn
