@@ -7,6 +7,7 @@ Colours are names of the theme: a file has the light colours, and a page follows
 from __future__ import annotations
 
 import io
+import logging
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,7 +72,7 @@ _POINTS: Final = 72.0 / _UNITS_PER_INCH  # one unit in points, the unit of fonts
 _DOTS_PER_INCH: Final = 192  # two dots a unit: sharp on a wide screen
 _FONT, _FONT_STRONG = 13.0, 15.0
 _MARGIN, _GAP = 20.0, 22.0  # of a file: around the picture, and between panels
-_LEFT, _RIGHT, _TOP = 72.0, 14.0, 30.0  # of a chart: room for its title, labels and ticks
+_RIGHT: Final = 14.0  # of a chart: room for half a label
 _TIP: Final = "tip: "
 _METADATA: Final[Mapping[str, Mapping[str, None]]] = {  # equal charts give equal files
     "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
@@ -117,11 +118,13 @@ class Diagram:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart with axes, drawn by `plot`."""
+    """A chart with axes, drawn by `plot`, and the room for labels around the axes."""
 
     plot: Callable[[Axes], None]
     height: float = 300.0
-    bottom: float = 46.0  # room for ticks and the label of the x axis
+    left: float = 72.0
+    top: float = 30.0
+    bottom: float = 46.0
 
 
 Panel = Diagram | Chart
@@ -243,6 +246,7 @@ def tooltip(artist: Artist, text: str) -> None:
 
 
 def _drawn(panels: Sequence[Panel], kind: str, *, margin: float, background: str) -> bytes:
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it announces its font cache on standard error
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -289,8 +293,8 @@ def _draw(figure: Figure, panel: Panel, left: float, top: float) -> None:
         axes.set_ylim(panel.height, 0.0)
         _draw_diagram(axes, panel)
     else:
-        inner = WIDTH - _LEFT - _RIGHT, panel.height - _TOP - panel.bottom
-        axes = figure.add_axes(place(_LEFT, _TOP, *inner), facecolor="none")
+        inner = WIDTH - panel.left - _RIGHT, panel.height - panel.top - panel.bottom
+        axes = figure.add_axes(place(panel.left, panel.top, *inner), facecolor="none")
         panel.plot(axes)
 
 
