@@ -44,15 +44,14 @@ $(BIN)/python:
 	  || { rm -rf $(VENV); $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV)/bin/python install -q pip; } 2>/dev/null \
 	  || { rm -rf $(VENV); echo "error: $(PYTHON) cannot make a virtual environment: it has no pip; on Debian: apt-get install python3-venv" >&2; exit 69; }
 
-# Sizes were measured with `make sizes` (pip 23.2, x86_64, CPython 3.11, November 2026). Each run asks pip which build of torch it offers:
-# with CUDA the download is twelve times as large, and the user should know before it starts.
+# Sizes were measured with `make sizes` (pip 23.2, x86_64, CPython 3.11, November 2026). The lines of pip are the progress bar.
+SHOW := awk '/^(Collecting|Downloading|Installing collected)/ { sub(/ \(from .*/, ""); print "  " substr($$0, 1, 110); fflush() }'
+
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
-	@case "$$($(PIP) install --dry-run --no-deps --ignore-installed --no-input -q --report - -c constraints.txt torch 2>/dev/null)" in \
-	  *[+]cpu*|*%2Bcpu*|*aarch64*) echo "Installing Phalanx into $(VENV): 229 MB to download (torch 2.13.0 for CPUs is 192 MB of it), 1.0 GB on disk." ;; \
-	  *) echo "Installing Phalanx into $(VENV): pip offers torch 2.13.0 with CUDA here: 2.8 GB to download, 7 GB on disk." ;; \
-	esac; echo "What pip has in its cache is not downloaded again. A minute or two; later calls start at once."
-	@$(PIP) install $(QUIET) -c constraints.txt setuptools
-	@$(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[torch]'
+	@echo "Installing Phalanx into $(VENV): 229 MB to download with torch for CPUs (192 MB), or 2.8 GB where pip offers torch with CUDA."
+	@echo "Packages in pip's cache are not downloaded again. Later calls of make start at once."
+	@set -o pipefail; $(PIP) install -c constraints.txt setuptools | $(SHOW)
+	@set -o pipefail; $(PIP) install -c constraints.txt --no-build-isolation -e '.[torch]' | $(SHOW)
 	@touch $@
 
 $(READYDEV): $(READY)

@@ -1,7 +1,7 @@
 """One cluster of three nodes with two devices each, on each engine, behind the same few verbs. Real daemons; nothing here is played.
 
-A rig is a `benchmarks.cluster.BenchmarkCluster`: start, kill_head, stop, call, submit, job, wait, story; and `kill_node`, which is a power cut as far
-as one machine can have one: every process of the node at once, those of the engine's own daemons there too.
+A rig is a `benchmarks.cluster.BenchmarkCluster`: start, kill_head, stop, call, submit, job, wait_for_state, history; and `kill_node`, which is a
+power cut as far as one machine can have one: every process of the node at once, those of the engine's own daemons there too.
 """
 
 from __future__ import annotations

@@ -284,6 +284,20 @@ def test_a_head_that_goes_away_in_mid_upload_gets_the_rest_when_it_is_back(head,
     manifest.verify(f"{head.parts.checkpoint_root}/{job}/epoch-1/step-00000007", expected_digest=digest)
 
 
+def test_node_begins_again_when_the_head_restarted_and_lost_its_open_uploads(head, gang):
+    """Found by reading: the node looked for words in the message, which had been reworded, and gave the checkpoint up."""
+    _, nodes = gang
+    paths, digest = save_everywhere(nodes, 7)
+    stored = threading.Event()
+    nodes[0].upload(7, paths[0], digest, kept=stored.set)
+    copies = head.app.state.runtime.checkpoint_copies
+    until(lambda: any(set(upload.ends) >= {"a.bin"} for upload in copies._uploads.values()))
+    copies._uploads.clear()
+    nodes[1].upload(7, paths[1], digest)
+    assert stored.wait(20), nodes[0].said
+    assert nodes[0].said == nodes[1].said == []
+
+
 def test_the_end_of_a_member_waits_for_its_checkpoint_while_bytes_move_and_for_a_crash_not_long(head, tmp_path):
     with head.calling() as call:
         port = int(call.url.rpartition(":")[2])
@@ -356,7 +370,7 @@ def test_only_a_node_of_the_live_attempt_may_write_and_only_files_of_the_manifes
     assert code(put("node:n0", "manifest", encoded, epoch=2)) == (403, "not_permitted")
     assert code(put("node:n0", "manifest", encoded + b" ")) == (400, "bad_request")
     assert code(put("node:n0", "manifest", encoded, step=8)) == (400, "bad_request")
-    assert code(put("node:n0", "file", b"x", path="b.bin", offset=0)) == (409, "conflict")
+    assert code(put("node:n0", "file", b"x", path="b.bin", offset=0)) == (409, "upload_not_begun")
     ends = msgspec.json.decode(put("node:n0", "manifest", encoded).content, type=CheckpointUploadReply).sizes
     assert {path: end for path, end in ends.items() if end} == {}
     assert code(put("node:n0", "file", b"x", path="../../x", offset=0)) == (400, "bad_request")

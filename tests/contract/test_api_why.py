@@ -5,6 +5,7 @@
 
 import pytest
 
+from phalanx.cli.jobs.why import with_commands
 from phalanx.client import Client
 from phalanx.core.errors import BadFile, NeverFits, NotFound, NotPermitted, TryLater
 from phalanx.core.state.events import CordonNode, SupervisorRegistered
@@ -41,13 +42,14 @@ def test_full_fleet_names_who_holds_it_and_until_when(ada):
 def test_smallest_changes_that_start_it_are_told_as_commands(ada):
     ada.submit({**JOB, "gpus": 3, "preemptible": False})
     found = waiting(ada, ada.submit({**JOB, "gpus": 2}).id)
-    assert [(one.kind, one.command) for one in found.changes] == [
-        ("fewer", "phalanx submit --gpus 1 ..."),
-        ("wait", ""),
+    assert [(one.kind, one.hint_code, one.hint_args) for one in found.changes] == [
+        ("fewer", "submit-with", {"key": "gpus", "value": "1"}),
+        ("wait", "", {}),
     ]
+    assert [one.command for one in with_commands(found).changes] == ["phalanx submit --gpus 1 ...", ""]
     held = ada.submit({**JOB, "gpus": 1, "hold": True}).id
     release = ada.why(held).changes[0]
-    assert (release.kind, release.command, release.operator) == ("release", f"phalanx release {held}", False)
+    assert (release.kind, release.hint, release.operator) == ("release", f"release job {held}", False)
     assert ada.why(held).start.unknown == "the job is held"
 
 
@@ -55,7 +57,7 @@ def test_drained_node_and_full_quota_are_an_operators_to_mend(head, ada):
     head.ask(CordonNode(node_id="n0", by="opal", why="disk", drain=False))
     found = waiting(ada, ada.submit(JOB).id)
     assert found.reason == "no_nodes"
-    assert [(one.kind, one.command, one.operator) for one in found.changes] == [
+    assert [(one.kind, one.command, one.operator) for one in with_commands(found).changes] == [
         ("undrain", "phalanx nodes undrain n0", True)
     ]
 
@@ -72,8 +74,12 @@ def test_quota_names_its_holders_and_another_queue_with_room(head, ada):
     second = ada.submit(JOB).id
     found = waiting(ada, second)
     assert (found.reason, [one.id for one in found.blockers]) == ("quota", [first])
-    kinds = [(one.kind, one.command) for one in found.changes]
-    assert kinds == [("queue", f"phalanx update {second} --queue red"), ("wait", ""), ("quota", "")]
+    kinds = [(one.kind, one.command) for one in with_commands(found).changes]
+    assert kinds == [
+        ("queue", f"phalanx update {second} --queue red"),
+        ("wait", ""),
+        ("quota", "phalanx queues apply FILE"),
+    ]
     assert "raise the quota of queue default by 2" in found.changes[-1].text
 
 
@@ -126,7 +132,7 @@ def test_dry_run_of_what_waits_gives_reason_and_changes(head, ada):
     until(lambda: ada.job(first).job.state == "running")
     found = ada.dry_run({**JOB, "gpus": 2})
     assert (found.starts, found.reason, [one.id for one in found.blockers]) == (False, "resources", [first])
-    assert [one.command for one in found.changes] == ["phalanx submit --gpus 1 ...", ""]
+    assert [one.hint_code for one in found.changes] == ["submit-with", ""]
     assert 0 < found.start.latest_s - found.now_s <= 600
     assert found.gpu_hours_high is None
     array = ada.dry_run({**JOB, "array": "0-9", "gpus": 1, "time": "1h"})

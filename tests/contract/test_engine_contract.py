@@ -72,14 +72,14 @@ def losses_by_step(rig, job):
 
 
 def kinds(rig, job):
-    return [line["kind"] for line in rig.story(job)]
+    return [line["kind"] for line in rig.history(job)]
 
 
 def test_a_submitted_gang_runs_with_its_variables_and_its_lines_are_kept(whole):
     script = 'echo "rank $RANK of $WORLD_SIZE, $LOCAL_RANK here, $PHALANX_NUM_GPUS GPUs"; echo wrong >&2'
     job = whole.submit(run=script, tasks_per_node=2, gpus="3x2", name="gang")
     view = ended(whole, job)
-    assert (view["state"], sorted(view["nodes"])) == ("succeeded", ["n0", "n1", "n2"]), whole.story(job)
+    assert (view["state"], sorted(view["nodes"])) == ("succeeded", ["n0", "n1", "n2"]), whole.history(job)
     for rank in range(6):
         text = log_of(whole, job, rank)
         assert f"rank {rank} of 6, {rank % 2} here, 6 GPUs\n" in text
@@ -96,7 +96,7 @@ def test_the_exit_code_is_that_of_the_task_that_failed_by_itself(whole, how, cod
         grace="1s",
     )
     view = ended(whole, job)
-    assert (view["state"], view["exit_code"]) == ("failed", code), whole.story(job)
+    assert (view["state"], view["exit_code"]) == ("failed", code), whole.history(job)
 
 
 def test_a_cancelled_job_ends_everywhere_and_never_runs_again(whole):
@@ -138,7 +138,7 @@ def test_a_preempted_training_saves_and_resumes_where_it_was(whole):
     assert (whole.job(training)["state"], whole.job(training)["checkpoints"] != []) == ("pending", True)
     open_gate(whole, "urgent")
     assert ended(whole, urgent)["state"] == "succeeded"
-    assert ended(whole, training)["state"] == "succeeded", whole.story(training)
+    assert ended(whole, training)["state"] == "succeeded", whole.history(training)
     receipt = whole.call("GET", f"/v1/jobs/{training}/receipt")
     assert [attempt["cause"] for attempt in receipt["attempts"]] == ["preempted", "succeeded"]
     assert receipt["attempts"][1]["resumed_from_step"] >= 10
@@ -152,7 +152,7 @@ def test_a_gang_with_a_failed_task_starts_again_in_place(whole):
     )
     job = whole.submit(run=script, tasks_per_node=1, gpus="2x1", name="again", retry=1, grace="1s")
     view = ended(whole, job)
-    assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 1), whole.story(job)
+    assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 1), whole.history(job)
     assert "life 1\n" in log_of(whole, job, 0)
 
 
@@ -163,7 +163,7 @@ def test_a_training_whose_node_dies_goes_on_elsewhere_from_its_checkpoint(whole)
     dead = whole.job(job)["nodes"][1]
     whole.kill_node(dead, signal.SIGKILL)
     view = ended(whole, job)
-    assert (view["state"], view["attempts"]) == ("succeeded", 2), whole.story(job)
+    assert (view["state"], view["attempts"]) == ("succeeded", 2), whole.history(job)
     receipt = whole.call("GET", f"/v1/jobs/{job}/receipt")
     assert receipt["attempts"][1]["resumed_from_step"] >= 20
     for step, losses in losses_by_step(whole, job).items():
@@ -183,5 +183,5 @@ def test_a_head_that_is_killed_and_comes_back_is_not_noticed_by_a_job(whole):
     wait_until(lambda: whole.job(job)["attempt_state"] == "running", "the head knows the job")
     open_gate(whole, "head")
     view = ended(whole, job)
-    assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), whole.story(job)
+    assert (view["state"], view["attempts"], view["restarts"]) == ("succeeded", 1, 0), whole.history(job)
     assert log_of(whole, job, 2) == "begun\nover\n"

@@ -39,7 +39,7 @@ def test_gang_finds_its_packages_on_every_node_and_the_next_one_installs_nothing
                 requirements="requirements.txt",
             )
             done = ended(rig, job)
-            assert done["state"] == "succeeded", (done, rig.story(job), log_of(rig, job, "supervisor"))
+            assert done["state"] == "succeeded", (done, rig.history(job), log_of(rig, job, "supervisor"))
             lines = log_of(rig, job).splitlines()
             assert [line.split()[0] for line in lines] == ["1.0"] * 4
             venvs |= {line.split()[1] for line in lines}
@@ -53,5 +53,5 @@ def test_what_cannot_be_installed_ends_the_job_with_the_installers_words(rig, tm
     (tmp_path / "requirements.txt").write_text("--no-index\npx-nowhere==7\n")
     job = rig.submit(run=["true"], gpus="1x1", name="wrong", workdir=str(tmp_path), requirements="requirements.txt")
     done = ended(rig, job)
-    assert (done["state"], done["attempts"]) == ("failed", 1), rig.story(job)
+    assert (done["state"], done["attempts"]) == ("failed", 1), rig.history(job)
     assert "px-nowhere" in log_of(rig, job, "supervisor")

@@ -1,7 +1,7 @@
-"""Databases of older releases, opened by today's: `older/NNNN.sql` is what a real head of that time had written when it was killed.
+"""Databases of older releases, opened by a newer one: completely upgraded, with a copy of what was there before.
 
-Each is a dump of the database of a head of migration NNNN with two nodes: a job that ended well, one that failed, one
-that ran on both nodes, one that waited and one that was cancelled. Migrations 2 and 3 came together: 2 is made from 1.
+No release exists that wrote another schema than today's, so the newer one is made up (`later_release`). Where today has several
+migrations, their databases are upgraded here too.
 """
 
 import os
@@ -12,11 +12,12 @@ import stat
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from phalanx.core.ids import JobId
+from phalanx.core.state.records import CALIBRATIONS, FAILURE_RULES, IDEMPOTENCY
+from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.failpoints import (
     ENVIRONMENT_VARIABLE,
@@ -29,17 +30,21 @@ from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql.backups import DatabaseLocation, backup, restore
 from phalanx.store.sql.migrations import migrations
 from phalanx.store.sql.sqlite.store import SqliteStore
-from phalanx.store.sql.sqlite.upgrade import APPLICATION_ID
 from tests import postgres_here
-from tests.contract.records import job, line
+from tests.contract import later_release, records
+from tests.contract.records import attempt, job, key, line
 
-OLDER = Path(__file__).parent / "older"
-LEVELS = [1, 2, 3, 4]
+NEWEST = len(later_release.KNOWN)
+LEVELS = range(1, NEWEST + 1)
 ROWS = {
     "users": 2,
-    "projects": 2,
+    "projects": 1,
     "tokens": 2,
     "queues": 1,
+    "queue_usage": 1,
+    "reservations": 1,
+    "calibrations": 1,
+    "failure_rules": 1,
     "nodes": 2,
     "jobs": 5,
     "attempts": 3,
@@ -48,25 +53,58 @@ ROWS = {
 }
 
 
-def older(folder, level):
-    """The database of a head of that level."""
+@pytest.fixture(autouse=True)
+def newer(monkeypatch):
+    """These tests are the newer release."""
+    later_release.install(monkeypatch.setattr)
+
+
+def older(folder, level=1):
+    """The database that a head of the release of that level has left: one job ended well, one failed, one runs, one waits, one was cancelled."""
     path = str(folder / "phalanx.db")
-    source = OLDER / f"{level:04}.sql"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.executescript((source if source.exists() else OLDER / "0001.sql").read_text(encoding="utf-8"))
-        if not source.exists():
-            one = migrations("sqlite")[level - 1]
-            connection.executescript(one.sql)
-            connection.execute("INSERT INTO migrations VALUES (?, ?, ?, 0)", (one.number, one.name, one.sha256))
-            connection.commit()
+    with pytest.MonkeyPatch.context() as patch:
+        later_release.install(patch.setattr, level=level)
+        with closing(SqliteStore(path)) as store:
+            store.commit(filled())
     return path
+
+
+def filled():
+    jobs = [
+        job(1, JobState.SUCCEEDED, epoch=1, name="fine"),
+        job(2, JobState.FAILED, epoch=1, name="fails"),
+        job(3, JobState.RUNNING, epoch=1, name="never-ends"),
+        job(4, name="waits"),
+        job(5, JobState.CANCELLED, name="cancelled"),
+    ]
+    ended = [attempt(seq, state=AttemptState.ENDED) for seq in (1, 2)]
+    people = [records.user("root"), records.user("alice"), records.project(), records.token("t1", "root")]
+    settings = [records.queue(), records.spent(), records.reservation(), records.calibration(), records.failure_rules()]
+    nodes = [records.node("n0"), records.node("n1")]
+    keys = [key(seq) for seq in range(1, 6)]
+    return Batch(
+        records=[*people, records.token("t2", "alice"), *settings, *nodes, *jobs, *ended, attempt(3), *keys],
+        story=[line(seq, job_id=1 + seq % 5) for seq in range(1, 21)],
+    )
 
 
 def rows_in(path):
     with closing(sqlite3.connect(path)) as connection:
         return {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ROWS}
+
+
+def level_of(path):
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT max(number) FROM migrations").fetchone()[0]
+
+
+def each_was_applied_once(path):
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT number, name FROM migrations ORDER BY number").fetchall() == [
+            (one.number, one.name) for one in later_release.KNOWN
+        ]
+        assert connection.execute("SELECT x FROM later ORDER BY x").fetchall() == [(1,), (2,)]
+        assert connection.execute("SELECT DISTINCT more FROM jobs WHERE seq <= 5").fetchall() == [(80,)]
 
 
 def is_whole(store):
@@ -79,17 +117,21 @@ def is_whole(store):
     ]
     assert [told.seq for told in store.story()] == list(range(1, 21))
     assert {held.id for held in store.users()} == {"root", "alice"}
-    assert [len(held.devices) for held in store.nodes()] == [2, 2]
+    assert [len(held.devices) for held in store.nodes()] == [4, 4]
     world = store.load()
     assert list(world.attempts) == ["3"]
     assert list(world.pending) == ["4"]
-    assert len(world.idempotency) == 5
+    assert len(world.table(IDEMPOTENCY)) == 5
     assert world.next_job_seq == 6
     failed = store.job(JobId("2"))
     assert failed is not None
     assert failed.state is JobState.FAILED
     token = store.tokens()[0]
     assert store.token(token.sha256) == token
+    assert (store.records(CALIBRATIONS), store.records(FAILURE_RULES)) == (
+        [records.calibration()],
+        [records.failure_rules()],
+    )
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -101,22 +143,27 @@ def test_a_database_of_every_older_schema_is_upgraded_whole(tmp_path, level, cap
         store.commit(Batch(records=[job(6)], story=[line(21, 6)]))
         assert store.check_integrity() == []
     assert rows_in(path) == {**ROWS, "jobs": 6, "story": 21}
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT max(number) FROM migrations").fetchone() == (len(migrations("sqlite")),)
-    newest = level == len(migrations("sqlite"))
+    assert level_of(path) == NEWEST
+    newest = level == NEWEST
     assert (tmp_path / f"phalanx.db.before-{level + 1}").exists() is not newest
     assert ("a copy of the old one" in caplog.text) is not newest
 
 
-@pytest.mark.parametrize("level", [level for level in LEVELS if level < len(migrations("sqlite"))])
+def test_an_older_database_is_as_its_migrations_made_it_and_each_is_applied_once(tmp_path):
+    path = older(tmp_path)
+    SqliteStore(path).close()
+    SqliteStore(path).close()
+    each_was_applied_once(path)
+
+
+@pytest.mark.parametrize("level", [level for level in LEVELS if level < NEWEST])
 def test_the_copy_is_the_database_as_it_was_and_can_be_upgraded_again(tmp_path, level):
     path = older(tmp_path, level)
     SqliteStore(path).close()
     copy = f"{path}.before-{level + 1}"
     assert stat.S_IMODE(os.stat(copy).st_mode) == 0o600
     assert rows_in(copy) == ROWS
-    with closing(sqlite3.connect(copy)) as connection:
-        assert connection.execute("SELECT max(number) FROM migrations").fetchone() == (level,)
+    assert level_of(copy) == level
     other = tmp_path / "other"
     other.mkdir()
     shutil.copy(copy, other / "phalanx.db")
@@ -125,7 +172,7 @@ def test_the_copy_is_the_database_as_it_was_and_can_be_upgraded_again(tmp_path, 
 
 
 def test_the_copy_put_back_in_the_place_of_the_database_is_taken_and_a_gap_is_no_new_beginning(tmp_path):
-    path = older(tmp_path, 1)
+    path = older(tmp_path)
     SqliteStore(path).close()
     os.unlink(path)  # its lock file stays, as in the words of docs/operations.md
     with pytest.raises(StoreUnusable, match="it contained a database before"):
@@ -137,17 +184,22 @@ def test_the_copy_put_back_in_the_place_of_the_database_is_taken_and_a_gap_is_no
 
 
 def test_no_room_for_the_copy_refuses_the_upgrade_and_changes_nothing(tmp_path):
-    path = older(tmp_path, 1)
+    path = older(tmp_path)
     for name in (name for name in FAILPOINTS if name.startswith("upgrade.copy.") and name != "upgrade.copy.remove"):
         with armed(name, FailureMode.FULL), pytest.raises(StoreRefused, match="disk is full"):
             SqliteStore(path)
-        with closing(sqlite3.connect(path)) as connection:
-            assert connection.execute("SELECT max(number) FROM migrations").fetchone() == (1,)
+        assert level_of(path) == 1
     with closing(SqliteStore(path)) as store:
         is_whole(store)
 
 
-UPGRADE = "import sys; from phalanx.store.sql.sqlite.store import SqliteStore; SqliteStore(sys.argv[1])"
+UPGRADE = """
+import sys
+from phalanx.store.sql.sqlite.store import SqliteStore
+from tests.contract import later_release
+later_release.install(setattr)
+SqliteStore(sys.argv[1])
+"""
 
 
 def dies(script, place, armed):
@@ -174,7 +226,7 @@ POINTS = [
 
 @pytest.mark.parametrize(("name", "nth"), POINTS)
 def test_an_upgrade_that_is_killed_anywhere_goes_on_at_the_next_start(tmp_path, name, nth):
-    path = older(tmp_path, 1)
+    path = older(tmp_path)
     dies(UPGRADE, path, f"{name}=kill:{nth}")
     with closing(SqliteStore(path)) as store:
         is_whole(store)
@@ -182,11 +234,12 @@ def test_an_upgrade_that_is_killed_anywhere_goes_on_at_the_next_start(tmp_path, 
     assert copies
     assert not any(file.endswith(".part") for file in copies)
     assert rows_in(str(tmp_path / "phalanx.db.before-2")) == ROWS
+    each_was_applied_once(path)
 
 
 @pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
 def test_an_upgrade_that_is_killed_where_it_takes_half_a_copy_away_goes_on_at_the_next_start(tmp_path, failure):
-    path = older(tmp_path, 1)
+    path = older(tmp_path)
     with open(path + ".before-2.part", "wb") as half:
         half.write(b"half")
     dies(UPGRADE, path, f"upgrade.copy.remove={failure.value}")
@@ -195,12 +248,18 @@ def test_an_upgrade_that_is_killed_where_it_takes_half_a_copy_away_goes_on_at_th
     assert rows_in(path + ".before-2") == ROWS
 
 
+def test_a_database_that_was_not_upgraded_yet_is_not_backed_up(tmp_path):
+    with pytest.raises(StoreUnusable, match=f"of an older release: migration 1 of {NEWEST}"):
+        backup(DatabaseLocation(path=older(tmp_path)), str(tmp_path / "b.phx"), lambda *_: None)
+    assert not (tmp_path / "b.phx").exists()
+
+
 @pytest.mark.skipif(bool(postgres_here.why_not()), reason=postgres_here.why_not())
 def test_an_old_database_moves_to_postgres(tmp_path):
     """The way of a site that began on SQLite."""
     from phalanx.store.sql.postgres.store import PostgresStore
 
-    path = older(tmp_path, 1)
+    path = older(tmp_path)
     SqliteStore(path).close()
     dsn = postgres_here.server().empty()
     backup(DatabaseLocation(path=path), str(tmp_path / "b.phx"), lambda *_: None)

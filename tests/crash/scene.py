@@ -133,7 +133,7 @@ def jobs_change(home):
     each = (f'cancelled: mark-both","job_id":"{job}"' for job in (1, 3))
     ask("POST", "/v1/jobs/cancel", {"jobs": ["1", "3"], "why": "mark-both"}, mark=" & ".join(each))
     talk = {"run": "echo mark-said", "gpus": 1, "name": "mark-talk", "workdir": "/", "tasks_per_node": 1}
-    home.head.wait(ask("POST", "/v1/jobs", talk, key="talk", mark="mark-talk")["job"]["id"], "succeeded")
+    home.head.wait_for_state(ask("POST", "/v1/jobs", talk, key="talk", mark="mark-talk")["job"]["id"], "succeeded")
 
 
 def people_change(home):

@@ -312,9 +312,9 @@ def test_where_a_head_cannot_listen(lab, listen, line):
 
 MAKE_CA = """
 import datetime, sys
-from phalanx.app.certificates import Authority
+from phalanx.app.certificates import CertificateAuthority
 from phalanx.app.state_folder import StateFolder
-Authority(StateFolder.open("/home/lab/.phalanx"), datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=float(sys.argv[1])))
+CertificateAuthority(StateFolder.open("/home/lab/.phalanx"), datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=float(sys.argv[1])))
 """
 
 
@@ -407,7 +407,7 @@ def test_nodes_of_slurm_that_do_not_reach_the_head_say_so_themselves(slurm):
         assert code == 0, said
         lab.run("h0", ["iptables", "-I", *shut])
         assert call("submit", "--gpus", "1", "--", "true")[0] == 0
-        line = "h1 cannot reach the head at https://10.77.0.1:7600: check that --listen names an address visible to the nodes"
+        line = "h1 cannot reach the head at https://10.77.0.1:7600: check that the head listens on an address visible to the nodes"
         wait_until(lambda: line in call("show", "1", "--json")[1], "the job says why", limit_s=HANG_S)
         lab.run("h0", ["iptables", "-D", *shut])
         wait_until(

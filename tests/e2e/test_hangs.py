@@ -20,7 +20,7 @@ def stacks_of(head, job):
 
 
 def said(head, job, kind):
-    return [line["text"] for line in head.story(job) if line["kind"] == kind]
+    return [line["text"] for line in head.history(job) if line["kind"] == kind]
 
 
 @pytest.mark.parametrize(

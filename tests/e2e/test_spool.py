@@ -46,7 +46,7 @@ def test_bytes_are_readable_by_offset_and_their_coming_is_told(spool, heard, tmp
     put(pipe, b"world\n")
     assert spool.drain("rank-0")
     assert heard.get(timeout=10) == "rank-0"
-    assert (spool.end("rank-0"), spool.read("rank-0", 0, 100), spool.read("rank-0", 6, 3)) == (
+    assert (spool.length("rank-0"), spool.read("rank-0", 0, 100), spool.read("rank-0", 6, 3)) == (
         12,
         b"hello world\n",
         b"wor",
@@ -73,7 +73,7 @@ def test_drain_after_the_exit_finds_all_the_task_printed(spool, tmp_path):
             while rig.exit().task_id != f"t{turn}":
                 pass
             assert spool.drain("rank-0")
-            end = spool.end("rank-0")
+            end = spool.length("rank-0")
             assert spool.read("rank-0", end - len(line) - 1, MIB) == line.encode() + b"\n"
 
 
@@ -112,7 +112,7 @@ def test_a_rank_that_prints_a_gigabyte_fills_no_disk_and_blocks_nobody(spool, tm
         assert spool.read("quiet", 0, MIB).endswith(f"{number}\n".encode())
     thread.join()
     until(lambda: spool.closed("loud"), "the end of the pipe")
-    end = spool.end("loud")
+    end = spool.length("loud")
     assert 4 * MIB < end < 4 * MIB + 300
     assert os.stat(tmp_path / "loud").st_size == end
     assert spool.dropped("loud") == total - 4 * MIB
@@ -129,10 +129,10 @@ def test_acknowledged_bytes_are_freed_but_for_a_tail(spool, tmp_path):
     spool.write("rank-0", os.urandom(2 * MIB))
     before = os.stat(tmp_path / "rank-0").st_blocks
     tail = spool.read("rank-0", 2 * MIB - 64 * 1024, MIB)
-    spool.acked("rank-0", 2 * MIB)
-    spool.acked("rank-0", MIB)  # late and out of order
+    spool.acknowledge("rank-0", 2 * MIB)
+    spool.acknowledge("rank-0", MIB)  # late and out of order
     after = os.stat(tmp_path / "rank-0")
-    assert spool.end("rank-0") == after.st_size == 2 * MIB
+    assert spool.length("rank-0") == after.st_size == 2 * MIB
     assert after.st_blocks <= before
     if after.st_blocks < before:  # the file system can
         assert after.st_blocks * 512 <= 2 * 64 * 1024
@@ -152,7 +152,7 @@ def test_a_full_disk_drops_with_a_count_and_stops_nobody(heard):
 
 _ON_A_SMALL_DISK = """
 import os, sys
-from phalanx.node.shell.spool import Spool
+from phalanx.node.transfer.spool import Spool
 MIB = 1 << 20
 told = []
 spool = Spool(on_bytes=lambda key: None, on_missing=lambda key, text: told.append(text), tail_bytes=64 << 10)
@@ -165,7 +165,7 @@ def shout(data):
     return pipe
 os.close(shout((b"x" * 63 + b"\\n") * (40 * MIB // 64)))  # on 16 MiB
 assert spool.drain("rank-0")
-lost, end = spool.dropped("rank-0"), spool.end("rank-0")
+lost, end = spool.dropped("rank-0"), spool.length("rank-0")
 assert 24 * MIB < lost < 30 * MIB, lost
 assert os.statvfs(sys.argv[1]).f_bavail > 0  # room is left for whoever must take it over
 last = f"\\n[phalanx] the node's disk is full: output is missing here\\n[phalanx] {lost} bytes of output were dropped in all\\n".encode()
@@ -181,7 +181,7 @@ pipe = shout(b"lost\\n")
 assert spool.dropped("rank-0") == lost + 5
 assert spool.read("rank-0", end, MIB).endswith(b"output is missing here\\n")
 os.unlink(sys.argv[1] + "/other")
-spool.acked("rank-0", end)
+spool.acknowledge("rank-0", end)
 os.write(pipe, b"end\\n")
 assert spool.drain("rank-0")
 here = b"[phalanx] 5 bytes of output are missing here: the node's disk was full\\nend\\n"

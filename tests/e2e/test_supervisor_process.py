@@ -213,6 +213,7 @@ class Node:
             "PHALANX_HEAD_FILE": str(head_file),
             "PHALANX_NODE_TOKEN": "secret-token",
             "PHALANX_NODE_ID": NODE,
+            "PHALANX_NODE_ENGINE": "local",
             "PHALANX_NODE_DIR": str(self.folder),
             "PHALANX_NODE_VIRTUAL": str(devices),
             "PHALANX_NODE_KEY": self.key,
@@ -335,7 +336,7 @@ def text(head: Head, stream="rank-0", job="1", epoch=1) -> str:
 def test_hello_presents_the_node_and_its_virtual_devices(head, node):
     head.wait(lambda: head.renewals)
     hello = head.hellos[0]
-    assert (hello.node.id, len(hello.node.devices), hello.node.virtual, hello.carries) == (NODE, 4, True, [])
+    assert (hello.node.id, len(hello.node.devices), hello.node.virtual, hello.members) == (NODE, 4, True, [])
 
 
 def test_job_runs_prints_and_ends(head, node, tmp_path):
@@ -344,7 +345,7 @@ def test_job_runs_prints_and_ends(head, node, tmp_path):
     kinds = [type(event).__name__ for event in head.events]
     assert kinds == ["MemberReady", "MemberStarted", "TaskExited", "MemberStopped"]
     exit = head.heard(events.TaskExited)[0].exit
-    assert (exit.rank, exit.code, exit.by_us) == (0, 3, False)
+    assert (exit.rank, exit.code, exit.requested_by_phalanx) == (0, 3, False)
     assert not stopped.port_in_use
 
 
@@ -468,14 +469,14 @@ def test_what_cannot_run_is_refused_with_its_name(head, node, tmp_path, argv, gi
     (tmp_path / "nccl.py").write_text("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
     head.say(prepare(tmp_path, *argv, **given))
     refused = head.heard(events.MemberRefused)[0]
-    assert refused.charge
+    assert refused.job_at_fault
     assert words in refused.why
     assert refused.exit_code == code
 
 
 def test_device_that_is_not_there_is_the_nodes_fault(head, node, tmp_path):
     head.say(prepare(tmp_path, "true", devices=(9,)))
-    assert not head.heard(events.MemberRefused)[0].charge
+    assert not head.heard(events.MemberRefused)[0].job_at_fault
 
 
 # ---------------------------------------------------------------------------------------------------------------- ending
@@ -491,7 +492,7 @@ def test_stop_ends_gently_then_hard_and_leaves_nothing(head, node, tmp_path):
     head.say(stop_of(order, grace_s=0.3))
     head.heard(events.MemberStopped)
     exit = head.heard(events.TaskExited)[0].exit
-    assert (exit.by_us, exit.signal) == (True, 9)
+    assert (exit.requested_by_phalanx, exit.signal) == (True, 9)
     mine = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in node.processes()]
     assert not [line for line in mine if b"sleep" in line]
 
@@ -513,7 +514,7 @@ def test_sigterm_of_the_supervisor_ends_its_ranks_and_itself(head, node, tmp_pat
     head.heard(events.MemberStarted)
     node.process.terminate()
     assert node.process.wait(GUARD_S) == 0
-    assert head.heard(events.TaskExited)[0].exit.by_us
+    assert head.heard(events.TaskExited)[0].exit.requested_by_phalanx
     head.heard(events.MemberStopped)
     assert node.processes() == []
     assert not os.path.exists(node.folder / "attempts/1.1")
@@ -543,10 +544,10 @@ def test_lost_lease_freezes_and_a_short_freeze_thaws(head, node, tmp_path):
     head.say(order)
     head.say(start_of(order, head))
     head.wait(lambda: "tick" in text(head))
-    head.return_error = True
+    head.deaf = True
     frozen = _wait_until_still(node)
     assert frozen, "its ranks stand still without a lease"
-    head.return_error = False
+    head.deaf = False
     assert head.heard(events.MemberFrozen)[0].thawed
     ticks = len(text(head))
     head.wait(lambda: len(text(head)) > ticks)
@@ -573,12 +574,12 @@ def test_head_on_another_port_is_found_and_nothing_is_lost(head, node, tmp_path)
     head.say(start_of(order, head))
     head.wait(lambda: text(head) == "one\n")
     head.close()
-    head.return_error, head.unknown, head.framed = False, True, []
+    head.deaf, head.unknown, head.framed = False, True, []
     head.server = head._serve(0)
     (tmp_path / "head.json").write_text(json.dumps({"url": head.url}))
     head.heard(events.MemberStopped)
     assert len(head.hellos) == 2
-    assert head.hellos[1].carries == [("1", 1, 0)]
+    assert head.hellos[1].members == [("1", 1, 0)]
     assert text(head) == "one\ntwo\n"
     assert head.event_seqs == sorted(set(head.event_seqs)), "each event once, in order"
 
@@ -671,8 +672,8 @@ def test_exec_runs_beside_the_ranks_and_gives_its_code(head, node, tmp_path, tty
         typed=b"hi\n",
     )
     assert end.exit_code == 5
-    assert b"got hi yes" in head.output["s"]
-    assert (b"30 100" in head.output["s"]) is tty
+    assert b"got hi yes" in head.printed["s"]
+    assert (b"30 100" in head.printed["s"]) is tty
 
 
 def test_exec_without_ranks_is_refused(head, node, tmp_path):
@@ -689,7 +690,7 @@ def test_busy_devices_name_their_job(head, node, tmp_path):
     head.say(start_of(order, head))
     busy = head.wait(
         lambda: next(
-            (s for s in head.put_samples if s.devices[2].job_id == "1" and (s.devices[2].utilization or 0) > 0), None
+            (s for s in head.samples if s.devices[2].job_id == "1" and (s.devices[2].utilization or 0) > 0), None
         )
     )
     assert [d.job_id for d in busy.devices] == [None, None, "1", None]

@@ -16,11 +16,11 @@ def head():
 
 def ended(head, script, **body):
     job = head.submit(run=f"sh -c '{script}'", tasks_per_node=2, gpus="1x2", **body)
-    return job, head.wait(job, "succeeded", "failed")
+    return job, head.wait_for_state(job, "succeeded", "failed")
 
 
 def verdicts(head, job):
-    return [line["text"] for line in head.story(job) if line["kind"] == "verdict"]
+    return [line["text"] for line in head.history(job) if line["kind"] == "verdict"]
 
 
 DEATHS = [
@@ -43,7 +43,7 @@ DEATHS = [
 @pytest.mark.parametrize(("script", "state", "restarts", "rule"), DEATHS)
 def test_death_is_judged_by_its_evidence(head, script, state, restarts, rule):
     job, view = ended(head, script)
-    assert view["state"] == state, head.story(job)
+    assert view["state"] == state, head.history(job)
     assert len(verdicts(head, job)) == restarts + (state == "failed")
     assert f"({rule})" in verdicts(head, job)[0]
 
@@ -51,7 +51,7 @@ def test_death_is_judged_by_its_evidence(head, script, state, restarts, rule):
 def test_cause_is_named_beside_its_echo(head):
     script = 'test $RANK = 1 && echo "KeyError: 3" && exit 7; sleep 0.05; echo "RuntimeError: Connection reset by peer"; exit 1'
     job, view = ended(head, script)
-    assert (view["state"], view["exit_code"]) == ("failed", 7), head.story(job)
+    assert (view["state"], view["exit_code"]) == ("failed", 7), head.history(job)
     assert verdicts(head, job)[0].startswith("rank 1 on ")
 
 
@@ -59,4 +59,4 @@ def test_values_of_its_variables_do_not_get_into_the_story(head):
     job, view = ended(head, 'echo "ValueError: $KEY"; exit 1', env={"KEY": "canary-55aa77"})
     assert view["state"] == "failed"
     assert "ValueError: ***" in verdicts(head, job)[0]
-    assert "canary-55aa77" not in str(head.story(job))
+    assert "canary-55aa77" not in str(head.history(job))

@@ -118,15 +118,15 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
             }
         ),
         "renew_lease": Good(body={"supervisor_id": "s1", "node_id": "n0", "epochs": [[job_id, epoch]], "held_s": 1.0}),
-        "take_streams": Good(
+        "receive_streams": Good(
             body={"supervisor_id": "s1", "chunks": [{**part, "stream": "rank-0", "offset": 0, "data": "aGVsbG8K"}]}
         ),
-        "take_events": Good(body={"supervisor_id": "s1", "events": [event]}),
-        "hello": Good(
-            body={"version": 1, "supervisor_id": "s1", "node": node, "carries": [[job_id, epoch, 0]], "challenge": "1"}
+        "receive_events": Good(body={"supervisor_id": "s1", "events": [event]}),
+        "register_supervisor": Good(
+            body={"version": 1, "supervisor_id": "s1", "node": node, "members": [[job_id, epoch, 0]], "challenge": "1"}
         ),
-        "give_commands": Good(query={"after": 0, "wait_s": 0.0}),
-        "take_samples": Good(
+        "fetch_commands": Good(query={"after": 0, "wait_s": 0.0}),
+        "receive_samples": Good(
             body={
                 "supervisor_id": "s1",
                 "node_id": "n0",
@@ -138,15 +138,15 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "every_s": 1.0,
             }
         ),
-        "give_exec_input": Good(query={"after": 0, "wait_s": 0.0}),
-        "take_exec_output": Good(body={"offset": 0, "data": "aGVsbG8K", "exit_code": None, "error": ""}),
+        "fetch_exec_input": Good(query={"after": 0, "wait_s": 0.0}),
+        "receive_exec_output": Good(body={"offset": 0, "data": "aGVsbG8K", "exit_code": None, "error": ""}),
         "begin_checkpoint": Good(query=step, body=MANIFEST),
-        "take_checkpoint_piece": Good(query={**step, "path": "shard-0", "offset": 0}, body=BLOB),
-        "give_checkpoint_file": Good(query={**part, "of_epoch": epoch, "step": 1, "path": "shard-0", "offset": 0}),
+        "receive_checkpoint_piece": Good(query={**step, "path": "shard-0", "offset": 0}, body=BLOB),
+        "download_checkpoint_file": Good(query={**part, "of_epoch": epoch, "step": 1, "path": "shard-0", "offset": 0}),
         "show_checkpoint": Good(query={**step, "wait_s": 0.0}),
-        "list_kept_outputs": Good(query=part),
-        "give_output_file": Good(query={**part, "path": "a.txt"}),
-        "take_output_piece": Good(
+        "list_stored_outputs": Good(query=part),
+        "download_output_file": Good(query={**part, "path": "a.txt"}),
+        "receive_output_piece": Good(
             query={
                 **part,
                 "path": "a.txt",

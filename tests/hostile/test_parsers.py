@@ -12,10 +12,10 @@ import pytest
 
 from phalanx.app.state_folder import StateFolder
 from phalanx.core.errors import PhalanxError
-from phalanx.engines.joined import records as joined
 from phalanx.engines.local import records as local
 from phalanx.engines.ray import parse as ray
 from phalanx.engines.slurm import parse as slurm
+from phalanx.node import membership as joined
 from phalanx.planner.calibration.profile import parse_profile
 from phalanx.wire import manifest
 from phalanx.wire.stored_files import CheckpointUploadReply
@@ -111,7 +111,7 @@ def test_things_in_a_manifests_place_are_no_checkpoints(tmp_path):
 
 
 def test_spoilt_messages_are_refused_as_they_promise():
-    event = json.dumps(good_requests("1", 1)["take_events"].body["events"][0]).encode()
+    event = json.dumps(good_requests("1", 1)["receive_events"].body["events"][0]).encode()
     reply = b'{"head_id": "x", "commands": [{"seq": 1, "kind": "CleanUpAttempt", "body": {"job_id": "1", "epoch": 1, "generation": 0}}], "last": 1}'
     from phalanx.wire.supervisor import Envelope
 

@@ -83,15 +83,15 @@ def test_good_requests_are_taken():
         "show_ca",
         "join",
         "renew_join_line",
-        "give_output_file",
+        "download_output_file",
         "archive_files",
         "open_exec",
         "close_exec",
         "exec_resize",
         "exec_input",
         "exec_output",
-        "give_exec_input",
-        "take_exec_output",
+        "fetch_exec_input",
+        "receive_exec_output",
     }
     assert set(refused) <= may_be, refused
     assert 500 not in refused.values()

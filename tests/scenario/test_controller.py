@@ -35,6 +35,7 @@ from phalanx.core.state.events import (
     UncordonNode,
     UpdateJob,
 )
+from phalanx.core.state.records import IDEMPOTENCY
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Project, Queue
@@ -485,7 +486,7 @@ def test_old_keys_are_forgotten_oldest_first(cluster, monkeypatch):
     monkeypatch.setattr(controller_module, "KEYS_KEPT", 2)
     for number in range(4):
         cluster.submit(spec("a", hold=True), key=f"k{number}")
-    assert [key for _, key in cluster.world.idempotency] == ["k2", "k3"]
+    assert [key for _, key in cluster.world.table(IDEMPOTENCY)] == ["k2", "k3"]
 
 
 def test_checkpoints_that_retention_drops_are_deleted_on_node_rank_zero(cluster):

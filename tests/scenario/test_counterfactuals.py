@@ -10,11 +10,12 @@ import pytest
 
 from phalanx.core.fleet.node import Cordon
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.counterfactuals import CounterfactualSearch
 from phalanx.core.scheduling.forecast import Forecast
 from phalanx.core.scheduling.hazard_table import SimilarJobs
 from phalanx.core.scheduling.policies import PolicyParameters
-from phalanx.core.scheduling.policy import JobEntry, Policy
+from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits_of
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
@@ -74,7 +75,10 @@ class Asked:
 
     @property
     def told(self):
-        return [(change.kind.value, change.option or change.command) for change in self.changes]
+        return [
+            (change.kind.value, f"{change.key} {change.value}" if change.key else str(change.hint or ""))
+            for change in self.changes
+        ]
 
     @property
     def range_s(self):
@@ -119,16 +123,16 @@ def test_jobs_before_it_get_their_places_first():
 def test_other_shape_starts_now():
     seen = snapshot(TWO, [(job("a", gpus=2), "n0:0,1", 0.0), (job("b", gpus=2), "n1:0,1", 0.0)], [job("x", gpus=4)])
     found = Asked(seen)
-    assert found.told == [("shape", "--gpus 2x2"), ("fewer", "--gpus 2"), ("wait", "")]
+    assert found.told == [("shape", "gpus 2x2"), ("fewer", "gpus 2"), ("wait", "")]
     assert found.search.blockers == ["a"]
 
 
 def test_any_model_and_fewer_nodes():
     fleet = "r: n0=h200:4 n1=a100:4 n2=a100:4"
     seen = snapshot(fleet, [(job("a", gpus=1), "n0:0", 0.0)], [job("x", gpus="1xh200:4")])
-    assert Asked(seen).told[0] == ("model", "--gpus 1x4")
+    assert Asked(seen).told[0] == ("model", "gpus 1x4")
     seen = snapshot(TWO, [(job("a", gpus=1), "n0:0", 0.0)], [job("x", gpus="2x4")])
-    assert ("fewer", "--gpus 2x3") in Asked(seen).told
+    assert ("fewer", "gpus 2x3") in Asked(seen).told
 
 
 def test_required_level_becomes_a_wish():
@@ -136,7 +140,7 @@ def test_required_level_becomes_a_wish():
     seen = snapshot(
         "r0: n0=4 n1=4 | r1: n2=4 n3=4", [(job("a", gpus=1), "n0:0", 0.0), (job("b", gpus=1), "n2:0", 0.0)], [x]
     )
-    assert Asked(seen).told[0] == ("level", "--prefer rack")
+    assert Asked(seen).told[0] == ("level", "prefer rack")
 
 
 def test_least_priority_that_starts_it():
@@ -148,16 +152,16 @@ def test_least_priority_that_starts_it():
         snapshot(TWO, runs, [job("x", gpus=4)]),
         policy=PolicySettings(parameters=PolicyParameters(run_min_s=1e9, allow_moves=False)),
     )
-    assert ("priority", "--priority 2") in found.told
+    assert ("priority", "priority 2") in found.told
 
 
 def test_held_queue_closed_and_begin():
-    assert Asked(snapshot(TWO, (), [job("x", gpus=4, held=True)])).told == [("release", "phalanx release x")]
-    assert Asked(snapshot(TWO, (), [job("x", gpus=4, begin_s=T + 60.0)])).told == [("begin", "--begin now")]
+    assert Asked(snapshot(TWO, (), [job("x", gpus=4, held=True)])).told == [("release", "release job x")]
+    assert Asked(snapshot(TWO, (), [job("x", gpus=4, begin_s=T + 60.0)])).told == [("begin", "begin now")]
     shut = [replace(PLAIN, open=False), Queue(id="free")]
     assert Asked(snapshot(TWO, (), [job("x", gpus=4)], shut)).told == [
-        ("queue", "--queue free"),
-        ("open", "phalanx queues set default --open"),
+        ("queue", "queue free"),
+        ("open", "open queue default"),
     ]
 
 
@@ -177,7 +181,7 @@ def test_quota_another_queue_or_more_of_it():
 def test_shorter_limit_ends_before_the_nodes_are_set_aside():
     window = Reservation(id="w", nodes=("n0", "n1"), start_s=T + 3600.0, end_s=T + 7200.0, why="firmware", by="op")
     seen = snapshot(TWO, (), [job("x", gpus=8, time_limit_s=7200.0)], reservations=[window])
-    assert Asked(seen).told[0] == ("time", "--time 58m")
+    assert Asked(seen).told[0] == ("time", "time 58m")
 
 
 def test_node_taken_back_into_work():
@@ -185,7 +189,7 @@ def test_node_taken_back_into_work():
     cordon = Cordon(by="op", why="disk", since_s=T, drain=True)
     fleet = replace(fleet, nodes={**fleet.nodes, "n1": replace(fleet.nodes["n1"], cordon=cordon)})
     seen = snapshot(fleet, (), [job("x", gpus="2x4")])
-    assert ("undrain", "phalanx nodes undrain n1") in Asked(seen).told
+    assert ("undrain", "return n1 to service") in Asked(seen).told
 
 
 @pytest.mark.parametrize("gpus", ["4", "2x4", "8"])
@@ -196,8 +200,8 @@ def test_every_change_told_starts_it_in_a_plan(gpus):
     found = Asked(seen)
     assert found.told
     for change in found.changes:
-        if change.option.startswith("--gpus "):
-            asked = replace(job("x", gpus=change.option.split()[1]), seq=100)
+        if change.key == "gpus":
+            asked = replace(job("x", gpus=change.value), seq=100)
             assert plan_snapshot(replace(seen, jobs={**seen.jobs, "x": asked}), CALM).placement("x") is not None, change
 
 

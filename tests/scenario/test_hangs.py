@@ -61,7 +61,7 @@ def test_hung_gang_restarts_in_place_once_and_the_culprit_is_named(cluster):
     )
     first, second = said(cluster, job)
     assert first == "hung: no step for 61 s after step 7; at most 30 s are usual; taking stacks"
-    assert second.startswith("rank 2 on n1: is not in the collective in which 3 wait: sleep (t.py:1); stacks:")
+    assert second == "rank 2 on n1: is not in the collective in which 3 wait: sleep (t.py:1)"
 
 
 def test_every_node_keeps_stacks_before_it_ends_its_ranks(cluster):

@@ -366,7 +366,7 @@ WHY = [
     ),
     (make_fleet("r: n0=8"), job("a", unmet_dependencies=afterok("17")), "dependency", "waits for job 17 to succeed"),
     (make_fleet("r: n0=8"), job("a", begin_s=T + 90), "begin_time", "requested begin time is in 1m30s"),
-    (make_fleet("r: n0=8"), job("a", held=True), "held", "job a is held; to let it start: phalanx release a"),
+    (make_fleet("r: n0=8"), job("a", held=True), "held", "job a is held"),
     (
         make_fleet("r: n0=8").runs(element(0, 1), "n0:0"),
         element(1, 1),
@@ -385,7 +385,7 @@ WHY = [
         "nodes_down",
         "2 nodes x 8 = 16 GPUs can never fit: the fleet has 1 node, at most 8 matching GPUs on one node, 8 in total; down or drained: n1",
     ),
-    (make_fleet("r: n0=8").down("n0"), job("a"), "no_nodes", "no node is up; see phalanx nodes"),
+    (make_fleet("r: n0=8").down("n0"), job("a"), "no_nodes", "no node is up"),
     (
         make_fleet("r: n0=8"),
         job("a", not_before_s=T + 5, detail="n0: sick"),

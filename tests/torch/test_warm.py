@@ -32,7 +32,7 @@ def test_importing_phalanx_torch_alone_leaves_the_checkpoint_machinery_out():
 
 FAULTS = """
 import gc, os, sys, torch
-from phalanx.node.shell import zygote_main
+from phalanx.node.processes import zygote_main
 shared = [name for name in sys.modules if name not in {"__main__", "sys", "builtins"}]
 gc.disable(); gc.freeze()
 def faults(keep):

@@ -131,7 +131,7 @@ def test_a_price_of_servers_with_a_slower_network_than_planned_says_so():
         ("h100:16", {"network_gbit_per_gpu": -1.0}, "-1 Gbit/s", ""),
         ("h100:16", {"network_gbit_per_gpu": float("nan")}, "nan Gbit/s", ""),
         ("h100:16", {"storage_gb_per_s": 0.0}, "0 GB/s per node", ""),
-        ("h100:8", {"price": 2.5}, "has no date", "--price-date 2026-11"),
+        ("h100:8", {"price": 2.5}, "has no date", "give price_date 2026-11"),
         ("h100:8", {"price": 2.5, "price_date": "soon"}, "'soon' is not a date", "2026-11"),
         ("h100:8", {"price": -2.5, "price_date": "2026"}, "-2.5 US dollars", ""),
         ("h100:8", {"price_kind": "spt"}, "unknown kind of price 'spt'", "spot"),

@@ -125,8 +125,8 @@ def test_options_make_one_elastic_request(gpus, nodes, most, each, want):
 @pytest.mark.parametrize(
     ("gpus", "nodes", "most", "each", "hint"),
     [
-        ("h200:16", 2, 8, None, "write --gpus 2..8xh200:8 to give the GPUs of each node"),
-        (None, 2, 8, None, "add --gpus-per-node"),
+        ("h200:16", 2, 8, None, "give gpus 2..8xh200:8"),
+        (None, 2, 8, None, "give gpus_per_node"),
         ("2x8", 2, 8, None, "give one of the two"),
         ("2..8x8", 2, 4, None, "give one of the two"),
         ("2..8x8", 2, None, None, "give one of the two"),

@@ -51,7 +51,7 @@ def test_policies_that_need_exact_durations_are_refused_with_the_reason(name):
     [
         (["--policy", "best"], "unknown policy 'best'"),
         (["--min-run", "30"], "--min-run: '30' has no unit"),
-        (["--min-run-by-right", "0s"], "--min-run-by-right 0.0s: must be between 1 s and"),
+        (["--min-run-by-right", "0s"], "min_run_by_right: 0.0s is not between 1 s and"),
         (["--policy", "las", "--no-preemption"], "work only with the default policy, not with las"),
     ],
 )

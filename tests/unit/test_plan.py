@@ -178,7 +178,7 @@ def test_what_is_searched_leaves_room_for_the_error():
 def test_a_given_layout_that_does_not_fit_points_at_one_that_does_on_the_same_devices():
     answer = plan_layouts(asked("llama-3-8b", "8 x h100", layout=parse_layout("dp=8")))
     (way,) = answer.fitting_changes
-    assert (way.what, way.gpus) == ("another layout", 8)
+    assert (way.method, way.gpus) == (TrainingMethod.FULL, 8)
     assert plan_layouts(asked("llama-3-8b", "8 x h100", layout=way.layout)).fits
 
 
@@ -277,7 +277,5 @@ def test_a_batch_that_divides_over_nothing_is_no_question_of_more_gpus():
 def test_more_gpus_are_proposed_with_the_batch_that_divides_over_them():
     ways = plan_layouts(asked("llama-2-70b", "8 x a100-80gb", seq=4096, batch=10)).fitting_changes
     (grown,) = (way for way in ways if way.gpus > 8)
-    words = grown.what.split()
-    assert words[1] == "--global-batch"
-    assert int(words[2]) >= 10
-    assert int(words[2]) % grown.gpus == 0
+    assert grown.layout.global_batch >= 10
+    assert grown.layout.global_batch % grown.gpus == 0

@@ -148,7 +148,7 @@ def test_tasks_of_a_job_on_cpus_are_ranks_too():
         ("tp=2,tp=4", "given twice"),
         ("tq=2", "unknown field"),
         ("vpp=2", "needs a pipeline"),
-        ({"model": "x"}, "phalanx submit"),
+        ({"model": "x"}, "only a layout"),
     ],
 )
 def test_no_plan_is_refused_in_one_line(plan, words):

@@ -273,7 +273,7 @@ def test_down_releases_also_a_node_that_could_not_be_carried_a_moment_ago(tmp_pa
     monkeypatch.setattr(engine, "START_RETRY_S", 60.0)
     ray._on_message(NodesListed(nodes=[ray_node()]))
     ray._on_message(DriverProblem(text="its actor did not answer within 60 s", node_id=N0))
-    ray.stop(N0)
+    ray._release([N0])
     ray._driver.kill()
     ray._driver.wait()
     assert [type(order) for order in sent] == [StartSupervisor, ReleaseNode]

@@ -67,7 +67,7 @@ def test_gang_never_mixes_models():
         "6 nodes x 8 = 48 GPUs can never fit: the fleet has 8 nodes, a100: at most 4 on one node, 8 in total; h100: at most 8 on one node, 32 in total; "
         "h200: at most 8 on one node, 16 in total"
     )
-    assert refused.value.hint == "4xh100:8 would fit; see phalanx nodes"
+    assert refused.value.hint == "4xh100:8 would fit"
 
 
 def test_fleet_of_one_model_needs_no_name():
@@ -125,35 +125,35 @@ def test_elastic_gang_fits_if_the_fewest_do():
             "n0=8 n1=8 n2=4",
             {},
             "3 nodes x 8 = 24 GPUs can never fit: the fleet has 3 nodes, at most 8 matching GPUs on one node, 20 in total",
-            "2x8 would fit; see phalanx nodes",
+            "2x8 would fit",
         ),
         (
             "2x8",
             "n0=4 n1=4 n2=4 n3=4",
             {},
             "2 nodes x 8 = 16 GPUs can never fit: the fleet has 4 nodes, at most 4 matching GPUs on one node, 16 in total",
-            "16 would fit as 4x4; see phalanx nodes",
+            "16 would fit as 4x4",
         ),
         (
             "64",
             "n0=8 n1=8",
             {},
             "8 nodes x 8 = 64 GPUs can never fit: the fleet has 2 nodes, at most 8 matching GPUs on one node, 16 in total",
-            "2x8 would fit; see phalanx nodes",
+            "2x8 would fit",
         ),
         (
             "2x4",
             "n0=4 n1=4",
             {"cpus": 33},
             "2 nodes x 4 = 8 GPUs with 33 CPUs each can never fit: the fleet has 2 nodes, at most 4 matching GPUs on one node, 8 in total",
-            "a node has at most 32 CPUs and 256 GiB; see phalanx nodes",
+            "a node has at most 32 CPUs and 256 GiB",
         ),
         (
             gpu(nodes=3, per_node=0),
             "n0=4 n1=4",
             {},
             "3 nodes can never fit: the fleet has 2 nodes, at most 4 matching GPUs on one node, 8 in total",
-            "request at most 2 nodes; see phalanx nodes",
+            "request at most 2 nodes",
         ),
     ],
 )

@@ -127,7 +127,7 @@ def test_partitions_and_switches():
 
 
 def test_what_is_no_slurm_is_refused_with_its_words():
-    with pytest.raises(parse.SlurmOutputError, match="sinfo --version printed"):
+    with pytest.raises(parse.SlurmOutputError, match="sinfo reports the version"):
         parse.parse_version("bash: sinfo: command not found")
     assert parse.parse_version("slurm 22.05.8\n") == (22, 5)
     assert parse.parse_version("slurm-wlm 23.11.4") == (23, 11)

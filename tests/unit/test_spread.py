@@ -155,7 +155,7 @@ def test_what_some_domain_holds_is_taken(gpus, keys):
 def test_gang_larger_than_the_largest_domain_never_fits():
     assert refusal("4x8", within="rack", required=True) == (
         "4 nodes x 8 = 32 GPUs within one rack can never fit: no rack has 4 such nodes, the largest is r0 with 3",
-        "use --prefer rack to accept other placements; see phalanx topology",
+        "prefer one rack to accept other placements",
     )
 
 
@@ -169,7 +169,7 @@ def test_small_nodes_do_not_count_for_large_parts():
 def test_level_that_the_fleet_lacks_never_fits():
     assert refusal("1x8", within="leaf", required=True) == (
         "no node is labelled with its leaf, so no job can be kept within one",
-        "this fleet has the levels rack; to define levels: phalanx topology set FILE",
+        "this fleet has the levels rack",
     )
     assert refusal("1x8", "n0=8", within="leaf", required=True)[1].startswith("this fleet has no level but node")
 
@@ -178,7 +178,7 @@ def test_slices_fall_into_domains_whole():
     """Racks of 3 and 2 nodes have room for two slices of 2, not for the three that 6 nodes would make."""
     assert refusal("6x4", "r0: n0=8 n1=8 n2=8 | r1: n3=8 n4=8 n5=8", slice_nodes=2, slice_within="rack") == (
         "3 slices of 2 nodes, each within one rack, can never fit: the fleet can hold 2",
-        "use smaller or fewer slices; see phalanx topology",
+        "request smaller or fewer slices",
     )
     assert refusal("4x8", slice_nodes=2, slice_within="rack", within="rack", required=True) is not None
 
@@ -208,5 +208,5 @@ def test_wish_that_counts_for_nothing_is_noted():
     assert topology_notes(TopologyConstraint(within="rack"), nodes) == []
     assert topology_notes(TopologyConstraint(within="leaf", required=True), nodes) == []
     assert topology_notes(TopologyConstraint(within="leaf"), nodes) == [
-        "no node is labelled with its leaf, so preferring one has no effect (this fleet has the levels rack; to define levels: phalanx topology set FILE)"
+        "no node is labelled with its leaf, so preferring one has no effect (this fleet has the levels rack)"
     ]

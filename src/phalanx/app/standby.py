@@ -27,17 +27,17 @@ from phalanx.api.http.follower import FollowerApp
 from phalanx.api.http.security import SecurityMiddleware
 from phalanx.api.http.server import HeadServer, TlsSocket
 from phalanx.app.clock import SystemClock
+from phalanx.app.engines import create_default_engine, engine_context
 from phalanx.app.join_service import StoredJoinSalt, with_tls
 from phalanx.app.leader_elector import LeaderElector
-from phalanx.app.local_nodes import local_engine, node_environment
 from phalanx.app.options import HeadOptions
 from phalanx.app.resources import HeadResources, bind_listeners, head_file_record
 from phalanx.controller.driver import tune_gc
 from phalanx.controller.leadership import Tenure, previous_leases_s
 from phalanx.controller.leases import MARGIN_S
 from phalanx.core.errors import TryLater
-from phalanx.engines.joined.records import running_attempts
 from phalanx.node.logs.log_format import log_with_timeout
+from phalanx.node.membership import running_attempts
 from phalanx.ports.election import Election, ElectionUnavailable, HeadRecord
 from phalanx.ports.store import Store
 from phalanx.store.lost_numbers import (
@@ -104,7 +104,9 @@ class StandbyHead:
             on_lost=self._restart_process,
             on_heads_changed=self._write_head_file,
         )
-        self._local = local_engine(options, self._home.secret(), lambda: node_environment(options, self._doors))
+        self._engine = create_default_engine(
+            options, engine_context(options, self._doors, secret=self._home.secret(), sole_head=False)
+        )
         self._terminated = threading.Event()
         self._leading = False
 
@@ -115,9 +117,9 @@ class StandbyHead:
         options = self._options
         self._home.write_private("cluster.json", json.dumps(options.to_store))
         self._home.write_private("store", options.store)
-        self._local.adopt(options.nodes)
+        self._engine.discover((), ())
         self._write_head_file()
-        threading.Thread(target=self._local.open, name="engine-open", daemon=True).start()
+        threading.Thread(target=self._engine.open, name="engine-open", daemon=True).start()
         tune_gc()  # now, so that a takeover does not scan all that was imported
         led = False
         try:
@@ -127,7 +129,7 @@ class StandbyHead:
                 led = True
         finally:
             if not led:
-                self._local.close(keep_nodes=self._has_running_attempts())
+                self._engine.close(keep_nodes=self._has_running_attempts())
                 self._home.remove("head.json")
             self._campaign.release()
 
@@ -274,7 +276,7 @@ class StandbyHead:
             salt=SharedJoinSalt(value=shared.get(_SALT, ""), election=self._open_election),
             files_root=self._options.shared_files or self._home.path,
             open_store=lambda: self._store(tenure.term),
-            local=self._local,
+            default_engine=self._engine,
             elector=self._campaign,
             leases_until_s=self._clock.boottime_s() + previous_leases_s(before) + MARGIN_S,
             output_elsewhere="" if self._options.shared_files else ", ".join(others) or before.url,

@@ -13,6 +13,7 @@ from typing import Final
 
 import click
 
+from phalanx.cli.hints import error_line, render_hint
 from phalanx.cli.terminal import strip_control, terminal
 from phalanx.core.errors import ExitCode, PhalanxError
 from phalanx.core.work.nearest_match import nearest_match
@@ -59,7 +60,7 @@ def report_exception(fault: BaseException, *, debug: bool) -> int:
 def print_error(message: str, hint: str, code: int) -> int:
     """Print `phalanx: error: message (hint)` on standard error; return `code`."""
     screen = terminal(sys.stderr)
-    line = _short(strip_control(message).strip()) + (f" ({_short(strip_control(hint).strip())})" if hint else "")
+    line = error_line(*(_short(strip_control(text).strip()) for text in (message, render_hint(hint))))
     print(f"phalanx: {screen.paint('error:', 'bright_red')} {line}", file=sys.stderr)
     return int(code)
 

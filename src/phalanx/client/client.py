@@ -22,6 +22,7 @@ from phalanx.client.queues import QueuesApi
 from phalanx.client.rules import FailureRulesApi
 from phalanx.client.transport import ANSWER_S, PATIENCE_S, Transport
 from phalanx.core.errors import WaitTimedOut
+from phalanx.core.hints import Hint, HintCode
 
 if TYPE_CHECKING:
     from phalanx.wire.api import head as api
@@ -110,6 +111,6 @@ class Client(JobsApi, OutputsApi, ExecApi, NodesApi, AccountsApi, QueuesApi, Fai
                 pass
             job = self.job(job_id).job
         if timeout_s is not None and not job.state.terminal:
-            hint = f"phalanx show {job_id}" if job.states else f"phalanx attach {job_id}"
+            hint = Hint(HintCode.SHOW_JOB if job.states else HintCode.FOLLOW_JOB, job=job_id)
             raise WaitTimedOut(f"job {job_id} has not ended after {timeout_s:g} s: it is {job.state}", hint=hint)
         return job

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from phalanx.client.transport import Retry, Transport
 from phalanx.core.errors import BY_CODE, PhalanxError
+from phalanx.core.hints import parse_hint
 
 SILENCE_S: Final = 35.0  # three heartbeats of the head; after that the connection counts as dead
 _LEAST_S: Final = 0.001  # a socket timeout of 0 means non-blocking
@@ -93,7 +94,8 @@ def parse_events(reply: http.client.HTTPResponse) -> Iterator[Event | None]:
             fields = json.loads("\n".join(lines))
             if kind == "error":
                 body = fields["error"]
-                raise BY_CODE.get(body["code"], PhalanxError)(body["message"], hint=body.get("hint", ""))
+                hint = parse_hint(body.get("hint", ""), body.get("hint_code"), body.get("hint_args"))
+                raise BY_CODE.get(body["code"], PhalanxError)(body["message"], hint=hint)
             yield Event(kind, fields, mark)
             kind, mark, lines = "message", "", []
 

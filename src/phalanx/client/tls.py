@@ -7,15 +7,23 @@ Nothing secret is sent before that.
 from __future__ import annotations
 
 import functools
-import http.client
 import os
 import ssl
 import time
 from typing import Final
 
-from phalanx.client.discovery import is_loopback, split_url
 from phalanx.core.errors import BadFile, BadRequest, NotPermitted, Unreachable
-from phalanx.wire.join import FINGERPRINT_PREFIX, fingerprint
+from phalanx.core.hints import Hint, HintCode
+from phalanx.wire.head_http import (
+    BROKEN,
+    FINGERPRINT_PREFIX,
+    HeadHttp,
+    context_for_ca,
+    context_for_file,
+    fingerprint,
+    unverified_context,
+)
+from phalanx.wire.head_url import is_loopback, joined_address, split_url
 
 CA_BYTES_MAX: Final = 1 << 16
 FETCH_S: Final = 5.0  # timeout; the same as for any short call
@@ -26,8 +34,8 @@ _TOO_LATE: Final = 10
 _OTHER_NAME: Final = (62, 64)  # a host name, an IP address
 
 
-def context_for(name: str, port: int, known_ca: str | None = None) -> ssl.SSLContext:
-    """Return the TLS context for one head. `known_ca`: file of the CA to trust if the environment names none.
+def context_for(url: str, known_ca: str | None = None) -> ssl.SSLContext:
+    """Return the TLS context for the head at `url`. `known_ca`: file of the CA to trust if the environment names none.
 
     Raises:
         PhalanxError: the CA file cannot be read, or the head's CA has another fingerprint.
@@ -35,22 +43,15 @@ def context_for(name: str, port: int, known_ca: str | None = None) -> ssl.SSLCon
     ca_file, wanted = os.environ.get("PHALANX_CA", ""), os.environ.get("PHALANX_FINGERPRINT", "")
     if ca_file:
         try:
-            return ssl.create_default_context(cafile=ca_file)
+            return context_for_file(ca_file)
         except OSError as error:
             raise BadFile(
                 f"PHALANX_CA={ca_file}: {error.strerror or error}", hint="it must be the head's CA in PEM format"
             ) from error
     if wanted:
+        _, name, port = split_url(url)
         return context_for_ca(fetch_ca(name, port, wanted))
-    if known_ca is not None:
-        return ssl.create_default_context(cafile=known_ca)
-    return ssl.create_default_context()
-
-
-@functools.cache
-def context_for_ca(ca_pem: str) -> ssl.SSLContext:
-    """Return a TLS context that trusts only this CA."""
-    return ssl.create_default_context(cadata=ca_pem)
+    return context_for_file(known_ca)
 
 
 @functools.cache
@@ -63,23 +64,15 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
         Unreachable: no answer.
     """
     expected = canonical_fingerprint(wanted)
-    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    unverified.check_hostname = False
-    unverified.verify_mode = ssl.CERT_NONE  # only the public certificate is fetched, and its fingerprint is verified
-    connection = http.client.HTTPSConnection(name, port, timeout=FETCH_S, context=unverified)
+    connection = HeadHttp(f"https://{joined_address(name, port)}", unverified_context)
     try:
-        connection.request("GET", "/v1/ca")
-        reply = connection.getresponse()
+        reply = connection.request("GET", "/v1/ca", headers={}, timeout_s=FETCH_S)
         body = reply.read(CA_BYTES_MAX)
     except ssl.SSLError as error:
-        raise BadRequest(
-            f"{name}:{port} does not use TLS", hint="use the address and port that `phalanx up --listen` printed"
-        ) from error
+        raise BadRequest(f"{name}:{port} does not use TLS", hint=Hint(HintCode.USE_PRINTED_ADDRESS)) from error
     except UnicodeError as error:  # of a name with an empty label, or one over 63 letters
-        raise BadRequest(
-            f"{name!r} is not a host name", hint="use the address that `phalanx up --listen` printed"
-        ) from error
-    except (OSError, http.client.HTTPException) as error:
+        raise BadRequest(f"{name!r} is not a host name", hint=Hint(HintCode.USE_PRINTED_ADDRESS)) from error
+    except BROKEN as error:
         why = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or repr(error)
         raise Unreachable(
             f"no head at {name}:{port}: {why}", hint="check that the head is up and that no firewall blocks the port"
@@ -91,13 +84,12 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
     except BadFile as error:
         raise BadRequest(
             f"{name}:{port} answers, but is not a head that servers can join (status {reply.status})",
-            hint="use the address and port that `phalanx up --listen` printed",
+            hint=Hint(HintCode.USE_PRINTED_ADDRESS),
         ) from error
     if found != expected:
         raise NotPermitted(
             f"the head at {name}:{port} has the fingerprint {found}, not {expected}; nothing was sent to it",
-            hint="`phalanx join --print` on the head prints the right line; "
-            "if it has the expected fingerprint, someone intercepts the connection",
+            hint=Hint(HintCode.COMPARE_FINGERPRINT),
         )
     return body.decode("ascii")
 
@@ -130,12 +122,12 @@ def certificate_error(error: ssl.SSLCertVerificationError, url: str) -> Unreacha
         case code if code in _OTHER_NAME:
             return Unreachable(
                 f"the head at {url} has a certificate for another address: {error.verify_message}",
-                hint="use the address that was passed to `phalanx up --listen`",
+                hint=Hint(HintCode.USE_LISTEN_ADDRESS),
             )
         case _:
             return Unreachable(
                 f"the certificate of the head at {url} is not trusted: {error.verify_message}",
-                hint="set PHALANX_FINGERPRINT to the fingerprint that `phalanx join --print` prints on the head",
+                hint=Hint(HintCode.SET_FINGERPRINT),
             )
 
 
@@ -145,7 +137,7 @@ def handshake_error(error: BaseException, url: str) -> Unreachable | None:
         return certificate_error(error, url)
     if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         here = is_loopback(split_url(url)[1])
-        listen = "use the https address that `phalanx up --listen ADDRESS` prints on the head"
+        listen = Hint(HintCode.USE_PRINTED_HTTPS)
         return Unreachable(
             f"the head at {url} does not use TLS",
             hint="use http:// for a head on this machine's loopback address" if here else listen,

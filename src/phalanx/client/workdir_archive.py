@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final, cast
 
 from phalanx.core.errors import BadFile, TooLarge
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def archive_workdir(folder: str, *, limit_bytes: int = COPY_BYTES_MAX) -> Workdi
     """
     root = os.path.abspath(folder)
     if not os.path.isdir(root):
-        raise BadFile(f"{folder}: no such folder", hint="--workdir sets the folder to copy")
+        raise BadFile(f"{folder}: no such folder", hint=Hint(HintCode.SET_WORKDIR))
     left_out: list[str] = []
     entries = sorted(_walk(root, left_out), key=lambda entry: os.fsencode(entry.name))
     _check_size(entries, folder, limit_bytes)

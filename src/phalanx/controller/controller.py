@@ -50,6 +50,7 @@ from phalanx.core.state.events import (
     SupervisorRegistered,
 )
 from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.records import IDEMPOTENCY
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import (
@@ -216,7 +217,7 @@ class Controller:
             except Exception as error:  # noqa: BLE001  # an internal error in one must not cost the others their leases
                 faults.append(error)
         self._timers.sweep(self._still_applies)
-        if outbox.change.removed_nodes:
+        if outbox.change.removed:
             self._losses.invalidate()
         self._drop_old()
         if faults:
@@ -409,7 +410,7 @@ class Controller:
         scheduler, wall_s = self.scheduler, turn.now.wall_s
         now_s = turn.now.boot_s + self._steady_offset(turn.now)
         records = turn.change.records
-        scheduler.stale = scheduler.stale or bool(turn.change.removed_nodes or turn.change.removed_queues)
+        scheduler.stale = scheduler.stale or bool(turn.change.removed)
         with self.guard:
             scheduler.update(self.world, records, now_s, wall_s)
             plan = scheduler.plan(self.world, now_s, wall_s)
@@ -444,8 +445,9 @@ class Controller:
     def _drop_old(self) -> None:
         while len(self._ended) > ENDED_JOBS_KEPT:
             self.world.jobs.pop(self._ended.popleft(), None)
-        while len(self.world.idempotency) > KEYS_KEPT:
-            self.world.idempotency.pop(next(iter(self.world.idempotency)))
+        keys = self.world.table(IDEMPOTENCY)
+        while len(keys) > KEYS_KEPT:
+            keys.pop(next(iter(keys)))
 
     def _count(self, name: str, by: float) -> None:
         self.stats[name] = self.stats.get(name, 0) + by

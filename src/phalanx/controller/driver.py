@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.read_snapshot import ReadSnapshot
+from phalanx.controller.requests import describe_request
 from phalanx.controller.step_result import Answer, ControllerTime, StepResult
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.audit import (
@@ -27,7 +28,6 @@ from phalanx.core.access.audit import (
     ChainTip,
     next_line,
 )
-from phalanx.core.access.audit_descriptions import describe_request
 from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.commands import DeleteCheckpoints
@@ -45,6 +45,7 @@ from phalanx.ports.clock import Clock
 from phalanx.ports.engine import Engine
 from phalanx.ports.store import Store, StoreDiverged, StoreRefused
 
+A = TypeVar("A")
 INBOX_MAX: Final = 50_000  # items waiting; above that, requests are refused with TryLater
 STEP_EVENTS_MAX: Final = 4096  # in one step, so that answers do not wait for the whole queue
 SNAPSHOTS_MAX: Final = 64  # snapshot requests waiting; each comes from one user's question
@@ -157,9 +158,9 @@ class ControllerDriver:
         if self._thread is not None:
             self._thread.join(timeout=30.0)
 
-    def request(self, event: Request, call: AuditCall | None = None) -> Future[Answer]:
+    def request(self, event: Request[A], call: AuditCall | None = None) -> Future[A]:
         """Submit a request. The future holds the answer once it is durable, or the error. `call` is its entry in the audit trail."""
-        answer: Future[Answer] = Future()
+        answer: Future[A] = Future()
         answer.set_running_or_notify_cancel()
 
         def forward(done: Future[list[Answer | PhalanxError]]) -> None:
@@ -168,7 +169,7 @@ class ControllerDriver:
             if isinstance(result, BaseException):
                 answer.set_exception(result)
             else:
-                answer.set_result(result)
+                answer.set_result(cast("A", result))
 
         self._post([event], [] if call is None else [call]).add_done_callback(forward)
         return answer
@@ -178,7 +179,7 @@ class ControllerDriver:
         return self._post(reports)
 
     def request_all(
-        self, events: Sequence[Request], calls: Sequence[AuditCall] = ()
+        self, events: Sequence[Request[Any]], calls: Sequence[AuditCall] = ()
     ) -> Future[list[Answer | PhalanxError]]:
         """Submit several requests for one step, without scheduling between them; errors are among the answers."""
         return self._post(events, calls)
@@ -316,17 +317,14 @@ class ControllerDriver:
             self.mailboxes.remove(name)
 
     def _notify_engines(self, outbox: StepResult) -> None:
-        """Pass changed attempts to the engines that start one supervisor per attempt."""
-        engines = [engine for engine in self.engines if engine.capabilities.per_attempt]
-        if not engines:
-            return
+        """Pass changed attempts to the engines."""
         records = outbox.change.records
         newest = {(one.job_id, one.epoch): one for one in records if isinstance(one, Attempt)}
         # An ended job may have left the world by now.
         changed = {one.id: one for one in records if isinstance(one, Job)}
         for attempt in newest.values():
             job = changed.get(attempt.job_id) or self.controller.world.jobs[attempt.job_id]
-            for engine in engines:
+            for engine in self.engines:
                 engine.follow(job, attempt)
 
     def _notify_listeners(self, outbox: StepResult) -> None:

@@ -7,17 +7,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
+from phalanx.core.access.audit import join_names
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import Node
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.state.events import LabelNodes
+from phalanx.core.work.users import Action
 
 LABELS_MAX: Final = 64  # of one node; the same as for one job
 _VALUE_MAX: Final = 128  # characters; a rack's name has ten
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
 
 
+handlers: Final = RequestHandlers()
+
+
+@handlers.add(LabelNodes, Action.OPERATE, audit=lambda request, _: f"nodes {join_names(sorted(request.labels))}")
 def label(turn: StepContext, request: LabelNodes) -> None:
     """Set the labels; an empty value removes one. Other labels stay. Idempotent.
 
@@ -29,9 +37,7 @@ def label(turn: StepContext, request: LabelNodes) -> None:
     for node_id in sorted(request.labels):
         node = turn.world.nodes.get(node_id)
         if node is None:
-            raise NotFound(
-                f"no node {node_id!r}", hint="phalanx nodes lists them; only nodes that have joined can be labelled"
-            )
+            raise NotFound(f"no node {node_id!r} has joined", hint=Hint(HintCode.LIST_NODES))
         _check(node_id, request.labels[node_id])
         after = {name: text for name, text in {**node.labels, **request.labels[node_id]}.items() if text}
         if len(after) > LABELS_MAX:

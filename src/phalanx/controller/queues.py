@@ -3,31 +3,63 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
+from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
+from phalanx.core.access.audit import join_names
 from phalanx.core.errors import Conflict, NotFound
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import QueueId
-from phalanx.core.state.events import ChangeQueue, PutQueues
+from phalanx.core.state.events import ChangeQueue, PutQueue, PutQueues
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.queue_validation import check_queue_tree
+from phalanx.core.work.users import Action
+
+handlers: Final = RequestHandlers()
 
 
-def change(turn: StepContext, wish: ChangeQueue) -> Queue:
+def _settings(queue: Queue) -> str:
+    parts = {"priority": queue.priority, "open": queue.open, "parent": queue.parent, "quota_gpus": queue.quota_gpus}
+    return " ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
+
+
+def _describe_put(request: PutQueues, _: object) -> str:
+    put = "; ".join(f"{queue.id} {_settings(queue)}" for queue in request.queues)
+    return f"put {put or 'none'}" + (f"; remove {join_names(request.remove)}" if request.remove else "")
+
+
+@handlers.add(PutQueue, None, audit=lambda request, _: f"queue {request.queue.id} {_settings(request.queue)}")
+def put_one(turn: StepContext, request: PutQueue) -> Queue:
+    """Put one queue."""
+    put(turn, PutQueues(queues=(request.queue,)))
+    return request.queue
+
+
+@handlers.add(
+    ChangeQueue,
+    Action.OPERATE,
+    audit=lambda request, answer: (
+        f"queue {request.queue_id}" + (f" {_settings(answer)}" if isinstance(answer, Queue) else "")
+    ),
+)
+def change(turn: StepContext, request: ChangeQueue) -> Queue:
     """Add a queue, or change the given fields of one; merged here, where no other request interleaves.
 
     Raises:
         BadRequest: as `put`.
     """
-    queue = turn.world.queues.get(wish.queue_id) or Queue(id=wish.queue_id)
+    queue = turn.world.queues.get(request.queue_id) or Queue(id=request.queue_id)
     queue = replace(
         queue,
-        priority=queue.priority if wish.priority is None else wish.priority,
-        open=queue.open if wish.open is None else wish.open,
+        priority=queue.priority if request.priority is None else request.priority,
+        open=queue.open if request.open is None else request.open,
     )
     put(turn, PutQueues(queues=(queue,)))
     return queue
 
 
+@handlers.add(PutQueues, Action.OPERATE, audit=_describe_put)
 def put(turn: StepContext, request: PutQueues) -> None:
     """Put some queues and remove others, all or nothing. Unchanged queues are not written.
 
@@ -41,7 +73,7 @@ def put(turn: StepContext, request: PutQueues) -> None:
     after = {**world.queues, **{queue.id: queue for queue in queues}}
     for queue_id in request.remove:
         if after.pop(queue_id, None) is None:
-            raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
+            raise NotFound(f"no queue {queue_id!r}", hint=Hint(HintCode.LIST_QUEUES))
     check_queue_tree(after)
     _refuse_in_use(turn, request.remove)
     for queue in queues:
@@ -64,5 +96,5 @@ def _refuse_in_use(turn: StepContext, queue_ids: tuple[QueueId, ...]) -> None:
         first = alive[0]
         raise Conflict(
             f"queue {first.queue} still has {sum(job.queue == first.queue for job in alive)} pending or running jobs",
-            hint=f"stop new starts: phalanx queues set {first.queue} --close; list the jobs: phalanx ps --queue {first.queue}",
+            hint=Hint(HintCode.CLOSE_QUEUE, queue=first.queue),
         )

@@ -6,18 +6,33 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.controller import reservation_windows
+from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
+from phalanx.core.access.audit import join_names
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.hostlist import fold_hostlist
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ReservationId
 from phalanx.core.state.events import EndReservation, PutReservation, SubmitJob
+from phalanx.core.state.records import USERS
 from phalanx.core.units import format_duration
 from phalanx.core.work.reservation import NO_USER, Reservation
+from phalanx.core.work.users import Action
 
 AHEAD_MAX_S: Final = 366 * 86_400.0  # limit of start and length: anything further off is a typo in the year
 RESERVATIONS_MAX: Final = 1000  # at once; two a week on each of ten racks for a year. Each change copies the table
 
 
+handlers: Final = RequestHandlers()
+
+
+@handlers.add(
+    PutReservation,
+    Action.OPERATE,
+    audit=lambda request, _: (
+        f"reservation {request.reservation.id} nodes {join_names(sorted(request.reservation.nodes))}"
+    ),
+)
 def put(turn: StepContext, request: PutReservation) -> Reservation:
     """Create a reservation. Idempotent: an equal one is returned as it is.
 
@@ -33,7 +48,7 @@ def put(turn: StepContext, request: PutReservation) -> Reservation:
             return existing
         raise Conflict(
             f"reservation {wanted.id} already exists",
-            hint=f"give another --name, or: phalanx nodes unreserve {wanted.id}",
+            hint=Hint(HintCode.RENAME_RESERVATION, reservation=wanted.id),
         )
     _check_time(wanted, turn.now.wall_s)
     _check_names(turn, wanted)
@@ -43,6 +58,7 @@ def put(turn: StepContext, request: PutReservation) -> Reservation:
     return wanted
 
 
+@handlers.add(EndReservation, Action.OPERATE, audit=lambda request, _: f"reservation {request.reservation_id}")
 def end(turn: StepContext, request: EndReservation) -> Reservation:
     """End a reservation: its nodes accept any job again.
 
@@ -65,14 +81,14 @@ def check_named(turn: StepContext, submit: SubmitJob) -> None:
     if not reservation.admits(submit.user, submit.queue):
         raise NotPermitted(
             f"reservation {reservation.id} is for {reservation.holders_text}, not for {submit.user} in queue {submit.queue}",
-            hint="submit without --reservation, or to a queue that it admits",
+            hint="submit without the reservation, or to a queue that it admits",
         )
 
 
 def _known(turn: StepContext, reservation_id: ReservationId) -> Reservation:
     reservation = turn.world.reservations.get(reservation_id)
     if reservation is None:
-        raise NotFound(f"no reservation {reservation_id!r}", hint="phalanx nodes reservations lists them")
+        raise NotFound(f"no reservation {reservation_id!r}", hint=Hint(HintCode.LIST_RESERVATIONS))
     return reservation
 
 
@@ -83,33 +99,33 @@ def _check_time(wanted: Reservation, now_s: float) -> None:
             hint="check the year",
         )
     if wanted.end_s <= wanted.start_s:
-        raise BadRequest(f"reservation {wanted.id} has no duration", hint="give a duration, for example --for 4h")
+        raise BadRequest(f"reservation {wanted.id} has no duration", hint="give a duration, for example 4h")
     if wanted.end_s <= now_s:
         ago = format_duration(now_s - wanted.end_s)
-        raise BadRequest(f"reservation {wanted.id} would have ended {ago} ago", hint="use --start now")
+        raise BadRequest(f"reservation {wanted.id} would have ended {ago} ago", hint="let it start now")
 
 
 def _check_names(turn: StepContext, wanted: Reservation) -> None:
     world = turn.world
     if not wanted.nodes:
-        raise BadRequest(f"reservation {wanted.id} names no node", hint="phalanx nodes reserve gpu[001-004] ...")
+        raise BadRequest(f"reservation {wanted.id} names no node", hint="name nodes, for example gpu[001-004]")
     if len(set(wanted.nodes)) != len(wanted.nodes):
         raise BadRequest(f"reservation {wanted.id} names a node twice")
-    for kind, names, known in (
-        ("node", wanted.nodes, world.nodes),
-        ("user", sorted(wanted.users), world.users),
-        ("queue", sorted(wanted.queues), world.queues),
+    for kind, names, known, code in (
+        ("node", wanted.nodes, world.nodes, HintCode.LIST_NODES),
+        ("user", sorted(wanted.users), world.table(USERS), HintCode.LIST_USERS),
+        ("queue", sorted(wanted.queues), world.queues, HintCode.LIST_QUEUES),
     ):
         missing = [name for name in names if name not in known]
         if missing:
-            raise NotFound(f"no {kind} {missing[0]!r}", hint=f"phalanx {kind}s lists them")
+            raise NotFound(f"no {kind} {missing[0]!r}", hint=Hint(code))
 
 
 def _check_clash(turn: StepContext, wanted: Reservation) -> None:
     others = turn.world.reservations
     if len(others) >= RESERVATIONS_MAX:
         raise Conflict(
-            f"there are already {len(others)} reservations, the maximum", hint="phalanx nodes unreserve NAME ends one"
+            f"there are already {len(others)} reservations, the maximum", hint=Hint(HintCode.END_A_RESERVATION)
         )
     for other in sorted(others.values(), key=lambda one: (one.start_s, one.id)):
         shared = wanted.conflicting_nodes(other)
@@ -117,7 +133,7 @@ def _check_clash(turn: StepContext, wanted: Reservation) -> None:
             raise Conflict(
                 f"{fold_hostlist(sorted(shared))} {'is' if len(shared) == 1 else 'are'} already reserved at that time:"
                 f" {_summary(other, turn.now.wall_s)}",
-                hint=f"choose another time or other nodes, or: phalanx nodes unreserve {other.id}",
+                hint=Hint(HintCode.MOVE_RESERVATION, reservation=other.id),
             )
 
 

@@ -139,7 +139,7 @@ class StepContext:
         elif fresh is not node:
             self.change.put(fresh)
             word = "drained" if fault.drain else "cordoned"
-            text = f"{node.id} is {word}: {fault.why}; to return it to service: phalanx nodes undrain {node.id}"
+            text = f"{node.id} is {word}: {fault.why}"
             self.add_story("drained" if fault.drain else "kept_out", text, node_id=node.id, by=fault.by)
             if fault.drain:
                 self.stop_jobs_on(node.id, by=fault.by)

@@ -22,7 +22,7 @@ class PhalanxError(Exception):
 
     Args:
         message: what is wrong, and with which id.
-        hint: what to do next, as a sentence or a command; empty if nothing helps.
+        hint: what to do next: a sentence, or a `core.hints.Hint`, which front ends render; empty if nothing helps.
     """
 
     code: ClassVar[str] = "error"
@@ -69,6 +69,12 @@ class Conflict(PhalanxError):
 
     code = "conflict"
     http_status = 409
+
+
+class UploadNotBegun(Conflict):
+    """The head has no open upload of this checkpoint, for example because it restarted: begin again."""
+
+    code = "upload_not_begun"
 
 
 class NotSignedIn(PhalanxError):
@@ -148,6 +154,7 @@ BY_CODE: dict[str, type[PhalanxError]] = {
         NeverFits,
         NotFound,
         Conflict,
+        UploadNotBegun,
         NotSignedIn,
         NotPermitted,
         TooLarge,

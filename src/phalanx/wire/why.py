@@ -51,11 +51,15 @@ class BlockerView(WhyRecord, frozen=True, kw_only=True):
 class SuggestedChangeView(WhyRecord, frozen=True, kw_only=True):
     """A change with which the job would start now, tested on a copy of the state. `operator`: only an operator can make it.
 
-    `command` is empty if no command makes the change.
+    `hint`: how to make the change, in plain words; `hint_code`, `hint_args`: the code of core.hints and its arguments. All are empty if
+    the job waits for others. `command`: the same in the words of a front end, which sets it; the head sends it empty.
     """
 
     kind: str
     text: str
+    hint: str = ""
+    hint_code: str = ""
+    hint_args: dict[str, str] = {}
     command: str = ""
     operator: bool = False
 

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from phalanx.controller import reports, requests, submits
+from phalanx.controller import node_requests, reports, submits
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.step_result import ControllerTime
@@ -100,8 +100,8 @@ def a_key_is_not_remembered(patch):
 @planted(11, seed=0)
 def a_drain_that_is_repeated_counts_anew(patch):
     """A node that is drained already is drained once more, and whoever reads its story finds it twice."""
-    cordon = requests._cordon
-    patch.setattr(requests, "_cordon", lambda turn, node, wish: cordon(turn, replace(node, cordon=None), wish))
+    cordon = node_requests._cordon
+    patch.setattr(node_requests, "_cordon", lambda turn, node, wish: cordon(turn, replace(node, cordon=None), wish))
 
 
 @planted(11, seed=2)

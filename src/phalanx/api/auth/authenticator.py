@@ -22,6 +22,7 @@ from phalanx.core.access.rules import (
     decide,
 )
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted, NotSignedIn
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, NodeId, ProjectId, TokenId, UserId
 from phalanx.core.work.job import Job
 from phalanx.core.work.seats import node_of_supervisor
@@ -51,7 +52,7 @@ _DESCRIPTIONS: Final = {
 _OF_A_JOB: Final = {Action.CHANGE_OWN: "change", Action.VIEW_OUTPUT: "read the output of"}
 LAST_USE_PRECISION_S: Final = 300.0  # precision of a token's last use after a restart: recording one costs a write
 _SCHEME: Final = "bearer "
-_HINT: Final = "send `Authorization: Bearer <token>`; `phalanx tokens` makes tokens"
+_HINT: Final = Hint(HintCode.SEND_TOKEN)
 
 
 class Authenticator:
@@ -83,8 +84,8 @@ class Authenticator:
             return _joining(expires_s, self._clock.now_s())
         if looks_like_join(secret):
             raise NotSignedIn(
-                "this head does not know the join token: it is of another head, truncated, or revoked by `phalanx join --new-token`",
-                hint="phalanx join --print on the head prints the current line",
+                "this head does not know the join token: it is of another head, truncated, or revoked by a newer one",
+                hint=Hint(HintCode.PRINT_JOIN_LINE),
             )
         node_id = node_of_token(self._node_secret, secret) if secret.isascii() else None
         if node_id is not None:
@@ -129,7 +130,7 @@ class Authenticator:
             self._version = version
         caller, token = self._cached.get(digest) or self._look_up(digest)
         if not token.is_valid(self._clock.now_s()):
-            raise NotSignedIn(f"token {token.id} is expired or revoked", hint="make a new one: phalanx tokens add")
+            raise NotSignedIn(f"token {token.id} is expired or revoked", hint=Hint(HintCode.ADD_TOKEN))
         return caller
 
     def _look_up(self, digest: str) -> tuple[Caller, Token]:
@@ -201,7 +202,7 @@ def _joining(expires_s: float, now_s: float) -> Caller:
     if now_s >= expires_s:
         raise NotSignedIn(
             "the join token has expired; join tokens are valid for one day",
-            hint="phalanx join --print on the head prints a new line",
+            hint=Hint(HintCode.PRINT_JOIN_LINE),
         )
     return Caller(user=UserId("joining"), role=UserRole.NODE, token_id=TokenId("join"), scope=frozenset({Action.JOIN}))
 
@@ -221,7 +222,7 @@ def require_job(store: Store, job_id: JobId) -> Job:
                 f"job {job_id} is an array of {first.array.size} elements",
                 hint=f"name one element, {first.id} to {job_id}_{first.array.highest}",
             )
-        raise NotFound(f"no job {job_id}", hint="phalanx ps -a lists them")
+        raise NotFound(f"no job {job_id}", hint=Hint(HintCode.LIST_JOBS))
     return job
 
 

@@ -24,6 +24,7 @@ from phalanx.core.errors import (
     TooLarge,
     TryLater,
 )
+from phalanx.core.hints import Hint, HintCode, hint_keys
 from phalanx.wire.api.head import ErrorBody, ErrorReply
 
 JSON_MEDIA_TYPE: Final = "application/json"
@@ -54,7 +55,9 @@ def error_response(
 ) -> Response:
     """Return the response for an error. It closes the connection if the body of the request was not read."""
     leader = error.leader if isinstance(error, NotLeading) else UNSET
-    body = ErrorBody(code=error.code, message=error.message, hint=error.hint, retry=error.retry_helps, leader=leader)
+    body = ErrorBody(
+        code=error.code, message=error.message, **hint_keys(error.hint), retry=error.retry_helps, leader=leader
+    )
     extra = dict(headers or {})
     if isinstance(error, NotSignedIn):
         extra["www-authenticate"] = "Bearer"
@@ -70,7 +73,7 @@ def internal_error_response() -> Response:
     body = ErrorBody(
         code="error",
         message="the request failed inside the head",
-        hint="the head's log has the cause: phalanx doctor",
+        **hint_keys(Hint(HintCode.READ_HEAD_LOG)),
         retry=False,
     )
     return Response(msgspec.json.encode(ErrorReply(error=body)), 500, media_type=JSON_MEDIA_TYPE)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from phalanx.api.http.errors import RequestHeadTooLarge, error_response, internal_error_response
 from phalanx.api.http.timeouts import REQUEST_HEAD_BYTES_MAX
 from phalanx.core.errors import BadRequest, NotPermitted, PhalanxError
+from phalanx.core.hints import Hint, HintCode
 
 # same-origin: the head's own pages. none: a person typed the address. Absent: no browser, or one too old (its Origin is checked).
 _OWN_SITES: Final = frozenset({b"", b"same-origin", b"none"})
@@ -116,7 +117,7 @@ class SecurityMiddleware:
             return None
         if hosts != 1 or host_name(host) not in self._hosts:
             return NotPermitted(
-                f"host {host.decode('latin-1')!r} is not this head", hint="use the URL that `phalanx up` printed"
+                f"host {host.decode('latin-1')!r} is not this head", hint=Hint(HintCode.USE_PRINTED_URL)
             )
         if origin and not _same_origin(origin.decode("latin-1"), f"{scope['scheme']}://{host.decode('latin-1')}"):
             return NotPermitted(f"pages of {origin.decode('latin-1')!r} may not call this head")

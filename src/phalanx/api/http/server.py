@@ -22,6 +22,7 @@ from phalanx.api.http.timeouts import ReadTimeoutProtocol
 from phalanx.api.http.tls_listener import TlsSniffingListener
 from phalanx.api.runtime import runtime_of_app
 from phalanx.core.errors import Conflict, PhalanxError
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.work.job import JobState
 
 LAST_BYTES_S: Final = (
@@ -92,7 +93,7 @@ def _require_loopback(sockets: list[socket.socket] | None, config: uvicorn.Confi
         if not plain:
             raise Conflict(
                 f"{address} is not on loopback, and without TLS tokens would cross the network unencrypted",
-                hint="phalanx up --listen ADDRESS serves TLS there",
+                hint=Hint(HintCode.LISTEN_WITH_TLS),
             )
 
 

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from phalanx.api.runtime import ApiRuntime
 from phalanx.api.services import per_user_share
 from phalanx.core.errors import PhalanxError, TryLater
+from phalanx.core.hints import hint_keys
 from phalanx.core.ids import UserId
 from phalanx.wire.api.head import ErrorBody, ErrorReply
 
@@ -120,7 +121,7 @@ def _stream_slot(runtime: ApiRuntime, user: UserId) -> Iterator[None]:
 
 async def _end_with(send: Send, error: PhalanxError) -> None:
     """End a stream with an error event."""
-    body = ErrorBody(code=error.code, message=error.message, hint=error.hint, retry=error.retry_helps)
+    body = ErrorBody(code=error.code, message=error.message, **hint_keys(error.hint), retry=error.retry_helps)
     await send({"type": "http.response.body", "body": encode_event("error", ErrorReply(error=body)), "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -16,6 +16,7 @@ from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.work.seats import parse_seat
 from phalanx.core.work.users import Action
 from phalanx.wire.join import JoinArguments, JoinReply, JoinRequest
@@ -31,9 +32,7 @@ async def show_ca(request: Request) -> Response:
     """Return the certificate of the head's CA, in PEM form. It is public: compare its fingerprint with the one in the join line."""
     welcome = runtime_of(request).services.join_service
     if welcome is None:
-        raise NotFound(
-            "this head has no CA, as it listens only on loopback", hint="phalanx up --listen ADDRESS makes one"
-        )
+        raise NotFound("this head has no CA, as it listens only on loopback", hint=Hint(HintCode.LISTEN_WITH_TLS))
     return Response(welcome.ca_pem, media_type="text/plain")
 
 
@@ -52,7 +51,7 @@ async def renew_join_line(request: Request) -> Response:
     parts = runtime_of(request).services
     if parts.join_service is None:
         raise Conflict(
-            "this head listens only on loopback, so it has no join tokens", hint="phalanx up --listen ADDRESS"
+            "this head listens only on loopback, so it has no join tokens", hint=Hint(HintCode.LISTEN_WITH_TLS)
         )
     await runtime_of(request).record_call("all join tokens are revoked")
     await run_in_thread(parts.join_service.salt.renew)
@@ -70,7 +69,7 @@ async def join(request: Request) -> Response:
         request.headers.get("authorization")
     )  # again: all join tokens may have been revoked meanwhile
     if parts.join_service is None:
-        raise Conflict("this head listens only on loopback", hint="phalanx up --listen ADDRESS on the head")
+        raise Conflict("this head listens only on loopback", hint=Hint(HintCode.LISTEN_WITH_TLS))
     if not _NAME.fullmatch(command.node_id):
         raise BadRequest(
             f"{command.node_id[:80]!r} is not a valid name for a node",
@@ -84,7 +83,7 @@ async def join(request: Request) -> Response:
     if caller.node_id != command.node_id and known is not None and up:
         raise Conflict(
             f"node {command.node_id} is already up, at {known.address}; two servers cannot have the same name",
-            hint="phalanx join --name gives this server another name",
+            hint=Hint(HintCode.RENAME_SERVER),
         )
     await runtime.record_call(f"node {command.node_id}")
     given = await run_in_thread(parts.join_service.accept, command)
@@ -100,5 +99,5 @@ def _reject_seat(caller: Caller) -> None:
     if caller.node_id is not None and parse_seat(caller.node_id) is not None:
         raise NotPermitted(
             f"the supervisor on {caller.node_id} runs for one attempt only: it cannot join as a node",
-            hint="phalanx join --print on the head prints the line that joins a server",
+            hint=Hint(HintCode.PRINT_JOIN_LINE),
         )

@@ -14,6 +14,7 @@ from phalanx.api.http.routing import NonNegative, RouteTable
 from phalanx.api.runtime import caller_of, runtime_of
 from phalanx.core.access.rules import AccessScope
 from phalanx.core.errors import BadRequest, Conflict, TryLater
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.users import Action
@@ -45,7 +46,7 @@ async def open_exec(request: Request, job_id: JobId) -> Response:
     attempt = next(iter(parts.store.attempts(job_id)[-1:]), None)
     if attempt is None or attempt.state is not AttemptState.RUNNING:
         now = job.state if attempt is None else f"{job.state}, its attempt {attempt.state}"
-        raise Conflict(f"job {job_id} is {now}; exec needs a running job", hint=f"phalanx show {job_id}")
+        raise Conflict(f"job {job_id} is {now}; exec needs a running job", hint=Hint(HintCode.SHOW_JOB, job=job_id))
     grants = attempt.allocation.grants
     if not 0 <= body.node_rank < len(grants):
         raise BadRequest(

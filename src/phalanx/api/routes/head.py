@@ -16,6 +16,7 @@ from phalanx.api.runtime import (
     runtime_of,
 )
 from phalanx.core.errors import BadRequest, Conflict
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.state.events import CancelAllJobs
 from phalanx.core.work.job import JobState
 from phalanx.core.work.users import Action
@@ -62,7 +63,7 @@ async def stop_head(request: Request) -> Response:
         if body.cancel_jobs:
             return json_response(StopReply(stopping=False, running=running))
         raise Conflict(
-            f"{running} job{'s are' if running > 1 else ' is'} running", hint="choose --keep-jobs or --cancel-jobs"
+            f"{running} job{'s are' if running > 1 else ' is'} running", hint=Hint(HintCode.KEEP_OR_CANCEL_JOBS)
         )
     await runtime.record_call(f"the head stops; {running} jobs keep running")
     if running and not runtime.has_standby:

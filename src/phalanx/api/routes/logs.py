@@ -135,8 +135,8 @@ def _missing_output_note(parts: HeadServices, job: Job) -> str:
     if min(attempt.placed_s for attempt in parts.store.attempts(job.id)) >= parts.leader_status.leader().since_s:
         return ""
     return (
-        f"The output of job {job.id} is in the state folder of another head ({parts.output_elsewhere}). "
-        "Start the heads with --files DIR to share output."
+        f"The output of job {job.id} is in the state folder of another head ({parts.output_elsewhere}), "
+        "because the heads share no folder of files."
     )
 
 

@@ -15,6 +15,7 @@ from phalanx.api.views.live import live_attempts, live_job_views, live_node_view
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import NotFound
 from phalanx.core.fleet.node import Node
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId
 from phalanx.core.state.events import (
     CordonNode,
@@ -126,4 +127,4 @@ def _known(parts: HeadServices, node_id: NodeId) -> Node:
     for node in parts.store.nodes():
         if node.id == node_id:
             return node
-    raise NotFound(f"no node {node_id!r}", hint="phalanx nodes lists them")
+    raise NotFound(f"no node {node_id!r}", hint=Hint(HintCode.LIST_NODES))

@@ -20,14 +20,13 @@ from phalanx.api.views.records import project_view, token_view, user_view
 from phalanx.core.access.caller import Caller, may
 from phalanx.core.access.rules import AccessScope
 from phalanx.core.errors import BadRequest, NotFound, NotPermitted
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ProjectId, TokenId, UserId
 from phalanx.core.state.events import ChangeProject, ChangeUser, PutToken, RevokeToken
 from phalanx.core.units import format_duration, parse_duration_s
-from phalanx.core.work.queue import Project
 from phalanx.core.work.users import (
     Action,
     Token,
-    User,
     UserRole,
 )
 from phalanx.wire.api.head import CurrentUser
@@ -84,7 +83,7 @@ async def show_user(request: Request, user_id: UserId) -> Response:
     """Show one user."""
     user = runtime_of(request).services.store.user(user_id)
     if user is None:
-        raise NotFound(f"no user {user_id!r}", hint="phalanx users lists them")
+        raise NotFound(f"no user {user_id!r}", hint=Hint(HintCode.LIST_USERS))
     return json_response(UserReply(user=user_view(user)))
 
 
@@ -102,7 +101,6 @@ async def put_user(request: Request, user_id: UserId) -> Response:
         user_id=UserId(check_name(user_id, "user")), role=body.role, disabled=body.disabled, by=caller.user
     )
     user = await runtime.request(command)
-    assert isinstance(user, User)
     return json_response(UserReply(user=user_view(user)))
 
 
@@ -122,7 +120,7 @@ async def show_project(request: Request, project_id: ProjectId) -> Response:
     for project in await run_in_thread(runtime_of(request).services.store.projects):
         if project.id == project_id:
             return json_response(ProjectReply(project=project_view(project)))
-    raise NotFound(f"no project {project_id!r}", hint="phalanx projects lists them")
+    raise NotFound(f"no project {project_id!r}", hint=Hint(HintCode.LIST_PROJECTS))
 
 
 @routes.put("/v1/projects/{project_id}", Action.MANAGE_PROJECT, body=ProjectBody, reply=ProjectReply)
@@ -145,7 +143,6 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
         admins=None if body.admins is None else frozenset(body.admins),
     )
     project = await runtime.request(command)
-    assert isinstance(project, Project)
     return json_response(ProjectReply(project=project_view(project)))
 
 
@@ -175,7 +172,7 @@ async def make_token(request: Request) -> Response:
     if user != caller.user and not may(caller, Action.ADMINISTER):
         raise NotPermitted(f"{caller.user} may not make tokens for {user}", hint="ask an admin")
     if parts.store.user(user) is None:
-        raise NotFound(f"no user {user!r}", hint="add the user first: phalanx users")
+        raise NotFound(f"no user {user!r}", hint=Hint(HintCode.ADD_USER))
     now_s = parts.clock.now_s()
     expires_s = _until(parts, body.expires, now_s)
     secret = secrets.token_urlsafe(TOKEN_BITS // 8)
@@ -200,7 +197,7 @@ async def revoke_token(request: Request, token_id: TokenId, made_too: bool = Fal
     token = next((token for token in await run_in_thread(runtime.services.store.tokens) if token.id == token_id), None)
     # Another user's token is answered as if it did not exist: unlike jobs, tokens are private.
     if token is None or (token.user != caller.user and not may(caller, Action.ADMINISTER)):
-        raise NotFound(f"no token {token_id}", hint="phalanx tokens lists yours")
+        raise NotFound(f"no token {token_id}", hint=Hint(HintCode.LIST_TOKENS))
     await runtime.request(RevokeToken(token_id=token_id, with_derived=made_too))
     return no_content()
 

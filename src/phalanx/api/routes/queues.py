@@ -16,10 +16,12 @@ from phalanx.api.routes.people import check_name
 from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.core.errors import BadRequest, Conflict, NotFound
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, QueueId
 from phalanx.core.scheduling.quota import QuotaTree
 from phalanx.core.state.events import ChangeQueue, PutQueues
 from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.records import QUEUE_USAGE
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.queue_validation import check_queue_tree
@@ -53,7 +55,7 @@ async def show_queue(request: Request, queue_id: QueueId) -> Response:
     """Show one queue."""
     views = await run_in_thread(_views, runtime_of(request).services, queue_id)
     if not views:
-        raise NotFound(f"no queue {queue_id!r}", hint="phalanx queues lists them")
+        raise NotFound(f"no queue {queue_id!r}", hint=Hint(HintCode.LIST_QUEUES))
     return json_response(QueueReply(queue=views[0]))
 
 
@@ -147,7 +149,7 @@ def _reject_removal_with_jobs(parts: HeadServices, remove: tuple[QueueId, ...]) 
     if with_jobs:
         raise Conflict(
             f"queue {with_jobs[0]} still has waiting or running jobs",
-            hint=f"phalanx ps --queue {with_jobs[0]} lists them",
+            hint=Hint(HintCode.LIST_QUEUE_JOBS, queue=with_jobs[0]),
         )
 
 
@@ -173,7 +175,7 @@ def _views(parts: HeadServices, only: QueueId | None = None) -> list[QueueView]:
     """
     now_s = parts.clock.now_s()
     queues = parts.store.queues()
-    tree = QuotaTree(queues, parts.controller.fleet_gpus(), parts.store.queue_usage(), now_s)
+    tree = QuotaTree(queues, parts.controller.fleet_gpus(), parts.store.records(QUEUE_USAGE), now_s)
     known = {queue.id for queue in queues}
     counts = {queue.id: _JobCounts() for queue in queues if only in (None, queue.id)}
     for job, attempt in parts.controller.live_attempts():

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Self, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,10 +24,12 @@ from phalanx.api.services import HeadServices
 from phalanx.api.views.records import used_budgets
 from phalanx.controller.read_snapshot import ReadSnapshot
 from phalanx.core.errors import TryLater
+from phalanx.core.hints import Hint, HintCode, hint_keys
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.counterfactuals import (
     OPERATOR_CHANGES,
     UPDATE_CHANGES,
+    ChangeKind,
     CounterfactualSearch,
     SuggestedChange,
 )
@@ -278,17 +281,16 @@ def _headline(waiting: WaitReason) -> str:
 
 
 def _change_view(change: SuggestedChange, job_id: JobId | None) -> SuggestedChangeView:
-    """Return the view of a change with its command line: for a submitted job, or for a dry run (no `job_id`)."""
-    command = change.command
-    if change.option and job_id is not None and change.kind in UPDATE_CHANGES:
-        command = f"phalanx update {job_id} {change.option}"
-    elif change.option:
-        command = f"phalanx submit {change.option} ..."
-    if job_id is None and change.kind.value == "release":
-        command = "phalanx submit ... (without --hold)"
-    return SuggestedChangeView(
-        kind=change.kind.value, text=change.text, command=command, operator=change.kind in OPERATOR_CHANGES
-    )
+    """Return the view of a change with its hint: for a submitted job, or for a dry run (no `job_id`)."""
+    hint = change.hint
+    if change.key and job_id is not None and change.kind in UPDATE_CHANGES:
+        hint = Hint(HintCode.UPDATE_JOB, job=job_id, key=change.key, value=change.value)
+    elif change.key:
+        hint = Hint(HintCode.SUBMIT_WITH, key=change.key, value=change.value)
+    elif job_id is None and change.kind is ChangeKind.RELEASE:
+        hint = Hint(HintCode.SUBMIT_UNHELD)
+    view = SuggestedChangeView(kind=change.kind.value, text=change.text, operator=change.kind in OPERATOR_CHANGES)
+    return view if hint is None else msgspec.structs.replace(view, **hint_keys(hint))
 
 
 def _names(nodes: Sequence[str]) -> str:

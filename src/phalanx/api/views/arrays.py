@@ -17,6 +17,7 @@ from phalanx.api.services import HeadServices
 from phalanx.api.views.live import live_job_view
 from phalanx.core.access.caller import Caller, may
 from phalanx.core.errors import NotFound, NotPermitted
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import Epoch, JobId
 from phalanx.core.work.array import format_indices
 from phalanx.core.work.dependency import Dependency
@@ -104,7 +105,7 @@ def parent_states(store: Store, caller: Caller, asked: Iterable[Dependency]) -> 
         job = store.job(named)
         first = job or first_element(store, named)
         if first is None:
-            raise NotFound(f"depends_on: job {named} does not exist", hint="phalanx ps -a lists jobs")
+            raise NotFound(f"depends_on: job {named} does not exist", hint=Hint(HintCode.LIST_JOBS))
         if first.user != caller.user and not may(caller, Action.VIEW):
             raise NotPermitted(
                 f"depends_on: job {named} belongs to another user, and this token may not see jobs",

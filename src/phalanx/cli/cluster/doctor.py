@@ -20,15 +20,16 @@ from phalanx.cli.cluster.state_folder import (
     listen_url,
 )
 from phalanx.cli.connection import PROBE_S, connect
+from phalanx.cli.hints import render_hint
 from phalanx.cli.list_output import to_json
 from phalanx.cli.terminal import strip_control, terminal
-from phalanx.client.discovery import split_url
 from phalanx.client.tls import fetch_ca
 from phalanx.core.errors import BadRequest, NotSignedIn, PhalanxError, Unreachable
 from phalanx.core.fleet.node import NodeState
-from phalanx.engines.joined import records
-from phalanx.engines.joined.records import Membership
+from phalanx.node import membership as records
+from phalanx.ports.engine import Membership
 from phalanx.wire.api.head import Health
+from phalanx.wire.head_url import split_url
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -101,7 +102,11 @@ def _head_findings(home: str) -> Iterator[Finding]:
             what="head",
             level=Severity.FAIL,
             says="the head has died" if dead else error.message,
-            mend="phalanx up" if dead else error.hint if record is None else _fix_for_silence(record, home),
+            mend="phalanx up"
+            if dead
+            else render_hint(error.hint)
+            if record is None
+            else _fix_for_silence(record, home),
         )
         return
     yield Finding(
@@ -120,10 +125,10 @@ def _head_findings(home: str) -> Iterator[Finding]:
             what="token",
             level=Severity.FAIL,
             says=error.message,
-            mend=error.hint or "set PHALANX_TOKEN, or ask an admin for one",
+            mend=render_hint(error.hint) or "set PHALANX_TOKEN, or ask an admin for one",
         )
     except PhalanxError as error:
-        yield Finding(what="head", level=Severity.FAIL, says=error.message, mend=error.hint)
+        yield Finding(what="head", level=Severity.FAIL, says=error.message, mend=render_hint(error.hint))
 
 
 def _membership(home: str, joined: Membership) -> Finding:
@@ -137,7 +142,9 @@ def _membership(home: str, joined: Membership) -> Finding:
     try:
         fetch_ca(name, port, joined.fingerprint)
     except PhalanxError as error:
-        return Finding(what="joined", level=Severity.FAIL, says=f"{says}; {error.message}", mend=error.hint)
+        return Finding(
+            what="joined", level=Severity.FAIL, says=f"{says}; {error.message}", mend=render_hint(error.hint)
+        )
     return Finding(what="joined", level=Severity.OK, says=f"{says}; the head answers")
 
 

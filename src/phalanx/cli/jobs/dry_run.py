@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.cli.jobs.why import blocker_lines, format_time_range, suggestion_lines
+from phalanx.cli.jobs.why import blocker_lines, format_time_range, suggestion_lines, with_commands
 from phalanx.cli.terminal import Terminal, strip_control, terminal
 from phalanx.core.units import format_duration
 from phalanx.wire.why import DryRunReply
@@ -20,7 +20,7 @@ def show_dry_run(head: Client, wanted: JobRequest, *, as_json: bool) -> None:
     Raises:
         PhalanxError: the head would reject the job.
     """
-    found = head.dry_run(wanted.mapping)
+    found = with_commands(head.dry_run(wanted.mapping))
     if as_json:
         from phalanx.cli.list_output import to_json
 

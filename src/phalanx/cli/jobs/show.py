@@ -245,8 +245,16 @@ def _history(story: Sequence[StoryLine], screen: Terminal, *, whole: bool) -> li
     lines = [] if len(shown) == len(story) else [f"... {len(story) - len(shown)} earlier lines; --story prints all"]
     for line in shown:
         by = f" (by {line.by})" if line.by else ""
-        lines.append(truncate(f"{_clock(line.at_s)}  {strip_control(line.text)}{by}", screen.width - 2))
+        lines.append(
+            truncate(f"{_clock(line.at_s)}  {strip_control(line.text)}{by}{_stacks_hint(line)}", screen.width - 2)
+        )
     return lines
+
+
+def _stacks_hint(line: StoryLine) -> str:
+    """Return the command that prints the stacks, for the line that explains a hang; the earlier lines of its nodes have none."""
+    explains_hang = line.kind == "hung" and line.node_id is None
+    return f"; stacks: phalanx logs {line.job_id} --stacks" if explains_hang else ""
 
 
 def _receipt(receipt: Receipt) -> list[str]:

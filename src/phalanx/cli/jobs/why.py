@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
+import msgspec
 
 from phalanx.cli import cells
 from phalanx.cli.connection import connect
+from phalanx.cli.hints import render_hint
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
+from phalanx.core.hints import parse_hint
 from phalanx.core.units import format_duration
+from phalanx.core.work.job import WaitReasonCode
 from phalanx.wire.why import (
     BlockerView,
+    DryRunReply,
     StartView,
     SuggestedChangeView,
     WhyReply,
@@ -24,6 +29,8 @@ from phalanx.wire.why import (
 
 if TYPE_CHECKING:
     from phalanx.client import Client
+
+Reply = TypeVar("Reply", WhyReply, DryRunReply)
 
 
 @click.command(name="why")
@@ -42,7 +49,7 @@ def why(job: str, as_json: bool, watch: bool) -> None:
 
 
 def _shown(head: Client, job_id: str) -> ListView:
-    found = head.why(job_id)
+    found = with_commands(head.why(job_id))
     return ListView(value=found, lines=lambda screen: why_page(found, screen), next_command=_next(found))
 
 
@@ -54,6 +61,15 @@ def why_page(found: WhyReply, screen: Terminal) -> list[str]:
     lines += [f"  {line}" for line in start_lines(found.start, found.now_s)]
     lines += blocker_lines(found.blockers, found.blockers_more, found.now_s, screen)
     return lines + suggestion_lines(found.changes, screen)
+
+
+def with_commands(found: Reply) -> Reply:
+    """Return the reply with the command of each change."""
+    changes = [
+        msgspec.structs.replace(one, command=render_hint(parse_hint(one.command, one.hint_code, one.hint_args)))
+        for one in found.changes
+    ]
+    return msgspec.structs.replace(found, changes=changes)
 
 
 def start_lines(start: StartView | None, now_s: float) -> list[str]:
@@ -153,8 +169,10 @@ def _clock(at_s: float, now_s: float) -> str:
 
 
 def _next(found: WhyReply) -> str:
-    if found.reason == "held":
+    if found.reason == WaitReasonCode.HELD:
         return f"phalanx release {found.job_id}"
+    if found.reason == WaitReasonCode.NO_NODES:
+        return "phalanx nodes"
     if found.changes and found.changes[0].command and "..." not in found.changes[0].command:
         return found.changes[0].command
     return f"phalanx show {found.job_id}"

@@ -132,8 +132,18 @@ def _saving(one: CheckpointEstimate) -> CheckpointCost:
 def _smaller(one: FittingChange, question: PlanInputs) -> str:
     gpus = question.machine.gpus
     here = "this GPU" if gpus == 1 else f"these {gpus} GPUs"
-    what = f"{one.gpus} of the same GPUs, --gpus {one.what}" if one.gpus != gpus else f"{one.what} on {here}"
+    if one.gpus != gpus:
+        what = f"{one.gpus} of the same GPUs, {_more_gpus(one, question)}"
+    elif one.method is not question.method:
+        what = f"--method {one.method.value} on {here}"
+    else:
+        what = f"another layout on {here}"
     return f"{what}: {layout_text(one.layout)}"
+
+
+def _more_gpus(one: FittingChange, question: PlanInputs) -> str:
+    batch = "" if one.layout.global_batch == question.global_batch else f" --global-batch {one.layout.global_batch}"
+    return f"--gpus {one.gpu_request}{batch}"
 
 
 def _next(question: PlanInputs, answer: LayoutAnswer) -> str:
@@ -153,7 +163,7 @@ def _next(question: PlanInputs, answer: LayoutAnswer) -> str:
         return f"phalanx plan {question.arguments}{_method(question)}"
     if one.method is not question.method:
         return f"phalanx plan {question.arguments} --method {one.method.value}"
-    return f"phalanx plan {question.model_argument} --gpus {one.what}{_method(question)}"
+    return f"phalanx plan {question.model_argument} {_more_gpus(one, question)}{_method(question)}"
 
 
 def _method(question: PlanInputs) -> str:

@@ -16,6 +16,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Label, Static
 from textual.worker import get_current_worker
 
+from phalanx.cli.hints import error_line
 from phalanx.cli.terminal import strip_control, truncate
 from phalanx.cli.top.rendering import (
     fleet_text,
@@ -124,7 +125,7 @@ class TopApp(App[None]):
             try:
                 seen = self._head.overview()
             except PhalanxError as error:
-                self.call_from_thread(self._show_error, f"{error.message} {f'({error.hint})' if error.hint else ''}")
+                self.call_from_thread(self._show_error, error_line(error.message, error.hint))
             else:
                 self.call_from_thread(self._draw, seen)
             time.sleep(_INTERVAL_S)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from phalanx.core.errors import NotFound, TryLater
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.lifecycle.transitions import (
     AttemptCase,
@@ -105,7 +106,7 @@ def parent_states(world: World, named: JobId, stored: JobStates | None) -> JobSt
             job.id: job.state for job in world.jobs.values() if job.array is not None and job.array.array_id == named
         }
     if not stored:
-        raise NotFound(f"no job {named} to depend on", hint="phalanx ps -a lists them")
+        raise NotFound(f"no job {named} to depend on", hint=Hint(HintCode.LIST_JOBS))
     states: dict[JobId, JobState] = {}
     for job_id, state in stored.items():
         now = world.jobs.get(job_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phalanx.core.errors import Conflict
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import Epoch, NodeId
 from phalanx.core.lifecycle import gang_commands
 from phalanx.core.lifecycle.attempt import transition
@@ -96,7 +97,7 @@ def hold(case: AttemptCase, held: bool, by: str, facts: TransitionContext) -> Tr
     if job.state is not JobState.PENDING:
         raise Conflict(
             f"job {job.id} is {job.state.value}; only a pending job can be {'held' if held else 'released'}",
-            hint=f"phalanx requeue {job.id} stops it first" if held else "",
+            hint=Hint(HintCode.REQUEUE_JOB, job=job.id) if held else "",
         )
     entry = story_line(case, facts, "held" if held else "released", f"{'held' if held else 'released'} by {by}", by=by)
     reason, detail = first_reason(held=held, unmet=job.unmet_dependencies, begin_s=job.spec.begin_s, now_s=facts.now_s)
@@ -124,7 +125,7 @@ def update(case: AttemptCase, event: UpdateJob, facts: TransitionContext) -> Tra
     if job.state.terminal:
         raise Conflict(f"job {job.id} is {job.state.value} and can no longer be changed")
     if event.queue is not None and job.state is not JobState.PENDING:
-        raise Conflict(f"job {job.id} runs in queue {job.queue}", hint=f"phalanx requeue {job.id} first")
+        raise Conflict(f"job {job.id} runs in queue {job.queue}", hint=Hint(HintCode.REQUEUE_JOB, job=job.id))
     limit_s = job.spec.time_limit_s
     if (
         event.time_limit_s is not None
@@ -135,10 +136,10 @@ def update(case: AttemptCase, event: UpdateJob, facts: TransitionContext) -> Tra
         # Its supervisors enforce the limit that they received at the start, even without a head.
         raise Conflict(
             f"job {job.id} runs under a limit of {format_duration(limit_s)}; while it runs it can only be shortened",
-            hint=f"phalanx requeue {job.id}, then update",
+            hint=Hint(HintCode.REQUEUE_JOB, job=job.id),
         )
     if event.begin_s is not None and job.state is not JobState.PENDING:
-        raise Conflict(f"job {job.id} runs and has begun", hint=f"phalanx requeue {job.id} first")
+        raise Conflict(f"job {job.id} runs and has begun", hint=Hint(HintCode.REQUEUE_JOB, job=job.id))
     changes = {
         "name": event.name,
         "priority": event.priority,

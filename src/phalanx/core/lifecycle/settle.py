@@ -161,9 +161,7 @@ def _hung(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> Tran
     found, _ = hang_culprits.find_culprits(attempt.exits)
     why = f"{attempt.why}; {hang_culprits.explain_hang(attempt.exits)}"
     attempt = replace(attempt, why=why)
-    entry = story_line(
-        case, facts, "hung", f"{hang_culprits.explain_hang(attempt.exits)}; stacks: phalanx logs {job.id} --stacks"
-    )
+    entry = story_line(case, facts, "hung", hang_culprits.explain_hang(attempt.exits))
     nodes = dict.fromkeys(exit.node_id for exit in found) if len(found) < len(attempt.exits) else {}
     against = tuple(FaultMark(node_id=node_id, weight=_HANG_WEIGHT, why="a rank hung there") for node_id in nodes)
     if job.hang_restarts >= HANGS_BEFORE_STOP or remedy is FailureReaction.STOP:

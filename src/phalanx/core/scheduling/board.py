@@ -18,21 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.fleet.topology import TopologyTree
-from phalanx.core.scheduling.needs import Need, Places
-from phalanx.core.scheduling.policy import (
+from phalanx.core.scheduling.board_records import (
     NEVER_S,
     ArrayThrottle,
+    BoardListener,
     Decision,
     DecisionKind,
     JobClass,
     JobEntry,
-    Policy,
     StopReason,
 )
+from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.scheduling.quota import QuotaTree
 
-_NO_LISTENER: Final = Policy()
+_NO_LISTENER: Final = BoardListener()
 
 
 class Board:
@@ -113,10 +113,10 @@ class Board:
         self.closed_nodes: set[int] = set()
         self.foreign_devices: dict[int, int] = {}
         self.last_choice_nodes = 0
-        self._listener: Policy = _NO_LISTENER
+        self._listener: BoardListener = _NO_LISTENER
         self._classes: dict[tuple[object, ...], JobClass] = {}
 
-    def attach_policy(self, listener: Policy) -> None:
+    def attach_listener(self, listener: BoardListener) -> None:
         """Report every later change to `listener`. The caller owns it; a strong reference here would make the boards of trials reference cycles."""
         self._listener = weakref.proxy(listener)
 

@@ -14,10 +14,11 @@ from typing import Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.blockers import find_blockers
+from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.forecast import Forecast
-from phalanx.core.scheduling.policy import JobEntry
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.what_if import Trial, modified_snapshot, what_if
 from phalanx.core.state.snapshot import Snapshot
@@ -60,7 +61,7 @@ OPERATOR_CHANGES: Final = frozenset(
 )  # need an operator
 UPDATE_CHANGES: Final = frozenset(
     {ChangeKind.BEGIN, ChangeKind.TIME, ChangeKind.QUEUE, ChangeKind.PRIORITY}
-)  # possible for a waiting job by `phalanx update`
+)  # possible for a waiting job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +70,16 @@ class SuggestedChange:
 
     Attributes:
         text: for users.
-        option: for submit or update; empty if the change is not one of the job.
-        command: the whole command if the change is not one of the job; empty if there is none.
+        key, value: of the job, as in a job file; empty if the change is not one of the job.
+        hint: how to make a change that is not one of the job; None if there is no request for it.
         jobs: the jobs concerned.
     """
 
     kind: ChangeKind
     text: str
-    option: str = ""
-    command: str = ""
+    key: str = ""
+    value: str = ""
+    hint: Hint | None = None
     jobs: tuple[JobId, ...] = ()
 
 
@@ -143,9 +145,10 @@ class CounterfactualSearch:
         trial.release()
         return starts
 
-    def _candidate(self, kind: ChangeKind, text: str, option: str, job: Job) -> _Candidate:
+    def _candidate(self, kind: ChangeKind, text: str, key: str, value: object, job: Job) -> _Candidate:
         return _Candidate(
-            change=SuggestedChange(kind=kind, text=text, option=option), seen=modified_snapshot(self.snapshot, job=job)
+            change=SuggestedChange(kind=kind, text=text, key=key, value=str(value)),
+            seen=modified_snapshot(self.snapshot, job=job),
         )
 
     # ---------------------------------------------------------------- changes of the job
@@ -154,30 +157,30 @@ class CounterfactualSearch:
         if self.job.held:
             yield _Candidate(
                 change=SuggestedChange(
-                    kind=ChangeKind.RELEASE, text="release the job", command=f"phalanx release {self.job.id}"
+                    kind=ChangeKind.RELEASE, text="release the job", hint=Hint(HintCode.RELEASE_JOB, job=self.job.id)
                 ),
                 seen=modified_snapshot(self.snapshot, job=replace(self.job, held=False)),
             )
 
     def _begin(self) -> Iterator[_Candidate]:
         if self.reason is WaitReasonCode.BEGIN_TIME:
-            yield self._candidate(ChangeKind.BEGIN, "begin at once", "--begin now", self._with_spec(begin_s=None))
+            yield self._candidate(ChangeKind.BEGIN, "begin at once", "begin", "now", self._with_spec(begin_s=None))
 
     def _time_limit(self) -> Iterator[_Candidate]:
-        """A time limit that ends the job before a reservation begins or, with backfill, before the first job in line starts."""
+        """A time limit that ends the job before a reservation begins or, if the policy uses run times, before the first job in line starts."""
         now_s, job = self.snapshot.now_s, self.job
         limits: list[float] = []
         if self.entry is not None and self.entry.job_class.shut:
             starts = sorted({one.start_s for one in self.snapshot.reservations.values() if one.start_s > now_s})
             limits += [start_s - now_s - TIME_LIMIT_MARGIN_S for start_s in starts]
-        if self.scheduler.settings.name == "backfill" and job.spec.time_limit_s is not None:
+        if self.scheduler.policy.uses_run_times and job.spec.time_limit_s is not None:
             limits += [job.spec.time_limit_s / part for part in (2, 4, 8)]
         for limit_s in sorted(limits, reverse=True):
             minutes = int(limit_s // 60)
             if minutes >= 1 and (job.spec.time_limit_s is None or 60.0 * minutes < job.spec.time_limit_s):
                 text = f"set a time limit of {format_duration(60.0 * minutes)}"
                 yield self._candidate(
-                    ChangeKind.TIME, text, f"--time {minutes}m", self._with_spec(time_limit_s=60.0 * minutes)
+                    ChangeKind.TIME, text, "time", f"{minutes}m", self._with_spec(time_limit_s=60.0 * minutes)
                 )
 
     def _level(self) -> Iterator[_Candidate]:
@@ -188,7 +191,8 @@ class CounterfactualSearch:
                 yield self._candidate(
                     ChangeKind.LEVEL,
                     f"prefer one {spread.within} instead of requiring it",
-                    f"--prefer {spread.within}",
+                    "prefer",
+                    spread.within,
                     wider,
                 )
 
@@ -208,7 +212,8 @@ class CounterfactualSearch:
                 yield self._candidate(
                     ChangeKind.SHAPE,
                     f"request {nodes} x {per_node} GPUs instead of {self._current_shape()}",
-                    f"--gpus {shape}",
+                    "gpus",
+                    shape,
                     job,
                 )
 
@@ -219,7 +224,7 @@ class CounterfactualSearch:
             job = self._with_gpus(anything)
             if self._may_fit(job):
                 yield self._candidate(
-                    ChangeKind.MODEL, f"accept any GPU model instead of {request.kinds_text}", f"--gpus {anything}", job
+                    ChangeKind.MODEL, f"accept any GPU model instead of {request.kinds_text}", "gpus", anything, job
                 )
 
     def _queues(self) -> Iterator[_Candidate]:
@@ -234,7 +239,7 @@ class CounterfactualSearch:
             gpus = self.job.spec.role.gpus.total
             if quotas is None or quotas.admits(quotas.number(queue.id), self.job.user, gpus) is None:
                 yield self._candidate(
-                    ChangeKind.QUEUE, f"use queue {queue.id}", f"--queue {queue.id}", replace(self.job, queue=queue.id)
+                    ChangeKind.QUEUE, f"use queue {queue.id}", "queue", queue.id, replace(self.job, queue=queue.id)
                 )
 
     def _priority(self) -> Iterator[_Candidate]:
@@ -264,7 +269,8 @@ class CounterfactualSearch:
         yield self._candidate(
             ChangeKind.PRIORITY,
             f"set priority {step} instead of {own}",
-            f"--priority {step}",
+            "priority",
+            step,
             self._with_spec(priority=step),
         )
 
@@ -291,7 +297,8 @@ class CounterfactualSearch:
                 yield self._candidate(
                     ChangeKind.FEWER,
                     f"request {fewer.total} GPU{'' if fewer.total == 1 else 's'} instead of {request.total}",
-                    f"--gpus {fewer}",
+                    "gpus",
+                    fewer,
                     job,
                 )
 
@@ -316,7 +323,7 @@ class CounterfactualSearch:
             change = SuggestedChange(
                 kind=ChangeKind.UNDRAIN,
                 text=f"return node {node.id} to service",
-                command=f"phalanx nodes undrain {node.id}",
+                hint=Hint(HintCode.UNDRAIN_NODES, nodes=node.id),
             )
             yield _Candidate(change=change, seen=modified_snapshot(self.snapshot, nodes=[node]))
         if len(back) > 1:
@@ -324,7 +331,7 @@ class CounterfactualSearch:
             change = SuggestedChange(
                 kind=ChangeKind.UNDRAIN,
                 text=f"return {len(back)} nodes to service",
-                command=f"phalanx nodes undrain {names}",
+                hint=Hint(HintCode.UNDRAIN_NODES, nodes=names),
             )
             yield _Candidate(change=change, seen=modified_snapshot(self.snapshot, nodes=back))
 
@@ -332,7 +339,7 @@ class CounterfactualSearch:
         queue = self.snapshot.queues.get(self.job.queue)
         if queue is not None and not queue.open:
             change = SuggestedChange(
-                kind=ChangeKind.OPEN, text=f"open queue {queue.id}", command=f"phalanx queues set {queue.id} --open"
+                kind=ChangeKind.OPEN, text=f"open queue {queue.id}", hint=Hint(HintCode.OPEN_QUEUE, queue=queue.id)
             )
             yield _Candidate(change=change, seen=modified_snapshot(self.snapshot, queues=[replace(queue, open=True)]))
 
@@ -351,9 +358,10 @@ class CounterfactualSearch:
             return
         what = "quota" if refusal.reason is WaitReasonCode.QUOTA else "limit per user"
         kind = ChangeKind.QUOTA if refusal.reason is WaitReasonCode.QUOTA else ChangeKind.USER_LIMIT
-        text = f"raise the {what} of queue {queue.id} by {over} ({field}: {getattr(wider, field)} in the file for phalanx queues apply)"
+        text = f"raise the {what} of queue {queue.id} by {over} ({field}: {getattr(wider, field)})"
         yield _Candidate(
-            change=SuggestedChange(kind=kind, text=text), seen=modified_snapshot(self.snapshot, queues=[wider])
+            change=SuggestedChange(kind=kind, text=text, hint=Hint(HintCode.EDIT_QUEUES)),
+            seen=modified_snapshot(self.snapshot, queues=[wider]),
         )
 
     # ---------------------------------------------------------------- filters

@@ -8,15 +8,15 @@ from typing import Final, Protocol
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.fleet_index import FleetIndex
-from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.policy import (
+from phalanx.core.scheduling.board_records import (
     Decision,
     DecisionKind,
     JobEntry,
     StopReason,
 )
-from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.scheduling.fleet_index import FleetIndex
+from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.policy import Policy
 from phalanx.core.state.plan import PlannedStop, WaitReason
 from phalanx.core.units import GIB, format_duration
 from phalanx.core.work.attempt import EndCause
@@ -33,7 +33,7 @@ from phalanx.core.work.queue import Queue
 class SchedulerView(Protocol):
     """A view of the scheduler; see `scheduler.Scheduler` for its attributes."""
 
-    settings: PolicySettings
+    policy: Policy
     board: Board
     fleet_index: FleetIndex
     entries: dict[JobId, JobEntry]
@@ -53,7 +53,6 @@ class SchedulerView(Protocol):
         """The reservation that keeps the job off its nodes."""
 
 
-NO_OVERTAKING: Final = ("fifo", "sjf", "backfill")
 ELIGIBLE: Final = None
 _NAMED_MAX: Final = 3  # names listed in one sentence
 
@@ -61,9 +60,7 @@ _NAMED_MAX: Final = 3  # names listed in one sentence
 def ineligibility(job: Job, queue: Queue | None, now_s: float) -> WaitReason | None:
     """Why the job may not start regardless of free capacity; ELIGIBLE if it may."""
     if job.held:
-        return WaitReason(
-            reason=WaitReasonCode.HELD, detail=f"job {job.id} is held; to let it start: phalanx release {job.id}"
-        )
+        return WaitReason(reason=WaitReasonCode.HELD, detail=f"job {job.id} is held")
     if queue is not None and not queue.open:
         return WaitReason(reason=WaitReasonCode.QUEUE_CLOSED, detail=f"queue {queue.id} is closed")
     if job.unmet_dependencies:
@@ -135,7 +132,7 @@ def _behind_others(scheduler: SchedulerView, entry: JobEntry) -> WaitReason:
         f"{ahead} jobs of higher priority are ahead"
         if ahead
         else "earlier jobs wait, and this policy does not let later jobs overtake them"
-        if scheduler.settings.name in NO_OVERTAKING
+        if not scheduler.policy.overtakes
         else "the next scheduling round considers it"
     )
     return WaitReason(reason=WaitReasonCode.PRIORITY, detail=f"fits now; {first}")

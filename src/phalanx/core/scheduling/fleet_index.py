@@ -254,9 +254,7 @@ class ShapeCache:
     def _shape(self, role: Role) -> tuple[Shape, ...] | WaitReason:
         """The shapes on the nodes that accept work now, or why there are none."""
         if not self._summary.kinds:
-            return WaitReason(
-                reason=WaitReasonCode.NO_NODES, detail=f"{_no_nodes_text(self._nodes.values())}; see phalanx nodes"
-            )
+            return WaitReason(reason=WaitReasonCode.NO_NODES, detail=_no_nodes_text(self._nodes.values()))
         try:
             return acceptable_shapes(role, self._summary)
         except NeverFits as error:

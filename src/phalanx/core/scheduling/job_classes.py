@@ -9,9 +9,9 @@ from typing import Final
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import ArrayThrottle, JobClass, JobEntry
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.policy import ArrayThrottle, JobClass, JobEntry
 from phalanx.core.scheduling.reservation_calendar import ReservationCalendar, reservation_query_of
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue

@@ -14,6 +14,7 @@ from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.summary import FleetSummary, device_fits, summary_of
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.units import GIB
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.spec import LaunchMode, Role
@@ -216,7 +217,7 @@ def _never_fits(role: Role, summary: FleetSummary) -> NeverFits:
         requested += f" and {shape.memory_bytes / GIB:.0f} GiB per node"
     return NeverFits(
         f"{requested} can never fit: the fleet has {summary.nodes} node{'s' if summary.nodes != 1 else ''}, {_capacity_text(has)}",
-        hint=_nearest_fit(shape, request, usable, summary) + "; see phalanx nodes",
+        hint=Hint(HintCode.NEAREST_FIT, fit=_nearest_fit(shape, request, usable, summary)),
     )
 
 

@@ -17,6 +17,7 @@ from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.summary import FleetSummary, summary_of
 from phalanx.core.fleet.topology import NODE_LEVEL, TopologyTree, build_topology_tree
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.scheduling.shape import Shape, preferred_shape
 from phalanx.core.work.gang_topology import LINK_LEVEL
 from phalanx.core.work.plan_key import planned_layout, tensor_span
@@ -26,8 +27,6 @@ from phalanx.core.work.spec import (
     Role,
     TopologyConstraint,
 )
-
-_HINT = "see phalanx topology"
 
 
 def check_topology(topology: TopologyConstraint, shapes: Sequence[Shape], fleet: Iterable[Node]) -> None:
@@ -45,7 +44,8 @@ def check_topology(topology: TopologyConstraint, shapes: Sequence[Shape], fleet:
     for level in (topology.within if topology.required else "", topology.slice_within):
         if level and level not in tree.levels:
             raise NeverFits(
-                f"no node is labelled with its {level}, so no job can be kept within one", hint=_levels_text(tree)
+                f"no node is labelled with its {level}, so no job can be kept within one",
+                hint=Hint(HintCode.DEFINE_LEVELS, levels=_levels_text(tree)),
             )
     refusals = [refusal for shape in shapes if (refusal := _refusal(topology, shape, nodes, tree)) is not None]
     if len(refusals) == len(shapes):
@@ -63,19 +63,16 @@ def topology_notes(topology: TopologyConstraint, fleet: Iterable[Node]) -> list[
 
 
 def _levels_text(tree: TopologyTree) -> str:
-    known = (
-        f"this fleet has the levels {', '.join(tree.levels)}"
-        if tree.levels
-        else f"this fleet has no level but {NODE_LEVEL}"
-    )
-    return f"{known}; to define levels: phalanx topology set FILE"
+    if not tree.levels:
+        return f"this fleet has no level but {NODE_LEVEL}"
+    return f"this fleet has the levels {', '.join(tree.levels)}"
 
 
 def _refusal(topology: TopologyConstraint, shape: Shape, nodes: Sequence[Node], tree: TopologyTree) -> NeverFits | None:
     if topology.slice_nodes and (shape.nodes % topology.slice_nodes or shape.last_node_devices):
         return NeverFits(
             f"{shape.nodes} nodes do not divide into slices of {topology.slice_nodes}",
-            hint=f"set --nodes to a multiple of {topology.slice_nodes}",
+            hint=f"request a multiple of {topology.slice_nodes} nodes",
         )
     usable = [position for position, node in enumerate(nodes) if _holds(shape, node)]
     parts = shape.nodes + bool(shape.last_node_devices)
@@ -91,7 +88,7 @@ def _refusal(topology: TopologyConstraint, shape: Shape, nodes: Sequence[Node], 
         where = f", the largest is {named[domains[largest[0]]]} with {len(largest)}" if largest else ""
         return NeverFits(
             f"{shape} within one {topology.within} can never fit: no {topology.within} has {parts} such nodes{where}",
-            hint=f"use --prefer {topology.within} to accept other placements; {_HINT}",
+            hint=Hint(HintCode.PREFER_LEVEL, level=topology.within),
         )
     refusals = [_slice_refusal(topology, shape, tree, one, f"one {topology.within}") for one in inside.values()]
     return None if None in refusals else refusals[0]
@@ -110,7 +107,7 @@ def _slice_refusal(
         return None
     return NeverFits(
         f"{wanted} slices of {topology.slice_nodes} nodes, each within one {topology.slice_within}, can never fit: {where} can hold {room}",
-        hint=f"use smaller or fewer slices; {_HINT}",
+        hint=Hint(HintCode.SMALLER_SLICES),
     )
 
 

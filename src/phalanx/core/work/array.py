@@ -43,7 +43,7 @@ def parse_array(text: object) -> ArrayRequest:
     if percent and not re.fullmatch(r"[0-9]{1,10}", most):
         raise BadRequest(f"array: {most[:40]!r} after % is not a number of elements", hint=_HINT)
     if percent and int(most) == 0:
-        raise BadRequest("array: no element could run with %0", hint="leave %0 out, or submit with --hold")
+        raise BadRequest("array: no element could run with %0", hint="leave %0 out, or submit it held")
     found: set[int] = set()
     for part in numbers.split(","):
         found.update(_numbers(part))

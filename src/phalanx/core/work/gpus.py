@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.hints import Hint, HintCode
 
 _KIND_WORDS: Final = r"[a-z][a-z0-9_.]*(?:-[a-z0-9_.]+)*?(?:[-:][0-9]{1,6}\s*g(?:i?b)?)?"
 _KIND: Final = re.compile(r"(?P<model>[a-z][a-z0-9_.]*(?:-[a-z0-9_.]+)*?)(?:[-:](?P<memory>[0-9]{1,6})\s*g(?:i?b)?)?")
@@ -197,7 +198,7 @@ def combine_gpu_options(
     if gpus_per_node not in (None, per_node):
         raise BadRequest(
             f"{gpus.total} GPUs on {nodes} nodes are {per_node} per node, not {gpus_per_node}",
-            hint="--gpus is the job's total",
+            hint="gpus is the job's total",
         )
     return replace(gpus, nodes=nodes, per_node=per_node)
 
@@ -211,7 +212,7 @@ def _elastic(gpus: GpuRequest | None, nodes: int, nodes_max: int, gpus_per_node:
     if gpus is None:
         raise BadRequest(
             f"nodes {nodes}..{nodes_max} without GPUs: an elastic job needs GPUs on each node",
-            hint="add --gpus-per-node",
+            hint=Hint(HintCode.GIVE_KEY, key="gpus_per_node"),
         )
     if (gpus.nodes, gpus.nodes_max) == (nodes, nodes_max) and gpus_per_node in (None, gpus.per_node):
         return gpus
@@ -219,7 +220,7 @@ def _elastic(gpus: GpuRequest | None, nodes: int, nodes_max: int, gpus_per_node:
     if gpus.nodes is None:
         raise BadRequest(
             f"gpus {gpus} is the job's total, which does not fit a range of nodes ({nodes}..{nodes_max})",
-            hint=f"write --gpus {nodes}..{nodes_max}x{kind}{gpus_per_node or 8} to give the GPUs of each node",
+            hint=Hint(HintCode.GIVE_VALUE, key="gpus", value=f"{nodes}..{nodes_max}x{kind}{gpus_per_node or 8}"),
         )
     raise BadRequest(
         f"gpus {gpus} contradicts {_stated(f'{nodes}..{nodes_max}', gpus_per_node)}", hint="give one of the two"

@@ -25,9 +25,7 @@ def parse_plan(value: object) -> str:
         InvalidKey: neither; files and mappings are resolved by the command line before.
     """
     if not isinstance(value, str):
-        raise InvalidKey(
-            "plan: a mapping is only accepted by `phalanx submit`, which turns it into a layout", key="plan", hint=_HINT
-        )
+        raise InvalidKey("plan: a head accepts no mapping, only a layout", key="plan", hint=_HINT)
     words = value.strip().lower()
     if words in {"", AUTO_PLAN}:
         return words

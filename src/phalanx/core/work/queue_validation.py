@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import QueueId
 from phalanx.core.work.gpus import GPUS_MAX
 from phalanx.core.work.queue import Queue
@@ -78,7 +79,7 @@ def _check_ancestors(queue: Queue, queues: Mapping[QueueId, Queue]) -> None:
     above = queue.parent
     while above is not None:
         if above not in queues:
-            raise BadRequest(f"queue {path[-1]}: its parent {above!r} does not exist", hint="phalanx queues lists them")
+            raise BadRequest(f"queue {path[-1]}: its parent {above!r} does not exist", hint=Hint(HintCode.LIST_QUEUES))
         if above in path:
             raise BadRequest(f"queue {queue.id} would be its own ancestor: {' in '.join([*path, above])}")
         path.append(above)

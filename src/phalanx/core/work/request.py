@@ -13,6 +13,7 @@ from typing import Final, NoReturn, TypeVar
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.fleet.topology import NODE_LEVEL
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId
 from phalanx.core.units import parse_duration_s, parse_memory_bytes
 from phalanx.core.work.array import ArrayRequest, parse_array
@@ -305,7 +306,7 @@ def _upload(given: Mapping[str, object]) -> str:
         raise InvalidKey(
             f"upload: {digest[:80]!r} is not a SHA-256 in hex",
             key="upload",
-            hint="use --copy, which sets this key",
+            hint=Hint(HintCode.UPLOAD_WORKDIR),
         )
     return digest
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from phalanx.core.errors import BadRequest, Unreachable
-from phalanx.wire.join import split_address
+from phalanx.wire.head_url import split_address
 
 ANSWER_S: Final = 3.0  # a running Redis answers in under a millisecond
 DELETE_DATA_S: Final = 30.0  # includes importing Ray: 1 to 3 s on an idle machine
-_HINT: Final = "--ray-redis HOST:PORT; Redis listens at port 6379 by default"
+_HINT: Final = "write HOST:PORT; Redis listens at port 6379 by default"
 _log = logging.getLogger("phalanx.engines.ray")
 
 
@@ -26,7 +26,7 @@ def check(address: str) -> None:
         Unreachable: nothing listens there.
     """
     host, port = split_address(address)
-    odd = BadRequest(f"--ray-redis {address}: not an address of the form HOST:PORT", hint=_HINT)
+    odd = BadRequest(f"Redis {address}: not an address of the form HOST:PORT", hint=_HINT)
     if not host or port is None or not port.isdecimal():
         raise odd
     try:

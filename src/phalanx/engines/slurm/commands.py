@@ -90,8 +90,8 @@ def check_installed() -> None:
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
     if missing:
         raise Conflict(
-            f"--engine slurm: {', '.join(missing)} not found on this machine",
-            hint="run phalanx up where sbatch works, on a login node of the cluster",
+            f"engine slurm: {', '.join(missing)} not found on this machine",
+            hint="start the head where sbatch works, on a login node of the cluster",
         )
 
 
@@ -105,7 +105,7 @@ def check_supported() -> None:
     year, month = parse_version(output_of(render.SHOW_VERSION))
     if (year, month) < VERSION_MIN:
         raise Conflict(
-            f"--engine slurm: needs Slurm {VERSION_MIN[0]}.{VERSION_MIN[1]} or newer, found {year}.{month:02d}",
-            hint="#SBATCH scripts also run on the other engines: use phalanx up without --engine slurm",
+            f"engine slurm: needs Slurm {VERSION_MIN[0]}.{VERSION_MIN[1]} or newer, found {year}.{month:02d}",
+            hint="choose another engine: #SBATCH scripts run on all of them",
         )
     output_of(("sinfo", "--noheader", "--format=%P"))

@@ -35,11 +35,12 @@ from phalanx.engines.slurm import (
     render,
     submissions,
 )
-from phalanx.engines.slurm.inventory import ENGINE_NAME, OurUsage
+from phalanx.engines.slurm.inventory import OurUsage
 from phalanx.engines.slurm.job_request import SlurmSettings
+from phalanx.engines.slurm.options import ENGINE_NAME
 from phalanx.engines.slurm.parse import SlurmJob, SlurmNode, SlurmPartition
 from phalanx.engines.slurm.submissions import SlurmSubmission, SubmissionPhase
-from phalanx.ports.engine import Capabilities
+from phalanx.ports.engine import Admission, Discovery
 from phalanx.wire.seat import SEAT_VARIABLE, encode_assignment
 
 POLL_BUSY_S: Final = 0.5  # poll interval while a job of ours starts or ends: two commands of about 25 ms each
@@ -86,23 +87,8 @@ class SlurmEngine:
         """The engine's name."""
         return ENGINE_NAME
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Slurm picks the devices, no shared files are assumed, and each attempt has its own supervisors."""
-        return Capabilities(picks_devices=False, shares_files=False, revives_nodes=True, per_attempt=True)
-
-    def nodes(self) -> list[NodeId]:
-        """Return the nodes of the partition, by id."""
-        return sorted(NodeId(name) for name in self._slurm)
-
-    def start(self, node_id: NodeId) -> None:
-        """Do nothing: supervisors come with their attempts."""
-
-    def stop(self, node_id: NodeId) -> None:
-        """Do nothing, as `start`."""
-
-    def adopt(self, known: Sequence[Node], live: Sequence[tuple[Job, Attempt]]) -> None:
-        """Find the Slurm jobs of live attempts, and cancel those of ended attempts. Called before the first step of a head.
+    def discover(self, known: Sequence[Node], live: Sequence[tuple[Job, Attempt]]) -> Discovery:
+        """Find the Slurm jobs of live attempts, and cancel those of ended attempts.
 
         If Slurm does not answer, the head starts without it, because running jobs need their leases. The first answered poll completes this.
         """
@@ -120,9 +106,15 @@ class SlurmEngine:
             self._poll(FIRST_ANSWER_S)
         except (PhalanxError, OSError) as error:
             self._mark_unreachable(str(error))
+        return Discovery()  # the inventory comes with the polls
+
+    def admit(self, node_id: NodeId, address: str, hostname: str) -> Admission | None:
+        """Admit no server: nodes come and go in Slurm."""
 
     def open(self) -> None:
         """Start polling Slurm."""
+        if self._thread is not None:
+            return
         self._thread = threading.Thread(target=self._run, name="slurm-engine", daemon=True)
         self._thread.start()
 

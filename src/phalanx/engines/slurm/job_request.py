@@ -9,7 +9,7 @@ from typing import Final
 from phalanx.core.work.attempt import Attempt, EndCause
 from phalanx.core.work.job import Job
 from phalanx.engines.slurm import inventory, render
-from phalanx.engines.slurm.inventory import ENGINE_NAME
+from phalanx.engines.slurm.options import ENGINE_NAME
 from phalanx.engines.slurm.parse import SlurmNode
 from phalanx.wire.seat import SeatAssignment, SeatNode
 

@@ -204,7 +204,7 @@ def parse_version(text: str) -> tuple[int, int]:
     match = _VERSION.match(text.strip())
     if match is None:
         raise SlurmOutputError(
-            f"sinfo --version printed {text.strip()[:80]!r}", hint="check that this sinfo is Slurm's"
+            f"sinfo reports the version {text.strip()[:80]!r}", hint="check that this sinfo is Slurm's"
         )
     return int(match[1]), int(match[2])
 

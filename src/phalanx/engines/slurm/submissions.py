@@ -233,7 +233,7 @@ def _hint(code: int, nodes: str, python: str, head_url: str) -> str:
     if code in _NOT_FOUND:
         return f"; check that {python} exists on {nodes}"
     if code == SEAT_HEAD_UNREACHABLE:
-        return f"; {nodes} cannot reach the head at {head_url}: check that --listen names an address visible to the nodes, and that its port is open"
+        return f"; {nodes} cannot reach the head at {head_url}: check that the head listens on an address visible to the nodes, and that its port is open"
     if code == SEAT_CERTIFICATE_REJECTED:
         return f"; {nodes} rejects the certificate of the head at {head_url}: compare the clocks with date -u there and here"
     return ""

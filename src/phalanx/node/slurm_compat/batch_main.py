@@ -166,7 +166,7 @@ class _Script:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if self._order["batch"]["asked"].get("error") else subprocess.STDOUT,
+                stderr=subprocess.PIPE if self._order["batch"]["options"].get("error") else subprocess.STDOUT,
                 process_group=0,
             )
         except OSError as error:
@@ -287,7 +287,7 @@ class _Script:
             srun = parse_srun(asked["argv"])
             step = plan_step(srun, self._batch, number)
         except PhalanxError as error:
-            link.send({"error": error.message, "hint": error.hint})
+            link.send({"error": error.message, "hint": str(error.hint)})
             return
         with self._lock:
             self._clients[number], self._unfinished[number] = link, step.tasks

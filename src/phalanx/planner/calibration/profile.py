@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.work.layout import Layout
 from phalanx.planner.calibration.record_codec import decode_record, encode_record
 from phalanx.planner.cost.machine import MeasuredRates
@@ -135,7 +136,7 @@ def parse_profile(values: Any) -> Profile:
     profile = decode_record(Profile, values)
     names = [node.node for node in profile.nodes]
     if not names:
-        raise BadRequest("the profile has no nodes", hint="run `phalanx calibrate` to create a profile")
+        raise BadRequest("the profile has no nodes", hint=Hint(HintCode.CALIBRATE))
     if len(set(names)) != len(names):
         raise BadRequest("the profile lists a node twice")
     for node in profile.nodes:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.hints import Hint, HintCode
 from phalanx.planner.calibration.profile import (
     InterNodeMeasurement,
     NodeMeasurement,
@@ -125,7 +126,7 @@ def build_profile(samples: Samples, members: Sequence[CalibratedNode], *, job: s
     if len({member.gpu for member in members}) > 1:
         raise BadRequest(
             "one calibration measures nodes of one accelerator model",
-            hint="run `phalanx calibrate --nodes` once for each model",
+            hint=Hint(HintCode.CALIBRATE_EACH),
         )
     if len(members) != len(samples.devices):
         raise BadRequest(

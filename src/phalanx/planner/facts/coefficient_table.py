@@ -117,7 +117,7 @@ def default_stack(model: ModelShape, precision: str, notes: list[str]) -> Stack:
     if not lacks:
         return own
     notes.append(
-        f"phalanx.torch does not support {' or '.join(lacks)} yet; planned for the {WIDER_STACK} stack, change it with --stack"
+        f"phalanx.torch does not support {' or '.join(lacks)} yet; planned for the stack {WIDER_STACK} instead"
     )
     return stacks()[WIDER_STACK]
 

@@ -252,6 +252,6 @@ def _listed_price(
         if cost and link and one.offer == cost.offer and one.network.bytes_per_s < link.bytes_per_s:
             slower = f"{one.network.bytes_per_s / GBIT:g} Gbit/s per GPU"
             notes.append(
-                f"the price is for {one.offer}, which has only {slower} between nodes; plan for it with --instance {one.name}"
+                f"the price is for {one.offer}, which has only {slower} between nodes; plan for the instance {one.name} to see its effect"
             )
     return cost

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.hints import Hint, HintCode
 from phalanx.planner.cost.machine import FactSource, Price
 from phalanx.planner.facts.gpus import GpuEntry, read_gpus, resolve_gpu_column
 from phalanx.planner.facts.table import (
@@ -102,7 +103,8 @@ def user_price(usd_per_gpu_hour: float, date: str | None, *, source: str = "give
         raise BadRequest(f"price: {_out_of_range(usd_per_gpu_hour)}", hint=_PER_GPU_HINT)
     if not date:
         raise BadRequest(
-            f"price: {usd_per_gpu_hour:g} US dollars per GPU and hour has no date", hint="add --price-date 2026-11"
+            f"price: {usd_per_gpu_hour:g} US dollars per GPU and hour has no date",
+            hint=Hint(HintCode.GIVE_VALUE, key="price_date", value="2026-11"),
         )
     if not is_date(date):
         raise BadRequest(f"price: {date!r} is not a date", hint="write 2026, 2026-11 or 2026-11-21")

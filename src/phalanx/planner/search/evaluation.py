@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.recovery.interval import daly_interval_s, expected_wall_s, gang_mtbf_s
 from phalanx.core.work.layout import Layout
 from phalanx.core.work.layout_split import SplitLimits, check_split
@@ -129,7 +130,7 @@ def validate_request(request: LayoutRequest) -> None:
     if machine.nodes > 1 and RankNetwork(machine, request.physics).far_bytes_per_s <= 0.0:
         raise BadRequest(
             f"the {machine.nodes} nodes have no network between them (0 bit/s), so no model can be split over them",
-            hint="plan for one node, or give the bandwidth between nodes: --network 100gbit",
+            hint=Hint(HintCode.GIVE_VALUE, key="network", value="100gbit"),
         )
     have = sorted({*gpu.flops, *gpu.best_flops})
     if request.precision not in have:
@@ -137,7 +138,7 @@ def validate_request(request: LayoutRequest) -> None:
     if request.precision not in request.stack.precisions:
         raise BadRequest(
             f"{request.stack.name} does not train in {request.precision}",
-            hint="choose a stack that does: --stack megatron-core",
+            hint=Hint(HintCode.GIVE_VALUE, key="stack", value="megatron-core"),
         )
 
 

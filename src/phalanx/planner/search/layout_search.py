@@ -217,7 +217,9 @@ def _smaller(request: LayoutRequest) -> tuple[FittingChange, ...]:
         if best:
             return (
                 FittingChange(
-                    what="another layout", method=request.method, gpus=request.machine.gpus, layout=best[0].layout
+                    method=request.method,
+                    gpus=request.machine.gpus,
+                    layout=best[0].layout,
                 ),
             )
     out = []
@@ -227,11 +229,7 @@ def _smaller(request: LayoutRequest) -> tuple[FittingChange, ...]:
         ):
             layout = _first_fit(replace(request, method=method, layout=None))
             if layout is not None:
-                out.append(
-                    FittingChange(
-                        what=f"--method {method.value}", method=method, gpus=request.machine.gpus, layout=layout
-                    )
-                )
+                out.append(FittingChange(method=method, gpus=request.machine.gpus, layout=layout))
                 break
     grown = _more_nodes(request)
     if grown is not None:
@@ -257,10 +255,8 @@ def _more_nodes(request: LayoutRequest) -> FittingChange | None:
     if layout is None:
         return None
     gpus = nodes * machine.gpus_per_node
-    batch = _batch_on(request, nodes)
-    larger = f" --global-batch {batch}" if batch != request.global_batch else ""
-    what = f"{nodes}x{machine.gpu.name}:{machine.gpus_per_node}{larger}"
-    return FittingChange(what=what, method=request.method, gpus=gpus, layout=layout)
+    wanted = f"{nodes}x{machine.gpu.name}:{machine.gpus_per_node}"
+    return FittingChange(method=request.method, gpus=gpus, gpu_request=wanted, layout=layout)
 
 
 def _batch_on(request: LayoutRequest, nodes: int) -> int:

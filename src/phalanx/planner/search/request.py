@@ -82,11 +82,11 @@ class EvaluatedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingChange:
-    """A change of the request after which a layout fits."""
+    """A change of the request after which a layout fits. `gpu_request`: the GPUs in the grammar of jobs, if there are more."""
 
-    what: str
     method: TrainingMethod
     gpus: int
+    gpu_request: str = ""
     layout: Layout
 
 

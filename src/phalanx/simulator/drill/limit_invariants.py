@@ -35,7 +35,7 @@ class LimitChecker:
         """Check a commit; sum up the usage only if allocations or limits have changed."""
         holders = {(one.job_id, one.epoch) for one in world.attempts.values()}
         limited = any(isinstance(record, (Queue, Node)) for record in outbox.change.records)
-        if holders != self._holders or limited or outbox.change.removed_nodes or outbox.change.removed_queues:
+        if holders != self._holders or limited or outbox.change.removed:
             before, self._holders = self._holders or set(), holders
             self._sum(world, before)
         for line in outbox.change.story:

@@ -16,6 +16,7 @@ from typing import Any
 
 from phalanx import __version__
 from phalanx.core.errors import BadFile, NotFound
+from phalanx.core.hints import Hint, HintCode
 from phalanx.store.lost_numbers import DatabaseExtent, RestoreRecord
 from phalanx.store.sql import archive
 from phalanx.store.sql.archive import (
@@ -146,7 +147,7 @@ def _reader(place: DatabaseLocation) -> Iterator[SqlReader]:
     if not os.path.exists(place.path):
         raise NotFound(f"no database at {place.path}", hint="set PHALANX_HOME to the folder of a head")
     if not os.path.getsize(place.path):  # do not open it: SQLite removes the WAL beside an empty file
-        raise NotFound(f"no database: {place.path} is empty", hint="restore one from a backup: phalanx restore FILE")
+        raise NotFound(f"no database: {place.path} is empty", hint=Hint(HintCode.RESTORE_BACKUP))
     from phalanx.store.sql.queries import SQLITE
     from phalanx.store.sql.sqlite.connections import SqliteReaders
 

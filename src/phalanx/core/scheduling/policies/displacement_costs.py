@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.hazard_table import EDGES_S, bin_of
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.policy import JobEntry
 
 INFINITE = float("inf")
 Rows = NDArray[np.float64]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.policy import JobClass, JobEntry
+from phalanx.core.scheduling.board_records import JobClass, JobEntry
 
 
 class SweepResults:

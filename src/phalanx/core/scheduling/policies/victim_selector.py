@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import JobEntry, StopReason
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.policies.displacement_costs import INFINITE, DisplacementCosts
-from phalanx.core.scheduling.policy import JobEntry, StopReason
 
 VICTIMS_SEARCHED = 1_000  # jobs searched for a set on as few nodes as needed; beyond them any cheapest set is used
 # Nodes priced exactly for a job with a right to devices in use; they are pre-sorted by the cost of all their victims.

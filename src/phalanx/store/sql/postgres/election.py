@@ -14,6 +14,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from phalanx.core.errors import Conflict
+from phalanx.core.hints import Hint, HintCode
 from phalanx.failpoints import around
 from phalanx.ports.election import ElectionUnavailable, HeadRecord, Leader
 from phalanx.ports.store import StoreRefused
@@ -29,7 +30,6 @@ SILENCE_MS: Final = 2000  # TCP timeout: shorter than a leader's lease
 ANSWER_MS: Final = 1500  # timeout of one statement on one row
 LOCK_MS: Final = 300  # a leader that holds the row longer without renewing was suspended during a commit
 _SESSION: Final = "phalanx-head"
-_HEADS_SINCE: Final = 3  # the migration that created what `leads_now` queries
 
 
 class PostgresElection:
@@ -59,13 +59,13 @@ class PostgresElection:
             connection = connect(self._address)
             have = applied(connection)
             compare(have, known)
-            if _HEADS_SINCE <= len(have) < len(known):
+            if 0 < len(have) < len(known):
                 with around("election.prepare.leads"):
                     leading = connection.execute(self._texts["leads_now"].encode()).fetchall()
                 if leading:
                     raise Conflict(
                         f"the head at {leading[0][0]} leads with schema version {len(have)}; this release needs version {len(known)}",
-                        hint="run phalanx down on the older heads first; jobs keep running (docs/high-availability.md)",
+                        hint=Hint(HintCode.STOP_OLDER_HEADS),
                     )
             migrate(connection, known)
         except (psycopg.Error, OSError) as error:
@@ -127,9 +127,7 @@ class PostgresElection:
             ElectionUnavailable: it was not recorded, so none may be granted.
         """
         if not self._rows("grant_long", {"term": term, "holder": self._head_id, "lease_s": lease_s}):
-            raise ElectionUnavailable(
-                f"another head has taken over from term {term}", hint="phalanx heads shows the leader"
-            )
+            raise ElectionUnavailable(f"another head has taken over from term {term}", hint=Hint(HintCode.LIST_HEADS))
 
     def register(self, mine: HeadRecord) -> None:
         """Register this head."""

@@ -7,6 +7,7 @@ from typing import Final
 import psycopg
 from psycopg import errors
 
+from phalanx.core.hints import Hint, HintCode
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql.postgres.address import Address
@@ -14,7 +15,7 @@ from phalanx.store.sql.postgres.address import Address
 # libpq reports failed connections without an SQLSTATE, only as text: that of the server or of libpq (English, as with lc_messages=C).
 _ACCESS_DENIED: Final = (
     ("password authentication failed", "check the password: it is read from the address, PGPASSWORD or ~/.pgpass"),
-    ("no password supplied", "put it into ~/.pgpass (mode 0600), or the whole address into a file: --store @FILE"),
+    ("no password supplied", Hint(HintCode.GIVE_PASSWORD)),
     ("no pg_hba.conf entry", "allow this machine and user in the server's pg_hba.conf"),
     ("Peer authentication failed", "use the account of the same name, or give a host and a password"),
     ("does not exist", "create it: createuser USER; createdb --encoding UTF8 --owner USER DATABASE"),
@@ -49,7 +50,7 @@ def to_store_error(error: Exception, address: Address, *, reading: bool = False)
             )
         case errors.DataCorrupted() | errors.IndexCorrupted() | errors.UndefinedTable() | errors.UndefinedColumn():
             return StoreUnusable(
-                f"the database at {address.shown} is damaged: {text}", hint="restore it: phalanx restore FILE"
+                f"the database at {address.shown} is damaged: {text}", hint=Hint(HintCode.RESTORE_BACKUP)
             )
         case errors.IntegrityError():
             return StoreRefused(f"the batch conflicts with stored records ({text}): nothing of it was written")

@@ -9,6 +9,7 @@ from typing import Any, Final
 import psycopg
 
 from phalanx.core.errors import Conflict
+from phalanx.core.hints import Hint, HintCode
 from phalanx.failpoints import around
 from phalanx.ports.store import StoreRefused
 from phalanx.store.lost_numbers import (
@@ -18,7 +19,8 @@ from phalanx.store.lost_numbers import (
     extend_terms,
     with_restore,
 )
-from phalanx.store.sql.kinds import KIND_BY_NAME
+from phalanx.store.sql.documents import row_of
+from phalanx.store.sql.kinds import KIND_BY_NAME, KINDS
 from phalanx.store.sql.postgres.address import Address
 from phalanx.store.sql.postgres.connections import (
     Connection,
@@ -30,22 +32,7 @@ from phalanx.store.sql.postgres.errors import to_store_error
 from phalanx.store.sql.queries import POSTGRES
 from phalanx.store.sql.writing import grouped
 
-TABLES: Final = (
-    "users",
-    "projects",
-    "tokens",
-    "queues",
-    "spent",
-    "reservations",
-    "calibrations",
-    "failure_rules",
-    "nodes",
-    "jobs",
-    "attempts",
-    "idempotency",
-    "story",
-    "audit",
-)
+TABLES: Final = tuple(kind.table for kind in KINDS)
 
 
 def restore_records(
@@ -73,9 +60,9 @@ def restore_records(
         aside = _empty(writer, address, replace=replace)
         for word, lot in grouped(records):
             with around("restore.put"):
-                writer.cursor().executemany(
-                    POSTGRES.writes[KIND_BY_NAME[word].statement].encode(), [KIND_BY_NAME[word].row(one) for one in lot]
-                )
+                kind = KIND_BY_NAME[word]
+                put = POSTGRES.writes[f"put {kind.table}"].encode()
+                writer.cursor().executemany(put, [row_of(kind, one) for one in lot])
         _record_restore(writer, restore_in(0 if taken is None else int(taken[0])))
         _commit(writer, address)
         return aside
@@ -102,7 +89,7 @@ def _commit(writer: Connection, address: Address) -> None:
     except psycopg.OperationalError:
         raise StoreRefused(
             f"the connection to PostgreSQL at {address.shown} broke during the commit, whose outcome is unknown",
-            hint="restore again with --replace: it is safe in both cases",
+            hint=Hint(HintCode.RESTORE_AGAIN),
         ) from None
 
 
@@ -119,7 +106,7 @@ def _refuse_connected_heads(address: Address) -> None:
     if heads:
         raise Conflict(
             f"a head uses the database at {address.shown} ({', '.join(heads[:3])})",
-            hint="run phalanx down on every head first",
+            hint=Hint(HintCode.STOP_ALL_HEADS),
         )
 
 
@@ -131,7 +118,7 @@ def _empty(writer: Connection, address: Address, *, replace: bool) -> str:
     if not replace:
         raise Conflict(
             f"the database at {address.shown} already contains {sum(found)} records",
-            hint="--replace moves them to another schema",
+            hint=Hint(HintCode.REPLACE_DATABASE),
         )
     aside = f"phalanx_before_restore_{time.strftime('%Y%m%d_%H%M%S')}_{time.time_ns() // 1000 % 1_000_000:06d}"
     with around("restore.schema"):

@@ -1,6 +1,6 @@
 """The membership record of a joined server: its head, its name, and what it needs to reconnect after a restart.
 
-    <state folder>/joined/   joined.json  token  ca.pem  keeper.lock  keeper.log  nodes/<name>/  [ray/]
+    <state folder>/joined/   joined.json  token  ca.pem  keeper.lock  keeper.log  nodes/<name>/  [files of its engine]
 
 The token is in its own file, readable by its owner alone; it is in no argv and in no log.
 """
@@ -12,41 +12,15 @@ import fcntl
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Final
 
 from phalanx.core.ids import NodeId
-from phalanx.engines.local.private_files import write_private
-from phalanx.wire.join import RAY_RECONNECT_S
+from phalanx.node.files.private_files import write_private
+from phalanx.ports.engine import Membership
 
-ENGINE_NAME: Final = "joined"
 _RECORD: Final = "joined.json"
 _LOCK: Final = "keeper.lock"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
-    """One membership.
-
-    Attributes:
-        url: of the head, https://.
-        address: where other nodes reach this server's ranks.
-        devices: number of virtual devices, or of GPUs.
-        ray_address: of the Ray cluster that starts the supervisor; empty if the server starts it itself.
-        ray_reconnect_s: how long its Ray node waits for a lost Ray head.
-        heads: URLs of the other heads that share the store, comma-separated; its supervisor learns of later ones by itself.
-    """
-
-    url: str
-    fingerprint: str
-    node_id: NodeId
-    engine: str
-    address: str
-    devices: int
-    virtual: bool
-    ray_address: str = ""
-    ray_reconnect_s: int = RAY_RECONNECT_S
-    heads: str = ""
 
 
 def membership_folder(home: str) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import NodeId
-from phalanx.engines.local.records import LocalNode
+from phalanx.ports.engine import LocalNode
 
 _VIRTUAL: Final = re.compile(r"(\d+)x(\d+)")
 VIRTUAL_NODES_MAX: Final = 256  # each is a process of about 30 MB

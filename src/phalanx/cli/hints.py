@@ -1,0 +1,100 @@
+"""The command line's words for hints: the command or option that does what a hint suggests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from phalanx.core.hints import Hint, HintCode
+
+RENDERINGS: Final[Mapping[HintCode, str]] = {
+    # jobs
+    HintCode.LIST_JOBS: "phalanx ps -a lists them",
+    HintCode.LIST_QUEUE_JOBS: "phalanx ps --queue {queue} lists them",
+    HintCode.SHOW_JOB: "phalanx show {job}",
+    HintCode.FOLLOW_JOB: "phalanx attach {job}",
+    HintCode.RELEASE_JOB: "phalanx release {job}",
+    HintCode.REQUEUE_JOB: "phalanx requeue {job} stops it first",
+    HintCode.UPDATE_JOB: "phalanx update {job} {option} {value}",
+    HintCode.RUN_RANKS: "ask for one node (--nodes 1), or start the ranks without it: phalanx run -- python train.py",
+    HintCode.SUBMIT_WITH: "phalanx submit {option} {value} ...",
+    HintCode.SUBMIT_UNHELD: "phalanx submit ... (without --hold)",
+    HintCode.UPLOAD_WORKDIR: "use --copy, which sets this key",
+    HintCode.SET_WORKDIR: "--workdir sets the folder to copy",
+    HintCode.GIVE_KEY: "add {option}",
+    HintCode.GIVE_VALUE: "write {option} {value}",
+    HintCode.NEAREST_FIT: "{fit}; see phalanx nodes",
+    # topology and nodes
+    HintCode.DEFINE_LEVELS: "{levels}; to define levels: phalanx topology set FILE",
+    HintCode.PREFER_LEVEL: "use --prefer {level} to accept other placements; see phalanx topology",
+    HintCode.SMALLER_SLICES: "use smaller or fewer slices; see phalanx topology",
+    HintCode.LIST_NODES: "phalanx nodes lists them",
+    HintCode.DRAIN_NODE: "phalanx nodes drain {node} first",
+    HintCode.UNDRAIN_NODES: "phalanx nodes undrain {nodes}",
+    HintCode.RENAME_SERVER: "phalanx join --name gives this server another name",
+    # reservations
+    HintCode.LIST_RESERVATIONS: "phalanx nodes reservations lists them",
+    HintCode.RESERVE_FOR: "use --maintenance, or --user and --queue",
+    HintCode.RENAME_RESERVATION: "give another --name, or: phalanx nodes unreserve {reservation}",
+    HintCode.MOVE_RESERVATION: "choose another time or other nodes, or: phalanx nodes unreserve {reservation}",
+    HintCode.END_A_RESERVATION: "phalanx nodes unreserve NAME ends one",
+    # queues, users, projects, tokens
+    HintCode.LIST_QUEUES: "phalanx queues lists them",
+    HintCode.CLOSE_QUEUE: "stop new starts: phalanx queues set {queue} --close; list the jobs: phalanx ps --queue {queue}",
+    HintCode.OPEN_QUEUE: "phalanx queues set {queue} --open",
+    HintCode.EDIT_QUEUES: "phalanx queues apply FILE",
+    HintCode.LIST_USERS: "phalanx users lists them",
+    HintCode.ADD_USER: "add the user first: phalanx users add",
+    HintCode.MAKE_ADMIN: "make another user admin first: phalanx users set NAME --role admin",
+    HintCode.LIST_PROJECTS: "phalanx projects lists them",
+    HintCode.LIST_TOKENS: "phalanx tokens lists them",
+    HintCode.ADD_TOKEN: "create another: phalanx tokens add",
+    HintCode.SEND_TOKEN: "send `Authorization: Bearer <token>`; `phalanx tokens` makes tokens",
+    HintCode.GIVE_ANCHOR: "write SEQ:CODE, as in the last line of `phalanx audit`",
+    # plans
+    HintCode.CALIBRATE: "run `phalanx calibrate` to create a profile",
+    HintCode.CALIBRATE_EACH: "run `phalanx calibrate --nodes` once for each model",
+    # head
+    HintCode.START_HEAD: "start one here with phalanx up, or set PHALANX_URL and PHALANX_TOKEN to use another",
+    HintCode.RESTART_HEAD: "restart it with phalanx up; running jobs continue",
+    HintCode.STOP_HEAD: "stop it with phalanx down: only one head can use a database",
+    HintCode.STOP_ALL_HEADS: "run phalanx down on every head first",
+    HintCode.STOP_OLDER_HEADS: "run phalanx down on the older heads first; jobs keep running (docs/high-availability.md)",
+    HintCode.LIST_HEADS: "phalanx heads shows the leader",
+    HintCode.KEEP_OR_CANCEL_JOBS: "choose --keep-jobs or --cancel-jobs",
+    HintCode.CHECK_HEAD: "run phalanx doctor",
+    HintCode.CHECK_OR_START_HEAD: "run phalanx doctor, or start a head with phalanx up",
+    HintCode.READ_HEAD_LOG: "the head's log has the cause: phalanx doctor",
+    HintCode.CREATE_TOKEN_FILE: "phalanx up creates it; or set PHALANX_TOKEN",
+    HintCode.USE_PRINTED_URL: "use the URL that `phalanx up` printed",
+    HintCode.USE_PRINTED_ADDRESS: "use the address and port that `phalanx up --listen` printed",
+    HintCode.USE_PRINTED_HTTPS: "use the https address that `phalanx up --listen ADDRESS` prints on the head",
+    HintCode.USE_LISTEN_ADDRESS: "use the address that was passed to `phalanx up --listen`",
+    HintCode.LISTEN_WITH_TLS: "phalanx up --listen ADDRESS on the head serves TLS there",
+    HintCode.ENCRYPT: "use {url} and set PHALANX_FINGERPRINT, which `phalanx join --print` prints on the head; "
+    "--insecure or PHALANX_INSECURE=1 uses plain HTTP anyway",
+    HintCode.PRINT_JOIN_LINE: "phalanx join --print on the head prints the current line",
+    HintCode.COMPARE_FINGERPRINT: "`phalanx join --print` on the head prints the right line; "
+    "if it has the expected fingerprint, someone intercepts the connection",
+    HintCode.SET_FINGERPRINT: "set PHALANX_FINGERPRINT to the fingerprint that `phalanx join --print` prints on the head",
+    # store
+    HintCode.CREATE_BACKUP: "phalanx backup FILE creates one",
+    HintCode.RESTORE_BACKUP: "restore a backup: phalanx restore FILE",
+    HintCode.UPGRADE_STORE: "phalanx up upgrades it and keeps a copy of the old one",
+    HintCode.REPLACE_DATABASE: "--replace keeps its records aside and restores the new ones",
+    HintCode.RESTORE_AGAIN: "restore again with --replace: it is safe in both cases",
+    HintCode.GIVE_PASSWORD: "put it into ~/.pgpass (mode 0600), or the whole address into a file: --store @FILE",
+}
+
+
+def render_hint(hint: str) -> str:
+    """Return the hint in the words of the command line; a plain text unchanged."""
+    if not isinstance(hint, Hint):
+        return hint
+    option = "--" + hint.arguments.get("key", "").replace("_", "-")
+    return RENDERINGS[hint.code].format_map({**hint.arguments, "option": option})
+
+
+def error_line(message: str, hint: str) -> str:
+    """Return an error as one line: `message (hint)`."""
+    return f"{message} ({render_hint(hint)})" if hint else message

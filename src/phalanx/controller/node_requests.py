@@ -1,0 +1,70 @@
+"""Requests of operators about one node: cordon or drain it, return it to service, remove it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from phalanx.controller.request_handlers import RequestHandlers
+from phalanx.controller.step_context import StepContext
+from phalanx.core.errors import Conflict, NotFound
+from phalanx.core.fleet.node import Cordon, Node, NodeState
+from phalanx.core.hints import Hint, HintCode
+from phalanx.core.ids import NodeId
+from phalanx.core.state.events import CordonNode, RemoveNode, UncordonNode
+from phalanx.core.work.users import Action
+
+handlers: Final = RequestHandlers()
+
+
+@handlers.add(
+    CordonNode,
+    Action.OPERATE,
+    audit=lambda request, _: f"node {request.node_id} {'drain' if request.drain else 'cordon'}",
+)
+def cordon(turn: StepContext, request: CordonNode) -> Node:
+    """Cordon or drain a node."""
+    return _cordon(turn, _known(turn, request.node_id), request)
+
+
+@handlers.add(UncordonNode, Action.OPERATE, audit=lambda request, _: f"node {request.node_id}")
+def uncordon(turn: StepContext, request: UncordonNode) -> Node:
+    """Return a node to service, and clear its marks."""
+    node = _known(turn, request.node_id)
+    if node.cordon is not None or node.bad_node_reason:
+        node = replace(node, cordon=None, fault_score=0.0, bad_node_reason="", changed_s=turn.now.wall_s)
+        turn.change.put(node)
+        turn.add_story("undrained", f"{node.id} is in service again", node_id=node.id, by=request.by)
+    return node
+
+
+@handlers.add(RemoveNode, Action.OPERATE, audit=lambda request, _: f"node {request.node_id}")
+def remove(turn: StepContext, request: RemoveNode) -> Node:
+    """Remove a node that is down and runs no job."""
+    node = _known(turn, request.node_id)
+    if node.state is NodeState.UP or turn.world.attempts_on(node.id):
+        raise Conflict(
+            f"{node.id} is {node.state.value} or still runs jobs", hint=Hint(HintCode.DRAIN_NODE, node=node.id)
+        )
+    turn.change.remove_node(node)
+    turn.add_story("node_forgotten", f"{node.id} was removed from the fleet", node_id=node.id, by=request.by)
+    return node
+
+
+def _known(turn: StepContext, node_id: NodeId) -> Node:
+    node = turn.world.nodes.get(node_id)
+    if node is None:
+        raise NotFound(f"no node {node_id!r}", hint=Hint(HintCode.LIST_NODES))
+    return node
+
+
+def _cordon(turn: StepContext, node: Node, request: CordonNode) -> Node:
+    cordon = Cordon(by=request.by, why=request.why, since_s=turn.now.wall_s, drain=request.drain)
+    if node.cordon is None or (request.drain and not node.cordon.drain):
+        node = replace(node, cordon=cordon, changed_s=turn.now.wall_s)
+        turn.change.put(node)
+        word = "drained" if request.drain else "cordoned"
+        turn.add_story(word, f"{node.id} is {word} by {request.by}: {request.why}", node_id=node.id, by=request.by)
+        if request.drain:
+            turn.stop_jobs_on(NodeId(node.id), by=request.by)
+    return node
