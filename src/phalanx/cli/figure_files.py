@@ -232,14 +232,6 @@ def legend(axes: Axes, entries: Iterable[tuple[str, str]], *, below: bool = Fals
     )
 
 
-def round_ticks(axes: Axes) -> None:
-    """Label the y axis with integers."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-
-
 def tooltip(artist: Artist, text: str) -> None:
     """Show a text under the mouse pointer, in SVG."""
     artist.set_gid(_TIP + text)

@@ -45,7 +45,9 @@ def loss_chart(
         axes.plot([one.step for one in kept], [one.loss for one in kept], color=colour(KEPT), linewidth=1.5)
         _plot_repeated(axes, redone, size=2.2)
         for step in published:
-            (mark,) = axes.plot(step, 0.02, "^", color=colour(SAVING), transform=axes.get_xaxis_transform())
+            (mark,) = axes.plot(
+                step, 0.02, "^", color=colour(SAVING), transform=axes.get_xaxis_transform(), clip_on=False
+            )
             tooltip(mark, f"checkpoint of step {step} published")
         _mark_kills(axes, kills)
         axes.set_xlabel("step")
@@ -60,6 +62,7 @@ def repeated_steps_chart(redone: Sequence[RepeatedStep]) -> Chart:
     def plot(axes: Axes) -> None:
         _plot_repeated(axes, redone, size=6.0)
         axes.margins(x=0.02, y=0.08)
+        axes.locator_params(axis="x", integer=True)
         axes.set_xlabel("step")
         style_axes(axes, y_label="loss")
 

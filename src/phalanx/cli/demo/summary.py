@@ -89,6 +89,6 @@ def _recovery(scene: DemoState, width: int, *, blocks: bool) -> list[Text]:
 
 def _usage(outcome: DemoOutcome) -> list[Text]:
     receipt = outcome.receipt
-    lines = [Text(f"  {label:<36}", "").append(value, "bold") for label, value in usage_rows(outcome)]
+    lines = [Text(f"  {label:<40}", "").append(value, "bold") for label, value in usage_rows(outcome)]
     lines += [Text("  " + attempt_line(attempt)) for attempt in receipt.attempts]
     return _titled(f"Usage summary of job {receipt.job_id} ({plain_text(receipt.name)})", lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from phalanx.cli.figure_files import Chart, colour, legend, round_ticks, series_colour, style_axes
+from phalanx.cli.figure_files import Chart, colour, legend, series_colour, style_axes
 from phalanx.cli.simulate.chart_data import (
     FleetTimeSeries,
     PolicyRun,
@@ -36,7 +36,8 @@ def replay_charts(runs: Sequence[PolicyRun]) -> list[tuple[str, Chart]]:
     def waiting(axes: Axes) -> None:
         _plot_over_time(axes, runs, series, [each.waiting for each in series])
         axes.set_ylim(bottom=0.0)
-        round_ticks(axes)
+        axes.locator_params(axis="y", integer=True)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
         style_axes(axes, "Jobs waiting", y_label="jobs")
 
     return [
