@@ -346,7 +346,7 @@ def test_every_dependency_is_pinned():
 
 
 def test_extras_are_the_promised_ones():
-    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "plot", "dev"}
+    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "dev"}
     assert set(project_file()["project"]["optional-dependencies"]) == promised
 
 
@@ -366,8 +366,8 @@ def test_what_every_import_needs_is_a_dependency():
     project = project_file()["project"]
     asked = {canonical(re.split(r"[\[=<>!~; ]", r, maxsplit=1)[0]) for r in project["dependencies"]}
     installed = {modules.get(name, name.replace("-", "_")) for name in asked}
-    # Starlette comes with FastAPI and is its public face for responses and streams; matplotlib is the extra `plot`.
-    assert third_party("phalanx") - installed - set(EXTRAS) <= {"starlette", "matplotlib"}
+    # Starlette comes with FastAPI and is its public face for responses and streams.
+    assert third_party("phalanx") - installed - set(EXTRAS) <= {"starlette"}
 
 
 # -------------------------------------------------------------------------------------------------- what is written up

@@ -46,9 +46,10 @@ def measure_topology(wish: MeasureOptions) -> int:
     from phalanx.cli.plan.calibration_job import CalibrationFailed
 
     if wish.plot is not None:
-        from phalanx.cli.plan.picture import picture_format
+        from phalanx.cli.figure_files import picture_format
+        from phalanx.cli.figure_page import FORMATS
 
-        picture_format(wish.plot)
+        picture_format(wish.plot, FORMATS)
     head = connect()
     nodes = head.nodes()
     _check_permitted(head, wish)
@@ -126,18 +127,16 @@ def _apply(head: Client, nodes: Sequence[NodeView], found: MeasuredTopology) -> 
 
 
 def _draw(path: str, found: MeasuredTopology) -> None:
-    from phalanx import __version__
-    from phalanx.cli.cluster.measured_tree_drawing import tree_sheet
-    from phalanx.cli.plan.picture import write_picture
+    from phalanx.cli.cluster.measured_tree_drawing import tree_diagram
+    from phalanx.cli.figure_page import write_picture
 
     lead = "Boxes are domains. The rate is that of a healthy link inside the domain, node to node, in each direction at once."
     write_picture(
         path,
-        [tree_sheet(found)],
+        [("measured topology", tree_diagram(found))],
         title=f"{count(len(found.nodes), 'node')} by measured bandwidth",
         lead=lead,
         command=f"phalanx topology --measure --plot {path}",
-        version=__version__,
     )
 
 
