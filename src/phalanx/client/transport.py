@@ -18,7 +18,7 @@ from phalanx.client.discovery import find_token, find_urls, own_ca_file, split_u
 from phalanx.client.tls import context_for, handshake_error
 from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, TryLater, Unreachable
 from phalanx.core.hints import Hint, HintCode
-from phalanx.wire.head_http import BROKEN, Body, ErrorReply, HeadHttp, parse_error, request_headers
+from phalanx.wire.head_http import BROKEN, Body, HeadError, HeadHttp, parse_error, request_headers
 
 FIRST_PATIENCE_S: Final = 0.5  # a dead head is reported within a second (issue: what must be seen)
 PATIENCE_S: Final = 30.0  # a head with 10,000 jobs restarts in a few seconds

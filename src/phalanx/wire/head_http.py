@@ -115,7 +115,7 @@ def request_headers(token: str, content_type: str = "") -> dict[str, str]:
     return {**headers, "Content-Type": content_type} if content_type else headers
 
 
-class ErrorReply(NamedTuple):
+class HeadError(NamedTuple):
     """The error that a head names in a reply. `leader`: URL of the leading head, if the error is `not_leading` and it is known."""
 
     code: str
@@ -124,12 +124,12 @@ class ErrorReply(NamedTuple):
     leader: str = ""
 
 
-def parse_error(payload: bytes) -> ErrorReply | None:
+def parse_error(payload: bytes) -> HeadError | None:
     """Return the error in the body of a reply; None if the body has none."""
     try:
         error = json.loads(payload)["error"]
         hint = parse_hint(str(error.get("hint") or ""), error.get("hint_code"), error.get("hint_args"))
-        return ErrorReply(str(error["code"]), str(error["message"]), hint, str(error.get("leader") or ""))
+        return HeadError(str(error["code"]), str(error["message"]), hint, str(error.get("leader") or ""))
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -16,7 +16,7 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.node.head_link.head_address import HeadAddress
 from phalanx.node.head_link.peer_account import check_peer_account
-from phalanx.wire.head_http import BROKEN, ErrorReply, HeadHttp, context_for_file, parse_error, request_headers
+from phalanx.wire.head_http import BROKEN, HeadError, HeadHttp, context_for_file, parse_error, request_headers
 
 _BODY_MAX: Final = 1 << 30  # an uploaded working directory is at most 100 MB; this bounds invalid answers
 _CONNECT_S: Final = 5.0
