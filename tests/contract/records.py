@@ -2,9 +2,9 @@
 
 import hashlib
 
+from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.documents import FleetDocument
-from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.records import RECORDS, Idempotency

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.core.fleet.custom_failure_rules import OPERATORS
 from phalanx.core.fleet.documents import CALIBRATION_ID
-from phalanx.core.fleet.failure_rules import OPERATORS
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
 from phalanx.core.state.records import (
     ATTEMPTS,

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.controller.rulebook import Rulebook
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
+from phalanx.core.fleet.custom_failure_rules import OPERATORS, FailureRules
 from phalanx.core.ids import UserId
 from phalanx.core.recovery.failure_rules import (
     diagnose,

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.node.logic.events import CheckpointReported
 from phalanx.node.member.rank_reports import parse_report
-from phalanx.node.transfer.checkpoint_reports import handle_checkpoint_report
+from phalanx.node.transfer.checkpoint_report_handler import handle_checkpoint_report
 from phalanx.wire import supervisor as wire
 from tests.unit.test_kept import make_prepare, member
 

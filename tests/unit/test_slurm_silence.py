@@ -30,8 +30,8 @@ from phalanx.core.work.attempt import (
 from phalanx.engines.slurm import commands, engine, submissions
 from phalanx.engines.slurm.engine import SlurmEngine
 from phalanx.engines.slurm.engine_type import SlurmEngineType
-from phalanx.engines.slurm.job_request import SlurmSettings
 from phalanx.engines.slurm.parse import SlurmJob
+from phalanx.engines.slurm.sbatch_request import SlurmSettings
 from phalanx.engines.slurm.submissions import SlurmSubmission, SubmissionPhase
 from phalanx.ports.engine import HeadSetup
 

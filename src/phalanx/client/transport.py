@@ -306,7 +306,7 @@ def unreachable_error(transport: Transport, error: BaseException) -> Unreachable
 
 def error_from_reply(status: int, payload: bytes, what: str) -> PhalanxError:
     """Return the error in a reply, as the class that its code names."""
-    code, message, hint, leader = parse_error(payload) or ErrorReply("", f"{what}: status {status} without a reason")
+    code, message, hint, leader = parse_error(payload) or HeadError("", f"{what}: status {status} without a reason")
     if code == NotLeading.code:
         return NotLeading(message, hint=hint, leader=leader)
     kind = BY_CODE.get(code) or next((k for k in BY_CODE.values() if k.http_status == status), PhalanxError)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
+from phalanx.core.fleet.custom_failure_rules import OPERATORS, FailureRules
 from phalanx.core.recovery.failure_rules import (
     FailureRule,
     diagnose,

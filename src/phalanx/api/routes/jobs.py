@@ -25,7 +25,7 @@ from phalanx.api.http.routing import (
 )
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
-from phalanx.api.views.arrays import element_states, folded_page, whole_array_view
+from phalanx.api.views.arrays import collapsed_page, element_states, whole_array_view
 from phalanx.api.views.live import live_job_view, live_job_views
 from phalanx.api.views.receipts import receipt_of
 from phalanx.api.views.records import attempt_view
@@ -80,7 +80,7 @@ async def list_jobs(
 
     def read() -> JobList:
         if fold:
-            views, after = folded_page(parts, caller, wanted)
+            views, after = collapsed_page(parts, caller, wanted)
             return JobList(jobs=views, next=after)
         jobs = parts.store.jobs(wanted)
         return JobList(jobs=live_job_views(parts, caller, jobs), next=jobs[-1].seq if len(jobs) == limit else None)

@@ -13,7 +13,7 @@ from phalanx.api.http.routing import RouteTable
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.controller.rulebook import parse_own_rules
-from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
+from phalanx.core.fleet.custom_failure_rules import OPERATORS, FailureRules
 from phalanx.core.recovery.failure_rules import (
     FailureRule,
     merge_rules,

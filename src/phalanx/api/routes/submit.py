@@ -20,7 +20,7 @@ from phalanx.api.runtime import (
     run_in_thread,
     runtime_of,
 )
-from phalanx.api.views.arrays import parent_states
+from phalanx.api.views.arrays import dependency_states
 from phalanx.api.views.live import live_job_view
 from phalanx.api.views.records import fresh_job_view
 from phalanx.core.access.caller import Caller
@@ -90,7 +90,7 @@ async def submit_request(runtime: ApiRuntime, caller: Caller, body: bytes, key: 
     if spec.plan:
         spec = with_whole_tensor_groups(spec, _fleet(runtime))
     parents = (
-        await run_in_thread(parent_states, runtime.services.store, caller, spec.dependencies)
+        await run_in_thread(dependency_states, runtime.services.store, caller, spec.dependencies)
         if spec.dependencies
         else {}
     )

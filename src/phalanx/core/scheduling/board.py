@@ -30,7 +30,7 @@ from phalanx.core.scheduling.board_records import (
 )
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.pool import DevicePool
-from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.scheduling.quota import FairShareTree
 
 _NO_LISTENER: Final = BoardListener()
 
@@ -85,7 +85,7 @@ class Board:
         restart_cost_s: float = 60.0,
         pools: Sequence[DevicePool] = (),
         pool_of_node: Sequence[int] = (),
-        quotas: QuotaTree | None = None,
+        quotas: FairShareTree | None = None,
         cpus: list[int] | None = None,
         memory: list[int] | None = None,
         twins: dict[int, tuple[int, ...]] | None = None,
@@ -175,7 +175,9 @@ class Board:
         throttle = job_class.throttle
         if throttle is not None and throttle.running >= throttle.running_max:
             return False
-        return self.quotas is None or self.quotas.admits(job_class.queue, job_class.user, job_class.gpus) is None
+        return (
+            self.quotas is None or self.quotas.check_admission(job_class.queue, job_class.user, job_class.gpus) is None
+        )
 
     def find(self, entry: JobEntry, shut: int = 0) -> tuple[Need, Places] | None:
         """The placement of the first need that fits now; nodes to avoid are used only if nothing else fits."""
@@ -203,7 +205,10 @@ class Board:
         best = (need, places)
         for nodes in range(need.nodes + 1, need.nodes_max + 1):
             wider = replace(need, nodes=nodes)
-            if self.quotas is not None and self.quotas.admits(job_class.queue, job_class.user, wider.gpus) is not None:
+            if (
+                self.quotas is not None
+                and self.quotas.check_admission(job_class.queue, job_class.user, wider.gpus) is not None
+            ):
                 break
             found = self.find_need(wider, shut)
             if found is None:
@@ -382,7 +387,7 @@ class Board:
             self.jobs_on_node[node].append(entry)
         klass = entry.job_class
         if self.quotas is not None:
-            self.quotas.take(klass.queue, klass.user, entry.devices_held)
+            self.quotas.add_running(klass.queue, klass.user, entry.devices_held)
         if klass.throttle is not None:
             klass.throttle.running += 1
         self.ranks[klass.rank] += 1
@@ -395,7 +400,7 @@ class Board:
             self.jobs_on_node[node].remove(entry)
         klass = entry.job_class
         if self.quotas is not None:
-            self.quotas.give(klass.queue, klass.user, entry.devices_held)
+            self.quotas.remove_running(klass.queue, klass.user, entry.devices_held)
         if klass.throttle is not None:
             klass.throttle.running -= 1
         del self.running_by_queue[klass.queue, klass.rank][entry.seq]

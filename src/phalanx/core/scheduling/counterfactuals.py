@@ -237,7 +237,7 @@ class CounterfactualSearch:
             ):
                 continue
             gpus = self.job.spec.role.gpus.total
-            if quotas is None or quotas.admits(quotas.number(queue.id), self.job.user, gpus) is None:
+            if quotas is None or quotas.check_admission(quotas.job_node(queue.id), self.job.user, gpus) is None:
                 yield self._candidate(
                     ChangeKind.QUEUE, f"use queue {queue.id}", "queue", queue.id, replace(self.job, queue=queue.id)
                 )
@@ -348,12 +348,12 @@ class CounterfactualSearch:
         if quotas is None or self.entry is None:
             return
         klass = self.entry.job_class
-        refusal = quotas.admits(klass.queue, klass.user, klass.gpus)
+        refusal = quotas.check_admission(klass.queue, klass.user, klass.gpus)
         queue = None if refusal is None else self.snapshot.queues.get(refusal.queue)
         if refusal is None or queue is None:
             return
-        over = int((1 if refusal.jobs else refusal.asked) + refusal.held - refusal.limit)
-        wider, field = _with_higher_limit(queue, refusal.reason, over, jobs=refusal.jobs)
+        over = int((1 if refusal.counts_jobs else refusal.requested_gpus) + refusal.in_use - refusal.limit)
+        wider, field = _with_higher_limit(queue, refusal.reason, over, jobs=refusal.counts_jobs)
         if wider is None:
             return
         what = "quota" if refusal.reason is WaitReasonCode.QUOTA else "limit per user"

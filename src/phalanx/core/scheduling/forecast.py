@@ -25,7 +25,7 @@ from phalanx.core.scheduling.what_if import Trial
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, WaitReasonCode
-from phalanx.core.work.quotas import FLEET, Refusal
+from phalanx.core.work.quota_tree import FLEET, QuotaRefusal
 
 JOBS_AHEAD_MAX: Final = 256  # jobs ahead that are simulated; with more of them no latest start is given
 DEPENDENCY_DEPTH_MAX: Final = 4  # length to which a chain of dependencies is followed
@@ -72,7 +72,7 @@ class BlockingLimit:
     excess: float
     holders: tuple[JobEntry, ...]
     counts_jobs: bool = False
-    refusal: Refusal | None = None
+    refusal: QuotaRefusal | None = None
     impossible: bool = False
 
 
@@ -202,14 +202,14 @@ class Forecast:
                 counts_jobs=True,
                 holders=tuple(other for other in running if other.job_class.throttle is throttle),
             )
-        refusal = None if quotas is None else quotas.admits(klass.queue, klass.user, klass.gpus)
+        refusal = None if quotas is None else quotas.check_admission(klass.queue, klass.user, klass.gpus)
         if refusal is None or quotas is None:
             return None
-        asked = 1 if refusal.jobs else refusal.asked
-        node = quotas.whole(refusal.queue) if refusal.queue else FLEET
+        asked = 1 if refusal.counts_jobs else refusal.requested_gpus
+        node = quotas.subtree_node(refusal.queue) if refusal.queue else FLEET
         return BlockingLimit(
-            excess=asked + refusal.held - refusal.limit,
-            counts_jobs=refusal.jobs,
+            excess=asked + refusal.in_use - refusal.limit,
+            counts_jobs=refusal.counts_jobs,
             refusal=refusal,
             impossible=refusal.limit < asked and refusal.reason is not WaitReasonCode.BUDGET,
             holders=tuple(
@@ -239,7 +239,7 @@ class Forecast:
             wait_s = max(0.0, refusal.until_s - self.now_s)
             return wait_s, wait_s, ""
         if refusal is not None and limit.impossible:
-            return NEVER, NEVER, refusal.sentence()
+            return NEVER, NEVER, refusal.describe()
         ends = [(self.remaining_time(other), 1 if limit.counts_jobs else other.gpus) for other in limit.holders]
         early = _freed_at_s([(left.low_s, weight) for left, weight in ends], limit.excess)
         late = _freed_at_s([(left.high_s, weight) for left, weight in ends], limit.excess)

@@ -101,7 +101,7 @@ class JobClassRegistry:
             user=job.user if quotas is not None else "",
             shut=shut,
             throttle=throttle,
-            queue=quotas.number(job.queue) if quotas is not None and queue is not None else 0,
+            queue=quotas.job_node(job.queue) if quotas is not None and queue is not None else 0,
         )
         return klass, until_s
 

@@ -35,7 +35,7 @@ from phalanx.core.scheduling.needs import Need, need_of_attempt, need_of_places
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.pending_placements import PendingPlacements
 from phalanx.core.scheduling.policy import Policy
-from phalanx.core.scheduling.quota import Charges
+from phalanx.core.scheduling.quota import QuotaCharges
 from phalanx.core.scheduling.reservation_calendar import ReservationCalendar, reservation_query_of
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.plan import (
@@ -97,7 +97,7 @@ class Scheduler:
         self._seen_nodes: dict[NodeId, Node] = {}
         self._shaping = ShapeCache(self._seen_nodes, self.fleet_index)
         self._classes = JobClassRegistry()
-        self._charges = Charges()
+        self._charges = QuotaCharges()
         self.cached_reasons: dict[tuple[int, int], WaitReason] = {}
         self._known_starts_s: dict[JobId, float] = {}  # start times of known runs, kept during a rebuild of the board
         self._wake_times: list[tuple[float, JobId]] = []  # when a parked job may become eligible by time alone
@@ -369,7 +369,7 @@ class Scheduler:
         self.ineligible.pop(job_id, None)
         self.pending_placements.drop(job_id)
         self.pending_placements.clear_rejections(job_id)
-        self._charges.end(self.board.quotas, job_id, self._wall_s)
+        self._charges.stop(self.board.quotas, job_id, self._wall_s)
         if entry is None:
             return
         del self.entries[job_id]
@@ -389,7 +389,7 @@ class Scheduler:
             entry = self._adopt(job, attempt)
         if job.checkpoints:
             entry.saved_s = NEVER_S if job.spec.saves_on_stop else job.checkpoints[-1].saved_s - self._wall_offset_s
-        self._charges.begin(self.board.quotas, job.id, entry.job_class.queue, attempt, self._wall_s)
+        self._charges.start(self.board.quotas, job.id, entry.job_class.queue, attempt, self._wall_s)
 
     def _adopt(self, job: Job, attempt: Attempt) -> JobEntry:
         """The job runs but is not on the board: after a start of the head or a rebuild of the board."""
@@ -402,7 +402,7 @@ class Scheduler:
         return entry
 
     def _sync_pending(self, snapshot: ClusterSnapshot, job: Job, entry: JobEntry | None, now_s: float) -> bool:
-        self._charges.end(self.board.quotas, job.id, self._wall_s)
+        self._charges.stop(self.board.quotas, job.id, self._wall_s)
         wait = ineligibility(job, snapshot.queues.get(job.queue), self._wall_s)
         if wait is ELIGIBLE:
             shapes = self._shaping.shapes_of_job(job)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.documents import FleetDocument
-from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import (

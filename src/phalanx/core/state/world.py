@@ -21,7 +21,7 @@ from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import Queue, QueueUsage, add_usage
-from phalanx.core.work.quotas import Holdings
+from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.core.work.reservation import Reservation
 
 K = TypeVar("K")
@@ -53,7 +53,7 @@ class World:
     relations: JobRelations = field(default_factory=JobRelations)
     usage: dict[NodeId, Usage] = field(default_factory=dict)
     attempts_by_node: dict[NodeId, dict[JobId, Attempt]] = field(default_factory=dict)
-    holdings_cache: Holdings | None = field(default=None, compare=False, repr=False)  # cache of `holdings`
+    holdings_cache: QuotaTree | None = field(default=None, compare=False, repr=False)  # cache of `holdings`
     fleet_cache: FleetSummary | None = field(default=None, compare=False, repr=False)  # cache of `fleet`
 
     def table(self, kind: RecordKind[K, V]) -> dict[K, V]:
@@ -65,15 +65,17 @@ class World:
         """Usage of each queue by ended attempts."""
         return self.table(QUEUE_USAGE)
 
-    def holdings(self) -> Holdings:
+    def holdings(self) -> QuotaTree:
         """The queue tree with the GPUs held by live attempts: updated by changes, rebuilt when queues or devices change."""
         if self.holdings_cache is None:
             fleet_gpus = sum(len(node.devices) for node in self.nodes.values())
-            self.holdings_cache = Holdings(self.queues.values(), fleet_gpus)
+            self.holdings_cache = QuotaTree(self.queues.values(), fleet_gpus)
             for attempt in self.attempts.values():
                 job = self.jobs[attempt.job_id]
                 if job.queue in self.queues:
-                    self.holdings_cache.take(self.holdings_cache.number(job.queue), job.user, attempt.allocation.gpus)
+                    self.holdings_cache.add_running(
+                        self.holdings_cache.job_node(job.queue), job.user, attempt.allocation.gpus
+                    )
         return self.holdings_cache
 
     def fleet(self) -> FleetSummary:
@@ -261,8 +263,10 @@ class WorldChange:
         if job is None:
             return
         if world.holdings_cache is not None and job.queue in world.queues:
-            count = world.holdings_cache.take if attempt.holds_allocation else world.holdings_cache.give
-            count(world.holdings_cache.number(job.queue), job.user, gpus)
+            count = (
+                world.holdings_cache.add_running if attempt.holds_allocation else world.holdings_cache.remove_running
+            )
+            count(world.holdings_cache.job_node(job.queue), job.user, gpus)
         if not gpus:
             return
         held = world.queue_gpus.get(job.queue, 0) + (gpus if attempt.holds_allocation else -gpus)

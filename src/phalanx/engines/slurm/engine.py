@@ -30,15 +30,15 @@ from phalanx.core.work.job import Job
 from phalanx.engines.slurm import (
     commands,
     inventory,
-    job_request,
     parse,
     render,
+    sbatch_request,
     submissions,
 )
 from phalanx.engines.slurm.inventory import OurUsage
-from phalanx.engines.slurm.job_request import SlurmSettings
 from phalanx.engines.slurm.options import ENGINE_NAME
 from phalanx.engines.slurm.parse import SlurmJob, SlurmNode, SlurmPartition
+from phalanx.engines.slurm.sbatch_request import SlurmSettings
 from phalanx.engines.slurm.submissions import SlurmSubmission, SubmissionPhase
 from phalanx.ports.engine import Admission, Discovery
 from phalanx.wire.seat import SEAT_VARIABLE, encode_assignment
@@ -230,19 +230,19 @@ class SlurmEngine:
             self._withdraw(attempt, f"{', '.join(left)} is no longer in the Slurm partition", EndCause.START_FAIL)
             return
         time_max = "" if self._partition is None else self._partition.max_time
-        ask = job_request.job_request(self.settings, job, attempt, self._slurm, time_max)
+        ask = sbatch_request.build_sbatch_request(self.settings, job, attempt, self._slurm, time_max)
         refusal = render.time_limit_problem(ask, job.spec.time_limit_s)
         if refusal:
             self._withdraw(attempt, refusal, EndCause.FAILED)
             return
         argv, script = render.submit_command(ask)
-        seats = job_request.seat_assignment(self.settings, attempt, self._slurm, self.key_of(job.id, attempt.epoch))
+        seats = sbatch_request.seat_assignment(self.settings, attempt, self._slurm, self.key_of(job.id, attempt.epoch))
         done = commands.run(argv, given=script, more={SEAT_VARIABLE: encode_assignment(seats)})
         if done.code != 0:
             _log.warning("job %s attempt %d: sbatch failed: %s", job.id, attempt.epoch, done.why)
-            if job_request.is_unreachable(done.why):
+            if sbatch_request.is_unreachable(done.why):
                 self._mark_unreachable(done.why)
-            self._withdraw(attempt, *job_request.explain_refusal(ask, done.why))
+            self._withdraw(attempt, *sbatch_request.explain_refusal(ask, done.why))
             return
         slurm_id = done.stdout.strip().partition(";")[0]
         key = (job.id, attempt.epoch)

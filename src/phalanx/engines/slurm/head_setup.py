@@ -11,8 +11,8 @@ from functools import cache
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.engines.slurm import commands, render
 from phalanx.engines.slurm.engine import SlurmEngine
-from phalanx.engines.slurm.job_request import SlurmSettings
 from phalanx.engines.slurm.parse import parse_nodes, parse_partitions
+from phalanx.engines.slurm.sbatch_request import SlurmSettings
 from phalanx.ports.engine import EngineContext, HeadSetup
 
 

@@ -190,7 +190,7 @@ def _read(response: http.client.HTTPResponse, what: str) -> bytes:
 def _checked_body(status: int, data: bytes, what: str) -> bytes:
     if 200 <= status < 300:
         return data
-    code, message, _, leader = parse_error(data) or ErrorReply("", data[:200].decode(errors="replace"))
+    code, message, _, leader = parse_error(data) or HeadError("", data[:200].decode(errors="replace"))
     if status == 409 and code == "say_hello":
         raise RegistrationRequired(message)
     if status == 503 and code == "not_leading":

@@ -12,7 +12,7 @@ from phalanx.core.ids import Epoch, JobId, QueueId
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.quotas import Holdings
+from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.simulator.drill.head import DrillHead
 from phalanx.simulator.drill.protocols import ObservedCluster
 from phalanx.simulator.drill.violations import InvariantBroken
@@ -76,12 +76,12 @@ class LimitChecker:
                 )
 
 
-def usage_tree(world: World, attempts: Iterable[Attempt]) -> Holdings:
+def usage_tree(world: World, attempts: Iterable[Attempt]) -> QuotaTree:
     """Build the queue tree with the usage of these attempts."""
-    tree = Holdings(world.queues.values(), fleet_gpus(world))
+    tree = QuotaTree(world.queues.values(), fleet_gpus(world))
     for attempt in attempts:
         job = world.jobs[attempt.job_id]
-        tree.take(tree.number(job.queue), job.user, attempt.allocation.gpus)
+        tree.add_running(tree.job_node(job.queue), job.user, attempt.allocation.gpus)
     return tree
 
 

@@ -11,7 +11,7 @@ from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql import reading
 from phalanx.store.sql.documents import decode
 from phalanx.store.sql.kinds import KINDS
-from phalanx.store.sql.migrations import compare, migrations
+from phalanx.store.sql.migrations import check_applied, migrations
 from phalanx.store.sql.reading import SqlReader
 
 _PAGE: Final = 1000
@@ -25,7 +25,7 @@ def record_counts(look: SqlReader) -> dict[str, int]:
     """
     known = migrations(look.dialect.name)
     applied = [(int(number), str(name), str(sha256)) for number, name, sha256 in look.rows("schema")]
-    compare(applied, known)
+    check_applied(applied, known)
     if len(applied) < len(known):
         raise StoreUnusable(
             f"the database is of an older release: migration {len(applied)} of {len(known)}",

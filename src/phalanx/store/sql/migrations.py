@@ -52,7 +52,7 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
     return tuple(Migration(number, names[number], texts[number]) for number in sorted(texts))
 
 
-def compare(applied: list[tuple[int, str, str]], known: tuple[Migration, ...]) -> None:
+def check_applied(applied: list[tuple[int, str, str]], known: tuple[Migration, ...]) -> None:
     """Check that the applied migrations, as (number, name, sha256), are a prefix of those of this release.
 
     Raises:

@@ -189,14 +189,14 @@ class FairSharePolicy(Policy):
         board, quotas = self.board, self.board.quotas
         unfit: set[JobClass] = set()
         if quotas is not None:
-            quotas.want({klass.queue for klass, line in self.lines.items() if line})
+            quotas.set_waiting_queues({klass.queue for klass, line in self.lines.items() if line})
         while True:
             best: tuple[object, ...] | None = None
             chosen: JobClass | None = None
             for klass, line in self.lines.items():
                 if line and klass not in unfit:
                     first = line[0][0]
-                    factor = 0.0 if quotas is None else quotas.factor(klass.queue)
+                    factor = 0.0 if quotas is None else quotas.fair_share_factor(klass.queue)
                     rank = (*first[:2], -factor, self.used[_usage_key(klass)], self.rate[_usage_key(klass)], *first[2:])
                     if best is None or rank < best:
                         best, chosen = rank, klass
@@ -404,7 +404,7 @@ class RoundBasedPolicy(Policy):
             # As wide as it was found: the other starts were not counted then.
             width_admitted = (
                 board.quotas is None
-                or board.quotas.admits(entry.job_class.queue, entry.job_class.user, need.gpus) is None
+                or board.quotas.check_admission(entry.job_class.queue, entry.job_class.user, need.gpus) is None
             )
             if width_admitted and board.admits(entry.job_class):
                 board.start(entry, need, places, now_s)

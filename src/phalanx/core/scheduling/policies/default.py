@@ -181,7 +181,7 @@ class DefaultPolicy(Policy):
             self._refit(now_s)
         self._weights.clear()
         if board.quotas is not None:
-            board.quotas.want(
+            board.quotas.set_waiting_queues(
                 {klass.queue for (klass, _), line in self.lines.items() if line}
                 | {one.job_class.queue for one in self.again.values()}
             )
@@ -281,7 +281,7 @@ class DefaultPolicy(Policy):
                 else 1.0
             )
             if self.board.quotas is not None:
-                weight *= self.board.quotas.factor(job_class.queue)
+                weight *= self.board.quotas.fair_share_factor(job_class.queue)
             self._weights[job_class.number] = weight
         return weight
 
@@ -357,7 +357,7 @@ class DefaultPolicy(Policy):
                     self.victims.select_shrinks(entry, now_s), entry, StopReason.SHRINK, now_s
                 ) and self._start_if_fits(entry, now_s):
                     continue
-            entitled = borrowed and quotas is not None and quotas.entitled(klass.queue, klass.gpus)
+            entitled = borrowed and quotas is not None and quotas.is_entitled(klass.queue, klass.gpus)
             if self.parameters.allow_stops and (entry.lost_nodes or klass.rank > lowest or entitled):
                 tries += 1
                 found = self.victims.select_by_right(entry, now_s)

@@ -219,7 +219,7 @@ class VictimSelector:
             borrowed = (
                 quotas is not None
                 and self.board.has_lendable_quota
-                and quotas.reclaimable(queue, klass.queue, klass.gpus)
+                and quotas.is_reclaimable(queue, klass.queue, klass.gpus)
             )
             lower = rank < klass.rank and (admitted or queue == klass.queue)
             repair = entry.lost_nodes and rank <= klass.rank
@@ -380,13 +380,13 @@ class VictimSelector:
         """Remove the job for a trial; a moved job keeps its quota."""
         self.board.free_devices(other)
         if self.board.quotas is not None and not moves:
-            self.board.quotas.give(other.job_class.queue, other.job_class.user, other.devices_held)
+            self.board.quotas.remove_running(other.job_class.queue, other.job_class.user, other.devices_held)
 
     def revert_trial(self, other: JobEntry, *, moves: bool = False) -> None:
         """Revert `out`."""
         self.board.retake_devices(other)
         if self.board.quotas is not None and not moves:
-            self.board.quotas.take(other.job_class.queue, other.job_class.user, other.devices_held)
+            self.board.quotas.add_running(other.job_class.queue, other.job_class.user, other.devices_held)
 
     # ---------------------------------------------------------------- elastic
 

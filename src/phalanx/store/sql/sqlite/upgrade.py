@@ -12,7 +12,7 @@ import apsw
 from phalanx.durable_files import create_file, remove_file, rename_path, sync_directory, sync_file
 from phalanx.failpoints import around, hit
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.sql.migrations import Migration, compare
+from phalanx.store.sql.migrations import Migration, check_applied
 
 APPLICATION_ID: Final = 0x50484C58  # "PHLX", in the header of the file: identifies a Phalanx database
 _log = logging.getLogger("phalanx.store")
@@ -33,7 +33,7 @@ def migrate(connection: apsw.Connection, known: tuple[Migration, ...], path: str
         apsw.Error, OSError: the disk failed; the failed migration is rolled back.
     """
     applied = _applied(connection)
-    compare(applied, known)
+    check_applied(applied, known)
     pending = known[len(applied) :]
     if applied and pending:
         kept = _keep(connection, f"{path}.before-{pending[0].number}")

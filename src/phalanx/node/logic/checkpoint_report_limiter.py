@@ -25,7 +25,7 @@ _BURST_NS: Final = (BURST_MAX - 1) * _INTERVAL_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointReports:
+class CheckpointReportLimiter:
     """Reported and waiting checkpoints: a token bucket. Times are CLOCK_BOOTTIME.
 
     Attributes:
@@ -53,14 +53,14 @@ class CheckpointReports:
         """When the waiting checkpoint may be reported; 0 without one."""
         return 0 if self.pending is None else self.reported_until_ns - _BURST_NS
 
-    def add(self, report: CheckpointReported) -> CheckpointReports:
+    def add(self, report: CheckpointReported) -> CheckpointReportLimiter:
         """Add a checkpoint; it replaces one that waits."""
         if self.pending is None:
             return replace(self, pending=report)
         left = (*self.skipped_paths, self.pending.path) if len(self.skipped_paths) < PATHS_MAX else self.skipped_paths
         return replace(self, pending=report, skipped=self.skipped + 1, skipped_paths=left)
 
-    def mark_reported(self, now_ns: int) -> CheckpointReports:
+    def mark_reported(self, now_ns: int) -> CheckpointReportLimiter:
         """Mark the waiting checkpoint as reported."""
         reported = () if self.pending is None else (self.pending.path,)
         return replace(

@@ -36,7 +36,7 @@ UNLIMITED: Final = 1 << 60  # larger than any fleet
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class QuotaRefusal:
     """Why a queue does not admit a job now. The sentence is built only on demand.
 
     Attributes:
@@ -48,30 +48,30 @@ class Refusal:
 
     reason: WaitReasonCode
     queue: QueueId
-    asked: int
-    held: float
+    requested_gpus: int
+    in_use: float
     limit: float
     user: str = ""
-    jobs: bool = False
+    counts_jobs: bool = False
     until_s: float = 0.0
 
-    def sentence(self) -> str:
+    def describe(self) -> str:
         """The refusal as a sentence for users."""
         if self.reason is WaitReasonCode.BUDGET:
-            return f"queue {self.queue} has spent {self.held:.1f} of its {self.limit:g} GPU-hours of this period"
+            return f"queue {self.queue} has spent {self.in_use:.1f} of its {self.limit:g} GPU-hours of this period"
         if self.reason is WaitReasonCode.USER_LIMIT:
-            unit = "running jobs" if self.jobs else "GPUs"
+            unit = "running jobs" if self.counts_jobs else "GPUs"
             return (
-                f"user {self.user} uses {self.held:g} of at most {self.limit:g} {unit} per user in queue {self.queue}"
+                f"user {self.user} uses {self.in_use:g} of at most {self.limit:g} {unit} per user in queue {self.queue}"
             )
         if not self.queue:
-            return f"all quotas are in use and nothing is left to borrow for {self.asked} GPUs"
-        if self.limit < self.asked:
-            return f"the job needs {self.asked} GPUs; queue {self.queue} can use at most {self.limit:g}, so it can never start there"
-        return f"queue {self.queue} uses {self.held:g} of at most {self.limit:g} GPUs; the job needs {self.asked}"
+            return f"all quotas are in use and nothing is left to borrow for {self.requested_gpus} GPUs"
+        if self.limit < self.requested_gpus:
+            return f"the job needs {self.requested_gpus} GPUs; queue {self.queue} can use at most {self.limit:g}, so it can never start there"
+        return f"queue {self.queue} uses {self.in_use:g} of at most {self.limit:g} GPUs; the job needs {self.requested_gpus}"
 
 
-class Holdings:
+class QuotaTree:
     """The queue tree with its usage. Nodes are numbers; a queue with children has a second node for the jobs in the queue itself.
 
     Attributes:
@@ -122,7 +122,7 @@ class Holdings:
             tuple((node, *_user_limits(limited[node])) for node in path if node in limited) for path in self.paths
         ]
 
-    def number(self, queue_id: QueueId) -> int:
+    def job_node(self, queue_id: QueueId) -> int:
         """The node in which the queue's own jobs count: the argument of all other functions.
 
         Raises:
@@ -130,11 +130,11 @@ class Holdings:
         """
         return self._job_node[queue_id]
 
-    def whole(self, queue_id: QueueId) -> int:
+    def subtree_node(self, queue_id: QueueId) -> int:
         """The node of the queue with all below it, for reading figures."""
         return self._node[queue_id]
 
-    def room(self, queue: int) -> int:
+    def available_gpus(self, queue: int) -> int:
         """GPUs that the quotas allow to be used now, regardless of free devices."""
         room = max(0, self.limit[FLEET] - self.used[FLEET])
         for node in reversed(self.paths[queue][:-1]):
@@ -142,14 +142,16 @@ class Holdings:
             room = max(0, kept - used) + max(0, min(room, self.limit[node] - max(used, kept)))
         return room
 
-    def admits(self, queue: int, user: str, gpus: int) -> Refusal | None:
+    def check_admission(self, queue: int, user: str, gpus: int) -> QuotaRefusal | None:
         """Why a job may not start now; None if it may. O(depth)."""
         for node, gpus_max, jobs_max in self._limits[queue]:
             held, jobs = self._users.get((node, user), (0, 0))
             if held + gpus > gpus_max:
-                return Refusal(WaitReasonCode.USER_LIMIT, self.ids[node], gpus, held, gpus_max, user)
+                return QuotaRefusal(WaitReasonCode.USER_LIMIT, self.ids[node], gpus, held, gpus_max, user)
             if jobs >= jobs_max:
-                return Refusal(WaitReasonCode.USER_LIMIT, self.ids[node], gpus, jobs, jobs_max, user, jobs=True)
+                return QuotaRefusal(
+                    WaitReasonCode.USER_LIMIT, self.ids[node], gpus, jobs, jobs_max, user, counts_jobs=True
+                )
         more = gpus
         for node in self.paths[queue]:
             if not more:
@@ -157,7 +159,7 @@ class Holdings:
             used = self.used[node]
             if used + more > self.limit[node]:
                 # The idle reserved part of a child is not available, so it counts as held: held + unused kept = used + all kept.
-                return Refusal(
+                return QuotaRefusal(
                     WaitReasonCode.QUOTA,
                     self.ids[node],
                     gpus,
@@ -168,7 +170,7 @@ class Holdings:
                 more = max(0, used + more - kept) - max(0, used - kept)
         return None
 
-    def take(self, queue: int, user: str, gpus: int, jobs: int = 1) -> None:
+    def add_running(self, queue: int, user: str, gpus: int, jobs: int = 1) -> None:
         """Count a job that starts or, with `jobs=0`, grows. Not checked against limits: a reduced quota does not stop running jobs."""
         if self._limits[queue]:
             self._count(queue, user, gpus, jobs)
@@ -181,7 +183,7 @@ class Holdings:
                 if kept := self.kept[node]:
                     more = max(0, used + more - kept) - max(0, used - kept)
 
-    def give(self, queue: int, user: str, gpus: int, jobs: int = 1) -> None:
+    def remove_running(self, queue: int, user: str, gpus: int, jobs: int = 1) -> None:
         """Release GPUs: undoes `take` exactly, in any order."""
         if self._limits[queue]:
             self._count(queue, user, -gpus, -jobs)
@@ -194,11 +196,11 @@ class Holdings:
                 if kept := self.kept[node]:
                     less = max(0, used - kept) - max(0, used - less - kept)
 
-    def over(self, queue: int) -> int:
+    def borrowed_past_right(self, queue: int) -> int:
         """GPUs borrowed past its right; 0 for none."""
         return max(0, self.used[queue] - self.pool[queue])
 
-    def entitled(self, queue: int, gpus: int) -> bool:
+    def is_entitled(self, queue: int, gpus: int) -> bool:
         """Whether a job of this size would be within the right of its queue or of an ancestor: then it may reclaim.
 
         A full limit further up does not revoke the right: usage there past other rights can be reclaimed.
@@ -212,7 +214,7 @@ class Holdings:
             more = self._passed_on(node, more)
         return False
 
-    def reclaimable(self, victim: int, claimant: int, gpus: int) -> bool:
+    def is_reclaimable(self, victim: int, claimant: int, gpus: int) -> bool:
         """Whether a job of queue `victim` may be stopped so that a job of `gpus` GPUs in queue `claimant` gets its right.
 
         Every queue from the victim's up to the lowest common ancestor uses more than its right, and on the claimant's side some queue stays within

@@ -12,7 +12,7 @@ SIZE_MAX: Final = 1 << 50  # more than any count of features or tokens; limits t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigKeys:
+class ModelConfigReader:
     """The values of a config. As in Hugging Face, a key with the value null is missing."""
 
     where: str
@@ -61,14 +61,14 @@ class ConfigKeys:
             raise BadFile(f"{self.where}: {name} is {str(value)[:60]!r}; it must be true or false")
         return value
 
-    def section(self, name: str) -> ConfigKeys:
+    def section(self, name: str) -> ModelConfigReader:
         """Return the object of a key, empty if the key is missing."""
         value = self.values.get(name)
         if value is None:
-            return ConfigKeys(where=f"{self.where}, {name}", values={})
+            return ModelConfigReader(where=f"{self.where}, {name}", values={})
         if not isinstance(value, Mapping):
             raise BadFile(f"{self.where}: {name} is {str(value)[:60]!r}; it must be an object")
-        return ConfigKeys(where=f"{self.where}, {name}", values=value)
+        return ModelConfigReader(where=f"{self.where}, {name}", values=value)
 
     def list_length(self, name: str) -> int:
         """Return the length of a list, 0 if the key is missing."""

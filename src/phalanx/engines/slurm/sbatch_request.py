@@ -39,7 +39,7 @@ class SlurmSettings:
     qos: str = ""
 
 
-def job_request(
+def build_sbatch_request(
     settings: SlurmSettings, job: Job, attempt: Attempt, nodes: Mapping[str, SlurmNode], time_max: str
 ) -> render.SlurmJobRequest:
     """Build the Slurm job request of an attempt. `time_max`: the partition's limit as Slurm prints it."""
