@@ -116,7 +116,7 @@ class FairShareTree(QuotaTree):
             for node in self.paths[queue]:
                 if node in self._exhausted:
                     return self._over_budget(node, gpus)
-        return super().admits(queue, user, gpus)
+        return super().check_admission(queue, user, gpus)
 
     def set_waiting_queues(self, queues: Iterable[int]) -> None:
         """Set the queues with waiting jobs: they and their ancestors count as in use, even without usage. O(depth) each."""
