@@ -39,10 +39,8 @@ class FollowerApp:
         self._among, self._version, self._ca_pem = status, version, ca_pem
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            return
-        await self._answer(scope["method"], scope["path"])(scope, receive, send)
+        """Serve one request; a WebSocket is refused before it opens."""
+        await self._answer(scope.get("method", ""), scope["path"])(scope, receive, send)
 
     def _answer(self, method: str, path: str) -> Response:
         among = self._among
@@ -70,7 +68,7 @@ class LeaderOnlyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         started = refused = False
@@ -86,7 +84,7 @@ class LeaderOnlyMiddleware:
             refused = True
             if started:  # the caller sees a broken stream, and asks another head
                 raise ConnectionAbortedError("this head no longer leads")
-            await error_response(self._late_answer_error(scope["method"]))(scope, receive, send)
+            await error_response(self._late_answer_error(scope.get("method", "GET")))(scope, receive, send)
 
         if not self._among.leads():
             await error_response(not_leading_error(self._among))(scope, receive, send)
