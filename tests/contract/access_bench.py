@@ -19,7 +19,6 @@ from phalanx.api.auth.access_matrix import CallerKind
 from phalanx.app.certificates import CertificateAuthority
 from phalanx.app.join_service import HeadJoinService, ListenAddress
 from phalanx.app.state_folder import StateFolder
-from phalanx.core.access.caller import Caller
 from phalanx.core.access.node_tokens import join_token, node_token
 from phalanx.core.access.rules import CallerRelation
 from phalanx.core.state.events import PutProject, PutToken, PutUser, RevokeToken
@@ -32,6 +31,7 @@ from phalanx.core.work.users import (
 )
 from phalanx.engines.local.engine import LocalEngine
 from tests.contract.api_head import JOB, SECRET, ApiHead, Supervisor, until
+from tests.contract.exec_socket import upgraded
 
 NOW_S, BOOT_S = 1_800_000_000.0, 5_000.0
 V, U, O, A, N = UserRole.VIEWER, UserRole.USER, UserRole.OPERATOR, UserRole.ADMIN, UserRole.NODE  # noqa: E741  # as in a table
@@ -193,14 +193,6 @@ class Bench:
             self.n0.run(job_id)
         return job_id
 
-    def session(self, who, tie):
-        """An exec session of its owner, on their running job."""
-        owner = self.owner(who, tie)
-        role = next((one.column.role for one in ROLES if one.name == owner), U)
-        caller = Caller(user=owner, role=role, token_id=token_id(f"secret-of-{owner}"))
-        sessions = self.head.app.state.runtime.sessions
-        return sessions.open(caller=caller, job_id=self.jobs[owner, "running"], supervisor="n0", rows=24, cols=80).name
-
     # ---- what a call has changed ----------------------------------------------------------------------------------
 
     def settle(self):
@@ -253,11 +245,19 @@ def token_id(secret):
     return f"t-{secret}"
 
 
-def send(client, who, method, path, *, json=None, content=None, headers=None):
-    """One request; of an endless reply the status alone."""
-    headers = {**({"authorization": f"Bearer {who.secret}"} if who.secret else {}), **(headers or {})}
+def send(call, who, method, path, *, json=None, content=None):
+    """One request; of an endless reply the status alone. A WebSocket is closed once its first frame was answered."""
+    headers = {"authorization": f"Bearer {who.secret}"} if who.secret else {}
+    if method == "WEBSOCKET":
+        found = upgraded(call.url, path, headers)
+        if isinstance(found, httpx.Response):
+            return found
+        with found:
+            found.send(msgspec.json.encode(json).decode())
+            found.recv(20)
+        return httpx.Response(101)
     body = msgspec.json.encode(json) if json is not None else content
-    with client.stream(method, path, headers=headers, content=body) as reply:
+    with call.client.stream(method, path, headers=headers, content=body) as reply:
         if reply.headers.get("content-type", "").startswith("text/event-stream") and reply.status_code == 200:
             return httpx.Response(reply.status_code)
         reply.read()

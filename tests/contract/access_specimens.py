@@ -70,9 +70,6 @@ class Case:
         self.bench.fresh += 1
         return self.bench.fresh
 
-    def session(self):
-        return self.bench.session(self.who, self.tie)
-
     @property
     def attempt(self):
         """Of the job on n0 whose supervisor speaks, or is spoken for."""
@@ -220,15 +217,7 @@ SPECIMENS = {
     "POST /v1/jobs/{job_id}/hold": of_job("/hold", "waiting"),
     "POST /v1/jobs/{job_id}/release": of_job("/release", "held"),
     "POST /v1/jobs/{job_id}/requeue": of_job("/requeue", "running"),
-    "POST /v1/jobs/{job_id}/exec": of_job("/exec", "running", {"argv": ["id"]}),
-    "GET /v1/exec/{session_name}/output": lambda case: Ask(f"/v1/exec/{case.session()}/output"),
-    "POST /v1/exec/{session_name}/input": lambda case: Ask(
-        f"/v1/exec/{case.session()}/input", {"offset": 0, "data": "bHMK"}
-    ),
-    "POST /v1/exec/{session_name}/resize": lambda case: Ask(
-        f"/v1/exec/{case.session()}/resize", {"rows": 5, "cols": 5}
-    ),
-    "DELETE /v1/exec/{session_name}": lambda case: Ask(f"/v1/exec/{case.session()}"),
+    "WEBSOCKET /v1/jobs/{job_id}/exec": of_job("/exec", "running", {"argv": ["id"]}, ok=(101,)),
     "HEAD /v1/blobs/{sha256}": known_blob("/v1/blobs/{}"),
     "PUT /v1/blobs/{sha256}": blob,
     # nodes and queues
@@ -297,5 +286,6 @@ SPECIMENS = {
 
 def session_on_n0(case):
     """Sam's, whose command runs on n0."""
-    bench = case.bench
-    return bench.session(Who("sam", "nobody"), CallerRelation.SAME_PROJECT)
+    sessions = case.bench.head.app.state.runtime.sessions
+    job_id = case.bench.jobs["sam", "running"]
+    return sessions.open(user="sam", job_id=job_id, supervisor="n0", rows=24, cols=80).name

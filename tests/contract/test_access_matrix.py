@@ -111,7 +111,7 @@ def refusal(bench, name, method, route, who, tie):
     asked = SPECIMENS[name](Case(bench, who, tie, fresh=False))
     bench.rest()  # to make what is asked about may have set something going
     before = bench.state()
-    reply = send(bench.call.client, who, method, asked.path, json=asked.json, content=asked.content)
+    reply = send(bench.call, who, method, asked.path, json=asked.json, content=asked.content)
     bench.rest()
     after, where, wanted = bench.state(), (name, who.title, str(tie), reply.status_code), expected(route, who, tie)
     if str(reply.status_code) != wanted:
@@ -121,7 +121,7 @@ def refusal(bench, name, method, route, who, tie):
     # Whom a supervisor speaks for, and which jobs are to end, stands in the body: there alone it is read before the refusal.
     in_body = route.scope is AccessScope.NODE or name == "POST /v1/jobs/cancel"
     if method in ("POST", "PUT", "PATCH") and not in_body:
-        garbled = send(bench.call.client, who, method, asked.path, content=b"{ this is no body")
+        garbled = send(bench.call, who, method, asked.path, content=b"{ this is no body")
         if garbled.status_code != reply.status_code:
             yield (*where, "the body was looked at first", garbled.status_code)
 
@@ -130,7 +130,7 @@ def admission(bench, name, method, route, who, tie):
     """What is wrong with an allowed call: its answer, or its line in the audit trail."""
     asked = SPECIMENS[name](Case(bench, who, tie, fresh=route.audited))
     tip = bench.head.driver.audit_tip.seq
-    reply = send(bench.call.client, who, method, asked.path, json=asked.json, content=asked.content)
+    reply = send(bench.call, who, method, asked.path, json=asked.json, content=asked.content)
     if reply.status_code not in asked.ok:
         yield (name, who.title, str(tie), reply.status_code, reply.text[:200], f"expected {asked.ok}")
     told = [(line.action, line.user, line.token_id) for line in bench.head.store.audit(after=tip)]

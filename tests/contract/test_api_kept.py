@@ -67,7 +67,7 @@ class Server:
         self.supervisor.lease()
         self.access = HeadAccess(address=HeadAddress(call.url, None), token=node_token(SECRET, name))
         self.ended = threading.Event()
-        self.porter = CheckpointUploader(self.access, self.ended)
+        self.uploader = CheckpointUploader(self.access, self.ended)
 
     def prepare(self):
         reply = self.call(f"node:{self.name}", "GET", "/v1/node/commands?wait_s=3").content
@@ -107,7 +107,7 @@ class Server:
         return str(path), folders.write_manifest(str(path), encoded)
 
     def upload(self, step, path, digest, *, kept=None):
-        self.porter.submit(
+        self.uploader.submit(
             CheckpointUpload(
                 job_id=self.present.key.job_id,
                 epoch=self.present.key.epoch,
@@ -120,7 +120,7 @@ class Server:
         )
 
     def idle(self):
-        return not self.porter.unfinished_folders()
+        return not self.uploader.unfinished_folders()
 
 
 def crc(data):
@@ -278,7 +278,7 @@ def test_a_head_that_goes_away_in_mid_upload_gets_the_rest_when_it_is_back(head,
     kept = threading.Event()
     nodes[0].upload(7, path, digest, kept=kept.set)
     assert not kept.wait(1.0)
-    assert nodes[0].porter.unfinished_folders() == {path}
+    assert nodes[0].uploader.unfinished_folders() == {path}
     with head.served(port=port):
         assert kept.wait(20), nodes[0].said
     manifest.verify(f"{head.parts.checkpoint_root}/{job}/epoch-1/step-00000007", expected_digest=digest)
@@ -306,8 +306,8 @@ def test_the_end_of_a_member_waits_for_its_checkpoint_while_bytes_move_and_for_a
     order, in_haste = threading.Event(), threading.Event()
     nodes[0].upload(7, path, digest, kept=lambda: None)
     key = nodes[0].present.key
-    nodes[0].porter.notify_when_uploaded(key.job_id, key.epoch, in_haste.set, patient=False)
-    nodes[0].porter.notify_when_uploaded(key.job_id, key.epoch, order.set, patient=True)
+    nodes[0].uploader.notify_when_uploaded(key.job_id, key.epoch, in_haste.set, patient=False)
+    nodes[0].uploader.notify_when_uploaded(key.job_id, key.epoch, order.set, patient=True)
     assert in_haste.wait(20), "it starts again here, and brings the rest then"
     assert not order.is_set()
     with head.served(port=port):

@@ -29,6 +29,7 @@ from phalanx.core.work.users import User, UserRole
 from phalanx.ports.store import Batch, StoreRefused
 from phalanx.store.sql.sqlite.store import SqliteStore
 from tests.contract.api_head import SECRET, TOKENS, ApiHead, Supervisor, until
+from tests.contract.exec_socket import open_exec
 from tests.contract.test_store_contract import opened
 
 KEY = audit_key(SECRET)
@@ -139,7 +140,7 @@ def test_a_command_beside_a_job_is_told_before_it_runs(head, call):
     until(lambda: head.store.attempts(job_id))
     Supervisor(call).run(job_id)
     until(lambda: head.store.attempts(job_id)[-1].state == "running")
-    call("operator", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["cat", "canary-file"]})
+    _session = open_exec(call, job_id, "operator", argv=["cat", "canary-file"])
     assert lines(call)[-1]["detail"] == f"job {job_id} of ada node n0 runs 'cat'"
 
 

@@ -28,6 +28,7 @@ from phalanx.core.work.queue import Project
 from phalanx.core.work.users import User, UserRole
 from phalanx.ports.store import JobFilter
 from tests.contract.api_head import JOB, TOKENS, ApiHead, Supervisor, bearer, code, token_of, until
+from tests.contract.exec_socket import ExecSocket, open_exec
 
 DAY_S = 86400.0
 
@@ -178,9 +179,9 @@ def test_two_admins_cannot_demote_each_other_at_once(head, call):
 
 
 @pytest.mark.parametrize("wish", [{"role": UserRole.USER}, {"disabled": True}])
-def test_the_last_admin_stays_whoever_asks(head, wish):
+def test_the_last_admin_stays_whoever_asks(head, submission):
     with pytest.raises(Conflict, match="root is the last admin"):
-        head.ask(ChangeUser(user_id="root", **wish))
+        head.ask(ChangeUser(user_id="root", **submission))
     with pytest.raises(Conflict):
         head.ask(PutUser(user=User(id="root", role=UserRole.VIEWER)))
     assert head.store.user("root").role is UserRole.ADMIN
@@ -323,15 +324,25 @@ def test_streams_end_with_their_token_though_nobody_wrote_anything(head, call, j
 
 
 def test_exec_sessions_end_when_their_user_may_no_longer(head, call, job_id):
-    opened = call("operator", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["sh"]}).json()["session"]
-    own = call("user", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["sh"]}).json()["session"]
-    assert call("node:n0", "GET", f"/v1/node/exec/{opened}/input").status_code == 200
+    theirs, own = open_exec(call, job_id, "operator"), open_exec(call, job_id)
+    by_user = {session.user: name for name, session in head.app.state.runtime.sessions._open.items()}
+    assert call("node:n0", "GET", f"/v1/node/exec/{by_user['opal']}/input").status_code == 200
     call("admin", "PUT", "/v1/users/opal", {"role": "user"})
+    assert theirs.error() == ("not_permitted", 1008)
     until(
-        lambda: call("node:n0", "GET", f"/v1/node/exec/{opened}/input").status_code == 404
+        lambda: call("node:n0", "GET", f"/v1/node/exec/{by_user['opal']}/input").status_code == 404
     )  # its command is hung up on
-    assert call("operator", "GET", f"/v1/exec/{opened}/output").status_code == 404
-    assert call("node:n0", "GET", f"/v1/node/exec/{own}/input").status_code == 200
+    assert call("node:n0", "GET", f"/v1/node/exec/{by_user['ada']}/input").status_code == 200
+    own.close()
+
+
+def test_exec_sessions_end_with_their_token(head, call, job_id):
+    tokens = [made(call, "user", expires="1h"), made(call, "user")]
+    expires, revoked = [open_exec(call, job_id, token["secret"]) for token in tokens]
+    call("user", "DELETE", f"/v1/tokens/{tokens[1]['token']['id']}")
+    assert revoked.error() == ("not_signed_in", 1008)
+    head.clock.ahead_s += 3601
+    assert expires.error() == ("not_signed_in", 1008)
 
 
 def test_no_exec_session_opens_for_who_lost_the_right_while_the_trail_was_written(head, call, job_id, monkeypatch):
@@ -342,22 +353,9 @@ def test_no_exec_session_opens_for_who_lost_the_right_while_the_trail_was_writte
         return note(driver, told)
 
     monkeypatch.setattr(ControllerDriver, "record_call", noting)
-    assert call("operator", "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["sh"]}).status_code == 403
+    refused = ExecSocket(call.url, job_id, bearer("operator"), {"argv": ["sh"]})
+    assert refused.error() == ("not_permitted", 1008)
     assert head.app.state.runtime.sessions.count() == 0
-
-
-def test_a_long_poll_is_not_answered_once_its_token_is_revoked(head, call, job_id):
-    token = made(call, "user")
-    opened = call(token["secret"], "POST", f"/v1/jobs/{job_id}/exec", {"argv": ["sh"]}).json()["session"]
-    answers = []
-    polling = threading.Thread(
-        target=lambda: answers.append(call(token["secret"], "GET", f"/v1/exec/{opened}/output?wait_s=3").status_code)
-    )
-    polling.start()
-    until(lambda: head.app.state.runtime.authenticator._used.get(token["token"]["id"]))
-    call("user", "DELETE", f"/v1/tokens/{token['token']['id']}")
-    polling.join(timeout=20)
-    assert answers in ([401], [404])
 
 
 def test_upkeep_writes_down_uses_once_in_a_while(head, call):

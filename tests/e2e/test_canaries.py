@@ -235,12 +235,11 @@ def plant_typed(canaries, admin, job_id):
         if admin.job(job_id).job.attempt_state == "running":
             break
         time.sleep(0.1)
-    name = admin.exec(job_id, ["cat"])
-    canaries["name of an exec session"] = name
     text = canaries.make("typed into a session") + "\n"
-    admin.exec_input(name, 0, text.encode(), closed=True)
-    assert admin.exec_output(name, 0, wait_s=10.0).data.decode() == text
-    admin.exec_close(name)
+    with admin.exec(job_id, ["cat"]) as session:
+        session.write(text.encode())
+        session.end_input()
+        assert session.read().decode() == text
 
 
 def plant_mistakes(canaries, url, token):

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tarfile
@@ -156,10 +157,14 @@ class Head:
             return 200, self.blobs[name]
         session, _, direction = name.partition("/")
         if direction == "input":
-            typed, after = self.typed[session], int(query["after"])
-            if not typed.data[after:] and not typed.closed:
+            typed, after = self.typed.get(session), int(query["after"])
+            if typed is None:  # its user has left
+                return 404, b'{"error": {"code": "not_found", "message": "no such exec session"}}'
+            data, signals = typed.data[after:][: int(query["limit"])], typed.signals[int(query["signals"]) :]
+            if not (data or signals or (typed.closed and query["closed"] == "0")):
                 self.changed.wait(0.2)
-            return 200, wire.encode(msgspec.structs.replace(typed, data=typed.data[after:]))
+            closed = typed.closed and after + len(data) == len(typed.data)
+            return 200, wire.encode(msgspec.structs.replace(typed, data=data, signals=signals, closed=closed))
         output = wire.decode(body, wire.ExecOutput)
         self.printed[session] = self.printed[session][: output.offset] + output.data
         if output.exit_code is not None:
@@ -648,20 +653,29 @@ def test_reports_reach_the_steps_stream_and_checkpoints_the_head(head, node, tmp
 # ------------------------------------------------------------------------------------------------------------------ exec
 
 
-def exec_in(head: Head, order: commands.PrepareTasks, *argv: str, tty: bool, typed: bytes = b"", closed: bool = True):
-    head.typed["s"] = wire.ExecInput(data=typed, closed=closed, rows=30, cols=100)
+def running(head, tmp_path, **more):
+    order = prepare(tmp_path, "sleep", "600", **more)
+    head.say(order)
+    head.say(start_of(order, head))
+    head.heard(events.MemberStarted)
+    return order
+
+
+def open_exec(head: Head, order: commands.PrepareTasks, *argv: str, tty: bool = False, typed: bytes = b""):
+    head.typed["s"] = wire.ExecInput(data=typed, closed=True, rows=30, cols=100)
     head.say(
         wire.OpenExec(session="s", job_id=order.job_id, epoch=order.epoch, argv=list(argv), tty=tty, rows=30, cols=100)
     )
+
+
+def exec_in(head: Head, order: commands.PrepareTasks, *argv: str, tty: bool, typed: bytes = b""):
+    open_exec(head, order, *argv, tty=tty, typed=typed)
     return head.wait(lambda: head.exec_ends.get("s"))
 
 
 @pytest.mark.parametrize("tty", [False, True])
 def test_exec_runs_beside_the_ranks_and_gives_its_code(head, node, tmp_path, tty):
-    order = prepare(tmp_path, "sleep", "600", env=(("MINE", "yes"),))
-    head.say(order)
-    head.say(start_of(order, head))
-    head.heard(events.MemberStarted)
+    order = running(head, tmp_path, env=(("MINE", "yes"),))
     end = exec_in(
         head,
         order,
@@ -674,6 +688,32 @@ def test_exec_runs_beside_the_ranks_and_gives_its_code(head, node, tmp_path, tty
     assert end.exit_code == 5
     assert b"got hi yes" in head.printed["s"]
     assert (b"30 100" in head.printed["s"]) is tty
+
+
+@pytest.mark.parametrize("typed", [b"", b"x" * 200_000])
+def test_signal_reaches_a_command_that_reads_no_input(head, node, tmp_path, typed):
+    order = running(head, tmp_path)
+    open_exec(head, order, "sh", "-c", "trap 'echo stopped; exit 3' INT; echo ready; sleep 600 & wait", typed=typed)
+    head.wait(lambda: b"ready" in head.printed["s"])
+    head.typed["s"] = msgspec.structs.replace(head.typed["s"], signals=[signal.SIGINT])
+    assert head.wait(lambda: head.exec_ends.get("s")).exit_code == 3
+    assert b"stopped" in head.printed["s"]
+
+
+@pytest.mark.parametrize("typed", [b"", b"x" * 200_000])
+def test_command_is_hung_up_on_when_its_user_leaves(head, node, tmp_path, typed):
+    order = running(head, tmp_path)
+    open_exec(head, order, "sh", "-c", "echo $$; sleep 600", typed=typed)
+    pid = int(head.wait(lambda: bytes(head.printed["s"]).strip()))
+    del head.typed["s"]
+    head.wait(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_all_input_reaches_a_command_that_is_slow_to_read_it(head, node, tmp_path):
+    order = running(head, tmp_path)
+    open_exec(head, order, "sh", "-c", "sleep 2; wc -c", typed=b"x" * 500_000)
+    assert head.wait(lambda: head.exec_ends.get("s")).exit_code == 0
+    assert head.printed["s"].strip() == b"500000"
 
 
 def test_exec_without_ranks_is_refused(head, node, tmp_path):

@@ -34,12 +34,17 @@ from phalanx.core.ids import NodeId
 from phalanx.core.state.events import MemberReady, MemberStarted, MemberStopped
 from phalanx.node.processes.file_limits import raise_file_limit
 from phalanx.wire.supervisor import (
+    CommandsReply,
     EventsRequest,
     HelloRequest,
     LeaseRequest,
+    OpenExec,
+    decode,
+    decode_command,
     encode_envelope,
 )
 from tests.contract.api_head import make_node
+from tests.contract.exec_socket import ExecSocket
 from tests.hostile.asked import NOBODY
 from tests.hostile.good import BLOB, DIGEST
 
@@ -81,6 +86,7 @@ class Served:
     seq: int = 0
     waiting_id: str = ""
     session: str = "none"
+    socket: ExecSocket | None = None
     token_id: str = "none"
     _read_bytes: int = 0  # of the head's log
 
@@ -126,9 +132,20 @@ class Served:
             self._play(view)
         if self._job(self.waiting_id)["state"] != "pending":
             self.waiting_id = self._submit(hold=True)
-        if self.call("user", "GET", f"/v1/exec/{self.session}/output").status_code == 404:
-            opened = self.call("user", "POST", f"/v1/jobs/{self.job_id}/exec", {"argv": ["true"]})
-            self.session = opened.json()["session"] if opened.status_code == 201 else "none"
+        if self.call(SUPERVISING, "GET", f"/v1/node/exec/{self.session}/input?limit=0&closed=1").status_code == 404:
+            self._open_session()
+
+    def _open_session(self) -> None:
+        """Open an exec session; its name is in the command that its supervisor is sent."""
+        if self.socket is not None and self.socket.line is not None:
+            self.socket.close()
+        token = {"authorization": f"Bearer {self.tokens['user']}"}
+        self.socket = ExecSocket(f"http://{self.host}", self.job_id, token, {"argv": ["true"]})
+        self.session = "none"
+        if self.socket.refused is None and self.socket.frame()["type"] == "opened":
+            reply = self.call(SUPERVISING, "GET", "/v1/node/commands").content
+            commands = [decode_command(one) for one in decode(reply, CommandsReply).commands]
+            self.session = next((one.session for one in reversed(commands) if isinstance(one, OpenExec)), "none")
 
     def _job(self, job_id: str) -> dict[str, Any]:
         reply = self.call(ADMIN, "GET", f"/v1/jobs/{job_id or 'none'}")

@@ -85,11 +85,6 @@ def test_good_requests_are_taken():
         "renew_join_line",
         "download_output_file",
         "archive_files",
-        "open_exec",
-        "close_exec",
-        "exec_resize",
-        "exec_input",
-        "exec_output",
         "fetch_exec_input",
         "receive_exec_output",
     }

@@ -565,8 +565,8 @@ def test_many_that_leave_a_line_at_once_are_taken_out_together(policy, change, r
         withdraw(board, entries)
 
     runs = cluster.submit(gpus=4, behaviour=LONG)
-    wish = spec("many", gpus=1, array="0-99")
-    elements = cluster.request(SubmitJob(spec=wish, user=ADA, project=ProjectId("gpt"), queue=QueueId("default")))
+    submission = spec("many", gpus=1, array="0-99")
+    elements = cluster.request(SubmitJob(spec=submission, user=ADA, project=ProjectId("gpt"), queue=QueueId("default")))
     assert cluster.head is not None
     controller = cluster.head.controller
     array, waits, board = elements[0].array.array_id, controller.waits, controller.scheduler.board

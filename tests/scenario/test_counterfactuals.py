@@ -158,8 +158,8 @@ def test_least_priority_that_starts_it():
 def test_held_queue_closed_and_begin():
     assert Asked(snapshot(TWO, (), [job("x", gpus=4, held=True)])).told == [("release", "release job x")]
     assert Asked(snapshot(TWO, (), [job("x", gpus=4, begin_s=T + 60.0)])).told == [("begin", "begin now")]
-    shut = [replace(PLAIN, open=False), Queue(id="free")]
-    assert Asked(snapshot(TWO, (), [job("x", gpus=4)], shut)).told == [
+    excluded = [replace(PLAIN, open=False), Queue(id="free")]
+    assert Asked(snapshot(TWO, (), [job("x", gpus=4)], excluded)).told == [
         ("queue", "queue free"),
         ("open", "open queue default"),
     ]

@@ -26,7 +26,7 @@ def sent(*headers: tuple[bytes, bytes], kind: str = "http", scheme: str = "http"
 
     scope = {
         "type": kind,
-        "method": "GET",
+        **({"method": "GET"} if kind == "http" else {}),
         "scheme": scheme,
         "path": "/v1/me",
         "raw_path": b"/v1/me",
@@ -76,12 +76,32 @@ def test_two_authorization_headers_are_refused():
     assert [status(HOST, token), status(HOST, token, token)] == [200, 400]
 
 
-def test_a_websocket_does_not_reach_the_app():
-    async def reached(*_: Any) -> None:
-        pytest.fail("the app was called")
+async def unreached(*_: Any) -> None:
+    pytest.fail("the app was called")
 
-    assert sent(HOST, kind="websocket", app=reached) == [{"type": "websocket.close", "code": 1008}]
-    assert sent(HOST, kind="webtransport", app=reached) == []
+
+@pytest.mark.parametrize(
+    ("scheme", "origin", "allowed"),
+    [
+        ("ws", b"http://127.0.0.1:7600", True),
+        ("wss", b"https://127.0.0.1:7600", True),
+        ("ws", b"https://127.0.0.1:7600", False),
+        ("ws", b"http://evil.example", False),
+        ("ws", b"null", False),
+    ],
+)
+def test_websocket_passes_the_checks_of_a_request(scheme, origin, allowed):
+    async def accepting(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+
+    first = sent(HOST, (b"origin", origin), kind="websocket", scheme=scheme, app=accepting if allowed else unreached)[0]
+    assert first["type"] == ("websocket.accept" if allowed else "websocket.http.response.start")
+    assert first.get("status", 101) == (101 if allowed else 403)
+    assert allowed or (b"x-content-type-options", b"nosniff") in first["headers"]
+
+
+def test_other_kinds_of_connections_do_not_reach_the_app():
+    assert sent(HOST, kind="webtransport", app=unreached) == []
 
 
 def test_lifespan_reaches_the_app():

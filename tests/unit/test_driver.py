@@ -246,11 +246,11 @@ def test_caller_who_leaves_does_not_take_the_loop_along(rig):
 def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, caplog):
     hear = requests.handle_request
 
-    def broken(turn, request):
+    def broken(context, request):
         if getattr(request, "key", "") == "poison":
-            turn.change.new_job_seq()
+            context.change.new_job_seq()
             raise RuntimeError("a fault of ours")
-        return hear(turn, request)
+        return hear(context, request)
 
     rig.closed()
     monkeypatch.setattr(requests, "handle_request", broken)
@@ -266,10 +266,10 @@ def test_what_an_engine_saw_beside_a_fault_of_ours_is_heard(monkeypatch):
     """Found by reading: engines say nothing twice, and the whole of what one had seen went with the fault."""
     hear, engine = reports.handle_report, FakeEngine()
 
-    def broken(turn, report):
+    def broken(context, report):
         if getattr(report, "why", "") == "poison":
             raise RuntimeError("a fault of ours")
-        return hear(turn, report)
+        return hear(context, report)
 
     rig = Rig([engine])
     for name in ("n0", "n1"):

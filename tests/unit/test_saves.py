@@ -31,7 +31,7 @@ def heard(tmp_path, **changes):
     assert report is not None
     present = member(make_prepare(), 0, tmp_path)
     handle_checkpoint_report(
-        present, report, porter=None, note=said.append, before_upload=lambda: None, publish=published.append
+        present, report, uploader=None, note=said.append, before_upload=lambda: None, publish=published.append
     )
     return published, said
 

@@ -132,8 +132,10 @@ def test_a_head_starts_without_slurm_and_finds_its_jobs_once_it_answers(played):
     one = slurm()
     played.silent = True
     one.discover([node("h0"), node("h2", state=NodeState.DOWN)], live(attempt()))
-    (shut,) = one.observe()
-    assert (shut.node.id, "does not answer" in shut.node.cordon.why) == ("h0", True), "and the lost one stays lost"
+    (excluded,) = one.observe()
+    assert (excluded.node.id, "does not answer" in excluded.node.cordon.why) == ("h0", True), (
+        "and the lost one stays lost"
+    )
     assert [within_s for _, within_s in played.said] == [engine.FIRST_ANSWER_S], "leases do not wait for Slurm"
     assert looked(one) == ([], {})
     played.silent, played.rows = False, {"4": ("RUNNING", "17.1"), "5": ("RUNNING", "12.1")}

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 from fastapi import FastAPI
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from phalanx.api.auth.audited_call import CURRENT_CALL
-from phalanx.api.auth.authenticator import Authenticator, reauthorize
+from phalanx.api.auth.authenticator import Authenticator
 from phalanx.api.live.controller_futures import ControllerFutures
 from phalanx.api.live.exec_sessions import ExecSessionRegistry
 from phalanx.api.live.hub import Broadcast, FollowerHub
@@ -32,7 +32,6 @@ from phalanx.core.ids import JobId, UserId
 from phalanx.core.state.events import PreparePlannedStop, RecordTokenUse, Report
 from phalanx.core.state.events import Request as Command
 from phalanx.core.work.spec import Role
-from phalanx.core.work.users import Action
 from phalanx.store.checkpoints.copies import CheckpointCopies
 from phalanx.store.outputs.copies import OutputCopies
 
@@ -40,6 +39,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _POLL_S: Final = 0.05
+_EXPIRY_LOOK_S: Final = 1.0  # how late the expiry of a token is noticed; a revocation is noticed at once
 UPKEEP_S: Final = 60.0
 REFUSALS_PER_MINUTE: Final = 60  # recorded in the audit trail: each costs a commit, and callers may repeat them at will
 # These threads wait for the disk, not the CPU: with asyncio's own pool (cores + 4), six slow reads would stop all others.
@@ -52,6 +52,7 @@ class ApiRuntime:
     Attributes:
         counts: counters of the routes, for /metrics.
         streams_by_user: open event streams, by user.
+        websockets: the tasks that serve open WebSockets.
         fleet, fleet_read_s, notes: the fleet as last read for the notes of a submit, the time of that, and the notes made for it.
     """
 
@@ -66,7 +67,8 @@ class ApiRuntime:
         )
         self.hub = FollowerHub()
         self.access_changes = Broadcast()
-        self.sessions = ExecSessionRegistry(services.limits, services.clock)
+        self.sessions = ExecSessionRegistry(services.limits)
+        self.websockets: set[asyncio.Task[None]] = set()
         self.supervisors = SupervisorRegistry(services.store)
         self.checkpoint_copies = CheckpointCopies(services.checkpoint_root, services.output_root)
         self.output_copies = OutputCopies(services.output_root)
@@ -155,7 +157,7 @@ class ApiRuntime:
     def start(self) -> None:
         """Subscribe to commits once the event loop runs, so that followers also see changes that no API route made."""
         wake = self.controller_futures.threadsafe_callback(self._wake_followers)
-        access = self.controller_futures.threadsafe_callback(self._access_changed)
+        access = self.controller_futures.threadsafe_callback(self.access_changes.notify_all)
         known = self.services.store.access_version
 
         def committed(job_ids: frozenset[JobId]) -> None:
@@ -189,13 +191,14 @@ class ApiRuntime:
             with contextlib.suppress(PhalanxError):  # such as a full disk: the next round retries
                 await self.upkeep()
 
-    def _access_changed(self) -> None:
-        """End the open streams and sessions whose users lost the permission, after a user, project or token changed."""
-        self.access_changes.notify_all()
-        store = self.services.store
-        self.sessions.end_unauthorized(
-            lambda one: reauthorize(self.authenticator, store, one.caller, Action.CHANGE_OWN, one.job_id)()
-        )
+    async def permission_lost(self, reauthorize: Callable[[], None]) -> PhalanxError:
+        """Wait until `reauthorize` raises: a user, project or token has changed, or the token has expired; return its error."""
+        while True:
+            try:
+                reauthorize()
+            except PhalanxError as error:
+                return error
+            await self.access_changes.wait(_EXPIRY_LOOK_S)
 
     def _wake_followers(self) -> None:
         while self._touched:
@@ -212,8 +215,13 @@ class ApiRuntime:
         self.hub.close()
         self.sessions.close()
 
+    async def wait_for_websockets(self, timeout_s: float) -> None:
+        """Wait until all WebSockets have sent their last frames."""
+        if self.websockets:
+            await asyncio.wait(self.websockets, timeout=timeout_s)
 
-def runtime_of(request: Request) -> ApiRuntime:
+
+def runtime_of(request: HTTPConnection) -> ApiRuntime:
     """Return the runtime of the app that serves this request."""
     runtime: ApiRuntime = request.app.state.runtime
     return runtime
@@ -225,13 +233,13 @@ def runtime_of_app(app: FastAPI) -> ApiRuntime:
     return runtime
 
 
-def caller_of(request: Request) -> Caller:
+def caller_of(request: HTTPConnection) -> Caller:
     """Return the authenticated caller; after the body was read, with its permissions at that time."""
     caller: Caller = request.state.caller
     return caller
 
 
-def reauthorize_caller(request: Request) -> None:
+def reauthorize_caller(request: HTTPConnection) -> None:
     """Authorize the caller again, as a body may arrive long after its head; `caller_of` then returns the updated caller.
 
     Raises:

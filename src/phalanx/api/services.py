@@ -128,7 +128,9 @@ class ControllerClient(Protocol):
         """The newest durable line of the audit trail."""
         ...
 
-    def read_snapshot(self, *, job_id: JobId | None = None, wish: SubmitJob | None = None) -> Future[ReadSnapshot]:
+    def read_snapshot(
+        self, *, job_id: JobId | None = None, submission: SubmitJob | None = None
+    ) -> Future[ReadSnapshot]:
         """Return a snapshot of the state between two steps, to compute answers from."""
         ...
 
@@ -183,7 +185,7 @@ class JoinService(Protocol):
         """Return what the next server needs to join."""
         ...
 
-    def accept(self, wish: JoinRequest) -> JoinReply:
+    def accept(self, submission: JoinRequest) -> JoinReply:
         """Accept a server as a node. Do not call it on the event loop: it may generate a key."""
         ...
 
@@ -237,7 +239,8 @@ class ApiLimits:
         heartbeat_s: time between comments on an idle event stream.
         recheck_s: how late a change that no API route made (a plan, a report of an engine) reaches a follower.
         streams_open: open event streams of all callers together; one user gets `per_user_share` of them.
-        exec_sessions: open sessions, likewise; a session that is not polled for `exec_idle_s` ends.
+        exec_sessions: open sessions, likewise.
+        exec_buffer_bytes: bytes of one session on their way in one direction.
         plan_stop_lease_s: lease that a planned stop grants; it waits `plan_stop_wait_s` for renewals, three intervals of a small fleet.
     """
 
@@ -253,7 +256,6 @@ class ApiLimits:
     recheck_s: float = 0.25
     streams_open: int = 1000
     exec_sessions: int = 200
-    exec_idle_s: float = 60.0
     exec_buffer_bytes: int = MIB
     plan_stop_lease_s: float = 600.0
     plan_stop_wait_s: float = 5.0

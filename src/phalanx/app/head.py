@@ -128,7 +128,7 @@ class Head:
     """One process of the head."""
 
     def __init__(self, options: HeadOptions, ground: HeadResources) -> None:
-        self._home, self._options, self._ground = options.state_folder, options, ground
+        self._home, self._options, self._resources = options.state_folder, options, ground
         self._clock = SystemClock()
         self._head_id, self._secret = ground.head_id, ground.secret
         self._socket, self._url = ground.listeners.loopback, ground.listeners.loopback_url
@@ -196,7 +196,7 @@ class Head:
 
     def _files(self, name: str) -> str:
         """Return the path of a folder with files of jobs."""
-        return os.path.join(self._ground.files_root, name)
+        return os.path.join(self._resources.files_root, name)
 
     def _api_server(self, settings: ControllerSettings) -> ApiServer:
         listen = self._listen
@@ -219,12 +219,12 @@ class Head:
                 on_stop=self._stop_soon,
                 before_long_leases=self._remember_long_leases,
                 join_service=welcome,
-                hosts_allowed=self._ground.listeners.hosts,
+                hosts_allowed=self._resources.listeners.hosts,
                 audit_key=self._audit_key,
                 audit_checkpoints=self._anchors,
                 token_lifetime_max_s=self._options.token_life_max_s,
-                leader_status=self._ground.elector,
-                output_elsewhere=self._ground.output_elsewhere,
+                leader_status=self._resources.elector,
+                output_elsewhere=self._resources.output_elsewhere,
             )
         )
         app.router.on_startup.append(self._on_ready)
@@ -246,7 +246,7 @@ class Head:
             node_secret=self._secret,
             head_id=self._head_id,
             engines=self._engines[::-1],  # the chosen one first
-            salt=self._ground.salt,
+            salt=self._resources.salt,
         )
         return with_tls(outer, authority, listen), joining
 
@@ -301,7 +301,7 @@ class Head:
         Raises:
             StoreRefused: the files cannot be moved, or another head leads.
         """
-        campaign, files = self._ground.elector, self._ground.files_root
+        campaign, files = self._resources.elector, self._resources.files_root
 
         def check_leading() -> None:
             if campaign is not None and not campaign.leads():
@@ -311,7 +311,7 @@ class Head:
         now = DatabaseExtent(last_job_seq=world.next_job_seq - 1, epochs=epochs)
         try:
             made = move_lost_files(
-                files, now, self._ground.restores, time.strftime("%Y%m%d-%H%M%S"), check_allowed=check_leading
+                files, now, self._resources.restores, time.strftime("%Y%m%d-%H%M%S"), check_allowed=check_leading
             )
         except OSError as error:
             raise StoreRefused(
@@ -340,7 +340,7 @@ class Head:
 
     def _admit_peer_heads(self) -> None:
         """Accept the tokens of the other heads' state folders, so that commands work on their machines."""
-        campaign = self._ground.elector
+        campaign = self._resources.elector
         if campaign is None:
             return
         campaign.on_heads_changed = self._admit_peer_heads
@@ -364,7 +364,7 @@ class Head:
 
     def _write_head_file(self) -> None:
         """Write head.json, from which clients and supervisors of this machine read the address of the head."""
-        found = head_file_record(self._head_id, self._ground.listeners, self._ground.elector)
+        found = head_file_record(self._head_id, self._resources.listeners, self._resources.elector)
         self._home.write_private("head.json", json.dumps(found))
 
     def _token_is_good(self, now_s: float) -> bool:
@@ -391,8 +391,8 @@ class Head:
 
     def _long_leases_until_s(self) -> float:
         """Return until when leases of earlier heads may last, in CLOCK_BOOTTIME of this boot; 0 if no longer than this head's own."""
-        if self._ground.elector is not None:
-            return self._ground.leases_until_s
+        if self._resources.elector is not None:
+            return self._resources.leases_until_s
         return self._home.long_leases_until_s()
 
     def _stop_soon(self) -> None:
@@ -400,8 +400,8 @@ class Head:
 
     def _remember_long_leases(self, lease_s: float) -> None:
         """Record long leases before the first is granted: a head that starts while they last must not mark silent nodes down."""
-        if self._ground.elector is not None:
-            self._ground.elector.record_long_leases(lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
+        if self._resources.elector is not None:
+            self._resources.elector.record_long_leases(lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
             return
         self._home.record_long_leases(self._clock.boottime_s() + lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
 

@@ -179,19 +179,22 @@ class HeadJoinService:
             expires_s=expires_s,
         )
 
-    def accept(self, wish: JoinRequest) -> JoinReply:
+    def accept(self, submission: JoinRequest) -> JoinReply:
         """Return the node's token, and what its engine needs on that server.
 
         Raises:
             Conflict: no engine of this head takes servers.
         """
-        offers = (engine.admit(wish.node_id, wish.address, wish.hostname or wish.node_id) for engine in self.engines)
+        offers = (
+            engine.admit(submission.node_id, submission.address, submission.hostname or submission.node_id)
+            for engine in self.engines
+        )
         admission = next((offer for offer in offers if offer is not None), None)
         if admission is None:
             raise Conflict("no engine of this head takes servers that join")
         return JoinReply(
-            node_id=wish.node_id,
-            token=node_token(self.node_secret, NodeId(wish.node_id)),
+            node_id=submission.node_id,
+            token=node_token(self.node_secret, NodeId(submission.node_id)),
             head_id=self.head_id,
             engine=admission.engine,
             settings=dict(admission.settings),

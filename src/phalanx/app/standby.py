@@ -92,8 +92,8 @@ class StandbyHead:
         self._head_id = secrets.token_hex(8)
         # A standby must not write head.json any more once this head leads.
         self._head_file_lock = threading.Lock()
-        self._doors = bind_listeners(options.port, options.listen)
-        options.state_folder.write_lock_holder(options.lock, {"pid": os.getpid(), "url": self._doors.loopback_url})
+        self._listeners = bind_listeners(options.port, options.listen)
+        options.state_folder.write_lock_holder(options.lock, {"pid": os.getpid(), "url": self._listeners.loopback_url})
         self._election = self._open_election()
         self._share_secrets()
         self._campaign = LeaderElector(
@@ -105,7 +105,7 @@ class StandbyHead:
             on_heads_changed=self._write_head_file,
         )
         self._engine = create_default_engine(
-            options, engine_context(options, self._doors, secret=self._home.secret(), sole_head=False)
+            options, engine_context(options, self._listeners, secret=self._home.secret(), sole_head=False)
         )
         self._terminated = threading.Event()
         self._leading = False
@@ -169,7 +169,7 @@ class StandbyHead:
                 self._home.write_private(name, shared[name])
 
     def _own_record(self) -> HeadRecord:
-        where = self._doors.listen.url if self._doors.listen is not None else self._doors.loopback_url
+        where = self._listeners.listen.url if self._listeners.listen is not None else self._listeners.loopback_url
         port = where.rpartition(":")[2]
         return HeadRecord(
             name=f"{socket.gethostname()}:{port}",
@@ -197,7 +197,7 @@ class StandbyHead:
         """Write head.json, from which clients and supervisors of this machine read the address of the head."""
         with self._head_file_lock:
             if not self._leading:
-                found = head_file_record(self._head_id, self._doors, self._campaign, role="standby")
+                found = head_file_record(self._head_id, self._listeners, self._campaign, role="standby")
                 self._home.write_private("head.json", json.dumps(found))
 
     # ---- standby ------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class StandbyHead:
         authority = self._authority()
         app = FollowerApp(self._campaign, version=__version__, ca_pem="" if authority is None else authority.ca_pem)
         server = HeadServer(
-            SecurityMiddleware(app, hosts_allowed=self._doors.hosts),
+            SecurityMiddleware(app, hosts_allowed=self._listeners.hosts),
             tls=self._tls(authority),
             lifespan="off",
             timeout_graceful_shutdown=1,  # standby answers take no time
@@ -222,13 +222,15 @@ class StandbyHead:
             with self._head_file_lock:
                 self._leading = True
             try:
-                made.set_result(make(self._ground(tenure)))
+                made.set_result(make(self._resources(tenure)))
             except BaseException as error:  # noqa: BLE001  # raised on the main thread
                 made.set_exception(error)
 
         waiting = threading.Thread(target=stand, name="campaign", daemon=True)
         waiting.start()
-        server.run(sockets=[self._doors.loopback.dup()])  # uvicorn closes its sockets; the leader still needs this one
+        server.run(
+            sockets=[self._listeners.loopback.dup()]
+        )  # uvicorn closes its sockets; the leader still needs this one
         if self._campaign.leads():
             waiting.join()
         else:
@@ -237,12 +239,12 @@ class StandbyHead:
         return made if made.done() else None
 
     def _tls(self, authority: CertificateAuthority | None) -> TlsSocket | None:
-        if authority is None or self._doors.external is None or self._doors.listen is None:
+        if authority is None or self._listeners.external is None or self._listeners.listen is None:
             return None
-        return with_tls(self._doors.external.dup(), authority, self._doors.listen)
+        return with_tls(self._listeners.external.dup(), authority, self._listeners.listen)
 
     def _authority(self) -> CertificateAuthority | None:
-        if self._doors.listen is None:
+        if self._listeners.listen is None:
             return None
         from phalanx.app.certificates import CertificateAuthority  # `cryptography` is imported only if needed
 
@@ -258,7 +260,7 @@ class StandbyHead:
                 raise
             self._campaign.lose_term(error.message)
 
-    def _ground(self, tenure: Tenure) -> HeadResources:
+    def _resources(self, tenure: Tenure) -> HeadResources:
         """Return the resources of the leading head. Supervisors may still have longer leases of earlier heads."""
         before = self._campaign.previous_leader
         election = self._open_election()
@@ -271,7 +273,7 @@ class StandbyHead:
         others = [head.url for head in self._campaign.heads() if head.name != self._campaign.own_record.name]
         return HeadResources(
             head_id=self._head_id,
-            listeners=self._doors,
+            listeners=self._listeners,
             secret=self._home.secret(),
             salt=SharedJoinSalt(value=shared.get(_SALT, ""), election=self._open_election),
             files_root=self._options.shared_files or self._home.path,

@@ -7,24 +7,30 @@ second; a head that this client has reached before is retried for longer.
 from __future__ import annotations
 
 import http.client
+import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from phalanx.client.discovery import find_token, find_urls, own_ca_file, split_urls
 from phalanx.client.tls import context_for, handshake_error
 from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, TryLater, Unreachable
 from phalanx.core.hints import Hint, HintCode
 from phalanx.wire.head_http import BROKEN, Body, HeadError, HeadHttp, parse_error, request_headers
+from phalanx.wire.head_url import joined_address, split_url
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
 
 FIRST_PATIENCE_S: Final = 0.5  # a dead head is reported within a second (issue: what must be seen)
 PATIENCE_S: Final = 30.0  # a head with 10,000 jobs restarts in a few seconds
 REPLY_TIMEOUT_S: Final = 60.0  # for long polls, uploads and archives: longer than the longest poll of the head
 ANSWER_S: Final = 5.0  # for all other calls: a stopped or overloaded head is reported, not waited for
 ANSWER_OF_SEVERAL_S: Final = 3.0  # the same with several heads, where another may lead by now: a leader's lease
+WEBSOCKET_CLOSE_S: Final = 1.0  # for the closing handshake
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
 _SHUN_S: Final = 3.0  # how long a redirect to a head that just timed out is ignored: a leader's lease
@@ -212,6 +218,59 @@ class Transport:
         self._reached = True
         assert connection.wire is not None
         return reply, connection.wire
+
+    def websocket(self, path: str) -> ClientConnection:
+        """Return an open WebSocket; the caller closes it. Retried until it is open, as that has no effect.
+
+        Raises:
+            PhalanxError: the head refused it, or cannot be reached.
+        """
+        retry = Retry(self)
+        url = ""
+        while True:
+            try:
+                url = self.url()
+                connection = self._upgrade(path)
+            except NotLeading as refusal:
+                self._reached = True
+                self._refer(url, refusal.leader)
+                retry.wait_or_raise(refusal, retryable=True)
+            except (*BROKEN, Unreachable) as error:
+                another = self.try_next_head(url)
+                retry.wait_or_raise(error, retryable=True, other_head_untried=another and self._untried())
+            else:
+                self._reached = True
+                return connection
+
+    def _upgrade(self, path: str) -> ClientConnection:
+        """Open a WebSocket on a new connection. Its messages wait in memory: its protocol must bound them."""
+        from websockets.exceptions import InvalidHandshake, InvalidStatus
+        from websockets.sync.client import connect
+
+        logger = logging.getLogger("phalanx.client.websocket")
+        logger.setLevel(logging.WARNING)  # at DEBUG it would log the token
+        headers = self.headers()
+        sock = self._connection().open_socket(self._limit_s())
+        _, host, port = split_url(self.url())
+        try:
+            return connect(
+                f"ws://{joined_address(host, port)}{path}",  # the socket has TLS already, if its URL says so
+                sock=sock,
+                additional_headers=headers,
+                user_agent_header=None,
+                compression=None,
+                proxy=None,
+                open_timeout=self._limit_s(),
+                close_timeout=WEBSOCKET_CLOSE_S,
+                max_queue=None,
+                logger=logger,
+                legacy=True,
+            )
+        except InvalidStatus as refusal:
+            reply = refusal.response
+            raise error_from_reply(reply.status_code, bytes(reply.body), f"WEBSOCKET {path}") from refusal
+        except (InvalidHandshake, EOFError) as error:
+            raise ConnectionError(str(error)) from error
 
     def close_connection(self) -> None:
         """Close the connection of this thread."""

@@ -103,7 +103,9 @@ class ControllerDriver:
     _listeners: list[Callable[[frozenset[JobId]], None]] = field(default_factory=list)
     _inbox: deque[_InboxItem] = field(default_factory=deque)
     _retries: list[_InboxItem] = field(default_factory=list)  # items of a refused commit; first in the next step
-    _peeks: deque[tuple[Future[ReadSnapshot], JobId | None, SubmitJob | None]] = field(default_factory=deque)
+    _snapshot_requests: deque[tuple[Future[ReadSnapshot], JobId | None, SubmitJob | None]] = field(
+        default_factory=deque
+    )
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
     _thread: threading.Thread | None = None
@@ -192,18 +194,20 @@ class ControllerDriver:
         """Call `listener` with the jobs that each commit changed, on the controller's thread; it must not block."""
         self._listeners.append(listener)
 
-    def read_snapshot(self, *, job_id: JobId | None = None, wish: SubmitJob | None = None) -> Future[ReadSnapshot]:
+    def read_snapshot(
+        self, *, job_id: JobId | None = None, submission: SubmitJob | None = None
+    ) -> Future[ReadSnapshot]:
         """Take a snapshot between two steps (`Controller.peek`): every step before it is committed or undone."""
         future: Future[ReadSnapshot] = Future()
         future.set_running_or_notify_cancel()
         with self._wake:
-            if self._stopping or len(self._peeks) >= SNAPSHOTS_MAX:
+            if self._stopping or len(self._snapshot_requests) >= SNAPSHOTS_MAX:
                 why = (
                     "the head is stopping" if self._stopping else f"{SNAPSHOTS_MAX} such questions are already waiting"
                 )
                 future.set_exception(TryLater(why, hint="try again in a moment"))
                 return future
-            self._peeks.append((future, job_id, wish))
+            self._snapshot_requests.append((future, job_id, submission))
             self._wake.notify()
         return future
 
@@ -228,15 +232,15 @@ class ControllerDriver:
             if items is None:
                 break
             wake_in_s = self._run_step(items)
-            self._answer_peeks()
+            self._answer_snapshot_requests()
         for item in self._inbox:
             item.future.set_exception(TryLater("the head stopped", hint="try again once it is back"))
-        for future, _, _ in self._peeks:
+        for future, _, _ in self._snapshot_requests:
             future.set_exception(TryLater("the head stopped", hint="try again once it is back"))
 
     def _collect(self, wake_in_s: float) -> list[_InboxItem] | None:
         with self._wake:
-            if not self._inbox and not self._peeks and not self._stopping:
+            if not self._inbox and not self._snapshot_requests and not self._stopping:
                 self._wake.wait(min(wake_in_s, OBSERVE_EVERY_S) if self.engines else wake_in_s)
             if self._stopping:
                 return None
@@ -333,12 +337,12 @@ class ControllerDriver:
             for listener in self._listeners:
                 listener(changed)
 
-    def _answer_peeks(self) -> None:
+    def _answer_snapshot_requests(self) -> None:
         """Answer snapshot requests between two steps."""
-        while self._peeks:
-            future, job_id, wish = self._peeks.popleft()
+        while self._snapshot_requests:
+            future, job_id, submission = self._snapshot_requests.popleft()
             try:
-                future.set_result(self.controller.read_snapshot(self._now(), job_id=job_id, wish=wish))
+                future.set_result(self.controller.read_snapshot(self._now(), job_id=job_id, submission=submission))
             except Exception as error:  # noqa: BLE001  # refused, or an internal error: it goes to the caller, the loop continues
                 future.set_exception(error)
 

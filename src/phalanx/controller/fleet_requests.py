@@ -17,27 +17,27 @@ handlers: Final = RequestHandlers()
 
 
 @handlers.add(PutCalibration, Action.OPERATE, audit=lambda *_: "the fleet's profile")
-def put_calibration(turn: StepContext, request: PutCalibration) -> None:
+def put_calibration(context: StepContext, request: PutCalibration) -> None:
     """Replace the fleet's profile, and mark the nodes that it found slow."""
     calibration = request.calibration
-    turn.change.put(calibration)
-    turn.add_story("calibrated", f"{calibration.by} stored the fleet's profile", by=calibration.by)
-    _mark_slow(turn, calibration)
+    context.change.put(calibration)
+    context.add_story("calibrated", f"{calibration.by} stored the fleet's profile", by=calibration.by)
+    _mark_slow(context, calibration)
 
 
 @handlers.add(PutFailureRules, Action.OPERATE, audit=lambda *_: "the operators' failure rules")
-def put_failure_rules(turn: StepContext, request: PutFailureRules) -> None:
+def put_failure_rules(context: StepContext, request: PutFailureRules) -> None:
     """Replace the operators' failure rules."""
-    turn.change.put(request.rules)
-    turn.add_story("rules", f"{request.rules.by} stored the operators' failure rules", by=request.rules.by)
+    context.change.put(request.rules)
+    context.add_story("rules", f"{request.rules.by} stored the operators' failure rules", by=request.rules.by)
 
 
 @handlers.add(PreparePlannedStop, Action.OPERATE, audit=lambda request, _: f"leases of {request.lease_s:g} s")
-def prepare_planned_stop(turn: StepContext, request: PreparePlannedStop) -> None:  # as all handlers
+def prepare_planned_stop(context: StepContext, request: PreparePlannedStop) -> None:  # as all handlers
     """Change no record: the controller grants the long leases."""
 
 
-def _mark_slow(turn: StepContext, calibration: FleetDocument) -> None:
+def _mark_slow(context: StepContext, calibration: FleetDocument) -> None:
     """Mark the nodes that the profile found slow, which are then used last, and unmark the others that it measured.
 
     Virtual nodes are skipped: they share one machine's cores, so slowness there is caused by their neighbours.
@@ -47,10 +47,10 @@ def _mark_slow(turn: StepContext, calibration: FleetDocument) -> None:
     for slow in slow_parts(profile):
         slowness.setdefault(slow.part, []).append(f"{slow.what} {slow.share:.0%} under the fleet's median")
     measured = {node.node for node in profile.nodes}
-    for node in list(turn.world.nodes.values()):
+    for node in list(context.world.nodes.values()):
         if node.id in measured and not node.virtual:
             text = "; ".join(slowness.get(node.id, ()))
             if text != node.slow_reason:
-                turn.change.put(replace(node, slow_reason=text))
+                context.change.put(replace(node, slow_reason=text))
                 what = f"is slow: {text}" if text else "is no longer slow"
-                turn.add_story("calibrated", f"node {node.id} {what}", node_id=node.id)
+                context.add_story("calibrated", f"node {node.id} {what}", node_id=node.id)

@@ -21,19 +21,19 @@ handlers: Final = RequestHandlers()
 
 
 @handlers.add(CancelJob, Action.CHANGE_OWN, audit=lambda request, _: f"job {request.job_id}")
-def cancel(turn: StepContext, request: CancelJob) -> Job | list[Job]:
+def cancel(context: StepContext, request: CancelJob) -> Job | list[Job]:
     """Cancel a job."""
-    act = partial(jobs.cancel, by=request.by, why=request.why, facts=turn.facts)
-    return _each(turn, request.job_id, act, lambda _: True, "is live")
+    act = partial(jobs.cancel, by=request.by, why=request.why, facts=context.facts)
+    return _each(context, request.job_id, act, lambda _: True, "is live")
 
 
 @handlers.add(CancelAllJobs, Action.OPERATE, audit=lambda *_: "all live jobs")
-def cancel_all(turn: StepContext, request: CancelAllJobs) -> list[Job]:
+def cancel_all(context: StepContext, request: CancelAllJobs) -> list[Job]:
     """Cancel all live jobs."""
-    live = [job.id for job in turn.world.jobs.values() if not job.state.terminal]
+    live = [job.id for job in context.world.jobs.values() if not job.state.terminal]
     for job_id in live:
-        turn.apply(jobs.cancel(turn.case(job_id), request.by, "cancelled with the head", turn.facts))
-    return [turn.world.jobs[job_id] for job_id in live]
+        context.apply(jobs.cancel(context.case(job_id), request.by, "cancelled with the head", context.facts))
+    return [context.world.jobs[job_id] for job_id in live]
 
 
 @handlers.add(
@@ -41,17 +41,17 @@ def cancel_all(turn: StepContext, request: CancelAllJobs) -> list[Job]:
     Action.CHANGE_OWN,
     audit=lambda request, _: f"job {request.job_id} {'hold' if request.held else 'release'}",
 )
-def hold(turn: StepContext, request: HoldJob) -> Job | list[Job]:
+def hold(context: StepContext, request: HoldJob) -> Job | list[Job]:
     """Hold or release a job. Of an array only the pending elements; running ones continue, as with Slurm."""
-    act = partial(jobs.hold, held=request.held, by=request.by, facts=turn.facts)
-    return _each(turn, request.job_id, act, lambda case: case.job.state is JobState.PENDING, "waits")
+    act = partial(jobs.hold, held=request.held, by=request.by, facts=context.facts)
+    return _each(context, request.job_id, act, lambda case: case.job.state is JobState.PENDING, "waits")
 
 
 @handlers.add(RequeueJob, Action.CHANGE_OWN, audit=lambda request, _: f"job {request.job_id}")
-def requeue(turn: StepContext, request: RequeueJob) -> Job | list[Job]:
+def requeue(context: StepContext, request: RequeueJob) -> Job | list[Job]:
     """Stop the running attempt after a save."""
-    act = partial(jobs.requeue, by=request.by, facts=turn.facts)
-    return _each(turn, request.job_id, act, lambda case: case.attempt is not None, "runs")
+    act = partial(jobs.requeue, by=request.by, facts=context.facts)
+    return _each(context, request.job_id, act, lambda case: case.attempt is not None, "runs")
 
 
 def _describe_update(request: UpdateJob, _: object) -> str:
@@ -66,16 +66,16 @@ def _describe_update(request: UpdateJob, _: object) -> str:
 
 
 @handlers.add(UpdateJob, Action.CHANGE_OWN, audit=_describe_update)
-def update(turn: StepContext, request: UpdateJob) -> Job | list[Job]:
+def update(context: StepContext, request: UpdateJob) -> Job | list[Job]:
     """Change fields of a job."""
-    if request.queue is not None and request.queue not in turn.world.queues:
-        raise NotFound(f"no queue {request.queue!r}", hint=f"there are: {', '.join(sorted(turn.world.queues))}")
-    act = partial(jobs.update, event=request, facts=turn.facts)
-    return _each(turn, request.job_id, act, lambda _: True, "is live")
+    if request.queue is not None and request.queue not in context.world.queues:
+        raise NotFound(f"no queue {request.queue!r}", hint=f"there are: {', '.join(sorted(context.world.queues))}")
+    act = partial(jobs.update, event=request, facts=context.facts)
+    return _each(context, request.job_id, act, lambda _: True, "is live")
 
 
 def _each(
-    turn: StepContext,
+    context: StepContext,
     job_id: JobId,
     act: Callable[[AttemptCase], TransitionResult],
     applies: Callable[[AttemptCase], bool],
@@ -87,16 +87,16 @@ def _each(
         NotFound: no such job, or no live element.
         Conflict: it applies to no element; or what `act` raises for any.
     """
-    world = turn.world
+    world = context.world
     if job_id in world.jobs:
-        turn.apply(act(turn.case(job_id)))
+        context.apply(act(context.case(job_id)))
         return world.jobs[job_id]
     if job_id not in world.relations.elements:
         raise NotFound(f"no job {job_id}", hint=Hint(HintCode.LIST_JOBS))
-    cases = [case for element in world.relations.elements[job_id] if applies(case := turn.case(element))]
+    cases = [case for element in world.relations.elements[job_id] if applies(case := context.case(element))]
     if not cases:
         raise Conflict(f"no element of array {job_id} {word}", hint=Hint(HintCode.SHOW_JOB, job=job_id))
     outcomes = [act(case) for case in sorted(cases, key=lambda case: case.job.seq)]
     for outcome in outcomes:
-        turn.apply(outcome)
+        context.apply(outcome)
     return [world.jobs[outcome.job.id] for outcome in outcomes]

@@ -26,7 +26,7 @@ handlers: Final = RequestHandlers()
 
 
 @handlers.add(LabelNodes, Action.OPERATE, audit=lambda request, _: f"nodes {join_names(sorted(request.labels))}")
-def label(turn: StepContext, request: LabelNodes) -> None:
+def label(context: StepContext, request: LabelNodes) -> None:
     """Set the labels; an empty value removes one. Other labels stay. Idempotent.
 
     Raises:
@@ -35,7 +35,7 @@ def label(turn: StepContext, request: LabelNodes) -> None:
     """
     changed: list[Node] = []
     for node_id in sorted(request.labels):
-        node = turn.world.nodes.get(node_id)
+        node = context.world.nodes.get(node_id)
         if node is None:
             raise NotFound(f"no node {node_id!r} has joined", hint=Hint(HintCode.LIST_NODES))
         _check(node_id, request.labels[node_id])
@@ -43,13 +43,13 @@ def label(turn: StepContext, request: LabelNodes) -> None:
         if len(after) > LABELS_MAX:
             raise BadRequest(f"{node_id} would have {len(after)} labels; at most {LABELS_MAX} are allowed")
         if after != node.labels:
-            changed.append(replace(node, labels=after, changed_s=turn.now.wall_s))
+            changed.append(replace(node, labels=after, changed_s=context.now.wall_s))
     if not changed:
         return
     for node in changed:
-        turn.change.put(node)
+        context.change.put(node)
     named = fold_hostlist([node.id for node in changed])
-    turn.add_story("labelled", f"{named[:200]}: labels changed by {request.by}", by=request.by)
+    context.add_story("labelled", f"{named[:200]}: labels changed by {request.by}", by=request.by)
 
 
 def _check(node_id: str, labels: Mapping[str, str]) -> None:

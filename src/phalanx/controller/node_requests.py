@@ -22,49 +22,49 @@ handlers: Final = RequestHandlers()
     Action.OPERATE,
     audit=lambda request, _: f"node {request.node_id} {'drain' if request.drain else 'cordon'}",
 )
-def cordon(turn: StepContext, request: CordonNode) -> Node:
+def cordon(context: StepContext, request: CordonNode) -> Node:
     """Cordon or drain a node."""
-    return _cordon(turn, _known(turn, request.node_id), request)
+    return _cordon(context, _known(context, request.node_id), request)
 
 
 @handlers.add(UncordonNode, Action.OPERATE, audit=lambda request, _: f"node {request.node_id}")
-def uncordon(turn: StepContext, request: UncordonNode) -> Node:
+def uncordon(context: StepContext, request: UncordonNode) -> Node:
     """Return a node to service, and clear its marks."""
-    node = _known(turn, request.node_id)
+    node = _known(context, request.node_id)
     if node.cordon is not None or node.bad_node_reason:
-        node = replace(node, cordon=None, fault_score=0.0, bad_node_reason="", changed_s=turn.now.wall_s)
-        turn.change.put(node)
-        turn.add_story("undrained", f"{node.id} is in service again", node_id=node.id, by=request.by)
+        node = replace(node, cordon=None, fault_score=0.0, bad_node_reason="", changed_s=context.now.wall_s)
+        context.change.put(node)
+        context.add_story("undrained", f"{node.id} is in service again", node_id=node.id, by=request.by)
     return node
 
 
 @handlers.add(RemoveNode, Action.OPERATE, audit=lambda request, _: f"node {request.node_id}")
-def remove(turn: StepContext, request: RemoveNode) -> Node:
+def remove(context: StepContext, request: RemoveNode) -> Node:
     """Remove a node that is down and runs no job."""
-    node = _known(turn, request.node_id)
-    if node.state is NodeState.UP or turn.world.attempts_on(node.id):
+    node = _known(context, request.node_id)
+    if node.state is NodeState.UP or context.world.attempts_on(node.id):
         raise Conflict(
             f"{node.id} is {node.state.value} or still runs jobs", hint=Hint(HintCode.DRAIN_NODE, node=node.id)
         )
-    turn.change.remove_node(node)
-    turn.add_story("node_forgotten", f"{node.id} was removed from the fleet", node_id=node.id, by=request.by)
+    context.change.remove_node(node)
+    context.add_story("node_forgotten", f"{node.id} was removed from the fleet", node_id=node.id, by=request.by)
     return node
 
 
-def _known(turn: StepContext, node_id: NodeId) -> Node:
-    node = turn.world.nodes.get(node_id)
+def _known(context: StepContext, node_id: NodeId) -> Node:
+    node = context.world.nodes.get(node_id)
     if node is None:
         raise NotFound(f"no node {node_id!r}", hint=Hint(HintCode.LIST_NODES))
     return node
 
 
-def _cordon(turn: StepContext, node: Node, request: CordonNode) -> Node:
-    cordon = Cordon(by=request.by, why=request.why, since_s=turn.now.wall_s, drain=request.drain)
+def _cordon(context: StepContext, node: Node, request: CordonNode) -> Node:
+    cordon = Cordon(by=request.by, why=request.why, since_s=context.now.wall_s, drain=request.drain)
     if node.cordon is None or (request.drain and not node.cordon.drain):
-        node = replace(node, cordon=cordon, changed_s=turn.now.wall_s)
-        turn.change.put(node)
+        node = replace(node, cordon=cordon, changed_s=context.now.wall_s)
+        context.change.put(node)
         word = "drained" if request.drain else "cordoned"
-        turn.add_story(word, f"{node.id} is {word} by {request.by}: {request.why}", node_id=node.id, by=request.by)
+        context.add_story(word, f"{node.id} is {word} by {request.by}: {request.why}", node_id=node.id, by=request.by)
         if request.drain:
-            turn.stop_jobs_on(NodeId(node.id), by=request.by)
+            context.stop_jobs_on(NodeId(node.id), by=request.by)
     return node

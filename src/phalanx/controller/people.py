@@ -46,18 +46,18 @@ def _describe_token(token: Token) -> str:
 
 
 @handlers.add(PutUser, None, audit=lambda request, _: _describe_user(request.user))
-def put_user(turn: StepContext, request: PutUser) -> User:
+def put_user(context: StepContext, request: PutUser) -> User:
     """Add a user or replace one.
 
     Raises:
         Conflict: no admin would remain.
     """
     user = request.user
-    before = turn.world.table(USERS).get(user.id)
-    others = (one for one in turn.world.table(USERS).values() if one.id != user.id)
+    before = context.world.table(USERS).get(user.id)
+    others = (one for one in context.world.table(USERS).values() if one.id != user.id)
     if before is not None and _administers(before) and not _administers(user) and not any(map(_administers, others)):
         raise Conflict(f"{user.id} is the last admin", hint=Hint(HintCode.MAKE_ADMIN))
-    turn.change.put(user)
+    context.change.put(user)
     return user
 
 
@@ -68,7 +68,7 @@ def put_user(turn: StepContext, request: PutUser) -> User:
         _describe_user(answer) if isinstance(answer, User) else f"user {request.user_id} role {request.role}"
     ),
 )
-def change_user(turn: StepContext, request: ChangeUser) -> User:
+def change_user(context: StepContext, request: ChangeUser) -> User:
     """Add a user with role `user`, or change the given fields of one.
 
     Raises:
@@ -76,19 +76,19 @@ def change_user(turn: StepContext, request: ChangeUser) -> User:
         Conflict: no admin would remain.
     """
     if request.by is not None:
-        _check_admin(turn, request.by)
-    known = turn.world.table(USERS).get(request.user_id)
+        _check_admin(context, request.by)
+    known = context.world.table(USERS).get(request.user_id)
     if known is None:
-        known = User(id=request.user_id, role=UserRole.USER, created_s=turn.now.wall_s)
+        known = User(id=request.user_id, role=UserRole.USER, created_s=context.now.wall_s)
     role = known.role if request.role is None else request.role
     disabled = known.disabled if request.disabled is None else request.disabled
-    return put_user(turn, PutUser(user=replace(known, role=role, disabled=disabled)))
+    return put_user(context, PutUser(user=replace(known, role=role, disabled=disabled)))
 
 
 @handlers.add(PutProject, None, audit=lambda request, _: _describe_project(request.project))
-def put_project(turn: StepContext, request: PutProject) -> Project:
+def put_project(context: StepContext, request: PutProject) -> Project:
     """Add or replace a project."""
-    turn.change.put(request.project)
+    context.change.put(request.project)
     return request.project
 
 
@@ -99,7 +99,7 @@ def put_project(turn: StepContext, request: PutProject) -> Project:
         _describe_project(answer) if isinstance(answer, Project) else f"project {request.project_id}"
     ),
 )
-def change_project(turn: StepContext, request: ChangeProject) -> Project:
+def change_project(context: StepContext, request: ChangeProject) -> Project:
     """Add a project, or change the given fields of one. A project admin may only change the members.
 
     Raises:
@@ -107,26 +107,26 @@ def change_project(turn: StepContext, request: ChangeProject) -> Project:
         NotPermitted: the caller is no longer an admin of this project (or of the head, with `as_admin`), or changes more than members.
         BadRequest: a project admin would open the project to all users by removing every member.
     """
-    unknown = sorted({*(request.members or ()), *(request.admins or ())} - turn.world.table(USERS).keys())
+    unknown = sorted({*(request.members or ()), *(request.admins or ())} - context.world.table(USERS).keys())
     if unknown:
         raise NotFound(f"no user {unknown[0]!r}", hint=Hint(HintCode.ADD_USER))
-    known = turn.world.table(PROJECTS).get(request.project_id)
+    known = context.world.table(PROJECTS).get(request.project_id)
     if request.as_admin:
-        _check_admin(turn, request.by)
+        _check_admin(context, request.by)
     else:
         _check_project_admin(known, request)
-    project = known or Project(id=request.project_id, created_s=turn.now.wall_s)
+    project = known or Project(id=request.project_id, created_s=context.now.wall_s)
     project = replace(
         project,
         members=project.members if request.members is None else request.members,
         admins=project.admins if request.admins is None else request.admins,
     )
-    turn.change.put(project)
+    context.change.put(project)
     return project
 
 
 @handlers.add(PutToken, Action.MANAGE_OWN_TOKENS, audit=lambda request, _: _describe_token(request.token))
-def put_token(turn: StepContext, request: PutToken) -> Token:
+def put_token(context: StepContext, request: PutToken) -> Token:
     """Add a token, if the token that it was created with is still valid.
 
     Raises:
@@ -134,16 +134,16 @@ def put_token(turn: StepContext, request: PutToken) -> Token:
         NotPermitted: the new token is another user's, and its creator is no longer an admin.
     """
     token = request.token
-    maker = None if token.made_by is None else turn.world.table(TOKENS).get(token.made_by)
+    maker = None if token.made_by is None else context.world.table(TOKENS).get(token.made_by)
     if maker is not None:
-        if not maker.is_valid(turn.now.wall_s):
+        if not maker.is_valid(context.now.wall_s):
             raise NotSignedIn(f"token {maker.id} is expired or revoked", hint=Hint(HintCode.ADD_TOKEN))
-        user = turn.world.table(USERS).get(maker.user)
+        user = context.world.table(USERS).get(maker.user)
         if user is not None and user.disabled:
             raise NotSignedIn(f"user {user.id} is disabled", hint="ask an admin")
         if token.user != maker.user:
-            _check_admin(turn, maker.user)
-    turn.change.put(token)
+            _check_admin(context, maker.user)
+    context.change.put(token)
     return token
 
 
@@ -152,40 +152,40 @@ def put_token(turn: StepContext, request: PutToken) -> Token:
     Action.MANAGE_OWN_TOKENS,
     audit=lambda request, _: f"token {request.token_id}{' and all created with it' if request.with_derived else ''}",
 )
-def revoke_token(turn: StepContext, request: RevokeToken) -> Token:
+def revoke_token(context: StepContext, request: RevokeToken) -> Token:
     """Revoke a token; with `with_derived` also the tokens created with it, transitively.
 
     Raises:
         NotFound: no such token.
     """
-    token = turn.world.table(TOKENS).get(request.token_id)
+    token = context.world.table(TOKENS).get(request.token_id)
     if token is None:
         raise NotFound(f"no token {request.token_id}", hint=Hint(HintCode.LIST_TOKENS))
     revoked = {request.token_id}
     if request.with_derived:
-        revoked |= _made_with(turn, request.token_id)
+        revoked |= _made_with(context, request.token_id)
     for token_id in sorted(revoked):
-        one = turn.world.table(TOKENS)[token_id]
+        one = context.world.table(TOKENS)[token_id]
         if one.revoked_s is None:
-            turn.change.put(replace(one, revoked_s=turn.now.wall_s))
-    return turn.world.table(TOKENS)[request.token_id]
+            context.change.put(replace(one, revoked_s=context.now.wall_s))
+    return context.world.table(TOKENS)[request.token_id]
 
 
 @handlers.add(RecordTokenUse, None, audit=lambda request, _: f"{len(request.used_s)} tokens used")
-def record_token_use(turn: StepContext, request: RecordTokenUse) -> None:
+def record_token_use(context: StepContext, request: RecordTokenUse) -> None:
     """Record when tokens were last used; unknown tokens are ignored."""
     for token_id, used_s in request.used_s.items():
-        token = turn.world.table(TOKENS).get(token_id)
+        token = context.world.table(TOKENS).get(token_id)
         if token is not None and used_s > (token.used_s or 0.0):
-            turn.change.put(replace(token, used_s=used_s))
+            context.change.put(replace(token, used_s=used_s))
 
 
 def _administers(user: User) -> bool:
     return user.role is UserRole.ADMIN and not user.disabled
 
 
-def _check_admin(turn: StepContext, user_id: UserId) -> None:
-    user = turn.world.table(USERS).get(user_id)
+def _check_admin(context: StepContext, user_id: UserId) -> None:
+    user = context.world.table(USERS).get(user_id)
     if user is None or not _administers(user):
         raise NotPermitted(f"{user_id} is not an admin", hint="ask an admin")
 
@@ -207,9 +207,9 @@ def _check_project_admin(project: Project | None, request: ChangeProject) -> Non
         )
 
 
-def _made_with(turn: StepContext, token_id: TokenId) -> set[TokenId]:
+def _made_with(context: StepContext, token_id: TokenId) -> set[TokenId]:
     children: dict[TokenId, list[TokenId]] = {}
-    for token in turn.world.table(TOKENS).values():
+    for token in context.world.table(TOKENS).values():
         if token.made_by is not None:
             children.setdefault(token.made_by, []).append(token.id)
     found: set[TokenId] = set()

@@ -30,9 +30,9 @@ def _describe_put(request: PutQueues, _: object) -> str:
 
 
 @handlers.add(PutQueue, None, audit=lambda request, _: f"queue {request.queue.id} {_settings(request.queue)}")
-def put_one(turn: StepContext, request: PutQueue) -> Queue:
+def put_one(context: StepContext, request: PutQueue) -> Queue:
     """Put one queue."""
-    put(turn, PutQueues(queues=(request.queue,)))
+    put(context, PutQueues(queues=(request.queue,)))
     return request.queue
 
 
@@ -43,24 +43,24 @@ def put_one(turn: StepContext, request: PutQueue) -> Queue:
         f"queue {request.queue_id}" + (f" {_settings(answer)}" if isinstance(answer, Queue) else "")
     ),
 )
-def change(turn: StepContext, request: ChangeQueue) -> Queue:
+def change(context: StepContext, request: ChangeQueue) -> Queue:
     """Add a queue, or change the given fields of one; merged here, where no other request interleaves.
 
     Raises:
         BadRequest: as `put`.
     """
-    queue = turn.world.queues.get(request.queue_id) or Queue(id=request.queue_id)
+    queue = context.world.queues.get(request.queue_id) or Queue(id=request.queue_id)
     queue = replace(
         queue,
         priority=queue.priority if request.priority is None else request.priority,
         open=queue.open if request.open is None else request.open,
     )
-    put(turn, PutQueues(queues=(queue,)))
+    put(context, PutQueues(queues=(queue,)))
     return queue
 
 
 @handlers.add(PutQueues, Action.OPERATE, audit=_describe_put)
-def put(turn: StepContext, request: PutQueues) -> None:
+def put(context: StepContext, request: PutQueues) -> None:
     """Put some queues and remove others, all or nothing. Unchanged queues are not written.
 
     Raises:
@@ -68,30 +68,30 @@ def put(turn: StepContext, request: PutQueues) -> None:
         NotFound: a queue to remove does not exist.
         Conflict: a queue to remove still has live jobs.
     """
-    world = turn.world
+    world = context.world
     queues = [_keep_open_state(world.queues.get(queue.id), queue, request) for queue in request.queues]
     after = {**world.queues, **{queue.id: queue for queue in queues}}
     for queue_id in request.remove:
         if after.pop(queue_id, None) is None:
             raise NotFound(f"no queue {queue_id!r}", hint=Hint(HintCode.LIST_QUEUES))
     check_queue_tree(after)
-    _refuse_in_use(turn, request.remove)
+    _refuse_in_use(context, request.remove)
     for queue in queues:
         if queue.id in after and world.queues.get(queue.id) != queue:
-            turn.change.put(queue)
+            context.change.put(queue)
     for queue_id in request.remove:
         if queue_id in world.queues:
-            turn.change.remove_queue(queue_id)
+            context.change.remove_queue(queue_id)
 
 
 def _keep_open_state(known: Queue | None, queue: Queue, request: PutQueues) -> Queue:
     return queue if known is None or queue.id not in request.keep_open_state else replace(queue, open=known.open)
 
 
-def _refuse_in_use(turn: StepContext, queue_ids: tuple[QueueId, ...]) -> None:
+def _refuse_in_use(context: StepContext, queue_ids: tuple[QueueId, ...]) -> None:
     if not queue_ids:
         return
-    alive = [job for job in turn.world.jobs.values() if job.queue in queue_ids and not job.state.terminal]
+    alive = [job for job in context.world.jobs.values() if job.queue in queue_ids and not job.state.terminal]
     if alive:
         first = alive[0]
         raise Conflict(

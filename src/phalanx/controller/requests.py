@@ -25,13 +25,13 @@ HANDLERS: Final[Mapping[type[Request[Any]], RequestHandler]] = {
 }
 
 
-def handle_request(turn: StepContext, request: Request[Any]) -> object:
+def handle_request(context: StepContext, request: Request[Any]) -> object:
     """Carry out one request, and return its answer.
 
     Raises:
         PhalanxError: refused; nothing was changed.
     """
-    return HANDLERS[type(request)].apply(turn, request)
+    return HANDLERS[type(request)].apply(context, request)
 
 
 def describe_request(request: Request[Any], answer: object) -> str:

@@ -48,42 +48,42 @@ def _describe(request: SubmitJob, answer: object) -> str:
 
 
 @handlers.add(SubmitJob, Action.SUBMIT, audit=_describe)
-def submit(turn: StepContext, request: SubmitJob) -> Job | list[Job]:
+def submit(context: StepContext, request: SubmitJob) -> Job | list[Job]:
     """Create the job, or the array's elements in order of their index. For a repeated key, return the earlier job or first element.
 
     Raises:
         PhalanxError: refused; nothing was changed.
     """
-    world = turn.world
+    world = context.world
     if request.key:
         earlier = world.table(IDEMPOTENCY).get((request.user, request.key))
         if earlier is not None:
-            return _earlier_job(turn, request, earlier)
-    _check_project(turn, request)
+            return _earlier_job(context, request, earlier)
+    _check_project(context, request)
     if request.queue not in world.queues:
         raise NotFound(f"no queue {request.queue!r}", hint=f"there are: {', '.join(sorted(world.queues))}")
-    reservations.check_named(turn, request)
-    _check_nodes(turn, request)
+    reservations.check_named(context, request)
+    _check_nodes(context, request)
     request = _in_one_world(request)
     shapes = _shapes_of(request.spec.role, world.fleet())
     check_topology(request.spec.topology, shapes, world.nodes.values())
     indices = parse_array(request.spec.array).indices if request.spec.array else ()
-    parents = _parents(turn, request, indices)
+    parents = _parents(context, request, indices)
     if not indices:
-        return _put(turn, request, parents)
-    return _put_array(turn, request, indices, parents)
+        return _put(context, request, parents)
+    return _put_array(context, request, indices, parents)
 
 
 # ---- validation -----------------------------------------------------------------------------------------------------
 
 
-def _check_nodes(turn: StepContext, request: SubmitJob) -> None:
+def _check_nodes(context: StepContext, request: SubmitJob) -> None:
     """Check that all nodes of `nodelist` exist; nodes of `exclude` need not.
 
     Raises:
         NotFound: a node does not exist, so the job could never be placed.
     """
-    unknown = [name for name in request.spec.nodelist if name not in turn.world.nodes]
+    unknown = [name for name in request.spec.nodelist if name not in context.world.nodes]
     if unknown:
         raise NotFound(f"nodelist: no node {unknown[0]}", hint=Hint(HintCode.LIST_NODES))
 
@@ -102,12 +102,12 @@ def _in_one_world(request: SubmitJob) -> SubmitJob:
     return replace(request, spec=replace(request.spec, role=replace(role, gpus=fixed_to_one_node(role.gpus))))
 
 
-def _earlier_job(turn: StepContext, request: SubmitJob, earlier: Idempotency) -> Job | list[Job]:
+def _earlier_job(context: StepContext, request: SubmitJob, earlier: Idempotency) -> Job | list[Job]:
     if earlier.body_sha256 != request.body_sha256:
         raise Conflict(
             f"idempotency key {request.key!r} was used for another job ({earlier.job_id})", hint="use a new key"
         )
-    job = turn.world.jobs.get(earlier.job_id)
+    job = context.world.jobs.get(earlier.job_id)
     if job is None:
         raise Conflict(
             f"job {earlier.job_id} was created with this key and ended long ago",
@@ -116,12 +116,12 @@ def _earlier_job(turn: StepContext, request: SubmitJob, earlier: Idempotency) ->
     return job if job.array is None else [job]
 
 
-def _check_project(turn: StepContext, request: SubmitJob) -> None:
-    projects = turn.world.table(PROJECTS)
+def _check_project(context: StepContext, request: SubmitJob) -> None:
+    projects = context.world.table(PROJECTS)
     project = projects.get(request.project)
     if project is None:
         raise NotFound(f"no project {request.project!r}", hint=f"there are: {', '.join(sorted(projects))}")
-    user = turn.world.table(USERS).get(request.user) or User(id=request.user, role=UserRole.USER)
+    user = context.world.table(USERS).get(request.user) or User(id=request.user, role=UserRole.USER)
     member = not project.members or request.user in project.members or request.user in project.admins
     if not member and user.role not in (UserRole.OPERATOR, UserRole.ADMIN):
         raise NotPermitted(
@@ -129,7 +129,7 @@ def _check_project(turn: StepContext, request: SubmitJob) -> None:
         )
 
 
-def _parents(turn: StepContext, request: SubmitJob, indices: Sequence[int]) -> dict[JobId, JobStates]:
+def _parents(context: StepContext, request: SubmitJob, indices: Sequence[int]) -> dict[JobId, JobStates]:
     """States of each job or array that the submit depends on, by the id used; for `aftercorr`, by each element's id.
 
     Raises:
@@ -140,7 +140,7 @@ def _parents(turn: StepContext, request: SubmitJob, indices: Sequence[int]) -> d
     for one in request.spec.dependencies:
         if one.kind is DependencyKind.SINGLETON:
             continue
-        states = dependencies.parent_states(turn.world, one.job_id, request.parents.get(one.job_id))
+        states = dependencies.parent_states(context.world, one.job_id, request.parents.get(one.job_id))
         if one.kind is DependencyKind.AFTER_CORR:
             found |= _pairs(one, states, indices)
         else:
@@ -165,26 +165,26 @@ def _pairs(one: Dependency, states: JobStates, indices: Sequence[int]) -> dict[J
 # ---- records --------------------------------------------------------------------------------------------------------
 
 
-def _put(turn: StepContext, request: SubmitJob, parents: Mapping[JobId, JobStates]) -> Job:
-    seq = turn.change.new_job_seq()
+def _put(context: StepContext, request: SubmitJob, parents: Mapping[JobId, JobStates]) -> Job:
+    seq = context.change.new_job_seq()
     unmet, never = dependencies.unmet_of(
-        turn.world, (request.user, request.spec.name), request.spec.dependencies, parents
+        context.world, (request.user, request.spec.name), request.spec.dependencies, parents
     )
-    job = _put_one(turn, request, request.spec, (JobId(str(seq)), seq, None), (unmet, never))
-    _remember_key(turn, request, job)
+    job = _put_one(context, request, request.spec, (JobId(str(seq)), seq, None), (unmet, never))
+    _remember_key(context, request, job)
     return job
 
 
 def _put_array(
-    turn: StepContext, request: SubmitJob, indices: Sequence[int], parents: Mapping[JobId, JobStates]
+    context: StepContext, request: SubmitJob, indices: Sequence[int], parents: Mapping[JobId, JobStates]
 ) -> list[Job]:
     """Create one job for each element. All share one spec; `Job.array` holds the element's index, so that equal jobs stay equal."""
-    seqs = [turn.change.new_job_seq() for _ in indices]
+    seqs = [context.change.new_job_seq() for _ in indices]
     array_id, name = JobId(str(seqs[0])), (request.user, request.spec.name)
     spec = _of_one_element(request.spec)
     paired = [one for one in spec.dependencies if one.kind is DependencyKind.AFTER_CORR]
     common = tuple(one for one in spec.dependencies if one not in paired)
-    shared, never = dependencies.unmet_of(turn.world, name, common, parents)
+    shared, never = dependencies.unmet_of(context.world, name, common, parents)
     jobs: list[Job] = []
     for index, seq in zip(indices, seqs, strict=True):
         place = ArrayPosition(
@@ -196,12 +196,12 @@ def _put_array(
             highest=indices[-1],
         )
         own = [Dependency(kind=one.kind, job_id=array_element_id(one.job_id, index)) for one in paired]
-        more, alone = dependencies.unmet_of(turn.world, name, own, parents) if own else ((), "")
+        more, alone = dependencies.unmet_of(context.world, name, own, parents) if own else ((), "")
         unmet = (*shared, *more) if more else shared
         jobs.append(
-            _put_one(turn, request, spec, (array_element_id(array_id, index), seq, place), (unmet, never or alone))
+            _put_one(context, request, spec, (array_element_id(array_id, index), seq, place), (unmet, never or alone))
         )
-    _remember_key(turn, request, jobs[0])
+    _remember_key(context, request, jobs[0])
     return jobs
 
 
@@ -210,7 +210,7 @@ def _of_one_element(spec: JobSpec) -> JobSpec:
 
 
 def _put_one(
-    turn: StepContext,
+    context: StepContext,
     request: SubmitJob,
     spec: JobSpec,
     place: tuple[JobId, int, ArrayPosition | None],
@@ -218,7 +218,9 @@ def _put_one(
 ) -> Job:
     """Create one job. `place`: its id, seq and element; `waits`: its unmet conditions, and why one can never hold."""
     (job_id, seq, array), (unmet, never) = place, waits
-    reason, detail = dependencies.first_reason(held=spec.hold, unmet=unmet, begin_s=spec.begin_s, now_s=turn.now.wall_s)
+    reason, detail = dependencies.first_reason(
+        held=spec.hold, unmet=unmet, begin_s=spec.begin_s, now_s=context.now.wall_s
+    )
     job = Job(
         id=job_id,
         seq=seq,
@@ -226,30 +228,34 @@ def _put_one(
         user=request.user,
         project=request.project,
         queue=request.queue,
-        submit_s=turn.now.wall_s,
+        submit_s=context.now.wall_s,
         held=spec.hold,
         reason=reason,
         detail=detail,
         array=array,
         unmet_dependencies=unmet,
     )
-    turn.change.put(job)
+    context.change.put(job)
     text = f"submitted by {request.user} for {request.project}: {spec.role.gpus.total} GPUs" + (
         f"; {detail}" if unmet else ""
     )
-    turn.change.add_story(
-        StoryLine(seq=0, at_s=turn.now.wall_s, kind="submitted", text=text, job_id=job.id, by=request.user)
+    context.change.add_story(
+        StoryLine(seq=0, at_s=context.now.wall_s, kind="submitted", text=text, job_id=job.id, by=request.user)
     )
     if never:
-        turn.apply(dependencies.cancel_unmeetable(job, never, turn.facts))
-        return turn.world.jobs[job_id]
+        context.apply(dependencies.cancel_unmeetable(job, never, context.facts))
+        return context.world.jobs[job_id]
     return job
 
 
-def _remember_key(turn: StepContext, request: SubmitJob, first: Job) -> None:
+def _remember_key(context: StepContext, request: SubmitJob, first: Job) -> None:
     """Record the key; for an array, with its first element."""
     if request.key:
         record = Idempotency(
-            user=request.user, key=request.key, body_sha256=request.body_sha256, job_id=first.id, at_s=turn.now.wall_s
+            user=request.user,
+            key=request.key,
+            body_sha256=request.body_sha256,
+            job_id=first.id,
+            at_s=context.now.wall_s,
         )
-        turn.change.put(record)
+        context.change.put(record)

@@ -94,6 +94,13 @@ class HeadHttp:
             pass  # the head may have refused the request before all of it was sent: read its reply
         return self._http.getresponse()
 
+    def open_socket(self, timeout_s: float) -> socket.socket:
+        """Connect and return the socket, for a protocol other than HTTP requests; the caller closes it. Raises as `request` does."""
+        self._connect(timeout_s)
+        opened, self._http.sock = self._http.sock, None
+        opened.settimeout(None)
+        return opened
+
     def close(self) -> None:
         """Close the connection; the next request opens another."""
         self._http.close()

@@ -8,7 +8,7 @@
     POST samples    SamplesRequest -> 204            in memory only
     GET  blobs/{sha256}            -> bytes          an uploaded working directory
     storage, checkpoints, outputs                    for nodes that do not share the head's folders: wire.kept
-    GET  exec/{session}/input?after=N&wait_s=20 -> ExecInput
+    GET  exec/{session}/input?after=N&signals=K&wait_s=20 -> ExecInput
     POST exec/{session}/output     ExecOutput        -> 204
 
 Every request carries `Authorization: Bearer <node token>`. The head answers 409 with code "say_hello" if it does not know this
@@ -186,12 +186,13 @@ class OpenExec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecInput(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's input from byte `after` on; `closed` at its end."""
+    """The user's input from byte `after` on, `closed` at its end, and the signals after the first K."""
 
     data: bytes
     closed: bool
     rows: int
     cols: int
+    signals: list[int] = []
 
 
 class ExecOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Final
 
 from fastapi import FastAPI
 
-from phalanx.api.http.routing import AuthorizedRoute
+from phalanx.api.http.routing import AuthorizedRoute, AuthorizedWebSocketRoute
 from phalanx.core.access.rules import (
     AccessDecision,
     AccessScope,
@@ -19,6 +19,7 @@ from phalanx.core.work.users import Action, UserRole
 
 _TIES: Final = (CallerRelation.OWN, CallerRelation.SAME_PROJECT, CallerRelation.OTHER_PROJECT)
 _NO: Final = "-"
+GatedRoute = AuthorizedRoute | AuthorizedWebSocketRoute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class CallerKind:
     scope: frozenset[Action] = frozenset()
     project_admin: bool = False
 
-    def judge(self, route: AuthorizedRoute, tie: CallerRelation) -> AccessDecision:
+    def judge(self, route: GatedRoute, tie: CallerRelation) -> AccessDecision:
         """Return whether this caller may use a route on an object with that relation to the caller."""
         declared = route.declared
         if declared.open_to_all:
@@ -56,15 +57,16 @@ to a real head: refused calls change nothing. After an intended change run `PHAL
 A cell states on whose objects the caller may act: `all`; `own`; `project`: own, and those of projects that the caller is an admin of;
 `-`: refused. Without a token, or with one that is unknown, expired, revoked or of a disabled user, every route except the open ones
 answers 401 before any other check. A token with a scope may do what its user may do *and* its scope names. Refused calls are answered
-403; another user's token or exec session is answered 404, as its existence is private. `audit`: the call leaves a line in the
+403; another user's token, or another supervisor's exec session, is answered 404, as its existence is private. `WEBSOCKET`: a GET with
+`Upgrade: websocket`. `audit`: the call leaves a line in the
 [audit trail](operations.md#audit-trail).
 
 """
 
 
-def gated_routes(app: FastAPI) -> list[AuthorizedRoute]:
+def gated_routes(app: FastAPI) -> list[GatedRoute]:
     """Return all routes of the app, by path."""
-    found = [route for route in app.router.routes if isinstance(route, AuthorizedRoute)]
+    found = [route for route in app.router.routes if isinstance(route, GatedRoute)]
     return sorted(found, key=lambda route: (route.path, sorted(route.methods or ())))
 
 
@@ -81,7 +83,7 @@ def render_page(app: FastAPI) -> str:
     return _HEAD + "\n".join(_line(row) for row in rows) + "\n"
 
 
-def render_cell(column: CallerKind, route: AuthorizedRoute) -> str:
+def render_cell(column: CallerKind, route: GatedRoute) -> str:
     """Return on whose objects this caller may act."""
     ties = [tie for tie in _TIES if column.judge(route, tie) is AccessDecision.ALLOWED]
     return (
@@ -96,7 +98,7 @@ def _of_project(ties: Sequence[CallerRelation]) -> str:
     return {3: "all", 0: _NO}.get(len(ties), "project")
 
 
-def _action(route: AuthorizedRoute) -> str:
+def _action(route: GatedRoute) -> str:
     return "open" if route.declared.open_to_all else route.declared.action.value
 
 

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Final
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from phalanx.core.access.audit import AuditCall, describe_target
 from phalanx.core.access.caller import Caller
@@ -32,13 +32,13 @@ class AuditedCall:
 CURRENT_CALL: Final[ContextVar[AuditedCall | None]] = ContextVar("serving", default=None)
 
 
-def audit_call_of(request: Request, caller: Caller, path: str) -> AuditCall:
+def audit_call_of(request: HTTPConnection, caller: Caller, path: str) -> AuditCall:
     """Return who calls what from where, for the audit trail."""
     client = request.client
     return AuditCall(
         user=caller.user,
         token_id=caller.token_id,
         origin="" if client is None else client.host,
-        action=f"{request.method} {path}",
+        action=f"{request.scope.get('method', 'WEBSOCKET')} {path}",
         target=describe_target(request.path_params),
     )

@@ -50,14 +50,18 @@ class RequestHeadTooLarge(TooLarge):
     http_status = 431
 
 
+def error_body(error: PhalanxError) -> ErrorBody:
+    """Return the record of an error."""
+    leader = error.leader if isinstance(error, NotLeading) else UNSET
+    return ErrorBody(
+        code=error.code, message=error.message, **hint_keys(error.hint), retry=error.retry_helps, leader=leader
+    )
+
+
 def error_response(
     error: PhalanxError, *, status: int | None = None, headers: dict[str, str] | None = None
 ) -> Response:
     """Return the response for an error. It closes the connection if the body of the request was not read."""
-    leader = error.leader if isinstance(error, NotLeading) else UNSET
-    body = ErrorBody(
-        code=error.code, message=error.message, **hint_keys(error.hint), retry=error.retry_helps, leader=leader
-    )
     extra = dict(headers or {})
     if isinstance(error, NotSignedIn):
         extra["www-authenticate"] = "Bearer"
@@ -65,7 +69,9 @@ def error_response(
         extra["connection"] = "close"
     if isinstance(error, TryLater):
         extra.setdefault("retry-after", "1")
-    return Response(msgspec.json.encode(ErrorReply(error=body)), status or error.http_status, extra, JSON_MEDIA_TYPE)
+    return Response(
+        msgspec.json.encode(ErrorReply(error=error_body(error))), status or error.http_status, extra, JSON_MEDIA_TYPE
+    )
 
 
 def internal_error_response() -> Response:

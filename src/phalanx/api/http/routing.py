@@ -10,31 +10,40 @@ Every route must declare an action: otherwise building the app fails (`check_eve
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeVar
 
+import msgspec
 from fastapi import FastAPI, Query
 from fastapi.routing import APIRoute
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from phalanx.api.auth.audited_call import CURRENT_CALL, AuditedCall, audit_call_of
 from phalanx.api.auth.authenticator import require_action
+from phalanx.api.http.errors import error_body, error_response
 from phalanx.api.runtime import ApiRuntime, caller_of, runtime_of
 from phalanx.core.access.caller import Caller
 from phalanx.core.access.rules import SCOPE_OF_ACTION, AccessScope
-from phalanx.core.errors import NotPermitted, TooLarge
+from phalanx.core.errors import NotPermitted, PhalanxError, TooLarge
 from phalanx.core.units import format_bytes
 from phalanx.core.work.users import Action
+from phalanx.wire.api.execs import ExecFailed
 
 Handler = Callable[..., Awaitable[Response]]
 H = TypeVar("H", bound=Handler)
+WebSocketHandler = Callable[[WebSocket], Awaitable[None]]
 
 QUERY_NUMBER_MAX: Final = 1 << 53  # largest number in a query: exact in JSON, and within the store's integers
 _READING: Final = frozenset({"GET", "HEAD"})
+GOING_AWAY, POLICY_VIOLATION = 1001, 1008  # close codes (RFC 6455, 7.4.1)
+LAST_FRAMES_S: Final = 1.0  # for the last frames of a WebSocket to be sent
 QUERY_DIGITS_MAX: Final = 15  # of a number sent as text: such numbers are below WHOLE_MAX
 NonNegative = Annotated[int, Query(ge=0, le=QUERY_NUMBER_MAX)]
 OptionalNonNegative = Annotated[int | None, Query(ge=0, le=QUERY_NUMBER_MAX)]
@@ -64,7 +73,7 @@ class RouteDeclaration:
         body_limit: name of the field of `Limits` that limits the body.
         scope: whose objects it acts on, if that differs from the default of its action (core.access.rules).
         other_replies: further kinds of replies.
-        transient: its changes do not last (a dry run, keystrokes), so it leaves no line in the audit trail.
+        transient: its changes do not last (a dry run), so it leaves no line in the audit trail.
     """
 
     action: Action
@@ -106,14 +115,7 @@ class AuthorizedRoute(APIRoute):
             runtime = runtime_of(request)
             headers = request.headers
             if not declared.open_to_all:
-                caller = request.state.caller = runtime.authenticator.authenticate(headers.get("authorization"))
-                request.state.action = declared.action
-                try:
-                    require_action(caller, declared.action)
-                except NotPermitted as error:
-                    if lasting:
-                        runtime.record_refusal(audit_call_of(request, caller, self.path), error)
-                    raise
+                _authenticate(request, declared.action, self.path if lasting else None)
             limit: int = getattr(runtime.services.limits, declared.body_limit)
             length = headers.get("content-length")
             if length is not None and (not length.isdecimal() or len(length) > QUERY_DIGITS_MAX or int(length) > limit):
@@ -126,14 +128,82 @@ class AuthorizedRoute(APIRoute):
         return gated
 
 
+class AuthorizedWebSocketRoute(WebSocketRoute):
+    """A WebSocket that authorizes its caller before its handler runs. Its opening leaves a line in the audit trail.
+
+    A refusal before `accept` is an HTTP response, as of any route; a later one is an error frame (wire.api.execs.ExecFailed).
+    """
+
+    methods: Final = frozenset({"WEBSOCKET"})
+    audited: Final = True
+
+    def __init__(self, path: str, endpoint: WebSocketHandler, *, declared: RouteDeclaration) -> None:
+        self.declared = declared
+        self._handle = endpoint
+        super().__init__(path, self._serve, name=getattr(endpoint, "__name__", path))
+
+    @property
+    def scope(self) -> AccessScope:
+        """Whose objects it acts on."""
+        return self.declared.scope or SCOPE_OF_ACTION[self.declared.action]
+
+    async def _serve(self, websocket: WebSocket) -> None:
+        runtime, task = runtime_of(websocket), asyncio.current_task()
+        assert task is not None, "a server runs each connection in a task"
+        runtime.websockets.add(task)
+        try:
+            caller = _authenticate(websocket, self.declared.action, self.path)
+            await _audited(websocket, runtime, caller, self.path, self._handle)
+            await websocket.close()
+        except PhalanxError as error:
+            await _close_with(websocket, error, head_stops=runtime.hub.closing)
+        except WebSocketDisconnect:
+            pass
+        finally:
+            runtime.websockets.discard(task)
+
+
+async def _close_with(websocket: WebSocket, error: PhalanxError, *, head_stops: bool) -> None:
+    """Send an error and close. A caller that reads nothing does not get it."""
+    with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):  # RuntimeError: it is closed already
+        async with asyncio.timeout(LAST_FRAMES_S):
+            if websocket.application_state is WebSocketState.CONNECTING:
+                await websocket.send_denial_response(error_response(error))
+                return
+            await websocket.send_text(msgspec.json.encode(ExecFailed(error=error_body(error))).decode())
+            await websocket.close(GOING_AWAY if head_stops else POLICY_VIOLATION)
+
+
+def _authenticate(connection: HTTPConnection, action: Action, audited_path: str | None) -> Caller:
+    """Return the caller, who may take the action; it is also the connection's state. A refusal is recorded if the path is given.
+
+    Raises:
+        NotSignedIn, NotPermitted: the caller may not.
+    """
+    runtime = runtime_of(connection)
+    caller = runtime.authenticator.authenticate(connection.headers.get("authorization"))
+    connection.state.caller, connection.state.action = caller, action
+    try:
+        require_action(caller, action)
+    except NotPermitted as error:
+        if audited_path is not None:
+            runtime.record_refusal(audit_call_of(connection, caller, audited_path), error)
+        raise
+    return caller
+
+
+C = TypeVar("C", bound=HTTPConnection)
+R = TypeVar("R")
+
+
 async def _audited(
-    request: Request, runtime: ApiRuntime, caller: Caller, path: str, handle: Callable[[Request], Any]
-) -> Response:
+    connection: C, runtime: ApiRuntime, caller: Caller, path: str, handle: Callable[[C], Awaitable[R]]
+) -> R:
     """Serve a changing call. Its audit line is durable before the answer is sent: recorded with the change, or else afterwards."""
-    serving = AuditedCall(call=audit_call_of(request, caller, path))
+    serving = AuditedCall(call=audit_call_of(connection, caller, path))
     token = CURRENT_CALL.set(serving)
     try:
-        response: Response = await handle(request)
+        response = await handle(connection)
         if not serving.recorded:
             await runtime.record_call()
     except NotPermitted as error:
@@ -156,7 +226,7 @@ def body_too_large(request: Request, limit: int) -> TooLarge:
 class RouteTable:
     """The routes of one resource, in matching order."""
 
-    declared: list[AuthorizedRoute] = field(default_factory=list)
+    declared: list[AuthorizedRoute | AuthorizedWebSocketRoute] = field(default_factory=list)
 
     def add(self, method: str, path: str, declared: RouteDeclaration) -> Callable[[H], H]:
         """Return a decorator that declares a handler as a route."""
@@ -198,6 +268,15 @@ class RouteTable:
         """Declare a route that removes."""
         return self.add("DELETE", path, RouteDeclaration(action=action, status=204, **more))
 
+    def websocket(self, path: str, action: Action) -> Callable[[WebSocketHandler], WebSocketHandler]:
+        """Declare a WebSocket."""
+
+        def make(handler: WebSocketHandler) -> WebSocketHandler:
+            self.declared.append(AuthorizedWebSocketRoute(path, handler, declared=RouteDeclaration(action=action)))
+            return handler
+
+        return make
+
 
 OPEN_ROUTES: Final = frozenset({"/v1/health", "/v1/ca"})
 
@@ -209,7 +288,9 @@ def check_every_route_is_authorized(app: FastAPI) -> None:
         TypeError: a route violates this; the app must not be served.
     """
     for route in app.router.routes:
-        if not isinstance(route, AuthorizedRoute) or not isinstance(route.declared.action, Action):
+        if not isinstance(route, AuthorizedRoute | AuthorizedWebSocketRoute) or not isinstance(
+            route.declared.action, Action
+        ):
             raise TypeError(f"route {_path(route)} declares no action: declare it with api.routes.Routes")
         if route.declared.open_to_all and route.path not in OPEN_ROUTES:
             raise TypeError(f"route {route.path} is open to all; only {', '.join(OPEN_ROUTES)} may be")

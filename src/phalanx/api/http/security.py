@@ -1,4 +1,4 @@
-"""Security middleware: checks Host, Origin, size and scope of each request, and adds security headers to each response. Plain ASGI.
+"""Security middleware: checks Host, Origin, size and scope of each request and WebSocket handshake, and adds security headers to each response. Plain ASGI.
 
 Host and Origin are checked because a browser on the user's machine can reach loopback. A page that rebinds its DNS name to 127.0.0.1
 sends its own name in Host, and a script of any page sends the page's Origin. Requests without Origin (images, links, forms of old
@@ -24,6 +24,8 @@ _OWN_SITES: Final = frozenset({b"", b"same-origin", b"none"})
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _REQUEST_LINE_BYTES: Final = len("  HTTP/1.1\r\n\r\n")  # with the empty line that ends the head
 _HEADER_BYTES: Final = len(": \r\n")
+_STARTS: Final = frozenset({"http.response.start", "websocket.http.response.start"})
+_HTTP_SCHEMES: Final = {"ws": "http", "wss": "https"}
 _SECURITY: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -48,15 +50,14 @@ class SecurityMiddleware:
         self._accepted: set[tuple[str, bytes, bytes]] = set()  # scheme, Host and Origin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Scopes other than `http` and `lifespan` are refused: no route authorizes a WebSocket."""
+        """Serve one request or WebSocket; other scopes than these and `lifespan` are refused."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             _log.warning("refused a connection of type %r: only HTTP requests are served", scope["type"])
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})  # policy violation (RFC 6455, 7.4.1)
             return
+        method = scope.get("method", "WEBSOCKET")
         refusal = self._refusal(scope)
         if refusal is not None:
             await error_response(refusal)(scope, receive, with_security_headers(send))
@@ -80,9 +81,9 @@ class SecurityMiddleware:
             if (
                 disconnected
             ):  # the caller sent invalid data after its request: not a failure of the head, so no traceback
-                _log.info("%s %r: the caller broke the connection: %s", scope["method"], scope["path"], error)
+                _log.info("%s %r: the caller broke the connection: %s", method, scope["path"], error)
                 return
-            _log.exception("%s %r failed", scope["method"], scope["path"])  # a path may contain line breaks
+            _log.exception("%s %r failed", method, scope["path"])  # a path may contain line breaks
             if started:
                 raise  # the server then cuts the response off
             await internal_error_response()(scope, receive, with_security_headers(send))
@@ -90,8 +91,13 @@ class SecurityMiddleware:
     def _refusal(self, scope: Scope) -> PhalanxError | None:
         host = origin = site = b""
         hosts = tokens = 0
+        scheme = str(_HTTP_SCHEMES.get(scope["scheme"], scope["scheme"]))
         head_bytes = (
-            _REQUEST_LINE_BYTES + len(scope["method"]) + len(scope["raw_path"]) + 1 + len(scope["query_string"])
+            _REQUEST_LINE_BYTES
+            + len(scope.get("method", "GET"))
+            + len(scope["raw_path"])
+            + 1
+            + len(scope["query_string"])
         )
         for name, value in scope["headers"]:
             head_bytes += len(name) + len(value) + _HEADER_BYTES
@@ -112,14 +118,14 @@ class SecurityMiddleware:
             return NotPermitted("pages of other sites may not call this head")
         if tokens > 1:
             return BadRequest(f"the request has {tokens} Authorization headers", hint="send one")
-        key = (scope["scheme"], host, origin)
+        key = (scheme, host, origin)
         if hosts == 1 and key in self._accepted:
             return None
         if hosts != 1 or host_name(host) not in self._hosts:
             return NotPermitted(
                 f"host {host.decode('latin-1')!r} is not this head", hint=Hint(HintCode.USE_PRINTED_URL)
             )
-        if origin and not _same_origin(origin.decode("latin-1"), f"{scope['scheme']}://{host.decode('latin-1')}"):
+        if origin and not _same_origin(origin.decode("latin-1"), f"{scheme}://{host.decode('latin-1')}"):
             return NotPermitted(f"pages of {origin.decode('latin-1')!r} may not call this head")
         if (
             len(self._accepted) < 1000
@@ -129,7 +135,7 @@ class SecurityMiddleware:
 
 
 def _add_security_headers(message: Message) -> None:
-    if message["type"] == "http.response.start":
+    if message["type"] in _STARTS:
         headers = list(message.get("headers", ()))
         present = {name for name, _ in headers}
         message["headers"] = [*headers, *(pair for pair in _SECURITY if pair[0] not in present)]

@@ -18,8 +18,15 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from phalanx.api.http.routing import LAST_FRAMES_S
 from phalanx.api.http.timeouts import ReadTimeoutProtocol
 from phalanx.api.http.tls_listener import TlsSniffingListener
+from phalanx.api.http.websocket_protocol import (
+    MESSAGE_BYTES_MAX,
+    PING_INTERVAL_S,
+    PONG_TIMEOUT_S,
+    HeadWebSocketProtocol,
+)
 from phalanx.api.runtime import runtime_of_app
 from phalanx.core.errors import Conflict, PhalanxError
 from phalanx.core.hints import Hint, HintCode
@@ -105,11 +112,12 @@ class ApiServer(HeadServer):
         self._runtime = runtime_of_app(app)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Grant running jobs long leases unless another head takes over at once; then end streams and long polls, and stop."""
+        """Grant running jobs long leases unless another head takes over at once; then end streams, long polls and sessions, and stop."""
         with contextlib.suppress(PhalanxError):
             if not self._runtime.has_standby and self._runtime.services.store.job_counts().get(JobState.RUNNING, 0):
                 await self._runtime.grant_long_leases()
         self._runtime.close()
+        await self._runtime.wait_for_websockets(LAST_FRAMES_S)
         await super().shutdown(sockets)
 
 
@@ -120,7 +128,11 @@ def server_config(app: ASGIApp, **options: Any) -> uvicorn.Config:
         "access_log": False,
         "server_header": False,
         "lifespan": "on",
-        "ws": "none",
+        "ws": HeadWebSocketProtocol,
+        "ws_ping_interval": PING_INTERVAL_S,
+        "ws_ping_timeout": PONG_TIMEOUT_S,
+        "ws_max_size": MESSAGE_BYTES_MAX,
+        "ws_per_message_deflate": False,  # a session's bytes are few, and compression beside secrets can reveal them
         "proxy_headers": False,
         "timeout_keep_alive": 75,  # longer than a long poll and a client's pause, so that it is the client who closes
         "http": ReadTimeoutProtocol,

@@ -6,7 +6,7 @@ Otherwise a client that sends a byte now and then could hold a connection and it
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from h11 import LocalProtocolError
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -26,6 +26,7 @@ class ReadTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  #
 
     _deadline: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the timer."""
@@ -42,6 +43,8 @@ class ReadTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  #
         if self.is_idle():
             self._start_timer()
         super().data_received(data)
+        if self._upgraded:
+            return
         if not self.is_idle():
             self._stop_timer()
             return
@@ -52,6 +55,12 @@ class ReadTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  #
                 self._refuse(
                     b"431 Request Header Fields Too Large", b"too_large", b"the head of the request is over 64 KiB"
                 )
+
+    def handle_websocket_upgrade(self, *request: Any) -> None:
+        """Hand the connection over to the WebSocket protocol, which has its own time limits."""
+        self._upgraded = True
+        self._stop_timer()
+        super().handle_websocket_upgrade(*request)
 
     def send_400_response(self, msg: str) -> None:
         """Send uvicorn's 400; where h11 rejects it (after a HEAD request, or a second response), only close the connection."""

@@ -12,15 +12,14 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from phalanx.api.http.errors import error_body
 from phalanx.api.runtime import ApiRuntime
 from phalanx.api.services import per_user_share
 from phalanx.core.errors import PhalanxError, TryLater
-from phalanx.core.hints import hint_keys
 from phalanx.core.ids import UserId
-from phalanx.wire.api.head import ErrorBody, ErrorReply
+from phalanx.wire.api.head import ErrorReply
 
 HEARTBEAT: Final = b": still here\n\n"
-_EXPIRY_LOOK_S: Final = 1.0  # how late the expiry of a token is noticed; a revocation wakes the stream at once
 _HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _log: Final = logging.getLogger("phalanx.api")
 
@@ -57,7 +56,7 @@ class EventStream(Response):
     async def _stream(self, receive: Receive, send: Send) -> None:
         disconnect = asyncio.ensure_future(_disconnected(receive))
         sending = asyncio.ensure_future(self._send(send))
-        permission_lost = asyncio.ensure_future(self._permission_lost())
+        permission_lost = asyncio.ensure_future(self._runtime.permission_lost(self._still))
         try:
             await asyncio.wait((disconnect, sending, permission_lost), return_when=asyncio.FIRST_COMPLETED)
             if permission_lost.done() and not sending.done():
@@ -70,15 +69,6 @@ class EventStream(Response):
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
-
-    async def _permission_lost(self) -> PhalanxError:
-        """Wait until the caller loses the permission: access has changed, or the token has expired."""
-        while True:
-            await self._runtime.access_changes.wait(_EXPIRY_LOOK_S)
-            try:
-                self._still()
-            except PhalanxError as error:
-                return error
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -121,8 +111,8 @@ def _stream_slot(runtime: ApiRuntime, user: UserId) -> Iterator[None]:
 
 async def _end_with(send: Send, error: PhalanxError) -> None:
     """End a stream with an error event."""
-    body = ErrorBody(code=error.code, message=error.message, **hint_keys(error.hint), retry=error.retry_helps)
-    await send({"type": "http.response.body", "body": encode_event("error", ErrorReply(error=body)), "more_body": True})
+    event = encode_event("error", ErrorReply(error=error_body(error)))
+    await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

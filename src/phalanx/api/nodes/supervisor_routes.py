@@ -285,24 +285,34 @@ async def fetch_exec_input(
     request: Request,
     session_name: str,
     after: NonNegative = 0,
+    limit: NonNegative = EXEC_CHUNK_BYTES_MAX,
+    signals: NonNegative = 0,
+    closed: bool = False,
     wait_s: Annotated[float, Query(ge=0)] = 0.0,
 ) -> Response:
-    """Read the user's input from byte `after` on, or a new terminal size; waits up to `wait_s`. 404 once the user has left."""
+    """Read the user's input from byte `after` on, the later of their signals, or a new terminal size; waits up to `wait_s` for news.
+
+    The request acknowledges the bytes before `after`, the first `signals` signals and, with `closed`, the end of the input. 404 once the
+    user has left.
+    """
     runtime = runtime_of(request)
     clock = runtime.services.clock
     session = runtime.sessions.for_supervisor(session_name, _name_of(request))
     until_s = clock.boottime_s() + min(wait_s, runtime.services.limits.wait_s)
+    session.input.acknowledge(after)
+    session.notify()  # the user may send more
     while True:
-        data = session.input.read(after, EXEC_CHUNK_BYTES_MAX)
-        at_end = session.input.base + len(data) == session.input.end
+        data = session.input.read(after, min(limit, EXEC_CHUNK_BYTES_MAX))
+        at_end = session.input_closed and after + len(data) >= session.input.end
         left_s = until_s - clock.boottime_s()
-        if data or session.resized or (session.input_closed and at_end) or left_s <= 0:
+        news = data or session.resized or (at_end and not closed) or len(session.signals) > signals
+        if news or left_s <= 0:
             break
         await session.wait(min(left_s, 1.0))
         session = runtime.sessions.for_supervisor(session_name, _name_of(request))
     session.resized = False
     return json_response(
-        ExecInput(data=data, closed=session.input_closed and at_end, rows=session.rows, cols=session.cols)
+        ExecInput(data=data, closed=at_end, rows=session.rows, cols=session.cols, signals=session.signals[signals:])
     )
 
 
@@ -332,7 +342,8 @@ async def receive_exec_output(request: Request, session_name: str) -> Response:
         await session.wait(min(left_s, 1.0))
         session = runtime.sessions.for_supervisor(session_name, _name_of(request))
     if said.exit_code is not None or said.error:
-        session.exit_code, session.error, session.ended = said.exit_code, said.error, True
+        session.exit_code = said.exit_code
+        session.error = session.failure(said.error) if said.error else None
     session.notify()
     return no_content()
 

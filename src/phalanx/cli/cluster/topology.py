@@ -85,8 +85,8 @@ def topology(
     if measure and context.invoked_subcommand is None and not watch:
         from phalanx.cli.cluster.topology_measurement import MeasureOptions, measure_topology
 
-        wish = MeasureOptions(nodes=listed, quick=quick, python=python, apply=apply_, plot=plot, as_json=as_json)
-        return measure_topology(wish)
+        submission = MeasureOptions(nodes=listed, quick=quick, python=python, apply=apply_, plot=plot, as_json=as_json)
+        return measure_topology(submission)
     if measure or apply_ or plot or listed or quick or python:
         raise BadRequest(
             "--apply, --plot, --nodes, --quick and --python need --measure, without a subcommand and without --watch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -15,13 +16,15 @@ import click
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.terminal import terminal
-from phalanx.core.errors import BadRequest, Conflict, PhalanxError
+from phalanx.core.errors import BadRequest, Unreachable
 
 if TYPE_CHECKING:
-    from phalanx.client import Client
+    from phalanx.client.exec_sessions import ExecConnection
 
-_WAIT_S: Final = 20.0  # one long poll
 _INPUT_BYTES: Final = 16_384
+_SIDE_MAX: Final = 1000  # columns that the head accepts
+_ROOM: Final = 0  # no signal: the head has accepted more input
+_WAKE_BYTES: Final = 4096
 _SHELL: Final = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"]
 _NODE_RANK = click.option(
     "--node-rank",
@@ -45,10 +48,7 @@ def exec_(job: str, command: tuple[str, ...], node_rank: int, tty: bool | None) 
     if not words:
         raise BadRequest("the command is missing", hint=f"phalanx exec {job} -- nvidia-smi")
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    head = connect()
-    return ExecSession(
-        head, resolve_job(head, job), words, node_rank=node_rank, tty=interactive if tty is None else tty
-    ).run()
+    return run_command(job, words, node_rank=node_rank, tty=interactive if tty is None else tty)
 
 
 @click.command()
@@ -58,76 +58,96 @@ def shell(job: str, node_rank: int) -> int:
     """Open a shell in the environment of a job's ranks."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadRequest("shell needs a terminal", hint=f"run one command with phalanx exec {job} -- COMMAND")
-    head = connect()
-    return ExecSession(head, resolve_job(head, job), _SHELL, node_rank=node_rank, tty=True).run()
+    return run_command(job, _SHELL, node_rank=node_rank, tty=True)
 
 
-class ExecSession:
-    """One command on a node. A thread sends the input, `run` prints the output; both count byte offsets."""
+def run_command(job: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> int:
+    """Run a command connected to this terminal; return its exit code."""
+    head, screen = connect(), terminal()
+    size = (screen.height, min(screen.width, _SIDE_MAX))
+    with (
+        head.exec(resolve_job(head, job), argv, tty=tty, rows=size[0], cols=size[1], node_rank=node_rank) as session,
+        _raw_terminal(tty),
+        _InputSender(session, tty=tty),
+    ):
+        while (data := session.read()) is not None:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+    return session.exit_code or 0
 
-    def __init__(self, head: Client, job_id: str, argv: Sequence[str], *, node_rank: int, tty: bool) -> None:
-        self._head = head
-        self._tty = tty
-        screen = terminal()
-        self._name = head.exec(
-            job_id, argv, tty=tty, rows=screen.height, cols=min(screen.width, 1000), node_rank=node_rank
-        )
-        self._resized = False
 
-    def run(self) -> int:
-        """Run until the command ends; return its exit code."""
-        with _raw_terminal(self._tty), self._watching_size():
-            threading.Thread(target=self._send_input, name="exec-input", daemon=True).start()
-            return self._print_output()
+class _InputSender:
+    """A thread that sends the input, the terminal's size and Ctrl-C. Signals and acknowledgements wake it through a pipe."""
 
-    def _print_output(self) -> int:
-        after = 0
+    def __init__(self, session: ExecConnection, *, tty: bool) -> None:
+        self._session, self._tty = session, tty
+        self._wake_fd, self._woken_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._interrupted = False
+
+    def __enter__(self) -> None:
+        self._session.on_room = lambda: self._wake(_ROOM)
+        number = signal.SIGWINCH if self._tty else signal.SIGINT
+        before = signal.getsignal(number)
+        self._before = number, before
+        if before is not signal.SIG_IGN:  # nohup, or a job in the background of a script
+            signal.signal(number, self._on_signal)
+        threading.Thread(target=self._run, name="exec-input", daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(*self._before)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        """Pass a signal to the thread; a second Ctrl-C leaves the command."""
+        del frame
+        if number == signal.SIGINT and self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True
+        self._wake(number)
+
+    def _wake(self, number: int) -> None:
+        try:
+            os.write(self._woken_fd, bytes([number]))
+        except BlockingIOError:
+            pass  # the pipe is full of wake-ups
+
+    def _run(self) -> None:
+        try:
+            self._send_input(self._session)
+        except Unreachable:
+            return  # the command has ended, or the main thread reports why the connection broke
+
+    def _send_input(self, session: ExecConnection) -> None:
+        stdin = None if sys.stdin is None else sys.stdin.fileno()
+        if stdin is None:
+            session.end_input()
         while True:
-            self._send_size()
-            reply = self._head.exec_output(self._name, after, wait_s=_WAIT_S)
-            fresh = reply.data[max(0, after - (reply.end - len(reply.data))) :]
-            if fresh:
-                sys.stdout.buffer.write(fresh)
-                sys.stdout.buffer.flush()
-            after = reply.end
-            if reply.done:
-                if reply.error:
-                    raise Conflict(reply.error, hint="see phalanx show for the state of the job")
-                return 0 if reply.exit_code is None else reply.exit_code
+            waiting = [self._wake_fd] if stdin is None or session.room <= 0 else [self._wake_fd, stdin]
+            ready, _, _ = select.select(waiting, [], [])
+            if self._wake_fd in ready:
+                for number in os.read(self._wake_fd, _WAKE_BYTES):
+                    self._forward(number)
+            if stdin in ready:
+                data = _read_input(stdin, min(session.room, _INPUT_BYTES))
+                if data:
+                    session.write(data)
+                else:
+                    stdin = None
+                    session.end_input()
 
-    def _send_input(self) -> None:
-        """Send the input until its end."""
-        offset = 0
-        try:
-            while True:
-                data = os.read(sys.stdin.fileno(), _INPUT_BYTES)
-                offset = self._head.exec_input(self._name, offset, data, closed=not data)
-                if not data:
-                    return
-        except (PhalanxError, OSError):
-            return  # the command has ended or the head is unreachable: _print_output reports it
-
-    @contextmanager
-    def _watching_size(self) -> Iterator[None]:
-        if not self._tty:
-            yield
-            return
-
-        def changed(number: int, frame: object) -> None:
-            del number, frame
-            self._resized = True
-
-        before = signal.signal(signal.SIGWINCH, changed)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGWINCH, before)
-
-    def _send_size(self) -> None:
-        if self._resized:
-            self._resized = False
+    def _forward(self, number: int) -> None:
+        if number == signal.SIGWINCH:
             screen = terminal()
-            self._head.exec_resize(self._name, screen.height, min(screen.width, 1000))
+            self._session.resize(screen.height, min(screen.width, _SIDE_MAX))
+        elif number == signal.SIGINT:
+            self._session.signal("INT")
+
+
+def _read_input(stdin: int, limit: int) -> bytes:
+    """Read some input; empty at its end, or if it cannot be read."""
+    try:
+        return os.read(stdin, limit)
+    except OSError:
+        return b""
 
 
 @contextmanager

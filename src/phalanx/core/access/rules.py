@@ -19,7 +19,7 @@ class AccessScope(enum.StrEnum):
     UNOWNED = "unowned"  # objects without an owner: nodes, queues, lists, new objects of the caller
     JOB = "a job"  # its owner; admins of its project; operators
     TOKEN = "a token"  # noqa: S105  # its user; admins. For all others it does not exist
-    SESSION = "an exec session"  # who opened it. For all others it does not exist
+    SESSION = "an exec session"  # the supervisor that runs its command. For all others it does not exist
     PROJECT = "a project"  # its admins, for its members; admins
     NODE = "a node"  # its own supervisor
 

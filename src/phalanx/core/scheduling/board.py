@@ -128,11 +128,11 @@ class Board:
         rank: int = 0,
         queue: int = 0,
         user: str = "",
-        shut: int = 0,
+        excluded: int = 0,
         throttle: ArrayThrottle | None = None,
     ) -> JobClass:
         """The class of such jobs; the same object for equal arguments."""
-        key = (needs, label, rank, queue, user, shut, id(throttle))
+        key = (needs, label, rank, queue, user, excluded, id(throttle))
         found = self._classes.get(key)
         if found is None:
             found = JobClass(
@@ -143,7 +143,7 @@ class Board:
                 rank=rank,
                 queue=queue,
                 user=user,
-                shut=shut,
+                excluded=excluded,
                 throttle=throttle,
             )
             self._classes[key] = found
@@ -179,12 +179,12 @@ class Board:
             self.quotas is None or self.quotas.check_admission(job_class.queue, job_class.user, job_class.gpus) is None
         )
 
-    def find(self, entry: JobEntry, shut: int = 0) -> tuple[Need, Places] | None:
+    def find(self, entry: JobEntry, excluded: int = 0) -> tuple[Need, Places] | None:
         """The placement of the first need that fits now; nodes to avoid are used only if nothing else fits."""
         klass = entry.job_class
         for need in klass.needs:
             avoided = entry.avoided_nodes | self.last_choice_nodes
-            for closed in (klass.shut | shut | avoided, klass.shut | shut):
+            for closed in (klass.excluded | excluded | avoided, klass.excluded | excluded):
                 places = self.find_need(need, closed)
                 if places is not None:
                     return (need, places) if need.nodes_max <= need.nodes else self._widest(klass, need, places, closed)
@@ -192,15 +192,15 @@ class Board:
                     break
         return None
 
-    def find_need(self, need: Need, shut: int = 0) -> Places | None:
+    def find_need(self, need: Need, excluded: int = 0) -> Places | None:
         """Where the need fits now, in the first kind of device that can hold it."""
         for kind in need.kinds:
-            places = self.pools[kind].find(need, shut)
+            places = self.pools[kind].find(need, excluded)
             if places is not None:
                 return places
         return None
 
-    def _widest(self, job_class: JobClass, need: Need, places: Places, shut: int) -> tuple[Need, Places]:
+    def _widest(self, job_class: JobClass, need: Need, places: Places, excluded: int) -> tuple[Need, Places]:
         """Widen an elastic job to as many nodes as are free, up to its maximum and its queue's limits."""
         best = (need, places)
         for nodes in range(need.nodes + 1, need.nodes_max + 1):
@@ -210,7 +210,7 @@ class Board:
                 and self.quotas.check_admission(job_class.queue, job_class.user, wider.gpus) is not None
             ):
                 break
-            found = self.find_need(wider, shut)
+            found = self.find_need(wider, excluded)
             if found is None:
                 break
             best = (wider, found)

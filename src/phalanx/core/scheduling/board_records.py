@@ -50,7 +50,7 @@ class JobClass:
         label: key of the run time statistics; jobs of one label and size have similar run times.
         rank: priority; a higher one always goes first.
         queue: number in the quota tree.
-        shut: bitset of nodes that its jobs may not use.
+        excluded: bitset of nodes that its jobs may not use.
     """
 
     number: int
@@ -60,7 +60,7 @@ class JobClass:
     rank: int = 0
     queue: int = 0
     user: str = ""
-    shut: int = 0
+    excluded: int = 0
     throttle: ArrayThrottle | None = None
 
 

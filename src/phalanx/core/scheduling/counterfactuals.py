@@ -170,7 +170,7 @@ class CounterfactualSearch:
         """A time limit that ends the job before a reservation begins or, if the policy uses run times, before the first job in line starts."""
         now_s, job = self.snapshot.now_s, self.job
         limits: list[float] = []
-        if self.entry is not None and self.entry.job_class.shut:
+        if self.entry is not None and self.entry.job_class.excluded:
             starts = sorted({one.start_s for one in self.snapshot.reservations.values() if one.start_s > now_s})
             limits += [start_s - now_s - TIME_LIMIT_MARGIN_S for start_s in starts]
         if self.scheduler.policy.uses_run_times and job.spec.time_limit_s is not None:
@@ -369,12 +369,12 @@ class CounterfactualSearch:
     def _may_fit(self, job: Job) -> bool:
         """Whether free devices alone allow it; otherwise no trial is needed."""
         board = self.scheduler.board
-        shut = 0 if self.entry is None else self.entry.job_class.shut
+        excluded = 0 if self.entry is None else self.entry.job_class.excluded
         try:
             needs = self.scheduler.needs_of(job)
         except PhalanxError:
             return False
-        return any(board.find_need(need, shut) is not None for need in needs)
+        return any(board.find_need(need, excluded) is not None for need in needs)
 
     def _with_spec(self, **fields: object) -> Job:
         return replace(self.job, spec=replace(self.job.spec, **fields))  # type: ignore[arg-type]  # names are JobSpec's own

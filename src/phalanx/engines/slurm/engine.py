@@ -173,8 +173,8 @@ class SlurmEngine:
         cordon = Cordon(by=ENGINE_NAME, why=f"Slurm's controller does not answer ({why})", since_s=0.0)
         for node_id, node in self._reported.items():
             if node is not None:
-                self._reported[node_id] = shut = replace(node, cordon=cordon)
-                self._events.append(NodeListed(node=shut))
+                self._reported[node_id] = excluded = replace(node, cordon=cordon)
+                self._events.append(NodeListed(node=excluded))
 
     def _mark_reachable(self, now_s: float) -> None:
         """Record that Slurm answers."""

@@ -41,6 +41,7 @@ from phalanx.wire import supervisor as wire
 SESSIONS_MAX: Final = 32  # on a node; each costs two threads and a terminal
 _TASK: Final = "exec-"
 _POLL_S: Final = 20.0
+_WRITE_S: Final = 0.5  # how long unread input may delay the next signal or the hang-up
 _ASK_S: Final = 30.0  # the head delays its answer for up to 20 s while the user reads slowly
 _AFTER_END_S: Final = 0.3  # for output of the command's background processes
 _HANGUP_S: Final = 5.0  # from SIGHUP to SIGKILL after the user disconnected
@@ -161,11 +162,17 @@ class ExecSessions:
             connection.close()
 
     def _pump_input(self, session: _Session) -> None:
-        """Copy from the user to the command; a disconnected user hangs up the terminal."""
-        connection, after, size = HeadConnection(self._access), 0, (session.order.rows, session.order.cols)
+        """Copy input and signals from the user to the command; a disconnected user hangs up the terminal."""
+        connection, size = HeadConnection(self._access), (session.order.rows, session.order.cols)
+        after, signals, closed, unwritten = 0, 0, False, b""
         backoff = Backoff(session.over)
         while not session.over.is_set() and not self._ended.is_set():
-            path = f"/v1/node/exec/{session.order.session}/input?after={after}&wait_s={_POLL_S:g}"
+            unwritten = _write(session, unwritten)
+            limit, wait_s = (0, 0.0) if unwritten else (wire.EXEC_CHUNK_BYTES_MAX, _POLL_S)
+            path = (
+                f"/v1/node/exec/{session.order.session}/input"
+                f"?after={after}&limit={limit}&signals={signals}&closed={closed:d}&wait_s={wait_s:g}"
+            )
             try:
                 typed = wire.decode(connection.call("GET", path, timeout_s=_POLL_S + _ASK_S), wire.ExecInput)
             except RequestRejected:
@@ -180,13 +187,16 @@ class ExecSessions:
                 size = (typed.rows, typed.cols)
                 _resize(session.read_fd, *size)
             after += len(typed.data)
-            if not _write(session, typed.data):
-                break
-            if typed.closed and not typed.data:
+            unwritten += typed.data
+            for number in typed.signals:
+                self._signal(session, number)
+            signals += len(typed.signals)
+            if typed.closed and not unwritten and not closed:
+                closed = True
                 if session.order.tty:
                     _write(session, _END_OF_TRANSMISSION)
-                break
-        self._await_opened(session)
+                self._await_opened(session)
+                self._end_input(session)
         self._end_input(session)
         connection.close()
 
@@ -214,11 +224,14 @@ class ExecSessions:
     def _hang_up(self, session: _Session) -> None:
         """The user disconnected: SIGHUP to the command's session, then SIGKILL if it is ignored."""
         for number in (signal.SIGHUP, signal.SIGKILL):
-            if session.ended.is_set():
-                return
+            self._signal(session, number)
+            session.ended.wait(_HANGUP_S)
+
+    def _signal(self, session: _Session, number: int) -> None:
+        """Send a signal to the command and its children, unless it has ended."""
+        if not session.ended.is_set():
             with contextlib.suppress(OSError):
                 os.killpg(session.pid, number)
-            session.ended.wait(_HANGUP_S)
 
     def _end_input(self, session: _Session) -> None:
         """Close the input: on pipes the command reads end of file."""
@@ -280,22 +293,19 @@ def _read(session: _Session) -> bytes | None:
         raise
 
 
-def _write(session: _Session, data: bytes) -> bool:
-    """Write all of it; False if the command reads no more."""
-    view = memoryview(data)
-    while view and not session.over.is_set():
-        write_fd = session.write_fd
-        if write_fd < 0:
-            return False
+def _write(session: _Session, data: bytes) -> bytes:
+    """Write input for at most _WRITE_S; return what the command has not read yet. Input for a command that reads no more is dropped."""
+    until_s = time.monotonic() + _WRITE_S
+    while data and session.write_fd >= 0 and (left_s := until_s - time.monotonic()) > 0:
         try:
-            view = view[os.write(write_fd, view) :]
+            data = data[os.write(session.write_fd, data) :]
         except BlockingIOError:
             poll = select.poll()
-            poll.register(write_fd, select.POLLOUT)
-            poll.poll(1000)
+            poll.register(session.write_fd, select.POLLOUT)
+            poll.poll(left_s * 1000)
         except OSError:
-            return False
-    return not view
+            return b""
+    return data if session.write_fd >= 0 else b""
 
 
 def _resize(terminal: int, rows: int, cols: int) -> None:

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 def handle_checkpoint_report(
     member: MemberRuntime,
     report: RankReport,
-    porter: CheckpointUploader,
+    uploader: CheckpointUploader,
     *,
     note: Callable[[str], None],
     before_upload: Callable[[], None],
@@ -55,7 +55,7 @@ def handle_checkpoint_report(
             publish(saved)
         return
     kept = replace(saved, path=path)
-    porter.submit(
+    uploader.submit(
         CheckpointUpload(
             job_id=member.key.job_id,
             epoch=member.key.epoch,

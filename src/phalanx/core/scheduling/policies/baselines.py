@@ -123,7 +123,7 @@ class SkipPolicy(Policy):
             klass = heads[0][2]
             line = self.classes[klass]
             entry = line[0][1]
-            request = (klass.needs, klass.shut, entry.avoided_nodes)
+            request = (klass.needs, klass.excluded, entry.avoided_nodes)
             found = None
             if request not in failed and board.admits(klass):
                 found = board.find(entry)
@@ -264,7 +264,7 @@ class BackfillPolicy(Policy):
                 kept.append(item)
                 continue
             short = head is None or now_s + _run_s(entry) <= head_start_s
-            request = (entry.job_class.needs, entry.job_class.shut, entry.avoided_nodes, short)
+            request = (entry.job_class.needs, entry.job_class.excluded, entry.avoided_nodes, short)
             found = None if request in failed else board.find(entry, 0 if short else _too_small(entry, spare))
             if found is None:
                 failed.add(request)

@@ -467,7 +467,7 @@ class DefaultPolicy(Policy):
             fits = (
                 board.pool_of_node[node] in need.kinds
                 and board.devices_of_node[node] >= need.devices
-                and not (entry.job_class.shut | need.shut) >> node & 1
+                and not (entry.job_class.excluded | need.excluded) >> node & 1
             )
             if (
                 fits
