@@ -71,7 +71,7 @@ def test_tied_parameters_are_fine_where_ranks_hold_the_whole_chain():
 def test_layer_among_split_ones_must_say_what_it_sees():
     model = Decoder()
     part = list_parts(model, read_declaration(model))[1]
-    with pytest.raises(BadRequest, match=r"blocks\.0\.head_norm is next to split layers") as refused:
+    with pytest.raises(BadRequest, match=r"blocks\.0\.head_norm is in a block with sharded layers") as refused:
         parallel_styles(part, read_declaration(model), sequence=False)
     assert "shared" in refused.value.hint
 

@@ -140,7 +140,7 @@ def test_options_of_the_job_are_not_ours(head, typed):
         (["frobnicate"], 64, "phalanx --help lists all commands"),
         (["submit", "--gpuz", "2", "--", "true"], 64, "did you mean --gpus?"),
         (["submit", "--gpus", "two", "--", "true"], 64, "--gpus: 'two' is not a number of GPUs"),
-        (["submit", "--gpus", "2x8", "--nodes", "3", "--", "true"], 64, "contradicts"),
+        (["submit", "--gpus", "2x8", "--nodes", "3", "--", "true"], 64, "conflicts with"),
         (["submit", "--time", "90", "--", "true"], 64, "90m for minutes"),
         (["submit", "--nodes", "x", "--", "true"], 64, "--nodes"),
         (["submit"], 64, "nothing to run"),

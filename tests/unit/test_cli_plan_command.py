@@ -125,7 +125,7 @@ def test_picture_is_drawn_of_what_fits_and_of_what_does_not(typed, tmp_path):
         (("--layout", "tp=3,dp=8"), "is for 24 ranks, but the plan is for 32 GPUs"),
         (
             ("--layout", "fsdp=32", "--global-batch", "7"),
-            "a global batch of 7 does not divide into 32 data parallel ranks",
+            "global batch 7 is not divisible by 32 data-parallel ranks",
         ),
         (("--layout", "pp=32,accumulate=1024,vpp=3"), "80 layers are fewer than the 96 chunks"),
         (("--layout", "fsdp=32,precision=bf16", "--precision", "fp8"), "fp8 contradicts bf16 in the layout"),

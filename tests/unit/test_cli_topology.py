@@ -118,7 +118,7 @@ def test_tree_of_host_lists_becomes_labels(tmp_path):
         ("rack r0:", "rack r0: None is not a host list"),
         ("rack r0: 7", "rack r0: 7 is not a host list"),
         ("rack r0: [7]", "rack r0: 7 is not a host list"),
-        ("rack r0: n[3-1]", "rack r0: host list word"),
+        ("rack r0: n[3-1]", "rack r0: host list entry"),
         ("rack r0: n0\nrack r0: n1", ":2: rack r0 is defined twice, here and on line 1"),
         ("rack r0: [", r":\d+: not YAML"),
         ("rack r0: n0\nrack r1: &a [n1]", ":2: anchors and aliases are not allowed in a topology file"),

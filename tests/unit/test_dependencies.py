@@ -41,10 +41,10 @@ def test_conditions_as_written(value, drawn):
         ("singleton:3", "singleton takes no job"),
         (True, "not a list of jobs"),
         ({"a": 1}, "not a list of jobs"),
-        ([[1]], "is not a condition"),
+        ([[1]], "is not a dependency"),
         ("afterok:17?afterok:18", "is not a job number"),
         (list(range(DEPENDENCIES_MAX + 1)), "more than"),
-        ("²", "is not a condition"),
+        ("²", "is not a dependency"),
     ],
 )
 def test_what_is_no_condition_is_refused(value, words):

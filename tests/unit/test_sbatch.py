@@ -205,7 +205,7 @@ def test_signals(text, found):
         ("--mem=lots", "not an amount of memory"),
         ("-N two", "neither a number"),
         ("-a 5-1", "ends before it begins"),
-        ("-d after:1", "is not a condition"),
+        ("-d after:1", "is not a dependency"),
         ("-d afterok:1?afterok:2", "one of several"),
         ("--begin=teatime", "words for times"),
         ("--gpus=many", "is not .TYPE:.NUMBER"),

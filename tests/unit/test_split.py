@@ -33,8 +33,8 @@ def test_layout_that_divides_what_it_splits_is_taken(layout):
         ("pp=4,accumulate=2", "pp=4 needs at least 4 micro-batches to fill its stages, but has 2"),
         ("pp=2,vpp=2,accumulate=5", "interleaved stages take 5 micro-batches in 2 rounds"),
         ("cp=3", "needs 6 equal pieces of a sequence, but 2048 positions do not divide"),
-        ("fsdp=3", "a global batch of 64 does not divide into 3 data parallel ranks x 1 micro-batches"),
-        ("dp=4,accumulate=3", "a global batch of 64 does not divide into 4 data parallel ranks x 3 micro-batches"),
+        ("fsdp=3", "global batch 64 is not divisible by 3 data-parallel ranks x 1 micro-batches"),
+        ("dp=4,accumulate=3", "global batch 64 is not divisible by 4 data-parallel ranks x 3 micro-batches"),
     ],
 )
 def test_layout_that_does_not_divide_is_refused_with_the_two_numbers(layout, says):
@@ -78,7 +78,7 @@ def test_ranks_that_come_or_go_change_data_parallelism_alone(layout, ranks, beco
 
 
 def test_ranks_that_hold_no_whole_copy_of_the_model_are_refused():
-    with pytest.raises(BadRequest, match="is for 8 ranks but the job has 6, not a multiple of its 4"):
+    with pytest.raises(BadRequest, match="is for 8 ranks, but the job has 6; the number must be a multiple of 4"):
         resize_layout(parse_layout("tp=2,pp=2,fsdp=2,accumulate=2"), 6)
 
 

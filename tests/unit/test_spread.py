@@ -67,8 +67,8 @@ def test_unknown_level_is_refused_with_the_nearest(keys, says, hint):
         ({"slice_within": "rack"}, "slice is missing"),
         ({"gpus": "6x8", "slice": 4, "slice_within": "rack"}, "6 nodes do not divide into slices of 4"),
         ({"gpus": "4..6x8", "slice": 4, "slice_within": "rack"}, "6 nodes do not divide into slices of 4"),
-        ({"gpus": "2x8", "within": "node"}, "within node contradicts 2x8 on several nodes"),
-        ({"gpus": "1..2x8", "within": "node"}, "within node contradicts 1..2x8 on several nodes"),
+        ({"gpus": "2x8", "within": "node"}, "within: node needs all GPUs on one node, but gpus is 2x8"),
+        ({"gpus": "1..2x8", "within": "node"}, "within: node needs all GPUs on one node, but gpus is 1..2x8"),
         ({"gpus": "2x8", "slice": 2, "slice_within": "node"}, "a slice of several nodes"),
     ],
 )

@@ -234,7 +234,7 @@ class ApiLimits:
         streams_bytes: size of one request with stream chunks: 32 chunks of the largest size.
         profile_bytes: size of a calibration profile; about 800 bytes per node.
         blob_bytes: size of one uploaded working directory (DESIGN 2: over 100 MB is refused).
-        piece_bytes, manifest_bytes: sizes of the uploads of nodes that do not share the head's folders (wire.kept).
+        piece_bytes, manifest_bytes: sizes of the uploads of nodes that do not share the head's folders (wire.stored_files).
         wait_s: longest time that a poll may wait; proxies disconnect after 60 s.
         heartbeat_s: time between comments on an idle event stream.
         recheck_s: how late a change that no API route made (a plan, a report of an engine) reaches a follower.
@@ -271,7 +271,7 @@ class HeadServices:
     """The services and settings that `build_app` needs.
 
     Attributes:
-        node_secret: the tokens of supervisors are derived from it (core.access.node_keys).
+        node_secret: the tokens of supervisors are derived from it (core.access.node_tokens).
         hosts_allowed: names (without port) that a Host header may carry.
         output_root, checkpoint_root: each has one folder per job.
         on_stop: called once after a planned stop was answered; it must return at once.

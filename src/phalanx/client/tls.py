@@ -88,7 +88,7 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
         ) from error
     if found != expected:
         raise NotPermitted(
-            f"the head at {name}:{port} has the fingerprint {found}, not {expected}; nothing was sent to it",
+            f"the head at {name}:{port} has a CA certificate with fingerprint {found}, not {expected}; nothing was sent to it",
             hint=Hint(HintCode.COMPARE_FINGERPRINT),
         )
     return body.decode("ascii")

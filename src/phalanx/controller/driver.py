@@ -125,7 +125,7 @@ class ControllerDriver:
         return list(self.controller.world.pending.values())  # one bytecode, so no other thread can interleave
 
     def live_attempts(self) -> list[tuple[Job, Attempt]]:
-        """All live attempts with their jobs. For statistics only, like `waiting`."""
+        """All live attempts with their jobs. For statistics only, like `pending_jobs`."""
         world = self.controller.world
         attempts = list(world.attempts.values())
         return [(job, attempt) for attempt in attempts if (job := world.jobs.get(attempt.job_id)) is not None]
@@ -144,7 +144,7 @@ class ControllerDriver:
         return supervisor_name_of(self.controller.world.nodes, node_id, job_id, epoch)
 
     def start(self, *, leases_until_s: float = 0.0) -> None:
-        """Take over the loaded world and start the loop. `leases_until_s`: as in `Controller.begin`."""
+        """Take over the loaded world and start the loop. `leases_until_s`: as in `Controller.start`."""
         tune_gc()
         newest = self.store.audit_tip()
         self.audit_tip = ChainTip() if newest is None else ChainTip(seq=newest.seq, mac=newest.mac)
@@ -197,7 +197,7 @@ class ControllerDriver:
     def read_snapshot(
         self, *, job_id: JobId | None = None, submission: SubmitJob | None = None
     ) -> Future[ReadSnapshot]:
-        """Take a snapshot between two steps (`Controller.peek`): every step before it is committed or undone."""
+        """Take a snapshot between two steps (`Controller.read_snapshot`): every step before it is committed or undone."""
         future: Future[ReadSnapshot] = Future()
         future.set_running_or_notify_cancel()
         with self._wake:

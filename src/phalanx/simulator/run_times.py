@@ -1,6 +1,6 @@
 """Sources of run times for policies that use them: the trace itself, the users' time limits, or a forecast from earlier jobs.
 
-The forecast is made once, at submit. It is the median of `core.scheduling.predict` over similar jobs that have ended. A trace names no
+The forecast is made once, at submit. It is the median of `core.scheduling.run_time_prediction` over similar jobs that have ended. A trace names no
 users, so similar jobs have the same virtual cluster and size.
 """
 

@@ -151,7 +151,7 @@ def _check_unambiguous(
     of_stream = not parent and all(weight.shape[-1] in stream for weight in layer.parameters(recurse=False))
     if parent in inside and not of_stream:
         raise BadRequest(
-            f"tensor parallel: {full} is next to split layers, and its input is not declared",
+            f"tensor parallel: layer {full} is in a block with sharded layers, and its input is not declared",
             hint='declare it in `tensor`: "shared" if it treats each head alike, "whole" if it uses the whole stream',
         )
 

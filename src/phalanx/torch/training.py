@@ -99,7 +99,7 @@ class Training:
         pieces = self.data_ranks * self.layout.micro_batches
         if batch % pieces:
             raise BadRequest(
-                f"a global batch of {batch} does not divide into {self.data_ranks} data parallel ranks "
+                f"global batch {batch} is not divisible by {self.data_ranks} data-parallel ranks "
                 f"x {self.layout.micro_batches} micro-batches",
                 hint=f"use a multiple of {pieces}",
             )

@@ -29,7 +29,7 @@ class SeatAssignment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         key: its `attempt_key`.
         ca_pem: the certificate of the head's CA; empty for plain HTTP on loopback.
-        exit_commands: shell lines by stop reason (a `wire.rank.StopReason` in lower case). The first node's supervisor runs its line before it
+        exit_commands: shell lines by stop reason (a `wire.rank.RankStopReason` in lower case). The first node's supervisor runs its line before it
             exits, because an exit code cannot record a cancel or a time limit in the engine's accounting.
     """
 

@@ -1,4 +1,4 @@
-"""Uploads and downloads of checkpoints, for gangs whose nodes do not share the head's folders (wire.kept).
+"""Uploads and downloads of checkpoints, for gangs whose nodes do not share the head's folders (wire.stored_files).
 
 A supervisor may write only files of the live attempt that it runs a part of, and read only checkpoints that its job may resume from.
 """
@@ -186,7 +186,9 @@ def grant_of_caller(request: Request, job_id: JobId, epoch: int) -> tuple[NodeId
     assert name is not None, "only node tokens have the action SUPERVISE"
     seat = parse_seat(name)
     if seat is not None and (seat.job_id, seat.epoch) != (job_id, epoch):
-        raise NotPermitted(f"the supervisor on {name} does not run job {job_id} epoch {epoch}")
+        raise NotPermitted(
+            f"supervisor {name} was started for another attempt and may not act for epoch {epoch} of job {job_id}"
+        )
     node_id = node_of_supervisor(name)
     return node_id, runtime_of(request).supervisors.require_grant(node_id, job_id, Epoch(epoch))
 

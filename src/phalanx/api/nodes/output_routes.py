@@ -1,4 +1,4 @@
-"""Uploads and downloads of job outputs, for gangs whose nodes do not share the head's folders (wire.kept)."""
+"""Uploads and downloads of job outputs, for gangs whose nodes do not share the head's folders (wire.stored_files)."""
 
 from __future__ import annotations
 

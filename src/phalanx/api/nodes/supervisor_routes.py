@@ -363,7 +363,9 @@ def _check_seat(name: NodeId, job_id: JobId, epoch: Epoch) -> None:
     """
     seat = parse_seat(name)
     if seat is not None and (seat.job_id, seat.epoch) != (job_id, epoch):
-        raise NotPermitted(f"the supervisor on {name} does not run job {job_id} epoch {epoch}")
+        raise NotPermitted(
+            f"supervisor {name} was started for another attempt and may not act for epoch {epoch} of job {job_id}"
+        )
 
 
 def _report_of(runtime: ApiRuntime, name: NodeId, framed: Envelope) -> Report:

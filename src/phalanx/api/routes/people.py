@@ -203,7 +203,7 @@ async def revoke_token(request: Request, token_id: TokenId, made_too: bool = Fal
 
 
 def _until(parts: HeadServices, asked: str | None, now_s: float) -> float | None:
-    """Return when a token expires: as asked, within the operator's maximum; TOKEN_LIFE_S from now by default.
+    """Return when a token expires: as asked, within the operator's maximum; TOKEN_LIFETIME_S from now by default.
 
     Raises:
         BadRequest: the lifetime exceeds the operator's maximum.

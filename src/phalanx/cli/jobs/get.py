@@ -127,7 +127,10 @@ class ArchiveExtractor:
         except tarfile.ReadError as error:
             raise BadFile(f"the download is incomplete: {error}", hint="run the same command again") from None
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-            raise BadFile(f"the download is not a valid archive: {strip_control(str(error))[:200]}") from None
+            raise BadFile(
+                f"the download is not a valid archive: {strip_control(str(error))[:200]}",
+                hint="run the command again; if it fails again, see the head's log",
+            ) from None
         finally:
             self._source.clear()
         for name, target in self._links:  # last, so that no file is written through a link

@@ -1,4 +1,4 @@
-"""The operators' own failure rules, as the head stores them. `core.recovery.rules` parses and applies them."""
+"""The operators' own failure rules, as the head stores them. `core.recovery.failure_rules` parses and applies them."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _expand_word(word: str) -> Iterator[str]:
     if match is None:
         if "[" in word or "]" in word:
             raise BadRequest(
-                f"host list word {word[:60]!r}: only one [...] is allowed in a name", hint="write gpu[001-004,007]"
+                f"host list entry {word[:60]!r}: only one [...] is allowed in a name", hint="write gpu[001-004,007]"
             )
         yield word
         return
@@ -65,10 +65,10 @@ def _expand_word(word: str) -> Iterator[str]:
     for part in inside.split(","):
         first, dash, last = part.strip().partition("-")
         if not _NUMBER.fullmatch(first) or (dash and not _NUMBER.fullmatch(last)):
-            raise BadRequest(f"host list word {word[:60]!r}: {part[:30]!r} is neither a number nor a range")
+            raise BadRequest(f"host list entry {word[:60]!r}: {part[:30]!r} is neither a number nor a range")
         low, high = int(first), int(last) if dash else int(first)
         if high < low or high - low >= _HOSTS_MAX:
-            raise BadRequest(f"host list word {word[:60]!r}: range {part!r} is descending or too long")
+            raise BadRequest(f"host list entry {word[:60]!r}: range {part!r} is descending or too long")
         for number in range(low, high + 1):
             yield f"{head}{number:0{len(first)}d}{tail}"
 

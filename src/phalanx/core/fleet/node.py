@@ -64,7 +64,7 @@ class Node:
         slow_reason: what the last calibration measured as too slow, for messages; the node is used only if nothing else fits. Empty for a good node.
         supervisor_account: the supervisor's own account, if it runs jobs under their owners' accounts; only this account sees the head's folders. Empty
             if all jobs run under one account.
-        fault_score: decaying sum of recent faults (`core.recovery.lemon`), computed at `fault_score_s`.
+        fault_score: decaying sum of recent faults (`core.recovery.bad_nodes`), computed at `fault_score_s`.
         bad_node_reason: why it fails gangs more often than other nodes, for messages; the node is used only if nothing else fits. Empty for a good node.
         shares_head_files: verified that the head's checkpoints and outputs have the same paths here.
     """

@@ -28,7 +28,7 @@ HANGS_BEFORE_STOP: Final = 1  # restarts after a hang without progress in betwee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultMark:
-    """A failure counted against a node (`core.recovery.lemon`). `weight`: 1 if the node is certainly at fault."""
+    """A failure counted against a node (`core.recovery.bad_nodes`). `weight`: 1 if the node is certainly at fault."""
 
     node_id: NodeId
     weight: float

@@ -1,6 +1,6 @@
 """Detects bad nodes ("lemons"): nodes that fail jobs more often than the others. They are used last, or drained.
 
-Each failure that may be a node's fault is a mark (`core.lifecycle.facts.Mark`): weight 1 for a lost node or a failed device, less for
+Each failure that may be a node's fault is a mark (`core.lifecycle.transitions.FaultMark`): weight 1 for a lost node or a failed device, less for
 failures that programs cause as often. Marks decay, so that a repaired node is trusted again. A node is compared with its own fleet: if all
 nodes fail often, none is a lemon. Pure functions; marks are stored on node records.
 

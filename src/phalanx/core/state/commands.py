@@ -62,7 +62,7 @@ class StartTasks:
 class StopTasks:
     """Send SIGTERM, after `grace_s` SIGKILL; answer `MemberStopped` when no process of that generation is left.
 
-    `reason` is the name of a `wire.rank.StopReason` in lower case, written to the lease page before the signal. `phalanx.torch` handles
+    `reason` is the name of a `wire.rank.RankStopReason` in lower case, written to the lease page before the signal. `phalanx.torch` handles
     SIGTERM: it saves and exits within the grace period. A script without it is ended by SIGTERM.
     """
 

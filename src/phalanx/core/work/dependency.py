@@ -104,7 +104,7 @@ def describe_dependencies(unmet: Sequence[Dependency]) -> str:
 
 def _text(word: object) -> str:
     if isinstance(word, bool) or not isinstance(word, (str, int)):
-        raise BadRequest(f"depends_on: {word!r} is not a condition", hint=_HINT)
+        raise BadRequest(f"depends_on: {word!r} is not a dependency", hint=_HINT)
     return str(word)
 
 
@@ -115,7 +115,7 @@ def _conditions(part: str) -> list[Dependency]:
     if kind not in _KINDS:
         near = nearest_match(kind, _KINDS)
         raise BadRequest(
-            f"depends_on: {part[:40]!r} is not a condition", hint=f"did you mean {near}?" if near else _HINT
+            f"depends_on: {part[:40]!r} is not a dependency", hint=f"did you mean {near}?" if near else _HINT
         )
     if kind == DependencyKind.SINGLETON:
         if ids:

@@ -1,6 +1,6 @@
 """Failure records: evidence as a supervisor collects it, and the verdict that the head stores.
 
-Records only. The failure rules (`core.recovery.rules`) map evidence to verdicts; the attempt machine acts on a verdict.
+Records only. The failure rules (`core.recovery.failure_rules`) map evidence to verdicts; the attempt machine acts on a verdict.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FailureDiagnosis:
     Attributes:
         rule: its name, as listed by `phalanx rules show`.
         description: the failure in words: "XID 79: the GPU has fallen off the bus".
-        weight: what it adds to the node's fault score (`core.recovery.lemon`); 0 if it says nothing about the node.
+        weight: what it adds to the node's fault score (`core.recovery.bad_nodes`); 0 if it says nothing about the node.
         line: the output line that matched; "" if another sign matched.
     """
 

@@ -181,7 +181,10 @@ def combine_gpu_options(
     if gpus.nodes is not None:
         fixed = nodes is not None and (nodes != gpus.nodes or gpus.nodes_max is not None)
         if fixed or gpus_per_node not in (None, gpus.per_node):
-            raise BadRequest(f"gpus {gpus} contradicts {_stated(nodes, gpus_per_node)}", hint="give one of the two")
+            raise BadRequest(
+                f"gpus {gpus} (nodes x GPUs per node) conflicts with {_stated(nodes, gpus_per_node)}",
+                hint="give one of the two",
+            )
         return gpus
     if nodes is None and gpus_per_node is None:
         return gpus
@@ -223,7 +226,8 @@ def _elastic(gpus: GpuRequest | None, nodes: int, nodes_max: int, gpus_per_node:
             hint=Hint(HintCode.GIVE_VALUE, key="gpus", value=f"{nodes}..{nodes_max}x{kind}{gpus_per_node or 8}"),
         )
     raise BadRequest(
-        f"gpus {gpus} contradicts {_stated(f'{nodes}..{nodes_max}', gpus_per_node)}", hint="give one of the two"
+        f"gpus {gpus} (nodes x GPUs per node) conflicts with {_stated(f'{nodes}..{nodes_max}', gpus_per_node)}",
+        hint="give one of the two",
     )
 
 

@@ -54,7 +54,7 @@ def check_split(layout: Layout, model: SplitLimits) -> None:
     pieces = layout.data * layout.micro_batches
     if model.batch % pieces:
         raise BadRequest(
-            f"a global batch of {model.batch} does not divide into {layout.data} data parallel ranks "
+            f"global batch {model.batch} is not divisible by {layout.data} data-parallel ranks "
             f"x {layout.micro_batches} micro-batches",
             hint=f"use a multiple of {pieces}",
         )
@@ -74,7 +74,7 @@ def resize_layout(layout: Layout, ranks: int) -> Layout:
     data, rest = divmod(ranks, fixed)
     if rest or not data:
         raise BadRequest(
-            f"layout {layout} is for {layout.ranks} ranks but the job has {ranks}, not a multiple of its {fixed} "
+            f"layout {layout} is for {layout.ranks} ranks, but the job has {ranks}; the number must be a multiple of {fixed} "
             "(tensor x context x pipeline)",
             hint=f"start a multiple of {fixed} ranks, or give another layout",
         )

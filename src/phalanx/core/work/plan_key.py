@@ -90,7 +90,7 @@ def _gpus_for(asked: GpuRequest, layout: Layout) -> GpuRequest:
         return replace(asked, total=layout.ranks, nodes=None, per_node=None, nodes_max=None)
     per_node, rest = divmod(layout.ranks, asked.nodes)
     if rest:
-        raise BadRequest(f"plan {layout} is for {layout.ranks} ranks, which do not divide over {asked.nodes} nodes")
+        raise BadRequest(f"plan {layout} has {layout.ranks} ranks, which is not divisible by {asked.nodes} nodes")
     return replace(asked, total=layout.ranks, per_node=per_node)
 
 

@@ -81,7 +81,7 @@ class JobSpec:
         array_max: elements that may run at once; None for all.
         begin_s: not started before this Unix time; None for at once.
         reservation: started only inside this reservation; "" for none.
-        plan: how its model is split: "" if not given, "auto" if the ranks choose, or a layout as `core.work.planned` writes it.
+        plan: how its model is split: "" if not given, "auto" if the ranks choose, or a layout as `core.work.plan_key` writes it.
         nodelist: placed only on these nodes; empty for any. exclude: never on these.
         slurm: settings of an `#SBATCH` script that its nodes need (`core.work.sbatch_job`); empty for any other job.
         saves_on_stop: the command saves when it is asked to stop (phalanx.torch does), so that a stop loses no work.

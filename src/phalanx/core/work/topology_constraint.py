@@ -82,7 +82,10 @@ def fixed_to_one_node(gpus: GpuRequest) -> GpuRequest:
     if gpus.nodes is None:
         return replace(gpus, nodes=1, per_node=gpus.total)
     if gpus.nodes > 1 or gpus.nodes_max is not None:
-        raise BadRequest(f"within node contradicts {gpus} on several nodes", hint="remove one of the two")
+        raise BadRequest(
+            f"within: node needs all GPUs on one node, but gpus is {gpus}",
+            hint="request the GPUs of one node, or remove within",
+        )
     return gpus
 
 

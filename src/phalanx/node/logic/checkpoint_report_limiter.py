@@ -29,7 +29,7 @@ class CheckpointReportLimiter:
     """Reported and waiting checkpoints: a token bucket. Times are CLOCK_BOOTTIME.
 
     Attributes:
-        reported_until_ns: time up to which the rate is used; each report adds 1 / PER_S, and it may run AT_ONCE reports ahead of now.
+        reported_until_ns: time up to which the rate is used; each report adds 1 / REPORTS_PER_S, and it may run BURST_MAX reports ahead of now.
         pending: the newest checkpoint, while it may not be reported yet.
         skipped: how many checkpoints newer ones replaced before they were reported.
         skipped_paths: folders of those replaced since the last report; the head never learns of them.

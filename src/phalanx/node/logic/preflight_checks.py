@@ -29,7 +29,7 @@ BULK_BYTES, BULK_S = 4 << 20, 0.5
 """Most bytes and seconds sent each way to check that a stream keeps flowing. The rate is not judged: when a large gang starts, all its
 probes share the trunks (101 KiB/s on a 30 Mbit/s trunk between two switches of three hosts, in the lab)."""
 PROBED_NODES_MAX: Final = 16
-"""Most nodes that one node probes. Of 12,500 nodes (DESIGN.md 6) each probes 14, at distances 1, 2, 4 and so on, and 14 probe it."""
+"""Most nodes that one node probes. Of 12,500 nodes (the scale target) each probes 14, at distances 1, 2, 4 and so on, and 14 probe it."""
 MATMUL_SIBLING_SHARE: Final = 0.5
 """A device slower than this share of its node's median is broken: healthy devices of one model differ by 8 % on average, bad ones
 take up to 1.5 times as long (P. Sinha et al., "Not All GPUs Are Created Equal", 2022, arXiv 2208.11035)."""

@@ -137,7 +137,7 @@ class SrunRequest:
             return None
         least = text.partition("-")[0] if name == "nodes" else text
         if not least.isdecimal() or not int(least):
-            raise BadRequest(f"--{name}={text} is not a number of at least 1")
+            raise BadRequest(f"--{name}={text}: the value must be a whole number, 1 or more")
         return int(least)
 
 

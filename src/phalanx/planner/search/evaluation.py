@@ -155,7 +155,7 @@ def complete_layout(request: LayoutRequest, layout: Layout) -> Layout:
         )
     if request.global_batch % (layout.data * layout.micro_batch):
         raise BadRequest(
-            f"a global batch of {request.global_batch} does not divide into {layout.data} data parallel ranks "
+            f"global batch {request.global_batch} is not divisible by {layout.data} data-parallel ranks "
             f"with micro-batches of {layout.micro_batch} sequences",
             hint=f"use a multiple of {layout.data * layout.micro_batch}",
         )

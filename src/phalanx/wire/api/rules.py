@@ -37,7 +37,7 @@ class RulesReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RulesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rules that replace the operators' earlier ones, as `core.recovery.rules` reads them."""
+    """Rules that replace the operators' earlier ones, as `core.recovery.failure_rules` reads them."""
 
     rules: list[dict[str, Any]]
     dry_run: bool = False
