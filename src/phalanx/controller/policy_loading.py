@@ -23,9 +23,9 @@ def find_policy(name: str) -> Callable[[], Policy]:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadRequest(
-            f"--policy {name} cannot be imported: {error}",
+            f"policy {name} cannot be imported: {error}",
             hint="install its package beside Phalanx, or add its folder to PYTHONPATH",
         ) from error
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise BadRequest(f"--policy {name} is not a subclass of phalanx.core.scheduling.policy.Policy")
+        raise BadRequest(f"policy {name} is not a subclass of phalanx.core.scheduling.policy.Policy")
     return found

@@ -150,7 +150,9 @@ class RayEngine:
         if self.cluster is None or self.sign is None:
             return None
         if not address:
-            raise BadRequest(f"node {node_id} sent no address", hint="phalanx join --address sets it")
+            raise BadRequest(
+                f"node {node_id} sent no address", hint="it must state the address on which the other nodes reach it"
+            )
         signed = self.sign(address, hostname)
         given = RayJoin(
             address=self.cluster.ray_address,
