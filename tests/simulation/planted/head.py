@@ -10,9 +10,10 @@ from phalanx.controller.step_result import ControllerTime
 from phalanx.core.lifecycle import attempt as attempts
 from phalanx.core.lifecycle import job as jobs
 from phalanx.core.lifecycle.transitions import TransitionResult, story_line
+from phalanx.core.state import world
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.attempt import Attempt, AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.store import commit_checks
 from tests.simulation.planted.bug import planted
@@ -35,7 +36,7 @@ def a_refused_commit_is_undone_in_part(patch):
 @planted(1, seed=0)
 def devices_are_free_when_the_stop_is_asked_for(patch):
     """An attempt that is stopping holds its devices no longer, though its ranks still run on them."""
-    put_attempt = WorldChange._put_attempt
+    put_attempt = world._INDEXED[Attempt]
 
     def early(self, attempt):
         put_attempt(self, attempt)
@@ -43,7 +44,7 @@ def devices_are_free_when_the_stop_is_asked_for(patch):
             for grant in attempt.allocation.grants:
                 self._set(self.world.usage, grant.node_id, EMPTY_USAGE)
 
-    patch.setattr(WorldChange, "_put_attempt", early)
+    patch.setitem(world._INDEXED, Attempt, early)
 
 
 @planted(10, seed=1)
