@@ -62,7 +62,7 @@ class SoakChannels:
         loops: tuple[Coroutine[Any, Any, None], ...] = (self._renew(), self._poll(), self._send(), self._sample())
         self.running = [asyncio.get_running_loop().create_task(loop) for loop in loops]
 
-    def shut(self) -> None:
+    def excluded(self) -> None:
         """Stop sending and receiving."""
         for task in self.running:
             task.cancel()

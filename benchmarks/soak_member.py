@@ -83,7 +83,7 @@ class SoakNode(SoakChannels):
 
     def die(self) -> None:
         """Power off: end all tasks without any message."""
-        self.shut()
+        self.excluded()
         self.life += 1  # disables all timers of this supervisor
         for each in list(self.tasks.values()):
             self._over(each)

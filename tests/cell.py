@@ -19,7 +19,8 @@ from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.plan import Plan
-from phalanx.core.state.world import Record, World, WorldChange
+from phalanx.core.state.records import Record
+from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
 from tests.builders import Fleet, T

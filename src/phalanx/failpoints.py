@@ -2,8 +2,9 @@
 
 An unarmed failpoint costs one lookup in an empty dict. A test arms failpoints in its own process. A drill arms those of a real head
 through the environment, for example PHALANX_FAILPOINT="store.commit.commit=kill:3,logs.append.write=torn". The part of a name before
-its first dot is the component that writes: `store` (SQLite) `postgres` `election` `upgrade` `backup` `restore` `logs` `blobs` (store/),
-`kept` `outputs` (api/), `home` `files` `tls` (app/), `private` `local` (engines/local/), `ray`.
+its first dot is the component that writes: `store` (SQLite) `postgres` `election` `upgrade` `backup` `restore` `logs` `blobs` `kept`
+`outputs` (store/), `home` `files` `tls` (app/), `private` (node/files/), `local` (engines/local/), `ray`. The part after its last dot is what is done;
+the functions of `durable_files` add it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NoReturn
@@ -37,14 +38,21 @@ _BEFORE: Final = frozenset({FailureMode.KILL, FailureMode.ERROR, FailureMode.FUL
 _DONE: Final = frozenset({FailureMode.KILL})  # too late for an error: the write is durable
 _IGNORED: Final = frozenset({FailureMode.KILL, FailureMode.AFTER})  # the caller ignores errors of this write
 
+
+def _replaced(point: str) -> dict[str, frozenset[FailureMode]]:
+    """Return the failpoints of `durable_files.replace_file`."""
+    points = dict.fromkeys((f"{point}.{part}" for part in ("create", "sync", "rename", "sync_directory")), _AROUND)
+    return {**points, f"{point}.write": _WRITE}
+
+
 FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
-    "store.open.folder": _AROUND,
-    "store.open.lock": _AROUND,
+    "store.open.directory": _AROUND,
+    "store.open.lock.create": _AROUND,
     "store.open.create": _AROUND,
     "store.open.begin": _AROUND,  # the file exists and is empty; the connection may create its WAL
-    "store.open.directory": _AROUND,
-    "store.open.mark": _WRITE,  # from now on the lock file records that a database exists
-    "store.open.mark_sync": _AROUND,
+    "store.open.sync_directory": _AROUND,
+    "store.open.mark.write": _WRITE,  # from now on the lock file records that a database exists
+    "store.open.mark.sync": _AROUND,
     "store.migrate.begin": _BEFORE,
     "store.migrate.statements": _BEFORE,
     "store.migrate.record": _BEFORE,
@@ -80,22 +88,22 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "upgrade.copy.write": _AROUND,
     "upgrade.copy.sync": _AROUND,
     "upgrade.copy.rename": _AROUND,
-    "upgrade.copy.directory": _AROUND,
+    "upgrade.copy.sync_directory": _AROUND,
     "upgrade.schema": _AROUND,
     "upgrade.table": _AROUND,
     "backup.create": _AROUND,
     "backup.cut": _AROUND,
     "backup.sync": _AROUND,
     "backup.rename": _AROUND,
-    "backup.directory": _AROUND,
+    "backup.sync_directory": _AROUND,
     "restore.rows": _AROUND,
     "restore.commit": _AROUND,
     "restore.checkpoint": _AROUND,
-    "restore.wal": _AROUND,
+    "restore.wal.rename": _AROUND,
     "restore.aside": _AROUND,
-    "restore.shm": _AROUND,
+    "restore.shm.remove": _AROUND,
     "restore.rename": _AROUND,
-    "restore.directory": _AROUND,
+    "restore.sync_directory": _AROUND,
     "restore.remove": _AROUND,
     "restore.put": _AROUND,
     "restore.term": _AROUND,
@@ -104,14 +112,14 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "restore.copy": _AROUND,
     "restore.word": _AROUND,  # for heads that will lead later
     "restore.truncate": _AROUND,
-    "restore.mark_folder": _AROUND,
-    "restore.mark": _AROUND,
-    "restore.mark_sync": _AROUND,
-    "restore.later_folder": _AROUND,
-    "restore.later_files": _AROUND,
-    "restore.later_sync": _AROUND,
+    "restore.mark.directory": _AROUND,
+    "restore.mark.create": _AROUND,
+    "restore.mark.sync_directory": _AROUND,
+    "restore.later.directory": _AROUND,
+    "restore.later.rename": _AROUND,
+    "restore.later.sync_directory": _AROUND,
     "backup.write": _WRITE,
-    "backup.take_back": _IGNORED,
+    "backup.take_back.remove": _IGNORED,
     "election.prepare.leads": _AROUND,
     "election.open.patience": _AROUND,
     "election.say.statement": _AROUND,  # every SQL statement of the leader election, reads included
@@ -139,44 +147,39 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "home.lock.create": _AROUND,
     "home.holder.cut": _AROUND,
     "home.holder.write": _WRITE,
-    "home.remove.name": _AROUND,
+    "home.file.remove": _AROUND,
     "home.aside.rename": _AROUND,  # output without its database
     "audit.anchor.create": _AROUND,
     "audit.anchor.write": _WRITE,
     "tls.open.directory": _AROUND,
-    "private.write.directory": _AROUND,
-    "private.write.create": _AROUND,
-    "private.write.bytes": _WRITE,
-    "private.write.sync": _AROUND,
-    "private.write.rename": _AROUND,
-    "private.write.sync_directory": _AROUND,
+    "private.file.directory": _AROUND,
+    **_replaced("private.file"),
     "local.spawn.directory": _AROUND,
     "local.spawn.output": _AROUND,
     "local.spawn.process": _AROUND,  # writes no file, but must be recorded
-    "local.forget.name": _AROUND,
+    "local.forget.remove": _AROUND,
     "kept.open.directory": _AROUND,
     "kept.begin.directory": _AROUND,
     "kept.begin.mark": _AROUND,
-    "kept.begin.parents": _AROUND,
+    "kept.parents.directory": _AROUND,
     "kept.begin.sync": _AROUND,  # of what an earlier head process received
-    "kept.whole.create": _AROUND,
-    "kept.whole.write": _WRITE,
-    "kept.whole.sync": _AROUND,
-    "kept.whole.rename": _AROUND,
+    **_replaced("kept.open.nonce"),
+    **_replaced("kept.manifest"),
+    **_replaced("kept.empty"),
     "kept.piece.create": _AROUND,
     "kept.piece.write": _WRITE,
     "kept.piece.cut": _AROUND,
     "kept.piece.sync": _AROUND,
-    "kept.piece.take_back": _IGNORED,  # a file whose sync failed
-    "kept.finish.sync_inside": _AROUND,
+    "kept.take_back.remove": _IGNORED,  # a file whose sync failed
+    "kept.inside.sync_directory": _AROUND,
     "kept.finish.rename": _AROUND,
     "kept.finish.sync_directory": _AROUND,
     "kept.retire.rename": _IGNORED,
     "kept.retire.remove": _IGNORED,
-    "kept.settle.mark": _IGNORED,
-    "kept.settle.epoch": _IGNORED,
-    "kept.settle.job": _IGNORED,
-    "outputs.open.sweep": _IGNORED,
+    "kept.settled_mark.remove": _IGNORED,
+    "kept.settled_epoch.remove": _IGNORED,
+    "kept.settled_job.remove": _IGNORED,
+    "outputs.sweep.remove": _IGNORED,
     "outputs.extend.write": _WRITE,
     "outputs.extend.sync": _AROUND,
     "outputs.extend.sync_directory": _AROUND,
@@ -184,28 +187,29 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "outputs.take.create": _AROUND,
     "outputs.take.cut": _AROUND,
     "outputs.take.write": _WRITE,
-    "outputs.name.refuse": _IGNORED,
+    "outputs.refuse.remove": _IGNORED,
     "outputs.name.mode": _AROUND,
     "outputs.name.sync": _AROUND,
     "outputs.name.rename": _AROUND,
     "outputs.name.sync_directory": _AROUND,
-    "outputs.remove.file": _AROUND,
-    "outputs.remove.folder": _AROUND,
+    "outputs.file.remove": _AROUND,
+    "outputs.folder.remove": _AROUND,
     "outputs.settle.remove": _IGNORED,
     "outputs.beside.rename": _AROUND,
     "outputs.own.directory": _AROUND,
-    "outputs.own.sync_directory": _AROUND,
-    "outputs.within.root": _AROUND,
+    **_replaced("outputs.own"),
+    "outputs.own_root.sync_directory": _AROUND,
+    "outputs.root.directory": _AROUND,
     "outputs.within.directory": _AROUND,
-    "outputs.within.sync": _AROUND,
-    "outputs.within.sync_root": _AROUND,
+    "outputs.within.sync_directory": _AROUND,
+    "outputs.root.sync_directory": _AROUND,
     "ray.open.directory": _AROUND,
-    "ray.start.mark": _AROUND,
+    "ray.mark.remove": _AROUND,
     "ray.start.directory": _AROUND,
-    "ray.start.carried": _AROUND,
+    "ray.supervisor.directory": _AROUND,
     "ray.start.output": _AROUND,
     "ray.start.process": _AROUND,
-    "ray.stop.temp": _IGNORED,
+    "ray.temp.remove": _IGNORED,
     "ray.driver.log": _AROUND,
     "ray.driver.process": _AROUND,
 }
@@ -231,60 +235,32 @@ def hit(name: str) -> None:
         _pass(name)
 
 
-def around(name: str) -> _Around:
-    """Wrap a block with one write: if armed, fail before the write or kill the process after it.
+def around(name: str, torn: Callable[[], object] | None = None) -> _Around:
+    """Wrap a block with one write: if armed, fail before the write or kill the process after it. `torn` does half of the write.
 
     Raises:
         OSError: the failpoint is armed with ERROR or FULL.
     """
-    return _Around(name)
+    return _Around(name, torn)
 
 
 class _Around:
-    __slots__ = ("_dies", "_name")
+    __slots__ = ("_dies", "_name", "_torn")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, torn: Callable[[], object] | None) -> None:
         self._name = name
+        self._torn = torn
         self._dies = False
 
     def __enter__(self) -> None:
         if _armed:
-            self._dies = _pass(self._name)
+            self._dies = _pass(self._name, self._torn)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._dies and kind is None:
             _die()
         if self._dies:
             arm(self._name, FailureMode.AFTER)  # nothing was written, so it applies to the next pass
-
-
-def write(name: str, fd: int, content: bytes | memoryview, offset: int) -> None:
-    """Write all of `content` at `offset`, unless the failpoint is armed. The head writes bytes to its files only through this function.
-
-    Raises:
-        OSError: the write failed; a part of it may be on disk.
-    """
-    view = memoryview(content)
-    dies = bool(_armed) and _pass(name, fd, view, offset)
-    written = 0
-    while written < len(view):
-        written += os.pwrite(fd, view[written:], offset + written)
-    if dies:
-        _die()
-
-
-def sync_directory(name: str, path: str) -> None:
-    """Sync a directory, so that its entries survive a power cut.
-
-    Raises:
-        OSError: the sync failed, or the failpoint is armed.
-    """
-    with around(name):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def arm(name: str, failure: FailureMode, nth: int = 1) -> None:
@@ -333,7 +309,7 @@ def arm_from_text(text: str) -> None:
         arm(name, FailureMode(failure), int(nth or "1"))
 
 
-def _pass(name: str, fd: int = -1, view: memoryview | None = None, offset: int = 0) -> bool:
+def _pass(name: str, torn: Callable[[], object] | None = None) -> bool:
     """Fail if the failpoint is armed for this pass. True: the process must die after the write."""
     with _lock:
         point = _armed.get(name)
@@ -349,8 +325,8 @@ def _pass(name: str, fd: int = -1, view: memoryview | None = None, offset: int =
         case FailureMode.AFTER:
             pass
         case FailureMode.TORN:
-            if view is not None and len(view) > 1:
-                os.pwrite(fd, view[: len(view) // 2], offset)
+            if torn is not None:
+                torn()
             _die()
         case FailureMode.ERROR:
             raise OSError(errno.EIO, f"failpoint {name}")

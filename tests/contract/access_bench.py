@@ -29,6 +29,7 @@ from phalanx.core.work.users import (
     User,
     UserRole,
 )
+from phalanx.engines.local.engine import LocalEngine
 from tests.contract.api_head import JOB, SECRET, ApiHead, Supervisor, until
 from tests.contract.exec_socket import upgraded
 
@@ -122,6 +123,7 @@ class Bench:
             address=ListenAddress(host="127.0.0.2", port=7600),
             node_secret=SECRET,
             head_id="head-1",
+            engines=[LocalEngine(home=self.home, environment=dict, token_of=lambda _: "")],
         )
         limits = replace(self.head.limits, exec_sessions=4_000)  # each asks about one of its own
         self.head.parts = replace(self.head.parts, join_service=joining, limits=limits)

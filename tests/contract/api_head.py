@@ -34,6 +34,7 @@ from phalanx.core.state.events import (
     PutUser,
     TaskExited,
 )
+from phalanx.core.state.records import USERS
 from phalanx.core.work.attempt import TaskExit
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import Token, User, UserRole
@@ -107,7 +108,7 @@ class ApiHead:
             head_id=self.head_id,
         )
         self.driver.start()
-        if not controller.world.users:
+        if not controller.world.table(USERS):
             self._people()
         self.parts = HeadServices(
             controller=self.driver,

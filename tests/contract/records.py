@@ -2,13 +2,13 @@
 
 import hashlib
 
+from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.documents import FleetDocument
-from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.state.records import RECORDS, Idempotency
 from phalanx.core.state.story import StoryLine
-from phalanx.core.state.world import Idempotency
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.gpus import GpuRequest
@@ -152,6 +152,12 @@ def line(seq, job_id=None, node_id=None, kind="submitted"):
     )
 
 
+def one_of_each_kind():
+    """A record of each kind; each comes after those that it refers to."""
+    people = (user(), project(), token(), queue(), spent(), reservation())
+    return (*people, calibration(), failure_rules(), node(), job(1, RUNNING, epoch=1), attempt(1), key(1))
+
+
 def submitted(first, count=1):
     """The batch that submits jobs `first ... first + count - 1`, when as many story lines stand before it as jobs."""
     seqs = range(first, first + count)
@@ -169,13 +175,6 @@ def dump(store):
         "counts": store.job_counts(),
         "attempts": {job.id: store.attempts(job.id) for job in jobs},
         "story": store.story(limit=100_000),
-        "nodes": store.nodes(),
-        "queues": store.queues(),
-        "projects": store.projects(),
-        "users": store.users(),
-        "tokens": store.tokens(),
         "reservations": store.reservations(),
-        "spent": store.queue_usage(),
-        "calibration": store.calibration(),
-        "failure_rules": store.failure_rules(),
+        "records": {kind.table: store.records(kind) for kind in RECORDS},
     }

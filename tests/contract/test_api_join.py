@@ -32,7 +32,8 @@ from phalanx.core.access.node_tokens import (
 )
 from phalanx.core.errors import BadRequest, NotPermitted, Unreachable
 from phalanx.core.work.seats import Seat
-from phalanx.wire.join import fingerprint
+from phalanx.engines.local.engine import LocalEngine
+from phalanx.wire.head_http import fingerprint
 from tests.contract.api_head import SECRET, ApiHead, Supervisor
 
 ADDRESS = "127.0.0.2"  # off the loopback address that speaks plainly, on the loopback network all the same
@@ -43,7 +44,11 @@ def bench(tmp_path):
     head = ApiHead(str(tmp_path))
     authority = CertificateAuthority(StateFolder.open(str(tmp_path / "home")))
     joining = HeadJoinService(
-        authority=authority, address=ListenAddress(host=ADDRESS, port=7600), node_secret=SECRET, head_id="head-1"
+        authority=authority,
+        address=ListenAddress(host=ADDRESS, port=7600),
+        node_secret=SECRET,
+        head_id="head-1",
+        engines=[LocalEngine(home=str(tmp_path), environment=dict, token_of=lambda _: "")],
     )
     head.parts = replace(head.parts, join_service=joining, hosts_allowed=head.parts.hosts_allowed | {ADDRESS})
     head.app = build_app(head.parts)

@@ -67,7 +67,7 @@ class Server:
         self.supervisor.lease()
         self.access = HeadAccess(address=HeadAddress(call.url, None), token=node_token(SECRET, name))
         self.ended = threading.Event()
-        self.porter = CheckpointUploader(self.access, self.ended)
+        self.uploader = CheckpointUploader(self.access, self.ended)
 
     def prepare(self):
         reply = self.call(f"node:{self.name}", "GET", "/v1/node/commands?wait_s=3").content
@@ -107,7 +107,7 @@ class Server:
         return str(path), folders.write_manifest(str(path), encoded)
 
     def upload(self, step, path, digest, *, kept=None):
-        self.porter.submit(
+        self.uploader.submit(
             CheckpointUpload(
                 job_id=self.present.key.job_id,
                 epoch=self.present.key.epoch,
@@ -120,7 +120,7 @@ class Server:
         )
 
     def idle(self):
-        return not self.porter.unfinished_folders()
+        return not self.uploader.unfinished_folders()
 
 
 def crc(data):
@@ -278,10 +278,24 @@ def test_a_head_that_goes_away_in_mid_upload_gets_the_rest_when_it_is_back(head,
     kept = threading.Event()
     nodes[0].upload(7, path, digest, kept=kept.set)
     assert not kept.wait(1.0)
-    assert nodes[0].porter.unfinished_folders() == {path}
+    assert nodes[0].uploader.unfinished_folders() == {path}
     with head.served(port=port):
         assert kept.wait(20), nodes[0].said
     manifest.verify(f"{head.parts.checkpoint_root}/{job}/epoch-1/step-00000007", expected_digest=digest)
+
+
+def test_node_begins_again_when_the_head_restarted_and_lost_its_open_uploads(head, gang):
+    """Found by reading: the node looked for words in the message, which had been reworded, and gave the checkpoint up."""
+    _, nodes = gang
+    paths, digest = save_everywhere(nodes, 7)
+    stored = threading.Event()
+    nodes[0].upload(7, paths[0], digest, kept=stored.set)
+    copies = head.app.state.runtime.checkpoint_copies
+    until(lambda: any(set(upload.ends) >= {"a.bin"} for upload in copies._uploads.values()))
+    copies._uploads.clear()
+    nodes[1].upload(7, paths[1], digest)
+    assert stored.wait(20), nodes[0].said
+    assert nodes[0].said == nodes[1].said == []
 
 
 def test_the_end_of_a_member_waits_for_its_checkpoint_while_bytes_move_and_for_a_crash_not_long(head, tmp_path):
@@ -292,8 +306,8 @@ def test_the_end_of_a_member_waits_for_its_checkpoint_while_bytes_move_and_for_a
     order, in_haste = threading.Event(), threading.Event()
     nodes[0].upload(7, path, digest, kept=lambda: None)
     key = nodes[0].present.key
-    nodes[0].porter.notify_when_uploaded(key.job_id, key.epoch, in_haste.set, patient=False)
-    nodes[0].porter.notify_when_uploaded(key.job_id, key.epoch, order.set, patient=True)
+    nodes[0].uploader.notify_when_uploaded(key.job_id, key.epoch, in_haste.set, patient=False)
+    nodes[0].uploader.notify_when_uploaded(key.job_id, key.epoch, order.set, patient=True)
     assert in_haste.wait(20), "it starts again here, and brings the rest then"
     assert not order.is_set()
     with head.served(port=port):
@@ -356,7 +370,7 @@ def test_only_a_node_of_the_live_attempt_may_write_and_only_files_of_the_manifes
     assert code(put("node:n0", "manifest", encoded, epoch=2)) == (403, "not_permitted")
     assert code(put("node:n0", "manifest", encoded + b" ")) == (400, "bad_request")
     assert code(put("node:n0", "manifest", encoded, step=8)) == (400, "bad_request")
-    assert code(put("node:n0", "file", b"x", path="b.bin", offset=0)) == (409, "conflict")
+    assert code(put("node:n0", "file", b"x", path="b.bin", offset=0)) == (409, "upload_not_begun")
     ends = msgspec.json.decode(put("node:n0", "manifest", encoded).content, type=CheckpointUploadReply).sizes
     assert {path: end for path, end in ends.items() if end} == {}
     assert code(put("node:n0", "file", b"x", path="../../x", offset=0)) == (400, "bad_request")

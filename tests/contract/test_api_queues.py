@@ -130,10 +130,14 @@ def delayed(head, monkeypatch, meanwhile):
     """Have the next request of a queue wait in the inbox behind `meanwhile`, which nobody has read yet."""
     asking = ControllerDriver.request
 
-    def request(driver, wish, told=None):
-        if isinstance(wish, (ChangeQueue, PutQueue, PutQueues)) and wish is not meanwhile and told is not None:
+    def request(driver, submission, told=None):
+        if (
+            isinstance(submission, (ChangeQueue, PutQueue, PutQueues))
+            and submission is not meanwhile
+            and told is not None
+        ):
             asking(driver, meanwhile)
-        return asking(driver, wish, told)
+        return asking(driver, submission, told)
 
     monkeypatch.setattr(ControllerDriver, "request", request)
 

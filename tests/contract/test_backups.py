@@ -20,6 +20,7 @@ import pytest
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import BadFile, Conflict, NotFound
 from phalanx.core.ids import TokenId, UserId
+from phalanx.core.state.records import IDEMPOTENCY, RESERVATIONS
 from phalanx.core.work.attempt import AttemptState
 from phalanx.failpoints import (
     ENVIRONMENT_VARIABLE,
@@ -45,21 +46,16 @@ from tests.contract.records import (
     RUNNING,
     SUCCEEDED,
     attempt,
-    calibration,
     dump,
-    failure_rules,
     job,
     key,
     line,
     node,
-    project,
+    one_of_each_kind,
     queue,
     reservation,
     scoped_token,
-    spent,
     submitted,
-    token,
-    user,
 )
 
 
@@ -102,23 +98,8 @@ def opened(place):
 def fill(place, lines=2499):
     """Some of everything; keys in an order that is not theirs by name."""
     with opened(place) as store:
-        store.commit(
-            Batch(
-                records=[
-                    user(),
-                    project(),
-                    queue(),
-                    queue("ünï"),
-                    token(),
-                    scoped_token(),
-                    node(),
-                    node("n1"),
-                    calibration(),
-                    failure_rules(),
-                ]
-            )
-        )
-        store.commit(Batch(records=[reservation(), reservation("over", ended=True), spent()]))
+        more = [queue("ünï"), scoped_token(), node("n1"), reservation("over", ended=True)]
+        store.commit(Batch(records=[*one_of_each_kind(), *more]))
         store.commit(
             Batch(
                 records=[job(1, RUNNING, epoch=2), attempt(1, 1, AttemptState.ENDED), attempt(1, 2), key(1, word="z")]
@@ -165,11 +146,11 @@ NOT_RECORDS = {"migrations", "leader", "last_commit", "heads", "shared"}
 
 
 def everything(store):
-    keys = list(store.load().idempotency)
+    keys = list(store.load().table(IDEMPOTENCY))
     return {
         **dump(store),
         "order of keys": keys,
-        "over": store.reservation("over"),
+        "over": store.record(RESERVATIONS, "over"),
         "long": len(store.story(limit=10**6)),
     }
 
@@ -181,7 +162,7 @@ def test_what_was_backed_up_comes_back_in_either_database(places, tmp_path, sour
     held = fill(before)
     manifest = backup(before, file, quiet)
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
-    assert (manifest.database, manifest.counts["job"], manifest.counts["story"], manifest.last_job_seq) == (
+    assert (manifest.database, manifest.counts["job"], manifest.counts["story line"], manifest.last_job_seq) == (
         source,
         3,
         2499,
@@ -197,7 +178,7 @@ def test_what_was_backed_up_comes_back_in_either_database(places, tmp_path, sour
         store.commit(Batch(records=[job(4), key(4)], story=[line(2500, 4)]))
     again = str(tmp_path / "again.phx")
     backup(after, again, quiet)
-    assert check(again, quiet).counts["story"] == 2500
+    assert check(again, quiet).counts["story line"] == 2500
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -557,14 +538,17 @@ backup(place, file, print) if what == "backup" else restore(file, place, print, 
 """
 # Passed only where something lies in the way, and what; each has a test of its own below.
 IN_THE_WAY = {
-    "restore.wal": "of a database that was lost",
-    "restore.shm": "of a database that was lost",
+    "restore.wal.rename": "of a database that was lost",
+    "restore.shm.remove": "of a database that was lost",
     "restore.remove": "of a restore that was killed",
-    "restore.later_folder": "files of later jobs",
-    "restore.later_files": "files of later jobs",
-    "restore.later_sync": "files of later jobs",
-    **dict.fromkeys(("restore.mark_folder", "restore.mark", "restore.mark_sync"), "a head that leads after a restore"),
-    "backup.take_back": "half a file",
+    "restore.later.directory": "files of later jobs",
+    "restore.later.rename": "files of later jobs",
+    "restore.later.sync_directory": "files of later jobs",
+    **dict.fromkeys(
+        ("restore.mark.directory", "restore.mark.create", "restore.mark.sync_directory"),
+        "a head that leads after a restore",
+    ),
+    "backup.take_back.remove": "half a file",
 }
 OF_POSTGRES = {
     name
@@ -636,7 +620,7 @@ def test_a_restore_that_is_killed_leaves_the_old_records_or_the_new_ones(places,
 
 
 @pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
-@pytest.mark.parametrize("point", ["restore.wal", "restore.shm"])
+@pytest.mark.parametrize("point", ["restore.wal.rename", "restore.shm.remove"])
 def test_a_restore_of_a_lost_database_that_is_killed_lets_no_head_begin_anew(places, tmp_path, point, failure):
     place, file = places("sqlite"), str(tmp_path / "b.phx")
     held = fill(place, lines=40)
@@ -673,7 +657,7 @@ def test_a_restore_that_is_killed_where_it_takes_away_what_another_left_may_be_r
 def test_a_backup_that_failed_and_is_killed_where_it_takes_its_half_back_may_be_repeated(places, tmp_path, failure):
     place, file = places("sqlite"), str(tmp_path / "b.phx")
     fill(place, lines=40)
-    killed("backup", place, file, "backup.write=error,backup.take_back", failure)
+    killed("backup", place, file, "backup.write=error,backup.take_back.remove", failure)
     assert not os.path.exists(file)
     backup(place, file, quiet)
     check(file, quiet)
@@ -723,7 +707,7 @@ def left_in(folder):
 
 
 @pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
-@pytest.mark.parametrize("point", ["restore.later_folder", "restore.later_files", "restore.later_sync"])
+@pytest.mark.parametrize("point", ["restore.later.directory", "restore.later.rename", "restore.later.sync_directory"])
 def test_files_that_make_way_when_the_restore_is_killed_make_way_at_the_next(tmp_path, point, failure):
     later_files(tmp_path)
     child = subprocess.run(

@@ -111,18 +111,18 @@ def test_a_failing_disk_refuses_and_the_same_upload_goes_through_later(blobs, tm
 
 def test_it_is_synced_before_it_has_a_name_and_the_name_is_synced_too(blobs, tmp_path, monkeypatch):
     done = []
-    real_sync, real_replace = os.fsync, os.replace
+    real_sync, real_rename = os.fsync, os.rename
 
     def sync(fd):
         done.append(("sync", os.readlink(f"/proc/self/fd/{fd}")))
         real_sync(fd)
 
-    def name(old, new):
+    def name(old, new, **folders):
         done.append(("name", new))
-        real_replace(old, new)
+        real_rename(old, new, **folders)
 
     monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(os, "replace", name)
+    monkeypatch.setattr(os, "rename", name)
     blobs.put(DIGEST, chunks())
     root = str(tmp_path / "blobs")
     assert done[0][0] == "sync"

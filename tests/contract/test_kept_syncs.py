@@ -183,8 +183,8 @@ def test_a_copy_that_comes_again_under_a_name_synced_before_is_synced_again(tmp_
 
 def test_a_whole_checkpoint_that_the_disk_refuses_at_begin_is_asked_for_later(tmp_path):
     place, encoded = checkpoint()
-    kept = refused(tmp_path, "kept.finish.sync_inside")
-    with armed("kept.finish.sync_inside", FailureMode.ERROR), pytest.raises(TryLater):
+    kept = refused(tmp_path, "kept.inside.sync_directory")
+    with armed("kept.inside.sync_directory", FailureMode.ERROR), pytest.raises(TryLater):
         kept.begin_upload(place, encoded, published=())
     assert kept.begin_upload(place, encoded, published=())[0] is True
 

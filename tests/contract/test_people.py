@@ -179,9 +179,9 @@ def test_two_admins_cannot_demote_each_other_at_once(head, call):
 
 
 @pytest.mark.parametrize("wish", [{"role": UserRole.USER}, {"disabled": True}])
-def test_the_last_admin_stays_whoever_asks(head, wish):
+def test_the_last_admin_stays_whoever_asks(head, submission):
     with pytest.raises(Conflict, match="root is the last admin"):
-        head.ask(ChangeUser(user_id="root", **wish))
+        head.ask(ChangeUser(user_id="root", **submission))
     with pytest.raises(Conflict):
         head.ask(PutUser(user=User(id="root", role=UserRole.VIEWER)))
     assert head.store.user("root").role is UserRole.ADMIN

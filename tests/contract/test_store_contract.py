@@ -8,7 +8,25 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.core.fleet.custom_failure_rules import OPERATORS
+from phalanx.core.fleet.documents import CALIBRATION_ID
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
+from phalanx.core.state.records import (
+    ATTEMPTS,
+    CALIBRATIONS,
+    FAILURE_RULES,
+    IDEMPOTENCY,
+    JOBS,
+    KIND_OF,
+    NODES,
+    PROJECTS,
+    QUEUE_USAGE,
+    QUEUES,
+    RECORDS,
+    RESERVATIONS,
+    TOKENS,
+    USERS,
+)
 from phalanx.core.state.world import WorldChange
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
@@ -30,6 +48,7 @@ from tests.contract.records import (
     key,
     line,
     node,
+    one_of_each_kind,
     project,
     queue,
     reservation,
@@ -78,17 +97,24 @@ def seqs(jobs):
 # ---- what is committed is read ---------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_record_comes_back_as_it_was(store):
-    records = [user(), project(), queue(), token(), scoped_token(), node(), job(1), attempt(1)]
-    put(store, reservation(), spent(), calibration(), failure_rules())
-    put(store, *records, key(1))
-    assert [*store.users(), *store.projects(), *store.queues(), *store.tokens(), *store.nodes()] == records[:6]
-    assert store.job(JobId("1")) == job(1)
-    assert store.attempts(JobId("1")) == [attempt(1)]
-    assert store.reservations() == [reservation()]
-    assert store.queue_usage() == [spent()]
-    assert store.calibration() == calibration()
-    assert store.failure_rules() == failure_rules()
+def test_every_kind_of_record_is_stored_loaded_and_removed(store):
+    records = {KIND_OF[type(record)]: record for record in one_of_each_kind()}
+    assert list(records) == list(RECORDS), "tests.contract.records lacks a kind"
+    put(store, *records.values())
+    world = store.load()
+    for kind, record in records.items():
+        assert store.records(kind) == [record]
+        assert store.record(kind, kind.key_of(record)) == record
+        if kind.table in world.tables:
+            assert world.table(kind) == {kind.key_of(record): record}
+    removable = [kind for kind in RECORDS if kind not in (JOBS, ATTEMPTS)]
+    put(store, removed=[(kind, kind.key_of(records[kind])) for kind in removable])
+    assert [store.records(kind) for kind in removable] == [[]] * len(removable)
+
+
+def test_scope_of_a_token_comes_back(store):
+    put(store, user(), scoped_token())
+    assert store.tokens() == [scoped_token()]
 
 
 def test_newest_attempts_of_several_jobs(store):
@@ -121,7 +147,7 @@ def test_an_empty_batch_changes_nothing(store):
 
 def test_a_removed_node_is_gone_also_when_the_same_batch_put_it(store):
     put(store, node("n0"), node("n1"))
-    put(store, node("n1", hostname="again"), removed_nodes=[NodeId("n1"), NodeId("never-there")])
+    put(store, node("n1", hostname="again"), removed=[(NODES, NodeId("n1")), (NODES, NodeId("never-there"))])
     assert [held.id for held in store.nodes()] == ["n0"]
 
 
@@ -135,36 +161,40 @@ def test_a_token_is_found_by_its_hash_also_when_revoked(store):
 
 def test_a_removed_queue_is_gone_with_what_it_had_used(store):
     put(store, queue("a"), queue("b", parent=QueueId("a"), quota_gpus=8, budget_gpu_h=0.5), spent("a"), spent("b"))
-    put(store, spent("b", at_s=1200.0), removed_queues=[QueueId("a"), QueueId("never-there")])
+    put(
+        store,
+        spent("b", at_s=1200.0),
+        removed=[(kind, QueueId(name)) for kind in (QUEUES, QUEUE_USAGE) for name in ("a", "never-there")],
+    )
     assert store.queues() == [queue("b", parent=QueueId("a"), quota_gpus=8, budget_gpu_h=0.5)]
-    assert store.queue_usage() == [spent("b", at_s=1200.0)]
+    assert store.records(QUEUE_USAGE) == [spent("b", at_s=1200.0)]
     assert store.load().queue_usage == {"b": spent("b", at_s=1200.0)}
 
 
 def test_the_last_calibration_is_the_one_that_is_kept_and_loaded(store):
-    assert store.calibration() is None
+    assert store.record(CALIBRATIONS, CALIBRATION_ID) is None
     put(store, calibration("opal"))
     put(store, calibration("root", profile='{"at":"later"}'))
-    assert store.calibration() == calibration("root", profile='{"at":"later"}')
-    assert list(store.load().calibrations.values()) == [calibration("root", profile='{"at":"later"}')]
+    assert store.record(CALIBRATIONS, CALIBRATION_ID) == calibration("root", profile='{"at":"later"}')
+    assert list(store.load().table(CALIBRATIONS).values()) == [calibration("root", profile='{"at":"later"}')]
 
 
 def test_failure_rules_are_a_record_of_their_own_beside_the_profile(store):
-    assert store.failure_rules() is None
+    assert store.record(FAILURE_RULES, OPERATORS) is None
     put(store, calibration(), failure_rules())
     put(store, failure_rules("root", rules='[{"name":"later"}]'))
-    assert store.failure_rules() == failure_rules("root", rules='[{"name":"later"}]')
+    assert store.record(FAILURE_RULES, OPERATORS) == failure_rules("root", rules='[{"name":"later"}]')
     world = store.load()
-    assert list(world.failure_rules.values()) == [failure_rules("root", rules='[{"name":"later"}]')]
-    assert list(world.calibrations.values()) == [calibration()]
+    assert list(world.table(FAILURE_RULES).values()) == [failure_rules("root", rules='[{"name":"later"}]')]
+    assert list(world.table(CALIBRATIONS).values()) == [calibration()]
 
 
 def test_an_ended_reservation_is_found_by_name_and_neither_listed_nor_loaded(store):
     put(store, reservation("b"), reservation("a"), reservation("c"))
     put(store, reservation("b", ended=True))
     assert store.reservations() == [reservation("a"), reservation("c")]
-    assert store.reservation(ReservationId("b")) == reservation("b", ended=True)
-    assert store.reservation(ReservationId("never")) is None
+    assert store.record(RESERVATIONS, ReservationId("b")) == reservation("b", ended=True)
+    assert store.record(RESERVATIONS, ReservationId("never")) is None
     assert list(store.load().reservations) == ["a", "c"]
     put(store, reservation("b"))
     assert list(store.load().reservations) == ["a", "b", "c"], "a name is free again once its reservation ended"
@@ -361,10 +391,10 @@ def test_a_world_is_loaded_with_its_indexes(store):
     assert world.usage[NodeId("n1")].cpus == 4
     assert world.snapshot(0.0).usage_of(NodeId("n0")).cpus == 0
     assert world.attempts_on(NodeId("n1")) == [attempt(1, 2, node="n1", devices=(2, 3))]
-    assert list(world.idempotency) == [("ann", "key-2")]
+    assert list(world.table(IDEMPOTENCY)) == [("ann", "key-2")]
     assert (world.next_job_seq, world.next_story_seq) == (4, 3)
     assert set(world.nodes) == {"n0", "n1"}
-    assert (set(world.queues), set(world.users), set(world.projects), set(world.tokens)) == (
+    assert (set(world.queues), set(world.table(USERS)), set(world.table(PROJECTS)), set(world.table(TOKENS))) == (
         {"default"},
         {"ann"},
         {"vision"},

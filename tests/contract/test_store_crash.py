@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from phalanx.core.ids import JobId
+from phalanx.core.state.records import IDEMPOTENCY
 from phalanx.failpoints import ENVIRONMENT_VARIABLE, FAILPOINTS, FailureMode
 from phalanx.ports.store import JobFilter
 from phalanx.store.blobs.files import FileBlobs
@@ -79,7 +80,7 @@ def test_store_survives_a_kill(tmp_path, name, failure, nth):
     held = len(store.jobs(JobFilter(limit=1000)))
     assert held in {max(0, rounds) * JOBS_AT_ONCE, (max(0, rounds) + 1) * JOBS_AT_ONCE if 0 <= rounds < ROUNDS else 0}
     assert [line.seq for line in store.story()] == list(range(1, held + 1))
-    assert len(store.load().idempotency) == held
+    assert len(store.load().table(IDEMPOTENCY)) == held
     store.commit(submitted(held + 1))
     store.close()
 
@@ -97,7 +98,7 @@ def test_postgres_survives_a_kill_of_its_head(name, failure, nth):
         begun = (max(0, rounds) + 1) * JOBS_AT_ONCE if 0 <= rounds < ROUNDS else 0
         assert held in {max(0, rounds) * JOBS_AT_ONCE, begun}
         assert [line.seq for line in store.story()] == list(range(1, held + 1))
-        assert len(store.load().idempotency) == held
+        assert len(store.load().table(IDEMPOTENCY)) == held
         store.commit(submitted(held + 1))
         store.close()
     finally:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from phalanx.core.ids import Epoch, JobId, NodeId, UserId
+from phalanx.core.state.records import NODES
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.ports.store import Batch, JobFilter, StoreRefused
@@ -128,7 +129,7 @@ class Stores(RuleBasedStateMachine):
 
     @rule(names=st.sets(st.sampled_from(["n0", "n1", "n10", "never"])))
     def remove_nodes(self, names):
-        self.commit(Batch(removed_nodes=[NodeId(name) for name in sorted(names)]))
+        self.commit(Batch(removed=[(NODES, NodeId(name)) for name in sorted(names)]))
 
     @rule()
     def open_anew(self):

@@ -16,6 +16,7 @@ from contextlib import closing
 import pytest
 
 from phalanx.core.ids import JobId
+from phalanx.core.state.records import CALIBRATIONS, FAILURE_RULES, IDEMPOTENCY
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.failpoints import (
@@ -40,7 +41,7 @@ ROWS = {
     "projects": 1,
     "tokens": 2,
     "queues": 1,
-    "spent": 1,
+    "queue_usage": 1,
     "reservations": 1,
     "calibrations": 1,
     "failure_rules": 1,
@@ -120,14 +121,17 @@ def is_whole(store):
     world = store.load()
     assert list(world.attempts) == ["3"]
     assert list(world.pending) == ["4"]
-    assert len(world.idempotency) == 5
+    assert len(world.table(IDEMPOTENCY)) == 5
     assert world.next_job_seq == 6
     failed = store.job(JobId("2"))
     assert failed is not None
     assert failed.state is JobState.FAILED
     token = store.tokens()[0]
     assert store.token(token.sha256) == token
-    assert (store.calibration(), store.failure_rules()) == (records.calibration(), records.failure_rules())
+    assert (store.records(CALIBRATIONS), store.records(FAILURE_RULES)) == (
+        [records.calibration()],
+        [records.failure_rules()],
+    )
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -24,7 +24,7 @@ AFTER_WHAT = {
     "postgres.migrate.rollback": "postgres.migrate.commit=error",
     "logs.take_back.cut": "logs.append.sync=error:1",
     "logs.take_back.remove": "logs.append.sync=full:1",
-    "kept.piece.take_back": "kept.piece.sync=error:1",
+    "kept.take_back.remove": "kept.piece.sync=error:1",
 }
 
 

@@ -89,7 +89,7 @@ class Ledger:
             with open(os.path.join(self.head.home, path), "rb") as file:
                 assert file.read() == content, f"{path} is not what was acknowledged"
         for (node, asked), manifest in self.checkpoints.items():
-            assert self.head.as_node(node, "PUT", asked, manifest)["whole"], asked
+            assert self.head.as_node(node, "PUT", asked, manifest)["complete"], asked
         self._jobs_hold()
         wait_until(lambda: not self.head.orphans(), f"no orphan is left: {self.head.orphans()}", limit_s=SETTLE_S)
 

@@ -149,11 +149,13 @@ class Load:
                     continue
                 half = len(whole) // 2
                 for offset, piece in ((0, whole[:half]), (half, whole[half:])):
-                    if reply["ends"].get(path, 0) <= offset and piece:
+                    if reply["sizes"].get(path, 0) <= offset and piece:
                         where = urlencode({**about, "path": path, "offset": offset})
                         self.again(self.head.as_node, f"n{at % 2}", "PUT", f"/v1/node/checkpoints/file?{where}", piece)
             if attempt == "kept":
-                assert self.again(self.head.as_node, "n0", "GET", f"/v1/node/checkpoints?{urlencode(about)}")["whole"]
+                assert self.again(self.head.as_node, "n0", "GET", f"/v1/node/checkpoints?{urlencode(about)}")[
+                    "complete"
+                ]
                 self.ledger.checkpoints["n0", asked] = encoded
                 self._begun_anew(gang, number)
 

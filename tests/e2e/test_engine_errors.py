@@ -396,7 +396,7 @@ def test_what_slurm_will_never_start_is_said_of_the_job(slurm):
 @pytest.mark.root
 @pytest.mark.prove
 def test_nodes_of_slurm_that_do_not_reach_the_head_say_so_themselves(slurm):
-    lab, shut = slurm.lab, ["INPUT", "-i", "eth0", "-p", "tcp", "--dport", "7600", "-j", "REJECT"]
+    lab, excluded = slurm.lab, ["INPUT", "-i", "eth0", "-p", "tcp", "--dport", "7600", "-j", "REJECT"]
 
     def call(*words):
         return phalanx(lab, "h0", *words)
@@ -405,18 +405,18 @@ def test_nodes_of_slurm_that_do_not_reach_the_head_say_so_themselves(slurm):
     code, said = call("up", "--engine", "slurm", "--listen", lab.host("h0").address)
     try:
         assert code == 0, said
-        lab.run("h0", ["iptables", "-I", *shut])
+        lab.run("h0", ["iptables", "-I", *excluded])
         assert call("submit", "--gpus", "1", "--", "true")[0] == 0
         line = "h1 cannot reach the head at https://10.77.0.1:7600: check that the head listens on an address visible to the nodes"
         wait_until(lambda: line in call("show", "1", "--json")[1], "the job says why", limit_s=HANG_S)
-        lab.run("h0", ["iptables", "-D", *shut])
+        lab.run("h0", ["iptables", "-D", *excluded])
         wait_until(
             lambda: '"state": "succeeded"' in call("show", "1", "--json")[1],
             "it runs when the way is open",
             limit_s=HANG_S,
         )
     finally:
-        lab.run("h0", ["iptables", "-D", *shut], check=False)
+        lab.run("h0", ["iptables", "-D", *excluded], check=False)
         call("down", "--cancel-jobs")
         lab.run("h0", ["scontrol", "update", "NodeName=h0", "State=RESUME"])
         lab.run("h0", ["rm", "-rf", "/home/lab/.phalanx"])

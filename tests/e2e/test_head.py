@@ -116,7 +116,7 @@ def test_a_restore_that_was_killed_before_its_files_made_way_gives_no_job_anothe
         lost = head.submit(run=["echo", "secret of a lost job"], name="lost")
         head.wait_for_state(lost, "succeeded")
         stop(head)
-        killed = {**environment, "PHALANX_FAILPOINT": "restore.later_folder=kill"}
+        killed = {**environment, "PHALANX_FAILPOINT": "restore.later.directory=kill"}
         assert subprocess.run([*said, "restore", file, "--replace"], env=killed, check=False).returncode == -9
         head.start()
         job = head.submit(run=["echo", "new"], name="new")

@@ -31,7 +31,7 @@ SOON = (
 
 @contextlib.contextmanager
 def fleet(virtual: str, *words: str) -> Iterator[BenchmarkCluster]:
-    with cluster(virtual, words=words) as head:
+    with cluster(virtual, head_arguments=words) as head:
         yield head
 
 

@@ -45,9 +45,13 @@ def put_on_a_second_switch(lab, names):
 
 
 def measure(head, *words):
-    wish = [*PHALANX, "topology", "--measure", "--quick", *words]
+    submission = [*PHALANX, "topology", "--measure", "--quick", *words]
     done = subprocess.run(
-        head.lab.command("h0", wish, folder="/home/lab"), capture_output=True, text=True, timeout=MEASURE_S, check=False
+        head.lab.command("h0", submission, folder="/home/lab"),
+        capture_output=True,
+        text=True,
+        timeout=MEASURE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -61,8 +61,8 @@ def silence(lab, name, *rule):
 def gang(fleet, *, nodes=3):
     """Submit a gang over so many hosts, and wait for its end: the nodes of each attempt, and how long it took."""
     began = time.monotonic()
-    wish = [*PHALANX, "submit", "-C", "/", "--gpus", f"{nodes}x2", "--json", "--", "hostname"]
-    job_id = json.loads(fleet.lab.run(fleet.name, wish))["job"]["id"]
+    submission = [*PHALANX, "submit", "-C", "/", "--gpus", f"{nodes}x2", "--json", "--", "hostname"]
+    job_id = json.loads(fleet.lab.run(fleet.name, submission))["job"]["id"]
     until(lambda: show(fleet, job_id)["job"]["state"] not in ("pending", "running"), f"job {job_id} ends")
     took_s = time.monotonic() - began
     found = show(fleet, job_id)

@@ -218,6 +218,7 @@ class Node:
             "PHALANX_HEAD_FILE": str(head_file),
             "PHALANX_NODE_TOKEN": "secret-token",
             "PHALANX_NODE_ID": NODE,
+            "PHALANX_NODE_ENGINE": "local",
             "PHALANX_NODE_DIR": str(self.folder),
             "PHALANX_NODE_VIRTUAL": str(devices),
             "PHALANX_NODE_KEY": self.key,

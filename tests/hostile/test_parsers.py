@@ -12,10 +12,10 @@ import pytest
 
 from phalanx.app.state_folder import StateFolder
 from phalanx.core.errors import PhalanxError
-from phalanx.engines.joined import records as joined
 from phalanx.engines.local import records as local
 from phalanx.engines.ray import parse as ray
 from phalanx.engines.slurm import parse as slurm
+from phalanx.node import membership as joined
 from phalanx.planner.calibration.profile import parse_profile
 from phalanx.wire import manifest
 from phalanx.wire.stored_files import CheckpointUploadReply

@@ -29,7 +29,7 @@ from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.dependency import parse_dependencies
 from phalanx.core.work.job import BACKOFF_MAX_S, JobState
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.quotas import Holdings
+from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import StoreRefused
 from phalanx.simulator.drill.limit_invariants import fleet_gpus
@@ -88,8 +88,8 @@ moments = st.sampled_from(MOMENTS)
 
 def may_ever_run(world, job):
     """Whether its queue's limits let the job start on an idle fleet."""
-    tree = Holdings(world.queues.values(), fleet_gpus(world))
-    return tree.admits(tree.number(job.queue), job.user, job.spec.role.gpus.total) is None
+    tree = QuotaTree(world.queues.values(), fleet_gpus(world))
+    return tree.check_admission(tree.job_node(job.queue), job.user, job.spec.role.gpus.total) is None
 
 
 class Idle:

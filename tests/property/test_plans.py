@@ -15,7 +15,7 @@ from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.shape import preferred_shape
 from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
 from phalanx.core.work.job import JobState, WaitReasonCode
-from phalanx.core.work.quotas import Holdings
+from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.core.work.spec import TopologyConstraint
 from tests.builders import Fleet, T, job, make_fleet, plan_of, queue
 from tests.cell import Cell
@@ -118,10 +118,10 @@ def test_no_plan_breaks_an_invariant(cell):
     world = cell.world
     taken = {(node_id, index) for node_id, usage in world.usage.items() for index in usage.devices}
     cpus = {node_id: usage.cpus for node_id, usage in world.usage.items()}
-    holdings = Holdings(world.queues.values(), sum(len(node.devices) for node in world.nodes.values()))
+    holdings = QuotaTree(world.queues.values(), sum(len(node.devices) for node in world.nodes.values()))
     for attempt in world.attempts.values():
         one = world.jobs[attempt.job_id]
-        holdings.take(holdings.number(one.queue), one.user, attempt.allocation.gpus)
+        holdings.add_running(holdings.job_node(one.queue), one.user, attempt.allocation.gpus)
     elements = sum(1 for attempt in world.attempts.values() if world.jobs[attempt.job_id].array)
     for placement in plan.placements:
         one, grants = world.jobs[placement.job_id], placement.allocation.grants
@@ -129,12 +129,12 @@ def test_no_plan_breaks_an_invariant(cell):
         assert not one.unmet_dependencies
         assert not one.held
         assert one.spec.begin_s is None or one.spec.begin_s <= cell.now_s
-        number, gpus = holdings.number(one.queue), placement.allocation.gpus
-        refused = rejection_reason(world, placement) or holdings.admits(number, one.user, gpus) is not None
+        number, gpus = holdings.job_node(one.queue), placement.allocation.gpus
+        refused = rejection_reason(world, placement) or holdings.check_admission(number, one.user, gpus) is not None
         if refused and (cell._leaving or plan.stops):
             continue  # its room is free, its queue's is not until somebody has left: the controller tries again
         assert not refused, "6"
-        holdings.take(number, one.user, gpus)
+        holdings.add_running(number, one.user, gpus)
         for grant in grants:
             assert world.nodes[grant.node_id].schedulable, "2"
             held = {(grant.node_id, index) for index in grant.devices}

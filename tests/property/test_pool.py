@@ -71,13 +71,13 @@ def one_domain(pool, nodes, level):
     return len({tuple((path(pool, node) + [(node,)] * 9)[: level + 1]) for node in nodes}) <= 1
 
 
-def usable(pool, need, shut):
+def usable(pool, need, excluded):
     return [
         node
         for node, size in enumerate(pool.devices_of_node)
         if size >= 0
         and node not in pool.removed_nodes
-        and not shut >> node & 1
+        and not excluded >> node & 1
         and pool.capacity.cpus[node] >= need.cpus
         and pool.capacity.memory[node] >= need.memory_bytes
     ]
@@ -93,9 +93,9 @@ def satisfies(pool, need, places):
     return True
 
 
-def everything(pool, need, shut):
+def everything(pool, need, excluded):
     """Every placement there is, by trying all."""
-    here = usable(pool, need, shut)
+    here = usable(pool, need, excluded)
     for nodes in combinations([node for node in here if pool.free[node] >= need.devices], need.nodes):
         tails = (
             [node for node in here if pool.free[node] >= need.last_node_devices and node not in nodes]
@@ -110,20 +110,20 @@ def everything(pool, need, shut):
 
 @settings(max_examples=examples(400))
 @given(pools(), needs(), st.integers(0, 3))
-def test_it_finds_a_place_if_there_is_one_and_it_is_one(pool, need, shut):
-    found = pool.find(need, shut)
-    possible = set(everything(pool, need, shut))
+def test_it_finds_a_place_if_there_is_one_and_it_is_one(pool, need, excluded):
+    found = pool.find(need, excluded)
+    possible = set(everything(pool, need, excluded))
     assert (found in possible) if possible else found is None
 
 
 @settings(max_examples=examples(400))
 @given(pools(), needs(), st.integers(0, 3))
-def test_a_gang_goes_into_the_smallest_domain_that_holds_it_and_of_those_the_fullest(pool, need, shut):
-    possible = list(everything(pool, need, shut))
+def test_a_gang_goes_into_the_smallest_domain_that_holds_it_and_of_those_the_fullest(pool, need, excluded):
+    possible = list(everything(pool, need, excluded))
     if pool.tree is None or not possible or need.nodes == 1:
         return
-    found = pool.find(need, shut)
-    candidates = [node for node in usable(pool, need, shut) if pool.free[node] >= need.devices]
+    found = pool.find(need, excluded)
+    candidates = [node for node in usable(pool, need, excluded) if pool.free[node] >= need.devices]
     for level in reversed(range(len(pool.tree.levels))):
         domains = pool.tree.domains[level]
         holding = {domains[places[0][0]] for places in possible if len({domains[node] for node, _ in places}) == 1}
@@ -137,7 +137,9 @@ def test_a_gang_goes_into_the_smallest_domain_that_holds_it_and_of_those_the_ful
 
 @settings(max_examples=examples(300))
 @given(pools(), st.integers(1, UNIT), st.integers(0, 7), st.sampled_from((0, 2)))
-def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_then_the_lowest(pool, devices, shut, cpus):
+def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_then_the_lowest(
+    pool, devices, excluded, cpus
+):
     need = Need(nodes=1, devices=devices, cpus=cpus)
 
     def whole(level, node):
@@ -150,11 +152,11 @@ def test_one_node_is_the_best_fit_then_in_the_fullest_domain_innermost_first_the
         )
 
     depths = len(pool.tree.levels) if pool.tree is not None else 0
-    fitting = [node for node in usable(pool, need, shut) if pool.free[node] >= devices]
+    fitting = [node for node in usable(pool, need, excluded) if pool.free[node] >= devices]
     ranked = sorted(
         (pool.free[node], *(whole(level, node) for level in reversed(range(depths))), node) for node in fitting
     )
-    assert pool.find(need, shut) == (((ranked[0][-1], devices),) if ranked else None)
+    assert pool.find(need, excluded) == (((ranked[0][-1], devices),) if ranked else None)
 
 
 def recount(pool):

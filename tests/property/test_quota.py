@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.ids import QueueId
-from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.quotas import FLEET, Holdings
+from phalanx.core.work.quota_tree import FLEET, QuotaTree
 from tests.builders import job, make_node, placed
 from tests.effort import examples
 
@@ -74,7 +74,7 @@ def play(tree, queues, moves):
                 tree.take(number, user, gpus)
                 running.append((queue, user, gpus))
             else:
-                assert refusal.sentence()
+                assert refusal.describe()
         else:
             ended, owner, held = running.pop(pick % len(running))
             tree.give(tree.number(ended), owner, held)
@@ -85,12 +85,12 @@ def play(tree, queues, moves):
 @settings(max_examples=examples(150), deadline=None)
 def test_limits_hold_at_every_instant(queues, fleet, moves):
     for number in range(len(moves)):
-        running = play(tree := Holdings(queues, fleet), queues, moves[: number + 1])
+        running = play(tree := QuotaTree(queues, fleet), queues, moves[: number + 1])
         for queue in queues:
             inside = held_below(queues, running, queue.id)
             held = sum(gpus for _, gpus in inside)
-            right = tree.right[tree.whole(queue.id)]
-            assert tree.held[tree.whole(queue.id)] == held
+            right = tree.right[tree.subtree_node(queue.id)]
+            assert tree.held[tree.subtree_node(queue.id)] == held
             if queue.borrow_gpus is not None:
                 assert held <= right + queue.borrow_gpus
             for user in "uv":
@@ -109,21 +109,21 @@ def test_limits_hold_at_every_instant(queues, fleet, moves):
 @given(trees(), st.integers(0, 30), steps, st.integers(0, 7), SMALL)
 @settings(max_examples=examples(150), deadline=None)
 def test_give_undoes_take_exactly_and_room_is_what_admits_allows(queues, fleet, moves, pick, gpus):
-    tree = Holdings(queues, fleet)
+    tree = QuotaTree(queues, fleet)
     running = play(tree, queues, moves)
-    number = tree.number(queues[pick % len(queues)].id)
-    room = tree.room(number)
-    assert tree.admits(number, "nobody", room) is None or any(
+    number = tree.job_node(queues[pick % len(queues)].id)
+    room = tree.available_gpus(number)
+    assert tree.check_admission(number, "nobody", room) is None or any(
         queue.jobs_per_user == 0 or queue.gpus_per_user is not None for queue in queues
     )
     if all(queue.gpus_per_user is None and queue.jobs_per_user is None for queue in queues):
-        assert tree.admits(number, "w", room + 1) is not None
+        assert tree.check_admission(number, "w", room + 1) is not None
     before = (list(tree.used), list(tree.held))
-    tree.take(number, "u", gpus)
-    tree.give(number, "u", gpus)
+    tree.add_running(number, "u", gpus)
+    tree.remove_running(number, "u", gpus)
     assert before == (tree.used, tree.held)
     for queue, user, held in running:
-        tree.give(tree.number(queue), user, held)
+        tree.remove_running(tree.job_node(queue), user, held)
     assert not any(tree.used)
     assert not any(tree.held)
 
@@ -134,29 +134,29 @@ def test_stopping_borrowers_always_suffices_for_what_is_ones_right(
     queues, fleet, moves, pick, gpus, order: random.Random
 ):
     queues = [replace(queue, gpus_per_user=None, jobs_per_user=None) for queue in queues]
-    tree = Holdings(queues, fleet)
+    tree = QuotaTree(queues, fleet)
     running = play(tree, queues, moves)
-    claimant = tree.number(queues[pick % len(queues)].id)
-    if not tree.entitled(claimant, gpus):
+    claimant = tree.job_node(queues[pick % len(queues)].id)
+    if not tree.is_entitled(claimant, gpus):
         return
     order.shuffle(running)
-    while tree.admits(claimant, "w", gpus) is not None:
-        victim = next(job for job in running if tree.reclaimable(tree.number(job[0]), claimant, gpus))
-        assert tree.over(tree.number(victim[0])) > 0
+    while tree.check_admission(claimant, "w", gpus) is not None:
+        victim = next(job for job in running if tree.is_reclaimable(tree.job_node(job[0]), claimant, gpus))
+        assert tree.borrowed_past_right(tree.job_node(victim[0])) > 0
         running.remove(victim)
-        tree.give(tree.number(victim[0]), victim[1], victim[2])
+        tree.remove_running(tree.job_node(victim[0]), victim[1], victim[2])
 
 
 @given(trees(), st.integers(0, 30), steps, st.integers(0, 7), st.integers(0, 7), st.integers(1, 8))
 @settings(max_examples=examples(150), deadline=None)
 def test_nobody_loses_what_is_his_right(queues, fleet, moves, one, other, gpus):
-    tree = Holdings(queues, fleet)
+    tree = QuotaTree(queues, fleet)
     play(tree, queues, moves)
-    victim, claimant = (tree.number(queues[pick % len(queues)].id) for pick in (one, other))
-    if tree.reclaimable(victim, claimant, gpus):
+    victim, claimant = (tree.job_node(queues[pick % len(queues)].id) for pick in (one, other))
+    if tree.is_reclaimable(victim, claimant, gpus):
         assert victim != claimant
         assert tree.used[victim] > tree.right[victim] or tree.used[victim] > tree.pool[victim]
-        assert tree.entitled(claimant, gpus)
+        assert tree.is_entitled(claimant, gpus)
 
 
 uses = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 8), st.floats(0.0, 2e6), st.floats(0.0, 2e6)), max_size=12)
@@ -165,20 +165,20 @@ uses = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 8), st.floats(0.0, 2
 @given(trees(), uses)
 @settings(max_examples=examples(100), deadline=None)
 def test_factors_lie_between_zero_and_one_and_more_use_never_helps(queues, jobs):
-    plain, more = (QuotaTree(queues, 64) for _ in range(2))
+    plain, more = (FairShareTree(queues, 64) for _ in range(2))
     for pick, gpus, from_s, for_s in jobs:
         for tree in (plain, more):
-            number = tree.number(queues[pick % len(queues)].id)
-            tree.charge(number, gpus, 5e6, since_s=from_s)
-            tree.charge(number, -gpus, 5e6 + for_s)
-    number = more.number(queues[0].id)
-    if plain.spent(queues[0].id).decayed_gpu_s == 0.0:
+            number = tree.job_node(queues[pick % len(queues)].id)
+            tree.change_rate(number, gpus, 5e6, since_s=from_s)
+            tree.change_rate(number, -gpus, 5e6 + for_s)
+    number = more.job_node(queues[0].id)
+    if plain.usage(queues[0].id).decayed_gpu_s == 0.0:
         return
-    more.charge(number, 4, more.now_s, since_s=more.now_s - 1e5)
+    more.change_rate(number, 4, more.now_s, since_s=more.now_s - 1e5)
     for queue in queues:
-        assert 0.0 < plain.factor(plain.number(queue.id)) <= 1.0
+        assert 0.0 < plain.fair_share_factor(plain.job_node(queue.id)) <= 1.0
     if len({queue.parent for queue in queues}) == 1:
-        assert more.factor(number) <= plain.factor(plain.number(queues[0].id)) + 1e-12
+        assert more.fair_share_factor(number) <= plain.fair_share_factor(plain.job_node(queues[0].id)) + 1e-12
 
 
 @st.composite
@@ -244,8 +244,8 @@ def test_a_full_limit_of_the_queue_above_does_not_take_a_right_away():
         Queue(id=QueueId("q0"), quota_gpus=2, borrow_gpus=3),
         Queue(id=QueueId("q1"), parent=QueueId("q0"), quota_gpus=2),
     ]
-    tree = Holdings(queues, 5)
-    tree.take(tree.number(QueueId("q0")), "u", 5)
-    own, below = tree.number(QueueId("q0")), tree.number(QueueId("q1"))
-    assert tree.reclaimable(own, below, 1)
-    assert tree.entitled(below, 1)
+    tree = QuotaTree(queues, 5)
+    tree.add_running(tree.job_node(QueueId("q0")), "u", 5)
+    own, below = tree.job_node(QueueId("q0")), tree.job_node(QueueId("q1"))
+    assert tree.is_reclaimable(own, below, 1)
+    assert tree.is_entitled(below, 1)

@@ -9,8 +9,9 @@ from hypothesis import given
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import NodeId, ProjectId, QueueId, TokenId, UserId
 from phalanx.core.lifecycle.job import place
+from phalanx.core.state.records import Idempotency
 from phalanx.core.state.story import StoryLine
-from phalanx.core.state.world import Idempotency, World, WorldChange
+from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Project, Queue
@@ -144,18 +145,16 @@ def test_what_is_stored_loads_as_the_world_that_was(steps):
         change = WorldChange(world=world)
         for do in step:
             do(change)
-        removed = [node.id for node in change.removed_nodes]
-        store.commit(Batch(records=change.records, removed_nodes=removed, story=change.story, epochs=change.epochs))
+        store.commit(
+            Batch(records=change.records, removed=list(change.removed), story=change.story, epochs=change.epochs)
+        )
     loaded = store.load()
     for table in (
         "jobs",
         "attempts",
         "nodes",
         "queues",
-        "projects",
-        "users",
-        "tokens",
-        "idempotency",
+        "tables",
         "pending",
         "next_job_seq",
         "next_story_seq",

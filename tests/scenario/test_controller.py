@@ -35,6 +35,7 @@ from phalanx.core.state.events import (
     UncordonNode,
     UpdateJob,
 )
+from phalanx.core.state.records import IDEMPOTENCY
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.queue import Project, Queue
@@ -485,7 +486,7 @@ def test_old_keys_are_forgotten_oldest_first(cluster, monkeypatch):
     monkeypatch.setattr(controller_module, "KEYS_KEPT", 2)
     for number in range(4):
         cluster.submit(spec("a", hold=True), key=f"k{number}")
-    assert [key for _, key in cluster.world.idempotency] == ["k2", "k3"]
+    assert [key for _, key in cluster.world.table(IDEMPOTENCY)] == ["k2", "k3"]
 
 
 def test_checkpoints_that_retention_drops_are_deleted_on_node_rank_zero(cluster):
@@ -564,8 +565,8 @@ def test_many_that_leave_a_line_at_once_are_taken_out_together(policy, change, r
         withdraw(board, entries)
 
     runs = cluster.submit(gpus=4, behaviour=LONG)
-    wish = spec("many", gpus=1, array="0-99")
-    elements = cluster.request(SubmitJob(spec=wish, user=ADA, project=ProjectId("gpt"), queue=QueueId("default")))
+    submission = spec("many", gpus=1, array="0-99")
+    elements = cluster.request(SubmitJob(spec=submission, user=ADA, project=ProjectId("gpt"), queue=QueueId("default")))
     assert cluster.head is not None
     controller = cluster.head.controller
     array, waits, board = elements[0].array.array_id, controller.waits, controller.scheduler.board

@@ -10,11 +10,12 @@ import pytest
 
 from phalanx.core.fleet.node import Cordon
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.counterfactuals import CounterfactualSearch
 from phalanx.core.scheduling.forecast import Forecast
 from phalanx.core.scheduling.hazard_table import SimilarJobs
 from phalanx.core.scheduling.policies import PolicyParameters
-from phalanx.core.scheduling.policy import JobEntry, Policy
+from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits_of
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
@@ -157,8 +158,8 @@ def test_least_priority_that_starts_it():
 def test_held_queue_closed_and_begin():
     assert Asked(snapshot(TWO, (), [job("x", gpus=4, held=True)])).told == [("release", "release job x")]
     assert Asked(snapshot(TWO, (), [job("x", gpus=4, begin_s=T + 60.0)])).told == [("begin", "begin now")]
-    shut = [replace(PLAIN, open=False), Queue(id="free")]
-    assert Asked(snapshot(TWO, (), [job("x", gpus=4)], shut)).told == [
+    excluded = [replace(PLAIN, open=False), Queue(id="free")]
+    assert Asked(snapshot(TWO, (), [job("x", gpus=4)], excluded)).told == [
         ("queue", "queue free"),
         ("open", "open queue default"),
     ]

@@ -49,7 +49,7 @@ def submit(cluster, name="child", *, after=(), array="", behaviour=None, key="",
         array_max=None if ask is None else ask.running_max,
         **fields,
     )
-    wish = SubmitJob(
+    submission = SubmitJob(
         spec=wanted,
         user=ADA,
         project=ProjectId("gpt"),
@@ -58,7 +58,7 @@ def submit(cluster, name="child", *, after=(), array="", behaviour=None, key="",
         body_sha256=repr(wanted),
         parents=parents or {},
     )
-    answer = cluster.request(wish)
+    answer = cluster.request(submission)
     if isinstance(answer, list):
         return [job.id for job in answer]
     return answer.id

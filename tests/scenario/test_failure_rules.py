@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.core.fleet.failure_rules import FailureRules
+from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.state.events import CordonNode, PutFailureRules, UncordonNode
 from phalanx.core.work.attempt import EndCause

@@ -23,10 +23,10 @@ def cluster():
 
 def stands(_key, rank):
     """Rank 2 sleeps, the others wait for it."""
-    stance = StuckPosition(
+    position = StuckPosition(
         state="S", frame="sleep (t.py:1)" if rank == 2 else "all_reduce (c10d.py:9)", in_collective=rank != 2, step=7
     )
-    return FailureEvidence(stuck_position=stance)
+    return FailureEvidence(stuck_position=position)
 
 
 GANG = JobBehaviour(run_s=600.0, evidence=stands)

@@ -7,9 +7,9 @@ import pytest
 from phalanx.core.fleet.node import Cordon
 from phalanx.core.ids import NodeId, ReservationId
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.job_classes import JobClassRegistry
 from phalanx.core.scheduling.policies import POLICIES, policy_named
-from phalanx.core.scheduling.policy import JobEntry
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.reservation import Reservation
 from tests.builders import T, job, make_fleet
@@ -43,7 +43,8 @@ def named(cell, letter):
 def test_many_that_change_lines_are_not_each_compared_with_all_the_others(name):
     """Found by reading: of ten thousand whose priority changed, each went through all the others: 8 s, and half a minute with `fifo`."""
     board = Board([8])
-    board.attach_policy(policy := policy_named(name)(board))
+    policy = policy_named(name)()
+    policy.attach(board)
     needs = (board.need_of(8),)
     first, second = board.job_class(needs), board.job_class(needs, rank=5)
     many = [JobEntry(seq=number, job_class=first, submit_s=Counted(number), size_s=100.0) for number in range(200)]

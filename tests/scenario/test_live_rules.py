@@ -25,8 +25,10 @@ def submit(cluster, name, *, of="default", behaviour=None, **fields):
     if behaviour is not None:
         cluster.behaviours[name] = behaviour
     wanted = spec(name, **fields)
-    wish = SubmitJob(spec=wanted, user=UserId("ada"), project=ProjectId("gpt"), queue=QueueId(of), body_sha256=name)
-    return cluster.request(wish).id
+    submission = SubmitJob(
+        spec=wanted, user=UserId("ada"), project=ProjectId("gpt"), queue=QueueId(of), body_sha256=name
+    )
+    return cluster.request(submission).id
 
 
 def training(cluster, name="train", **fields):

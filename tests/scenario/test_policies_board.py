@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import DecisionKind, JobEntry
 from phalanx.core.scheduling.policies import POLICIES, PolicyParameters, policy_named
 from phalanx.core.scheduling.policies.default import DefaultPolicy
-from phalanx.core.scheduling.policy import DecisionKind, JobEntry
 from phalanx.simulator.board_replay import replay_board
 from phalanx.simulator.fleet import equal_nodes
 from phalanx.simulator.report import build_report
@@ -16,8 +16,8 @@ from phalanx.simulator.trace import TraceJob
 
 def board_of(sizes, policy="default"):
     board = Board(sizes)
-    deciding = policy_named(policy)(board)
-    board.attach_policy(deciding)
+    deciding = policy_named(policy)()
+    deciding.attach(board)
     BOARDS.append(board)
     return board, deciding
 
@@ -150,7 +150,7 @@ def test_endless_small_jobs_do_not_starve_a_long_large_one():
     jobs.append(job("big", 8, 1000.0, 86_400.0))
     jobs.sort(key=lambda one: one.submit_s)
     knobs = PolicyParameters(overdue_s=10_000.0, overdue_service_factor=0.0)
-    done = replay_board(jobs, equal_nodes(1, 8), lambda board: DefaultPolicy(board, knobs))
+    done = replay_board(jobs, equal_nodes(1, 8), lambda: DefaultPolicy(knobs))
     big = next(outcome for outcome in done.jobs if outcome.job.id == "jbig")
     assert big.wait_s <= 7 * 10_000.0
 
@@ -178,7 +178,7 @@ def test_endless_small_jobs_past_capacity_do_not_starve_a_gang():
     replayed = replay_board(
         sorted([*small, gang], key=lambda one: one.submit_s),
         equal_nodes(1, 8),
-        lambda board: DefaultPolicy(board, knobs),
+        lambda: DefaultPolicy(knobs),
     )
     waited = next(one for one in replayed.jobs if one.job is gang)
     ahead = 1  # the one small job that was submitted before it had started: nobody who came before it waits

@@ -15,7 +15,7 @@ from phalanx.core.state.events import (
 )
 from phalanx.node.logic import actions as act
 from phalanx.node.logic import events as hap
-from phalanx.node.logic.checkpoint_reports import BURST_MAX, REPORTS_PER_S
+from phalanx.node.logic.checkpoint_report_limiter import BURST_MAX, REPORTS_PER_S
 from phalanx.node.logic.member import KILL_AGAIN_S, LINGER_S, MemberPhase
 from phalanx.wire.rank import RankStopReason
 from tests.scenario.supervisor_world import NODE, World, forget, key_of, prepare, start, stop, with_deadline

@@ -10,6 +10,7 @@ from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, UserId
 from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.state.events import EndReservation, PutReservation
 from phalanx.core.state.plan import Placement
+from phalanx.core.state.records import RESERVATIONS
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.job import JobState, WaitReasonCode
@@ -93,7 +94,7 @@ def test_job_with_nowhere_to_go_waits_for_the_end_and_resumes(alone):
     assert alone.attempts(job)[1].placed_s >= alone.attempts(job)[0].placed_s + 120.0
     assert story(alone, "reservation_ended") == ["reservation fans has ended: n0 no longer reserved for maintenance"]
     assert alone.world.reservations == {}
-    assert alone.store.reservation(ReservationId("fans")).ended
+    assert alone.store.record(RESERVATIONS, ReservationId("fans")).ended
 
 
 def test_whoever_is_admitted_stays_and_who_runs_elsewhere_is_not_touched(cluster):

@@ -31,9 +31,9 @@ def test_no_step_begins_past_the_deadline_and_training_goes_on_after_renewal(tmp
         last = max(report["step"] for report in gang.of("step"))
         gang.until_step(last + 5)
         assert steps_begun_between(gang, expired_ns, renewed_ns) == []
-        shut = [report for report in gang.of("stall") if report["cause"] == "fence"]
-        assert {report["rank"] for report in shut} <= {0, 1}
-        assert 0.2 < max(report["seconds"] for report in shut) < 30
+        excluded = [report for report in gang.of("stall") if report["cause"] == "fence"]
+        assert {report["rank"] for report in excluded} <= {0, 1}
+        assert 0.2 < max(report["seconds"] for report in excluded) < 30
 
 
 def test_gang_stopped_past_its_lease_begins_no_step_when_it_wakes(tmp_path):

@@ -38,7 +38,7 @@ def ada(limit_h=None, queue="default", reservation="", user="ada"):
     return ReservationQuery(user=UserId(user), queue=QueueId(queue), limit_s=limit_s, reservation=reservation)
 
 
-def shut(calendar, asker, at_h=0.0):
+def excluded(calendar, asker, at_h=0.0):
     return " ".join(sorted(calendar.closed_nodes(asker, T + at_h * H).nodes))
 
 
@@ -54,36 +54,36 @@ def test_nothing_reserved_shuts_nothing_and_costs_nothing():
 
 def test_while_it_holds_all_but_its_own_are_kept_off():
     calendar = ReservationCalendar([window("fans", "n0 n1", 0, 4, users=["bob"], queues=["nlp"])])
-    assert shut(calendar, ada(1)) == "n0 n1"
-    assert shut(calendar, ada(1, queue="nlp")) == ""
-    assert shut(calendar, ada(1, user="bob")) == ""
-    assert shut(calendar, ada(1), at_h=4) == "", "over at its end"
+    assert excluded(calendar, ada(1)) == "n0 n1"
+    assert excluded(calendar, ada(1, queue="nlp")) == ""
+    assert excluded(calendar, ada(1, user="bob")) == ""
+    assert excluded(calendar, ada(1), at_h=4) == "", "over at its end"
 
 
 def test_maintenance_keeps_everybody_off():
     calendar = ReservationCalendar([window("fans", "n0", 0, 4)])
-    assert shut(calendar, ada(1, user="bob", queue="nlp")) == "n0"
+    assert excluded(calendar, ada(1, user="bob", queue="nlp")) == "n0"
 
 
 @pytest.mark.parametrize(("limit_h", "expected"), [(1.0, ""), (2.0, ""), (2.1, "n0"), (100.0, "n0")])
 def test_job_whose_limit_crosses_the_window_is_kept_off_before_it(limit_h, expected):
     calendar = ReservationCalendar([window("fans", "n0", 2, 4)])
-    assert shut(calendar, ada(limit_h)) == expected
+    assert excluded(calendar, ada(limit_h)) == expected
 
 
 def test_job_without_limit_is_kept_off_for_the_last_day_before():
     day_h = DEFAULT_HORIZON_S / H
     calendar = ReservationCalendar([window("fans", "n0", day_h + 1, 4)])
-    assert shut(calendar, ada()) == ""
-    assert shut(calendar, ada(), at_h=1.5) == "n0"
+    assert excluded(calendar, ada()) == ""
+    assert excluded(calendar, ada(), at_h=1.5) == "n0"
 
 
 def test_windows_one_after_the_other_shut_as_one_reaches_them():
     calendar = ReservationCalendar([window("b", "n1", 5, 1), window("a", "n0", 2, 1), window("c", "n2", 0, 1)])
-    assert shut(calendar, ada(1)) == "n2"
-    assert shut(calendar, ada(3)) == "n0 n2"
-    assert shut(calendar, ada(6)) == "n0 n1 n2"
-    assert shut(calendar, ada(6), at_h=1) == "n0 n1"
+    assert excluded(calendar, ada(1)) == "n2"
+    assert excluded(calendar, ada(3)) == "n0 n2"
+    assert excluded(calendar, ada(6)) == "n0 n1 n2"
+    assert excluded(calendar, ada(6), at_h=1) == "n0 n1"
     assert calendar.closed_nodes(ada(6), T).reservations == ("c", "a", "b"), "first to begin first"
 
 

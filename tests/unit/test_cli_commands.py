@@ -511,7 +511,7 @@ def test_plain_http_to_another_machine_is_64_and_sends_nothing(head, typed, monk
 
 
 def test_plain_http_is_used_with_a_warning_where_it_is_insisted_on(head, typed, monkeypatch):
-    monkeypatch.setattr("phalanx.client.discovery.is_loopback", lambda _: False)
+    monkeypatch.setattr("phalanx.wire.head_url.is_loopback", lambda _: False)
     monkeypatch.setenv("PHALANX_INSECURE", "")
     connection._warn_plain_text.cache_clear()
     assert typed("ps")[0] == 64

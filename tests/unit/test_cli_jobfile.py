@@ -57,7 +57,7 @@ def test_aliases_stand_for_what_they_name():
         ("env:\n  A: 1\n  A: 2", 3, "A is defined twice"),
         ("run: [a\nb: c", 2, "not YAML"),
         ("run: a\n\tb: 3", 2, "not YAML"),
-        ("run: a\n---\nrun: b", 2, "one job"),
+        ("run: a\n---\nrun: b", 2, "a job file has one document"),
         ("[a]", 1, "keys and values"),
         ("hold: yes", 1, "write true or false"),
         ("run: !!python/object:os.system x", 1, "tag"),
@@ -67,7 +67,7 @@ def test_aliases_stand_for_what_they_name():
         ("env: {<<: {a: b}}", 1, "merge keys"),
         ("? [a]\n: 1", 1, "must be a word"),
         ("gpus: [1]", 1, "one value"),
-        ("env: {A: [1]}", 1, "A must be text"),
+        ("env: {A: [1]}", 1, "env: A: expected one value"),
         ("run: a\ndepends_on: {17: ok}", 2, "expected one value, or a list"),
     ],
 )

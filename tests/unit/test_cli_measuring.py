@@ -6,15 +6,10 @@
 import pytest
 
 from phalanx.cli.cluster import topology_measurement
-from phalanx.cli.cluster.measured_tree_drawing import tree_sheet
+from phalanx.cli.cluster.measured_tree_drawing import tree_diagram
 from phalanx.cli.cluster.measured_tree_table import measure_lines
+from phalanx.cli.figure_files import WIDTH
 from phalanx.cli.root import main
-from phalanx.cli.simulate.charts import (
-    WIDTH,
-    ChartArea,
-    ChartLine,
-    TextLabel,
-)
 from phalanx.cli.terminal import Terminal
 from phalanx.core.fleet.node import NodeState
 from phalanx.planner.calibration.network_levels import infer_topology
@@ -51,16 +46,16 @@ def test_a_flat_fleet_is_said_to_be_flat():
 
 
 @pytest.mark.parametrize("tree", [FLAT, LEAFS, DEEP], ids=["flat", "leafs", "two"])
-def test_every_node_and_domain_is_drawn_inside_the_sheet(tree):
+def test_every_node_and_domain_is_drawn_inside_the_diagram(tree):
     found = infer_topology(rates(tree, slow={"n0-n1": 0.1}))
-    sheet = tree_sheet(found)
-    words = [shape.text for shape in sheet.shapes if isinstance(shape, TextLabel)]
+    diagram = tree_diagram(found)
+    words = [label.text for label in diagram.labels]
     assert [words.count(node) for node in found.nodes] == [1] * len(found.nodes)
     for level in found.levels:
         assert sum(word.startswith(f"{level.name} m") for word in words) == len(level.domains)
     assert any(word.startswith("slow: n0 - n1") for word in words)
-    corners = [point for shape in sheet.shapes if isinstance(shape, (ChartLine, ChartArea)) for point in shape.points]
-    assert all(0 <= x <= WIDTH and 0 <= y <= sheet.height for x, y in corners)
+    assert all(box.x >= 0 and box.x + box.width <= WIDTH for box in diagram.boxes)
+    assert all(box.y >= 0 and box.y + box.height <= diagram.height for box in diagram.boxes)
 
 
 def test_nodes_that_a_person_placed_stay_where_they_are(monkeypatch):

@@ -71,13 +71,13 @@ def test_gpus_name_a_part_of_it():
 
 
 def test_cordoned_nodes_are_left_out():
-    shut = node("b", H100, 8)
+    excluded = node("b", H100, 8)
     machine, _ = here(
         head(
             node("a", A100, 8),
             NodeView(
                 **{
-                    **{name: getattr(shut, name) for name in shut.__struct_fields__},
+                    **{name: getattr(excluded, name) for name in excluded.__struct_fields__},
                     "cordon": CordonView(by="ada", why="fan", since_s=0.0, drain=True),
                 }
             ),

@@ -94,7 +94,7 @@ def test_adapters_are_a_method():
         (("llama-3-8b", "--gpus", "h100:8", "--network", "string"), "string"),
         (("llama-3-8b", "--gpus", "h100:8", "--layout", "tp=2,tp=2"), "given twice"),
         (("llama-3-8b", "--gpus", "h100:8", "--save", "plan.txt"), "the name must end in .json"),
-        (("llama-3-8b", "--gpus", "h100:8", "--plot", "plan.gif"), "must end in one of svg, png, html"),
+        (("llama-3-8b", "--gpus", "h100:8", "--plot", "plan.gif"), "must end in .svg, .png or .html"),
         (("layers=-2,hidden=64,heads=4,vocab=100", "--gpus", "h100:8"), "layers"),
         (
             ("--fleet", "here", "--instance", "p5.48xlarge", "llama-3-8b"),

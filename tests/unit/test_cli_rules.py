@@ -34,7 +34,7 @@ def test_file_becomes_rules():
 
 
 REFUSED = [
-    (GOOD.replace("codes: [117]", "code: 117"), "r.yaml:2: rule 1: unknown key 'code'", "did you mean 'codes'?"),
+    (GOOD.replace("codes: [117]", "code: 117"), "r.yaml:3: unknown key 'code'", "did you mean 'codes'?"),
     (
         GOOD.replace("remedy: here", "remedy: her"),
         "r.yaml:6: rule 2 (licence): remedy: 'her' is not one of",
@@ -47,14 +47,18 @@ REFUSED = [
     ),
     (GOOD.replace("oom: true", "oom: yes"), "r.yaml:6: rule 2 (licence): oom", ""),
     ("rule: []", "r.yaml:1: unknown key 'rule'", "did you mean 'rules'?"),
-    ("- a\n- b", "r.yaml:1: a rule file begins with rules:", ""),
-    ("", "r.yaml:1: a rule file begins with rules:", ""),
-    ("rules: {a: 1}", "r.yaml:1: a rule file begins with rules:", ""),
+    ("- a\n- b", "r.yaml:1: a rule file has keys and values", "write rules:"),
+    ("", "r.yaml:1: empty file", "write rules:"),
+    ("rules: {a: 1}", "r.yaml:1: rules: expected a list of rules", ""),
     ("rules:\n  - 5\n", "rule 1: a table is required", ""),
     ("rules: [", "r.yaml:1: not YAML", ""),
-    ("rules:\n  - &a {name: x}\n  - *a\n", "r.yaml:2: a rule file has only", ""),
-    ("rules: !!python/object:os.system []", "r.yaml:1: a rule file has only", ""),
-    ("rules:\n  - [[[[[[[[[1]]]]]]]]]\n", "r.yaml:2: nested too deep", ""),
+    ("rules:\n  - &a {name: x}\n  - *a\n", "r.yaml:2: anchors and aliases are not allowed", ""),
+    (
+        "rules: !!python/object:os.system []",
+        "r.yaml:1: the tag tag:yaml.org,2002:python/object:os.system is not allowed",
+        "",
+    ),
+    ("rules:\n  - [[[[[[[[[1]]]]]]]]]\n", "r.yaml:2: nested more than 4 deep", ""),
     ("rules:\n" + "  - [1, 2, 3, 4]\n" * 6_000, "more than 32000 values", ""),
 ]
 

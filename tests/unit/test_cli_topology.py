@@ -5,11 +5,11 @@
 
 import pytest
 
-from phalanx.cli.cluster.topology import read_tree_file, topology_lines, topology_of
+from phalanx.cli.cluster.topology import topology_lines, topology_of
+from phalanx.cli.cluster.topology_file import read_topology_file
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile, TooLarge
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.work.topology_file import parse_topology_tree
 from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView
 
 PLAIN = Terminal(width=160, height=40, interactive=False, colour=False, blocks=False)
@@ -95,7 +95,7 @@ spine s0:
 def placed(tmp_path, text):
     path = tmp_path / "tree.yaml"
     path.write_text(text)
-    return read_tree_file(str(path))
+    return read_topology_file(str(path))
 
 
 def test_tree_of_host_lists_becomes_labels(tmp_path):
@@ -108,21 +108,20 @@ def test_tree_of_host_lists_becomes_labels(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "the tree is empty"),
-        ("- n0", "the tree is empty"),
+        ("", ":1: empty file"),
+        ("- n0", ":1: a topology file has keys and values"),
         ("rak r0: n0", "unknown level 'rak'"),
         ("rack: n0", "a rack needs a name"),
         ("rack r0: {leaf l0: n0}", "rack r0: a leaf cannot be inside a rack"),
         ("rack r0: {rack r1: n0}", "rack r0: a rack cannot be inside a rack"),
-        ("rack r0: n0\nrack r1: n[0-1]", "n0 is both under rack r0 and under rack r1"),
+        ("rack r0: n0\nrack r1: n[0-1]", ":2: n0 is both under rack r0 and under rack r1"),
         ("rack r0:", "rack r0: None is not a host list"),
         ("rack r0: 7", "rack r0: 7 is not a host list"),
         ("rack r0: [7]", "rack r0: 7 is not a host list"),
         ("rack r0: n[3-1]", "rack r0: host list word"),
-        ("rack r0: n0\nrack r0: n1", "not YAML"),
+        ("rack r0: n0\nrack r0: n1", ":2: rack r0 is defined twice, here and on line 1"),
         ("rack r0: [", r":\d+: not YAML"),
-        ("a: &a [*a]", "unknown level 'a'"),
-        ("rack r0: &a [*a]", "is not a host list"),
+        ("rack r0: n0\nrack r1: &a [n1]", ":2: anchors and aliases are not allowed in a topology file"),
     ],
 )
 def test_other_files_are_refused_by_place(tmp_path, text, says):
@@ -133,12 +132,12 @@ def test_other_files_are_refused_by_place(tmp_path, text, says):
 
 def test_file_that_is_missing_or_huge_is_refused(tmp_path):
     with pytest.raises(BadFile, match="no such file"):
-        read_tree_file(str(tmp_path / "none.yaml"))
+        read_topology_file(str(tmp_path / "none.yaml"))
     with pytest.raises(TooLarge):
         placed(tmp_path, "#" * ((1 << 20) + 1))
 
 
-def test_mistyped_level_is_answered_with_the_nearest():
+def test_mistyped_level_is_answered_with_the_nearest(tmp_path):
     with pytest.raises(BadFile) as refused:
-        parse_topology_tree({"rak r0": "n0"})
+        placed(tmp_path, "rak r0: n0")
     assert refused.value.hint == "did you mean rack?"

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from phalanx.client import Client
-from phalanx.client.discovery import check_encrypted, find_token, find_urls, is_loopback, lock_holder, split_url
+from phalanx.client.discovery import find_token, find_urls, lock_holder
 from phalanx.client.event_stream import follow_stream
 from phalanx.client.transport import Transport, error_from_reply
 from phalanx.core.errors import (
@@ -30,6 +30,7 @@ from phalanx.core.errors import (
     TryLater,
     Unreachable,
 )
+from phalanx.wire.head_url import check_encrypted, is_loopback, split_url
 
 JOB = b'{"job":{"id":"7","seq":7,"name":"x","state":"pending","user":"a","project":"p","queue":"q","submit_s":1.0},"notes":["n"]}'
 OK = b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%s" % (len(JOB), JOB)

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
+from phalanx.cli.demo.charts import activity_spans
 from phalanx.cli.demo.loss_curve import LossCurve
 from phalanx.cli.demo.outcome import as_json, build_outcome, usage_rows
 from phalanx.cli.demo.page import build_page
 from phalanx.cli.demo.summary import result_lines, summary_lines
-from phalanx.cli.demo.svg_charts import activity_spans
 from phalanx.core.ids import Epoch
 from phalanx.core.work.job import JobState
 from tests.unit.demo_drawn import (
@@ -148,7 +148,7 @@ def test_where_there_is_no_unicode_the_charts_are_plain_ascii():
     scene, outcome = finished()
     drawn = text_of(
         line
-        for line in summary_lines(scene, outcome, width=80, braille=False)
+        for line in summary_lines(scene, outcome, width=80, blocks=False)
         if line.plain.strip().startswith(("|", "5.", "1."))
     )
     assert "*" in drawn
@@ -203,7 +203,7 @@ def test_page_needs_nothing_else():
         for tag, attrs in tags.seen
         if tag in {"link", "script", "img", "iframe"} or {"src", "href", "srcset"} & attrs.keys()
     ]
-    assert not re.search(r"url\(|@import|https?://", text)
+    assert not re.search(r"url\([^#]|@import|https?://", text)
 
 
 def test_page_is_well_formed_and_leaves_no_hole():
@@ -221,6 +221,15 @@ def test_page_is_light_and_dark():
 def test_page_escapes_what_the_model_wrote():
     assert "&lt;path&gt;" in page()
     assert "<path>" not in page()
+
+
+def test_page_draws_kills_checkpoints_repeated_steps_and_each_device():
+    text = page()
+    for word in ("n1 killed", f"checkpoint of step {SAVED} published", "n0 device 1, attempt 1: starting", "300.0 s"):
+        assert word in text, word
+    dots = re.findall(r"<title>step (\d+): first [\d.]+, again", text)
+    repeated = [str(step) for step in range(SAVED + 1, KILLED + 1)]
+    assert dots == repeated * 2  # in the chart of the run and in their own
 
 
 def test_page_of_a_failed_demo_says_so():

@@ -29,7 +29,6 @@ from phalanx.core.work.attempt import FIRST_GENERATION, AttemptState
 from phalanx.core.work.dependency import parse_dependencies
 from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Project, Queue
-from phalanx.ports.engine import Capabilities
 from phalanx.ports.store import StoreRefused
 from phalanx.store.memory import MemoryStore
 from tests.builders import T, make_node, spec
@@ -52,11 +51,8 @@ class FakeClock:
 class FakeEngine:
     name = "fake"
 
-    def __init__(self, *, per_attempt=False):
+    def __init__(self):
         self.deaths, self.followed = [], []
-        self.capabilities = Capabilities(
-            picks_devices=True, shares_files=True, revives_nodes=True, per_attempt=per_attempt
-        )
 
     def observe(self):
         seen, self.deaths = self.deaths, []
@@ -250,11 +246,11 @@ def test_caller_who_leaves_does_not_take_the_loop_along(rig):
 def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, caplog):
     hear = requests.handle_request
 
-    def broken(turn, request):
+    def broken(context, request):
         if getattr(request, "key", "") == "poison":
-            turn.change.new_job_seq()
+            context.change.new_job_seq()
             raise RuntimeError("a fault of ours")
-        return hear(turn, request)
+        return hear(context, request)
 
     rig.closed()
     monkeypatch.setattr(requests, "handle_request", broken)
@@ -270,10 +266,10 @@ def test_what_an_engine_saw_beside_a_fault_of_ours_is_heard(monkeypatch):
     """Found by reading: engines say nothing twice, and the whole of what one had seen went with the fault."""
     hear, engine = reports.handle_report, FakeEngine()
 
-    def broken(turn, report):
+    def broken(context, report):
         if getattr(report, "why", "") == "poison":
             raise RuntimeError("a fault of ours")
-        return hear(turn, report)
+        return hear(context, report)
 
     rig = Rig([engine])
     for name in ("n0", "n1"):
@@ -292,7 +288,7 @@ def test_what_an_engine_saw_beside_a_fault_of_ours_is_heard(monkeypatch):
 def test_job_that_takes_more_along_than_are_kept_ends_like_any_other(monkeypatch):
     """Found by reading: its record had left the world before engines were told, and the head's one thread was dead."""
     monkeypatch.setattr(controller_module, "ENDED_JOBS_KEPT", 2)
-    engine = FakeEngine(per_attempt=True)
+    engine = FakeEngine()
     rig = Rig([engine])
     try:
         rig.hello().result(GUARD_S)

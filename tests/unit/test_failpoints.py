@@ -28,8 +28,7 @@ from phalanx.failpoints import (
 ROOT = Path(failpoints.__file__).parent.parent
 # Modules that the head imports and that write, but not the head's state; each with its reason.
 EXEMPT = {
-    "phalanx.failpoints": "the points themselves",
-    "phalanx.engines.joined.records": "runs on the server that joins; the head takes a constant from it",
+    "phalanx.node.membership": "runs on the server that joins; a standby only reads with it",
     "phalanx.engines.ray.node_actor": "runs in Ray's actor on a node; the head takes a constant from it",
     "phalanx.node.files.job_accounts": "folders of jobs, made by supervisors; the head takes a constant from it",
     "phalanx.node.processes.cgroups": "the kernel's files, which hold nothing over a restart",
@@ -112,7 +111,23 @@ PATH_WRITES = {
     "extractall",
 }
 MARKS = {"hit"}  # between two writes
-AROUNDS = {"around", "write", "sync_directory"}  # before and after one
+# Functions of `durable_files`: what each adds to its caller's part of the name, in order.
+DERIVED = {
+    "make_directory": ("directory",),
+    "create_file": ("create",),
+    "write_at": ("write",),
+    "truncate_file": ("cut",),
+    "sync_file": ("sync",),
+    "sync_content": ("sync",),
+    "rename_path": ("rename",),
+    "remove_file": ("remove",),
+    "remove_folder": ("remove",),
+    "remove_tree": ("remove",),
+    "sync_directory": ("sync_directory",),
+    "replace_file": ("create", "write", "sync", "rename", "sync_directory"),
+}
+DURABLE = "phalanx.durable_files"
+NOT_THE_HEADS = {"sync_path", "time_durable_write"}  # functions of it that pass no point
 FLAGS = {"O_CREAT", "O_TRUNC", "O_APPEND", "O_WRONLY", "O_RDWR"}
 # Opens a file that is there, to write it through a point: the descriptor alone changes nothing.
 OPENED_TO_WRITE = {
@@ -183,6 +198,7 @@ ROOTS = (
     "phalanx.store.sql.postgres.store",
     "phalanx.store.sql.backups",
     "phalanx.store.orphaned_files",
+    *(f"phalanx.engines.{engine}.engine_type" for engine in ("local", "ray", "slurm")),  # found by name
 )
 HEAD = sorted({name for root in ROOTS for name in reached(root)})
 SOURCES = [name for name in HEAD if name not in EXEMPT]
@@ -215,7 +231,8 @@ def calls(tree):
 def named(call):
     """The name of the point around which a `with` stands; None for another context."""
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "around":
-        return constant(call.args[0])
+        name = call.args[0]
+        return ast.unparse(name) if isinstance(name, ast.JoinedStr) else constant(name)
     return None
 
 
@@ -272,15 +289,21 @@ def only_looks(sql):
 
 
 def points_in(tree):
-    """(name, verb, function, line) of every failpoint passed in a module that imports them."""
-    if "phalanx.failpoints" not in imported(tree):
-        return
+    """(name, verb, function, line) of every failpoint passed in a module that imports them, or functions that derive their names."""
+    known = {name.rpartition(".")[2] for name in imported(tree) if name.startswith(("phalanx.failpoints.", DURABLE))}
+    verbs = known & (MARKS | {"around"} | set(DERIVED))
     for function, call, _ in calls(tree):
         words = [call.func, *call.args]  # also handed to an executor: submit(sync_directory, "name", folder)
-        verbs = MARKS | AROUNDS
         at = next((at for at, word in enumerate(words) if isinstance(word, ast.Name) and word.id in verbs), None)
-        if at is not None:
-            yield constant(words[at + 1]), words[at].id, function, call.lineno
+        if at is None:
+            continue
+        verb, name = words[at].id, words[at + 1]
+        if verb in DERIVED:
+            assert constant(name), f"line {call.lineno}: a file of the head has a point"
+            for part in DERIVED[verb]:
+                yield f"{constant(name)}.{part}", "write" if part == "write" else "around", function, call.lineno
+        elif not isinstance(name, ast.JoinedStr):
+            yield constant(name), verb, function, call.lineno
 
 
 def bare_writes(tree, module):
@@ -291,6 +314,8 @@ def bare_writes(tree, module):
         for function, call, within in calls(tree)
         if writes(call, module, function.name if function is not None else None)
     ]
+    if module == DURABLE:
+        found = [one for one in found if one[0] is None or one[0].name not in NOT_THE_HEADS]
     shared = [within[-1] for _, _, within in found if within]
     for function, call, within in found:
         if within:
@@ -330,10 +355,26 @@ def test_every_failpoint_stands_at_one_place_and_every_place_is_known():
     assert sorted(found) == sorted(FAILPOINTS)
 
 
+def test_functions_that_derive_names_pass_what_the_table_says():
+    """Which points a function passes, itself and by the functions that it calls; and no function of the module is missing."""
+    tree = parsed(MODULES[DURABLE])
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert set(functions) == set(DERIVED) | NOT_THE_HEADS
+    for name, parts in DERIVED.items():
+        passed: list[str] = []
+        for node in ast.walk(functions[name]):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id == "around":
+                    passed.append(ast.unparse(node.args[0]).rpartition(".")[2].rstrip("'\""))
+                elif node.func.id in DERIVED:
+                    passed += DERIVED[node.func.id]
+        assert sorted(passed) == sorted(parts), name
+
+
 def test_a_point_around_a_write_can_kill_after_it_and_a_mark_cannot():
     for module in SOURCES:
         for name, verb, _, line in points_in(parsed(MODULES[module])):
-            assert (FailureMode.AFTER in FAILPOINTS[name]) == (verb in AROUNDS), f"{module}:{line}: {name}"
+            assert (FailureMode.AFTER in FAILPOINTS[name]) == (verb not in MARKS), f"{module}:{line}: {name}"
             assert (FailureMode.TORN in FAILPOINTS[name]) == (verb == "write"), f"{module}:{line}: {name}"
 
 
@@ -462,7 +503,7 @@ def test_the_environment_arms_a_real_process():
 
 
 def test_after_kills_when_the_write_is_done_and_torn_leaves_half(tmp_path):
-    script = "import os, sys; from phalanx.failpoints import write; write('blobs.put.write', os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), b'12345678', 0)"
+    script = "import os, sys; from phalanx.durable_files import write_at; write_at('blobs.put', os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), b'12345678', 0)"
     for failure, left in (("kill", b""), ("after", b"12345678"), ("torn", b"1234")):
         path = tmp_path / failure
         environment = {**os.environ, ENVIRONMENT_VARIABLE: f"blobs.put.write={failure}"}
@@ -472,7 +513,7 @@ def test_after_kills_when_the_write_is_done_and_torn_leaves_half(tmp_path):
 
 def test_a_failed_write_is_not_killed_after(tmp_path):
     script = (
-        "from phalanx.failpoints import sync_directory\ntry:\n  sync_directory('blobs.put.sync_directory', '/nowhere')\n"
+        "from phalanx.durable_files import sync_directory\ntry:\n  sync_directory('blobs.put', '/nowhere')\n"
         "except OSError:\n  print('told')"
     )
     environment = {**os.environ, ENVIRONMENT_VARIABLE: "blobs.put.sync_directory=after"}

@@ -15,13 +15,13 @@ def gang(*ranks):
         exit = exited(rank, f"n{rank // 2}", signal=9, by_us=True)
         if drawn is not None:
             state, place, step = drawn.split()
-            stance = StuckPosition(
+            position = StuckPosition(
                 state=state,
                 frame=place.strip("*-"),
                 in_collective="*" in place,
                 step=None if step == "-" else int(step),
             )
-            exit = replace(exit, evidence=FailureEvidence(stuck_position=stance))
+            exit = replace(exit, evidence=FailureEvidence(stuck_position=position))
         exits.append(exit)
     return exits
 

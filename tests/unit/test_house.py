@@ -218,6 +218,63 @@ def test_importing_phalanx_imports_nothing_else():
     assert done.stdout.split() == ["phalanx"]
 
 
+# Code that names an engine outside src/phalanx/engines, each with its reason. Comments, docstrings and CLI help texts may name any.
+ENGINE_NAMES_ALLOWED = {
+    "app/seat_supervisor.py": "SLURMD_NODENAME is one of the variables that name the node of a seat",
+    "cli/cluster/doctor.py": "`joined` is the name of a finding, and means a server that joined",
+    "cli/cluster/up.py": "the help of --engine",
+    "cli/demo/node_kill.py": "the demo runs on virtual nodes of this machine, and kills one by the engine's record of it",
+    "cli/demo/recovery_time.py": "compares with other systems",
+    "failpoints.py": "the names of the failpoints in the engine",
+    "node/membership.py": "the folder of the membership of a server that joined",
+}
+# The dialect of `#SBATCH` scripts, which run on every engine.
+SBATCH_DIALECT = (
+    "cli/jobs/",
+    "controller/submits.py",
+    "core/work/",
+    "node/logic/",
+    "node/shell/member_start.py",
+    "node/slurm_compat/",
+    "wire/api/jobs.py",
+)
+ENGINE_NAME = re.compile(r"slurm|(?<![a-z])ray(?![a-z])", re.IGNORECASE)
+
+
+def engine_names(path: Path) -> list[str]:
+    """Names of engines in the code of a file: whole words of identifiers, strings and imports, without docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=module) if module is not None:
+                words = [module.removeprefix("phalanx.engines.registry")]
+                found += [word for word in words if word.startswith("phalanx.engines")]
+            case ast.Constant(value=str(text)) if id(node) not in prose:
+                words = [text]
+                found += [text for _ in [0] if text == "joined"]
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.arg(arg=word) | ast.keyword(arg=str(word)):
+                words = [word]
+            case ast.FunctionDef(name=word) | ast.ClassDef(name=word):
+                words = [word]
+            case _:
+                words = []
+        found += [word for word in words if ENGINE_NAME.search(word)]
+    return found
+
+
+def test_no_engine_is_named_outside_its_folder():
+    named = {
+        relative: found
+        for path in python_files()
+        if not (relative := str(path.relative_to(SOURCE))).startswith(("engines/", *SBATCH_DIALECT))
+        and (found := engine_names(path))
+    }
+    assert {path: found for path, found in named.items() if path not in ENGINE_NAMES_ALLOWED} == {}
+    assert sorted(ENGINE_NAMES_ALLOWED.keys() - named.keys()) == [], "an exception that is not needed any more"
+
+
 # -------------------------------------------------------------------------------------------------- how it is laid out
 
 
@@ -289,7 +346,7 @@ def test_every_dependency_is_pinned():
 
 
 def test_extras_are_the_promised_ones():
-    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "plot", "dev"}
+    promised = {"torch", "ray", "slurm", "kubernetes", "postgres", "dev"}
     assert set(project_file()["project"]["optional-dependencies"]) == promised
 
 
@@ -309,8 +366,8 @@ def test_what_every_import_needs_is_a_dependency():
     project = project_file()["project"]
     asked = {canonical(re.split(r"[\[=<>!~; ]", r, maxsplit=1)[0]) for r in project["dependencies"]}
     installed = {modules.get(name, name.replace("-", "_")) for name in asked}
-    # Starlette comes with FastAPI and is its public face for responses and streams; matplotlib is the extra `plot`.
-    assert third_party("phalanx") - installed - set(EXTRAS) <= {"starlette", "matplotlib"}
+    # Starlette comes with FastAPI and is its public face for responses and streams.
+    assert third_party("phalanx") - installed - set(EXTRAS) <= {"starlette"}
 
 
 # -------------------------------------------------------------------------------------------------- what is written up

@@ -26,7 +26,7 @@ from phalanx.core.access.node_tokens import (
 )
 from phalanx.core.errors import BadFile, BadRequest, Conflict
 from phalanx.engines.ray import redis
-from phalanx.wire.join import fingerprint
+from phalanx.wire.head_http import fingerprint
 
 SECRET = b"a secret of this test's head....."
 

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.app import server_keeper as app_joined
+from phalanx.app import server_keeper
+from phalanx.engines.joined import keeper
 from phalanx.engines.ray import joined_node
 
 FULL = OSError(28, "No space left on device")
 NO_THREAD = RuntimeError("can't start new thread")
-JOINED = SimpleNamespace(ray_address="", node_id="n0")
+JOINED = SimpleNamespace(engine="joined", node_id="n0")
 
 
 class Ended:
@@ -97,10 +98,10 @@ def keeps(monkeypatch, ended):
             raise errors.pop()
         return Engine(told)
 
-    monkeypatch.setattr(app_joined, "_supervisor_engine", make)
-    monkeypatch.setattr(app_joined.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(keeper, "_supervisor_engine", make)
+    monkeypatch.setattr(server_keeper.signal, "signal", lambda *_: None)
     monkeypatch.setattr(threading, "Event", lambda: ended)
-    app_joined._keep("f", JOINED)
+    server_keeper._keep("f", JOINED)
     return told
 
 

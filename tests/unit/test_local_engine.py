@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId
 from phalanx.engines.local import engine as local
 from phalanx.engines.local import records
-from phalanx.engines.local.records import LocalNode, StartedNode
+from phalanx.engines.local.records import StartedNode
 from phalanx.failpoints import FailureMode, armed
 from phalanx.node.processes.proctable import ProcessIdentity, alive, identity
+from phalanx.ports.engine import LocalNode
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 N0, N1 = NodeId("n0"), NodeId("n1")
@@ -26,9 +28,13 @@ class Machine:
     def __init__(self, home, *, revive_after_s):
         self.home, self.started, self.asked_s, self.refuse = str(home), [], [], 0
         self.engine = local.LocalEngine(
-            home=self.home, environment=dict, token_of=lambda _: "t", revive_after_s=revive_after_s
+            home=self.home,
+            environment=dict,
+            token_of=lambda _: "t",
+            revive_after_s=revive_after_s,
+            own_nodes=[LocalNode(id=node, virtual_devices=1) for node in (N0, N1)],
         )
-        self.engine.adopt([LocalNode(id=node, virtual_devices=1) for node in (N0, N1)])
+        self.engine.adopt()
 
     def popen(self, _argv, **options):
         self.asked_s.append(time.monotonic())
@@ -81,7 +87,7 @@ class _Subprocess:
 @pytest.mark.parametrize("failure", [FailureMode.FULL, FailureMode.ERROR])
 def test_a_supervisor_whose_record_is_refused_does_not_run_on(machine, failure):
     home = machine()
-    with armed("private.write.create", failure, RECORD_OF_PROCESS), pytest.raises(OSError, match="failpoint"):
+    with armed("private.file.create", failure, RECORD_OF_PROCESS), pytest.raises(OSError, match="failpoint"):
         home.engine.start(N0)
     assert len(home.started) == 1
     assert home.running() == [], "nobody watches it"
@@ -104,7 +110,7 @@ def test_what_runs_under_the_key_of_a_start_before_is_swept_before_the_key_is_fo
 def test_a_node_that_cannot_be_started_neither_keeps_the_others_down_nor_their_deaths_unseen(machine):
     home = machine(revive_after_s=0.3)
     with armed("local.spawn.output", FailureMode.FULL):
-        assert list(home.engine.open()) == [N0]
+        home.engine.open()
     assert home.engine.running_nodes() == [N1]
     home.until(lambda: home.engine.running_nodes() == [N0, N1])  # tried again
     process, _ = home.started[0]
@@ -122,8 +128,26 @@ def test_a_node_that_cannot_be_started_neither_keeps_the_others_down_nor_their_d
 def test_a_start_that_fails_is_tried_again_after_a_pause_that_grows(machine):
     home = machine(revive_after_s=0.1)
     home.refuse = 3  # the first of n0, of n1, and n0's second
-    assert sorted(home.engine.open()) == [N0, N1]
+    home.engine.open()
+    assert home.engine.running_nodes() == []
     home.until(lambda: home.engine.running_nodes() == [N0, N1])
     begun_s, last_s = home.asked_s[0], home.asked_s[-1]
     assert len(home.asked_s) == 5
     assert last_s - begun_s > 0.1 * 2 + 0.1 * 4 - 0.01
+
+
+def known(name, *, state=NodeState.UP, engine="local"):
+    return Node(id=NodeId(name), engine=engine, devices=(), cpus=1, memory_bytes=0, state=state)
+
+
+@pytest.mark.parametrize("sole_head", [True, False])
+def test_a_starting_head_is_told_which_nodes_do_not_run_and_which_it_no_longer_has(machine, sole_head):
+    engine = machine().engine
+    engine.sole_head = sole_head
+    engine.start(N0)
+    nodes = [known("n0"), known("n1"), known("n7"), known("n8", state=NodeState.DOWN), known("h1", engine="joined")]
+    for _ in range(2):  # as a standby, and again when it leads
+        found = engine.discover(nodes, [])
+        assert [death.node_id for death in found.deaths] == (["n1", "n7"] if sole_head else ["n1"])
+        assert found.retired == (["n7", "n8"] if sole_head else [])
+    assert engine.running_nodes() == [N0]

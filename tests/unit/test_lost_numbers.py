@@ -156,7 +156,7 @@ def test_of_several_restores_meanwhile_the_one_that_reached_least_counts(tmp_pat
     assert left(tmp_path) == ["logs/5/1"]
 
 
-@pytest.mark.parametrize("point", ["restore.later_folder", "restore.later_files", "restore.mark"])
+@pytest.mark.parametrize("point", ["restore.later.directory", "restore.later.rename", "restore.mark.create"])
 def test_a_disk_that_refuses_leaves_it_to_the_next_try(tmp_path, point):
     files(tmp_path, ["logs/5/1", "logs/6/1"])
     now, restored = DatabaseExtent(last_job_seq=40, epochs={}), restore(1, 5)

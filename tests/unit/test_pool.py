@@ -200,14 +200,14 @@ def test_a_short_last_slice_ends_the_ranks():
 
 def test_shut_nodes_are_passed_over():
     three = pool("l0: 8 4 8 | l1: 4 8 8")
-    assert nodes(three.find(gang(1, 4), shut=0b001010)) == [0]
-    assert nodes(three.find(gang(2), shut=0b000001)) == [4, 5]
-    assert nodes(three.find(gang(1, 4, shut=0b000010))) == [3]
-    assert three.find(gang(2), shut=0b110000) == ((0, 8), (2, 8))
+    assert nodes(three.find(gang(1, 4), excluded=0b001010)) == [0]
+    assert nodes(three.find(gang(2), excluded=0b000001)) == [4, 5]
+    assert nodes(three.find(gang(1, 4, excluded=0b000010))) == [3]
+    assert three.find(gang(2), excluded=0b110000) == ((0, 8), (2, 8))
 
 
 def test_the_fullest_domain_is_sought_among_nodes_that_are_not_shut():
-    assert nodes(pool("l0: 8 8 4 | l1: 4 4 8").find(gang(1, 4), shut=0b001000)) == [4]
+    assert nodes(pool("l0: 8 8 4 | l1: 4 4 8").find(gang(1, 4), excluded=0b001000)) == [4]
 
 
 def test_nodes_without_the_cpus_or_memory_are_passed_over_until_they_have_them():
@@ -291,7 +291,7 @@ def test_what_is_held_or_away_fits_ever_and_what_the_fleet_lacks_does_not():
         False,
         False,
     ]
-    assert not held.fits_ever(gang(1, shut=0b1111))
+    assert not held.fits_ever(gang(1, excluded=0b1111))
 
 
 def test_why_not_counts_what_there_is():
@@ -303,8 +303,8 @@ def test_why_not_counts_what_there_is():
 
 
 def test_a_hole_for_a_move_never_breaks_up_a_whole_node():
-    assert pool("8 4 6").find_single_node(4, shut=0b010) == 2
-    assert pool("8 4 6").find_single_node(4, shut=0b110) == -1
+    assert pool("8 4 6").find_single_node(4, excluded=0b010) == 2
+    assert pool("8 4 6").find_single_node(4, excluded=0b110) == -1
 
 
 def test_numbers_that_do_not_follow_the_tree_are_refused_by_name():

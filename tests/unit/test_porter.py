@@ -41,14 +41,14 @@ def test_the_checkpoint_that_ranks_load_stays_while_an_earlier_generations_saves
     ended = threading.Event()
     ended.set()  # nothing is brought any more, but what was to be is tidied behind
     access = HeadAccess(address=HeadAddress("http://127.0.0.1:1", None), token="t", ca_file=None)
-    porter = CheckpointUploader(access, ended, resume_folders=presents.resume_folders)
+    uploader = CheckpointUploader(access, ended, resume_folders=presents.resume_folders)
     done = threading.Event()
-    porter.submit(
+    uploader.submit(
         CheckpointUpload(
             job_id=order.job_id, epoch=order.epoch, step=50, digest="d", folder=str(own / "step-00000050"), note=print
         )
     )
-    porter._pool.submit((order.job_id, order.epoch), done.set)
+    uploader._pool.submit((order.job_id, order.epoch), done.set)
     assert done.wait(PATIENCE_S)
     assert sorted(path.name for path in own.iterdir()) == [f"step-{step:08d}" for step in (20, 30, 40, 50)]
 
@@ -63,7 +63,7 @@ class Hold:
         self.brought: list[int] = []
         self.said: list[str] = []
         access = HeadAccess(address=HeadAddress("http://127.0.0.1:1", None), token="t", ca_file=None)
-        self.porter = CheckpointUploader(access, ended)
+        self.uploader = CheckpointUploader(access, ended)
 
     def put(self, step, *, first=False):
         def before():
@@ -73,7 +73,7 @@ class Hold:
                 assert self.go.wait(PATIENCE_S)
 
         folder = f"/nowhere/step-{step}"
-        self.porter.submit(
+        self.uploader.submit(
             CheckpointUpload(
                 job_id="7", epoch=3, step=step, digest="d", folder=folder, note=self.said.append, before_upload=before
             )
@@ -81,7 +81,7 @@ class Hold:
 
     def finish(self):
         self.go.set()
-        self.porter._pool.submit(("7", 3), self.all_done.set)
+        self.uploader._pool.submit(("7", 3), self.all_done.set)
         assert self.all_done.wait(PATIENCE_S)
 
 
@@ -92,8 +92,8 @@ def test_of_a_flood_of_saves_one_waits_and_it_is_the_newest():
     assert hold.begun.wait(PATIENCE_S)
     for step in range(1, 1001):
         hold.put(step)
-    assert len(hold.porter._pool._lanes["7", 3]) == 2  # the one in hand, and one that waits
-    assert [one.step for one in hold.porter._uploads] == [0, 1000]
+    assert len(hold.uploader._pool._lanes["7", 3]) == 2  # the one in hand, and one that waits
+    assert [one.step for one in hold.uploader._uploads] == [0, 1000]
     hold.finish()
     assert hold.brought == [0, 1000]
     assert hold.said == ["checkpoint of step 1000 replaced older ones: 999 earlier were not uploaded to the head"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.lifecycle.verify import rejection_reason
-from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.state.plan import Placement
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import AttemptState
@@ -27,7 +27,7 @@ DAY_S = 24 * HOUR_S
 
 
 def make_tree(*queues, fleet=64, spent=(), now_s=0.0):
-    return QuotaTree(queues, fleet, spent, now_s)
+    return FairShareTree(queues, fleet, spent, now_s)
 
 
 def queue(name, **facts):
@@ -40,13 +40,13 @@ def hold(tree, name, gpus, user="u"):
 
 
 def room(tree, name):
-    return tree.room(tree.number(name))
+    return tree.available_gpus(tree.number(name))
 
 
 def test_one_queue_without_quota_may_hold_the_whole_fleet():
     tree = make_tree(queue("default"))
     assert room(tree, "default") == 64
-    assert tree.admits(tree.number("default"), "u", 65).sentence() == (
+    assert tree.admits(tree.number("default"), "u", 65).describe() == (
         "all quotas are in use and nothing is left to borrow for 65 GPUs"
     )
 
@@ -57,9 +57,9 @@ def test_idle_quota_is_lent_and_the_lender_gets_it_back():
     assert tree.over(tree.number("red")) == 16
     assert room(tree, "blue") == 16
     assert tree.admits(tree.number("blue"), "u", 32).reason is WaitReasonCode.QUOTA
-    assert tree.entitled(tree.number("blue"), 32)
-    assert tree.reclaimable(tree.number("red"), tree.number("blue"), 32)
-    assert not tree.reclaimable(tree.number("blue"), tree.number("red"), 8)
+    assert tree.is_entitled(tree.number("blue"), 32)
+    assert tree.is_reclaimable(tree.number("red"), tree.number("blue"), 32)
+    assert not tree.is_reclaimable(tree.number("blue"), tree.number("red"), 8)
 
 
 def test_nobody_borrows_more_than_it_may_nor_what_is_not_lent():
@@ -69,8 +69,8 @@ def test_nobody_borrows_more_than_it_may_nor_what_is_not_lent():
     assert room(tree, "red") == 40
     hold(tree, "red", 40)
     refusal = tree.admits(tree.number("red"), "u", 1)
-    assert refusal.sentence() == "queue red uses 40 of at most 40 GPUs; the job needs 1"
-    assert tree.admits(tree.number("red"), "u", 41).sentence() == (
+    assert refusal.describe() == "queue red uses 40 of at most 40 GPUs; the job needs 1"
+    assert tree.admits(tree.number("red"), "u", 41).describe() == (
         "the job needs 41 GPUs; queue red can use at most 40, so it can never start there"
     )
 
@@ -83,7 +83,7 @@ def test_what_a_child_keeps_is_not_taken_by_its_siblings_so_that_the_parent_stay
     )
     assert room(tree, "busy") == 8
     hold(tree, "busy", 8)
-    assert tree.admits(tree.number("busy"), "u", 1).sentence() == (
+    assert tree.admits(tree.number("busy"), "u", 1).describe() == (
         "queue top uses 16 of at most 16 GPUs; the job needs 1"
     )
     hold(tree, "idle", 8)
@@ -108,19 +108,19 @@ def test_children_share_their_parents_right_and_the_rest_is_its_own():
     hold(tree, "research", 24)
     assert tree.over(tree.number("research")) == 16
     assert room(tree, "nlp") == 8
-    assert tree.reclaimable(tree.number("research"), tree.number("nlp"), 16)
+    assert tree.is_reclaimable(tree.number("research"), tree.number("nlp"), 16)
     hold(tree, "vision", 8)
     assert room(tree, "nlp") == 0
     assert tree.admits(tree.number("nlp"), "u", 16).queue == "research"
-    assert not tree.reclaimable(tree.number("vision"), tree.number("nlp"), 16)
+    assert not tree.is_reclaimable(tree.number("vision"), tree.number("nlp"), 16)
 
 
 def test_a_queue_without_quota_reclaims_by_the_right_of_the_one_above():
     tree = make_tree(queue("research", quota_gpus=32), queue("nlp", parent="research"), queue("prod", quota_gpus=32))
     hold(tree, "prod", 64)
-    assert tree.entitled(tree.number("nlp"), 32)
-    assert not tree.entitled(tree.number("nlp"), 33)
-    assert tree.reclaimable(tree.number("prod"), tree.number("nlp"), 32)
+    assert tree.is_entitled(tree.number("nlp"), 32)
+    assert not tree.is_entitled(tree.number("nlp"), 33)
+    assert tree.is_reclaimable(tree.number("prod"), tree.number("nlp"), 32)
 
 
 def test_within_its_parents_right_a_borrower_is_no_outsiders_victim():
@@ -132,27 +132,27 @@ def test_within_its_parents_right_a_borrower_is_no_outsiders_victim():
     )
     hold(tree, "nlp", 32)
     assert tree.over(tree.number("nlp")) == 16
-    assert not tree.reclaimable(tree.number("nlp"), tree.number("prod"), 32)
-    assert tree.reclaimable(tree.number("nlp"), tree.number("vision"), 16)
+    assert not tree.is_reclaimable(tree.number("nlp"), tree.number("prod"), 32)
+    assert tree.is_reclaimable(tree.number("nlp"), tree.number("vision"), 16)
 
 
 def test_quotas_past_the_fleet_stand_and_are_not_scaled():
     tree = make_tree(queue("red", quota_gpus=64), queue("blue", quota_gpus=64), fleet=64)
     hold(tree, "red", 64)
     assert room(tree, "blue") == 64
-    assert not tree.reclaimable(tree.number("red"), tree.number("blue"), 64)
+    assert not tree.is_reclaimable(tree.number("red"), tree.number("blue"), 64)
 
 
 def test_a_user_is_limited_in_a_queue_and_all_below_it():
     tree = make_tree(queue("top", gpus_per_user=8, jobs_per_user=2), queue("low", parent="top"))
     hold(tree, "low", 4, "ann")
     assert (
-        tree.admits(tree.number("top"), "ann", 5).sentence()
+        tree.admits(tree.number("top"), "ann", 5).describe()
         == "user ann uses 4 of at most 8 GPUs per user in queue top"
     )
     hold(tree, "top", 1, "ann")
     refusal = tree.admits(tree.number("low"), "ann", 1)
-    assert (refusal.reason, refusal.sentence()) == (
+    assert (refusal.reason, refusal.describe()) == (
         WaitReasonCode.USER_LIMIT,
         "user ann uses 2 of at most 2 running jobs per user in queue top",
     )

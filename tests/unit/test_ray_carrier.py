@@ -9,9 +9,16 @@ from phalanx.engines.ray.protocol import SupervisorSpec
 
 
 def test_a_node_that_could_not_be_carried_is_tried_again_when_asked_again(tmp_path, monkeypatch):
-    opened = iter([{NodeId("n0"): PermissionError(13, "Permission denied")}, {}])
-    closed = []
-    monkeypatch.setattr(LocalEngine, "open", lambda engine: next(opened))
+    errors = [PermissionError(13, "Permission denied")]
+    closed, started = [], []
+
+    def start(_engine, node_id):
+        started.append(node_id)
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(LocalEngine, "watch", lambda engine: None)
+    monkeypatch.setattr(LocalEngine, "start", start)
     monkeypatch.setattr(LocalEngine, "close", lambda engine, *, keep_nodes: closed.append(keep_nodes))
     monkeypatch.setattr(node_actor, "_assigned_devices", list)
     monkeypatch.setenv(node_actor.FOLDER_VARIABLE, str(tmp_path))
@@ -24,4 +31,4 @@ def test_a_node_that_could_not_be_carried_is_tried_again_when_asked_again(tmp_pa
     assert closed == [False], "what failed went on beside what is asked for again"
     assert carried.start_supervisor(msgspec.to_builtins(order)) == ""
     assert carried.poll() == {"carrying": True, "deaths": []}
-    assert next(opened, "no third") == "no third"
+    assert started == ["n0", "n0"]

@@ -138,6 +138,7 @@ def test_a_supervisor_calls_itself_as_its_engine_told_it_and_by_itself_otherwise
     folder = str(tmp_path)
     given = {
         "PHALANX_NODE_ID": "n0",
+        "PHALANX_NODE_ENGINE": "ray",
         "PHALANX_NODE_KEY": "k",
         "PHALANX_NODE_DIR": folder,
         "PHALANX_NODE_TOKEN": "t",
@@ -273,7 +274,7 @@ def test_down_releases_also_a_node_that_could_not_be_carried_a_moment_ago(tmp_pa
     monkeypatch.setattr(engine, "START_RETRY_S", 60.0)
     ray._on_message(NodesListed(nodes=[ray_node()]))
     ray._on_message(DriverProblem(text="its actor did not answer within 60 s", node_id=N0))
-    ray.stop(N0)
+    ray._release([N0])
     ray._driver.kill()
     ray._driver.wait()
     assert [type(order) for order in sent] == [StartSupervisor, ReleaseNode]

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.controller.rulebook import Rulebook
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
+from phalanx.core.fleet.custom_failure_rules import OPERATORS, FailureRules
 from phalanx.core.ids import UserId
 from phalanx.core.recovery.failure_rules import (
     diagnose,
@@ -15,6 +15,7 @@ from phalanx.core.recovery.failure_rules import (
     merge_rules,
     parse_rules,
 )
+from phalanx.core.state.records import FAILURE_RULES
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.failure import (
@@ -241,7 +242,9 @@ def test_defaults_of_charge_follow_the_blame():
 
 def test_rules_of_a_later_release_leave_the_shipped_ones_and_are_told(caplog):
     world = World()
-    world.failure_rules[OPERATORS] = FailureRules(rules='[{"name": "x", "moon": "full"}]', by=UserId("op"), at_s=1.0)
+    world.table(FAILURE_RULES)[OPERATORS] = FailureRules(
+        rules='[{"name": "x", "moon": "full"}]', by=UserId("op"), at_s=1.0
+    )
     book = Rulebook(world, shipped_rules())
     assert book.rules == book.rules == shipped_rules()
     assert [record.message for record in caplog.records] == [

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.node.logic.events import CheckpointReported
 from phalanx.node.member.rank_reports import parse_report
-from phalanx.node.transfer.checkpoint_reports import handle_checkpoint_report
+from phalanx.node.transfer.checkpoint_report_handler import handle_checkpoint_report
 from phalanx.wire import supervisor as wire
 from tests.unit.test_kept import make_prepare, member
 
@@ -31,7 +31,7 @@ def heard(tmp_path, **changes):
     assert report is not None
     present = member(make_prepare(), 0, tmp_path)
     handle_checkpoint_report(
-        present, report, porter=None, note=said.append, before_upload=lambda: None, publish=published.append
+        present, report, uploader=None, note=said.append, before_upload=lambda: None, publish=published.append
     )
     return published, said
 

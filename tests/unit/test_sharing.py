@@ -57,12 +57,7 @@ def test_folder_with_a_database_of_its_own_is_not_taken_out_of_sight(home):
     with open(home.path_of("phalanx.db"), "wb") as file:
         file.write(b"x")
     with pytest.raises(Conflict, match="its own database"):
-        check_store(asked(home, DSN), home, own_ray=False)
-
-
-def test_our_own_ray_cannot_be_taken_over(home):
-    with pytest.raises(Conflict, match="--engine ray"):
-        check_store(asked(home, DSN), home, own_ray=True)
+        check_store(asked(home, DSN), home)
 
 
 def test_shared_directory_must_take_files(home, tmp_path):

@@ -25,8 +25,8 @@ from phalanx.engines.slurm import (
 )
 from phalanx.engines.slurm.engine import SlurmEngine
 from phalanx.engines.slurm.inventory import OurUsage
-from phalanx.engines.slurm.job_request import SlurmSettings
 from phalanx.engines.slurm.parse import GresGpus, SlurmJob
+from phalanx.engines.slurm.sbatch_request import SlurmSettings
 from phalanx.engines.slurm.submissions import SlurmSubmission, SubmissionPhase
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "slurm"

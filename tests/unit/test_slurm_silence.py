@@ -2,7 +2,6 @@
 # Drawings name jobs and nodes by plain text.
 """A Slurm that does not answer, or breaks off in the middle: heads start, what was seen is told, and what shall end is told to end again."""
 
-import argparse
 import shutil
 import time
 from dataclasses import dataclass, field, replace
@@ -11,12 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.app.slurm_setup import (
-    SlurmOptions,
-    check_slurm,
-    slurm_options,
-    stored_slurm_options,
-)
 from phalanx.core.errors import Conflict, TryLater
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.state.events import (
@@ -36,9 +29,11 @@ from phalanx.core.work.attempt import (
 )
 from phalanx.engines.slurm import commands, engine, submissions
 from phalanx.engines.slurm.engine import SlurmEngine
-from phalanx.engines.slurm.job_request import SlurmSettings
+from phalanx.engines.slurm.engine_type import SlurmEngineType
 from phalanx.engines.slurm.parse import SlurmJob
+from phalanx.engines.slurm.sbatch_request import SlurmSettings
 from phalanx.engines.slurm.submissions import SlurmSubmission, SubmissionPhase
+from phalanx.ports.engine import HeadSetup
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "slurm"
 UNHEARD = "scancel: error: Unable to contact slurm controller (connect failure)"
@@ -136,9 +131,11 @@ def looked(one):
 def test_a_head_starts_without_slurm_and_finds_its_jobs_once_it_answers(played):
     one = slurm()
     played.silent = True
-    one.adopt([node("h0"), node("h2", state=NodeState.DOWN)], live(attempt()))
-    (shut,) = one.observe()
-    assert (shut.node.id, "does not answer" in shut.node.cordon.why) == ("h0", True), "and the lost one stays lost"
+    one.discover([node("h0"), node("h2", state=NodeState.DOWN)], live(attempt()))
+    (excluded,) = one.observe()
+    assert (excluded.node.id, "does not answer" in excluded.node.cordon.why) == ("h0", True), (
+        "and the lost one stays lost"
+    )
     assert [within_s for _, within_s in played.said] == [engine.FIRST_ANSWER_S], "leases do not wait for Slurm"
     assert looked(one) == ([], {})
     played.silent, played.rows = False, {"4": ("RUNNING", "17.1"), "5": ("RUNNING", "12.1")}
@@ -151,7 +148,7 @@ def test_a_head_starts_without_slurm_and_finds_its_jobs_once_it_answers(played):
 def test_what_ended_while_slurm_was_silent_is_found_by_its_comment_and_ended(played):
     one = slurm()
     played.silent = True
-    one.adopt([node("h0")], live(attempt()))
+    one.discover([node("h0")], live(attempt()))
     one.follow(SimpleNamespace(id="17"), lost())
     one._drain_updates()
     played.silent, played.rows = False, {"4": ("RUNNING", "17.1")}
@@ -163,7 +160,7 @@ def test_an_adopted_attempt_without_a_slurm_job_is_lost_once_slurm_answers(playe
     monkeypatch.setattr(submissions, "SUPERVISOR_REPORT_S", 0.0)
     one = slurm()
     played.silent = True
-    one.adopt([node("h0")], live(attempt()))
+    one.discover([node("h0")], live(attempt()))
     played.silent = False
     assert looked(one)[0] == []
     assert [type(report) for report in looked(one)[0]] == [SeatLost]
@@ -172,35 +169,29 @@ def test_an_adopted_attempt_without_a_slurm_job_is_lost_once_slurm_answers(playe
 def test_nodes_and_attempts_of_another_engine_are_none_of_slurms(played):
     one = slurm()
     played.silent = True
-    one.adopt([node("here", kind="local")], live(attempt(node="here")))
+    one.discover([node("here", kind="local")], live(attempt(node="here")))
     assert (one.observe(), one._orders) == ([], {})
-
-
-def given(**options):
-    return argparse.Namespace(**{"partition": None, "account": None, "qos": None, **options})
 
 
 def test_slurm_is_asked_for_what_is_new_and_not_when_a_head_starts_again(played, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    before = {
-        "engine": "slurm",
-        "listen": "10.0.0.5:7601",
-        "slurm": stored_slurm_options(SlurmOptions(partition="lab")),
-    }
+    before = {"partition": "lab", "account": "", "qos": ""}
+    setup = HeadSetup(listens=True, listened_before=True, shares_store=False, virtual="")
     played.silent = True
-    check_slurm(slurm_options("slurm", given(), before), before, listens=True)
-    check_slurm(slurm_options("slurm", given(partition="lab"), before), before, listens=True)
-    for changed, listens, known in (
-        ({"partition": "long"}, True, before),
-        ({}, False, before),
-        ({}, True, {**before, "engine": "local"}),
-        ({}, True, {}),
+    assert SlurmEngineType().check({}, before, setup) == before
+    assert SlurmEngineType().check({"partition": "lab"}, before, setup) == before
+    for changed, known, now in (
+        ({"partition": "long"}, before, setup),
+        ({}, before, replace(setup, listens=False)),
+        ({}, None, setup),
     ):
         with pytest.raises(TryLater):
-            check_slurm(slurm_options("slurm", given(**changed), known), known, listens=listens)
+            SlurmEngineType().check(changed, known, now)
+    with pytest.raises(Conflict, match="--virtual cannot be used with --engine slurm"):
+        SlurmEngineType().check({}, before, replace(setup, virtual="3x4"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(Conflict, match="sbatch, scancel, scontrol, sinfo, squeue not found"):
-        check_slurm(slurm_options("slurm", given(), before), before, listens=True)
+        SlurmEngineType().check({}, before, setup)
 
 
 # ---- a look that breaks off ------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from fastapi import FastAPI
 from starlette.requests import HTTPConnection
@@ -106,7 +106,7 @@ class ApiRuntime:
         """Whether another head takes over at once when this one stops."""
         return self.services.leader_status is not None and self.services.leader_status.has_standby()
 
-    async def request(self, command: Command) -> Answer:
+    async def request(self, command: Command[T]) -> T:
         """Send a request to the controller, and return its answer once that is durable.
 
         Raises:
@@ -117,7 +117,7 @@ class ApiRuntime:
             self.services.controller.request(command, None if serving is None else serving.mark_recorded())
         )
 
-    async def request_all(self, wishes: list[Command]) -> list[Answer | PhalanxError]:
+    async def request_all(self, wishes: Sequence[Command[Any]]) -> list[Answer | PhalanxError]:
         """Send several requests that are handled in one step, with no scheduling in between; refusals are among the answers."""
         serving = CURRENT_CALL.get()
         calls = [] if serving is None else [serving.mark_recorded()] * len(wishes)

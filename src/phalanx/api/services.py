@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from phalanx.controller.leases import Renewal
 from phalanx.controller.mailboxes import Mailboxes
@@ -29,6 +29,8 @@ from phalanx.wire.manifest import MANIFEST_BYTES_MAX
 from phalanx.wire.stored_files import PIECE_BYTES_MAX
 
 MIB = 1 << 20
+
+A = TypeVar("A")
 
 
 class LeaseService(Protocol):
@@ -107,12 +109,12 @@ class ControllerClient(Protocol):
         """Return the name of the supervisor that runs a node's part of an attempt."""
         ...
 
-    def request(self, event: Request, call: AuditCall | None = None) -> Future[Answer]:
+    def request(self, event: Request[A], call: AuditCall | None = None) -> Future[A]:
         """Send a request; the future has the answer once it is durable, or the error. `call` is recorded in the audit trail."""
         ...
 
     def request_all(
-        self, events: Sequence[Request], calls: Sequence[AuditCall] = ()
+        self, events: Sequence[Request[Any]], calls: Sequence[AuditCall] = ()
     ) -> Future[list[Answer | PhalanxError]]:
         """Send several requests that are handled in one step."""
         ...
@@ -126,7 +128,9 @@ class ControllerClient(Protocol):
         """The newest durable line of the audit trail."""
         ...
 
-    def read_snapshot(self, *, job_id: JobId | None = None, wish: SubmitJob | None = None) -> Future[ReadSnapshot]:
+    def read_snapshot(
+        self, *, job_id: JobId | None = None, submission: SubmitJob | None = None
+    ) -> Future[ReadSnapshot]:
         """Return a snapshot of the state between two steps, to compute answers from."""
         ...
 
@@ -181,7 +185,7 @@ class JoinService(Protocol):
         """Return what the next server needs to join."""
         ...
 
-    def accept(self, wish: JoinRequest) -> JoinReply:
+    def accept(self, submission: JoinRequest) -> JoinReply:
         """Accept a server as a node. Do not call it on the event loop: it may generate a key."""
         ...
 

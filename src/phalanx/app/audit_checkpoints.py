@@ -8,7 +8,7 @@ from typing import Final
 
 from phalanx.core.access.audit import ChainTip, parse_anchor
 from phalanx.core.errors import BadRequest
-from phalanx.failpoints import around, write
+from phalanx.durable_files import create_file, write_at
 
 READ_BYTES: Final = 1 << 20  # the newest 14,000 anchors; the hash chain covers older ones
 _log: Final = logging.getLogger("phalanx.audit")
@@ -39,10 +39,9 @@ class FileAuditCheckpoints:
         self._last = tip
         _log.info("audit trail at %s", tip)
         try:
-            with around("audit.anchor.create"):
-                fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = create_file("audit.anchor", self._path, os.O_WRONLY)
             try:
-                write("audit.anchor.write", fd, f"{tip}\n".encode(), os.fstat(fd).st_size)
+                write_at("audit.anchor", fd, f"{tip}\n".encode(), os.fstat(fd).st_size)
             finally:
                 os.close(fd)
         except OSError as error:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import socket
-from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
@@ -19,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from phalanx.app.state_folder import StateFolder
-from phalanx.failpoints import around
+from phalanx.durable_files import make_directory
+from phalanx.ports.engine import SignedCertificate
 
 CA_DAYS: Final = 3650  # every server stores the fingerprint: after a new CA all servers must join again
 CERTIFICATE_DAYS: Final = 397  # the longest lifetime that common TLS stacks accept; certificates are made at each start
@@ -28,22 +27,13 @@ _ONE_DAY: Final = datetime.timedelta(days=1)
 _PEM: Final = serialization.Encoding.PEM
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedCertificate:
-    """A key and its certificate, in PEM form."""
-
-    key_pem: str
-    certificate_pem: str
-
-
 class CertificateAuthority:
     """The CA of one state folder: `tls/ca.pem` and `tls/ca.key`, created at the first use."""
 
     def __init__(self, home: StateFolder, now: datetime.datetime | None = None) -> None:
         self._home = home
         self._now = now
-        with around("tls.open.directory"):
-            os.makedirs(home.path_of("tls"), mode=0o700, exist_ok=True)
+        make_directory("tls.open", home.path_of("tls"))
         try:
             with open(home.path_of("tls", "ca.key"), "rb") as file:
                 key = serialization.load_pem_private_key(file.read(), password=None)

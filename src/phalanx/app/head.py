@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from phalanx import __version__
@@ -29,22 +30,15 @@ from phalanx.api.http.server import ApiServer, TlsSocket
 from phalanx.api.services import HeadServices
 from phalanx.app.audit_checkpoints import FileAuditCheckpoints
 from phalanx.app.clock import SystemClock
+from phalanx.app.engines import create_engines, engine_context
 from phalanx.app.join_service import HeadJoinService, ListenAddress, with_tls
-from phalanx.app.local_nodes import local_engine, node_environment
 from phalanx.app.options import HeadOptions, parse_arguments, resolve_options
-from phalanx.app.ray_setup import (
-    RAY_LOOPBACK,
-    RayOptions,
-    ray_engine,
-    ray_join_factory,
-)
 from phalanx.app.resources import (
     HeadResources,
     bind_listeners,
     head_file_record,
     single_head_resources,
 )
-from phalanx.app.slurm_setup import SlurmOptions, slurm_engine
 from phalanx.app.state_folder import StateFolder
 from phalanx.cli.hints import error_line
 from phalanx.controller.controller import Controller
@@ -54,7 +48,6 @@ from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.audit import AuditCall, audit_key
-from phalanx.core.access.node_tokens import node_token
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import ProjectId, QueueId, TokenId, UserId
@@ -66,17 +59,15 @@ from phalanx.core.state.events import (
     PutUser,
     RemoveNode,
 )
+from phalanx.core.state.records import USERS
 from phalanx.core.state.world import World
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import Token, User, UserRole
-from phalanx.engines.joined.records import ENGINE_NAME
-from phalanx.engines.ray.engine import RayEngine
-from phalanx.engines.slurm.engine import SlurmEngine
-from phalanx.failpoints import around
-from phalanx.node.head_link import peer_account
+from phalanx.durable_files import rename_path
 from phalanx.node.logs.log_format import OneLineFormatter
 from phalanx.node.processes.file_limits import raise_file_limit
 from phalanx.planner.facts.failure_rules import shipped_rules
+from phalanx.ports.engine import Discovery
 from phalanx.ports.store import StaleLeader, StoreRefused
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
@@ -137,7 +128,7 @@ class Head:
     """One process of the head."""
 
     def __init__(self, options: HeadOptions, ground: HeadResources) -> None:
-        self._home, self._options, self._ground = options.state_folder, options, ground
+        self._home, self._options, self._resources = options.state_folder, options, ground
         self._clock = SystemClock()
         self._head_id, self._secret = ground.head_id, ground.secret
         self._socket, self._url = ground.listeners.loopback, ground.listeners.loopback_url
@@ -156,12 +147,8 @@ class Head:
         self._store = ground.open_store()
         self._logs = FileLogs(self._files("logs"))
         self._mailboxes, self._telemetry = Mailboxes(), Telemetry()
-        self._engine = ground.local or local_engine(options, self._secret, self._node_environment)
-        # Ray always listens on all addresses, so its processes use TLS even if no servers join.
-        self._authority = self._ca() if self._listen is not None or options.ray is not None else None
-        self._ray = None if options.ray is None else self._ray_engine(options.ray)
-        self._slurm = None if options.slurm is None else self._slurm_engine(options.slurm)
-        self._engines = [engine for engine in (self._engine, self._slurm, self._ray) if engine is not None]
+        context = engine_context(options, ground.listeners, secret=self._secret, sole_head=ground.elector is None)
+        self._engines = create_engines(options, context, ground.default_engine)
         settings = ControllerSettings(
             checkpoint_root=self._files("checkpoints"), output_root=self._files("outputs"), rules=shipped_rules()
         )
@@ -193,34 +180,29 @@ class Head:
         # uvicorn handles these itself, then restores these handlers and raises the signal again; that must not end the process yet.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        if self._slurm is not None:
-            world = self._driver.controller.world
-            live = [(world.jobs[attempt.job_id], attempt) for attempt in world.attempts.values()]
-            self._slurm.adopt(list(world.nodes.values()), live)
+        world = self._driver.controller.world
+        known = list(world.nodes.values())
+        live = [(world.jobs[attempt.job_id], attempt) for attempt in world.attempts.values()]
+        found = [engine.discover(known, live) for engine in self._engines]
         self._driver.start(leases_until_s=self._long_leases_until_s())
         try:
             self._anchors.check_not_truncated(self._driver.audit_tip)
             self._bootstrap()
             self._admit_peer_heads()
-            self._mark_missing_nodes_down()
+            self._mark_missing_nodes_down(found)
             self._server.run(sockets=[self._socket])
         finally:
             self._shut_down()
 
     def _files(self, name: str) -> str:
         """Return the path of a folder with files of jobs."""
-        return os.path.join(self._ground.files_root, name)
-
-    def _slurm_engine(self, options: SlurmOptions) -> SlurmEngine:
-        if self._listen is None or self._authority is None:
-            return slurm_engine(options, secret=self._secret, head_url=self._url, ca_pem="")
-        return slurm_engine(options, secret=self._secret, head_url=self._listen.url, ca_pem=self._authority.ca_pem)
+        return os.path.join(self._resources.files_root, name)
 
     def _api_server(self, settings: ControllerSettings) -> ApiServer:
         listen = self._listen
         tls, welcome = None, None
-        if listen is not None and self._outer is not None and self._authority is not None:
-            tls, welcome = self._join_service(self._outer, listen, self._authority)
+        if listen is not None and self._outer is not None:
+            tls, welcome = self._join_service(self._outer, listen, self._ca())
         app = build_app(
             HeadServices(
                 controller=self._driver,
@@ -237,12 +219,12 @@ class Head:
                 on_stop=self._stop_soon,
                 before_long_leases=self._remember_long_leases,
                 join_service=welcome,
-                hosts_allowed=self._ground.listeners.hosts,
+                hosts_allowed=self._resources.listeners.hosts,
                 audit_key=self._audit_key,
                 audit_checkpoints=self._anchors,
                 token_lifetime_max_s=self._options.token_life_max_s,
-                leader_status=self._ground.elector,
-                output_elsewhere=self._ground.output_elsewhere,
+                leader_status=self._resources.elector,
+                output_elsewhere=self._resources.output_elsewhere,
             )
         )
         app.router.on_startup.append(self._on_ready)
@@ -258,39 +240,15 @@ class Head:
         self, outer: socket.socket, listen: ListenAddress, authority: CertificateAuthority
     ) -> tuple[TlsSocket, HeadJoinService]:
         """Return the TLS listener off loopback, and the service by which servers join."""
-        ray = ray_join_factory(self._ray)
         joining = HeadJoinService(
             authority=authority,
             address=listen,
             node_secret=self._secret,
             head_id=self._head_id,
-            engine=ENGINE_NAME if ray is None else "ray",
-            ray=ray,
-            salt=self._ground.salt,
+            engines=self._engines[::-1],  # the chosen one first
+            salt=self._resources.salt,
         )
         return with_tls(outer, authority, listen), joining
-
-    def _ray_engine(self, options: RayOptions) -> RayEngine:
-        return ray_engine(
-            options,
-            home=self._home,
-            nodes=self._options.ray_nodes,
-            authority=self._authority,
-            remote=self._listen is not None,
-            environment=self._remote_environment,
-            address=RAY_LOOPBACK if self._listen is None else self._listen.host,
-            token_of=lambda node: node_token(self._secret, node),
-        )
-
-    def _remote_environment(self) -> dict[str, str]:
-        """Return the environment of supervisors that may run on another machine than the head."""
-        if self._listen is not None:
-            return {"PHALANX_HEAD_URL": self._listen.url}
-        return {
-            "PHALANX_HEAD_URL": self._url,
-            "PHALANX_HEAD_FILE": self._home.path_of("head.json"),
-            **peer_account.head_uid_environment(),
-        }
 
     def _on_ready(self) -> None:
         """Publish the head's address and start the nodes, once the socket is bound and the state is loaded."""
@@ -302,51 +260,29 @@ class Head:
 
     def _open_engine(self) -> None:
         for engine in self._engines:
-            if engine is self._ground.local:
-                continue  # already open since it was a standby
             try:
                 engine.open()
             except OSError:
                 _log.exception("the %s nodes could not be started", engine.name)
 
-    def _mark_missing_nodes_down(self) -> None:
+    def _mark_missing_nodes_down(self, found: Sequence[Discovery]) -> None:
         """Mark nodes down that the store has as up but that do not run, before any job can be submitted.
 
         They ended with an earlier head, or died while no head ran; their remaining processes were removed.
         """
-        running = set(self._engine.running_nodes() if self._ground.local else self._engine.adopt(self._options.nodes))
-        ours = {node.id for node in self._options.nodes}
-        gone = set() if self._ray is None else self._ray.nodes_certainly_down()
-        deaths = [
-            NodeDied(
-                node_id=node.id,
-                supervisor_id=node.supervisor_id,
-                why="it did not run when the head started",
-                confirmed=True,
-            )
-            for node in self._driver.controller.world.nodes.values()
-            if node.state is NodeState.UP
-            and (
-                # Each head knows only the local nodes of its own machine; leases cover those of the others.
-                node.id not in running and (node.id in ours or self._ground.elector is None)
-                if node.engine == self._engine.name
-                else node.engine == "ray" and node.id in gone
-            )
-        ]
-        engines = {self._engine.name} | ({self._slurm.name} if self._slurm is not None else set())
+        nodes, used = self._driver.controller.world.nodes, {engine.name for engine in self._engines}
+        deaths = [death for one in found for death in one.deaths]
         deaths += [
             NodeDied(node_id=node.id, supervisor_id=None, why=f"this head does not use {node.engine}", confirmed=False)
-            for node in self._driver.controller.world.nodes.values()
-            if node.per_attempt and node.engine not in engines and node.state is NodeState.UP
+            for node in nodes.values()
+            if node.per_attempt and node.engine not in used and node.state is NodeState.UP
         ]
         if deaths:
             self._driver.report(deaths).result(timeout=30)
-        if self._ground.elector is not None:
-            return
-        for node in list(self._driver.controller.world.nodes.values()):
-            if node.engine == self._engine.name and node.state is NodeState.DOWN and node.id not in ours:
+        for node_id in (node_id for one in found for node_id in one.retired):
+            if nodes[node_id].state is NodeState.DOWN:
                 with contextlib.suppress(PhalanxError):  # it still has a job that must end first
-                    self._driver.request(RemoveNode(node_id=node.id, by=UserId("head"))).result(timeout=30)
+                    self._driver.request(RemoveNode(node_id=node_id, by=UserId("head"))).result(timeout=30)
 
     def _move_orphans_aside(self) -> None:
         """Move files of jobs aside if there is no database: job numbers restart, and new jobs must not get the files of old ones."""
@@ -356,8 +292,7 @@ class Head:
             folder = self._home.path_of(name)
             if os.path.isdir(folder) and any(not name.startswith(".") for name in os.listdir(folder)):
                 aside = f"{folder}.before-{time.strftime('%Y%m%d-%H%M%S')}"
-                with around("home.aside.rename"):
-                    os.rename(folder, aside)
+                rename_path("home.aside", folder, aside)
                 _log.warning("there is no database: %s was renamed to %s", folder, aside)
 
     def _move_unknown_files_aside(self, world: World) -> None:
@@ -366,7 +301,7 @@ class Head:
         Raises:
             StoreRefused: the files cannot be moved, or another head leads.
         """
-        campaign, files = self._ground.elector, self._ground.files_root
+        campaign, files = self._resources.elector, self._resources.files_root
 
         def check_leading() -> None:
             if campaign is not None and not campaign.leads():
@@ -376,7 +311,7 @@ class Head:
         now = DatabaseExtent(last_job_seq=world.next_job_seq - 1, epochs=epochs)
         try:
             made = move_lost_files(
-                files, now, self._ground.restores, time.strftime("%Y%m%d-%H%M%S"), check_allowed=check_leading
+                files, now, self._resources.restores, time.strftime("%Y%m%d-%H%M%S"), check_allowed=check_leading
             )
         except OSError as error:
             raise StoreRefused(
@@ -386,14 +321,13 @@ class Head:
         for folder in made:
             _log.warning("files of jobs and attempts that the database does not know were moved to %s", folder)
 
-    def _node_environment(self) -> dict[str, str]:
-        return node_environment(self._options, self._ground.listeners)
-
     def _bootstrap(self) -> None:
         """At the first start, make this user the admin, with a token in the state folder, and create one project and one queue."""
         world, now_s = self._driver.controller.world, self._clock.now_s()
-        admins = sorted(user.id for user in world.users.values() if user.role is UserRole.ADMIN and not user.disabled)
-        if not world.users:
+        admins = sorted(
+            user.id for user in world.table(USERS).values() if user.role is UserRole.ADMIN and not user.disabled
+        )
+        if not world.table(USERS):
             admins = [UserId(getpass.getuser())]
             for event in (
                 PutUser(user=User(id=admins[0], role=UserRole.ADMIN, created_s=now_s)),
@@ -406,11 +340,11 @@ class Head:
 
     def _admit_peer_heads(self) -> None:
         """Accept the tokens of the other heads' state folders, so that commands work on their machines."""
-        campaign = self._ground.elector
+        campaign = self._resources.elector
         if campaign is None:
             return
         campaign.on_heads_changed = self._admit_peer_heads
-        users = self._driver.controller.world.users
+        users = self._driver.controller.world.table(USERS)
         for head in campaign.heads():
             if head.token_sha256 and self._store.token(head.token_sha256) is None:
                 admins = sorted(
@@ -430,7 +364,7 @@ class Head:
 
     def _write_head_file(self) -> None:
         """Write head.json, from which clients and supervisors of this machine read the address of the head."""
-        found = head_file_record(self._head_id, self._ground.listeners, self._ground.elector)
+        found = head_file_record(self._head_id, self._resources.listeners, self._resources.elector)
         self._home.write_private("head.json", json.dumps(found))
 
     def _token_is_good(self, now_s: float) -> bool:
@@ -457,8 +391,8 @@ class Head:
 
     def _long_leases_until_s(self) -> float:
         """Return until when leases of earlier heads may last, in CLOCK_BOOTTIME of this boot; 0 if no longer than this head's own."""
-        if self._ground.elector is not None:
-            return self._ground.leases_until_s
+        if self._resources.elector is not None:
+            return self._resources.leases_until_s
         return self._home.long_leases_until_s()
 
     def _stop_soon(self) -> None:
@@ -466,8 +400,8 @@ class Head:
 
     def _remember_long_leases(self, lease_s: float) -> None:
         """Record long leases before the first is granted: a head that starts while they last must not mark silent nodes down."""
-        if self._ground.elector is not None:
-            self._ground.elector.record_long_leases(lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
+        if self._resources.elector is not None:
+            self._resources.elector.record_long_leases(lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
             return
         self._home.record_long_leases(self._clock.boottime_s() + lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
 

@@ -8,7 +8,7 @@ import json
 import secrets
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -16,19 +16,17 @@ from phalanx.api.http.server import TlsSocket
 from phalanx.core.access.node_tokens import join_token, node_token
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.ids import NodeId
-from phalanx.engines.joined.records import ENGINE_NAME
+from phalanx.ports.engine import Engine
+from phalanx.wire.head_http import fingerprint
+from phalanx.wire.head_url import joined_address, split_address
 from phalanx.wire.join import (
     JoinArguments,
     JoinReply,
     JoinRequest,
-    RayJoin,
-    fingerprint,
-    joined_address,
-    split_address,
 )
 
 if TYPE_CHECKING:
-    from phalanx.app.certificates import CertificateAuthority, SignedCertificate
+    from phalanx.app.certificates import CertificateAuthority
     from phalanx.app.state_folder import StateFolder
 
 JOIN_TOKEN_LIFETIME_S: Final = 24 * 3600.0  # join lines are used the same day; `phalanx join --print` prints a new one
@@ -155,8 +153,7 @@ class HeadJoinService:
     """The service by which servers join.
 
     Attributes:
-        engine: the engine name of their nodes.
-        ray: for a head on Ray: returns what a server needs to be a node of that Ray cluster.
+        engines: of the head; the first that admits a server makes it a node.
         salt: of the join tokens.
     """
 
@@ -164,8 +161,7 @@ class HeadJoinService:
     address: ListenAddress
     node_secret: bytes
     head_id: str
-    engine: str = ENGINE_NAME
-    ray: Callable[[SignedCertificate], RayJoin] | None = None
+    engines: Sequence[Engine]
     salt: StoredJoinSalt = field(default_factory=StoredJoinSalt)
 
     @property
@@ -183,19 +179,25 @@ class HeadJoinService:
             expires_s=expires_s,
         )
 
-    def accept(self, wish: JoinRequest) -> JoinReply:
-        """Return the node's token, and under Ray its certificate and key."""
-        ray = None
-        if self.ray is not None:
-            if not wish.address:
-                raise BadRequest(f"node {wish.node_id} sent no address", hint="phalanx join --address sets it")
-            ray = self.ray(self.authority.sign(certificate_names(wish.address, wish.hostname or wish.node_id)))
+    def accept(self, submission: JoinRequest) -> JoinReply:
+        """Return the node's token, and what its engine needs on that server.
+
+        Raises:
+            Conflict: no engine of this head takes servers.
+        """
+        offers = (
+            engine.admit(submission.node_id, submission.address, submission.hostname or submission.node_id)
+            for engine in self.engines
+        )
+        admission = next((offer for offer in offers if offer is not None), None)
+        if admission is None:
+            raise Conflict("no engine of this head takes servers that join")
         return JoinReply(
-            node_id=wish.node_id,
-            token=node_token(self.node_secret, NodeId(wish.node_id)),
+            node_id=submission.node_id,
+            token=node_token(self.node_secret, NodeId(submission.node_id)),
             head_id=self.head_id,
-            engine=self.engine,
-            ray=ray,
+            engine=admission.engine,
+            settings=dict(admission.settings),
         )
 
 

@@ -9,7 +9,7 @@ Settings are environment variables. They are removed from the environment before
     PHALANX_NODE_TOKEN    its token for the head
     PHALANX_NODE_VIRTUAL  number of virtual devices; 0 for the GPUs that NVML finds
     PHALANX_NODE_ADDRESS  the address at which other nodes reach its ranks
-    PHALANX_NODE_ENGINE   the engine's name; default: local
+    PHALANX_NODE_ENGINE   the engine's name
     PHALANX_NODE_SEAT     the seat of a supervisor that runs for one attempt (app.seat) and ends with it
     PHALANX_NODE_DEVICES  for a seat or a Ray node: the devices from the engine, as positions in the driver's list; virtual without a driver
     PHALANX_HEAD_URL      the head's URL when the supervisor started; of several heads all URLs, separated by commas
@@ -125,7 +125,14 @@ def _take_settings() -> dict[str, str]:
         )
         if ours and name != _KEPT:
             del os.environ[name]
-    for name in ("PHALANX_NODE_ID", _KEPT, "PHALANX_NODE_DIR", "PHALANX_NODE_TOKEN", "PHALANX_HEAD_URL"):
+    for name in (
+        "PHALANX_NODE_ID",
+        _KEPT,
+        "PHALANX_NODE_DIR",
+        "PHALANX_NODE_ENGINE",
+        "PHALANX_NODE_TOKEN",
+        "PHALANX_HEAD_URL",
+    ):
         if name not in given and not (name == "PHALANX_HEAD_URL" and "PHALANX_HEAD_FILE" in given):
             raise KeyError(name)
     return given
@@ -173,7 +180,7 @@ def _settings(
     devices = _devices(probe)
     node = Node(
         id=node_id,
-        engine=given.get("PHALANX_NODE_ENGINE", "local"),
+        engine=given["PHALANX_NODE_ENGINE"],
         devices=devices,
         cpus=facts.cpus,
         memory_bytes=facts.memory_bytes,

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from phalanx.app.join_service import ListenAddress, parse_listen
-from phalanx.app.local_fleet import this_machine_nodes, virtual_nodes
-from phalanx.app.ray_setup import (
-    RayOptions,
-    add_ray_arguments,
-    ray_options,
-    stored_ray_options,
-)
+from phalanx.app.machine_nodes import this_machine_nodes, virtual_nodes
 from phalanx.app.scheduler_options import add_scheduler_arguments, build_policy, scheduler_settings
 from phalanx.app.shared_store import add_store_arguments, check_store, store_options
-from phalanx.app.slurm_setup import (
-    SlurmOptions,
-    add_slurm_arguments,
-    check_slurm,
-    slurm_options,
-    stored_slurm_options,
-)
 from phalanx.app.state_folder import StateFolder
 from phalanx.controller.leadership import SUPERVISORS_LEASE_S
 from phalanx.controller.leases import LEASE_DEFAULT_S
-from phalanx.core.errors import Conflict
+from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.units import parse_duration_s
-from phalanx.engines.local.engine import REVIVE_AFTER_S
-from phalanx.engines.local.records import LocalNode, recorded_nodes
+from phalanx.engines.registry import DEFAULT_ENGINE, engine_type, selectable_engines
+from phalanx.ports.engine import EngineType, HeadSetup, LocalNode
 
 PORT_DEFAULT: Final = 7600
+REVIVE_AFTER_S: Final = (
+    20.0  # pause before a dead local node is started again; long enough to see the job continue without it
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +33,7 @@ class HeadOptions:
     Attributes:
         previous_lease_s: the lease of the previous head, which supervisors may still have; 0 if there was none.
         store: the database that several heads share; empty for a file of this head. `previous_store`: as stored in this folder.
+        nodes: nodes of this machine, which the engine brings up.
         shared_files: the directory that these heads share for files of jobs; empty if each head uses its own folder.
     """
 
@@ -50,15 +41,14 @@ class HeadOptions:
     lock: int
     to_store: dict[str, Any]
     port: int
-    nodes: list[LocalNode]
+    nodes: Sequence[LocalNode]
+    engine: str
+    engine_options: Mapping[str, str]
     lease_s: float
     previous_lease_s: float
     revive_after_s: float | None
     policy: PolicySettings
     listen: ListenAddress | None = None
-    slurm: SlurmOptions | None = None
-    ray: RayOptions | None = None
-    ray_nodes: Sequence[LocalNode] = ()
     jobs_as: str = ""
     token_life_max_s: float | None = None
     store: str = ""
@@ -90,12 +80,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--token-life-max", default=None, help="longest lifetime of a token, such as 30d; off: no limit"
     )
+    engines = selectable_engines()
     parser.add_argument(
-        "--engine", choices=["local", "ray", "slurm"], default=None, help="engine that starts the supervisors"
+        "--engine", choices=[one.name for one in engines], default=None, help="engine that starts the supervisors"
     )
+    for option in (option for engine in engines for option in engine.options):
+        parser.add_argument(f"--{option.name}", default=None, metavar=option.metavar, help=option.help)
     add_store_arguments(parser)
-    add_slurm_arguments(parser)
-    add_ray_arguments(parser)
     add_scheduler_arguments(parser)
     return parser.parse_args(argv)
 
@@ -117,41 +108,34 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     life = given.token_life_max if given.token_life_max is not None else before.get("token_life_max") or "off"
     scheduling = scheduler_settings(given, before.get("scheduling"))
     policy = build_policy(scheduling)
-    engine = given.engine or before.get("engine") or "local"
-    slurm, ray = slurm_options(engine, given, before), ray_options(engine, given, before)
-    if slurm is not None:
-        check_slurm(slurm, before, listens=listen != "off")
-    if slurm is not None and given.virtual is not None:
-        raise Conflict(
-            "--virtual cannot be used with --engine slurm", hint="remove --virtual: the nodes come from Slurm"
-        )
     store = store_options(given, home, before)
-    check_store(store, home, own_ray=ray is not None and not ray.address)
+    setup = HeadSetup(
+        listens=listen != "off",
+        listened_before=(before.get("listen") or "off") != "off",
+        shares_store=bool(store.address),
+        virtual=given.virtual or "",
+    )
+    engine, engine_options = _engine_options(given, before, setup)
+    check_store(store, home)
     # The default lease was not chosen by a user, and a takeover takes nearly as long.
     alone_before = not store.previous_address and lease_s == LEASE_DEFAULT_S
     if store.address and given.lease is None and ("lease_s" not in before or alone_before):
         lease_s = SUPERVISORS_LEASE_S
     prefix = "" if not store.address else f"{this_machine_nodes()[0].id}-{port}-"
-    nodes = [] if slurm is not None else virtual_nodes(virtual, prefix) if virtual else this_machine_nodes()
-    if ray is not None and ray.address:
-        nodes = []  # the nodes come from Ray
-    carried = nodes if ray is not None else []
-    nodes = [] if ray is not None else nodes
+    nodes: list[LocalNode] = []
+    if engine.uses_local_nodes(engine_options):
+        nodes = virtual_nodes(virtual, prefix) if virtual else this_machine_nodes()
     jobs_as = given.jobs_as or str(before.get("jobs_as") or "")
-    kept = {node.id for node in nodes}
-    # Nodes that still run from before are monitored until they end.
-    nodes += [node for node in recorded_nodes(home.path) if node.id not in kept]
     remembered = {
         "port": port,
         "listen": listen,
         "virtual": virtual,
         "lease_s": lease_s,
         "revive_s": revive_s,
-        "nodes": [node.id for node in [*nodes, *carried]],
+        "nodes": [node.id for node in nodes],
         "scheduling": scheduling,
-        "engine": engine,
-        "slurm": stored_slurm_options(slurm),
-        "ray": stored_ray_options(ray),
+        "engine": engine.name,
+        "engine_options": engine_options,
         "jobs_as": jobs_as,
         "token_life_max": life,
         "files": store.files,
@@ -167,12 +151,36 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         revive_after_s=revive_s or None,
         policy=policy,
         listen=None if listen == "off" else parse_listen(listen, port),
-        slurm=slurm,
-        ray=ray,
-        ray_nodes=carried,
+        engine=engine.name,
+        engine_options=engine_options,
         jobs_as=jobs_as,
         store=store.address,
         previous_store=store.previous_address,
         shared_files=store.files,
         token_life_max_s=None if life == "off" else parse_duration_s(life, what="--token-life-max"),
+    )
+
+
+def _engine_options(
+    given: argparse.Namespace, before: Mapping[str, Any], setup: HeadSetup
+) -> tuple[EngineType, dict[str, str]]:
+    """Return the engine and its options.
+
+    Raises:
+        PhalanxError: an option is of another engine, or the engine refuses the options.
+    """
+    name_before = before.get("engine") or DEFAULT_ENGINE
+    chosen = engine_type(given.engine or name_before)
+    words = {
+        (engine, option.name): getattr(given, option.name.replace("-", "_"))
+        for engine in selectable_engines()
+        for option in engine.options
+    }
+    for (engine, name), value in words.items():
+        if value and engine is not chosen:
+            raise BadRequest(f"--{name} needs the engine {engine.title}", hint=f"phalanx up --engine {engine.name}")
+    return chosen, chosen.check(
+        {name: value for (engine, name), value in words.items() if engine is chosen and value is not None},
+        before.get("engine_options") or {} if name_before == chosen.name else None,
+        setup,
     )

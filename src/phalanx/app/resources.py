@@ -15,7 +15,7 @@ from phalanx.app.join_service import ListenAddress, StoredJoinSalt, bind_socket
 from phalanx.app.leader_elector import LeaderElector
 from phalanx.app.state_folder import StateFolder
 from phalanx.core.errors import Conflict
-from phalanx.engines.local.engine import LocalEngine
+from phalanx.ports.engine import Engine
 from phalanx.ports.store import Store
 from phalanx.store.lost_numbers import RestoreRecord
 
@@ -56,7 +56,7 @@ class HeadResources:
         head_id: the id of this process.
         files_root: the folder with logs, blobs, outputs and copies of checkpoints.
         salt: of its join tokens.
-        local: this machine's nodes, if they are already running.
+        default_engine: the engine of this machine, if it already runs.
         elector: of one of several heads; its term is held.
         leases_until_s: CLOCK_BOOTTIME until which leases of the previous head may last; 0 if no longer than this head's own.
         output_elsewhere: the other heads that have the output missing in `files_root`; empty if none is missing.
@@ -69,7 +69,7 @@ class HeadResources:
     salt: StoredJoinSalt
     files_root: str
     open_store: Callable[[], Store]
-    local: LocalEngine | None = None
+    default_engine: Engine | None = None
     elector: LeaderElector | None = None
     leases_until_s: float = 0.0
     output_elsewhere: str = ""

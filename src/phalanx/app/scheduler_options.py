@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
+from phalanx.controller.policy_loading import find_policy
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.settings import PolicySettings, live_policy_settings
 from phalanx.core.units import parse_duration_s
@@ -49,8 +50,10 @@ def build_policy(settings: dict[str, Any]) -> PolicySettings:
     Raises:
         BadRequest: there is no policy of this name, or a time is out of range.
     """
+    name = str(settings["policy"])
     return live_policy_settings(
-        str(settings["policy"]),
+        name,
+        make=find_policy(name) if ":" in name else None,
         min_run_s=settings.get("min_run_s"),
         min_run_by_right_s=settings.get("min_run_by_right_s"),
         min_stay_s=settings.get("min_stay_s"),

@@ -22,11 +22,11 @@ from typing import Final
 import msgspec
 
 from phalanx.app import node
-from phalanx.client.discovery import split_url
-from phalanx.client.tls import context_for_ca
 from phalanx.core.access.node_tokens import seat_token
 from phalanx.core.ids import NodeId
 from phalanx.core.work.seats import Seat
+from phalanx.wire.head_http import context_for_ca
+from phalanx.wire.head_url import split_url
 from phalanx.wire.rank import RankStopReason
 from phalanx.wire.seat import (
     SEAT_CERTIFICATE_REJECTED,

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from phalanx.app.state_folder import StateFolder
 from phalanx.core.errors import BadRequest, Conflict
-from phalanx.failpoints import around
+from phalanx.durable_files import make_directory
 
 STORE_VARIABLE: Final = "PHALANX_STORE"
 STORE_OFF: Final = "off"
@@ -63,17 +63,12 @@ def store_options(given: argparse.Namespace, home: StateFolder, before: Mapping[
     )
 
 
-def check_store(store: StoreOptions, home: StateFolder, *, own_ray: bool) -> None:
+def check_store(store: StoreOptions, home: StateFolder) -> None:
     """Check that a head can run with this store.
 
     Raises:
-        Conflict: the state folder has its own database, or the Ray head would end with this head.
+        Conflict: the state folder has its own database.
     """
-    if store.address and own_ray:
-        raise Conflict(
-            "--engine ray with --store: the head's own Ray cluster ends with that head",
-            hint="use --ray-address HOST:PORT with a Ray cluster that all heads can reach",
-        )
     path = home.path_of("phalanx.db")
     if store.address and not store.previous_address and os.path.exists(path) and os.path.getsize(path):
         raise Conflict(
@@ -95,8 +90,7 @@ def _writable(folder: str) -> str:
         return ""
     path = os.path.abspath(folder)
     try:
-        with around("files.open.directory"):
-            os.makedirs(path, mode=0o700, exist_ok=True)
+        make_directory("files.open", path)
     except OSError as error:
         raise Conflict(f"--files {path}: {error.strerror}", hint="use a directory that every head can write") from error
     if not os.access(path, os.W_OK | os.X_OK):

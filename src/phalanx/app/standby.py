@@ -27,17 +27,17 @@ from phalanx.api.http.follower import FollowerApp
 from phalanx.api.http.security import SecurityMiddleware
 from phalanx.api.http.server import HeadServer, TlsSocket
 from phalanx.app.clock import SystemClock
+from phalanx.app.engines import create_default_engine, engine_context
 from phalanx.app.join_service import StoredJoinSalt, with_tls
 from phalanx.app.leader_elector import LeaderElector
-from phalanx.app.local_nodes import local_engine, node_environment
 from phalanx.app.options import HeadOptions
 from phalanx.app.resources import HeadResources, bind_listeners, head_file_record
 from phalanx.controller.driver import tune_gc
 from phalanx.controller.leadership import Tenure, previous_leases_s
 from phalanx.controller.leases import MARGIN_S
 from phalanx.core.errors import TryLater
-from phalanx.engines.joined.records import running_attempts
 from phalanx.node.logs.log_format import log_with_timeout
+from phalanx.node.membership import running_attempts
 from phalanx.ports.election import Election, ElectionUnavailable, HeadRecord
 from phalanx.ports.store import Store
 from phalanx.store.lost_numbers import (
@@ -92,8 +92,8 @@ class StandbyHead:
         self._head_id = secrets.token_hex(8)
         # A standby must not write head.json any more once this head leads.
         self._head_file_lock = threading.Lock()
-        self._doors = bind_listeners(options.port, options.listen)
-        options.state_folder.write_lock_holder(options.lock, {"pid": os.getpid(), "url": self._doors.loopback_url})
+        self._listeners = bind_listeners(options.port, options.listen)
+        options.state_folder.write_lock_holder(options.lock, {"pid": os.getpid(), "url": self._listeners.loopback_url})
         self._election = self._open_election()
         self._share_secrets()
         self._campaign = LeaderElector(
@@ -104,7 +104,9 @@ class StandbyHead:
             on_lost=self._restart_process,
             on_heads_changed=self._write_head_file,
         )
-        self._local = local_engine(options, self._home.secret(), lambda: node_environment(options, self._doors))
+        self._engine = create_default_engine(
+            options, engine_context(options, self._listeners, secret=self._home.secret(), sole_head=False)
+        )
         self._terminated = threading.Event()
         self._leading = False
 
@@ -115,9 +117,9 @@ class StandbyHead:
         options = self._options
         self._home.write_private("cluster.json", json.dumps(options.to_store))
         self._home.write_private("store", options.store)
-        self._local.adopt(options.nodes)
+        self._engine.discover((), ())
         self._write_head_file()
-        threading.Thread(target=self._local.open, name="engine-open", daemon=True).start()
+        threading.Thread(target=self._engine.open, name="engine-open", daemon=True).start()
         tune_gc()  # now, so that a takeover does not scan all that was imported
         led = False
         try:
@@ -127,7 +129,7 @@ class StandbyHead:
                 led = True
         finally:
             if not led:
-                self._local.close(keep_nodes=self._has_running_attempts())
+                self._engine.close(keep_nodes=self._has_running_attempts())
                 self._home.remove("head.json")
             self._campaign.release()
 
@@ -167,7 +169,7 @@ class StandbyHead:
                 self._home.write_private(name, shared[name])
 
     def _own_record(self) -> HeadRecord:
-        where = self._doors.listen.url if self._doors.listen is not None else self._doors.loopback_url
+        where = self._listeners.listen.url if self._listeners.listen is not None else self._listeners.loopback_url
         port = where.rpartition(":")[2]
         return HeadRecord(
             name=f"{socket.gethostname()}:{port}",
@@ -195,7 +197,7 @@ class StandbyHead:
         """Write head.json, from which clients and supervisors of this machine read the address of the head."""
         with self._head_file_lock:
             if not self._leading:
-                found = head_file_record(self._head_id, self._doors, self._campaign, role="standby")
+                found = head_file_record(self._head_id, self._listeners, self._campaign, role="standby")
                 self._home.write_private("head.json", json.dumps(found))
 
     # ---- standby ------------------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ class StandbyHead:
         authority = self._authority()
         app = FollowerApp(self._campaign, version=__version__, ca_pem="" if authority is None else authority.ca_pem)
         server = HeadServer(
-            SecurityMiddleware(app, hosts_allowed=self._doors.hosts),
+            SecurityMiddleware(app, hosts_allowed=self._listeners.hosts),
             tls=self._tls(authority),
             lifespan="off",
             timeout_graceful_shutdown=1,  # standby answers take no time
@@ -220,13 +222,15 @@ class StandbyHead:
             with self._head_file_lock:
                 self._leading = True
             try:
-                made.set_result(make(self._ground(tenure)))
+                made.set_result(make(self._resources(tenure)))
             except BaseException as error:  # noqa: BLE001  # raised on the main thread
                 made.set_exception(error)
 
         waiting = threading.Thread(target=stand, name="campaign", daemon=True)
         waiting.start()
-        server.run(sockets=[self._doors.loopback.dup()])  # uvicorn closes its sockets; the leader still needs this one
+        server.run(
+            sockets=[self._listeners.loopback.dup()]
+        )  # uvicorn closes its sockets; the leader still needs this one
         if self._campaign.leads():
             waiting.join()
         else:
@@ -235,12 +239,12 @@ class StandbyHead:
         return made if made.done() else None
 
     def _tls(self, authority: CertificateAuthority | None) -> TlsSocket | None:
-        if authority is None or self._doors.external is None or self._doors.listen is None:
+        if authority is None or self._listeners.external is None or self._listeners.listen is None:
             return None
-        return with_tls(self._doors.external.dup(), authority, self._doors.listen)
+        return with_tls(self._listeners.external.dup(), authority, self._listeners.listen)
 
     def _authority(self) -> CertificateAuthority | None:
-        if self._doors.listen is None:
+        if self._listeners.listen is None:
             return None
         from phalanx.app.certificates import CertificateAuthority  # `cryptography` is imported only if needed
 
@@ -256,7 +260,7 @@ class StandbyHead:
                 raise
             self._campaign.lose_term(error.message)
 
-    def _ground(self, tenure: Tenure) -> HeadResources:
+    def _resources(self, tenure: Tenure) -> HeadResources:
         """Return the resources of the leading head. Supervisors may still have longer leases of earlier heads."""
         before = self._campaign.previous_leader
         election = self._open_election()
@@ -269,12 +273,12 @@ class StandbyHead:
         others = [head.url for head in self._campaign.heads() if head.name != self._campaign.own_record.name]
         return HeadResources(
             head_id=self._head_id,
-            listeners=self._doors,
+            listeners=self._listeners,
             secret=self._home.secret(),
             salt=SharedJoinSalt(value=shared.get(_SALT, ""), election=self._open_election),
             files_root=self._options.shared_files or self._home.path,
             open_store=lambda: self._store(tenure.term),
-            local=self._local,
+            default_engine=self._engine,
             elector=self._campaign,
             leases_until_s=self._clock.boottime_s() + previous_leases_s(before) + MARGIN_S,
             output_elsewhere="" if self._options.shared_files else ", ".join(others) or before.url,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from phalanx.core.errors import Conflict
-from phalanx.engines.local.private_files import write_private
-from phalanx.failpoints import around, write
+from phalanx.durable_files import create_file, make_directory, remove_file, truncate_file, write_at
+from phalanx.node.files.private_files import write_private
 
 _LONG_LEASES: Final = "planned_stop.json"
 _SMALL_CHARS_MAX: Final = 1 << 22  # size of a small file; the largest, cluster.json, lists every node
@@ -29,8 +29,7 @@ class StateFolder:
         """Open the folder; it is created if missing."""
         chosen = path or os.environ.get("PHALANX_HOME") or os.path.join(os.path.expanduser("~"), ".phalanx")
         home = cls(path=os.path.abspath(chosen))
-        with around("home.open.directory"):
-            os.makedirs(home.path, mode=0o700, exist_ok=True)
+        make_directory("home.open", home.path)
         return home
 
     def path_of(self, *parts: str) -> str:
@@ -43,8 +42,7 @@ class StateFolder:
         Raises:
             Conflict: another head runs with this folder.
         """
-        with around("home.lock.create"):
-            fd = os.open(self.path_of("head.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = create_file("home.lock", self.path_of("head.lock"), os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -54,9 +52,8 @@ class StateFolder:
 
     def write_lock_holder(self, lock: int, record: dict[str, Any]) -> None:
         """Write the holder of the lock into the lock file, so that a running head is found even without head.json."""
-        with around("home.holder.cut"):
-            os.ftruncate(lock, 0)
-        write("home.holder.write", lock, json.dumps(record).encode(), 0)
+        truncate_file("home.holder", lock, 0)
+        write_at("home.holder", lock, json.dumps(record).encode(), 0)
 
     def secret(self) -> bytes:
         """Return the head's 256-bit secret, created once."""
@@ -97,8 +94,8 @@ class StateFolder:
 
     def remove(self, name: str) -> None:
         """Remove a file. Idempotent."""
-        with contextlib.suppress(FileNotFoundError), around("home.remove.name"):
-            os.unlink(self.path_of(name))
+        with contextlib.suppress(FileNotFoundError):
+            remove_file("home.file", self.path_of(name))
 
 
 def boot_id() -> str:

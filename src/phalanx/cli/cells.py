@@ -31,9 +31,15 @@ def percent(share: float | None) -> str:
 
 def bar(share: float | None, width: int, terminal: Terminal) -> str:
     """Draw a bar of `width` columns, filled to `share`."""
+    if terminal.blocks:
+        return block_bar(share, width)
     filled = min(max(share or 0.0, 0.0), 1.0) * width
-    if not terminal.blocks:
-        return ("#" * round(filled)).ljust(width, ".")
+    return ("#" * round(filled)).ljust(width, ".")
+
+
+def block_bar(share: float | None, width: int) -> str:
+    """Draw a bar of block characters, in steps of 1/8 column."""
+    filled = min(max(share or 0.0, 0.0), 1.0) * width
     whole = int(filled)
     part = _EIGHTHS[int((filled - whole) * 8)] if whole < width else ""
     return ("█" * whole + part.strip()).ljust(width, "·" if share is None else "░")[:width]

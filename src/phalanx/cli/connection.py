@@ -27,7 +27,7 @@ def connect(retry_limit_s: float | None = None, answer_timeout_s: float | None =
         BadRequest: a URL is malformed, or plain HTTP to another machine.
     """
     from phalanx.client import Client  # http.client takes 30 ms, not needed for `--help`
-    from phalanx.client.discovery import check_encrypted
+    from phalanx.wire.head_url import check_encrypted
 
     client = Client(
         retry_limit_s=PATIENCE_S if retry_limit_s is None else retry_limit_s,
@@ -49,7 +49,7 @@ def shares_file_system(client: Client) -> bool:
 
     A forwarded port looks the same; use `--copy` there.
     """
-    from phalanx.client.discovery import is_loopback, split_url
+    from phalanx.wire.head_url import is_loopback, split_url
 
     return not os.environ.get("PHALANX_URL") or is_loopback(split_url(client.transport.url())[1])
 

@@ -7,16 +7,23 @@ Nothing secret is sent before that.
 from __future__ import annotations
 
 import functools
-import http.client
 import os
 import ssl
 import time
 from typing import Final
 
-from phalanx.client.discovery import is_loopback, split_url
 from phalanx.core.errors import BadFile, BadRequest, NotPermitted, Unreachable
 from phalanx.core.hints import Hint, HintCode
-from phalanx.wire.join import FINGERPRINT_PREFIX, fingerprint
+from phalanx.wire.head_http import (
+    BROKEN,
+    FINGERPRINT_PREFIX,
+    HeadHttp,
+    context_for_ca,
+    context_for_file,
+    fingerprint,
+    unverified_context,
+)
+from phalanx.wire.head_url import is_loopback, joined_address, split_url
 
 CA_BYTES_MAX: Final = 1 << 16
 FETCH_S: Final = 5.0  # timeout; the same as for any short call
@@ -27,8 +34,8 @@ _TOO_LATE: Final = 10
 _OTHER_NAME: Final = (62, 64)  # a host name, an IP address
 
 
-def context_for(name: str, port: int, known_ca: str | None = None) -> ssl.SSLContext:
-    """Return the TLS context for one head. `known_ca`: file of the CA to trust if the environment names none.
+def context_for(url: str, known_ca: str | None = None) -> ssl.SSLContext:
+    """Return the TLS context for the head at `url`. `known_ca`: file of the CA to trust if the environment names none.
 
     Raises:
         PhalanxError: the CA file cannot be read, or the head's CA has another fingerprint.
@@ -36,22 +43,15 @@ def context_for(name: str, port: int, known_ca: str | None = None) -> ssl.SSLCon
     ca_file, wanted = os.environ.get("PHALANX_CA", ""), os.environ.get("PHALANX_FINGERPRINT", "")
     if ca_file:
         try:
-            return ssl.create_default_context(cafile=ca_file)
+            return context_for_file(ca_file)
         except OSError as error:
             raise BadFile(
                 f"PHALANX_CA={ca_file}: {error.strerror or error}", hint="it must be the head's CA in PEM format"
             ) from error
     if wanted:
+        _, name, port = split_url(url)
         return context_for_ca(fetch_ca(name, port, wanted))
-    if known_ca is not None:
-        return ssl.create_default_context(cafile=known_ca)
-    return ssl.create_default_context()
-
-
-@functools.cache
-def context_for_ca(ca_pem: str) -> ssl.SSLContext:
-    """Return a TLS context that trusts only this CA."""
-    return ssl.create_default_context(cadata=ca_pem)
+    return context_for_file(known_ca)
 
 
 @functools.cache
@@ -64,19 +64,15 @@ def fetch_ca(name: str, port: int, wanted: str) -> str:
         Unreachable: no answer.
     """
     expected = canonical_fingerprint(wanted)
-    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    unverified.check_hostname = False
-    unverified.verify_mode = ssl.CERT_NONE  # only the public certificate is fetched, and its fingerprint is verified
-    connection = http.client.HTTPSConnection(name, port, timeout=FETCH_S, context=unverified)
+    connection = HeadHttp(f"https://{joined_address(name, port)}", unverified_context)
     try:
-        connection.request("GET", "/v1/ca")
-        reply = connection.getresponse()
+        reply = connection.request("GET", "/v1/ca", headers={}, timeout_s=FETCH_S)
         body = reply.read(CA_BYTES_MAX)
     except ssl.SSLError as error:
         raise BadRequest(f"{name}:{port} does not use TLS", hint=Hint(HintCode.USE_PRINTED_ADDRESS)) from error
     except UnicodeError as error:  # of a name with an empty label, or one over 63 letters
         raise BadRequest(f"{name!r} is not a host name", hint=Hint(HintCode.USE_PRINTED_ADDRESS)) from error
-    except (OSError, http.client.HTTPException) as error:
+    except BROKEN as error:
         why = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or repr(error)
         raise Unreachable(
             f"no head at {name}:{port}: {why}", hint="check that the head is up and that no firewall blocks the port"

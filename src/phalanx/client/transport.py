@@ -1,4 +1,4 @@
-"""HTTP transport over http.client: persistent connections, retries of idempotent requests, errors as Phalanx classes.
+"""HTTP transport of the client: persistent connections, retries of idempotent requests, errors as Phalanx classes.
 
 Only idempotent requests are retried: reads, PUT, DELETE, PATCH, and requests with an idempotency key. A first contact fails within a
 second; a head that this client has reached before is retried for longer.
@@ -7,25 +7,20 @@ second; a head that this client has reached before is retried for longer.
 from __future__ import annotations
 
 import http.client
-import json
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import IO, TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
 
-from phalanx.client.discovery import (
-    check_encrypted,
-    find_token,
-    find_urls,
-    own_ca_file,
-    split_url,
-    split_urls,
-)
+from phalanx.client.discovery import find_token, find_urls, own_ca_file, split_urls
+from phalanx.client.tls import context_for, handshake_error
 from phalanx.core.errors import BY_CODE, NotLeading, PhalanxError, TryLater, Unreachable
-from phalanx.core.hints import Hint, HintCode, parse_hint
+from phalanx.core.hints import Hint, HintCode
+from phalanx.wire.head_http import BROKEN, Body, HeadError, HeadHttp, parse_error, request_headers
+from phalanx.wire.head_url import joined_address, split_url
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -40,9 +35,6 @@ _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
 _SHUN_S: Final = 3.0  # how long a redirect to a head that just timed out is ignored: a leader's lease
 _SAFE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "PATCH"})
-_BROKEN: Final = (OSError, http.client.HTTPException)
-
-Body = bytes | IO[bytes] | Iterable[bytes] | None
 
 
 class Transport:
@@ -117,7 +109,7 @@ class Transport:
             token = self._tokens.get(url)
             if token is None:
                 token = self._tokens[url] = find_token(self._home, url)
-        return {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        return request_headers(token)
 
     def json(
         self,
@@ -164,7 +156,7 @@ class Transport:
                 sent = {**self.headers(), **(headers or {})}
                 reply = self._exchange(method, path, body, sent, fresh=not idempotent, timeout_s=limit_s)
                 payload = reply.read()
-            except (*_BROKEN, Unreachable) as error:
+            except (*BROKEN, Unreachable) as error:
                 self.close_connection()
                 another = self.try_next_head(url)
                 # A follower retries after a timeout; other calls fail after the first one, unless another head may answer.
@@ -210,10 +202,9 @@ class Transport:
         url = self.url()
         connection = None
         try:
-            connection = self._connect(timeout_s)
-            connection.request("GET", path, headers={**self.headers(), **headers, "Connection": "close"})
-            wire = connection.sock
-            reply = connection.getresponse()
+            connection = self._connection()
+            sent = {**self.headers(), **headers, "Connection": "close"}
+            reply = connection.request("GET", path, headers=sent, timeout_s=timeout_s)
             if reply.status >= 400:
                 raise error_from_reply(reply.status, reply.read(), f"GET {path.partition('?')[0]}")
         except BaseException as error:
@@ -221,11 +212,12 @@ class Transport:
                 connection.close()
             if isinstance(error, NotLeading):
                 self._refer(url, error.leader)
-            elif isinstance(error, _BROKEN):
+            elif isinstance(error, BROKEN):
                 self.try_next_head(url)
             raise
         self._reached = True
-        return reply, wire
+        assert connection.wire is not None
+        return reply, connection.wire
 
     def websocket(self, path: str) -> ClientConnection:
         """Return an open WebSocket; the caller closes it. Retried until it is open, as that has no effect.
@@ -243,7 +235,7 @@ class Transport:
                 self._reached = True
                 self._refer(url, refusal.leader)
                 retry.wait_or_raise(refusal, retryable=True)
-            except (*_BROKEN, Unreachable) as error:
+            except (*BROKEN, Unreachable) as error:
                 another = self.try_next_head(url)
                 retry.wait_or_raise(error, retryable=True, other_head_untried=another and self._untried())
             else:
@@ -258,13 +250,11 @@ class Transport:
         logger = logging.getLogger("phalanx.client.websocket")
         logger.setLevel(logging.WARNING)  # at DEBUG it would log the token
         headers = self.headers()
-        sock = self._connect(self._limit_s()).sock
-        sock.settimeout(None)
-        _, name, port = split_url(self.url())
-        host = f"[{name}]" if ":" in name else name
+        sock = self._connection().open_socket(self._limit_s())
+        _, host, port = split_url(self.url())
         try:
             return connect(
-                f"ws://{host}:{port}{path}",  # the socket has TLS already, if its URL says so
+                f"ws://{joined_address(host, port)}{path}",  # the socket has TLS already, if its URL says so
                 sock=sock,
                 additional_headers=headers,
                 user_agent_header=None,
@@ -313,38 +303,15 @@ class Transport:
             self.close_connection()
         connection = getattr(self._own, "connection", None)
         if connection is None:
-            connection = self._own.connection = self._connect(timeout_s)
-        connection.timeout = timeout_s
-        if connection.sock is not None:
-            connection.sock.settimeout(timeout_s)
-        try:
-            connection.request(method, path, body=body, headers=dict(headers))
-        except (BrokenPipeError, ConnectionResetError):
-            # The head refused the request before all of it was sent: read its reply.
-            pass
-        reply: http.client.HTTPResponse = connection.getresponse()
+            connection = self._own.connection = self._connection()
+        reply: http.client.HTTPResponse = connection.request(method, path, body, headers=headers, timeout_s=timeout_s)
         return reply
 
-    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+    def _connection(self) -> HeadHttp:
+        """Return a connection to the current head, not yet open."""
         url = self.url()
-        check_encrypted(url)
-        secure, name, port = split_url(url)
-        if secure:
-            from phalanx.client.tls import context_for  # loading ssl takes 20 ms, not needed on loopback
-
-            known_ca = (
-                None
-                if self._url or (os.environ.get("PHALANX_URL") and self._home is None)
-                else own_ca_file(self._home, url)
-            )
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                name, port, timeout=timeout_s, context=context_for(name, port, known_ca)
-            )
-        else:
-            connection = http.client.HTTPConnection(name, port, timeout=timeout_s)
-        connection.connect()
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
+        elsewhere = self._url or (os.environ.get("PHALANX_URL") and self._home is None)
+        return HeadHttp(url, lambda: context_for(url, None if elsewhere else own_ca_file(self._home, url)))
 
 
 class Retry:
@@ -389,8 +356,6 @@ def unreachable_error(transport: Transport, error: BaseException) -> Unreachable
             f"the head at {where} does not answer; it may be stopped or overloaded", hint=Hint(HintCode.CHECK_HEAD)
         )
     if where.startswith("https://"):
-        from phalanx.client.tls import handshake_error
-
         tls_error = handshake_error(error, where)
         if tls_error is not None:
             return tls_error
@@ -400,15 +365,9 @@ def unreachable_error(transport: Transport, error: BaseException) -> Unreachable
 
 def error_from_reply(status: int, payload: bytes, what: str) -> PhalanxError:
     """Return the error in a reply, as the class that its code names."""
-    body: dict[str, Any] = {}
-    try:
-        body = json.loads(payload)["error"]
-        code, message = str(body["code"]), str(body["message"])
-        hint = parse_hint(body.get("hint", ""), body.get("hint_code"), body.get("hint_args"))
-    except (ValueError, KeyError, TypeError):
-        code, message, hint = "", f"{what}: status {status} without a reason", ""
+    code, message, hint, leader = parse_error(payload) or HeadError("", f"{what}: status {status} without a reason")
     if code == NotLeading.code:
-        return NotLeading(message, hint=hint, leader=str(body.get("leader", "")))
+        return NotLeading(message, hint=hint, leader=leader)
     kind = BY_CODE.get(code) or next((k for k in BY_CODE.values() if k.http_status == status), PhalanxError)
     return kind(message, hint=hint)
 

@@ -50,6 +50,7 @@ from phalanx.core.state.events import (
     SupervisorRegistered,
 )
 from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.records import IDEMPOTENCY
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.units import format_duration
 from phalanx.core.work.attempt import (
@@ -146,7 +147,7 @@ class Controller:
             self.leases.presume_live(now.boot_s)
         self._stepped_boot_s = now.boot_s
         ages_s = _AttemptAges(self._placed_boot_s, now.boot_s)
-        turn = StepContext(
+        context = StepContext(
             world=self.world,
             settings=self.settings,
             now=now,
@@ -156,18 +157,18 @@ class Controller:
             rulebook=self._rulebook,
         )
         try:
-            answers = [self._apply_event(turn, event) for event in inbox]
-            self._expire_leases(turn)
-            self._windows.update(turn)
-            self._fire_deadlines(turn)
-            turn.update_bad_nodes()
-            turn.settle_dependents()  # before the cycle, so that released jobs can start in this step
-            wake_in_s = self._cycle(turn)
-            if turn.ended:  # by the cycle itself
-                turn.settle_dependents()
+            answers = [self._apply_event(context, event) for event in inbox]
+            self._expire_leases(context)
+            self._windows.update(context)
+            self._fire_deadlines(context)
+            context.update_bad_nodes()
+            context.settle_dependents()  # before the cycle, so that released jobs can start in this step
+            wake_in_s = self._cycle(context)
+            if context.ended:  # by the cycle itself
+                context.settle_dependents()
                 self.scheduler.stale, wake_in_s = True, 0.0
         except BaseException:
-            turn.change.undo()
+            context.change.undo()
             self._timers.undo()
             self._losses.invalidate()
             self.scheduler.stale = True
@@ -175,10 +176,10 @@ class Controller:
         self._count("steps", 1)
         self._count("events", len(inbox))
         return StepResult(
-            change=turn.change,
+            change=context.change,
             answers=answers,
-            commands=turn.commands,
-            lost=list(turn.lost),
+            commands=context.commands,
+            lost=list(context.lost),
             due_in_s=self._due_in_s(now, wake_in_s),
         )
 
@@ -216,7 +217,7 @@ class Controller:
             except Exception as error:  # noqa: BLE001  # an internal error in one must not cost the others their leases
                 faults.append(error)
         self._timers.sweep(self._still_applies)
-        if outbox.change.removed_nodes:
+        if outbox.change.removed:
             self._losses.invalidate()
         self._drop_old()
         if faults:
@@ -231,40 +232,40 @@ class Controller:
         self._count("refused_commits", 1)
 
     def read_snapshot(
-        self, now: ControllerTime, *, job_id: JobId | None = None, wish: SubmitJob | None = None
+        self, now: ControllerTime, *, job_id: JobId | None = None, submission: SubmitJob | None = None
     ) -> ReadSnapshot:
-        """Take a snapshot for questions answered on other threads; with `wish`, also the jobs that this submit would create.
+        """Take a snapshot for questions answered on other threads; with `submission`, also the jobs that this submit would create.
 
         Raises:
             PhalanxError: the submit would be refused.
         """
         found = take_read_snapshot(self.world, self.scheduler, self.history, self.waits, now, job_id=job_id)
-        if wish is None:
+        if submission is None:
             return found
-        turn = StepContext(
+        context = StepContext(
             world=self.world,
             settings=self.settings,
             now=now,
             change=WorldChange(world=self.world),
             failure_rate=FleetFailureRate(self.world),
         )
-        return replace(found, hypothetical_jobs=hypothetical_jobs(turn, wish))
+        return replace(found, hypothetical_jobs=hypothetical_jobs(context, submission))
 
     # ---- events -------------------------------------------------------------------------------------------------------
 
-    def _apply_event(self, turn: StepContext, event: Event) -> Answer | PhalanxError:
+    def _apply_event(self, context: StepContext, event: Event) -> Answer | PhalanxError:
         answer: Answer = None
         try:
             if isinstance(event, Request):
-                answer = requests.handle_request(turn, event)
+                answer = requests.handle_request(context, event)
             else:
                 if isinstance(event, SupervisorRegistered) and event.seat is None:
-                    self._check_incarnation(event, turn.now.boot_s)
-                reports.handle_report(turn, event)
+                    self._check_incarnation(event, context.now.boot_s)
+                reports.handle_report(context, event)
                 if isinstance(event, SupervisorRegistered):
                     name = event.node.id if event.seat is None else event.seat.name
-                    self.leases.grant(name, event.supervisor_id, turn.now.boot_s)
-                    self._republish(turn, event)
+                    self.leases.grant(name, event.supervisor_id, context.now.boot_s)
+                    self._republish(context, event)
         except PhalanxError as error:
             return error
         if isinstance(event, PreparePlannedStop):
@@ -280,8 +281,8 @@ class Controller:
             renewed_recently=current is not None and self.leases.renewed_recently(hello.node.id, current, boot_s),
         )
 
-    def _republish(self, turn: StepContext, event: SupervisorRegistered) -> None:
-        for attempt in turn.world.attempts_on(event.node.id):
+    def _republish(self, context: StepContext, event: SupervisorRegistered) -> None:
+        for attempt in context.world.attempts_on(event.node.id):
             self._publish_epochs(attempt)
 
     def _publish_epochs(self, attempt: Attempt) -> None:
@@ -299,18 +300,18 @@ class Controller:
 
     # ---- time ---------------------------------------------------------------------------------------------------------
 
-    def _expire_leases(self, turn: StepContext) -> None:
-        for node_id in self.leases.expire(turn.now.boot_s):
+    def _expire_leases(self, context: StepContext) -> None:
+        for node_id in self.leases.expire(context.now.boot_s):
             why = f"no heartbeat for {format_duration(self.leases.terms[0])}: its lease expired"
             seat = parse_seat(node_id)
             if seat is None:
-                reports.lose_node(turn, node_id, why)
+                reports.lose_node(context, node_id, why)
             else:
-                reports.lose_seat(turn, seat, why)
-            turn.lost[node_id] = None
+                reports.lose_seat(context, seat, why)
+            context.lost[node_id] = None
 
-    def _fire_deadlines(self, turn: StepContext) -> None:
-        for deadline in self._timers.take(turn.now.boot_s):
+    def _fire_deadlines(self, context: StepContext) -> None:
+        for deadline in self._timers.take(context.now.boot_s):
             attempt = self.world.attempts.get(deadline.job_id)
             if attempt is None or not self._still_applies(deadline):
                 continue
@@ -319,21 +320,21 @@ class Controller:
                     limit_s = self.world.jobs[attempt.job_id].spec.time_limit_s
                     assert limit_s is not None, deadline
                     why = f"time limit of {format_duration(limit_s)} reached"
-                    turn.apply_event(attempt.job_id, StopRequested(cause=EndCause.TIMEOUT, why=why))
+                    context.apply_event(attempt.job_id, StopRequested(cause=EndCause.TIMEOUT, why=why))
                 case DeadlineKind.START:
                     silent = tuple(
                         member.node_id for member in attempt.members if member.state is MemberState.REQUESTED
                     )
-                    waited_s = turn.now.boot_s - self._generations[attempt.job_id][2]
-                    turn.apply_event(attempt.job_id, StartOverdue(silent=silent, waited_s=waited_s))
+                    waited_s = context.now.boot_s - self._generations[attempt.job_id][2]
+                    context.apply_event(attempt.job_id, StartOverdue(silent=silent, waited_s=waited_s))
                 case DeadlineKind.REMIND:
-                    self._remind(turn, attempt)
+                    self._remind(context, attempt)
 
-    def _remind(self, turn: StepContext, attempt: Attempt) -> None:
+    def _remind(self, context: StepContext, attempt: Attempt) -> None:
         """Resend unanswered commands: one may have been lost, and nothing else repeats it."""
         for member in attempt.members:
             if member.state not in (MemberState.STOPPED, MemberState.LOST):
-                turn.apply_event(attempt.job_id, ReminderDue(node_id=member.node_id))
+                context.apply_event(attempt.job_id, ReminderDue(node_id=member.node_id))
 
     def _still_applies(self, deadline: Deadline) -> bool:
         """Whether the deadline still applies to the newest state."""
@@ -404,18 +405,18 @@ class Controller:
 
     # ---- scheduling ---------------------------------------------------------------------------------------------------
 
-    def _cycle(self, turn: StepContext) -> float:
+    def _cycle(self, context: StepContext) -> float:
         """Schedule; return in how many seconds to schedule again if nothing happens."""
-        scheduler, wall_s = self.scheduler, turn.now.wall_s
-        now_s = turn.now.boot_s + self._steady_offset(turn.now)
-        records = turn.change.records
-        scheduler.stale = scheduler.stale or bool(turn.change.removed_nodes or turn.change.removed_queues)
+        scheduler, wall_s = self.scheduler, context.now.wall_s
+        now_s = context.now.boot_s + self._steady_offset(context.now)
+        records = context.change.records
+        scheduler.stale = scheduler.stale or bool(context.change.removed)
         with self.guard:
             scheduler.update(self.world, records, now_s, wall_s)
             plan = scheduler.plan(self.world, now_s, wall_s)
         reported = len(records)
         for stop in plan.stops:
-            turn.apply_event(stop.job_id, StopRequested(cause=stop.cause, why=stop.why, by=SCHEDULER))
+            context.apply_event(stop.job_id, StopRequested(cause=stop.cause, why=stop.why, by=SCHEDULER))
         for placement in plan.placements:
             why_not = rejection_reason(self.world, placement)
             if why_not:
@@ -423,7 +424,7 @@ class Controller:
                 with self.guard:
                     scheduler.record_rejection(placement.job_id, now_s)
             else:
-                turn.apply(place(self.world.jobs[placement.job_id], placement.allocation, turn.facts))
+                context.apply(place(self.world.jobs[placement.job_id], placement.allocation, context.facts))
         if len(records) > reported:
             with self.guard:
                 scheduler.update(self.world, records[reported:], now_s, wall_s)
@@ -444,8 +445,9 @@ class Controller:
     def _drop_old(self) -> None:
         while len(self._ended) > ENDED_JOBS_KEPT:
             self.world.jobs.pop(self._ended.popleft(), None)
-        while len(self.world.idempotency) > KEYS_KEPT:
-            self.world.idempotency.pop(next(iter(self.world.idempotency)))
+        keys = self.world.table(IDEMPOTENCY)
+        while len(keys) > KEYS_KEPT:
+            keys.pop(next(iter(keys)))
 
     def _count(self, name: str, by: float) -> None:
         self.stats[name] = self.stats.get(name, 0) + by

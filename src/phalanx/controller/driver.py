@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.read_snapshot import ReadSnapshot
+from phalanx.controller.requests import describe_request
 from phalanx.controller.step_result import Answer, ControllerTime, StepResult
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.audit import (
@@ -27,7 +28,6 @@ from phalanx.core.access.audit import (
     ChainTip,
     next_line,
 )
-from phalanx.core.access.audit_descriptions import describe_request
 from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.commands import DeleteCheckpoints
@@ -45,6 +45,7 @@ from phalanx.ports.clock import Clock
 from phalanx.ports.engine import Engine
 from phalanx.ports.store import Store, StoreDiverged, StoreRefused
 
+A = TypeVar("A")
 INBOX_MAX: Final = 50_000  # items waiting; above that, requests are refused with TryLater
 STEP_EVENTS_MAX: Final = 4096  # in one step, so that answers do not wait for the whole queue
 SNAPSHOTS_MAX: Final = 64  # snapshot requests waiting; each comes from one user's question
@@ -102,7 +103,9 @@ class ControllerDriver:
     _listeners: list[Callable[[frozenset[JobId]], None]] = field(default_factory=list)
     _inbox: deque[_InboxItem] = field(default_factory=deque)
     _retries: list[_InboxItem] = field(default_factory=list)  # items of a refused commit; first in the next step
-    _peeks: deque[tuple[Future[ReadSnapshot], JobId | None, SubmitJob | None]] = field(default_factory=deque)
+    _snapshot_requests: deque[tuple[Future[ReadSnapshot], JobId | None, SubmitJob | None]] = field(
+        default_factory=deque
+    )
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
     _thread: threading.Thread | None = None
@@ -157,9 +160,9 @@ class ControllerDriver:
         if self._thread is not None:
             self._thread.join(timeout=30.0)
 
-    def request(self, event: Request, call: AuditCall | None = None) -> Future[Answer]:
+    def request(self, event: Request[A], call: AuditCall | None = None) -> Future[A]:
         """Submit a request. The future holds the answer once it is durable, or the error. `call` is its entry in the audit trail."""
-        answer: Future[Answer] = Future()
+        answer: Future[A] = Future()
         answer.set_running_or_notify_cancel()
 
         def forward(done: Future[list[Answer | PhalanxError]]) -> None:
@@ -168,7 +171,7 @@ class ControllerDriver:
             if isinstance(result, BaseException):
                 answer.set_exception(result)
             else:
-                answer.set_result(result)
+                answer.set_result(cast("A", result))
 
         self._post([event], [] if call is None else [call]).add_done_callback(forward)
         return answer
@@ -178,7 +181,7 @@ class ControllerDriver:
         return self._post(reports)
 
     def request_all(
-        self, events: Sequence[Request], calls: Sequence[AuditCall] = ()
+        self, events: Sequence[Request[Any]], calls: Sequence[AuditCall] = ()
     ) -> Future[list[Answer | PhalanxError]]:
         """Submit several requests for one step, without scheduling between them; errors are among the answers."""
         return self._post(events, calls)
@@ -191,18 +194,20 @@ class ControllerDriver:
         """Call `listener` with the jobs that each commit changed, on the controller's thread; it must not block."""
         self._listeners.append(listener)
 
-    def read_snapshot(self, *, job_id: JobId | None = None, wish: SubmitJob | None = None) -> Future[ReadSnapshot]:
+    def read_snapshot(
+        self, *, job_id: JobId | None = None, submission: SubmitJob | None = None
+    ) -> Future[ReadSnapshot]:
         """Take a snapshot between two steps (`Controller.peek`): every step before it is committed or undone."""
         future: Future[ReadSnapshot] = Future()
         future.set_running_or_notify_cancel()
         with self._wake:
-            if self._stopping or len(self._peeks) >= SNAPSHOTS_MAX:
+            if self._stopping or len(self._snapshot_requests) >= SNAPSHOTS_MAX:
                 why = (
                     "the head is stopping" if self._stopping else f"{SNAPSHOTS_MAX} such questions are already waiting"
                 )
                 future.set_exception(TryLater(why, hint="try again in a moment"))
                 return future
-            self._peeks.append((future, job_id, wish))
+            self._snapshot_requests.append((future, job_id, submission))
             self._wake.notify()
         return future
 
@@ -227,15 +232,15 @@ class ControllerDriver:
             if items is None:
                 break
             wake_in_s = self._run_step(items)
-            self._answer_peeks()
+            self._answer_snapshot_requests()
         for item in self._inbox:
             item.future.set_exception(TryLater("the head stopped", hint="try again once it is back"))
-        for future, _, _ in self._peeks:
+        for future, _, _ in self._snapshot_requests:
             future.set_exception(TryLater("the head stopped", hint="try again once it is back"))
 
     def _collect(self, wake_in_s: float) -> list[_InboxItem] | None:
         with self._wake:
-            if not self._inbox and not self._peeks and not self._stopping:
+            if not self._inbox and not self._snapshot_requests and not self._stopping:
                 self._wake.wait(min(wake_in_s, OBSERVE_EVERY_S) if self.engines else wake_in_s)
             if self._stopping:
                 return None
@@ -316,17 +321,14 @@ class ControllerDriver:
             self.mailboxes.remove(name)
 
     def _notify_engines(self, outbox: StepResult) -> None:
-        """Pass changed attempts to the engines that start one supervisor per attempt."""
-        engines = [engine for engine in self.engines if engine.capabilities.per_attempt]
-        if not engines:
-            return
+        """Pass changed attempts to the engines."""
         records = outbox.change.records
         newest = {(one.job_id, one.epoch): one for one in records if isinstance(one, Attempt)}
         # An ended job may have left the world by now.
         changed = {one.id: one for one in records if isinstance(one, Job)}
         for attempt in newest.values():
             job = changed.get(attempt.job_id) or self.controller.world.jobs[attempt.job_id]
-            for engine in engines:
+            for engine in self.engines:
                 engine.follow(job, attempt)
 
     def _notify_listeners(self, outbox: StepResult) -> None:
@@ -335,12 +337,12 @@ class ControllerDriver:
             for listener in self._listeners:
                 listener(changed)
 
-    def _answer_peeks(self) -> None:
+    def _answer_snapshot_requests(self) -> None:
         """Answer snapshot requests between two steps."""
-        while self._peeks:
-            future, job_id, wish = self._peeks.popleft()
+        while self._snapshot_requests:
+            future, job_id, submission = self._snapshot_requests.popleft()
             try:
-                future.set_result(self.controller.read_snapshot(self._now(), job_id=job_id, wish=wish))
+                future.set_result(self.controller.read_snapshot(self._now(), job_id=job_id, submission=submission))
             except Exception as error:  # noqa: BLE001  # refused, or an internal error: it goes to the caller, the loop continues
                 future.set_exception(error)
 

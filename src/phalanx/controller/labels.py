@@ -7,19 +7,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
+from phalanx.core.access.audit import join_names
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.fleet.node import Node
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.state.events import LabelNodes
+from phalanx.core.work.users import Action
 
 LABELS_MAX: Final = 64  # of one node; the same as for one job
 _VALUE_MAX: Final = 128  # characters; a rack's name has ten
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
 
 
-def label(turn: StepContext, request: LabelNodes) -> None:
+handlers: Final = RequestHandlers()
+
+
+@handlers.add(LabelNodes, Action.OPERATE, audit=lambda request, _: f"nodes {join_names(sorted(request.labels))}")
+def label(context: StepContext, request: LabelNodes) -> None:
     """Set the labels; an empty value removes one. Other labels stay. Idempotent.
 
     Raises:
@@ -28,7 +35,7 @@ def label(turn: StepContext, request: LabelNodes) -> None:
     """
     changed: list[Node] = []
     for node_id in sorted(request.labels):
-        node = turn.world.nodes.get(node_id)
+        node = context.world.nodes.get(node_id)
         if node is None:
             raise NotFound(f"no node {node_id!r} has joined", hint=Hint(HintCode.LIST_NODES))
         _check(node_id, request.labels[node_id])
@@ -36,13 +43,13 @@ def label(turn: StepContext, request: LabelNodes) -> None:
         if len(after) > LABELS_MAX:
             raise BadRequest(f"{node_id} would have {len(after)} labels; at most {LABELS_MAX} are allowed")
         if after != node.labels:
-            changed.append(replace(node, labels=after, changed_s=turn.now.wall_s))
+            changed.append(replace(node, labels=after, changed_s=context.now.wall_s))
     if not changed:
         return
     for node in changed:
-        turn.change.put(node)
+        context.change.put(node)
     named = fold_hostlist([node.id for node in changed])
-    turn.add_story("labelled", f"{named[:200]}: labels changed by {request.by}", by=request.by)
+    context.add_story("labelled", f"{named[:200]}: labels changed by {request.by}", by=request.by)
 
 
 def _check(node_id: str, labels: Mapping[str, str]) -> None:

@@ -7,54 +7,99 @@ again here, where no other request interleaves.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
+from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
+from phalanx.core.access.audit import join_names
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted, NotSignedIn
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import TokenId, UserId
 from phalanx.core.state.events import (
     ChangeProject,
     ChangeUser,
+    PutProject,
+    PutToken,
+    PutUser,
     RecordTokenUse,
     RevokeToken,
 )
+from phalanx.core.state.records import PROJECTS, TOKENS, USERS
 from phalanx.core.work.queue import Project
-from phalanx.core.work.users import Token, User, UserRole
+from phalanx.core.work.users import Action, Token, User, UserRole
+
+handlers: Final = RequestHandlers()
 
 
-def put_user(turn: StepContext, user: User) -> User:
+def _describe_user(user: User) -> str:
+    return f"user {user.id} role {user.role}{' disabled' if user.disabled else ''}"
+
+
+def _describe_project(project: Project) -> str:
+    return f"project {project.id} members {join_names(sorted(project.members))} admins {join_names(sorted(project.admins))}"
+
+
+def _describe_token(token: Token) -> str:
+    scope = f" scope {','.join(sorted(token.scope))}" if token.scope else ""
+    ends = "" if token.expires_s is None else f" until {token.expires_s:.0f}"
+    return f"token {token.id} of {token.user}{scope}{ends}"
+
+
+@handlers.add(PutUser, None, audit=lambda request, _: _describe_user(request.user))
+def put_user(context: StepContext, request: PutUser) -> User:
     """Add a user or replace one.
 
     Raises:
         Conflict: no admin would remain.
     """
-    before = turn.world.users.get(user.id)
-    others = (one for one in turn.world.users.values() if one.id != user.id)
+    user = request.user
+    before = context.world.table(USERS).get(user.id)
+    others = (one for one in context.world.table(USERS).values() if one.id != user.id)
     if before is not None and _administers(before) and not _administers(user) and not any(map(_administers, others)):
         raise Conflict(f"{user.id} is the last admin", hint=Hint(HintCode.MAKE_ADMIN))
-    turn.change.put(user)
+    context.change.put(user)
     return user
 
 
-def change_user(turn: StepContext, wish: ChangeUser) -> User:
+@handlers.add(
+    ChangeUser,
+    Action.ADMINISTER,
+    audit=lambda request, answer: (
+        _describe_user(answer) if isinstance(answer, User) else f"user {request.user_id} role {request.role}"
+    ),
+)
+def change_user(context: StepContext, request: ChangeUser) -> User:
     """Add a user with role `user`, or change the given fields of one.
 
     Raises:
         NotPermitted: the caller is no longer an admin.
         Conflict: no admin would remain.
     """
-    if wish.by is not None:
-        _check_admin(turn, wish.by)
-    known = turn.world.users.get(wish.user_id)
+    if request.by is not None:
+        _check_admin(context, request.by)
+    known = context.world.table(USERS).get(request.user_id)
     if known is None:
-        known = User(id=wish.user_id, role=UserRole.USER, created_s=turn.now.wall_s)
-    role = known.role if wish.role is None else wish.role
-    return put_user(
-        turn, replace(known, role=role, disabled=known.disabled if wish.disabled is None else wish.disabled)
-    )
+        known = User(id=request.user_id, role=UserRole.USER, created_s=context.now.wall_s)
+    role = known.role if request.role is None else request.role
+    disabled = known.disabled if request.disabled is None else request.disabled
+    return put_user(context, PutUser(user=replace(known, role=role, disabled=disabled)))
 
 
-def change_project(turn: StepContext, wish: ChangeProject) -> Project:
+@handlers.add(PutProject, None, audit=lambda request, _: _describe_project(request.project))
+def put_project(context: StepContext, request: PutProject) -> Project:
+    """Add or replace a project."""
+    context.change.put(request.project)
+    return request.project
+
+
+@handlers.add(
+    ChangeProject,
+    Action.MANAGE_PROJECT,
+    audit=lambda request, answer: (
+        _describe_project(answer) if isinstance(answer, Project) else f"project {request.project_id}"
+    ),
+)
+def change_project(context: StepContext, request: ChangeProject) -> Project:
     """Add a project, or change the given fields of one. A project admin may only change the members.
 
     Raises:
@@ -62,100 +107,109 @@ def change_project(turn: StepContext, wish: ChangeProject) -> Project:
         NotPermitted: the caller is no longer an admin of this project (or of the head, with `as_admin`), or changes more than members.
         BadRequest: a project admin would open the project to all users by removing every member.
     """
-    unknown = sorted({*(wish.members or ()), *(wish.admins or ())} - turn.world.users.keys())
+    unknown = sorted({*(request.members or ()), *(request.admins or ())} - context.world.table(USERS).keys())
     if unknown:
         raise NotFound(f"no user {unknown[0]!r}", hint=Hint(HintCode.ADD_USER))
-    known = turn.world.projects.get(wish.project_id)
-    if wish.as_admin:
-        _check_admin(turn, wish.by)
+    known = context.world.table(PROJECTS).get(request.project_id)
+    if request.as_admin:
+        _check_admin(context, request.by)
     else:
-        _check_project_admin(known, wish)
-    project = known or Project(id=wish.project_id, created_s=turn.now.wall_s)
+        _check_project_admin(known, request)
+    project = known or Project(id=request.project_id, created_s=context.now.wall_s)
     project = replace(
         project,
-        members=project.members if wish.members is None else wish.members,
-        admins=project.admins if wish.admins is None else wish.admins,
+        members=project.members if request.members is None else request.members,
+        admins=project.admins if request.admins is None else request.admins,
     )
-    turn.change.put(project)
+    context.change.put(project)
     return project
 
 
-def put_token(turn: StepContext, token: Token) -> Token:
+@handlers.add(PutToken, Action.MANAGE_OWN_TOKENS, audit=lambda request, _: _describe_token(request.token))
+def put_token(context: StepContext, request: PutToken) -> Token:
     """Add a token, if the token that it was created with is still valid.
 
     Raises:
         NotSignedIn: that one is expired or revoked, or its user is disabled.
         NotPermitted: the new token is another user's, and its creator is no longer an admin.
     """
-    maker = None if token.made_by is None else turn.world.tokens.get(token.made_by)
+    token = request.token
+    maker = None if token.made_by is None else context.world.table(TOKENS).get(token.made_by)
     if maker is not None:
-        if not maker.is_valid(turn.now.wall_s):
+        if not maker.is_valid(context.now.wall_s):
             raise NotSignedIn(f"token {maker.id} is expired or revoked", hint=Hint(HintCode.ADD_TOKEN))
-        user = turn.world.users.get(maker.user)
+        user = context.world.table(USERS).get(maker.user)
         if user is not None and user.disabled:
             raise NotSignedIn(f"user {user.id} is disabled", hint="ask an admin")
         if token.user != maker.user:
-            _check_admin(turn, maker.user)
-    turn.change.put(token)
+            _check_admin(context, maker.user)
+    context.change.put(token)
     return token
 
 
-def revoke_token(turn: StepContext, wish: RevokeToken) -> Token:
+@handlers.add(
+    RevokeToken,
+    Action.MANAGE_OWN_TOKENS,
+    audit=lambda request, _: f"token {request.token_id}{' and all created with it' if request.with_derived else ''}",
+)
+def revoke_token(context: StepContext, request: RevokeToken) -> Token:
     """Revoke a token; with `with_derived` also the tokens created with it, transitively.
 
     Raises:
         NotFound: no such token.
     """
-    token = turn.world.tokens.get(wish.token_id)
+    token = context.world.table(TOKENS).get(request.token_id)
     if token is None:
-        raise NotFound(f"no token {wish.token_id}", hint=Hint(HintCode.LIST_TOKENS))
-    revoked = {wish.token_id}
-    if wish.with_derived:
-        revoked |= _made_with(turn, wish.token_id)
+        raise NotFound(f"no token {request.token_id}", hint=Hint(HintCode.LIST_TOKENS))
+    revoked = {request.token_id}
+    if request.with_derived:
+        revoked |= _made_with(context, request.token_id)
     for token_id in sorted(revoked):
-        one = turn.world.tokens[token_id]
+        one = context.world.table(TOKENS)[token_id]
         if one.revoked_s is None:
-            turn.change.put(replace(one, revoked_s=turn.now.wall_s))
-    return turn.world.tokens[wish.token_id]
+            context.change.put(replace(one, revoked_s=context.now.wall_s))
+    return context.world.table(TOKENS)[request.token_id]
 
 
-def record_token_use(turn: StepContext, wish: RecordTokenUse) -> None:
+@handlers.add(RecordTokenUse, None, audit=lambda request, _: f"{len(request.used_s)} tokens used")
+def record_token_use(context: StepContext, request: RecordTokenUse) -> None:
     """Record when tokens were last used; unknown tokens are ignored."""
-    for token_id, used_s in wish.used_s.items():
-        token = turn.world.tokens.get(token_id)
+    for token_id, used_s in request.used_s.items():
+        token = context.world.table(TOKENS).get(token_id)
         if token is not None and used_s > (token.used_s or 0.0):
-            turn.change.put(replace(token, used_s=used_s))
+            context.change.put(replace(token, used_s=used_s))
 
 
 def _administers(user: User) -> bool:
     return user.role is UserRole.ADMIN and not user.disabled
 
 
-def _check_admin(turn: StepContext, user_id: UserId) -> None:
-    user = turn.world.users.get(user_id)
+def _check_admin(context: StepContext, user_id: UserId) -> None:
+    user = context.world.table(USERS).get(user_id)
     if user is None or not _administers(user):
         raise NotPermitted(f"{user_id} is not an admin", hint="ask an admin")
 
 
-def _check_project_admin(project: Project | None, wish: ChangeProject) -> None:
-    if project is None or wish.by not in project.admins:
+def _check_project_admin(project: Project | None, request: ChangeProject) -> None:
+    if project is None or request.by not in project.admins:
         raise NotPermitted(
-            f"{wish.by} is not an admin of project {wish.project_id}", hint="ask an admin of the project or of the head"
+            f"{request.by} is not an admin of project {request.project_id}",
+            hint="ask an admin of the project or of the head",
         )
-    if wish.admins is not None and wish.admins != project.admins:
+    if request.admins is not None and request.admins != project.admins:
         raise NotPermitted(
-            f"{wish.by} may not change the admins of project {project.id}", hint="ask an admin of the head"
+            f"{request.by} may not change the admins of project {project.id}", hint="ask an admin of the head"
         )
-    if wish.members is not None and not wish.members and project.members:
+    if request.members is not None and not request.members and project.members:
         raise BadRequest(
             f"without members, project {project.id} would be open to all users",
             hint="keep one member, or ask an admin of the head",
         )
 
 
-def _made_with(turn: StepContext, token_id: TokenId) -> set[TokenId]:
+def _made_with(context: StepContext, token_id: TokenId) -> set[TokenId]:
     children: dict[TokenId, list[TokenId]] = {}
-    for token in turn.world.tokens.values():
+    for token in context.world.table(TOKENS).values():
         if token.made_by is not None:
             children.setdefault(token.made_by, []).append(token.id)
     found: set[TokenId] = set()

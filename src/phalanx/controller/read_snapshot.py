@@ -66,19 +66,19 @@ def take_read_snapshot(
     return ReadSnapshot(snapshot=seen, scheduler=scheduler, history=history, waiting=waiting)
 
 
-def hypothetical_jobs(turn: StepContext, wish: SubmitJob) -> tuple[Job, ...]:
+def hypothetical_jobs(context: StepContext, submission: SubmitJob) -> tuple[Job, ...]:
     """The jobs that the submit would create. The world is unchanged afterwards.
 
     Args:
-        turn: a fresh one; it is not committed.
-        wish: without an idempotency key.
+        context: a fresh one; it is not committed.
+        submission: without an idempotency key.
 
     Raises:
         PhalanxError: the submit would be refused.
     """
-    change: WorldChange = turn.change
+    change: WorldChange = context.change
     try:
-        made = submits.submit(turn, wish)
+        made = submits.submit(context, submission)
     finally:
         change.undo()
     return tuple(made) if isinstance(made, list) else (made,)

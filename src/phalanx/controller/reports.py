@@ -27,98 +27,102 @@ class SeatEnded(Conflict):
     code = "seat_over"
 
 
-def handle_report(turn: StepContext, report: Report) -> None:
+def handle_report(context: StepContext, report: Report) -> None:
     """Apply one report. Late and repeated reports change nothing."""
     match report:
         case SupervisorRegistered():
-            _register(turn, report)
+            _register(context, report)
         case NodeDied():
-            _node_dead(turn, report)
+            _node_dead(context, report)
         case NodeListed():
-            _node_seen(turn, report)
+            _node_seen(context, report)
         case SeatLost():
             for node_id in report.node_ids:
-                lose_seat(turn, Seat(node_id=node_id, job_id=report.job_id, epoch=report.epoch), report.why)
+                lose_seat(context, Seat(node_id=node_id, job_id=report.job_id, epoch=report.epoch), report.why)
         case _:
-            turn.apply_event(report.job_id, report)
+            context.apply_event(report.job_id, report)
 
 
-def lose_node(turn: StepContext, node_id: NodeId, why: str) -> None:
+def lose_node(context: StepContext, node_id: NodeId, why: str) -> None:
     """Mark the node DOWN and remove its members from every gang."""
-    node = turn.world.nodes.get(node_id)
+    node = context.world.nodes.get(node_id)
     if node is None or node.state is NodeState.DOWN:
         return
-    turn.change.put(
+    context.change.put(
         replace(
-            node, state=NodeState.DOWN, down_cause=why, changed_s=turn.now.wall_s, failure_count=node.failure_count + 1
+            node,
+            state=NodeState.DOWN,
+            down_cause=why,
+            changed_s=context.now.wall_s,
+            failure_count=node.failure_count + 1,
         )
     )
-    turn.add_story("node_down", f"{node_id} is down: {why}", node_id=node_id)
-    held = turn.world.attempts_on(node_id)
+    context.add_story("node_down", f"{node_id} is down: {why}", node_id=node_id)
+    held = context.world.attempts_on(node_id)
     if held:  # an idle node that is switched off fails no job
-        turn.add_marks(FaultMark(node_id=node_id, weight=1.0, why=why))
+        context.add_marks(FaultMark(node_id=node_id, weight=1.0, why=why))
     for attempt in held:
-        turn.apply_event(attempt.job_id, MemberLost(node_id=node_id, why=why))
+        context.apply_event(attempt.job_id, MemberLost(node_id=node_id, why=why))
 
 
-def lose_seat(turn: StepContext, seat: Seat, why: str) -> None:
+def lose_seat(context: StepContext, seat: Seat, why: str) -> None:
     """Report a lost seat to its attempt; ignored if the attempt has ended."""
-    attempt = turn.world.attempts.get(seat.job_id)
+    attempt = context.world.attempts.get(seat.job_id)
     if attempt is not None and attempt.epoch == seat.epoch:
-        turn.apply_event(seat.job_id, MemberLost(node_id=seat.node_id, why=why))
+        context.apply_event(seat.job_id, MemberLost(node_id=seat.node_id, why=why))
 
 
-def _register(turn: StepContext, hello: SupervisorRegistered) -> None:
+def _register(context: StepContext, hello: SupervisorRegistered) -> None:
     if hello.seat is not None:
-        _register_seat(turn, hello.seat, hello.node.probe_port)
-        _update_node_of_seat(turn, hello.node)
+        _register_seat(context, hello.seat, hello.node.probe_port)
+        _update_node_of_seat(context, hello.node)
         return
     node_id = hello.node.id
-    turn.lost.pop(node_id, None)
-    known = turn.world.nodes.get(node_id)
+    context.lost.pop(node_id, None)
+    known = context.world.nodes.get(node_id)
     if known is not None and known.supervisor_id not in (None, hello.supervisor_id):
-        for attempt in turn.world.attempts_on(node_id):
-            turn.apply_event(attempt.job_id, MemberLost(node_id=node_id, why="its supervisor was replaced"))
-    fresh = _merged(known, hello, turn.now.wall_s)
+        for attempt in context.world.attempts_on(node_id):
+            context.apply_event(attempt.job_id, MemberLost(node_id=node_id, why="its supervisor was replaced"))
+    fresh = _merged(known, hello, context.now.wall_s)
     if known is None or replace(known, changed_s=0.0) != replace(fresh, changed_s=0.0):
-        turn.change.put(fresh)
+        context.change.put(fresh)
     if known is None or known.state is not NodeState.UP:
         gpus = f"{len(fresh.devices)} {'virtual devices' if fresh.virtual else 'GPUs'}"
-        turn.add_story("node_up", f"{node_id} is up with {gpus}", node_id=node_id)
+        context.add_story("node_up", f"{node_id} is up with {gpus}", node_id=node_id)
     carried = {(job_id, epoch) for job_id, epoch, _ in hello.running}
-    for attempt in turn.world.attempts_on(node_id):
+    for attempt in context.world.attempts_on(node_id):
         member = next(m for m in attempt.members if m.node_id == node_id)
         if member.state is MemberState.STARTED and (attempt.job_id, attempt.epoch) not in carried:
             continue  # the supervisor still has to send the events of its end
-        turn.apply_event(attempt.job_id, ReminderDue(node_id=node_id))
+        context.apply_event(attempt.job_id, ReminderDue(node_id=node_id))
 
 
-def _register_seat(turn: StepContext, seat: Seat, probe_port: int) -> None:
+def _register_seat(context: StepContext, seat: Seat, probe_port: int) -> None:
     """Register a supervisor that was started for one attempt, and send it its command.
 
     Raises:
         SeatEnded: the attempt has ended or lost this seat.
     """
-    attempt = turn.world.attempts.get(seat.job_id)
+    attempt = context.world.attempts.get(seat.job_id)
     member = None
     if attempt is not None and attempt.epoch == seat.epoch:
         member = next((m for m in attempt.members if m.node_id == seat.node_id), None)
     if member is None or member.state is MemberState.LOST:
         raise SeatEnded(f"attempt {seat.epoch} of job {seat.job_id} no longer has a part on {seat.node_id}")
-    turn.lost.pop(seat.name, None)
-    turn.apply_event(seat.job_id, ReminderDue(node_id=seat.node_id, probe_port=probe_port))
+    context.lost.pop(seat.name, None)
+    context.apply_event(seat.job_id, ReminderDue(node_id=seat.node_id, probe_port=probe_port))
 
 
-def _update_node_of_seat(turn: StepContext, reported: Node) -> None:
+def _update_node_of_seat(context: StepContext, reported: Node) -> None:
     """Record, for later attempts, what only a supervisor on the node can find out."""
-    known = turn.world.nodes.get(reported.id)
+    known = context.world.nodes.get(reported.id)
     if known is not None and known.per_attempt and known.shares_head_files != reported.shares_head_files:
-        turn.change.put(replace(known, shares_head_files=reported.shares_head_files))
+        context.change.put(replace(known, shares_head_files=reported.shares_head_files))
 
 
-def _node_seen(turn: StepContext, seen: NodeListed) -> None:
+def _node_seen(context: StepContext, seen: NodeListed) -> None:
     """Apply the inventory of an engine whose nodes have no supervisor of their own."""
-    node, known, now_s = seen.node, turn.world.nodes.get(seen.node.id), turn.now.wall_s
+    node, known, now_s = seen.node, context.world.nodes.get(seen.node.id), context.now.wall_s
     fresh = replace(node, state=NodeState.UP, per_attempt=True, supervisor_id=None, joined_s=now_s, changed_s=now_s)
     if known is not None:
         # An operator's cordon stays, whatever the engine reports.
@@ -137,9 +141,9 @@ def _node_seen(turn: StepContext, seen: NodeListed) -> None:
         )
         if replace(known, changed_s=now_s) == fresh:
             return
-    turn.change.put(fresh)
+    context.change.put(fresh)
     if known is None or known.state is not NodeState.UP:
-        turn.add_story("node_up", f"{node.id} is up: {node.engine} reports it in service", node_id=node.id)
+        context.add_story("node_up", f"{node.id} is up: {node.engine} reports it in service", node_id=node.id)
 
 
 def _merged(known: Node | None, hello: SupervisorRegistered, now_s: float) -> Node:
@@ -165,25 +169,27 @@ def _merged(known: Node | None, hello: SupervisorRegistered, now_s: float) -> No
     )
 
 
-def _node_dead(turn: StepContext, dead: NodeDied) -> None:
-    node = turn.world.nodes.get(dead.node_id)
+def _node_dead(context: StepContext, dead: NodeDied) -> None:
+    node = context.world.nodes.get(dead.node_id)
     if node is None or (dead.supervisor_id is not None and node.supervisor_id != dead.supervisor_id):
         return
     if node.per_attempt:
-        _mark_down(turn, node, dead.why)
+        _mark_down(context, node, dead.why)
     elif dead.confirmed:
-        lose_node(turn, dead.node_id, dead.why)
-        turn.lost[dead.node_id] = None  # if a supervisor still runs there (a late report), it must register first
+        lose_node(context, dead.node_id, dead.why)
+        context.lost[dead.node_id] = None  # if a supervisor still runs there (a late report), it must register first
     else:
-        turn.add_story("node_silent", f"{dead.node_id}: {dead.why}; lost once its lease expires", node_id=dead.node_id)
+        context.add_story(
+            "node_silent", f"{dead.node_id}: {dead.why}; lost once its lease expires", node_id=dead.node_id
+        )
 
 
-def _mark_down(turn: StepContext, node: Node, why: str) -> None:
+def _mark_down(context: StepContext, node: Node, why: str) -> None:
     """Mark a node DOWN that the engine took out of service. Running seats keep their own leases."""
     if node.state is NodeState.DOWN:
         return
     down = replace(
-        node, state=NodeState.DOWN, down_cause=why, changed_s=turn.now.wall_s, failure_count=node.failure_count + 1
+        node, state=NodeState.DOWN, down_cause=why, changed_s=context.now.wall_s, failure_count=node.failure_count + 1
     )
-    turn.change.put(down)
-    turn.add_story("node_down", f"{node.id} is down: {why}", node_id=node.id)
+    context.change.put(down)
+    context.add_story("node_down", f"{node.id} is down: {why}", node_id=node.id)

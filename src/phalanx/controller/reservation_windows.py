@@ -27,17 +27,17 @@ class ReservationWindows:
     _checked_s: float = inf
     _next_s: float = inf
 
-    def update(self, turn: StepContext) -> None:
+    def update(self, context: StepContext) -> None:
         """Begin and end reservations that are due, and stop jobs on nodes reserved for others. O(1) while nothing is due."""
-        reservations = turn.world.reservations
-        now_s = turn.now.wall_s
+        reservations = context.world.reservations
+        now_s = context.now.wall_s
         # `now_s` before the last check: the clock was set back.
         if reservations is self._checked and self._checked_s <= now_s < self._next_s:
             return
         self._checked = None
         settled = True
         for reservation in sorted(reservations.values(), key=lambda one: (one.start_s, one.id)):
-            settled &= self._update(turn, reservation)
+            settled &= self._update(context, reservation)
         if settled:
             self._checked, self._checked_s = reservations, now_s
             self._next_s = ReservationCalendar(reservations.values()).next_change_s(now_s)
@@ -48,40 +48,40 @@ class ReservationWindows:
             return min((max(0.0, _next_s(one, wall_s) - wall_s) for one in reservations.values()), default=inf)
         return max(0.0, self._next_s - wall_s)
 
-    def _update(self, turn: StepContext, reservation: Reservation) -> bool:
+    def _update(self, context: StepContext, reservation: Reservation) -> bool:
         """Bring one reservation up to date; return whether nothing had to change."""
-        now_s = turn.now.wall_s
+        now_s = context.now.wall_s
         if now_s >= reservation.end_s:
-            end(turn, reservation, "has ended", by="")
+            end(context, reservation, "has ended", by="")
             return False
         if not reservation.is_active(now_s):
             if reservation.begun:  # the clock was set back: it will begin again
-                turn.change.put(replace(reservation, begun=False))
+                context.change.put(replace(reservation, begun=False))
             return not reservation.begun
         if not reservation.begun:
-            begin(turn, reservation)
-        to_stop = jobs_to_evict(reservation, turn.world.attempts_by_node, turn.world.jobs)
+            begin(context, reservation)
+        to_stop = jobs_to_evict(reservation, context.world.attempts_by_node, context.world.jobs)
         for job_id in to_stop:
             # Repeated until the job is gone: StopRequested is idempotent, so no state is needed for whom to stop.
             why = f"reservation {reservation.id} begins"
-            turn.apply_event(job_id, StopRequested(cause=EndCause.DRAINED, why=why, by=reservation.by))
+            context.apply_event(job_id, StopRequested(cause=EndCause.DRAINED, why=why, by=reservation.by))
         return reservation.begun and not to_stop
 
 
-def begin(turn: StepContext, reservation: Reservation) -> None:
+def begin(context: StepContext, reservation: Reservation) -> None:
     """Mark the reservation as begun: jobs that waited for it may start."""
-    turn.change.put(replace(reservation, begun=True))
+    context.change.put(replace(reservation, begun=True))
     length = format_duration(reservation.end_s - reservation.start_s)
     text = f"reservation {reservation.id} begins: {fold_hostlist(sorted(reservation.nodes))} for {reservation.holders_text}, for {length}"
-    turn.add_story("reservation_begun", text, by=reservation.by)
+    context.add_story("reservation_begun", text, by=reservation.by)
 
 
-def end(turn: StepContext, reservation: Reservation, how: str, *, by: str) -> Reservation:
+def end(context: StepContext, reservation: Reservation, how: str, *, by: str) -> Reservation:
     """End the reservation: its nodes accept any job again."""
     ended = replace(reservation, ended=True)
-    turn.change.put(ended)
+    context.change.put(ended)
     text = f"reservation {reservation.id} {how}: {fold_hostlist(sorted(reservation.nodes))} no longer reserved for {reservation.holders_text}"
-    turn.add_story("reservation_ended", text, by=by)
+    context.add_story("reservation_ended", text, by=by)
     return ended
 
 

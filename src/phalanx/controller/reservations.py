@@ -6,20 +6,34 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.controller import reservation_windows
+from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
+from phalanx.core.access.audit import join_names
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ReservationId
 from phalanx.core.state.events import EndReservation, PutReservation, SubmitJob
+from phalanx.core.state.records import USERS
 from phalanx.core.units import format_duration
 from phalanx.core.work.reservation import NO_USER, Reservation
+from phalanx.core.work.users import Action
 
 AHEAD_MAX_S: Final = 366 * 86_400.0  # limit of start and length: anything further off is a typo in the year
 RESERVATIONS_MAX: Final = 1000  # at once; two a week on each of ten racks for a year. Each change copies the table
 
 
-def put(turn: StepContext, request: PutReservation) -> Reservation:
+handlers: Final = RequestHandlers()
+
+
+@handlers.add(
+    PutReservation,
+    Action.OPERATE,
+    audit=lambda request, _: (
+        f"reservation {request.reservation.id} nodes {join_names(sorted(request.reservation.nodes))}"
+    ),
+)
+def put(context: StepContext, request: PutReservation) -> Reservation:
     """Create a reservation. Idempotent: an equal one is returned as it is.
 
     Raises:
@@ -28,7 +42,7 @@ def put(turn: StepContext, request: PutReservation) -> Reservation:
         Conflict: the name is taken, or another reservation has one of the nodes at that time.
     """
     wanted = replace(request.reservation, begun=False, ended=False)
-    existing = turn.world.reservations.get(wanted.id)
+    existing = context.world.reservations.get(wanted.id)
     if existing is not None:
         if replace(existing, begun=False, by=NO_USER) == replace(wanted, by=NO_USER):
             return existing
@@ -36,24 +50,25 @@ def put(turn: StepContext, request: PutReservation) -> Reservation:
             f"reservation {wanted.id} already exists",
             hint=Hint(HintCode.RENAME_RESERVATION, reservation=wanted.id),
         )
-    _check_time(wanted, turn.now.wall_s)
-    _check_names(turn, wanted)
-    _check_clash(turn, wanted)
-    turn.change.put(wanted)
-    turn.add_story("reserved", _summary(wanted, turn.now.wall_s), by=wanted.by)
+    _check_time(wanted, context.now.wall_s)
+    _check_names(context, wanted)
+    _check_clash(context, wanted)
+    context.change.put(wanted)
+    context.add_story("reserved", _summary(wanted, context.now.wall_s), by=wanted.by)
     return wanted
 
 
-def end(turn: StepContext, request: EndReservation) -> Reservation:
+@handlers.add(EndReservation, Action.OPERATE, audit=lambda request, _: f"reservation {request.reservation_id}")
+def end(context: StepContext, request: EndReservation) -> Reservation:
     """End a reservation: its nodes accept any job again.
 
     Raises:
         NotFound: no such reservation, or it has ended.
     """
-    return reservation_windows.end(turn, _known(turn, request.reservation_id), "was ended", by=request.by)
+    return reservation_windows.end(context, _known(context, request.reservation_id), "was ended", by=request.by)
 
 
-def check_named(turn: StepContext, submit: SubmitJob) -> None:
+def check_named(context: StepContext, submit: SubmitJob) -> None:
     """Check the reservation that a submit names, if any.
 
     Raises:
@@ -62,7 +77,7 @@ def check_named(turn: StepContext, submit: SubmitJob) -> None:
     """
     if not submit.spec.reservation:
         return
-    reservation = _known(turn, ReservationId(submit.spec.reservation))
+    reservation = _known(context, ReservationId(submit.spec.reservation))
     if not reservation.admits(submit.user, submit.queue):
         raise NotPermitted(
             f"reservation {reservation.id} is for {reservation.holders_text}, not for {submit.user} in queue {submit.queue}",
@@ -70,8 +85,8 @@ def check_named(turn: StepContext, submit: SubmitJob) -> None:
         )
 
 
-def _known(turn: StepContext, reservation_id: ReservationId) -> Reservation:
-    reservation = turn.world.reservations.get(reservation_id)
+def _known(context: StepContext, reservation_id: ReservationId) -> Reservation:
+    reservation = context.world.reservations.get(reservation_id)
     if reservation is None:
         raise NotFound(f"no reservation {reservation_id!r}", hint=Hint(HintCode.LIST_RESERVATIONS))
     return reservation
@@ -90,15 +105,15 @@ def _check_time(wanted: Reservation, now_s: float) -> None:
         raise BadRequest(f"reservation {wanted.id} would have ended {ago} ago", hint="let it start now")
 
 
-def _check_names(turn: StepContext, wanted: Reservation) -> None:
-    world = turn.world
+def _check_names(context: StepContext, wanted: Reservation) -> None:
+    world = context.world
     if not wanted.nodes:
         raise BadRequest(f"reservation {wanted.id} names no node", hint="name nodes, for example gpu[001-004]")
     if len(set(wanted.nodes)) != len(wanted.nodes):
         raise BadRequest(f"reservation {wanted.id} names a node twice")
     for kind, names, known, code in (
         ("node", wanted.nodes, world.nodes, HintCode.LIST_NODES),
-        ("user", sorted(wanted.users), world.users, HintCode.LIST_USERS),
+        ("user", sorted(wanted.users), world.table(USERS), HintCode.LIST_USERS),
         ("queue", sorted(wanted.queues), world.queues, HintCode.LIST_QUEUES),
     ):
         missing = [name for name in names if name not in known]
@@ -106,8 +121,8 @@ def _check_names(turn: StepContext, wanted: Reservation) -> None:
             raise NotFound(f"no {kind} {missing[0]!r}", hint=Hint(code))
 
 
-def _check_clash(turn: StepContext, wanted: Reservation) -> None:
-    others = turn.world.reservations
+def _check_clash(context: StepContext, wanted: Reservation) -> None:
+    others = context.world.reservations
     if len(others) >= RESERVATIONS_MAX:
         raise Conflict(
             f"there are already {len(others)} reservations, the maximum", hint=Hint(HintCode.END_A_RESERVATION)
@@ -117,7 +132,7 @@ def _check_clash(turn: StepContext, wanted: Reservation) -> None:
         if shared:
             raise Conflict(
                 f"{fold_hostlist(sorted(shared))} {'is' if len(shared) == 1 else 'are'} already reserved at that time:"
-                f" {_summary(other, turn.now.wall_s)}",
+                f" {_summary(other, context.now.wall_s)}",
                 hint=Hint(HintCode.MOVE_RESERVATION, reservation=other.id),
             )
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
+from phalanx.core.fleet.custom_failure_rules import OPERATORS, FailureRules
 from phalanx.core.recovery.failure_rules import (
     FailureRule,
     diagnose,
@@ -16,6 +16,7 @@ from phalanx.core.recovery.failure_rules import (
     merge_rules,
     parse_rules,
 )
+from phalanx.core.state.records import FAILURE_RULES
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import EndCause, TaskExit
 from phalanx.core.work.failure import FailureDiagnosis
@@ -47,7 +48,7 @@ class Rulebook:
     @property
     def rules(self) -> Sequence[FailureRule]:
         """All rules, in the order in which they are tried."""
-        stored = self._world.failure_rules.get(OPERATORS)
+        stored = self._world.table(FAILURE_RULES).get(OPERATORS)
         if stored is not self._parsed:
             own, why_not = parse_own_rules(stored)
             if why_not:

@@ -8,18 +8,13 @@ from typing import Final
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import PhalanxError
-from phalanx.core.fleet.node import Node
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import Command
 from phalanx.core.state.world import WorldChange
-from phalanx.core.work.job import Job
-from phalanx.core.work.queue import Project, Queue
-from phalanx.core.work.reservation import Reservation
-from phalanx.core.work.users import Token, User
 from phalanx.ports.store import Batch
 
 IDLE_WAKE_S: Final = 1.0
-Answer = Job | Node | Queue | Project | User | Token | Reservation | list[Job] | None
+Answer = object  # of the type that the request declares; None for a report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +52,7 @@ class StepResult:
         change = self.change
         return Batch(
             records=change.records,
-            removed_nodes=[node.id for node in change.removed_nodes],
-            removed_queues=change.removed_queues,
+            removed=list(change.removed),
             story=change.story,
             audit=audit,
             epochs=change.epochs,

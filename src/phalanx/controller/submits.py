@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from phalanx.controller import reservations
+from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.hints import Hint, HintCode
@@ -17,8 +18,8 @@ from phalanx.core.lifecycle.dependencies import JobStates
 from phalanx.core.scheduling.shape import acceptable_shapes
 from phalanx.core.scheduling.submission import check_topology
 from phalanx.core.state.events import SubmitJob
+from phalanx.core.state.records import IDEMPOTENCY, PROJECTS, USERS, Idempotency
 from phalanx.core.state.story import StoryLine
-from phalanx.core.state.world import Idempotency
 from phalanx.core.work.array import format_indices, parse_array
 from phalanx.core.work.dependency import (
     ArrayPosition,
@@ -30,73 +31,83 @@ from phalanx.core.work.job import Job
 from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.topology_constraint import fixed_to_one_node
-from phalanx.core.work.users import User, UserRole
+from phalanx.core.work.users import Action, User, UserRole
 
 SHAPES_KEPT: Final = 4096  # distinct requests for one state of the fleet; some hundred bytes each
 # Equal requests come by the thousand; finding the shapes is a tenth of a submit's cost.
 _shapes_of = lru_cache(maxsize=SHAPES_KEPT)(acceptable_shapes)
 
 
-def submit(turn: StepContext, wish: SubmitJob) -> Job | list[Job]:
+handlers: Final = RequestHandlers()
+
+
+def _describe(request: SubmitJob, answer: object) -> str:
+    jobs = [job for job in (answer if isinstance(answer, list) else [answer]) if isinstance(job, Job)]
+    made = "" if not jobs else f"job {jobs[0].id} " if len(jobs) == 1 else f"jobs {jobs[0].id} to {jobs[-1].id} "
+    return f"{made}project {request.project} queue {request.queue} gpus {request.spec.role.gpus.total}"
+
+
+@handlers.add(SubmitJob, Action.SUBMIT, audit=_describe)
+def submit(context: StepContext, request: SubmitJob) -> Job | list[Job]:
     """Create the job, or the array's elements in order of their index. For a repeated key, return the earlier job or first element.
 
     Raises:
         PhalanxError: refused; nothing was changed.
     """
-    world = turn.world
-    if wish.key:
-        earlier = world.idempotency.get((wish.user, wish.key))
+    world = context.world
+    if request.key:
+        earlier = world.table(IDEMPOTENCY).get((request.user, request.key))
         if earlier is not None:
-            return _earlier_job(turn, wish, earlier)
-    _check_project(turn, wish)
-    if wish.queue not in world.queues:
-        raise NotFound(f"no queue {wish.queue!r}", hint=f"there are: {', '.join(sorted(world.queues))}")
-    reservations.check_named(turn, wish)
-    _check_nodes(turn, wish)
-    wish = _in_one_world(wish)
-    shapes = _shapes_of(wish.spec.role, world.fleet())
-    check_topology(wish.spec.topology, shapes, world.nodes.values())
-    indices = parse_array(wish.spec.array).indices if wish.spec.array else ()
-    parents = _parents(turn, wish, indices)
+            return _earlier_job(context, request, earlier)
+    _check_project(context, request)
+    if request.queue not in world.queues:
+        raise NotFound(f"no queue {request.queue!r}", hint=f"there are: {', '.join(sorted(world.queues))}")
+    reservations.check_named(context, request)
+    _check_nodes(context, request)
+    request = _in_one_world(request)
+    shapes = _shapes_of(request.spec.role, world.fleet())
+    check_topology(request.spec.topology, shapes, world.nodes.values())
+    indices = parse_array(request.spec.array).indices if request.spec.array else ()
+    parents = _parents(context, request, indices)
     if not indices:
-        return _put(turn, wish, parents)
-    return _put_array(turn, wish, indices, parents)
+        return _put(context, request, parents)
+    return _put_array(context, request, indices, parents)
 
 
 # ---- validation -----------------------------------------------------------------------------------------------------
 
 
-def _check_nodes(turn: StepContext, wish: SubmitJob) -> None:
+def _check_nodes(context: StepContext, request: SubmitJob) -> None:
     """Check that all nodes of `nodelist` exist; nodes of `exclude` need not.
 
     Raises:
         NotFound: a node does not exist, so the job could never be placed.
     """
-    unknown = [name for name in wish.spec.nodelist if name not in turn.world.nodes]
+    unknown = [name for name in request.spec.nodelist if name not in context.world.nodes]
     if unknown:
         raise NotFound(f"nodelist: no node {unknown[0]}", hint=Hint(HintCode.LIST_NODES))
 
 
-def _in_one_world(wish: SubmitJob) -> SubmitJob:
+def _in_one_world(request: SubmitJob) -> SubmitJob:
     """Keep a launcher that creates a world of its own at each call on one node, even if the fleet changes before the start."""
-    role = wish.spec.role
+    role = request.spec.role
     launcher = find_launcher(role.argv, role.script)
-    if launcher not in MPI_LAUNCHERS or wish.spec.slurm:  # a batch script runs once, whatever it calls
-        return wish
+    if launcher not in MPI_LAUNCHERS or request.spec.slurm:  # a batch script runs once, whatever it calls
+        return request
     if (role.gpus.nodes or 1) > 1 or role.gpus.nodes_max is not None:
         raise BadRequest(
             f"{launcher} starts once on each of the {role.gpus.nodes} nodes and would create {role.gpus.nodes} separate worlds",
             hint=Hint(HintCode.RUN_RANKS),
         )
-    return replace(wish, spec=replace(wish.spec, role=replace(role, gpus=fixed_to_one_node(role.gpus))))
+    return replace(request, spec=replace(request.spec, role=replace(role, gpus=fixed_to_one_node(role.gpus))))
 
 
-def _earlier_job(turn: StepContext, wish: SubmitJob, earlier: Idempotency) -> Job | list[Job]:
-    if earlier.body_sha256 != wish.body_sha256:
+def _earlier_job(context: StepContext, request: SubmitJob, earlier: Idempotency) -> Job | list[Job]:
+    if earlier.body_sha256 != request.body_sha256:
         raise Conflict(
-            f"idempotency key {wish.key!r} was used for another job ({earlier.job_id})", hint="use a new key"
+            f"idempotency key {request.key!r} was used for another job ({earlier.job_id})", hint="use a new key"
         )
-    job = turn.world.jobs.get(earlier.job_id)
+    job = context.world.jobs.get(earlier.job_id)
     if job is None:
         raise Conflict(
             f"job {earlier.job_id} was created with this key and ended long ago",
@@ -105,19 +116,20 @@ def _earlier_job(turn: StepContext, wish: SubmitJob, earlier: Idempotency) -> Jo
     return job if job.array is None else [job]
 
 
-def _check_project(turn: StepContext, wish: SubmitJob) -> None:
-    project = turn.world.projects.get(wish.project)
+def _check_project(context: StepContext, request: SubmitJob) -> None:
+    projects = context.world.table(PROJECTS)
+    project = projects.get(request.project)
     if project is None:
-        raise NotFound(f"no project {wish.project!r}", hint=f"there are: {', '.join(sorted(turn.world.projects))}")
-    user = turn.world.users.get(wish.user) or User(id=wish.user, role=UserRole.USER)
-    member = not project.members or wish.user in project.members or wish.user in project.admins
+        raise NotFound(f"no project {request.project!r}", hint=f"there are: {', '.join(sorted(projects))}")
+    user = context.world.table(USERS).get(request.user) or User(id=request.user, role=UserRole.USER)
+    member = not project.members or request.user in project.members or request.user in project.admins
     if not member and user.role not in (UserRole.OPERATOR, UserRole.ADMIN):
         raise NotPermitted(
-            f"{wish.user} is not a member of project {project.id}", hint="ask one of its admins to add you"
+            f"{request.user} is not a member of project {project.id}", hint="ask one of its admins to add you"
         )
 
 
-def _parents(turn: StepContext, wish: SubmitJob, indices: Sequence[int]) -> dict[JobId, JobStates]:
+def _parents(context: StepContext, request: SubmitJob, indices: Sequence[int]) -> dict[JobId, JobStates]:
     """States of each job or array that the submit depends on, by the id used; for `aftercorr`, by each element's id.
 
     Raises:
@@ -125,10 +137,10 @@ def _parents(turn: StepContext, wish: SubmitJob, indices: Sequence[int]) -> dict
         BadRequest: `aftercorr` names a job that is not an array, or an array without these elements.
     """
     found: dict[JobId, JobStates] = {}
-    for one in wish.spec.dependencies:
+    for one in request.spec.dependencies:
         if one.kind is DependencyKind.SINGLETON:
             continue
-        states = dependencies.parent_states(turn.world, one.job_id, wish.parents.get(one.job_id))
+        states = dependencies.parent_states(context.world, one.job_id, request.parents.get(one.job_id))
         if one.kind is DependencyKind.AFTER_CORR:
             found |= _pairs(one, states, indices)
         else:
@@ -153,41 +165,43 @@ def _pairs(one: Dependency, states: JobStates, indices: Sequence[int]) -> dict[J
 # ---- records --------------------------------------------------------------------------------------------------------
 
 
-def _put(turn: StepContext, wish: SubmitJob, parents: Mapping[JobId, JobStates]) -> Job:
-    seq = turn.change.new_job_seq()
-    unmet, never = dependencies.unmet_of(turn.world, (wish.user, wish.spec.name), wish.spec.dependencies, parents)
-    job = _put_one(turn, wish, wish.spec, (JobId(str(seq)), seq, None), (unmet, never))
-    _remember_key(turn, wish, job)
+def _put(context: StepContext, request: SubmitJob, parents: Mapping[JobId, JobStates]) -> Job:
+    seq = context.change.new_job_seq()
+    unmet, never = dependencies.unmet_of(
+        context.world, (request.user, request.spec.name), request.spec.dependencies, parents
+    )
+    job = _put_one(context, request, request.spec, (JobId(str(seq)), seq, None), (unmet, never))
+    _remember_key(context, request, job)
     return job
 
 
 def _put_array(
-    turn: StepContext, wish: SubmitJob, indices: Sequence[int], parents: Mapping[JobId, JobStates]
+    context: StepContext, request: SubmitJob, indices: Sequence[int], parents: Mapping[JobId, JobStates]
 ) -> list[Job]:
     """Create one job for each element. All share one spec; `Job.array` holds the element's index, so that equal jobs stay equal."""
-    seqs = [turn.change.new_job_seq() for _ in indices]
-    array_id, name = JobId(str(seqs[0])), (wish.user, wish.spec.name)
-    spec = _of_one_element(wish.spec)
+    seqs = [context.change.new_job_seq() for _ in indices]
+    array_id, name = JobId(str(seqs[0])), (request.user, request.spec.name)
+    spec = _of_one_element(request.spec)
     paired = [one for one in spec.dependencies if one.kind is DependencyKind.AFTER_CORR]
     common = tuple(one for one in spec.dependencies if one not in paired)
-    shared, never = dependencies.unmet_of(turn.world, name, common, parents)
+    shared, never = dependencies.unmet_of(context.world, name, common, parents)
     jobs: list[Job] = []
     for index, seq in zip(indices, seqs, strict=True):
         place = ArrayPosition(
             array_id=array_id,
             index=index,
             size=len(indices),
-            running_max=wish.spec.array_max,
+            running_max=request.spec.array_max,
             lowest=indices[0],
             highest=indices[-1],
         )
         own = [Dependency(kind=one.kind, job_id=array_element_id(one.job_id, index)) for one in paired]
-        more, alone = dependencies.unmet_of(turn.world, name, own, parents) if own else ((), "")
+        more, alone = dependencies.unmet_of(context.world, name, own, parents) if own else ((), "")
         unmet = (*shared, *more) if more else shared
         jobs.append(
-            _put_one(turn, wish, spec, (array_element_id(array_id, index), seq, place), (unmet, never or alone))
+            _put_one(context, request, spec, (array_element_id(array_id, index), seq, place), (unmet, never or alone))
         )
-    _remember_key(turn, wish, jobs[0])
+    _remember_key(context, request, jobs[0])
     return jobs
 
 
@@ -196,46 +210,52 @@ def _of_one_element(spec: JobSpec) -> JobSpec:
 
 
 def _put_one(
-    turn: StepContext,
-    wish: SubmitJob,
+    context: StepContext,
+    request: SubmitJob,
     spec: JobSpec,
     place: tuple[JobId, int, ArrayPosition | None],
     waits: tuple[tuple[Dependency, ...], str],
 ) -> Job:
     """Create one job. `place`: its id, seq and element; `waits`: its unmet conditions, and why one can never hold."""
     (job_id, seq, array), (unmet, never) = place, waits
-    reason, detail = dependencies.first_reason(held=spec.hold, unmet=unmet, begin_s=spec.begin_s, now_s=turn.now.wall_s)
+    reason, detail = dependencies.first_reason(
+        held=spec.hold, unmet=unmet, begin_s=spec.begin_s, now_s=context.now.wall_s
+    )
     job = Job(
         id=job_id,
         seq=seq,
         spec=spec,
-        user=wish.user,
-        project=wish.project,
-        queue=wish.queue,
-        submit_s=turn.now.wall_s,
+        user=request.user,
+        project=request.project,
+        queue=request.queue,
+        submit_s=context.now.wall_s,
         held=spec.hold,
         reason=reason,
         detail=detail,
         array=array,
         unmet_dependencies=unmet,
     )
-    turn.change.put(job)
-    text = f"submitted by {wish.user} for {wish.project}: {spec.role.gpus.total} GPUs" + (
+    context.change.put(job)
+    text = f"submitted by {request.user} for {request.project}: {spec.role.gpus.total} GPUs" + (
         f"; {detail}" if unmet else ""
     )
-    turn.change.add_story(
-        StoryLine(seq=0, at_s=turn.now.wall_s, kind="submitted", text=text, job_id=job.id, by=wish.user)
+    context.change.add_story(
+        StoryLine(seq=0, at_s=context.now.wall_s, kind="submitted", text=text, job_id=job.id, by=request.user)
     )
     if never:
-        turn.apply(dependencies.cancel_unmeetable(job, never, turn.facts))
-        return turn.world.jobs[job_id]
+        context.apply(dependencies.cancel_unmeetable(job, never, context.facts))
+        return context.world.jobs[job_id]
     return job
 
 
-def _remember_key(turn: StepContext, wish: SubmitJob, first: Job) -> None:
+def _remember_key(context: StepContext, request: SubmitJob, first: Job) -> None:
     """Record the key; for an array, with its first element."""
-    if wish.key:
+    if request.key:
         record = Idempotency(
-            user=wish.user, key=wish.key, body_sha256=wish.body_sha256, job_id=first.id, at_s=turn.now.wall_s
+            user=request.user,
+            key=request.key,
+            body_sha256=request.body_sha256,
+            job_id=first.id,
+            at_s=context.now.wall_s,
         )
-        turn.change.put(record)
+        context.change.put(record)

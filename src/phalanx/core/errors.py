@@ -71,6 +71,12 @@ class Conflict(PhalanxError):
     http_status = 409
 
 
+class UploadNotBegun(Conflict):
+    """The head has no open upload of this checkpoint, for example because it restarted: begin again."""
+
+    code = "upload_not_begun"
+
+
 class NotSignedIn(PhalanxError):
     """The token is missing, unknown, expired or revoked."""
 
@@ -148,6 +154,7 @@ BY_CODE: dict[str, type[PhalanxError]] = {
         NeverFits,
         NotFound,
         Conflict,
+        UploadNotBegun,
         NotSignedIn,
         NotPermitted,
         TooLarge,

@@ -1,67 +1,271 @@
-"""Engines start a supervisor on each node and watch it; everything else goes through the supervisors' channel."""
+"""The port of engines. An engine brings a supervisor to each node and watches it; all else goes through the supervisors' channel.
+
+An engine consists of an `EngineType`, found by its name (`engines.registry`), and of the `Engine` that it creates for one head. The head
+and the command line know engines by these two only: no code outside an engine's folder knows its name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from phalanx.core.ids import NodeId
-from phalanx.core.state.events import Event
-from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.job import Job
+if TYPE_CHECKING:  # the command line loads the types of engines, for their options
+    from phalanx.core.fleet.node import Node
+    from phalanx.core.ids import Epoch, JobId, NodeId
+    from phalanx.core.state.events import Event, NodeDied
+    from phalanx.core.work.attempt import Attempt
+    from phalanx.core.work.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """How engines differ, as values: no code checks an engine's type.
+class Discovery:
+    """What an engine found when its head started.
 
     Attributes:
-        picks_devices: Phalanx chooses device indices; otherwise the UUIDs are bound when the member is ready.
-        shares_files: nodes share the head's file system.
-        revives_nodes: the engine restarts a dead node's supervisor.
-        per_attempt: it starts a supervisor for each attempt and node (`follow`), not one for each node (`start`, `stop`).
+        deaths: nodes of this engine that certainly do not run. The lease decides about all others.
+        retired: nodes of this engine that this head does not start any more; the head removes those that are down.
     """
 
-    picks_devices: bool
-    shares_files: bool
-    revives_nodes: bool
-    per_attempt: bool = False
+    deaths: Sequence[NodeDied] = ()
+    retired: Sequence[NodeId] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """How a server that joins becomes a node. `engine`: the type that keeps it there; `settings`: what that type needs, also secrets."""
+
+    engine: str
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):
-    """Starts and watches supervisors. `observe` and `follow` never block; the others may take as long as a process start."""
+    """Brings supervisors to nodes for one head. The head calls `discover`, then `open`, then the others in any order, and `close` last."""
 
     @property
     def name(self) -> str:
-        """The engine's name, as in `Node.engine`."""
+        """The name of its type, as in `Node.engine`."""
         ...
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Features of this engine."""
+    def discover(self, known: Sequence[Node], live: Sequence[tuple[Job, Attempt]]) -> Discovery:
+        """Find what still runs from an earlier head, and remove what must not run. Idempotent, within seconds: leases are waiting.
+
+        Args:
+            known: the nodes of the store, of all engines.
+            live: the attempts that have not ended, of all engines.
+        """
         ...
 
-    def nodes(self) -> list[NodeId]:
-        """Nodes on which this engine starts supervisors."""
-        ...
+    def open(self) -> None:
+        """Bring supervisors to all nodes, in threads of the engine, which retry what fails. A second call does nothing.
 
-    def start(self, node_id: NodeId) -> None:
-        """Start a supervisor on the node, unless one runs there."""
-        ...
-
-    def stop(self, node_id: NodeId) -> None:
-        """End the node's supervisor and everything under it; no process is left when this returns."""
+        Raises:
+            OSError: nothing could be started; the head logs it and continues.
+        """
         ...
 
     def follow(self, job: Job, attempt: Attempt) -> None:
-        """Handle an attempt whose newest record became durable. Only called with `per_attempt`.
+        """Handle an attempt whose newest record became durable. Never blocks.
 
-        The engine starts supervisors on the nodes of a placed attempt and cleans up after an ended one. It ignores attempts on other
-        engines' nodes.
+        An engine with one supervisor per attempt brings supervisors to a placed attempt and releases those of an ended one. It ignores
+        attempts on other engines' nodes. An engine with one supervisor per node ignores all.
         """
         ...
 
     def observe(self) -> Sequence[Event]:
-        """Events since the last call: dead nodes; with `per_attempt` also the inventory and withdrawn attempts."""
+        """Return what happened since the last call: deaths of nodes, changes of the inventory, withdrawn attempts. Never blocks."""
         ...
+
+    def admit(self, node_id: NodeId, address: str, hostname: str) -> Admission | None:
+        """Admit a server that joins as a node; None if this engine takes none.
+
+        Raises:
+            BadRequest: the engine needs an address, and the server sent none.
+        """
+        ...
+
+    def close(self, *, keep_nodes: bool) -> None:
+        """Stop watching; unless `keep_nodes`, release every node: no process is left on it. Within 30 s."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalNode:
+    """A node that this machine contributes: `virtual_devices` slots, or 0 for its real GPUs."""
+
+    id: NodeId
+    virtual_devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedCertificate:
+    """A key and its certificate, in PEM form."""
+
+    key_pem: str
+    certificate_pem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateFiles:
+    """The paths of a certificate, of its key, and of the certificate of the CA that signed it."""
+
+    certificate: str
+    key: str
+    ca: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """What an engine gets from its head: how supervisors connect, and what is unique to the head.
+
+    Attributes:
+        state_folder: where the engine keeps its files.
+        nodes: of this machine, which the engine brings up; empty if it brings none (`EngineType.uses_local_nodes`).
+        url: of the head, for other machines; on loopback if it listens on no other address.
+        address: of this machine, for other machines; empty if the head listens on loopback only.
+        ca_pem: certificate of the head's CA; empty if `url` is on loopback.
+        environment: returns the variables of supervisors that may run on another machine.
+        local_environment: returns the variables of supervisors on this machine.
+        node_token, attempt_key: return the secret of the supervisor of a node, or of those of an attempt.
+        derive_id: returns 64 hex digits that are unique to the state folder and the given purpose; not secret.
+        sign: returns a certificate for a server, given its address and host name.
+        certificate_files: writes a certificate for this machine, given the name of the files and the address.
+        revive_after_s: pause before a dead supervisor on this machine is started again; None: never.
+        sole_head: no other head shares the store, so that every node of the store is of this head.
+    """
+
+    state_folder: str
+    nodes: Sequence[LocalNode]
+    url: str
+    address: str
+    ca_pem: str
+    environment: Callable[[], dict[str, str]]
+    local_environment: Callable[[], dict[str, str]]
+    node_token: Callable[[NodeId], str]
+    attempt_key: Callable[[JobId, Epoch], str]
+    derive_id: Callable[[str], str]
+    sign: Callable[[str, str], SignedCertificate]
+    certificate_files: Callable[[str, str], CertificateFiles]
+    revive_after_s: float | None
+    sole_head: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOption:
+    """An option of `phalanx up` that an engine adds. Its value is stored for the next head.
+
+    Attributes:
+        name: without the leading dashes.
+        reset: the value that clears it.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    reset: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSetup:
+    """What the user asked of the head, for the check of an engine's options.
+
+    Attributes:
+        listens, listened_before: whether this head and the one before listen off loopback.
+        shares_store: the store is shared with other heads.
+        virtual: the `--virtual` of this command line; empty without one.
+    """
+
+    listens: bool
+    listened_before: bool
+    shares_store: bool
+    virtual: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The membership of a joined server.
+
+    Attributes:
+        url: of the head, https://.
+        engine: the type that keeps this server a node.
+        address: where other nodes reach this server's ranks.
+        devices: number of virtual devices, or of GPUs.
+        settings: what the engine remembers of its admission; no secrets.
+        heads: URLs of the other heads that share the store, comma-separated; its supervisor learns of later ones by itself.
+    """
+
+    url: str
+    fingerprint: str
+    node_id: NodeId
+    engine: str
+    address: str
+    devices: int
+    virtual: bool
+    settings: dict[str, str] = field(default_factory=dict)
+    heads: str = ""
+
+
+class EngineType:
+    """What the head and the command line know of an engine. Subclass it; importing the module of a subclass must be cheap.
+
+    Attributes:
+        name: as in `phalanx up --engine NAME` and `Node.engine`.
+        title: for messages.
+        options: that the engine adds to `phalanx up`. Begin their names with that of the engine.
+        selectable: `phalanx up --engine` offers it; otherwise only servers that join use it.
+        nodes_start_s: how long `phalanx up` waits for the nodes.
+        member_starts_s: how long `phalanx join` waits for the node.
+        job_account: the account of jobs, in words; empty if the head's `--jobs-as` decides.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    options: ClassVar[Sequence[EngineOption]] = ()
+    selectable: ClassVar[bool] = True
+    nodes_start_s: ClassVar[float] = 10.0
+    member_starts_s: ClassVar[float] = 30.0
+    job_account: ClassVar[str] = ""
+
+    def check(self, given: Mapping[str, str], previous: Mapping[str, str] | None, setup: HeadSetup) -> dict[str, str]:
+        """Return the options to use and to store, after checking them. Nothing has been written or started yet.
+
+        Args:
+            given: the options of this command line.
+            previous: the stored options; None if the head before used another engine.
+            setup: the head's own options.
+
+        Raises:
+            PhalanxError: an option is wrong, or the engine cannot work here.
+        """
+        del setup
+        return self.resolve(given, previous)
+
+    def resolve(self, given: Mapping[str, str], previous: Mapping[str, str] | None) -> dict[str, str]:
+        """Return each option: as given, else as stored, else empty."""
+        found = {option.name: given.get(option.name, (previous or {}).get(option.name, "")) for option in self.options}
+        return {
+            option.name: "" if found[option.name] == option.reset else found[option.name] for option in self.options
+        }
+
+    def uses_local_nodes(self, options: Mapping[str, str]) -> bool:
+        """Whether the engine brings up nodes of the head's machine."""
+        del options
+        return True
+
+    def create(self, options: Mapping[str, str], head: EngineContext) -> Engine:
+        """Create the engine of a head; nothing is started yet. Needed if `selectable`."""
+        raise NotImplementedError
+
+    def prepare_member(self, folder: str, settings: Mapping[str, str]) -> dict[str, str]:
+        """On a server that joins: check that it can be a node, write the secrets of `settings`, and return what to remember.
+
+        Raises:
+            BadRequest: this server cannot be a node of this engine.
+        """
+        del folder, settings
+        return {}
+
+    def keep_member(self, folder: str, membership: Membership, ended: threading.Event) -> None:
+        """On a joined server: keep its node running until `ended` is set, then stop it. Needed if `Engine.admit` names this type."""
+        raise NotImplementedError

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, TypeVar
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import TryLater
-from phalanx.core.fleet.documents import FleetDocument
-from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, UserId
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
+from phalanx.core.state.records import JOBS, NODES, PROJECTS, QUEUES, TOKENS, USERS, Record, RecordKind
 from phalanx.core.state.story import StoryLine
-from phalanx.core.state.world import Record, World
+from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.queue import Project, Queue, QueueUsage
+from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.users import Token, User
+
+K = TypeVar("K")
+R = TypeVar("R")
 
 
 class StoreRefused(TryLater):
@@ -52,12 +55,12 @@ class Batch:
     """One step's changes, written atomically and in order.
 
     Attributes:
+        removed: kinds and keys of removed records; applied last.
         epochs: current epoch of each job whose attempt changed; the store refuses one older than its own.
     """
 
     records: Sequence[Record] = ()
-    removed_nodes: Sequence[NodeId] = ()
-    removed_queues: Sequence[QueueId] = ()
+    removed: Sequence[tuple[RecordKind[Any, Any], Any]] = ()
     story: Sequence[StoryLine] = ()
     audit: Sequence[AuditLine] = ()
     epochs: Mapping[JobId, Epoch] = field(default_factory=dict)
@@ -76,18 +79,19 @@ class JobFilter:
     limit: int = 100
 
 
-class Store(Protocol):
+class Store(ABC):
     """Storage of records; tests/contract checks every implementation. One thread calls `commit` and `load`, any thread reads."""
 
     @property
+    @abstractmethod
     def access_version(self) -> int:
         """Grows with every commit that changes users, tokens or projects: until then, cached reads of them are valid."""
-        ...
 
+    @abstractmethod
     def load(self) -> World:
         """Load the world with its indexes: live jobs, the 1,000 newest ended ones, live attempts, and all other records."""
-        ...
 
+    @abstractmethod
     def commit(self, batch: Batch) -> None:
         """Write the batch; durable (fsynced) when this returns.
 
@@ -95,96 +99,87 @@ class Store(Protocol):
             StaleEpoch: the store has a newer epoch.
             StoreRefused: nothing of the batch was written.
         """
-        ...
 
-    def job(self, job_id: JobId) -> Job | None:
-        """One job, also an ended one."""
-        ...
-
+    @abstractmethod
     def jobs(self, wanted: JobFilter) -> list[Job]:
         """Jobs by filter, newest first."""
-        ...
 
+    @abstractmethod
     def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
         """Ids and states of at most `count` jobs with submit numbers from `first_seq` on, in submit order. Decodes no record."""
-        ...
 
+    @abstractmethod
     def job_counts(self) -> dict[JobState, int]:
         """Number of jobs in each state."""
-        ...
 
+    @abstractmethod
     def attempts(self, job_id: JobId) -> list[Attempt]:
         """All attempts of a job, oldest first."""
-        ...
 
+    @abstractmethod
     def newest_attempts(self, job_ids: Sequence[JobId]) -> dict[JobId, Attempt]:
         """The newest attempt of each of these jobs, in one query; jobs without an attempt are left out."""
-        ...
 
+    @abstractmethod
     def story(
         self, *, job_id: JobId | None = None, node_id: NodeId | None = None, after: int = 0, limit: int = 1000
     ) -> list[StoryLine]:
         """Story lines with seq > after, oldest first, of one job, one node, or all."""
-        ...
 
+    @abstractmethod
     def audit(
         self, *, after: int | None = None, user: UserId | None = None, since_s: float = 0.0, limit: int = 1000
     ) -> list[AuditLine]:
         """Lines of the audit trail, oldest first: those with seq > `after`, or the newest; of one user, and not older than `since_s`."""
-        ...
 
+    @abstractmethod
     def audit_tip(self) -> AuditLine | None:
         """The newest line of the audit trail."""
-        ...
+
+    @abstractmethod
+    def records(self, kind: RecordKind[K, R]) -> list[R]:
+        """All records of a kind, also ended reservations, in the order that the kind declares."""
+
+    @abstractmethod
+    def record(self, kind: RecordKind[K, R], key: K) -> R | None:
+        """One record, or None."""
+
+    @abstractmethod
+    def reservations(self) -> list[Reservation]:
+        """All reservations that have not ended, by id."""
+
+    @abstractmethod
+    def token(self, sha256: str) -> Token | None:
+        """The token with this hash, valid or not."""
+
+    def job(self, job_id: JobId) -> Job | None:
+        """One job, also an ended one."""
+        return self.record(JOBS, job_id)
 
     def nodes(self) -> list[Node]:
         """All nodes by id."""
-        ...
+        return self.records(NODES)
 
     def queues(self) -> list[Queue]:
         """All queues by id."""
-        ...
-
-    def queue_usage(self) -> list[QueueUsage]:
-        """Usage of each queue, by queue; updated at the end of each attempt."""
-        ...
-
-    def reservations(self) -> list[Reservation]:
-        """All reservations that have not ended, by id."""
-        ...
-
-    def reservation(self, reservation_id: ReservationId) -> Reservation | None:
-        """One reservation, also an ended one."""
-        ...
-
-    def calibration(self) -> FleetDocument | None:
-        """The result of the last calibration."""
-        ...
-
-    def failure_rules(self) -> FailureRules | None:
-        """The operators' own failure rules."""
-        ...
+        return self.records(QUEUES)
 
     def projects(self) -> list[Project]:
         """All projects by id."""
-        ...
+        return self.records(PROJECTS)
 
     def users(self) -> list[User]:
         """All users by id."""
-        ...
-
-    def tokens(self) -> list[Token]:
-        """All tokens, including revoked ones, oldest first."""
-        ...
-
-    def token(self, sha256: str) -> Token | None:
-        """The token with this hash, valid or not."""
-        ...
+        return self.records(USERS)
 
     def user(self, user_id: UserId) -> User | None:
         """One user."""
-        ...
+        return self.record(USERS, user_id)
 
+    def tokens(self) -> list[Token]:
+        """All tokens, including revoked ones, oldest first."""
+        return self.records(TOKENS)
+
+    @abstractmethod
     def close(self) -> None:
         """Close files and connections. Idempotent."""
-        ...

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.policy import (
+from phalanx.core.scheduling.board_records import (
     Decision,
     DecisionKind,
     JobEntry,
-    Policy,
 )
+from phalanx.core.scheduling.policy import Policy
 from phalanx.simulator.fleet import TraceNode
 from phalanx.simulator.results import ReplayedJob, ReplayResult
 from phalanx.simulator.trace import TraceJob
@@ -27,7 +27,7 @@ from phalanx.simulator.trace import TraceJob
 def replay_board(
     jobs: Sequence[TraceJob],
     nodes: Sequence[TraceNode],
-    make_policy: Callable[[Board], Policy],
+    make_policy: Callable[[], Policy],
     *,
     restart_cost_s: Callable[[int], float] | float = 60.0,
     run_time_of: Callable[[TraceJob], float] | None = None,
@@ -39,7 +39,7 @@ def replay_board(
     Args:
         jobs: by submit time.
         nodes: the fleet.
-        make_policy: builds the policy on its board.
+        make_policy: builds the policy.
         restart_cost_s: extra work per preemption or move; a function of the job's GPUs, or a constant.
         run_time_of: run time that reference policies may use; None for the exact one.
         curve_step_s: minimum time between points of the curve; 0 records none.
@@ -60,14 +60,14 @@ class _BoardReplay:
         self,
         jobs: Sequence[TraceJob],
         nodes: Sequence[TraceNode],
-        make_policy: Callable[[Board], Policy],
+        make_policy: Callable[[], Policy],
         restart_cost_s: Callable[[int], float] | float,
         size_of: Callable[[TraceJob], float] | None,
     ) -> None:
         flat = restart_cost_s if not callable(restart_cost_s) else restart_cost_s(1)
         self.board = Board([node.gpus for node in nodes], restart_cost_s=flat)
-        self.policy = make_policy(self.board)
-        self.board.attach_policy(self.policy)
+        self.policy = make_policy()
+        self.policy.attach(self.board)
         self.cost = restart_cost_s if callable(restart_cost_s) else (lambda _gpus: flat)
         self.jobs = jobs
         labels: dict[str, int] = {}

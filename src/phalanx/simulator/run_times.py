@@ -16,7 +16,6 @@ from phalanx.core.scheduling.run_time_prediction import JobTraits, RunTimePredic
 from phalanx.core.work.job import Job
 from phalanx.simulator.trace import TraceJob
 
-RUN_TIME_POLICIES: Final = ("sjf", "srtf", "backfill")  # policies that use run times
 _UNKNOWN_S: Final = float("inf")  # no similar job has ended yet: assume the longest
 
 

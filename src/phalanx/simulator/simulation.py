@@ -10,9 +10,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from phalanx.controller.policy_loading import find_policy
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.policies import policy_named
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.work.queue import Queue
@@ -21,7 +20,6 @@ from phalanx.simulator.fleet import TraceNode
 from phalanx.simulator.lifecycle_replay import replay_lifecycle
 from phalanx.simulator.results import ReplayResult
 from phalanx.simulator.run_times import (
-    RUN_TIME_POLICIES,
     RunTimeKnowledge,
     check_limits,
     run_times_for,
@@ -71,16 +69,18 @@ def simulate_lifecycle(
         BadRequest: unknown policy, contradictory settings, or a virtual cluster without nodes.
         NeverFits: a job does not fit its empty pool.
     """
-    check_settings(setting, trace)
+    make = check_settings(setting, trace)
+    uses_run_times = make().uses_run_times
     trace = shuffle_ties(trace, setting.seed)
     total, done = len(trace.jobs), 0
     span_s = trace.jobs[-1].submit_s - trace.jobs[0].submit_s
     parts = []
     for jobs, own in split_pools(trace, nodes, per_virtual_cluster=setting.per_virtual_cluster):
         # One forecast per pool: the pools are replayed one after the other but share the same virtual time.
-        known = run_times_for(jobs, setting.run_times) if setting.policy in RUN_TIME_POLICIES else None
+        known = run_times_for(jobs, setting.run_times) if uses_run_times else None
         policy = PolicySettings(
             name=setting.policy,
+            make=make,
             restart_cost_s=setting.restart_cost_s,
             run_time_of=None if known is None else known.run_time_s,
         )
@@ -104,7 +104,7 @@ def simulate_lifecycle(
 def simulate_board(
     trace: Trace,
     nodes: Sequence[TraceNode],
-    policy: str | Callable[[Board], Policy],
+    policy: str | Callable[[], Policy],
     *,
     per_virtual_cluster: bool = False,
     restart_cost_s: Callable[[int], float] | float = 60.0,
@@ -118,7 +118,7 @@ def simulate_board(
         BadRequest: unknown policy, or a virtual cluster without nodes.
         NeverFits: a job does not fit its empty pool.
     """
-    make = policy_named(policy) if isinstance(policy, str) else policy
+    make = find_policy(policy) if isinstance(policy, str) else policy
     return tuple(
         replay_board(
             jobs,
@@ -164,20 +164,21 @@ def shuffle_ties(trace: Trace, seed: int) -> Trace:
     return replace(trace, jobs=tuple(job for *_, job in keyed))
 
 
-def check_settings(setting: SimulationSettings, trace: Trace) -> None:
-    """Check the settings before the replay.
+def check_settings(setting: SimulationSettings, trace: Trace) -> Callable[[], Policy]:
+    """Check the settings before the replay, and return the constructor of the policy.
 
     Raises:
         BadRequest: unknown policy, or a policy that does not support the source of run times.
     """
-    policy_named(setting.policy)
+    make = find_policy(setting.policy)
     if setting.policy == "srtf" and setting.run_times is not RunTimeKnowledge.EXACT:
         raise BadRequest(
             f"srtf needs exact durations and does not support --durations {setting.run_times.value}",
             hint="use --durations exact, or a policy without durations, such as default or las",
         )
-    if setting.policy in RUN_TIME_POLICIES and setting.run_times is RunTimeKnowledge.LIMIT:
+    if make().uses_run_times and setting.run_times is RunTimeKnowledge.LIMIT:
         check_limits(trace.jobs)
+    return make
 
 
 def _shifted(

@@ -7,46 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, assert_never
+from typing import Any, TypeVar
 
-from phalanx.core.fleet.documents import FleetDocument
-from phalanx.core.fleet.failure_rules import FailureRules
-from phalanx.core.fleet.node import Node
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.ids import Epoch, JobId
+from phalanx.core.state.records import ATTEMPTS, IDEMPOTENCY, JOBS, KIND_OF, PROJECTS, TOKENS, USERS, RecordKind
 from phalanx.core.state.story import StoryLine
-from phalanx.core.state.world import Idempotency
-from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.queue import Project, Queue, QueueUsage
-from phalanx.core.work.reservation import Reservation
-from phalanx.core.work.users import Token, User
 from phalanx.ports.store import Batch, StaleEpoch, StoreRefused
 
 K = TypeVar("K")
-V = TypeVar("V")
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
 class BatchRows:
-    """The newest version of each record of a batch, by kind. Intermediate versions were never visible and are not written."""
+    """The newest version of each record of a batch, by kind and key. Intermediate versions were never visible and are not written."""
 
-    users: dict[UserId, User] = field(default_factory=dict)
-    projects: dict[ProjectId, Project] = field(default_factory=dict)
-    queues: dict[QueueId, Queue] = field(default_factory=dict)
-    queue_usage: dict[QueueId, QueueUsage] = field(default_factory=dict)
-    tokens: dict[TokenId, Token] = field(default_factory=dict)
-    reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
-    calibrations: dict[str, FleetDocument] = field(default_factory=dict)
-    failure_rules: dict[str, FailureRules] = field(default_factory=dict)
-    nodes: dict[NodeId, Node] = field(default_factory=dict)
-    jobs: dict[JobId, Job] = field(default_factory=dict)
-    attempts: dict[tuple[JobId, Epoch], Attempt] = field(default_factory=dict)
-    idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
+    removed: Sequence[tuple[RecordKind[Any, Any], Any]]
+    by_kind: dict[RecordKind[Any, Any], dict[Any, Any]] = field(default_factory=dict)
+
+    def of(self, kind: RecordKind[K, R]) -> dict[K, R]:
+        """The records of one kind, by key."""
+        return self.by_kind.get(kind, {})
 
     @property
     def changes_access(self) -> bool:
         """Whether the batch changes users, projects or tokens."""
-        return bool(self.users or self.projects or self.tokens)
+        return not {USERS, PROJECTS, TOKENS}.isdisjoint([*self.by_kind, *(kind for kind, _ in self.removed)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +48,19 @@ class StoredJobState:
 
 def newest_records(batch: Batch) -> BatchRows:
     """The last record of each key, in the order in which keys were last put."""
-    rows = BatchRows()
+    rows = BatchRows(removed=batch.removed)
     for record in batch.records:
-        match record:
-            case Job():
-                _put_last(rows.jobs, record.id, record)
-            case Attempt():
-                _put_last(rows.attempts, (record.job_id, record.epoch), record)
-            case Node():
-                _put_last(rows.nodes, record.id, record)
-            case Queue():
-                _put_last(rows.queues, record.id, record)
-            case QueueUsage():
-                _put_last(rows.queue_usage, record.queue, record)
-            case Project():
-                _put_last(rows.projects, record.id, record)
-            case User():
-                _put_last(rows.users, record.id, record)
-            case Token():
-                _put_last(rows.tokens, record.id, record)
-            case Reservation():
-                _put_last(rows.reservations, record.id, record)
-            case FleetDocument():
-                _put_last(rows.calibrations, record.id, record)
-            case FailureRules():
-                _put_last(rows.failure_rules, record.id, record)
-            case Idempotency():
-                _put_last(rows.idempotency, (record.user, record.key), record)
-            case _:
-                assert_never(record)
+        kind = KIND_OF[type(record)]
+        table, key = rows.by_kind.setdefault(kind, {}), kind.key_of(record)
+        table.pop(key, None)
+        table[key] = record
     return rows
 
 
 def jobs_to_check(batch: Batch, rows: BatchRows) -> set[JobId]:
     """Jobs whose stored state the checks need."""
-    jobs = {*batch.epochs, *rows.jobs, *(job_id for job_id, _ in rows.attempts)}
-    jobs.update(key.job_id for key in rows.idempotency.values())
+    jobs = {*batch.epochs, *rows.of(JOBS), *(job_id for job_id, _ in rows.of(ATTEMPTS))}
+    jobs.update(key.job_id for key in rows.of(IDEMPOTENCY).values())
     return jobs
 
 
@@ -109,11 +73,11 @@ def check(batch: Batch, rows: BatchRows, standings: Mapping[JobId, StoredJobStat
     """
     for job_id, epoch in batch.epochs.items():
         _check_epoch(job_id, epoch, standings)
-    for job in rows.jobs.values():
+    for job in rows.of(JOBS).values():
         _check_job(job, standings)
     _check_attempts(rows, standings)
-    for key in rows.idempotency.values():
-        if key.job_id not in rows.jobs and key.job_id not in standings:
+    for key in rows.of(IDEMPOTENCY).values():
+        if key.job_id not in rows.of(JOBS) and key.job_id not in standings:
             raise StoreRefused(
                 f"idempotency key {key.key!r} of {key.user} names job {key.job_id}, which does not exist"
             )
@@ -153,9 +117,9 @@ def _check_job(job: Job, standings: Mapping[JobId, StoredJobState]) -> None:
 
 def _check_attempts(rows: BatchRows, standings: Mapping[JobId, StoredJobState]) -> None:
     live: dict[JobId, set[Epoch]] = {}
-    for (job_id, epoch), attempt in rows.attempts.items():
+    for (job_id, epoch), attempt in rows.of(ATTEMPTS).items():
         standing = standings.get(job_id)
-        if standing is None and job_id not in rows.jobs:
+        if standing is None and job_id not in rows.of(JOBS):
             raise StoreRefused(f"attempt {epoch} of job {job_id}: the job does not exist")
         if job_id not in live:
             live[job_id] = set() if standing is None or standing.live_epoch is None else {standing.live_epoch}
@@ -168,8 +132,3 @@ def _check_attempts(rows: BatchRows, standings: Mapping[JobId, StoredJobState]) 
             raise StoreRefused(
                 f"job {job_id} would have {len(epochs)} live attempts (epochs {', '.join(map(str, sorted(epochs)))})"
             )
-
-
-def _put_last(table: dict[K, V], key: K, record: V) -> None:
-    table.pop(key, None)
-    table[key] = record

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from phalanx.failpoints import around, sync_directory
+from phalanx.durable_files import create_file, make_directory, sync_directory
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.orphaned_files import (
     ENDED,
@@ -155,12 +155,10 @@ def _exists(path: str) -> bool:
 
 def _create_marker(folder: str, restore: RestoreRecord) -> None:
     path = _marker(folder, restore)
-    with around("restore.mark_folder"):
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    with around("restore.mark"):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    make_directory("restore.mark", os.path.dirname(path))
+    os.close(create_file("restore.mark", path, os.O_WRONLY))
     for one in (os.path.dirname(path), folder):
-        sync_directory("restore.mark_sync", one)
+        sync_directory("restore.mark", one)
 
 
 # ---- records of restores in the database ------------------------------------------------------------------------------

@@ -5,21 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from phalanx.core.access.audit import AuditLine
-from phalanx.core.fleet.documents import CALIBRATION_ID, FleetDocument
-from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
-from phalanx.core.fleet.node import Node
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.ids import Epoch, JobId, NodeId, TokenId, UserId
+from phalanx.core.state.records import ATTEMPTS, IDEMPOTENCY, JOBS, RECORDS, RESERVATIONS, TOKENS, RecordKind
 from phalanx.core.state.story import StoryLine
-from phalanx.core.state.world import Idempotency, World
+from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
-from phalanx.core.work.users import Token, User
-from phalanx.ports.store import Batch, JobFilter, StoreRefused
+from phalanx.core.work.users import Token
+from phalanx.ports.store import Batch, JobFilter, Store, StoreRefused
 from phalanx.store.commit_checks import (
     BatchRows,
     StoredJobState,
@@ -29,31 +26,26 @@ from phalanx.store.commit_checks import (
 )
 from phalanx.store.loading import ENDED_JOBS_LOADED, KEYS_LOADED, build_world
 
-K = TypeVar("K", bound=str | int)
-V = TypeVar("V")
+K = TypeVar("K")
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
 class _Tables:
-    users: dict[UserId, User] = field(default_factory=dict)
-    projects: dict[ProjectId, Project] = field(default_factory=dict)
-    tokens: dict[TokenId, Token] = field(default_factory=dict)
-    queues: dict[QueueId, Queue] = field(default_factory=dict)
-    spent: dict[QueueId, QueueUsage] = field(default_factory=dict)
-    reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
-    calibrations: dict[str, FleetDocument] = field(default_factory=dict)
-    failure_rules: dict[str, FailureRules] = field(default_factory=dict)
-    nodes: dict[NodeId, Node] = field(default_factory=dict)
-    jobs: dict[JobId, Job] = field(default_factory=dict)
-    job_of_seq: dict[int, JobId] = field(default_factory=dict)
-    attempts: dict[JobId, dict[Epoch, Attempt]] = field(default_factory=dict)
-    idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
-    token_of_hash: dict[str, TokenId] = field(default_factory=dict)
+    records: dict[RecordKind[Any, Any], dict[Any, Any]] = field(default_factory=lambda: {kind: {} for kind in RECORDS})
     story: list[StoryLine] = field(default_factory=list)  # line `seq` is at index seq - 1
     audit: dict[int, AuditLine] = field(default_factory=dict)
+    # Indexes.
+    job_of_seq: dict[int, JobId] = field(default_factory=dict)
+    attempts: dict[JobId, dict[Epoch, Attempt]] = field(default_factory=dict)
+    token_of_hash: dict[str, TokenId] = field(default_factory=dict)
+
+    def of(self, kind: RecordKind[K, R]) -> dict[K, R]:
+        """All records of a kind, by key."""
+        return self.records[kind]
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """Holds records in dicts. Records are frozen, so sharing them is safe."""
 
     def __init__(self) -> None:
@@ -96,37 +88,36 @@ class MemoryStore:
         """Load the world with its indexes."""
         with self._lock:
             tables = self._tables
-            jobs = sorted(tables.jobs.values(), key=lambda job: job.seq)
-            ended = [job.id for job in jobs if job.state.terminal]
-            dropped = set(ended[:-ENDED_JOBS_LOADED])
+            jobs = _in_order(JOBS, tables.of(JOBS))
+            dropped = {job.id for job in [job for job in jobs if job.state.terminal][:-ENDED_JOBS_LOADED]}
+            loaded: dict[RecordKind[Any, Any], list[Any]] = {
+                RESERVATIONS: self._live_reservations(),
+                JOBS: [job for job in jobs if job.id not in dropped],
+                ATTEMPTS: [live for job in jobs if (live := self._live(job.id)) is not None],
+                IDEMPOTENCY: list(tables.of(IDEMPOTENCY).values())[-KEYS_LOADED:],
+            }
             return build_world(
-                nodes=_by_key(tables.nodes),
-                queues=_by_key(tables.queues),
-                queue_usage=_by_key(tables.spent),
-                projects=_by_key(tables.projects),
-                users=_by_key(tables.users),
-                tokens=self._tokens(),
-                reservations=[one for one in _by_key(tables.reservations) if not one.ended],
-                calibrations=_by_key(tables.calibrations),
-                failure_rules=_by_key(tables.failure_rules),
-                jobs=[job for job in jobs if job.id not in dropped],
-                attempts=[live for job in jobs if (live := self._live(job.id)) is not None],
-                idempotency=list(tables.idempotency.values())[-KEYS_LOADED:],
+                lambda kind: loaded[kind] if kind in loaded else _in_order(kind, tables.of(kind)),
                 last_job_seq=max(tables.job_of_seq, default=0),
                 last_story_seq=len(tables.story),
             )
 
     # ---- readers ----------------------------------------------------------------------------------------------------
 
-    def job(self, job_id: JobId) -> Job | None:
-        """One job, also an ended one."""
+    def records(self, kind: RecordKind[K, R]) -> list[R]:
+        """All records of a kind, in its order."""
         with self._lock:
-            return self._tables.jobs.get(job_id)
+            return _in_order(kind, self._tables.of(kind))
+
+    def record(self, kind: RecordKind[K, R], key: K) -> R | None:
+        """One record, or None."""
+        with self._lock:
+            return self._tables.of(kind).get(key)
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
         """Jobs by filter, newest first."""
         with self._lock:
-            found = [job for job in self._tables.jobs.values() if _matches(job, wanted)]
+            found = [job for job in self._tables.of(JOBS).values() if _matches(job, wanted)]
         return sorted(found, key=lambda job: -job.seq)[: max(0, wanted.limit)]
 
     def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
@@ -134,20 +125,20 @@ class MemoryStore:
         with self._lock:
             end = min(first_seq + max(0, count), max(self._tables.job_of_seq, default=0) + 1)
             ids = (self._tables.job_of_seq.get(seq) for seq in range(first_seq, end))
-            return [(job_id, self._tables.jobs[job_id].state) for job_id in ids if job_id is not None]
+            return [(job_id, self._tables.of(JOBS)[job_id].state) for job_id in ids if job_id is not None]
 
     def job_counts(self) -> dict[JobState, int]:
         """Number of jobs in each state, including states without jobs."""
         counts = dict.fromkeys(JobState, 0)
         with self._lock:
-            for job in self._tables.jobs.values():
+            for job in self._tables.of(JOBS).values():
                 counts[job.state] += 1
         return counts
 
     def attempts(self, job_id: JobId) -> list[Attempt]:
         """All attempts of a job, oldest first."""
         with self._lock:
-            return _by_key(self._tables.attempts.get(job_id, {}))
+            return [attempt for _, attempt in sorted(self._tables.attempts.get(job_id, {}).items())]
 
     def newest_attempts(self, job_ids: Sequence[JobId]) -> dict[JobId, Attempt]:
         """The newest attempt of each of these jobs that has one."""
@@ -170,7 +161,7 @@ class MemoryStore:
     ) -> list[AuditLine]:
         """Lines of the audit trail, oldest first."""
         with self._lock:
-            lines = _by_key(self._tables.audit)
+            lines = [line for _, line in sorted(self._tables.audit.items())]
         found = [line for line in lines if user in (None, line.user) and line.at_s >= since_s]
         if after is None:
             return found[max(0, len(found) - max(0, limit)) :]
@@ -181,111 +172,50 @@ class MemoryStore:
         with self._lock:
             return self._tables.audit[max(self._tables.audit)] if self._tables.audit else None
 
-    def nodes(self) -> list[Node]:
-        """All nodes by id."""
-        with self._lock:
-            return _by_key(self._tables.nodes)
-
-    def queues(self) -> list[Queue]:
-        """All queues by id."""
-        with self._lock:
-            return _by_key(self._tables.queues)
-
-    def queue_usage(self) -> list[QueueUsage]:
-        """Usage of each queue, by queue."""
-        with self._lock:
-            return _by_key(self._tables.spent)
-
     def reservations(self) -> list[Reservation]:
         """All reservations that have not ended, by id."""
         with self._lock:
-            return [one for one in _by_key(self._tables.reservations) if not one.ended]
-
-    def reservation(self, reservation_id: ReservationId) -> Reservation | None:
-        """One reservation, also an ended one."""
-        with self._lock:
-            return self._tables.reservations.get(reservation_id)
-
-    def calibration(self) -> FleetDocument | None:
-        """The result of the last calibration."""
-        with self._lock:
-            return self._tables.calibrations.get(CALIBRATION_ID)
-
-    def failure_rules(self) -> FailureRules | None:
-        """The operators' own failure rules."""
-        with self._lock:
-            return self._tables.failure_rules.get(OPERATORS)
-
-    def projects(self) -> list[Project]:
-        """All projects by id."""
-        with self._lock:
-            return _by_key(self._tables.projects)
-
-    def users(self) -> list[User]:
-        """All users by id."""
-        with self._lock:
-            return _by_key(self._tables.users)
-
-    def tokens(self) -> list[Token]:
-        """All tokens, including revoked ones, oldest first."""
-        with self._lock:
-            return self._tokens()
+            return self._live_reservations()
 
     def token(self, sha256: str) -> Token | None:
         """The token with this hash, valid or not."""
         with self._lock:
             token_id = self._tables.token_of_hash.get(sha256)
-            return None if token_id is None else self._tables.tokens[token_id]
-
-    def user(self, user_id: UserId) -> User | None:
-        """One user."""
-        with self._lock:
-            return self._tables.users.get(user_id)
+            return None if token_id is None else self._tables.of(TOKENS).get(token_id)
 
     # ---- internals, under the lock ----------------------------------------------------------------------------------
 
     def _write(self, batch: Batch, rows: BatchRows) -> None:
         tables = self._tables
-        for token in rows.tokens.values():
-            before = tables.tokens.get(token.id)
+        for token in rows.of(TOKENS).values():
+            before = tables.of(TOKENS).get(token.id)
             if before is not None:
                 tables.token_of_hash.pop(before.sha256, None)
-        for token in rows.tokens.values():
-            tables.tokens[token.id] = token
-            tables.token_of_hash[token.sha256] = token.id
-        tables.users.update(rows.users)
-        tables.projects.update(rows.projects)
-        tables.queues.update(rows.queues)
-        tables.spent.update(rows.queue_usage)
-        for queue_id in batch.removed_queues:
-            tables.queues.pop(queue_id, None)
-            tables.spent.pop(queue_id, None)
-        tables.reservations.update(rows.reservations)
-        tables.calibrations.update(rows.calibrations)
-        tables.failure_rules.update(rows.failure_rules)
-        tables.nodes.update(rows.nodes)
-        for node_id in batch.removed_nodes:
-            tables.nodes.pop(node_id, None)
-        tables.jobs.update(rows.jobs)
-        tables.job_of_seq.update((job.seq, job.id) for job in rows.jobs.values())
-        for (job_id, epoch), attempt in rows.attempts.items():
+        for kind, records in rows.by_kind.items():
+            tables.records[kind].update(records)
+        for kind, key in rows.removed:
+            tables.records[kind].pop(key, None)
+        tables.token_of_hash.update((token.sha256, token.id) for token in rows.of(TOKENS).values())
+        tables.job_of_seq.update((job.seq, job.id) for job in rows.of(JOBS).values())
+        for (job_id, epoch), attempt in rows.of(ATTEMPTS).items():
             tables.attempts.setdefault(job_id, {})[epoch] = attempt
-        tables.idempotency.update(rows.idempotency)
         tables.story.extend(batch.story)
         tables.audit.update((line.seq, line) for line in batch.audit)
 
     def _check_unique(self, rows: BatchRows) -> None:
         seqs: dict[int, JobId] = {}
-        for job in rows.jobs.values():
+        for job in rows.of(JOBS).values():
             if self._tables.job_of_seq.get(job.seq, job.id) != job.id or seqs.setdefault(job.seq, job.id) != job.id:
                 raise StoreRefused(f"job {job.id} has the submit number {job.seq} of another job")
-        hashes = {token.sha256: token.id for token in self._tables.tokens.values() if token.id not in rows.tokens}
-        for token in rows.tokens.values():
+        hashes = {
+            token.sha256: token.id for token in self._tables.of(TOKENS).values() if token.id not in rows.of(TOKENS)
+        }
+        for token in rows.of(TOKENS).values():
             if hashes.setdefault(token.sha256, token.id) != token.id:
                 raise StoreRefused(f"token {token.id} has the hash of another token")
 
     def _standing(self, job_id: JobId) -> StoredJobState | None:
-        job = self._tables.jobs.get(job_id)
+        job = self._tables.of(JOBS).get(job_id)
         if job is None:
             return None
         live = self._live(job_id)
@@ -298,8 +228,8 @@ class MemoryStore:
             (attempt for attempt in self._tables.attempts.get(job_id, {}).values() if attempt.holds_allocation), None
         )
 
-    def _tokens(self) -> list[Token]:
-        return sorted(self._tables.tokens.values(), key=lambda token: (token.created_s, token.id))
+    def _live_reservations(self) -> list[Reservation]:
+        return [one for one in _in_order(RESERVATIONS, self._tables.of(RESERVATIONS)) if not one.ended]
 
 
 def _matches(job: Job, wanted: JobFilter) -> bool:
@@ -313,5 +243,5 @@ def _matches(job: Job, wanted: JobFilter) -> bool:
     )
 
 
-def _by_key(table: Mapping[K, V]) -> list[V]:
-    return [record for _, record in sorted(table.items())]
+def _in_order(kind: RecordKind[K, R], table: Mapping[K, R]) -> list[R]:
+    return sorted(table.values(), key=kind.order_of)

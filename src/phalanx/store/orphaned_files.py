@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from phalanx.failpoints import around, sync_directory
+from phalanx.durable_files import make_directory, rename_path, sync_directory
 
 FOLDERS: Final = ("logs", "outputs", "checkpoints")
 ENDED: Final = sys.maxsize  # newest attempt of an ended job: no later one can exist
@@ -39,16 +39,14 @@ def move_orphaned(
         changed = {folder}
         for path in later:
             target = os.path.join(aside, *path)
-            with around("restore.later_folder"):
-                os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+            make_directory("restore.later", os.path.dirname(target))
             check_allowed()
-            with around("restore.later_files"):
-                os.rename(os.path.join(there, *path), target)
+            rename_path("restore.later", os.path.join(there, *path), target)
             # The old and the new folder, and those above that may be new.
             changed |= {os.path.dirname(os.path.join(there, *path)), os.path.dirname(target), aside}
         if later:
             for one in sorted(changed):
-                sync_directory("restore.later_sync", one)
+                sync_directory("restore.later", one)
             made.append(aside)
     return made
 

@@ -99,16 +99,16 @@ class RankAgreement:
         work.wait()
         self._store(RankRequest(**dict(zip(_WISH_FIELDS, tensor.tolist(), strict=True))))
 
-    def _launch(self, wish: RankRequest) -> None:
+    def _launch(self, submission: RankRequest) -> None:
         if self._group is None:
-            self._store(wish)
+            self._store(submission)
             return
-        tensor = torch.tensor(astuple(wish), dtype=torch.int64)
+        tensor = torch.tensor(astuple(submission), dtype=torch.int64)
         self._pending = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True), tensor
         self._launch_at = self._tick + _TICKS_MAX  # the next tick settles it and sets the final value
 
-    def _store(self, wish: RankRequest) -> None:
-        self.latest = AgreedRequest(request=wish, requested_at_tick=self._launched_at)
-        ticks = math.ceil(EXCHANGE_S * 1e6 / max(1, wish.tick_us))
+    def _store(self, submission: RankRequest) -> None:
+        self.latest = AgreedRequest(request=submission, requested_at_tick=self._launched_at)
+        ticks = math.ceil(EXCHANGE_S * 1e6 / max(1, submission.tick_us))
         self._gap = min(ticks, 2 * self._gap, _TICKS_MAX)
         self._launch_at = self._launched_at + self._gap

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable
 from typing import Final
 
+from phalanx.durable_files import replace_file, sync_path
 from phalanx.wire import manifest as manifests
 from phalanx.wire.manifest import (
     MANIFEST_FORMAT,
@@ -53,7 +54,7 @@ def create_temporary(temporary: str) -> None:
 def seal_file(folder: str, name: str) -> ManifestFile:
     """Fsync one file of `folder` and return its manifest entry. Cost: one pass over the file."""
     path = os.path.join(folder, name)
-    _fsync(path)
+    sync_path(path)
     size_bytes, crc32 = manifests.checksum(path)
     return ManifestFile(path=name, size_bytes=size_bytes, crc32=crc32)
 
@@ -67,12 +68,7 @@ def encode_manifest(*, step: int, epoch: int, world_size: int, files: Iterable[M
 
 def write_manifest(temporary: str, encoded: bytes) -> str:
     """Write the manifest durably and return its digest. Seal all files before."""
-    path = os.path.join(temporary, MANIFEST_NAME)
-    with open(path, "wb") as file:
-        file.write(encoded)
-        file.flush()
-        os.fsync(file.fileno())
-    _fsync(temporary)
+    replace_file("", os.path.join(temporary, MANIFEST_NAME), encoded, mode=0o666)
     return manifests.digest(encoded)
 
 
@@ -93,7 +89,7 @@ def commit(temporary: str, final: str) -> str | None:
             shutil.rmtree(temporary)
             return digest
     os.rename(temporary, final)
-    _fsync(os.path.dirname(final))
+    sync_path(os.path.dirname(final))
     return None
 
 
@@ -117,7 +113,7 @@ def commit_part(temporary: str, final: str, encoded: bytes) -> None:
     if os.path.lexists(final):
         shutil.rmtree(final)
     os.rename(temporary, final)
-    _fsync(os.path.dirname(final))
+    sync_path(os.path.dirname(final))
 
 
 def remove_leftovers(directory: str) -> None:
@@ -185,11 +181,3 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError:  # the folder does not exist yet, or the path is not a folder; then each save reports it
         return []
-
-
-def _fsync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -6,20 +6,9 @@ an untrusted connection, compares the fingerprint, and sends the token only over
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
-from typing import Final
-
 import msgspec
 
-from phalanx.core.errors import BadFile
 from phalanx.core.ids import NodeId
-
-FINGERPRINT_PREFIX: Final = "sha256:"
-# Time after which a node or driver that lost its Ray head ends itself: without Redis, a new Ray head does not know it.
-RAY_RECONNECT_S: Final = 10
-_CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,23 +21,10 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     virtual: bool = False
 
 
-class RayJoin(msgspec.Struct, frozen=True, kw_only=True):
-    """Credentials for a node of the head's Ray cluster. Key and certificate are issued for the server's address.
-
-    `reconnect_s`: how long a Ray node waits for a lost Ray head.
-    """
-
-    address: str
-    token: str
-    key_pem: str
-    certificate_pem: str
-    ray_version: str
-    python_version: str
-    reconnect_s: int = RAY_RECONNECT_S
-
-
 class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply. `token` is the node's own; `up`: its supervisor is registered. `ray`: set if Ray starts the supervisor, else the server does.
+    """The reply. `token` is the node's own; `up`: its supervisor is registered.
+
+    `engine`: keeps the server a node; `settings`: what it needs for that, such as credentials.
 
     `heads`: URLs of all heads that share a store; empty for a single head.
     """
@@ -58,7 +34,7 @@ class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
     head_id: str
     engine: str
     up: bool = False
-    ray: RayJoin | None = None
+    settings: dict[str, str] = {}
     heads: list[str] = []
 
 
@@ -69,32 +45,3 @@ class JoinArguments(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     fingerprint: str
     expires_s: float
-
-
-def split_address(text: str) -> tuple[str, str | None]:
-    """Split HOST or HOST:PORT without validating either; port None without one. An IPv6 host needs brackets when a port follows."""
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or (":" in host and not host.endswith("]")):
-        return text.strip().strip("[]"), None
-    return host.strip("[]"), port
-
-
-def joined_address(host: str, port: int) -> str:
-    """Return HOST:PORT, the inverse of `split_address`."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def fingerprint(certificate_pem: str) -> str:
-    """Return the SHA-256 of the first certificate of a PEM text, over its DER form, as `sha256:<64 hex digits>`.
-
-    Raises:
-        BadFile: the text has no certificate.
-    """
-    found = _CERTIFICATE.search(certificate_pem)
-    try:
-        der = base64.b64decode("".join((found[1] if found else "").split()), validate=True)
-    except ValueError:
-        der = b""
-    if not der:
-        raise BadFile("no PEM certificate found", hint="GET /v1/ca returns the head's certificate")
-    return FINGERPRINT_PREFIX + hashlib.sha256(der).hexdigest()

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from phalanx.controller import reports, requests, submits
+from phalanx.controller import node_requests, reports, submits
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.step_result import ControllerTime
@@ -57,7 +57,7 @@ def a_lease_ends_early_at_the_head(patch):
 def a_death_of_an_earlier_life_is_believed(patch):
     """An engine's word of a death counts for whoever speaks for the node by then."""
     dead = reports._node_dead
-    patch.setattr(reports, "_node_dead", lambda turn, told: dead(turn, replace(told, supervisor_id=None)))
+    patch.setattr(reports, "_node_dead", lambda context, told: dead(context, replace(told, supervisor_id=None)))
 
 
 @planted(10, seed=1)
@@ -72,11 +72,11 @@ def leases_go_by_the_wall_clock(patch):
     """A clock that somebody sets a day ahead ends every lease."""
     let_leases_end = Controller._expire_leases
 
-    def by_the_wall(self, turn):
-        now = turn.now
-        turn.now = ControllerTime(wall_s=now.wall_s, boot_s=now.wall_s - self._steady_offset(now))
-        let_leases_end(self, turn)
-        turn.now = now
+    def by_the_wall(self, context):
+        now = context.now
+        context.now = ControllerTime(wall_s=now.wall_s, boot_s=now.wall_s - self._steady_offset(now))
+        let_leases_end(self, context)
+        context.now = now
 
     patch.setattr(Controller, "_expire_leases", by_the_wall)
 
@@ -94,14 +94,18 @@ def the_story_quotes_the_whole_job(patch):
 @planted(11, seed=0)
 def a_key_is_not_remembered(patch):
     """A submit that is repeated with the same key makes another job."""
-    patch.setattr(submits, "_remember_key", lambda turn, wish, first: None)
+    patch.setattr(submits, "_remember_key", lambda context, submission, first: None)
 
 
 @planted(11, seed=0)
 def a_drain_that_is_repeated_counts_anew(patch):
     """A node that is drained already is drained once more, and whoever reads its story finds it twice."""
-    cordon = requests._cordon
-    patch.setattr(requests, "_cordon", lambda turn, node, wish: cordon(turn, replace(node, cordon=None), wish))
+    cordon = node_requests._cordon
+    patch.setattr(
+        node_requests,
+        "_cordon",
+        lambda context, node, submission: cordon(context, replace(node, cordon=None), submission),
+    )
 
 
 @planted(11, seed=2)

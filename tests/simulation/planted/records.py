@@ -32,7 +32,7 @@ def a_commit_is_made_in_two_halves(patch):
 
     def halved(self, batch):
         commit(self, replace(batch, story=()))
-        commit(self, replace(batch, records=(), removed_nodes=(), removed_queues=(), epochs={}))
+        commit(self, replace(batch, records=(), removed=(), epochs={}))
 
     patch.setattr(SqliteStore, "commit", halved)
 

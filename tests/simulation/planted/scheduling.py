@@ -12,7 +12,7 @@ from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.state.events import PutQueues
 from phalanx.core.work.job import WaitReasonCode
-from phalanx.core.work.quotas import Holdings
+from phalanx.core.work.quota_tree import QuotaTree
 from tests.simulation.planted.bug import planted
 
 
@@ -58,19 +58,19 @@ def an_elastic_gang_grows_past_what_was_asked(patch):
 @planted(6, seed=0)
 def what_was_borrowed_does_not_count(patch):
     """A queue may take what it likes: only the limits of users are asked."""
-    admits = Holdings.admits
+    admits = QuotaTree.check_admission
 
     def lax(self, queue, user, gpus):
         refusal = admits(self, queue, user, gpus)
         return refusal if refusal is not None and refusal.reason is WaitReasonCode.USER_LIMIT else None
 
-    patch.setattr(Holdings, "admits", lax)
+    patch.setattr(QuotaTree, "check_admission", lax)
 
 
 @planted(6, seed=0, events=2000)
 def quotas_do_not_count_while_they_change(patch):
     """In the step that hears of other quotas nobody is held to any."""
-    step, admits = Controller.step, Holdings.admits
+    step, admits = Controller.step, QuotaTree.check_admission
     changing: list[PutQueues] = []
 
     def hear(self, now, inbox):
@@ -81,7 +81,7 @@ def quotas_do_not_count_while_they_change(patch):
             changing.clear()
 
     patch.setattr(Controller, "step", hear)
-    patch.setattr(Holdings, "admits", lambda *args: None if changing else admits(*args))
+    patch.setattr(QuotaTree, "check_admission", lambda *args: None if changing else admits(*args))
 
 
 @planted(6, seed=1)

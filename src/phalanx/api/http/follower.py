@@ -36,14 +36,14 @@ class FollowerApp:
     """The whole app of a standby. `ca_pem`: the CA's certificate, if the head listens off loopback."""
 
     def __init__(self, status: LeaderStatus, *, version: str, ca_pem: str = "") -> None:
-        self._among, self._version, self._ca_pem = status, version, ca_pem
+        self._leader_status, self._version, self._ca_pem = status, version, ca_pem
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; a WebSocket is refused before it opens."""
         await self._answer(scope.get("method", ""), scope["path"])(scope, receive, send)
 
     def _answer(self, method: str, path: str) -> Response:
-        among = self._among
+        among = self._leader_status
         if method in _READING and path == _HEALTH:
             return json_response(
                 Health(
@@ -64,7 +64,7 @@ class LeaderOnlyMiddleware:
     """Middleware of a leader: once the head no longer leads, it sends no responses and cuts streams off."""
 
     def __init__(self, app: ASGIApp, status: LeaderStatus) -> None:
-        self._app, self._among = app, status
+        self._app, self._leader_status = app, status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -77,7 +77,7 @@ class LeaderOnlyMiddleware:
             nonlocal started, refused
             if refused:
                 return
-            if self._among.leads():
+            if self._leader_status.leads():
                 started = True
                 await send(message)
                 return
@@ -86,15 +86,15 @@ class LeaderOnlyMiddleware:
                 raise ConnectionAbortedError("this head no longer leads")
             await error_response(self._late_answer_error(scope.get("method", "GET")))(scope, receive, send)
 
-        if not self._among.leads():
-            await error_response(not_leading_error(self._among))(scope, receive, send)
+        if not self._leader_status.leads():
+            await error_response(not_leading_error(self._leader_status))(scope, receive, send)
             return
         await self._app(scope, receive, sending)
 
     def _late_answer_error(self, method: str) -> PhalanxError:
         """Return the error that replaces a late answer; after a change, the outcome is reported as unknown."""
         if method in _READING:
-            return not_leading_error(self._among)
+            return not_leading_error(self._leader_status)
         return OutcomeUnknown(
             "this head no longer leads, and it is unknown whether it performed the request",
             hint="check the result before you repeat the request; repeating it with the same idempotency key is safe",

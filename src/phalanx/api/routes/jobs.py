@@ -25,7 +25,7 @@ from phalanx.api.http.routing import (
 )
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
-from phalanx.api.views.arrays import element_states, folded_page, whole_array_view
+from phalanx.api.views.arrays import collapsed_page, element_states, whole_array_view
 from phalanx.api.views.live import live_job_view, live_job_views
 from phalanx.api.views.receipts import receipt_of
 from phalanx.api.views.records import attempt_view
@@ -80,7 +80,7 @@ async def list_jobs(
 
     def read() -> JobList:
         if fold:
-            views, after = folded_page(parts, caller, wanted)
+            views, after = collapsed_page(parts, caller, wanted)
             return JobList(jobs=views, next=after)
         jobs = parts.store.jobs(wanted)
         return JobList(jobs=live_job_views(parts, caller, jobs), next=jobs[-1].seq if len(jobs) == limit else None)
@@ -166,7 +166,7 @@ async def cancel_jobs(request: Request) -> Response:
     jobs = await run_in_thread(read)
     active = [job_id for job_id, job in jobs.items() if _is_active(parts.store, job_id, job)]
     pending_first = sorted(active, key=lambda job_id: jobs[job_id].state is not JobState.PENDING)
-    commands: list[Command] = [CancelJob(job_id=job_id, by=caller.user, why=body.why[:500]) for job_id in pending_first]
+    commands = [CancelJob(job_id=job_id, by=caller.user, why=body.why[:500]) for job_id in pending_first]
     answers = await runtime.request_all(commands) if commands else []
     for answer in answers:
         if isinstance(answer, PhalanxError):
@@ -227,7 +227,7 @@ async def job_receipt(request: Request, job_id: JobId) -> Response:
     return json_response(receipt)
 
 
-async def _changed(request: Request, command: Command) -> Response:
+async def _changed(request: Request, command: Command[Job | list[Job]]) -> Response:
     """Perform a command, and return the changed job, or the array as one job."""
     runtime = runtime_of(request)
     answer = await runtime.request(command)
@@ -238,7 +238,6 @@ async def _changed(request: Request, command: Command) -> Response:
         return json_response(
             JobReply(job=await run_in_thread(whole_array_view, runtime.services, caller_of(request), first))
         )
-    assert isinstance(answer, Job)
     runtime.hub.notify((answer.id,))
     return json_response(JobReply(job=live_job_view(runtime.services, caller_of(request), answer)))
 

@@ -24,11 +24,9 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ProjectId, TokenId, UserId
 from phalanx.core.state.events import ChangeProject, ChangeUser, PutToken, RevokeToken
 from phalanx.core.units import format_duration, parse_duration_s
-from phalanx.core.work.queue import Project
 from phalanx.core.work.users import (
     Action,
     Token,
-    User,
     UserRole,
 )
 from phalanx.wire.api.head import CurrentUser
@@ -103,7 +101,6 @@ async def put_user(request: Request, user_id: UserId) -> Response:
         user_id=UserId(check_name(user_id, "user")), role=body.role, disabled=body.disabled, by=caller.user
     )
     user = await runtime.request(command)
-    assert isinstance(user, User)
     return json_response(UserReply(user=user_view(user)))
 
 
@@ -146,7 +143,6 @@ async def put_project(request: Request, project_id: ProjectId) -> Response:
         admins=None if body.admins is None else frozenset(body.admins),
     )
     project = await runtime.request(command)
-    assert isinstance(project, Project)
     return json_response(ProjectReply(project=project_view(project)))
 
 

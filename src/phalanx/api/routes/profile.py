@@ -12,9 +12,10 @@ from phalanx.api.http.bodies import decode_body, json_response, read_body
 from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
-from phalanx.core.fleet.documents import FleetDocument
+from phalanx.core.fleet.documents import CALIBRATION_ID, FleetDocument
 from phalanx.core.fleet.node import Node
 from phalanx.core.state.events import PutCalibration
+from phalanx.core.state.records import CALIBRATIONS
 from phalanx.core.work.users import Action
 from phalanx.planner.calibration.profile import parse_profile, slow_nodes, stale_reasons
 from phalanx.planner.calibration.record_codec import encode_record
@@ -51,7 +52,7 @@ def _checked(body: bytes) -> str:
 
 
 def _stored_profile(parts: HeadServices) -> ProfileReply:
-    stored = parts.store.calibration()
+    stored = parts.store.record(CALIBRATIONS, CALIBRATION_ID)
     if stored is None:
         return ProfileReply()
     values: dict[str, Any] = json.loads(stored.text)

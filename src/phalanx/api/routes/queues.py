@@ -18,9 +18,10 @@ from phalanx.api.services import HeadServices
 from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, QueueId
-from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.state.events import ChangeQueue, PutQueues
 from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.records import QUEUE_USAGE
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.queue_validation import check_queue_tree
@@ -174,14 +175,14 @@ def _views(parts: HeadServices, only: QueueId | None = None) -> list[QueueView]:
     """
     now_s = parts.clock.now_s()
     queues = parts.store.queues()
-    tree = QuotaTree(queues, parts.controller.fleet_gpus(), parts.store.queue_usage(), now_s)
+    tree = FairShareTree(queues, parts.controller.fleet_gpus(), parts.store.records(QUEUE_USAGE), now_s)
     known = {queue.id for queue in queues}
     counts = {queue.id: _JobCounts() for queue in queues if only in (None, queue.id)}
     for job, attempt in parts.controller.live_attempts():
         if job.queue in known:
-            number, gpus = tree.number(job.queue), attempt.allocation.gpus
-            tree.take(number, job.user, gpus)
-            tree.charge(number, gpus, now_s, since_s=attempt.placed_s)
+            number, gpus = tree.job_node(job.queue), attempt.allocation.gpus
+            tree.add_running(number, job.user, gpus)
+            tree.change_rate(number, gpus, now_s, since_s=attempt.placed_s)
         if job.queue in counts:
             counts[job.queue].running += 1
     tree.advance(now_s)
@@ -204,8 +205,8 @@ def _count_waiting(counts: _JobCounts, job: Job, waits: Mapping[JobId, WaitReaso
     counts.first.setdefault(reason, detail)
 
 
-def _view(queue: Queue, tree: QuotaTree, counts: _JobCounts) -> QueueView:
-    whole = tree.whole(queue.id)
+def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts) -> QueueView:
+    whole = tree.subtree_node(queue.id)
     idle = max(0, tree.pool[whole] - tree.used[whole])
     waiting = [
         QueueWait(reason=reason, jobs=jobs, gpus=counts.gpus[reason], detail=counts.first[reason])
@@ -229,10 +230,10 @@ def _view(queue: Queue, tree: QuotaTree, counts: _JobCounts) -> QueueView:
         budget_left_gpu_h=tree.budget_left_gpu_h(queue.id),
         right_gpus=tree.right[whole],
         used_gpus=tree.held[whole],
-        borrowed_gpus=tree.over(whole),
-        lent_gpus=max(0, idle - tree.room(whole)),
-        room_gpus=tree.room(tree.number(queue.id)),
+        borrowed_gpus=tree.borrowed_past_right(whole),
+        lent_gpus=max(0, idle - tree.available_gpus(whole)),
+        room_gpus=tree.available_gpus(tree.job_node(queue.id)),
         pending_gpus=counts.pending_gpus,
-        factor=tree.factor(tree.number(queue.id)),
+        factor=tree.fair_share_factor(tree.job_node(queue.id)),
         waiting=waiting[:_REASONS_MAX],
     )

@@ -15,6 +15,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ReservationId, UserId
 from phalanx.core.state.events import EndReservation, PutReservation
+from phalanx.core.state.records import RESERVATIONS
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.users import Action
@@ -38,7 +39,6 @@ async def put_reservation(request: Request, reservation_id: ReservationId) -> Re
     body = await read_record(request, ReservationBody, runtime.services.limits.body_bytes)
     wanted = await run_in_thread(_wanted, runtime.services, reservation_id, body, caller_of(request).user)
     made = await runtime.request(PutReservation(reservation=wanted))
-    assert isinstance(made, Reservation)
     runtime.hub.notify(())
     return json_response(ReservationReply(reservation=reservation_view(made)))
 
@@ -47,7 +47,7 @@ async def put_reservation(request: Request, reservation_id: ReservationId) -> Re
 async def end_reservation(request: Request, reservation_id: ReservationId) -> Response:
     """End a reservation. Idempotent."""
     runtime = runtime_of(request)
-    known = await run_in_thread(runtime.services.store.reservation, reservation_id)
+    known = await run_in_thread(runtime.services.store.record, RESERVATIONS, reservation_id)
     if known is None or not known.ended:
         await runtime.request(EndReservation(reservation_id=reservation_id, by=caller_of(request).user))
         runtime.hub.notify(())
@@ -67,7 +67,7 @@ def _wanted(parts: HeadServices, reservation_id: ReservationId, body: Reservatio
         )
     start_s = body.start_s
     if start_s is None:  # a repeated request keeps the start of the first one, so that it does not contradict it
-        existing = parts.store.reservation(reservation_id)
+        existing = parts.store.record(RESERVATIONS, ReservationId(reservation_id))
         start_s = parts.clock.now_s() if existing is None or existing.ended else existing.start_s
     return Reservation(
         id=reservation_id,

@@ -13,7 +13,7 @@ from phalanx.api.http.routing import RouteTable
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.controller.rulebook import parse_own_rules
-from phalanx.core.fleet.failure_rules import FailureRules
+from phalanx.core.fleet.custom_failure_rules import OPERATORS, FailureRules
 from phalanx.core.recovery.failure_rules import (
     FailureRule,
     merge_rules,
@@ -21,6 +21,7 @@ from phalanx.core.recovery.failure_rules import (
     rule_to_plain,
 )
 from phalanx.core.state.events import PutFailureRules
+from phalanx.core.state.records import FAILURE_RULES
 from phalanx.core.work.users import Action
 from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.wire.api.rules import RulesReply, RulesRequest, RuleView
@@ -52,7 +53,7 @@ async def put_rules(request: Request) -> Response:
 
 
 def _active_rules(parts: HeadServices) -> RulesReply:
-    stored = parts.store.failure_rules()
+    stored = parts.store.record(FAILURE_RULES, OPERATORS)
     return _reply(
         parse_own_rules(stored)[0],
         by="" if stored is None else stored.by,

@@ -20,7 +20,7 @@ from phalanx.api.runtime import (
     run_in_thread,
     runtime_of,
 )
-from phalanx.api.views.arrays import parent_states
+from phalanx.api.views.arrays import dependency_states
 from phalanx.api.views.live import live_job_view
 from phalanx.api.views.records import fresh_job_view
 from phalanx.core.access.caller import Caller
@@ -31,7 +31,6 @@ from phalanx.core.scheduling.shape import preferred_shape
 from phalanx.core.scheduling.submission import plan_notes, topology_notes, with_whole_tensor_groups
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.work.dependency import ArrayPosition
-from phalanx.core.work.job import Job
 from phalanx.core.work.launchers import launch_notes
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import requirements_note
@@ -63,9 +62,8 @@ async def submit_job(request: Request) -> Response:
     answer = await runtime.request(command)
     jobs = answer if isinstance(answer, list) else [answer]
     job = jobs[0]
-    assert isinstance(job, Job)
     runtime.count("submits", len(jobs))
-    runtime.hub.notify(one.id for one in jobs if isinstance(one, Job))
+    runtime.hub.notify(one.id for one in jobs)
     fresh = job.epoch == 0 and not job.state.terminal
     view = (
         fresh_job_view(job, output_root=runtime.services.output_root)
@@ -92,7 +90,7 @@ async def submit_request(runtime: ApiRuntime, caller: Caller, body: bytes, key: 
     if spec.plan:
         spec = with_whole_tensor_groups(spec, _fleet(runtime))
     parents = (
-        await run_in_thread(parent_states, runtime.services.store, caller, spec.dependencies)
+        await run_in_thread(dependency_states, runtime.services.store, caller, spec.dependencies)
         if spec.dependencies
         else {}
     )

@@ -84,7 +84,7 @@ async def dry_run(request: Request) -> Response:
     parts = runtime.services
     body = await read_body(request, parts.limits.body_bytes)
     command = await submit_request(runtime, caller_of(request), body)
-    found = await runtime.controller_futures.result_of(parts.controller.read_snapshot(wish=command))
+    found = await runtime.controller_futures.result_of(parts.controller.read_snapshot(submission=command))
     notes = submit_notes(runtime, command.spec)
     return json_response(await run_in_thread(_in_turn, lambda: _dry_run(parts, found, notes)))
 

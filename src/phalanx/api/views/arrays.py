@@ -65,7 +65,7 @@ def whole_array_view(parts: HeadServices, caller: Caller, first: Job) -> JobView
     )
 
 
-def folded_page(parts: HeadServices, caller: Caller, wanted: JobFilter) -> tuple[list[JobView], int | None]:
+def collapsed_page(parts: HeadServices, caller: Caller, wanted: JobFilter) -> tuple[list[JobView], int | None]:
     """Return a page of jobs, newest first, with the waiting elements of an array as one view, and where the next page begins."""
     rows: list[JobView] = []
     arrays: dict[JobId, list[tuple[JobId, JobState]]] = {}
@@ -93,7 +93,9 @@ def folded_page(parts: HeadServices, caller: Caller, wanted: JobFilter) -> tuple
     return rows, before
 
 
-def parent_states(store: Store, caller: Caller, asked: Iterable[Dependency]) -> dict[JobId, Mapping[JobId, JobState]]:
+def dependency_states(
+    store: Store, caller: Caller, asked: Iterable[Dependency]
+) -> dict[JobId, Mapping[JobId, JobState]]:
     """Return the states of the jobs that a job depends on, by the id given.
 
     Raises:

@@ -23,13 +23,13 @@ from phalanx.cli.connection import PROBE_S, connect
 from phalanx.cli.hints import render_hint
 from phalanx.cli.list_output import to_json
 from phalanx.cli.terminal import strip_control, terminal
-from phalanx.client.discovery import split_url
 from phalanx.client.tls import fetch_ca
 from phalanx.core.errors import BadRequest, NotSignedIn, PhalanxError, Unreachable
 from phalanx.core.fleet.node import NodeState
-from phalanx.engines.joined import records
-from phalanx.engines.joined.records import Membership
+from phalanx.node import membership as records
+from phalanx.ports.engine import Membership
 from phalanx.wire.api.head import Health
+from phalanx.wire.head_url import split_url
 
 if TYPE_CHECKING:
     from phalanx.client import Client

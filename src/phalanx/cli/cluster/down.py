@@ -81,7 +81,7 @@ def _leave_cluster(*, keep: bool, cancel: bool) -> bool:
     Raises:
         TryLater: jobs run on this server.
     """
-    from phalanx.engines.joined import records
+    from phalanx.node import membership as records
 
     folder = records.membership_folder(home_folder())
     joined = records.read(folder)

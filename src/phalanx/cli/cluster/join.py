@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ import ssl
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import click
@@ -20,18 +19,19 @@ import msgspec
 from phalanx.cli.cluster.join_command import print_join_command
 from phalanx.cli.cluster.state_folder import find_local_head, home_folder, is_alive
 from phalanx.cli.connection import connect
-from phalanx.client.tls import certificate_error, context_for_ca, fetch_ca
+from phalanx.client.tls import certificate_error, fetch_ca
 from phalanx.client.transport import error_from_reply
 from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, TryLater, Unreachable
 from phalanx.core.ids import NodeId
-from phalanx.engines.joined import records
-from phalanx.engines.joined.records import Membership
-from phalanx.wire.join import RAY_RECONNECT_S, JoinReply, JoinRequest, joined_address, split_address
+from phalanx.engines.registry import engine_type
+from phalanx.node import membership as records
+from phalanx.ports.engine import Membership
+from phalanx.wire.head_http import BROKEN, HeadHttp, context_for_ca, request_headers
+from phalanx.wire.head_url import joined_address, split_address
+from phalanx.wire.join import JoinReply, JoinRequest
 
 PORT_DEFAULT: Final = 7600  # DESIGN 4
 ANSWER_S: Final = 10.0  # of the head, which may have to generate a key
-UP_S: Final = 30.0  # for the supervisor to register: usually 1 to 3 s
-UP_ON_RAY_S: Final = 90.0  # Ray's own processes start first: 8 s, up to 17 s measured on a busy machine
 STOP_S: Final = 30.0  # for the keeper to stop its supervisor
 _POLL_S: Final = 0.1
 
@@ -93,11 +93,8 @@ def join(
         raise Conflict(f"this server has joined {known.url}", hint="leave it first with phalanx down on this server")
     began_s = time.monotonic()
     joined, reply = _request_join(where, folder, known, token=token, name=name, address=address, virtual=virtual)
-    if reply.ray is not None:
-        from phalanx.engines.ray.joined_node import check_versions, write_ray_files
-
-        check_versions(reply.ray)
-        write_ray_files(folder, reply.ray)
+    settings = engine_type(reply.engine).prepare_member(folder, reply.settings)
+    joined = replace(joined, settings=settings)
     records.write(folder, joined, token=reply.token, ca_pem=where.ca_pem)
     if foreground:
         os.execv(sys.executable, _command(folder))  # noqa: S606  # no shell is wanted
@@ -196,8 +193,6 @@ def _request_join(
         address=request.address,
         devices=devices,
         virtual=request.virtual,
-        ray_address="" if reply.ray is None else reply.ray.address,
-        ray_reconnect_s=RAY_RECONNECT_S if reply.ray is None else reply.ray.reconnect_s,
         heads=",".join(reply.heads),
     )
     return joined, reply
@@ -226,17 +221,16 @@ def _own_address(where: _Head) -> str:
 
 
 def _post(where: _Head, request: JoinRequest, token: str) -> JoinReply:
-    connection = http.client.HTTPSConnection(
-        where.name, where.port, timeout=ANSWER_S, context=context_for_ca(where.ca_pem)
-    )
+    connection = HeadHttp(where.url, lambda: context_for_ca(where.ca_pem))
+    headers = request_headers(token, "application/json")
     try:
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        connection.request("POST", "/v1/join", msgspec.json.encode(request), headers)
-        reply = connection.getresponse()
+        reply = connection.request(
+            "POST", "/v1/join", msgspec.json.encode(request), headers=headers, timeout_s=ANSWER_S
+        )
         body = reply.read()
     except ssl.SSLCertVerificationError as error:
         raise certificate_error(error, where.url) from error
-    except (OSError, UnicodeError, http.client.HTTPException) as error:
+    except (*BROKEN, UnicodeError) as error:
         raise Unreachable(f"the head at {where.url} does not answer: {error}", hint="try again in a moment") from error
     finally:
         connection.close()
@@ -268,7 +262,7 @@ def _wait_until_up(where: _Head, folder: str, joined: Membership, began_s: float
     request = JoinRequest(
         node_id=joined.node_id, address=joined.address, devices=joined.devices, virtual=joined.virtual
     )
-    limit_s = UP_ON_RAY_S if joined.ray_address else UP_S
+    limit_s = engine_type(joined.engine).member_starts_s
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         with contextlib.suppress(Unreachable, TryLater):

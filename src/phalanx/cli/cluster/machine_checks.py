@@ -20,6 +20,7 @@ from typing import Any, Final
 from phalanx import __version__
 from phalanx.cli.cluster.state_folder import read_cluster_file
 from phalanx.core.units import GIB, MIB, format_bytes, format_duration
+from phalanx.durable_files import time_durable_write
 
 _DISK_LOW_BYTES: Final = 5 * GIB  # two checkpoints of a small model
 _SHM: Final = "/dev/shm"  # noqa: S108  # only inspected, never written to
@@ -27,10 +28,6 @@ _SHM_LOW_BYTES: Final = 512 * MIB  # DataLoader workers and NCCL exchange tensor
 # A supervisor of 8 ranks with data loaders opens some hundreds; a head one for each connection
 _FILES_LOW: Final = 4096
 _EPOCH_2024_S: Final = 1_704_067_200.0
-_ENGINE_ACCOUNTS: Final = {
-    "slurm": "the user of their Slurm jobs, who started the head",
-    "ray": "the account of Ray's nodes",
-}
 # Name of a requirement without a marker; those of the extras have the marker `; extra == ...`.
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)[^;]*")
 
@@ -112,15 +109,7 @@ def check_state_folder(home: str) -> Finding:
         folder = os.path.dirname(folder)
     probe = os.path.join(folder, f".phalanx-doctor-{os.getpid()}")
     try:
-        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            begun = time.monotonic()
-            os.write(fd, b"x" * 4096)
-            os.fsync(fd)
-            took_s = time.monotonic() - begun
-        finally:
-            os.close(fd)
-            os.unlink(probe)
+        took_s = time_durable_write(probe, b"x" * 4096)
     except OSError as error:
         return Finding(
             what="state folder",
@@ -179,6 +168,7 @@ def check_cgroups() -> Finding:
 
 def check_accounts(brought_up: Mapping[str, Any]) -> Finding:
     """Check which account jobs run under, and whether it can use this Python. `brought_up`: options stored by the head."""
+    from phalanx.engines.registry import DEFAULT_ENGINE, engine_type
     from phalanx.node.files.job_accounts import (
         JOBS_AS_VARIABLE,
         JOBS_DIR,
@@ -187,9 +177,10 @@ def check_accounts(brought_up: Mapping[str, Any]) -> Finding:
         is_architecture_supported,
     )
 
-    what, own, engine = "accounts", getpass.getuser(), brought_up.get("engine")
-    if engine in _ENGINE_ACCOUNTS:
-        return Finding(what=what, level=Severity.OK, says=f"jobs run as {_ENGINE_ACCOUNTS[engine]}")
+    what, own = "accounts", getpass.getuser()
+    account = engine_type(brought_up.get("engine") or DEFAULT_ENGINE).job_account
+    if account:
+        return Finding(what=what, level=Severity.OK, says=f"jobs run as {account}")
     if os.geteuid() != 0:
         says = f"all jobs run as {own} and can read what {own} can; a head started by root runs them as their owners"
         return Finding(what=what, level=Severity.OK, says=says)

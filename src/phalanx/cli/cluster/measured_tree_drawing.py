@@ -1,6 +1,6 @@
-"""Draws a measured topology: domains as nested boxes, nodes as cells, slow nodes marked. Pure.
+"""A measured topology as a diagram: domains as nested boxes, nodes as cells, slow nodes marked. Pure.
 
-Units as in `cli.simulate.charts`: a sheet 1000 wide, y downwards. Each level has a colour.
+Each level has a colour.
 """
 
 from __future__ import annotations
@@ -9,14 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from phalanx.cli.cluster.measured_tree_table import format_gbit_per_s, slow_link_text
-from phalanx.cli.plan.placement_chart import ChartSheet
-from phalanx.cli.simulate.charts import (
-    WIDTH,
-    ChartArea,
-    ChartLine,
-    ChartShape,
-    TextLabel,
-)
+from phalanx.cli.figure_files import WIDTH, Box, Diagram, Label
 from phalanx.planner.calibration.network_levels import MeasuredTopology
 
 _PAD, _GAP, _TITLE = 12.0, 12.0, 24.0
@@ -27,22 +20,23 @@ _CHARACTERS: Final = 9  # of a node's name in a cell
 _SLOW_SHOWN: Final = 20  # lines of text; the others are only coloured
 
 
-def tree_sheet(found: MeasuredTopology) -> ChartSheet:
-    """Return the drawing of the whole tree, and a text line for each slow link."""
-    shapes: list[ChartShape] = []
+def tree_diagram(found: MeasuredTopology) -> Diagram:
+    """Return the diagram of the whole tree, and a text line for each slow link."""
+    boxes: list[Box] = []
+    labels: list[Label] = []
     slow = {name for one in found.slow for name in (one.first, one.second) if name}
     lead = "all nodes, between domains: " if found.levels else "no levels, all nodes are equally near: "
-    bottom = _box(
-        shapes, found, found.nodes, 0, lead + format_gbit_per_s(found.bytes_per_s), (1.0, 0.0, WIDTH - 2), slow
-    )
+    title = lead + format_gbit_per_s(found.bytes_per_s)
+    bottom = _add_domain(boxes, labels, found, found.nodes, 0, title, (1.0, 0.0, WIDTH - 2), slow)
     for one in found.slow[:_SLOW_SHOWN]:
         bottom += 20.0
-        shapes.append(TextLabel(4, bottom, f"slow: {slow_link_text(one)}", _BAD))
-    return ChartSheet(tuple(shapes), bottom + 6.0)
+        labels.append(Label(4, bottom, f"slow: {slow_link_text(one)}", _BAD))
+    return Diagram(boxes, labels, bottom + 6.0)
 
 
-def _box(
-    shapes: list[ChartShape],
+def _add_domain(
+    boxes: list[Box],
+    labels: list[Label],
     found: MeasuredTopology,
     inside: Sequence[str],
     depth: int,
@@ -50,10 +44,10 @@ def _box(
     place: tuple[float, float, float],
     slow: set[str],
 ) -> float:
-    """Draw a domain with its content at (x, y, width); return its bottom. Subdomains are side by side where they fit, else below each other."""
+    """Add a domain with its content at (x, y, width); return its bottom. Subdomains are side by side where they fit, else below each other."""
     x, y, width = place
-    at = len(shapes)
-    shapes.append(TextLabel(x + _PAD, y + 17, title, "ink", strong=depth == 0))
+    at = len(boxes)
+    labels.append(Label(x + _PAD, y + 17, title, "ink", strong=depth == 0))
     top = y + _TITLE + 4
     level = found.levels[depth] if depth < len(found.levels) else None
     groups = [] if level is None else [(n, one) for n, one in enumerate(level.domains) if one[0] in inside]
@@ -67,13 +61,12 @@ def _box(
             top = max(bottoms) + _GAP
         words = f"{level.name} m{number}: {format_gbit_per_s(level.bytes_per_s)}"
         left = x + _PAD + (index % across) * (box_width + _GAP)
-        bottoms.append(_box(shapes, found, domain, depth + 1, words, (left, top, box_width), slow))
+        bottoms.append(_add_domain(boxes, labels, found, domain, depth + 1, words, (left, top, box_width), slow))
     bottom = max(bottoms) + (_GAP if groups and rest else 0.0)
-    bottom = _cells(shapes, rest, (x + _PAD, bottom, width - 2 * _PAD), slow)
+    bottom = _add_nodes(boxes, labels, rest, (x + _PAD, bottom, width - 2 * _PAD), slow)
     end = bottom + _PAD
     colour = "line" if depth == 0 else _COLOURS[(depth - 1) % len(_COLOURS)]
-    corners = ((x, y), (x + width, y), (x + width, end), (x, end), (x, y))
-    shapes[at:at] = [ChartArea(corners[:2], end, colour, 0.10 if depth else 0.0), ChartLine(corners, colour, 1.5)]
+    boxes.insert(at, Box(x, y, width, end - y, colour, 0.10 if depth else 0.0, edge=colour))
     return end
 
 
@@ -83,15 +76,16 @@ def _across(found: MeasuredTopology, depth: int, width: float) -> int:
     return max(1, int((width - 2 * _PAD + _GAP) // (least + _GAP)))
 
 
-def _cells(shapes: list[ChartShape], nodes: Sequence[str], place: tuple[float, float, float], slow: set[str]) -> float:
-    """Draw nodes in rows; return the bottom of the last row."""
+def _add_nodes(
+    boxes: list[Box], labels: list[Label], nodes: Sequence[str], place: tuple[float, float, float], slow: set[str]
+) -> float:
+    """Add nodes in rows; return the bottom of the last row."""
     x, y, width = place
     across = max(1, int(width // _CELL_WIDTH))
     for index, node in enumerate(nodes):
         left, top = x + (index % across) * _CELL_WIDTH, y + (index // across) * _CELL_HEIGHT
-        right, end = left + _CELL_WIDTH - 6, top + _CELL_HEIGHT - 6
         colour = _BAD if node in slow else "soft"
-        shapes.append(ChartArea(((left, top), (right, top)), end, colour, 0.35 if node in slow else 0.15))
+        boxes.append(Box(left, top, _CELL_WIDTH - 6, _CELL_HEIGHT - 6, colour, 0.35 if node in slow else 0.15))
         name = node if len(node) <= _CHARACTERS else node[: _CHARACTERS - 2] + ".."
-        shapes.append(TextLabel((left + right) / 2, top + 16, name, "ink", anchor="middle"))
+        labels.append(Label(left + (_CELL_WIDTH - 6) / 2, top + 16, name, "ink", anchor="center"))
     return y + -(-len(nodes) // across) * _CELL_HEIGHT

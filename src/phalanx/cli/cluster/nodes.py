@@ -92,7 +92,7 @@ def forget(names: str) -> int:
 
 
 nodes.add_command(topology.label)
-nodes.add_command(spares.spares_)
+nodes.add_command(spares.spares_command)
 nodes.add_command(reservations.reserve)
 nodes.add_command(reservations.unreserve)
 nodes.add_command(reservations.reservations)

@@ -41,7 +41,7 @@ class SparesEstimate(msgspec.Struct, frozen=True, kw_only=True):
     help="Number of working nodes; default: all of this fleet.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def spares_(repair: str | None, wanted: int | None, as_json: bool) -> None:
+def spares_command(repair: str | None, wanted: int | None, as_json: bool) -> None:
     """Compute how many spare nodes keep a shortage of nodes below 1 % of the time."""
     now_s, nodes = time.time(), connect().nodes()
     failures = sum(node.failures for node in nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,7 @@ import click
 
 from phalanx.cli import cells
 from phalanx.cli.cluster.node_labels import MEASURED_LABEL, put_labels
+from phalanx.cli.cluster.topology_file import read_topology_file
 from phalanx.cli.command_groups import CommandGroup
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
@@ -17,18 +18,13 @@ from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.option_types import HOSTS
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal
-from phalanx.client.input_files import read_file_bytes
-from phalanx.core.errors import BadFile, BadRequest, NotFound
+from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.fleet.hostlist import expand_hostlist, fold_hostlist
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.topology import LEVELS, TopologyTree, build_topology_tree
 from phalanx.core.ids import NodeId
-from phalanx.core.work.topology_file import parse_topology_tree
 from phalanx.wire.api.nodes import NodeView
 
-_DEPTH_MAX: Final = 20  # levels are five at most
-_EVENTS_MAX: Final = 10_000  # the largest supported fleet, 12,500 nodes in racks of 8, has some 4,000
-FILE_BYTES_MAX: Final = 1 << 20  # room for a list of 100,000 hosts; takes the scanner a second
 _BAR: Final = 10
 
 
@@ -89,8 +85,8 @@ def topology(
     if measure and context.invoked_subcommand is None and not watch:
         from phalanx.cli.cluster.topology_measurement import MeasureOptions, measure_topology
 
-        wish = MeasureOptions(nodes=listed, quick=quick, python=python, apply=apply_, plot=plot, as_json=as_json)
-        return measure_topology(wish)
+        submission = MeasureOptions(nodes=listed, quick=quick, python=python, apply=apply_, plot=plot, as_json=as_json)
+        return measure_topology(submission)
     if measure or apply_ or plot or listed or quick or python:
         raise BadRequest(
             "--apply, --plot, --nodes, --quick and --python need --measure, without a subcommand and without --watch",
@@ -119,7 +115,7 @@ def set_(file: str) -> None:
       rack r1: gpu[005-008]
     leaf l1: gpu[009-016]
     """  # noqa: D301 - click reads the backspace character itself
-    wanted = read_tree_file(file)
+    wanted = read_topology_file(file)
     head = connect()
     here = {node.id for node in head.nodes()}
     known = {name: labels for name, labels in wanted.items() if name in here}
@@ -133,55 +129,6 @@ def set_(file: str) -> None:
         warn(f"not labelled, because they have not joined: {_few(absent)}; set the file again later")
     print(f"{cells.count(len(known), 'node')} labelled")
     print("next: phalanx topology")
-
-
-def read_tree_file(path: str) -> dict[NodeId, dict[str, str]]:
-    """Return the labels of every node in the file at `path`; `-` reads standard input.
-
-    Raises:
-        BadFile: the file cannot be read, is not YAML, or not a tree of host lists.
-        TooLarge: the file is larger than 1 MiB.
-    """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
-    text = _text_of(path)
-    try:
-        _check_bounds(YAML(typ="safe", pure=True).parse(text))
-        tree = YAML(typ="safe", pure=True).load(text)
-        return parse_topology_tree(tree)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = path if mark is None else f"{path}:{mark.line + 1}"
-        raise BadFile(f"{where}: not YAML: {error.problem or error.context}") from None
-    except (YAMLError, RecursionError, ValueError) as error:  # for example a number with thousands of digits
-        raise BadFile(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
-    except BadFile as error:
-        raise BadFile(f"{path}: {error.message}", hint=error.hint) from None
-
-
-def _check_bounds(events: Iterable[object]) -> None:
-    """Check depth and length of a YAML text before it is built: a hostile one would take minutes.
-
-    Raises:
-        BadFile: the text is too deep or too long.
-    """
-    depth = 0
-    for count, event in enumerate(events):
-        kind = type(event).__name__
-        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
-        if depth > _DEPTH_MAX or count > _EVENTS_MAX:
-            raise BadFile(
-                f"nested more than {_DEPTH_MAX} deep" if depth > _DEPTH_MAX else f"more than {_EVENTS_MAX} entries",
-                hint="a tree has a few levels, and host lists like n[0-99]",
-            )
-
-
-def _text_of(path: str) -> str:
-    try:
-        return read_file_bytes(path, FILE_BYTES_MAX, "tree of host lists").decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise BadFile(f"{path}: not UTF-8") from None
 
 
 @click.command()

@@ -41,28 +41,29 @@ class MeasureOptions:
     as_json: bool = False
 
 
-def measure_topology(wish: MeasureOptions) -> int:
+def measure_topology(submission: MeasureOptions) -> int:
     """Measure and print the topology; on request draw it and apply it. Return the exit code."""
     from phalanx.cli.plan.calibration_job import CalibrationFailed
 
-    if wish.plot is not None:
-        from phalanx.cli.plan.picture import picture_format
+    if submission.plot is not None:
+        from phalanx.cli.figure_files import picture_format
+        from phalanx.cli.figure_page import FORMATS
 
-        picture_format(wish.plot)
+        picture_format(submission.plot, FORMATS)
     head = connect()
     nodes = head.nodes()
-    _check_permitted(head, wish)
+    _check_permitted(head, submission)
     try:
-        pairs = _pairs(head, nodes, wish)
+        pairs = _pairs(head, nodes, submission)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except CalibrationFailed as failed:
         return print_error(failed.message, failed.hint, failed.job_code)
     found = infer_topology(pairs)
-    if wish.plot is not None:
-        _draw(wish.plot, found)
-    applied, by_hand = _apply(head, nodes, found) if wish.apply else ([], [])
-    _print(found, pairs, wish, applied)
+    if submission.plot is not None:
+        _draw(submission.plot, found)
+    applied, by_hand = _apply(head, nodes, found) if submission.apply else ([], [])
+    _print(found, pairs, submission, applied)
     if by_hand:
         warn(
             f"unchanged, because labelled by hand: {fold_hostlist(sorted(by_hand))}; remove labels with `phalanx nodes label`"
@@ -70,34 +71,36 @@ def measure_topology(wish: MeasureOptions) -> int:
     return 0
 
 
-def _check_permitted(head: Client, wish: MeasureOptions) -> None:
-    if not (wish.apply or wish.nodes):
+def _check_permitted(head: Client, submission: MeasureOptions) -> None:
+    if not (submission.apply or submission.nodes):
         return
     me = head.me()
     if Action.OPERATE not in me.actions:
-        what = "label nodes" if wish.apply else "reserve nodes"
+        what = "label nodes" if submission.apply else "reserve nodes"
         raise NotPermitted(f"{me.user} may not {what}", hint="only operators may use --apply and --nodes")
 
 
-def _pairs(head: Client, nodes: Sequence[NodeView], wish: MeasureOptions) -> Sequence[PairMeasurement]:
+def _pairs(head: Client, nodes: Sequence[NodeView], submission: MeasureOptions) -> Sequence[PairMeasurement]:
     """Run the job. In any case the job is cancelled and its reservation ended afterwards."""
     from phalanx.cli.plan.calibration_job import reserve_nodes, run_calibration
     from phalanx.cli.plan.calibration_nodes import check_idle, select_nodes
 
-    chosen = select_nodes(nodes, None if wish.nodes is None else expand_hostlist(wish.nodes), time.time(), links=True)
+    chosen = select_nodes(
+        nodes, None if submission.nodes is None else expand_hostlist(submission.nodes), time.time(), links=True
+    )
     if len(chosen.nodes) < 2:
         raise BadRequest(f"{chosen.names[0]} is the only node: it has no links", hint="add a server with phalanx join")
     check_idle(chosen, wait=False, links=True)
     for line in chosen.excluded:
         warn(line)
-    only = wish.nodes is not None
+    only = submission.nodes is not None
     with reserve_nodes(head, chosen, only=only, name="links", why="phalanx topology --measure") as reservation:
         return run_calibration(
             connect(FOLLOW_PATIENCE_S),
             chosen,
             reservation=reservation,
-            quick=wish.quick,
-            python=wish.python,
+            quick=submission.quick,
+            python=submission.python,
             links=True,
         ).pairs
 
@@ -126,25 +129,23 @@ def _apply(head: Client, nodes: Sequence[NodeView], found: MeasuredTopology) -> 
 
 
 def _draw(path: str, found: MeasuredTopology) -> None:
-    from phalanx import __version__
-    from phalanx.cli.cluster.measured_tree_drawing import tree_sheet
-    from phalanx.cli.plan.picture import write_picture
+    from phalanx.cli.cluster.measured_tree_drawing import tree_diagram
+    from phalanx.cli.figure_page import write_picture
 
     lead = "Boxes are domains. The rate is that of a healthy link inside the domain, node to node, in each direction at once."
     write_picture(
         path,
-        [tree_sheet(found)],
+        [("measured topology", tree_diagram(found))],
         title=f"{count(len(found.nodes), 'node')} by measured bandwidth",
         lead=lead,
         command=f"phalanx topology --measure --plot {path}",
-        version=__version__,
     )
 
 
 def _print(
-    found: MeasuredTopology, pairs: Sequence[PairMeasurement], wish: MeasureOptions, applied: Sequence[str]
+    found: MeasuredTopology, pairs: Sequence[PairMeasurement], submission: MeasureOptions, applied: Sequence[str]
 ) -> None:
-    if wish.as_json:
+    if submission.as_json:
         from phalanx.cli.list_output import to_json
         from phalanx.planner.calibration.record_codec import encode_record
 
@@ -154,8 +155,8 @@ def _print(
         return
     screen = terminal(sys.stdout)
     print("\n".join(strip_control(line) if not screen.colour else line for line in measure_lines(found, screen)))
-    if wish.plot is not None:
-        print(f"drawn: {wish.plot}")
+    if submission.plot is not None:
+        print(f"drawn: {submission.plot}")
     if applied:
         print(f"{count(len(applied), 'node')} labelled with the measured topology")
     unapplied = "phalanx topology --measure --apply" if found.levels else "phalanx nodes"

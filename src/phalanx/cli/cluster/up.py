@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -30,6 +30,7 @@ from phalanx.cli.terminal import strip_control
 from phalanx.client.input_files import read_database_url
 from phalanx.core.errors import BadFile, BadRequest, Conflict, NotSignedIn, PhalanxError, TryLater, Unreachable
 from phalanx.core.fleet.node import NodeState
+from phalanx.engines.registry import DEFAULT_ENGINE, engine_type, selectable_engines
 from phalanx.wire.api.nodes import NodeView
 
 if TYPE_CHECKING:
@@ -41,10 +42,16 @@ _REFUSALS: Final = {
 _READY_S: Final = 60.0  # a head with 10,000 jobs loads in 2 s; thirty times that for a busy machine
 _ANSWER_S: Final = 5.0  # for the answer of a running head, which may be starting or busy
 _NODES_S: Final = 10.0  # for the nodes to register; the head is ready without them
-_NODES_OF_S: Final = {"ray": 60.0}  # Ray's own processes take 5 to 10 s on each machine before ours start
 _LEADER_S: Final = 30.0  # for a leader election: the last leader may have died without ending its term
 _POLL_S: Final = 0.03
 _PORT_DEFAULT: Final = 7600  # DESIGN 4
+
+
+def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of all engines to the command, in their order."""
+    for option in reversed([option for engine in selectable_engines() for option in engine.options]):
+        command = click.option(f"--{option.name}", metavar=option.metavar, help=option.help)(command)
+    return command
 
 
 @click.command()
@@ -69,18 +76,16 @@ _PORT_DEFAULT: Final = 7600  # DESIGN 4
 )
 @click.option("--virtual", metavar="NxD", help="N virtual nodes of D devices; ranks run on CPUs.")
 @click.option(
-    "--engine", type=click.Choice(["local", "ray", "slurm"]), help="Source of the nodes: this machine, Ray or Slurm."
+    "--engine",
+    type=click.Choice([engine.name for engine in selectable_engines()]),
+    help="Source of the nodes: this machine, Ray or Slurm.",
 )
 @click.option(
     "--jobs-as",
     type=click.Choice(["owner", "head"]),
     help="For a head of root: jobs run as the account of their owner, or as root.  [owner]",
 )
-@click.option("--ray-address", metavar="HOST:PORT", help="Existing Ray cluster to use; own: start one.")
-@click.option("--ray-redis", metavar="HOST:PORT", help="Redis that stores the state of our own Ray head; off: none.")
-@click.option("--partition", metavar="NAME", help="Slurm partition. Default: that of Slurm.")
-@click.option("--account", metavar="NAME", help="Slurm account to charge.")
-@click.option("--qos", metavar="NAME", help="Slurm's quality of service.")
+@_engine_options
 @click.option("--foreground", is_flag=True, help="Run in the foreground; Ctrl-C stops the head.")
 @click.option("--systemd", is_flag=True, help="Only print a systemd unit.")
 @click.option(
@@ -90,7 +95,9 @@ _PORT_DEFAULT: Final = 7600  # DESIGN 4
     help="Time without contact to the head after which a node freezes its jobs.",
 )
 @click.option("--token-life-max", metavar="TIME", help="Maximum lifetime of tokens, for example 30d; off: no limit.")
-@click.option("--policy", metavar="NAME", help="Scheduling policy: default, fifo, skip, backfill, las or fair.")
+@click.option(
+    "--policy", metavar="NAME", help="Scheduling policy: default, fifo, skip, backfill, las, fair or MODULE:CLASS."
+)
 @click.option("--min-run", type=DURATION, help="Minimum run time before preemption by jobs of equal rank.  [30m]")
 @click.option(
     "--min-run-by-right", type=DURATION, help="The same for a higher priority, or the owner of the quota.  [1m]"
@@ -129,7 +136,7 @@ def up(foreground: bool, systemd: bool, **given: Any) -> None:
     url = _start(home, arguments)
     head = connect(retry_limit_s=_LEADER_S)
     _wait_for_membership(head, home)
-    _wait_for_nodes(head, own_node_names(home), _NODES_OF_S.get(given["engine"] or "", _NODES_S))
+    _wait_for_nodes(head, own_node_names(home), engine_type(given["engine"] or DEFAULT_ENGINE).nodes_start_s)
     _print_summary(head, url, "is up")
 
 
@@ -166,7 +173,7 @@ def _refuse_if_joined(home: str) -> None:
     Raises:
         Conflict: it is one.
     """
-    from phalanx.engines.joined import records
+    from phalanx.node import membership as records
 
     folder = records.membership_folder(home)
     joined = records.read(folder)

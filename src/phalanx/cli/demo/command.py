@@ -150,8 +150,8 @@ def _finish(
     assert isinstance(console, Console)
     scene.now_s = time.time()
     outcome = build_outcome(scene, conductor.fetch_receipt(), sample=_sample_of(scene), kill_wanted=kill_wanted)
-    braille = console.encoding.lower().startswith("utf")
-    for line in summary_lines(scene, outcome, width=console.width if console.is_terminal else 100, braille=braille):
+    blocks = console.encoding.lower().startswith("utf")
+    for line in summary_lines(scene, outcome, width=console.width if console.is_terminal else 100, blocks=blocks):
         console.print(line, soft_wrap=True)
     _write(html_path, build_page(scene, outcome, version=__version__, command=format_command(job)).encode())
     if json_path:

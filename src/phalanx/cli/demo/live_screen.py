@@ -5,21 +5,17 @@ From 110 columns on it has two columns: training on the left; nodes, recovery ti
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from rich.cells import cell_len
 from rich.text import Text
 
-from phalanx.cli.demo.braille_chart import (
-    AxisLimits,
-    ChartMarker,
-    ChartSeries,
-    plot,
-)
+from phalanx.cli.cells import block_bar
 from phalanx.cli.demo.recovery_time import OTHER_SYSTEMS, latest_job_kill
 from phalanx.cli.demo.state import DemoState
+from phalanx.cli.terminal_chart import AxisLimits, ChartBar, ChartMarker, ChartSeries, bar_chart, line_chart
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.work.job import JobState
 from phalanx.wire.api.nodes import DeviceView, NodeView
@@ -38,8 +34,7 @@ _STATE_STYLES: Final = {
     JobState.CANCELLED: "bold red",
     JobState.TIMEOUT: "bold red",
 }
-_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
-FIRST_STYLE, LOST_STYLE, AGAIN_STYLE, KILL_STYLE = "cyan", "red", "bold yellow", "red"
+FIRST_COLOUR, LOST_COLOUR, AGAIN_COLOUR, KILL_COLOUR = "cyan", "red", "bright_yellow", "red"
 _EVENT_STYLES: Final = {
     "node_lost": "bold red",
     "task_failed": "red",
@@ -85,7 +80,7 @@ def _one_column(scene: DemoState, width: int, room: int) -> list[Text]:
 
 
 def _fleet_and_recovery(scene: DemoState, width: int) -> list[Text]:
-    watch = _section("time from node failure to the next step", _recovery(scene, width), width)
+    watch = _section("time from node failure to the next step", recovery_bars(scene, width), width)
     return [*_section("nodes", _fleet(scene, width), width), *watch]
 
 
@@ -166,27 +161,27 @@ def _progress(scene: DemoState, width: int) -> Text:
     return Text(head).append("━" * done, "green").append("─" * (columns - done), "dim").append(tail, "bold")
 
 
-def loss_chart_lines(scene: DemoState, width: int, rows: int, *, braille: bool = True) -> list[Text]:
+def loss_chart_lines(scene: DemoState, width: int, rows: int, *, blocks: bool = True) -> list[Text]:
     """Chart the loss so far, with repeated steps on top of their first losses."""
     kept, lost = scene.curve.kept_and_lost()
     redone = scene.curve.repeated_steps()
     if not kept and not lost:
         return [Text(" no step yet", "dim"), *[Text("")] * (rows - 1)]
-    losses = [point.loss for point in (*kept, *lost)]
-    window = AxisLimits(
+    losses = [point.loss for point in (*kept, *lost) if math.isfinite(point.loss)] or [0.0]
+    limits = AxisLimits(
         x_low=1, x_high=max(2, scene.steps_total), y_low=min(losses), y_high=max(*losses, min(losses) + 0.01)
     )
     series = [
-        ChartSeries(points=kept, style=FIRST_STYLE),
-        ChartSeries(points=[(each.step, each.first) for each in redone] or lost, style=LOST_STYLE),
-        ChartSeries(points=[(each.step, each.second) for each in redone], style=AGAIN_STYLE),
+        ChartSeries(points=kept, colour=FIRST_COLOUR),
+        ChartSeries(points=[(each.step, each.first) for each in redone] or lost, colour=LOST_COLOUR),
+        ChartSeries(points=[(each.step, each.second) for each in redone], colour=AGAIN_COLOUR),
     ]
     marks = [
-        ChartMarker(x=kill.step, style=KILL_STYLE, label=f"{kill.node} killed")
+        ChartMarker(x=kill.step, colour=KILL_COLOUR, label=f"{kill.node} killed")
         for kill in scene.kills
         if kill.held and kill.step
     ]
-    return plot(series, window, width=width, height=rows, marks=marks, braille=braille)
+    return line_chart(series, limits, width=width, height=rows, marks=marks, blocks=blocks)
 
 
 def _fleet(scene: DemoState, width: int) -> list[Text]:
@@ -224,22 +219,9 @@ def _device(device: DeviceView, width: int) -> Text:
     if device.utilization is None:
         return _pad(text.append("…", "dim"), width)
     if columns < _BAR_AND_FIGURE_COLUMNS:
-        return _pad(text.append_text(bar(device.utilization, columns)), width)
-    return _pad(
-        text.append_text(bar(device.utilization, columns - 4)).append(f"{100 * device.utilization:4.0f}"), width
-    )
-
-
-def bar(share: float, columns: int, style: str = "green") -> Text:
-    """Return a bar filled to `share` of its columns."""
-    full = filled_bar(share, columns) if share > 0 else ""
-    return Text().append(full, style).append("·" * (columns - cell_len(full)), "dim")
-
-
-def filled_bar(share: float, columns: int) -> str:
-    """Return the filled part of a bar in steps of 1/8 column, at least one step."""
-    whole, part = divmod(max(1, round(min(max(share, 0.0), 1.0) * columns * 8)), 8)
-    return "█" * whole + (_EIGHTHS[part] if part else "")
+        return _pad(text.append(block_bar(device.utilization, columns), "green"), width)
+    text.append(block_bar(device.utilization, columns - 4), "green")
+    return _pad(text.append(f"{100 * device.utilization:4.0f}"), width)
 
 
 def _pad(text: Text, width: int) -> Text:
@@ -247,26 +229,21 @@ def _pad(text: Text, width: int) -> Text:
     return text.append(" " * (width - text.cell_len))
 
 
-def _recovery(scene: DemoState, width: int) -> list[Text]:
+def recovery_bars(scene: DemoState, width: int, *, blocks: bool = True) -> list[Text]:
+    """Draw the time from the last kill to the next step beside the defaults of other systems."""
     kill = latest_job_kill(scene.kills)
-    longest = max(peer.seconds for peer in OTHER_SYSTEMS)
-    columns = max(8, width - 24)
-    first = Text().append(f" {'Phalanx':<11}", "bold")
     if kill is None:
-        first.append("    no node was killed yet", "dim")
+        own = ChartBar(name="Phalanx", value=0.0, colour="white", text="no node was killed yet")
     else:
-        style = "bold yellow" if kill.recovering else "bold green"
         seconds = kill.recovery_s(scene.now_s)
-        first.append(f"{seconds:6.1f} s {filled_bar(seconds / longest, columns)}", style)
-        if kill.to_running_s is not None:
-            first.append(f" all ranks restarted after {kill.to_running_s:.1f} s", "dim")
+        running = "" if kill.to_running_s is None else f", all ranks up after {kill.to_running_s:.1f} s"
+        colour = "bright_yellow" if kill.recovering else "bright_green"
+        own = ChartBar(name="Phalanx", value=seconds, colour=colour, text=f"{seconds:.1f} s{running}")
     others = [
-        Text(f" {peer.name:<11}")
-        .append(f"{peer.seconds:6.0f} s ", "")
-        .append_text(bar(peer.seconds / longest, columns, "magenta"))
+        ChartBar(name=peer.name, value=peer.seconds, colour="magenta", text=f"{peer.seconds:.0f} s")
         for peer in OTHER_SYSTEMS
     ]
-    return [first, *others]
+    return bar_chart([own, *others], width=width, blocks=blocks)
 
 
 def _events(scene: DemoState, width: int, rows: int) -> list[Text]:

@@ -8,37 +8,44 @@ from importlib.resources import files
 from string import Template
 from typing import Final
 
+from phalanx.cli.demo.charts import (
+    AGAIN,
+    IDLE,
+    KEPT,
+    LOST,
+    RESTARTING,
+    SAVING,
+    loss_chart,
+    recovery_chart,
+    repeated_steps_chart,
+    timeline_chart,
+    usage_bar,
+)
 from phalanx.cli.demo.live_screen import plain_text
 from phalanx.cli.demo.outcome import CAUSE_TEXTS, DemoOutcome, usage_rows
 from phalanx.cli.demo.recovery_time import OTHER_SYSTEMS, OTHER_SYSTEMS_NOTE, latest_job_kill
 from phalanx.cli.demo.state import DemoState
 from phalanx.cli.demo.summary import compare_losses
-from phalanx.cli.demo.svg_charts import (
-    loss_chart,
-    recovery_bars,
-    repeated_steps_chart,
-    timeline,
-    usage_bar,
-)
+from phalanx.cli.figure_files import inline_svg, theme_css
 
 _LOSS_LEGEND: Final = (
-    ("kept", "loss of kept steps"),
-    ("lost", "first loss of a repeated step"),
-    ("again", "its second loss"),
-    ("saving", "checkpoint published"),
+    (KEPT, "loss of kept steps"),
+    (LOST, "first loss of a repeated step"),
+    (AGAIN, "its second loss"),
+    (SAVING, "checkpoint published"),
 )
 _TIME_LEGEND: Final = (
-    ("restarting", "starting, loading"),
-    ("kept", "training, kept"),
-    ("lost", "training, repeated later"),
-    ("idle", "after its last step"),
+    (RESTARTING, "starting, loading"),
+    (KEPT, "training, kept"),
+    (LOST, "training, repeated later"),
+    (IDLE, "after its last step"),
 )
 _USAGE_LEGEND: Final = (
-    ("kept", "kept"),
-    ("lost", "lost"),
-    ("saving", "saving"),
-    ("restarting", "starting"),
-    ("idle", "idle"),
+    (KEPT, "kept"),
+    (LOST, "lost"),
+    (SAVING, "saving"),
+    (RESTARTING, "starting"),
+    (IDLE, "idle"),
 )
 
 
@@ -49,30 +56,33 @@ def build_page(scene: DemoState, outcome: DemoOutcome, *, version: str, command:
     redone = scene.curve.repeated_steps()
     hits = [kill for kill in scene.kills if kill.held]
     killed = [(float(kill.step), kill.node) for kill in hits if kill.step]
+    losses = loss_chart(
+        kept, redone, steps=scene.steps_total, kills=killed, published=[step for _, step in scene.checkpoints]
+    )
+    devices = timeline_chart(
+        scene.nodes,
+        receipt.attempts,
+        start_s=scene.started_s,
+        end_s=scene.now_s,
+        kills=[(kill.at_s, kill.node) for kill in scene.kills],
+    )
     template = Template(files("phalanx.cli.demo").joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
+        theme=theme_css(),
         title=escape(_title(scene, outcome)),
         lead=f"{escape(scene.fleet)}; <code>{escape(command)}</code> as job {escape(receipt.job_id)} on {receipt.gpus} {'virtual devices' if receipt.virtual else 'GPUs'}.",
         faults="".join(f'<p class="fault">{escape(fault)}</p>' for fault in outcome.failures),
         tiles=_tiles(outcome),
         loss_words=escape(_loss_words(outcome)),
         loss_key=_legend(_LOSS_LEGEND if redone else (_LOSS_LEGEND[0], _LOSS_LEGEND[3])),
-        loss_chart=loss_chart(
-            kept, redone, steps=scene.steps_total, kills=killed, published=[step for _, step in scene.checkpoints]
-        ),
+        loss_chart=inline_svg(losses, "loss over steps"),
         again_section=_repeated_section(scene),
         timeline_words=escape(
             "; ".join(f"attempt {each.epoch}: {CAUSE_TEXTS.get(each.cause, each.cause)}" for each in receipt.attempts)
             + "."
         ),
         timeline_key=_legend(_TIME_LEGEND),
-        timeline=timeline(
-            scene.nodes,
-            receipt.attempts,
-            start_s=scene.started_s,
-            end_s=scene.now_s,
-            kills=[(kill.at_s, kill.node) for kill in scene.kills],
-        ),
+        timeline=inline_svg(devices, "device allocation over time"),
         stopwatch_section=_recovery_section(scene),
         job_id=escape(receipt.job_id),
         receipt_words=escape(
@@ -80,7 +90,7 @@ def build_page(scene: DemoState, outcome: DemoOutcome, *, version: str, command:
             if receipt.virtual
             else "All allocated devices, from placement to release."
         ),
-        ledger=usage_bar(receipt.gpu_seconds) + _legend(_USAGE_LEGEND),
+        ledger=inline_svg(usage_bar(receipt.gpu_seconds), "GPU time by category") + _legend(_USAGE_LEGEND),
         receipt="".join(_row(label, value) for label, value in usage_rows(outcome)),
         sample_words=escape(
             f'A continuation of "def " by the model after {receipt.steps_kept} training steps on Python source code.'
@@ -132,7 +142,8 @@ def _repeated_section(scene: DemoState) -> str:
     if not redone:
         return ""
     words = compare_losses(redone) + " A resume with different data, weights or optimizer state would show here."
-    return f"<section><h2>Repeated steps</h2><p>{escape(words)}</p>{repeated_steps_chart(redone)}</section>"
+    drawn = inline_svg(repeated_steps_chart(redone), "losses of the repeated steps")
+    return f"<section><h2>Repeated steps</h2><p>{escape(words)}</p>{drawn}</section>"
 
 
 def _recovery_section(scene: DemoState) -> str:
@@ -144,7 +155,8 @@ def _recovery_section(scene: DemoState) -> str:
         ("Phalanx", kill.recovery_s(scene.now_s), words),
         *((peer.name, peer.seconds, "") for peer in OTHER_SYSTEMS),
     ]
-    return f"<section><h2>Time from node failure to the next step</h2><p>{escape(OTHER_SYSTEMS_NOTE)}.</p>{recovery_bars(figures)}</section>"
+    drawn = inline_svg(recovery_chart(figures), "time from node failure to the next step")
+    return f"<section><h2>Time from node failure to the next step</h2><p>{escape(OTHER_SYSTEMS_NOTE)}.</p>{drawn}</section>"
 
 
 def _attempts(outcome: DemoOutcome) -> str:

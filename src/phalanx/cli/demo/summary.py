@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from rich.text import Text
 
-from phalanx.cli.demo.braille_chart import AxisLimits, ChartSeries, plot
-from phalanx.cli.demo.live_screen import (
-    AGAIN_STYLE,
-    LOST_STYLE,
-    loss_chart_lines,
-    plain_text,
-)
+from phalanx.cli.demo.live_screen import AGAIN_COLOUR, LOST_COLOUR, loss_chart_lines, plain_text, recovery_bars
 from phalanx.cli.demo.loss_curve import RepeatedStep
 from phalanx.cli.demo.outcome import DemoOutcome, attempt_line, usage_rows
-from phalanx.cli.demo.recovery_time import OTHER_SYSTEMS, OTHER_SYSTEMS_NOTE, latest_job_kill
+from phalanx.cli.demo.recovery_time import OTHER_SYSTEMS_NOTE, latest_job_kill
 from phalanx.cli.demo.state import DemoState
+from phalanx.cli.terminal_chart import AxisLimits, ChartSeries, line_chart
 
 _CHART_ROWS: Final = 14
 _ZOOM_ROWS: Final = 8
 _SAMPLE_LINES: Final = 14
 
 
-def summary_lines(scene: DemoState, outcome: DemoOutcome, *, width: int, braille: bool = True) -> list[Text]:
+def summary_lines(scene: DemoState, outcome: DemoOutcome, *, width: int, blocks: bool = True) -> list[Text]:
     """Return the lines of the summary."""
     width = min(width, 120)
     return [
-        *_titled("Loss", loss_chart_lines(scene, width, _CHART_ROWS, braille=braille)),
-        *_repeated_steps(scene, width, braille=braille),
+        *_titled("Loss", loss_chart_lines(scene, width, _CHART_ROWS, blocks=blocks)),
+        *_repeated_steps(scene, width, blocks=blocks),
         *_sample(outcome, width),
-        *_recovery(scene, width, braille=braille),
+        *_recovery(scene, width, blocks=blocks),
         *_usage(outcome),
     ]
 
@@ -50,22 +46,22 @@ def _titled(title: str, lines: list[Text]) -> list[Text]:
     return [Text(title, "bold"), *lines, Text("")]
 
 
-def _repeated_steps(scene: DemoState, width: int, *, braille: bool) -> list[Text]:
+def _repeated_steps(scene: DemoState, width: int, *, blocks: bool) -> list[Text]:
     """Chart the repeated steps alone, second losses on top of the first ones."""
     redone = scene.curve.repeated_steps()
     if not redone:
         return []
     words = [Text(" " + compare_losses(redone))]
     if len(redone) > 1:
-        values = [loss for each in redone for loss in (each.first, each.second)]
-        window = AxisLimits(x_low=redone[0].step, x_high=redone[-1].step, y_low=min(values), y_high=max(values))
+        values = [loss for each in redone for loss in (each.first, each.second) if math.isfinite(loss)] or [0.0]
+        limits = AxisLimits(
+            x_low=redone[0].step, x_high=redone[-1].step, y_low=min(values), y_high=max(*values, min(values) + 0.01)
+        )
         series = [
-            ChartSeries(points=[(each.step, each.first) for each in redone], style=LOST_STYLE),
-            ChartSeries(
-                points=[(each.step, each.second) for each in redone], style=AGAIN_STYLE, joined=False, glyph="•"
-            ),
+            ChartSeries(points=[(each.step, each.first) for each in redone], colour=LOST_COLOUR),
+            ChartSeries(points=[(each.step, each.second) for each in redone], colour=AGAIN_COLOUR, joined=False),
         ]
-        words += plot(series, window, width=width, height=_ZOOM_ROWS, braille=braille)
+        words += line_chart(series, limits, width=width, height=_ZOOM_ROWS, blocks=blocks)
     return _titled("Repeated steps: the line is the first run, the dots are the second", words)
 
 
@@ -83,28 +79,16 @@ def _sample(outcome: DemoOutcome, width: int) -> list[Text]:
     )
 
 
-def _recovery(scene: DemoState, width: int, *, braille: bool) -> list[Text]:
+def _recovery(scene: DemoState, width: int, *, blocks: bool) -> list[Text]:
     kill = latest_job_kill(scene.kills)
     if kill is None or kill.recovering:
         return []
-    columns = width - 26
-    longest = max(peer.seconds for peer in OTHER_SYSTEMS)
-    figures = [
-        ("Phalanx", kill.recovery_s(scene.now_s), "green"),
-        *((peer.name, peer.seconds, "magenta") for peer in OTHER_SYSTEMS),
-    ]
-    lines = []
-    for name, seconds, style in figures:
-        cells = max(1, round(columns * seconds / longest))
-        line = Text().append(f"  {name:<11}{seconds:7.1f} s  ", "bold" if name == "Phalanx" else "")
-        lines.append(line.append(("█" if braille else "#") * cells, style))
-    if kill.to_running_s is not None:
-        lines[0].append(f" all ranks restarted after {kill.to_running_s:.1f} s", "dim")
+    lines = recovery_bars(scene, width, blocks=blocks)
     return _titled("Time from node failure to the next step", [*lines, Text("  " + OTHER_SYSTEMS_NOTE, "dim")])
 
 
 def _usage(outcome: DemoOutcome) -> list[Text]:
     receipt = outcome.receipt
-    lines = [Text(f"  {label:<36}", "").append(value, "bold") for label, value in usage_rows(outcome)]
+    lines = [Text(f"  {label:<40}", "").append(value, "bold") for label, value in usage_rows(outcome)]
     lines += [Text("  " + attempt_line(attempt)) for attempt in receipt.attempts]
     return _titled(f"Usage summary of job {receipt.job_id} ({plain_text(receipt.name)})", lines)

@@ -128,9 +128,10 @@ def plan(**options: Any) -> int:
 def _check_outputs(options: dict[str, Any]) -> None:
     """Check the output paths before the search."""
     if options["plot_path"]:
-        from phalanx.cli.plan.picture import picture_format
+        from phalanx.cli.figure_files import picture_format
+        from phalanx.cli.figure_page import FORMATS
 
-        picture_format(options["plot_path"])
+        picture_format(options["plot_path"], FORMATS)
     path = options["save_path"]
     if path and not path.lower().endswith(".json"):
         raise BadRequest(f"--save {path}: the name must end in .json", hint=f"--save {path}.json")

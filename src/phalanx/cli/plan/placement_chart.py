@@ -1,22 +1,14 @@
-"""The placement of a layout as shapes: nodes as boxes, devices as cells in rank order, and a legend of stages and axes. Pure.
+"""The placement of a layout as a diagram: nodes as boxes, devices as cells in rank order, and a legend. Pure.
 
-Units as in `cli.simulate.charts`: a sheet 1000 wide, y grows downwards. Colours show the pipeline stage.
+Colours show the pipeline stage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
-from phalanx.cli.simulate.charts import (
-    SERIES,
-    WIDTH,
-    ChartArea,
-    ChartLine,
-    ChartShape,
-    TextLabel,
-)
+from phalanx.cli.figure_files import WIDTH, Box, Diagram, Label, series_colour
 from phalanx.core.work.layout import Axis, Layout
 from phalanx.core.work.layout_split import layers_per_chunk
 
@@ -30,29 +22,25 @@ _LINE_HEIGHT: Final = 20.0
 _DOT: Final = 11.0  # a device on the map
 
 
-@dataclass(frozen=True, slots=True)
-class ChartSheet:
-    """Shapes and their total height."""
-
-    shapes: tuple[ChartShape, ...]
-    height: float
-
-
-def placement_sheet(layout: Layout, *, layers: int, nodes: int, gpus_per_node: int, gpu: str) -> ChartSheet:
+def placement_diagram(layout: Layout, *, layers: int, nodes: int, gpus_per_node: int, gpu: str) -> Diagram:
     """Draw the layout on its nodes in rank order, with a legend of what each rank holds."""
     title = f"{layout.ranks} ranks on {nodes} {'node' if nodes == 1 else 'nodes'} x {gpus_per_node} {gpu}"
-    shapes: list[ChartShape] = [TextLabel(4, 18, title, "ink", strong=True)]
+    boxes: list[Box] = []
+    labels = [Label(4, 18, title, "ink", strong=True)]
     detailed = nodes if nodes <= DETAILED_MAX else DETAILED_OF_MANY
-    bottom = _rank_by_rank(shapes, 34.0, layout, detailed, gpus_per_node)
+    bottom = _rank_by_rank(boxes, labels, 34.0, layout, detailed, gpus_per_node)
     if detailed < nodes and layout.pipeline == 1:
-        shapes.append(TextLabel(4, bottom + 12, f"and {nodes - detailed} more equal nodes"))
+        labels.append(Label(4, bottom + 12, f"and {nodes - detailed} more equal nodes"))
         bottom += _LINE_HEIGHT
     elif detailed < nodes:
-        bottom = _map(shapes, bottom + 18.0, layout, nodes, gpus_per_node)
-    return _with_legend(shapes, bottom, layout, layers)
+        bottom = _map(boxes, labels, bottom + 18.0, layout, nodes, gpus_per_node)
+    height = _add_legend(boxes, labels, bottom + 16, layout, layers)
+    return Diagram(boxes, labels, height)
 
 
-def _rank_by_rank(shapes: list[ChartShape], top: float, layout: Layout, nodes: int, gpus_per_node: int) -> float:
+def _rank_by_rank(
+    boxes: list[Box], labels: list[Label], top: float, layout: Layout, nodes: int, gpus_per_node: int
+) -> float:
     """Add the first nodes with every rank's coordinates; return the y below them."""
     across = min(gpus_per_node, 4)
     down = -(-gpus_per_node // across)
@@ -63,35 +51,33 @@ def _rank_by_rank(shapes: list[ChartShape], top: float, layout: Layout, nodes: i
     for node in range(nodes):
         x = (node % per_row) * (box_width + _GAP) + 1
         y = top + (node // per_row) * (box_height + _GAP)
-        shapes += _frame(x, y, box_width, box_height)
-        shapes.append(TextLabel(x + _PAD, y + 17, f"node {node}", "ink"))
+        boxes.append(_frame(x, y, box_width, box_height))
+        labels.append(Label(x + _PAD, y + 17, f"node {node}", "ink"))
         for place in range(gpus_per_node):
             rank = node * gpus_per_node + place
             if rank < layout.ranks:
                 left, upper = x + _PAD + place % across * cell_width, y + _TITLE + place // across * CELL_HEIGHT
-                shapes += _cell(left, upper, cell_width, rank, layout)
+                _add_cell(boxes, labels, (left, upper, cell_width), rank, layout)
     return top + -(-nodes // per_row) * (box_height + _GAP)
 
 
-def _map(shapes: list[ChartShape], top: float, layout: Layout, nodes: int, gpus_per_node: int) -> float:
+def _map(boxes: list[Box], labels: list[Label], top: float, layout: Layout, nodes: int, gpus_per_node: int) -> float:
     """Add all nodes as small boxes coloured by stage; return the y below them."""
     shown = min(nodes, MAP_MAX)
     rest = f"; {nodes - shown} more continue the pattern" if shown < nodes else ""
-    shapes.append(TextLabel(4, top, f"nodes 0 to {shown - 1}, coloured by pipeline stage{rest}"))
+    labels.append(Label(4, top, f"nodes 0 to {shown - 1}, coloured by pipeline stage{rest}"))
     across = min(gpus_per_node, 4)
     width, height = across * _DOT + 8, -(-gpus_per_node // across) * _DOT + 8
     per_row = int((WIDTH + 6) // (width + 6))
     for node in range(shown):
         x, y = (node % per_row) * (width + 6) + 1, top + 12 + (node // per_row) * (height + 6)
-        shapes += _frame(x, y, width, height)
+        boxes.append(_frame(x, y, width, height))
         for place in range(gpus_per_node):
             rank = node * gpus_per_node + place
             if rank < layout.ranks:
                 left, upper = x + 4 + place % across * _DOT, y + 4 + place // across * _DOT
-                colour = _stage_colour(layout.coordinates(rank)[Axis.PIPELINE])
-                shapes.append(
-                    ChartArea(((left + 1, upper + 1), (left + _DOT - 1, upper + 1)), upper + _DOT - 1, colour, 0.8)
-                )
+                colour = series_colour(layout.coordinates(rank)[Axis.PIPELINE])
+                boxes.append(Box(left + 1, upper + 1, _DOT - 2, _DOT - 2, colour, 0.8))
     return top + 12 + -(-shown // per_row) * (height + 6)
 
 
@@ -106,7 +92,7 @@ def axis_legend(layout: Layout, layers: int) -> Iterator[tuple[str, str]]:
             *(["the output and the loss"] if stage == layout.pipeline - 1 else []),
         ]
         named = f"P{stage}: " if layout.pipeline > 1 else "every rank: "
-        yield _stage_colour(stage), f"{named}layers {', '.join(runs)}" + "".join(f", {end}" for end in ends)
+        yield series_colour(stage), f"{named}layers {', '.join(runs)}" + "".join(f", {end}" for end in ends)
     if layout.tensor > 1:
         split = " and of the sequence between them" if layout.sequence else ""
         yield "", f"T0..T{layout.tensor - 1}: 1/{layout.tensor} of the heads and columns of every matrix{split}"
@@ -129,36 +115,34 @@ def _layers(start: int, end: int) -> str:
     return f"{start}" if end - start == 1 else f"{start} to {end - 1}"
 
 
-def _with_legend(shapes: list[ChartShape], bottom: float, layout: Layout, layers: int) -> ChartSheet:
-    y = bottom + 16
+def _add_legend(boxes: list[Box], labels: list[Label], y: float, layout: Layout, layers: int) -> float:
+    """Add the legend from `y` on; return the y below it."""
     lines = list(axis_legend(layout, layers))
     most = 12  # stages listed individually
     if layout.pipeline > most:
         lines = [*lines[: most - 1], ("", "..."), *lines[layout.pipeline - 1 :]]
     for colour, text in lines:
         if colour:
-            shapes.append(ChartArea(((4.0, y - 11), (18.0, y - 11)), y + 2, colour, 0.75))
-        shapes.append(TextLabel(26, y, text))
+            boxes.append(Box(4, y - 11, 14, 13, colour, 0.75))
+        labels.append(Label(26, y, text))
         y += _LINE_HEIGHT
-    return ChartSheet(tuple(shapes), y)
+    return y
 
 
-def _cell(x: float, y: float, width: float, rank: int, layout: Layout) -> list[ChartShape]:
+def _add_cell(
+    boxes: list[Box], labels: list[Label], place: tuple[float, float, float], rank: int, layout: Layout
+) -> None:
+    """Add one rank at (x, y, width)."""
+    x, y, width = place
     at = layout.coordinates(rank)
-    colour = _stage_colour(at[Axis.PIPELINE])
-    place = " ".join(f"{_LETTERS[axis]}{at[axis]}" for axis in _LETTERS if layout.size(axis) > 1) or "all"
-    return [
-        ChartArea(((x + 2, y + 2), (x + width - 2, y + 2)), y + CELL_HEIGHT - 4, colour, 0.28),
-        ChartArea(((x + 2, y + 2), (x + 6, y + 2)), y + CELL_HEIGHT - 4, colour),
-        TextLabel(x + 13, y + 19, f"rank {rank}", "ink"),
-        TextLabel(x + 13, y + 36, place),
+    colour = series_colour(at[Axis.PIPELINE])
+    position = " ".join(f"{_LETTERS[axis]}{at[axis]}" for axis in _LETTERS if layout.size(axis) > 1) or "all"
+    boxes += [
+        Box(x + 2, y + 2, width - 4, CELL_HEIGHT - 6, colour, 0.28),
+        Box(x + 2, y + 2, 4, CELL_HEIGHT - 6, colour),
     ]
+    labels += [Label(x + 13, y + 19, f"rank {rank}", "ink"), Label(x + 13, y + 36, position)]
 
 
-def _frame(x: float, y: float, width: float, height: float) -> list[ChartShape]:
-    corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y))
-    return [ChartLine(corners, "line", 1.2)]
-
-
-def _stage_colour(stage: int) -> str:
-    return f"s{stage % SERIES}"
+def _frame(x: float, y: float, width: float, height: float) -> Box:
+    return Box(x, y, width, height, "card", 0.0, edge="line")

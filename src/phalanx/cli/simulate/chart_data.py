@@ -103,19 +103,16 @@ def waits_by_size(run: PolicyRun) -> list[WaitGroup]:
     return found
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round values within the range."""
-    raw = (high - low) / max(1, count)
-    if raw <= 0.0:
-        return [low]
-    power = 10.0 ** int(f"{raw:e}".split("e")[1])
-    step = next(power * factor for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if power * factor >= raw * 0.999)
-    first = int(low // step) + (low % step > 0)
-    return [round(number * step, 10) for number in range(first, int(high / step + 1e-9) + 1)]
-
-
 def log_ticks(seconds: Sequence[float]) -> list[float]:
     """Return tick values of a logarithmic time axis, up to the first that is not below all `seconds`."""
     known = [1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, 86_400.0, 7 * 86_400.0, 30 * 86_400.0, 365 * 86_400.0]
     most = max(seconds, default=1.0)
     return known[: next((at + 1 for at, value in enumerate(known) if value >= most), len(known))]
+
+
+def format_short(seconds: float) -> str:
+    """Format a time in at most six characters: 45 s, 10 min, 6 h, 7 d."""
+    for size, unit in ((86_400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"

@@ -50,7 +50,7 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
     default="default",
     show_default=True,
     metavar="NAME",
-    help="default fifo skip backfill sjf las srtf fair.",
+    help="default fifo skip backfill sjf las srtf fair, or MODULE:CLASS.",
 )
 @click.option("--compare", metavar="NAMES", help="Compare several policies: fifo,las,default.")
 @click.option(
@@ -83,7 +83,7 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
     "--plot",
     "plot_path",
     metavar="OUT.png",
-    help="Draw utilisation, queue depth and wait by size (needs matplotlib).",
+    help="Draw utilisation, queue depth and wait by size.",
 )
 @click.option("--html", "html_path", metavar="OUT.html", help="Write the same charts as an HTML page.")
 def simulate(**options: Any) -> None:
@@ -135,15 +135,12 @@ def simulate(**options: Any) -> None:
 
 def _check_outputs(options: dict[str, Any]) -> None:
     """Check the output paths before the replay."""
-    if options["plot_path"]:
-        from phalanx.cli.simulate.plot import plot_format
+    from phalanx.cli.figure_files import check_writable, picture_format
 
-        plot_format(options["plot_path"])
-    for option, path in (("--plot", options["plot_path"]), ("--html", options["html_path"])):
-        if path and not Path(path).absolute().parent.is_dir():
-            raise BadRequest(f"{option} {path}: folder {Path(path).parent} does not exist", hint="create it first")
-        if path and Path(path).is_dir():
-            raise BadRequest(f"{option} {path} is a folder, not a file")
+    if options["plot_path"]:
+        picture_format(options["plot_path"], ("png", "svg", "pdf"))
+    if options["html_path"]:
+        check_writable("--html", options["html_path"])
 
 
 def load_trace(options: dict[str, Any]) -> Any:
@@ -299,8 +296,13 @@ def _write(runs: list[Any], options: dict[str, Any], summary: dict[str, Any]) ->
     name = Path(options["trace_path"]).name
     title = f"{name}: {', '.join(run.policy for run in runs)}"
     lead = f"{runs[0].report.jobs:,} jobs on {summary['nodes']} node{'' if summary['nodes'] == 1 else 's'}, {summary['gpus']:,} GPUs; each preemption or move costs {summary['restart_cost_s']:g} s."
+    if not options["plot_path"] and not options["html_path"]:
+        return
+    from phalanx.cli.simulate.charts import replay_charts
+
+    charts = replay_charts(runs)
     if options["plot_path"]:
-        from phalanx.cli.simulate.plot import plot, plot_format
+        from phalanx.cli.figure_files import render
 
         best = min(runs, key=lambda run: run.report.avg_jct_s)
         figures = best.report
@@ -308,12 +310,13 @@ def _write(runs: list[Any], options: dict[str, Any], summary: dict[str, Any]) ->
             f"{f'Lowest with {best.policy}: mean' if len(runs) > 1 else 'Mean'} time from submit to end {figures.avg_jct_s:,.0f} s, "
             f"99th percentile {figures.p99_jct_s:,.0f} s; mean wait {figures.avg_wait_s:,.0f} s; GPU utilisation {figures.utilization:.0%}"
         )
-        kind = plot_format(options["plot_path"])
-        Path(options["plot_path"]).write_bytes(plot(runs, kind=kind, title=title, lines=[lead, line]))
+        kind = Path(options["plot_path"]).suffix.lower().removeprefix(".")
+        drawn = render([chart for _, chart in charts], kind, title=title, lines=[lead, line])
+        Path(options["plot_path"]).write_bytes(drawn)
     if options["html_path"]:
-        from phalanx import __version__
-        from phalanx.cli.simulate.page import build_page
+        from phalanx.cli.figure_page import build_figure_page
+        from phalanx.cli.simulate.report_table import report_table
 
         command = shlex.join(["phalanx", *sys.argv[1:]])
-        page = build_page(runs, title=title, lead=lead, version=__version__, command=command)
+        page = build_figure_page(charts, title=title, lead=lead, command=command, table=report_table(runs))
         Path(options["html_path"]).write_text(page, encoding="utf-8")

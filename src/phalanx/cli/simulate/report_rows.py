@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.cli.simulate.charts import format_short
+from phalanx.cli.simulate.chart_data import format_short
 from phalanx.simulator.report import ReplayReport
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from phalanx.core.ids import TokenId, UserId
 
 DONE: Final = "done"
 TEXT_MAX: Final = 400  # characters of a target or a detail: names and numbers, never a job's command or environment
+_NAMED_MAX: Final = 8  # names of a list; the rest as a number
 _SECRET_NAMES: Final = frozenset({"session_name"})
 _encode: Final = json.JSONEncoder(
     separators=(",", ":")
@@ -195,6 +196,12 @@ def parse_anchor(text: str) -> ChainTip:
     ):
         raise BadRequest(f"{text[:80]!r} is not an anchor", hint=Hint(HintCode.GIVE_ANCHOR))
     return ChainTip(seq=int(seq), mac=mac)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Join names; of a long list only the first few."""
+    shown = ",".join(names[:_NAMED_MAX])
+    return shown if len(names) <= _NAMED_MAX else f"{shown} and {len(names) - _NAMED_MAX} more"
 
 
 def describe_target(names: Mapping[str, str]) -> str:

@@ -216,9 +216,11 @@ def _diagnosed(exit: TaskExit, facts: TransitionContext) -> TaskExit:
     """The exit with its verdict instead of its evidence, which would be too large for a gang of thousands. Stances are small and stay."""
     if exit.evidence is None and not exit.failed:
         return exit
-    stance = None if exit.evidence is None else exit.evidence.stuck_position
+    position = None if exit.evidence is None else exit.evidence.stuck_position
     verdict = facts.diagnose(exit) if exit.failed else None
-    return replace(exit, diagnosis=verdict, evidence=None if stance is None else FailureEvidence(stuck_position=stance))
+    return replace(
+        exit, diagnosis=verdict, evidence=None if position is None else FailureEvidence(stuck_position=position)
+    )
 
 
 def _hung(case: AttemptCase, attempt: Attempt, happening: MemberHung, facts: TransitionContext) -> TransitionResult:

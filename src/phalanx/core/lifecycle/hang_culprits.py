@@ -23,19 +23,19 @@ def find_culprits(exits: Sequence[TaskExit]) -> tuple[tuple[TaskExit, ...], str]
     """
     ranked = sorted(exits, key=lambda exit: exit.rank)
     known = [(exit, exit.evidence.stuck_position) for exit in ranked if exit.evidence is not None]
-    stances = [(exit, stance) for exit, stance in known if stance is not None]
+    stances = [(exit, position) for exit, position in known if position is not None]
     if not stances:
         return (), "no stack could be taken"
     if len(stances) == 1:
         return (stances[0][0],), _position(stances[0][1])
-    stopped = [(exit, stance) for exit, stance in stances if stance.state in _STOPPED]
+    stopped = [(exit, position) for exit, position in stances if position.state in _STOPPED]
     if stopped and len(stopped) < len(stances):
         return _culprits_with_reason(stopped, "stopped by a signal")
-    asleep = [(exit, stance) for exit, stance in stances if stance.state == "D"]
+    asleep = [(exit, position) for exit, position in stances if position.state == "D"]
     if asleep and len(asleep) < len(stances):
         return _culprits_with_reason(asleep, "waits in the kernel")
-    outside = [(exit, stance) for exit, stance in stances if not stance.in_collective and stance.frame]
-    waiting = sum(stance.in_collective for _, stance in stances)
+    outside = [(exit, position) for exit, position in stances if not position.in_collective and position.frame]
+    waiting = sum(position.in_collective for _, position in stances)
     if outside and waiting:
         return _culprits_with_reason(outside, f"is not in the collective in which {waiting} wait")
     behind = _behind(stances)
@@ -45,15 +45,15 @@ def find_culprits(exits: Sequence[TaskExit]) -> tuple[tuple[TaskExit, ...], str]
 
 
 def _behind(stances: Sequence[tuple[TaskExit, StuckPosition]]) -> list[tuple[TaskExit, StuckPosition]]:
-    steps = [-1 if stance.step is None else stance.step for _, stance in stances]
+    steps = [-1 if position.step is None else position.step for _, position in stances]
     least = min(steps)
     return [one for one, step in zip(stances, steps, strict=True) if step == least] if max(steps) > least else []
 
 
 def _odd_one_out(stances: Sequence[tuple[TaskExit, StuckPosition]]) -> tuple[tuple[TaskExit, ...], str]:
-    places = Counter(stance.frame for _, stance in stances)
+    places = Counter(position.frame for _, position in stances)
     usual, count = max(places.items(), key=lambda item: (item[1], item[0]))
-    odd = [(exit, stance) for exit, stance in stances if stance.frame != usual]
+    odd = [(exit, position) for exit, position in stances if position.frame != usual]
     if odd and 2 * count > len(stances):
         return _culprits_with_reason(odd, f"is not where {count} others are")
     if len(places) == 1:
@@ -67,8 +67,8 @@ def _culprits_with_reason(
     return tuple(exit for exit, _ in found), f"{why}: {_position(found[0][1])}"
 
 
-def _position(stance: StuckPosition) -> str:
-    return stance.frame or (f"state {stance.state}" if stance.state else "its position is unknown")
+def _position(position: StuckPosition) -> str:
+    return position.frame or (f"state {position.state}" if position.state else "its position is unknown")
 
 
 def explain_hang(exits: Sequence[TaskExit]) -> str:

@@ -22,9 +22,9 @@ def rejection_reason(world: World, placement: Placement) -> str:
         return "the job has a live attempt"
     if job.queue in world.queues:
         holdings = world.holdings()
-        refusal = holdings.admits(holdings.number(job.queue), job.user, placement.allocation.gpus)
+        refusal = holdings.check_admission(holdings.job_node(job.queue), job.user, placement.allocation.gpus)
         if refusal is not None:
-            return refusal.sentence()
+            return refusal.describe()
     for reservation in world.reservations.values():
         if reservation.begun and not reservation.admits(job.user, job.queue):
             reserved = [grant.node_id for grant in placement.allocation.grants if grant.node_id in reservation.nodes]

@@ -24,7 +24,7 @@ from phalanx.core.work.failure import (
     FailureReaction,
     RestartBudget,
 )
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import nearest_match, unknown_key_hint
 
 RULES_MAX: Final = 500  # each is tried on each failure; the shipped table has some fifty
 NAME_CHARS_MAX: Final = 64
@@ -230,10 +230,8 @@ def parse_rule(value: Any, where: str) -> FailureRule:
         raise BadRequest(f"{where}: a table is required", hint=f"known keys: {', '.join(KEYS)}")
     for key in value:
         if key not in KEYS:
-            near = nearest_match(str(key), KEYS)
             raise BadRequest(
-                f"{where}: unknown key {str(key)[:NAME_CHARS_MAX]!r}",
-                hint=f"did you mean {near!r}?" if near else f"known: {', '.join(KEYS)}",
+                f"{where}: unknown key {str(key)[:NAME_CHARS_MAX]!r}", hint=unknown_key_hint(str(key), KEYS, {})
             )
     name = _text(value, "name", where, NAME_CHARS_MAX)
     if not name:

@@ -18,21 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.fleet.topology import TopologyTree
-from phalanx.core.scheduling.needs import Need, Places
-from phalanx.core.scheduling.policy import (
+from phalanx.core.scheduling.board_records import (
     NEVER_S,
     ArrayThrottle,
+    BoardListener,
     Decision,
     DecisionKind,
     JobClass,
     JobEntry,
-    Policy,
     StopReason,
 )
+from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.pool import DevicePool
-from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.scheduling.quota import FairShareTree
 
-_NO_LISTENER: Final = Policy()
+_NO_LISTENER: Final = BoardListener()
 
 
 class Board:
@@ -85,7 +85,7 @@ class Board:
         restart_cost_s: float = 60.0,
         pools: Sequence[DevicePool] = (),
         pool_of_node: Sequence[int] = (),
-        quotas: QuotaTree | None = None,
+        quotas: FairShareTree | None = None,
         cpus: list[int] | None = None,
         memory: list[int] | None = None,
         twins: dict[int, tuple[int, ...]] | None = None,
@@ -113,10 +113,10 @@ class Board:
         self.closed_nodes: set[int] = set()
         self.foreign_devices: dict[int, int] = {}
         self.last_choice_nodes = 0
-        self._listener: Policy = _NO_LISTENER
+        self._listener: BoardListener = _NO_LISTENER
         self._classes: dict[tuple[object, ...], JobClass] = {}
 
-    def attach_policy(self, listener: Policy) -> None:
+    def attach_listener(self, listener: BoardListener) -> None:
         """Report every later change to `listener`. The caller owns it; a strong reference here would make the boards of trials reference cycles."""
         self._listener = weakref.proxy(listener)
 
@@ -128,11 +128,11 @@ class Board:
         rank: int = 0,
         queue: int = 0,
         user: str = "",
-        shut: int = 0,
+        excluded: int = 0,
         throttle: ArrayThrottle | None = None,
     ) -> JobClass:
         """The class of such jobs; the same object for equal arguments."""
-        key = (needs, label, rank, queue, user, shut, id(throttle))
+        key = (needs, label, rank, queue, user, excluded, id(throttle))
         found = self._classes.get(key)
         if found is None:
             found = JobClass(
@@ -143,7 +143,7 @@ class Board:
                 rank=rank,
                 queue=queue,
                 user=user,
-                shut=shut,
+                excluded=excluded,
                 throttle=throttle,
             )
             self._classes[key] = found
@@ -175,14 +175,16 @@ class Board:
         throttle = job_class.throttle
         if throttle is not None and throttle.running >= throttle.running_max:
             return False
-        return self.quotas is None or self.quotas.admits(job_class.queue, job_class.user, job_class.gpus) is None
+        return (
+            self.quotas is None or self.quotas.check_admission(job_class.queue, job_class.user, job_class.gpus) is None
+        )
 
-    def find(self, entry: JobEntry, shut: int = 0) -> tuple[Need, Places] | None:
+    def find(self, entry: JobEntry, excluded: int = 0) -> tuple[Need, Places] | None:
         """The placement of the first need that fits now; nodes to avoid are used only if nothing else fits."""
         klass = entry.job_class
         for need in klass.needs:
             avoided = entry.avoided_nodes | self.last_choice_nodes
-            for closed in (klass.shut | shut | avoided, klass.shut | shut):
+            for closed in (klass.excluded | excluded | avoided, klass.excluded | excluded):
                 places = self.find_need(need, closed)
                 if places is not None:
                     return (need, places) if need.nodes_max <= need.nodes else self._widest(klass, need, places, closed)
@@ -190,22 +192,25 @@ class Board:
                     break
         return None
 
-    def find_need(self, need: Need, shut: int = 0) -> Places | None:
+    def find_need(self, need: Need, excluded: int = 0) -> Places | None:
         """Where the need fits now, in the first kind of device that can hold it."""
         for kind in need.kinds:
-            places = self.pools[kind].find(need, shut)
+            places = self.pools[kind].find(need, excluded)
             if places is not None:
                 return places
         return None
 
-    def _widest(self, job_class: JobClass, need: Need, places: Places, shut: int) -> tuple[Need, Places]:
+    def _widest(self, job_class: JobClass, need: Need, places: Places, excluded: int) -> tuple[Need, Places]:
         """Widen an elastic job to as many nodes as are free, up to its maximum and its queue's limits."""
         best = (need, places)
         for nodes in range(need.nodes + 1, need.nodes_max + 1):
             wider = replace(need, nodes=nodes)
-            if self.quotas is not None and self.quotas.admits(job_class.queue, job_class.user, wider.gpus) is not None:
+            if (
+                self.quotas is not None
+                and self.quotas.check_admission(job_class.queue, job_class.user, wider.gpus) is not None
+            ):
                 break
-            found = self.find_need(wider, shut)
+            found = self.find_need(wider, excluded)
             if found is None:
                 break
             best = (wider, found)
@@ -382,7 +387,7 @@ class Board:
             self.jobs_on_node[node].append(entry)
         klass = entry.job_class
         if self.quotas is not None:
-            self.quotas.take(klass.queue, klass.user, entry.devices_held)
+            self.quotas.add_running(klass.queue, klass.user, entry.devices_held)
         if klass.throttle is not None:
             klass.throttle.running += 1
         self.ranks[klass.rank] += 1
@@ -395,7 +400,7 @@ class Board:
             self.jobs_on_node[node].remove(entry)
         klass = entry.job_class
         if self.quotas is not None:
-            self.quotas.give(klass.queue, klass.user, entry.devices_held)
+            self.quotas.remove_running(klass.queue, klass.user, entry.devices_held)
         if klass.throttle is not None:
             klass.throttle.running -= 1
         del self.running_by_queue[klass.queue, klass.rank][entry.seq]

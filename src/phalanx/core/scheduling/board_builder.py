@@ -11,7 +11,7 @@ from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.pool import DevicePool
-from phalanx.core.scheduling.quota import QuotaTree
+from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
@@ -94,7 +94,7 @@ def build_board(fit: FleetIndex, snapshot: ClusterSnapshot, restart_cost_s: floa
     ]
     quotas = None
     if any(_has_limits(queue) for queue in snapshot.queues.values()) or len(snapshot.queues) > 1:
-        quotas = QuotaTree(snapshot.queues.values(), sum(sizes), snapshot.queue_usage.values(), wall_s)
+        quotas = FairShareTree(snapshot.queues.values(), sum(sizes), snapshot.queue_usage.values(), wall_s)
     board = Board(
         sizes,
         restart_cost_s=restart_cost_s,

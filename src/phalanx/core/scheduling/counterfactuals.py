@@ -17,8 +17,8 @@ from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.blockers import find_blockers
+from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.forecast import Forecast
-from phalanx.core.scheduling.policy import JobEntry
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.what_if import Trial, modified_snapshot, what_if
 from phalanx.core.state.snapshot import Snapshot
@@ -167,13 +167,13 @@ class CounterfactualSearch:
             yield self._candidate(ChangeKind.BEGIN, "begin at once", "begin", "now", self._with_spec(begin_s=None))
 
     def _time_limit(self) -> Iterator[_Candidate]:
-        """A time limit that ends the job before a reservation begins or, with backfill, before the first job in line starts."""
+        """A time limit that ends the job before a reservation begins or, if the policy uses run times, before the first job in line starts."""
         now_s, job = self.snapshot.now_s, self.job
         limits: list[float] = []
-        if self.entry is not None and self.entry.job_class.shut:
+        if self.entry is not None and self.entry.job_class.excluded:
             starts = sorted({one.start_s for one in self.snapshot.reservations.values() if one.start_s > now_s})
             limits += [start_s - now_s - TIME_LIMIT_MARGIN_S for start_s in starts]
-        if self.scheduler.settings.name == "backfill" and job.spec.time_limit_s is not None:
+        if self.scheduler.policy.uses_run_times and job.spec.time_limit_s is not None:
             limits += [job.spec.time_limit_s / part for part in (2, 4, 8)]
         for limit_s in sorted(limits, reverse=True):
             minutes = int(limit_s // 60)
@@ -237,7 +237,7 @@ class CounterfactualSearch:
             ):
                 continue
             gpus = self.job.spec.role.gpus.total
-            if quotas is None or quotas.admits(quotas.number(queue.id), self.job.user, gpus) is None:
+            if quotas is None or quotas.check_admission(quotas.job_node(queue.id), self.job.user, gpus) is None:
                 yield self._candidate(
                     ChangeKind.QUEUE, f"use queue {queue.id}", "queue", queue.id, replace(self.job, queue=queue.id)
                 )
@@ -348,12 +348,12 @@ class CounterfactualSearch:
         if quotas is None or self.entry is None:
             return
         klass = self.entry.job_class
-        refusal = quotas.admits(klass.queue, klass.user, klass.gpus)
+        refusal = quotas.check_admission(klass.queue, klass.user, klass.gpus)
         queue = None if refusal is None else self.snapshot.queues.get(refusal.queue)
         if refusal is None or queue is None:
             return
-        over = int((1 if refusal.jobs else refusal.asked) + refusal.held - refusal.limit)
-        wider, field = _with_higher_limit(queue, refusal.reason, over, jobs=refusal.jobs)
+        over = int((1 if refusal.counts_jobs else refusal.requested_gpus) + refusal.in_use - refusal.limit)
+        wider, field = _with_higher_limit(queue, refusal.reason, over, jobs=refusal.counts_jobs)
         if wider is None:
             return
         what = "quota" if refusal.reason is WaitReasonCode.QUOTA else "limit per user"
@@ -369,12 +369,12 @@ class CounterfactualSearch:
     def _may_fit(self, job: Job) -> bool:
         """Whether free devices alone allow it; otherwise no trial is needed."""
         board = self.scheduler.board
-        shut = 0 if self.entry is None else self.entry.job_class.shut
+        excluded = 0 if self.entry is None else self.entry.job_class.excluded
         try:
             needs = self.scheduler.needs_of(job)
         except PhalanxError:
             return False
-        return any(board.find_need(need, shut) is not None for need in needs)
+        return any(board.find_need(need, excluded) is not None for need in needs)
 
     def _with_spec(self, **fields: object) -> Job:
         return replace(self.job, spec=replace(self.job.spec, **fields))  # type: ignore[arg-type]  # names are JobSpec's own

@@ -8,15 +8,15 @@ from typing import Final, Protocol
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.fleet_index import FleetIndex
-from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.policy import (
+from phalanx.core.scheduling.board_records import (
     Decision,
     DecisionKind,
     JobEntry,
     StopReason,
 )
-from phalanx.core.scheduling.settings import PolicySettings
+from phalanx.core.scheduling.fleet_index import FleetIndex
+from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.policy import Policy
 from phalanx.core.state.plan import PlannedStop, WaitReason
 from phalanx.core.units import GIB, format_duration
 from phalanx.core.work.attempt import EndCause
@@ -33,7 +33,7 @@ from phalanx.core.work.queue import Queue
 class SchedulerView(Protocol):
     """A view of the scheduler; see `scheduler.Scheduler` for its attributes."""
 
-    settings: PolicySettings
+    policy: Policy
     board: Board
     fleet_index: FleetIndex
     entries: dict[JobId, JobEntry]
@@ -53,7 +53,6 @@ class SchedulerView(Protocol):
         """The reservation that keeps the job off its nodes."""
 
 
-NO_OVERTAKING: Final = ("fifo", "sjf", "backfill")
 ELIGIBLE: Final = None
 _NAMED_MAX: Final = 3  # names listed in one sentence
 
@@ -104,19 +103,19 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
             reason=WaitReasonCode.ARRAY_LIMIT,
             detail=f"{throttle.running} elements of its array run; at most {throttle.running_max} may",
         )
-    refusal = board.quotas.admits(klass.queue, klass.user, klass.gpus) if board.quotas is not None else None
+    refusal = board.quotas.check_admission(klass.queue, klass.user, klass.gpus) if board.quotas is not None else None
     # If no device is free in the whole fleet, the quota is not the reason.
     if refusal is not None and (refusal.queue or board.find(entry) is not None):
-        return WaitReason(reason=refusal.reason, detail=refusal.sentence())
+        return WaitReason(reason=refusal.reason, detail=refusal.describe())
     if board.find(entry) is not None:
         return _behind_others(scheduler, entry)
-    if klass.shut and any(board.find_need(need) is not None for need in klass.needs):
+    if klass.excluded and any(board.find_need(need) is not None for need in klass.needs):
         said = scheduler.explain_reservation(job)
         full = f"reservation {job.spec.reservation} has not enough free capacity now" if job.spec.reservation else ""
         return WaitReason(
             reason=WaitReasonCode.RESERVATION, detail=said or full or "the nodes that it fits on are reserved"
         )
-    return _lacks_capacity(scheduler, klass.needs[0], klass.gpus, klass.shut)
+    return _lacks_capacity(scheduler, klass.needs[0], klass.gpus, klass.excluded)
 
 
 def _claimed(scheduler: SchedulerView, entry: JobEntry) -> WaitReason:
@@ -133,13 +132,13 @@ def _behind_others(scheduler: SchedulerView, entry: JobEntry) -> WaitReason:
         f"{ahead} jobs of higher priority are ahead"
         if ahead
         else "earlier jobs wait, and this policy does not let later jobs overtake them"
-        if scheduler.settings.name in NO_OVERTAKING
+        if not scheduler.policy.overtakes
         else "the next scheduling round considers it"
     )
     return WaitReason(reason=WaitReasonCode.PRIORITY, detail=f"fits now; {first}")
 
 
-def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, shut: int) -> WaitReason:
+def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, excluded: int) -> WaitReason:
     board = scheduler.board
     pools = [board.pools[kind] for kind in need.kinds]
     if not need.devices:
@@ -147,14 +146,16 @@ def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, shut: int) 
             reason=WaitReasonCode.RESOURCES,
             detail=f"needs {need.cpus} CPUs on {need.nodes} nodes; not enough are free",
         )
-    if (need.cpus or need.memory_bytes) and board.find_need(replace(need, cpus=0, memory_bytes=0), shut) is not None:
+    if (need.cpus or need.memory_bytes) and board.find_need(
+        replace(need, cpus=0, memory_bytes=0), excluded
+    ) is not None:
         host_needs = " and ".join(
             [f"{need.cpus} CPUs"] * (need.cpus > 0) + [f"{need.memory_bytes / GIB:g} GiB"] * (need.memory_bytes > 0)
         )
         detail = f"needs {host_needs} on each of {need.nodes} nodes: enough GPUs are free, but not enough of these"
         return WaitReason(reason=WaitReasonCode.RESOURCES, detail=detail)
     free = sum(pool.free_total for pool in pools)
-    most = max((pool.capacity_for(need, shut).node_free_max for pool in pools), default=0)
+    most = max((pool.capacity_for(need, excluded).node_free_max for pool in pools), default=0)
     shape = f"{need.nodes} x {need.devices}{f' + {need.last_node_devices}' if need.last_node_devices else ''} GPUs"
     if free >= gpus and need.within >= 0 and need.required:
         level = (
@@ -162,7 +163,7 @@ def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, shut: int) 
             if board.tree is not None and need.within < len(board.tree.levels)
             else "node"
         )
-        inside = max((pool.capacity_for(need, shut).largest_domain for pool in pools), default=0)
+        inside = max((pool.capacity_for(need, excluded).largest_domain for pool in pools), default=0)
         return WaitReason(
             reason=WaitReasonCode.TOPOLOGY,
             detail=f"needs {shape} in one {level}; {free} free in total, at most {inside} such nodes in one {level}",

@@ -106,7 +106,7 @@ class FleetIndex:
             return ()  # the level existed when the job was submitted; without it, no placement is near enough
         found = []
         for shape in shapes:
-            kinds, shut = self._kinds_for(shape)
+            kinds, excluded = self._kinds_for(shape)
             if kinds:
                 found.append(
                     Need(
@@ -121,7 +121,7 @@ class FleetIndex:
                         slice_nodes=topology.slice_nodes if slice_within >= 0 else 0,
                         slice_within=slice_within,
                         nodes_max=shape.nodes_max if shape.nodes_max > shape.nodes else 0,
-                        shut=shut,
+                        excluded=excluded,
                     )
                 )
         return tuple(found)
@@ -170,7 +170,7 @@ class FleetIndex:
     def _kinds_for(self, shape: Shape) -> tuple[tuple[int, ...], int]:
         """The kinds that can hold the shape's parts, by name; and the nodes of these kinds whose devices are too small."""
         fitting: set[int] = set()
-        shut = 0
+        excluded = 0
         takes: dict[tuple[int, int], bool] = {}
         for number, kind in enumerate(self.model_of_node):
             memory_bytes = self.device_memory_bytes[number]
@@ -179,11 +179,13 @@ class FleetIndex:
                 device = Device(index=0, uuid="", model=self.device_models[kind], memory_bytes=memory_bytes)
                 fits = takes[kind, memory_bytes] = not shape.devices or shape.accepts(device)
             if not fits:
-                shut |= 1 << number
+                excluded |= 1 << number
             elif len(self.healthy_devices[number]) >= shape.devices:
                 fitting.add(kind)
-        inside = sum(1 << number for number, kind in enumerate(self.model_of_node) if kind in fitting) if shut else 0
-        return tuple(sorted(fitting)), shut & inside
+        inside = (
+            sum(1 << number for number, kind in enumerate(self.model_of_node) if kind in fitting) if excluded else 0
+        )
+        return tuple(sorted(fitting)), excluded & inside
 
 
 def index_fleet(nodes: Mapping[NodeId, Node]) -> FleetIndex:

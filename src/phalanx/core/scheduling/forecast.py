@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.ids import JobId
+from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.policy import JobEntry
 from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits_of
 from phalanx.core.scheduling.what_if import Trial
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, WaitReasonCode
-from phalanx.core.work.quotas import FLEET, Refusal
+from phalanx.core.work.quota_tree import FLEET, QuotaRefusal
 
 JOBS_AHEAD_MAX: Final = 256  # jobs ahead that are simulated; with more of them no latest start is given
 DEPENDENCY_DEPTH_MAX: Final = 4  # length to which a chain of dependencies is followed
@@ -72,7 +72,7 @@ class BlockingLimit:
     excess: float
     holders: tuple[JobEntry, ...]
     counts_jobs: bool = False
-    refusal: Refusal | None = None
+    refusal: QuotaRefusal | None = None
     impossible: bool = False
 
 
@@ -202,14 +202,14 @@ class Forecast:
                 counts_jobs=True,
                 holders=tuple(other for other in running if other.job_class.throttle is throttle),
             )
-        refusal = None if quotas is None else quotas.admits(klass.queue, klass.user, klass.gpus)
+        refusal = None if quotas is None else quotas.check_admission(klass.queue, klass.user, klass.gpus)
         if refusal is None or quotas is None:
             return None
-        asked = 1 if refusal.jobs else refusal.asked
-        node = quotas.whole(refusal.queue) if refusal.queue else FLEET
+        asked = 1 if refusal.counts_jobs else refusal.requested_gpus
+        node = quotas.subtree_node(refusal.queue) if refusal.queue else FLEET
         return BlockingLimit(
-            excess=asked + refusal.held - refusal.limit,
-            counts_jobs=refusal.jobs,
+            excess=asked + refusal.in_use - refusal.limit,
+            counts_jobs=refusal.counts_jobs,
             refusal=refusal,
             impossible=refusal.limit < asked and refusal.reason is not WaitReasonCode.BUDGET,
             holders=tuple(
@@ -239,7 +239,7 @@ class Forecast:
             wait_s = max(0.0, refusal.until_s - self.now_s)
             return wait_s, wait_s, ""
         if refusal is not None and limit.impossible:
-            return NEVER, NEVER, refusal.sentence()
+            return NEVER, NEVER, refusal.describe()
         ends = [(self.remaining_time(other), 1 if limit.counts_jobs else other.gpus) for other in limit.holders]
         early = _freed_at_s([(left.low_s, weight) for left, weight in ends], limit.excess)
         late = _freed_at_s([(left.high_s, weight) for left, weight in ends], limit.excess)
@@ -256,16 +256,16 @@ class Forecast:
         if not needs[0].devices:
             found = entry is not None and self.trial.scheduler.board.find(entry) is not None
             return 0.0, 0.0 if found else NEVER, "it needs only CPUs, which are not forecast"
-        shut = 0 if entry is None else entry.job_class.shut
+        excluded = 0 if entry is None else entry.job_class.excluded
         early_times, late_times = self._times(high=False), self._times(high=True)
-        early = min(self._place(early_times, need, shut)[0] for need in needs)
+        early = min(self._place(early_times, need, excluded)[0] for need in needs)
         ahead = [] if entry is None else self.jobs_ahead(entry)
         for other in ahead[:JOBS_AHEAD_MAX]:
             self._place_ahead(late_times, other)
-        late = min(self._place(late_times, need, shut)[0] for need in needs)
+        late = min(self._place(late_times, need, excluded)[0] for need in needs)
         if len(ahead) > JOBS_AHEAD_MAX:
             return early, NEVER, f"{len(ahead)} jobs are ahead of it"
-        return early, late, self._unknown_end(needs, shut) if late == NEVER else ""
+        return early, late, self._unknown_end(needs, excluded) if late == NEVER else ""
 
     def _times(self, *, high: bool) -> Times:
         scheduler = self.trial.scheduler
@@ -315,7 +315,7 @@ class Forecast:
         if not other.job_class.gpus:
             return
         need = other.job_class.needs[0]
-        start_s, nodes = self._place(times, need, other.job_class.shut)
+        start_s, nodes = self._place(times, need, other.job_class.excluded)
         if start_s == NEVER:
             return
         end_s = start_s + self.remaining_time(other).high_s
@@ -324,12 +324,12 @@ class Forecast:
             times[number, :devices] = end_s
             times[number].sort()
 
-    def _place(self, times: Times, need: Need, shut: int) -> tuple[float, list[int]]:
+    def _place(self, times: Times, need: Need, excluded: int) -> tuple[float, list[int]]:
         """When and where enough nodes have enough devices free."""
         board = self.trial.scheduler.board
         kind = np.array(board.pool_of_node)
         ready = np.where(np.isin(kind, need.kinds), times[:, need.devices - 1], NEVER)
-        closed = shut | need.shut
+        closed = excluded | need.excluded
         if closed:
             ready[[number for number in range(len(ready)) if closed >> number & 1]] = NEVER
         parts = need.nodes + (need.last_node_devices > 0)
@@ -343,7 +343,7 @@ class Forecast:
             best = min(best, (start_s, [int(inside[at]) for at in chosen]))
         return best
 
-    def _unknown_end(self, needs: Sequence[Need], shut: int) -> str:
+    def _unknown_end(self, needs: Sequence[Need], excluded: int) -> str:
         """The first job with an unknown end, on nodes that it could use."""
         scheduler = self.trial.scheduler
         kinds = {kind for need in needs for kind in need.kinds}
@@ -351,7 +351,8 @@ class Forecast:
             entry = scheduler.board.running[seq]
             left = self.remaining_time(entry)
             usable = any(
-                scheduler.board.pool_of_node[number] in kinds and not shut >> number & 1 for number, _ in entry.places
+                scheduler.board.pool_of_node[number] in kinds and not excluded >> number & 1
+                for number, _ in entry.places
             )
             if usable and left.high_s == NEVER:
                 return f"job {scheduler.job_id_by_seq[seq]} has no time limit, and too few similar jobs have finished"

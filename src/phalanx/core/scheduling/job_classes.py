@@ -9,9 +9,9 @@ from typing import Final
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import ArrayThrottle, JobClass, JobEntry
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.policy import ArrayThrottle, JobClass, JobEntry
 from phalanx.core.scheduling.reservation_calendar import ReservationCalendar, reservation_query_of
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue
@@ -83,14 +83,14 @@ class JobClassRegistry:
     ) -> tuple[JobClass, float]:
         """The job's class, and until when (Unix seconds) reservations leave it unchanged."""
         quotas = board.quotas
-        shut, until_s = 0, INFINITE
+        excluded, until_s = 0, INFINITE
         if calendar or job.spec.reservation:
             asker = reservation_query_of(job)
-            shut = fit.bitset_of(calendar.closed_nodes(asker, wall_s).closed_in(fit.numbers_of_node))
+            excluded = fit.bitset_of(calendar.closed_nodes(asker, wall_s).closed_in(fit.numbers_of_node))
             until_s = calendar.valid_until_s(asker, wall_s)
         if job.spec.nodelist:
-            shut |= ((1 << len(fit.nodes)) - 1) & ~fit.bitset_of(job.spec.nodelist)
-        shut |= fit.bitset_of(job.spec.exclude)
+            excluded |= ((1 << len(fit.nodes)) - 1) & ~fit.bitset_of(job.spec.nodelist)
+        excluded |= fit.bitset_of(job.spec.exclude)
         throttle = None
         if job.array is not None and job.array.running_max is not None:
             throttle = self._throttles.setdefault(job.array.array_id, ArrayThrottle(running_max=job.array.running_max))
@@ -99,9 +99,9 @@ class JobClassRegistry:
             label=self.label(job),
             rank=job.spec.priority + (queue.priority if queue is not None else 0),
             user=job.user if quotas is not None else "",
-            shut=shut,
+            excluded=excluded,
             throttle=throttle,
-            queue=quotas.number(job.queue) if quotas is not None and queue is not None else 0,
+            queue=quotas.job_node(job.queue) if quotas is not None and queue is not None else 0,
         )
         return klass, until_s
 

@@ -23,7 +23,7 @@ class Need:
         within: topology level (number, outermost 0) of which a single domain must hold it; -1 for any.
         required: `within` is required; else preferred.
         slice_nodes, slice_within: every slice of this many parts, in rank order, inside one domain of that level; 0 and -1 for no slices.
-        shut: bitset of nodes of the kind whose devices are too small.
+        excluded: bitset of nodes of the kind whose devices are too small.
         nodes_max: elastic: up to this many parts; equal to `nodes` or 0 for a fixed gang.
     """
 
@@ -38,7 +38,7 @@ class Need:
     slice_nodes: int = 0
     slice_within: int = -1
     nodes_max: int = 0
-    shut: int = 0
+    excluded: int = 0
 
     @property
     def gpus(self) -> int:
@@ -48,7 +48,7 @@ class Need:
     @property
     def devices_only(self) -> bool:
         """Whether device counts alone decide: no CPUs, memory or topology requested."""
-        return not (self.cpus or self.memory_bytes or self.within >= 0 or self.slice_nodes or self.shut)
+        return not (self.cpus or self.memory_bytes or self.within >= 0 or self.slice_nodes or self.excluded)
 
 
 def need_of_places(needs: Iterable[Need], places: Places, kind: Sequence[int]) -> Need | None:

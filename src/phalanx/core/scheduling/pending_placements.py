@@ -7,8 +7,8 @@ from typing import Final
 
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board_builder import ClusterSnapshot
+from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.fleet_index import FleetIndex, PendingUsage
-from phalanx.core.scheduling.policy import JobEntry
 from phalanx.core.state.plan import Placement
 from phalanx.core.work.job import JobState
 

@@ -100,7 +100,7 @@ class DevicePool:
 
     # ---------------------------------------------------------------- queries
 
-    def find(self, need: Need, shut: int = 0) -> Places | None:
+    def find(self, need: Need, excluded: int = 0) -> Places | None:
         """The placement that leaves the least capacity unused, or None.
 
         One node: the one with the fewest free devices that suffice; of equals the one in the fullest domain, innermost level first, then the
@@ -108,14 +108,14 @@ class DevicePool:
 
         Args:
             need: `tail` smaller than `devices`.
-            shut: nodes not to use, in addition to those in `need.shut`.
+            excluded: nodes not to use, in addition to those in `need.shut`.
         """
         wanted = need.devices
-        if need.shut:
-            shut |= need.shut
+        if need.excluded:
+            excluded |= need.excluded
         if need.nodes == 1 and wanted and not need.last_node_devices:
-            if self.domains is not None or shut or need.cpus or need.memory_bytes:
-                node = self._find_one(need, shut)
+            if self.domains is not None or excluded or need.cpus or need.memory_bytes:
+                node = self._find_one(need, excluded)
                 return None if node < 0 else ((node, wanted),)
             counts = self.counts_by_free
             for free in range(wanted, self.node_devices_max + 1):
@@ -127,17 +127,17 @@ class DevicePool:
             need.devices == self.node_devices_max and need.nodes > self.counts_by_free[self.node_devices_max]
         ):
             return None
-        return place_gang(need, self._candidates(need, shut))
+        return place_gang(need, self._candidates(need, excluded))
 
-    def find_single_node(self, gpus: int, shut: int) -> int:
-        """Best fit for at most one node's worth, except on the nodes in `shut`; -1 if nothing fits.
+    def find_single_node(self, gpus: int, excluded: int) -> int:
+        """Best fit for at most one node's worth, except on the nodes in `excluded`; -1 if nothing fits.
 
         Whole free nodes are not broken up, since the caller wants to free one.
         """
         for free in range(gpus, self.node_devices_max if gpus < self.node_devices_max else self.node_devices_max + 1):
             bits = self.nodes_by_free[free]
             if bits:
-                bits ^= bits & shut
+                bits ^= bits & excluded
                 if bits:
                     return lowest_member(bits)
         return -1
@@ -148,9 +148,9 @@ class DevicePool:
             self._empty = DevicePool(self.devices_of_node, tree=self.tree)
         return self._empty.find(need) is not None
 
-    def capacity_for(self, need: Need, shut: int = 0) -> PoolCapacity:
-        """The capacity for the need; `shut` as in `find` affects only `largest_domain`."""
-        bits = self._candidates(need, shut | need.shut).bits
+    def capacity_for(self, need: Need, excluded: int = 0) -> PoolCapacity:
+        """The capacity for the need; `excluded` as in `find` affects only `largest_domain`."""
+        bits = self._candidates(need, excluded | need.excluded).bits
         level = need.within if need.within >= 0 else need.slice_within
         if self.domains is None or level < 0:
             largest = bits.bit_count()
@@ -161,11 +161,11 @@ class DevicePool:
         most = next((free for free in range(self.node_devices_max, 0, -1) if self.counts_by_free[free]), 0)
         return PoolCapacity(self.free_total, most, self.counts_by_free[self.node_devices_max], largest)
 
-    def _find_one(self, need: Need, shut: int) -> int:
+    def _find_one(self, need: Need, excluded: int) -> int:
         domains = self.domains
         for free in range(need.devices, self.node_devices_max + 1):
             if self.counts_by_free[free]:
-                bits = self._allowed(self.nodes_by_free[free], need, shut)
+                bits = self._allowed(self.nodes_by_free[free], need, excluded)
                 if not bits:
                     continue
                 if domains is None:
@@ -176,15 +176,15 @@ class DevicePool:
                 return level.first[domain] + lowest_member(level.nodes_in(bits, domain))
         return -1
 
-    def _candidates(self, need: Need, shut: int) -> GangCandidates:
+    def _candidates(self, need: Need, excluded: int) -> GangCandidates:
         """The nodes that could each hold a part of the need, best fit first."""
         buckets, domains = self.nodes_by_free, self.domains
         if need.devices == 0:
-            bits = self._allowed(self.available_nodes, need, shut)
+            bits = self._allowed(self.available_nodes, need, excluded)
             return GangCandidates([bits], bits, (), domains, cpus=self.capacity.cpus)
-        fits = [self._allowed(bucket, need, shut) for bucket in buckets[need.devices :]]
+        fits = [self._allowed(bucket, need, excluded) for bucket in buckets[need.devices :]]
         spare = (
-            [self._allowed(bucket, need, shut) for bucket in buckets[need.last_node_devices : need.devices]]
+            [self._allowed(bucket, need, excluded) for bucket in buckets[need.last_node_devices : need.devices]]
             if need.last_node_devices
             else ()
         )
@@ -194,9 +194,9 @@ class DevicePool:
         whole = need.devices == self.node_devices_max and bits == buckets[self.node_devices_max]
         return GangCandidates(fits, bits, spare, domains, whole=whole)
 
-    def _allowed(self, bits: int, need: Need, shut: int) -> int:
-        if shut:
-            bits ^= bits & shut
+    def _allowed(self, bits: int, need: Need, excluded: int) -> int:
+        if excluded:
+            bits ^= bits & excluded
         if bits and (need.cpus or need.memory_bytes):
             bits &= self.capacity.nodes_with(need.cpus, need.memory_bytes)
         return bits

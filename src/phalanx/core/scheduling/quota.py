@@ -38,7 +38,7 @@ from phalanx.core.work.queue import (
     decayed_gpu_s_of_rate,
     period_start_s,
 )
-from phalanx.core.work.quotas import FLEET, Holdings, Refusal
+from phalanx.core.work.quota_tree import FLEET, QuotaRefusal, QuotaTree
 
 _RATIO_MAX: Final = 1000.0  # 2^-1000 is still above 0; past it queues are equally last
 
@@ -54,7 +54,7 @@ class _Usage:
     gpu_s: float = 0.0
 
 
-class QuotaTree(Holdings):
+class FairShareTree(QuotaTree):
     """Holdings with time. `take` and `give` count decisions; `charge` counts running jobs, so that a plan that is undone leaves no usage.
 
     Cost: O(depth) per call, but for the first `factor` after `advance` or `charge`, which computes all queues.
@@ -63,18 +63,18 @@ class QuotaTree(Holdings):
     __slots__ = ("_budgets", "_exhausted", "_factors", "_queues", "_usage", "_waiting", "now_s")
 
     def __init__(
-        self, queues: Iterable[Queue], fleet_gpus: int, spent: Iterable[QueueUsage] = (), now_s: float = 0.0
+        self, queues: Iterable[Queue], fleet_gpus: int, usage: Iterable[QueueUsage] = (), now_s: float = 0.0
     ) -> None:
         known = list(queues)
         super().__init__(known, fleet_gpus)
-        self._queues: dict[int, Queue] = {self.whole(queue.id): queue for queue in known}
+        self._queues: dict[int, Queue] = {self.subtree_node(queue.id): queue for queue in known}
         self._budgets = tuple(sorted(node for node, queue in self._queues.items() if queue.budget_gpu_h is not None))
         self._exhausted: set[int] = set()
         self._factors: list[float] = []
         self._waiting: frozenset[int] = frozenset()
-        self.begin(spent, now_s)
+        self.reset_usage(usage, now_s)
 
-    def begin(self, spent: Iterable[QueueUsage], now_s: float) -> None:
+    def reset_usage(self, spent: Iterable[QueueUsage], now_s: float) -> None:
         """Reset usage to the stored records at `now_s`, which may be earlier than before; running jobs are still to be charged."""
         self.now_s = now_s
         self._usage = [_Usage(at_s=now_s) for _ in self.ids]
@@ -95,7 +95,7 @@ class QuotaTree(Holdings):
         )
         return before != self._exhausted
 
-    def charge(self, queue: int, gpus: int, now_s: float, since_s: float | None = None) -> None:
+    def change_rate(self, queue: int, gpus: int, now_s: float, since_s: float | None = None) -> None:
         """From now on the queue uses `gpus` more (fewer, if negative). `since_s`: start of usage that is not charged yet.
 
         The latter is for attempts that run when the tree is built.
@@ -110,21 +110,21 @@ class QuotaTree(Holdings):
                 use.gpu_s += gpus * min(ran_s, self.now_s - use.period_s)
         self._factors = []
 
-    def admits(self, queue: int, user: str, gpus: int) -> Refusal | None:
+    def check_admission(self, queue: int, user: str, gpus: int) -> QuotaRefusal | None:
         """Why a job may not start now; None if it may. O(depth). Jobs without GPUs need no budget."""
         if self._exhausted and gpus:
             for node in self.paths[queue]:
                 if node in self._exhausted:
                     return self._over_budget(node, gpus)
-        return super().admits(queue, user, gpus)
+        return super().check_admission(queue, user, gpus)
 
-    def want(self, queues: Iterable[int]) -> None:
+    def set_waiting_queues(self, queues: Iterable[int]) -> None:
         """Set the queues with waiting jobs: they and their ancestors count as in use, even without usage. O(depth) each."""
         wanting = frozenset(node for queue in queues for node in self.paths[queue])
         if wanting != self._waiting:
             self._waiting, self._factors = wanting, []
 
-    def factor(self, queue: int) -> float:
+    def fair_share_factor(self, queue: int) -> float:
         """The fair-share factor of the queue's own jobs, in (0, 1]; a higher one goes first."""
         if not self._factors:
             self._factors = self._compute_factors()
@@ -132,12 +132,12 @@ class QuotaTree(Holdings):
 
     def budget_left_gpu_h(self, queue_id: QueueId) -> float | None:
         """GPU-hours left in this period, negative if running jobs exceed it; None without a budget."""
-        node = self.whole(queue_id)
+        node = self.subtree_node(queue_id)
         return None if self._queues[node].budget_gpu_h is None else self._budget_left_gpu_s(node) / HOUR_S
 
-    def spent(self, queue_id: QueueId) -> QueueUsage:
+    def usage(self, queue_id: QueueId) -> QueueUsage:
         """The usage of the queue with all below it up to now."""
-        use = self._usage_now(self.whole(queue_id))
+        use = self._usage_now(self.subtree_node(queue_id))
         return QueueUsage(
             queue=queue_id, at_s=use.at_s, period_s=use.period_s, gpu_s=use.gpu_s, decayed_gpu_s=use.decayed_gpu_s
         )
@@ -146,10 +146,10 @@ class QuotaTree(Holdings):
         """When time alone next allows a start: the next period of an exhausted budget. Infinite if none is exhausted."""
         return min((self._period_end_s(node, now_s) for node in self._exhausted), default=math.inf)
 
-    def _over_budget(self, node: int, gpus: int) -> Refusal:
+    def _over_budget(self, node: int, gpus: int) -> QuotaRefusal:
         budget = self._queues[node].budget_gpu_h or 0.0
         held = budget - self._budget_left_gpu_s(node) / HOUR_S
-        return Refusal(
+        return QuotaRefusal(
             WaitReasonCode.BUDGET, self.ids[node], gpus, held, budget, until_s=self._period_end_s(node, self.now_s)
         )
 
@@ -213,7 +213,7 @@ class QuotaTree(Holdings):
         return [2.0 ** -min(value, _RATIO_MAX) for value in ratio]
 
 
-class Charges:
+class QuotaCharges:
     """Queue and GPUs of each charged job. `quotas` is None on a board without quotas, where nothing is charged."""
 
     __slots__ = ("_held",)
@@ -225,25 +225,29 @@ class Charges:
         """The quota tree is new: nothing is charged in it."""
         self._held.clear()
 
-    def begin(self, quotas: QuotaTree | None, job_id: JobId, queue: int, attempt: Attempt, wall_s: float) -> None:
+    def start(self, quotas: FairShareTree | None, job_id: JobId, queue: int, attempt: Attempt, wall_s: float) -> None:
         """The job runs; its run time before now is charged too. Idempotent."""
         if quotas is not None and job_id not in self._held:
             self._held[job_id] = (queue, attempt.allocation.gpus)
-            quotas.charge(queue, attempt.allocation.gpus, wall_s, attempt.placed_s)
+            quotas.change_rate(queue, attempt.allocation.gpus, wall_s, attempt.placed_s)
 
-    def end(self, quotas: QuotaTree | None, job_id: JobId, wall_s: float) -> None:
+    def stop(self, quotas: FairShareTree | None, job_id: JobId, wall_s: float) -> None:
         """The job no longer runs. Does nothing if it was not charged."""
         if quotas is not None and job_id in self._held:
             queue, gpus = self._held.pop(job_id)
-            quotas.charge(queue, -gpus, wall_s)
+            quotas.change_rate(queue, -gpus, wall_s)
 
     def rebuild(
-        self, quotas: QuotaTree | None, spent: Iterable[QueueUsage], attempts: Mapping[JobId, Attempt], wall_s: float
+        self,
+        quotas: FairShareTree | None,
+        spent: Iterable[QueueUsage],
+        attempts: Mapping[JobId, Attempt],
+        wall_s: float,
     ) -> None:
         """The clock was set, and the quota tree cannot go back in time: reset it to the records, and charge running jobs from their start."""
         if quotas is None:
             return
-        quotas.begin(spent, wall_s)
+        quotas.reset_usage(spent, wall_s)
         for job_id, (queue, gpus) in self._held.items():
             attempt = attempts.get(job_id)
-            quotas.charge(queue, gpus, wall_s, None if attempt is None else attempt.placed_s)
+            quotas.change_rate(queue, gpus, wall_s, None if attempt is None else attempt.placed_s)

@@ -15,6 +15,13 @@ from phalanx.core.fleet.node import ForeignUsage, Node
 from phalanx.core.ids import JobId, NodeId, QueueId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_builder import ClusterSnapshot, apply_foreign_usage, build_board
+from phalanx.core.scheduling.board_records import (
+    NEVER_S,
+    Decision,
+    DecisionKind,
+    JobClass,
+    JobEntry,
+)
 from phalanx.core.scheduling.explanations import (
     ELIGIBLE,
     WaitReasons,
@@ -23,21 +30,12 @@ from phalanx.core.scheduling.explanations import (
     planned_stop_of,
 )
 from phalanx.core.scheduling.fleet_index import FleetIndex, ShapeCache, index_fleet
-from phalanx.core.scheduling.hazard_table import HazardTable
 from phalanx.core.scheduling.job_classes import JobClassRegistry, WaitingChanges
 from phalanx.core.scheduling.needs import Need, need_of_attempt, need_of_places
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.pending_placements import PendingPlacements
-from phalanx.core.scheduling.policies import make_policy
-from phalanx.core.scheduling.policy import (
-    NEVER_S,
-    Decision,
-    DecisionKind,
-    JobClass,
-    JobEntry,
-    Policy,
-)
-from phalanx.core.scheduling.quota import Charges
+from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.quota import QuotaCharges
 from phalanx.core.scheduling.reservation_calendar import ReservationCalendar, reservation_query_of
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.plan import (
@@ -77,18 +75,17 @@ class Scheduler:
         entries: the board's entry of each job that may run or runs.
         ineligible: jobs that may not start regardless of free capacity, with the reason.
         pending_placements: started by the policy, not yet placed: running jobs on their nodes must stop first.
-        hazard_table: statistics of run times; survives a rebuild of the board.
+        policy: decides; it survives a rebuild of the board.
         job_id_by_seq: job ids by seq.
         more_due: the last cycle reached its limit of placements, and more are due.
         stale: the board must be rebuilt.
         cached_reasons: cached reasons why classes wait, cleared by each plan.
     """
 
-    def __init__(self, settings: PolicySettings | None = None, *, hazard_table: HazardTable | None = None) -> None:
+    def __init__(self, settings: PolicySettings | None = None, *, policy: Policy | None = None) -> None:
         self.settings = settings or PolicySettings()
-        self.hazard_table = hazard_table or HazardTable()
+        self.policy = policy or self.settings.create_policy()
         self.board = Board(())
-        self.active_policy: Policy = Policy()
         self.fleet_index = FleetIndex()
         self.calendar = ReservationCalendar()
         self.entries: dict[JobId, JobEntry] = {}
@@ -100,7 +97,7 @@ class Scheduler:
         self._seen_nodes: dict[NodeId, Node] = {}
         self._shaping = ShapeCache(self._seen_nodes, self.fleet_index)
         self._classes = JobClassRegistry()
-        self._charges = Charges()
+        self._charges = QuotaCharges()
         self.cached_reasons: dict[tuple[int, int], WaitReason] = {}
         self._known_starts_s: dict[JobId, float] = {}  # start times of known runs, kept during a rebuild of the board
         self._wake_times: list[tuple[float, JobId]] = []  # when a parked job may become eligible by time alone
@@ -149,9 +146,7 @@ class Scheduler:
         self.calendar = ReservationCalendar(snapshot.reservations.values())
         self._calendar_s = self.calendar.next_change_s(self._wall_s) if self.calendar else INFINITE
         self.board = build_board(self.fleet_index, snapshot, self.settings.restart_cost_s, self._wall_s)
-        self.active_policy = make_policy(self.settings.name, self.board, self.settings.parameters, self.hazard_table)
-        self.board.attach_policy(self.active_policy)
-        self.hazard_table.drop_running()
+        self.policy.attach(self.board)
         # By the monotonic clock: the records' times are by a clock that may have been set since.
         self._known_starts_s = {
             job_id: entry.started_s
@@ -208,7 +203,7 @@ class Scheduler:
         self.cached_reasons = {}
         decided = now_s >= self._wake_s or bool(self.board.decisions)
         if decided:
-            again_s = self.active_policy.decide(now_s)
+            again_s = self.policy.decide(now_s)
             self._wake_s = INFINITE if again_s is None else again_s
             stops = self._apply_decisions(snapshot, self.board.take_decisions())
         placements = self._place_due(snapshot, now_s)
@@ -241,8 +236,8 @@ class Scheduler:
         return None if entry is None else explain_wait(self, job, entry)
 
     def copy_for_trial(self) -> Scheduler:
-        """A scheduler with the same policy and statistics and an empty board: for what-if trials."""
-        other = Scheduler(self.settings, hazard_table=self.hazard_table.copy())
+        """A scheduler with a copy of the policy and an empty board: for what-if trials."""
+        other = Scheduler(self.settings, policy=self.policy.copy_for_trial())
         other._classes, other._history_learned = self._classes.copy(), True
         return other
 
@@ -348,17 +343,15 @@ class Scheduler:
         self._history_learned = True
         for job in jobs:
             if job.state in LEARNED_STATES and job.started_s is not None and job.ended_s is not None:
-                label = self._classes.label(job)
-                self.hazard_table.record_end(
-                    self.hazard_table.burst(label, max(1, job.spec.role.gpus.total), job.submit_s),
-                    max(0.0, job.ended_s - job.started_s),
-                )
+                run_time_s = max(0.0, job.ended_s - job.started_s)
+                gpus = max(1, job.spec.role.gpus.total)
+                self.policy.learn(self._classes.label(job), gpus, job.submit_s, run_time_s)
                 self._ended(job)
 
     def _ended(self, job: Job) -> None:
         dropped_label = self._classes.record_end(job)
         if dropped_label is not None:
-            self.hazard_table.drop_label(dropped_label)
+            self.policy.drop_label(dropped_label)
 
     def _sync(self, snapshot: ClusterSnapshot, job_id: JobId, now_s: float) -> bool:
         """Synchronise the board with one job's records; returns whether the policy may decide differently now."""
@@ -376,7 +369,7 @@ class Scheduler:
         self.ineligible.pop(job_id, None)
         self.pending_placements.drop(job_id)
         self.pending_placements.clear_rejections(job_id)
-        self._charges.end(self.board.quotas, job_id, self._wall_s)
+        self._charges.stop(self.board.quotas, job_id, self._wall_s)
         if entry is None:
             return
         del self.entries[job_id]
@@ -396,7 +389,7 @@ class Scheduler:
             entry = self._adopt(job, attempt)
         if job.checkpoints:
             entry.saved_s = NEVER_S if job.spec.saves_on_stop else job.checkpoints[-1].saved_s - self._wall_offset_s
-        self._charges.begin(self.board.quotas, job.id, entry.job_class.queue, attempt, self._wall_s)
+        self._charges.start(self.board.quotas, job.id, entry.job_class.queue, attempt, self._wall_s)
 
     def _adopt(self, job: Job, attempt: Attempt) -> JobEntry:
         """The job runs but is not on the board: after a start of the head or a rebuild of the board."""
@@ -406,11 +399,10 @@ class Scheduler:
         # A placement in the future means that the clock was set back while the head was down.
         placed_s = self._known_starts_s.get(job.id, min(attempt.placed_s - self._wall_offset_s, self._now_s))
         self.board.add_running(entry, need, places, placed_s)
-        entry.protected_until_s = placed_s + self.settings.parameters.run_min_s
         return entry
 
     def _sync_pending(self, snapshot: ClusterSnapshot, job: Job, entry: JobEntry | None, now_s: float) -> bool:
-        self._charges.end(self.board.quotas, job.id, self._wall_s)
+        self._charges.stop(self.board.quotas, job.id, self._wall_s)
         wait = ineligibility(job, snapshot.queues.get(job.queue), self._wall_s)
         if wait is ELIGIBLE:
             shapes = self._shaping.shapes_of_job(job)
@@ -534,9 +526,7 @@ class Scheduler:
         for entry, placement in placed:
             entry.attained_s = self._attained_s(snapshot.jobs[placement.job_id])
             entry.started_s = entry.placed_s = now_s
-            entry.protected_until_s = (
-                now_s + self.settings.parameters.run_min_s
-            )  # from the start, not from the decision
+            self.policy.on_placed(entry, now_s)
         return [placement for _, placement in placed]
 
     def record_rejection(self, job_id: JobId, now_s: float) -> None:

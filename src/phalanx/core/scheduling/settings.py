@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.policies import POLICIES, PolicyParameters
+from phalanx.core.scheduling.policies import POLICIES, PolicyParameters, policy_named
+from phalanx.core.scheduling.policies.default import DefaultPolicy
+from phalanx.core.scheduling.policy import Policy
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import Job
 
@@ -17,11 +19,12 @@ class PolicySettings:
     """The configuration of a scheduler.
 
     Attributes:
-        name: one of `policies.POLICIES`.
+        name: one of `policies.POLICIES`, or `module:Class`.
         parameters: of the default policy.
+        make: constructor of a policy that is not built in.
         placements_max: most placements per cycle; the rest follows in the next.
         restart_cost_s: the cost of a preemption or move for a job that saves when asked: its restart.
-        run_time_of: what `sjf`, `srtf` and `backfill` may know of a job's total run time, in seconds; None: its time limit.
+        run_time_of: what policies may know of a job's total run time, in seconds; None: its time limit.
     """
 
     name: str = "default"
@@ -29,6 +32,17 @@ class PolicySettings:
     placements_max: int = 512
     restart_cost_s: float = 60.0
     run_time_of: Callable[[Job], float] | None = None
+    make: Callable[[], Policy] | None = None
+
+    def create_policy(self) -> Policy:
+        """Create the policy of a scheduler.
+
+        Raises:
+            BadRequest: no policy has this name.
+        """
+        if self.make is not None:
+            return self.make()
+        return DefaultPolicy(self.parameters) if self.name == "default" else policy_named(self.name)()
 
 
 # They order by exact run times, which are only known in a replayed trace.
@@ -43,14 +57,14 @@ def check_live_policy(name: str) -> None:
     """Check that a live head supports the policy.
 
     Raises:
-        BadRequest: no such policy, or one that needs exact run times.
+        BadRequest: no such policy, or one that needs exact run times. A `module:Class` is not imported here.
     """
     if name in REFERENCE_POLICIES:
         raise BadRequest(
             f"policy {name} orders jobs by their exact run times, which are unknown for live jobs",
             hint=f"it is a reference for simulations; a head accepts: {', '.join(LIVE_POLICIES)}",
         )
-    if name not in LIVE_POLICIES:
+    if name not in LIVE_POLICIES and ":" not in name:
         raise BadRequest(f"unknown policy {name!r}", hint=f"one of: {', '.join(LIVE_POLICIES)}")
 
 
@@ -61,15 +75,17 @@ def live_policy_settings(
     min_run_by_right_s: float | None = None,
     min_stay_s: float | None = None,
     preemption: bool = True,
+    make: Callable[[], Policy] | None = None,
 ) -> PolicySettings:
     """The policy of a head.
 
     Args:
-        name: one of LIVE.
+        name: one of LIVE_POLICIES, or `module:Class`.
         min_run_s: guaranteed run after a start, against jobs of equal priority; None here and below: the policy's default.
         min_run_by_right_s: the same against a higher priority and against the owner of borrowed quota.
         min_stay_s: least time between two moves of a job; growing takes twice as long.
         preemption: whether running jobs may be stopped or moved for others at all.
+        make: constructor of a policy that is not built in.
 
     Raises:
         BadRequest: no live policy has this name, or a time is out of bounds.
@@ -91,4 +107,6 @@ def live_policy_settings(
         knobs = replace(knobs, run_min_by_right_s=min_run_by_right_s)
     if min_stay_s is not None:
         knobs = replace(knobs, move_min_s=min_stay_s, grow_min_s=GROW_PER_MOVE * min_stay_s)
-    return PolicySettings(name=name, parameters=replace(knobs, allow_stops=preemption, allow_moves=preemption))
+    return PolicySettings(
+        name=name, parameters=replace(knobs, allow_stops=preemption, allow_moves=preemption), make=make
+    )

@@ -13,7 +13,6 @@ from typing import Final
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.scheduling.explanations import WaitReasons
-from phalanx.core.scheduling.hazard_table import HazardTable
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.plan import Plan
@@ -41,11 +40,7 @@ class Trial:
 
     def release(self) -> None:
         """Break the reference cycles of a finished trial, so that it is freed at once and not by a rare run of the garbage collector."""
-        for entry in self.scheduler.entries.values():
-            entry.similar_jobs = None
-        for group in self.scheduler.hazard_table.groups():
-            group.active.clear()
-            group.burst = None
+        self.scheduler.policy.release()
 
 
 def what_if(snapshot: Snapshot, template: Scheduler) -> Trial:
@@ -115,12 +110,12 @@ def _usage_without(snapshot: Snapshot, removed: Iterable[JobId]) -> Mapping[Node
     return usage
 
 
-def plan_snapshot(snapshot: Snapshot, policy: PolicySettings, *, table: HazardTable | None = None) -> Plan:
+def plan_snapshot(snapshot: Snapshot, policy: PolicySettings) -> Plan:
     """The plan for this snapshot: placements in the order decided, and a reason for every other pending job.
 
     Equal snapshots give equal plans. Cost: a new board, linear in nodes and jobs.
     """
     whole = snapshot if snapshot.jobs else replace(snapshot, jobs={job.id: job for job in snapshot.pending})
-    scheduler = Scheduler(policy, hazard_table=table)
+    scheduler = Scheduler(policy)
     plan = scheduler.plan(whole, snapshot.now_s)
     return replace(plan, waits=dict(WaitReasons(scheduler, whole.jobs)))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
+from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.documents import FleetDocument
-from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import (
@@ -26,18 +27,26 @@ from phalanx.core.ids import (
     UserId,
 )
 from phalanx.core.work.attempt import EndCause, TaskExit
-from phalanx.core.work.job import JobState, PublishedCheckpoint
+from phalanx.core.work.job import Job, JobState, PublishedCheckpoint
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.seats import Seat
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.users import Token, User, UserRole
 
+A_co = TypeVar("A_co", covariant=True)
+
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
+class Request(Generic[A_co]):
+    """A request that is answered with an `A_co` once it is durable. Its handler is declared in the controller."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitJob:
+class SubmitJob(Request[Job | list[Job]]):
     """Create a job or an array. `key` is the caller's idempotency key: the same key and body return the same job.
 
     Attributes:
@@ -55,7 +64,7 @@ class SubmitJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelJob:
+class CancelJob(Request[Job | list[Job]]):
     """Cancel the job. Idempotent."""
 
     job_id: JobId
@@ -64,7 +73,7 @@ class CancelJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldJob:
+class HoldJob(Request[Job | list[Job]]):
     """Hold a pending job back; `held=False` releases it."""
 
     job_id: JobId
@@ -73,7 +82,7 @@ class HoldJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequeueJob:
+class RequeueJob(Request[Job | list[Job]]):
     """Stop the running attempt after a save; the job waits again."""
 
     job_id: JobId
@@ -81,7 +90,7 @@ class RequeueJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateJob:
+class UpdateJob(Request[Job | list[Job]]):
     """Change fields of a job; None leaves a field as it is."""
 
     job_id: JobId
@@ -94,7 +103,7 @@ class UpdateJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CordonNode:
+class CordonNode(Request[Node]):
     """Cordon a node; with `drain`, its running jobs are requeued after a save."""
 
     node_id: NodeId
@@ -104,7 +113,7 @@ class CordonNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UncordonNode:
+class UncordonNode(Request[Node]):
     """Undo a cordon or drain. Idempotent."""
 
     node_id: NodeId
@@ -112,7 +121,7 @@ class UncordonNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelNodes:
+class LabelNodes(Request[None]):
     """Set labels of nodes. An empty value removes a label; other labels stay."""
 
     labels: Mapping[NodeId, Mapping[str, str]]
@@ -120,7 +129,7 @@ class LabelNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveNode:
+class RemoveNode(Request[Node]):
     """Remove a node that is down and runs no job."""
 
     node_id: NodeId
@@ -128,14 +137,14 @@ class RemoveNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutUser:
+class PutUser(Request[User]):
     """Add or replace a user."""
 
     user: User
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeUser:
+class ChangeUser(Request[User]):
     """Add a user with role `user`, or change one; None leaves a field. `by`: the calling admin; None for the head itself."""
 
     user_id: UserId
@@ -145,7 +154,7 @@ class ChangeUser:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeProject:
+class ChangeProject(Request[Project]):
     """Add or change a project; None leaves a field. `as_admin`: the caller is an admin of the head, not only of this project."""
 
     project_id: ProjectId
@@ -156,21 +165,21 @@ class ChangeProject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutProject:
+class PutProject(Request[Project]):
     """Add or replace a project."""
 
     project: Project
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutQueue:
+class PutQueue(Request[Queue]):
     """Add or replace a queue."""
 
     queue: Queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeQueue:
+class ChangeQueue(Request[Queue]):
     """Add or change a queue; None leaves a field."""
 
     queue_id: QueueId
@@ -179,7 +188,7 @@ class ChangeQueue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutQueues:
+class PutQueues(Request[None]):
     """Add or replace some queues and remove others, all or nothing. Queues in `keep_open_state` keep their present open or closed state."""
 
     queues: tuple[Queue, ...] = ()
@@ -188,14 +197,14 @@ class PutQueues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutReservation:
+class PutReservation(Request[Reservation]):
     """Create a reservation. Idempotent."""
 
     reservation: Reservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndReservation:
+class EndReservation(Request[Reservation]):
     """End a reservation, also before it begins."""
 
     reservation_id: ReservationId
@@ -203,28 +212,28 @@ class EndReservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutCalibration:
+class PutCalibration(Request[None]):
     """Replace the fleet's profile."""
 
     calibration: FleetDocument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutFailureRules:
+class PutFailureRules(Request[None]):
     """Replace the operators' failure rules; an empty list removes them."""
 
     rules: FailureRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutToken:
+class PutToken(Request[Token]):
     """Add a token (by its hash)."""
 
     token: Token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RevokeToken:
+class RevokeToken(Request[Token]):
     """Revoke a token; with `with_derived` also all tokens created with it. Idempotent."""
 
     token_id: TokenId
@@ -232,53 +241,25 @@ class RevokeToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordTokenUse:
+class RecordTokenUse(Request[None]):
     """When tokens were last used, in Unix seconds. Sent by the head itself, rarely."""
 
     used_s: Mapping[TokenId, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparePlannedStop:
+class PreparePlannedStop(Request[None]):
     """Prepare a planned stop of the head: grant every supervisor a lease of `lease_s`."""
 
     lease_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelAllJobs:
+class CancelAllJobs(Request[list[Job]]):
     """Cancel all live jobs (`phalanx down --cancel-jobs`)."""
 
     by: UserId
 
-
-Request = (
-    SubmitJob
-    | CancelJob
-    | HoldJob
-    | RequeueJob
-    | UpdateJob
-    | CordonNode
-    | UncordonNode
-    | LabelNodes
-    | RemoveNode
-    | PutUser
-    | PutProject
-    | PutQueue
-    | ChangeQueue
-    | PutQueues
-    | PutReservation
-    | EndReservation
-    | PutCalibration
-    | PutFailureRules
-    | PutToken
-    | RevokeToken
-    | RecordTokenUse
-    | ChangeUser
-    | ChangeProject
-    | PreparePlannedStop
-    | CancelAllJobs
-)
 
 # ---- reports of supervisors and observations of engines ---------------------------------------------------------------
 
@@ -496,4 +477,4 @@ Report = (
     | SeatLost
     | AttemptWithdrawn
 )
-Event = Request | Report
+Event = Request[Any] | Report

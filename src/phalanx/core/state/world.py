@@ -6,66 +6,35 @@ change is undone: nothing is acknowledged that is not durable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from phalanx.core.fleet.documents import FleetDocument
-from phalanx.core.fleet.failure_rules import FailureRules
 from phalanx.core.fleet.node import NO_FOREIGN_USAGE, Node
 from phalanx.core.fleet.summary import FleetSummary, node_kind, summary_of
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.ids import Epoch, JobId, NodeId, QueueId, ReservationId
 from phalanx.core.state.fast_replace import replace
+from phalanx.core.state.records import KIND_OF, NODES, QUEUE_USAGE, QUEUES, RECORDS, Record, RecordKind
 from phalanx.core.state.relations import JobRelations
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
 from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.queue import (
-    Project,
-    Queue,
-    QueueUsage,
-    add_usage,
-)
-from phalanx.core.work.quotas import Holdings
+from phalanx.core.work.queue import Queue, QueueUsage, add_usage
+from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.core.work.reservation import Reservation
-from phalanx.core.work.users import Token, User
 
 K = TypeVar("K")
 V = TypeVar("V")
 _MISSING: Final[Any] = object()  # no such key: None may be a value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Idempotency:
-    """A caller's idempotency key, the SHA-256 of its request body, and the job that it created."""
-
-    user: UserId
-    key: str
-    body_sha256: str
-    job_id: JobId
-    at_s: float
-
-
-Record = (
-    Job
-    | Attempt
-    | Node
-    | Queue
-    | Project
-    | User
-    | Token
-    | Idempotency
-    | Reservation
-    | QueueUsage
-    | FleetDocument
-    | FailureRules
-)
-
-
 @dataclass(slots=True)
 class World:
-    """All records that the controller uses. Ended jobs are dropped from it once nothing refers to them; the store has them."""
+    """All records that the controller uses. Ended jobs are dropped from it once nothing refers to them; the store has them.
+
+    Records with indexes have a field of their own; all others are in `tables`, by the name of their kind's table.
+    """
 
     version: int = 0
     next_job_seq: int = 1
@@ -74,32 +43,39 @@ class World:
     attempts: dict[JobId, Attempt] = field(default_factory=dict)  # the live one of each job
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     queues: dict[QueueId, Queue] = field(default_factory=dict)
-    queue_usage: dict[QueueId, QueueUsage] = field(default_factory=dict)
     queue_gpus: dict[QueueId, int] = field(default_factory=dict)  # held by the queue's own jobs; 0: absent
-    projects: dict[ProjectId, Project] = field(default_factory=dict)
-    users: dict[UserId, User] = field(default_factory=dict)
-    tokens: dict[TokenId, Token] = field(default_factory=dict)
     # Without ended ones. Replaced as a whole at each change, so that caches detect a change by identity.
     reservations: Mapping[ReservationId, Reservation] = field(default_factory=dict)
-    idempotency: dict[tuple[UserId, str], Idempotency] = field(default_factory=dict)
-    calibrations: dict[str, FleetDocument] = field(default_factory=dict)
-    failure_rules: dict[str, FailureRules] = field(default_factory=dict)
+    tables: dict[str, dict[Any, Any]] = field(
+        default_factory=lambda: {kind.table: {} for kind in RECORDS if kind.record not in _INDEXED}
+    )
     pending: dict[JobId, Job] = field(default_factory=dict)
     relations: JobRelations = field(default_factory=JobRelations)
     usage: dict[NodeId, Usage] = field(default_factory=dict)
     attempts_by_node: dict[NodeId, dict[JobId, Attempt]] = field(default_factory=dict)
-    holdings_cache: Holdings | None = field(default=None, compare=False, repr=False)  # cache of `holdings`
+    holdings_cache: QuotaTree | None = field(default=None, compare=False, repr=False)  # cache of `holdings`
     fleet_cache: FleetSummary | None = field(default=None, compare=False, repr=False)  # cache of `fleet`
 
-    def holdings(self) -> Holdings:
+    def table(self, kind: RecordKind[K, V]) -> dict[K, V]:
+        """All records of a kind without indexes, by key."""
+        return self.tables[kind.table]
+
+    @property
+    def queue_usage(self) -> dict[QueueId, QueueUsage]:
+        """Usage of each queue by ended attempts."""
+        return self.table(QUEUE_USAGE)
+
+    def holdings(self) -> QuotaTree:
         """The queue tree with the GPUs held by live attempts: updated by changes, rebuilt when queues or devices change."""
         if self.holdings_cache is None:
             fleet_gpus = sum(len(node.devices) for node in self.nodes.values())
-            self.holdings_cache = Holdings(self.queues.values(), fleet_gpus)
+            self.holdings_cache = QuotaTree(self.queues.values(), fleet_gpus)
             for attempt in self.attempts.values():
                 job = self.jobs[attempt.job_id]
                 if job.queue in self.queues:
-                    self.holdings_cache.take(self.holdings_cache.number(job.queue), job.user, attempt.allocation.gpus)
+                    self.holdings_cache.add_running(
+                        self.holdings_cache.job_node(job.queue), job.user, attempt.allocation.gpus
+                    )
         return self.holdings_cache
 
     def fleet(self) -> FleetSummary:
@@ -129,12 +105,15 @@ class World:
 
 @dataclass(slots=True)
 class WorldChange:
-    """All changes of one step, in order. The store checks `epochs` again against its own rows."""
+    """All changes of one step, in order. The store checks `epochs` again against its own rows.
+
+    Attributes:
+        removed: kinds and keys of removed records. A store applies removals last.
+    """
 
     world: World
     records: list[Record] = field(default_factory=list)
-    removed_nodes: list[Node] = field(default_factory=list)
-    removed_queues: list[QueueId] = field(default_factory=list)
+    removed: dict[tuple[RecordKind[Any, Any], Any], None] = field(default_factory=dict)
     story: list[StoryLine] = field(default_factory=list)
     epochs: dict[JobId, Epoch] = field(default_factory=dict)
     _undo: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list)  # table, key, previous value
@@ -144,7 +123,7 @@ class WorldChange:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to commit."""
-        return not self.records and not self.story and not self.removed_nodes and not self.removed_queues
+        return not self.records and not self.story and not self.removed
 
     def add_story(self, line: StoryLine) -> None:
         """Add a story line and assign its seq."""
@@ -154,46 +133,21 @@ class WorldChange:
 
     def put(self, record: Record) -> None:
         """Add a record, or replace the one with the same id."""
-        world = self.world
-        match record:
-            case Job():
-                world.relations.update(world.jobs.get(record.id), record, self._enter, self._leave)
-                self._set(world.jobs, record.id, record)
-                self._index_pending(record)
-            case Attempt():
-                self._put_attempt(record)
-            case Node():
-                self._invalidate_holdings_unless_equal(world.nodes.get(record.id), record)
-                self._invalidate_kinds_unless_equal(world.nodes.get(record.id), record)
-                self._count_others(world.nodes.get(record.id), record)
-                self._set(world.nodes, record.id, record)
-                # A store applies removals last: it must not remove a node that came back within the step.
-                self.removed_nodes = [gone for gone in self.removed_nodes if gone.id != record.id]
-            case Queue():
-                world.holdings_cache = None
-                self._set(world.queues, record.id, record)
-                # Added again within the step: the store must not remove the queue, only its usage.
-                if record.id in self.removed_queues:
-                    self.removed_queues.remove(record.id)
-                    self.put(QueueUsage(queue=record.id, at_s=0.0))
-            case QueueUsage():
-                self._set(world.queue_usage, record.queue, record)
-            case Project():
-                self._set(world.projects, record.id, record)
-            case User():
-                self._set(world.users, record.id, record)
-            case Token():
-                self._set(world.tokens, record.id, record)
-            case Reservation():
-                self._put_reservation(record)
-            case FleetDocument():
-                self._set(world.calibrations, record.id, record)
-            case FailureRules():
-                self._set(world.failure_rules, record.id, record)
-            case Idempotency():
-                self._set(world.idempotency, (record.user, record.key), record)
+        kind = KIND_OF[type(record)]
+        put_indexed = _INDEXED.get(kind.record)
+        if put_indexed is not None:
+            put_indexed(self, record)
+        else:
+            self._set(self.world.tables[kind.table], kind.key_of(record), record)
+        if self.removed:  # removed and put again in one step
+            self.removed.pop((kind, kind.key_of(record)), None)
         self.records.append(record)
-        world.version += 1
+        self.world.version += 1
+
+    def remove(self, kind: RecordKind[K, V], key: K) -> None:
+        """Remove a record of a kind without indexes, if it exists."""
+        self._drop(self.world.table(kind), key)
+        self._add_removed(kind, key)
 
     def remove_node(self, node: Node) -> None:
         """Remove a node from the fleet."""
@@ -201,17 +155,17 @@ class WorldChange:
         self.world.fleet_cache = None
         self._drop(self.world.nodes, node.id)
         self._drop(self.world.usage, node.id)  # it has no attempt; use by others is no longer known
-        self.removed_nodes.append(node)
-        self.world.version += 1
+        self._add_removed(NODES, node.id)
 
     def remove_queue(self, queue_id: QueueId) -> None:
         """Remove a queue without live jobs, and its usage."""
         self.world.holdings_cache = None
         self._drop(self.world.queues, queue_id)
-        self._drop(self.world.queue_usage, queue_id)
-        # A store applies removals last.
-        self.records[:] = [one for one in self.records if not (isinstance(one, QueueUsage) and one.queue == queue_id)]
-        self.removed_queues.append(queue_id)
+        self._add_removed(QUEUES, queue_id)
+        self.remove(QUEUE_USAGE, queue_id)
+
+    def _add_removed(self, kind: RecordKind[K, V], key: K) -> None:
+        self.removed[kind, key] = None
         self.world.version += 1
 
     def new_job_seq(self) -> int:
@@ -238,11 +192,32 @@ class WorldChange:
         self.world.version += 1
         self.records.clear()
         self.story.clear()
-        self.removed_nodes.clear()
-        self.removed_queues.clear()
+        self.removed.clear()
         self.epochs.clear()
         self._undo.clear()
         self._job_seqs = 0
+
+    def _put_job(self, job: Job) -> None:
+        world = self.world
+        world.relations.update(world.jobs.get(job.id), job, self._enter, self._leave)
+        self._set(world.jobs, job.id, job)
+        if job.state is JobState.PENDING:
+            self._set(world.pending, job.id, job)
+        else:
+            self._drop(world.pending, job.id)
+
+    def _put_node(self, node: Node) -> None:
+        before = self.world.nodes.get(node.id)
+        if before is None or len(before.devices) != len(node.devices):
+            self.world.holdings_cache = None
+        if before is None or node_kind(before) != node_kind(node):
+            self.world.fleet_cache = None
+        self._count_others(before, node)
+        self._set(self.world.nodes, node.id, node)
+
+    def _put_queue(self, queue: Queue) -> None:
+        self.world.holdings_cache = None
+        self._set(self.world.queues, queue.id, queue)
 
     def _put_attempt(self, attempt: Attempt) -> None:
         world = self.world
@@ -288,8 +263,10 @@ class WorldChange:
         if job is None:
             return
         if world.holdings_cache is not None and job.queue in world.queues:
-            count = world.holdings_cache.take if attempt.holds_allocation else world.holdings_cache.give
-            count(world.holdings_cache.number(job.queue), job.user, gpus)
+            count = (
+                world.holdings_cache.add_running if attempt.holds_allocation else world.holdings_cache.remove_running
+            )
+            count(world.holdings_cache.job_node(job.queue), job.user, gpus)
         if not gpus:
             return
         held = world.queue_gpus.get(job.queue, 0) + (gpus if attempt.holds_allocation else -gpus)
@@ -324,26 +301,12 @@ class WorldChange:
         )
         self._set(world.usage, node.id, usage)
 
-    def _invalidate_kinds_unless_equal(self, before: Node | None, node: Node) -> None:
-        if before is None or node_kind(before) != node_kind(node):
-            self.world.fleet_cache = None
-
-    def _invalidate_holdings_unless_equal(self, before: Node | None, node: Node) -> None:
-        if before is None or len(before.devices) != len(node.devices):
-            self.world.holdings_cache = None
-
     def _put_reservation(self, reservation: Reservation) -> None:
         before = self.world.reservations
         others = {name: one for name, one in before.items() if name != reservation.id}
         self.world.reservations = others if reservation.ended else {**others, reservation.id: reservation}
         if self._reservations is None:
             self._reservations = before
-
-    def _index_pending(self, job: Job) -> None:
-        if job.state is JobState.PENDING:
-            self._set(self.world.pending, job.id, job)
-        else:
-            self._drop(self.world.pending, job.id)
 
     def _enter(self, table: dict[K, dict[JobId, None]], key: K, job_id: JobId) -> None:
         if key not in table:
@@ -363,3 +326,13 @@ class WorldChange:
         before = table.pop(key, _MISSING)
         if before is not _MISSING:
             self._undo.append((table, key, before))
+
+
+# Kinds whose changes also update indexes of the world, and what puts one.
+_INDEXED: Final[Mapping[type, Callable[[WorldChange, Any], None]]] = {
+    Job: WorldChange._put_job,  # noqa: SLF001  # a table of this module
+    Attempt: WorldChange._put_attempt,  # noqa: SLF001
+    Node: WorldChange._put_node,  # noqa: SLF001
+    Queue: WorldChange._put_queue,  # noqa: SLF001
+    Reservation: WorldChange._put_reservation,  # noqa: SLF001
+}

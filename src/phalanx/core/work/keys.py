@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from phalanx.core.errors import BadFile
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import unknown_key_hint
 
 
 class ValueKind(enum.Enum):
@@ -86,7 +86,9 @@ _SYNONYMS: Final = {
     "requirements": ("packages", "pip", "requires"),
     "plan": ("layout", "parallelism", "parallel"),
 }
-_KEY_OF: Final = {synonym: key for key, synonyms in _SYNONYMS.items() for synonym in synonyms}
+KEY_OF_SYNONYM: Final[Mapping[str, str]] = {
+    synonym.replace("_", ""): key for key, synonyms in _SYNONYMS.items() for synonym in synonyms
+}
 
 
 class InvalidKey(BadFile):
@@ -99,9 +101,7 @@ class InvalidKey(BadFile):
 
 def unknown_key_error(key: str) -> InvalidKey:
     """The error for an unknown key, with the nearest match."""
-    near = _KEY_OF.get(key.lower().replace("-", "_")) or nearest_match(key, [*KEY_KINDS])
-    hint = f"did you mean {near!r}?" if near else f"known keys: {' '.join(KEY_KINDS)}"
-    return InvalidKey(f"unknown key {key!r}", key=key, hint=hint)
+    return InvalidKey(f"unknown key {key!r}", key=key, hint=unknown_key_hint(key, KEY_KINDS, KEY_OF_SYNONYM))
 
 
 def check_key(key: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 _WORD_MAX: Final = 64  # longer words are not typos of a key or verb; the cost is the product of the lengths
@@ -27,6 +27,16 @@ def nearest_match(word: str, choices: Iterable[str]) -> str | None:
         if best is None or (distance, choice) < best:
             best = (distance, choice)
     return None if best is None else best[1]
+
+
+def unknown_key_hint(key: str, known: Collection[str], synonyms: Mapping[str, str]) -> str:
+    """The hint for an unknown key: the known key that was most likely meant, else all known keys.
+
+    `synonyms` maps names of the keys in other tools, in lower case without `-` and `_`, to the known keys.
+    """
+    synonym = synonyms.get(key.lower().replace("_", "").replace("-", ""))
+    near = synonym if synonym in known else nearest_match(key, known)
+    return f"did you mean {near!r}?" if near else f"known keys: {' '.join(known)}"
 
 
 def _normalized(word: str) -> str:

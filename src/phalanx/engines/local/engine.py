@@ -20,22 +20,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.state.events import NodeDied
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
+from phalanx.durable_files import make_directory
 from phalanx.engines.local import records
-from phalanx.engines.local.records import LocalNode, StartedNode
+from phalanx.engines.local.records import StartedNode
 from phalanx.failpoints import around
 from phalanx.node.files import job_accounts
 from phalanx.node.logic.environment import HEAD_ONLY_VARIABLES
 from phalanx.node.processes.proctable import ProcessIdentity, alive, identity
 from phalanx.node.processes.sweeps import sweep_node
-from phalanx.ports.engine import Capabilities
+from phalanx.ports.engine import Admission, Discovery, LocalNode
 
-REVIVE_AFTER_S: Final = (
-    20.0  # pause before a dead virtual node is started again; long enough to see the job continue without it
-)
+ENGINE_NAME: Final = "local"
+MEMBER_ENGINE: Final = "joined"  # keeps the supervisor of a server that joins (engines.joined)
 START_ATTEMPT_S: Final = 2.0  # a supervisor that dies sooner is restarted with growing pauses
 _WATCH_EVERY_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
@@ -59,19 +60,23 @@ class LocalEngine:
 
     Args:
         home: the head's state folder; each node keeps its own in `nodes/<name>`.
+        own_nodes: the nodes to run.
         environment: returns variables of every supervisor, such as the head's URL.
         token_of: makes a node's token.
         revive_after_s: pause before a dead supervisor is restarted; None disables restarts.
         jobs_as: "owner" if a supervisor that runs as root shall run jobs as their owners; a value in `inherited` has precedence.
+        sole_head: no other head shares the store: every node of the store that has the engine's name was started by this engine.
         inherited: returns the base environment of supervisors and ranks; by default this process's.
     """
 
     home: str
     environment: Callable[[], dict[str, str]]
     token_of: Callable[[NodeId], str]
-    revive_after_s: float | None = REVIVE_AFTER_S
+    own_nodes: Sequence[LocalNode] = ()
+    revive_after_s: float | None = None
     inherited: Callable[[], Mapping[str, str]] = lambda: os.environ
     jobs_as: str = "head"
+    sole_head: bool = True
     _watched: dict[NodeId, _Watched] = field(default_factory=dict)
     _deaths: deque[NodeDied] = field(default_factory=deque)
     _guard: threading.RLock = field(default_factory=threading.RLock)
@@ -81,16 +86,33 @@ class LocalEngine:
     @property
     def name(self) -> str:
         """The engine's name."""
-        return "local"
+        return ENGINE_NAME
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Phalanx picks the devices, and files are shared: it is one machine."""
-        return Capabilities(picks_devices=True, shares_files=True, revives_nodes=self.revive_after_s is not None)
+    def discover(self, known: Sequence[Node], live: Sequence[tuple[Job, Attempt]]) -> Discovery:
+        """Take charge of the nodes, and return which do not run: their remaining processes were removed."""
+        del live
+        running = set(self.adopt())
+        # Each of several heads knows only the nodes of its own machine; leases cover those of the others.
+        ours = [node for node in known if node.engine == ENGINE_NAME and (self.sole_head or node.id in self._watched)]
+        return Discovery(
+            deaths=[
+                NodeDied(
+                    node_id=node.id,
+                    supervisor_id=node.supervisor_id,
+                    why="it did not run when the head started",
+                    confirmed=True,
+                )
+                for node in ours
+                if node.state is NodeState.UP and node.id not in running
+            ],
+            retired=[node.id for node in ours if node.id not in self._watched],  # none with several heads
+        )
 
-    def adopt(self, nodes: Sequence[LocalNode]) -> list[NodeId]:
-        """Take charge of these nodes without starting any: sweep dead ones, and return those whose supervisors run."""
-        for node in nodes:
+    def adopt(self) -> list[NodeId]:
+        """Take charge of the nodes without starting any: sweep dead ones, and return those whose supervisors run. Idempotent."""
+        for node in self.own_nodes:
+            if node.id in self._watched:
+                continue
             watched = _Watched(node=node)
             living = records.read(self._folder(node.id))
             if living is not None and alive(living.identity):
@@ -106,17 +128,19 @@ class LocalEngine:
         """Return the nodes whose supervisors run, by id."""
         return sorted(node_id for node_id, watched in list(self._watched.items()) if watched.living is not None)
 
-    def open(self) -> dict[NodeId, OSError]:
-        """Watch all nodes and start missing supervisors; return the errors of those that failed. Failed starts are retried after a pause."""
+    def open(self) -> None:
+        """Watch all nodes and start missing supervisors. Failed starts are retried after a pause."""
+        if self._thread is not None:
+            return
+        self.watch()
+        for node_id in self.nodes():
+            with contextlib.suppress(OSError):  # `start` logs it and retries
+                self.start(node_id)
+
+    def watch(self) -> None:
+        """Start to watch the nodes."""
         self._thread = threading.Thread(target=self._watch, name="local-engine", daemon=True)
         self._thread.start()
-        failed = {}
-        for node_id in self.nodes():
-            try:
-                self.start(node_id)
-            except OSError as error:
-                failed[node_id] = error
-        return failed
 
     def nodes(self) -> list[NodeId]:
         """Return the nodes of this engine, by id."""
@@ -164,6 +188,11 @@ class LocalEngine:
 
     def follow(self, job: Job, attempt: Attempt) -> None:
         """Do nothing: this engine's supervisors get attempts from the head."""
+
+    def admit(self, node_id: NodeId, address: str, hostname: str) -> Admission | None:
+        """Admit every server: it starts its own supervisor."""
+        del node_id, address, hostname
+        return Admission(engine=MEMBER_ENGINE)
 
     def observe(self) -> list[NodeDied]:
         """Return deaths since the last call."""
@@ -224,8 +253,7 @@ class LocalEngine:
 
     def _spawn(self, node: LocalNode) -> tuple[subprocess.Popen[bytes], StartedNode]:
         folder = self._folder(node.id)
-        with around("local.spawn.directory"):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_directory("local.spawn", folder)
         node_key = f"{node.id}-{secrets.token_hex(6)}"
         supervisor_id = SupervisorId(f"{node.id}-{secrets.token_hex(8)}")
         environment = {
@@ -235,6 +263,7 @@ class LocalEngine:
                 for name, value in self.inherited().items()
                 if (not name.startswith("PHALANX_") or name in _PASSED) and name not in HEAD_ONLY_VARIABLES
             },
+            "PHALANX_NODE_ENGINE": ENGINE_NAME,
             "PHALANX_NODE_ADDRESS": "127.0.0.1",
             **self.environment(),
             "PHALANX_NODE_ID": node.id,

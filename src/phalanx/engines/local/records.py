@@ -9,19 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.engines.local.private_files import write_private
-from phalanx.failpoints import around
+from phalanx.durable_files import remove_file
+from phalanx.node.files.private_files import write_private
 from phalanx.node.processes.proctable import ProcessIdentity
+from phalanx.ports.engine import LocalNode
 
 _FILE: Final = "engine.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalNode:
-    """A node to run: `virtual_devices` slots, or 0 for this machine's real GPUs."""
-
-    id: NodeId
-    virtual_devices: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +66,8 @@ def _supervisor_of(record: dict[str, object]) -> SupervisorId | None:
 
 def remove(folder: str) -> None:
     """Remove the record. Idempotent."""
-    with contextlib.suppress(FileNotFoundError), around("local.forget.name"):
-        os.unlink(os.path.join(folder, _FILE))
+    with contextlib.suppress(FileNotFoundError):
+        remove_file("local.forget", os.path.join(folder, _FILE))
 
 
 def recorded_nodes(home: str) -> list[LocalNode]:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import socket
 import tempfile
 import threading
@@ -23,10 +22,10 @@ from typing import Final
 
 from phalanx.core.errors import TryLater
 from phalanx.core.ids import NodeId
+from phalanx.durable_files import make_directory, remove_file, remove_tree
 from phalanx.engines.local import records
-from phalanx.engines.local.private_files import write_private
-from phalanx.engines.local.records import LocalNode
 from phalanx.engines.ray import redis
+from phalanx.engines.ray.protocol import RAY_RECONNECT_S
 from phalanx.engines.ray.ray_process import RayProcess, sweep_supervisors
 from phalanx.engines.ray.render import (
     GCS_RECONNECT_REDIS_S,
@@ -38,8 +37,8 @@ from phalanx.engines.ray.render import (
     redis_environment,
     without_ray_variables,
 )
-from phalanx.failpoints import around
-from phalanx.wire.join import RAY_RECONNECT_S
+from phalanx.node.files.private_files import write_private
+from phalanx.ports.engine import LocalNode
 
 STARTED: Final = "Ray runtime started"  # printed by `ray start` when its node is registered
 STARTED_S: Final = 60.0  # 4 to 5 s on an idle machine
@@ -76,8 +75,7 @@ class ManagedRayCluster:
 
     def __post_init__(self) -> None:
         folder = os.path.join(self.home, "ray")
-        with around("ray.open.directory"):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_directory("ray.open", folder)
         self.port, self.client_port = self._ports(folder)
         token = os.path.join(folder, "token")
         if not os.path.exists(token):
@@ -120,8 +118,8 @@ class ManagedRayCluster:
             words = process.last_line()
             if index == 0:
                 # Ray starts no head while this file exists and another of its nodes runs on this machine.
-                with contextlib.suppress(FileNotFoundError), around("ray.start.mark"):
-                    os.unlink(os.path.join(session_folder(self.home), "ray_current_cluster"))
+                with contextlib.suppress(FileNotFoundError):
+                    remove_file("ray.mark", os.path.join(session_folder(self.home), "ray_current_cluster"))
             process.start()
             log_lines.append(
                 f"Started Ray node {process.name}{f'; its predecessor ended with: {words}' if words else ''}"
@@ -142,8 +140,7 @@ class ManagedRayCluster:
         for stopper in stoppers:
             stopper.join()
         sweep_supervisors(os.path.join(self.home, "ray-nodes"))
-        with around("ray.stop.temp"):
-            shutil.rmtree(session_folder(self.home), ignore_errors=True)
+        remove_tree("ray.temp", session_folder(self.home))
         if self.redis:
             redis.delete_data(
                 self.redis, self.namespace, {**without_ray_variables(dict(os.environ)), **ray_environment(self.files)}

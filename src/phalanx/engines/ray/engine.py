@@ -14,18 +14,21 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 import msgspec
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import BadRequest, PhalanxError
+from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId
 from phalanx.core.state.events import NodeDied, Report
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.engines.ray.cluster import ManagedRayCluster, reachable
+from phalanx.engines.ray.joined_node import python_version, ray_version
+from phalanx.engines.ray.options import ENGINE_NAME
 from phalanx.engines.ray.protocol import (
     LINE_BYTES_MAX,
     DriverCommand,
@@ -34,6 +37,7 @@ from phalanx.engines.ray.protocol import (
     DriverProblem,
     NodeReleased,
     NodesListed,
+    RayJoin,
     RayNode,
     ReleaseNode,
     StartSupervisor,
@@ -44,7 +48,7 @@ from phalanx.engines.ray.protocol import (
 )
 from phalanx.engines.ray.render import RayCredentials, ray_environment
 from phalanx.failpoints import around
-from phalanx.ports.engine import Capabilities
+from phalanx.ports.engine import Admission, Discovery, SignedCertificate
 
 KEEP_EVERY_S: Final = 1.0  # interval at which dead Ray processes are restarted
 DRIVER_PAUSE_S: Final = 1.0  # before an ended driver is restarted; doubles up to the next constant
@@ -71,6 +75,7 @@ class RayEngine:
         ca_pem: the head's CA certificate; empty if supervisors connect by loopback.
         token_of: makes a node's token.
         home: for the driver's log.
+        sign: returns the certificate of a joining server's Ray node, given its address and host name.
     """
 
     address: str
@@ -81,6 +86,7 @@ class RayEngine:
     ca_pem: str
     token_of: Callable[[NodeId], str]
     home: str
+    sign: Callable[[str, str], SignedCertificate] | None = None
     _nodes: dict[NodeId, RayNode] = field(default_factory=dict)
     _started: dict[NodeId, str] = field(default_factory=dict)
     _stopped: set[NodeId] = field(default_factory=set)
@@ -96,38 +102,38 @@ class RayEngine:
     @property
     def name(self) -> str:
         """The engine's name."""
-        return "ray"
+        return ENGINE_NAME
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Phalanx picks among the actor's devices; the actor restarts a dead supervisor."""
-        return Capabilities(picks_devices=True, shares_files=False, revives_nodes=True)
+    def discover(self, known: Sequence[Node], live: Sequence[tuple[Job, Attempt]]) -> Discovery:
+        """Return the deaths of our own cluster's nodes on this machine that certainly do not run."""
+        del live
+        gone = set() if self.cluster is None else self.cluster.nodes_certainly_down()
+        return Discovery(
+            deaths=[
+                NodeDied(
+                    node_id=node.id,
+                    supervisor_id=node.supervisor_id,
+                    why="it did not run when the head started",
+                    confirmed=True,
+                )
+                for node in known
+                if node.engine == ENGINE_NAME and node.state is NodeState.UP and node.id in gone
+            ]
+        )
 
     def open(self) -> None:
         """Start Ray if the cluster is ours, and the driver; from then on every Ray node gets a supervisor."""
+        if self._threads:
+            return
         for name, run in (("ray-cluster", self._run_cluster), ("ray-driver", self._run_drivers)):
             thread = threading.Thread(target=run, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def nodes_certainly_down(self) -> set[NodeId]:
-        """Return nodes that certainly do not run, for a starting head; for all others the lease decides."""
-        return set() if self.cluster is None else self.cluster.nodes_certainly_down()
-
     def nodes(self) -> list[NodeId]:
         """Return the live nodes of the Ray cluster, by id."""
         with self._guard:
             return sorted(node_id for node_id, node in self._nodes.items() if node.alive)
-
-    def start(self, node_id: NodeId) -> None:
-        """Start the node's supervisor. Idempotent."""
-        with self._guard:
-            self._stopped.discard(node_id)
-            self._start_supervisor(node_id)
-
-    def stop(self, node_id: NodeId) -> None:
-        """Stop the node's supervisor, and release its GPUs in Ray."""
-        self._release([node_id])
 
     def follow(self, job: Job, attempt: Attempt) -> None:
         """Do nothing: supervisors run before jobs are placed."""
@@ -138,6 +144,25 @@ class RayEngine:
         while self._events:
             found.append(self._events.popleft())
         return found
+
+    def admit(self, node_id: NodeId, address: str, hostname: str) -> Admission | None:
+        """Admit a server to our own Ray cluster; an existing one takes none from us."""
+        if self.cluster is None or self.sign is None:
+            return None
+        if not address:
+            raise BadRequest(f"node {node_id} sent no address", hint="phalanx join --address sets it")
+        signed = self.sign(address, hostname)
+        given = RayJoin(
+            address=self.cluster.ray_address,
+            token=self.cluster.token,
+            key_pem=signed.key_pem,
+            certificate_pem=signed.certificate_pem,
+            ray_version=ray_version(),
+            python_version=python_version(),
+            reconnect_s=self.cluster.files.reconnect_s,
+        )
+        settings = {name: str(value) for name, value in msgspec.to_builtins(given).items()}
+        return Admission(engine=ENGINE_NAME, settings=settings)
 
     def close(self, *, keep_nodes: bool) -> None:
         """Stop watching; unless `keep_nodes`, release every node, and stop Ray if the cluster is ours."""

@@ -8,11 +8,13 @@ import logging
 import os
 import platform
 import threading
+from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from phalanx.core.errors import BadRequest
-from phalanx.engines.joined.records import Membership
-from phalanx.engines.local.private_files import write_private
+from phalanx.engines.ray.protocol import RayJoin
 from phalanx.engines.ray.ray_process import RayProcess, sweep_supervisors
 from phalanx.engines.ray.render import (
     RayCredentials,
@@ -20,7 +22,8 @@ from phalanx.engines.ray.render import (
     node_command,
     ray_environment,
 )
-from phalanx.wire.join import RayJoin
+from phalanx.node.files.private_files import write_private
+from phalanx.ports.engine import Membership
 
 KEEP_EVERY_S: Final = 2.0
 KEEP_PAUSE_MAX_S: Final = 15.0  # after failed starts the pause doubles up to this, as for a driver
@@ -36,6 +39,14 @@ def ray_version() -> str:
     if importlib.util.find_spec("ray") is None:
         raise BadRequest("Ray is not installed here", hint="pip install '.[ray]' in the checkout")
     return importlib.metadata.version("ray")
+
+
+def prepare(folder: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Check the versions, write the credentials of this server's Ray node, and return the settings without them."""
+    given = msgspec.convert(settings, RayJoin, strict=False)
+    check_versions(given)
+    write_ray_files(folder, given)
+    return {"address": given.address, "reconnect_s": str(given.reconnect_s)}
 
 
 def check_versions(given: RayJoin) -> None:
@@ -70,14 +81,14 @@ def joined_ray_process(folder: str, joined: Membership) -> RayProcess:
         certificate=os.path.join(folder, "ray", "node.pem"),
         key=os.path.join(folder, "ray", "node.key"),
         ca=os.path.join(folder, "ca.pem"),
-        reconnect_s=joined.ray_reconnect_s,
+        reconnect_s=int(joined.settings["reconnect_s"]),
     )
     start = RayStart(name=joined.node_id, address=joined.address, devices=joined.devices, virtual=joined.virtual)
     return RayProcess(
         name=joined.node_id,
         folder=os.path.join(folder, "ray", "process"),
         supervisor_folder=folder,
-        command=lambda: node_command(start, joined.ray_address),
+        command=lambda: node_command(start, joined.settings["address"]),
         variables=ray_environment(files),
     )
 

@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 
 from phalanx.engines.local.engine import LocalEngine
-from phalanx.engines.local.private_files import write_private
-from phalanx.engines.local.records import LocalNode
+from phalanx.engines.ray.options import ENGINE_NAME
 from phalanx.engines.ray.protocol import SupervisorSpec
 from phalanx.engines.ray.render import without_ray_variables
+from phalanx.node.files.private_files import write_private
+from phalanx.ports.engine import LocalNode
 
 FOLDER_VARIABLE = "PHALANX_RAY_FOLDER"  # set when we start a Ray node: the folder of its supervisor
 REVIVE_AFTER_S = 3.0  # as for a joined server
@@ -63,10 +64,12 @@ class NodeActor:
             engine = self._make_engine(folder, what)
         except OSError as error:
             return _start_error(folder, what, error)
-        failed = engine.open().get(what.node_id)
-        if failed is not None:
+        try:
+            engine.watch()
+            engine.start(what.node_id)
+        except OSError as error:
             engine.close(keep_nodes=False)  # the next call to `start_supervisor` tries again
-            return _start_error(folder, what, failed)
+            return _start_error(folder, what, error)
         self._engine = engine
         return ""
 
@@ -75,7 +78,7 @@ class NodeActor:
 
         def environment() -> dict[str, str]:
             assert self._spec is not None
-            found = {**self._spec.environment, "PHALANX_NODE_ENGINE": "ray", "PHALANX_NODE_ADDRESS": what.address}
+            found = {**self._spec.environment, "PHALANX_NODE_ENGINE": ENGINE_NAME, "PHALANX_NODE_ADDRESS": what.address}
             if self._spec.ca_pem:
                 found["PHALANX_HEAD_CA"] = os.path.join(folder, "ca.pem")
             if what.virtual_devices is None:
@@ -84,12 +87,13 @@ class NodeActor:
 
         engine = LocalEngine(
             home=folder,
+            own_nodes=[LocalNode(id=what.node_id, virtual_devices=0 if what.virtual_devices is None else len(devices))],
             environment=environment,
             token_of=lambda _: self._spec.token if self._spec else "",
             revive_after_s=REVIVE_AFTER_S,
             inherited=lambda: without_ray_variables(dict(os.environ)),
         )
-        engine.adopt([LocalNode(id=what.node_id, virtual_devices=0 if what.virtual_devices is None else len(devices))])
+        engine.adopt()
         return engine
 
 

@@ -11,6 +11,8 @@ import msgspec
 
 from phalanx.core.ids import NodeId, SupervisorId
 
+# Time after which a node or driver that lost its Ray head ends itself: without Redis, a new Ray head does not know it.
+RAY_RECONNECT_S: Final = 10
 LINE_BYTES_MAX: Final = 1 << 22  # an inventory of 10,000 nodes has about 3 MB
 
 
@@ -36,6 +38,21 @@ class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
     virtual_devices: int | None
     address: str
     cluster: str
+
+
+class RayJoin(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server that joins needs to become a node of our Ray cluster. Key and certificate are issued for the server's address.
+
+    `reconnect_s`: how long its Ray node waits for a lost Ray head.
+    """
+
+    address: str
+    token: str
+    key_pem: str
+    certificate_pem: str
+    ray_version: str
+    python_version: str
+    reconnect_s: int = RAY_RECONNECT_S
 
 
 # ------------------------------------------------------------------------------------------------------- head to driver

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import NodeId
+from phalanx.durable_files import make_directory
 from phalanx.engines.local import records
 from phalanx.engines.local.engine import LocalEngine
 from phalanx.engines.local.records import StartedNode
@@ -75,10 +76,8 @@ class RayProcess:
         """Start it unless it runs."""
         if self.is_running():
             return
-        with around("ray.start.directory"):
-            os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        with around("ray.start.carried"):
-            os.makedirs(self.supervisor_folder, mode=0o700, exist_ok=True)
+        make_directory("ray.start", self.folder)
+        make_directory("ray.supervisor", self.supervisor_folder)
         key = f"ray-{self.name}-{secrets.token_hex(6)}"
         given = {
             **without_ray_variables(dict(os.environ)),
@@ -166,6 +165,7 @@ def sweep_ray(living: StartedNode) -> list[int]:
 
 def sweep_supervisors(folder: str) -> None:
     """Stop the supervisors that Ray's actors left in this folder, with all their processes."""
-    engine = LocalEngine(home=folder, environment=dict, token_of=lambda _: "", revive_after_s=None)
-    engine.adopt(records.recorded_nodes(folder))
+    nodes = records.recorded_nodes(folder)
+    engine = LocalEngine(home=folder, own_nodes=nodes, environment=dict, token_of=lambda _: "")
+    engine.adopt()
     engine.close(keep_nodes=False)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from phalanx.core.errors import BadRequest, Unreachable
-from phalanx.wire.join import split_address
+from phalanx.wire.head_url import split_address
 
 ANSWER_S: Final = 3.0  # a running Redis answers in under a millisecond
 DELETE_DATA_S: Final = 30.0  # includes importing Ray: 1 to 3 s on an idle machine

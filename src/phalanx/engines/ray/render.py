@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from phalanx.engines.ray.parse import LABEL_NODE, LABEL_VIRTUAL
-from phalanx.wire.join import RAY_RECONNECT_S
+from phalanx.engines.ray.protocol import RAY_RECONNECT_S
 
 OBJECT_STORE_BYTES: Final = 80_000_000  # Ray refuses less than 75 MB; nothing of ours goes through it
 HEALTH_PERIOD_MS: Final = 1000

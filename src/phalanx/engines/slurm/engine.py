@@ -30,16 +30,17 @@ from phalanx.core.work.job import Job
 from phalanx.engines.slurm import (
     commands,
     inventory,
-    job_request,
     parse,
     render,
+    sbatch_request,
     submissions,
 )
-from phalanx.engines.slurm.inventory import ENGINE_NAME, OurUsage
-from phalanx.engines.slurm.job_request import SlurmSettings
+from phalanx.engines.slurm.inventory import OurUsage
+from phalanx.engines.slurm.options import ENGINE_NAME
 from phalanx.engines.slurm.parse import SlurmJob, SlurmNode, SlurmPartition
+from phalanx.engines.slurm.sbatch_request import SlurmSettings
 from phalanx.engines.slurm.submissions import SlurmSubmission, SubmissionPhase
-from phalanx.ports.engine import Capabilities
+from phalanx.ports.engine import Admission, Discovery
 from phalanx.wire.seat import SEAT_VARIABLE, encode_assignment
 
 POLL_BUSY_S: Final = 0.5  # poll interval while a job of ours starts or ends: two commands of about 25 ms each
@@ -86,23 +87,8 @@ class SlurmEngine:
         """The engine's name."""
         return ENGINE_NAME
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Slurm picks the devices, no shared files are assumed, and each attempt has its own supervisors."""
-        return Capabilities(picks_devices=False, shares_files=False, revives_nodes=True, per_attempt=True)
-
-    def nodes(self) -> list[NodeId]:
-        """Return the nodes of the partition, by id."""
-        return sorted(NodeId(name) for name in self._slurm)
-
-    def start(self, node_id: NodeId) -> None:
-        """Do nothing: supervisors come with their attempts."""
-
-    def stop(self, node_id: NodeId) -> None:
-        """Do nothing, as `start`."""
-
-    def adopt(self, known: Sequence[Node], live: Sequence[tuple[Job, Attempt]]) -> None:
-        """Find the Slurm jobs of live attempts, and cancel those of ended attempts. Called before the first step of a head.
+    def discover(self, known: Sequence[Node], live: Sequence[tuple[Job, Attempt]]) -> Discovery:
+        """Find the Slurm jobs of live attempts, and cancel those of ended attempts.
 
         If Slurm does not answer, the head starts without it, because running jobs need their leases. The first answered poll completes this.
         """
@@ -120,9 +106,15 @@ class SlurmEngine:
             self._poll(FIRST_ANSWER_S)
         except (PhalanxError, OSError) as error:
             self._mark_unreachable(str(error))
+        return Discovery()  # the inventory comes with the polls
+
+    def admit(self, node_id: NodeId, address: str, hostname: str) -> Admission | None:
+        """Admit no server: nodes come and go in Slurm."""
 
     def open(self) -> None:
         """Start polling Slurm."""
+        if self._thread is not None:
+            return
         self._thread = threading.Thread(target=self._run, name="slurm-engine", daemon=True)
         self._thread.start()
 
@@ -181,8 +173,8 @@ class SlurmEngine:
         cordon = Cordon(by=ENGINE_NAME, why=f"Slurm's controller does not answer ({why})", since_s=0.0)
         for node_id, node in self._reported.items():
             if node is not None:
-                self._reported[node_id] = shut = replace(node, cordon=cordon)
-                self._events.append(NodeListed(node=shut))
+                self._reported[node_id] = excluded = replace(node, cordon=cordon)
+                self._events.append(NodeListed(node=excluded))
 
     def _mark_reachable(self, now_s: float) -> None:
         """Record that Slurm answers."""
@@ -238,19 +230,19 @@ class SlurmEngine:
             self._withdraw(attempt, f"{', '.join(left)} is no longer in the Slurm partition", EndCause.START_FAIL)
             return
         time_max = "" if self._partition is None else self._partition.max_time
-        ask = job_request.job_request(self.settings, job, attempt, self._slurm, time_max)
+        ask = sbatch_request.build_sbatch_request(self.settings, job, attempt, self._slurm, time_max)
         refusal = render.time_limit_problem(ask, job.spec.time_limit_s)
         if refusal:
             self._withdraw(attempt, refusal, EndCause.FAILED)
             return
         argv, script = render.submit_command(ask)
-        seats = job_request.seat_assignment(self.settings, attempt, self._slurm, self.key_of(job.id, attempt.epoch))
+        seats = sbatch_request.seat_assignment(self.settings, attempt, self._slurm, self.key_of(job.id, attempt.epoch))
         done = commands.run(argv, given=script, more={SEAT_VARIABLE: encode_assignment(seats)})
         if done.code != 0:
             _log.warning("job %s attempt %d: sbatch failed: %s", job.id, attempt.epoch, done.why)
-            if job_request.is_unreachable(done.why):
+            if sbatch_request.is_unreachable(done.why):
                 self._mark_unreachable(done.why)
-            self._withdraw(attempt, *job_request.explain_refusal(ask, done.why))
+            self._withdraw(attempt, *sbatch_request.explain_refusal(ask, done.why))
             return
         slurm_id = done.stdout.strip().partition(";")[0]
         key = (job.id, attempt.epoch)

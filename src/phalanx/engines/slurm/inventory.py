@@ -15,9 +15,9 @@ from phalanx.core.fleet.node import (
 )
 from phalanx.core.ids import NodeId
 from phalanx.core.work.allocation import NodeGrant
+from phalanx.engines.slurm.options import ENGINE_NAME
 from phalanx.engines.slurm.parse import GresGpus, SlurmJob, SlurmNode
 
-ENGINE_NAME: Final = "slurm"
 _WHO_MAX: Final = 4  # jobs named in the list of a node's other users
 
 

@@ -75,8 +75,8 @@ def collect_evidence(
 
 def hang_evidence(member: MemberRuntime, rank: int) -> FailureEvidence | None:
     """The stuck position of a rank whose gang was stopped for a hang."""
-    stance: StuckPosition | None = member.stuck_positions.get(rank)
-    return None if stance is None else FailureEvidence(stuck_position=stance)
+    position: StuckPosition | None = member.stuck_positions.get(rank)
+    return None if position is None else FailureEvidence(stuck_position=position)
 
 
 def _oom_count_grew(member: MemberRuntime) -> bool:

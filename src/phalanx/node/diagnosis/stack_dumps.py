@@ -136,11 +136,11 @@ def _py_spy_dump(pid: int, path: str) -> str:
 
 
 def _keep(member: MemberRuntime, services: NodeServices, rank: int, pid: int, dump: str) -> None:
-    stance = member.stuck_positions[rank]
-    step = "no step yet" if stance.step is None else f"last step {stance.step}"
-    lines = [f"generation {member.key.generation}: rank {rank}, pid {pid}, state {stance.state or 'gone'}, {step}"]
+    position = member.stuck_positions[rank]
+    step = "no step yet" if position.step is None else f"last step {position.step}"
+    lines = [f"generation {member.key.generation}: rank {rank}, pid {pid}, state {position.state or 'gone'}, {step}"]
     lines += [f"{name}: {text}" for name in _PROC_FILES if (text := _proc(pid, name))]
-    if stance.state in _STOPPED:
+    if position.state in _STOPPED:
         lines.append("no stack: the process is stopped by a signal and cannot answer")
     elif not dump:
         lines.append("no stack: the process does not use phalanx.torch, and py-spy is not installed")

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from phalanx.durable_files import replace_file
 from phalanx.node.logic.requirements import VENVS_BYTES_MAX, environments_to_evict
 
 # A sweep locks an environment while it removes it: 100,000 files of torch on a slow disk take a minute or two.
@@ -109,15 +110,9 @@ class VenvCache:
         try:
             if _libc.syncfs(folder) != 0:
                 os.sync()
-            fresh = self._marker(name) + ".new"
-            with open(fresh, "w", encoding="ascii") as file:
-                json.dump({"bytes": _size_bytes(path)}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(fresh, self._marker(name))
-            os.fsync(folder)
         finally:
             os.close(folder)
+        replace_file("", self._marker(name), json.dumps({"bytes": _size_bytes(path)}).encode())
 
     def sweep(self, bytes_max: int = VENVS_BYTES_MAX) -> list[str]:
         """Remove the least recently used until the rest fits, and unfinished ones; returns their names. Those in use stay."""

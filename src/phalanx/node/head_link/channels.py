@@ -127,7 +127,7 @@ class LeaseRenewer:
     ) -> None:
         self._access = access
         self._connection = HeadConnection(access)
-        self._greeter = registrar
+        self._registrar = registrar
         self._node_id = node_id
         self._supervisor_id = supervisor_id
         self._epochs = epochs
@@ -147,15 +147,15 @@ class LeaseRenewer:
         """Run until the supervisor ends."""
         backoff = Backoff(self._ended)
         while not self._ended.is_set():
-            seen = self._greeter.registrations
+            seen = self._registrar.registrations
             if seen == 0:
-                self._greeter.register(0)
+                self._registrar.register(0)
                 continue
             self._now.clear()
             try:
                 renew_in_s = self._renew()
             except RegistrationRequired:
-                self._greeter.register(seen)
+                self._registrar.register(seen)
             except (HeadUnavailable, RequestRejected, msgspec.MsgspecError) as error:
                 _log.debug("renewal: %s", error)
                 backoff.pause()
@@ -205,7 +205,7 @@ class CommandPoller:
         ended: threading.Event,
     ) -> None:
         self._connection = HeadConnection(access)
-        self._greeter = registrar
+        self._registrar = registrar
         self._supervisor_id = supervisor_id
         self._on_commands = on_commands
         self._ended = ended
@@ -216,10 +216,10 @@ class CommandPoller:
         registration = after = 0
         ids = ""
         while not self._ended.is_set():
-            seen = self._greeter.registrations
+            seen = self._registrar.registrations
             if seen != registration or seen == 0:
-                self._greeter.registered.wait(_PAUSE_MAX_S)
-                registered = self._greeter.reply  # read once: another registration may complete meanwhile
+                self._registrar.registered.wait(_PAUSE_MAX_S)
+                registered = self._registrar.reply  # read once: another registration may complete meanwhile
                 if registered is None:
                     continue
                 registration, after = seen, registered.after
@@ -230,7 +230,7 @@ class CommandPoller:
                     self._connection.call("GET", path, timeout_s=POLL_S + _POLL_SLACK_S), wire.CommandsReply
                 )
             except RegistrationRequired:
-                self._greeter.register(seen)
+                self._registrar.register(seen)
             except (HeadUnavailable, RequestRejected, msgspec.MsgspecError) as error:
                 _log.debug("commands: %s", error)
                 backoff.pause()
@@ -250,7 +250,7 @@ class EventSender:
         self, access: HeadAccess, registrar: Registrar, *, supervisor_id: SupervisorId, ended: threading.Event
     ) -> None:
         self._connection = HeadConnection(access)
-        self._greeter = registrar
+        self._registrar = registrar
         self._supervisor_id = supervisor_id
         self._ended = ended
         self._outgoing = PendingEvents()
@@ -279,14 +279,14 @@ class EventSender:
                 batch = self._outgoing.batch(1) if alone else self._outgoing.batch()
             if not batch:
                 continue
-            seen = self._greeter.registrations
+            seen = self._registrar.registrations
             framed = self._framed(batch)
             if not framed:
                 continue
             try:
                 acked = self._send(framed)
             except RegistrationRequired:
-                self._greeter.register(seen)
+                self._registrar.register(seen)
             except RequestRejected as error:
                 if alone or len(batch) == 1:
                     _log.error("the head rejected event %d (%s): %s", batch[0][0], type(batch[0][1]).__name__, error)

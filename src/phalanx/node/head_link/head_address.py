@@ -7,15 +7,16 @@ still wait there are cut: a poll of half a minute must not outlive the leader th
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Final
-from urllib.parse import urlsplit
+
+from phalanx.core.errors import BadRequest
+from phalanx.durable_files import replace_file
+from phalanx.wire.head_url import is_loopback, split_url
 
 _SHUN_S: Final = 3.0  # ignore a standby's referral to a head that was just silent: the standby may not know yet
 _HEADS_MAX: Final = 16  # known at once; a handful is usual
@@ -88,9 +89,7 @@ class HeadAddress:
                 return
             known = list(self._learned)
         with contextlib.suppress(OSError):  # only a restarted supervisor needs the file
-            with open(f"{self._memory}.new", "w", encoding="utf-8") as file:
-                json.dump({"heads": known}, file)
-            os.replace(f"{self._memory}.new", self._memory)
+            replace_file("", self._memory, json.dumps({"heads": known}).encode())
 
     def _ring(self) -> list[str]:
         """All addresses, in search order. The head's file takes precedence over the initial addresses."""
@@ -124,12 +123,10 @@ class HeadAddress:
 def _is_acceptable(url: str) -> bool:
     """Whether to follow an address received from elsewhere: plain HTTP only on this machine, where the peer can be checked."""
     try:
-        parts = urlsplit(url)
-        if parts.scheme == "http" and parts.hostname != "localhost":
-            return ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
+        secure, host, _ = split_url(url)
+    except BadRequest:
         return False
-    return parts.scheme in ("http", "https")
+    return secure or is_loopback(host)
 
 
 def _read(path: str) -> list[str]:

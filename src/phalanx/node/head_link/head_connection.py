@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import socket
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
+from phalanx.core.errors import BadRequest
 from phalanx.node.head_link.head_address import HeadAddress
 from phalanx.node.head_link.peer_account import check_peer_account
+from phalanx.wire.head_http import BROKEN, HeadError, HeadHttp, context_for_file, parse_error, request_headers
 
 _BODY_MAX: Final = 1 << 30  # an uploaded working directory is at most 100 MB; this bounds invalid answers
 _CONNECT_S: Final = 5.0
@@ -71,7 +71,7 @@ class HeadConnection:
     def __init__(self, access: HeadAccess) -> None:
         self._access = access
         self._url = ""
-        self._http: http.client.HTTPConnection | None = None
+        self._http: HeadHttp | None = None
         access.address.on_change(self._cut)
 
     def call(self, method: str, path: str, body: bytes | None = None, *, timeout_s: float) -> bytes:
@@ -85,7 +85,7 @@ class HeadConnection:
         response = self._send(method, path, body, timeout_s)
         try:
             data = response.read(_BODY_MAX)
-        except (OSError, http.client.HTTPException) as error:
+        except BROKEN as error:
             self.close()
             raise HeadUnavailable(f"{method} {path}: {error!r}") from error
         return self._body_or_error(response.status, data, f"{method} {path}")
@@ -119,21 +119,24 @@ class HeadConnection:
             self._http = None
 
     def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> http.client.HTTPResponse:
-        headers = {"Authorization": f"Bearer {self._access.token}"}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
+        headers = request_headers(self._access.token, "" if body is None else "application/json")
         tries = 0
         while True:
             kept = self._http is not None and self._url == self._access.address.url
             try:
-                connection = self._connected(timeout_s)
-                connection.request(method, path, body=body, headers=headers)
-                return connection.getresponse()
+                return self._connection().request(
+                    method,
+                    path,
+                    body,
+                    headers=headers,
+                    timeout_s=timeout_s,
+                    connect_timeout_s=min(timeout_s, _CONNECT_S),
+                )
             except TimeoutError as error:
                 self.close()
                 self._access.address.switch_head(self._url)
                 raise HeadUnavailable(f"{method} {path}: no answer in {timeout_s:g} s from {self._url}") from error
-            except (OSError, http.client.HTTPException) as error:
+            except BROKEN as error:
                 self.close()
                 if kept:
                     continue  # closed by the head while idle, which is no sign of a failure
@@ -152,26 +155,28 @@ class HeadConnection:
     def _cut(self) -> None:
         """Interrupt a request to a head that is no longer the current one; called from another thread."""
         connection = self._http
-        wire = None if connection is None else connection.sock
+        wire = None if connection is None else connection.wire
         if wire is None or self._url == self._access.address.url:
             return
         # A duplicate descriptor: `shutdown` of a TLS socket is not thread-safe.
         with contextlib.suppress(OSError, ValueError), socket.socket(fileno=os.dup(wire.fileno())) as duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
 
-    def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
+    def _connection(self) -> HeadHttp:
         url = self._access.address.url
         if self._http is None or url != self._url:
             self.close()
             self._url = url
-            self._http = _open(url, self._access.ca_file)
-        if self._http.sock is None:
-            self._http.timeout = min(timeout_s, _CONNECT_S)
-            self._http.connect()
-            if not isinstance(self._http, http.client.HTTPSConnection):
-                check_peer_account(self._http.sock, self._access.head_uids)  # type: ignore[arg-type]  # connected
-        _set_timeout(self._http, timeout_s)
+            try:
+                self._http = HeadHttp(
+                    url, lambda: context_for_file(self._access.ca_file), check_plain_peer=self._check_peer
+                )
+            except BadRequest as error:
+                raise HeadUnavailable(error.message) from error
         return self._http
+
+    def _check_peer(self, wire: socket.socket) -> None:
+        check_peer_account(wire, self._access.head_uids)
 
 
 def _read(response: http.client.HTTPResponse, what: str) -> bytes:
@@ -182,35 +187,14 @@ def _read(response: http.client.HTTPResponse, what: str) -> bytes:
         raise HeadUnavailable(f"{what}: {error!r}") from error
 
 
-def _set_timeout(connection: http.client.HTTPConnection, timeout_s: float) -> None:
-    if connection.sock.gettimeout() != timeout_s:
-        connection.sock.settimeout(timeout_s)
-
-
-def _open(url: str, ca_file: str | None) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
-    if parts.hostname is None or parts.scheme not in {"http", "https"}:
-        raise HeadUnavailable(f"{url!r} is not an address of a head; expected http://HOST:PORT")
-    if parts.scheme == "http":
-        return http.client.HTTPConnection(parts.hostname, parts.port or 80)
-    import ssl
-
-    context = ssl.create_default_context(cafile=ca_file)
-    return http.client.HTTPSConnection(parts.hostname, parts.port or 443, context=context)
-
-
 def _checked_body(status: int, data: bytes, what: str) -> bytes:
     if 200 <= status < 300:
         return data
-    try:
-        error = json.loads(data)["error"]
-        code, message = str(error["code"]), str(error["message"])
-    except (ValueError, KeyError, TypeError):
-        error, code, message = {}, "", data[:200].decode(errors="replace")
+    code, message, _, leader = parse_error(data) or HeadError("", data[:200].decode(errors="replace"))
     if status == 409 and code == "say_hello":
         raise RegistrationRequired(message)
     if status == 503 and code == "not_leading":
-        raise HeadIsStandby(f"{what}: {message}", str(error.get("leader") or ""))
+        raise HeadIsStandby(f"{what}: {message}", leader)
     if status in {408, 425, 429} or status >= 500:
         raise HeadUnavailable(f"{what}: {status} {code} {message}", answered=True)
     raise RequestRejected(status, code, message)

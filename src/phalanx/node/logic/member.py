@@ -42,7 +42,7 @@ from phalanx.node.logic.actions import (
     ThawMember,
     UpdateLeasePage,
 )
-from phalanx.node.logic.checkpoint_reports import REPORTS_PER_S, CheckpointReports, checkpoint_event
+from phalanx.node.logic.checkpoint_report_limiter import REPORTS_PER_S, CheckpointReportLimiter, checkpoint_event
 from phalanx.node.logic.events import (
     CheckpointReported,
     GenerationId,
@@ -129,7 +129,7 @@ class LocalMember:
     frozen_ns: int = 0
     bind_failed: bool = False
     refusal: MemberStartFailed | None = None
-    checkpoint_reports: CheckpointReports = field(default_factory=CheckpointReports)
+    checkpoint_reports: CheckpointReportLimiter = field(default_factory=CheckpointReportLimiter)
     superseded: bool = False
     forgotten: bool = False
 
@@ -300,7 +300,7 @@ def supersede(member: LocalMember, now: StepClock) -> MemberTransition:
     """Kill a member that a newer epoch replaced; nothing that it does counts any more."""
     if member.superseded:
         return member, []
-    member = replace(member, superseded=True, forgotten=True, checkpoint_reports=CheckpointReports())
+    member = replace(member, superseded=True, forgotten=True, checkpoint_reports=CheckpointReportLimiter())
     page = UpdateLeasePage(key=member.key, stop=RankStopReason.SUPERSEDED, stop_by_ns=now.ns)
     member, actions = kill(member, now)
     return member, [page, *actions]

@@ -350,10 +350,10 @@ class Supervisor:
 
     def _pass_barrier(self, slot: _Slot, start: StartTasks, now: StepClock) -> None:
         over = self._lease.over(now.ns)
-        turn = members.pass_barrier(
+        step_context = members.pass_barrier(
             slot.member, start, lease_expired=over, deadline_ns=self._lease.deadline_ns, now=now
         )
-        self._apply(slot, turn)
+        self._apply(slot, step_context)
         if slot.member.phase is MemberPhase.READY:
             self._out.append(RenewLease())
 

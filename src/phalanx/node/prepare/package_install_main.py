@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.durable_files import replace_file
 from phalanx.node.files.venv_cache import VenvCache
 from phalanx.node.logic.requirements import (
     InvalidRequirements,
@@ -65,9 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         answer = {"why": str(error), "charge": False}
     except OSError as error:
         answer = {"why": f"installing {order['file']} failed on this node: {error}", "charge": False}
-    with open(order["answer"] + ".new", "w", encoding="utf-8") as file:
-        json.dump(answer, file)
-    os.rename(order["answer"] + ".new", order["answer"])
+    replace_file("", order["answer"], json.dumps(answer).encode())
     if "why" in answer:
         _print(str(answer["why"]))
     return 1 if "why" in answer else 0

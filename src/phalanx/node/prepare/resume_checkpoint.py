@@ -22,7 +22,7 @@ _FOLDER_TRIES: Final = 3
 
 
 def select_checkpoint(
-    member: MemberRuntime, access: HeadAccess, porter: CheckpointUploader, note: Callable[[str], None]
+    member: MemberRuntime, access: HeadAccess, uploader: CheckpointUploader, note: Callable[[str], None]
 ) -> PublishedCheckpoint | None:
     """The newest complete checkpoint; None if there is none, or if node rank 0 selects it for all.
 
@@ -40,7 +40,7 @@ def select_checkpoint(
     own = [local_copies.local_checkpoint_path(order, candidate, member.checkpoints) for candidate in order.candidates]
     with acting_as(member.account):
         checkpoint_folders.remove_unneeded_copies(
-            member.checkpoints, {path for path in own if path is not None} | porter.unfinished_folders()
+            member.checkpoints, {path for path in own if path is not None} | uploader.unfinished_folders()
         )
         make_folder(local_copies.epoch_folder(member.checkpoints, order.epoch))
     try:

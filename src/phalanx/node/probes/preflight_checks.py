@@ -20,6 +20,7 @@ from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.work.allocation import NodeGrant
+from phalanx.durable_files import time_durable_write
 from phalanx.node.logic import preflight_checks as bounds
 from phalanx.node.logic.preflight_checks import (
     DiskSpace,
@@ -176,17 +177,7 @@ def _free_bytes(path: str) -> int:
 def _written(folder: str) -> WriteProbe:
     """Write, sync and remove a file there; returns the duration."""
     path = os.path.join(folder, f".preflight-{threading.get_ident()}")
-    began_s = time.monotonic()
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            left = memoryview(bytes(bounds.WRITE_BYTES))
-            while left:
-                left = left[os.write(file, left) :]
-            os.fsync(file)
-        finally:
-            os.close(file)
-            os.unlink(path)
+        return WriteProbe(path=folder, seconds=time_durable_write(path, bytes(bounds.WRITE_BYTES)))
     except OSError as error:
         return WriteProbe(path=folder, error=error.strerror or str(error))
-    return WriteProbe(path=folder, seconds=time.monotonic() - began_s)

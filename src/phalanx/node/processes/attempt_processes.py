@@ -343,7 +343,7 @@ class ProcessHost:
         self._idle_keepers: list[_Keeper] = []
         self._attempts: dict[int, AttemptProcesses] = {}  # by the descriptor of the channel
         self._containments = ContainmentFactory(node_key, mode=mode)
-        self._spawner = Spawner.cold(node_key)
+        self._spawner = Spawner.start_cold(node_key)
         self._epoll = select.epoll()
         self._stop_read, self._stop_write = os.pipe()
         self._epoll.register(self._stop_read, select.EPOLLIN)
@@ -376,7 +376,7 @@ class ProcessHost:
             raise ProcessesUnavailable(f"no processes for {key.marker}: {error}") from error
 
         def strays(table: Table) -> set[int]:
-            return keeper.spawner.adopted(table) if len(self._attempts) == 1 else set()
+            return keeper.spawner.orphans(table) if len(self._attempts) == 1 else set()
 
         containment = self._containments.open(key, keeper_pid=keeper.pid, cgroup=cgroup, strays=strays)
         attempt = AttemptProcesses(self, containment, keeper)
@@ -412,7 +412,7 @@ class ProcessHost:
                     return keeper
             keeper.channel.close()
         spawner = self._living_spawner() if zygote is None else zygote.spawner
-        channel, pid = spawner.keeper(cgroup)
+        channel, pid = spawner.fork_keeper(cgroup)
         return _Keeper(channel, pid, spawner, zygote is not None)
 
     def _living_spawner(self) -> Spawner:
@@ -420,7 +420,7 @@ class ProcessHost:
         with self._lock:
             if not self._spawner.alive():
                 self._spawner.close()
-                self._spawner = Spawner.cold(self._node_key)
+                self._spawner = Spawner.start_cold(self._node_key)
             return self._spawner
 
     def _listen(self) -> None:

@@ -74,7 +74,7 @@ class Spawner:
             resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, rank_file_limits())  # before the first rank
 
     @classmethod
-    def cold(cls, node_key: str) -> Spawner:
+    def start_cold(cls, node_key: str) -> Spawner:
         """Start the spawner of cold ranks, under this process's own interpreter (20 ms: no site, no environment)."""
         env = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
         spawner = cls([sys.executable, "-S", "-E", SPAWNER_PROGRAM], node_key=node_key, env=env)
@@ -97,7 +97,7 @@ class Spawner:
         with self._lock:
             return self._receive(timeout_s)
 
-    def keeper(self, cgroup: str | None) -> tuple[socket.socket, int]:
+    def fork_keeper(self, cgroup: str | None) -> tuple[socket.socket, int]:
         """Fork a new keeper: returns its socket and pid.
 
         Raises:
@@ -120,11 +120,11 @@ class Spawner:
         self._keepers = {known for known in self._keepers if identity(known) is not None} | {pid}
         return ours, pid
 
-    def adopted(self, table: Table) -> set[int]:
+    def orphans(self, table: Table) -> set[int]:
         """The processes that the kernel reparented to it because their keeper died."""
         return {row.pid for row in table.values() if row.parent == self.pid and row.pid not in self._keepers}
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Make it end once its keepers have, without waiting; it forks no more keepers."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)  # also wakes a thread that waits for a message
@@ -132,7 +132,7 @@ class Spawner:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Make it end once its keepers have; kill it on timeout."""
-        self.hang_up()
+        self.disconnect()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -5,7 +5,7 @@ program with torch imported, under the job's interpreter. Standard library only,
 
     supervisor --(seqpacket socket)-- spawner --fork--> keeper, one per attempt generation --fork+exec--> ranks
 
-The spawner forks keepers only (see `keeper.py`); supervisor and keeper then use a socket of their own, so a dead spawner ends no rank.
+The spawner forks keepers only (see `fork_keeper.py`); supervisor and keeper then use a socket of their own, so a dead spawner ends no rank.
 End of file on the control socket means that the supervisor is gone: the spawner waits for its keepers, which clean up, and exits.
 PR_SET_PDEATHSIG is unsuitable here: it fires when the supervisor's *thread* that forked ends, and leaves no time to clean up.
 
@@ -33,7 +33,7 @@ def sibling(name: str) -> ModuleType:
     assert spec is not None, path
     assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # typing.NamedTuple and `keeper.py` look it up there
+    sys.modules[spec.name] = module  # typing.NamedTuple and `fork_keeper.py` look it up there
     spec.loader.exec_module(module)
     return module
 

@@ -150,7 +150,7 @@ class Zygotes:
     def _retire(self, need: tuple[object, ...]) -> None:
         """Make it end once its keepers have; `reap` drops it."""
         zygote = self._by_need.pop(need)
-        zygote.spawner.hang_up()
+        zygote.spawner.disconnect()
         self._retired.append(zygote)
 
     def _start(self, interpreter: str, *, unbuffered: bool, early: Mapping[str, str], cwd: str) -> Zygote:

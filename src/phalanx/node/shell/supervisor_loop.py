@@ -132,19 +132,21 @@ class SupervisorLoop:
         self._presents = MemberRuntimes()
         self._carried: tuple[MemberKey, ...] = ()
         access, ended, who = settings.access, self._ended, settings.supervisor_id
-        self._greeter = Registrar(access, self._hello, ended, on_refused=self._on_registration_refused)
+        self._registrar = Registrar(access, self._hello, ended, on_refused=self._on_registration_refused)
         self._renewer = LeaseRenewer(
             access,
-            self._greeter,
+            self._registrar,
             node_id=settings.node.id,
             supervisor_id=who,
             epochs=self._epochs,
             on_renewed=self._inbox.put,
             ended=ended,
         )
-        self._events = EventSender(access, self._greeter, supervisor_id=who, ended=ended)
-        self._commands = CommandPoller(access, self._greeter, supervisor_id=who, on_commands=self._receive, ended=ended)
-        self._shipper = StreamUploader(access, self._greeter, supervisor_id=who, ended=ended)
+        self._events = EventSender(access, self._registrar, supervisor_id=who, ended=ended)
+        self._commands = CommandPoller(
+            access, self._registrar, supervisor_id=who, on_commands=self._receive, ended=ended
+        )
+        self._shipper = StreamUploader(access, self._registrar, supervisor_id=who, ended=ended)
         self._watch = RankMonitor(probe.devices(), self._inbox.put)
         self._sampler = Sampler(
             access,

@@ -15,7 +15,7 @@ from phalanx.node.logic.local_copies import checkpoints_folder
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.shell import member_start
-from phalanx.node.transfer import checkpoint_reports
+from phalanx.node.transfer import checkpoint_report_handler
 from phalanx.node.transfer.checkpoint_upload import CheckpointUploader
 from phalanx.node.transfer.output_sync import OutputSync, WriteNote
 from phalanx.node.transfer.stream_upload import StreamUploader
@@ -47,7 +47,7 @@ class UploadCoordinator:
         self, member: MemberRuntime, report: RankReport, publish: Callable[[CheckpointReported], None]
     ) -> None:
         """Handle a rank's report. Outputs written until a save are uploaded before the save."""
-        checkpoint_reports.handle_checkpoint_report(
+        checkpoint_report_handler.handle_checkpoint_report(
             member,
             report,
             self.checkpoint_uploader,

@@ -166,7 +166,7 @@ class _Script:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if self._order["batch"]["asked"].get("error") else subprocess.STDOUT,
+                stderr=subprocess.PIPE if self._order["batch"]["options"].get("error") else subprocess.STDOUT,
                 process_group=0,
             )
         except OSError as error:

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from phalanx.core.errors import UploadNotBegun
 from phalanx.core.ids import Epoch, JobId
 from phalanx.node.files import checkpoint_folders
 from phalanx.node.files.job_accounts import acting_as
@@ -222,7 +223,7 @@ class CheckpointUploader:
                 backoff.pause()
             except RequestRejected as error:
                 begins += 1
-                if error.code != "conflict" or "not begun" not in str(error) or begins > _BEGINS_MAX:
+                if error.code != UploadNotBegun.code or begins > _BEGINS_MAX:
                     upload.note(f"checkpoint of step {upload.step} is not stored: {error}")
                     return False
             except (OSError, CheckpointInvalid, msgspec.MsgspecError) as error:

@@ -56,7 +56,7 @@ class Spool:
     """All streams of one supervisor. Calls may come from any thread.
 
     `on_bytes(stream)` is called on the spool's own thread (for `write`, on the caller's) when a stream grew or its last pipe ended.
-    `on_missing(stream, sentence)` likewise, when a stream's output is dropped on a full disk and when that ends; it may call `write`.
+    `on_missing(stream, describe)` likewise, when a stream's output is dropped on a full disk and when that ends; it may call `write`.
     """
 
     def __init__(

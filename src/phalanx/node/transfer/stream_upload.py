@@ -68,7 +68,7 @@ class StreamUploader:
         self, access: HeadAccess, registrar: Registrar, *, supervisor_id: SupervisorId, ended: threading.Event
     ) -> None:
         self._connection = HeadConnection(access)
-        self._greeter = registrar
+        self._registrar = registrar
         self._supervisor_id = supervisor_id
         self._ended = ended
         self._lock = threading.Lock()
@@ -131,11 +131,11 @@ class StreamUploader:
                 self._hurry.wait(COALESCE_S)
             self._hurry.clear()
             self._wake.clear()
-            seen = self._greeter.registrations
+            seen = self._registrar.registrations
             try:
                 more = self._ship()
             except RegistrationRequired:
-                self._greeter.register(seen)
+                self._registrar.register(seen)
                 more = True
             except (HeadUnavailable, msgspec.MsgspecError) as error:
                 _log.debug("streams: %s", error)

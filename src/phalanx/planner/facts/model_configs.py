@@ -13,7 +13,7 @@ from typing import Any, Final
 from phalanx.core.errors import BadFile
 from phalanx.core.work.nearest_match import nearest_match
 from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
-from phalanx.planner.facts.config_keys import ConfigKeys
+from phalanx.planner.facts.model_config_reader import ModelConfigReader
 from phalanx.planner.facts.table_files import read_json
 from phalanx.planner.facts.validation import validate_model
 
@@ -45,7 +45,7 @@ def model_from_config(values: Mapping[str, Any], where: str, name: str) -> Model
     Raises:
         BadFile: as for `read_config`.
     """
-    keys = ConfigKeys(where=where, values=values)
+    keys = ModelConfigReader(where=where, values=values)
     kind = values.get("model_type")
     if isinstance(kind, str) and kind not in CONFIG_READERS and _text_model_type(values) in CONFIG_READERS:
         # A multimodal model: the planner uses its text decoder.
@@ -71,7 +71,7 @@ def _text_model_type(values: Mapping[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def _llama(keys: ConfigKeys, name: str, *, ffn: int | None = None, **more: Any) -> ModelShape:
+def _llama(keys: ModelConfigReader, name: str, *, ffn: int | None = None, **more: Any) -> ModelShape:
     """Return a model of the shape of Llama: RMSNorm, gated MLP, grouped queries, rotary positions. `more` overrides fields."""
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
@@ -92,21 +92,21 @@ def _llama(keys: ConfigKeys, name: str, *, ffn: int | None = None, **more: Any) 
     )
 
 
-def _gemma(keys: ConfigKeys, name: str) -> ModelShape:
+def _gemma(keys: ModelConfigReader, name: str) -> ModelShape:
     return _llama(keys, name, tied=keys.boolean("tie_word_embeddings", default=True))
 
 
-def _gemma2(keys: ConfigKeys, name: str) -> ModelShape:
+def _gemma2(keys: ModelConfigReader, name: str) -> ModelShape:
     """Gemma 2: four RMSNorms per layer, which have as many vectors as two LayerNorms."""
     return _llama(keys, name, tied=keys.boolean("tie_word_embeddings", default=True), norm_vectors=2)
 
 
-def _nemotron(keys: ConfigKeys, name: str) -> ModelShape:
+def _nemotron(keys: ModelConfigReader, name: str) -> ModelShape:
     """Nemotron: squared ReLU without a gate, LayerNorm."""
     return _llama(keys, name, gated=False, norm_vectors=2)
 
 
-def _mixtral(keys: ConfigKeys, name: str) -> ModelShape:
+def _mixtral(keys: ModelConfigReader, name: str) -> ModelShape:
     mixture = MixtureOfExperts(
         experts=keys.integer("num_local_experts"),
         per_token=keys.integer("num_experts_per_tok", "experts_per_token"),
@@ -115,11 +115,11 @@ def _mixtral(keys: ConfigKeys, name: str) -> ModelShape:
     return _llama(keys, name, mixture=mixture)
 
 
-def _gpt_oss(keys: ConfigKeys, name: str) -> ModelShape:
+def _gpt_oss(keys: ModelConfigReader, name: str) -> ModelShape:
     return replace(_mixtral(keys, name), biases=keys.boolean("attention_bias", default=True))
 
 
-def _qwen_moe(keys: ConfigKeys, name: str) -> ModelShape:
+def _qwen_moe(keys: ModelConfigReader, name: str) -> ModelShape:
     """Qwen 2 MoE with a shared expert, Qwen 3 MoE without."""
     layers = keys.integer("num_hidden_layers")
     every = keys.integer("decoder_sparse_step", default=1)
@@ -134,7 +134,7 @@ def _qwen_moe(keys: ConfigKeys, name: str) -> ModelShape:
     return _llama(keys, name, mixture=mixture)
 
 
-def _llama4(keys: ConfigKeys, name: str) -> ModelShape:
+def _llama4(keys: ModelConfigReader, name: str) -> ModelShape:
     """Llama 4: every `interleave_moe_layer_step`-th layer is a mixture with one shared expert, the others are dense."""
     layers = keys.integer("num_hidden_layers")
     width = keys.integer("intermediate_size")
@@ -148,7 +148,7 @@ def _llama4(keys: ConfigKeys, name: str) -> ModelShape:
     return _llama(keys, name, ffn=keys.integer("intermediate_size_mlp"), mixture=mixture)
 
 
-def _deepseek(keys: ConfigKeys, name: str) -> ModelShape:
+def _deepseek(keys: ModelConfigReader, name: str) -> ModelShape:
     """DeepSeek: multi-head latent attention, and a mixture with shared experts after the first dense layers."""
     latent = LatentAttention(
         query_rank=keys.integer("q_lora_rank", least=0, default=0),
@@ -182,7 +182,7 @@ def _deepseek(keys: ConfigKeys, name: str) -> ModelShape:
     )
 
 
-def _gpt2(keys: ConfigKeys, name: str) -> ModelShape:
+def _gpt2(keys: ModelConfigReader, name: str) -> ModelShape:
     hidden, heads = keys.integer("n_embd", "hidden_size"), keys.integer("n_head", "num_attention_heads")
     return ModelShape(
         name=name,
@@ -201,11 +201,11 @@ def _gpt2(keys: ConfigKeys, name: str) -> ModelShape:
     )
 
 
-def _gpt_neox(keys: ConfigKeys, name: str) -> ModelShape:
+def _gpt_neox(keys: ModelConfigReader, name: str) -> ModelShape:
     return _llama(keys, name, gated=False, biases=keys.boolean("attention_bias", default=True), norm_vectors=2)
 
 
-def _falcon(keys: ConfigKeys, name: str) -> ModelShape:
+def _falcon(keys: ModelConfigReader, name: str) -> ModelShape:
     """Falcon: attention and MLP in parallel. The older design has one key-value head and one norm, the newer one `num_kv_heads`."""
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads", "n_head")
     newer = keys.boolean("new_decoder_architecture", default=False)
@@ -230,7 +230,7 @@ def _falcon(keys: ConfigKeys, name: str) -> ModelShape:
     )
 
 
-def _mpt(keys: ConfigKeys, name: str) -> ModelShape:
+def _mpt(keys: ModelConfigReader, name: str) -> ModelShape:
     hidden, heads = keys.integer("d_model"), keys.integer("n_heads")
     attention = keys.section("attn_config")
     learned = keys.boolean("learned_pos_emb", default=True) and not attention.boolean("alibi", default=False)
@@ -252,7 +252,7 @@ def _mpt(keys: ConfigKeys, name: str) -> ModelShape:
     )
 
 
-CONFIG_READERS: Final[Mapping[str, Callable[[ConfigKeys, str], ModelShape]]] = {
+CONFIG_READERS: Final[Mapping[str, Callable[[ModelConfigReader, str], ModelShape]]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3"), _llama),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
     **dict.fromkeys(("llama4", "llama4_text"), _llama4),

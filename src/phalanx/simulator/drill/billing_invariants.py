@@ -8,7 +8,7 @@ from typing import Final
 from phalanx.controller.step_result import ControllerTime
 from phalanx.core.accounting.ledger import attempt_ledgers, span_us
 from phalanx.core.ids import Epoch, JobId, QueueId
-from phalanx.core.state.world import Record
+from phalanx.core.state.records import Record
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import QueueUsage

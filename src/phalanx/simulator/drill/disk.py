@@ -26,11 +26,8 @@ _COMPARED: Final = (
     "attempts",
     "nodes",
     "queues",
-    "queue_usage",
-    "users",
-    "projects",
     "reservations",
-    "idempotency",
+    "tables",
     "next_job_seq",
     "next_story_seq",
 )

@@ -11,7 +11,7 @@ from typing import Final
 
 from phalanx.core.lifecycle.attempt import TRANSITIONS
 from phalanx.core.work.attempt import AttemptState
-from phalanx.simulator.drill import transition_coverage
+from phalanx.simulator.drill import recorded_transitions
 from phalanx.simulator.drill.coverage import Coverage
 from phalanx.simulator.drill.faults import FAULT_KINDS
 
@@ -58,15 +58,15 @@ def uncovered(coverage: Coverage, *, rare: bool = True) -> dict[str, tuple[int, 
             asked,
         ),
         "edges of attempts": (
-            transition_coverage.ATTEMPT_TRANSITIONS | _rare(transition_coverage.RARE_ATTEMPT_TRANSITIONS),
+            recorded_transitions.ATTEMPT_TRANSITIONS | _rare(recorded_transitions.RARE_ATTEMPT_TRANSITIONS),
             set(coverage.attempts),
         ),
         "edges of jobs": (
-            transition_coverage.JOB_TRANSITIONS | _rare(transition_coverage.RARE_JOB_TRANSITIONS),
+            recorded_transitions.JOB_TRANSITIONS | _rare(recorded_transitions.RARE_JOB_TRANSITIONS),
             set(coverage.jobs),
         ),
         "edges of members": (
-            transition_coverage.MEMBER_TRANSITIONS | _rare(transition_coverage.RARE_MEMBER_TRANSITIONS),
+            recorded_transitions.MEMBER_TRANSITIONS | _rare(recorded_transitions.RARE_MEMBER_TRANSITIONS),
             set(coverage.members),
         ),
         "faults in states of attempts": (fault_pairs(), faults),
@@ -78,14 +78,14 @@ def unlisted_transitions(coverage: Coverage) -> dict[str, list[str]]:
     """Return covered transitions that are not listed."""
     unknown = {
         "edges of attempts": set(coverage.attempts)
-        - transition_coverage.ATTEMPT_TRANSITIONS
-        - transition_coverage.RARE_ATTEMPT_TRANSITIONS,
+        - recorded_transitions.ATTEMPT_TRANSITIONS
+        - recorded_transitions.RARE_ATTEMPT_TRANSITIONS,
         "edges of jobs": set(coverage.jobs)
-        - transition_coverage.JOB_TRANSITIONS
-        - transition_coverage.RARE_JOB_TRANSITIONS,
+        - recorded_transitions.JOB_TRANSITIONS
+        - recorded_transitions.RARE_JOB_TRANSITIONS,
         "edges of members": set(coverage.members)
-        - transition_coverage.MEMBER_TRANSITIONS
-        - transition_coverage.RARE_MEMBER_TRANSITIONS,
+        - recorded_transitions.MEMBER_TRANSITIONS
+        - recorded_transitions.RARE_MEMBER_TRANSITIONS,
     }
     return {name: sorted(edges) for name, edges in unknown.items() if edges}
 

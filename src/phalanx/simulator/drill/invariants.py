@@ -224,11 +224,11 @@ class InvariantChecker:
     def _check_reservations(self, attempt: Attempt, node_id: NodeId, world: World) -> None:
         job = world.jobs[attempt.job_id]
         for one in world.reservations.values():
-            shut = (
+            excluded = (
                 node_id in one.nodes and one.is_active(self._cluster.now.wall_s) and not one.admits(job.user, job.queue)
             )
             require(
-                not shut,
+                not excluded,
                 2,
                 f"job {job.id} was placed on {node_id}, which is reserved for {one.holders_text} ({one.id})",
             )

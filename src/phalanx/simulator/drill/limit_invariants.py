@@ -12,7 +12,7 @@ from phalanx.core.ids import Epoch, JobId, QueueId
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.quotas import Holdings
+from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.simulator.drill.head import DrillHead
 from phalanx.simulator.drill.protocols import ObservedCluster
 from phalanx.simulator.drill.violations import InvariantBroken
@@ -35,7 +35,7 @@ class LimitChecker:
         """Check a commit; sum up the usage only if allocations or limits have changed."""
         holders = {(one.job_id, one.epoch) for one in world.attempts.values()}
         limited = any(isinstance(record, (Queue, Node)) for record in outbox.change.records)
-        if holders != self._holders or limited or outbox.change.removed_nodes or outbox.change.removed_queues:
+        if holders != self._holders or limited or outbox.change.removed:
             before, self._holders = self._holders or set(), holders
             self._sum(world, before)
         for line in outbox.change.story:
@@ -76,12 +76,12 @@ class LimitChecker:
                 )
 
 
-def usage_tree(world: World, attempts: Iterable[Attempt]) -> Holdings:
+def usage_tree(world: World, attempts: Iterable[Attempt]) -> QuotaTree:
     """Build the queue tree with the usage of these attempts."""
-    tree = Holdings(world.queues.values(), fleet_gpus(world))
+    tree = QuotaTree(world.queues.values(), fleet_gpus(world))
     for attempt in attempts:
         job = world.jobs[attempt.job_id]
-        tree.take(tree.number(job.queue), job.user, attempt.allocation.gpus)
+        tree.add_running(tree.job_node(job.queue), job.user, attempt.allocation.gpus)
     return tree
 
 

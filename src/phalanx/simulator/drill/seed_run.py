@@ -13,7 +13,7 @@ from phalanx.core.state.events import CancelJob
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt, AttemptState
 from phalanx.core.work.job import BACKOFF_MAX_S, Job
-from phalanx.core.work.quotas import Holdings
+from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.simulator.drill.clock import BEGIN_BOOT_S
 from phalanx.simulator.drill.cluster import DrillCluster
 from phalanx.simulator.drill.coverage import Coverage, count_transitions
@@ -224,5 +224,5 @@ class IdleChecker:
 
 def can_ever_run(world: World, job: Job) -> bool:
     """Return whether its queue's limits admit the job on an idle fleet."""
-    tree = Holdings(world.queues.values(), fleet_gpus(world))
-    return tree.admits(tree.number(job.queue), job.user, job.spec.role.gpus.total) is None
+    tree = QuotaTree(world.queues.values(), fleet_gpus(world))
+    return tree.check_admission(tree.job_node(job.queue), job.user, job.spec.role.gpus.total) is None

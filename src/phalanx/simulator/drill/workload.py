@@ -272,10 +272,10 @@ class UserSimulator:
     def cordon(self) -> None:
         """Cordon or drain twice: the second request must change nothing and record no event."""
         node_id, drain = self._node(), self._dice.random() < 0.5
-        shut = CordonNode(node_id=node_id, by=_OP, why="disk", drain=drain)
-        once = self._ask(shut)
+        excluded = CordonNode(node_id=node_id, by=_OP, why="disk", drain=drain)
+        once = self._ask(excluded)
         last_seq = self._cluster.world.next_story_seq - 1 if isinstance(once, Node) else 0
-        again = self._ask(shut)
+        again = self._ask(excluded)
         if isinstance(once, Node) and isinstance(again, Node):
             repeated = [
                 line.text for line in self._cluster.store.story(node_id=node_id, after=last_seq) if line.by == _OP

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from phalanx.core.errors import BadRequest, NotFound
-from phalanx.failpoints import around, sync_directory, write
+from phalanx.durable_files import make_directory, remove_file, rename_path, sync_directory, sync_file, write_at
+from phalanx.failpoints import around
 from phalanx.ports.store import StoreRefused
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -32,8 +33,7 @@ class FileBlobs:
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
         try:
-            with around("blobs.open.directory"):
-                os.makedirs(self._root, mode=0o700, exist_ok=True)
+            make_directory("blobs.open", self._root)
             self._sweep()
         except OSError as error:
             raise _refusal(error, self._root) from error
@@ -85,10 +85,8 @@ class FileBlobs:
 
     def _publish(self, temporary: str, sha256: str) -> None:
         path = self._file(sha256)
-        with around("blobs.put.directory"):
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with around("blobs.put.rename"):
-            os.replace(temporary, path)
+        make_directory("blobs.put", os.path.dirname(path))
+        rename_path("blobs.put", temporary, path)
         self._sync_folders(sha256)
 
     def _compare(self, sha256: str, chunks: Iterator[bytes]) -> int:
@@ -105,7 +103,7 @@ class FileBlobs:
 
     def _sync_folders(self, sha256: str) -> None:
         for folder in (os.path.dirname(self._file(sha256)), self._root):
-            sync_directory("blobs.put.sync_directory", folder)
+            sync_directory("blobs.put", folder)
 
     def _sweep(self) -> None:
         for name in os.listdir(self._root):
@@ -116,12 +114,11 @@ class FileBlobs:
 def _write(fd: int, sha256: str, chunks: Iterator[bytes]) -> int:
     size, digest = 0, hashlib.sha256()
     for chunk in chunks:
-        write("blobs.put.write", fd, chunk, size)
+        write_at("blobs.put", fd, chunk, size)
         digest.update(chunk)
         size += len(chunk)
     _check_hash(sha256, digest.hexdigest())
-    with around("blobs.put.sync"):
-        os.fsync(fd)
+    sync_file("blobs.put", fd)
     return size
 
 
@@ -140,8 +137,7 @@ def _check_hash(wanted: str, found: str) -> None:
 
 def _discard(temporary: str) -> None:
     try:
-        with around("blobs.take_back.remove"):
-            os.unlink(temporary)
+        remove_file("blobs.take_back", temporary)
     except OSError:  # already renamed, or the disk fails: the next start removes it
         pass
 
@@ -153,8 +149,7 @@ def _remove_unless_written(path: str) -> None:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with around("blobs.sweep.remove"):
-            os.unlink(path)
+        remove_file("blobs.sweep", path)
     except BlockingIOError:
         pass
     finally:

@@ -14,16 +14,28 @@ import errno
 import os
 import re
 import secrets
-import shutil
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from phalanx.core.errors import BadRequest, Conflict, NotFound, TryLater
+from phalanx.core.errors import BadRequest, Conflict, NotFound, TryLater, UploadNotBegun
 from phalanx.core.ids import Epoch, JobId
-from phalanx.failpoints import around, sync_directory, write
+from phalanx.durable_files import (
+    create_file,
+    make_directory,
+    remove_file,
+    remove_folder,
+    remove_tree,
+    rename_path,
+    replace_file,
+    sync_directory,
+    sync_file,
+    truncate_file,
+    write_at,
+)
+from phalanx.failpoints import around
 from phalanx.wire import manifest as manifests
 from phalanx.wire.manifest import (
     MANIFEST_NAME,
@@ -92,9 +104,8 @@ class CheckpointCopies:
             with contextlib.suppress(
                 OSError
             ):  # then no node can prove that it shares the folder, and the head stores copies
-                with around("kept.open.directory"):
-                    os.makedirs(folder, mode=0o700, exist_ok=True)
-                write_durably(os.path.join(folder, NONCE_FILE), self.nonce.encode())
+                make_directory("kept.open", folder)
+                replace_file("kept.open.nonce", os.path.join(folder, NONCE_FILE), self.nonce.encode())
         self._jobs = _marked_jobs(checkpoint_root)
 
     @property
@@ -139,14 +150,16 @@ class CheckpointCopies:
         """Append a piece to a file, and return the file's new size. A piece at any other offset changes nothing.
 
         Raises:
-            Conflict: this process of the head has not begun the checkpoint.
+            UploadNotBegun: this process of the head has not begun the checkpoint.
             BadRequest: the manifest has no such file, or the file's bytes differ from it.
             DiskFull: the disk is full; the piece was not stored.
             TryLater: writing failed; if the sync failed, the whole file has to be sent again.
         """
         upload = self._uploads.get(place)
         if upload is None:
-            raise Conflict(f"checkpoint of step {place.step}: no upload has begun here", hint="send its manifest first")
+            raise UploadNotBegun(
+                f"checkpoint of step {place.step}: no upload has begun here", hint="send its manifest first"
+            )
         file = upload.files.get(path)
         if file is None:
             raise BadRequest(f"{path[:100]!r} is not a file of the checkpoint of step {place.step}")
@@ -167,7 +180,7 @@ class CheckpointCopies:
         """Return whether the checkpoint is complete, and the number of missing bytes.
 
         Raises:
-            Conflict: this process of the head has not begun the checkpoint.
+            UploadNotBegun: this process of the head has not begun the checkpoint.
             TryLater: its name could not be synced.
         """
         upload = self._uploads.get(place)
@@ -177,7 +190,9 @@ class CheckpointCopies:
             with disk_errors(self.root):
                 self._sync_name(place)
             return True, 0
-        raise Conflict(f"checkpoint of step {place.step}: no upload has begun here", hint="send its manifest first")
+        raise UploadNotBegun(
+            f"checkpoint of step {place.step}: no upload has begun here", hint="send its manifest first"
+        )
 
     def path(self, job_id: JobId, epoch: Epoch, step: int, name: str) -> str:
         """Return the path of a file of a complete copy.
@@ -230,14 +245,12 @@ class CheckpointCopies:
                     _retire(os.path.join(epoch_folder, entry))
             if over and _names(epoch_folder) == [_MARK]:
                 with contextlib.suppress(OSError):
-                    with around("kept.settle.mark"):
-                        os.unlink(os.path.join(epoch_folder, _MARK))
-                    with around("kept.settle.epoch"):
-                        os.rmdir(epoch_folder)
+                    remove_file("kept.settled_mark", os.path.join(epoch_folder, _MARK))
+                    remove_folder("kept.settled_epoch", epoch_folder)
         if live is None and not any(_MARK in _names(path) for path, _ in _numbered(folder, _EPOCH)):
             self._jobs.discard(job_id)
-            with contextlib.suppress(OSError), around("kept.settle.job"):
-                os.rmdir(folder)
+            with contextlib.suppress(OSError):
+                remove_folder("kept.settled_job", folder)
 
     @contextlib.contextmanager
     def _opened_alone(self, place: CheckpointKey) -> Iterator[_Upload | None]:
@@ -281,21 +294,19 @@ class CheckpointCopies:
     def _open(self, place: CheckpointKey, manifest: CheckpointManifest, encoded: bytes, final: str) -> _Upload:
         """Open the folder of an upload, including files that an earlier process of the head received."""
         folder = f"{final}{_UPLOAD_SUFFIX}{place.digest[:_DIGEST_SHOWN]}"
-        with around("kept.begin.directory"):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_directory("kept.begin", folder)
         with around("kept.begin.mark"), open(os.path.join(os.path.dirname(final), _MARK), "ab"):
             self._jobs.add(place.job_id)
-        write_durably(os.path.join(folder, MANIFEST_NAME), encoded)
+        replace_file("kept.manifest", os.path.join(folder, MANIFEST_NAME), encoded)
         files = {file.path: file for file in manifest.files}
         missing_bytes = sum(file.size_bytes for file in files.values())
         upload = _Upload(folder=folder, final=final, files=files, missing_bytes=missing_bytes)
         for path, file in upload.files.items():
             upload.locks[path] = threading.Lock()
             stored_path = os.path.join(folder, path)
-            with around("kept.begin.parents"):
-                os.makedirs(os.path.dirname(stored_path), mode=0o700, exist_ok=True)
+            make_directory("kept.parents", os.path.dirname(stored_path))
             if not file.size_bytes:
-                write_durably(stored_path, b"")
+                replace_file("kept.empty", stored_path, b"")
             elif os.path.exists(stored_path):
                 size, crc = manifests.checksum(stored_path)
                 if size < file.size_bytes or (size, crc) == (file.size_bytes, file.crc32):
@@ -306,18 +317,15 @@ class CheckpointCopies:
 
     def _append(self, upload: _Upload, file: ManifestFile, end: int, data: bytes) -> int:
         stored_path = os.path.join(upload.folder, file.path)
-        with around("kept.piece.create"):
-            fd = os.open(stored_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = create_file("kept.piece", stored_path, os.O_WRONLY | os.O_NOFOLLOW)
         try:
-            write("kept.piece.write", fd, data, end)
+            write_at("kept.piece", fd, data, end)
             crc = zlib.crc32(data, upload.crcs.get(file.path, 0))
             end += len(data)
             if end == file.size_bytes:
-                with around("kept.piece.cut"):
-                    os.ftruncate(fd, end)
+                truncate_file("kept.piece", fd, end)
                 try:
-                    with around("kept.piece.sync"):
-                        os.fsync(fd)
+                    sync_file("kept.piece", fd)
                 except OSError:
                     # After a failed sync, the kernel may mark unwritten pages of any piece as clean: receive the whole file again.
                     _discard(stored_path)
@@ -344,11 +352,10 @@ class CheckpointCopies:
             if upload.whole or upload.missing_bytes:
                 return
             for folder, _, _ in os.walk(upload.folder):
-                sync_directory("kept.finish.sync_inside", folder)
+                sync_directory("kept.inside", folder)
             with self._lock:
                 self._named.get(place.job_id, set()).discard(place)  # left from an earlier copy, which was replaced
-            with around("kept.finish.rename"):
-                os.rename(upload.folder, upload.final)
+            rename_path("kept.finish", upload.folder, upload.final)
             self._sync_name(place)
             upload.whole = True
         with self._lock:  # after the rename, so that `begin` finds it under its name or here
@@ -361,7 +368,7 @@ class CheckpointCopies:
                 return
         job_folder = os.path.join(self.root, place.job_id)
         for folder in (os.path.join(job_folder, f"epoch-{place.epoch}"), job_folder, self.root):
-            sync_directory("kept.finish.sync_directory", folder)
+            sync_directory("kept.finish", folder)
         with self._lock:
             self._named.setdefault(place.job_id, set()).add(place)
 
@@ -409,27 +416,11 @@ def disk_errors(root: str) -> Iterator[None]:
         ) from error
 
 
-def write_durably(path: str, data: bytes) -> None:
-    """Write and sync a file atomically. The caller syncs its folder."""
-    fresh = f"{path}.new"
-    with around("kept.whole.create"):
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        write("kept.whole.write", fd, data, 0)
-        with around("kept.whole.sync"):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    with around("kept.whole.rename"):
-        os.replace(fresh, path)
-
-
 def _sync_file(path: str) -> None:
     """Sync a file that an earlier process of the head wrote; remove it if that fails."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with around("kept.begin.sync"):
-            os.fsync(fd)
+        sync_file("kept.begin", fd)
     except OSError:
         _discard(path)
         raise
@@ -439,8 +430,8 @@ def _sync_file(path: str) -> None:
 
 def _discard(path: str) -> None:
     """Remove a file whose sync failed, best effort: a second sync would not report the pages that the first one lost."""
-    with contextlib.suppress(OSError), around("kept.piece.take_back"):
-        os.unlink(path)
+    with contextlib.suppress(OSError):
+        remove_file("kept.take_back", path)
 
 
 def _digest_of(folder: str) -> str | None:
@@ -455,10 +446,9 @@ def _retire(path: str) -> None:
     """Remove a folder; it is renamed first, so that no partly removed folder ever has the name of a checkpoint."""
     doomed = path if path.endswith(_RETIRED) else f"{path}{_RETIRED}"
     if doomed != path:
-        with contextlib.suppress(OSError), around("kept.retire.rename"):
-            os.rename(path, doomed)
-    with around("kept.retire.remove"):
-        shutil.rmtree(doomed, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            rename_path("kept.retire", path, doomed)
+    remove_tree("kept.retire", doomed)
 
 
 def _marked_jobs(root: str) -> set[JobId]:

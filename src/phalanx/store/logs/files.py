@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Final
 
 from phalanx.core.ids import Epoch, JobId
-from phalanx.failpoints import around, hit, sync_directory, write
+from phalanx.durable_files import (
+    create_file,
+    make_directory,
+    remove_file,
+    remove_tree,
+    sync_content,
+    sync_directory,
+    truncate_file,
+    write_at,
+)
+from phalanx.failpoints import hit
 from phalanx.ports.logs import StreamKey
 from phalanx.ports.store import StoreRefused
 from phalanx.store.logs.names import (
@@ -48,8 +57,7 @@ class FileLogs:
         self._pool = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="logs-sync")
         self._closed = False
         try:
-            with around("logs.open.directory"):
-                os.makedirs(self._root, mode=0o700, exist_ok=True)
+            make_directory("logs.open", self._root)
         except OSError as error:
             raise _refusal(error, self._root) from error
 
@@ -123,8 +131,7 @@ class FileLogs:
             for key in self._files.of(job_id):
                 held.enter_context(self._files.lock(key)).close()
             try:
-                with around("logs.delete.remove"):
-                    shutil.rmtree(os.path.join(self._root, job_id))
+                remove_tree("logs.delete", os.path.join(self._root, job_id), ignore_errors=False)
             except FileNotFoundError:
                 pass
             except OSError as error:
@@ -162,10 +169,8 @@ class FileLogs:
 
     def _create(self, entry: OpenFile) -> None:
         path = self._path(entry.key)
-        with around("logs.append.directory"):
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with around("logs.append.create"):
-            entry.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        make_directory("logs.append", os.path.dirname(path))
+        entry.fd = create_file("logs.append", path, os.O_RDWR | os.O_NOFOLLOW)
         entry.end = 0
 
     def _write(self, entry: OpenFile, pieces: Pieces) -> None:
@@ -175,7 +180,7 @@ class FileLogs:
                 if entry.fd < 0:
                     self._create(entry)
                 new = memoryview(content)[held - offset :]
-                write("logs.append.write", entry.fd, new, held)
+                write_at("logs.append", entry.fd, new, held)
                 entry.end = held + len(new)
 
     def _sync(self, entries: Sequence[OpenFile]) -> None:
@@ -192,9 +197,7 @@ class FileLogs:
             _sync_file(entries[0].fd)
         else:
             syncs = [self._pool.submit(_sync_file, entry.fd) for entry in entries]
-            syncs += [
-                self._pool.submit(sync_directory, "logs.append.sync_directory", folder) for folder in sorted(folders)
-            ]
+            syncs += [self._pool.submit(sync_directory, "logs.append", folder) for folder in sorted(folders)]
             wait(syncs)
             for sync in syncs:
                 sync.result()
@@ -205,11 +208,9 @@ class FileLogs:
         """Undo a failed append. Best effort: if this fails too, the file stays longer, and its end is read again."""
         try:
             if entry.fd >= 0 and end_before is None:
-                with around("logs.take_back.remove"):
-                    os.unlink(self._path(entry.key))
+                remove_file("logs.take_back", self._path(entry.key))
             elif entry.fd >= 0 and end_before is not None:
-                with around("logs.take_back.cut"):
-                    os.ftruncate(entry.fd, end_before)
+                truncate_file("logs.take_back", entry.fd, end_before)
         except OSError:
             pass
         finally:
@@ -220,8 +221,7 @@ class FileLogs:
 
 
 def _sync_file(fd: int) -> None:
-    with around("logs.append.sync"):
-        os.fdatasync(fd)
+    sync_content("logs.append", fd)
 
 
 def _listed(folder: str) -> list[str]:

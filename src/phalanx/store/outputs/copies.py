@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -25,8 +24,21 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.ids import Epoch, JobId
-from phalanx.failpoints import around, sync_directory, write
-from phalanx.store.checkpoints.copies import disk_errors, write_durably
+from phalanx.durable_files import (
+    create_file,
+    make_directory,
+    remove_file,
+    remove_folder,
+    remove_tree,
+    rename_path,
+    replace_file,
+    sync_directory,
+    sync_file,
+    truncate_file,
+    write_at,
+)
+from phalanx.failpoints import around
+from phalanx.store.checkpoints.copies import disk_errors
 from phalanx.store.orphaned_files import NOTES
 from phalanx.wire import manifest as manifests
 from phalanx.wire.stored_files import OUTPUT_FILES_MAX, OutputFile
@@ -54,8 +66,7 @@ class OutputCopies:
         self._root = root
         self._lock = threading.Lock()
         self.jobs: set[JobId] = set()  # with uploads to this process of the head
-        with around("outputs.open.sweep"):
-            shutil.rmtree(os.path.join(root, _UPLOADS), ignore_errors=True)  # nodes send those files again
+        remove_tree("outputs.sweep", os.path.join(root, _UPLOADS))  # nodes send those files again
 
     def list_files(self, origin: OutputOrigin) -> list[OutputFile]:
         """List the files that a node of a new attempt starts with: all files for the first node, for others those of their node rank."""
@@ -99,12 +110,10 @@ class OutputCopies:
                 elif seen.st_size != offset:
                     return seen.st_size
                 # Write it also when repeated: after a failed sync, the kernel may mark unwritten pages as clean.
-                write("outputs.extend.write", fd, data, offset)
-                with around("outputs.extend.sync"):
-                    os.fsync(fd)
+                write_at("outputs.extend", fd, data, offset)
+                sync_file("outputs.extend", fd)
                 # The head may have died between the rename and this sync. It costs almost nothing if there is nothing to write.
-                with around("outputs.extend.sync_directory"):
-                    os.fsync(folder)
+                sync_directory("outputs.extend", folder)
             finally:
                 os.close(fd)
         return offset + len(data)
@@ -115,17 +124,14 @@ class OutputCopies:
         upload = self._upload_path(origin, path)
         self.jobs.add(origin.job_id)
         with disk_errors(self._root):
-            with around("outputs.take.directory"):
-                os.makedirs(os.path.dirname(upload), mode=0o700, exist_ok=True)
-            with around("outputs.take.create"):
-                fd = os.open(upload, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            make_directory("outputs.take", os.path.dirname(upload))
+            fd = create_file("outputs.take", upload, os.O_WRONLY | os.O_NOFOLLOW)
             try:
                 if offset == 0:
-                    with around("outputs.take.cut"):
-                        os.ftruncate(fd, 0)
+                    truncate_file("outputs.take", fd, 0)
                 end = os.fstat(fd).st_size
                 if offset == end:
-                    write("outputs.take.write", fd, data, end)
+                    write_at("outputs.take", fd, data, end)
                     end += len(data)
             finally:
                 os.close(fd)
@@ -140,15 +146,14 @@ class OutputCopies:
         words, upload = _words(path), self._upload_path(origin, path)
         with disk_errors(self._root):
             if not os.path.exists(upload) or manifests.checksum(upload) != (size_bytes, crc32):
-                with contextlib.suppress(OSError), around("outputs.name.refuse"):
-                    os.unlink(upload)
+                with contextlib.suppress(OSError):
+                    remove_file("outputs.refuse", upload)
                 raise BadRequest(f"{path[:100]}: the received bytes do not match the checksum", hint="send it again")
             fd = os.open(upload, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 with around("outputs.name.mode"):
                     os.fchmod(fd, (mode & _MODE_KEPT) | 0o600)
-                with around("outputs.name.sync"):
-                    os.fsync(fd)
+                sync_file("outputs.name", fd)
             finally:
                 os.close(fd)
             with self._lock:
@@ -158,12 +163,10 @@ class OutputCopies:
                     if own is None:
                         self._rename_aside(origin, words, folder)
                     try:
-                        with around("outputs.name.rename"):
-                            os.rename(upload, name[-1], dst_dir_fd=folder)
+                        rename_path("outputs.name", upload, name[-1], target_folder=folder)
                     except (IsADirectoryError, NotADirectoryError) as error:
                         raise BadRequest(f"{path[:100]}: the head has a folder of that name") from error
-                    with around("outputs.name.sync_directory"):
-                        os.fsync(folder)
+                    sync_directory("outputs.name", folder)
                 self._record_owner(origin.job_id, "/".join(name), origin.node_rank)
 
     def remove(self, origin: OutputOrigin, path: str) -> None:
@@ -175,11 +178,9 @@ class OutputCopies:
                 try:
                     with self._within(origin.job_id, name[:depth], make=False) as folder:
                         if depth == len(name) - 1:
-                            with around("outputs.remove.file"):
-                                os.unlink(name[depth], dir_fd=folder)
+                            remove_file("outputs.file", name[depth], folder=folder)
                         else:
-                            with around("outputs.remove.folder"):
-                                os.rmdir(name[depth], dir_fd=folder)
+                            remove_folder("outputs.folder", name[depth], folder=folder)
                 except OSError:  # already removed, now a folder, or not empty
                     return
 
@@ -205,8 +206,7 @@ class OutputCopies:
             for name in os.listdir(root):
                 job, epoch, _ = name.rsplit(".", 2)
                 if job == job_id and int(epoch) != live and int(epoch) <= newest:
-                    with around("outputs.settle.remove"):
-                        shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+                    remove_tree("outputs.settle", os.path.join(root, name))
 
     def _name_for(self, origin: OutputOrigin, words: list[str]) -> list[str] | None:
         """Return the path of this node's file of that name; None if a node of a higher rank has the name and must give it up."""
@@ -227,8 +227,7 @@ class OutputCopies:
         owner = self._owner(origin, words)
         beside = _beside(words, owner)
         with contextlib.suppress(FileNotFoundError):
-            with around("outputs.beside.rename"):
-                os.rename(words[-1], beside[-1], src_dir_fd=folder, dst_dir_fd=folder)
+            rename_path("outputs.beside", words[-1], beside[-1], source_folder=folder, target_folder=folder)
             self._record_owner(origin.job_id, "/".join(beside), owner)
 
     def _exists(self, job_id: JobId, words: list[str]) -> bool:
@@ -252,12 +251,10 @@ class OutputCopies:
         owners = self._owners(job_id)
         if owners.get(path, _FIRST) == node_rank:
             return
-        with around("outputs.own.directory"):
-            os.makedirs(os.path.join(self._root, NOTES), mode=0o700, exist_ok=True)
+        make_directory("outputs.own", os.path.join(self._root, NOTES))
         text = json.dumps({**owners, path: node_rank})
-        write_durably(os.path.join(self._root, NOTES, f"{job_id}.json"), text.encode())
-        for folder in (os.path.join(self._root, NOTES), self._root):
-            sync_directory("outputs.own.sync_directory", folder)
+        replace_file("outputs.own", os.path.join(self._root, NOTES, f"{job_id}.json"), text.encode())
+        sync_directory("outputs.own_root", self._root)
 
     def _upload_path(self, origin: OutputOrigin, path: str) -> str:
         hashed = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
@@ -268,9 +265,8 @@ class OutputCopies:
         """Yield a descriptor of a folder inside the job's folder."""
         root = os.path.join(self._root, job_id)
         if make:
-            with around("outputs.within.root"):
-                os.makedirs(root, mode=0o700, exist_ok=True)
-            sync_directory("outputs.within.sync_root", self._root)
+            make_directory("outputs.root", root)
+            sync_directory("outputs.root", self._root)
         folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for word in words:
@@ -278,7 +274,7 @@ class OutputCopies:
                     with contextlib.suppress(FileExistsError), around("outputs.within.directory"):
                         os.mkdir(word, 0o700, dir_fd=folder)
                     # Also if it existed: the head may have died before this sync. It costs almost nothing if there is nothing to write.
-                    sync_directory("outputs.within.sync", f"/proc/self/fd/{folder}")
+                    sync_directory("outputs.within", f"/proc/self/fd/{folder}")
                 try:
                     below = os.open(word, _FOLDER, dir_fd=folder)
                 except (NotADirectoryError, OSError) as error:

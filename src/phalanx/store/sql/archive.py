@@ -18,8 +18,17 @@ import msgspec
 
 from phalanx.core.errors import BadFile, Conflict
 from phalanx.core.hints import Hint, HintCode
-from phalanx.failpoints import around, sync_directory, write
+from phalanx.durable_files import (
+    create_file,
+    remove_file,
+    rename_path,
+    sync_directory,
+    sync_file,
+    truncate_file,
+    write_at,
+)
 from phalanx.ports.store import StoreRefused
+from phalanx.store.sql.documents import decoder
 from phalanx.store.sql.kinds import KIND_BY_NAME
 
 FORMAT: Final = "phalanx-backup"
@@ -72,8 +81,7 @@ def write_backup(
         raise Conflict(f"{path} already exists", hint="a backup never replaces another: choose another name")
     part = path + ".part"
     try:
-        with around("backup.create"):
-            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = create_file("backup", part, os.O_WRONLY)
     except OSError as error:
         raise StoreRefused(
             f"{part}: {error.strerror}", hint="name a file in a folder that this user can write to"
@@ -82,23 +90,19 @@ def write_backup(
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.exists(part) or not os.path.samestat(os.fstat(fd), os.stat(part)):
             raise BlockingIOError  # the opened file has become a complete backup meanwhile: do not truncate it
-        with around("backup.cut"):
-            os.ftruncate(fd, 0)
+        truncate_file("backup", fd, 0)
         offset = 0
         for chunk in _compressed(_lines(manifest, records, progress)):
-            write("backup.write", fd, chunk, offset)
+            write_at("backup", fd, chunk, offset)
             offset += len(chunk)
-        with around("backup.sync"):
-            os.fsync(fd)
-        with around("backup.rename"):
-            os.rename(part, path)
-        sync_directory("backup.directory", os.path.dirname(os.path.abspath(path)))
+        sync_file("backup", fd)
+        rename_path("backup", part, path)
+        sync_directory("backup", os.path.dirname(os.path.abspath(path)))
     except BlockingIOError:
         raise Conflict(f"another backup is writing {path}", hint="wait for it, or choose another name") from None
     except BaseException as error:
         if os.path.exists(part):
-            with around("backup.take_back"):
-                os.unlink(part)
+            remove_file("backup.take_back", part)
         if isinstance(error, OSError):
             raise StoreRefused(f"{path}: {error.strerror}: no backup was written", hint="is the disk full?") from error
         raise
@@ -145,7 +149,7 @@ def read_records(path: str) -> Iterator[tuple[str, Any]]:
         sha256.update(line)
         try:
             word, doc = msgspec.json.decode(line, type=tuple[str, msgspec.Raw])
-            record = KIND_BY_NAME[word].kind.decoder.decode(doc)
+            record = decoder(KIND_BY_NAME[word]).decode(doc)
         except (msgspec.MsgspecError, ValueError, KeyError) as error:  # ValueError: text that is not UTF-8
             raise _damaged(path, str(error)) from error
         found[word] = found.get(word, 0) + 1

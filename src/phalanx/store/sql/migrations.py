@@ -1,4 +1,4 @@
-"""Numbered migrations: each file is applied once, in its own transaction, and recorded with its checksum.
+"""Numbered migrations: each is applied once, in its own transaction, and recorded with its checksum.
 
 A database of an older release is upgraded; one of a newer release is refused.
 """
@@ -11,11 +11,13 @@ from functools import cache
 from importlib.resources import files
 
 from phalanx.store.errors import StoreUnusable
+from phalanx.store.sql.kinds import KINDS
+from phalanx.store.sql.queries import DIALECTS
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file: `0001_initial.sql` is number 1."""
+    """One migration: `0001_initial.sql` is number 1."""
 
     number: int
     name: str
@@ -29,23 +31,28 @@ class Migration:
 
 @cache
 def migrations(dialect: str) -> tuple[Migration, ...]:
-    """All migrations of a dialect, numbered 1, 2, 3 ... without gaps.
+    """All migrations of a dialect, numbered 1, 2, 3 ... without gaps: tables of declared kinds, then the file of that number, if any.
 
     Raises:
         ValueError: a number is missing or used twice.
     """
+    texts: dict[int, str] = {}
+    names: dict[int, str] = {}
+    for kind in KINDS:
+        if kind.migration:
+            texts[kind.migration] = texts.get(kind.migration, "") + DIALECTS[dialect].create_table(kind)
+            names[kind.migration] = f"{kind.migration:04}_{kind.table}"
     folder = files("phalanx.store.sql").joinpath(dialect, "migrations")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    found = tuple(
-        Migration(int(name[:4]), name.removesuffix(".sql"), folder.joinpath(name).read_text(encoding="utf-8"))
-        for name in names
-    )
-    if [migration.number for migration in found] != list(range(1, len(found) + 1)):
-        raise ValueError(f"{dialect}: migrations are not numbered 1 to {len(found)}: {', '.join(names)}")
-    return found
+    found = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    for name in found:
+        texts[int(name[:4])] = texts.get(int(name[:4]), "") + folder.joinpath(name).read_text(encoding="utf-8")
+        names[int(name[:4])] = name.removesuffix(".sql")
+    if sorted(texts) != list(range(1, len(texts) + 1)) or len({name[:4] for name in found}) < len(found):
+        raise ValueError(f"{dialect}: migrations are not numbered 1 to {len(texts)}: {', '.join(found)}")
+    return tuple(Migration(number, names[number], texts[number]) for number in sorted(texts))
 
 
-def compare(applied: list[tuple[int, str, str]], known: tuple[Migration, ...]) -> None:
+def check_applied(applied: list[tuple[int, str, str]], known: tuple[Migration, ...]) -> None:
     """Check that the applied migrations, as (number, name, sha256), are a prefix of those of this release.
 
     Raises:

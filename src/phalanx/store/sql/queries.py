@@ -1,48 +1,112 @@
-"""Named SQL statements: each database's folder has a `reads.sql` and a `writes.sql` with the same names, in its own dialect."""
+"""Named SQL statements in the dialect of each database.
+
+The basic statements of each kind of record follow from its declaration: "all", "one", "page", "put" and "delete", each with the name of the
+table. Each database's folder has all others: `reads.sql` and `writes.sql`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
+
+from phalanx.core.state.records import RecordKind
+from phalanx.store.sql.kinds import KINDS
 
 _NAME: Final = re.compile(r"^-- name: ([a-z_]+)\n", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
     """The SQL dialect of a database.
 
     Attributes:
         name: of its folder.
         placeholder: placeholder for a bound value.
+        types: types of columns.
+        table_options: end of CREATE TABLE.
     """
 
     name: str
     placeholder: str
+    types: Mapping[type, str]
+    table_options: str = ""
 
     @property
     def reads(self) -> dict[str, str]:
         """Queries by name."""
-        return queries(self.name, "reads.sql")
+        return _reads(self)
 
     @property
     def writes(self) -> dict[str, str]:
-        """Statements of `commit`, by name."""
-        return queries(self.name, "writes.sql")
+        """Statements of `commit`, by name. All are idempotent except for kinds that are only appended to, which refuse an existing record."""
+        return _writes(self)
+
+    def create_table(self, kind: RecordKind[Any, Any]) -> str:
+        """The statement that creates the table of a kind."""
+        text, whole = self.types[str], self.types[int]
+        columns = [f'"{column.name}" {self.types[column.type]} NOT NULL' for column in kind.columns]
+        parts = ", ".join(
+            (*columns, f"doc {text} NOT NULL", f"crc {whole} NOT NULL", f"PRIMARY KEY ({_names(kind.key)})")
+        )
+        return f"CREATE TABLE {kind.table} ({parts}){self.table_options};\n"
 
 
-SQLITE: Final = Dialect("sqlite", "?")
-POSTGRES: Final = Dialect("postgres", "%s")
+SQLITE: Final = Dialect("sqlite", "?", {str: "TEXT", int: "INTEGER", float: "REAL"}, " STRICT")
+# Texts sort by bytes, as in SQLite and Python, whatever the locale of the database.
+POSTGRES: Final = Dialect("postgres", "%s", {str: 'text COLLATE "C"', int: "bigint", float: "double precision"})
+DIALECTS: Final = {dialect.name: dialect for dialect in (SQLITE, POSTGRES)}
 
 
 @cache
+def _reads(dialect: Dialect) -> dict[str, str]:
+    found = queries(dialect.name, "reads.sql")
+    for kind in KINDS:
+        select = f"SELECT doc, crc FROM {kind.table}"  # noqa: S608  # names of our own, as below
+        found[f"all {kind.table}"] = f"{select} ORDER BY {_names(kind.order or kind.key)}"
+        found[f"one {kind.table}"] = f"{select} WHERE ({_names(kind.key)}) = ({_places(dialect, kind.key)})"
+        if kind.pages:
+            names = _names(name for name, _ in kind.pages)
+            found[f"page {kind.table}"] = (
+                f"SELECT doc, crc, {names} FROM {kind.table} WHERE ({names}) > ({_places(dialect, kind.pages)})"  # noqa: S608
+                f" ORDER BY {names} LIMIT {dialect.placeholder}"
+            )
+    found["counts"] = " UNION ALL ".join(f"SELECT '{kind.name}', (SELECT count(*) FROM {kind.table})" for kind in KINDS)  # noqa: S608
+    return found
+
+
+@cache
+def _writes(dialect: Dialect) -> dict[str, str]:
+    found = queries(dialect.name, "writes.sql")
+    for kind in KINDS:
+        columns = [*(column.name for column in kind.columns), "doc", "crc"]
+        insert = f"INSERT INTO {kind.table} ({_names(columns)}) VALUES ({_places(dialect, columns)})"  # noqa: S608
+        changed = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name not in kind.key)
+        update = "" if kind.append_only else f" ON CONFLICT ({_names(kind.key)}) DO UPDATE SET {changed}"
+        found[f"put {kind.table}"] = insert + update
+        found[f"delete {kind.table}"] = (
+            f"DELETE FROM {kind.table} WHERE ({_names(kind.key)}) = ({_places(dialect, kind.key)})"  # noqa: S608
+        )
+    return found
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _places(dialect: Dialect, values: Iterable[object]) -> str:
+    return ", ".join(dialect.placeholder for _ in values)
+
+
 def queries(dialect: str, file: str) -> dict[str, str]:
-    """The statements of one file by name, without their comments."""
-    text = files("phalanx.store.sql").joinpath(dialect, file).read_text(encoding="utf-8")
-    _, *parts = _NAME.split(text)
+    """The statements of one file by name, without their comments; none if the dialect has no such file."""
+    path = files("phalanx.store.sql").joinpath(dialect, file)
+    if not path.is_file():
+        return {}
+    _, *parts = _NAME.split(path.read_text(encoding="utf-8"))
     found = {name: _bare(statement) for name, statement in zip(parts[::2], parts[1::2], strict=True)}
     if len(found) * 2 != len(parts):
         raise ValueError(f"{dialect}/{file}: a name is used twice")

@@ -8,24 +8,26 @@ from typing import Any, Final, Protocol, TypeVar
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.ids import JobId, NodeId, UserId
+from phalanx.core.state.records import ATTEMPTS, IDEMPOTENCY, JOBS, RESERVATIONS, ColumnValue, RecordKind
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import World
 from phalanx.core.work.job import Job, JobState
 from phalanx.ports.store import JobFilter
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.loading import ENDED_JOBS_LOADED, KEYS_LOADED, build_world
-from phalanx.store.sql import documents
-from phalanx.store.sql.documents import Column, RecordCodec
+from phalanx.store.sql.documents import Row, decode
+from phalanx.store.sql.kinds import AUDIT, STORY
 from phalanx.store.sql.queries import Dialect
 
-T = TypeVar("T")
+K = TypeVar("K")
+R = TypeVar("R")
 _INTEGER_MAX: Final = 2**63 - 1  # of either database
 
 
 class Execute(Protocol):
     """Runs one statement and returns its rows."""
 
-    def __call__(self, sql: str, values: tuple[Column, ...] = (), /) -> Iterable[Any]:
+    def __call__(self, sql: str, values: Row = (), /) -> Iterable[Any]:
         """Run it with its values bound."""
         ...
 
@@ -37,20 +39,14 @@ class SqlReader:
     dialect: Dialect
     execute: Execute
 
-    def rows(self, name: str, values: tuple[Column, ...] = ()) -> list[Any]:
+    def rows(self, name: str, values: Row = ()) -> list[Any]:
         """All rows of a named query."""
         return list(self.execute(self.dialect.reads[name], values))
 
 
-def records(look: SqlReader, kind: RecordCodec[T], name: str, values: tuple[Column, ...] = ()) -> list[T]:
+def records(look: SqlReader, kind: RecordKind[K, R], name: str, values: Row = ()) -> list[R]:
     """All records of a named query."""
-    return [kind.decode(doc, crc) for doc, crc in look.rows(name, values)]
-
-
-def record(look: SqlReader, kind: RecordCodec[T], name: str, value: Column) -> T | None:
-    """The record of a named query, or None."""
-    found = records(look, kind, name, (value,))
-    return found[0] if found else None
+    return [decode(kind, doc, crc) for doc, crc in look.rows(name, values)]
 
 
 def number(look: SqlReader, name: str) -> int:
@@ -64,18 +60,7 @@ def load_world(look: SqlReader) -> World:
     look.rows("begin_look")
     try:
         return build_world(
-            nodes=records(look, documents.NODE, "nodes"),
-            queues=records(look, documents.QUEUE, "queues"),
-            queue_usage=records(look, documents.SPENT, "spent"),
-            projects=records(look, documents.PROJECT, "projects"),
-            users=records(look, documents.USER, "users"),
-            tokens=records(look, documents.TOKEN, "tokens"),
-            reservations=records(look, documents.RESERVATION, "reservations"),
-            calibrations=records(look, documents.CALIBRATION, "calibrations"),
-            failure_rules=records(look, documents.FAILURE_RULES, "all_failure_rules"),
-            jobs=_jobs_to_load(look),
-            attempts=records(look, documents.ATTEMPT, "live_attempts"),
-            idempotency=reversed(records(look, documents.IDEMPOTENCY, "newest_idempotency", (KEYS_LOADED,))),
+            lambda kind: _records_to_load(look, kind),
             last_job_seq=number(look, "last_job_seq"),
             last_story_seq=number(look, "last_story_seq"),
         )
@@ -83,10 +68,19 @@ def load_world(look: SqlReader) -> World:
         look.rows("end_look")
 
 
+def _records_to_load(look: SqlReader, kind: RecordKind[Any, Any]) -> Iterable[Any]:
+    if kind is JOBS:
+        return _jobs_to_load(look)
+    if kind is IDEMPOTENCY:
+        return reversed(records(look, IDEMPOTENCY, "newest_idempotency", (KEYS_LOADED,)))
+    queries = {ATTEMPTS: "live_attempts", RESERVATIONS: "live_reservations"}
+    return records(look, kind, queries.get(kind, f"all {kind.table}"))
+
+
 def list_jobs(look: SqlReader, wanted: JobFilter) -> list[Job]:
     """Jobs by filter, newest first. With one condition besides the states, the cost depends on `limit`, not on the number of jobs."""
     where, values = "", []
-    conditions: tuple[tuple[str, Column], ...] = (
+    conditions: tuple[tuple[str, ColumnValue], ...] = (
         ('"user" =', wanted.user),
         ("project =", wanted.project),
         ("queue =", wanted.queue),
@@ -104,7 +98,7 @@ def list_jobs(look: SqlReader, wanted: JobFilter) -> list[Job]:
     seqs = " UNION ALL ".join([part] * len(states))
     bound = [column for state in states for column in (state.value, *values, limit)]
     found = list(look.execute(reads["jobs_of_seqs"].format(seqs=seqs), (*bound, limit)))
-    return [documents.JOB.decode(doc, crc) for doc, crc in found]
+    return [decode(JOBS, doc, crc) for doc, crc in found]
 
 
 def list_states(look: SqlReader, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
@@ -127,7 +121,7 @@ def list_story(
     names = {(False, False): "story", (True, False): "story_of_job", (False, True): "story_of_node"}
     name = names.get((job_id is not None, node_id is not None), "story_of_job_and_node")
     ids = tuple(one for one in (job_id, node_id) if one is not None)
-    return records(look, documents.STORY, name, (*ids, after, max(0, limit)))
+    return records(look, STORY, name, (*ids, after, max(0, limit)))
 
 
 def list_audit(look: SqlReader, after: int | None, user: UserId | None, since_s: float, limit: int) -> list[AuditLine]:
@@ -135,8 +129,8 @@ def list_audit(look: SqlReader, after: int | None, user: UserId | None, since_s:
     name = user or ""
     values = (since_s, name, name, max(0, limit))
     if after is None:
-        return records(look, documents.AUDIT, "newest_audit", values)
-    return records(look, documents.AUDIT, "audit", (after, *values))
+        return records(look, AUDIT, "newest_audit", values)
+    return records(look, AUDIT, "audit", (after, *values))
 
 
 def _jobs_to_load(look: SqlReader) -> list[Job]:
@@ -154,7 +148,7 @@ def _jobs_to_load(look: SqlReader) -> list[Job]:
 
 
 def _checked_job(doc: str, crc: int, seq: int, job_id: str, state: str, epoch: int) -> Job:
-    job = documents.JOB.decode(doc, crc)
+    job = decode(JOBS, doc, crc)
     if (job.seq, job.id, job.state.value, job.epoch) != (seq, job_id, state, epoch):
         raise StoreUnusable(
             f"job {job_id}: its columns (number {seq}, {state}, epoch {epoch}) contradict its document"

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from phalanx.core.access.audit import AuditLine
-from phalanx.core.fleet.documents import CALIBRATION_ID, FleetDocument
-from phalanx.core.fleet.failure_rules import OPERATORS, FailureRules
-from phalanx.core.fleet.node import Node
-from phalanx.core.ids import JobId, NodeId, ReservationId, UserId
+from phalanx.core.ids import JobId, NodeId, UserId
+from phalanx.core.state.records import ATTEMPTS, RESERVATIONS, TOKENS, RecordKind
 from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
-from phalanx.core.work.users import Token, User
-from phalanx.ports.store import JobFilter
-from phalanx.store.sql import documents, reading
-from phalanx.store.sql.documents import RecordCodec
+from phalanx.core.work.users import Token
+from phalanx.ports.store import JobFilter, Store
+from phalanx.store.sql import reading
+from phalanx.store.sql.documents import Row, key_values
+from phalanx.store.sql.kinds import AUDIT
 from phalanx.store.sql.reading import SqlReader
 
-T = TypeVar("T")
+K = TypeVar("K")
+R = TypeVar("R")
 
 
-class SqlReads(ABC):
+class SqlReads(Store):
     """The reading half of the Store port."""
 
     _access_version = 0  # incremented by `commit`
@@ -57,9 +56,13 @@ class SqlReads(ABC):
         with self._look() as look:
             return reading.load_world(look)
 
-    def job(self, job_id: JobId) -> Job | None:
-        """One job, also an ended one."""
-        return self._one(documents.JOB, "job", job_id)
+    def records(self, kind: RecordKind[K, R]) -> list[R]:
+        """All records of a kind, in its order."""
+        return self._read(kind, f"all {kind.table}")
+
+    def record(self, kind: RecordKind[K, R], key: K) -> R | None:
+        """One record, or None."""
+        return self._first(kind, f"one {kind.table}", key_values(key))
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
         """Jobs by filter, newest first."""
@@ -78,13 +81,11 @@ class SqlReads(ABC):
 
     def attempts(self, job_id: JobId) -> list[Attempt]:
         """All attempts of a job, oldest first."""
-        with self._look() as look:
-            return reading.records(look, documents.ATTEMPT, "attempts_of_job", (job_id,))
+        return self._read(ATTEMPTS, "attempts_of_job", (job_id,))
 
     def newest_attempts(self, job_ids: Sequence[JobId]) -> dict[JobId, Attempt]:
         """The newest attempt of each of these jobs that has one."""
-        with self._look() as look:
-            found = reading.records(look, documents.ATTEMPT, "newest_attempts", (json.dumps(list(job_ids)),))
+        found = self._read(ATTEMPTS, "newest_attempts", (json.dumps(list(job_ids)),))
         return {attempt.job_id: attempt for attempt in found}
 
     def story(
@@ -103,61 +104,20 @@ class SqlReads(ABC):
 
     def audit_tip(self) -> AuditLine | None:
         """The newest line of the audit trail."""
-        found = self._all(documents.AUDIT, "audit_tip")
-        return found[0] if found else None
-
-    def nodes(self) -> list[Node]:
-        """All nodes by id."""
-        return self._all(documents.NODE, "nodes")
-
-    def queues(self) -> list[Queue]:
-        """All queues by id."""
-        return self._all(documents.QUEUE, "queues")
-
-    def queue_usage(self) -> list[QueueUsage]:
-        """Usage of each queue, by queue."""
-        return self._all(documents.SPENT, "spent")
+        return self._first(AUDIT, "audit_tip")
 
     def reservations(self) -> list[Reservation]:
         """All reservations that have not ended, by id."""
-        return self._all(documents.RESERVATION, "reservations")
-
-    def reservation(self, reservation_id: ReservationId) -> Reservation | None:
-        """One reservation, also an ended one."""
-        return self._one(documents.RESERVATION, "reservation", reservation_id)
-
-    def calibration(self) -> FleetDocument | None:
-        """The result of the last calibration."""
-        return self._one(documents.CALIBRATION, "calibration", CALIBRATION_ID)
-
-    def failure_rules(self) -> FailureRules | None:
-        """The operators' own failure rules."""
-        return self._one(documents.FAILURE_RULES, "failure_rules", OPERATORS)
-
-    def projects(self) -> list[Project]:
-        """All projects by id."""
-        return self._all(documents.PROJECT, "projects")
-
-    def users(self) -> list[User]:
-        """All users by id."""
-        return self._all(documents.USER, "users")
-
-    def tokens(self) -> list[Token]:
-        """All tokens, including revoked ones, oldest first."""
-        return self._all(documents.TOKEN, "tokens")
+        return self._read(RESERVATIONS, "live_reservations")
 
     def token(self, sha256: str) -> Token | None:
         """The token with this hash, valid or not."""
-        return self._one(documents.TOKEN, "token_by_hash", sha256)
+        return self._first(TOKENS, "token_by_hash", (sha256,))
 
-    def user(self, user_id: UserId) -> User | None:
-        """One user."""
-        return self._one(documents.USER, "user", user_id)
-
-    def _all(self, kind: RecordCodec[T], name: str) -> list[T]:
+    def _read(self, kind: RecordKind[K, R], name: str, values: Row = ()) -> list[R]:
         with self._look() as look:
-            return reading.records(look, kind, name)
+            return reading.records(look, kind, name, values)
 
-    def _one(self, kind: RecordCodec[T], name: str, key: str) -> T | None:
-        with self._look() as look:
-            return reading.record(look, kind, name, key)
+    def _first(self, kind: RecordKind[K, R], name: str, values: Row = ()) -> R | None:
+        found = self._read(kind, name, values)
+        return found[0] if found else None

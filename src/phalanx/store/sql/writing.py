@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
-from phalanx.core.work.attempt import Attempt
+from phalanx.core.state.records import ATTEMPTS, RECORDS
 from phalanx.ports.store import Batch
 from phalanx.store.commit_checks import BatchRows
-from phalanx.store.sql import documents
-from phalanx.store.sql.documents import Row
+from phalanx.store.sql.documents import Row, key_values, row_of
+from phalanx.store.sql.kinds import AUDIT, STORY
 
 _LOT: Final = 1000  # records of a backup written at once
 
@@ -19,31 +19,16 @@ def statements(batch: Batch, rows: BatchRows) -> list[tuple[str, list[Row]]]:
     """Named statements and their rows, sorted so that each row comes after those that it refers to. Removals come after records: a node
     that is put and removed is gone.
     """
-    plan: list[tuple[str, list[Row]]] = [
-        ("put_user", [documents.user_row(user) for user in rows.users.values()]),
-        ("put_project", [documents.project_row(project) for project in rows.projects.values()]),
-        ("put_token", [documents.token_row(token) for token in rows.tokens.values()]),
-        ("put_queue", [documents.queue_row(queue) for queue in rows.queues.values()]),
-        ("put_spent", [documents.spent_row(spent) for spent in rows.queue_usage.values()]),
-        ("remove_queue", [(queue_id,) for queue_id in batch.removed_queues]),
-        ("remove_spent", [(queue_id,) for queue_id in batch.removed_queues]),
-        ("put_reservation", [documents.reservation_row(one) for one in rows.reservations.values()]),
-        ("put_calibration", [documents.calibration_row(one) for one in rows.calibrations.values()]),
-        ("put_failure_rules", [documents.failure_rules_row(one) for one in rows.failure_rules.values()]),
-        ("put_node", [documents.node_row(node) for node in rows.nodes.values()]),
-        ("remove_node", [(node_id,) for node_id in batch.removed_nodes]),
-        ("put_job", [documents.job_row(job) for job in rows.jobs.values()]),
-        ("put_attempt", [documents.attempt_row(attempt) for attempt in _ended_first(rows.attempts.values())]),
-        ("put_idempotency", [documents.idempotency_row(key) for key in rows.idempotency.values()]),
-        ("add_story", [documents.story_row(line) for line in batch.story]),
-        ("add_audit", [documents.audit_row(line) for line in batch.audit]),
-    ]
+    plan: list[tuple[str, list[Row]]] = []
+    for kind in RECORDS:
+        records: Iterable[Any] = rows.of(kind).values()
+        if kind is ATTEMPTS:  # ended ones first, so that no job has two live attempts in between
+            records = sorted(records, key=lambda attempt: attempt.holds_allocation)
+        plan.append((f"put {kind.table}", [row_of(kind, record) for record in records]))
+    plan.append((f"put {STORY.table}", [row_of(STORY, line) for line in batch.story]))
+    plan.append((f"put {AUDIT.table}", [row_of(AUDIT, line) for line in batch.audit]))
+    plan += [(f"delete {kind.table}", [key_values(key)]) for kind, key in batch.removed]
     return [(name, values) for name, values in plan if values]
-
-
-def _ended_first(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """Ended attempts first, so that no job has two live attempts in between."""
-    return sorted(attempts, key=lambda attempt: attempt.holds_allocation)
 
 
 def grouped(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, list[Any]]]:

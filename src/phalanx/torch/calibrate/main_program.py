@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import phalanx.torch
 from phalanx.core.work.layout import Layout
+from phalanx.durable_files import replace_file
 from phalanx.planner.calibration.record_codec import encode_record
 from phalanx.planner.calibration.samples import Collective, CollectiveScope, Samples
 from phalanx.torch.calibrate.devices import measure_memory, measure_products
@@ -100,9 +101,4 @@ def _write(found: dict[str, list[Any]], gang: CalibrationGang, folder: str) -> N
         devices=gang.devices,
         **{kind: tuple(samples) for kind, samples in found.items()},
     )
-    path = os.path.join(folder, SAMPLES_FILE)
-    with open(f"{path}.part", "w", encoding="utf-8") as file:
-        json.dump(encode_record(samples), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.part", path)
+    replace_file("", os.path.join(folder, SAMPLES_FILE), json.dumps(encode_record(samples)).encode(), mode=0o666)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import shutil
-import time
 from typing import Final
 
+from phalanx.durable_files import time_durable_write
 from phalanx.planner.calibration.samples import WriteSample
 from phalanx.torch.calibrate.gang import CalibrationGang
 
@@ -33,21 +31,8 @@ def measure_writes(gang: CalibrationGang, folder: str) -> list[WriteSample]:
         chunks = wanted // _CHUNK_BYTES
         if chunks:
             path = os.path.join(folder, f".calibrate-{gang.node_rank}")
-            seconds = _write(path, chunks)
+            # Random bytes, which a file system cannot compress.
+            seconds = time_durable_write(path, os.urandom(_CHUNK_BYTES), chunks)
             samples.append(WriteSample(node_rank=gang.node_rank, bytes=chunks * _CHUNK_BYTES, seconds=seconds))
     gang.barrier()
     return samples
-
-
-def _write(path: str, chunks: int) -> float:
-    """Return the seconds until the file is durable. Uses random bytes, which a file system cannot compress."""
-    chunk = os.urandom(_CHUNK_BYTES)
-    try:
-        with open(path, "wb", buffering=0) as file:
-            began_s = time.perf_counter()
-            file.writelines(itertools.repeat(chunk, chunks))
-            os.fsync(file.fileno())
-            return time.perf_counter() - began_s
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.hazard_table import HazardTable
 from phalanx.core.scheduling.policies.baselines import (
     BackfillPolicy,
     FairSharePolicy,
@@ -19,31 +17,22 @@ from phalanx.core.scheduling.policies.default import DefaultPolicy
 from phalanx.core.scheduling.policies.parameters import PolicyParameters
 from phalanx.core.scheduling.policy import Policy
 
-__all__ = ["POLICIES", "PolicyParameters", "make_policy", "policy_named"]
+__all__ = ["POLICIES", "PolicyParameters", "policy_named"]
 
-POLICIES: Final[dict[str, Callable[[Board], Policy]]] = {
+POLICIES: Final[dict[str, Callable[[], Policy]]] = {
     "default": DefaultPolicy,
     "fifo": StrictPolicy,
     "skip": SkipPolicy,
     "backfill": BackfillPolicy,
-    "sjf": lambda board: StrictPolicy(board, shortest=True),
+    "sjf": lambda: StrictPolicy(shortest=True),
     "las": RoundBasedPolicy,
-    "srtf": lambda board: RoundBasedPolicy(board, exact=True),
+    "srtf": lambda: RoundBasedPolicy(exact=True),
     "fair": FairSharePolicy,
 }
 
 
-def make_policy(name: str, board: Board, knobs: PolicyParameters, table: HazardTable) -> Policy:
-    """The live policy on its board; its statistics go into `table`.
-
-    Raises:
-        BadRequest: no policy has this name.
-    """
-    return DefaultPolicy(board, knobs, table) if name == "default" else policy_named(name)(board)
-
-
-def policy_named(name: str) -> Callable[[Board], Policy]:
-    """The constructor of a policy.
+def policy_named(name: str) -> Callable[[], Policy]:
+    """The constructor of a built-in policy.
 
     Raises:
         BadRequest: no policy has this name.

@@ -12,16 +12,17 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.node_bitsets import bitset_of
-from phalanx.core.scheduling.policy import (
+from phalanx.core.scheduling.board_records import (
     JobClass,
     JobEntry,
-    Policy,
     StopReason,
     sorted_by_submit,
 )
+from phalanx.core.scheduling.node_bitsets import bitset_of
+from phalanx.core.scheduling.policy import Policy
 
 # Jobs that lost their place first, then descending priority, the policy's own key, submit time, seq.
 Key = tuple[bool, int, float, float, int]
@@ -49,11 +50,20 @@ def _without(line: list[tuple[Key, JobEntry]], seqs: set[int]) -> list[tuple[Key
 class StrictPolicy(Policy):
     """Serve one line from its head until the head does not fit. Order: submit time, or known run time."""
 
-    def __init__(self, board: Board, *, shortest: bool = False) -> None:
-        self.board = board
-        self.shortest = shortest
+    overtakes = False
+
+    def __init__(self, *, shortest: bool = False) -> None:
+        self.shortest = self.uses_run_times = shortest
+
+    def attach(self, board: Board) -> None:
+        """Begin with an empty line."""
+        super().attach(board)
         self.line: list[tuple[Key, JobEntry]] = []
         self.blocked: dict[JobClass, list[tuple[Key, JobEntry]]] = {}
+
+    def copy_for_trial(self) -> Self:
+        """Return one with the same order."""
+        return type(self)(shortest=self.shortest)
 
     def on_waiting(self, entry: JobEntry) -> None:
         """Join the line."""
@@ -90,8 +100,9 @@ class StrictPolicy(Policy):
 class SkipPolicy(Policy):
     """Start every job that fits, in submit order. If one job of a class does not fit, the rest of the class is not tried."""
 
-    def __init__(self, board: Board) -> None:
-        self.board = board
+    def attach(self, board: Board) -> None:
+        """Begin with empty classes."""
+        super().attach(board)
         self.classes: dict[JobClass, list[tuple[Key, JobEntry]]] = {}
 
     def on_waiting(self, entry: JobEntry) -> None:
@@ -112,7 +123,7 @@ class SkipPolicy(Policy):
             klass = heads[0][2]
             line = self.classes[klass]
             entry = line[0][1]
-            request = (klass.needs, klass.shut, entry.avoided_nodes)
+            request = (klass.needs, klass.excluded, entry.avoided_nodes)
             found = None
             if request not in failed and board.admits(klass):
                 found = board.find(entry)
@@ -136,9 +147,12 @@ class FairSharePolicy(Policy):
     Usage halves every `half_life_s` (a day: a week-end's burst no longer counts by mid-week).
     """
 
-    def __init__(self, board: Board, *, half_life_s: float = 86_400.0) -> None:
-        self.board = board
+    def __init__(self, *, half_life_s: float = 86_400.0) -> None:
         self.half_life_s = half_life_s
+
+    def attach(self, board: Board) -> None:
+        """Begin with empty queues; their earlier usage is in the quota tree."""
+        super().attach(board)
         self.lines: dict[JobClass, list[tuple[Key, JobEntry]]] = {}
         self.used: dict[tuple[int, int], float] = {}
         self.rate: dict[tuple[int, int], int] = {}
@@ -175,14 +189,14 @@ class FairSharePolicy(Policy):
         board, quotas = self.board, self.board.quotas
         unfit: set[JobClass] = set()
         if quotas is not None:
-            quotas.want({klass.queue for klass, line in self.lines.items() if line})
+            quotas.set_waiting_queues({klass.queue for klass, line in self.lines.items() if line})
         while True:
             best: tuple[object, ...] | None = None
             chosen: JobClass | None = None
             for klass, line in self.lines.items():
                 if line and klass not in unfit:
                     first = line[0][0]
-                    factor = 0.0 if quotas is None else quotas.factor(klass.queue)
+                    factor = 0.0 if quotas is None else quotas.fair_share_factor(klass.queue)
                     rank = (*first[:2], -factor, self.used[_usage_key(klass)], self.rate[_usage_key(klass)], *first[2:])
                     if best is None or rank < best:
                         best, chosen = rank, klass
@@ -196,6 +210,10 @@ class FairSharePolicy(Policy):
             _, entry = heapq.heappop(line)
             board.start(entry, *found, now_s)
             self.rate[_usage_key(chosen)] += entry.devices_held
+
+    def copy_for_trial(self) -> Self:
+        """Return one with the same half-life."""
+        return type(self)(half_life_s=self.half_life_s)
 
     def _age(self, now_s: float) -> None:
         span = now_s - self.aged_s
@@ -216,8 +234,12 @@ def _usage_key(job_class: JobClass) -> tuple[int, int]:
 class BackfillPolicy(Policy):
     """EASY: a reservation for the head by known run times; later jobs start now if they end before it or use capacity that it leaves over."""
 
-    def __init__(self, board: Board) -> None:
-        self.board = board
+    overtakes = False
+    uses_run_times = True
+
+    def attach(self, board: Board) -> None:
+        """Begin with an empty line."""
+        super().attach(board)
         self.line: list[tuple[Key, JobEntry]] = []
 
     def on_waiting(self, entry: JobEntry) -> None:
@@ -242,7 +264,7 @@ class BackfillPolicy(Policy):
                 kept.append(item)
                 continue
             short = head is None or now_s + _run_s(entry) <= head_start_s
-            request = (entry.job_class.needs, entry.job_class.shut, entry.avoided_nodes, short)
+            request = (entry.job_class.needs, entry.job_class.excluded, entry.avoided_nodes, short)
             found = None if request in failed else board.find(entry, 0 if short else _too_small(entry, spare))
             if found is None:
                 failed.add(request)
@@ -303,17 +325,23 @@ class RoundBasedPolicy(Policy):
 
     def __init__(
         self,
-        board: Board,
         *,
         exact: bool = False,
         round_s: float = ROUND_S,
         thresholds: tuple[float, ...] = (LAS_THRESHOLD_GPU_S,),
     ) -> None:
-        self.board = board
-        self.exact = exact
+        self.exact = self.uses_run_times = exact
         self.round_s = round_s
         self.thresholds = thresholds
+
+    def attach(self, board: Board) -> None:
+        """Begin with no round scheduled."""
+        super().attach(board)
         self.next_s = INFINITE  # time of the next scheduled round
+
+    def copy_for_trial(self) -> Self:
+        """Return one with the same order and rounds."""
+        return type(self)(exact=self.exact, round_s=self.round_s, thresholds=self.thresholds)
 
     def _rank(self, entry: JobEntry, now_s: float) -> tuple[float, float, int]:
         if self.exact:
@@ -376,7 +404,7 @@ class RoundBasedPolicy(Policy):
             # As wide as it was found: the other starts were not counted then.
             width_admitted = (
                 board.quotas is None
-                or board.quotas.admits(entry.job_class.queue, entry.job_class.user, need.gpus) is None
+                or board.quotas.check_admission(entry.job_class.queue, entry.job_class.user, need.gpus) is None
             )
             if width_admitted and board.admits(entry.job_class):
                 board.start(entry, need, places, now_s)

@@ -10,8 +10,14 @@ from __future__ import annotations
 import heapq
 import weakref
 from collections.abc import Sequence
+from typing import Self
 
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import (
+    JobClass,
+    JobEntry,
+    StopReason,
+)
 from phalanx.core.scheduling.hazard_table import HazardTable, SimilarJobs, bin_of
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.policies.displacement_costs import DisplacementCosts
@@ -19,12 +25,7 @@ from phalanx.core.scheduling.policies.parameters import PolicyParameters
 from phalanx.core.scheduling.policies.reserved_share import ReservedShare
 from phalanx.core.scheduling.policies.sweep import SweepResults
 from phalanx.core.scheduling.policies.victim_selector import Eviction, VictimSelector
-from phalanx.core.scheduling.policy import (
-    JobClass,
-    JobEntry,
-    Policy,
-    StopReason,
-)
+from phalanx.core.scheduling.policy import Policy
 
 INFINITE = float("inf")
 URGENT_VALUE = 1e6  # value per GPU of an overdue job: above any index, which is at most 1 per second times the boost
@@ -48,12 +49,15 @@ class DefaultPolicy(Policy):
         reserved: nodes kept free of new work for the first urgent gang.
     """
 
-    def __init__(
-        self, board: Board, parameters: PolicyParameters | None = None, table: HazardTable | None = None
-    ) -> None:
-        self.board = board
-        self.parameters = parameters = parameters or PolicyParameters()
+    def __init__(self, parameters: PolicyParameters | None = None, table: HazardTable | None = None) -> None:
+        self.parameters = parameters or PolicyParameters()
         self.table = table or HazardTable()
+
+    def attach(self, board: Board) -> None:
+        """Begin with empty lines; the statistics are kept, without the jobs that ran on the board before."""
+        super().attach(board)
+        parameters = self.parameters
+        self.table.drop_running()
         self.fitted_s = -INFINITE
         self.fitted_events = self.table.events
         self.lines: dict[tuple[JobClass, SimilarJobs], list[tuple[float, int, JobEntry]]] = {}
@@ -83,7 +87,8 @@ class DefaultPolicy(Policy):
         self._join(entry)
 
     def on_adopted(self, entry: JobEntry) -> None:
-        """Count it as time at risk, like jobs started here."""
+        """Count it as time at risk, like jobs started here, and protect it as long as they are."""
+        entry.protected_until_s = entry.placed_s + self.parameters.run_min_s
         self._group(entry).add_running(entry.seq, entry)
 
     def on_withdrawn(self, entries: Sequence[JobEntry]) -> None:
@@ -107,6 +112,32 @@ class DefaultPolicy(Policy):
         """It did not end by itself: nothing to learn."""
         del now_s
         self._leave(entry)
+
+    def on_placed(self, entry: JobEntry, now_s: float) -> None:
+        """Protect it from its start, not from the decision."""
+        entry.protected_until_s = now_s + self.parameters.run_min_s
+
+    # ---------------------------------------------------------------- statistics
+
+    def learn(self, label: int, gpus: int, submit_s: float, run_time_s: float) -> None:
+        """Count it like a job that ended here."""
+        self.table.record_end(self.table.burst(label, gpus, submit_s), run_time_s)
+
+    def drop_label(self, label: int) -> None:
+        """Drop the statistics of the label."""
+        self.table.drop_label(label)
+
+    def copy_for_trial(self) -> Self:
+        """Return one with a copy of the statistics."""
+        return type(self)(self.parameters, self.table.copy())
+
+    def release(self) -> None:
+        """Break the cycles between jobs and their statistics."""
+        for entry in (*self.board.waiting.values(), *self.board.running.values()):
+            entry.similar_jobs = None
+        for group in self.table.groups():
+            group.active.clear()
+            group.burst = None
 
     def _leave(self, entry: JobEntry) -> SimilarJobs:
         self.overdue_share.remove(entry)
@@ -150,7 +181,7 @@ class DefaultPolicy(Policy):
             self._refit(now_s)
         self._weights.clear()
         if board.quotas is not None:
-            board.quotas.want(
+            board.quotas.set_waiting_queues(
                 {klass.queue for (klass, _), line in self.lines.items() if line}
                 | {one.job_class.queue for one in self.again.values()}
             )
@@ -250,7 +281,7 @@ class DefaultPolicy(Policy):
                 else 1.0
             )
             if self.board.quotas is not None:
-                weight *= self.board.quotas.factor(job_class.queue)
+                weight *= self.board.quotas.fair_share_factor(job_class.queue)
             self._weights[job_class.number] = weight
         return weight
 
@@ -326,7 +357,7 @@ class DefaultPolicy(Policy):
                     self.victims.select_shrinks(entry, now_s), entry, StopReason.SHRINK, now_s
                 ) and self._start_if_fits(entry, now_s):
                     continue
-            entitled = borrowed and quotas is not None and quotas.entitled(klass.queue, klass.gpus)
+            entitled = borrowed and quotas is not None and quotas.is_entitled(klass.queue, klass.gpus)
             if self.parameters.allow_stops and (entry.lost_nodes or klass.rank > lowest or entitled):
                 tries += 1
                 found = self.victims.select_by_right(entry, now_s)
@@ -436,7 +467,7 @@ class DefaultPolicy(Policy):
             fits = (
                 board.pool_of_node[node] in need.kinds
                 and board.devices_of_node[node] >= need.devices
-                and not (entry.job_class.shut | need.shut) >> node & 1
+                and not (entry.job_class.excluded | need.excluded) >> node & 1
             )
             if (
                 fits

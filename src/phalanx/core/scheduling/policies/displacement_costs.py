@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.hazard_table import EDGES_S, bin_of
 from phalanx.core.scheduling.needs import Need
-from phalanx.core.scheduling.policy import JobEntry
 
 INFINITE = float("inf")
 Rows = NDArray[np.float64]
@@ -85,9 +85,9 @@ class DisplacementCosts:
         """Mark all rows as outdated."""
         self.expiry[:] = 0.0
 
-    def cheapest(self, rows: Rows, need: Need, shut: int) -> list[tuple[int, int]] | None:
+    def cheapest(self, rows: Rows, need: Need, excluded: int) -> list[tuple[int, int]] | None:
         """The (node, devices wanted) that are cheapest for the need; None if there are too few. Ties by number."""
-        is_open = self.allowed_nodes(need, shut)
+        is_open = self.allowed_nodes(need, excluded)
         column = np.where(is_open, rows[:, need.devices], INFINITE)
         chosen = self._in_one_domain(column, need) if need.required else np.argsort(column, kind="stable")[: need.nodes]
         if len(chosen) < need.nodes or column[chosen[-1]] == INFINITE:
@@ -121,14 +121,14 @@ class DisplacementCosts:
                     best[short] = (before[0] + cost, (*before[1], entry))
         return list(best[need][1])
 
-    def allowed_nodes(self, need: Need, shut: int) -> NDArray[np.bool_]:
+    def allowed_nodes(self, need: Need, excluded: int) -> NDArray[np.bool_]:
         """Nodes of the need's first kind that are not closed to it."""
         is_open = np.isin(self._kinds, need.kinds[:1])
-        shut |= need.shut
-        while shut:
-            low = shut & -shut
+        excluded |= need.excluded
+        while excluded:
+            low = excluded & -excluded
             is_open[low.bit_length() - 1] = False
-            shut ^= low
+            excluded ^= low
         return is_open
 
     def _in_one_domain(self, column: Rows, need: Need) -> NDArray[np.int64]:

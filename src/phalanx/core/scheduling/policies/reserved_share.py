@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from math import inf
 
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import JobEntry, sorted_by_submit
 from phalanx.core.scheduling.hazard_table import HazardTable
 from phalanx.core.scheduling.policies.parameters import PolicyParameters
-from phalanx.core.scheduling.policy import JobEntry, sorted_by_submit
 
 
 class ReservedShare:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.core.scheduling.board import Board
-from phalanx.core.scheduling.policy import JobClass, JobEntry
+from phalanx.core.scheduling.board_records import JobClass, JobEntry
 
 
 class SweepResults:
@@ -44,14 +44,14 @@ class SweepResults:
         """The job did not fit."""
         key = self._size_key(entry)
         if key is None:
-            self.failed_needs.add((entry.job_class.needs, entry.job_class.shut, entry.avoided_nodes))
+            self.failed_needs.add((entry.job_class.needs, entry.job_class.excluded, entry.avoided_nodes))
         else:
             self.smallest_failed[key] = min(self.smallest_failed.get(key, entry.gpus), entry.gpus)
 
     def _known_to_fail(self, entry: JobEntry) -> bool:
         key = self._size_key(entry)
         if key is None:
-            return (entry.job_class.needs, entry.job_class.shut, entry.avoided_nodes) in self.failed_needs
+            return (entry.job_class.needs, entry.job_class.excluded, entry.avoided_nodes) in self.failed_needs
         return entry.gpus >= self.smallest_failed.get(key, 1 << 62)
 
     def _size_key(self, entry: JobEntry) -> tuple[object, ...] | None:
@@ -68,4 +68,4 @@ class SweepResults:
             or need.nodes_max
         ):
             return None
-        return (need.kinds, klass.shut)
+        return (need.kinds, klass.excluded)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.core.scheduling.board import Board
+from phalanx.core.scheduling.board_records import JobEntry, StopReason
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.policies.displacement_costs import INFINITE, DisplacementCosts
-from phalanx.core.scheduling.policy import JobEntry, StopReason
 
 VICTIMS_SEARCHED = 1_000  # jobs searched for a set on as few nodes as needed; beyond them any cheapest set is used
 # Nodes priced exactly for a job with a right to devices in use; they are pre-sorted by the cost of all their victims.
@@ -60,11 +60,11 @@ class VictimSelector:
         for need in entry.job_class.needs:
             if need.devices == 0:
                 continue
-            shut = entry.job_class.shut
+            excluded = entry.job_class.excluded
             if need.nodes == 1 and not need.last_node_devices and not need.required:
                 column = prices.move_costs[:, need.devices]
-                if len(self.board.pools) > 1 or shut or need.shut:
-                    column = np.where(prices.allowed_nodes(need, shut), column, INFINITE)
+                if len(self.board.pools) > 1 or excluded or need.excluded:
+                    column = np.where(prices.allowed_nodes(need, excluded), column, INFINITE)
                 for node in np.argsort(column, kind="stable")[:NODES_TRIED].tolist():
                     if column[node] == INFINITE:
                         break
@@ -74,7 +74,7 @@ class VictimSelector:
                     if going is not None:
                         return going
                 continue
-            wanted = prices.cheapest(prices.move_costs, need, shut)
+            wanted = prices.cheapest(prices.move_costs, need, excluded)
             if wanted is not None:
                 going = self._free_devices(entry, need, wanted, prices, now_s, INFINITE, stops=False)
                 if going is not None:
@@ -88,7 +88,7 @@ class VictimSelector:
         for need in entry.job_class.needs:
             if need.devices == 0:
                 continue
-            wanted = prices.cheapest(prices.stop_costs, need, entry.job_class.shut)
+            wanted = prices.cheapest(prices.stop_costs, need, entry.job_class.excluded)
             if wanted is None or (len(wanted) == 1 and prices.stop_costs[wanted[0]] > limit):
                 continue
             going = self._free_devices(entry, need, wanted, prices, now_s, limit, stops=True)
@@ -108,9 +108,9 @@ class VictimSelector:
         stops: bool,
     ) -> list[Eviction] | None:
         """Free the wanted devices: each victim moves if a gap fits it, else is stopped, if stops are allowed and cost at most `limit`."""
-        shut = 0
+        excluded = 0
         for node, _ in wanted:
-            shut |= 1 << node
+            excluded |= 1 << node
         victims: dict[int, JobEntry] = {}
         for node, want in wanted:
             for victim in prices.cheapest_set(node, want, now_s, moves=not stops):
@@ -118,7 +118,7 @@ class VictimSelector:
         going: list[Eviction] = []
         cost = 0.0
         for victim in sorted(victims.values(), key=lambda victim: (-victim.gpus, victim.seq)):
-            gap = self._gap(victim, shut) if self.allow_moves and prices.movable(victim, now_s) else None
+            gap = self._gap(victim, excluded) if self.allow_moves and prices.movable(victim, now_s) else None
             if gap is None:
                 cost += prices.stop_cost(victim, now_s)
                 if not stops or cost > limit:
@@ -133,13 +133,13 @@ class VictimSelector:
         self._vacate(going)
         return going if fits else None
 
-    def _gap(self, victim: JobEntry, shut: int) -> Places | None:
+    def _gap(self, victim: JobEntry, excluded: int) -> Places | None:
         need = victim.need
         if need is None or not need.devices_only:
             return None
         pool = self.board.pools[self.board.pool_of_node[victim.places[0][0]]]
         # Its request: it holds fewer devices if one became unhealthy.
-        node = pool.find_single_node(need.devices, shut | victim.job_class.shut | victim.avoided_nodes)
+        node = pool.find_single_node(need.devices, excluded | victim.job_class.excluded | victim.avoided_nodes)
         return None if node < 0 else ((node, need.devices),)
 
     def _vacate(self, going: Sequence[Eviction]) -> None:
@@ -191,7 +191,7 @@ class VictimSelector:
         going = [Eviction(other) for other in chosen]
         if found is not None:
             board.occupy(*found)
-            shut = bitset_of(node for node, _ in found[1])
+            excluded = bitset_of(node for node, _ in found[1])
             for one in sorted(going, key=lambda one: -one.entry.gpus):
                 other = one.entry
                 immovable = (
@@ -200,7 +200,7 @@ class VictimSelector:
                     or other.never_stopped
                     or now_s - other.placed_s < self.move_min_s
                 )
-                gap = None if immovable else self._gap(other, shut)
+                gap = None if immovable else self._gap(other, excluded)
                 if gap is not None:
                     board.occupy(other.need, gap)
                     one.need, one.places = other.need, gap
@@ -219,7 +219,7 @@ class VictimSelector:
             borrowed = (
                 quotas is not None
                 and self.board.has_lendable_quota
-                and quotas.reclaimable(queue, klass.queue, klass.gpus)
+                and quotas.is_reclaimable(queue, klass.queue, klass.gpus)
             )
             lower = rank < klass.rank and (admitted or queue == klass.queue)
             repair = entry.lost_nodes and rank <= klass.rank
@@ -286,7 +286,7 @@ class VictimSelector:
     ) -> list[int]:
         """Nodes that could be freed, those with the least total cost first: a pre-sort, so that only a few are priced exactly."""
         board = self.board
-        shut = entry.job_class.shut | need.shut
+        excluded = entry.job_class.excluded | need.excluded
         nodes = set(on_node)
         if need.nodes > 1:  # free devices cost nothing
             for kind in need.kinds:
@@ -299,7 +299,7 @@ class VictimSelector:
         likely: list[tuple[int, float, int]] = []
         for node in nodes:
             pool = board.pools[board.pool_of_node[node]]
-            if board.pool_of_node[node] not in need.kinds or node in pool.removed_nodes or shut >> node & 1:
+            if board.pool_of_node[node] not in need.kinds or node in pool.removed_nodes or excluded >> node & 1:
                 continue
             room, total_cost, rank = pool.free[node], 0.0, -(1 << 30)
             if room < need.devices:
@@ -380,13 +380,13 @@ class VictimSelector:
         """Remove the job for a trial; a moved job keeps its quota."""
         self.board.free_devices(other)
         if self.board.quotas is not None and not moves:
-            self.board.quotas.give(other.job_class.queue, other.job_class.user, other.devices_held)
+            self.board.quotas.remove_running(other.job_class.queue, other.job_class.user, other.devices_held)
 
     def revert_trial(self, other: JobEntry, *, moves: bool = False) -> None:
         """Revert `out`."""
         self.board.retake_devices(other)
         if self.board.quotas is not None and not moves:
-            self.board.quotas.take(other.job_class.queue, other.job_class.user, other.devices_held)
+            self.board.quotas.add_running(other.job_class.queue, other.job_class.user, other.devices_held)
 
     # ---------------------------------------------------------------- elastic
 

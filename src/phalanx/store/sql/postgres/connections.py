@@ -15,9 +15,9 @@ from typing import Any, Final, TypeAlias
 
 import psycopg
 
+from phalanx.core.state.records import ColumnValue
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.sql.documents import Column
 from phalanx.store.sql.migrations import migrations
 from phalanx.store.sql.postgres.address import Address
 from phalanx.store.sql.postgres.errors import to_store_error
@@ -162,7 +162,7 @@ class PostgresReaders:
 def sql_reader(connection: Connection) -> SqlReader:
     """Wrap a connection for the queries that both databases share."""
 
-    def execute(sql: str, values: tuple[Column, ...] = (), /) -> Iterable[Any]:
+    def execute(sql: str, values: tuple[ColumnValue, ...] = (), /) -> Iterable[Any]:
         cursor = connection.execute(
             sql.encode(), values or None
         )  # bytes: psycopg's type hints accept only literals as text

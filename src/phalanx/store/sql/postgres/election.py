@@ -19,7 +19,7 @@ from phalanx.failpoints import around
 from phalanx.ports.election import ElectionUnavailable, HeadRecord, Leader
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.sql.migrations import compare, migrations
+from phalanx.store.sql.migrations import check_applied, migrations
 from phalanx.store.sql.postgres.address import Address
 from phalanx.store.sql.postgres.connections import Connection, close, connect
 from phalanx.store.sql.postgres.errors import to_store_error
@@ -58,7 +58,7 @@ class PostgresElection:
         try:
             connection = connect(self._address)
             have = applied(connection)
-            compare(have, known)
+            check_applied(have, known)
             if 0 < len(have) < len(known):
                 with around("election.prepare.leads"):
                     leading = connection.execute(self._texts["leads_now"].encode()).fetchall()

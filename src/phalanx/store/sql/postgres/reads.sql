@@ -65,9 +65,6 @@ WHERE attempts.state <> 'ended' ORDER BY jobs.seq;
 -- name: newest_idempotency
 SELECT doc, crc FROM idempotency ORDER BY number DESC LIMIT %s;
 
--- name: job
-SELECT doc, crc FROM jobs WHERE id = %s;
-
 -- name: newest_seqs_in_state
 -- One state's part of a list; `{where}`: further conditions from a fixed set (reading.py), never a caller's text.
 SELECT seq FROM jobs WHERE state = %s{where} ORDER BY seq DESC LIMIT %s;
@@ -101,44 +98,8 @@ SELECT doc, crc FROM story WHERE node_id = %s AND seq > %s ORDER BY seq LIMIT %s
 -- name: story_of_job_and_node
 SELECT doc, crc FROM story WHERE job_id = %s AND node_id = %s AND seq > %s ORDER BY seq LIMIT %s;
 
--- name: nodes
-SELECT doc, crc FROM nodes ORDER BY id;
-
--- name: queues
-SELECT doc, crc FROM queues ORDER BY id;
-
--- name: spent
-SELECT doc, crc FROM spent ORDER BY queue;
-
--- name: reservations
+-- name: live_reservations
 SELECT doc, crc FROM reservations WHERE ended = 0 ORDER BY id;
-
--- name: reservation
-SELECT doc, crc FROM reservations WHERE id = %s;
-
--- name: calibrations
-SELECT doc, crc FROM calibrations ORDER BY id;
-
--- name: calibration
-SELECT doc, crc FROM calibrations WHERE id = %s;
-
--- name: all_failure_rules
-SELECT doc, crc FROM failure_rules ORDER BY id;
-
--- name: failure_rules
-SELECT doc, crc FROM failure_rules WHERE id = %s;
-
--- name: projects
-SELECT doc, crc FROM projects ORDER BY id;
-
--- name: users
-SELECT doc, crc FROM users ORDER BY id;
-
--- name: user
-SELECT doc, crc FROM users WHERE id = %s;
-
--- name: tokens
-SELECT doc, crc FROM tokens ORDER BY created_s, id;
 
 -- name: token_by_hash
 SELECT doc, crc FROM tokens WHERE sha256 = %s;
@@ -155,34 +116,6 @@ SELECT doc, crc FROM audit ORDER BY seq DESC LIMIT 1;
 -- name: schema
 -- The applied migrations.
 SELECT number, name, sha256 FROM migrations ORDER BY number;
-
--- name: counts
-SELECT 'user', (SELECT count(*) FROM users) UNION ALL SELECT 'project', (SELECT count(*) FROM projects)
-UNION ALL SELECT 'token', (SELECT count(*) FROM tokens) UNION ALL SELECT 'queue', (SELECT count(*) FROM queues)
-UNION ALL SELECT 'spent', (SELECT count(*) FROM spent) UNION ALL SELECT 'reservation', (SELECT count(*) FROM reservations)
-UNION ALL SELECT 'calibration', (SELECT count(*) FROM calibrations) UNION ALL SELECT 'rules', (SELECT count(*) FROM failure_rules)
-UNION ALL SELECT 'node', (SELECT count(*) FROM nodes)
-UNION ALL SELECT 'job', (SELECT count(*) FROM jobs) UNION ALL SELECT 'attempt', (SELECT count(*) FROM attempts)
-UNION ALL SELECT 'key', (SELECT count(*) FROM idempotency) UNION ALL SELECT 'story', (SELECT count(*) FROM story)
-UNION ALL SELECT 'audit', (SELECT count(*) FROM audit);
-
--- name: all_reservations
-SELECT doc, crc FROM reservations ORDER BY id;
-
--- name: page_of_jobs
-SELECT doc, crc, seq FROM jobs WHERE seq > %s ORDER BY seq LIMIT %s;
-
--- name: page_of_attempts
-SELECT doc, crc, job_id, epoch FROM attempts WHERE (job_id, epoch) > (%s, %s) ORDER BY job_id, epoch LIMIT %s;
-
--- name: page_of_keys
-SELECT doc, crc, number FROM idempotency WHERE number > %s ORDER BY number LIMIT %s;
-
--- name: page_of_audit
-SELECT doc, crc, seq FROM audit WHERE seq > %s ORDER BY seq LIMIT %s;
-
--- name: page_of_story
-SELECT doc, crc, seq FROM story WHERE seq > %s ORDER BY seq LIMIT %s;
 
 -- name: words
 SELECT name, value FROM shared;

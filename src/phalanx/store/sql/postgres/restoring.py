@@ -19,7 +19,8 @@ from phalanx.store.lost_numbers import (
     extend_terms,
     with_restore,
 )
-from phalanx.store.sql.kinds import KIND_BY_NAME
+from phalanx.store.sql.documents import row_of
+from phalanx.store.sql.kinds import KIND_BY_NAME, KINDS
 from phalanx.store.sql.postgres.address import Address
 from phalanx.store.sql.postgres.connections import (
     Connection,
@@ -31,22 +32,7 @@ from phalanx.store.sql.postgres.errors import to_store_error
 from phalanx.store.sql.queries import POSTGRES
 from phalanx.store.sql.writing import grouped
 
-TABLES: Final = (
-    "users",
-    "projects",
-    "tokens",
-    "queues",
-    "spent",
-    "reservations",
-    "calibrations",
-    "failure_rules",
-    "nodes",
-    "jobs",
-    "attempts",
-    "idempotency",
-    "story",
-    "audit",
-)
+TABLES: Final = tuple(kind.table for kind in KINDS)
 
 
 def restore_records(
@@ -74,9 +60,9 @@ def restore_records(
         aside = _empty(writer, address, replace=replace)
         for word, lot in grouped(records):
             with around("restore.put"):
-                writer.cursor().executemany(
-                    POSTGRES.writes[KIND_BY_NAME[word].statement].encode(), [KIND_BY_NAME[word].row(one) for one in lot]
-                )
+                kind = KIND_BY_NAME[word]
+                put = POSTGRES.writes[f"put {kind.table}"].encode()
+                writer.cursor().executemany(put, [row_of(kind, one) for one in lot])
         _record_restore(writer, restore_in(0 if taken is None else int(taken[0])))
         _commit(writer, address)
         return aside

@@ -10,7 +10,7 @@ import psycopg
 
 from phalanx.failpoints import around, hit
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.sql.migrations import Migration, compare
+from phalanx.store.sql.migrations import Migration, check_applied
 
 SCHEMA: Final = "phalanx"  # a schema of its own, to avoid conflicts with tables of other programs in the same database
 _log = logging.getLogger("phalanx.store")
@@ -32,7 +32,7 @@ def migrate(connection: psycopg.Connection[Any], known: tuple[Migration, ...]) -
         psycopg.Error: the database failed; the failed migration is rolled back.
     """
     if len(applied(connection)) == len(known):  # the usual case takes no lock
-        compare(applied(connection), known)
+        check_applied(applied(connection), known)
         return 0
     count = 0
     while _next(connection, known, keep=not count):
@@ -66,7 +66,7 @@ def _next(connection: psycopg.Connection[Any], known: tuple[Migration, ...], *, 
         )
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         have = applied(connection)
-        compare(have, known)
+        check_applied(have, known)
         if len(have) == len(known):
             hit("postgres.migrate.nothing")
             connection.execute("ROLLBACK")

@@ -15,7 +15,8 @@ import apsw
 
 from phalanx.core.errors import Conflict
 from phalanx.core.hints import Hint, HintCode
-from phalanx.failpoints import around, sync_directory, write
+from phalanx.durable_files import create_file, make_directory, sync_directory, sync_file, write_at
+from phalanx.failpoints import around
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql.migrations import migrations
@@ -43,10 +44,8 @@ def lock(path: str) -> int:
     """
     fd = -1
     try:
-        with around("store.open.folder"):
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with around("store.open.lock"):
-            fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_directory("store.open", os.path.dirname(path))
+        fd = create_file("store.open.lock", path + ".lock", os.O_RDWR)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
@@ -74,8 +73,9 @@ def open_writer(path: str, vfs: str, *, held: int) -> apsw.Connection:
     connection = None
     try:
         _check_size(path)
-        with around("store.open.create"):  # with mode 0600, which WAL and index inherit: records contain environments
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(
+            create_file("store.open", path, os.O_RDWR)
+        )  # with mode 0600, which WAL and index inherit: records contain environments
         with around("store.open.begin"):
             connection = apsw.Connection(
                 path, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, vfs=vfs or None
@@ -90,7 +90,7 @@ def open_writer(path: str, vfs: str, *, held: int) -> apsw.Connection:
         connection.pragma("journal_size_limit", WAL_KEPT_BYTES)
         _check(connection, path)
         migrate(connection, migrations("sqlite"), path)
-        sync_directory("store.open.directory", os.path.dirname(path))
+        sync_directory("store.open", os.path.dirname(path))
         if held >= 0:
             record_created(held)
     except (apsw.Error, OSError, ValueError, StoreUnusable) as error:
@@ -255,6 +255,5 @@ def record_created(held: int) -> None:
     """
     if os.pread(held, len(_MADE), 0) == _MADE:
         return
-    write("store.open.mark", held, _MADE, 0)
-    with around("store.open.mark_sync"):
-        os.fsync(held)
+    write_at("store.open.mark", held, _MADE, 0)
+    sync_file("store.open.mark", held)

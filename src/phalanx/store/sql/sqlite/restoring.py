@@ -12,9 +12,11 @@ import apsw
 
 from phalanx.core.errors import Conflict
 from phalanx.core.hints import Hint, HintCode
-from phalanx.failpoints import around, sync_directory
+from phalanx.durable_files import remove_file, rename_path, sync_directory
+from phalanx.failpoints import around
 from phalanx.ports.store import StoreRefused
 from phalanx.store.errors import StoreUnusable
+from phalanx.store.sql.documents import row_of
 from phalanx.store.sql.kinds import KIND_BY_NAME
 from phalanx.store.sql.queries import SQLITE
 from phalanx.store.sql.sqlite.connections import (
@@ -63,9 +65,8 @@ def _write(writer: apsw.Connection, records: Iterable[tuple[str, Any]]) -> None:
     writer.execute("BEGIN IMMEDIATE")
     for word, lot in grouped(records):
         with around("restore.rows"):
-            writer.executemany(
-                SQLITE.writes[KIND_BY_NAME[word].statement], [KIND_BY_NAME[word].row(record) for record in lot]
-            )
+            kind = KIND_BY_NAME[word]
+            writer.executemany(SQLITE.writes[f"put {kind.table}"], [row_of(kind, record) for record in lot])
     with around("restore.commit"):
         writer.execute("COMMIT")
     with around("restore.checkpoint"):  # explicitly: closing would ignore a full disk or another reader
@@ -84,19 +85,16 @@ def _put_in_place(fresh: str, path: str) -> str:
     if exists or os.path.exists(path + "-wal"):
         aside = free_name(f"{path}.before-restore-{time.strftime('%Y%m%d-%H%M%S')}")
     if os.path.exists(path + "-wal"):
-        with around("restore.wal"):
-            os.rename(path + "-wal", aside + "-wal")
+        rename_path("restore.wal", path + "-wal", aside + "-wal")
         kept = aside + "-wal"
     if exists:
         with around("restore.aside"):
             os.link(path, aside)
         kept = aside
     if os.path.exists(path + "-shm"):
-        with around("restore.shm"):
-            os.unlink(path + "-shm")
-    with around("restore.rename"):
-        os.replace(fresh, path)
-    sync_directory("restore.directory", os.path.dirname(path))
+        remove_file("restore.shm", path + "-shm")
+    rename_path("restore", fresh, path)
+    sync_directory("restore", os.path.dirname(path))
     return kept
 
 
@@ -112,5 +110,4 @@ def _remove(path: str) -> None:
     """Remove the files of an interrupted restore."""
     for name in (path, path + "-wal", path + "-shm"):
         if os.path.exists(name):
-            with around("restore.remove"):
-                os.unlink(name)
+            remove_file("restore", name)

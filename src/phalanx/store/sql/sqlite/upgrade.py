@@ -9,9 +9,10 @@ from typing import Final
 
 import apsw
 
-from phalanx.failpoints import around, hit, sync_directory
+from phalanx.durable_files import create_file, remove_file, rename_path, sync_directory, sync_file
+from phalanx.failpoints import around, hit
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.sql.migrations import Migration, compare
+from phalanx.store.sql.migrations import Migration, check_applied
 
 APPLICATION_ID: Final = 0x50484C58  # "PHLX", in the header of the file: identifies a Phalanx database
 _log = logging.getLogger("phalanx.store")
@@ -32,7 +33,7 @@ def migrate(connection: apsw.Connection, known: tuple[Migration, ...], path: str
         apsw.Error, OSError: the disk failed; the failed migration is rolled back.
     """
     applied = _applied(connection)
-    compare(applied, known)
+    check_applied(applied, known)
     pending = known[len(applied) :]
     if applied and pending:
         kept = _keep(connection, f"{path}.before-{pending[0].number}")
@@ -48,22 +49,18 @@ def _keep(connection: apsw.Connection, wanted: str) -> str:
     """Copy the database, readable only by the owner; renamed once it is synced."""
     part = wanted + ".part"
     if os.path.exists(part):  # of an interrupted upgrade
-        with around("upgrade.copy.remove"):
-            os.unlink(part)
-    with around("upgrade.copy.create"):  # with mode 0600; SQLite accepts an empty file
-        os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        remove_file("upgrade.copy", part)
+    os.close(create_file("upgrade.copy", part, os.O_RDWR | os.O_EXCL))  # with mode 0600; SQLite accepts an empty file
     with around("upgrade.copy.write"):
         connection.execute("VACUUM INTO ?", (part,))
     fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with around("upgrade.copy.sync"):
-            os.fsync(fd)
+        sync_file("upgrade.copy", fd)
     finally:
         os.close(fd)
     kept = free_name(wanted)
-    with around("upgrade.copy.rename"):
-        os.rename(part, kept)
-    sync_directory("upgrade.copy.directory", os.path.dirname(kept))
+    rename_path("upgrade.copy", part, kept)
+    sync_directory("upgrade.copy", os.path.dirname(kept))
     return kept
 
 

@@ -1,71 +1,10 @@
--- The first schema. A record is one JSON document encoded by msgspec, with columns for what is searched or constrained.
+-- The tables of most records follow from their declarations (core.state.records) and are created before these statements.
+-- A record is one JSON document encoded by msgspec, with columns for what is searched or constrained.
 -- `crc` is the CRC-32 of the document's bytes: SQLite has no page checksums, so a flipped bit would otherwise not be detected.
 
-CREATE TABLE users (
-    id       TEXT PRIMARY KEY NOT NULL,
-    role     TEXT NOT NULL,
-    disabled INTEGER NOT NULL,
-    doc      TEXT NOT NULL,
-    crc      INTEGER NOT NULL
-) STRICT;
-
-CREATE TABLE projects (
-    id  TEXT PRIMARY KEY NOT NULL,
-    doc TEXT NOT NULL,
-    crc INTEGER NOT NULL
-) STRICT;
-
-CREATE TABLE tokens (
-    id        TEXT PRIMARY KEY NOT NULL,
-    user      TEXT NOT NULL,
-    sha256    TEXT NOT NULL UNIQUE,
-    created_s REAL NOT NULL,
-    doc       TEXT NOT NULL,
-    crc       INTEGER NOT NULL
-) STRICT;
-
-CREATE TABLE queues (
-    id  TEXT PRIMARY KEY NOT NULL,
-    doc TEXT NOT NULL,
-    crc INTEGER NOT NULL
-) STRICT;
-
--- Usage of each queue, for its budget and the fair share. Committed with the attempt that ended.
-CREATE TABLE spent (
-    queue TEXT PRIMARY KEY NOT NULL,
-    doc   TEXT NOT NULL,
-    crc   INTEGER NOT NULL
-) STRICT;
-
--- A starting head loads the reservations that have not ended; ended ones can be read by name.
-CREATE TABLE reservations (
-    id    TEXT PRIMARY KEY NOT NULL,
-    ended INTEGER NOT NULL,
-    doc   TEXT NOT NULL,
-    crc   INTEGER NOT NULL
-) STRICT;
+CREATE UNIQUE INDEX tokens_by_hash ON tokens (sha256);
+-- A starting head loads reservations that have not ended; ended ones can be read by name.
 CREATE INDEX reservations_live ON reservations (id) WHERE ended = 0;
-
--- The result of the last calibration: one document for the fleet.
-CREATE TABLE calibrations (
-    id  TEXT PRIMARY KEY NOT NULL,
-    doc TEXT NOT NULL,
-    crc INTEGER NOT NULL
-) STRICT;
-
--- The operators' own failure rules: one document.
-CREATE TABLE failure_rules (
-    id  TEXT PRIMARY KEY NOT NULL,
-    doc TEXT NOT NULL,
-    crc INTEGER NOT NULL
-) STRICT;
-
-CREATE TABLE nodes (
-    id    TEXT PRIMARY KEY NOT NULL,
-    state TEXT NOT NULL,
-    doc   TEXT NOT NULL,
-    crc   INTEGER NOT NULL
-) STRICT;
 
 -- `seq` is the rowid, with which every index ends: lists are sorted by it, newest first.
 CREATE TABLE jobs (
@@ -110,13 +49,15 @@ CREATE TABLE story (
 CREATE INDEX story_by_job ON story (job_id) WHERE job_id IS NOT NULL;
 CREATE INDEX story_by_node ON story (node_id) WHERE node_id IS NOT NULL;
 
+-- `number`: insertion order of the keys.
 CREATE TABLE idempotency (
+    number INTEGER PRIMARY KEY,
     user   TEXT NOT NULL,
     key    TEXT NOT NULL,
     job_id TEXT NOT NULL REFERENCES jobs (id),
     doc    TEXT NOT NULL,
     crc    INTEGER NOT NULL,
-    PRIMARY KEY (user, key)
+    UNIQUE (user, key)
 ) STRICT;
 
 -- The audit trail: a chain of HMACs (core.access.audit), committed together with the changes that it records.

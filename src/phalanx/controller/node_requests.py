@@ -1,0 +1,70 @@
+"""Requests of operators about one node: cordon or drain it, return it to service, remove it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from phalanx.controller.request_handlers import RequestHandlers
+from phalanx.controller.step_context import StepContext
+from phalanx.core.errors import Conflict, NotFound
+from phalanx.core.fleet.node import Cordon, Node, NodeState
+from phalanx.core.hints import Hint, HintCode
+from phalanx.core.ids import NodeId
+from phalanx.core.state.events import CordonNode, RemoveNode, UncordonNode
+from phalanx.core.work.users import Action
+
+handlers: Final = RequestHandlers()
+
+
+@handlers.add(
+    CordonNode,
+    Action.OPERATE,
+    audit=lambda request, _: f"node {request.node_id} {'drain' if request.drain else 'cordon'}",
+)
+def cordon(context: StepContext, request: CordonNode) -> Node:
+    """Cordon or drain a node."""
+    return _cordon(context, _known(context, request.node_id), request)
+
+
+@handlers.add(UncordonNode, Action.OPERATE, audit=lambda request, _: f"node {request.node_id}")
+def uncordon(context: StepContext, request: UncordonNode) -> Node:
+    """Return a node to service, and clear its marks."""
+    node = _known(context, request.node_id)
+    if node.cordon is not None or node.bad_node_reason:
+        node = replace(node, cordon=None, fault_score=0.0, bad_node_reason="", changed_s=context.now.wall_s)
+        context.change.put(node)
+        context.add_story("undrained", f"{node.id} is in service again", node_id=node.id, by=request.by)
+    return node
+
+
+@handlers.add(RemoveNode, Action.OPERATE, audit=lambda request, _: f"node {request.node_id}")
+def remove(context: StepContext, request: RemoveNode) -> Node:
+    """Remove a node that is down and runs no job."""
+    node = _known(context, request.node_id)
+    if node.state is NodeState.UP or context.world.attempts_on(node.id):
+        raise Conflict(
+            f"{node.id} is {node.state.value} or still runs jobs", hint=Hint(HintCode.DRAIN_NODE, node=node.id)
+        )
+    context.change.remove_node(node)
+    context.add_story("node_forgotten", f"{node.id} was removed from the fleet", node_id=node.id, by=request.by)
+    return node
+
+
+def _known(context: StepContext, node_id: NodeId) -> Node:
+    node = context.world.nodes.get(node_id)
+    if node is None:
+        raise NotFound(f"no node {node_id!r}", hint=Hint(HintCode.LIST_NODES))
+    return node
+
+
+def _cordon(context: StepContext, node: Node, request: CordonNode) -> Node:
+    cordon = Cordon(by=request.by, why=request.why, since_s=context.now.wall_s, drain=request.drain)
+    if node.cordon is None or (request.drain and not node.cordon.drain):
+        node = replace(node, cordon=cordon, changed_s=context.now.wall_s)
+        context.change.put(node)
+        word = "drained" if request.drain else "cordoned"
+        context.add_story(word, f"{node.id} is {word} by {request.by}: {request.why}", node_id=node.id, by=request.by)
+        if request.drain:
+            context.stop_jobs_on(NodeId(node.id), by=request.by)
+    return node

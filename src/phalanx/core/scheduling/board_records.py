@@ -1,0 +1,167 @@
+"""The records on a board: classes of jobs, jobs and decisions; and the listener that the board reports changes to."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from phalanx.core.scheduling.hazard_table import SimilarJobs
+from phalanx.core.scheduling.needs import Need, Places
+
+NEVER_S = -1.0
+
+
+class DecisionKind(enum.Enum):
+    """The kind of a decision."""
+
+    START = "start"
+    STOP = "stop"  # preempt: save, stop, wait again
+    MOVE = "move"  # save, stop, and continue elsewhere at once
+
+
+class StopReason(enum.Enum):
+    """The reason for which a job is stopped or moved."""
+
+    VALUE = "value"  # the other job has more value for the same GPUs
+    PRIORITY = "priority"  # the other job has a higher priority
+    RECLAIM = "reclaim"  # the GPUs were borrowed, and their owner reclaims them
+    OVERDUE = "overdue"  # the other job has waited past its limit
+    REPAIR = "repair"  # the other job lost a node and gets its place back
+    SHRINK = "shrink"  # an elastic job shrinks
+    GROW = "grow"  # an elastic job takes idle nodes
+
+
+@dataclass(slots=True, eq=False)
+class ArrayThrottle:
+    """The limit of running elements of an array, and their number."""
+
+    running_max: int
+    running: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class JobClass:
+    """A class of jobs that are equal for every rule: considered once per pass, and explained once.
+
+    Attributes:
+        needs: alternatives, in order of preference.
+        gpus: devices of the first need, at least.
+        label: key of the run time statistics; jobs of one label and size have similar run times.
+        rank: priority; a higher one always goes first.
+        queue: number in the quota tree.
+        excluded: bitset of nodes that its jobs may not use.
+    """
+
+    number: int
+    needs: tuple[Need, ...]
+    gpus: int
+    label: int = 0
+    rank: int = 0
+    queue: int = 0
+    user: str = ""
+    excluded: int = 0
+    throttle: ArrayThrottle | None = None
+
+
+@dataclass(slots=True, eq=False)
+class JobEntry:
+    """One job as a policy sees it. Mutable, owned by its board.
+
+    Attributes:
+        seq: submit order; the last tie-break.
+        size_s: what a reference policy knows of its total run time: exact, its limit, or predicted; -1 if unknown.
+        attained_s: saved work of earlier runs; the current run adds `now - since_s`.
+        started_s: start of the current run; -1 while it waits.
+        service_max_s: the longest service it has reached, including work lost by a stop.
+        saved_s: when it last saved, if it does not save when asked to stop; -1 if it does, so that a stop loses nothing.
+        waiting_since_s: start of the current wait.
+        waited_s: earlier waiting time.
+        places, need: where it runs, and for which need; empty while it waits.
+        stops, moves: number of its preemptions and moves.
+        protected_until_s: not stopped by value before this time.
+        placed_s: when it started or moved to its places.
+        overdue: it has waited past its limit and goes before all other jobs.
+        lost_nodes: it lost its place through no fault of its own, and gets one before new jobs.
+        avoided_nodes: bitset of nodes to use only if nothing else fits.
+        never_stopped: never stopped for another job.
+        similar_jobs: similar jobs that a policy learns from; owned by the policy.
+    """
+
+    seq: int
+    job_class: JobClass
+    submit_s: float
+    gpus: int = 0
+    size_s: float = -1.0
+    attained_s: float = 0.0
+    service_max_s: float = 0.0
+    started_s: float = NEVER_S
+    saved_s: float = NEVER_S
+    waiting_since_s: float = 0.0
+    waited_s: float = 0.0
+    places: Places = ()
+    need: Need | None = None
+    stops: int = 0
+    moves: int = 0
+    protected_until_s: float = 0.0
+    placed_s: float = 0.0
+    overdue: bool = False
+    lost_nodes: bool = False
+    avoided_nodes: int = 0
+    never_stopped: bool = False
+    similar_jobs: SimilarJobs | None = None
+
+    def __post_init__(self) -> None:
+        self.gpus = self.job_class.gpus
+
+    @property
+    def devices_held(self) -> int:
+        """Devices in use."""
+        return sum([count for _, count in self.places])
+
+    def devices_on(self, node: int) -> int:
+        """Devices in use on one of its nodes."""
+        return next(count for at, count in self.places if at == node)
+
+    def service_s(self, now_s: float) -> float:
+        """Saved work so far."""
+        return self.attained_s if self.started_s < 0.0 else self.attained_s + (now_s - self.started_s)
+
+    def unsaved_s(self, now_s: float) -> float:
+        """Work that a stop now would lose."""
+        return 0.0 if self.saved_s < 0.0 or self.started_s < 0.0 else now_s - max(self.started_s, self.saved_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision, in the order taken. `places` is empty for a stop; `beneficiary` is the job that a stop or move makes room for."""
+
+    kind: DecisionKind
+    entry: JobEntry
+    places: Places
+    beneficiary: JobEntry | None = None
+    reason: StopReason | None = None
+
+
+class BoardListener:
+    """Is notified of every change of a board that it did not decide itself, so that it can maintain its order. Here every method does nothing."""
+
+    def on_waiting(self, entry: JobEntry) -> None:
+        """The job waits, for the first time or again."""
+
+    def on_adopted(self, entry: JobEntry) -> None:
+        """The job was already running when this board was made; `placed_s` is set."""
+
+    def on_withdrawn(self, entries: Sequence[JobEntry]) -> None:
+        """These waiting jobs are gone: cancelled, held, or moved to another class. Passed together, so that each line is scanned once."""
+
+    def on_ended(self, entry: JobEntry, now_s: float) -> None:
+        """The running job ended by itself; its places are still set."""
+
+    def on_stopped(self, entry: JobEntry, now_s: float) -> None:
+        """The running job was stopped; its places are still set."""
+
+
+def sorted_by_submit(entries: Iterable[JobEntry]) -> list[JobEntry]:
+    """By submit time, then seq."""
+    return sorted(entries, key=lambda entry: (entry.submit_s, entry.seq))

@@ -1,0 +1,166 @@
+"""The declaration of each kind of record. World, stores, tables of the databases and backups follow from it (docs/add-a-record.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Final, Generic, TypeVar
+
+from phalanx.core.fleet.custom_failure_rules import FailureRules
+from phalanx.core.fleet.documents import FleetDocument
+from phalanx.core.fleet.node import Node
+from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
+from phalanx.core.work.queue import Project, Queue, QueueUsage
+from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.users import Token, User
+
+K = TypeVar("K")
+R = TypeVar("R")
+ColumnValue = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idempotency:
+    """A caller's idempotency key, the SHA-256 of its request body, and the job that it created."""
+
+    user: UserId
+    key: str
+    body_sha256: str
+    job_id: JobId
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordColumn:
+    """A column beside the document: an attribute of the record that the databases search or constrain."""
+
+    name: str
+    type: type[str] | type[int] | type[float] = str
+
+
+@dataclass(frozen=True, eq=False)
+class RecordKind(Generic[K, R]):
+    """Declaration of a kind of record. A plain one needs only its name, class, table and migration.
+
+    Attributes:
+        name: in backups and error messages.
+        record: its class; a database stores it as one JSON document.
+        table: name of its table in the world and in the databases.
+        migration: number of the database migration that creates the table; 0 if that migration's SQL file creates it itself.
+        key: attributes that identify a record; also columns.
+        columns: columns of the databases, in the order of the table.
+        order: attributes by which lists are sorted; the key by default.
+        pages: columns by which a long table is read in pages, each with a value before its first one.
+        append_only: records are never replaced; writing an existing one is an error.
+        key_of: the key of a record; a tuple if it has several attributes.
+        order_of: the sort key of a record.
+    """
+
+    name: str
+    record: type[R]
+    table: str
+    migration: int = 0
+    key: tuple[str, ...] = ("id",)
+    columns: tuple[RecordColumn, ...] = (RecordColumn("id"),)
+    order: tuple[str, ...] = ()
+    pages: tuple[tuple[str, str | int], ...] = ()
+    append_only: bool = False
+    key_of: Callable[[R], K] = field(init=False, repr=False)
+    order_of: Callable[[R], Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key_of", attrgetter(*self.key))
+        object.__setattr__(self, "order_of", attrgetter(*(self.order or self.key)))
+
+
+USERS: Final = RecordKind[UserId, User](
+    "user", User, "users", 1, columns=(RecordColumn("id"), RecordColumn("role"), RecordColumn("disabled", int))
+)
+PROJECTS: Final = RecordKind[ProjectId, Project]("project", Project, "projects", 1)
+TOKENS: Final = RecordKind[TokenId, Token](
+    "token",
+    Token,
+    "tokens",
+    1,
+    columns=(RecordColumn("id"), RecordColumn("user"), RecordColumn("sha256"), RecordColumn("created_s", float)),
+    order=("created_s", "id"),
+)
+QUEUES: Final = RecordKind[QueueId, Queue]("queue", Queue, "queues", 1)
+QUEUE_USAGE: Final = RecordKind[QueueId, QueueUsage](
+    "queue usage", QueueUsage, "queue_usage", 1, key=("queue",), columns=(RecordColumn("queue"),)
+)
+RESERVATIONS: Final = RecordKind[ReservationId, Reservation](
+    "reservation", Reservation, "reservations", 1, columns=(RecordColumn("id"), RecordColumn("ended", int))
+)
+CALIBRATIONS: Final = RecordKind[str, FleetDocument]("calibration", FleetDocument, "calibrations", 1)
+FAILURE_RULES: Final = RecordKind[str, FailureRules]("failure rules", FailureRules, "failure_rules", 1)
+NODES: Final = RecordKind[NodeId, Node]("node", Node, "nodes", 1, columns=(RecordColumn("id"), RecordColumn("state")))
+JOBS: Final = RecordKind[JobId, Job](
+    "job",
+    Job,
+    "jobs",
+    columns=(
+        RecordColumn("seq", int),
+        RecordColumn("id"),
+        RecordColumn("state"),
+        RecordColumn("user"),
+        RecordColumn("project"),
+        RecordColumn("queue"),
+        RecordColumn("name"),
+        RecordColumn("submit_s", float),
+        RecordColumn("ended_s", float),
+        RecordColumn("epoch", int),
+    ),
+    order=("seq",),
+    pages=(("seq", -1),),
+)
+ATTEMPTS: Final = RecordKind[tuple[JobId, Epoch], Attempt](
+    "attempt",
+    Attempt,
+    "attempts",
+    key=("job_id", "epoch"),
+    columns=(RecordColumn("job_id"), RecordColumn("epoch", int), RecordColumn("state")),
+    pages=(("job_id", ""), ("epoch", -1)),
+)
+IDEMPOTENCY: Final = RecordKind[tuple[UserId, str], Idempotency](
+    "idempotency key",
+    Idempotency,
+    "idempotency",
+    key=("user", "key"),
+    columns=(RecordColumn("user"), RecordColumn("key"), RecordColumn("job_id")),
+    pages=(("number", -1),),  # assigned by the database, in the order of insertion
+)
+
+Record = (
+    User
+    | Project
+    | Token
+    | Queue
+    | QueueUsage
+    | Reservation
+    | FleetDocument
+    | FailureRules
+    | Node
+    | Job
+    | Attempt
+    | Idempotency
+)
+# Each kind comes after those that it refers to: databases are written and loaded in this order.
+RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
+    USERS,
+    PROJECTS,
+    TOKENS,
+    QUEUES,
+    QUEUE_USAGE,
+    RESERVATIONS,
+    CALIBRATIONS,
+    FAILURE_RULES,
+    NODES,
+    JOBS,
+    ATTEMPTS,
+    IDEMPOTENCY,
+)
+KIND_OF: Final[Mapping[type, RecordKind[Any, Any]]] = {kind.record: kind for kind in RECORDS}

@@ -1,0 +1,36 @@
+"""Slurm for `phalanx up`. Without heavy imports: every `phalanx up` loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from phalanx.engines.slurm.options import ENGINE_NAME, OPTIONS
+from phalanx.ports.engine import Engine, EngineContext, EngineType, HeadSetup
+
+
+class SlurmEngineType(EngineType):
+    """See the module."""
+
+    name = ENGINE_NAME
+    title = "Slurm"
+    options = OPTIONS
+    job_account = "the user of their Slurm jobs, who started the head"
+
+    def check(self, given: Mapping[str, str], previous: Mapping[str, str] | None, setup: HeadSetup) -> dict[str, str]:
+        """Check Slurm and the options, and that Slurm's nodes can reach the head."""
+        from phalanx.engines.slurm.head_setup import check_options
+
+        options = self.resolve(given, previous)
+        check_options(options, previous, setup)
+        return options
+
+    def uses_local_nodes(self, options: Mapping[str, str]) -> bool:
+        """The nodes are Slurm's."""
+        del options
+        return False
+
+    def create(self, options: Mapping[str, str], head: EngineContext) -> Engine:
+        """Create the engine."""
+        from phalanx.engines.slurm.head_setup import create_engine
+
+        return create_engine(options, head)
