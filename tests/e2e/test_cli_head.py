@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import socket
 import struct
@@ -322,16 +323,12 @@ def test_ctrl_c_without_a_terminal_reaches_the_command_and_a_second_one_leaves_i
 
 
 def test_reader_that_lags_loses_nothing(phalanx, stays):
-    with subprocess.Popen(
-        phalanx.argv("exec", stays, "--", "sh", "-c", "head -c 5000000 /dev/zero; exit 4"),
-        cwd=phalanx.work,
-        env=phalanx.env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    ) as process:
-        time.sleep(2)  # the pipe and both windows are full
-        assert len(process.stdout.read()) == 5_000_000
-        assert process.wait() == 4
+    words = shlex.join(phalanx.argv("exec", stays, "--", "sh", "-c", "head -c 5000000 /dev/zero; exit 4"))
+    line = (
+        f"{words} </dev/null | (sleep 2; wc -c); echo ${{PIPESTATUS[0]}}"  # meanwhile the pipe and the window are full
+    )
+    done = subprocess.run(["bash", "-c", line], cwd=phalanx.work, env=phalanx.env, stdout=subprocess.PIPE, check=True)
+    assert done.stdout.split() == [b"5000000", b"4"]
 
 
 def test_the_live_screen_draws_and_quits(phalanx):
