@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -33,6 +32,7 @@ from phalanx.wire.supervisor import (
 )
 from tests.contract.api_head import SECRET, TOKENS, ApiHead, Supervisor, bearer, code, until
 from tests.contract.exec_socket import ExecSocket, open_exec
+from tests.unit.test_standing import Place
 
 
 @pytest.fixture
@@ -441,33 +441,13 @@ def test_head_that_stops_says_so_to_every_session(tmp_path):
     head.close()
 
 
-class Status:
-    """A head that leads until it is told not to; the other one leads then."""
-
-    term = 1
-    own_record = SimpleNamespace(head_id="head-1")
-
-    def __init__(self):
-        self.leading = True
-
-    def leads(self):
-        return self.leading
-
-    def leader(self):
-        return SimpleNamespace(holder="head-2", url="http://127.0.0.9:7600", term=2)
-
-    def heads(self):
-        return []
-
-    def urls(self):
-        return []
-
+class Leadership(Place):
     def has_standby(self):
         return True
 
 
 def test_head_that_leads_no_more_opens_no_session_and_cuts_the_open_ones(tmp_path):
-    head, status = ApiHead(str(tmp_path)), Status()
+    head, status = ApiHead(str(tmp_path)), Leadership()
     head.app = build_app(replace(head.parts, leader_status=status))
     with head.calling() as call:
         supervisor = Supervisor(call)
@@ -475,10 +455,10 @@ def test_head_that_leads_no_more_opens_no_session_and_cuts_the_open_ones(tmp_pat
         job_id = call.submit()
         supervisor.run(job_id)
         user = open_exec(call, job_id)
-        status.leading = False
+        status.leading[:] = [False]
         user.send({"type": "signal", "name": "TERM", "odd": 1})  # its answer is not sent
         assert user.frame() is None
         refused = ExecSocket(call.url, job_id, bearer("user")).refused
         assert code(refused) == (503, "not_leading")
-        assert refused.json()["error"]["leader"] == "http://127.0.0.9:7600"
+        assert refused.json()["error"]["leader"] == "http://a:1"
     head.close()

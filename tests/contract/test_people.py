@@ -178,7 +178,7 @@ def test_two_admins_cannot_demote_each_other_at_once(head, call):
     assert sorted(answers) in ([200, 401], [200, 403], [200, 409])
 
 
-@pytest.mark.parametrize("wish", [{"role": UserRole.USER}, {"disabled": True}])
+@pytest.mark.parametrize("submission", [{"role": UserRole.USER}, {"disabled": True}])
 def test_the_last_admin_stays_whoever_asks(head, submission):
     with pytest.raises(Conflict, match="root is the last admin"):
         head.ask(ChangeUser(user_id="root", **submission))

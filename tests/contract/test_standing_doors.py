@@ -18,6 +18,7 @@ from phalanx.api.http.server import HeadServer
 from phalanx.app.certificates import CertificateAuthority
 from phalanx.app.join_service import ListenAddress, with_tls
 from phalanx.app.state_folder import StateFolder
+from tests.contract.exec_socket import upgraded
 from tests.unit.test_standing import Place
 
 PATIENCE_S = 60  # of a server that nobody hangs up for: it would wait so long for whoever keeps a connection
@@ -56,16 +57,29 @@ def asked(wire: socket.socket, port: int) -> bytes:
     return wire.recv(1 << 16)
 
 
+def connected(port: int, *, secure: bool) -> socket.socket:
+    wire = socket.create_connection(("127.0.0.1", port))
+    if not secure:
+        return wire
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(wire)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_websocket_is_referred_to_the_leader(tmp_path, secure):
+    with standing(tmp_path) as (_, _, plain_port, tls_port):
+        port = tls_port if secure else plain_port
+        refused = upgraded(f"http://127.0.0.1:{port}", "/v1/jobs/1/exec", {}, sock=connected(port, secure=secure))
+        assert refused.status_code == 503
+        assert refused.json()["error"]["leader"] == "http://a:1"
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_connection_kept_open_does_not_hold_up_a_takeover(tmp_path, secure):
     with standing(tmp_path) as (server, thread, plain_port, tls_port):
         port = tls_port if secure else plain_port
-        wire = socket.create_connection(("127.0.0.1", port))
-        if secure:
-            context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            wire = context.wrap_socket(wire)
-        with wire:
+        with connected(port, secure=secure) as wire:
             assert asked(wire, port).startswith(b"HTTP/1.1 200")
             server.should_exit = True
             thread.join(timeout=PATIENCE_S / 3)  # 0.2 s, where nobody is waited for

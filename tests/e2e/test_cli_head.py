@@ -1,14 +1,18 @@
 """The command line against a real head with virtual nodes, as a user types it."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import select
+import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -161,6 +165,10 @@ def test_exec_runs_beside_the_ranks(phalanx):
             == f"green {job}\n"
         )
         assert phalanx("exec", job, "--", "cat", stdin="through\n").stdout == "through\n"
+        much = "x" * 3_000_000  # three windows
+        assert phalanx("exec", job, "--", "cat", stdin=much).stdout == much
+        refused = phalanx("exec", "--node-rank", "7", job, "--", "true", code=64)
+        assert f"job {job} has 1 nodes" in refused.stderr
     finally:
         phalanx("cancel", job)
 
@@ -249,6 +257,10 @@ class Terminal:
                     self.seen += os.read(self.fd, 65536).decode(errors="replace")
         return self
 
+    def resize(self, rows, cols):
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+        return self
+
     def press(self, keys):
         os.write(self.fd, keys.encode())
         return self
@@ -279,6 +291,46 @@ def test_first_ctrl_c_detaches_and_the_job_goes_on(phalanx):
     phalanx.until(job, "cancelled")
 
 
+@pytest.fixture
+def stays(phalanx):
+    """A job that runs."""
+    job = phalanx("submit", "--quiet", "--gpus", "1", "--", "sleep", "600").stdout.strip()
+    phalanx.until(job, "running")
+    yield job
+    phalanx("cancel", job)
+
+
+def test_exec_on_a_terminal_takes_keys_and_new_sizes(phalanx, stays):
+    shell = Terminal(phalanx, "exec", stays, "--", "bash", "--norc")
+    shell.until("$ " if os.getuid() else "# ").resize(33, 91).press("tty\r").until("/dev/pts/")
+    shell.press("until [ \"$(stty size)\" = '33 91' ]; do sleep 0.05; done; echo si''zed\r").until("sized")
+    shell.press("sleep 600\r").until("sleep 600\r\n").press("\x03").press("echo co''de $?\r").until("code 130")
+    assert shell.press("exit 7\r").code() == 7
+
+
+def test_ctrl_c_without_a_terminal_reaches_the_command_and_a_second_one_leaves_it(phalanx, stays):
+    trap = "trap 'echo told; exit 9' INT; echo ready; sleep 600 & wait"
+    told = Terminal(phalanx, "exec", "--no-tty", stays, "--", "sh", "-c", trap)
+    assert told.until("ready").press("\x03").until("told").code() == 9
+    stubborn = Terminal(phalanx, "exec", "--no-tty", stays, "--", "sh", "-c", "trap '' INT; echo $$; exec sleep 600")
+    pid = stubborn.until("\n").seen.strip()
+    stubborn.press("\x03")
+    time.sleep(0.5)
+    assert stubborn.process.poll() is None
+    assert stubborn.press("\x03").code() == 130
+    while os.path.exists(f"/proc/{pid}"):  # it was hung up on
+        time.sleep(0.05)
+
+
+def test_reader_that_lags_loses_nothing(phalanx, stays):
+    words = shlex.join(phalanx.argv("exec", stays, "--", "sh", "-c", "head -c 5000000 /dev/zero; exit 4"))
+    line = (
+        f"{words} </dev/null | (sleep 2; wc -c); echo ${{PIPESTATUS[0]}}"  # meanwhile the pipe and the window are full
+    )
+    done = subprocess.run(["bash", "-c", line], cwd=phalanx.work, env=phalanx.env, stdout=subprocess.PIPE, check=True)
+    assert done.stdout.split() == [b"5000000", b"4"]
+
+
 def test_the_live_screen_draws_and_quits(phalanx):
     top = Terminal(phalanx, "top")
     assert top.until("n1").press("q").code() == 0
@@ -287,12 +339,17 @@ def test_the_live_screen_draws_and_quits(phalanx):
 def test_a_head_killed_is_told_at_once_and_up_brings_it_back(phalanx):
     job = phalanx("submit", "--quiet", "--gpus", "2", "--", PYTHON, "ranks.py", "stay").stdout.strip()
     phalanx.until(job, "running")
+    session = Terminal(phalanx, "exec", job, "--", "sh", "-c", "echo $$; exec sleep 600")
+    pid = session.until("\n").seen.strip()
     record = json.loads((phalanx.home / "head.json").read_text())
     os.kill(record["pid"], signal.SIGKILL)
     while os.path.exists(f"/proc/{record['pid']}"):
         time.sleep(0.02)
     dead = phalanx("ps", code=69)
     assert "phalanx up" in dead.stderr
+    assert session.until("broke; the command receives SIGHUP").code() == 69
     assert "is up" in phalanx("up").stdout
     assert phalanx.until(job, "running")["epoch"] == 1
+    while os.path.exists(f"/proc/{pid}"):  # the supervisor hears that its session is over
+        time.sleep(0.05)
     phalanx("cancel", job)

@@ -201,11 +201,26 @@ def test_what_a_rank_shares_with_its_supervisor_is_standard_library_only(module)
     ("entry", "heavy"),
     [
         # `--help` answers within 150 ms only while the entry point stays light.
-        ("phalanx.app.cli", {"fastapi", "uvicorn", "apsw", "textual", "numpy", "torch", "pynvml", "asyncio"}),
+        (
+            "phalanx.app.cli",
+            {"fastapi", "uvicorn", "websockets", "apsw", "textual", "numpy", "torch", "pynvml", "asyncio"},
+        ),
         # Every supervisor of a fleet pays for what its entry point loads.
         (
             "phalanx.app.node",
-            {"fastapi", "uvicorn", "apsw", "click", "rich", "textual", "numpy", "torch", "pynvml", "asyncio"},
+            {
+                "fastapi",
+                "uvicorn",
+                "websockets",
+                "apsw",
+                "click",
+                "rich",
+                "textual",
+                "numpy",
+                "torch",
+                "pynvml",
+                "asyncio",
+            },
         ),
     ],
 )
