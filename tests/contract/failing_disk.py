@@ -84,10 +84,10 @@ class _File(apsw.VFSFile):
     def xWrite(self, data, offset):  # noqa: N802  # apsw's name
         self.disk.operate()
         growth = max(0, offset + len(data) - super().xFileSize())
-        if self.disk.available_gpus is not None:
-            if growth > self.disk.available_gpus:
+        if self.disk.room is not None:
+            if growth > self.disk.room:
                 raise apsw.FullError("disk full")
-            self.disk.available_gpus -= growth
+            self.disk.room -= growth
         super().xWrite(data, offset)
         self.disk.written.setdefault(self.path, []).append((offset, bytes(data)))
 

@@ -140,11 +140,11 @@ def test_a_full_disk_refuses_whole_batches_and_goes_on_when_there_is_room(disk, 
     store.commit(submitted(1, 5))
     before = dump(store)
     for room in (0, 3_000, 20_000, 60_000):
-        disk.available_gpus = room
+        disk.room = room
         with pytest.raises(StoreRefused, match="disk is full"):
             store.commit(submitted(6, 200))
         assert dump(store) == before
-    disk.available_gpus = None
+    disk.room = None
     store.commit(submitted(6, 200))
     assert jobs_in(store) == 205
     assert store.check_integrity() == []
@@ -228,10 +228,10 @@ def test_a_connection_that_broke_is_replaced_by_the_next_commit(path):
 
 
 def test_no_room_at_the_start_is_said_and_leaves_nothing_in_the_way(disk, path):
-    disk.available_gpus = 8192
+    disk.room = 8192
     with pytest.raises(StoreRefused, match="disk is full"):
         SqliteStore(path, vfs=disk.name)
-    disk.available_gpus = None
+    disk.room = None
     store = SqliteStore(path, vfs=disk.name)
     store.commit(submitted(1))
     store.close()

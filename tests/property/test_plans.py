@@ -195,7 +195,7 @@ def test_no_admitted_job_that_fits_is_left_waiting(cell):
             and wait.reason is not WaitReasonCode.NODES_DOWN
             and preferred_shape(one.spec.role, up)
         )
-        if fits and holdings.admits(holdings.number(one.queue), one.user, fits.gpus) is None:
+        if fits and holdings.check_admission(holdings.job_node(one.queue), one.user, fits.gpus) is None:
             assert find(free, fits, ()) is None, f"{one.id} would fit: {wait}"
 
 

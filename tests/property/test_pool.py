@@ -103,7 +103,9 @@ def everything(pool, need, excluded):
             else [None]
         )
         for tail in tails:
-            places = [(node, need.devices) for node in nodes] + ([(tail, need.tail)] if tail is not None else [])
+            places = [(node, need.devices) for node in nodes] + (
+                [(tail, need.last_node_devices)] if tail is not None else []
+            )
             if satisfies(pool, need, sorted(places)):
                 yield tuple(sorted(places))
 

@@ -68,16 +68,16 @@ def play(tree, queues, moves):
     for pick, user, gpus, start in moves:
         queue = queues[pick % len(queues)].id
         if start or not running:
-            number = tree.number(queue)
-            refusal = tree.admits(number, user, gpus)
+            number = tree.job_node(queue)
+            refusal = tree.check_admission(number, user, gpus)
             if refusal is None:
-                tree.take(number, user, gpus)
+                tree.add_running(number, user, gpus)
                 running.append((queue, user, gpus))
             else:
                 assert refusal.describe()
         else:
             ended, owner, held = running.pop(pick % len(running))
-            tree.give(tree.number(ended), owner, held)
+            tree.remove_running(tree.job_node(ended), owner, held)
     return running
 
 

@@ -35,18 +35,18 @@ def queue(name, **facts):
 
 
 def hold(tree, name, gpus, user="u"):
-    assert tree.admits(tree.number(name), user, gpus) is None
-    tree.take(tree.number(name), user, gpus)
+    assert tree.check_admission(tree.job_node(name), user, gpus) is None
+    tree.add_running(tree.job_node(name), user, gpus)
 
 
 def room(tree, name):
-    return tree.available_gpus(tree.number(name))
+    return tree.available_gpus(tree.job_node(name))
 
 
 def test_one_queue_without_quota_may_hold_the_whole_fleet():
     tree = make_tree(queue("default"))
     assert room(tree, "default") == 64
-    assert tree.admits(tree.number("default"), "u", 65).describe() == (
+    assert tree.check_admission(tree.job_node("default"), "u", 65).describe() == (
         "all quotas are in use and nothing is left to borrow for 65 GPUs"
     )
 
@@ -54,12 +54,12 @@ def test_one_queue_without_quota_may_hold_the_whole_fleet():
 def test_idle_quota_is_lent_and_the_lender_gets_it_back():
     tree = make_tree(queue("red", quota_gpus=32), queue("blue", quota_gpus=32))
     hold(tree, "red", 48)
-    assert tree.over(tree.number("red")) == 16
+    assert tree.borrowed_past_right(tree.job_node("red")) == 16
     assert room(tree, "blue") == 16
-    assert tree.admits(tree.number("blue"), "u", 32).reason is WaitReasonCode.QUOTA
-    assert tree.is_entitled(tree.number("blue"), 32)
-    assert tree.is_reclaimable(tree.number("red"), tree.number("blue"), 32)
-    assert not tree.is_reclaimable(tree.number("blue"), tree.number("red"), 8)
+    assert tree.check_admission(tree.job_node("blue"), "u", 32).reason is WaitReasonCode.QUOTA
+    assert tree.is_entitled(tree.job_node("blue"), 32)
+    assert tree.is_reclaimable(tree.job_node("red"), tree.job_node("blue"), 32)
+    assert not tree.is_reclaimable(tree.job_node("blue"), tree.job_node("red"), 8)
 
 
 def test_nobody_borrows_more_than_it_may_nor_what_is_not_lent():
@@ -68,9 +68,9 @@ def test_nobody_borrows_more_than_it_may_nor_what_is_not_lent():
     tree = make_tree(queue("red", quota_gpus=32, borrow_gpus=8), queue("blue", quota_gpus=32))
     assert room(tree, "red") == 40
     hold(tree, "red", 40)
-    refusal = tree.admits(tree.number("red"), "u", 1)
+    refusal = tree.check_admission(tree.job_node("red"), "u", 1)
     assert refusal.describe() == "queue red uses 40 of at most 40 GPUs; the job needs 1"
-    assert tree.admits(tree.number("red"), "u", 41).describe() == (
+    assert tree.check_admission(tree.job_node("red"), "u", 41).describe() == (
         "the job needs 41 GPUs; queue red can use at most 40, so it can never start there"
     )
 
@@ -83,18 +83,18 @@ def test_what_a_child_keeps_is_not_taken_by_its_siblings_so_that_the_parent_stay
     )
     assert room(tree, "busy") == 8
     hold(tree, "busy", 8)
-    assert tree.admits(tree.number("busy"), "u", 1).describe() == (
+    assert tree.check_admission(tree.job_node("busy"), "u", 1).describe() == (
         "queue top uses 16 of at most 16 GPUs; the job needs 1"
     )
     hold(tree, "idle", 8)
-    assert tree.held[tree.whole("top")] == 16
+    assert tree.held[tree.subtree_node("top")] == 16
 
 
 def test_a_queue_without_quota_lives_on_what_is_left_over_or_idle():
     tree = make_tree(queue("red", quota_gpus=48, lend_gpus=0), queue("spare"), fleet=64)
     assert room(tree, "spare") == 16
     hold(tree, "spare", 16)
-    assert tree.over(tree.number("spare")) == 16
+    assert tree.borrowed_past_right(tree.job_node("spare")) == 16
     assert room(tree, "red") == 48
 
 
@@ -106,21 +106,21 @@ def test_children_share_their_parents_right_and_the_rest_is_its_own():
         queue("prod", quota_gpus=32),
     )
     hold(tree, "research", 24)
-    assert tree.over(tree.number("research")) == 16
+    assert tree.borrowed_past_right(tree.job_node("research")) == 16
     assert room(tree, "nlp") == 8
-    assert tree.is_reclaimable(tree.number("research"), tree.number("nlp"), 16)
+    assert tree.is_reclaimable(tree.job_node("research"), tree.job_node("nlp"), 16)
     hold(tree, "vision", 8)
     assert room(tree, "nlp") == 0
-    assert tree.admits(tree.number("nlp"), "u", 16).queue == "research"
-    assert not tree.is_reclaimable(tree.number("vision"), tree.number("nlp"), 16)
+    assert tree.check_admission(tree.job_node("nlp"), "u", 16).queue == "research"
+    assert not tree.is_reclaimable(tree.job_node("vision"), tree.job_node("nlp"), 16)
 
 
 def test_a_queue_without_quota_reclaims_by_the_right_of_the_one_above():
     tree = make_tree(queue("research", quota_gpus=32), queue("nlp", parent="research"), queue("prod", quota_gpus=32))
     hold(tree, "prod", 64)
-    assert tree.is_entitled(tree.number("nlp"), 32)
-    assert not tree.is_entitled(tree.number("nlp"), 33)
-    assert tree.is_reclaimable(tree.number("prod"), tree.number("nlp"), 32)
+    assert tree.is_entitled(tree.job_node("nlp"), 32)
+    assert not tree.is_entitled(tree.job_node("nlp"), 33)
+    assert tree.is_reclaimable(tree.job_node("prod"), tree.job_node("nlp"), 32)
 
 
 def test_within_its_parents_right_a_borrower_is_no_outsiders_victim():
@@ -131,67 +131,67 @@ def test_within_its_parents_right_a_borrower_is_no_outsiders_victim():
         queue("prod", quota_gpus=32),
     )
     hold(tree, "nlp", 32)
-    assert tree.over(tree.number("nlp")) == 16
-    assert not tree.is_reclaimable(tree.number("nlp"), tree.number("prod"), 32)
-    assert tree.is_reclaimable(tree.number("nlp"), tree.number("vision"), 16)
+    assert tree.borrowed_past_right(tree.job_node("nlp")) == 16
+    assert not tree.is_reclaimable(tree.job_node("nlp"), tree.job_node("prod"), 32)
+    assert tree.is_reclaimable(tree.job_node("nlp"), tree.job_node("vision"), 16)
 
 
 def test_quotas_past_the_fleet_stand_and_are_not_scaled():
     tree = make_tree(queue("red", quota_gpus=64), queue("blue", quota_gpus=64), fleet=64)
     hold(tree, "red", 64)
     assert room(tree, "blue") == 64
-    assert not tree.is_reclaimable(tree.number("red"), tree.number("blue"), 64)
+    assert not tree.is_reclaimable(tree.job_node("red"), tree.job_node("blue"), 64)
 
 
 def test_a_user_is_limited_in_a_queue_and_all_below_it():
     tree = make_tree(queue("top", gpus_per_user=8, jobs_per_user=2), queue("low", parent="top"))
     hold(tree, "low", 4, "ann")
     assert (
-        tree.admits(tree.number("top"), "ann", 5).describe()
+        tree.check_admission(tree.job_node("top"), "ann", 5).describe()
         == "user ann uses 4 of at most 8 GPUs per user in queue top"
     )
     hold(tree, "top", 1, "ann")
-    refusal = tree.admits(tree.number("low"), "ann", 1)
+    refusal = tree.check_admission(tree.job_node("low"), "ann", 1)
     assert (refusal.reason, refusal.describe()) == (
         WaitReasonCode.USER_LIMIT,
         "user ann uses 2 of at most 2 running jobs per user in queue top",
     )
-    assert tree.admits(tree.number("low"), "ben", 8) is None
-    tree.give(tree.number("low"), "ann", 4)
-    assert tree.admits(tree.number("top"), "ann", 7) is None
+    assert tree.check_admission(tree.job_node("low"), "ben", 8) is None
+    tree.remove_running(tree.job_node("low"), "ann", 4)
+    assert tree.check_admission(tree.job_node("top"), "ann", 7) is None
 
 
 def test_growing_takes_gpus_but_is_no_further_job():
     tree = make_tree(queue("q", jobs_per_user=1))
     hold(tree, "q", 4)
-    tree.take(tree.number("q"), "u", 4, jobs=0)
-    tree.give(tree.number("q"), "u", 8)
-    assert tree.admits(tree.number("q"), "u", 64) is None
+    tree.add_running(tree.job_node("q"), "u", 4, jobs=0)
+    tree.remove_running(tree.job_node("q"), "u", 8)
+    assert tree.check_admission(tree.job_node("q"), "u", 64) is None
 
 
 def test_a_spent_budget_refuses_starts_until_the_next_period():
     tree = make_tree(queue("top", budget_gpu_h=100.0, budget_period_s=DAY_S), queue("low", parent="top"))
-    number = tree.number("low")
-    tree.charge(number, 10, 0.0)
+    number = tree.job_node("low")
+    tree.change_rate(number, 10, 0.0)
     tree.advance(9.9 * HOUR_S)
-    assert tree.admits(number, "u", 1) is None
+    assert tree.check_admission(number, "u", 1) is None
     assert tree.next_change_s(tree.now_s) == math.inf
     tree.advance(10 * HOUR_S)
-    refusal = tree.admits(number, "u", 1)
+    refusal = tree.check_admission(number, "u", 1)
     assert (refusal.reason, refusal.queue, refusal.until_s) == (WaitReasonCode.BUDGET, "top", DAY_S)
     assert tree.next_change_s(tree.now_s) == DAY_S
-    assert tree.admits(number, "u", 0) is None
+    assert tree.check_admission(number, "u", 0) is None
     tree.advance(25 * HOUR_S)
-    assert tree.admits(number, "u", 1) is None
+    assert tree.check_admission(number, "u", 1) is None
     assert tree.budget_left_gpu_h("top") == pytest.approx(90.0)  # what runs goes on, on the new period's account
 
 
 def test_the_fair_share_prefers_who_used_less_for_his_weight():
     tree = make_tree(queue("heavy", weight=3.0), queue("light"), queue("new"))
     for name in ("heavy", "light"):
-        tree.charge(tree.number(name), 8, 0.0)
+        tree.change_rate(tree.job_node(name), 8, 0.0)
     tree.advance(DAY_S)
-    factor = {name: tree.factor(tree.number(name)) for name in ("heavy", "light", "new")}
+    factor = {name: tree.fair_share_factor(tree.job_node(name)) for name in ("heavy", "light", "new")}
     assert factor["new"] == 1.0
     assert 1.0 > factor["heavy"] > factor["light"] > 0.0
     # s = 3/4 and 1/4, U = 1/2: R = U (1 - s) / s.
@@ -207,27 +207,27 @@ def test_depth_and_idle_siblings_cost_nothing():
         queue("a12", parent="a1"),
         queue("b"),
     )
-    tree.charge(tree.number("a11"), 8, 0.0)
-    tree.charge(tree.number("b"), 8, 0.0)
+    tree.change_rate(tree.job_node("a11"), 8, 0.0)
+    tree.change_rate(tree.job_node("b"), 8, 0.0)
     tree.advance(DAY_S)
-    assert tree.factor(tree.number("a11")) == tree.factor(tree.number("b"))
-    assert tree.factor(tree.number("a12")) == tree.factor(tree.number("b"))
+    assert tree.fair_share_factor(tree.job_node("a11")) == tree.fair_share_factor(tree.job_node("b"))
+    assert tree.fair_share_factor(tree.job_node("a12")) == tree.fair_share_factor(tree.job_node("b"))
 
 
 def test_a_queue_alone_keeps_one():
     tree = make_tree(queue("default"))
-    tree.charge(tree.number("default"), 64, 0.0)
+    tree.change_rate(tree.job_node("default"), 64, 0.0)
     tree.advance(DAY_S)
-    assert tree.factor(tree.number("default")) == 1.0
+    assert tree.fair_share_factor(tree.job_node("default")) == 1.0
 
 
 def test_use_decays_by_half_in_a_half_life():
     tree = make_tree(queue("q"))
-    tree.charge(tree.number("q"), 1, 0.0)
-    tree.charge(tree.number("q"), -1, 100.0)
-    before = tree.spent("q").decayed_gpu_s
+    tree.change_rate(tree.job_node("q"), 1, 0.0)
+    tree.change_rate(tree.job_node("q"), -1, 100.0)
+    before = tree.usage("q").decayed_gpu_s
     tree.advance(100.0 + FAIR_HALF_LIFE_S)
-    assert tree.spent("q").decayed_gpu_s == pytest.approx(before / 2)
+    assert tree.usage("q").decayed_gpu_s == pytest.approx(before / 2)
     assert before == pytest.approx(100.0, rel=1e-3)
 
 
@@ -238,15 +238,17 @@ def test_the_stored_books_agree_with_the_live_ones_after_a_restart():
     jobs = [("low", 4, 0.0, 5e5), ("top", 2, 1e5, 9e5), ("low", 8, 2e5, 2.9e6), ("low", 1, 2.7e6, 3.1e6)]
     moments = sorted([(start, 1, job) for job in jobs for start in [job[2]]] + [(job[3], -1, job) for job in jobs])
     for at_s, sign, (name, gpus, from_s, to_s) in moments:
-        live.charge(live.number(name), sign * gpus, at_s)
+        live.change_rate(live.job_node(name), sign * gpus, at_s)
         if sign < 0:
             spent |= {record.queue: record for record in add_usage(queues, spent, name, gpus, from_s, to_s)}
     again = make_tree(*queues.values(), spent=spent.values(), now_s=3.2e6)
     live.advance(3.2e6)
     for name in queues:
-        assert again.spent(name).decayed_gpu_s == pytest.approx(live.spent(name).decayed_gpu_s)
-        assert again.spent(name).gpu_s == pytest.approx(live.spent(name).gpu_s)
-        assert again.factor(again.number(name)) == pytest.approx(live.factor(live.number(name)))
+        assert again.usage(name).decayed_gpu_s == pytest.approx(live.usage(name).decayed_gpu_s)
+        assert again.usage(name).gpu_s == pytest.approx(live.usage(name).gpu_s)
+        assert again.fair_share_factor(again.job_node(name)) == pytest.approx(
+            live.fair_share_factor(live.job_node(name))
+        )
 
 
 def test_one_end_by_a_clock_that_was_ahead_does_not_stop_the_books():
@@ -262,18 +264,21 @@ def test_one_end_by_a_clock_that_was_ahead_does_not_stop_the_books():
 
 def test_what_runs_when_the_head_starts_is_charged_from_its_start():
     live, late = make_tree(queue("q")), make_tree(queue("q"), now_s=3e6)
-    live.charge(live.number("q"), 4, 2e6)
+    live.change_rate(live.job_node("q"), 4, 2e6)
     live.advance(3e6)
-    late.charge(late.number("q"), 4, 3e6, since_s=2e6)
-    assert late.spent("q").decayed_gpu_s == pytest.approx(live.spent("q").decayed_gpu_s)
-    assert late.spent("q").gpu_s == pytest.approx(live.spent("q").gpu_s)
+    late.change_rate(late.job_node("q"), 4, 3e6, since_s=2e6)
+    assert late.usage("q").decayed_gpu_s == pytest.approx(live.usage("q").decayed_gpu_s)
+    assert late.usage("q").gpu_s == pytest.approx(live.usage("q").gpu_s)
 
 
 def test_a_stored_period_that_is_over_counts_no_more():
     record = QueueUsage(queue="q", at_s=10.0, period_s=0.0, gpu_s=50 * HOUR_S, decayed_gpu_s=1.0)
     facts = {"budget_gpu_h": 50.0, "budget_period_s": DAY_S}
-    assert make_tree(queue("q", **facts), spent=[record], now_s=20.0).admits(1, "u", 1).reason is WaitReasonCode.BUDGET
-    assert make_tree(queue("q", **facts), spent=[record], now_s=DAY_S + 1).admits(1, "u", 1) is None
+    assert (
+        make_tree(queue("q", **facts), spent=[record], now_s=20.0).check_admission(1, "u", 1).reason
+        is WaitReasonCode.BUDGET
+    )
+    assert make_tree(queue("q", **facts), spent=[record], now_s=DAY_S + 1).check_admission(1, "u", 1) is None
 
 
 def test_a_placement_past_the_quota_is_rejected_at_the_commit_and_use_is_written_at_the_end():
