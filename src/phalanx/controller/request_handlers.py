@@ -3,7 +3,7 @@
 handlers = RequestHandlers()
 
 @handlers.add(CancelJob, Action.CHANGE_OWN, audit=lambda request, _: f"job {request.job_id}")
-def cancel(turn: StepContext, request: CancelJob) -> Job: ...
+def cancel(context: StepContext, request: CancelJob) -> Job: ...
 """
 
 from __future__ import annotations
