@@ -16,9 +16,9 @@ CALLERS = ("httpx", "httpcore")  # the tests' own: they tell what a test asks, w
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Trainings on Slurm take half a minute each: `make test-engines` and `make prove` run them."""
+    """`make test` runs the contract of engines on the local one; `make test-engines` and `make prove` run it on Slurm and Ray."""
     for item in items:
-        if item.get_closest_marker("torch") and "on_slurm" in item.name:
+        if "on_slurm" in item.name or "on_ray" in item.name:
             item.add_marker(pytest.mark.prove)
 
 

@@ -232,7 +232,7 @@ def test_a_line_that_was_shown_to_the_wrong_people_is_ended_and_another_printed(
     assert (code, said.split()[1:4], said.split()[-1]) == (0, head.line[:3], head.fingerprint), said
     code, said = head.call("join", "--new-token")
     assert (code, said.split()[:3]) == (0, ["phalanx", "join", "10.77.0.1:7600"]), said
-    is_one_line(head.join("h1"), 77, "revoked by `phalanx join --new-token`")
+    is_one_line(head.join("h1"), 77, "revoked by a newer one (phalanx join --print")
     nothing_on(lab, "h1")
     code, said = phalanx(lab, "h1", *said.split()[1:], "--virtual", "1")
     assert code == 0, said

@@ -142,7 +142,7 @@ def test_a_given_layout_that_does_not_fit_says_what_is_too_large():
     ("layout", "line"),
     [
         ("tp=4", "4 ranks, but the plan is for 8 GPUs"),
-        ("dp=8,mbs=3", "64 does not divide"),
+        ("dp=8,mbs=3", "64 is not divisible"),
         ("tp=8,sp=1", None),
         ("pp=8,mbs=64", "micro-batches to fill"),
     ],

@@ -70,7 +70,7 @@ def test_options_end_at_the_command():
         ("--pty bash", "--pty is not supported here"),
         ("--mpi=pmix ./a.out", "--mpi=pmix is not supported here"),
         ("--nodez=2 x", "no option --nodez"),
-        ("-n x y", "is not a number"),
+        ("-n x y", "must be a whole number"),
         ("-n2", "no command"),
         ("--multi-prog f", "--multi-prog is not supported"),
         ("-Z x", "no option -Z"),
