@@ -131,7 +131,7 @@ def test_nodes_named_and_excluded_are_kept_to(phalanx):
 
 
 def test_a_step_whose_srun_is_killed_ends_and_the_script_goes_on(phalanx):
-    body = "srun -n2 sleep 600 &\nsleep 1; kill $!; wait $!; echo over $?; pgrep -f 'sleep 60[0]' || echo none left"
+    body = "srun -n2 sleep 6617 &\nsleep 1; kill $!; wait $!; echo over $?; pgrep -f 'sleep 661[7]' || echo none left"
     job, _ = done(phalanx, script(phalanx, "killed.sh", "-N2", body=body))
     assert "none left" in phalanx("logs", job).stdout
 
