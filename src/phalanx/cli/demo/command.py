@@ -47,7 +47,7 @@ _INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
     metavar="NxM",
     help="N virtual nodes of M devices, even where there are GPUs.  [default: 3x4, or the GPUs here]",
 )
-@click.option("--steps", type=click.IntRange(min=_STEPS_MIN), default=300, show_default=True, help="Training steps.")
+@click.option("--steps", type=click.IntRange(min=_STEPS_MIN), default=200, show_default=True, help="Training steps.")
 @click.option("--no-kill", is_flag=True, help="Kill no node automatically.")
 @click.option("--keep", is_flag=True, help="Keep the cluster running at the end and print how to use it.")
 @click.option("--plain", is_flag=True, help="Print plain lines instead of the live view.")
