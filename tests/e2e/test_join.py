@@ -98,7 +98,7 @@ def test_a_server_joins_with_the_printed_line_and_is_there_within_ten_seconds(la
     assert time.monotonic() - began < 10.0
     assert (node["state"], node["address"], node["engine"], len(node["devices"])) == ("up", "10.77.0.2", "joined", 2)
     code, again = phalanx(lab, "h1", *head.line)
-    assert (code, "has joined" in again, "already" in again) == (0, True, True), again
+    assert (code, "has already joined" in again) == (0, True), again
     assert len(of_phalanx(lab, "h1")) >= 2
     assert head.token not in "".join(of_phalanx(lab, "h1"))
 

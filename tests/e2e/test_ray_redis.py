@@ -72,7 +72,7 @@ def redis(tmp_path):
 
 def actors():
     """Pids of the actors that carry our nodes, on this machine."""
-    return {pid for pid in read_table() if "ray::Carrier" in " ".join(command_words(pid)[:1])}
+    return {pid for pid in read_table() if "ray::NodeActor" in " ".join(command_words(pid)[:1])}
 
 
 def test_a_killed_ray_head_comes_back_with_all_it_knew_and_the_actors_of_other_nodes_go_on(redis):
@@ -113,7 +113,7 @@ def test_a_redis_that_is_lost_with_all_it_held_costs_ray_a_start_and_no_job(redi
 @pytest.mark.parametrize(
     ("given", "line", "code"),
     [
-        ("", "asks for a password", 64),
+        ("", "needs a password", 64),
         ("127.0.0.1:9", "no Redis at 127.0.0.1:9: Connection refused", 69),
         ("nonsense", "not an address of the form HOST:PORT", 64),
     ],
