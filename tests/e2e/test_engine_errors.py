@@ -165,7 +165,7 @@ def test_slurm_is_too_old(here, tmp_path):
 
 @pytest.mark.parametrize("words", [["--partition", "gpu"], ["--ray-address", "h:1"], ["--ray-redis", "h:1"]])
 def test_an_option_of_another_engine(here, words):
-    is_one_line(here("up", *words), 64, f"{words[0]} is of ")
+    is_one_line(here("up", *words), 64, f"{words[0]} needs the engine ")
 
 
 def test_the_heads_port_is_taken(tmp_path):

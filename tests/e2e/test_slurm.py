@@ -120,8 +120,8 @@ def test_a_host_whose_cable_is_cut_is_replaced_and_its_ranks_are_gone_when_it_is
 def test_what_cannot_be_is_said_in_one_line_and_leaves_nothing(slurm):
     head = OnSlurm(slurm.lab)
     said = head(f"up --engine slurm --listen {slurm.lab.host('h0').address} --partition nope")
-    assert said == "phalanx: error: --partition nope: Slurm has no such partition (there are: lab)\n"
+    assert said == "phalanx: error: --partition nope: Slurm has no such partition (its partitions are: lab)\n"
     assert "must reach this head, but it listens only on loopback" in head("up --engine slurm")
     assert "sbatch, scancel, scontrol, sinfo, squeue not found" in head.sh(f"PATH=/nowhere {PHALANX} up --engine slurm")
-    assert "--partition is of Slurm" in head("up --partition lab")
+    assert "--partition needs the engine Slurm" in head("up --partition lab")
     assert "no head runs here" in head("down")
