@@ -4,6 +4,7 @@ The layers themselves stand in ``pyproject.toml`` (``make contracts``).
 """
 
 import ast
+import builtins
 import re
 import subprocess
 import sys
@@ -304,6 +305,26 @@ def test_every_package_says_what_it_is_for():
         if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert silent == []
+
+
+def test_errors_of_a_docstring_exist():
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in python_files()}
+    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    known = {*dir(builtins)}
+    known |= {node.name for _, node in nodes if isinstance(node, ast.ClassDef)}
+    imported = [alias for _, node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    known |= {(alias.asname or alias.name).rpartition(".")[2] for alias in imported}
+    documented = [
+        (path.name, node.name, error)
+        for path, node in nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for line in re.findall(
+            r"^    ([A-Z]\w+(?:, [A-Z]\w+)*): ", (ast.get_docstring(node) or "").partition("Raises:")[2], re.MULTILINE
+        )
+        for error in line.split(", ")
+    ]
+    assert len(documented) > 500
+    assert [one for one in documented if one[2] not in known] == []
 
 
 def test_every_folder_with_code_is_a_package():

@@ -76,7 +76,7 @@ def archive_workdir(folder: str, *, limit_bytes: int = COPY_BYTES_MAX) -> Workdi
 
 
 def read_archive_member(packed: WorkdirArchive, name: str) -> bytes | None:
-    """Return the contents of a file in the archive, or None if there is none of that name. Rewinds the archive."""
+    """Return the contents of a file in the archive, or None if no file has that name. Rewinds the archive."""
     packed.file.seek(0)
     try:
         with tarfile.open(fileobj=packed.file, mode="r:") as archive:

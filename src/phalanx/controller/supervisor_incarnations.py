@@ -79,7 +79,7 @@ class SupervisorIncarnations:
         Raises:
             SupervisorReplaced: this supervisor was replaced.
             HeldByOtherMachine: the current supervisor runs on another machine.
-            Challenged: it would replace another supervisor and did not send the challenge.
+            RegistrationChallenged: it would replace another supervisor and did not send the challenge.
         """
         current = None if known is None else known.supervisor_id
         node_id, supervisor_id = hello.node.id, hello.supervisor_id

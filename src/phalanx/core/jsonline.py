@@ -12,7 +12,7 @@ _INT_CHARS_MAX: Final = 20
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:
-    """Parse a line as a JSON object; None if it is none or contains an integer of more than 64 bits. Floats may be nan or infinite."""
+    """Parse a line as a JSON object; None if it is not an object or contains an integer of more than 64 bits. Floats may be nan or infinite."""
     try:
         found = json.loads(line, parse_int=int64)
     except (ValueError, RecursionError):

@@ -29,7 +29,7 @@ def membership_folder(home: str) -> str:
 
 
 def read(folder: str) -> Membership | None:
-    """Return the membership; None if there is none, or it is unreadable."""
+    """Return the membership; None if it is missing or unreadable."""
     try:
         with open(os.path.join(folder, _RECORD), encoding="utf-8") as file:
             record = json.load(file)
@@ -50,7 +50,7 @@ def write(folder: str, joined: Membership, *, token: str, ca_pem: str) -> None:
 
 
 def read_token(folder: str) -> str:
-    """Return the node's own token; empty if there is none."""
+    """Return the node's own token; empty if it has none."""
     try:
         with open(os.path.join(folder, "token"), encoding="ascii") as file:
             return file.read().strip()

@@ -59,7 +59,7 @@ def read_declaration(model: Any) -> Parts:
     """Return the declaration of a model.
 
     Raises:
-        BadRequest: there is none, or it names something that does not exist.
+        BadRequest: it is missing, or names something that does not exist.
     """
     if not hasattr(model, "phalanx_parts"):
         raise BadRequest(

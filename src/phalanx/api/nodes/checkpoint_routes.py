@@ -215,5 +215,5 @@ def require_live_member(
 
 
 def _lost_node(attempt: Attempt, done: set[NodeId]) -> str:
-    """Return a lost node that had not sent all its files; "" if there is none."""
+    """Return a lost node that had not sent all its files; empty if each lost node had."""
     return next((m.node_id for m in attempt.members if m.state is MemberState.LOST and m.node_id not in done), "")

@@ -73,7 +73,7 @@ class DemoRunner:
         """Poll until the job has ended.
 
         Raises:
-            Quit: the user pressed q.
+            DemoQuit: the user pressed q.
             WaitTimedOut: the job hangs.
         """
         until_s = time.monotonic() + _WATCH_S
@@ -126,7 +126,7 @@ class DemoRunner:
         """Handle a key: k asks for a node, its number kills it, any other key cancels; q quits.
 
         Raises:
-            Quit: on q.
+            DemoQuit: on q.
         """
         scene = self.scene
         if self._choosing_node:

@@ -168,7 +168,7 @@ def _assumed_storage() -> float:
 
 
 def _table_entry(gpu: str) -> GpuEntry | None:
-    """Return the accelerator's table entry; None if there is none."""
+    """Return the accelerator's table entry; None if the table lacks it."""
     from phalanx.planner.facts.gpus import find_gpu
 
     try:

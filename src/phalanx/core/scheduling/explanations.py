@@ -175,7 +175,7 @@ def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, excluded: i
 
 
 def _foreign_usage(scheduler: SchedulerView, need: Need) -> str:
-    """Usage outside Phalanx of the kinds needed, as a sentence; empty if there is none."""
+    """Usage outside Phalanx of the kinds needed, as a sentence; empty without such usage."""
     fit = scheduler.fleet_index
     shared = {
         node.id: node.foreign_usage

@@ -42,7 +42,7 @@ def write(folder: str, living: StartedNode) -> None:
 
 
 def read(folder: str) -> StartedNode | None:
-    """Return the record; None if there is none, or it is unreadable."""
+    """Return the record; None if it is missing or unreadable."""
     try:
         with open(os.path.join(folder, _FILE), encoding="utf-8") as file:
             record = json.load(file)

@@ -428,7 +428,7 @@ def _queue() -> tuple[SlurmJob, ...]:
 
     Raises:
         TryLater: Slurm does not answer.
-        Unreadable: its output cannot be parsed.
+        SlurmOutputError: its output cannot be parsed.
     """
     mark = f"|{secrets.token_hex(8)}|"
     return parse.parse_jobs(commands.output_of(render.list_jobs_command(mark)), mark)

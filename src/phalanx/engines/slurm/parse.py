@@ -153,7 +153,7 @@ def parse_jobs(text: str, mark: str) -> tuple[SlurmJob, ...]:
     """Parse jobs, in the order printed; `mark` ends each field, see `render.jobs`.
 
     Raises:
-        Unreadable: the fields are not the requested ones.
+        SlurmOutputError: the fields are not the requested ones.
     """
     fields = [field.strip() for field in text.split(mark)]
     if len(fields) % len(JOB_FIELDS) != 1 or fields.pop():
@@ -199,7 +199,7 @@ def parse_version(text: str) -> tuple[int, int]:
     """Parse year and month of the release from `sinfo --version`.
 
     Raises:
-        Unreadable: there is none.
+        SlurmOutputError: the text has no release.
     """
     match = _VERSION.match(text.strip())
     if match is None:

@@ -74,7 +74,7 @@ class JobAccountPolicy:
         """The account for a job of this user; None for the supervisor's own.
 
         Raises:
-            Refusal: the user has no account that may run jobs here; says why, and what to do.
+            PreparationFailed: the user has no account that may run jobs here; says why, and what to do.
         """
         if not self.supervisor_account:
             return None

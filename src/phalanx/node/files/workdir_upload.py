@@ -61,7 +61,7 @@ def fetch_and_unpack(
 
     Raises:
         UploadInvalid: invalid archive.
-        HeadUnavailable, Rejected: the head does not send it.
+        HeadUnavailable, RequestRejected: the head does not send it.
         OSError: the disk failed.
     """
     with acting_as(account):

@@ -80,7 +80,7 @@ class HeadConnection:
         Raises:
             HeadUnavailable: no answer in time, or the head asks to retry later.
             RegistrationRequired: the head requires a registration first.
-            Rejected: the head will never accept this request.
+            RequestRejected: the head will never accept this request.
         """
         response = self._send(method, path, body, timeout_s)
         try:
@@ -94,7 +94,7 @@ class HeadConnection:
         """Write the answer's body to a descriptor.
 
         Raises:
-            HeadUnavailable, RegistrationRequired, Rejected: as `call`.
+            HeadUnavailable, RegistrationRequired, RequestRejected: as `call`.
         """
         response = self._send("GET", path, None, timeout_s)
         try:

@@ -30,7 +30,7 @@ def check_peer_account(wire: socket.socket, trusted: frozenset[int]) -> None:
         trusted: uids that the head may run under, besides root and ours.
 
     Raises:
-        Stranger: the peer is on another machine, or a process of another account.
+        UntrustedPeer: the peer is on another machine, or a process of another account.
     """
     there, port = wire.getpeername()[:2]
     address = ipaddress.ip_address(there.partition("%")[0])

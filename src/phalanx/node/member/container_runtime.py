@@ -33,7 +33,7 @@ class ContainerRuntime:
         """The task that runs this one in the image; its variables are those visible inside.
 
         Raises:
-            Refusal: a variable cannot be passed into the container.
+            PreparationFailed: a variable cannot be passed into the container.
             OSError: the disk failed.
         """
         variables = {**task.env, NODE_KEY_VARIABLE: key.node_key, TASK_KEY_VARIABLE: key.marker}

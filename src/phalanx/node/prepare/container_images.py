@@ -64,7 +64,7 @@ def prepare_container(
         gpus: UUIDs of its devices; empty if they are virtual.
 
     Raises:
-        Refusal: no runtime is installed, the image is not available, or a folder cannot be mounted.
+        PreparationFailed: no runtime is installed, the image is not available, or a folder cannot be mounted.
         OSError: the disk failed.
     """
     image = member.prepare.spec.image

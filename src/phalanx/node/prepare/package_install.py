@@ -1,6 +1,6 @@
 """Provides the Python packages that a job requires: one virtual environment per hash, created once, in which the member runs.
 
-`requirements_main` installs in the member's containment; this module starts it and holds the environment while the member lives.
+`package_install_main` installs in the member's containment; this module starts it and holds the environment while the member lives.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def bring(
         open_output: as in `run_setup_command`.
 
     Raises:
-        Refusal: it cannot be created; contains the installer's error.
+        PreparationFailed: it cannot be created; contains the installer's error.
         OSError: the disk failed.
     """
     answer, order = (os.path.join(member.scratch.path, name) for name in ("requirements.json", "requirements.order"))
@@ -92,7 +92,7 @@ def _take(member: MemberRuntime, venvs: VenvCache, name: str) -> bool:
     """Hold the environment until the member is wound up; False if it is gone.
 
     Raises:
-        Refusal: the member was stopped, or another process holds the environment.
+        PreparationFailed: the member was stopped, or another process holds the environment.
     """
     try:
         descriptor = venvs.acquire(name, member.cancelled.is_set)

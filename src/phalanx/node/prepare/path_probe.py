@@ -35,7 +35,7 @@ def remove_marker(member: MemberRuntime) -> None:
 
 
 def find_missing_markers(member: MemberRuntime) -> str:
-    """Check for all markers, on node rank 0 after the barrier: the problem and its remedy; empty if there is none."""
+    """Check for all markers, on node rank 0 after the barrier: the problem and its remedy; empty without a problem."""
     if not _applies(member) or member.grant.node_rank != 0:
         return ""
     grants = member.prepare.allocation.grants

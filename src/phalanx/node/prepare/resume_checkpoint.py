@@ -24,10 +24,10 @@ _FOLDER_TRIES: Final = 3
 def select_checkpoint(
     member: MemberRuntime, access: HeadAccess, uploader: CheckpointUploader, note: Callable[[str], None]
 ) -> PublishedCheckpoint | None:
-    """The newest complete checkpoint; None if there is none, or if node rank 0 selects it for all.
+    """The newest complete checkpoint; None if no checkpoint is complete, or if node rank 0 selects it for all.
 
     Raises:
-        Refusal: the head no longer accepts this attempt.
+        PreparationFailed: the head no longer accepts this attempt.
         OSError: the disk failed.
     """
     order = member.prepare
@@ -56,7 +56,7 @@ def check_storage(member: MemberRuntime, *, sees: bool | None) -> None:
     """Check that the head's folders are visible here if the gang was placed on nodes that share them.
 
     Raises:
-        Refusal: they no longer are. The head knows, and keeps copies for the next attempt.
+        PreparationFailed: they no longer are. The head knows, and keeps copies for the next attempt.
     """
     if sees is False and not member.prepare.kept:
         raise PreparationFailed("the head's checkpoints and outputs are no longer visible on this node", charge=False)
@@ -66,7 +66,7 @@ def download_outputs(member: MemberRuntime, outputs: OutputSync) -> None:
     """If each node has its own outputs: download those of earlier attempts, so that appended files continue.
 
     Raises:
-        Refusal, OSError: as above.
+        PreparationFailed, OSError: as above.
     """
     if not member.prepare.kept:
         return

@@ -39,7 +39,7 @@ def run_setup_command(
         cwd: the folder it runs in; by default the working directory.
 
     Raises:
-        Refusal: it could not be started, or the member was stopped while it ran.
+        PreparationFailed: it could not be started, or the member was stopped while it ran.
     """
     assert member.processes is not None
     member.setup_done.clear()

@@ -288,7 +288,7 @@ def _await_start(pid: int, outcome: int) -> None:
     """Wait until the child runs the task's program.
 
     Raises:
-        Refused: it reported why it cannot, or it did not start in START_LIMIT_S and was killed.
+        TaskRefused: it reported why it cannot, or it did not start in START_LIMIT_S and was killed.
     """
     poll = select.poll()
     poll.register(outcome, select.POLLIN)

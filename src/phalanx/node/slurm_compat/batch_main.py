@@ -352,7 +352,7 @@ def show_hostnames(words: Sequence[str]) -> list[str]:
     """The host names that `scontrol show hostnames [LIST]` prints in the job: names that can be reached.
 
     Raises:
-        Closed: not in a batch job.
+        LinkClosed: not in a batch job.
     """
     batch = decode_batch(read_batch_order()["batch"])
     ranks = {node.name: rank for rank, node in enumerate(batch.nodes)}

@@ -35,7 +35,7 @@ class JobLink:
         """Send one message.
 
         Raises:
-            Closed: the connection is broken.
+            LinkClosed: the connection is broken.
         """
         body = json.dumps(message).encode()
         try:
@@ -48,7 +48,7 @@ class JobLink:
         """The next message.
 
         Raises:
-            Closed: the connection ended, or the message is invalid.
+            LinkClosed: the connection ended, or the message is invalid.
         """
         (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         if size > FRAME_BYTES_MAX:
@@ -86,7 +86,7 @@ def open_link(address: str, port: int, key: str, who: dict[str, Any], *, within_
     """Connect and prove that we belong to the job.
 
     Raises:
-        Closed: no listener within the time limit, or it does not have the job's key.
+        LinkClosed: no listener within the time limit, or it does not have the job's key.
     """
     sock = _connected(address, port, time.monotonic() + within_s)
     link = JobLink(sock)
@@ -113,7 +113,7 @@ def accept_link(sock: socket.socket, key: str) -> tuple[JobLink, dict[str, Any]]
     """Answer a `open_link`; returns the link and the peer's `who`.
 
     Raises:
-        Closed: the peer does not have the job's key.
+        LinkClosed: the peer does not have the job's key.
     """
     sock.settimeout(_HANDSHAKE_S)
     link, nonce = JobLink(sock), secrets.token_hex(16)
@@ -131,7 +131,7 @@ def read_batch_order() -> dict[str, Any]:
     """This node's part of the job, as written by the supervisor.
 
     Raises:
-        Closed: this process does not belong to a batch job.
+        LinkClosed: this process does not belong to a batch job.
     """
     try:
         with open(os.environ.get(BATCH_VARIABLE, ""), encoding="utf-8") as file:

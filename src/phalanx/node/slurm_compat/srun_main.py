@@ -90,7 +90,7 @@ class _Output:
         """Copy output until every task has ended; returns the highest exit code.
 
         Raises:
-            Closed: node rank 0 is gone.
+            LinkClosed: node rank 0 is gone.
         """
         worst, left = 0, self._tasks
         kill = "kill-on-bad-exit" in self._asked.options and self._asked.options["kill-on-bad-exit"] != "0"

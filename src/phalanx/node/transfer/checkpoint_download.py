@@ -40,7 +40,7 @@ def newest_complete(
     """The first candidate that is complete here or can be downloaded. `note` receives the reason for each that is rejected.
 
     Raises:
-        Rejected: the head no longer accepts this attempt.
+        RequestRejected: the head no longer accepts this attempt.
         OSError: this node's disk.
     """
     for candidate in member.prepare.candidates:
@@ -60,7 +60,7 @@ def download_checkpoint(member: MemberRuntime, resume: PublishedCheckpoint, acce
 
     Raises:
         CheckpointInvalid: no complete copy exists, or the member was stopped.
-        Rejected, OSError: as above.
+        RequestRejected, OSError: as above.
     """
     folder = local_checkpoint_path(member.prepare, resume, own)
     if folder is None:

@@ -92,7 +92,7 @@ class OutputSync:
         """Download the outputs of earlier attempts, once per attempt. Retries while the head is unreachable, until the member is stopped.
 
         Raises:
-            Rejected: the head no longer accepts this attempt.
+            RequestRejected: the head no longer accepts this attempt.
             OSError: this node's disk.
         """
         tree = _Tree(member=member)

@@ -397,7 +397,7 @@ class Spool:
 
 
 def _reserve(state: _Stream, size: int) -> bool:
-    """Reserve disk space for `size` bytes past the end; False if there is none. One system call per block."""
+    """Reserve disk space for `size` bytes past the end; False if the disk is full. One system call per block."""
     wanted = -(-(state.end + size) // _BLOCK_BYTES) * _BLOCK_BYTES
     if wanted <= state.reserved:
         return True

@@ -28,7 +28,7 @@ class Gpu:
         memory_bytes: memory of the device; a program gets a little less, see the memory model.
         memory_bytes_per_s: bandwidth of the device memory.
         flops: dense peak of matrix products by precision ("bf16", "fp16", "fp8", "fp32").
-        best_flops: best published measurement by precision; missing where there is none.
+        best_flops: best published measurement by precision; missing if none was published.
         link_bytes_per_s: to another device in the same link domain, one direction, all links together; 0 for PCIe only.
         link_domain: number of devices joined by such links; 1 for none.
         link_kind: "nvlink", "xgmi" or "pcie".

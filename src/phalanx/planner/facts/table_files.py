@@ -70,7 +70,7 @@ def read_json(path: str) -> Any:
 
 
 def user_tables(home: str, name: str) -> tuple[str, ...]:
-    """Return the path of the user's table with this name (`HOME/facts/gpus.csv`), to read after the shipped one; empty if there is none."""
+    """Return the path of the user's table with this name (`HOME/facts/gpus.csv`), to read after the shipped one; empty without such a file."""
     path = os.path.join(home, "facts", name)
     return (path,) if os.path.isfile(path) else ()
 

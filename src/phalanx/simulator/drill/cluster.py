@@ -238,7 +238,7 @@ class DrillCluster:
 
         Raises:
             StoreRefused: the commit failed and the step was undone.
-            Unanswered: the head died or is down.
+            NoAnswer: the head died or is down.
         """
         head = self.head
         if head is None:

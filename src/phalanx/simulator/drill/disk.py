@@ -72,7 +72,7 @@ class DrillMemoryStore(MemoryStore):
         Raises:
             StoreRefused: the disk is full.
             HeadDied: as injected.
-            Broken: the store refuses the batch although the disk is fine.
+            InvariantBroken: the store refuses the batch although the disk is fine.
         """
         crash, self.next_crash = self.next_crash, None
         if crash in (CommitCrash.BEFORE, CommitCrash.TORN):

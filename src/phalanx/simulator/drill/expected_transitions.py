@@ -1,7 +1,7 @@
 """The state transitions that a drill should cover: those of the attempt machine, of jobs, and of a supervisor's members.
 
 The attempt machine's (state, event) pairs come from the code, so a new pair counts as missing until a drill covers it. The target states
-were recorded from drills in `transition_coverage`. Covered but unlisted transitions are reported, as well as listed but uncovered ones.
+were recorded from drills in `recorded_transitions`. Covered but unlisted transitions are reported, as well as listed but uncovered ones.
 """
 
 from __future__ import annotations
