@@ -52,3 +52,10 @@ def test_the_example_of_the_page_keeps_the_contract_and_runs_live_and_in_the_sim
 def test_what_is_no_policy_is_refused(name, why):
     with pytest.raises(BadRequest, match=why):
         find_policy(name)
+
+
+def test_a_module_that_does_not_parse_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "unfinished.py").write_text("class Mine(", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadRequest, match="cannot be imported"):
+        find_policy("unfinished:Mine")

@@ -35,9 +35,9 @@ def create_engines(options: HeadOptions, head: EngineContext, default: Engine | 
     return engines
 
 
-def engine_context(options: HeadOptions, doors: Listeners, *, secret: bytes, sole_head: bool) -> EngineContext:
+def engine_context(options: HeadOptions, listeners: Listeners, *, secret: bytes, sole_head: bool) -> EngineContext:
     """Return what the engines of this head need from it."""
-    home, listen = options.state_folder, doors.listen
+    home, listen = options.state_folder, listeners.listen
 
     @cache
     def authority() -> CertificateAuthority:
@@ -52,11 +52,11 @@ def engine_context(options: HeadOptions, doors: Listeners, *, secret: bytes, sol
     return EngineContext(
         state_folder=home.path,
         nodes=options.nodes,
-        url=doors.url,
+        url=listeners.url,
         address="" if listen is None else listen.host,
         ca_pem="" if listen is None else authority().ca_pem,
-        environment=lambda: _environment(options, doors),
-        local_environment=lambda: _local_environment(options, doors),
+        environment=lambda: _environment(options, listeners),
+        local_environment=lambda: _local_environment(options, listeners),
         node_token=lambda node: node_token(secret, node),
         attempt_key=lambda job_id, epoch: attempt_key(secret, job_id, epoch),
         derive_id=lambda purpose: hashlib.sha256(f"phalanx {purpose} ".encode() + secret).hexdigest(),
@@ -67,28 +67,28 @@ def engine_context(options: HeadOptions, doors: Listeners, *, secret: bytes, sol
     )
 
 
-def _environment(options: HeadOptions, doors: Listeners) -> dict[str, str]:
+def _environment(options: HeadOptions, listeners: Listeners) -> dict[str, str]:
     """Return the environment of supervisors that may run on another machine than the head."""
-    if doors.listen is not None:
-        return {"PHALANX_HEAD_URL": doors.listen.url}
+    if listeners.listen is not None:
+        return {"PHALANX_HEAD_URL": listeners.listen.url}
     return {
-        "PHALANX_HEAD_URL": doors.loopback_url,
+        "PHALANX_HEAD_URL": listeners.loopback_url,
         "PHALANX_HEAD_FILE": options.state_folder.path_of("head.json"),
         **peer_account.head_uid_environment(),
     }
 
 
-def _local_environment(options: HeadOptions, doors: Listeners) -> dict[str, str]:
+def _local_environment(options: HeadOptions, listeners: Listeners) -> dict[str, str]:
     """Return the environment of the supervisors on this machine: this head is reached on loopback without TLS."""
     home = options.state_folder
     ca_file = home.path_of("tls", "ca.pem")
     return {
-        "PHALANX_HEAD_URL": doors.loopback_url,
+        "PHALANX_HEAD_URL": listeners.loopback_url,
         "PHALANX_HEAD_FILE": home.path_of("head.json"),
         **peer_account.head_uid_environment(),
         "PHALANX_HOME": home.path,
-        "PHALANX_NODE_ADDRESS": "127.0.0.1" if doors.listen is None else doors.listen.host,
+        "PHALANX_NODE_ADDRESS": "127.0.0.1" if listeners.listen is None else listeners.listen.host,
         **({JOBS_AS_VARIABLE: options.jobs_as} if options.jobs_as else {}),
         # For the day on which a head on another machine leads.
-        **({"PHALANX_HEAD_CA": ca_file} if doors.listen is not None and os.path.exists(ca_file) else {}),
+        **({"PHALANX_HEAD_CA": ca_file} if listeners.listen is not None and os.path.exists(ca_file) else {}),
     }

@@ -109,13 +109,13 @@ def _run(options: HeadOptions) -> None:
     if options.store:
         from phalanx.app.standby import StandbyHead  # psycopg is an extra that a single head does not need
 
-        StandbyHead(options).run(lambda ground: Head(options, ground))
+        StandbyHead(options).run(lambda resources: Head(options, resources))
         return
     options.state_folder.remove("store")
-    doors = bind_listeners(options.port, options.listen)
-    options.state_folder.write_lock_holder(options.lock, {"pid": os.getpid(), "url": doors.loopback_url})
+    listeners = bind_listeners(options.port, options.listen)
+    options.state_folder.write_lock_holder(options.lock, {"pid": os.getpid(), "url": listeners.loopback_url})
     path = options.state_folder.path_of("phalanx.db")
-    Head(options, single_head_resources(options.state_folder, doors, lambda: SqliteStore(path))).run()
+    Head(options, single_head_resources(options.state_folder, listeners, lambda: SqliteStore(path))).run()
 
 
 def limit_malloc_arenas() -> None:
@@ -127,14 +127,14 @@ def limit_malloc_arenas() -> None:
 class Head:
     """One process of the head."""
 
-    def __init__(self, options: HeadOptions, ground: HeadResources) -> None:
-        self._home, self._options, self._resources = options.state_folder, options, ground
+    def __init__(self, options: HeadOptions, resources: HeadResources) -> None:
+        self._home, self._options, self._resources = options.state_folder, options, resources
         self._clock = SystemClock()
-        self._head_id, self._secret = ground.head_id, ground.secret
-        self._socket, self._url = ground.listeners.loopback, ground.listeners.loopback_url
-        self._outer, self._listen = ground.listeners.external, ground.listeners.listen
+        self._head_id, self._secret = resources.head_id, resources.secret
+        self._socket, self._url = resources.listeners.loopback, resources.listeners.loopback_url
+        self._outer, self._listen = resources.listeners.external, resources.listeners.listen
         if (
-            ground.elector is None and options.previous_lease_s > options.lease_s
+            resources.elector is None and options.previous_lease_s > options.lease_s
         ):  # recorded before cluster.json is overwritten
             self._home.record_long_leases(self._clock.boottime_s() + options.previous_lease_s + MARGIN_S)
         options.state_folder.write_private("cluster.json", json.dumps(options.to_store))
@@ -142,13 +142,13 @@ class Head:
             audit_key(self._secret),
             FileAuditCheckpoints(self._home.path_of("audit.anchors")),
         )
-        if ground.elector is None:
+        if resources.elector is None:
             self._move_orphans_aside()
-        self._store = ground.open_store()
+        self._store = resources.open_store()
         self._logs = FileLogs(self._files("logs"))
         self._mailboxes, self._telemetry = Mailboxes(), Telemetry()
-        context = engine_context(options, ground.listeners, secret=self._secret, sole_head=ground.elector is None)
-        self._engines = create_engines(options, context, ground.default_engine)
+        context = engine_context(options, resources.listeners, secret=self._secret, sole_head=resources.elector is None)
+        self._engines = create_engines(options, context, resources.default_engine)
         settings = ControllerSettings(
             checkpoint_root=self._files("checkpoints"), output_root=self._files("outputs"), rules=shipped_rules()
         )
@@ -171,7 +171,7 @@ class Head:
             head_id=self._head_id,
             engines=self._engines,
             audit_key=self._audit_key,
-            on_superseded=lambda why: None if ground.elector is None else ground.elector.lose_term(why),
+            on_superseded=lambda why: None if resources.elector is None else resources.elector.lose_term(why),
         )
         self._server = self._api_server(settings)
 

@@ -21,7 +21,7 @@ def find_policy(name: str) -> Callable[[], Policy]:
         return policy_named(name)
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # the module is not ours: it may raise anything
         raise BadRequest(
             f"policy {name} cannot be imported: {error}",
             hint="install its package beside Phalanx, or add its folder to PYTHONPATH",
