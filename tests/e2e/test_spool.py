@@ -92,6 +92,26 @@ def test_later_generations_and_a_restarted_spool_append(tmp_path, heard):
         assert file.read() == "0.0\n0.1\n1.0\n1.1\n"
 
 
+def test_a_stream_is_not_closed_before_its_last_line_is_written(spool, tmp_path, monkeypatch):
+    """Found by a run of the suite: the length was read between the end of the pipe and the line on what was dropped."""
+    write, seen = spool._write_total_dropped, []
+
+    def write_late(state):
+        asking = threading.Thread(target=lambda: seen.append((spool.closed("loud"), spool.length("loud"))))
+        asking.start()
+        asking.join(0.3)
+        seen.append("written")
+        write(state)
+
+    monkeypatch.setattr(spool, "_write_total_dropped", write_late)
+    spool.add("loud", str(tmp_path / "loud"))
+    pipe = spool.open_pipe("loud")
+    put(pipe, b"A" * (4 * MIB + 10))
+    os.close(pipe)
+    until(lambda: len(seen) == 2, "both")
+    assert seen == ["written", (True, os.stat(tmp_path / "loud").st_size)]
+
+
 def test_a_rank_that_prints_a_gigabyte_fills_no_disk_and_blocks_nobody(spool, tmp_path):
     spool.add("loud", str(tmp_path / "loud"))
     spool.add("quiet", str(tmp_path / "quiet"))

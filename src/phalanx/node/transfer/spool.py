@@ -152,8 +152,9 @@ class Spool:
         return self._streams[stream].end
 
     def closed(self, stream: str) -> bool:
-        """True once all its pipes are closed and read to their ends."""
-        return not self._streams[stream].pipes
+        """True once all its pipes are closed and read to their ends, and the stream has its last line."""
+        with self._lock:  # held from the end of the last pipe until that line is written
+            return not self._streams[stream].pipes
 
     def dropped(self, stream: str) -> int:
         """How many bytes were dropped, past the cap or on a full disk."""
