@@ -94,7 +94,8 @@ def test_later_generations_and_a_restarted_spool_append(tmp_path, heard):
 
 def test_a_stream_is_not_closed_before_its_last_line_is_written(spool, tmp_path, monkeypatch):
     """Found by a run of the suite: the length was read between the end of the pipe and the line on what was dropped."""
-    write, seen = spool._write_total_dropped, []
+    write = spool._write_total_dropped
+    seen: list[object] = []
 
     def write_late(state):
         asking = threading.Thread(target=lambda: seen.append((spool.closed("loud"), spool.length("loud"))))
