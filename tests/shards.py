@@ -413,6 +413,13 @@ def _git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+def _paths(prefix: str) -> list[str]:
+    """The file or folder, or all files whose names begin so."""
+    return (
+        [prefix] if (ROOT / prefix).exists() else [str(path.relative_to(ROOT)) for path in ROOT.glob(f"{prefix}*.py")]
+    )
+
+
 def run(numbers: Sequence[int], more: Sequence[str]) -> int:
     """Run shards one after the other, then print a line for each. Returns 0 if every one was green."""
     results = []
@@ -421,7 +428,7 @@ def run(numbers: Sequence[int], more: Sequence[str]) -> int:
         print(f"shard {number}: {shard.title}", flush=True)
         for need in shard.needs:
             subprocess.run(["make", "-s", need], cwd=ROOT, check=False)
-        files = sorted({test.partition("::")[0] for test in shard.tests})
+        files = sorted({path for test in shard.tests for path in _paths(test.partition("::")[0])})
         words = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--shard", str(number), *files, *more]
         begin_s = time.monotonic()
         code = subprocess.run(words, cwd=ROOT, env={**os.environ, "PHALANX_EFFORT": "full"}, check=False).returncode
