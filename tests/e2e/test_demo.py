@@ -107,7 +107,7 @@ def test_a_job_outlives_its_node_and_nothing_is_left(tmp_path):
 )
 def test_an_interrupted_demo_takes_everything_down(tmp_path, number):
     with started(tmp_path, "--plain") as process:
-        until_line(process, r"step \d+/300")
+        until_line(process, r"step \d+/200")
         process.send_signal(number)
         process.stdout.read()
         assert process.wait(timeout=HANG_S) == 130

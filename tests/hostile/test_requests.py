@@ -79,7 +79,7 @@ def test_good_requests_are_taken():
     may_be = {
         "update_job",
         "hold_job",
-        "forget_node",
+        "remove_node",
         "show_ca",
         "join",
         "renew_join_line",
@@ -96,7 +96,7 @@ def test_good_requests_are_taken():
 def test_a_planted_fault_is_found_and_told_with_a_line_that_repeats_it(tmp_path, monkeypatch):
     head = ApiHead(str(tmp_path))
     (tmp_path / "head.log").touch()
-    monkeypatch.setattr(head.store, "calibration", lambda: 1 / 0)
+    monkeypatch.setattr("phalanx.api.routes.profile._stored_profile", lambda parts: 1 / 0)
     with head.served() as url:
         tokens = {role: bearer(role)["authorization"].split()[1] for role in TOKENS}
         served = Served(
