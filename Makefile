@@ -88,12 +88,12 @@ lab: lab-tools $(READY) ## three hosts and a switch as network namespaces (root)
 # Debian may start munge with its package; the lab does not use that daemon. Of MariaDB only the programs are installed, which start
 # nothing.
 slurm-tools:
-	@for program in slurmctld slurmd srun munged slurmdbd mariadbd; do command -v $$program >/dev/null || break; done; \
+	@for program in slurmctld slurmd srun munged slurmdbd mariadbd my_print_defaults; do command -v $$program >/dev/null || break; done; \
 	command -v $$program >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "Installing slurmctld, slurmd, slurm-client, slurmdbd, munge and mariadb-server-core."; \
+	  echo "Installing slurmctld, slurmd, slurm-client, slurmdbd, munge, mariadb-server-core and mariadb-client-core."; \
 	  $(APT_UPDATE) && $(APT_INSTALL) \
-	    slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core >/dev/null; \
+	    slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core >/dev/null; \
 	else echo "Slurm's daemons are not here, and only root on Debian could install them: what needs them is skipped." >&2; fi
 
 # The tests do not use the Redis that Debian starts with the package; they start their own.

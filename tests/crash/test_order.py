@@ -33,6 +33,7 @@ PASSING = {
     "POST /v1/node/lease": "leases live in memory; a head that starts presumes each of them",
     "POST /v1/node/samples": "telemetry",
     "POST /v1/node/exec/{session_name}/output": "a session ends with the head",
+    "WEBSOCKET /v1/jobs/{job_id}/exec": "a session ends with the head",
     "POST /v1/join": "answers with a token derived from the head's secret; the node is kept when it says hello",
     "PUT /v1/node/checkpoints/manifest": "only the last piece of the last file is acknowledged as durable",
     "DELETE /v1/node/outputs/file": "the node asks again at each attempt until the file is gone",

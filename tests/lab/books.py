@@ -1,4 +1,4 @@
-"""Slurm's accounting in the lab: MariaDB and slurmdbd on the first host, for it alone, gone with it. Debian's packages: slurmdbd mariadb-server-core."""
+"""Slurm's accounting in the lab: MariaDB and slurmdbd on the first host, for it alone, gone with it. Debian's packages: slurmdbd mariadb-server-core mariadb-client-core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from tests.lab.lab import Lab
 DISK = "/var/tmp/slurm"
 """Inside each host: logs, spool, state and books; it outlives a restart of the host, as Slurm wants."""
 
-PROGRAMS = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core", "mariadb-install-db": "mariadb-server-core"}
+PROGRAMS = {
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server-core",
+    "mariadb-install-db": "mariadb-server-core",
+    "my_print_defaults": "mariadb-client-core",
+}
 """Program -> the Debian package that brings it."""
 
 DATABASE = """
