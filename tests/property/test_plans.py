@@ -121,7 +121,7 @@ def test_no_plan_breaks_an_invariant(cell):
     holdings = QuotaTree(world.queues.values(), sum(len(node.devices) for node in world.nodes.values()))
     for attempt in world.attempts.values():
         one = world.jobs[attempt.job_id]
-        holdings.add_running(holdings.job_node(one.queue), one.user, attempt.allocation.gpus)
+        holdings.add_running(holdings.job_node(one.queue), one.user, attempt.allocation.milli)
     elements = sum(1 for attempt in world.attempts.values() if world.jobs[attempt.job_id].array)
     for placement in plan.placements:
         one, grants = world.jobs[placement.job_id], placement.allocation.grants
@@ -129,7 +129,7 @@ def test_no_plan_breaks_an_invariant(cell):
         assert not one.unmet_dependencies
         assert not one.held
         assert one.spec.begin_s is None or one.spec.begin_s <= cell.now_s
-        number, gpus = holdings.job_node(one.queue), placement.allocation.gpus
+        number, gpus = holdings.job_node(one.queue), placement.allocation.milli
         refused = rejection_reason(world, placement) or holdings.check_admission(number, one.user, gpus) is not None
         if refused and (cell._leaving or plan.stops):
             continue  # its room is free, its queue's is not until somebody has left: the controller tries again
@@ -195,7 +195,7 @@ def test_no_admitted_job_that_fits_is_left_waiting(cell):
             and wait.reason is not WaitReasonCode.NODES_DOWN
             and preferred_shape(one.spec.role, up)
         )
-        if fits and holdings.check_admission(holdings.job_node(one.queue), one.user, fits.gpus) is None:
+        if fits and holdings.check_admission(holdings.job_node(one.queue), one.user, fits.gpus * 1000) is None:
             assert find(free, fits, ()) is None, f"{one.id} would fit: {wait}"
 
 

@@ -264,4 +264,5 @@ def test_limits_of_users_let_everybody_in():
     cell.submit(asks("b", 4, "q", user="bob"))
     cell.go_on(1.0)
     assert cell.runs("b")
-    assert cell.world.queue_gpus[QueueId("q")] == 8
+    holdings = cell.world.holdings()
+    assert holdings.held[holdings.job_node(QueueId("q"))] == 8000

@@ -25,6 +25,7 @@ from phalanx.core.state.records import QUEUE_USAGE
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.queue_validation import check_queue_tree
+from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
 from phalanx.wire.api.queues import (
     QueueBody,
@@ -162,9 +163,9 @@ class _JobCounts:
 
     running: int = 0
     pending: int = 0
-    pending_gpus: int = 0
+    pending_milli: int = 0
     jobs: Counter[WaitReasonCode] = field(default_factory=Counter)
-    gpus: Counter[WaitReasonCode] = field(default_factory=Counter)
+    milli: Counter[WaitReasonCode] = field(default_factory=Counter)
     first: dict[WaitReasonCode, str] = field(default_factory=dict)
 
 
@@ -180,9 +181,9 @@ def _views(parts: HeadServices, only: QueueId | None = None) -> list[QueueView]:
     counts = {queue.id: _JobCounts() for queue in queues if only in (None, queue.id)}
     for job, attempt in parts.controller.live_attempts():
         if job.queue in known:
-            number, gpus = tree.job_node(job.queue), attempt.allocation.gpus
-            tree.add_running(number, job.user, gpus)
-            tree.change_rate(number, gpus, now_s, since_s=attempt.placed_s)
+            number, milli = tree.job_node(job.queue), attempt.allocation.milli
+            tree.add_running(number, job.user, milli)
+            tree.change_rate(number, milli, now_s, since_s=attempt.placed_s)
         if job.queue in counts:
             counts[job.queue].running += 1
     tree.advance(now_s)
@@ -197,11 +198,11 @@ def _count_waiting(counts: _JobCounts, job: Job, waits: Mapping[JobId, WaitReaso
     wait = waits.get(job.id)
     # Only before its first attempt does the head write the job's own detail. Later the detail may quote the job's program.
     reason, detail = (wait.reason, wait.detail) if wait is not None else (job.reason, "" if job.epoch else job.detail)
-    gpus = job.spec.role.gpus.total
+    milli = job.spec.role.gpus.milli
     counts.pending += 1
-    counts.pending_gpus += gpus
+    counts.pending_milli += milli
     counts.jobs[reason] += 1
-    counts.gpus[reason] += gpus
+    counts.milli[reason] += milli
     counts.first.setdefault(reason, detail)
 
 
@@ -209,7 +210,7 @@ def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts) -> QueueView:
     whole = tree.subtree_node(queue.id)
     idle = max(0, tree.pool[whole] - tree.used[whole])
     waiting = [
-        QueueWait(reason=reason, jobs=jobs, gpus=counts.gpus[reason], detail=counts.first[reason])
+        QueueWait(reason=reason, jobs=jobs, gpus=gpus_of(counts.milli[reason]), detail=counts.first[reason])
         for reason, jobs in sorted(counts.jobs.items(), key=lambda item: (-item[1], item[0]))
     ]
     return QueueView(
@@ -228,12 +229,12 @@ def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts) -> QueueView:
         budget_gpu_h=queue.budget_gpu_h,
         budget_period_s=queue.budget_period_s,
         budget_left_gpu_h=tree.budget_left_gpu_h(queue.id),
-        right_gpus=tree.right[whole],
-        used_gpus=tree.held[whole],
-        borrowed_gpus=tree.borrowed_past_right(whole),
-        lent_gpus=max(0, idle - tree.available_gpus(whole)),
-        room_gpus=tree.available_gpus(tree.job_node(queue.id)),
-        pending_gpus=counts.pending_gpus,
+        right_gpus=gpus_of(tree.right[whole]),
+        used_gpus=gpus_of(tree.held[whole]),
+        borrowed_gpus=gpus_of(tree.borrowed_past_right(whole)),
+        lent_gpus=gpus_of(max(0, idle - tree.available_milli(whole))),
+        room_gpus=gpus_of(tree.available_milli(tree.job_node(queue.id))),
+        pending_gpus=gpus_of(counts.pending_milli),
         factor=tree.fair_share_factor(tree.job_node(queue.id)),
         waiting=waiting[:_REASONS_MAX],
     )

@@ -19,6 +19,7 @@ from phalanx.core.work.job import (
 )
 from phalanx.core.work.queue import Project
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.share import gpus_of
 from phalanx.core.work.topology_constraint import constraint_texts
 from phalanx.core.work.users import Token, User
 from phalanx.wire.api.jobs import (
@@ -29,7 +30,7 @@ from phalanx.wire.api.jobs import (
     JobView,
     Progress,
 )
-from phalanx.wire.api.nodes import CordonView, DeviceView, NicView, NodeView, ReservationView, ReservedView
+from phalanx.wire.api.nodes import CordonView, DeviceView, NicView, NodeView, ReservationView, ReservedView, ShareView
 from phalanx.wire.api.output import EndEvent, StateEvent
 from phalanx.wire.api.people import ProjectView, TokenView, UserView
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
@@ -77,7 +78,7 @@ def job_view(
         ended_s=job.ended_s,
         exit_code=job.exit_code,
         gpus=str(spec.role.gpus),
-        gpu_count=spec.role.gpus.total,
+        gpu_count=gpus_of(spec.role.gpus.milli if attempt is None else attempt.allocation.milli),
         shape=_shape(job, attempt),
         nodes=[] if attempt is None else _nodes(attempt.allocation),
         epoch=job.epoch,
@@ -152,6 +153,8 @@ def _why_waiting(job: Job, waiting: WaitReason | None, *, whole: bool) -> tuple[
 
 def _shape(job: Job, attempt: Attempt | None) -> str:
     request = job.spec.role.gpus
+    if request.share is not None:
+        return f"{request.nodes} x {request.share}"
     if attempt is not None:
         each = [len(grant.devices) for grant in attempt.allocation.grants]
         return f"{len(each)} x {each[0]}" if len(set(each)) == 1 else " + ".join(map(str, each))
@@ -265,7 +268,10 @@ def node_view(
     grants = [
         (attempt.job_id, grant) for attempt in attempts if (grant := attempt.allocation.grant_on(node.id)) is not None
     ]
-    held = {index: (job_id, grant) for job_id, grant in grants for index in grant.devices}
+    held: dict[int, list[tuple[JobId, NodeGrant]]] = {}
+    for job_id, grant in grants:
+        for index in grant.devices:
+            held.setdefault(index, []).append((job_id, grant))
     sampled: Mapping[int, DeviceSample] = {} if samples is None else {d.index: d for d in samples.devices}
     return NodeView(
         id=node.id,
@@ -311,10 +317,12 @@ def node_view(
 
 
 def _device_view(
-    node: Node, place: int, held: Mapping[int, tuple[JobId, NodeGrant]], sampled: Mapping[int, DeviceSample]
+    node: Node, place: int, held: Mapping[int, Sequence[tuple[JobId, NodeGrant]]], sampled: Mapping[int, DeviceSample]
 ) -> DeviceView:
     device = node.devices[place]
-    job_id, grant = held.get(device.index, (None, None))
+    here = held.get(device.index, ())
+    job_id, grant = here[0] if here else (None, None)
+    shares = [ShareView(job_id=job, gpus=gpus_of(one.milli), kind=one.share.kind) for job, one in here if one.share]
     sample = sampled.get(device.index)
     return DeviceView(
         index=device.index,
@@ -324,7 +332,8 @@ def _device_view(
         virtual=device.virtual,
         healthy=device.healthy,
         job_id=job_id,
-        ranks=[] if grant is None else _ranks_on(grant, device.index),
+        ranks=[] if grant is None or len(here) > 1 else _ranks_on(grant, device.index),
+        shares=shares,
         counter="" if sample is None else sample.counter,
         utilization=None if sample is None else sample.utilization,
         memory_used_bytes=None if sample is None else sample.memory_used_bytes,

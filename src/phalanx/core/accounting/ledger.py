@@ -1,7 +1,7 @@
 """Usage of an attempt's time: each microsecond that its devices were held belongs to exactly one category.
 
-The ledger sums exactly to the attempt's span times its devices (invariant 18), so it counts integer microseconds; float seconds would not
-add up. Called by the receipt.
+The ledger sums exactly to the attempt's span times its thousandths of devices (invariant 18), so it counts integers; float seconds would
+not add up. Called by the receipt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TimeCategory(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Microseconds by category; times devices where `devices` is more than one."""
+    """Microseconds by category; of an attempt, times the thousandths of devices that it held."""
 
     productive: int = 0
     lost: int = 0
@@ -45,9 +45,9 @@ class Ledger:
         """All categories."""
         return self.productive + self.lost + self.saving + self.restarting + self.idle
 
-    def times(self, devices: int) -> Ledger:
-        """The ledger of the same span on so many devices."""
-        return Ledger(**{name.value: getattr(self, name.value) * devices for name in TimeCategory})
+    def times(self, milli: int) -> Ledger:
+        """The ledger of the same span on so many thousandths of devices."""
+        return Ledger(**{name.value: getattr(self, name.value) * milli for name in TimeCategory})
 
     def plus(self, other: Ledger) -> Ledger:
         """The sum of both ledgers."""

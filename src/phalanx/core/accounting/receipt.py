@@ -25,6 +25,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
+from phalanx.core.work.share import MILLI_PER_DEVICE, gpus_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class AttemptSummary:
     causes: tuple[str, ...]
     exit_code: int | None
     nodes: tuple[NodeShare, ...]
-    gpus: int
+    gpus: int | float
     placed_s: float
     running_s: float | None
     ended_s: float | None
@@ -113,7 +114,7 @@ class Receipt:
     job_id: JobId
     name: str
     state: str
-    gpus: int
+    gpus: int | float
     virtual: bool
     measured_by: str
     gpu_seconds: GpuSeconds
@@ -157,7 +158,7 @@ def build_receipt(
     read = {attempt.epoch: read_reports(attempt.epoch, reports.get(attempt.epoch, ())) for attempt in ordered}
     lineage = split_steps(job, ordered, read)
     spans = attempt_ledgers(ordered, read, lineage.kept, succeeded=job.state is JobState.SUCCEEDED, now_s=now_s)
-    ledger = sum_ledgers(spans[attempt.epoch].times(attempt.allocation.gpus) for attempt in ordered)
+    ledger = sum_ledgers(spans[attempt.epoch].times(attempt.allocation.milli) for attempt in ordered)
     held = sum_ledgers(spans[attempt.epoch] for attempt in ordered)
     weighed = ledger if ledger.total else held  # a job without GPUs is measured by time
     end_s = now_s if job.ended_s is None else job.ended_s
@@ -170,7 +171,7 @@ def build_receipt(
         job_id=job.id,
         name=job.name,
         state=job.state.value,
-        gpus=max((attempt.allocation.gpus for attempt in ordered), default=0),
+        gpus=gpus_of(max((attempt.allocation.milli for attempt in ordered), default=0)),
         virtual=any(node.virtual for node in granted),
         measured_by="steps" if lineage.kept or lineage.lost else "attempts",
         gpu_seconds=_seconds(ledger),
@@ -228,7 +229,7 @@ def _line(attempt: Attempt, reports: Reports, lineage: StepLineage, span: Ledger
             NodeShare(node=grant.node_id, devices=grant.devices, first_rank=grant.first_rank, tasks=grant.tasks)
             for grant in attempt.allocation.grants
         ),
-        gpus=attempt.allocation.gpus,
+        gpus=gpus_of(attempt.allocation.milli),
         placed_s=attempt.placed_s,
         running_s=attempt.first_running_s if attempt.first_running_s is not None else attempt.running_s,
         ended_s=attempt.ended_s,
@@ -240,7 +241,7 @@ def _line(attempt: Attempt, reports: Reports, lineage: StepLineage, span: Ledger
         resumed_from_step=generations[0].resumed_from_step,
         steps=len(steps),
         generations=generations,
-        gpu_seconds=_seconds(span.times(attempt.allocation.gpus)),
+        gpu_seconds=_seconds(span.times(attempt.allocation.milli)),
     )
 
 
@@ -271,11 +272,12 @@ def _generation(number: int, attempt: Attempt, reports: Reports) -> GenerationSu
 
 
 def _seconds(ledger: Ledger) -> GpuSeconds:
+    unit = 1e6 * MILLI_PER_DEVICE
     return GpuSeconds(
-        productive=ledger.productive / 1e6,
-        lost=ledger.lost / 1e6,
-        saving=ledger.saving / 1e6,
-        restarting=ledger.restarting / 1e6,
-        idle=ledger.idle / 1e6,
-        total=ledger.total / 1e6,
+        productive=ledger.productive / unit,
+        lost=ledger.lost / unit,
+        saving=ledger.saving / unit,
+        restarting=ledger.restarting / unit,
+        idle=ledger.idle / unit,
+        total=ledger.total / unit,
     )

@@ -22,7 +22,7 @@ def rejection_reason(world: World, placement: Placement) -> str:
         return "the job has a live attempt"
     if job.queue in world.queues:
         holdings = world.holdings()
-        refusal = holdings.check_admission(holdings.job_node(job.queue), job.user, placement.allocation.gpus)
+        refusal = holdings.check_admission(holdings.job_node(job.queue), job.user, placement.allocation.milli)
         if refusal is not None:
             return refusal.describe()
     for reservation in world.reservations.values():
@@ -39,8 +39,9 @@ def rejection_reason(world: World, placement: Placement) -> str:
             return f"{grant.node_id} has two grants"
         seen.add(grant.node_id)
         held = world.usage.get(grant.node_id, EMPTY_USAGE)
-        if held.devices & set(grant.devices):
-            return f"devices of {grant.node_id} are in use"
+        conflict = held.conflict(grant)
+        if conflict:
+            return f"devices of {grant.node_id} {conflict}"
         usable = {device.index for device in node.devices if device.healthy}
         if not set(grant.devices) <= usable:
             return f"{grant.node_id} lacks healthy devices"

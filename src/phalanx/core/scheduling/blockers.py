@@ -9,6 +9,7 @@ from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.forecast import BlockingLimit, Forecast
+from phalanx.core.work.share import gpus_of
 
 JOBS_EXAMINED_MAX: Final = 2000  # running jobs tried, soonest end first; each costs a look-up on the board
 
@@ -31,7 +32,7 @@ def find_blockers(forecast: Forecast, entry: JobEntry | None) -> list[JobId]:
 
 
 def _on_needed_devices(forecast: Forecast, board: Board, entry: JobEntry) -> list[JobEntry]:
-    if not entry.job_class.needs[0].devices or board.find(entry) is not None:
+    if not entry.job_class.milli or board.find(entry) is not None:
         return []
     kinds = {kind for need in entry.job_class.needs for kind in need.kinds}
     usable = (
@@ -78,7 +79,7 @@ def _until_freed(forecast: Forecast, limit: BlockingLimit) -> list[JobEntry]:
         if freed >= limit.excess:
             break
         ending.append(entry)
-        freed += 1 if limit.counts_jobs else entry.gpus
+        freed += 1 if limit.counts_jobs else gpus_of(entry.milli_held)
     return ending if freed >= limit.excess else []
 
 

@@ -31,6 +31,7 @@ from phalanx.core.scheduling.board_records import (
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.scheduling.quota import FairShareTree
+from phalanx.core.scheduling.shared_devices import SharedDevice
 
 _NO_LISTENER: Final = BoardListener()
 
@@ -138,7 +139,8 @@ class Board:
             found = JobClass(
                 number=len(self._classes),
                 needs=needs,
-                gpus=needs[0].gpus,
+                gpus=needs[0].gpus or (needs[0].nodes if needs[0].share_milli else 0),
+                milli=needs[0].milli,
                 label=label,
                 rank=rank,
                 queue=queue,
@@ -176,7 +178,7 @@ class Board:
         if throttle is not None and throttle.running >= throttle.running_max:
             return False
         return (
-            self.quotas is None or self.quotas.check_admission(job_class.queue, job_class.user, job_class.gpus) is None
+            self.quotas is None or self.quotas.check_admission(job_class.queue, job_class.user, job_class.milli) is None
         )
 
     def find(self, entry: JobEntry, excluded: int = 0) -> tuple[Need, Places] | None:
@@ -207,7 +209,7 @@ class Board:
             wider = replace(need, nodes=nodes)
             if (
                 self.quotas is not None
-                and self.quotas.check_admission(job_class.queue, job_class.user, wider.gpus) is not None
+                and self.quotas.check_admission(job_class.queue, job_class.user, wider.milli) is not None
             ):
                 break
             found = self.find_need(wider, excluded)
@@ -224,11 +226,13 @@ class Board:
         self.waiting[entry.seq] = entry
         self._listener.on_waiting(entry)
 
-    def add_running(self, entry: JobEntry, need: Need, places: Places, since_s: float) -> None:
-        """A job was already running when this board was built."""
+    def add_running(
+        self, entry: JobEntry, need: Need, places: Places, since_s: float, indices: Sequence[int] = ()
+    ) -> None:
+        """A job was already running when this board was built. `indices`: of the devices that it shares, by place."""
         entry.started_s = entry.placed_s = since_s
         self.running[entry.seq] = entry
-        self._hold(entry, need, places)
+        self._hold(entry, need, places, indices)
         self._listener.on_adopted(entry)
 
     def withdraw(self, entries: Sequence[JobEntry]) -> None:
@@ -359,35 +363,74 @@ class Board:
 
     def free_devices(self, entry: JobEntry) -> None:
         """Free the entry's devices for a trial; `take` reverts it."""
-        self.vacate(entry.need, entry.places)
+        self.vacate(entry.need, entry.places, entry.shared_devices)
 
     def retake_devices(self, entry: JobEntry) -> None:
-        """Revert `give`."""
-        self.occupy(entry.need, entry.places)
+        """Revert `free_devices`."""
+        self.occupy(entry.need, entry.places, entry.shared_devices)
 
-    def occupy(self, need: Need | None, places: Places) -> None:
-        """Take these places without a job; `vacate` releases them."""
+    def can_retake(self, entry: JobEntry) -> bool:
+        """Whether nobody has taken the devices that `free_devices` freed."""
+        pool = self.pools[self.pool_of_node[entry.places[0][0]]]
+        if entry.shared_devices:
+            share_milli = 0 if entry.need is None else entry.need.share_milli
+            held = zip(entry.places, entry.shared_devices, strict=True)
+            return all(one.room >= share_milli if one.shares else pool.free[node] > 0 for (node, _), one in held)
+        return all(pool.free[node] >= count for node, count in entry.places)
+
+    def whole_holders(self, node: int) -> list[tuple[tuple[JobEntry, ...], int]]:
+        """The jobs on the node that free whole devices by leaving, with the number: each alone, or all that share one device together."""
+        if node not in self.pools[self.pool_of_node[node]].shared.on_node:
+            return [((entry,), entry.devices_on(node)) for entry in self.jobs_on_node[node]]
+        found: list[tuple[tuple[JobEntry, ...], int]] = []
+        sharing: dict[int, list[JobEntry]] = {}
+        for entry in self.jobs_on_node[node]:
+            if not entry.shared_devices:
+                found.append(((entry,), entry.devices_on(node)))
+                continue
+            device = next(one for (at, _), one in zip(entry.places, entry.shared_devices, strict=True) if at == node)
+            sharing.setdefault(id(device), []).append(entry)
+        return [*found, *((tuple(entries), 1) for entries in sharing.values())]
+
+    def occupy(
+        self,
+        need: Need | None,
+        places: Places,
+        shared: Sequence[SharedDevice] = (),
+        indices: Sequence[int] = (),
+    ) -> tuple[SharedDevice, ...]:
+        """Take these places without a job; `vacate` releases them. Returns the shared devices; the rest as in `DevicePool.hold_shares`."""
+        held: tuple[SharedDevice, ...] = ()
         if places:
-            self.pools[self.pool_of_node[places[0][0]]].take(places)
+            pool = self.pools[self.pool_of_node[places[0][0]]]
+            if need is not None and need.share_milli:
+                held = pool.hold_shares(need, places, shared, indices)
+            else:
+                pool.take(places)
             if need is not None and (need.cpus or need.memory_bytes):
                 self._adjust_host_use(places, -need.cpus, -need.memory_bytes)
+        return held
 
-    def vacate(self, need: Need | None, places: Places) -> None:
-        """Release places taken by `occupy`."""
+    def vacate(self, need: Need | None, places: Places, shared: Sequence[SharedDevice] = ()) -> None:
+        """Release places taken by `occupy`, and the shared devices that it returned."""
         if places:
-            self.pools[self.pool_of_node[places[0][0]]].release(places)
+            pool = self.pools[self.pool_of_node[places[0][0]]]
+            if need is not None and need.share_milli:
+                pool.release_shares(need, places, shared)
+            else:
+                pool.release(places)
             if need is not None and (need.cpus or need.memory_bytes):
                 self._adjust_host_use(places, need.cpus, need.memory_bytes)
 
-    def _hold(self, entry: JobEntry, need: Need, places: Places) -> None:
+    def _hold(self, entry: JobEntry, need: Need, places: Places, indices: Sequence[int] = ()) -> None:
         entry.places = places
         entry.need = need
-        self.occupy(need, places)
+        entry.shared_devices = self.occupy(need, places, indices=indices)
         for node, _ in places:
             self.jobs_on_node[node].append(entry)
         klass = entry.job_class
         if self.quotas is not None:
-            self.quotas.add_running(klass.queue, klass.user, entry.devices_held)
+            self.quotas.add_running(klass.queue, klass.user, entry.milli_held)
         if klass.throttle is not None:
             klass.throttle.running += 1
         self.ranks[klass.rank] += 1
@@ -395,12 +438,12 @@ class Board:
         self.elastic += need.nodes_max > 0
 
     def _release(self, entry: JobEntry) -> None:
-        self.vacate(entry.need, entry.places)
+        self.vacate(entry.need, entry.places, entry.shared_devices)
         for node, _ in entry.places:
             self.jobs_on_node[node].remove(entry)
         klass = entry.job_class
         if self.quotas is not None:
-            self.quotas.remove_running(klass.queue, klass.user, entry.devices_held)
+            self.quotas.remove_running(klass.queue, klass.user, entry.milli_held)
         if klass.throttle is not None:
             klass.throttle.running -= 1
         del self.running_by_queue[klass.queue, klass.rank][entry.seq]
@@ -410,6 +453,7 @@ class Board:
         self.elastic -= entry.need is not None and entry.need.nodes_max > 0
         entry.places = ()
         entry.need = None
+        entry.shared_devices = ()
 
     def _adjust_host_use(self, places: Places, cpus: int, memory_bytes: int) -> None:
         for node, _ in places:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from phalanx.core.scheduling.hazard_table import SimilarJobs
 from phalanx.core.scheduling.needs import Need, Places
+from phalanx.core.scheduling.shared_devices import SharedDevice
+from phalanx.core.work.share import MILLI_PER_DEVICE
 
 NEVER_S = -1.0
 
@@ -46,7 +48,8 @@ class JobClass:
 
     Attributes:
         needs: alternatives, in order of preference.
-        gpus: devices of the first need, at least.
+        gpus: devices of the first need, at least; a share counts as one.
+        milli: the same in thousandths of devices, a share as what it is: for quotas.
         label: key of the run time statistics; jobs of one label and size have similar run times.
         rank: priority; a higher one always goes first.
         queue: number in the quota tree.
@@ -56,6 +59,7 @@ class JobClass:
     number: int
     needs: tuple[Need, ...]
     gpus: int
+    milli: int
     label: int = 0
     rank: int = 0
     queue: int = 0
@@ -78,6 +82,7 @@ class JobEntry:
         waiting_since_s: start of the current wait.
         waited_s: earlier waiting time.
         places, need: where it runs, and for which need; empty while it waits.
+        shared_devices: the device of each place that it has a share of; empty for whole devices.
         stops, moves: number of its preemptions and moves.
         protected_until_s: not stopped by value before this time.
         placed_s: when it started or moved to its places.
@@ -101,6 +106,7 @@ class JobEntry:
     waited_s: float = 0.0
     places: Places = ()
     need: Need | None = None
+    shared_devices: tuple[SharedDevice, ...] = ()
     stops: int = 0
     moves: int = 0
     protected_until_s: float = 0.0
@@ -116,11 +122,17 @@ class JobEntry:
 
     @property
     def devices_held(self) -> int:
-        """Devices in use."""
+        """Whole devices in use."""
         return sum([count for _, count in self.places])
 
+    @property
+    def milli_held(self) -> int:
+        """Thousandths of devices in use."""
+        share_milli = 0 if self.need is None else self.need.share_milli
+        return len(self.places) * share_milli if share_milli else self.devices_held * MILLI_PER_DEVICE
+
     def devices_on(self, node: int) -> int:
-        """Devices in use on one of its nodes."""
+        """Whole devices in use on one of its nodes."""
         return next(count for at, count in self.places if at == node)
 
     def service_s(self, now_s: float) -> float:

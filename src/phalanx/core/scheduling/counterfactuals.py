@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
@@ -236,8 +237,8 @@ class CounterfactualSearch:
                 or self.reason in (WaitReasonCode.HELD, WaitReasonCode.DEPENDENCY, WaitReasonCode.BEGIN_TIME)
             ):
                 continue
-            gpus = self.job.spec.role.gpus.total
-            if quotas is None or quotas.check_admission(quotas.job_node(queue.id), self.job.user, gpus) is None:
+            milli = self.job.spec.role.gpus.milli if self.entry is None else self.entry.job_class.milli
+            if quotas is None or quotas.check_admission(quotas.job_node(queue.id), self.job.user, milli) is None:
                 yield self._candidate(
                     ChangeKind.QUEUE, f"use queue {queue.id}", "queue", queue.id, replace(self.job, queue=queue.id)
                 )
@@ -348,11 +349,11 @@ class CounterfactualSearch:
         if quotas is None or self.entry is None:
             return
         klass = self.entry.job_class
-        refusal = quotas.check_admission(klass.queue, klass.user, klass.gpus)
+        refusal = quotas.check_admission(klass.queue, klass.user, klass.milli)
         queue = None if refusal is None else self.snapshot.queues.get(refusal.queue)
         if refusal is None or queue is None:
             return
-        over = int((1 if refusal.counts_jobs else refusal.requested_gpus) + refusal.in_use - refusal.limit)
+        over = ceil((1 if refusal.counts_jobs else refusal.requested_gpus) + refusal.in_use - refusal.limit)
         wider, field = _with_higher_limit(queue, refusal.reason, over, jobs=refusal.counts_jobs)
         if wider is None:
             return

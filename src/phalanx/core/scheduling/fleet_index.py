@@ -7,7 +7,7 @@ the order of ranks. A node with devices of two models or sizes has two numbers, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.core.errors import NeverFits
@@ -18,10 +18,12 @@ from phalanx.core.fleet.topology import TopologyTree, build_topology_tree
 from phalanx.core.ids import NodeId
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes, tasks_per_node
+from phalanx.core.scheduling.shared_devices import SharedDevice
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.job import Job, WaitReasonCode
+from phalanx.core.work.share import MILLI_PER_DEVICE, DeviceShare, ShareKind
 from phalanx.core.work.spec import Role, TopologyConstraint
 
 
@@ -30,34 +32,24 @@ class PendingUsage:
 
     def __init__(self, usage: Mapping[NodeId, Usage]) -> None:
         self._usage = usage
-        self._changed: dict[NodeId, tuple[set[int], int, int]] = {}
+        self._changed: dict[NodeId, Usage] = {}
 
-    def devices_in_use(self, node_id: NodeId) -> Collection[int]:
-        """Devices in use on the node."""
-        more = self._changed.get(node_id)
-        return more[0] if more is not None else self._usage.get(node_id, EMPTY_USAGE).devices
+    def usage_of(self, node_id: NodeId) -> Usage:
+        """What is in use on the node."""
+        return self._changed.get(node_id) or self._usage.get(node_id, EMPTY_USAGE)
 
     def add(self, allocation: Allocation) -> None:
         """Count this allocation as in use too."""
         for grant in allocation.grants:
-            held = self._usage.get(grant.node_id, EMPTY_USAGE)
-            devices, cpus, memory = self._changed.get(grant.node_id) or (
-                set(held.devices),
-                held.cpus,
-                held.memory_bytes,
-            )
-            devices.update(grant.devices)
-            self._changed[grant.node_id] = (devices, cpus + grant.cpus, memory + grant.memory_bytes)
+            self._changed[grant.node_id] = self.usage_of(grant.node_id).plus(grant)
 
     def has_capacity_for(self, allocation: Allocation, nodes: Mapping[NodeId, Node]) -> bool:
         """Whether its CPUs and memory are free."""
         for grant in allocation.grants:
             if not (grant.cpus or grant.memory_bytes):
                 continue
-            held = self._usage.get(grant.node_id, EMPTY_USAGE)
-            _, cpus, memory = self._changed.get(grant.node_id) or (None, held.cpus, held.memory_bytes)
-            node = nodes[grant.node_id]
-            if cpus + grant.cpus > node.cpus or memory + grant.memory_bytes > node.memory_bytes:
+            held, node = self.usage_of(grant.node_id), nodes[grant.node_id]
+            if held.cpus + grant.cpus > node.cpus or held.memory_bytes + grant.memory_bytes > node.memory_bytes:
                 return False
         return True
 
@@ -98,16 +90,21 @@ class FleetIndex:
                 found |= 1 << number
         return found
 
-    def needs(self, shapes: Iterable[Shape], topology: TopologyConstraint) -> tuple[Need, ...]:
-        """The shapes as needs, in order of preference. Empty: no node has such devices, or the fleet lacks a required level."""
+    def needs(self, shapes: Iterable[Shape], topology: TopologyConstraint, project: str = "") -> tuple[Need, ...]:
+        """The shapes as needs, in order of preference. Empty: no node has such devices, or the fleet lacks a required level.
+
+        A share that is asked for as memory is one need for each size of device memory, the smallest share first.
+        """
         within = self._level(topology.within)
         slice_within = self._level(topology.slice_within)
         if (topology.required and within < 0) or (topology.slice_nodes and slice_within < 0):
             return ()  # the level existed when the job was submitted; without it, no placement is near enough
         found = []
         for shape in shapes:
-            kinds, excluded = self._kinds_for(shape)
-            if kinds:
+            for memory_bytes in self._share_sizes(shape):
+                kinds, excluded = self._kinds_for(shape, memory_bytes)
+                if not kinds:
+                    continue
                 found.append(
                     Need(
                         nodes=shape.nodes,
@@ -122,12 +119,21 @@ class FleetIndex:
                         slice_within=slice_within,
                         nodes_max=shape.nodes_max if shape.nodes_max > shape.nodes else 0,
                         excluded=excluded,
+                        share_milli=0 if shape.share is None else shape.share.milli_of(memory_bytes),
+                        share_group="" if shape.share is None else f"{shape.share.kind}:{project}",
                     )
                 )
         return tuple(found)
 
-    def places(self, allocation: Allocation) -> Places:
-        """The places of an allocation; grants on nodes that are gone are ignored."""
+    def _share_sizes(self, shape: Shape) -> list[int]:
+        """Sizes of device memory on which a share by memory is another part of the device, largest first; a single 0 for other shapes."""
+        if shape.share is None or not shape.share.memory_gib:
+            return [0]
+        sizes = set(self.device_memory_bytes)
+        return sorted((size for size in sizes if 0 < shape.share.milli_of(size) <= MILLI_PER_DEVICE), reverse=True)
+
+    def places(self, allocation: Allocation) -> tuple[Places, tuple[int, ...]]:
+        """The places of an allocation, and the index of the shared device of each; grants on nodes that are gone are ignored."""
         found = []
         for grant in allocation.grants:
             numbers = self.numbers_of_node.get(grant.node_id, ())
@@ -136,25 +142,50 @@ class FleetIndex:
                 numbers[0] if numbers else None,
             )
             if number is not None:
-                found.append((number, min(len(grant.devices), len(self.healthy_devices[number]))))
-        return tuple(sorted(found))
+                count = min(grant.whole_devices, len(self.healthy_devices[number]))
+                found.append(((number, count), -1 if grant.share is None else grant.devices[0]))
+        found.sort()
+        shared = any(index >= 0 for _, index in found)
+        return tuple(place for place, _ in found), tuple(index for _, index in found) if shared else ()
 
-    def allocation(self, need: Need, places: Places, role: Role, taken: PendingUsage) -> Allocation | None:
-        """The grants for these places on devices that are not in use; None if too few are free."""
+    def allocation(
+        self, need: Need, places: Places, role: Role, taken: PendingUsage, shared: Sequence[SharedDevice] = ()
+    ) -> Allocation | None:
+        """The grants for these places on devices that are not in use; None if too few are free.
+
+        Args:
+            need: of the job.
+            places: of the job.
+            role: of the job.
+            taken: what is in use.
+            shared: the device of each place, if the need is for shares. A device without an index gets one.
+        """
         grants: list[NodeGrant] = []
         first = 0
         for rank, (number, count) in enumerate(places):
             node = self.nodes[number]
-            held = taken.devices_in_use(node.id)
-            free = [index for index in self.healthy_devices[number] if index not in held]
-            if len(free) < count:
+            held = taken.usage_of(node.id)
+            free = [index for index in self.healthy_devices[number] if index not in held.devices]
+            share = None
+            if need.share_milli:
+                device = shared[rank]
+                if held.shares.get(device.index, (0, ""))[1] != device.group:  # nothing of it has been placed yet
+                    if not free:
+                        return None
+                    device.index = free[0]
+                share = self._share(need, number)
+                chosen: tuple[int, ...] = (device.index,)
+            elif len(free) < count:
                 return None
+            else:
+                chosen = _adjacent(free, count)
             tasks = tasks_per_node(role, count)
             grants.append(
                 NodeGrant(
                     node_id=node.id,
                     node_rank=rank,
-                    devices=_adjacent(free, count),
+                    devices=chosen,
+                    share=share,
                     cpus=need.cpus,
                     memory_bytes=need.memory_bytes,
                     tasks=tasks,
@@ -164,11 +195,19 @@ class FleetIndex:
             first += tasks
         return Allocation(grants=tuple(grants))
 
+    def _share(self, need: Need, number: int) -> DeviceShare:
+        kind = ShareKind(need.share_group.partition(":")[0])
+        memory_bytes = self.device_memory_bytes[number] * need.share_milli // MILLI_PER_DEVICE
+        return DeviceShare(milli=need.share_milli, memory_bytes=memory_bytes, kind=kind, group=need.share_group)
+
     def _level(self, name: str) -> int:
         return self.tree.level(name) if name and self.tree is not None else -1
 
-    def _kinds_for(self, shape: Shape) -> tuple[tuple[int, ...], int]:
-        """The kinds that can hold the shape's parts, by name; and the nodes of these kinds whose devices are too small."""
+    def _kinds_for(self, shape: Shape, only_memory_bytes: int = 0) -> tuple[tuple[int, ...], int]:
+        """The kinds that can hold the shape's parts, by name; and the nodes of these kinds whose devices are too small.
+
+        With `only_memory_bytes`, devices of another size do not fit.
+        """
         fitting: set[int] = set()
         excluded = 0
         takes: dict[tuple[int, int], bool] = {}
@@ -177,10 +216,11 @@ class FleetIndex:
             fits = takes.get((kind, memory_bytes))
             if fits is None:
                 device = Device(index=0, uuid="", model=self.device_models[kind], memory_bytes=memory_bytes)
-                fits = takes[kind, memory_bytes] = not shape.devices or shape.accepts(device)
+                fits = not shape.node_devices or shape.accepts(device)
+                fits = takes[kind, memory_bytes] = fits and only_memory_bytes in (0, memory_bytes)
             if not fits:
                 excluded |= 1 << number
-            elif len(self.healthy_devices[number]) >= shape.devices:
+            elif len(self.healthy_devices[number]) >= shape.node_devices:
                 fitting.add(kind)
         inside = (
             sum(1 << number for number, kind in enumerate(self.model_of_node) if kind in fitting) if excluded else 0
@@ -271,10 +311,11 @@ class ShapeCache:
         shapes = self.shapes_of_job(job)
         if isinstance(shapes, WaitReason):
             return ()
-        key = (shapes, job.spec.topology)
+        project = job.project if job.spec.role.gpus.share is not None else ""
+        key = (shapes, job.spec.topology, project)
         found = self._needs.get(key)
         if found is None:
-            found = self._needs[key] = self._fit.needs(shapes, job.spec.topology)
+            found = self._needs[key] = self._fit.needs(shapes, job.spec.topology, project)
         return found
 
 

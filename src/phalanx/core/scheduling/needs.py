@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.share import MILLI_PER_DEVICE
 
 Places = tuple[tuple[int, int], ...]  # (node number, devices) per node of a gang, node numbers ascending
 
@@ -25,6 +26,8 @@ class Need:
         slice_nodes, slice_within: every slice of this many parts, in rank order, inside one domain of that level; 0 and -1 for no slices.
         excluded: bitset of nodes of the kind whose devices are too small.
         nodes_max: elastic: up to this many parts; equal to `nodes` or 0 for a fixed gang.
+        share_milli: thousandths of one device in each part, instead of whole devices; 0 for none.
+        share_group: only shares of one group lie on one device.
     """
 
     nodes: int
@@ -39,25 +42,42 @@ class Need:
     slice_within: int = -1
     nodes_max: int = 0
     excluded: int = 0
+    share_milli: int = 0
+    share_group: str = ""
+
+    @property
+    def milli(self) -> int:
+        """Thousandths of devices of the smallest acceptable gang."""
+        return self.gpus * MILLI_PER_DEVICE + self.nodes * self.share_milli
 
     @property
     def gpus(self) -> int:
-        """Total devices of the smallest acceptable gang."""
+        """Whole devices of the smallest acceptable gang."""
         return self.nodes * self.devices + self.last_node_devices
 
     @property
     def devices_only(self) -> bool:
-        """Whether device counts alone decide: no CPUs, memory or topology requested."""
-        return not (self.cpus or self.memory_bytes or self.within >= 0 or self.slice_nodes or self.excluded)
+        """Whether counts of whole devices alone decide: no shares, CPUs, memory or topology requested."""
+        return not (
+            self.share_milli or self.cpus or self.memory_bytes or self.within >= 0 or self.slice_nodes or self.excluded
+        )
 
 
-def need_of_places(needs: Iterable[Need], places: Places, kind: Sequence[int]) -> Need | None:
-    """The need that these places satisfy, an elastic one with its actual width; None if none does, e.g. after a change of the fleet."""
+def need_of_places(needs: Iterable[Need], places: Places, kind: Sequence[int], share_milli: int = 0) -> Need | None:
+    """The need that these places satisfy, an elastic one with its actual width; None if none does, e.g. after a change of the fleet.
+
+    Args:
+        needs: in order of preference.
+        places: not empty.
+        kind: pool of each node number.
+        share_milli: thousandths of a device that each part holds, instead of whole devices.
+    """
     for need in needs:
         parts = need.nodes + (need.last_node_devices > 0)
         serves = (
             parts <= len(places) <= max(parts, need.nodes_max)
             and max((count for _, count in places), default=-1) == need.devices
+            and need.share_milli == share_milli
         )
         if serves and kind[places[0][0]] in need.kinds:
             return replace(need, nodes=len(places)) if need.nodes_max else need
@@ -67,9 +87,12 @@ def need_of_places(needs: Iterable[Need], places: Places, kind: Sequence[int]) -
 def need_of_attempt(attempt: Attempt) -> Need:
     """The resources of an attempt as a need; for a job whose request no longer has a shape on this fleet."""
     grants = attempt.allocation.grants
+    share = grants[0].share
     return Need(
         nodes=len(grants),
-        devices=max(len(grant.devices) for grant in grants),
+        devices=max(grant.whole_devices for grant in grants),
+        share_milli=0 if share is None else share.milli,
+        share_group="" if share is None else share.group,
         cpus=grants[0].cpus,
         memory_bytes=grants[0].memory_bytes,
     )

@@ -66,7 +66,7 @@ class PendingPlacements:
             job = snapshot.jobs[job_id]
             if job.state is not JobState.PENDING or job_id in snapshot.attempts or entry.need is None:
                 continue  # its last attempt is still stopping
-            allocation = fit.allocation(entry.need, entry.places, job.spec.role, taken)
+            allocation = fit.allocation(entry.need, entry.places, job.spec.role, taken, entry.shared_devices)
             if allocation is None or not taken.has_capacity_for(allocation, snapshot.nodes):
                 continue
             taken.add(allocation)

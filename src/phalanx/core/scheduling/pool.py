@@ -6,13 +6,14 @@ the caller chooses the indices on a node. A gang goes into the smallest domain o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from phalanx.core.fleet.topology import TopologyTree
 from phalanx.core.scheduling.gang_placement import GangCandidates, place_gang
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_bitsets import CapacityIndex, bitset_of, lowest_member
+from phalanx.core.scheduling.shared_devices import SharedDevice, SharedDeviceIndex
 from phalanx.core.scheduling.topology_domains import DomainIndex
 
 
@@ -44,6 +45,7 @@ class DevicePool:
         available_nodes: the nodes that are not away.
         free_total: sum over those.
         changed_nodes: nodes changed since a reader last cleared it.
+        shared: devices that jobs share; `free` does not count them.
     """
 
     __slots__ = (
@@ -59,6 +61,7 @@ class DevicePool:
         "node_devices_max",
         "nodes_by_free",
         "removed_nodes",
+        "shared",
         "tree",
     )
 
@@ -92,6 +95,7 @@ class DevicePool:
         self.available_nodes = bitset_of(nodes)
         self.free_total = sum(self.free[node] for node in nodes)
         self.removed_nodes: set[int] = set()
+        self.shared = SharedDeviceIndex()
         self.changed_nodes: set[int] = set(nodes)
         self._empty: DevicePool | None = None
         if self.domains is not None:
@@ -113,6 +117,8 @@ class DevicePool:
         wanted = need.devices
         if need.excluded:
             excluded |= need.excluded
+        if need.share_milli:
+            return self._find_shares(need, excluded)
         if need.nodes == 1 and wanted and not need.last_node_devices:
             if self.domains is not None or excluded or need.cpus or need.memory_bytes:
                 node = self._find_one(need, excluded)
@@ -128,6 +134,28 @@ class DevicePool:
         ):
             return None
         return place_gang(need, self._candidates(need, excluded))
+
+    def _find_shares(self, need: Need, excluded: int) -> Places | None:
+        """Nodes with a shared device that has room, least room first; then nodes with a free device, best fit. One share for each node."""
+        if need.nodes == 1:
+            for bits in self._share_candidates(need, excluded):
+                if bits:
+                    return ((lowest_member(bits), 0),)
+            return None
+        fits = list(self._share_candidates(need, excluded))
+        all_of_them = 0
+        for bits in fits:
+            all_of_them |= bits
+        return place_gang(need, GangCandidates(fits, all_of_them, (), self.domains))
+
+    def _share_candidates(self, need: Need, excluded: int) -> Iterator[int]:
+        """Disjoint sets of nodes that can hold a share, best fit first."""
+        seen = ~self.available_nodes
+        for _, bits in self.shared.nodes_with_room(need.share_group, need.share_milli):
+            yield self._allowed(bits & ~seen, need, excluded)
+            seen |= bits
+        for bucket in self.nodes_by_free[1:]:
+            yield self._allowed(bucket & ~seen, need, excluded)
 
     def find_single_node(self, gpus: int, excluded: int) -> int:
         """Best fit for at most one node's worth, except on the nodes in `excluded`; -1 if nothing fits.
@@ -212,6 +240,42 @@ class DevicePool:
         """Release the devices."""
         for node, count in places:
             self._shift(node, count)
+
+    def hold_shares(
+        self, need: Need, places: Places, devices: Sequence[SharedDevice] = (), indices: Sequence[int] = ()
+    ) -> tuple[SharedDevice, ...]:
+        """Take a share of one device on each node; return the devices.
+
+        Args:
+            need: with a share.
+            places: its nodes.
+            devices: those that `release_shares` released, to hold the same again; empty to choose.
+            indices: of the devices on their nodes, of a job that already runs; empty to choose.
+        """
+        held = []
+        for rank, (node, _) in enumerate(places):
+            if devices:
+                device = devices[rank]
+            elif indices:
+                device = self.shared.with_index(node, indices[rank]) or SharedDevice(need.share_group, indices[rank])
+            else:
+                device = self.shared.best_device(node, need.share_group, need.share_milli) or SharedDevice(
+                    need.share_group
+                )
+            if self.shared.hold(node, device, need.share_milli):
+                self._shift(node, -1)
+            else:
+                self.changed_nodes.add(node)
+            held.append(device)
+        return tuple(held)
+
+    def release_shares(self, need: Need, places: Places, devices: Sequence[SharedDevice]) -> None:
+        """Release the shares that `hold_shares` took."""
+        for (node, _), device in zip(places, devices, strict=True):
+            if self.shared.release(node, device, need.share_milli):
+                self._shift(node, 1)
+            else:
+                self.changed_nodes.add(node)
 
     def mark_changed(self, node: int) -> None:
         """CPUs or memory of the node changed in the board's lists. `take` and `give` imply it for their nodes."""

@@ -39,16 +39,17 @@ from phalanx.core.work.queue import (
     period_start_s,
 )
 from phalanx.core.work.quota_tree import FLEET, QuotaRefusal, QuotaTree
+from phalanx.core.work.share import MILLI_PER_DEVICE, gpus_of
 
 _RATIO_MAX: Final = 1000.0  # 2^-1000 is still above 0; past it queues are equally last
 
 
 @dataclass(slots=True)
 class _Usage:
-    """GPU-seconds of one node at `at_s`, and the GPUs in use since then."""
+    """GPU-seconds of one node at `at_s`, and the thousandths of GPUs in use since then."""
 
     at_s: float = 0.0
-    rate: int = 0
+    milli: int = 0
     decayed_gpu_s: float = 0.0
     period_s: float = 0.0
     gpu_s: float = 0.0
@@ -95,8 +96,8 @@ class FairShareTree(QuotaTree):
         )
         return before != self._exhausted
 
-    def change_rate(self, queue: int, gpus: int, now_s: float, since_s: float | None = None) -> None:
-        """From now on the queue uses `gpus` more (fewer, if negative). `since_s`: start of usage that is not charged yet.
+    def change_rate(self, queue: int, milli: int, now_s: float, since_s: float | None = None) -> None:
+        """From now on the queue uses `milli` thousandths of GPUs more (fewer, if negative). `since_s`: start of usage that is not charged yet.
 
         The latter is for attempts that run when the tree is built.
         """
@@ -104,19 +105,20 @@ class FairShareTree(QuotaTree):
         ran_s = 0.0 if since_s is None else max(0.0, self.now_s - since_s)
         for node in self.paths[queue]:
             use = self._usage_now(node)
-            use.rate += gpus
+            use.milli += milli
             if ran_s:
+                gpus = milli / MILLI_PER_DEVICE
                 use.decayed_gpu_s += gpus * decayed_gpu_s_of_rate(ran_s)
                 use.gpu_s += gpus * min(ran_s, self.now_s - use.period_s)
         self._factors = []
 
-    def check_admission(self, queue: int, user: str, gpus: int) -> QuotaRefusal | None:
+    def check_admission(self, queue: int, user: str, milli: int) -> QuotaRefusal | None:
         """Why a job may not start now; None if it may. O(depth). Jobs without GPUs need no budget."""
-        if self._exhausted and gpus:
+        if self._exhausted and milli:
             for node in self.paths[queue]:
                 if node in self._exhausted:
-                    return self._over_budget(node, gpus)
-        return super().check_admission(queue, user, gpus)
+                    return self._over_budget(node, milli)
+        return super().check_admission(queue, user, milli)
 
     def set_waiting_queues(self, queues: Iterable[int]) -> None:
         """Set the queues with waiting jobs: they and their ancestors count as in use, even without usage. O(depth) each."""
@@ -146,11 +148,16 @@ class FairShareTree(QuotaTree):
         """When time alone next allows a start: the next period of an exhausted budget. Infinite if none is exhausted."""
         return min((self._period_end_s(node, now_s) for node in self._exhausted), default=math.inf)
 
-    def _over_budget(self, node: int, gpus: int) -> QuotaRefusal:
+    def _over_budget(self, node: int, milli: int) -> QuotaRefusal:
         budget = self._queues[node].budget_gpu_h or 0.0
         held = budget - self._budget_left_gpu_s(node) / HOUR_S
         return QuotaRefusal(
-            WaitReasonCode.BUDGET, self.ids[node], gpus, held, budget, until_s=self._period_end_s(node, self.now_s)
+            WaitReasonCode.BUDGET,
+            self.ids[node],
+            gpus_of(milli),
+            held,
+            budget,
+            until_s=self._period_end_s(node, self.now_s),
         )
 
     def _period_end_s(self, node: int, now_s: float) -> float:
@@ -163,15 +170,15 @@ class FairShareTree(QuotaTree):
     def _usage_now(self, node: int) -> _Usage:
         """The node's usage, updated to now."""
         use = self._usage[node]
-        for_s = self.now_s - use.at_s
+        for_s, gpus = self.now_s - use.at_s, use.milli / MILLI_PER_DEVICE
         if for_s > 0.0:
-            use.decayed_gpu_s = use.decayed_gpu_s * decay_factor(for_s) + use.rate * decayed_gpu_s_of_rate(for_s)
+            use.decayed_gpu_s = use.decayed_gpu_s * decay_factor(for_s) + gpus * decayed_gpu_s_of_rate(for_s)
         queue = self._queues.get(node)
         period_s = use.period_s if queue is None else period_start_s(queue, self.now_s)
         if period_s != use.period_s:
-            use.period_s, use.gpu_s = period_s, use.rate * max(0.0, min(for_s, self.now_s - period_s))
+            use.period_s, use.gpu_s = period_s, gpus * max(0.0, min(for_s, self.now_s - period_s))
         else:
-            use.gpu_s += use.rate * max(0.0, for_s)
+            use.gpu_s += gpus * max(0.0, for_s)
         use.at_s = self.now_s
         return use
 
@@ -214,7 +221,7 @@ class FairShareTree(QuotaTree):
 
 
 class QuotaCharges:
-    """Queue and GPUs of each charged job. `quotas` is None on a board without quotas, where nothing is charged."""
+    """Queue and thousandths of GPUs of each charged job. `quotas` is None on a board without quotas, where nothing is charged."""
 
     __slots__ = ("_held",)
 
@@ -228,14 +235,14 @@ class QuotaCharges:
     def start(self, quotas: FairShareTree | None, job_id: JobId, queue: int, attempt: Attempt, wall_s: float) -> None:
         """The job runs; its run time before now is charged too. Idempotent."""
         if quotas is not None and job_id not in self._held:
-            self._held[job_id] = (queue, attempt.allocation.gpus)
-            quotas.change_rate(queue, attempt.allocation.gpus, wall_s, attempt.placed_s)
+            self._held[job_id] = (queue, attempt.allocation.milli)
+            quotas.change_rate(queue, attempt.allocation.milli, wall_s, attempt.placed_s)
 
     def stop(self, quotas: FairShareTree | None, job_id: JobId, wall_s: float) -> None:
         """The job no longer runs. Does nothing if it was not charged."""
         if quotas is not None and job_id in self._held:
-            queue, gpus = self._held.pop(job_id)
-            quotas.change_rate(queue, -gpus, wall_s)
+            queue, milli = self._held.pop(job_id)
+            quotas.change_rate(queue, -milli, wall_s)
 
     def rebuild(
         self,
@@ -248,6 +255,6 @@ class QuotaCharges:
         if quotas is None:
             return
         quotas.reset_usage(spent, wall_s)
-        for job_id, (queue, gpus) in self._held.items():
+        for job_id, (queue, milli) in self._held.items():
             attempt = attempts.get(job_id)
-            quotas.change_rate(queue, gpus, wall_s, None if attempt is None else attempt.placed_s)
+            quotas.change_rate(queue, milli, wall_s, None if attempt is None else attempt.placed_s)

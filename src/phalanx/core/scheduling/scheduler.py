@@ -394,11 +394,14 @@ class Scheduler:
     def _adopt(self, job: Job, attempt: Attempt) -> JobEntry:
         """The job runs but is not on the board: after a start of the head or a rebuild of the board."""
         entry = self._new_entry(job, self._shaping.needs_of(job) or (need_of_attempt(attempt),))
-        places = self.fleet_index.places(attempt.allocation)
-        need = need_of_places(entry.job_class.needs, places, self.fleet_index.model_of_node) or need_of_attempt(attempt)
+        places, indices = self.fleet_index.places(attempt.allocation)
+        share = attempt.allocation.grants[0].share
+        need = need_of_places(
+            entry.job_class.needs, places, self.fleet_index.model_of_node, 0 if share is None else share.milli
+        ) or need_of_attempt(attempt)
         # A placement in the future means that the clock was set back while the head was down.
         placed_s = self._known_starts_s.get(job.id, min(attempt.placed_s - self._wall_offset_s, self._now_s))
-        self.board.add_running(entry, need, places, placed_s)
+        self.board.add_running(entry, need, places, placed_s, indices)
         return entry
 
     def _sync_pending(self, snapshot: ClusterSnapshot, job: Job, entry: JobEntry | None, now_s: float) -> bool:

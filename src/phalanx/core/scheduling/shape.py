@@ -16,7 +16,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.summary import FleetSummary, device_fits, summary_of
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.units import GIB
-from phalanx.core.work.gpus import GpuRequest
+from phalanx.core.work.gpus import GpuRequest, ShareRequest
 from phalanx.core.work.spec import LaunchMode, Role
 
 Sizes = dict[int, int]  # matching devices on a node -> number of such nodes
@@ -30,6 +30,7 @@ class Shape:
         model: as requested; the fleet's own name, with `exact`, if several models of the fleet match the request.
         tail, last_node_tasks: devices and tasks on one more node, of an uneven request; 0 for none.
         nodes_max: elastic: up to this many parts; 0 for a fixed number.
+        share: the part of one device on each node, instead of `devices` whole ones; None for whole devices.
     """
 
     nodes: int
@@ -43,17 +44,25 @@ class Shape:
     last_node_devices: int = 0
     last_node_tasks: int = 0
     nodes_max: int = 0
+    share: ShareRequest | None = None
 
     @property
     def gpus(self) -> int:
-        """Total devices of the smallest acceptable gang."""
+        """Whole devices of the smallest acceptable gang."""
         return self.nodes * self.devices + self.last_node_devices
+
+    @property
+    def node_devices(self) -> int:
+        """Devices that a node must have for a part of it: one for a share."""
+        return self.devices if self.share is None else 1
 
     def accepts(self, device: Device) -> bool:
         """Whether the device may be part of it."""
         return device_fits(device, self.model, self.device_memory_bytes, exact=self.exact)
 
     def __str__(self) -> str:
+        if self.share is not None:
+            return f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self.share} of a GPU"
         most = f"..{self.nodes_max}" if self.nodes_max else ""
         nodes = f"{self.nodes}{most} node{'s' if self.nodes > 1 or most else ''} x {self.devices}"
         tail = f" + {self.last_node_devices}" if self.last_node_devices else ""
@@ -108,18 +117,19 @@ def _requested_shape(role: Role, model: str | None, memory_gib: int | None) -> S
     return Shape(
         nodes=nodes,
         devices=devices,
-        cpus=role.cpus or (0 if devices else 1),
+        cpus=role.cpus or (0 if devices or request.share else 1),
         memory_bytes=role.memory_bytes,
         tasks=tasks_per_node(role, devices),
         model=model,
-        device_memory_bytes=(memory_gib or 0) * GIB,
+        device_memory_bytes=max(memory_gib or 0, request.share.memory_gib if request.share else 0) * GIB,
         nodes_max=request.nodes_max or 0,
+        share=request.share,
     )
 
 
 def _matching_models(asked: Shape, summary: FleetSummary) -> Sequence[tuple[str | None, bool]]:
     """Model and `exact` for each model of the fleet that matches; as requested if at most one does."""
-    models = summary.models_like(asked.model, asked.device_memory_bytes) if asked.devices else ()
+    models = summary.models_like(asked.model, asked.device_memory_bytes) if asked.node_devices else ()
     return ((asked.model, False),) if len(models) < 2 else [(model, True) for model in models]
 
 
@@ -128,7 +138,7 @@ def _shape_on(asked: Shape, model: str | None, exact: bool, role: Role, summary:
     request = role.gpus
     sizes = _usable_sizes(asked, model, exact, summary)
     if request.nodes is not None or not request.total:
-        parts = (asked.nodes, asked.devices, 0) if _nodes_with(sizes, asked.devices) >= asked.nodes else None
+        parts = (asked.nodes, asked.devices, 0) if _nodes_with(sizes, asked.node_devices) >= asked.nodes else None
     else:
         parts = _whole_nodes_and_rest(request.total, sizes) if request.uneven else _fewest_nodes(request.total, sizes)
     return None if parts is None else _with_parts(asked, model, exact, role, parts)
@@ -148,6 +158,7 @@ def _with_parts(asked: Shape, model: str | None, exact: bool, role: Role, parts:
         last_node_devices=tail,
         last_node_tasks=tasks_per_node(role, tail) if tail else 0,
         nodes_max=asked.nodes_max,
+        share=asked.share,
     )
 
 
@@ -208,9 +219,9 @@ def _never_fits(role: Role, summary: FleetSummary) -> NeverFits:
     # The most frequent model represents the fleet; ties go to the preferred one.
     best, sizes = max(has, key=lambda one: sum(size * nodes for size, nodes in one[1].items()))
     shape = _message_shape(best, role, sizes)
-    requested = f"{shape}" if shape.devices else f"{shape.nodes} node{'s' if shape.nodes > 1 else ''}"
+    requested = f"{shape}" if shape.node_devices else f"{shape.nodes} node{'s' if shape.nodes > 1 else ''}"
     usable = _usable_sizes(best, best.model, best.exact, summary)
-    enough = _nodes_with(sizes, shape.devices) >= shape.nodes  # then CPUs or memory are the problem
+    enough = _nodes_with(sizes, shape.node_devices) >= shape.nodes  # then CPUs or memory are the problem
     if shape.cpus > max(kind.cpus for kind, _ in summary.kinds) or (enough and shape.cpus):
         requested += f" with {shape.cpus} CPUs each"
     if shape.memory_bytes > max(kind.memory_bytes for kind, _ in summary.kinds) or (enough and shape.memory_bytes):
@@ -257,8 +268,11 @@ def _nearest_fit(shape: Shape, request: GpuRequest, usable: Sizes, summary: Flee
         cpus = max(kind.cpus for kind, _ in summary.kinds)
         memory_gib = max(kind.memory_bytes for kind, _ in summary.kinds) / GIB
         return f"a node has at most {cpus} CPUs and {memory_gib:.0f} GiB"
-    if not shape.devices:
+    if not shape.node_devices:
         return f"request at most {sum(usable.values())} nodes"
+    if shape.share is not None:
+        node_count = _nodes_with(usable, 1)
+        return f"{node_count}x{kind}{shape.share} would fit" if node_count else "add servers with GPUs"
     parts = _fewest_nodes(shape.gpus, usable)
     if parts is not None:
         return f"{kind}{shape.gpus} would fit as {parts[0]}x{parts[1]}"

@@ -101,12 +101,7 @@ def _usage_without(snapshot: Snapshot, removed: Iterable[JobId]) -> Mapping[Node
     for job_id in removed:
         attempt = snapshot.attempts.get(job_id)
         for grant in () if attempt is None else attempt.allocation.grants:
-            held = usage.get(grant.node_id, EMPTY_USAGE)
-            usage[grant.node_id] = Usage(
-                devices=held.devices - set(grant.devices),
-                cpus=held.cpus - grant.cpus,
-                memory_bytes=held.memory_bytes - grant.memory_bytes,
-            )
+            usage[grant.node_id] = usage.get(grant.node_id, EMPTY_USAGE).minus(grant)
     return usage
 
 

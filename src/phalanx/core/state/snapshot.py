@@ -7,19 +7,66 @@ from dataclasses import dataclass, field
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId
+from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.share import MILLI_PER_DEVICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Resources that live allocations hold on one node. Jobs without GPUs hold only CPUs and memory."""
+    """Resources that live allocations hold on one node. Jobs without GPUs hold only CPUs and memory.
+
+    Attributes:
+        devices: in use, as a whole or in part.
+        shares: devices in use in part: thousandths in use, and the group of all shares.
+    """
 
     devices: frozenset[int] = frozenset()
     cpus: int = 0
     memory_bytes: int = 0
+    shares: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+
+    def plus(self, grant: NodeGrant) -> Usage:
+        """With this grant too."""
+        return self._changed(grant, 1)
+
+    def minus(self, grant: NodeGrant) -> Usage:
+        """Without this grant, which is part of it."""
+        return self._changed(grant, -1)
+
+    def conflict(self, grant: NodeGrant) -> str:
+        """Why the grant's devices are not free; empty if they are."""
+        if grant.share is None:
+            return "are in use" if self.devices & set(grant.devices) else ""
+        (index,) = grant.devices
+        used, group = self.shares.get(index, (0, grant.share.group))
+        if index in self.devices and index not in self.shares:
+            return "are in use"
+        if group != grant.share.group:
+            return "are shared by others"
+        return "have too little left" if used + grant.share.milli > MILLI_PER_DEVICE else ""
+
+    def _changed(self, grant: NodeGrant, sign: int) -> Usage:
+        devices, shares = self.devices, self.shares
+        if grant.share is None:
+            devices = devices | set(grant.devices) if sign > 0 else devices - set(grant.devices)
+        else:
+            (index,) = grant.devices
+            used = shares.get(index, (0, ""))[0] + sign * grant.share.milli
+            shares = {**shares, index: (used, grant.share.group)}
+            devices = devices | {index}
+            if not used:
+                del shares[index]
+                devices = devices - {index}
+        return Usage(
+            devices=devices,
+            shares=shares,
+            cpus=self.cpus + sign * grant.cpus,
+            memory_bytes=self.memory_bytes + sign * grant.memory_bytes,
+        )
 
 
 EMPTY_USAGE = Usage()

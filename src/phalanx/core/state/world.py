@@ -43,7 +43,6 @@ class World:
     attempts: dict[JobId, Attempt] = field(default_factory=dict)  # the live one of each job
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     queues: dict[QueueId, Queue] = field(default_factory=dict)
-    queue_gpus: dict[QueueId, int] = field(default_factory=dict)  # held by the queue's own jobs; 0: absent
     # Without ended ones. Replaced as a whole at each change, so that caches detect a change by identity.
     reservations: Mapping[ReservationId, Reservation] = field(default_factory=dict)
     tables: dict[str, dict[Any, Any]] = field(
@@ -74,7 +73,7 @@ class World:
                 job = self.jobs[attempt.job_id]
                 if job.queue in self.queues:
                     self.holdings_cache.add_running(
-                        self.holdings_cache.job_node(job.queue), job.user, attempt.allocation.gpus
+                        self.holdings_cache.job_node(job.queue), job.user, attempt.allocation.milli
                     )
         return self.holdings_cache
 
@@ -239,26 +238,17 @@ class WorldChange:
                 self._drop(on_node, attempt.job_id)
             if held_before != attempt.holds_allocation:
                 held = world.usage.get(grant.node_id, EMPTY_USAGE)
-                sign = 1 if attempt.holds_allocation else -1
-                devices = (
-                    held.devices | set(grant.devices) if attempt.holds_allocation else held.devices - set(grant.devices)
-                )
+                usage = held.plus(grant) if attempt.holds_allocation else held.minus(grant)
                 node = world.nodes.get(grant.node_id)
-                if (
-                    node is not None and node.foreign_usage.devices
-                ):  # the engine may have assigned our devices to others meanwhile
-                    devices = devices | set(node.foreign_usage.devices)
-                usage = Usage(
-                    devices=frozenset(devices),
-                    cpus=held.cpus + sign * grant.cpus,
-                    memory_bytes=held.memory_bytes + sign * grant.memory_bytes,
-                )
+                if node is not None and node.foreign_usage.devices:
+                    # The engine may have assigned our devices to others meanwhile.
+                    usage = replace(usage, devices=usage.devices | set(node.foreign_usage.devices))
                 self._set(world.usage, grant.node_id, usage)
         self.epochs[attempt.job_id] = attempt.epoch
 
     def _count_in_queue(self, attempt: Attempt) -> None:
         """Update the GPUs held in the queue of an attempt that was placed or ended; at its end, record the usage."""
-        world, gpus = self.world, attempt.allocation.gpus
+        world, milli = self.world, attempt.allocation.milli
         job = world.jobs.get(attempt.job_id)
         if job is None:
             return
@@ -266,17 +256,12 @@ class WorldChange:
             count = (
                 world.holdings_cache.add_running if attempt.holds_allocation else world.holdings_cache.remove_running
             )
-            count(world.holdings_cache.job_node(job.queue), job.user, gpus)
-        if not gpus:
+            count(world.holdings_cache.job_node(job.queue), job.user, milli)
+        if not milli:
             return
-        held = world.queue_gpus.get(job.queue, 0) + (gpus if attempt.holds_allocation else -gpus)
-        if held:
-            self._set(world.queue_gpus, job.queue, held)
-        else:
-            self._drop(world.queue_gpus, job.queue)
         if not attempt.holds_allocation and attempt.ended_s is not None:
             for record in add_usage(
-                world.queues, world.queue_usage, job.queue, gpus, attempt.placed_s, attempt.ended_s
+                world.queues, world.queue_usage, job.queue, milli, attempt.placed_s, attempt.ended_s
             ):
                 self.put(record)
 
@@ -294,7 +279,8 @@ class WorldChange:
             if g.node_id == node.id
             for i in g.devices
         }
-        usage = Usage(
+        usage = replace(
+            held,
             devices=frozenset(ours | set(new.devices)),
             cpus=held.cpus - old.cpus + new.cpus,
             memory_bytes=held.memory_bytes - old.memory_bytes + new.memory_bytes,

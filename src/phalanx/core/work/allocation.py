@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.core.ids import NodeId
+from phalanx.core.work.share import MILLI_PER_DEVICE, DeviceShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,8 +14,9 @@ class NodeGrant:
 
     Attributes:
         node_rank: this node's number in the job, from 0.
-        devices: indices on the node, ascending; empty for CPU-only work.
+        devices: indices on the node, ascending; empty for CPU-only work. With a share: the one device that it is a part of.
         tasks: processes started here: ranks `first_rank .. first_rank + tasks - 1`.
+        share: the part of the device that is granted; None for whole devices.
     """
 
     node_id: NodeId
@@ -24,6 +26,17 @@ class NodeGrant:
     memory_bytes: int
     tasks: int
     first_rank: int
+    share: DeviceShare | None = None
+
+    @property
+    def whole_devices(self) -> int:
+        """Number of devices that nobody else may use."""
+        return len(self.devices) if self.share is None else 0
+
+    @property
+    def milli(self) -> int:
+        """Thousandths of devices."""
+        return len(self.devices) * MILLI_PER_DEVICE if self.share is None else self.share.milli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +47,13 @@ class Allocation:
 
     @property
     def gpus(self) -> int:
-        """Devices held, over all nodes."""
+        """Devices that its tasks see, over all nodes: whole ones, and those of which it has a share."""
         return sum(len(grant.devices) for grant in self.grants)
+
+    @property
+    def milli(self) -> int:
+        """Thousandths of devices held, over all nodes: what counts for quotas and is billed."""
+        return sum(grant.milli for grant in self.grants)
 
     @property
     def world_size(self) -> int:

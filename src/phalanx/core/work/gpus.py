@@ -3,31 +3,67 @@
     [NODES[..MOST]x][KIND[,KIND...]:]COUNT      KIND = MODEL[-MEM|:MEM]
     8   2x8   h200:8   a100-80gb:8   H100:80GB:8   4xh200:8   h200,h100:8   a100-80gb,h100:8   2..8xh200:8
 
+    [NODESx][KIND[,KIND...]:]SHARE              SHARE = N/M, a decimal below 1, or the device memory it needs
+    1/4   0.5   h100:0.25   20GiB   h100,a100:20GiB   4x1/2
+
 With NODES, COUNT is per node; without, it is the job's total and Phalanx picks the shape. Several kinds are tried in the order written,
 one of them for the whole gang; MEM belongs to the kind that it is written with. With MOST the gang is elastic: from NODES to MOST nodes.
+
+A share is a part of one device, in thousandths, on each of NODES nodes; a device's memory is shared in the same proportion. Asked for as
+memory, it is the smallest share that has so much. More than one device is always whole devices.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
 from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.hints import Hint, HintCode
+from phalanx.core.units import GIB
+from phalanx.core.work.share import MILLI_PER_DEVICE, ShareKind
 
 _KIND_WORDS: Final = r"[a-z][a-z0-9_.]*(?:-[a-z0-9_.]+)*?(?:[-:][0-9]{1,6}\s*g(?:i?b)?)?"
 _KIND: Final = re.compile(r"(?P<model>[a-z][a-z0-9_.]*(?:-[a-z0-9_.]+)*?)(?:[-:](?P<memory>[0-9]{1,6})\s*g(?:i?b)?)?")
 _GRAMMAR: Final = re.compile(
     r"(?:(?P<nodes>[0-9]{1,9})(?:\.\.(?P<most>[0-9]{1,9}))?x)?"
     rf"(?:(?P<kinds>{_KIND_WORDS}(?:\s*,\s*{_KIND_WORDS})*):)?"
-    r"(?P<count>[0-9]{1,9})",
+    r"(?:(?P<count>[0-9]{1,9})(?P<rest>\.[0-9]{1,9})?(?:/(?P<parts>[0-9]{1,9}))?|(?P<memory>[0-9]{1,6})\s*g(?:i?b)?)",
 )
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
-_HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8 or 2..8xh200:8"
+_HINT: Final = (
+    "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8 or 2..8xh200:8; for a part of one GPU 1/4, 0.5 or 20GiB"
+)
 GPUS_MAX: Final = 1_000_000  # past any fleet; bounds a typo
 GPU_KINDS_MAX: Final = 8  # more models than any fleet has
 _TEXT_MAX: Final = 400  # characters; the longest model name known has 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareRequest:
+    """A part of one device.
+
+    Attributes:
+        milli: thousandths of the device, 1 to 999; 0 if asked for as memory.
+        memory_gib: device memory asked for; 0 if asked for as a fraction.
+        kind: how it may be shared.
+    """
+
+    milli: int = 0
+    memory_gib: int = 0
+    kind: ShareKind = ShareKind.MPS
+
+    def milli_of(self, memory_bytes: int) -> int:
+        """Thousandths of a device with so much memory; over 1000 if it is too small."""
+        if not self.memory_gib:
+            return self.milli
+        return max(1, ceil(Fraction(self.memory_gib * GIB * MILLI_PER_DEVICE, max(1, memory_bytes))))
+
+    def __str__(self) -> str:
+        return f"{self.memory_gib}GiB" if self.memory_gib else f"{self.milli / MILLI_PER_DEVICE:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +79,7 @@ class GpuRequest:
         nodes_max: elastic: from `nodes` up to this many nodes, as capacity allows; None for a fixed number. `total` counts the fewest.
         uneven: whole nodes and the remainder on one more, instead of equal parts; only if the shape is not fixed. Not in the grammar:
             used by traces.
+        share: the part of one device on each of `nodes` nodes; None for whole devices. Then `total` is 0, and `nodes` is set.
     """
 
     total: int
@@ -53,6 +90,26 @@ class GpuRequest:
     alternative_models: tuple[str, ...] = ()
     nodes_max: int | None = None
     uneven: bool = False
+    share: ShareRequest | None = None
+
+    @property
+    def none(self) -> bool:
+        """Whether it asks for no GPU at all."""
+        return not self.total and self.share is None
+
+    @property
+    def milli(self) -> int:
+        """Thousandths of devices of the whole job; a share asked for as memory, which depends on the device, counts as whole devices."""
+        if self.share is None:
+            return self.total * MILLI_PER_DEVICE
+        return (self.nodes or 1) * (self.share.milli or MILLI_PER_DEVICE)
+
+    @property
+    def amount_text(self) -> str:
+        """GPUs of the whole job for messages: "8", or "4 x 0.5"."""
+        if self.share is None:
+            return str(self.total)
+        return str(self.share) if self.nodes == 1 else f"{self.nodes} x {self.share}"
 
     @property
     def kinds(self) -> tuple[tuple[str | None, int | None], ...]:
@@ -68,6 +125,8 @@ class GpuRequest:
 
     def __str__(self) -> str:
         kind = self.kinds_text and self.kinds_text + ":"
+        if self.share is not None:
+            return f"{kind}{self.share}" if self.nodes == 1 else f"{self.nodes}x{kind}{self.share}"
         if self.nodes is None:
             return f"{kind}{self.total}"
         most = "" if self.nodes_max is None else f"..{self.nodes_max}"
@@ -80,7 +139,7 @@ def parse_gpus(text: object) -> GpuRequest:
     Raises:
         BadRequest: outside the grammar, zero nodes, a range that ends before it begins, or a kind named twice.
     """
-    if isinstance(text, bool) or not isinstance(text, (int, str)):
+    if isinstance(text, bool) or not isinstance(text, (int, float, str)):
         raise BadRequest(f"gpus: {text!r} is not a number of GPUs", hint=_HINT)
     if isinstance(text, int) and not 0 <= text <= GPUS_MAX:
         raise BadRequest(
@@ -91,7 +150,22 @@ def parse_gpus(text: object) -> GpuRequest:
     if match is None:
         raise BadRequest(f"gpus: {words[:120]!r} is not a number of GPUs", hint=_HINT)
     (model, memory), others = _kinds(match["kinds"])
-    count = int(match["count"])
+    share = _share(match, words)
+    if share is not None:
+        nodes, most = _ordered(int(match["nodes"] or 1), match["most"], "gpus")
+        if most is not None:
+            raise BadRequest(
+                f"gpus: {words} is an elastic job on shares of GPUs", hint="give a fixed number of nodes, or whole GPUs"
+            )
+        if not 1 <= nodes <= GPUS_MAX:
+            raise BadRequest(
+                f"gpus: {words!r} requests no GPU" if not nodes else f"gpus: {words} is more than any fleet has",
+                hint=_HINT,
+            )
+        return GpuRequest(
+            total=0, nodes=nodes, per_node=0, model=model, memory_gib=memory, alternative_models=others, share=share
+        )
+    count = _whole(match)
     if match["nodes"] is None:
         if count > GPUS_MAX:
             raise BadRequest(f"gpus: {text!r} is more than any fleet has")
@@ -110,6 +184,42 @@ def parse_gpus(text: object) -> GpuRequest:
         alternative_models=others,
         nodes_max=most,
     )
+
+
+def _share(match: re.Match[str], words: str) -> ShareRequest | None:
+    """The part of a device that the amount states; None for whole devices.
+
+    Raises:
+        BadRequest: no part, a part below a thousandth, or more than one device that is not whole devices.
+    """
+    if match["memory"] is not None:
+        if not int(match["memory"]):
+            raise BadRequest(f"gpus: {words!r} requests no GPU", hint=_HINT)
+        return ShareRequest(memory_gib=int(match["memory"]))
+    if match["rest"] is None and match["parts"] is None:
+        return None
+    if (match["rest"] is not None and match["parts"] is not None) or (
+        match["parts"] is not None and not int(match["parts"])
+    ):
+        raise BadRequest(f"gpus: {words[:120]!r} is not a number of GPUs", hint=_HINT)
+    amount = Fraction(match["count"] + (match["rest"] or "")) / int(match["parts"] or 1)
+    if amount.denominator == 1 and amount:
+        return None
+    if amount > 1:
+        raise BadRequest(
+            f"gpus: {words} is more than one GPU and not a whole number: a share is a part of one GPU",
+            hint=f"request {int(amount)} or {int(amount) + 1}, or several nodes with a share each, such as {int(amount) + 1}x{round(float(amount) / (int(amount) + 1), 3):g}",
+        )
+    milli = int(amount * MILLI_PER_DEVICE)
+    if not milli:
+        raise BadRequest(
+            f"gpus: {words!r} requests {'less than a thousandth of a GPU' if amount else 'no GPU'}", hint=_HINT
+        )
+    return ShareRequest(milli=milli)
+
+
+def _whole(match: re.Match[str]) -> int:
+    return int(Fraction(match["count"] + (match["rest"] or "")) / int(match["parts"] or 1))
 
 
 def parse_nodes(text: object) -> tuple[int, int | None]:
@@ -160,6 +270,26 @@ def _kind_text(model: str | None, memory_gib: int | None) -> str:
     return f"{model}" + ("" if memory_gib is None else f"-{memory_gib}gb")
 
 
+def with_share_kind(gpus: GpuRequest, kind: str) -> GpuRequest:
+    """The request with the way of sharing that `kind` names; unchanged if it is empty.
+
+    Raises:
+        BadRequest: there is no such way, or the request is not for a share.
+    """
+    if not kind:
+        return gpus
+    try:
+        chosen = ShareKind(kind.strip().lower())
+    except ValueError:
+        known = " or ".join(ShareKind)
+        raise BadRequest(f"share: {kind[:60]!r} is not a way to share a GPU", hint=f"write {known}") from None
+    if gpus.share is None:
+        raise BadRequest(
+            f"share: {chosen} is for a part of a GPU, but gpus is {gpus}", hint="ask for a part, such as 1/4 or 20GiB"
+        )
+    return replace(gpus, share=replace(gpus.share, kind=chosen))
+
+
 def combine_gpu_options(
     gpus: GpuRequest | None, nodes: int | None, gpus_per_node: int | None, nodes_max: int | None = None
 ) -> GpuRequest:
@@ -178,6 +308,11 @@ def combine_gpu_options(
         if nodes is None and gpus_per_node is None:
             return GpuRequest(total=0)
         return GpuRequest(total=(nodes or 1) * per_node, nodes=nodes or 1, per_node=per_node)
+    if gpus.share is not None and gpus.nodes == 1 and (nodes, gpus_per_node) != (None, None):
+        raise BadRequest(
+            f"gpus {gpus} is a part of one GPU on one node, which does not fit {_stated(nodes, gpus_per_node)}",
+            hint=Hint(HintCode.GIVE_VALUE, key="gpus", value=f"{nodes or 2}x{gpus}"),
+        )
     if gpus.nodes is not None:
         fixed = nodes is not None and (nodes != gpus.nodes or gpus.nodes_max is not None)
         if fixed or gpus_per_node not in (None, gpus.per_node):

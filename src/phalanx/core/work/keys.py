@@ -28,6 +28,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "gpus": ValueKind.TEXT,
     "nodes": ValueKind.NUMBER,
     "gpus_per_node": ValueKind.NUMBER,
+    "share": ValueKind.TEXT,
     "cpus": ValueKind.NUMBER,
     "memory": ValueKind.TEXT,
     "tasks_per_node": ValueKind.NUMBER,

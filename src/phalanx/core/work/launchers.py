@@ -89,6 +89,10 @@ def launch_notes(role: Role, devices_by_node: Sequence[int] = ()) -> list[str]:
         devices_by_node: devices on each node, by node rank; empty before a placement, when only the request is known.
     """
     shape = list(devices_by_node) or _fixed(role.gpus)
+    share = role.gpus.share
+    if share is not None:
+        nodes = role.gpus.nodes or 1
+        return [f"{nodes} {_plural('node', nodes)} x {share} of a GPU", _tasks_note(role, [1] * nodes)]
     if shape:
         return [shape_note(shape), _tasks_note(role, shape)]
     count = role.gpus.total

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import ProjectId, QueueId, UserId
+from phalanx.core.work.share import MILLI_PER_DEVICE
 
 BUDGET_PERIOD_S: Final = 30 * 86400.0
 FAIR_HALF_LIFE_S: Final = 7 * 86400.0  # the usual PriorityDecayHalfLife of Slurm, by its documentation and most sites
@@ -98,11 +99,11 @@ def add_usage(
     queues: Mapping[QueueId, Queue],
     usage_records: Mapping[QueueId, QueueUsage],
     queue_id: QueueId,
-    gpus: int,
+    milli: int,
     from_s: float,
     to_s: float,
 ) -> list[QueueUsage]:
-    """The records after `gpus` GPUs were used from `from_s` to `to_s`: of the queue and of all its ancestors, the lowest first."""
+    """The records after `milli` thousandths of GPUs were used from `from_s` to `to_s`: of the queue and of all its ancestors, the lowest first."""
     changed: list[QueueUsage] = []
     seen: set[QueueId] = set()
     above: QueueId | None = queue_id
@@ -110,13 +111,19 @@ def add_usage(
         seen.add(above)
         queue = queues[above]
         changed.append(
-            _spend(queue, usage_records.get(above) or QueueUsage(queue=above, at_s=to_s), gpus, from_s, to_s)
+            _spend(
+                queue,
+                usage_records.get(above) or QueueUsage(queue=above, at_s=to_s),
+                milli / MILLI_PER_DEVICE,
+                from_s,
+                to_s,
+            )
         )
         above = queue.parent
     return changed
 
 
-def _spend(queue: Queue, before: QueueUsage, gpus: int, from_s: float, to_s: float) -> QueueUsage:
+def _spend(queue: Queue, before: QueueUsage, gpus: float, from_s: float, to_s: float) -> QueueUsage:
     ahead_s = before.at_s - to_s  # attempts end out of order if the clocks of several heads differ
     at_s = to_s if ahead_s > CLOCK_SKEW_MAX_S else max(before.at_s, to_s)
     period_s = period_start_s(queue, at_s)

@@ -12,7 +12,7 @@ hard limit.
   up to the lowest common ancestor. There are always enough of them (verified by tests/property/test_quota.py).
 - **Overcommitment.** Quotas may sum to more than the fleet and are not scaled: first come, first served; only borrowers are stopped.
 
-Counting is exact in whole GPUs and O(depth): usage of a node past its reserved part counts in the node above it.
+Counting is exact, in thousandths of GPUs, and O(depth): usage of a node past its reserved part counts in the node above it.
 
     used(q) = own jobs + sum over children c of max(0, used(c) - kept(c))
     pool(q) = right(q) - sum of rights below + sum over children c of min(lend(c), pool(c))
@@ -30,6 +30,7 @@ from typing import Final
 from phalanx.core.ids import QueueId
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue
+from phalanx.core.work.share import MILLI_PER_DEVICE, gpus_of
 
 FLEET: Final = 0  # the root above all queues: the GPUs of the fleet
 UNLIMITED: Final = 1 << 60  # larger than any fleet
@@ -41,14 +42,14 @@ class QuotaRefusal:
 
     Attributes:
         queue: whose limit it is: the job's own or an ancestor; "" if nothing is left to borrow in the whole fleet.
-        held, limit: GPUs (jobs for `jobs`, GPU-hours for a budget) in use, and the maximum.
+        in_use, limit: GPUs (jobs with `counts_jobs`, GPU-hours for a budget) in use, and the maximum.
         jobs: the limit is on running jobs, not GPUs.
         until_s: when the next budget period begins; 0 if it is not about a budget.
     """
 
     reason: WaitReasonCode
     queue: QueueId
-    requested_gpus: int
+    requested_gpus: float
     in_use: float
     limit: float
     user: str = ""
@@ -65,10 +66,10 @@ class QuotaRefusal:
                 f"user {self.user} uses {self.in_use:g} of at most {self.limit:g} {unit} per user in queue {self.queue}"
             )
         if not self.queue:
-            return f"all quotas are in use and nothing is left to borrow for {self.requested_gpus} GPUs"
+            return f"all quotas are in use and nothing is left to borrow for {self.requested_gpus:g} GPUs"
         if self.limit < self.requested_gpus:
-            return f"the job needs {self.requested_gpus} GPUs; queue {self.queue} can use at most {self.limit:g}, so it can never start there"
-        return f"queue {self.queue} uses {self.in_use:g} of at most {self.limit:g} GPUs; the job needs {self.requested_gpus}"
+            return f"the job needs {self.requested_gpus:g} GPUs; queue {self.queue} can use at most {self.limit:g}, so it can never start there"
+        return f"queue {self.queue} uses {self.in_use:g} of at most {self.limit:g} GPUs; the job needs {self.requested_gpus:g}"
 
 
 class QuotaTree:
@@ -77,9 +78,9 @@ class QuotaTree:
     Attributes:
         ids: the queue of each node; "" for the fleet.
         paths: of each node, itself and all its ancestors, the fleet last.
-        right: guaranteed GPUs of each node.
-        held: GPUs in use, with all below.
-        used: GPUs that count against `pool`; see the module.
+        right: guaranteed thousandths of GPUs of each node.
+        held: thousandths in use, with all below.
+        used: thousandths that count against `pool`; see the module.
         limit: maximum of `used`.
     """
 
@@ -116,7 +117,7 @@ class QuotaTree:
         self.right, self.pool, self.kept, self.limit = [0] * count, [0] * count, [0] * count, [UNLIMITED] * count
         self.held, self.used = [0] * count, [0] * count
         self._compute_rights({self._node[queue.id]: queue for queue in known}, fleet_gpus)
-        self._users: dict[tuple[int, str], tuple[int, int]] = {}  # (GPUs, jobs) in use, only if there is a limit
+        self._users: dict[tuple[int, str], tuple[int, int]] = {}  # (thousandths, jobs) in use, only if there is a limit
         limited = {self._node[q.id]: q for q in known if q.gpus_per_user is not None or q.jobs_per_user is not None}
         self._limits: list[tuple[tuple[int, int, int], ...]] = [
             tuple((node, *_user_limits(limited[node])) for node in path if node in limited) for path in self.paths
@@ -134,25 +135,28 @@ class QuotaTree:
         """The node of the queue with all below it, for reading figures."""
         return self._node[queue_id]
 
-    def available_gpus(self, queue: int) -> int:
-        """GPUs that the quotas allow to be used now, regardless of free devices."""
+    def available_milli(self, queue: int) -> int:
+        """Thousandths of GPUs that the quotas allow to be used now, regardless of free devices."""
         room = max(0, self.limit[FLEET] - self.used[FLEET])
         for node in reversed(self.paths[queue][:-1]):
             used, kept = self.used[node], self.kept[node]
             room = max(0, kept - used) + max(0, min(room, self.limit[node] - max(used, kept)))
         return room
 
-    def check_admission(self, queue: int, user: str, gpus: int) -> QuotaRefusal | None:
-        """Why a job may not start now; None if it may. O(depth)."""
-        for node, gpus_max, jobs_max in self._limits[queue]:
+    def check_admission(self, queue: int, user: str, milli: int) -> QuotaRefusal | None:
+        """Why a job of so many thousandths of GPUs may not start now; None if it may. O(depth)."""
+        gpus = gpus_of(milli)
+        for node, milli_max, jobs_max in self._limits[queue]:
             held, jobs = self._users.get((node, user), (0, 0))
-            if held + gpus > gpus_max:
-                return QuotaRefusal(WaitReasonCode.USER_LIMIT, self.ids[node], gpus, held, gpus_max, user)
+            if held + milli > milli_max:
+                return QuotaRefusal(
+                    WaitReasonCode.USER_LIMIT, self.ids[node], gpus, gpus_of(held), gpus_of(milli_max), user
+                )
             if jobs >= jobs_max:
                 return QuotaRefusal(
                     WaitReasonCode.USER_LIMIT, self.ids[node], gpus, jobs, jobs_max, user, counts_jobs=True
                 )
-        more = gpus
+        more = milli
         for node in self.paths[queue]:
             if not more:
                 return None
@@ -163,33 +167,33 @@ class QuotaTree:
                     WaitReasonCode.QUOTA,
                     self.ids[node],
                     gpus,
-                    used + self._kept_below(node),
-                    self.limit[node] + self._kept_below(node),
+                    gpus_of(used + self._kept_below(node)),
+                    gpus_of(self.limit[node] + self._kept_below(node)),
                 )
             if kept := self.kept[node]:
                 more = max(0, used + more - kept) - max(0, used - kept)
         return None
 
-    def add_running(self, queue: int, user: str, gpus: int, jobs: int = 1) -> None:
+    def add_running(self, queue: int, user: str, milli: int, jobs: int = 1) -> None:
         """Count a job that starts or, with `jobs=0`, grows. Not checked against limits: a reduced quota does not stop running jobs."""
         if self._limits[queue]:
-            self._count(queue, user, gpus, jobs)
-        more = gpus
+            self._count(queue, user, milli, jobs)
+        more = milli
         for node in self.paths[queue]:
-            self.held[node] += gpus
+            self.held[node] += milli
             if more:
                 used = self.used[node]
                 self.used[node] = used + more
                 if kept := self.kept[node]:
                     more = max(0, used + more - kept) - max(0, used - kept)
 
-    def remove_running(self, queue: int, user: str, gpus: int, jobs: int = 1) -> None:
-        """Release GPUs: undoes `take` exactly, in any order."""
+    def remove_running(self, queue: int, user: str, milli: int, jobs: int = 1) -> None:
+        """Release them: undoes `add_running` exactly, in any order."""
         if self._limits[queue]:
-            self._count(queue, user, -gpus, -jobs)
-        less = gpus
+            self._count(queue, user, -milli, -jobs)
+        less = milli
         for node in self.paths[queue]:
-            self.held[node] -= gpus
+            self.held[node] -= milli
             if less:
                 used = self.used[node]
                 self.used[node] = used - less
@@ -197,15 +201,15 @@ class QuotaTree:
                     less = max(0, used - kept) - max(0, used - less - kept)
 
     def borrowed_past_right(self, queue: int) -> int:
-        """GPUs borrowed past its right; 0 for none."""
+        """Thousandths borrowed past its right; 0 for none."""
         return max(0, self.used[queue] - self.pool[queue])
 
-    def is_entitled(self, queue: int, gpus: int) -> bool:
+    def is_entitled(self, queue: int, milli: int) -> bool:
         """Whether a job of this size would be within the right of its queue or of an ancestor: then it may reclaim.
 
         A full limit further up does not revoke the right: usage there past other rights can be reclaimed.
         """
-        more = gpus
+        more = milli
         for node in self.paths[queue]:
             if node == FLEET or self.used[node] + more > self.limit[node]:
                 return False
@@ -214,8 +218,8 @@ class QuotaTree:
             more = self._passed_on(node, more)
         return False
 
-    def is_reclaimable(self, victim: int, claimant: int, gpus: int) -> bool:
-        """Whether a job of queue `victim` may be stopped so that a job of `gpus` GPUs in queue `claimant` gets its right.
+    def is_reclaimable(self, victim: int, claimant: int, milli: int) -> bool:
+        """Whether a job of queue `victim` may be stopped so that a job of `milli` thousandths of GPUs in queue `claimant` gets its right.
 
         Every queue from the victim's up to the lowest common ancestor uses more than its right, and on the claimant's side some queue stays within
         its own.
@@ -228,13 +232,13 @@ class QuotaTree:
                 break
             if self.used[node] <= self.pool[node]:
                 return False
-        levels = self._within(claimant, gpus, common)
+        levels = self._within(claimant, milli, common)
         return bool(levels) and levels[-1]
 
-    def _within(self, queue: int, gpus: int, common: int) -> list[bool]:
+    def _within(self, queue: int, milli: int, common: int) -> list[bool]:
         """For each node from `queue` to below `common`: whether it would stay within its right; empty if a limit forbids the job anyway."""
         levels: list[bool] = []
-        more = gpus
+        more = milli
         for node in self.paths[queue]:
             if node == common:
                 break
@@ -245,18 +249,18 @@ class QuotaTree:
         return levels
 
     def _passed_on(self, node: int, more: int) -> int:
-        """How many of `more` GPUs in a node count in its parent: those past its reserved part."""
+        """How much of `more` in a node count in its parent: those past its reserved part."""
         used, kept = self.used[node], self.kept[node]
         return max(0, used + more - kept) - max(0, used - kept)
 
     def _kept_below(self, node: int) -> int:
         return self.right[node] - self.pool[node]
 
-    def _count(self, queue: int, user: str, gpus: int, jobs: int) -> None:
+    def _count(self, queue: int, user: str, milli: int, jobs: int) -> None:
         for node, _, _ in self._limits[queue]:
             held, running = self._users.get((node, user), (0, 0))
-            if held + gpus or running + jobs:
-                self._users[node, user] = (held + gpus, running + jobs)
+            if held + milli or running + jobs:
+                self._users[node, user] = (held + milli, running + jobs)
             else:
                 del self._users[node, user]
 
@@ -274,7 +278,8 @@ class QuotaTree:
             queue = queues.get(node)
             own = self.children[node][-1] if queue is not None and self.children[node] else -1
             below = sum(self.right[child] for child in self.children[node])
-            wanted = fleet_gpus if node == FLEET else (queue.quota_gpus or 0) if queue is not None else 0
+            quota = fleet_gpus if node == FLEET else (queue.quota_gpus or 0) if queue is not None else 0
+            wanted = quota * MILLI_PER_DEVICE
             rest = max(0, wanted - below)
             if own >= 0:
                 self.right[own] = self.pool[own] = rest  # lends all, borrows any: the limits of its queue apply
@@ -283,8 +288,8 @@ class QuotaTree:
             self.pool[node] = lent if own >= 0 else lent + rest
             if queue is not None:
                 lend, borrow = queue.lend_gpus, queue.borrow_gpus
-                self.kept[node] = 0 if lend is None else max(0, self.pool[node] - lend)
-                self.limit[node] = UNLIMITED if borrow is None else self.pool[node] + borrow
+                self.kept[node] = 0 if lend is None else max(0, self.pool[node] - lend * MILLI_PER_DEVICE)
+                self.limit[node] = UNLIMITED if borrow is None else self.pool[node] + borrow * MILLI_PER_DEVICE
         self.limit[FLEET] = self.pool[FLEET]
 
 
@@ -310,6 +315,6 @@ def _path(node: int, parents: list[int]) -> tuple[int, ...]:
 
 def _user_limits(queue: Queue) -> tuple[int, int]:
     return (
-        UNLIMITED if queue.gpus_per_user is None else queue.gpus_per_user,
+        UNLIMITED if queue.gpus_per_user is None else queue.gpus_per_user * MILLI_PER_DEVICE,
         UNLIMITED if queue.jobs_per_user is None else queue.jobs_per_user,
     )

@@ -24,6 +24,7 @@ from phalanx.core.work.gpus import (
     combine_gpu_options,
     parse_gpus,
     parse_nodes,
+    with_share_kind,
 )
 from phalanx.core.work.keys import InvalidKey, check_key
 from phalanx.core.work.launchers import count_logical_lines, find_launcher, split_commands
@@ -286,6 +287,7 @@ def _gpus(given: Mapping[str, object]) -> GpuRequest:
     gpus = combine_gpu_options(
         _read(given, "gpus", parse_gpus, None), fewest, _number(given, "gpus_per_node", low=0, high=_NODES_MAX), most
     )
+    gpus = with_share_kind(gpus, _text(given, "share"))
     return fixed_to_one_node(gpus) if _text(given, "within").strip().lower() == NODE_LEVEL else gpus
 
 

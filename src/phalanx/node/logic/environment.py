@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.state.commands import PrepareTasks, StartTasks
+from phalanx.core.units import MIB
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.gang_topology import gang_topology_to_json
 from phalanx.core.work.layout import layout_to_json
 from phalanx.core.work.plan_key import planned_layout
+from phalanx.core.work.share import MILLI_PER_DEVICE, ShareKind
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic import local_copies
 from phalanx.wire.rank import (
@@ -185,6 +187,7 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
         "PHALANX_NODE_IPS": "\n".join(prepare.addresses),
         "PHALANX_GPUS_PER_NODE": str(len(grant.devices)),
         "PHALANX_NUM_GPUS": str(prepare.allocation.gpus),
+        **_share(grant, virtual=node.virtual),
         "PHALANX_HOSTFILE": node.folders.hostfile,
         **_folders(prepare, node.folders),
         "PHALANX_RESTART_COUNT": str(prepare.restarts),
@@ -199,6 +202,23 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
         **_array(prepare),
         **_plan(prepare),
     }
+
+
+def _share(grant: NodeGrant, *, virtual: bool) -> dict[str, str]:
+    """Return the variables of a job that has a part of a device; none for whole devices."""
+    share = grant.share
+    if share is None:
+        return {}
+    variables = {
+        "PHALANX_GPU_SHARE": f"{share.milli / MILLI_PER_DEVICE:g}",
+        "PHALANX_GPU_MEMORY": str(share.memory_bytes),
+    }
+    if share.kind is ShareKind.MPS and not virtual:
+        variables |= {
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(max(1, share.milli * 100 // MILLI_PER_DEVICE)),
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={share.memory_bytes // MIB}M",
+        }
+    return variables
 
 
 def _folders(prepare: PrepareTasks, folders: MemberFolders) -> dict[str, str]:

@@ -213,7 +213,7 @@ class MemberRuntimes:
             return list(self._by_key.values())
 
     def job_by_device(self) -> dict[int, JobId]:
-        """The job on each device index."""
+        """The job on each device index; the last that started, if several share it."""
         return {index: member.key.job_id for member in self._live() for index in member.grant.devices}
 
     def pids_by_device(self) -> dict[int, tuple[int, ...]]:
@@ -224,7 +224,7 @@ class MemberRuntimes:
             devices = member.grant.devices
             paired = member.grant.tasks == len(devices)
             for local_rank, index in enumerate(devices):
-                found[index] = pids[local_rank : local_rank + 1] if paired else pids
+                found[index] = found.get(index, ()) + (pids[local_rank : local_rank + 1] if paired else pids)
         return found
 
     def _live(self) -> list[MemberRuntime]:

@@ -52,6 +52,7 @@ class SimulatedTask:
     key: MemberKey
     rank: int
     devices: tuple[int, ...]
+    device_milli: int
     work_left_s: float
     code: int | None
     signal: int | None

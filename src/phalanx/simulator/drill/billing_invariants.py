@@ -12,6 +12,7 @@ from phalanx.core.state.records import Record
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import QueueUsage
+from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.simulator.drill.protocols import ObservedCluster
 from phalanx.simulator.drill.violations import InvariantBroken
 
@@ -67,7 +68,10 @@ class BillingChecker:
         at: QueueId | None = None if job is None else job.queue
         while at is not None:
             charged.setdefault(at, []).append(
-                (attempt.placed_s, attempt.allocation.gpus * max(0.0, attempt.ended_s - attempt.placed_s))
+                (
+                    attempt.placed_s,
+                    attempt.allocation.milli / MILLI_PER_DEVICE * max(0.0, attempt.ended_s - attempt.placed_s),
+                )
             )
             at = parents.get(at)
 

@@ -29,6 +29,7 @@ from phalanx.core.work.job import (
     JobState,
     PublishedCheckpoint,
 )
+from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.simulator.drill.behaviour import CANARY_VALUE
 from phalanx.simulator.drill.billing_invariants import BillingChecker
 from phalanx.simulator.drill.head import DrillHead
@@ -179,7 +180,15 @@ class InvariantChecker:
     def _placed(self, attempt: Attempt, world: World) -> None:
         asked = world.jobs[attempt.job_id].spec.role.gpus
         got = attempt.allocation.gpus
-        if asked.nodes_max is None:
+        if asked.share is not None:
+            given = [grant.share.milli if grant.share else 0 for grant in attempt.allocation.grants]
+            wanted = [asked.share.milli or each for each in given]
+            require(
+                len(given) == asked.nodes and given == wanted and all(given),
+                5,
+                f"job {attempt.job_id} requested {asked} and has {given}",
+            )
+        elif asked.nodes_max is None:
             require(got == asked.total, 5, f"job {attempt.job_id} requested {asked.total} GPUs and has {got}")
         else:
             nodes, least, each = len(attempt.allocation.grants), asked.nodes or 1, asked.per_node or 0
@@ -264,7 +273,7 @@ class InvariantChecker:
     # ---- allocations ---------------------------------------------------------------------------------------------------
 
     def _devices(self, world: World) -> None:
-        held: dict[NodeId, set[int]] = {}
+        held: dict[NodeId, dict[int, tuple[int, str]]] = {}
         cpus: dict[NodeId, int] = {}
         for attempt in world.attempts.values():
             job = world.jobs[attempt.job_id]
@@ -274,10 +283,17 @@ class InvariantChecker:
                     f"job {job.id} is {job.state} in epoch {job.epoch}, its attempt {attempt.state} in {attempt.epoch}",
                 )
             for grant in attempt.allocation.grants:
-                taken = held.setdefault(grant.node_id, set())
-                if not taken.isdisjoint(grant.devices):
-                    raise InvariantBroken(1, f"a device of {grant.node_id} is allocated twice")
-                taken.update(grant.devices)
+                taken = held.setdefault(grant.node_id, {})
+                for index in grant.devices:
+                    milli, group = (
+                        (MILLI_PER_DEVICE, "") if grant.share is None else (grant.share.milli, grant.share.group)
+                    )
+                    used, other = taken.get(index, (0, group))
+                    if used + milli > MILLI_PER_DEVICE:
+                        raise InvariantBroken(1, f"{used + milli} thousandths of {grant.node_id}:{index} are allocated")
+                    if other != group:
+                        raise InvariantBroken(1, f"{grant.node_id}:{index} is shared by {other} and {group}")
+                    taken[index] = (used + milli, group)
                 cpus[grant.node_id] = cpus.get(grant.node_id, 0) + grant.cpus
                 if world.attempts_by_node[grant.node_id][attempt.job_id] != attempt:
                     raise InvariantBroken(1, f"the index of {grant.node_id} is wrong")
@@ -286,9 +302,11 @@ class InvariantChecker:
                 require(started, 5, f"job {job.id} runs in part")
         for node_id in {*held, *world.usage}:
             usage = world.usage.get(node_id, EMPTY_USAGE)
-            if usage.devices != held.get(node_id, set()) or usage.cpus != cpus.get(node_id, 0):
+            taken = held.get(node_id, {})
+            shares = {index: part for index, part in taken.items() if part[1]}
+            if (usage.devices, usage.shares, usage.cpus) != (taken.keys(), shares, cpus.get(node_id, 0)):
                 raise InvariantBroken(
-                    1, f"the usage of {node_id} says {usage.devices}, its attempts hold {held.get(node_id)}"
+                    1, f"the usage of {node_id} says {usage.devices} and {usage.shares}, its attempts hold {taken}"
                 )
 
     def _indexed(self, job_id: JobId, world: World) -> None:
@@ -328,7 +346,7 @@ class InvariantChecker:
         """Check the executing processes: one epoch per job, one job per device, none of an ended attempt."""
         places: dict[JobId, tuple[Epoch, Generation]] = {}
         for node in self._cluster.nodes.values():
-            on_device: dict[int, JobId] = {}
+            on_device: dict[int, dict[JobId, int]] = {}
             for task in node.executing_tasks():
                 key = task.key
                 place = (key.epoch, key.generation)
@@ -338,9 +356,10 @@ class InvariantChecker:
                         f"job {key.job_id} executes as {place} and {places[key.job_id]} at the same time\n{self._cluster.event_lines(key.job_id)}",
                     )
                 for device in task.devices:
-                    other = on_device.setdefault(device, key.job_id)
-                    if other != key.job_id:
-                        raise InvariantBroken(1, f"jobs {other} and {key.job_id} execute on {node.id}:{device}")
+                    here = on_device.setdefault(device, {})
+                    here[key.job_id] = task.device_milli
+                    if sum(here.values()) > MILLI_PER_DEVICE:
+                        raise InvariantBroken(1, f"jobs {', '.join(here)} execute on {node.id}:{device}")
         for job_id, (epoch, _) in places.items():
             job = self._cluster.store.job(job_id)
             if job is None or job.epoch != epoch or job.state is not JobState.RUNNING:

@@ -13,6 +13,7 @@ from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quota_tree import QuotaTree
+from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.simulator.drill.head import DrillHead
 from phalanx.simulator.drill.protocols import ObservedCluster
 from phalanx.simulator.drill.violations import InvariantBroken
@@ -81,13 +82,13 @@ def usage_tree(world: World, attempts: Iterable[Attempt]) -> QuotaTree:
     tree = QuotaTree(world.queues.values(), fleet_gpus(world))
     for attempt in attempts:
         job = world.jobs[attempt.job_id]
-        tree.add_running(tree.job_node(job.queue), job.user, attempt.allocation.gpus)
+        tree.add_running(tree.job_node(job.queue), job.user, attempt.allocation.milli)
     return tree
 
 
 def over_limit(world: World, attempts: Collection[Attempt]) -> dict[str, int]:
-    """Return GPUs or jobs above each limit, counted independently from these live attempts."""
-    held = [(world.jobs[attempt.job_id], attempt.allocation.gpus) for attempt in attempts]
+    """Return thousandths of GPUs, or jobs, above each limit, counted independently from these live attempts."""
+    held = [(world.jobs[attempt.job_id], attempt.allocation.milli) for attempt in attempts]
     over: dict[str, int] = {}
     tree = usage_tree(world, attempts)
     for node, used in enumerate(tree.used):
@@ -96,12 +97,14 @@ def over_limit(world: World, attempts: Collection[Attempt]) -> dict[str, int]:
         inside = [(job, gpus) for job, gpus in held if queue.id in ancestors(world.queues, job.queue)]
         # Check again without the tree: usage is at most the right plus the borrow limit.
         if queue.borrow_gpus is not None:
-            most = own_right(world.queues, queue) + queue.borrow_gpus
+            most = (own_right(world.queues, queue) + queue.borrow_gpus) * MILLI_PER_DEVICE
             over[f"{queue.id} uses more than its right and borrow limit"] = sum(gpus for _, gpus in inside) - most
         for user in {job.user for job, _ in inside}:
             mine = [gpus for job, gpus in inside if job.user == user]
             if queue.gpus_per_user is not None:
-                over[f"{user} exceeds the GPUs per user of {queue.id}"] = sum(mine) - queue.gpus_per_user
+                over[f"{user} exceeds the GPUs per user of {queue.id}"] = (
+                    sum(mine) - queue.gpus_per_user * MILLI_PER_DEVICE
+                )
             if queue.jobs_per_user is not None:
                 over[f"{user} exceeds the jobs per user of {queue.id}"] = len(mine) - queue.jobs_per_user
     return {what: by for what, by in over.items() if by > 0}

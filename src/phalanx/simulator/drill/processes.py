@@ -5,6 +5,7 @@ from __future__ import annotations
 from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.state.events import CheckpointFailed, ProgressReported
 from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.node.logic.events import (
     CheckpointReported,
     MemberEmptied,
@@ -70,6 +71,7 @@ class NodeProcesses:
                 key=key,
                 rank=rank,
                 devices=grant.devices,
+                device_milli=MILLI_PER_DEVICE if grant.share is None else grant.share.milli,
                 work_left_s=left_s,
                 code=code,
                 signal=signal,

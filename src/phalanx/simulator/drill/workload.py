@@ -78,7 +78,7 @@ BEHAVIOURS: Final = {
     "unspawnable": JobBehaviour(run_s=4.0, unspawnable_generations=1),
 }
 JOB_KINDS: Final = ("saving", "saving", "long", *sorted(set(BEHAVIOURS) - {"glacial"}))
-SHAPES: Final = ("2x4", "2x2", "2x4", "4", "3x4", "2", "1", "6", "0", "1..3x4", "1..2x2")
+SHAPES: Final = ("2x4", "2x2", "2x4", "4", "3x4", "2", "1", "6", "0", "1..3x4", "1..2x2", "1/2", "1/4", "2x1/2", "0.7")
 QUEUE_TREE: Final = (
     Queue(id=QueueId("default")),
     Queue(id=QueueId("research"), quota_gpus=6),

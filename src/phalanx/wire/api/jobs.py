@@ -78,7 +78,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float | None = None
     exit_code: int | None = None
     gpus: str = "0"
-    gpu_count: int = 0
+    gpu_count: int | float = 0
     shape: str = ""
     nodes: list[NodeId] = []
     epoch: Epoch = Epoch(0)

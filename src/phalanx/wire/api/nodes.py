@@ -10,8 +10,18 @@ from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, SupervisorId, UserId
 
 
+class ShareView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's part of a device. `gpus`: below 1; `kind`: "mps" or "time"."""
+
+    job_id: JobId
+    gpus: int | float
+    kind: str
+
+
 class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     """A device, the job that holds it, and its newest sample. `ranks`: those on it, if known; `outside`: held outside Phalanx.
+
+    `shares`: the jobs that share it, if they do; then `job_id` is the first of them.
 
     `nvlinks`: live links to each device of the node by index; `pcie`: "gen5 x16"; `numa`: its memory node.
     """
@@ -35,6 +45,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     pci_bus: str = ""
     pcie: str = ""
     numa: int | None = None
+    shares: list[ShareView] = []
 
 
 class NicView(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
 
     reason: WaitReasonCode
     jobs: int
-    gpus: int
+    gpus: int | float
     detail: str = ""
 
 
@@ -46,12 +46,12 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     budget_gpu_h: float | None = None
     budget_period_s: float = BUDGET_PERIOD_S
     budget_left_gpu_h: float | None = None
-    right_gpus: int = 0
-    used_gpus: int = 0
-    borrowed_gpus: int = 0
-    lent_gpus: int = 0
-    room_gpus: int = 0
-    pending_gpus: int = 0
+    right_gpus: int | float = 0
+    used_gpus: int | float = 0
+    borrowed_gpus: int | float = 0
+    lent_gpus: int | float = 0
+    room_gpus: int | float = 0
+    pending_gpus: int | float = 0
     factor: float = 1.0
     waiting: list[QueueWait] = []
 

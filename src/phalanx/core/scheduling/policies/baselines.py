@@ -168,7 +168,7 @@ class FairSharePolicy(Policy):
         """Add its GPUs to the queue's rate of use; earlier usage is in the quota tree."""
         key = _usage_key(entry.job_class)
         self.used.setdefault(key, 0.0)
-        self.rate[key] = self.rate.get(key, 0) + entry.devices_held
+        self.rate[key] = self.rate.get(key, 0) + entry.milli_held
 
     def on_withdrawn(self, entries: Sequence[JobEntry]) -> None:
         """Leave the queues. Each line is scanned once, however many jobs leave it."""
@@ -177,7 +177,7 @@ class FairSharePolicy(Policy):
     def on_ended(self, entry: JobEntry, now_s: float) -> None:
         """Subtract its GPUs from the queue's rate of use."""
         self._age(now_s)
-        self.rate[_usage_key(entry.job_class)] -= entry.devices_held
+        self.rate[_usage_key(entry.job_class)] -= entry.milli_held
 
     def on_stopped(self, entry: JobEntry, now_s: float) -> None:
         """The same as an end."""
@@ -209,7 +209,7 @@ class FairSharePolicy(Policy):
                 continue
             _, entry = heapq.heappop(line)
             board.start(entry, *found, now_s)
-            self.rate[_usage_key(chosen)] += entry.devices_held
+            self.rate[_usage_key(chosen)] += entry.milli_held
 
     def copy_for_trial(self) -> Self:
         """Return one with the same half-life."""
@@ -387,24 +387,23 @@ class RoundBasedPolicy(Policy):
         for entry in chosen:
             found = board.find(entry)
             if found is not None:
-                board.occupy(*found)
-                placed.append((entry, *found))
+                placed.append((entry, *found, board.occupy(*found)))
         stopped = []
         for entry in losers:
-            if all(board.pools[board.pool_of_node[node]].free[node] >= count for node, count in entry.places):
+            if board.can_retake(entry):
                 board.retake_devices(entry)
             else:
                 stopped.append(entry)
-        for _, need, places in placed:
-            board.vacate(need, places)
+        for _, need, places, shared in placed:
+            board.vacate(need, places, shared)
         for entry in stopped:
             board.retake_devices(entry)
             board.stop(entry, now_s, reason=StopReason.VALUE)
-        for entry, need, places in placed:
+        for entry, need, places, _ in placed:
             # As wide as it was found: the other starts were not counted then.
             width_admitted = (
                 board.quotas is None
-                or board.quotas.check_admission(entry.job_class.queue, entry.job_class.user, need.gpus) is None
+                or board.quotas.check_admission(entry.job_class.queue, entry.job_class.user, need.milli) is None
             )
             if width_admitted and board.admits(entry.job_class):
                 board.start(entry, need, places, now_s)

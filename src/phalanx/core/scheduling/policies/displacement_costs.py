@@ -108,17 +108,16 @@ class DisplacementCosts:
         if need <= 0:
             return []
         best: list[tuple[float, tuple[JobEntry, ...]]] = [(0.0, ()), *((INFINITE, ()) for _ in range(need))]
-        for entry in self.board.jobs_on_node[node]:
-            if not (self.movable(entry, now_s) if moves else self.stoppable(entry, now_s)):
+        for entries, count in self.board.whole_holders(node):
+            if not count or not all(
+                self.movable(entry, now_s) if moves else self.stoppable(entry, now_s) for entry in entries
+            ):
                 continue
-            count = entry.devices_on(node)
-            if not count:
-                continue
-            cost = float(count) if moves else self.stop_cost(entry, now_s)
+            cost = float(count) if moves else sum(self.stop_cost(entry, now_s) for entry in entries)
             for short in range(need, 0, -1):
                 before = best[max(0, short - count)]
                 if before[0] + cost < best[short][0]:
-                    best[short] = (before[0] + cost, (*before[1], entry))
+                    best[short] = (before[0] + cost, (*before[1], *entries))
         return list(best[need][1])
 
     def allowed_nodes(self, need: Need, excluded: int) -> NDArray[np.bool_]:
@@ -154,20 +153,23 @@ class DisplacementCosts:
         short = free < 0  # devices failed under running gangs: nothing more fits, whichever job leaves
         room = [INFINITE] * (unit + 1) if short else [0.0] * (free + 1) + [INFINITE] * (unit - free)
         stop, shift = room, room.copy()
-        for entry in () if short else board.jobs_on_node[node]:
-            if not (entry.protected_until_s <= now_s or entry.job_class.rank != self.rank or entry.never_stopped):
-                expiry = min(expiry, entry.protected_until_s)
-            if len(entry.places) == 1 and entry.placed_s + self.move_min_s > now_s:
-                expiry = min(expiry, entry.placed_s + self.move_min_s)
-            not_stoppable, not_movable = not self.stoppable(entry, now_s), not self.movable(entry, now_s)
+        for entries, count in () if short else board.whole_holders(node):
+            for entry in entries:
+                if not (entry.protected_until_s <= now_s or entry.job_class.rank != self.rank or entry.never_stopped):
+                    expiry = min(expiry, entry.protected_until_s)
+                if len(entry.places) == 1 and entry.placed_s + self.move_min_s > now_s:
+                    expiry = min(expiry, entry.placed_s + self.move_min_s)
+            not_stoppable = not all(self.stoppable(entry, now_s) for entry in entries)
+            not_movable = not all(self.movable(entry, now_s) for entry in entries)
             if not_stoppable and not_movable:
                 continue
-            count = entry.devices_on(node)
-            service_s = entry.service_s(now_s)
-            age = bin_of(service_s)
-            value = self.stop_cost(entry, now_s)
-            if age + 1 < len(EDGES_S):
-                expiry = min(expiry, now_s + EDGES_S[age + 1] - service_s + 1e-6)
+            value = 0.0
+            for entry in entries:
+                service_s = entry.service_s(now_s)
+                age = bin_of(service_s)
+                value += self.stop_cost(entry, now_s)
+                if age + 1 < len(EDGES_S):
+                    expiry = min(expiry, now_s + EDGES_S[age + 1] - service_s + 1e-6)
             for want in range(size, free, -1):
                 base = max(want - count, 0)
                 if not not_stoppable:

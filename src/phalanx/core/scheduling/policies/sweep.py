@@ -14,7 +14,7 @@ class SweepResults:
         self.closed: set[int] = set()  # classes that cannot start
         self.failed_needs: set[tuple[object, ...]] = set()
         self.smallest_failed: dict[tuple[object, ...], int] = {}
-        self.not_admitted: dict[tuple[int, str], int] = {}  # fewest GPUs rejected, by queue and user
+        self.not_admitted: dict[tuple[int, str], int] = {}  # fewest thousandths of GPUs rejected, by queue and user
 
     def cannot_start(self, entry: JobEntry) -> bool:
         """Whether the job cannot start, by earlier attempts of this sweep, or is not admitted."""
@@ -30,13 +30,13 @@ class SweepResults:
     def admits(self, job_class: JobClass) -> bool:
         """Like `Board.admits`; after a rejection, requests of the same queue and user for at least as many GPUs are rejected without a check."""
         key = (job_class.queue, job_class.user)
-        if job_class.gpus >= self.not_admitted.get(key, 1 << 62):
+        if job_class.milli >= self.not_admitted.get(key, 1 << 62):
             self.closed.add(job_class.number)
             return False
         if self.board.admits(job_class):
             return True
         if job_class.throttle is None:
-            self.not_admitted[key] = job_class.gpus
+            self.not_admitted[key] = job_class.milli
         self.closed.add(job_class.number)
         return False
 

@@ -190,7 +190,7 @@ class VictimSelector:
         found = board.find(entry)
         going = [Eviction(other) for other in chosen]
         if found is not None:
-            board.occupy(*found)
+            held = board.occupy(*found)
             excluded = bitset_of(node for node, _ in found[1])
             for one in sorted(going, key=lambda one: -one.entry.gpus):
                 other = one.entry
@@ -205,7 +205,7 @@ class VictimSelector:
                     board.occupy(other.need, gap)
                     one.need, one.places = other.need, gap
             self._vacate(going)
-            board.vacate(*found)
+            board.vacate(*found, held)
         for other in chosen:
             board.retake_devices(other)
         return going
@@ -219,7 +219,7 @@ class VictimSelector:
             borrowed = (
                 quotas is not None
                 and self.board.has_lendable_quota
-                and quotas.is_reclaimable(queue, klass.queue, klass.gpus)
+                and quotas.is_reclaimable(queue, klass.queue, klass.milli)
             )
             lower = rank < klass.rank and (admitted or queue == klass.queue)
             repair = entry.lost_nodes and rank <= klass.rank
@@ -380,13 +380,13 @@ class VictimSelector:
         """Remove the job for a trial; a moved job keeps its quota."""
         self.board.free_devices(other)
         if self.board.quotas is not None and not moves:
-            self.board.quotas.remove_running(other.job_class.queue, other.job_class.user, other.devices_held)
+            self.board.quotas.remove_running(other.job_class.queue, other.job_class.user, other.milli_held)
 
     def revert_trial(self, other: JobEntry, *, moves: bool = False) -> None:
         """Revert `out`."""
         self.board.retake_devices(other)
         if self.board.quotas is not None and not moves:
-            self.board.quotas.add_running(other.job_class.queue, other.job_class.user, other.devices_held)
+            self.board.quotas.add_running(other.job_class.queue, other.job_class.user, other.milli_held)
 
     # ---------------------------------------------------------------- elastic
 
