@@ -152,7 +152,6 @@ def test_elastic_contradictions_say_what_to_write(gpus, nodes, most, each, hint)
         "h200:",
         ":8",
         "80gb:8",
-        "h200:80gb",
         "2x3x4",
         "-1",
         -1,

@@ -252,6 +252,8 @@ def _device_row(device: DeviceView, screen: Terminal) -> list[Cell | str]:
     state = (
         "broken"
         if not device.healthy
+        else "shared"
+        if device.shares
         else "held"
         if device.job_id is not None
         else "outside"
@@ -266,8 +268,8 @@ def _device_row(device: DeviceView, screen: Terminal) -> list[Cell | str]:
     return [
         str(device.index),
         device.model + (" (virtual)" if device.virtual and "virtual" not in device.model else ""),
-        Cell(state, {"broken": "red", "held": "green", "outside": "yellow", "free": "dim"}[state]),
-        device.job_id or "",
+        Cell(state, {"broken": "red", "held": "green", "shared": "green", "outside": "yellow", "free": "dim"}[state]),
+        ", ".join(f"{one.job_id} ({one.gpus:g})" for one in device.shares) or device.job_id or "",
         ", ".join(map(str, device.ranks)),
         ""
         if device.utilization is None

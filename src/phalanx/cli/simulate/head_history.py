@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from phalanx.core.errors import NotFound
@@ -84,7 +85,7 @@ def _trace_job(view: JobView, run_s: float) -> TraceJob:
         id=view.id,
         submit_s=view.submit_s,
         duration_s=run_s,
-        gpus=view.gpu_count,
+        gpus=ceil(view.gpu_count),  # the replay counts whole devices: a share as one
         models=models,
         virtual_cluster=view.queue,
         limit_s=view.time_limit_s,

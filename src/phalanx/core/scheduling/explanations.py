@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -17,6 +17,7 @@ from phalanx.core.scheduling.board_records import (
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.state.plan import PlannedStop, WaitReason
 from phalanx.core.units import GIB, format_duration
 from phalanx.core.work.attempt import EndCause
@@ -28,6 +29,7 @@ from phalanx.core.work.job import (
     WaitReasonCode,
 )
 from phalanx.core.work.queue import Queue
+from phalanx.core.work.share import gpus_text
 
 
 class SchedulerView(Protocol):
@@ -141,7 +143,7 @@ def _behind_others(scheduler: SchedulerView, entry: JobEntry) -> WaitReason:
 def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, excluded: int) -> WaitReason:
     board = scheduler.board
     pools = [board.pools[kind] for kind in need.kinds]
-    if not need.devices:
+    if not need.milli:
         return WaitReason(
             reason=WaitReasonCode.RESOURCES,
             detail=f"needs {need.cpus} CPUs on {need.nodes} nodes; not enough are free",
@@ -155,6 +157,8 @@ def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, excluded: i
         detail = f"needs {host_needs} on each of {need.nodes} nodes: enough GPUs are free, but not enough of these"
         return WaitReason(reason=WaitReasonCode.RESOURCES, detail=detail)
     free = sum(pool.free_total for pool in pools)
+    if need.share_milli:
+        return _lacks_room_for_share(pools, need, free)
     most = max((pool.capacity_for(need, excluded).node_free_max for pool in pools), default=0)
     shape = f"{need.nodes} x {need.devices}{f' + {need.last_node_devices}' if need.last_node_devices else ''} GPUs"
     if free >= gpus and need.within >= 0 and need.required:
@@ -171,6 +175,19 @@ def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, excluded: i
     return WaitReason(
         reason=WaitReasonCode.RESOURCES,
         detail=f"needs {shape}; {free} free in total, at most {most} on one node{_foreign_usage(scheduler, need)}",
+    )
+
+
+def _lacks_room_for_share(pools: Sequence[DevicePool], need: Need, free: int) -> WaitReason:
+    rooms = [pool.shared.room_by_group() for pool in pools]
+    mine = max((room.get(need.share_group, 0) for room in rooms), default=0)
+    others = sum(group != need.share_group for room in rooms for group in room)
+    where = "" if need.nodes == 1 else f" on each of {need.nodes} nodes"
+    shared = f"at most {gpus_text(mine)} of one shared GPU is left" if mine else "no GPU that it may share has room"
+    kept = "; GPUs shared by other projects, or in another way, do not count" if others else ""
+    return WaitReason(
+        reason=WaitReasonCode.RESOURCES,
+        detail=f"needs {gpus_text(need.share_milli)} of a GPU{where}; {free} free in total, {shared}{kept}",
     )
 
 

@@ -10,7 +10,7 @@ Cost: linear in the running jobs, plus one partition of the nodes for each job a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,7 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.quota_tree import FLEET, QuotaRefusal
+from phalanx.core.work.share import MILLI_PER_DEVICE, gpus_of
 
 JOBS_AHEAD_MAX: Final = 256  # jobs ahead that are simulated; with more of them no latest start is given
 DEPENDENCY_DEPTH_MAX: Final = 4  # length to which a chain of dependencies is followed
@@ -240,7 +241,10 @@ class Forecast:
             return wait_s, wait_s, ""
         if refusal is not None and limit.impossible:
             return NEVER, NEVER, refusal.describe()
-        ends = [(self.remaining_time(other), 1 if limit.counts_jobs else other.gpus) for other in limit.holders]
+        ends = [
+            (self.remaining_time(other), 1 if limit.counts_jobs else gpus_of(other.milli_held))
+            for other in limit.holders
+        ]
         early = _freed_at_s([(left.low_s, weight) for left, weight in ends], limit.excess)
         late = _freed_at_s([(left.high_s, weight) for left, weight in ends], limit.excess)
         return (
@@ -253,11 +257,11 @@ class Forecast:
 
     def _capacity(self, needs: Sequence[Need], entry: JobEntry | None) -> tuple[float, float, str]:
         """When enough devices are free for its shape."""
-        if not needs[0].devices:
+        if not needs[0].milli:
             found = entry is not None and self.trial.scheduler.board.find(entry) is not None
             return 0.0, 0.0 if found else NEVER, "it needs only CPUs, which are not forecast"
         excluded = 0 if entry is None else entry.job_class.excluded
-        early_times, late_times = self._times(high=False), self._times(high=True)
+        early_times, late_times = self._times(needs[0], high=False), self._times(needs[0], high=True)
         early = min(self._place(early_times, need, excluded)[0] for need in needs)
         ahead = [] if entry is None else self.jobs_ahead(entry)
         for other in ahead[:JOBS_AHEAD_MAX]:
@@ -267,7 +271,8 @@ class Forecast:
             return early, NEVER, f"{len(ahead)} jobs are ahead of it"
         return early, late, self._unknown_end(needs, excluded) if late == NEVER else ""
 
-    def _times(self, *, high: bool) -> Times:
+    def _times(self, need: Need, *, high: bool) -> Times:
+        """When each device of each node has room for the need, sorted by node: a whole device is free once all that share it have ended."""
         scheduler = self.trial.scheduler
         board = scheduler.board
         unit = max(1, board.node_devices_max)
@@ -275,11 +280,16 @@ class Forecast:
         sizes = np.array(board.devices_of_node)
         times[np.arange(unit)[None, :] >= sizes[:, None]] = NEVER
         ends: list[list[float]] = [[] for _ in board.devices_of_node]
-        for other in board.running.values():
+        run_s: dict[int, float] = {}
+        for seq, other in board.running.items():
             left = self.remaining_time(other)
-            run_s = left.high_s if high else left.low_s
-            for number, count in other.places:
-                ends[number] += [run_s] * count
+            run_s[seq] = left.high_s if high else left.low_s
+        for number in range(len(ends)):
+            for holders, count in board.whole_holders(number):
+                if holders[0].shared_devices:
+                    ends[number].append(_room_at_s(holders, run_s, need))
+                else:
+                    ends[number] += [run_s[holders[0].seq]] * count
         for number, found in enumerate(ends):
             if found:
                 times[number, : len(found)] = found[:unit]
@@ -320,7 +330,7 @@ class Forecast:
             return
         end_s = start_s + self.remaining_time(other).high_s
         for at, number in enumerate(nodes):
-            devices = need.last_node_devices if need.last_node_devices and at == need.nodes else need.devices
+            devices = need.last_node_devices if need.last_node_devices and at == need.nodes else need.node_devices
             times[number, :devices] = end_s
             times[number].sort()
 
@@ -328,7 +338,7 @@ class Forecast:
         """When and where enough nodes have enough devices free."""
         board = self.trial.scheduler.board
         kind = np.array(board.pool_of_node)
-        ready = np.where(np.isin(kind, need.kinds), times[:, need.devices - 1], NEVER)
+        ready = np.where(np.isin(kind, need.kinds), times[:, need.node_devices - 1], NEVER)
         closed = excluded | need.excluded
         if closed:
             ready[[number for number in range(len(ready)) if closed >> number & 1]] = NEVER
@@ -367,7 +377,17 @@ def _soonest(ready: Times, parts: int) -> tuple[float, list[int]]:
     return float(ready[chosen].max()), [int(number) for number in chosen]
 
 
-def _freed_at_s(ends: list[tuple[float, int]], wanted: float) -> float:
+def _room_at_s(holders: Sequence[JobEntry], run_s: Mapping[int, float], need: Need) -> float:
+    """When the device that these jobs share has room for the need: for a share of their group once enough of them have ended."""
+    shares = [(run_s[other.seq], other.need.share_milli if other.need is not None else 0) for other in holders]
+    group = holders[0].need.share_group if holders[0].need is not None else ""
+    if not need.share_milli or need.share_group != group:
+        return max(end_s for end_s, _ in shares)
+    room = MILLI_PER_DEVICE - sum(milli for _, milli in shares)
+    return 0.0 if room >= need.share_milli else _freed_at_s(shares, need.share_milli - room)
+
+
+def _freed_at_s(ends: Iterable[tuple[float, float]], wanted: float) -> float:
     """When this much has been freed."""
     freed = 0.0
     for end_s, weight in sorted(ends):

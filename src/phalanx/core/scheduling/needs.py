@@ -51,6 +51,11 @@ class Need:
         return self.gpus * MILLI_PER_DEVICE + self.nodes * self.share_milli
 
     @property
+    def node_devices(self) -> int:
+        """Devices of a node that a part uses, as a whole or in part."""
+        return 1 if self.share_milli else self.devices
+
+    @property
     def gpus(self) -> int:
         """Whole devices of the smallest acceptable gang."""
         return self.nodes * self.devices + self.last_node_devices

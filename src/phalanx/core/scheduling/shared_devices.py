@@ -62,6 +62,10 @@ class SharedDeviceIndex:
         fitting = [one for one in self.on_node.get(node, ()) if one.group == group and one.room >= milli]
         return min(fitting, key=lambda one: one.room, default=None)
 
+    def room_by_group(self) -> dict[str, int]:
+        """The most room that one device of each group has."""
+        return {group: max(rooms) for group, rooms in self._rooms.items()}
+
     def with_index(self, node: int, index: int) -> SharedDevice | None:
         """The shared device with this index on the node, or None."""
         return next((one for one in self.on_node.get(node, ()) if one.index == index), None)

@@ -304,7 +304,7 @@ class InvariantChecker:
             usage = world.usage.get(node_id, EMPTY_USAGE)
             taken = held.get(node_id, {})
             shares = {index: part for index, part in taken.items() if part[1]}
-            if (usage.devices, usage.shares, usage.cpus) != (taken.keys(), shares, cpus.get(node_id, 0)):
+            if (set(usage.devices), dict(usage.shares), usage.cpus) != (set(taken), shares, cpus.get(node_id, 0)):
                 raise InvariantBroken(
                     1, f"the usage of {node_id} says {usage.devices} and {usage.shares}, its attempts hold {taken}"
                 )
