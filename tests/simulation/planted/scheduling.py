@@ -10,7 +10,10 @@ from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.scheduler import Scheduler
+from phalanx.core.scheduling.shared_devices import SharedDeviceIndex
+from phalanx.core.state import world
 from phalanx.core.state.events import PutQueues
+from phalanx.core.state.snapshot import Usage
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.quota_tree import QuotaTree
 from tests.simulation.planted.bug import planted
@@ -48,9 +51,8 @@ def an_elastic_gang_grows_past_what_was_asked(patch):
     patch.setattr(
         FleetIndex,
         "needs",
-        lambda self, shapes, spread: tuple(
-            replace(need, nodes_max=need.nodes_max + 1) if need.nodes_max else need
-            for need in needs(self, shapes, spread)
+        lambda self, *asked: tuple(
+            replace(need, nodes_max=need.nodes_max + 1) if need.nodes_max else need for need in needs(self, *asked)
         ),
     )
 
@@ -111,3 +113,57 @@ def nobody_has_a_guaranteed_run(patch):
         return placements
 
     patch.setattr(Scheduler, "_place_due", unshielded)
+
+
+@planted(1, seed=0)
+def a_share_is_not_given_back(patch):
+    """A job that had a part of a device ends, and the part stays in use."""
+    minus = Usage.minus
+    patch.setattr(Usage, "minus", lambda self, grant: self if grant.share is not None else minus(self, grant))
+
+
+@planted(1, seed=0)
+def a_device_is_shared_past_what_it_has(patch):
+    """Where a share goes, nobody asks what the device has left, nor does the last look at a placement."""
+    patch.setattr(
+        SharedDeviceIndex,
+        "best_device",
+        lambda self, node, group, milli: next((one for one in self.on_node.get(node, ()) if one.group == group), None),
+    )
+    patch.setattr(Usage, "conflict", lambda self, grant: "")
+
+
+@planted(18, seed=0)
+def a_share_is_billed_as_a_whole_device(patch):
+    """The books of the queues count devices, whatever part of them a job has."""
+    used = world.add_usage
+
+    def coarse(queues, usage_records, queue_id, milli, from_s, to_s):
+        return used(queues, usage_records, queue_id, -(-milli // 1000) * 1000, from_s, to_s)
+
+    patch.setattr(world, "add_usage", coarse)
+
+
+@planted(1, seed=0)
+def a_whole_device_is_granted_though_it_is_shared(patch):
+    """Devices in use in part do not count as in use for jobs that want a whole one."""
+    patch.setattr(FleetIndex, "allocation", _on_shared_devices(FleetIndex.allocation))
+    patch.setattr(Usage, "conflict", lambda self, grant: "")
+
+
+def _on_shared_devices(allocation):
+    def lax(self, need, places, role, taken, shared=()):
+        if need.share_milli:
+            return allocation(self, need, places, role, taken, shared)
+        return allocation(self, need, places, role, _WholeOnly(taken))
+
+    return lax
+
+
+class _WholeOnly:
+    def __init__(self, taken):
+        self._taken = taken
+
+    def usage_of(self, node_id):
+        held = self._taken.usage_of(node_id)
+        return replace(held, devices=held.devices - set(held.shares))
