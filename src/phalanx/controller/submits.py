@@ -44,7 +44,7 @@ handlers: Final = RequestHandlers()
 def _describe(request: SubmitJob, answer: object) -> str:
     jobs = [job for job in (answer if isinstance(answer, list) else [answer]) if isinstance(job, Job)]
     made = "" if not jobs else f"job {jobs[0].id} " if len(jobs) == 1 else f"jobs {jobs[0].id} to {jobs[-1].id} "
-    return f"{made}project {request.project} queue {request.queue} gpus {request.spec.role.gpus.total}"
+    return f"{made}project {request.project} queue {request.queue} gpus {request.spec.role.gpus.amount_text}"
 
 
 @handlers.add(SubmitJob, Action.SUBMIT, audit=_describe)
@@ -64,6 +64,7 @@ def submit(context: StepContext, request: SubmitJob) -> Job | list[Job]:
         raise NotFound(f"no queue {request.queue!r}", hint=f"there are: {', '.join(sorted(world.queues))}")
     reservations.check_named(context, request)
     _check_nodes(context, request)
+    _check_share(context, request)
     request = _in_one_world(request)
     shapes = _shapes_of(request.spec.role, world.fleet())
     check_topology(request.spec.topology, shapes, world.nodes.values())
@@ -86,6 +87,21 @@ def _check_nodes(context: StepContext, request: SubmitJob) -> None:
     unknown = [name for name in request.spec.nodelist if name not in context.world.nodes]
     if unknown:
         raise NotFound(f"nodelist: no node {unknown[0]}", hint=Hint(HintCode.LIST_NODES))
+
+
+def _check_share(context: StepContext, request: SubmitJob) -> None:
+    """Check that some node could grant a part of a device.
+
+    Raises:
+        BadRequest: the engine of all nodes grants whole devices only.
+    """
+    gpus, nodes = request.spec.role.gpus, context.world.nodes.values()
+    if gpus.share is not None and nodes and all(node.per_attempt for node in nodes):
+        engine = next(iter(nodes)).engine
+        raise BadRequest(
+            f"gpus {gpus}: the engine {engine} grants whole GPUs only",
+            hint=Hint(HintCode.GIVE_VALUE, key="gpus", value="1"),
+        )
 
 
 def _in_one_world(request: SubmitJob) -> SubmitJob:
@@ -236,7 +252,7 @@ def _put_one(
         unmet_dependencies=unmet,
     )
     context.change.put(job)
-    text = f"submitted by {request.user} for {request.project}: {spec.role.gpus.total} GPUs" + (
+    text = f"submitted by {request.user} for {request.project}: {spec.role.gpus.amount_text} GPUs" + (
         f"; {detail}" if unmet else ""
     )
     context.change.add_story(

@@ -15,6 +15,7 @@ from phalanx.core.state import world
 from phalanx.core.state.events import PutQueues
 from phalanx.core.state.snapshot import Usage
 from phalanx.core.work.job import WaitReasonCode
+from phalanx.core.work.queue import add_usage
 from phalanx.core.work.quota_tree import QuotaTree
 from tests.simulation.planted.bug import planted
 
@@ -136,7 +137,7 @@ def a_device_is_shared_past_what_it_has(patch):
 @planted(18, seed=0)
 def a_share_is_billed_as_a_whole_device(patch):
     """The books of the queues count devices, whatever part of them a job has."""
-    used = world.add_usage
+    used = add_usage
 
     def coarse(queues, usage_records, queue_id, milli, from_s, to_s):
         return used(queues, usage_records, queue_id, -(-milli // 1000) * 1000, from_s, to_s)

@@ -83,7 +83,7 @@ def acceptable_shapes(role: Role, fleet: FleetSummary | Iterable[Node]) -> tuple
     """The request's shapes on this fleet, best first, at least one: as requested, or the total in equal parts on as few nodes as possible.
 
     A gang is of one model. Models come in the order requested; if one word (or none) matches several models of the fleet, those that need
-    the fewest nodes come first, then the smaller name.
+    the fewest nodes come first, then those on which a share by memory is the smallest part, then the smaller name.
 
     Raises:
         NeverFits: even the empty fleet could not hold it. A fleet without nodes rejects nothing.
@@ -95,12 +95,23 @@ def acceptable_shapes(role: Role, fleet: FleetSummary | Iterable[Node]) -> tuple
     for model, memory_gib in role.gpus.kinds:
         asked = _requested_shape(role, model, memory_gib)
         shapes = [_shape_on(asked, name, exact, role, summary) for name, exact in _matching_models(asked, summary)]
-        found += sorted(
-            filter(None, shapes), key=lambda shape: (shape.nodes + bool(shape.last_node_devices), shape.model or "")
-        )
+        found += sorted(filter(None, shapes), key=lambda shape: _preference(shape, summary))
     if not found:
         raise _never_fits(role, summary)
     return tuple(found)
+
+
+def _preference(shape: Shape, summary: FleetSummary) -> tuple[int, int, str]:
+    """Of several models that one word matches: the fewest nodes, the most device memory for a share by memory, the smaller name."""
+    memory = 0
+    if shape.share is not None and shape.share.memory_gib:
+        memory = max(
+            size
+            for kind, _ in summary.kinds
+            for model, size, _ in kind.devices
+            if model == shape.model or not shape.exact
+        )
+    return shape.nodes + bool(shape.last_node_devices), -memory, shape.model or ""
 
 
 def tasks_per_node(role: Role, devices: int) -> int:

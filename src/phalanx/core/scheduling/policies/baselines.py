@@ -23,6 +23,7 @@ from phalanx.core.scheduling.board_records import (
 )
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.policy import Policy
+from phalanx.core.work.share import MILLI_PER_DEVICE
 
 # Jobs that lost their place first, then descending priority, the policy's own key, submit time, seq.
 Key = tuple[bool, int, float, float, int]
@@ -361,7 +362,8 @@ class RoundBasedPolicy(Policy):
 
     def _choose(self, now_s: float) -> None:
         board = self.board
-        room = sum(size for node, size in enumerate(board.devices_of_node) if node not in board.closed_nodes)
+        devices = sum(size for node, size in enumerate(board.devices_of_node) if node not in board.closed_nodes)
+        room = devices * MILLI_PER_DEVICE
         candidates = sorted(
             [*board.waiting.values(), *board.running.values()],
             key=lambda entry: (not entry.lost_nodes, -entry.job_class.rank, *self._rank(entry, now_s)),
@@ -369,7 +371,7 @@ class RoundBasedPolicy(Policy):
         chosen: list[JobEntry] = []
         losers: list[JobEntry] = []
         for entry in candidates:
-            held = entry.devices_held or entry.gpus
+            held = entry.milli_held or entry.job_class.milli
             if held <= room and (entry.started_s >= 0.0 or board.admits(entry.job_class)):
                 room -= held
                 if entry.started_s < 0.0:
