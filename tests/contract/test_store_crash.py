@@ -38,6 +38,8 @@ ONCE = {
     "postgres.migrate",
     "logs.open",
     "logs.delete",
+    "store.open.lock",
+    "store.open.mark",
     "blobs.open",
 }  # passed once in a life
 TWICE = {"logs.append.directory", "logs.append.create"}  # once for each of two streams
