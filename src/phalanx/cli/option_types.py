@@ -12,6 +12,9 @@ from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.units import parse_duration_s, parse_memory_bytes
 from phalanx.core.work.gpus import parse_gpus, parse_nodes
 
+SEEDS_MAX: Final = 1000  # fills of one call
+_SEED_DIGITS_MAX: Final = 12
+
 
 class GrammarType(click.ParamType[str]):
     """Text that a grammar of `core` accepts. It is passed on unchanged: the head parses it with the same grammar."""
@@ -34,6 +37,32 @@ class GrammarType(click.ParamType[str]):
             words = error.message.split(": ", 1)[-1] if flag else error.message
             raise BadRequest(f"{flag}: {words}" if flag else words, hint=error.hint) from None
         return text
+
+
+class SeedsType(click.ParamType[list[int]]):
+    """Seeds as `42-51`, `7` or `1,4,9`."""
+
+    name = "A-B"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:  # noqa: ARG002  # as above
+        """Return the seeds in order.
+
+        Raises:
+            BadRequest: not numbers, a range that ends before it begins, or more than `SEEDS_MAX`.
+        """
+        if isinstance(value, list):
+            return value
+        found: list[int] = []
+        for part in str(value).split(","):
+            first, dash, last = part.strip().partition("-")
+            ends = (first, last) if dash else (first, first)
+            if not all(end.isascii() and end.isdigit() and len(end) <= _SEED_DIGITS_MAX for end in ends):
+                raise BadRequest(f"--seeds {value}: {part.strip()!r} is not a seed", hint="--seeds 42-51")
+            span = range(int(ends[0]), int(ends[1]) + 1)
+            if not span or len(found) + len(span) > SEEDS_MAX:
+                raise BadRequest(f"--seeds {value}: 1 to {SEEDS_MAX} seeds are possible", hint="--seeds 42-51")
+            found += span
+        return found
 
 
 class EnvPairType(click.ParamType[tuple[str, str]]):
@@ -88,3 +117,4 @@ GPUS: Final = GrammarType("GPUS", parse_gpus)
 HOSTS: Final = GrammarType("NODES", expand_hostlist)
 NODES: Final = GrammarType("N", parse_nodes)
 PAIR: Final = EnvPairType()
+SEEDS: Final = SeedsType()

@@ -13,6 +13,7 @@ from typing import Final
 
 from phalanx.core.errors import BadFile
 from phalanx.core.work.gpus import GPU_KINDS_MAX
+from phalanx.core.work.share import MILLI_PER_DEVICE
 
 COLUMNS: Final = ("job_id", "submit_s", "duration_s", "num_gpus")
 _SWF_FIELDS: Final = 18
@@ -28,6 +29,9 @@ class TraceJob:
         virtual_cluster: its virtual cluster; "" for none.
         limit_s: its time limit, or None when none was published.
         line: its line in the file.
+        share_milli: thousandths of one device instead of whole ones; 0 for none.
+        cpu_milli: thousandths of CPUs; 0 when none were published.
+        memory_mib: MiB of memory; 0 when none was published.
     """
 
     id: str
@@ -38,6 +42,9 @@ class TraceJob:
     virtual_cluster: str = ""
     limit_s: float | None = None
     line: int = 0
+    share_milli: int = 0
+    cpu_milli: int = 0
+    memory_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +63,10 @@ class Trace:
     invalid_rows: tuple[InvalidTraceRow, ...] = ()
 
 
-def read_trace(lines: Iterable[str], *, name: str = "trace", skip_bad: bool = False) -> Trace:
+def read_trace(lines: Iterable[str], *, name: str = "trace", skip_bad: bool = False, with_parts: bool = False) -> Trace:
     """Parse a trace: SWF if `name` ends in .swf or the first line is an SWF comment, else CSV.
+
+    With `with_parts`, jobs may also ask for a part of one GPU (0.25) or for none, and their durations may be blank.
 
     Raises:
         BadFile: empty, not CSV, a column is missing, no jobs, or bad rows without `skip_bad`.
@@ -68,7 +77,7 @@ def read_trace(lines: Iterable[str], *, name: str = "trace", skip_bad: bool = Fa
         raise BadFile(f"{name} is empty", hint=f"a CSV with the columns {', '.join(COLUMNS)}, or an SWF file")
     swf = name.lower().removesuffix(".gz").endswith(".swf") or first.lstrip().startswith(";")
     try:
-        jobs, bad = _swf(rows) if swf else _csv(rows, name)
+        jobs, bad = _swf(rows) if swf else _csv(rows, name, with_parts=with_parts)
     except csv.Error as error:
         raise BadFile(f"{name} is not CSV: {error}") from None
     if bad and not skip_bad:
@@ -83,7 +92,7 @@ def read_trace(lines: Iterable[str], *, name: str = "trace", skip_bad: bool = Fa
     return Trace(jobs=tuple(jobs), invalid_rows=tuple(bad))
 
 
-def _csv(rows: list[str], name: str) -> tuple[list[TraceJob], list[InvalidTraceRow]]:
+def _csv(rows: list[str], name: str, *, with_parts: bool) -> tuple[list[TraceJob], list[InvalidTraceRow]]:
     reader = csv.reader(rows)
     header = [cell.strip() for cell in next(reader, [])]
     missing = [column for column in COLUMNS if column not in header]
@@ -101,7 +110,7 @@ def _csv(rows: list[str], name: str) -> tuple[list[TraceJob], list[InvalidTraceR
             continue
         line = reader.line_num
         try:
-            job = _job(cells, at, line)
+            job = _job(cells, at, line, with_parts=with_parts)
             if job.id in seen:
                 raise ValueError(f"duplicate job_id {job.id}")
             seen.add(job.id)
@@ -113,7 +122,7 @@ def _csv(rows: list[str], name: str) -> tuple[list[TraceJob], list[InvalidTraceR
     return jobs, bad
 
 
-def _job(cells: list[str], at: dict[str, int], line: int) -> TraceJob:
+def _job(cells: list[str], at: dict[str, int], line: int, *, with_parts: bool) -> TraceJob:
     def cell(column: str) -> str:
         place = at.get(column)
         return cells[place].strip() if place is not None and place < len(cells) else ""
@@ -122,11 +131,17 @@ def _job(cells: list[str], at: dict[str, int], line: int) -> TraceJob:
     if not name:
         raise ValueError("job_id is blank")
     limit = cell("limit_s")
+    gpus, share_milli = _amount(cells[at["num_gpus"]]) if with_parts else (_count(cells[at["num_gpus"]]), 0)
     return TraceJob(
         id=name,
         submit_s=_number(cells[at["submit_s"]], "submit_s", low=0.0),
-        duration_s=_number(cells[at["duration_s"]], "duration_s", low=0.0),
-        gpus=_count(cells[at["num_gpus"]]),
+        duration_s=0.0
+        if with_parts and not cell("duration_s")
+        else _number(cells[at["duration_s"]], "duration_s", low=0.0),
+        gpus=gpus,
+        share_milli=share_milli,
+        cpu_milli=_whole(cell("cpu_milli"), "cpu_milli"),
+        memory_mib=_whole(cell("memory_mib"), "memory_mib"),
         models=_models(cell("gpu_type")),
         virtual_cluster=cell("vc"),
         limit_s=_number(limit, "limit_s", low=0.0) if limit else None,
@@ -157,6 +172,24 @@ def _number(text: str, column: str, *, low: float) -> float:
     if not low <= value < 1e12:  # also refuses NaN
         raise ValueError(f"{column} {text.strip()} is not between {low:g} and 1e12")
     return value
+
+
+def _whole(text: str, column: str) -> int:
+    """The integer in an optional column; 0 if it is blank."""
+    return int(_number(text, column, low=0.0)) if text else 0
+
+
+def _amount(text: str) -> tuple[int, int]:
+    """Whole devices, or thousandths of one: `8` or `0.25`."""
+    value = _number(text, "num_gpus", low=0.0)
+    if value == int(value):
+        return int(value), 0
+    if value > 1:
+        raise ValueError(f"num_gpus {text.strip()} is more than one GPU and not a whole number")
+    milli = round(value * MILLI_PER_DEVICE)
+    if not milli:
+        raise ValueError(f"num_gpus {text.strip()} is less than a thousandth")
+    return 0, milli
 
 
 def _count(text: str) -> int:

@@ -6,6 +6,7 @@ import gc
 import gzip
 import io
 import math
+import os
 import shlex
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Any, Final
 import click
 
 from phalanx.cli.errors import warn
+from phalanx.cli.option_types import SEEDS
 from phalanx.cli.terminal import terminal
 from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, BadRequest, TooLarge
@@ -38,9 +40,10 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
 )
 @click.option(
     "--fleet",
+    "--nodes-file",
     "fleet_path",
-    metavar="FILE",
-    help="Nodes: CSV with node, gpus, optional gpu_type; for --per-vc also vc.",
+    metavar="FILE|FLEET",
+    help="Nodes: CSV with node, gpus, optional gpu_type; for --per-vc also vc; or 8xv100:1,16xp100:8: nodes x model : GPUs of each.",
 )
 @click.option("--nodes", type=int, metavar="N", help="Instead of --fleet: number of equal nodes.")
 @click.option("--gpus-per-node", type=int, metavar="G", help="GPUs of each node, with --nodes.")
@@ -50,7 +53,7 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
     default="default",
     show_default=True,
     metavar="NAME",
-    help="default fifo skip backfill sjf las srtf fair, or MODULE:CLASS.",
+    help="default fifo skip backfill sjf las srtf fair, or MODULE:CLASS; with --inflate: fgd best-fit packing dot-product random.",
 )
 @click.option("--compare", metavar="NAMES", help="Compare several policies: fifo,las,default.")
 @click.option(
@@ -76,6 +79,15 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
     metavar="S",
     help="Seed for the order of jobs submitted at the same time; 0 keeps the order of the trace.",
 )
+@click.option(
+    "--inflate",
+    type=click.FloatRange(min=0, min_open=True, max=100),
+    metavar="X",
+    help="Instead of a replay in time: fill the fleet with jobs drawn from the trace until they ask for X times its GPUs; none leaves.",
+)
+@click.option(
+    "--seeds", type=SEEDS, metavar="A-B", help="With --inflate: one fill for each of these seeds; default: --seed."
+)
 @click.option("--skip-bad", is_flag=True, help="Skip invalid rows, and jobs that do not fit the empty fleet.")
 @click.option("--limit-jobs", type=click.IntRange(min=1), metavar="N", help="Replay only the first N jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -92,16 +104,23 @@ def simulate(**options: Any) -> None:
     \b
     phalanx simulate --trace jobs.csv --nodes 80 --gpus-per-node 8
     phalanx simulate --trace jobs.csv --fleet nodes.csv --per-vc --compare fifo,las,default --html out.html
+    phalanx simulate --trace pods.csv --fleet nodes.csv --inflate 1.3 --compare fgd,best-fit --seeds 42-51
     """  # noqa: D301  # \b is a click marker
     from phalanx.cli.list_output import to_json
+    from phalanx.cli.simulate.packing import fill_fleet
 
+    if options["inflate"] is not None:
+        fill_fleet(options)
+        return
+    if options["seeds"] is not None:
+        raise BadRequest("--seeds is for --inflate", hint="use --seed for a replay in time")
     if not math.isfinite(options["restart_cost"]):
         raise BadRequest(
             f"--restart-cost {options['restart_cost']} is not a number of seconds", hint="--restart-cost 60"
         )
     _check_outputs(options)
     trace, nodes = load_trace(options), load_fleet(options)
-    names = _policies(options)
+    names = policy_names(options)
     # Check all policies first: an error must not follow minutes of replay.
     settings = [_setting(options, name, trace) for name in names]
     runs: list[Any] = []
@@ -148,7 +167,9 @@ def load_trace(options: dict[str, Any]) -> Any:
     from phalanx.simulator.trace import Trace, read_trace
 
     path = options["trace_path"]
-    trace = read_trace(read_lines(path), name=path, skip_bad=options["skip_bad"])
+    trace = read_trace(
+        read_lines(path), name=path, skip_bad=options["skip_bad"], with_parts=options.get("inflate") is not None
+    )
     for row in trace.invalid_rows[:_SHOWN_MAX]:
         warn(f"skipped line {row.line} of {path}: {row.reason}")
     if len(trace.invalid_rows) > _SHOWN_MAX:
@@ -163,13 +184,14 @@ def load_fleet(options: dict[str, Any]) -> Any:
     Raises:
         BadRequest: the fleet is missing or given twice.
     """
-    from phalanx.simulator.fleet import equal_nodes, read_fleet
+    from phalanx.simulator.fleet import equal_nodes, parse_fleet, read_fleet
 
     path, nodes, each = options["fleet_path"], options["nodes"], options["gpus_per_node"]
     if path is not None:
         if nodes is not None or each is not None:
             raise BadRequest("--fleet and --nodes exclude each other", hint="use one of the two")
-        return read_fleet(read_lines(path), name=path)
+        stated = None if os.path.exists(path) else parse_fleet(path)
+        return stated or read_fleet(read_lines(path), name=path, cpu_nodes=options.get("inflate") is not None)
     if nodes is None or each is None:
         raise BadRequest("no fleet given", hint="add --fleet nodes.csv, or --nodes 80 --gpus-per-node 8")
     if options["per_vc"]:
@@ -204,7 +226,12 @@ def read_lines(path: str) -> list[str]:
         raise BadFile(f"{path}: invalid gzip file: {error}") from None
 
 
-def _policies(options: dict[str, Any]) -> list[str]:
+def policy_names(options: dict[str, Any]) -> list[str]:
+    """Return the policies to compare, or the one.
+
+    Raises:
+        BadRequest: `--compare` names none.
+    """
     if options["compare"] is None:
         return [options["policy"]]
     names = [name.strip() for name in options["compare"].split(",") if name.strip()]
@@ -268,7 +295,7 @@ def progress_bar(policy: str, jobs: int, *, quiet: bool) -> Iterator[Callable[[i
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(policy, total=jobs)
-        yield lambda ended, _: progress.update(task, completed=ended)
+        yield lambda ended, total: progress.update(task, completed=ended, total=total)
 
 
 def _print(runs: list[Any], summary: dict[str, Any]) -> None:

@@ -28,7 +28,9 @@ from phalanx.core.scheduling.board_records import (
     JobEntry,
     StopReason,
 )
+from phalanx.core.scheduling.fragmentation import Demand, FragmentationIndex
 from phalanx.core.scheduling.needs import Need, Places
+from phalanx.core.scheduling.node_bitsets import bools_of, lowest_member
 from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.scheduling.shared_devices import SharedDevice
@@ -51,17 +53,20 @@ class Board:
         foreign_devices: devices in use outside Phalanx, of the nodes that have some.
         last_choice_nodes: bitset of nodes that are slow or fail gangs: used only if nothing else fits.
         has_lendable_quota: some queue has a quota that others may borrow.
+        fragmentation: scores where parts of nodes go, on a board that has jobs with shares; else None, and best fit by whole devices decides.
     """
 
     __slots__ = (
         "_classes",
         "_listener",
+        "_rescored",
         "closed_nodes",
         "cpus",
         "decisions",
         "devices_of_node",
         "elastic",
         "foreign_devices",
+        "fragmentation",
         "has_lendable_quota",
         "jobs_on_node",
         "last_choice_nodes",
@@ -116,6 +121,8 @@ class Board:
         self.last_choice_nodes = 0
         self._listener: BoardListener = _NO_LISTENER
         self._classes: dict[tuple[object, ...], JobClass] = {}
+        self.fragmentation: FragmentationIndex | None = None
+        self._rescored: set[int] = set()  # nodes that changed since the index was last asked
 
     def attach_listener(self, listener: BoardListener) -> None:
         """Report every later change to `listener`. The caller owns it; a strong reference here would make the boards of trials reference cycles."""
@@ -149,6 +156,8 @@ class Board:
                 throttle=throttle,
             )
             self._classes[key] = found
+            if self.fragmentation is None and any(need.share_milli for need in needs):
+                self._begin_scoring()
         return found
 
     def need_of(self, gpus: int) -> Need:
@@ -195,7 +204,9 @@ class Board:
         return None
 
     def find_need(self, need: Need, excluded: int = 0) -> Places | None:
-        """Where the need fits now, in the first kind of device that can hold it."""
+        """Where the need fits now: a part of one node where it fragments the free capacity least, a gang in the first kind that holds it."""
+        if self.fragmentation is not None and need.nodes == 1 and not need.last_node_devices:
+            return self._find_by_fragmentation(self.fragmentation, need, excluded)
         for kind in need.kinds:
             places = self.pools[kind].find(need, excluded)
             if places is not None:
@@ -224,6 +235,7 @@ class Board:
         """A job waits since its submit."""
         entry.waiting_since_s = entry.submit_s
         self.waiting[entry.seq] = entry
+        self._observe(entry)
         self._listener.on_waiting(entry)
 
     def add_running(
@@ -233,6 +245,7 @@ class Board:
         entry.started_s = entry.placed_s = since_s
         self.running[entry.seq] = entry
         self._hold(entry, need, places, indices)
+        self._observe(entry)
         self._listener.on_adopted(entry)
 
     def withdraw(self, entries: Sequence[JobEntry]) -> None:
@@ -299,6 +312,7 @@ class Board:
         if not count:
             del self.foreign_devices[node]
         pool = self.pools[self.pool_of_node[node]]
+        self._mark_rescored(((node, count),))
         if cpus or memory_bytes:
             self.cpus[node] -= cpus
             self.memory[node] -= memory_bytes
@@ -402,6 +416,7 @@ class Board:
         """Take these places without a job; `vacate` releases them. Returns the shared devices; the rest as in `DevicePool.hold_shares`."""
         held: tuple[SharedDevice, ...] = ()
         if places:
+            self._mark_rescored(places)
             pool = self.pools[self.pool_of_node[places[0][0]]]
             if need is not None and need.share_milli:
                 held = pool.hold_shares(need, places, shared, indices)
@@ -414,6 +429,7 @@ class Board:
     def vacate(self, need: Need | None, places: Places, shared: Sequence[SharedDevice] = ()) -> None:
         """Release places taken by `occupy`, and the shared devices that it returned."""
         if places:
+            self._mark_rescored(places)
             pool = self.pools[self.pool_of_node[places[0][0]]]
             if need is not None and need.share_milli:
                 pool.release_shares(need, places, shared)
@@ -421,6 +437,43 @@ class Board:
                 pool.release(places)
             if need is not None and (need.cpus or need.memory_bytes):
                 self._adjust_host_use(places, need.cpus, need.memory_bytes)
+
+    # ---------------------------------------------------------------- fragmentation
+
+    def _begin_scoring(self) -> None:
+        """The first class with shares: from now on parts of nodes are placed by fragmentation, which starts with the known jobs."""
+        nodes = range(len(self.devices_of_node))
+        self.fragmentation = FragmentationIndex(
+            self.cpus or [0] * len(nodes), self.memory or [0] * len(nodes), self.devices_of_node, self.pool_of_node
+        )
+        for entry in (*self.running.values(), *self.waiting.values()):
+            self.fragmentation.observe(_demand_of(entry.job_class.needs[0]))
+        self._rescored = set(nodes)
+
+    def _observe(self, entry: JobEntry) -> None:
+        if self.fragmentation is not None:
+            self.fragmentation.observe(_demand_of(entry.job_class.needs[0]))
+
+    def _mark_rescored(self, places: Places) -> None:
+        if self.fragmentation is not None:
+            for node, _ in places:
+                self._rescored.update(self.twins.get(node, (node,)))
+
+    def _find_by_fragmentation(self, index: FragmentationIndex, need: Need, excluded: int) -> Places | None:
+        candidates = 0
+        for kind in need.kinds:
+            candidates |= self.pools[kind].single_candidates(need, excluded)
+        if not candidates:
+            return None
+        if not candidates & (candidates - 1):
+            return ((lowest_member(candidates), need.devices),)
+        for node in self._rescored:
+            pool = self.pools[self.pool_of_node[node]]
+            host = (self.cpus[node], self.memory[node]) if self.cpus else (0, 0)
+            index.set_node(node, *host, pool.rooms_on(node))
+        self._rescored.clear()
+        best = index.best(_demand_of(need), bools_of(candidates, len(self.devices_of_node)))
+        return None if best is None else ((best, need.devices),)
 
     def _hold(self, entry: JobEntry, need: Need, places: Places, indices: Sequence[int] = ()) -> None:
         entry.places = places
@@ -462,3 +515,8 @@ class Board:
                 self.memory[number] += memory_bytes
                 if number != node:
                     self.pools[self.pool_of_node[number]].mark_changed(number)
+
+
+def _demand_of(need: Need) -> Demand:
+    """What one part of the need takes of a node."""
+    return Demand(need.cpus, need.memory_bytes, need.devices, need.share_milli, frozenset(need.kinds))

@@ -15,6 +15,7 @@ from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_bitsets import CapacityIndex, bitset_of, lowest_member
 from phalanx.core.scheduling.shared_devices import SharedDevice, SharedDeviceIndex
 from phalanx.core.scheduling.topology_domains import DomainIndex
+from phalanx.core.work.share import MILLI_PER_DEVICE
 
 
 class PoolCapacity(NamedTuple):
@@ -134,6 +135,21 @@ class DevicePool:
         ):
             return None
         return place_gang(need, self._candidates(need, excluded))
+
+    def single_candidates(self, need: Need, excluded: int = 0) -> int:
+        """The nodes that could hold one part of the need now, as a bitset; `excluded` as in `find`."""
+        excluded |= need.excluded
+        if not need.share_milli:
+            return self._candidates(need, excluded).bits
+        found = 0
+        for bits in self._share_candidates(need, excluded):
+            found |= bits
+        return found
+
+    def rooms_on(self, node: int) -> list[int]:
+        """Free thousandths of each device of the node that is not in use as a whole."""
+        shared = [device.room for device in self.shared.on_node.get(node, ())]
+        return [MILLI_PER_DEVICE] * max(0, self.free[node]) + shared
 
     def _find_shares(self, need: Need, excluded: int) -> Places | None:
         """Nodes with a shared device that has room, least room first; then nodes with a free device, best fit. One share for each node."""
