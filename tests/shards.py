@@ -163,6 +163,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/hostile/test_requests.py::test_good_requests_are_taken",
     "tests/hostile/test_requests.py::test_a_planted_fault_is_found_and_told_with_a_line_that_repeats_it",
     "tests/simulation/test_planted.py::test_without_them_the_same_seeds_are_clean",
+    "tests/unit/test_fragmentation.py::test_the_published_share_of_openb_is_reached",
     "tests/unit/test_simulator_calibration.py::test_philly_week_1_through_the_whole_lifecycle",
 )
 
@@ -215,6 +216,7 @@ SHARDS: tuple[Shard, ...] = (
         title="properties, fresh examples",
         tests=(
             "tests/property",
+            "tests/unit/test_fragmentation.py",
             "tests/unit/test_simulator_calibration.py",
             "tests/scenario/test_supervisor_chaos.py",
             "tests/unit/test_cli_plan_schedule.py",

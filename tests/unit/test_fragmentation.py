@@ -183,7 +183,6 @@ def test_fleets_in_words_and_nodes_without_gpus():
         read_fleet([lines[0], "a,T4,2,many,1"])
 
 
-@pytest.mark.prove
 @pytest.mark.skipif(not TRACES.exists(), reason="the public traces are not here")
 def test_the_published_share_of_openb_is_reached():
     """USENIX ATC 2023: 95.39 % for FGD, 93.08 % for best fit, 87.47 % for random, as means over ten seeds."""
