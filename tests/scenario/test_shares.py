@@ -1,5 +1,6 @@
 """Parts of devices, drawn: who shares with whom, what is left, who makes room, and what the books say. A job is `name: gpus`."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,9 @@ from phalanx.core.scheduling.policies import POLICIES
 from phalanx.core.work.gpus import parse_gpus, with_share_kind
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.share import gpus_of
+from phalanx.simulator.fleet import TraceNode
+from phalanx.simulator.packing_replay import replay_packing
+from phalanx.simulator.trace import TraceJob
 from tests.builders import job, make_fleet, queue
 from tests.cell import Cell
 
@@ -125,3 +129,27 @@ def test_the_bills_of_all_shares_sum_to_the_device():
     span = Ledger(productive=1_000_003, lost=7)
     parts = [span.times(milli) for milli in (333, 333, 334)]
     assert sum(part.total for part in parts) == span.times(1000).total
+
+
+def test_the_live_scheduler_places_pods_as_the_replay_of_packing_does():
+    """Forty nodes, two hundred pods of a mix like that of public traces: whole devices, parts of one, and none."""
+    dice = random.Random(5)
+    kinds = [(0, 500, 4), (0, 250, 2), (0, 810, 3), (1, 0, 8), (2, 0, 12), (4, 0, 24), (0, 0, 6)]
+    pods = [
+        TraceJob(id=f"p{at}", submit_s=0.0, duration_s=0.0, gpus=gpus, share_milli=milli, cpu_milli=cpus, memory_mib=0)
+        for at, (gpus, milli, cpus) in enumerate(dice.choices(kinds, (9, 6, 7, 12, 3, 1, 4), k=200))
+    ]
+    names = [f"n{number:02}" for number in range(40)]
+    nodes = [TraceNode(name=name, gpus=2 + at % 3, model="virtual", cpu_milli=32) for at, name in enumerate(names)]
+    inflate = sum(pod.gpus * 1000 + pod.share_milli for pod in pods) / sum(node.gpus * 1000 for node in nodes)
+    replay = replay_packing(pods, nodes, "default", inflate=inflate, seed=3)
+    cell = Cell(make_fleet("r: " + " ".join(f"{name}={node.gpus}" for name, node in zip(names, nodes, strict=True))))
+    for at, pod in enumerate(replay.jobs):
+        gpus = str(pod.gpus) if pod.gpus else f"{pod.share_milli / 1000}" if pod.share_milli else "0"
+        cell.submit(asks(f"j{at}", gpus, seq=at, cpus=pod.cpu_milli))
+        cell.plan()
+        if not cell.place_of(f"j{at}"):
+            cell.end(f"j{at}")  # it does not wait there either
+    placed = [cell.place_of(f"j{at}").partition(":")[0] for at in range(len(replay.jobs))]
+    assert placed == [names[node] if node >= 0 else "" for node in replay.node_of]
+    assert placed.count("") > 10

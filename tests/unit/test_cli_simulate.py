@@ -285,3 +285,38 @@ def test_progress_and_hints_stay_out_of_pipes(typed):
     assert err == ""
     assert "\x1b" not in out
     assert "mean wait" in out
+
+
+# ---- filling a fleet ------------------------------------------------------------------------------------------------
+
+PARTS = ("a,0,,0.5,,,", "b,0,,1,,,", "c,0,,0,,,")
+
+
+def test_a_fill_prints_the_share_of_each_seed(typed):
+    words = ("--trace", trace(*PARTS), "--fleet", "2xv100:2,1xt4:1", "--inflate", "2")
+    code, out, err = typed(*words, "--policy", "fgd", "--seeds", "3-4,9", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [one["seed"] for one in found["seeds"]] == [3, 4, 9]
+    mean = sum(one["gpu_allocated_share"] for one in found["seeds"]) / 3
+    assert found["gpu_allocated_share"] == pytest.approx(mean)
+    assert 0.5 < mean <= 1.0
+    code, out, _ = typed(*words, "--compare", "default,random")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["POLICY", "default", "random"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--inflate", "2", "--policy", "fifo"), "--inflate does not know the policy fifo"),
+        (("--inflate", "2", "--seeds", "9-3"), "--seeds 9-3: 1 to 1000 seeds"),
+        (("--inflate", "2", "--seeds", "x"), "'x' is not a seed"),
+        (("--inflate", "2", "--html", "o.html"), "--html does not go with --inflate"),
+        (("--seeds", "1"), "--seeds is for --inflate"),
+    ],
+)
+def test_what_a_fill_refuses(typed, words, said):
+    code, _, err = typed("--trace", trace("a,0,5,1,,,"), "--fleet", "1xv100:2", *words)
+    assert code == 64
+    assert said in err

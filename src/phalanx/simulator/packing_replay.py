@@ -33,15 +33,26 @@ class PackingResult:
     """One fill of the fleet.
 
     Attributes:
-        drawn, placed: jobs.
+        jobs: drawn, in their order.
+        node_of: number of the node of each; -1 for one that was dropped.
         allocated_milli, fleet_milli: thousandths of GPUs.
     """
 
     seed: int
-    drawn: int
-    placed: int
+    jobs: tuple[TraceJob, ...]
+    node_of: tuple[int, ...]
     allocated_milli: int
     fleet_milli: int
+
+    @property
+    def drawn(self) -> int:
+        """Number of jobs."""
+        return len(self.jobs)
+
+    @property
+    def placed(self) -> int:
+        """Number of jobs that found a place."""
+        return sum(node >= 0 for node in self.node_of)
 
     @property
     def share(self) -> float:
@@ -79,16 +90,19 @@ def replay_packing(
     models = {name: number for number, name in enumerate(sorted({normalize_model(node.model) for node in nodes}))}
     place = (_LiveBoard if policy == "default" else _Index)(nodes, models, policy, seed).place
     drawn = draw_jobs(jobs, inflate * fleet_milli, seed)
-    placed = allocated = 0
+    node_of: list[int] = []
+    allocated = 0
     for done, job in enumerate(drawn):
         accepted = frozenset(models[name] for name in job.models if name in models) if job.models else None
         demand = Demand(job.cpu_milli, job.memory_mib, job.gpus, job.share_milli, accepted)
-        if place(demand):
-            placed += 1
+        node_of.append(place(demand))
+        if node_of[-1] >= 0:
             allocated += job.gpus * MILLI_PER_DEVICE + job.share_milli
         if on_progress is not None and done % 100 == 0:
             on_progress(done, len(drawn))
-    return PackingResult(seed=seed, drawn=len(drawn), placed=placed, allocated_milli=allocated, fleet_milli=fleet_milli)
+    return PackingResult(
+        seed=seed, jobs=tuple(drawn), node_of=tuple(node_of), allocated_milli=allocated, fleet_milli=fleet_milli
+    )
 
 
 def draw_jobs(jobs: Sequence[TraceJob], until_milli: float, seed: int) -> list[TraceJob]:
@@ -118,8 +132,8 @@ class _LiveBoard:
         self._kinds = tuple(range(len(models)))
         self._jobs = 0
 
-    def place(self, demand: Demand) -> bool:
-        """Start the job, or drop it; returns whether it started."""
+    def place(self, demand: Demand) -> int:
+        """Start the job, or drop it; returns its node, -1 if it was dropped."""
         board, self._jobs = self._board, self._jobs + 1
         need = Need(
             nodes=1,
@@ -134,10 +148,10 @@ class _LiveBoard:
         found = board.find(entry)
         if found is None:
             board.withdraw([entry])
-            return False
+            return -1
         board.start(entry, *found, 0.0)
         board.take_decisions()
-        return True
+        return found[1][0][0]
 
 
 class _Index:
@@ -149,11 +163,11 @@ class _Index:
         self._policy = policy
         self._dice = random.Random(seed)
 
-    def place(self, demand: Demand) -> bool:
-        """Place the job, or drop it; returns whether it was placed."""
+    def place(self, demand: Demand) -> int:
+        """Place the job, or drop it; returns its node, -1 if it was dropped."""
         node = self._choose(demand)
         if node is None:
-            return False
+            return -1
         index = self._index
         free = index.free[node].copy()
         if demand.share_milli:
@@ -162,7 +176,7 @@ class _Index:
             free[np.nonzero(free == MILLI_PER_DEVICE)[0][: demand.devices]] = 0
         cpus, memory = int(index.cpus[node]) - demand.cpus, int(index.memory[node]) - demand.memory
         index.set_node(node, cpus, memory, free.tolist())
-        return True
+        return node
 
     def _choose(self, demand: Demand) -> int | None:
         if self._policy == "fgd":

@@ -107,10 +107,19 @@ def simulate(**options: Any) -> None:
     phalanx simulate --trace pods.csv --fleet nodes.csv --inflate 1.3 --compare fgd,best-fit --seeds 42-51
     """  # noqa: D301  # \b is a click marker
     from phalanx.cli.list_output import to_json
-    from phalanx.cli.simulate.packing import fill_fleet
+    from phalanx.cli.simulate.packing import check_fill, fill_fleet
 
     if options["inflate"] is not None:
-        fill_fleet(options)
+        names = policy_names(options)
+        check_fill(options, names)
+        quiet = options["as_json"]
+        fill_fleet(
+            options,
+            names,
+            load_trace(options),
+            load_fleet(options),
+            lambda title: progress_bar(title, 1, quiet=quiet),
+        )
         return
     if options["seeds"] is not None:
         raise BadRequest("--seeds is for --inflate", hint="use --seed for a replay in time")

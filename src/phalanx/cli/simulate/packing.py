@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.list_output import to_json
 from phalanx.cli.tables import Cell, Column, table
@@ -12,15 +14,17 @@ from phalanx.cli.terminal import terminal
 from phalanx.core.errors import BadRequest
 from phalanx.simulator.packing_replay import PACKING_POLICIES, PackingResult, replay_packing
 
+if TYPE_CHECKING:
+    from phalanx.simulator.fleet import TraceNode
+    from phalanx.simulator.trace import Trace
 
-def fill_fleet(options: dict[str, Any]) -> None:
-    """Fill the fleet once for each policy and seed, and print the shares.
+
+def check_fill(options: dict[str, Any], names: list[str]) -> None:
+    """Check what was asked before a fill.
 
     Raises:
         BadRequest: a policy only replays in time, or an option does not go with `--inflate`.
     """
-    from phalanx.cli.simulate.command import load_fleet, load_trace, policy_names, progress_bar
-
     for name, given in (
         ("--per-vc", options["per_vc"]),
         ("--plot", options["plot_path"]),
@@ -28,11 +32,19 @@ def fill_fleet(options: dict[str, Any]) -> None:
     ):
         if given:
             raise BadRequest(f"{name} does not go with --inflate", hint="leave it out")
-    names = policy_names(options)
     for name in names:
         if name not in PACKING_POLICIES:
             raise BadRequest(f"--inflate does not know the policy {name}", hint=f"one of {' '.join(PACKING_POLICIES)}")
-    trace, nodes = load_trace(options), load_fleet(options)
+
+
+def fill_fleet(
+    options: dict[str, Any],
+    names: list[str],
+    trace: Trace,
+    nodes: Sequence[TraceNode],
+    progress: Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]],
+) -> None:
+    """Fill the fleet once for each policy and seed, and print the shares. `progress` shows a bar with a title."""
     seeds = options["seeds"] or [options["seed"]]
     found: dict[str, list[PackingResult]] = {}
     walls_s: dict[str, float] = {}
@@ -40,7 +52,7 @@ def fill_fleet(options: dict[str, Any]) -> None:
         started_s = time.perf_counter()
         found[name] = []
         for seed in seeds:
-            with progress_bar(f"{name}, seed {seed}", 1, quiet=options["as_json"]) as on_progress:
+            with progress(f"{name}, seed {seed}") as on_progress:
                 found[name].append(
                     replay_packing(
                         trace.jobs, nodes, name, inflate=options["inflate"], seed=seed, on_progress=on_progress
