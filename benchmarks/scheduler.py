@@ -1,6 +1,6 @@
 """Benchmark of the pure scheduler, on one core without a daemon: scheduling passes on a large fleet, and replays.
 
-python -m benchmarks.scheduler [--json] [--runs N] [--only pass,place,decision,fifo,default,replay]
+python -m benchmarks.scheduler [--json] [--runs N] [--only pass,shared,place,decision,fifo,default,replay]
 
 Each part runs in its own process. ranges/scheduler.json has the bounds and their origin.
 """
@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -45,11 +46,14 @@ from phalanx.core.work.attempt import Attempt, AttemptState, Member
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import Queue
+from phalanx.core.work.share import MILLI_PER_DEVICE, DeviceShare
 from phalanx.core.work.spec import JobSpec, Role
 
 REPLAYS: Final = ("fifo", "default")  # the policies that have a bound
 RUNS: Final = 5  # passes, placements and decisions; a replay runs once
-PARTS: Final = ("pass", "place", "decision", *REPLAYS)
+PARTS: Final = ("pass", "shared", "place", "decision", *REPLAYS)
+SHARED_PART: Final = 1 / 3  # of all devices, in part `shared`, and of its waiting jobs
+SHARES: Final = (250, 500, 300)  # thousandths
 RANGES: Final = Path(__file__).parent / "ranges" / "scheduler.json"
 NODES, PENDING, QUEUES = 12_500, 50_000, 200
 GPUS_PER_NODE = 8
@@ -106,6 +110,14 @@ def measure_part(part: str, repeat: int) -> PartResult:
         passes = measure_passes(repeat)
         runs = {"pass_50k_ms": [1000 * one.seconds for one in passes]}
         facts = {"pass_placed": min(one.placed for one in passes), "pass_classes": min(one.classes for one in passes)}
+    elif part == "shared":  # in one process and one run, so that the ratio does not depend on other load
+        plain, shared = measure_passes(repeat), measure_passes(repeat, shared=True)
+        ratio = statistics.median(one.seconds for one in shared) / statistics.median(one.seconds for one in plain)
+        runs = {"pass_shared_ratio": [ratio]}
+        facts = {
+            "pass_shared_ms": round(1000 * statistics.median(one.seconds for one in shared), 1),
+            "pass_shared_placed": min(one.placed for one in shared),
+        }
     elif part == "place":
         runs = {"placements_per_s": [placements_per_s(seed) for seed in range(repeat)]}
     elif part == "decision":
@@ -171,10 +183,13 @@ def figure_with_range(name: str, runs: list[float], ranges: dict[str, dict[str, 
 # ---- one pass on a full fleet -------------------------------------------------------------------------------------------
 
 
-def measure_passes(repeat: int) -> list[SchedulingPass]:
-    """Measure passes: 450 jobs end, 450 arrive, the policy decides. Each pass continues from the state after the previous one."""
+def measure_passes(repeat: int, *, shared: bool = False) -> list[SchedulingPass]:
+    """Measure passes: 450 jobs end, 450 arrive, the policy decides. Each pass continues from the state after the previous one.
+
+    With `shared`, a third of the devices is shared, and a third of the jobs asks for shares.
+    """
     random_ = random.Random(7)
-    world, change = full_world(random_)
+    world, change = full_world(random_, shared=shared)
     scheduler = Scheduler(PolicySettings(placements_max=100_000))
     now_s = T
     scheduler.plan(world, now_s)
@@ -186,7 +201,7 @@ def measure_passes(repeat: int) -> list[SchedulingPass]:
         for attempt in random_.sample(sorted(world.attempts.values(), key=lambda attempt: int(attempt.job_id)), ENDS):
             end(world, change, attempt, now_s)
         for _ in range(ARRIVALS):
-            change.put(new_job(change.new_job_seq(), random_, now_s))
+            change.put(new_job(change.new_job_seq(), random_, now_s, share=shared))
         changed = change.records[seen:]
         begun = time.perf_counter()
         scheduler.update(world, changed, now_s)
@@ -202,7 +217,7 @@ def measure_passes(repeat: int) -> list[SchedulingPass]:
     return found
 
 
-def full_world(random_: random.Random) -> tuple[World, WorldChange]:
+def full_world(random_: random.Random, *, shared: bool = False) -> tuple[World, WorldChange]:
     """Build 12,500 nodes of 8 in 4 spines of 10 leaves, 95 % allocated; 50,000 jobs wait in 200 queues and more than 2,000 classes."""
     world = World()
     change = WorldChange(world=world)
@@ -217,6 +232,14 @@ def full_world(random_: random.Random) -> tuple[World, WorldChange]:
     random_.shuffle(whole)
     partial: list[tuple[int, list[int]]] = []  # partly allocated nodes with their free devices
     held = 0
+    while shared and held < SHARED_PART * NODES * GPUS_PER_NODE:
+        place = whole.pop()
+        for device in range(GPUS_PER_NODE):
+            milli = random_.choice(SHARES)
+            for _ in range(MILLI_PER_DEVICE // milli - random_.randrange(2)):
+                job = new_job(change.new_job_seq(), random_, T - 7200.0, milli=milli)
+                run(change, job, [(place, [device])], random_)
+        held += GPUS_PER_NODE
     while held < HELD_SHARE * NODES * GPUS_PER_NODE:
         gpus = random_.choice((1, 1, 2, 4, 8, 8, 16, 32))
         parts: list[tuple[int, list[int]]] = []
@@ -231,7 +254,7 @@ def full_world(random_: random.Random) -> tuple[World, WorldChange]:
         held += gpus
         run(change, new_job(change.new_job_seq(), random_, T - 7200.0, gpus=gpus), parts, random_)
     for _ in range(PENDING):
-        change.put(new_job(change.new_job_seq(), random_, T - random_.random() * 86400.0))
+        change.put(new_job(change.new_job_seq(), random_, T - random_.random() * 86400.0, share=shared))
     return world, change
 
 
@@ -251,9 +274,13 @@ def node(number: int) -> Node:
     )
 
 
-def new_job(seq: int, random_: random.Random, submit_s: float, gpus: int | None = None) -> Job:
-    """Return a job with a random queue and size."""
-    size = gpus or random_.choice((1, 1, 1, 2, 2, 3, 4, 6, 8, 8, 16, 24, 32, 48, 64, 128))
+def new_job(
+    seq: int, random_: random.Random, submit_s: float, gpus: int | None = None, *, milli: int = 0, share: bool = False
+) -> Job:
+    """Return a job with a random queue and size; with `share`, one in three asks for a share, with `milli` for this one."""
+    size: int | float = gpus or random_.choice((1, 1, 1, 2, 2, 3, 4, 6, 8, 8, 16, 24, 32, 48, 64, 128))
+    if milli or (share and random_.random() < SHARED_PART):
+        size = (milli or random_.choice(SHARES)) / MILLI_PER_DEVICE
     spec = JobSpec(
         name="train", role=Role(argv=("python", "train.py"), gpus=parse_gpus(size)), workdir="/work", saves_on_stop=True
     )
@@ -271,6 +298,7 @@ def new_job(seq: int, random_: random.Random, submit_s: float, gpus: int | None 
 
 def run(change: WorldChange, job: Job, parts: list[tuple[int, list[int]]], random_: random.Random) -> None:
     """Make the job run on these nodes, for up to two hours already."""
+    asked = job.spec.role.gpus.share
     grants = tuple(
         NodeGrant(
             node_id=NodeId(f"n{number:05}"),
@@ -280,6 +308,9 @@ def run(change: WorldChange, job: Job, parts: list[tuple[int, list[int]]], rando
             memory_bytes=0,
             tasks=len(devices),
             first_rank=0,
+            share=None
+            if asked is None
+            else DeviceShare(milli=asked.milli, memory_bytes=0, kind=asked.kind, group="mps:p"),
         )
         for rank, (number, devices) in enumerate(sorted(parts))
     )

@@ -398,6 +398,8 @@ class DefaultPolicy(Policy):
                 entry = line[0][2]  # noqa: PLW2901  # the next of its class
 
     def _displace_by_value(self, entry: JobEntry, value: float, now_s: float) -> bool:
+        if not any(need.devices for need in entry.job_class.needs):
+            return False  # jobs without whole devices displace others by right only
         prices = self._prices(entry.job_class.rank)
         self._refresh(now_s)
         knobs = self.parameters
