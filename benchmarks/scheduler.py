@@ -260,6 +260,7 @@ def new_job(seq: int, random_: random.Random, submit_s: float, gpus: int | None 
     queue = random_.randrange(QUEUES)
     return Job(
         id=JobId(str(seq)),
+        folder=f"{seq}-k",
         seq=seq,
         spec=spec,
         user=UserId(f"u{queue}"),
@@ -289,6 +290,7 @@ def run(change: WorldChange, job: Job, parts: list[tuple[int, list[int]]], rando
         Attempt(
             job_id=job.id,
             epoch=Epoch(1),
+            folder=f"{job.folder}/epoch-1-k",
             allocation=Allocation(grants=grants),
             placed_s=placed_s,
             state=AttemptState.RUNNING,

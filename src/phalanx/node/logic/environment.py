@@ -204,7 +204,7 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
 def _folders(prepare: PrepareTasks, folders: MemberFolders) -> dict[str, str]:
     """Return the variables of the checkpoint and output folders."""
     apart = local_copies.head_stores_checkpoints(prepare)
-    checkpoints = local_copies.epoch_folder(folders.checkpoints, prepare.epoch) if apart else prepare.checkpoint_dir
+    checkpoints = local_copies.epoch_folder(folders.checkpoints, prepare) if apart else prepare.checkpoint_dir
     variables = {
         "PHALANX_CHECKPOINT_DIR": checkpoints,
         "PHALANX_OUTPUT_DIR": folders.outputs if prepare.kept else prepare.output_dir,
