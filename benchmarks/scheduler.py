@@ -287,6 +287,7 @@ def new_job(
     queue = random_.randrange(QUEUES)
     return Job(
         id=JobId(str(seq)),
+        folder=f"{seq}-k",
         seq=seq,
         spec=spec,
         user=UserId(f"u{queue}"),
@@ -320,6 +321,7 @@ def run(change: WorldChange, job: Job, parts: list[tuple[int, list[int]]], rando
         Attempt(
             job_id=job.id,
             epoch=Epoch(1),
+            folder=f"{job.folder}/epoch-1-k",
             allocation=Allocation(grants=grants),
             placed_s=placed_s,
             state=AttemptState.RUNNING,

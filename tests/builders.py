@@ -226,6 +226,7 @@ def job(
     own = {"submit_s": T, **{key: fields.pop(key) for key in tuple(fields) if key in _JOB_FIELDS}}
     return Job(
         id=JobId(name),
+        folder=f"{name}-k",
         seq=seq,
         spec=spec(name, priority=priority, **fields),
         user=UserId(user),
@@ -287,7 +288,7 @@ def allocation(text: str, *, tasks: int | None = None, cpus: int = 0, memory_byt
 
 def facts(now_s: float = 0.0, **fields: Any) -> TransitionContext:
     """The surroundings `now_s` seconds after the beginning."""
-    return TransitionContext(now_s=T + now_s, checkpoint_root="/ckpt", output_root="/out", **fields)
+    return TransitionContext(now_s=T + now_s, checkpoint_root="/ckpt", output_root="/out", storage_key="k", **fields)
 
 
 def placed(one: Job | None = None, on: str = "n0:0,1 n1:0,1", now_s: float = 0.0) -> Any:
@@ -324,7 +325,7 @@ def exited(
 
 def checkpoint(step: int, epoch: int = 1) -> PublishedCheckpoint:
     """A published checkpoint."""
-    path = f"/ckpt/1/epoch-{epoch}/step-{step:08d}"
+    path = f"/ckpt/1-k/epoch-{epoch}-k/step-{step:08d}"
     return PublishedCheckpoint(epoch=Epoch(epoch), step=step, path=path, digest=f"sha-{epoch}-{step}")
 
 

@@ -110,14 +110,7 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "restore.end": _AROUND,
     "restore.schema": _AROUND,
     "restore.copy": _AROUND,
-    "restore.word": _AROUND,  # for heads that will lead later
     "restore.truncate": _AROUND,
-    "restore.mark.directory": _AROUND,
-    "restore.mark.create": _AROUND,
-    "restore.mark.sync_directory": _AROUND,
-    "restore.later.directory": _AROUND,
-    "restore.later.rename": _AROUND,
-    "restore.later.sync_directory": _AROUND,
     "backup.write": _WRITE,
     "backup.take_back.remove": _IGNORED,
     "election.prepare.leads": _AROUND,
@@ -148,7 +141,6 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "home.holder.cut": _AROUND,
     "home.holder.write": _WRITE,
     "home.file.remove": _AROUND,
-    "home.aside.rename": _AROUND,  # output without its database
     "audit.anchor.create": _AROUND,
     "audit.anchor.write": _WRITE,
     "tls.open.directory": _AROUND,

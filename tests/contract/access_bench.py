@@ -228,7 +228,7 @@ class Bench:
             "samples": repr([self.head.telemetry.node_samples(node) for node in ("n0", "n1")]),
             "stopped": self.head.stopped.is_set(),
             "supervisors": repr(runtime.supervisors._registered.keys()),
-            "streams": repr(self.head.logs.streams(self.jobs.get(("sam", "running"), "1"))),
+            "streams": repr(self.head.logs.streams(self.head.store.attempts(self.jobs.get(("sam", "running"), "1")))),
         }
         return {**kept, "boxes": boxes, "files": files, "sessions": sessions, **memory}
 

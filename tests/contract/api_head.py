@@ -86,13 +86,16 @@ class ApiHead:
     )
     store: MemoryStore = field(default_factory=MemoryStore)
     head_id: str = "head-1"
+    storage_key: str = "k"
 
     def __post_init__(self):
         self.clock, self.logs = Clock(), FileLogs(f"{self.home}/logs")
         self.mailboxes, self.telemetry = Mailboxes(), Telemetry()
         self.stopped = threading.Event()
         self.output_root = f"{self.home}/outputs"
-        settings = ControllerSettings(checkpoint_root=f"{self.home}/checkpoints", output_root=self.output_root)
+        settings = ControllerSettings(
+            checkpoint_root=f"{self.home}/checkpoints", output_root=self.output_root, storage_key=self.storage_key
+        )
         controller = Controller(
             world=self.store.load(),
             leases=LeaseBook(guard=threading.Lock()),

@@ -8,6 +8,8 @@ import secrets
 
 import pytest
 
+from phalanx.store.sql.backups import DatabaseLocation
+from tests import postgres_here
 from tests.contract.api_head import SECRET, TOKENS, ApiHead
 
 TOKEN_BYTES = 32
@@ -81,3 +83,23 @@ def head(tmp_path):
 def call(head):
     with head.calling() as call:
         yield call
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Makes places of a kind; databases are dropped afterwards."""
+    made: list[str] = []
+
+    def make(kind, *, ready=True):
+        if kind == "sqlite":
+            folder = tmp_path / f"db{len(made)}"
+            made.append("")
+            return DatabaseLocation(path=str(folder / "phalanx.db"))
+        if why := postgres_here.why_not():
+            pytest.skip(why)
+        made.append(postgres_here.server().fresh() if ready else postgres_here.server().empty())
+        return DatabaseLocation(dsn=made[-1])
+
+    yield make
+    for dsn in filter(None, made):
+        postgres_here.server().drop(dsn)

@@ -6,12 +6,11 @@ python -m tests.contract.crash_script store|postgres|deposed|logs|blobs FOLDER (
 import hashlib
 import sys
 
-from phalanx.core.ids import Epoch, JobId
-from phalanx.ports.logs import StreamKey
+from phalanx.ports.logs import stream_key
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
 from phalanx.store.sql.sqlite.store import SqliteStore
-from tests.contract.records import submitted
+from tests.contract.records import attempt, submitted
 
 ROUNDS = 6
 JOBS_AT_ONCE = 4
@@ -29,7 +28,7 @@ def archive(number):
 
 def stream(epoch):
     """One of the two streams that are written."""
-    return StreamKey(job_id=JobId("7"), epoch=Epoch(epoch), stream="rank-0")
+    return stream_key(attempt(7, epoch), "rank-0")
 
 
 def digest(number):
@@ -81,7 +80,7 @@ def write_logs(folder):
         chunks = [(stream(epoch), ends[epoch], piece(number)) for epoch in ends]
         ends = {key.epoch: end for key, end in logs.append(chunks).items()}
         say(number + 1)
-    logs.delete(JobId("7"))
+    logs.delete("7-k")
 
 
 def write_blobs(folder):

@@ -36,6 +36,7 @@ def job(seq, state=PENDING, *, epoch=0, user="ann", project="vision", queue="def
     )
     return Job(
         id=JobId(str(seq)),
+        folder=f"{seq}-k",
         seq=seq,
         spec=spec,
         user=UserId(user),
@@ -62,6 +63,7 @@ def attempt(seq, epoch=1, state=AttemptState.RUNNING, *, node="n0", devices=(0, 
     return Attempt(
         job_id=JobId(str(seq)),
         epoch=Epoch(epoch),
+        folder=f"{seq}-k/epoch-{epoch}-k",
         allocation=Allocation(grants=(grant,)),
         placed_s=1100.0,
         state=state,

@@ -22,7 +22,7 @@ def bench(tmp_path_factory):
     (home / "secret").write_text("not yours")
     with head.calling() as call:
         job_id = call.submit()
-        out = home / "outputs" / job_id
+        out = home / "outputs" / f"{job_id}-k"
         (out / "deep" / "deeper").mkdir(parents=True)
         (out / "model.bin").write_bytes(b"m" * 1000)
         (out / "deep" / "deeper" / "ü.txt").write_text("umlaut")

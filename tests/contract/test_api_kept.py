@@ -22,11 +22,12 @@ from phalanx.core.state.events import (
     MemberStarted,
     NodeDied,
 )
+from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.node.head_link.head_address import HeadAddress
 from phalanx.node.head_link.head_connection import HeadAccess, HeadConnection
 from phalanx.node.logic.events import MemberKey
-from phalanx.node.logic.local_copies import checkpoints_folder, local_checkpoint_path
+from phalanx.node.logic.local_copies import checkpoints_folder, epoch_folder, local_checkpoint_path
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.member.scratch import scratch_of
 from phalanx.node.transfer import checkpoint_download
@@ -37,6 +38,7 @@ from phalanx.torch import checkpoint_folder as folders
 from phalanx.wire import manifest
 from phalanx.wire.stored_files import CheckpointUploadReply
 from phalanx.wire.supervisor import CommandsReply, decode_command
+from tests.contract import records
 from tests.contract.api_head import SECRET, ApiHead, Supervisor, code, until
 
 BIG = 9 << 20  # more than two pieces
@@ -81,7 +83,7 @@ class Server:
             grant=order.allocation.grant_on(self.name),
             scratch=scratch,
             workdir="/",
-            checkpoints=checkpoints_folder(self.folder, order.job_id),
+            checkpoints=checkpoints_folder(self.folder, order),
         )
         return order
 
@@ -96,7 +98,7 @@ class Server:
     def save(self, step, files, whole):
         """Write this node's part of a checkpoint, and the manifest of all of it."""
         epoch = self.present.key.epoch
-        path = Path(self.present.checkpoints) / f"epoch-{epoch}" / f"step-{step:08d}"
+        path = Path(epoch_folder(self.present.checkpoints, self.present.prepare)) / f"step-{step:08d}"
         path.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             (path / name).write_bytes(data)
@@ -239,13 +241,13 @@ def test_a_copy_of_which_the_head_lost_a_file_is_passed_over_for_the_one_before(
     assert "b.bin" in said[0]
 
 
-def test_retention_and_the_end_of_the_attempt_leave_what_is_published_and_nothing_else(head, gang, call):
+def test_retention_and_the_end_of_the_attempt_leave_what_is_published_and_nothing_else(gang, call):
     job, nodes = gang
     for step in (3, 5, 7):
         publish(nodes, step)
-    root = Path(head.parts.checkpoint_root, job, "epoch-1")
+    root = Path(nodes[0].present.prepare.checkpoint_dir)
     until(lambda: sorted(path.name for path in root.glob("step-*")) == ["step-00000005", "step-00000007"])
-    own = Path(nodes[1].present.checkpoints, "epoch-1")
+    own = Path(epoch_folder(nodes[1].present.checkpoints, nodes[1].present.prepare))
     assert sorted(path.name for path in own.iterdir()) == ["step-00000005", "step-00000007"]
     paths, digest = save_everywhere(nodes, 9)
     nodes[0].upload(9, paths[0], digest, kept=lambda: None)
@@ -273,7 +275,7 @@ def test_node_rank_zero_hears_that_a_node_was_lost_before_its_part_was_here(head
 def test_a_head_that_goes_away_in_mid_upload_gets_the_rest_when_it_is_back(head, tmp_path):
     with head.calling() as call:
         port = int(call.url.rpartition(":")[2])
-        nodes, job = one_node(call, tmp_path)
+        nodes, _ = one_node(call, tmp_path)
         path, digest = nodes[0].save(7, parts(7)[0], parts(7)[0])
     kept = threading.Event()
     nodes[0].upload(7, path, digest, kept=kept.set)
@@ -281,7 +283,7 @@ def test_a_head_that_goes_away_in_mid_upload_gets_the_rest_when_it_is_back(head,
     assert nodes[0].uploader.unfinished_folders() == {path}
     with head.served(port=port):
         assert kept.wait(20), nodes[0].said
-    manifest.verify(f"{head.parts.checkpoint_root}/{job}/epoch-1/step-00000007", expected_digest=digest)
+    manifest.verify(f"{nodes[0].present.prepare.checkpoint_dir}/step-00000007", expected_digest=digest)
 
 
 def test_node_begins_again_when_the_head_restarted_and_lost_its_open_uploads(head, gang):
@@ -332,11 +334,11 @@ def test_a_checkpoint_that_another_node_skipped_gives_way_to_the_next(gang):
     assert nodes[0].said == ["checkpoint of step 7 is incomplete: another node has not uploaded its part"]
 
 
-def test_what_never_became_whole_leaves_the_heads_disk_when_all_that_is_published_is_newer(head, gang):
-    job, nodes = gang
+def test_what_never_became_whole_leaves_the_heads_disk_when_all_that_is_published_is_newer(gang):
+    _, nodes = gang
     paths, digest = save_everywhere(nodes, 7)
     nodes[0].upload(7, paths[0], digest, kept=lambda: None)
-    root = Path(head.parts.checkpoint_root, job, "epoch-1")
+    root = Path(nodes[0].present.prepare.checkpoint_dir)
     until(lambda: list(root.glob("step-00000007.tmp-kept-*/a.bin")))
     publish(nodes, 8)
     until(lambda: [path.name for path in root.glob("step-*")] == ["step-00000008"])
@@ -348,7 +350,7 @@ def test_of_a_checkpoint_that_is_whole_the_head_holds_nothing_in_memory(tmp_path
     places = []
     for step in range(3):
         encoded = folders.encode_manifest(step=step, epoch=1, world_size=1, files=[file])
-        places.append(CheckpointKey(job_id="7", epoch=1, step=step, digest=manifest.digest(encoded)))
+        places.append(key_of("7", step, encoded))
         kept.begin_upload(places[-1], encoded, published=())
         assert kept.append(places[-1], "a", 0, b"four") == 4
     assert [kept.upload_state(place) for place in places] == [(True, 0)] * 3
@@ -399,7 +401,7 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(tmp_path, na
     kept = CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o"))
     file = manifest.ManifestFile(path=name, size_bytes=1, crc32=0)
     encoded = folders.encode_manifest(step=1, epoch=1, world_size=1, files=[file])
-    place = CheckpointKey(job_id="7", epoch=1, step=1, digest=manifest.digest(encoded))
+    place = key_of("7", 1, encoded)
     with pytest.raises(BadRequest):
         kept.begin_upload(place, encoded, published=())
     assert kept.jobs == frozenset()
@@ -409,7 +411,7 @@ def test_a_head_that_died_in_mid_upload_goes_on_where_its_disk_ends(tmp_path):
     data = os.urandom(1000)
     file = manifest.ManifestFile(path="a", size_bytes=1000, crc32=crc(data))
     encoded = folders.encode_manifest(step=1, epoch=1, world_size=1, files=[file])
-    place = CheckpointKey(job_id="7", epoch=1, step=1, digest=manifest.digest(encoded))
+    place = key_of("7", 1, encoded)
     first = CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o"))
     assert first.begin_upload(place, encoded, published=()) == (False, 1000, {})
     assert first.append(place, "a", 0, data[:300]) == 300
@@ -418,7 +420,7 @@ def test_a_head_that_died_in_mid_upload_goes_on_where_its_disk_ends(tmp_path):
     assert second.begin_upload(place, encoded, published=()) == (False, 700, {"a": 300})
     assert second.append(place, "a", 300, data[300:]) == 1000
     assert second.upload_state(place) == (True, 0)
-    manifest.verify(str(tmp_path / "c/7/epoch-1/step-00000001"), expected_digest=place.digest)
+    manifest.verify(str(tmp_path / "c/7-k/epoch-1-k/step-00000001"), expected_digest=place.digest)
     assert CheckpointCopies(str(tmp_path / "c"), str(tmp_path / "o")).begin_upload(place, encoded, published=()) == (
         True,
         0,
@@ -426,10 +428,20 @@ def test_a_head_that_died_in_mid_upload_goes_on_where_its_disk_ends(tmp_path):
     )
 
 
+def key_of(job_id, step, encoded):
+    digest = manifest.digest(encoded)
+    return CheckpointKey(job_id=job_id, epoch=1, folder=f"{job_id}-k/epoch-1-k", step=step, digest=digest)
+
+
+def ended(job_id):
+    """A job without checkpoints whose only attempt is over."""
+    return records.job(int(job_id)), [records.attempt(int(job_id), state=AttemptState.ENDED)]
+
+
 def checkpoint_of(job_id, step=1):
     file = manifest.ManifestFile(path="a", size_bytes=1000, crc32=0)
     encoded = folders.encode_manifest(step=step, epoch=1, world_size=1, files=[file])
-    return CheckpointKey(job_id=job_id, epoch=1, step=step, digest=manifest.digest(encoded)), encoded
+    return key_of(job_id, step, encoded), encoded
 
 
 @pytest.fixture
@@ -463,7 +475,7 @@ def test_a_checkpoint_that_is_read_after_a_restart_holds_up_no_other(slow_disk):
     for place, encoded in (checkpoint_of("8"), checkpoint_of("7", step=2)):
         assert kept.begin_upload(place, encoded, published=()) == (False, 1000, {})
         assert kept.append(place, "a", 0, b"more") == 4
-    kept.remove_unneeded("8", None, frozenset(), newest=1)
+    kept.remove_unneeded(*ended("8"))
     with pytest.raises(TryLater, match="is reading the files"):
         kept.begin_upload(*checkpoint_of("7"), published=())
     goes_on.set()
@@ -474,12 +486,12 @@ def test_a_checkpoint_that_is_read_after_a_restart_holds_up_no_other(slow_disk):
 
 def test_what_was_being_read_of_an_attempt_that_is_over_does_not_come_back(slow_disk, tmp_path):
     kept, goes_on, _, opening = slow_disk
-    settling = threading.Thread(target=lambda: kept.remove_unneeded("7", None, frozenset(), newest=1))
+    settling = threading.Thread(target=lambda: kept.remove_unneeded(*ended("7")))
     settling.start()
     goes_on.set()
     for thread in (opening, settling):
         thread.join(20)
     with pytest.raises(Conflict, match="no upload has begun"):
         kept.upload_state(checkpoint_of("7")[0])
-    assert not (tmp_path / "c" / "7").exists()
+    assert not (tmp_path / "c" / "7-k").exists()
     assert kept.jobs == frozenset()

@@ -68,7 +68,7 @@ def gang(call, tmp_path):
 
 
 def at_the_head(head, job):
-    root = Path(head.output_root, job)
+    root = Path(head.output_root, f"{job}-k")
     return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
 
 
@@ -78,12 +78,12 @@ def test_what_ranks_write_is_at_the_head_under_its_name_and_what_only_grew_is_no
     n0.write("log.txt", "one\n")
     n0.send()
     assert at_the_head(head, job) == {"model/weights.txt": "w" * 100, "log.txt": "one\n"}
-    inode = Path(head.output_root, job, "log.txt").stat().st_ino
+    inode = Path(head.output_root, f"{job}-k", "log.txt").stat().st_ino
     with open(n0.root / "log.txt", "a", encoding="ascii") as file:
         file.write("two\n")
     n0.send()
     assert at_the_head(head, job)["log.txt"] == "one\ntwo\n"
-    assert Path(head.output_root, job, "log.txt").stat().st_ino == inode, "made longer, not replaced"
+    assert Path(head.output_root, f"{job}-k", "log.txt").stat().st_ino == inode, "made longer, not replaced"
     n0.write("log.txt", "THREE and more than that\n")
     n0.send()
     assert at_the_head(head, job)["log.txt"] == "THREE and more than that\n"
@@ -120,7 +120,7 @@ def test_what_ranks_remove_or_rename_is_removed_or_renamed_at_the_head(head, gan
     n0.send()
     n1.send()
     assert at_the_head(head, job) == {"new.pt": "new.pt.tmp", "stays.txt": "stays.txt"}
-    assert not Path(head.output_root, job, "old").exists()
+    assert not Path(head.output_root, f"{job}-k", "old").exists()
     assert n0.said == n1.said == []
 
 
@@ -200,7 +200,7 @@ def test_links_and_pipes_stay_behind_and_nothing_is_written_through_a_link_at_th
     assert at_the_head(head, job) == {"kept.txt": "kept"}
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    os.symlink(elsewhere, Path(head.output_root, job, "sub"))
+    os.symlink(elsewhere, Path(head.output_root, f"{job}-k", "sub"))
     n0.write("sub/file.txt", "escaped?")
     n0.send()
     assert list(elsewhere.iterdir()) == []

@@ -31,7 +31,6 @@ from phalanx.failpoints import (
 )
 from phalanx.ports.store import Batch, JobFilter, StaleLeader, StoreRefused
 from phalanx.store.errors import StoreUnusable
-from phalanx.store.orphaned_files import move_orphaned
 from phalanx.store.sql.backups import (
     DatabaseLocation,
     backup,
@@ -40,6 +39,7 @@ from phalanx.store.sql.backups import (
 )
 from phalanx.store.sql.sqlite import connections
 from phalanx.store.sql.sqlite.store import SqliteStore
+from phalanx.store.unknown_files import describe_unknown
 from tests import postgres_here
 from tests.contract.cut_wire import Wire
 from tests.contract.records import (
@@ -65,26 +65,6 @@ def quiet(done, of):
 
 def slow(done, of):
     time.sleep(0.4)
-
-
-@pytest.fixture
-def places(tmp_path):
-    """Makes places of a kind; databases are dropped afterwards."""
-    made: list[str] = []
-
-    def make(kind, *, ready=True):
-        if kind == "sqlite":
-            folder = tmp_path / f"db{len(made)}"
-            made.append("")
-            return DatabaseLocation(path=str(folder / "phalanx.db"))
-        if why := postgres_here.why_not():
-            pytest.skip(why)
-        made.append(postgres_here.server().fresh() if ready else postgres_here.server().empty())
-        return DatabaseLocation(dsn=made[-1])
-
-    yield make
-    for dsn in filter(None, made):
-        postgres_here.server().drop(dsn)
 
 
 def opened(place):
@@ -170,7 +150,7 @@ def test_what_was_backed_up_comes_back_in_either_database(places, tmp_path, sour
     )
     assert check(file, quiet) == manifest
     done = restore(file, after, quiet, replace=False)
-    assert (done.aside, done.epochs) == ("", {"1": 2, "2": 0, "3": 0})
+    assert done.aside == ""
     assert rows_in(after) == rows_in(before)
     assert 0 not in rows_in(before).values(), "a table without a row here would not be missed: fill it"
     with opened(after) as store:
@@ -541,13 +521,6 @@ IN_THE_WAY = {
     "restore.wal.rename": "of a database that was lost",
     "restore.shm.remove": "of a database that was lost",
     "restore.remove": "of a restore that was killed",
-    "restore.later.directory": "files of later jobs",
-    "restore.later.rename": "files of later jobs",
-    "restore.later.sync_directory": "files of later jobs",
-    **dict.fromkeys(
-        ("restore.mark.directory", "restore.mark.create", "restore.mark.sync_directory"),
-        "a head that leads after a restore",
-    ),
     "backup.take_back.remove": "half a file",
 }
 OF_POSTGRES = {
@@ -561,7 +534,6 @@ OF_POSTGRES = {
         "restore.schema",
         "restore.copy",
         "restore.truncate",
-        "restore.word",
     }
 }
 
@@ -667,86 +639,18 @@ def test_a_backup_that_failed_and_is_killed_where_it_takes_its_half_back_may_be_
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-LATER = (
-    "import sys; from phalanx.store.orphaned_files import move_orphaned; move_orphaned(sys.argv[1], {'1': 1}, 'now')"
-)
-
-
-STAYS = [
-    "checkpoints/1/epoch-1/step-5",
-    "logs/.tmp",
-    "logs/1/1",
-    "outputs/1/2026/x",
-    "outputs/1/epoch-10/x",
-]
-
-
-def later_files(folder):
-    """Of job 1's two attempts, whose ranks name folders as they like, and of jobs that the backup does not have."""
-    for path in (
-        *STAYS,
-        "logs/1/2",
-        "logs/2/1",
-        "logs/9_3/1",
-        "outputs/2",
-        "checkpoints/1/epoch-2/step-9",
-        "checkpoints/2/epoch-1",
-    ):
-        (folder / path).mkdir(parents=True)
-    (folder / "outputs/.from").mkdir()
-    for name in ("1.json", "2.json"):
-        (folder / "outputs/.from" / name).write_text("{}")
-
-
-def left_in(folder):
-    return sorted(
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if "before" not in str(path) and path.is_dir() and not list(path.iterdir())
-    )
-
-
-@pytest.mark.parametrize("failure", [FailureMode.KILL, FailureMode.AFTER])
-@pytest.mark.parametrize("point", ["restore.later.directory", "restore.later.rename", "restore.later.sync_directory"])
-def test_files_that_make_way_when_the_restore_is_killed_make_way_at_the_next(tmp_path, point, failure):
-    later_files(tmp_path)
-    child = subprocess.run(
-        [sys.executable, "-c", LATER, str(tmp_path)],
-        env={**os.environ, ENVIRONMENT_VARIABLE: f"{point}={failure.value}:2"},
-        timeout=60,
-        check=False,
-    )
-    assert child.returncode == -signal.SIGKILL
-    move_orphaned(str(tmp_path), {"1": 1}, "again")
-    assert left_in(tmp_path) == STAYS
-
-
-def test_files_of_jobs_and_attempts_that_are_not_in_the_backup_make_way(tmp_path):
-    later_files(tmp_path)
-    made = move_orphaned(str(tmp_path), {"1": 1}, "now")
-    assert [os.path.basename(path) for path in made] == [
-        f"{name}.before-restore-now" for name in ("logs", "outputs", "checkpoints")
+def test_files_of_jobs_that_the_database_has_lost_are_named_and_stay(tmp_path):
+    known = ["checkpoints/8-k/epoch-1-k", "logs/.tmp", "logs/5_11-k/epoch-1-k", "outputs/.from", "outputs/8-old"]
+    lost = [
+        "checkpoints/9-old/epoch-1-old",
+        "logs/9_0-old/epoch-1-old",
+        *(f"outputs/{number}-old" for number in range(9, 21)),
     ]
-    assert left_in(tmp_path) == STAYS
-    assert os.listdir(tmp_path / "outputs/.from") == ["1.json"]
-    assert os.listdir(tmp_path / "outputs.before-restore-now/.from") == ["2.json"]
-    assert sorted(os.listdir(made[0])) == ["1", "2", "9_3"]
-    assert os.listdir(tmp_path / "checkpoints.before-restore-now/1/epoch-2") == ["step-9"]
-    assert move_orphaned(str(tmp_path), {"1": 1}, "again") == []
-
-
-def test_the_names_of_files_that_made_way_outlive_a_power_cut(tmp_path, monkeypatch):
-    later_files(tmp_path)
-    synced, fsync = [], os.fsync
-
-    def noting(fd):
-        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", noting)
-    move_orphaned(str(tmp_path), {"1": 1}, "now")
-    for name in ("logs", "checkpoints"):
-        aside = f"{name}.before-restore-now"
-        assert {".", name, f"{name}/1", aside, f"{aside}/1"} <= set(synced)
-    assert {"outputs", "outputs.before-restore-now"} <= set(synced)
-    assert "outputs/1" not in synced
+    for path in (*known, *lost):
+        (tmp_path / path).mkdir(parents=True)
+    logs, outputs, checkpoints = describe_unknown(str(tmp_path), 8)
+    assert logs.startswith(f"{tmp_path}/logs contains files of jobs that the database does not know: 9_0-old. ")
+    assert " and 2 more. " in outputs
+    assert "9-old" in checkpoints
+    assert all((tmp_path / path).is_dir() for path in (*known, *lost))
+    assert describe_unknown(str(tmp_path), 20) == describe_unknown(str(tmp_path / "nothing"), 0) == []

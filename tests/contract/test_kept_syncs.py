@@ -5,6 +5,7 @@
 
 import os
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from phalanx.store.outputs.copies import OutputCopies, OutputOrigin
 from phalanx.torch import checkpoint_folder as folders
 from phalanx.wire import manifest
 
-NODE = OutputOrigin(job_id="7", epoch=1, node_rank=0)
+NODE = OutputOrigin(job_id="7", epoch=1, folder="7-k", node_rank=0)
 DATA = bytes(range(250)) * 12  # 3000 bytes
 
 
@@ -68,15 +69,15 @@ def test_a_piece_that_is_sent_again_is_written_and_synced_again(tmp_path, synced
     written.clear()
     assert outputs.append_stored(NODE, "x.txt", 5, b", more") == 11
     assert written == [(5, 11)], "the kernel may take pages for written whose sync has failed"
-    assert synced == [f"{tmp_path}/7/x.txt", f"{tmp_path}/7"]
-    assert Path(tmp_path, "7/x.txt").read_bytes() == b"begun, more"
+    assert synced == [f"{tmp_path}/7-k/x.txt", f"{tmp_path}/7-k"]
+    assert Path(tmp_path, "7-k/x.txt").read_bytes() == b"begun, more"
 
 
 def test_other_bytes_of_the_same_length_are_not_taken_for_the_piece_that_is_here(tmp_path):
     outputs = grown(tmp_path)
     assert outputs.append_stored(NODE, "x.txt", 5, b", less") == -1
     assert outputs.append_stored(NODE, "x.txt", 5, b", less of it") == 11, "where it ends"
-    assert Path(tmp_path, "7/x.txt").read_bytes() == b"begun, more"
+    assert Path(tmp_path, "7-k/x.txt").read_bytes() == b"begun, more"
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -89,7 +90,8 @@ def opened(tmp_path):
 def checkpoint(step=5, epoch=1):
     file = manifest.ManifestFile(path="a.bin", size_bytes=len(DATA), crc32=zlib.crc32(DATA))
     encoded = folders.encode_manifest(step=step, epoch=epoch, world_size=1, files=[file])
-    return CheckpointKey(job_id="7", epoch=epoch, step=step, digest=manifest.digest(encoded)), encoded
+    folder = f"7-k/epoch-{epoch}-k"
+    return CheckpointKey(job_id="7", epoch=epoch, folder=folder, step=step, digest=manifest.digest(encoded)), encoded
 
 
 def save(kept, *, step, epoch):
@@ -112,7 +114,7 @@ def test_of_a_file_whose_sync_failed_all_bytes_come_again(tmp_path):
     assert kept.append(place, "a.bin", 2000, DATA[2000:]) == 0
     assert kept.append(place, "a.bin", 0, DATA) == 3000
     assert kept.upload_state(place) == (True, 0)
-    manifest.verify(str(tmp_path / "c/7/epoch-1/step-00000005"), expected_digest=place.digest)
+    manifest.verify(str(tmp_path / "c/7-k/epoch-1-k/step-00000005"), expected_digest=place.digest)
 
 
 def test_of_a_file_of_an_earlier_life_whose_sync_fails_all_bytes_come_again(tmp_path):
@@ -138,7 +140,7 @@ def refused(tmp_path, point="kept.finish.sync_directory"):
 
 
 def above(tmp_path):
-    return [str(tmp_path / folder) for folder in ("c/7/epoch-1", "c/7", "c")]
+    return [str(tmp_path / folder) for folder in ("c/7-k/epoch-1-k", "c/7-k", "c")]
 
 
 def test_a_checkpoint_is_told_to_be_whole_only_when_its_name_is_synced_and_that_once(tmp_path, synced):
@@ -172,7 +174,7 @@ def test_a_copy_that_comes_again_under_a_name_synced_before_is_synced_again(tmp_
     save(kept, step=5, epoch=1)
     place, encoded = checkpoint()
     other = encoded.replace(b'"world_size": 1', b'"world_size": 2')
-    kept.begin_upload(CheckpointKey(job_id="7", epoch=1, step=5, digest=manifest.digest(other)), other, published=())
+    kept.begin_upload(replace(place, digest=manifest.digest(other)), other, published=())
     assert kept.begin_upload(place, encoded, published=()) == (False, 3000, {})
     with armed("kept.finish.sync_directory", FailureMode.ERROR), pytest.raises(TryLater):
         kept.append(place, "a.bin", 0, DATA)
@@ -199,11 +201,11 @@ class Store:
         self.comes = comes
 
     def attempts(self, _job_id):
-        return [SimpleNamespace(epoch=1, holds_allocation=False)]
+        return [SimpleNamespace(epoch=1, folder="7-k/epoch-1-k", holds_allocation=False)]
 
     def job(self, _job_id):
         self.comes()
-        return SimpleNamespace(checkpoints=())
+        return SimpleNamespace(id="7", folder="7-k", checkpoints=())
 
 
 def test_what_an_attempt_brings_that_came_after_the_look_is_not_removed(tmp_path):
@@ -213,14 +215,14 @@ def test_what_an_attempt_brings_that_came_after_the_look_is_not_removed(tmp_path
 
     def comes():
         save(kept, step=20, epoch=2)
-        outputs.append_upload(OutputOrigin(job_id="7", epoch=2, node_rank=0), "x.txt", 0, b"half of it")
+        outputs.append_upload(replace(NODE, epoch=2), "x.txt", 0, b"half of it")
         carried.nodes_done[now] = {"n0"}
 
     save(kept, step=10, epoch=1)
     outputs.append_upload(NODE, "x.txt", 0, b"half of it")
     carried.nodes_done[checkpoint(step=10)[0]] = {"n0"}
     RetentionWorker(Store(comes), kept, outputs, carried)._settle("7")
-    assert sorted(os.listdir(tmp_path / "c/7")) == ["epoch-2"]
-    assert sorted(os.listdir(tmp_path / "c/7/epoch-2")) == [".kept", "step-00000020"]
+    assert sorted(os.listdir(tmp_path / "c/7-k")) == ["epoch-2-k"]
+    assert sorted(os.listdir(tmp_path / "c/7-k/epoch-2-k")) == [".kept", "step-00000020"]
     assert os.listdir(tmp_path / "o/.coming") == ["7.2.0"]
     assert list(carried.nodes_done) == [now]

@@ -5,18 +5,19 @@ import os
 import shutil
 import tempfile
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.ids import Epoch, JobId
 from phalanx.failpoints import FAILPOINTS, FailureMode, armed
-from phalanx.ports.logs import StreamKey
+from phalanx.ports.logs import stream_key
 from phalanx.ports.store import StoreRefused
 from phalanx.store.logs import open_files
 from phalanx.store.logs.files import FileLogs
+from tests.contract.records import attempt
 from tests.effort import examples
 
 
@@ -32,8 +33,13 @@ def files(logs):
     return logs
 
 
-def key(stream="rank-0", job_id="7", epoch=1):
-    return StreamKey(job_id=JobId(job_id), epoch=Epoch(epoch), stream=stream)
+def key(stream="rank-0", job_id="7", epoch=1, folder=None):
+    one = attempt(job_id, epoch)
+    return stream_key(one if folder is None else replace(one, folder=folder), stream)
+
+
+JOB_7 = [attempt(7, epoch) for epoch in (1, 2, 10)]
+FIRST = "logs/7-k/epoch-1-k"  # the folder of its first attempt
 
 
 # ---- appending by offset ---------------------------------------------------------------------------------------------
@@ -68,20 +74,20 @@ def test_a_chunk_past_the_end_is_not_written_and_the_end_is_told(logs):
     logs.append([(key(), 0, b"abcd")])
     assert logs.append([(key(), 5, b"later")]) == {key(): 4}
     assert logs.append([(key("rank-9"), 1, b"later")]) == {key("rank-9"): 0}
-    assert logs.streams(JobId("7")) == [key()]
+    assert logs.streams(JOB_7) == [key()]
 
 
 def test_an_empty_append_asks_for_the_end_and_makes_nothing(logs):
     logs.append([(key(), 0, b"abcd")])
     assert logs.append([(key(), 0, b""), (key("rank-1"), 0, b"")]) == {key(): 4, key("rank-1"): 0}
     assert logs.append([]) == {}
-    assert logs.streams(JobId("7")) == [key()]
+    assert logs.streams(JOB_7) == [key()]
 
 
 def test_an_unknown_stream_is_empty(logs):
     assert logs.end(key()) == 0
     assert logs.read(key(), 0, 10) == b""
-    assert logs.streams(JobId("7")) == []
+    assert logs.streams(JOB_7) == []
 
 
 def test_bytes_are_kept_as_they_are(logs):
@@ -94,7 +100,7 @@ def test_streams_are_ordered_by_epoch_and_number(logs):
     names = [(2, "rank-0"), (1, "rank-10"), (1, "steps-0"), (10, "rank-0"), (1, "rank-2"), (1, "supervisor-0")]
     logs.append([(key(stream, epoch=epoch), 0, b"x") for epoch, stream in names])
     logs.append([(key(job_id="70"), 0, b"x")])
-    assert [(found.epoch, found.stream) for found in logs.streams(JobId("7"))] == [
+    assert [(found.epoch, found.stream) for found in logs.streams(JOB_7)] == [
         (1, "rank-2"),
         (1, "rank-10"),
         (1, "steps-0"),
@@ -104,11 +110,19 @@ def test_streams_are_ordered_by_epoch_and_number(logs):
     ]
 
 
+def test_streams_of_an_attempt_that_a_restore_lost_are_not_of_the_one_with_its_numbers(logs):
+    logs.append([(key("rank-1", folder="7-old/epoch-1-old"), 0, b"lost"), (key(folder="7-k/epoch-1-old"), 0, b"lost")])
+    assert logs.streams(JOB_7) == []
+    assert (logs.end(key()), logs.read(key(), 0, 10)) == (0, b"")
+    assert logs.append([(key(), 0, b"new")]) == {key(): 3}
+    assert [logs.read(one, 0, 10) for one in logs.streams(JOB_7)] == [b"new"]
+
+
 def test_a_deleted_job_leaves_nothing_and_others_stay(logs):
     logs.append([(key(), 0, b"a"), (key(job_id="70"), 0, b"b")])
-    logs.delete(JobId("7"))
-    logs.delete(JobId("7"))
-    assert logs.streams(JobId("7")) == []
+    logs.delete("7-k")
+    logs.delete("7-k")
+    assert logs.streams(JOB_7) == []
     assert logs.end(key()) == 0
     assert logs.read(key(job_id="70"), 0, 10) == b"b"
     assert logs.append([(key(), 0, b"new")]) == {key(): 3}
@@ -129,14 +143,15 @@ def test_a_deleted_job_leaves_nothing_and_others_stay(logs):
         key("rank-١"),
         key("a" * 33 + "-1"),
         key("rank-1" + "0" * 9),
-        key(job_id=".."),
-        key(job_id="7/.."),
-        key(job_id=""),
-        key(job_id="7\n"),
-        key(job_id="٧"),
-        key(epoch=0),
-        key(epoch=-1),
-        key(epoch=2**40),
+        key(folder=".."),
+        key(folder="7-k/.."),
+        key(folder=""),
+        key(folder="7-k"),
+        key(folder="7-k/epoch-1-k\n"),
+        key(folder="٧-k/epoch-1-k"),
+        key(folder="7/epoch-1"),
+        key(folder="7-k/epoch--1-k"),
+        key(folder="7-k/epoch-1-k/.."),
     ],
 )
 def test_a_name_that_is_none_is_refused(logs, bad):
@@ -151,9 +166,9 @@ def test_a_name_that_is_none_is_refused(logs, bad):
 
 
 def test_a_job_that_is_none_is_refused(logs):
-    for ask in (logs.streams, logs.delete):
+    for folder in ("..", "7", "7-k/..", ""):
         with pytest.raises(BadRequest):
-            ask("..")
+            logs.delete(folder)
 
 
 def test_many_threads_append_to_streams_of_their_own_and_to_one_in_common(logs):
@@ -200,11 +215,11 @@ def synced(monkeypatch):
 def test_every_touched_file_is_synced_and_every_new_name(files, synced, tmp_path):
     files.append([(key(), 0, b"a"), (key("rank-1"), 0, b"b")])
     root = str(tmp_path / "logs")
-    job = root + "/7"
-    assert sorted(synced) == [root, job, f"{job}/1", f"{job}/1/rank-0.log", f"{job}/1/rank-1.log"]
+    first = f"{tmp_path}/{FIRST}"
+    assert sorted(synced) == [root, root + "/7-k", first, f"{first}/rank-0.log", f"{first}/rank-1.log"]
     synced.clear()
     files.append([(key(), 1, b"c"), (key("rank-1"), 0, b"b")])
-    assert synced == [f"{job}/1/rank-0.log"]
+    assert synced == [f"{first}/rank-0.log"]
 
 
 def test_what_another_life_wrote_is_acknowledged_only_after_a_sync(files, synced, tmp_path):
@@ -213,7 +228,7 @@ def test_what_another_life_wrote_is_acknowledged_only_after_a_sync(files, synced
     again = FileLogs(str(tmp_path / "logs"))
     synced.clear()
     assert again.append([(key(), 0, b"abcd")]) == {key(): 4}
-    assert f"{tmp_path}/logs/7/1/rank-0.log" in synced
+    assert f"{tmp_path}/{FIRST}/rank-0.log" in synced
     again.close()
 
 
@@ -229,24 +244,24 @@ def test_open_files_are_bounded(files, monkeypatch):
 
 def test_files_are_readable_by_their_owner_alone(files, tmp_path):
     files.append([(key(), 0, b"a")])
-    assert (tmp_path / "logs/7/1/rank-0.log").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / FIRST / "rank-0.log").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
 
 
 def test_strangers_among_the_files_are_no_streams(files, tmp_path):
     files.append([(key(), 0, b"a")])
-    (tmp_path / "logs/7/1/notes.txt").write_text("x")
-    (tmp_path / "logs/7/1/rank-x.log").write_text("x")
-    (tmp_path / "logs/7/other").mkdir()
-    (tmp_path / "logs/7/file").write_text("x")
-    assert files.streams(JobId("7")) == [key()]
+    (tmp_path / FIRST / "notes.txt").write_text("x")
+    (tmp_path / FIRST / "rank-x.log").write_text("x")
+    (tmp_path / "logs/7-k/other").mkdir()
+    (tmp_path / "logs/7-k/file").write_text("x")
+    assert files.streams(JOB_7) == [key()]
 
 
 def test_a_link_is_not_followed(files, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("secret")
-    (tmp_path / "logs/7/1").mkdir(parents=True)
-    (tmp_path / "logs/7/1/rank-0.log").symlink_to(secret)
+    (tmp_path / FIRST).mkdir(parents=True)
+    (tmp_path / FIRST / "rank-0.log").symlink_to(secret)
     with pytest.raises(StoreRefused):
         files.append([(key(), 6, b"x")])
     assert secret.read_text() == "secret"
@@ -277,7 +292,7 @@ def test_a_refused_append_leaves_every_stream_as_it_was(files, tmp_path, point, 
         key("rank-2", epoch=2): 0,
     }
     assert files.read(key("rank-1"), 0, 99) == b"old"
-    assert files.streams(JobId("7")) == [key("rank-1")]
+    assert files.streams(JOB_7) == [key("rank-1")]
     again = FileLogs(str(tmp_path / "logs"))
     assert again.end(key("rank-1")) == 3
     again.close()
@@ -325,9 +340,9 @@ def test_readers_never_see_what_is_not_synced(files):
 def test_a_failed_delete_is_said_and_can_be_repeated(files):
     files.append([(key(), 0, b"a")])
     with armed("logs.delete.remove", FailureMode.ERROR), pytest.raises(StoreRefused):
-        files.delete(JobId("7"))
-    files.delete(JobId("7"))
-    assert files.streams(JobId("7")) == []
+        files.delete("7-k")
+    files.delete("7-k")
+    assert files.streams(JOB_7) == []
 
 
 # ---- both, side by side ----------------------------------------------------------------------------------------------
@@ -380,7 +395,7 @@ def test_files_agree_with_the_model_whatever_is_sent_and_whatever_fails(turns):
                 files.close()
                 files = FileLogs(folder)
             ends = {key: end for key, end in model.ends.items() if end}
-            assert {found: files.end(found) for found in files.streams(JobId("7"))} == ends
+            assert {found: files.end(found) for found in files.streams(JOB_7)} == ends
             for stream, whole in WHOLE.items():
                 assert files.read(key(stream), 0, 99) == whole[: ends.get(key(stream), 0)]
     finally:

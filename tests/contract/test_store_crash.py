@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from phalanx.core.ids import JobId
 from phalanx.core.state.records import IDEMPOTENCY
 from phalanx.failpoints import ENVIRONMENT_VARIABLE, FAILPOINTS, FailureMode
 from phalanx.ports.store import JobFilter
@@ -17,7 +16,7 @@ from phalanx.store.sql.postgres.store import PostgresStore
 from phalanx.store.sql.sqlite.store import SqliteStore
 from tests import postgres_here
 from tests.contract.crash_script import JOBS_AT_ONCE, ROUNDS, archive, digest, piece, stream
-from tests.contract.records import submitted
+from tests.contract.records import attempt, submitted
 
 # Points that a child passes only after something else failed; their own tests arm them.
 AFTER_FAILURE = {
@@ -112,8 +111,8 @@ def test_logs_survive_a_kill(tmp_path, name, failure, nth):
     rounds = die("logs", tmp_path, name, failure, nth)
     logs = FileLogs(str(tmp_path / "logs"))
     if name == "logs.delete.remove":
-        logs.delete(JobId("7"))
-        assert logs.streams(JobId("7")) == []
+        logs.delete("7-k")
+        assert logs.streams([attempt(7, 1), attempt(7, 2)]) == []
         return
     whole = b"".join(piece(number) for number in range(ROUNDS))
     acknowledged = sum(len(piece(number)) for number in range(max(0, rounds)))

@@ -122,8 +122,6 @@ def leave_what_it_meets(home, name):
     if name == "blobs.sweep.remove":
         with open(os.path.join(home.head.home, "blobs", ".coming-left"), "wb") as file:
             file.write(b"half of an upload")
-    if name == "home.aside.rename":
-        os.makedirs(os.path.join(home.head.home, "logs", "1"))
 
 
 def dies_under_load(home, armed):

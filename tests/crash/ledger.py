@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class Ledger:
         tokens: secrets of tokens that were made; None after their end was acknowledged.
         records: path of a GET, the list in its reply, and the fields that the entry of an id must have.
         blobs: uploads.
-        outputs: bytes of files of the outputs, by path below the home.
+        outputs: bytes of files of the outputs, by path below the home; the job's folder without its random key.
         checkpoints: whole copies of live attempts: what a supervisor asks with, and the manifest.
     """
 
@@ -86,7 +87,9 @@ class Ledger:
         for sha256 in self.blobs:
             self.head.ask("HEAD", f"/v1/blobs/{sha256}")
         for path, content in self.outputs.items():
-            with open(os.path.join(self.head.home, path), "rb") as file:
+            folder, job_id, name = path.split("/", 2)
+            (stored,) = glob.glob(os.path.join(self.head.home, folder, f"{job_id}-*", name))
+            with open(stored, "rb") as file:
                 assert file.read() == content, f"{path} is not what was acknowledged"
         for (node, asked), manifest in self.checkpoints.items():
             assert self.head.as_node(node, "PUT", asked, manifest)["complete"], asked

@@ -102,9 +102,9 @@ def test_a_drained_gang_goes_on_elsewhere_at_the_very_next_step_and_its_files_go
     for text in found.values():
         assert steps_of(text) == list(range(1, STEPS + 1)), "each step once: nothing was lost, and nothing made twice"
     assert found["losses.txt"] == found["losses.txt.node-1"]
-    kept = fleet.files_of("h0", f"{HOME}/checkpoints/{job}", "-name", "step-*")
+    kept = fleet.files_of("h0", f"{HOME}/checkpoints", "-path", f"*/{job}-*", "-name", "step-*")
     assert len(kept) == 2, kept
-    assert fleet.files_of("h0", f"{HOME}/checkpoints/{job}", "-name", "*.tmp-*") == []
+    assert fleet.files_of("h0", f"{HOME}/checkpoints", "-path", f"*/{job}-*", "-name", "*.tmp-*") == []
     for name in first:
         assert fleet.files_of(name, "/home/lab", "-name", "losses.txt*") == []
         fleet.call("nodes", "undrain", name)

@@ -287,8 +287,8 @@ def prepare(tmp_path: Path, *argv: str, job="1", epoch=1, generation=0, tasks=1,
             "allocation": Allocation(grants=(grant,)),
             "addresses": ("127.0.0.1",),
             "candidates": (),
-            "checkpoint_dir": str(tmp_path / f"ckpt/{job}/epoch-{epoch}"),
-            "output_dir": str(tmp_path / f"out/{job}"),
+            "checkpoint_dir": str(tmp_path / f"ckpt/{job}-k/epoch-{epoch}-k"),
+            "output_dir": str(tmp_path / f"out/{job}-k"),
             "deadline_s": None,
             "restarts": 0,
             "mtbf_s": 1e6,
@@ -603,7 +603,7 @@ def test_next_generation_starts_after_the_last_one_is_gone(head, node, tmp_path)
 
 def test_checkpoint_is_verified_newest_first(head, node, tmp_path):
     def checkpoint(step: int) -> PublishedCheckpoint:
-        folder = tmp_path / f"ckpt/1/epoch-1/step-{step:08d}"
+        folder = tmp_path / f"ckpt/1-k/epoch-1-k/step-{step:08d}"
         folder.mkdir(parents=True)
         (folder / "w").write_bytes(b"weights")
         size, crc = manifest.checksum(str(folder / "w"))
@@ -630,7 +630,7 @@ def test_checkpoint_is_verified_newest_first(head, node, tmp_path):
     until = time.monotonic() + GUARD_S
     while os.path.exists(new.path) and time.monotonic() < until:
         time.sleep(0.01)
-    assert sorted(os.listdir(tmp_path / "ckpt/1/epoch-1")) == ["step-00000010"]
+    assert sorted(os.listdir(tmp_path / "ckpt/1-k/epoch-1-k")) == ["step-00000010"]
 
 
 def test_reports_reach_the_steps_stream_and_checkpoints_the_head(head, node, tmp_path):

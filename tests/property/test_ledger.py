@@ -86,6 +86,7 @@ def histories(draw):
             Attempt(
                 job_id=JobId("1"),
                 epoch=Epoch(epoch),
+                folder=f"1-k/epoch-{epoch}-k",
                 allocation=Allocation(grants=grants),
                 placed_s=placed_s,
                 ended_s=None if live else ended_s,
@@ -101,6 +102,7 @@ def histories(draw):
     checkpoints = draw(st.lists(st.integers(0, 30), max_size=2))
     job = Job(
         id=JobId("1"),
+        folder="1-k",
         seq=1,
         spec=JobSpec(name="j", role=Role(), workdir="/"),
         user=UserId("u"),

@@ -76,7 +76,7 @@ class Head:
         self.controller = Controller(
             world=World(),
             leases=LeaseBook(lease_s=6.0, guard=threading.Lock()),
-            settings=ControllerSettings(checkpoint_root="/c", output_root="/o"),
+            settings=ControllerSettings(checkpoint_root="/c", output_root="/o", storage_key="k"),
         )
         self.controller.start(self.now)
         self.hear(

@@ -71,14 +71,6 @@ def test_a_start_sweeps_what_any_release_left_on_its_way_and_nothing_that_is_who
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "step-00000100"]
 
 
-def test_in_a_folder_of_one_epoch_releases_of_one_gang_agree_on_the_name(tmp_path):
-    """Found by reading: a rank of the release before wrote elsewhere, without an error, and the checkpoint was published without its files."""
-    own = str(tmp_path / "epoch-3")
-    assert checkpoint_folder.temporary_folder(own, STEP, epoch=3, generation=1) == f"{own}/step-00000150.tmp-1"
-    assert checkpoint_folder.temporary_folder(f"{own}/", STEP, epoch=3, generation=1).endswith("/step-00000150.tmp-1")
-    assert checkpoint_folder.temporary_folder(own, STEP, epoch=4, generation=1) == f"{own}/step-00000150.tmp-4-1"
-
-
 def test_checkpoint_of_which_a_rank_wrote_elsewhere_gets_no_final_name(tmp_path):
     here, elsewhere = begin(tmp_path, epoch=1), tmp_path / "step-00000150.tmp-0"
     write(here, b"rank 0")

@@ -168,6 +168,7 @@ def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
         return Attempt(
             job_id=JobId("1"),
             epoch=Epoch(epoch),
+            folder=f"1-k/epoch-{epoch}-k",
             allocation=Allocation(grants=grants),
             placed_s=T + begin_s,
             ended_s=T + end_s,
@@ -178,6 +179,7 @@ def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
 
     job = Job(
         id=JobId("1"),
+        folder="1-k",
         seq=1,
         spec=JobSpec(name="train-gpt", role=Role(), workdir="/"),
         user=UserId("ada"),

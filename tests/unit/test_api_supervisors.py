@@ -17,14 +17,19 @@ class Gangs:
 
     def attempts(self, job_id):
         self.asked += 1
-        return [SimpleNamespace(epoch=Epoch(1), allocation=SimpleNamespace(grants=self._grants))]
+        return [
+            SimpleNamespace(
+                epoch=Epoch(1), folder=f"{job_id}-k/epoch-1-k", allocation=SimpleNamespace(grants=self._grants)
+            )
+        ]
 
 
 def test_a_gang_counts_with_each_of_its_nodes():
     store = Gangs()
     supervisors = SupervisorRegistry(store)
     for number in range(200):
-        assert supervisors.require_grant(NodeId("n999"), JobId(str(number)), Epoch(1)).node_id == "n999"
+        grant, folder = supervisors.require_grant(NodeId("n999"), JobId(str(number)), Epoch(1))
+        assert (grant.node_id, folder) == ("n999", f"{number}-k/epoch-1-k")
     assert sum(map(len, supervisors._grants.values())) == supervisors._grant_count == CACHED_GRANTS_MAX
     asked = store.asked
     supervisors.require_grant(NodeId("n0"), JobId("199"), Epoch(1))

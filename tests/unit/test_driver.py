@@ -88,7 +88,7 @@ class Rig:
         controller = Controller(
             world=self.store.load(),
             leases=LeaseBook(guard=threading.Lock()),
-            settings=ControllerSettings(checkpoint_root="/ckpt", output_root="/out"),
+            settings=ControllerSettings(checkpoint_root="/ckpt", output_root="/out", storage_key="k"),
         )
         self.driver = ControllerDriver(
             controller=controller,

@@ -197,7 +197,6 @@ ROOTS = (
     "phalanx.app.head",
     "phalanx.store.sql.postgres.store",
     "phalanx.store.sql.backups",
-    "phalanx.store.orphaned_files",
     *(f"phalanx.engines.{engine}.engine_type" for engine in ("local", "ray", "slurm")),  # found by name
 )
 HEAD = sorted({name for root in ROOTS for name in reached(root)})

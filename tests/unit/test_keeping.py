@@ -21,7 +21,8 @@ class Kept:
         self.jobs, self.failures = frozenset(failures), failures
         self.settled, self.tries, self.told = [], [], threading.Event()
 
-    def remove_unneeded(self, job_id, _live, _published=None, *, newest):
+    def remove_unneeded(self, job, _attempts):
+        job_id = job.id
         self.tries.append(job_id)
         if self.failures[job_id] > 0:
             self.failures[job_id] -= 1
@@ -43,8 +44,8 @@ class Store:
             raise StoreRefused("the database is away")
         return []
 
-    def job(self, _job_id):
-        return SimpleNamespace(checkpoints=())
+    def job(self, job_id):
+        return SimpleNamespace(id=job_id)
 
 
 def settling(kept, pause_s=0.0):

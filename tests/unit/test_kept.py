@@ -72,6 +72,16 @@ def test_what_lies_here_has_its_name_at_the_head_and_what_a_script_saved_elsewhe
     assert local_copies.local_checkpoint_path(order, replace(RESUME, path="/mnt/mine/step-00000040"), own) is None
 
 
+def test_copies_of_jobs_and_attempts_with_the_same_numbers_lie_apart_where_their_keys_differ():
+    """Numbers are assigned again after a restore, and a node keeps copies of the jobs before."""
+    orders = [make_prepare(kept=True, checkpoint_dir=f"/c/7-{key}/epoch-3-{key}") for key in ("old", "new")]
+    owns = [local_copies.checkpoints_folder("/n", order) for order in orders]
+    assert owns == ["/n/checkpoints/7-old", "/n/checkpoints/7-new"]
+    assert local_copies.epoch_folder(owns[1], orders[1]) == "/n/checkpoints/7-new/epoch-3-new"
+    lost = replace(RESUME, path="/c/7-old/epoch-2-old/step-00000040")
+    assert local_copies.local_checkpoint_path(orders[1], lost, owns[1]) is None
+
+
 def folder(root, *names):
     for name in names:
         (root / name).mkdir(parents=True)

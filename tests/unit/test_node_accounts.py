@@ -277,17 +277,17 @@ def test_a_link_in_the_owners_path_deletes_nobody_elses_checkpoints(open_folder)
         def account_for(self, user: str) -> NodeAccount | None:
             return SOMEBODY
 
-    kept, own = open_folder / "ben" / "7" / "epoch-1" / "step-00000001", open_folder / "ada"
+    kept, own = open_folder / "ben" / "7-k" / "epoch-1-k" / "step-00000001", open_folder / "ada"
     kept.mkdir(parents=True)
     own.mkdir()
     os.chown(own, SOMEBODY.uid, SOMEBODY.gid)
     with acting_as(SOMEBODY):
-        (own / "7").symlink_to(open_folder / "ben" / "7")
-        (own / "8" / "epoch-1" / "step-00000001").mkdir(parents=True)
+        (own / "7-k").symlink_to(open_folder / "ben" / "7-k")
+        (own / "8-k" / "epoch-1-k" / "step-00000001").mkdir(parents=True)
     for job in ("7", "8"):
-        delete_checkpoints_as_owner(Always(), JobId(job), (f"{own}/{job}/epoch-1/step-00000001",), "somebody")
+        delete_checkpoints_as_owner(Always(), JobId(job), (f"{own}/{job}-k/epoch-1-k/step-00000001",), "somebody")
     assert kept.is_dir()
-    assert not (own / "8" / "epoch-1").exists()
+    assert not (own / "8-k" / "epoch-1-k").exists()
 
 
 def test_where_the_kernel_knows_no_such_call_jobs_keep_one_account(monkeypatch):

@@ -23,6 +23,7 @@ T = 1_700_000_000.0  # Unix seconds at which every history starts
 def make_job(state=JobState.SUCCEEDED, *, ended_s=None, checkpoints=()):
     return Job(
         id=JobId("1"),
+        folder="1-k",
         seq=1,
         spec=JobSpec(name="gpt", role=Role(), workdir="/w"),
         user=UserId("u"),
@@ -45,6 +46,7 @@ def make_attempt(epoch, begin, end=None, *, nodes=("n0", "n1"), cause=None, runn
     return Attempt(
         job_id=JobId("1"),
         epoch=Epoch(epoch),
+        folder=f"1-k/epoch-{epoch}-k",
         allocation=Allocation(grants=grants),
         placed_s=T + begin,
         ended_s=None if end is None else T + end,

@@ -385,7 +385,7 @@ def test_placed_attempt_has_the_next_epoch_and_asks_every_node():
     assert (outcome.job.state, outcome.attempt.epoch) == (JobState.RUNNING, 4)
     first = outcome.commands[0]
     assert [one.step for one in first.candidates] == [2, 1]
-    assert (first.checkpoint_dir, first.output_dir) == ("/ckpt/7/epoch-4", "/out/7")
+    assert (first.checkpoint_dir, first.output_dir) == ("/ckpt/7-k/epoch-4-k", "/out/7-k")
     assert (first.deadline_s, first.restarts) == (T + 5 + 600, 3)
 
 

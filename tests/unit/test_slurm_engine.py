@@ -52,6 +52,7 @@ def attempt(*nodes, state=AttemptState.PLACED, member=MemberState.REQUESTED, end
     return Attempt(
         job_id="17",
         epoch=epoch,
+        folder=f"17-k/epoch-{epoch}-k",
         allocation=Allocation(grants=grants),
         placed_s=0.0,
         state=state,

@@ -92,7 +92,13 @@ def attempt(job="17", *, state=AttemptState.RUNNING, member=MemberState.STARTED,
     grant = NodeGrant(node_id=node, node_rank=0, devices=(0,), cpus=0, memory_bytes=0, tasks=1, first_rank=0)
     members = (Member(node_id=node, state=member),)
     return Attempt(
-        job_id=job, epoch=1, allocation=Allocation(grants=(grant,)), placed_s=0.0, state=state, members=members
+        job_id=job,
+        epoch=1,
+        folder=f"{job}-k/epoch-1-k",
+        allocation=Allocation(grants=(grant,)),
+        placed_s=0.0,
+        state=state,
+        members=members,
     )
 
 

@@ -181,13 +181,13 @@ def test_what_is_no_archive_is_said(tmp_path):
 
 
 def test_only_checkpoint_folders_of_the_job_are_deleted(tmp_path):
-    mine = tmp_path / "7/epoch-1/step-00000010"
+    mine = tmp_path / "7-k/epoch-1-k/step-00000010"
     mine.mkdir(parents=True)
-    other = tmp_path / "8/epoch-1/step-00000010"
+    other = tmp_path / "8-k/epoch-1-k/step-00000010"
     other.mkdir(parents=True)
-    wrong = [str(other), str(tmp_path), f"{mine}/../../../8/epoch-1/step-00000010", f"{mine}/inner"]
+    wrong = [str(other), str(tmp_path), f"{mine}/../../../8-k/epoch-1-k/step-00000010", f"{mine}/inner"]
     assert checkpoint_folders.delete_checkpoints(JobId("7"), [str(mine), *wrong]) == wrong
-    assert not (tmp_path / "7/epoch-1").exists()
+    assert not (tmp_path / "7-k/epoch-1-k").exists()
     assert other.exists()
     assert checkpoint_folders.delete_checkpoints(JobId("7"), [str(mine)]) == []
 

@@ -98,7 +98,9 @@ def test_a_checkpoint_whose_files_lie_deeper_than_any_does_is_refused(tmp_path):
                 format=1, step=4, epoch=1, world_size=1, files=(ManifestFile(path=path, size_bytes=1, crc32=0),)
             )
         )
-        place = CheckpointKey(job_id=JobId("7"), epoch=Epoch(1), step=4, digest=manifests.digest(encoded))
+        place = CheckpointKey(
+            job_id=JobId("7"), epoch=Epoch(1), folder="7-k/epoch-1-k", step=4, digest=manifests.digest(encoded)
+        )
         if taken:
             assert kept.begin_upload(place, encoded, published=()) == (False, 1, {})
             continue

@@ -20,7 +20,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -60,20 +59,16 @@ from phalanx.core.state.events import (
     RemoveNode,
 )
 from phalanx.core.state.records import USERS
-from phalanx.core.state.world import World
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import Token, User, UserRole
-from phalanx.durable_files import rename_path
 from phalanx.node.logs.log_format import OneLineFormatter
 from phalanx.node.processes.file_limits import raise_file_limit
 from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.ports.engine import Discovery
-from phalanx.ports.store import StaleLeader, StoreRefused
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
-from phalanx.store.lost_numbers import DatabaseExtent, move_lost_files
-from phalanx.store.sql.sqlite.connections import would_create
 from phalanx.store.sql.sqlite.store import SqliteStore
+from phalanx.store.unknown_files import describe_unknown
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import CertificateAuthority
@@ -142,18 +137,19 @@ class Head:
             audit_key(self._secret),
             FileAuditCheckpoints(self._home.path_of("audit.anchors")),
         )
-        if resources.elector is None:
-            self._move_orphans_aside()
         self._store = resources.open_store()
         self._logs = FileLogs(self._files("logs"))
         self._mailboxes, self._telemetry = Mailboxes(), Telemetry()
         context = engine_context(options, resources.listeners, secret=self._secret, sole_head=resources.elector is None)
         self._engines = create_engines(options, context, resources.default_engine)
         settings = ControllerSettings(
-            checkpoint_root=self._files("checkpoints"), output_root=self._files("outputs"), rules=shipped_rules()
+            checkpoint_root=self._files("checkpoints"),
+            output_root=self._files("outputs"),
+            storage_key=self._head_id,
+            rules=shipped_rules(),
         )
         world = self._store.load()
-        self._move_unknown_files_aside(world)
+        self._report_unknown_files(world.next_job_seq - 1)
         controller = Controller(
             world=world,
             leases=LeaseBook(lease_s=options.lease_s, guard=threading.Lock()),
@@ -284,42 +280,10 @@ class Head:
                 with contextlib.suppress(PhalanxError):  # it still has a job that must end first
                     self._driver.request(RemoveNode(node_id=node_id, by=UserId("head"))).result(timeout=30)
 
-    def _move_orphans_aside(self) -> None:
-        """Move files of jobs aside if there is no database: job numbers restart, and new jobs must not get the files of old ones."""
-        if not would_create(self._home.path_of("phalanx.db")):
-            return
-        for name in ("logs", "outputs", "checkpoints"):
-            folder = self._home.path_of(name)
-            if os.path.isdir(folder) and any(not name.startswith(".") for name in os.listdir(folder)):
-                aside = f"{folder}.before-{time.strftime('%Y%m%d-%H%M%S')}"
-                rename_path("home.aside", folder, aside)
-                _log.warning("there is no database: %s was renamed to %s", folder, aside)
-
-    def _move_unknown_files_aside(self, world: World) -> None:
-        """Move files aside whose job numbers the database has lost, before anything is written: new jobs will get these numbers.
-
-        Raises:
-            StoreRefused: the files cannot be moved, or another head leads.
-        """
-        campaign, files = self._resources.elector, self._resources.files_root
-
-        def check_leading() -> None:
-            if campaign is not None and not campaign.leads():
-                raise StaleLeader("another head leads, so this one moves no more files", hint="the leader moves them")
-
-        epochs = {str(job.id): int(job.epoch) for job in world.jobs.values() if not job.state.terminal}
-        now = DatabaseExtent(last_job_seq=world.next_job_seq - 1, epochs=epochs)
-        try:
-            made = move_lost_files(
-                files, now, self._resources.restores, time.strftime("%Y%m%d-%H%M%S"), check_allowed=check_leading
-            )
-        except OSError as error:
-            raise StoreRefused(
-                f"{files} has files of jobs that the database does not know, and they cannot be moved aside: {error}",
-                hint="new jobs will get the same numbers: move the files yourself, or check the disk",
-            ) from error
-        for folder in made:
-            _log.warning("files of jobs and attempts that the database does not know were moved to %s", folder)
+    def _report_unknown_files(self, last_job_seq: int) -> None:
+        """Log which folders belong to jobs that the database does not know: they are never read, and nothing removes them."""
+        for text in describe_unknown(self._resources.files_root, last_job_seq):
+            _log.warning("%s", text)
 
     def _bootstrap(self) -> None:
         """At the first start, make this user the admin, with a token in the state folder, and create one project and one queue."""

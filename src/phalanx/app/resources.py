@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from phalanx.app.state_folder import StateFolder
 from phalanx.core.errors import Conflict
 from phalanx.ports.engine import Engine
 from phalanx.ports.store import Store
-from phalanx.store.lost_numbers import RestoreRecord
 
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
@@ -60,7 +59,6 @@ class HeadResources:
         elector: of one of several heads; its term is held.
         leases_until_s: CLOCK_BOOTTIME until which leases of the previous head may last; 0 if no longer than this head's own.
         output_elsewhere: the other heads that have the output missing in `files_root`; empty if none is missing.
-        restores: restores of the shared database that may not be applied to `files_root` yet.
     """
 
     head_id: str
@@ -73,7 +71,6 @@ class HeadResources:
     elector: LeaderElector | None = None
     leases_until_s: float = 0.0
     output_elsewhere: str = ""
-    restores: Sequence[RestoreRecord] = ()
 
 
 def bind_listeners(port: int, listen: ListenAddress | None) -> Listeners:

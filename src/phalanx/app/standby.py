@@ -40,13 +40,6 @@ from phalanx.node.logs.log_format import log_with_timeout
 from phalanx.node.membership import running_attempts
 from phalanx.ports.election import Election, ElectionUnavailable, HeadRecord
 from phalanx.ports.store import Store
-from phalanx.store.lost_numbers import (
-    RESTORES,
-    TERMS,
-    extend_terms,
-    parse_restores,
-    with_certainty,
-)
 
 if TYPE_CHECKING:
     from phalanx.app.certificates import CertificateAuthority
@@ -266,8 +259,6 @@ class StandbyHead:
         election = self._open_election()
         try:
             shared = election.share({})
-            terms = shared.get(TERMS, "")
-            election.replace_shared(TERMS, extend_terms(terms, tenure.term))
         finally:
             election.close()
         others = [head.url for head in self._campaign.heads() if head.name != self._campaign.own_record.name]
@@ -282,7 +273,6 @@ class StandbyHead:
             elector=self._campaign,
             leases_until_s=self._clock.boottime_s() + previous_leases_s(before) + MARGIN_S,
             output_elsewhere="" if self._options.shared_files else ", ".join(others) or before.url,
-            restores=with_certainty(parse_restores(shared.get(RESTORES, "")), terms, tenure.term),
         )
 
     def _store(self, term: int) -> Store:

@@ -43,10 +43,16 @@ from phalanx.core.work.job import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerSettings:
-    """Settings that are fixed at the start of the head."""
+    """Settings that are fixed at the start of the head.
+
+    Attributes:
+        storage_key: random, drawn for this process of the head. With a number that this process assigns, it names a folder that no other job
+            or attempt ever had: a process assigns each number once, even if a restored database made another process assign it before.
+    """
 
     checkpoint_root: str
     output_root: str
+    storage_key: str
     rules: tuple[FailureRule, ...] = ()  # the failure rules shipped with Phalanx
 
 
@@ -87,6 +93,7 @@ class StepContext:
                 nodes=self.world.nodes,
                 checkpoint_root=self.settings.checkpoint_root,
                 output_root=self.settings.output_root,
+                storage_key=self.settings.storage_key,
                 gang_mtbf_s=partial(_gang_mtbf_s, self.failure_rate, self.now.wall_s),
                 ages_s=self.ages_s,
                 diagnose=book.diagnose,

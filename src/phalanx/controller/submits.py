@@ -239,6 +239,7 @@ def _put_one(
     )
     job = Job(
         id=job_id,
+        folder=f"{job_id}-{context.settings.storage_key}",
         seq=seq,
         spec=spec,
         user=request.user,

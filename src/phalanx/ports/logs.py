@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from phalanx.core.ids import Epoch, JobId
+from phalanx.core.work.attempt import Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class StreamKey:
-    """One stream of one attempt: "rank-3", "steps-0", "supervisor-0"."""
+    """One stream of one attempt: "rank-3", "steps-0", "supervisor-0". `folder`: of the attempt."""
 
     job_id: JobId
     epoch: Epoch
+    folder: str
     stream: str
+
+
+def stream_key(attempt: Attempt, stream: str) -> StreamKey:
+    """The key of an attempt's stream."""
+    return StreamKey(job_id=attempt.job_id, epoch=attempt.epoch, folder=attempt.folder, stream=stream)
 
 
 class Logs(Protocol):
@@ -38,14 +46,14 @@ class Logs(Protocol):
         """At most `limit` bytes from `offset`; empty at the end."""
         ...
 
-    def streams(self, job_id: JobId) -> list[StreamKey]:
-        """All streams of a job, ordered by epoch, name and number."""
+    def streams(self, attempts: Iterable[Attempt]) -> list[StreamKey]:
+        """All streams of these attempts, ordered by epoch, name and number."""
         ...
 
     def close(self) -> None:
         """Close all files. Idempotent."""
         ...
 
-    def delete(self, job_id: JobId) -> None:
+    def delete(self, job_folder: str) -> None:
         """Remove all streams of a job. Idempotent."""
         ...

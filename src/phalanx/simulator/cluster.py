@@ -77,7 +77,9 @@ class ReplayCluster:
             world=World(),
             leases=LeaseBook(lease_s=_LEASE_S),
             policy=policy,
-            settings=ControllerSettings(checkpoint_root="/simulated/checkpoints", output_root="/simulated/output"),
+            settings=ControllerSettings(
+                checkpoint_root="/simulated/checkpoints", output_root="/simulated/output", storage_key="0"
+            ),
         )
         self.supervisors = ReplaySupervisors()
         now = ControllerTime(wall_s=start_s, boot_s=start_s)

@@ -1,8 +1,8 @@
 """Checkpoint folders: names, durability, the atomic commit, removal of leftovers, and retention. Does not use torch.
 
-A checkpoint is written to `step-<8 digits>.tmp-<generation>` (`.tmp-<epoch>-<generation>` in a folder of several epochs) and becomes
-`step-<8 digits>` by one rename, after each file, the manifest with size and CRC-32 of each file, and the folder were fsynced. So a crash
-at any time leaves a complete checkpoint or a temporary folder, which the next start removes; never an incomplete one under the final name.
+A checkpoint is written to `step-<8 digits>.tmp-<epoch>-<generation>` and becomes `step-<8 digits>` by one rename, after each file, the
+manifest with size and CRC-32 of each file, and the folder were fsynced. So a crash at any time leaves a complete checkpoint or a temporary
+folder, which the next start removes; never an incomplete one under the final name.
 """
 
 from __future__ import annotations
@@ -38,11 +38,8 @@ def temporary_folder(directory: str, step: int, *, epoch: int, generation: int) 
     """Return the temporary path of a checkpoint. Equal on all ranks without communication.
 
     No other epoch or generation uses it, even in a shared `directory`: a rank of an older one may wake between two fence checks.
-    In a folder of one epoch, the name is compatible with older releases, which some ranks of a gang may run.
     """
-    one_epoch = os.path.basename(os.path.normpath(directory)) == f"epoch-{epoch}"
-    suffix = f"{generation}" if one_epoch else f"{epoch}-{generation}"
-    return f"{step_folder(directory, step)}.tmp-{suffix}"
+    return f"{step_folder(directory, step)}.tmp-{epoch}-{generation}"
 
 
 def create_temporary(temporary: str) -> None:

@@ -22,7 +22,7 @@ from phalanx.api.runtime import (
     runtime_of,
 )
 from phalanx.core.access.rules import AccessScope
-from phalanx.core.errors import Conflict, NotPermitted, TryLater
+from phalanx.core.errors import Conflict, NotFound, NotPermitted, TryLater
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.attempt import Attempt, MemberState
@@ -73,11 +73,11 @@ async def begin_checkpoint(
 ) -> Response:
     """Begin or resume the upload of a checkpoint; the answer lists the received bytes of each file."""
     runtime = runtime_of(request)
-    _, published = await run_in_thread(
+    attempt, published = await run_in_thread(
         require_live_member, runtime, grant_of_caller(request, job_id, epoch)[0], job_id, Epoch(epoch)
     )
     encoded = await read_body(request, MANIFEST_BYTES_MAX)
-    place = CheckpointKey(job_id=job_id, epoch=Epoch(epoch), step=step, digest=digest)
+    place = _key_of(attempt, step, digest)
     whole, missing_bytes, ends = await run_in_thread(
         runtime.checkpoint_copies.begin_upload, place, encoded, published=published
     )
@@ -104,10 +104,9 @@ async def receive_checkpoint_piece(
         raise TryLater(f"the head is receiving {_PIECES_MAX} pieces already", hint="send it again in a moment")
     carried.pieces_in_progress += 1
     try:
-        await run_in_thread(require_live_member, runtime, node_id, job_id, Epoch(epoch))
+        attempt, _ = await run_in_thread(require_live_member, runtime, node_id, job_id, Epoch(epoch))
         data = await read_body(request, PIECE_BYTES_MAX)
-        place = CheckpointKey(job_id=job_id, epoch=Epoch(epoch), step=step, digest=digest)
-        end = await run_in_thread(runtime.checkpoint_copies.append, place, path, offset, data)
+        end = await run_in_thread(runtime.checkpoint_copies.append, _key_of(attempt, step, digest), path, offset, data)
     finally:
         carried.pieces_in_progress -= 1
     runtime.count("kept_bytes", len(data))
@@ -126,12 +125,12 @@ async def show_checkpoint(
     """Show what is missing of a checkpoint; waits up to `wait_s` until less is missing. The asking node has sent all its files."""
     runtime = runtime_of(request)
     node_id, clock = grant_of_caller(request, job_id, epoch)[0], runtime.services.clock
-    place = CheckpointKey(job_id=job_id, epoch=Epoch(epoch), step=step, digest=digest)
     until_s = clock.boottime_s() + min(wait_s, runtime.services.limits.wait_s)
     first: int | None = None
     with runtime.hub.private_wakeup() as watch:
         while True:
             attempt, _ = await run_in_thread(require_live_member, runtime, node_id, job_id, Epoch(epoch))
+            place = _key_of(attempt, step, digest)
             done = runtime.pending_uploads.nodes_done.setdefault(place, set())
             done.add(node_id)
             whole, missing_bytes = await run_in_thread(runtime.checkpoint_copies.upload_state, place)
@@ -159,7 +158,11 @@ async def download_checkpoint_file(
     """Download a file of a checkpoint that the job may resume from, from byte `offset` on; the manifest is one of the files."""
     runtime = runtime_of(request)
     await run_in_thread(require_live_member, runtime, grant_of_caller(request, job_id, epoch)[0], job_id, Epoch(epoch))
-    file = await run_in_thread(runtime.checkpoint_copies.path, job_id, Epoch(of_epoch), step, path)
+    attempts = await run_in_thread(runtime.services.store.attempts, job_id)
+    folder = next((one.folder for one in attempts if one.epoch == of_epoch), None)
+    if folder is None:
+        raise NotFound(f"job {job_id} has no attempt {of_epoch}")
+    file = await run_in_thread(runtime.checkpoint_copies.path, folder, step, path)
     return await stream_file(file, offset)
 
 
@@ -176,6 +179,10 @@ def _pieces(path: str, offset: int) -> Iterator[bytes]:
             yield piece
 
 
+def _key_of(attempt: Attempt, step: int, digest: str) -> CheckpointKey:
+    return CheckpointKey(job_id=attempt.job_id, epoch=attempt.epoch, folder=attempt.folder, step=step, digest=digest)
+
+
 def grant_of_caller(request: Request, job_id: JobId, epoch: int) -> tuple[NodeId, NodeGrant]:
     """Return the calling supervisor's node and its part of the attempt.
 
@@ -190,7 +197,7 @@ def grant_of_caller(request: Request, job_id: JobId, epoch: int) -> tuple[NodeId
             f"supervisor {name} was started for another attempt and may not act for epoch {epoch} of job {job_id}"
         )
     node_id = node_of_supervisor(name)
-    return node_id, runtime_of(request).supervisors.require_grant(node_id, job_id, Epoch(epoch))
+    return node_id, runtime_of(request).supervisors.require_grant(node_id, job_id, Epoch(epoch))[0]
 
 
 def require_live_member(

@@ -44,8 +44,8 @@ async def download_output_file(
     request: Request, job_id: JobId, epoch: NonNegative, path: OutputPathParameter
 ) -> Response:
     """Download one of these files."""
-    await _origin(request, job_id, epoch)
-    file = await run_in_thread(runtime_of(request).output_copies.open_file, job_id, path)
+    origin = await _origin(request, job_id, epoch)
+    file = await run_in_thread(runtime_of(request).output_copies.open_file, origin.folder, path)
     return StreamingResponse(_pieces(file), media_type=MediaType.BYTES.value)
 
 
@@ -102,8 +102,9 @@ async def _origin(request: Request, job_id: JobId, epoch: int) -> OutputOrigin:
         NotPermitted, AttemptEnded: this node does not run a part of that attempt, or it has ended.
     """
     node_id, grant = grant_of_caller(request, job_id, epoch)
-    await run_in_thread(require_live_member, runtime_of(request), node_id, job_id, Epoch(epoch))
-    return OutputOrigin(job_id=job_id, epoch=Epoch(epoch), node_rank=grant.node_rank)
+    attempt, _ = await run_in_thread(require_live_member, runtime_of(request), node_id, job_id, Epoch(epoch))
+    folder = os.path.dirname(attempt.folder)
+    return OutputOrigin(job_id=job_id, epoch=attempt.epoch, folder=folder, node_rank=grant.node_rank)
 
 
 def _pieces(file: int) -> Iterator[bytes]:

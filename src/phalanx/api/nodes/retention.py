@@ -108,14 +108,13 @@ class RetentionWorker:
         # Read the attempts before the job, so that the job lists all checkpoints published before an attempt ended.
         attempts = self._store.attempts(job_id)
         job = self._store.job(job_id)
-        if job is None:  # files of another database: leave them to the operator
+        if job is None:  # files of a job that a restored database has lost: leave them to the operator
             return
         attempt = _live(attempts)
         live = None if attempt is None else attempt.epoch
         # A new attempt may start and upload files at any moment: only the attempts read above are known to have ended.
         newest = max((one.epoch for one in attempts), default=Epoch(0))
-        published = frozenset((one.epoch, one.step) for one in job.checkpoints)
-        self._kept.remove_unneeded(job_id, live, published, newest=newest)
+        self._kept.remove_unneeded(job, attempts)
         self._outputs.remove_stale_uploads(job_id, live, newest=newest)
         for place in [p for p in list(self._carried.nodes_done) if p.job_id == job_id]:
             if place.epoch != live and place.epoch <= newest:

@@ -116,9 +116,7 @@ async def receive_streams(request: Request) -> Response:
     name = _name_of(request)
     sent = decode_body(await read_body(request, runtime.services.limits.streams_bytes), StreamsRequest)
     known = runtime.supervisors.require(name, sent.supervisor_id)
-    for chunk in sent.chunks:
-        _check_chunk(runtime, name, chunk)
-    chunks = [(StreamKey(job_id=c.job_id, epoch=c.epoch, stream=c.stream), c.offset, c.data) for c in sent.chunks]
+    chunks = [(_checked_key(runtime, name, chunk), chunk.offset, chunk.data) for chunk in sent.chunks]
     async with known.streams:
         before = {key: runtime.services.logs.end(key) for key, _, _ in chunks}
         ends = await run_in_thread(runtime.services.logs.append, chunks)
@@ -401,8 +399,13 @@ def _report_of(runtime: ApiRuntime, name: NodeId, framed: Envelope) -> Report:
     return event
 
 
-def _check_chunk(runtime: ApiRuntime, supervisor: NodeId, chunk: StreamChunk) -> None:
-    """Check that this node may send the chunk."""
+def _checked_key(runtime: ApiRuntime, supervisor: NodeId, chunk: StreamChunk) -> StreamKey:
+    """Return the stream of a chunk that this node may send.
+
+    Raises:
+        BadRequest: the chunk is malformed.
+        NotPermitted: the stream belongs to another node.
+    """
     name = _STREAM.fullmatch(chunk.stream)
     if name is None or chunk.offset < 0 or len(chunk.data) > STREAM_CHUNK_BYTES_MAX:
         raise BadRequest(
@@ -411,13 +414,14 @@ def _check_chunk(runtime: ApiRuntime, supervisor: NodeId, chunk: StreamChunk) ->
         )
     _check_seat(supervisor, chunk.job_id, chunk.epoch)
     node_id = node_of_supervisor(supervisor)
-    grant = runtime.supervisors.require_grant(node_id, chunk.job_id, chunk.epoch)
+    grant, folder = runtime.supervisors.require_grant(node_id, chunk.job_id, chunk.epoch)
     number = int(name[2])
     own = (
         range(grant.first_rank, grant.first_rank + grant.tasks) if name[1] in ("rank", "stacks") else (grant.node_rank,)
     )
     if number not in own:
         raise NotPermitted(f"node {node_id} may not write {chunk.stream} of job {chunk.job_id} epoch {chunk.epoch}")
+    return StreamKey(job_id=chunk.job_id, epoch=chunk.epoch, folder=folder, stream=chunk.stream)
 
 
 def _record_steps(

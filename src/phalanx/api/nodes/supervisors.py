@@ -32,7 +32,7 @@ class SupervisorRegistry:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._registered: dict[NodeId, RegisteredSupervisor] = {}
-        self._grants: OrderedDict[tuple[JobId, Epoch], dict[NodeId, NodeGrant]] = OrderedDict()
+        self._grants: OrderedDict[tuple[JobId, Epoch], dict[NodeId, tuple[NodeGrant, str]]] = OrderedDict()
         self._grant_count = 0  # a gang has one per node
 
     def register(self, node_id: NodeId, supervisor_id: SupervisorId) -> None:
@@ -59,8 +59,8 @@ class SupervisorRegistry:
         """Remove the supervisor of a node that left the fleet."""
         self._registered.pop(node_id, None)
 
-    def require_grant(self, node_id: NodeId, job_id: JobId, epoch: Epoch) -> NodeGrant:
-        """Return the node's part of an attempt.
+    def require_grant(self, node_id: NodeId, job_id: JobId, epoch: Epoch) -> tuple[NodeGrant, str]:
+        """Return the node's part of an attempt, and the attempt's folder.
 
         Raises:
             NotPermitted: it has none, so it may not report on this job and epoch.
@@ -70,15 +70,15 @@ class SupervisorRegistry:
             raise NotPermitted(f"node {node_id} runs no part of job {job_id} epoch {epoch}")
         return grant
 
-    def _look_up(self, job_id: JobId, epoch: Epoch) -> dict[NodeId, NodeGrant]:
+    def _look_up(self, job_id: JobId, epoch: Epoch) -> dict[NodeId, tuple[NodeGrant, str]]:
         for attempt in self._store.attempts(job_id):
             if attempt.epoch == epoch:
-                grants = {grant.node_id: grant for grant in attempt.allocation.grants}
+                grants = {grant.node_id: (grant, attempt.folder) for grant in attempt.allocation.grants}
                 self._cache((job_id, epoch), grants)
                 return grants
         return {}
 
-    def _cache(self, attempt: tuple[JobId, Epoch], grants: dict[NodeId, NodeGrant]) -> None:
+    def _cache(self, attempt: tuple[JobId, Epoch], grants: dict[NodeId, tuple[NodeGrant, str]]) -> None:
         self._grant_count += len(grants) - len(self._grants.pop(attempt, {}))
         self._grants[attempt] = grants
         while self._grant_count > CACHED_GRANTS_MAX and len(self._grants) > 1:

@@ -35,6 +35,5 @@ async def archive_files(request: Request, job_id: JobId, path: str = "") -> Resp
 
 def _folder(request: Request, job_id: JobId) -> str:
     parts = runtime_of(request).services
-    # The job's id becomes part of a path only after the store has confirmed that the job exists.
     job = authorize_job(parts.store, caller_of(request), Action.VIEW_OUTPUT, job_id)
-    return os.path.join(parts.output_root, job.id)
+    return os.path.join(parts.output_root, job.folder)

@@ -6,7 +6,7 @@ or ?cursor=. Chunks end between characters: an incomplete character waits for th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -35,6 +35,7 @@ from phalanx.api.services import HeadServices
 from phalanx.api.views.records import end_event, state_event
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId
+from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.core.work.users import Action
 from phalanx.ports.logs import StreamKey
@@ -85,22 +86,22 @@ async def job_logs(
     job = authorize_job(runtime.services.store, caller_of(request), Action.VIEW_OUTPUT, job_id)
     if rank not in ("all", *_WORDS) and (not rank.isdecimal() or len(rank) > QUERY_DIGITS_MAX):
         raise BadRequest(f"rank: {rank[:60]!r} is not valid", hint="use a number, all, supervisor or stacks")
-    wanted = StreamSelector(rank=rank, epoch=epoch)
+    wanted, attempts = StreamSelector(rank=rank, epoch=epoch), runtime.services.store.attempts(job_id)
     place = read_cursor(request.headers.get("last-event-id") or cursor)
     if tail_bytes is not None and not place:
-        place = await run_in_thread(_tails, runtime.services, job_id, wanted, tail_bytes)
+        place = await run_in_thread(_tails, runtime.services, attempts, wanted, tail_bytes)
     check = reauthorize(runtime.authenticator, runtime.services.store, caller_of(request), Action.VIEW_OUTPUT, job_id)
     if follow or "text/event-stream" in request.headers.get("accept", ""):
         return EventStream(runtime, caller_of(request).user, _follow(runtime, job_id, wanted, place), check)
-    chunks = await run_in_thread(read_batch, runtime.services, job_id, wanted, place, limit_bytes)
+    chunks = await run_in_thread(read_batch, runtime.services, attempts, wanted, place, limit_bytes)
     more = bool(chunks) and sum(chunk.end - chunk.offset for chunk in chunks) >= limit_bytes
-    note = "" if chunks or cursor else await run_in_thread(_missing_output_note, runtime.services, job)
+    note = "" if chunks or cursor else await run_in_thread(_missing_output_note, runtime.services, job, attempts)
     return json_response(LogsReply(chunks=chunks, cursor=write_cursor(place), more=more, note=note))
 
 
 def read_batch(
     parts: HeadServices,
-    job_id: JobId,
+    attempts: Sequence[Attempt],
     selector: StreamSelector,
     cursor: Cursor,
     limit_bytes: int,
@@ -109,7 +110,7 @@ def read_batch(
 ) -> list[LogChunk]:
     """Read on from `cursor` and advance it: by attempt, then by stream. `ended`: also return incomplete characters at an end."""
     chunks: list[LogChunk] = []
-    for key in parts.logs.streams(job_id):
+    for key in parts.logs.streams(attempts):
         if not selector.selects(key):
             continue
         while limit_bytes > 0:
@@ -128,11 +129,11 @@ def read_batch(
     return chunks
 
 
-def _missing_output_note(parts: HeadServices, job: Job) -> str:
+def _missing_output_note(parts: HeadServices, job: Job, attempts: Sequence[Attempt]) -> str:
     """Explain why the output of a job is missing: another head led when it ran, and that head does not share its files."""
-    if not parts.output_elsewhere or parts.leader_status is None or not job.epoch or parts.logs.streams(job.id):
+    if not parts.output_elsewhere or parts.leader_status is None or not attempts or parts.logs.streams(attempts):
         return ""
-    if min(attempt.placed_s for attempt in parts.store.attempts(job.id)) >= parts.leader_status.leader().since_s:
+    if min(attempt.placed_s for attempt in attempts) >= parts.leader_status.leader().since_s:
         return ""
     return (
         f"The output of job {job.id} is in the state folder of another head ({parts.output_elsewhere}), "
@@ -151,10 +152,10 @@ def complete_characters(piece: bytes) -> bytes:
     return piece
 
 
-def _tails(parts: HeadServices, job_id: JobId, wanted: StreamSelector, tail_bytes: int) -> Cursor:
+def _tails(parts: HeadServices, attempts: Sequence[Attempt], wanted: StreamSelector, tail_bytes: int) -> Cursor:
     """Return the place `tail_bytes` before the end of each stream, moved forward to the start of a line if there is one."""
     place: Cursor = {}
-    for key in parts.logs.streams(job_id):
+    for key in parts.logs.streams(attempts):
         offset = max(0, parts.logs.end(key) - tail_bytes)
         if wanted.selects(key) and offset:
             newline = parts.logs.read(key, offset, CHUNK_BYTES).find(b"\n")
@@ -173,7 +174,7 @@ async def _follow(runtime: ApiRuntime, job_id: JobId, wanted: StreamSelector, pl
             job = require_job(parts.store, job_id)
             attempts = parts.store.attempts(job_id) if job.epoch else []
             state = state_event(job, attempts[-1] if attempts else None, parts.controller.wait_reasons.get(job_id))
-            chunks = await run_in_thread(read_batch, parts, job_id, wanted, place, BATCH_BYTES)
+            chunks = await run_in_thread(read_batch, parts, attempts, wanted, place, BATCH_BYTES)
             if state != sent and not job.state.terminal:
                 sent = state
                 yield encode_event("state", state)
@@ -183,7 +184,7 @@ async def _follow(runtime: ApiRuntime, job_id: JobId, wanted: StreamSelector, pl
                     yield piece
                 continue
             if job.state.terminal:
-                chunks = await run_in_thread(read_batch, parts, job_id, wanted, place, BATCH_BYTES, ended=True)
+                chunks = await run_in_thread(read_batch, parts, attempts, wanted, place, BATCH_BYTES, ended=True)
                 for piece in _log_events(chunks, place):
                     yield piece
                 if state != sent:

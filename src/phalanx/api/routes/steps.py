@@ -48,7 +48,7 @@ async def job_steps(
 def read_steps(parts: HeadServices, job_id: JobId, place: Cursor, rank: str, limit: int) -> StepsReply:
     """Read at most `limit` steps past `place`."""
     steps: list[StepView] = []
-    for key in parts.logs.streams(job_id):
+    for key in parts.logs.streams(parts.store.attempts(job_id)):
         if key.stream == _STREAM:
             _read_stream(parts, key, place, rank, limit, steps)
     return StepsReply(steps=steps, cursor=write_cursor(place), more=len(steps) >= limit)

@@ -14,7 +14,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.reservation import Reservation
-from phalanx.ports.logs import StreamKey
+from phalanx.ports.logs import stream_key
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api.jobs import JobView, Progress
 from phalanx.wire.api.nodes import NodeView
@@ -56,7 +56,7 @@ def _view(
 
 def _live_progress(parts: HeadServices, job: Job, attempt: Attempt | None) -> Progress | None:
     """Return the progress of the live attempt: until its first step, the step it resumed from, never that of the attempt before."""
-    progress = progress_of(parts, job)
+    progress = progress_of(parts, job, attempt)
     if attempt is None or not attempt.holds_allocation:
         return progress
     if progress is not None and (progress.epoch, progress.generation) >= (attempt.epoch, attempt.generation):
@@ -73,20 +73,20 @@ def _live_progress(parts: HeadServices, job: Job, attempt: Attempt | None) -> Pr
     )
 
 
-def progress_of(parts: HeadServices, job: Job) -> Progress | None:
+def progress_of(parts: HeadServices, job: Job, attempt: Attempt | None) -> Progress | None:
     """Return the job's progress; if this head has no reports of its newest attempt yet, from both ends of the stored step stream."""
     live = parts.telemetry.progress(job.id)
-    if live is not None or job.epoch == 0:
+    if live is not None or attempt is None:
         return live
-    key = StreamKey(job_id=job.id, epoch=job.epoch, stream="steps-0")
+    key = stream_key(attempt, "steps-0")
     end = parts.logs.end(key)
     if end == 0:
         return None
-    parts.telemetry.put_steps(job.id, job.epoch, 0, parts.logs.read(key, 0, _EDGE_BYTES))
+    parts.telemetry.put_steps(job.id, attempt.epoch, 0, parts.logs.read(key, 0, _EDGE_BYTES))
     if end > _EDGE_BYTES:
         tail = parts.logs.read(key, max(_EDGE_BYTES, end - _EDGE_BYTES), _EDGE_BYTES)
         # The newline ends the line that the first part left incomplete. The partial line at the start of the tail is ignored.
-        parts.telemetry.put_steps(job.id, job.epoch, 0, b"\n" + tail)
+        parts.telemetry.put_steps(job.id, attempt.epoch, 0, b"\n" + tail)
     return parts.telemetry.progress(job.id)
 
 

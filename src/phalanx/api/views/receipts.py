@@ -17,7 +17,7 @@ from phalanx.core.errors import TryLater
 from phalanx.core.ids import Epoch
 from phalanx.core.jsonline import parse_object
 from phalanx.core.work.job import Job
-from phalanx.ports.logs import Logs, StreamKey
+from phalanx.ports.logs import Logs, StreamKey, stream_key
 from phalanx.wire.rank import ReportKind
 
 # Per attempt: about 1.4 million reports of 190 bytes, as of 8 ranks over 175,000 steps. The rest is reported as unread.
@@ -48,7 +48,7 @@ def read_receipt(parts: HeadServices, job: Job) -> Receipt:
     """Build the current receipt. At most READ_BYTES_MAX of reports are read per attempt."""
     attempts = parts.store.attempts(job.id)
     nodes = {node.id: node for node in parts.store.nodes()}
-    keys = {each.epoch: StreamKey(job_id=each.job_id, epoch=each.epoch, stream=_STREAM) for each in attempts}
+    keys = {each.epoch: stream_key(each, _STREAM) for each in attempts}
     reports = {epoch: relevant_reports(epoch, read_lines(_pieces(parts.logs, key))) for epoch, key in keys.items()}
     unread_bytes = sum(max(0, parts.logs.end(key) - READ_BYTES_MAX) for key in keys.values())
     return build_receipt(job, attempts, reports, nodes=nodes, now_s=parts.clock.now_s(), unread_bytes=unread_bytes)

@@ -91,7 +91,7 @@ def job_view(
         utilization=utilization if live else None,
         command=spec.command_line if show_all else "",
         workdir=spec.workdir if show_all else "",
-        output_dir=f"{output_root}/{job.id}" if show_all else "",
+        output_dir=f"{output_root}/{job.folder}" if show_all else "",
         held=job.held,
         time_limit_s=spec.time_limit_s,
         checkpoints=[_checkpoint(resume, whole=show_all) for resume in job.checkpoints],

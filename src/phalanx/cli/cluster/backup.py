@@ -48,8 +48,8 @@ def backup(file: str, store: str | None) -> None:
 @click.option("--dry-run", is_flag=True, help="Verify FILE, change nothing.")
 def restore(file: str, store: str | None, replace: bool, dry_run: bool) -> None:
     """Restore the head's database from FILE. Stop the head first."""
-    from phalanx.store.orphaned_files import move_orphaned
     from phalanx.store.sql import backups
+    from phalanx.store.unknown_files import describe_unknown
 
     if dry_run:
         manifest = backups.check(file, _progress("checked"))
@@ -57,12 +57,11 @@ def restore(file: str, store: str | None, replace: bool, dry_run: bool) -> None:
         return
     place = _place(store)
     done = backups.restore(file, place, _progress("restored"), replace=replace)
-    folders = move_orphaned(files_folder(home_folder()), done.epochs, time.strftime("%Y%m%d-%H%M%S"))
     print(f"restored: {_content(done.manifest)}")
     if done.aside:
         print(f"the previous records were moved to {strip_control(done.aside)}")
-    for folder in folders:
-        print(f"files of jobs that are not in the backup were moved to {strip_control(folder)}")
+    for text in describe_unknown(files_folder(home_folder()), done.manifest.last_job_seq):
+        print(strip_control(text))
     print("next: phalanx up" + (" --store @FILE, with the URL of the database in FILE" if place.dsn else ""))
 
 

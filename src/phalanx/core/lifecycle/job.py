@@ -28,6 +28,7 @@ def place(job: Job, allocation: Allocation, facts: TransitionContext) -> Transit
     attempt = Attempt(
         job_id=job.id,
         epoch=Epoch(job.epoch + 1),
+        folder=f"{job.folder}/epoch-{job.epoch + 1}-{facts.storage_key}",
         allocation=allocation,
         placed_s=facts.now_s,
         generation_s=facts.now_s,

@@ -42,6 +42,7 @@ class TransitionContext:
     Attributes:
         addresses: network address of each node's ranks.
         nodes: node records, for the topology that a job with a plan receives.
+        storage_key: random, of the head that makes this transition; part of the name of a new attempt's folder.
         gang_mtbf_s: mean time between failures of a job's gang of so many nodes.
         diagnose: applies the failure rules to a task's exit; None without rules: then exit codes and signals decide.
         diagnose_cause: applies the failure rules to the end of a whole generation.
@@ -54,6 +55,7 @@ class TransitionContext:
     nodes: Mapping[NodeId, Node] = field(default_factory=dict)
     checkpoint_root: str = ""
     output_root: str = ""
+    storage_key: str = ""
     gang_mtbf_s: Callable[[Job, int], float] = lambda _job, nodes: NODE_MTBF_S / max(1, nodes)
     diagnose: Callable[[TaskExit], FailureDiagnosis | None] = lambda _exit: None
     diagnose_cause: Callable[[EndCause], FailureDiagnosis | None] = lambda _cause: None

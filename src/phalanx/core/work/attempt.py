@@ -117,6 +117,7 @@ class Attempt:
     """An attempt. Times are Unix seconds.
 
     Attributes:
+        folder: of its logs and checkpoints, inside the job's folder; also with a random key, since epochs are assigned again too.
         generation: in-place restarts so far.
         placed_s: start of billing; GPU-seconds are billed from here to `ended_s`.
         generation_s: when the current generation was requested.
@@ -132,6 +133,7 @@ class Attempt:
 
     job_id: JobId
     epoch: Epoch
+    folder: str
     allocation: Allocation
     placed_s: float
     generation: Generation = FIRST_GENERATION

@@ -80,6 +80,7 @@ class Job:
     """One job. Times are Unix seconds.
 
     Attributes:
+        folder: name of the folders with its files. It contains a random key, since a restored database assigns the job's number again.
         seq: submit order, dense and unique.
         epoch: of its newest attempt; 0 before the first.
         reason, detail: why it waits, as a word and a sentence; only meaningful while PENDING.
@@ -99,6 +100,7 @@ class Job:
     """
 
     id: JobId
+    folder: str
     seq: int
     spec: JobSpec
     user: UserId

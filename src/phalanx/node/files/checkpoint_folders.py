@@ -16,7 +16,7 @@ from phalanx.wire import manifest
 COPIES_PER_ATTEMPT: Final = 2  # per attempt, if the head keeps copies: as many as it publishes
 # Jobs that left this node and whose local copies stay; two checkpoints each, which bounds the disk space.
 DEPARTED_JOBS_MAX: Final = 4
-_FOLDER: Final = re.compile(r"/(?P<job>[^/]+)/epoch-\d+/step-\d{8,}")
+_FOLDER: Final = re.compile(r"/(?P<job>[^/-]+)-[^/-]+/epoch-\d+-[^/-]+/step-\d{8,}")
 _STEP: Final = re.compile(r"step-\d{8,}")
 
 

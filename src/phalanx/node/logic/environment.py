@@ -224,7 +224,7 @@ def _share(grant: NodeGrant, *, virtual: bool) -> dict[str, str]:
 def _folders(prepare: PrepareTasks, folders: MemberFolders) -> dict[str, str]:
     """Return the variables of the checkpoint and output folders."""
     apart = local_copies.head_stores_checkpoints(prepare)
-    checkpoints = local_copies.epoch_folder(folders.checkpoints, prepare.epoch) if apart else prepare.checkpoint_dir
+    checkpoints = local_copies.epoch_folder(folders.checkpoints, prepare) if apart else prepare.checkpoint_dir
     variables = {
         "PHALANX_CHECKPOINT_DIR": checkpoints,
         "PHALANX_OUTPUT_DIR": folders.outputs if prepare.kept else prepare.output_dir,

@@ -1,21 +1,27 @@
 """Paths of a node's local copies of checkpoints and outputs, for gangs whose nodes do not share the head's folders. No file access.
 
-<node folder>/checkpoints/<job>/epoch-<e>/step-<8 digits>/    this node's part of the attempt's checkpoints; complete for the one it resumes from
-<scratch folder of the attempt>/outputs/                      what its ranks write for the user; removed with the attempt
+<node folder>/checkpoints/<folder of the attempt>/step-<8 digits>/    this node's part of its checkpoints; complete for the one it resumes from
+<scratch folder of the attempt>/outputs/                              what its ranks write for the user; removed with the attempt
+
+The head's folders have random keys in their names, and these have the same names. So files of earlier jobs with the same id are never used.
 """
 
 from __future__ import annotations
 
 import os
 
-from phalanx.core.ids import Epoch, JobId
 from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.work.job import PublishedCheckpoint
 
 
-def checkpoints_folder(node_folder: str, job_id: JobId) -> str:
+def checkpoints_root(node_folder: str) -> str:
+    """Return the folder of the node's own checkpoints of all jobs."""
+    return os.path.join(node_folder, "checkpoints")
+
+
+def checkpoints_folder(node_folder: str, prepare: PrepareTasks) -> str:
     """Return the folder of the node's own checkpoints of a job."""
-    return os.path.join(node_folder, "checkpoints", job_id)
+    return os.path.join(checkpoints_root(node_folder), os.path.basename(os.path.dirname(prepare.checkpoint_dir)))
 
 
 def outputs_folder(scratch_folder: str) -> str:
@@ -28,9 +34,9 @@ def head_stores_checkpoints(prepare: PrepareTasks) -> bool:
     return prepare.kept and not prepare.spec.checkpoint
 
 
-def epoch_folder(own: str, epoch: Epoch) -> str:
+def epoch_folder(own: str, prepare: PrepareTasks) -> str:
     """Return the folder that an attempt saves to, under the node's own checkpoints of its job."""
-    return os.path.join(own, f"epoch-{epoch}")
+    return os.path.join(own, os.path.basename(prepare.checkpoint_dir))
 
 
 def local_checkpoint_path(prepare: PrepareTasks, resume: PublishedCheckpoint, own: str) -> str | None:
@@ -39,12 +45,12 @@ def local_checkpoint_path(prepare: PrepareTasks, resume: PublishedCheckpoint, ow
         os.path.dirname(prepare.checkpoint_dir) + "/"
     ):
         return None
-    return os.path.join(epoch_folder(own, resume.epoch), f"step-{resume.step:08d}")
+    return os.path.join(own, os.path.basename(os.path.dirname(resume.path)), f"step-{resume.step:08d}")
 
 
 def head_checkpoint_path(prepare: PrepareTasks, own: str, path: str) -> str | None:
     """Return the head's path of the checkpoint at the local `path`; None for any other path."""
     folder, name = os.path.split(path)
-    if not head_stores_checkpoints(prepare) or folder != epoch_folder(own, prepare.epoch):
+    if not head_stores_checkpoints(prepare) or folder != epoch_folder(own, prepare):
         return None
     return f"{prepare.checkpoint_dir}/{name}"

@@ -195,7 +195,7 @@ def _take_account(member: MemberRuntime, services: NodeServices) -> None:
     key, others = member.key, services.accounts.folder
     member.account = account
     member.scratch = scratch_of(services.folder, key.job_id, key.epoch, shared_root=others, account=account)
-    member.checkpoints = checkpoints_folder(others, key.job_id)
+    member.checkpoints = checkpoints_folder(others, member.prepare)
     member.outputs = outputs_folder(member.scratch.path)
     if member.prepare.spec.upload:
         member.workdir = member.scratch.workdir

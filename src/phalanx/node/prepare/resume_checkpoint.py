@@ -42,7 +42,7 @@ def select_checkpoint(
         checkpoint_folders.remove_unneeded_copies(
             member.checkpoints, {path for path in own if path is not None} | uploader.unfinished_folders()
         )
-        make_folder(local_copies.epoch_folder(member.checkpoints, order.epoch))
+        make_folder(local_copies.epoch_folder(member.checkpoints, order))
     try:
         member.local_checkpoint = checkpoint_download.newest_complete(member, access, member.checkpoints, note)
     except RequestRejected as error:
@@ -83,7 +83,7 @@ def writable_folders(member: MemberRuntime) -> tuple[str, ...]:
     order = member.prepare
     separate = local_copies.head_stores_checkpoints(order)
     outputs = member.outputs if order.kept else order.output_dir
-    found = (outputs, local_copies.epoch_folder(member.checkpoints, order.epoch) if separate else order.checkpoint_dir)
+    found = (outputs, local_copies.epoch_folder(member.checkpoints, order) if separate else order.checkpoint_dir)
     return tuple(folder for folder in found if folder and "://" not in folder)
 
 

@@ -304,7 +304,7 @@ class SupervisorLoop:
             grant=grant,
             scratch=scratch,
             workdir=workdir,
-            checkpoints=checkpoints_folder(self._settings.folder, order.job_id),
+            checkpoints=checkpoints_folder(self._settings.folder, order),
             outputs=outputs_folder(scratch.path),
         )
         self._presents.add(member)

@@ -11,7 +11,7 @@ from phalanx.core.ids import Epoch, JobId
 from phalanx.node.files import checkpoint_folders
 from phalanx.node.head_link.head_connection import HeadAccess
 from phalanx.node.logic.events import CheckpointReported
-from phalanx.node.logic.local_copies import checkpoints_folder
+from phalanx.node.logic.local_copies import checkpoints_root
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.shell import member_start
@@ -79,5 +79,5 @@ class UploadCoordinator:
     def remove_departed_jobs(self, folders: Collection[str], members: Collection[MemberRuntime]) -> None:
         """Bound the local checkpoint copies of jobs that have left this node. Empty folder names are skipped."""
         for folder in filter(None, folders):
-            root = os.path.dirname(checkpoints_folder(folder, JobId("none")))
-            checkpoint_folders.remove_departed_jobs(root, {str(one.key.job_id) for one in members})
+            live = {os.path.basename(one.checkpoints) for one in members}
+            checkpoint_folders.remove_departed_jobs(checkpoints_root(folder), live)

@@ -222,7 +222,12 @@ class DrillCluster:
             leases=LeaseBook(lease_s=self.lease_s),
             policy=self.policy,
             head_id=str(self._incarnations),
-            settings=ControllerSettings(checkpoint_root="/ckpt", output_root="/out", rules=shipped_rules()),
+            settings=ControllerSettings(
+                checkpoint_root="/ckpt",
+                output_root="/out",
+                storage_key=str(self._incarnations),
+                rules=shipped_rules(),
+            ),
         )
         self.head = DrillHead(incarnation=self._incarnations, controller=controller)
         controller.start(self.now, leases_until_s=max(leases_until_s, self.leases_until_s))

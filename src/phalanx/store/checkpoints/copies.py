@@ -1,8 +1,8 @@
 """The head's copies of checkpoints on disk. Nodes upload pieces; a checkpoint gets its final name only once it is complete.
 
-    <checkpoint root>/<job>/epoch-<e>/.kept                          the head stores copies of this epoch
-                                     /step-<8 digits>.tmp-kept-<d>/  an upload; <d> is the start of the manifest's digest
-                                     /step-<8 digits>/               complete: every file was verified against the manifest and synced
+    <checkpoint root>/<folder of the attempt>/.kept                          the head stores copies of this attempt
+                                             /step-<8 digits>.tmp-kept-<d>/  an upload; <d> is the start of the manifest's digest
+                                             /step-<8 digits>/               complete: every file was verified and synced
 
 Thread-safe; blocks on the disk. The caller (`kept`) authorizes writes.
 """
@@ -16,12 +16,14 @@ import re
 import secrets
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.errors import BadRequest, Conflict, NotFound, TryLater, UploadNotBegun
 from phalanx.core.ids import Epoch, JobId
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
 from phalanx.durable_files import (
     create_file,
     make_directory,
@@ -48,7 +50,6 @@ from phalanx.wire.stored_files import NONCE_FILE
 _MARK: Final = ".kept"
 _UPLOAD_SUFFIX: Final = ".tmp-kept-"
 _RETIRED: Final = ".tmp-retired"
-_EPOCH: Final = re.compile(r"epoch-(\d+)")
 _STEP: Final = re.compile(r"step-(\d{8,})(\.tmp-kept-[0-9a-f]+)?")  # the second group marks an upload
 _DIGEST_SHOWN: Final = 16  # hexadecimal digits in a folder's name
 _OPENING_MAX: Final = 12  # checkpoints opened at once: half of the API's threads (api.runtime)
@@ -63,10 +64,11 @@ class DiskFull(TryLater):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointKey:
-    """Identifies one checkpoint: its attempt, its step, and the SHA-256 of its manifest."""
+    """Identifies one checkpoint: its attempt and the attempt's folder, its step, and the SHA-256 of its manifest."""
 
     job_id: JobId
     epoch: Epoch
+    folder: str
     step: int
     digest: str
 
@@ -95,9 +97,8 @@ class CheckpointCopies:
         # Guards only the three tables, and is never held during disk access: reading a folder of 200 GB takes minutes.
         self._lock = threading.Condition()
         self._uploads: dict[CheckpointKey, _Upload] = {}  # removed once complete
-        self._opening: set[tuple[JobId, Epoch, int]] = (
-            set()
-        )  # by step, regardless of the digest, as they share one final name
+        # By folder and step, regardless of the digest, as they share one final name.
+        self._opening: set[tuple[str, int]] = set()
         # Complete checkpoints whose names were synced by this process; reset at each `settle` of the job, which costs at most three syncs.
         self._named: dict[JobId, set[CheckpointKey]] = {}
         for folder in (checkpoint_root, output_root):
@@ -131,7 +132,7 @@ class CheckpointCopies:
         """
         manifest = _checked(place, encoded)
         with self._opened_alone(place) as begun, disk_errors(self.root):
-            final = self._folder(place.job_id, place.epoch, place.step)
+            final = self._folder(place.folder, place.step)
             if os.path.isdir(final) and not self._replaces(place, final, set(published)):
                 self._sync_name(place)
                 with self._lock:
@@ -186,7 +187,7 @@ class CheckpointCopies:
         upload = self._uploads.get(place)
         if upload is not None:
             return upload.whole, upload.missing_bytes
-        if _digest_of(self._folder(place.job_id, place.epoch, place.step)) == place.digest:
+        if _digest_of(self._folder(place.folder, place.step)) == place.digest:
             with disk_errors(self.root):
                 self._sync_name(place)
             return True, 0
@@ -194,17 +195,17 @@ class CheckpointCopies:
             f"checkpoint of step {place.step}: no upload has begun here", hint="send its manifest first"
         )
 
-    def path(self, job_id: JobId, epoch: Epoch, step: int, name: str) -> str:
+    def path(self, attempt_folder: str, step: int, name: str) -> str:
         """Return the path of a file of a complete copy.
 
         Raises:
             NotFound: the copy does not exist, or has no such file.
         """
-        folder = self._folder(job_id, epoch, step)
+        folder = self._folder(attempt_folder, step)
         try:
             manifest, _ = manifests.read(folder)
         except CheckpointInvalid as error:
-            raise NotFound(f"the head has no checkpoint of job {job_id}, epoch {epoch}, step {step}") from error
+            raise NotFound(f"the head has no checkpoint of step {step} in {attempt_folder}") from error
         if name != MANIFEST_NAME and (not _inside(name) or all(file.path != name for file in manifest.files)):
             raise NotFound(f"{name[:100]!r} is not a file of the checkpoint of step {step}")
         stored_path = os.path.join(folder, name)
@@ -212,26 +213,24 @@ class CheckpointCopies:
             raise NotFound(f"the head's copy of the checkpoint of step {step} lacks {name[:100]!r}")
         return stored_path
 
-    def remove_unneeded(
-        self, job_id: JobId, live: Epoch | None, published: frozenset[tuple[Epoch, int]], *, newest: Epoch
-    ) -> None:
+    def remove_unneeded(self, job: Job, attempts: Sequence[Attempt]) -> None:
         """Remove the copies of a job that are no longer needed: expired copies, and unpublished or incomplete ones of ended attempts.
 
-        `newest`: the newest attempt that existed when `live` was read; later attempts have not ended.
+        `attempts`: read before `job`. Folders of other attempts stay: they may have begun since, or a restored database has lost them.
         """
         with self._lock:
-            self._named.pop(job_id, None)
-        folder = os.path.join(self.root, job_id)
+            self._named.pop(job.id, None)
+        published = frozenset((one.epoch, one.step) for one in job.checkpoints)
         oldest = min(published, default=(Epoch(0), 0))
-        for epoch_folder, number in _numbered(folder, _EPOCH):
-            epoch = Epoch(number)
-            over = epoch != live and epoch <= newest and os.path.exists(os.path.join(epoch_folder, _MARK))
+        for attempt in attempts:
+            epoch, epoch_folder = attempt.epoch, os.path.join(self.root, attempt.folder)
+            over = not attempt.holds_allocation and os.path.exists(os.path.join(epoch_folder, _MARK))
             with self._lock:
                 while any(
-                    (job, at) == (job_id, epoch) and (over or (at, step) < oldest) for job, at, step in self._opening
+                    folder == attempt.folder and (over or (epoch, step) < oldest) for folder, step in self._opening
                 ):
                     self._lock.wait()  # otherwise an upload being opened would recreate what is removed here
-                for place in [p for p in self._uploads if (p.job_id, p.epoch) == (job_id, epoch)]:
+                for place in [p for p in self._uploads if p.folder == attempt.folder]:
                     if over or (epoch, place.step) < oldest:
                         del self._uploads[place]
             for entry in _names(epoch_folder):
@@ -247,8 +246,9 @@ class CheckpointCopies:
                 with contextlib.suppress(OSError):
                     remove_file("kept.settled_mark", os.path.join(epoch_folder, _MARK))
                     remove_folder("kept.settled_epoch", epoch_folder)
-        if live is None and not any(_MARK in _names(path) for path, _ in _numbered(folder, _EPOCH)):
-            self._jobs.discard(job_id)
+        folder = os.path.join(self.root, job.folder)
+        if not any(attempt.holds_allocation for attempt in attempts) and not _has_marks(folder):
+            self._jobs.discard(job.id)
             with contextlib.suppress(OSError):
                 remove_folder("kept.settled_job", folder)
 
@@ -259,7 +259,7 @@ class CheckpointCopies:
         Raises:
             TryLater: another caller has that step open, or too many checkpoints are being opened.
         """
-        step = (place.job_id, place.epoch, place.step)
+        step = (place.folder, place.step)
         with self._lock:
             if not self._lock.wait_for(
                 lambda: step not in self._opening and len(self._opening) < _OPENING_MAX, timeout=_OPEN_WAIT_S
@@ -278,8 +278,8 @@ class CheckpointCopies:
                 self._opening.discard(step)
                 self._lock.notify_all()
 
-    def _folder(self, job_id: JobId, epoch: Epoch, step: int) -> str:
-        return os.path.join(self.root, job_id, f"epoch-{epoch}", f"step-{step:08d}")
+    def _folder(self, attempt_folder: str, step: int) -> str:
+        return os.path.join(self.root, attempt_folder, f"step-{step:08d}")
 
     def _replaces(self, place: CheckpointKey, final: str, published: set[str]) -> bool:
         """Whether the checkpoint replaces the stored one of its step, which is then removed; False if they are the same."""
@@ -366,8 +366,8 @@ class CheckpointCopies:
         with self._lock:
             if place in self._named.get(place.job_id, ()):
                 return
-        job_folder = os.path.join(self.root, place.job_id)
-        for folder in (os.path.join(job_folder, f"epoch-{place.epoch}"), job_folder, self.root):
+        attempt_folder = os.path.join(self.root, place.folder)
+        for folder in (attempt_folder, os.path.dirname(attempt_folder), self.root):
             sync_directory("kept.finish", folder)
         with self._lock:
             self._named.setdefault(place.job_id, set()).add(place)
@@ -452,18 +452,11 @@ def _retire(path: str) -> None:
 
 
 def _marked_jobs(root: str) -> set[JobId]:
-    return {
-        JobId(job)
-        for job in _names(root)
-        for path, _ in _numbered(os.path.join(root, job), _EPOCH)
-        if _MARK in _names(path)
-    }
+    return {JobId(name.partition("-")[0]) for name in _names(root) if _has_marks(os.path.join(root, name))}
 
 
-def _numbered(folder: str, pattern: re.Pattern[str]) -> list[tuple[str, int]]:
-    return [
-        (os.path.join(folder, name), int(found[1])) for name in _names(folder) if (found := pattern.fullmatch(name))
-    ]
+def _has_marks(job_folder: str) -> bool:
+    return any(_MARK in _names(os.path.join(job_folder, name)) for name in _names(job_folder))
 
 
 def _names(folder: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The Logs port on files: <root>/<job>/<epoch>/<stream>.log, appended at an offset and synced before it is acknowledged.
+"""The Logs port on files: <root>/<folder of the attempt>/<stream>.log, appended at an offset and synced before it is acknowledged.
 
 A file may be longer than its acknowledged part (a crash between write and sync): the end of the file counts, and chunks that are sent again
 are trimmed to their new bytes. Bytes that an earlier head process wrote are acknowledged only after another sync.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Final
 
-from phalanx.core.ids import Epoch, JobId
+from phalanx.core.work.attempt import Attempt
 from phalanx.durable_files import (
     create_file,
     make_directory,
@@ -25,7 +25,7 @@ from phalanx.durable_files import (
     write_at,
 )
 from phalanx.failpoints import hit
-from phalanx.ports.logs import StreamKey
+from phalanx.ports.logs import StreamKey, stream_key
 from phalanx.ports.store import StoreRefused
 from phalanx.store.logs.names import (
     STREAM,
@@ -107,35 +107,32 @@ class FileLogs:
         finally:
             os.close(fd)
 
-    def streams(self, job_id: JobId) -> list[StreamKey]:
-        """All streams of a job, ordered by epoch, name and number."""
-        folder = os.path.join(self._root, validated_job(job_id))
+    def streams(self, attempts: Iterable[Attempt]) -> list[StreamKey]:
+        """All streams of these attempts, ordered by epoch, name and number."""
         found: list[StreamKey] = []
-        for epoch in _listed(folder):
-            if not epoch.isdecimal():
-                continue
-            for name in _listed(os.path.join(folder, epoch)):
+        for attempt in attempts:
+            for name in _listed(os.path.join(self._root, attempt.folder)):
                 stream = name.removesuffix(_SUFFIX)
                 if stream != name and STREAM.fullmatch(stream):
-                    found.append(StreamKey(job_id=job_id, epoch=Epoch(int(epoch)), stream=stream))
+                    found.append(stream_key(attempt, stream))
         return sorted(found, key=sort_key)
 
-    def delete(self, job_id: JobId) -> None:
+    def delete(self, job_folder: str) -> None:
         """Remove all streams of a job. Idempotent.
 
         Raises:
             StoreRefused: a file could not be removed.
         """
-        validated_job(job_id)
+        folder = os.path.join(self._root, validated_job(job_folder))
         with ExitStack() as held:
-            for key in self._files.of(job_id):
+            for key in self._files.of(job_folder):
                 held.enter_context(self._files.lock(key)).close()
             try:
-                remove_tree("logs.delete", os.path.join(self._root, job_id), ignore_errors=False)
+                remove_tree("logs.delete", folder, ignore_errors=False)
             except FileNotFoundError:
                 pass
             except OSError as error:
-                raise _refusal(error, os.path.join(self._root, job_id)) from error
+                raise _refusal(error, folder) from error
 
     def close(self) -> None:
         """Close all files. Idempotent."""
@@ -217,7 +214,7 @@ class FileLogs:
             entry.close()
 
     def _path(self, key: StreamKey) -> str:
-        return os.path.join(self._root, key.job_id, str(key.epoch), key.stream + _SUFFIX)
+        return os.path.join(self._root, key.folder, key.stream + _SUFFIX)
 
 
 def _sync_file(fd: int) -> None:

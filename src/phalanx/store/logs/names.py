@@ -6,34 +6,32 @@ import re
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.ids import JobId
 from phalanx.ports.logs import StreamKey
 
 STREAM: Final = re.compile(r"([a-z]{1,32})-(0|[1-9][0-9]{0,8})")
-_JOB: Final = re.compile(r"[0-9]{1,19}(_[0-9]{1,9})?")  # 17, and 17_3 of an array
-_EPOCH_MAX: Final = 2**31
+_JOB: Final = re.compile(r"[0-9]{1,19}(_[0-9]{1,9})?-[0-9a-z]{1,64}")  # of job 17, and of element 17_3 of an array
+_ATTEMPT: Final = re.compile(rf"{_JOB.pattern}/epoch-[0-9]{{1,10}}-[0-9a-z]{{1,64}}")
 
 
-def validated_job(job_id: JobId) -> JobId:
-    """Return the id if it is valid.
+def validated_job(folder: str) -> str:
+    """Return the name of a job's folder if it is valid.
 
     Raises:
-        BadRequest: not a job id.
+        BadRequest: no job has such a folder.
     """
-    if not _JOB.fullmatch(job_id):
-        raise BadRequest(f"{job_id[:40]!r} is not a job id")
-    return job_id
+    if not _JOB.fullmatch(folder):
+        raise BadRequest(f"{folder[:60]!r} is not a job's folder")
+    return folder
 
 
 def validated(key: StreamKey) -> StreamKey:
     """Return the key if it is valid.
 
     Raises:
-        BadRequest: invalid job id, epoch or stream name.
+        BadRequest: invalid folder or stream name.
     """
-    validated_job(key.job_id)
-    if not 0 < key.epoch < _EPOCH_MAX:
-        raise BadRequest(f"job {key.job_id}: {key.epoch} is not a valid epoch")
+    if not _ATTEMPT.fullmatch(key.folder):
+        raise BadRequest(f"job {key.job_id}: {key.folder[:100]!r} is not an attempt's folder")
     if not STREAM.fullmatch(key.stream):
         raise BadRequest(
             f"job {key.job_id}: {key.stream[:40]!r} is not a stream name",

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from phalanx.core.ids import JobId
 from phalanx.ports.logs import StreamKey
 
 OPEN_MAX: Final = 256  # descriptors; the usual limit of a process is 1024
@@ -71,10 +70,10 @@ class OpenFiles:
             entry = self._files.get(key)
             return None if entry is None else entry.durable
 
-    def of(self, job_id: JobId) -> list[StreamKey]:
+    def of(self, job_folder: str) -> list[StreamKey]:
         """Streams of a job that have an entry."""
         with self._lock:
-            return sorted(key for key in self._files if key.job_id == job_id)
+            return sorted(key for key in self._files if key.folder.startswith(f"{job_folder}/"))
 
     def close(self) -> None:
         """Close all files that are not in use."""

@@ -1,7 +1,7 @@
 """The head's copies of outputs on disk: the files of all nodes of a job in one folder. A file is replaced whole, or appended to.
 
-    <output root>/<job>/...                         the files that `phalanx get` downloads
-                 /.from/<job>.json                  the node rank of each file that is not of the first node, to resolve equal names
+    <output root>/<folder of the job>/...           the files that `phalanx get` downloads
+                 /.from/<folder of the job>.json    the node rank of each file that is not of the first node, to resolve equal names
                  /.coming/<job>.<epoch>.<k>/<hash>  an upload, of the k-th node of the gang
 
 If two nodes use the same name, the lower node rank gets it; the other file's name ends in `.node-<k>`. Links are never followed or
@@ -39,10 +39,10 @@ from phalanx.durable_files import (
 )
 from phalanx.failpoints import around
 from phalanx.store.checkpoints.copies import disk_errors
-from phalanx.store.orphaned_files import NOTES
 from phalanx.wire import manifest as manifests
 from phalanx.wire.stored_files import OUTPUT_FILES_MAX, OutputFile
 
+_NOTES: Final = ".from"
 _UPLOADS: Final = ".coming"
 _FIRST: Final = 0  # the node rank whose names never change, also in later attempts
 _NODE: Final = re.compile(r"\.node-(\d+)$")
@@ -52,10 +52,11 @@ _MODE_KEPT: Final = 0o755
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOrigin:
-    """The attempt and the node of the gang that a file belongs to."""
+    """The attempt and the node of the gang that a file belongs to. `folder`: of the job."""
 
     job_id: JobId
     epoch: Epoch
+    folder: str
     node_rank: int
 
 
@@ -70,9 +71,9 @@ class OutputCopies:
 
     def list_files(self, origin: OutputOrigin) -> list[OutputFile]:
         """List the files that a node of a new attempt starts with: all files for the first node, for others those of their node rank."""
-        owners = self._owners(origin.job_id)
+        owners = self._owners(origin.folder)
         found = []
-        for path, size_bytes in self._walk(origin.job_id):
+        for path, size_bytes in self._walk(origin.folder):
             owner = owners.get(path, _FIRST)
             own = _NODE.search(path)
             if origin.node_rank == _FIRST:
@@ -92,7 +93,7 @@ class OutputCopies:
         name = self._name_for(origin, words)
         if name is None:
             return -1
-        with disk_errors(self._root), self._within(origin.job_id, name[:-1], make=False) as folder:
+        with disk_errors(self._root), self._within(origin.folder, name[:-1], make=False) as folder:
             try:
                 fd = os.open(name[-1], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             except OSError as error:
@@ -159,7 +160,7 @@ class OutputCopies:
             with self._lock:
                 own = self._name_for(origin, words)
                 name = words if own is None else own
-                with self._within(origin.job_id, name[:-1], make=True) as folder:
+                with self._within(origin.folder, name[:-1], make=True) as folder:
                     if own is None:
                         self._rename_aside(origin, words, folder)
                     try:
@@ -167,7 +168,7 @@ class OutputCopies:
                     except (IsADirectoryError, NotADirectoryError) as error:
                         raise BadRequest(f"{path[:100]}: the head has a folder of that name") from error
                     sync_directory("outputs.name", folder)
-                self._record_owner(origin.job_id, "/".join(name), origin.node_rank)
+                self._record_owner(origin.folder, "/".join(name), origin.node_rank)
 
     def remove(self, origin: OutputOrigin, path: str) -> None:
         """Remove a file that this node uploaded, and folders that become empty. Idempotent."""
@@ -176,7 +177,7 @@ class OutputCopies:
             name = self._name_for(origin, words) or []
             for depth in range(len(name) - 1, -1, -1):
                 try:
-                    with self._within(origin.job_id, name[:depth], make=False) as folder:
+                    with self._within(origin.folder, name[:depth], make=False) as folder:
                         if depth == len(name) - 1:
                             remove_file("outputs.file", name[depth], folder=folder)
                         else:
@@ -184,7 +185,7 @@ class OutputCopies:
                 except OSError:  # already removed, now a folder, or not empty
                     return
 
-    def open_file(self, job_id: JobId, path: str) -> int:
+    def open_file(self, folder: str, path: str) -> int:
         """Open a file for sending, and return its descriptor; the caller closes it.
 
         Raises:
@@ -192,10 +193,10 @@ class OutputCopies:
         """
         words = _words(path)
         try:
-            with self._within(job_id, words[:-1], make=False) as folder:
-                return os.open(words[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            with self._within(folder, words[:-1], make=False) as parent:
+                return os.open(words[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         except OSError as error:
-            raise NotFound(f"{path[:100]!r}: no such file in the outputs of job {job_id}") from error
+            raise NotFound(f"{path[:100]!r}: no such file in the job's outputs") from error
 
     def remove_stale_uploads(self, job_id: JobId, live: Epoch | None, *, newest: Epoch) -> None:
         """Remove the uploads of ended attempts: all but `live`, up to the `newest` attempt that existed when `live` was read."""
@@ -217,10 +218,10 @@ class OutputCopies:
 
     def _owner(self, origin: OutputOrigin, words: list[str]) -> int:
         """Return the rank of the node whose file has that name; the asking node's own if no file has it."""
-        owner = self._owners(origin.job_id).get("/".join(words))
+        owner = self._owners(origin.folder).get("/".join(words))
         if owner is not None:
             return owner
-        return _FIRST if self._exists(origin.job_id, words) else origin.node_rank
+        return _FIRST if self._exists(origin.folder, words) else origin.node_rank
 
     def _rename_aside(self, origin: OutputOrigin, words: list[str], folder: int) -> None:
         """Rename another node's file of this name to its node-specific name."""
@@ -228,32 +229,32 @@ class OutputCopies:
         beside = _beside(words, owner)
         with contextlib.suppress(FileNotFoundError):
             rename_path("outputs.beside", words[-1], beside[-1], source_folder=folder, target_folder=folder)
-            self._record_owner(origin.job_id, "/".join(beside), owner)
+            self._record_owner(origin.folder, "/".join(beside), owner)
 
-    def _exists(self, job_id: JobId, words: list[str]) -> bool:
+    def _exists(self, folder: str, words: list[str]) -> bool:
         try:
-            with self._within(job_id, words[:-1], make=False) as folder:
-                os.stat(words[-1], dir_fd=folder, follow_symlinks=False)
+            with self._within(folder, words[:-1], make=False) as parent:
+                os.stat(words[-1], dir_fd=parent, follow_symlinks=False)
         except OSError:
             return False
         return True
 
-    def _owners(self, job_id: JobId) -> dict[str, int]:
+    def _owners(self, folder: str) -> dict[str, int]:
         try:
-            with open(os.path.join(self._root, NOTES, f"{job_id}.json"), encoding="utf-8") as file:
+            with open(os.path.join(self._root, _NOTES, f"{folder}.json"), encoding="utf-8") as file:
                 record = json.load(file)
         except (OSError, ValueError):
             return {}
         return {str(path): int(rank) for path, rank in record.items()}
 
-    def _record_owner(self, job_id: JobId, path: str, node_rank: int) -> None:
+    def _record_owner(self, folder: str, path: str, node_rank: int) -> None:
         """Record which node a file belongs to; files of the first node need no record."""
-        owners = self._owners(job_id)
+        owners = self._owners(folder)
         if owners.get(path, _FIRST) == node_rank:
             return
-        make_directory("outputs.own", os.path.join(self._root, NOTES))
+        make_directory("outputs.own", os.path.join(self._root, _NOTES))
         text = json.dumps({**owners, path: node_rank})
-        replace_file("outputs.own", os.path.join(self._root, NOTES, f"{job_id}.json"), text.encode())
+        replace_file("outputs.own", os.path.join(self._root, _NOTES, f"{folder}.json"), text.encode())
         sync_directory("outputs.own_root", self._root)
 
     def _upload_path(self, origin: OutputOrigin, path: str) -> str:
@@ -261,9 +262,9 @@ class OutputCopies:
         return os.path.join(self._root, _UPLOADS, f"{origin.job_id}.{origin.epoch}.{origin.node_rank}", hashed)
 
     @contextlib.contextmanager
-    def _within(self, job_id: JobId, words: list[str], *, make: bool) -> Iterator[int]:
+    def _within(self, job_folder: str, words: list[str], *, make: bool) -> Iterator[int]:
         """Yield a descriptor of a folder inside the job's folder."""
-        root = os.path.join(self._root, job_id)
+        root = os.path.join(self._root, job_folder)
         if make:
             make_directory("outputs.root", root)
             sync_directory("outputs.root", self._root)
@@ -279,7 +280,7 @@ class OutputCopies:
                     below = os.open(word, _FOLDER, dir_fd=folder)
                 except (NotADirectoryError, OSError) as error:
                     if make and error.errno in (errno.ENOTDIR, errno.ELOOP):
-                        raise BadRequest(f"{word[:100]!r} is not a folder in the outputs of job {job_id}") from error
+                        raise BadRequest(f"{word[:100]!r} is not a folder in the job's outputs") from error
                     raise
                 os.close(folder)
                 folder = below
@@ -287,9 +288,9 @@ class OutputCopies:
         finally:
             os.close(folder)
 
-    def _walk(self, job_id: JobId) -> Iterator[tuple[str, int]]:
+    def _walk(self, job_folder: str) -> Iterator[tuple[str, int]]:
         """Yield the regular files in the job's folder with their sizes, by path; at most OUTPUT_FILES_MAX, as many as a node uploads."""
-        root = os.path.join(self._root, job_id)
+        root = os.path.join(self._root, job_folder)
         count = 0
         for folder, folders, names in os.walk(root):
             folders.sort()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from typing import Any
 from phalanx import __version__
 from phalanx.core.errors import BadFile, NotFound
 from phalanx.core.hints import Hint, HintCode
-from phalanx.store.lost_numbers import DatabaseExtent, RestoreRecord
 from phalanx.store.sql import archive
 from phalanx.store.sql.archive import (
     FORMAT,
@@ -81,12 +79,10 @@ class RestoreResult:
 
     Attributes:
         aside: file or schema that contains the previous records; empty for none.
-        epochs: newest epoch of every job that the database contains now.
     """
 
     manifest: BackupManifest
     aside: str
-    epochs: dict[str, int]
 
 
 def restore(path: str, place: DatabaseLocation, progress: ProgressCallback, *, replace: bool) -> RestoreResult:
@@ -98,22 +94,16 @@ def restore(path: str, place: DatabaseLocation, progress: ProgressCallback, *, r
         StoreRefused, StoreUnusable: the database failed; its records are unchanged.
     """
     manifest = check(path, progress)
-    epochs: dict[str, int] = {}
-    live: dict[str, int] = {}
-    records = _observed(read_records(path), manifest, epochs, live, progress)
+    records = _counted(read_records(path), manifest, progress)
     if place.dsn:
         from phalanx.store.sql.postgres.restoring import restore_records as fill_postgres  # the extra may be missing
 
-        def restore_in(term: int) -> RestoreRecord:
-            reach = DatabaseExtent(last_job_seq=manifest.last_job_seq, epochs=live)
-            return RestoreRecord(id=secrets.token_hex(8), extent=reach, term=term)
-
-        aside = fill_postgres(place.dsn, records, restore_in, replace=replace)
+        aside = fill_postgres(place.dsn, records, replace=replace)
     else:
         from phalanx.store.sql.sqlite.restoring import restore_records
 
         aside = restore_records(place.path, records, replace=replace)
-    return RestoreResult(manifest=manifest, aside=aside, epochs=epochs)
+    return RestoreResult(manifest=manifest, aside=aside)
 
 
 def check(path: str, progress: ProgressCallback) -> BackupManifest:
@@ -155,19 +145,11 @@ def _reader(place: DatabaseLocation) -> Iterator[SqlReader]:
         yield SqlReader(SQLITE, connection.execute)
 
 
-def _observed(
-    records: Iterator[tuple[str, Any]],
-    manifest: BackupManifest,
-    epochs: dict[str, int],
-    live: dict[str, int],
-    say: ProgressCallback,
+def _counted(
+    records: Iterator[tuple[str, Any]], manifest: BackupManifest, progress: ProgressCallback
 ) -> Iterator[tuple[str, Any]]:
-    """The records unchanged; fills `epochs` for all jobs and `live` for live ones, and reports progress."""
-    for number, (word, record) in enumerate(records):
-        if word == "job":
-            epochs[record.id] = record.epoch
-            if not record.state.terminal:
-                live[record.id] = record.epoch
-        yield word, record
+    """The records unchanged; reports progress."""
+    for number, record in enumerate(records):
+        yield record
         if number % 2000 == 0:
-            say(number, manifest.records)
+            progress(number, manifest.records)

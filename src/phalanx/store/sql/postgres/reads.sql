@@ -117,9 +117,6 @@ SELECT doc, crc FROM audit ORDER BY seq DESC LIMIT 1;
 -- The applied migrations.
 SELECT number, name, sha256 FROM migrations ORDER BY number;
 
--- name: words
-SELECT name, value FROM shared;
-
 -- name: heads_connected
 SELECT application_name FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'phalanx%' AND application_name <> 'phalanx-backup';

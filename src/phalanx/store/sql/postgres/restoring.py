@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 import psycopg
@@ -12,13 +12,6 @@ from phalanx.core.errors import Conflict
 from phalanx.core.hints import Hint, HintCode
 from phalanx.failpoints import around
 from phalanx.ports.store import StoreRefused
-from phalanx.store.lost_numbers import (
-    RESTORES,
-    TERMS,
-    RestoreRecord,
-    extend_terms,
-    with_restore,
-)
 from phalanx.store.sql.documents import row_of
 from phalanx.store.sql.kinds import KIND_BY_NAME, KINDS
 from phalanx.store.sql.postgres.address import Address
@@ -35,14 +28,10 @@ from phalanx.store.sql.writing import grouped
 TABLES: Final = tuple(kind.table for kind in KINDS)
 
 
-def restore_records(
-    dsn: str, records: Iterable[tuple[str, Any]], restore_in: Callable[[int], RestoreRecord], *, replace: bool
-) -> str:
+def restore_records(dsn: str, records: Iterable[tuple[str, Any]], *, replace: bool) -> str:
     """Replace the database's records; return the schema that contains the previous ones, empty for none.
 
-    After all records are read, `restore_in` describes this restore, given its term. The description is stored for the heads, whose folders may
-    contain files under numbers that are lost now. The leader's term is incremented and its row locked from the beginning: a head that was
-    disconnected, or starts meanwhile, cannot write.
+    The leader's term is incremented and its row locked from the beginning: a head that was disconnected, or starts meanwhile, cannot write.
 
     Raises:
         Conflict: heads are connected, or there are records and `replace` is false.
@@ -56,30 +45,19 @@ def restore_records(
         writer.execute("SELECT set_config('statement_timeout', '0', true)")
         writer.execute(POSTGRES.reads["patience"].encode())
         with around("restore.term"):
-            taken = writer.execute(POSTGRES.writes["take_term"].encode()).fetchone()
+            writer.execute(POSTGRES.writes["take_term"].encode())
         aside = _empty(writer, address, replace=replace)
         for word, lot in grouped(records):
             with around("restore.put"):
                 kind = KIND_BY_NAME[word]
                 put = POSTGRES.writes[f"put {kind.table}"].encode()
                 writer.cursor().executemany(put, [row_of(kind, one) for one in lot])
-        _record_restore(writer, restore_in(0 if taken is None else int(taken[0])))
         _commit(writer, address)
         return aside
     except (psycopg.Error, OSError) as error:
         raise to_store_error(error, address) from None
     finally:
         close(writer)  # an open transaction is rolled back
-
-
-def _record_restore(writer: Connection, restore: RestoreRecord) -> None:
-    found = {str(name): str(value) for name, value in writer.execute(POSTGRES.reads["words"].encode())}
-    values = {
-        RESTORES: with_restore(found.get(RESTORES, ""), restore),
-        TERMS: extend_terms(found.get(TERMS, ""), restore.term),
-    }
-    with around("restore.word"):
-        writer.cursor().executemany(POSTGRES.writes["put_word"].encode(), list(values.items()))
 
 
 def _commit(writer: Connection, address: Address) -> None:

@@ -7,7 +7,3 @@ UPDATE last_commit SET id = %s;
 -- FOR UPDATE, because an UPDATE of columns outside the key would not wait for commits (begin_commit).
 WITH free AS (SELECT one FROM leader FOR UPDATE)
 UPDATE leader SET term = term + 1, holder = '', url = '', until_s = 0 FROM free WHERE leader.one = free.one RETURNING term;
-
--- name: put_word
--- A restore, recorded for heads that lead later (store.lost_numbers).
-INSERT INTO shared (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value;

@@ -227,11 +227,6 @@ def _check_size(path: str) -> None:
         )
 
 
-def would_create(path: str) -> bool:
-    """Whether opening a store here would create a new database: none existed, or its creation was interrupted."""
-    return _size(path) == 0 and not _was_made(path)
-
-
 def _size(path: str) -> int:
     try:
         return os.path.getsize(path)
