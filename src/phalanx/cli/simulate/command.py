@@ -88,7 +88,7 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
 @click.option(
     "--seeds", type=SEEDS, metavar="A-B", help="With --inflate: one fill for each of these seeds; default: --seed."
 )
-@click.option("--skip-bad", is_flag=True, help="Skip invalid rows, and jobs that do not fit the empty fleet.")
+@click.option("--skip-bad", is_flag=True, help="Skip invalid rows, and jobs that can never start.")
 @click.option("--limit-jobs", type=click.IntRange(min=1), metavar="N", help="Replay only the first N jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @click.option(
@@ -141,7 +141,7 @@ def simulate(**options: Any) -> None:
     for job, why in refused[:_SHOWN_MAX]:
         warn(f"skipped job {job.id} (line {job.line}): {why}")
     if len(refused) > _SHOWN_MAX:
-        warn(f"skipped {len(refused) - _SHOWN_MAX} more jobs that do not fit the empty fleet")
+        warn(f"skipped {len(refused) - _SHOWN_MAX} more jobs that can never start")
     summary = {
         "trace": options["trace_path"],
         "nodes": len(nodes),
