@@ -74,7 +74,15 @@ class Verdict:
 
     def as_record(self) -> dict[str, Any]:
         """For machines."""
-        return {**asdict(self), "by_status": {str(status): count for status, count in self.by_status.items()}}
+        counts = {
+            name: {str(what): count for what, count in counter.items()}
+            for name, counter in (
+                ("by_source", self.by_source),
+                ("by_status", self.by_status),
+                ("try_later", self.try_later),
+            )
+        }
+        return {**asdict(self), **counts}  # asdict() cannot copy a Counter
 
 
 class Campaign:
