@@ -52,6 +52,12 @@ from phalanx.core.work.spec import JobSpec, Role
 REPLAYS: Final = ("fifo", "default")  # the policies that have a bound
 RUNS: Final = 5  # passes, placements and decisions; a replay runs once
 PARTS: Final = ("pass", "shared", "place", "decision", *REPLAYS)
+DEFAULT_PARTS: Final = (
+    "pass",
+    "place",
+    "decision",
+    *REPLAYS,
+)  # `shared` by name only: its pass places fewer than PLACED_LEAST
 SHARED_PART: Final = 1 / 3  # of all devices, in part `shared`, and of its waiting jobs
 SHARES: Final = (250, 500, 300)  # thousandths
 RANGES: Final = Path(__file__).parent / "ranges" / "scheduler.json"
@@ -85,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
     only = set(filter(None, given.only.split(",")))
     if "replay" in only:
         only |= set(REPLAYS)
-    wanted = [part for part in PARTS if not only or part in only]
+    wanted = [part for part in PARTS if part in (only or DEFAULT_PARTS)]
     if not wanted:
         parser.error(f"--only {given.only}: unknown figure; known are {', '.join(PARTS)} and replay")
     print_figures({part: measure_in_child(part, runs) for part in wanted}, as_json=given.json)
