@@ -301,6 +301,9 @@ def test_a_fill_prints_the_share_of_each_seed(typed):
     mean = sum(one["gpu_allocated_share"] for one in found["seeds"]) / 3
     assert found["gpu_allocated_share"] == pytest.approx(mean)
     assert 0.5 < mean <= 1.0
+    assert found["trace_first"] is False
+    _, out, _ = typed(*words, "--policy", "fgd", "--trace-first", "--json")
+    assert json.loads(out)["trace_first"] is True
     code, out, _ = typed(*words, "--compare", "default,random")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["POLICY", "default", "random"]
@@ -314,6 +317,7 @@ def test_a_fill_prints_the_share_of_each_seed(typed):
         (("--inflate", "2", "--seeds", "x"), "'x' is not a seed"),
         (("--inflate", "2", "--html", "o.html"), "--html does not go with --inflate"),
         (("--seeds", "1"), "--seeds is for --inflate"),
+        (("--trace-first",), "--trace-first is for --inflate"),
     ],
 )
 def test_what_a_fill_refuses(typed, words, said):

@@ -1,6 +1,7 @@
 """Packing by fragmentation: the score against one computed the slow way, and what a fill of a fleet may never do."""
 
 import itertools
+import os
 import random
 from pathlib import Path
 
@@ -8,18 +9,14 @@ import numpy as np
 import pytest
 
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.scheduling.fragmentation import (
-    MIX_DEMANDS_MAX,
-    TOO_SMALL_LOST,
-    Demand,
-    FragmentationIndex,
-    RequestMix,
-)
+from phalanx.core.scheduling.fragmentation import HALF_LOST, FragmentationIndex
+from phalanx.core.scheduling.request_mix import MIX_DEMANDS_MAX, Demand, RequestMix, rounded
 from phalanx.simulator.fleet import TraceNode, parse_fleet, read_fleet
-from phalanx.simulator.packing_replay import PACKING_POLICIES, draw_jobs, replay_packing
+from phalanx.simulator.packing_replay import PACKING_POLICIES, draw_jobs, draw_trace_first, replay_packing
 from phalanx.simulator.trace import TraceJob, read_trace
 
-TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
+SHARED = Path(os.environ.get("PHALANX_SHARED", Path(__file__).parents[3] / "shared"))
+TRACES = SHARED / "data" / "traces"
 HALF, QUARTER, WHOLE, PAIR, NONE = (
     Demand(2, 4, 0, 500),
     Demand(1, 4, 0, 250),
@@ -31,15 +28,27 @@ HALF, QUARTER, WHOLE, PAIR, NONE = (
 
 def lost_slowly(mix, cpus, memory, free, model):
     """What the page of the module says, for one node."""
-    total = 0.0
-    for demand, count in mix:
+
+    def average(amount):
+        return sum(count * amount(demand) for demand, count in mix) / sum(count for _, count in mix)
+
+    def milli(demand):
+        return max(1, demand.devices) * (demand.share_milli or 1000)
+
+    asked = average(milli)
+    hosted = min(
+        cpus * asked / average(lambda demand: demand.cpus), memory * asked / average(lambda demand: demand.memory)
+    )
+
+    def lost(demand):
         size = demand.share_milli or 1000
-        parts = demand.devices or (1 if demand.share_milli else 0)
         runs = cpus >= demand.cpus and memory >= demand.memory and (demand.models is None or model in demand.models)
-        runs = runs and 0 < parts <= sum(room >= size for room in free)
-        lost = TOO_SMALL_LOST * sum(room for room in free if room < size) if runs else sum(free)
-        total += count * lost
-    return total / sum(count for _, count in mix)
+        if not runs or max(1, demand.devices) > sum(room >= size for room in free):
+            return sum(free)
+        small = HALF_LOST * sum(room for room in free if room < size)
+        return small + HALF_LOST * max(0, sum(free) - small - max(hosted, milli(demand)))
+
+    return average(lost)
 
 
 def index_of(nodes, mix):
@@ -56,7 +65,7 @@ def test_the_best_node_is_the_one_found_by_computing_everything(seed):
     index = index_of(
         [(dice.randint(4, 16), dice.randint(8, 40), dice.randint(0, 3), dice.randint(0, 1)) for _ in range(6)], demands
     )
-    mix = [(demand, 1) for demand in demands[:4]]  # taken anew at 1, 2, 4 and 8 jobs
+    mix = [(demand, 1) for demand in demands[:4]]  # taken again at 1, 2, 4 and 8 jobs
     for _ in range(40):
         demand = dice.choice(demands)
         scores = {}
@@ -107,14 +116,61 @@ def test_a_share_goes_where_it_leaves_room_for_whole_devices():
     assert index.best(HALF) == 1
 
 
+def test_the_last_devices_go_to_jobs_that_leave_enough_cpus():
+    """Both nodes hold both jobs; on the one with few CPUs the hungry job would strand a device."""
+    hungry, modest = Demand(14, 8, 1, 0), Demand(2, 8, 1, 0)
+    index = index_of([(16, 99, 2, 0), (60, 99, 2, 0)], [hungry, modest])
+    assert index.best(hungry) == 1
+    assert index.best(modest) == 0
+
+
+def test_a_fleet_that_counts_no_cpus_is_packed_by_devices():
+    half, pair = Demand(0, 0, 0, 500), Demand(0, 0, 2, 0)
+    index = index_of([(0, 0, 2, 0)] * 3, [half, pair])
+    index.set_node(2, 0, 0, [1000, 500])
+    assert index.best(half) == 2
+    index.set_node(2, 0, 0, [1000, 0])
+    assert index.best(half) == 2
+    assert index.best(pair) == 0
+
+
+def test_scores_that_were_kept_are_those_of_a_new_index():
+    dice = random.Random(5)
+    nodes = [(dice.randint(8, 31), dice.randint(8, 31), 3, at % 2) for at in range(40)]
+    demands = [HALF, QUARTER, WHOLE, PAIR, NONE, Demand(1, 1, 0, 700, frozenset({1}))]
+    kept = index_of(nodes, demands)
+    now = {}
+    for step in range(1500):  # more states than are remembered
+        at = dice.randrange(40)
+        now[at] = (dice.randint(0, 31), dice.randint(0, 31), dice.choices((0, 250, 500, 700, 1000), k=3))
+        kept.set_node(at, *now[at])
+        kept.best(dice.choice(demands))
+        if step % 20 == 19:
+            new = index_of(nodes, demands)
+            for node, free in now.items():
+                new.set_node(node, *free)
+            assert [kept.best(demand) for demand in demands] == [new.best(demand) for demand in demands]
+
+
 def test_the_mix_forgets_and_is_bounded():
     mix = RequestMix()
-    asked = [mix.observe(Demand(number, 0, 1, 0)) for number in range(MIX_DEMANDS_MAX + 40)]
-    assert sum(asked) == 10  # at 1, 2, 4, ... 512
+    asked = [mix.observe(Demand(0, 0, number, 0)) for number in range(1, 1025)]
+    assert sum(asked) == 11  # at 1, 2, 4, ... 1024
+    assert len(mix.most_common()) == MIX_DEMANDS_MAX
+    for number in range(5000):
+        mix.observe(Demand(0, 0, 1, number))  # without end
     assert len(mix.most_common()) == MIX_DEMANDS_MAX
     for _ in range(1 << 16):
         mix.observe(HALF)
+        mix.observe(NONE)
     assert [demand for demand, _ in mix.most_common()] == [HALF]
+
+
+def test_demands_that_are_nearly_equal_are_one():
+    assert rounded(Demand(11_908, 47_104, 0, 470)) == rounded(Demand(12_000, 48_000, 0, 470))
+    assert rounded(Demand(31, 1, 1, 0)) == Demand(31, 1, 1, 0)
+    for amount in range(1, 5000, 7):
+        assert amount * 15 / 16 <= rounded(Demand(amount, 0, 1, 0)).cpus <= amount
 
 
 # ---- fills ----------------------------------------------------------------------------------------------------------
@@ -150,6 +206,17 @@ def test_what_fits_exactly_is_packed_exactly(policy):
     assert best == 1.0
 
 
+def test_the_trace_comes_first_if_asked():
+    jobs = pods(*((1, 0, number) for number in range(8)), (0, 0, 99))
+    longer = draw_trace_first(jobs, 20_000, 3)
+    assert sorted(job.id for job in longer[:9]) == [job.id for job in jobs]
+    assert longer[:9] != jobs
+    assert sum(job.gpus for job in longer) == 20
+    assert sum(job.gpus for job in draw_trace_first(jobs, 5000, 3)) == 5
+    found = replay_packing(jobs, FLEET, "fgd", inflate=4.0, seed=3, trace_first=True)
+    assert found.jobs == tuple(draw_trace_first(jobs, 12_000, 3))
+
+
 def test_unknown_policies_and_fleets_without_gpus_are_refused():
     with pytest.raises(BadRequest, match="no policy 'fifo'"):
         replay_packing(pods((1, 0, 1)), FLEET, "fifo", inflate=1.0, seed=0)
@@ -183,7 +250,9 @@ def test_fleets_in_words_and_nodes_without_gpus():
         read_fleet([lines[0], "a,T4,2,many,1"])
 
 
-@pytest.mark.skipif(not TRACES.exists(), reason="the public traces are not here")
+@pytest.mark.skipif(
+    not TRACES.exists(), reason="the public traces are not beside the checkout (../shared) nor at PHALANX_SHARED"
+)
 def test_the_published_share_of_openb_is_reached():
     """USENIX ATC 2023: 95.39 % for FGD, 93.08 % for best fit, 87.47 % for random, as means over ten seeds."""
     jobs = read_trace((TRACES / "alibaba_openb_2023.csv").read_text().splitlines(), with_parts=True).jobs
@@ -192,6 +261,6 @@ def test_the_published_share_of_openb_is_reached():
         policy: [replay_packing(jobs, nodes, policy, inflate=1.3, seed=seed).share for seed in (42, 43)]
         for policy in ("fgd", "default", "best-fit")
     }
-    assert min(share["fgd"]) > 0.9539
-    assert min(share["default"]) > 0.95
+    assert min(share["fgd"]) > 0.956
+    assert min(share["default"]) > 0.956
     assert all(itertools.starmap(float.__gt__, zip(share["fgd"], share["best-fit"], strict=True)))

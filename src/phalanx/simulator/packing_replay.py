@@ -1,8 +1,8 @@
 """Fill a fleet with jobs drawn from a trace, of which none leaves, and measure how much of its GPUs is allocated in the end.
 
 The jobs are drawn with replacement until the GPUs asked for pass a multiple of the fleet's. A job that fits nowhere is dropped. Parts of
-devices, CPUs and memory all count, and jobs without GPUs are placed too. This is how packing is measured in Weng et al., ATC 2023; there
-the order of the trace's jobs is kept where the trace alone does not suffice, and the mix of requests is known in advance.
+devices, CPUs and memory all count, and jobs without GPUs are placed too. Weng et al., ATC 2023, measure packing in nearly this way: see
+`draw_trace_first` and docs/simulate.md.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import numpy as np
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
-from phalanx.core.scheduling.fragmentation import Demand, FragmentationIndex
+from phalanx.core.scheduling.fragmentation import FragmentationIndex
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.pool import DevicePool
+from phalanx.core.scheduling.request_mix import Demand
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.simulator.fleet import TraceNode
 from phalanx.simulator.trace import TraceJob, normalize_model
@@ -67,6 +68,7 @@ def replay_packing(
     *,
     inflate: float,
     seed: int,
+    trace_first: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> PackingResult:
     """Fill the fleet once.
@@ -77,6 +79,7 @@ def replay_packing(
         policy: one of `PACKING_POLICIES`.
         inflate: GPUs asked for, as a multiple of the fleet's.
         seed: of the draw, and of the policy `random`.
+        trace_first: draw as the paper does, with `draw_trace_first`.
         on_progress: called with jobs placed or dropped so far, and all.
 
     Raises:
@@ -89,7 +92,7 @@ def replay_packing(
         raise BadRequest("neither the fleet nor the trace may be without GPUs")
     models = {name: number for number, name in enumerate(sorted({normalize_model(node.model) for node in nodes}))}
     place = (_LiveBoard if policy == "default" else _Index)(nodes, models, policy, seed).place
-    drawn = draw_jobs(jobs, inflate * fleet_milli, seed)
+    drawn = (draw_trace_first if trace_first else draw_jobs)(jobs, inflate * fleet_milli, seed)
     node_of: list[int] = []
     allocated = 0
     for done, job in enumerate(drawn):
@@ -97,7 +100,7 @@ def replay_packing(
         demand = Demand(job.cpu_milli, job.memory_mib, job.gpus, job.share_milli, accepted)
         node_of.append(place(demand))
         if node_of[-1] >= 0:
-            allocated += job.gpus * MILLI_PER_DEVICE + job.share_milli
+            allocated += _milli(job)
         if on_progress is not None and done % 100 == 0:
             on_progress(done, len(drawn))
     return PackingResult(
@@ -111,8 +114,30 @@ def draw_jobs(jobs: Sequence[TraceJob], until_milli: float, seed: int) -> list[T
     while asked <= until_milli:
         job = jobs[dice.randrange(len(jobs))]
         drawn.append(job)
-        asked += job.gpus * MILLI_PER_DEVICE + job.share_milli
+        asked += _milli(job)
     return drawn
+
+
+def draw_trace_first(jobs: Sequence[TraceJob], until_milli: float, seed: int) -> list[TraceJob]:
+    """Draw as Weng et al.: each job of the trace once, shuffled, then copies drawn with replacement up to the first that would pass `until_milli`.
+
+    A trace that asks for more loses random jobs until it does not.
+    """
+    dice, drawn = random.Random(seed), list(jobs)
+    dice.shuffle(drawn)
+    asked = sum(map(_milli, drawn))
+    while asked > until_milli:
+        asked -= _milli(drawn.pop(dice.randrange(len(drawn))))
+    while True:
+        job = jobs[dice.randrange(len(jobs))]
+        asked += _milli(job)
+        if asked > until_milli:
+            return drawn
+        drawn.append(job)
+
+
+def _milli(job: TraceJob) -> int:
+    return job.gpus * MILLI_PER_DEVICE + job.share_milli
 
 
 class _LiveBoard:

@@ -88,6 +88,11 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
 @click.option(
     "--seeds", type=SEEDS, metavar="A-B", help="With --inflate: one fill for each of these seeds; default: --seed."
 )
+@click.option(
+    "--trace-first",
+    is_flag=True,
+    help="With --inflate: fill with each job of the trace once, shuffled, and then with drawn ones, as the FGD paper does.",
+)
 @click.option("--skip-bad", is_flag=True, help="Skip invalid rows, and jobs that do not fit the empty fleet.")
 @click.option("--limit-jobs", type=click.IntRange(min=1), metavar="N", help="Replay only the first N jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -121,8 +126,9 @@ def simulate(**options: Any) -> None:
             lambda title: progress_bar(title, 1, quiet=quiet),
         )
         return
-    if options["seeds"] is not None:
-        raise BadRequest("--seeds is for --inflate", hint="use --seed for a replay in time")
+    if options["seeds"] is not None or options["trace_first"]:
+        name = "--trace-first" if options["seeds"] is None else "--seeds"
+        raise BadRequest(f"{name} is for --inflate", hint="add --inflate 1.3, or use --seed for a replay in time")
     if not math.isfinite(options["restart_cost"]):
         raise BadRequest(
             f"--restart-cost {options['restart_cost']} is not a number of seconds", hint="--restart-cost 60"

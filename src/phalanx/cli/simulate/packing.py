@@ -55,7 +55,13 @@ def fill_fleet(
             with progress(f"{name}, seed {seed}") as on_progress:
                 found[name].append(
                     replay_packing(
-                        trace.jobs, nodes, name, inflate=options["inflate"], seed=seed, on_progress=on_progress
+                        trace.jobs,
+                        nodes,
+                        name,
+                        inflate=options["inflate"],
+                        seed=seed,
+                        trace_first=options["trace_first"],
+                        on_progress=on_progress,
                     )
                 )
         walls_s[name] = time.perf_counter() - started_s
@@ -64,6 +70,7 @@ def fill_fleet(
         "nodes": len(nodes),
         "gpus": sum(node.gpus for node in nodes),
         "inflate": options["inflate"],
+        "trace_first": options["trace_first"],
         "bad_rows": len(trace.invalid_rows),
     }
     if options["as_json"]:
