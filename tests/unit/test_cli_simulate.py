@@ -248,7 +248,7 @@ def test_fractions_of_a_gpu_are_refused_by_line_and_left_out_on_demand(typed):
     rows = trace("a,0,10,0.46,,,", "b,0,10,1,,,")
     code, _, err = typed("--trace", rows, *FLEET)
     assert code == 78
-    assert "line 2: num_gpus 0.46 is not an integer" in err
+    assert "line 2: num_gpus 0.46 is not an integer; only --inflate places parts of one GPU" in err
     code, out, _ = typed("--trace", rows, *FLEET, "--skip-bad", "--policy", "fifo", "--json")
     assert (code, json.loads(out)["jobs"], json.loads(out)["bad_rows"]) == (0, 1, 1)
 

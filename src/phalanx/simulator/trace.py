@@ -195,7 +195,8 @@ def _amount(text: str) -> tuple[int, int]:
 def _count(text: str) -> int:
     value = _number(text, "num_gpus", low=0.0)
     if value != int(value):
-        raise ValueError(f"num_gpus {text.strip()} is not an integer")
+        parts = "; only --inflate places parts of one GPU" if value < 1 else ""
+        raise ValueError(f"num_gpus {text.strip()} is not an integer{parts}")
     if value < 1:
         raise ValueError("num_gpus must be at least 1")
     return int(value)
