@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import sysconfig
 import venv
 from pathlib import Path
 
@@ -65,17 +64,24 @@ def _environment(pid):
 def python_with_ray(folder, version):
     """Another interpreter with all that this one has, but for Ray: in this version, or "" for none."""
     venv.create(folder, with_pip=False, symlinks=True)
-    ours = Path(sysconfig.get_path("purelib"))
     theirs = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    for entry in ours.iterdir():
-        if entry.name != "ray" and not entry.name.startswith("ray-") and not (theirs / entry.name).exists():
+    ours = [Path(path) for path in sys.path if Path(path).name == "site-packages"]  # a .pth file may name another one
+    for entry in (entry for packages in ours for entry in packages.iterdir()):
+        if entry.name == "ray" or entry.name.startswith("ray-") or (theirs / entry.name).exists():
+            continue
+        if entry.suffix == ".pth":
+            lines = entry.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if Path(line) not in ours]
+            (theirs / entry.name).write_text("\n".join(kept), encoding="utf-8")
+        else:
             (theirs / entry.name).symlink_to(entry)
     if version:
+        ray = next(packages / "ray" for packages in ours if (packages / "ray").is_dir())
         (theirs / "ray").mkdir()
-        for entry in (ours / "ray").iterdir():
+        for entry in ray.iterdir():
             if entry.name not in ("_version.py", "__pycache__"):
                 (theirs / "ray" / entry.name).symlink_to(entry)
-        text = (ours / "ray" / "_version.py").read_text(encoding="utf-8")
+        text = (ray / "_version.py").read_text(encoding="utf-8")
         (theirs / "ray" / "_version.py").write_text(
             text.replace(importlib.metadata.version("ray"), version), encoding="utf-8"
         )
