@@ -122,6 +122,7 @@ def test_slurms_books_say_how_each_attempt_ended(alice, books):
             "--retry 1 --gpus 2x1 -- sh -c '[ $PHALANX_RESTART_COUNT = 1 ] || exit 4'",
             ("succeeded", "COMPLETED", "0:0"),
         ),
+        "too late to start": ("--time 1s --gpus 2x1 -- sleep 600", ("timeout", "TIMEOUT", "0:0")),
         "late": ("--time 5s --grace 2s --gpus 2x1 -- sleep 600", ("timeout", "TIMEOUT", "0:0")),
         "deaf": (
             "--time 5s --grace 1s --gpus 1 -- sh -c 'trap : TERM; while :; do sleep 1; done'",

@@ -98,6 +98,7 @@ def test_stop_at_the_barrier_is_answered_at_once():
     world = World().tell(prepare(), stop())
     assert world.kinds() == ["MemberReady", "MemberStopped"]
     assert world.opened == []
+    assert world.pages[key_of()]["stop"] is RankStopReason.CANCELLED
 
 
 def test_stop_while_preparing_waits_for_the_hand():
@@ -106,6 +107,7 @@ def test_stop_while_preparing_waits_for_the_hand():
     while world.work:
         world.do_work()
     assert world.kinds() == ["MemberStopped"]
+    assert world.pages[key_of()]["stop"] is RankStopReason.CANCELLED
 
 
 def test_stop_while_starting_kills_what_has_begun():
@@ -114,11 +116,13 @@ def test_stop_while_starting_kills_what_has_begun():
         world.do_work()
     assert not world.living()
     assert world.kinds()[-1] == "MemberStopped"
+    assert world.pages[key_of()]["stop"] is RankStopReason.CANCELLED
 
 
 def test_stop_of_the_unknown_is_answered_at_once_and_keeps_it_from_starting():
     world = World().tell(stop()).tell(prepare(), start())
     assert world.kinds()[0] == "MemberStopped"
+    assert world.pages[key_of()]["stop"] is RankStopReason.CANCELLED
     assert world.opened == []
     assert MemberReady not in [type(r) for r in world.reports]
 

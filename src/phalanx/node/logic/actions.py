@@ -36,7 +36,10 @@ class SpawnTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateLeasePage:
-    """Set fields of the member's lease page; None leaves a field unchanged. Stop fields are written before the deadline and any signal."""
+    """Set fields of the member's lease page; None leaves a field unchanged. Stop fields are written before the deadline and any signal.
+
+    Without such a member only `stop` counts: the supervisor keeps the last one as its own result.
+    """
 
     key: MemberKey
     deadline_ns: int | None = None

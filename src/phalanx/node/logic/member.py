@@ -281,9 +281,16 @@ def stop(member: LocalMember, command: StopTasks, now: StepClock) -> MemberTrans
             page = UpdateLeasePage(key=member.key, stop=_stop_reason(command.reason), stop_by_ns=timer_ns)
             return replace(member, timer_ns=timer_ns), [page]
         case MemberPhase.PREPARING | MemberPhase.READY | MemberPhase.STARTING | MemberPhase.LINGERING:
-            return kill(replace(member, stop_why=command.reason), now)
+            page = stop_page(member.key, command, now)
+            member, actions = kill(replace(member, stop_why=command.reason), now)
+            return member, [page, *actions]
         case MemberPhase.KILLING | MemberPhase.CLOSING | MemberPhase.STOPPED:
             return member, []
+
+
+def stop_page(key: MemberKey, command: StopTasks, now: StepClock) -> UpdateLeasePage:
+    """Return the page of a member that is stopped before its ranks run. A supervisor on a seat reports the reason to its engine."""
+    return UpdateLeasePage(key=key, stop=_stop_reason(command.reason), stop_by_ns=now.ns)
 
 
 def kill(member: LocalMember, now: StepClock) -> MemberTransition:

@@ -246,6 +246,9 @@ class Supervisor:
     def _stop(self, command: StopTasks, now: StepClock) -> None:
         place = GenerationId(command.epoch, command.generation)
         slot = self._slots.get(command.job_id)
+        if slot is None:  # Stopped before its Prepare came: a supervisor on a seat reports the reason to its engine.
+            key = MemberKey(command.job_id, command.epoch, command.generation)
+            self._out.append(members.stop_page(key, command, now))
         if (
             slot is None
             or place < slot.member.generation_id
