@@ -6,13 +6,20 @@
 import hashlib
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from phalanx.core.errors import TryLater
 from phalanx.core.state.commands import CleanUpAttempt, PrepareTasks
-from phalanx.core.state.events import CheckpointSaved, MemberReady, MemberStarted
+from phalanx.core.state.events import (
+    CheckpointSaved,
+    MemberReady,
+    MemberStarted,
+    NodeDied,
+    SupervisorRegistered,
+)
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.wire.supervisor import (
     STREAM_CHUNK_BYTES_MAX,
@@ -25,7 +32,7 @@ from phalanx.wire.supervisor import (
     decode,
     decode_command,
 )
-from tests.contract.api_head import Supervisor, code, make_node, unknown_event, until
+from tests.contract.api_head import JOB, Supervisor, code, make_node, unknown_event, until
 
 
 @pytest.fixture
@@ -347,6 +354,20 @@ def test_drain_undrain_forget(call, supervisor):
     assert (drained["cordon"]["by"], drained["cordon"]["why"], drained["cordon"]["drain"]) == ("opal", "fan", False)
     assert call("operator", "POST", "/v1/nodes/n0/undrain").json()["node"]["cordon"] is None
     assert code(call("operator", "DELETE", "/v1/nodes/n0")) == (409, "conflict")
+
+
+def test_forgetting_a_node_names_the_waiting_jobs_that_needed_it(head, call, supervisor):
+    head.driver.report([SupervisorRegistered(node=replace(make_node(), id="n1"), supervisor_id="n1-life1")]).result(10)
+    job_id = call("user", "POST", "/v1/jobs", {**JOB, "gpus": 8, "hold": True}).json()["job"]["id"]
+    dead = NodeDied(node_id="n1", supervisor_id=None, why="no power", confirmed=True)
+    head.driver.report([dead]).result(10)
+    why = "2 nodes x 4 = 8 GPUs can never fit: the fleet has 1 node, at most 4 matching GPUs on one node, 4 in total"
+    assert call("operator", "DELETE", "/v1/nodes/n1").json() == {
+        "impossible": [{"id": job_id, "why": why}],
+        "impossible_more": 0,
+    }
+    shown = call("user", "GET", f"/v1/jobs/{job_id}").json()["job"]
+    assert (shown["reason"], shown["detail"]) == ("never", why)
 
 
 def test_labels_say_where_nodes_are(call, supervisor):

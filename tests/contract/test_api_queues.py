@@ -97,6 +97,23 @@ def test_prune_removes_what_is_not_named_but_default_and_queues_with_jobs(head, 
         operator.queue("prod")
 
 
+def test_a_changed_tree_names_the_waiting_jobs_that_it_makes_impossible(head, operator):
+    head.ask(SupervisorRegistered(node=make_node(), supervisor_id="s1"))
+    operator.put_queues([QueueSettings(id="nlp")])
+    jobs = [operator.submit({**JOB, "queue": "nlp", "gpus": 3, "hold": True}).id for _ in range(103)]
+    small = operator.submit({**JOB, "queue": "nlp", "gpus": 2, "hold": True}).id
+    narrow = [QueueSettings(id="nlp", gpus_per_user=2)]
+    assert operator.put_queues([QueueSettings(id="nlp", gpus_per_user=3)], dry_run=True).impossible == []
+    for applied in (operator.put_queues(narrow, dry_run=True), operator.put_queues(narrow)):
+        assert [(one.id, one.why) for one in applied.impossible] == [
+            (job_id, "3 GPUs asked; queue nlp allows 2 a user") for job_id in jobs[:100]
+        ]
+        assert applied.impossible_more == 3
+    assert operator.why(small).reason == "held"
+    again = operator.put_queues([QueueSettings(id="nlp", gpus_per_user=1)])
+    assert [one.id for one in again.impossible] == [small]
+
+
 def test_operators_alone_put_queues(head):
     with head.served() as url:
         for role in ("viewer", "user"):

@@ -5,7 +5,8 @@
 
 import pytest
 
-from phalanx.cli.jobs.why import with_commands
+from phalanx.cli.jobs.why import why_page, with_commands
+from phalanx.cli.terminal import Terminal
 from phalanx.client import Client
 from phalanx.core.errors import BadFile, NeverFits, NotFound, NotPermitted, TryLater
 from phalanx.core.state.events import CordonNode, SupervisorRegistered
@@ -14,6 +15,7 @@ from phalanx.wire.api.queues import QueueSettings
 from tests.contract.api_head import JOB, TOKENS, Supervisor, make_node, until
 
 WHOLE = {**JOB, "gpus": 4}
+PLAIN = Terminal(width=120, height=40, interactive=False, colour=False, blocks=True)
 
 
 @pytest.fixture
@@ -149,6 +151,70 @@ def test_dry_run_refuses_what_a_submit_refuses(head, ada):
             viewer.dry_run(JOB)
         job_id = ada.submit({**WHOLE, "hold": True}).id
         assert viewer.why(job_id).reason == "held"
+
+
+@pytest.fixture
+def operator(head, ada):
+    """Queue `nlp` allows 2 GPUs a user."""
+    with head.served() as url, Client(url, TOKENS["operator"]) as client:
+        client.put_queues([QueueSettings(id="nlp", gpus_per_user=2)])
+        yield client
+
+
+NLP = {**JOB, "queue": "nlp"}
+ABOVE = "3 GPUs asked; queue nlp allows 2 a user"
+
+
+def test_what_can_never_start_is_refused_with_the_limit_and_accepted_on_request(operator, ada):
+    for refused in (ada.submit, ada.dry_run):
+        with pytest.raises(NeverFits) as error:
+            refused({**NLP, "gpus": 3})
+        assert (error.value.message, error.value.exit_code) == (ABOVE, 64)
+    dry = ada.dry_run({**NLP, "gpus": 3, "allow_never": True})
+    assert (dry.starts, dry.reason, dry.detail, dry.warnings) == (
+        False,
+        "never",
+        ABOVE,
+        [f"it can never start: {ABOVE}"],
+    )
+    taken = ada.submit({**NLP, "gpus": 3, "allow_never": True})
+    assert taken.warnings == [f"it can never start: {ABOVE}"]
+    array = ada.submit({**NLP, "gpus": 3, "allow_never": True, "array": "0-1"})
+    assert array.warnings == taken.warnings
+    assert ada.submit(NLP).warnings == []
+
+
+def test_why_says_never_with_the_limit_and_what_would_help(operator, ada):
+    job_id = ada.submit({**NLP, "gpus": 3, "allow_never": True, "hold": True}).id
+    found = waiting(ada, job_id)
+    assert (found.never, found.limit, found.reason, found.detail) == (True, "users.gpus", "never", ABOVE)
+    assert found.headline == f"can NEVER start (users.gpus): {ABOVE}"
+    assert found.start is None
+    shown = ada.job(job_id).job
+    assert (shown.state, shown.reason, shown.detail) == ("pending", "never", ABOVE)
+    page = why_page(with_commands(found), PLAIN)
+    assert page[0] == f"job {job_id} {found.headline}"
+    assert not any("expected to start" in line for line in page)
+    ada.release(job_id)
+    found = waiting(ada, job_id)
+    assert [one.kind for one in found.changes] == ["queue", "fewer", "user_limit"]
+    assert "what would let it start" in why_page(with_commands(found), PLAIN)
+    ordinary = waiting(ada, ada.submit({**WHOLE, "hold": True}).id)
+    assert (ordinary.never, ordinary.limit) == (False, "")
+
+
+def test_what_nothing_can_run_now_is_accepted_with_a_warning(head, ada):
+    head.ask(CordonNode(node_id="n0", by="opal", why="disk", drain=True))
+    says = "nothing here now can run this (1 node x 2 = 2 GPUs): n0 is drained (disk)"
+    assert ada.submit(JOB).warnings == ada.dry_run(JOB).warnings == [says]
+    with pytest.raises(NeverFits):
+        ada.submit({**JOB, "gpus": 8})
+
+
+def test_a_job_is_not_moved_to_a_queue_where_it_can_never_start(operator, ada):
+    job_id = ada.submit({**JOB, "gpus": 3, "hold": True}).id
+    with pytest.raises(NeverFits, match="queue nlp allows 2 a user"):
+        ada.update(job_id, queue="nlp")
 
 
 def test_ends_are_learned_and_foretell_the_next(head, ada):

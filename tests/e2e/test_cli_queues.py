@@ -81,6 +81,28 @@ def test_the_tree_shows_what_is_borrowed_and_who_waits(phalanx):
     assert figures(phalanx, "nlp")["budget_left_gpu_h"] < 100.0
 
 
+def test_a_job_that_can_never_start_is_refused_or_accepted_on_request(phalanx):
+    three = ("-q", "prod", "--gpus", "3", "--", sys.executable, "-c", "")
+    why = "3 GPUs asked; queue prod can get at most 2 (quota 2, borrow 0)"
+    for verb in ("submit", "run"):
+        assert why in phalanx(verb, *three, code=64).stderr
+    taken = phalanx("submit", "--quiet", "--allow-never", *three)
+    assert taken.stderr == f"phalanx: warning: it can never start: {why}\n"
+    job = taken.stdout.strip()
+    assert phalanx("why", job).stdout.splitlines()[0] == f"job {job} can NEVER start (borrow): {why}"
+    found = phalanx.json("why", job)
+    assert (found["never"], found["limit"], found["reason"]) == (True, "borrow", "never")
+    assert f"NEVER: {why}" in phalanx("ps").stdout
+    two = phalanx("submit", "--quiet", "-q", "prod", "--hold", "--gpus", "2", "--", sys.executable, "-c", "")
+    (phalanx.work / "narrow.yaml").write_text("queues: {prod: {quota: 1, borrow: none}}\n")
+    for words in (("--dry-run",), ()):
+        said = phalanx("queues", "apply", "narrow.yaml", *words).stdout.splitlines()
+        named = f"  job {two.stdout.strip()}: 2 GPUs asked; queue prod can get at most 1 (quota 1, borrow 0)"
+        assert (len(said), said[-1]) == (4, named)
+    phalanx("queues", "apply", "queues.yaml")
+    phalanx("cancel", job, two.stdout.strip())
+
+
 def test_an_unknown_queue_is_answered_with_the_nearest(phalanx):
     assert "did you mean research?" in phalanx("queues", "show", "reserch", code=64).stderr
 

@@ -27,7 +27,7 @@ from phalanx.core.state.events import (
 )
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.dependency import parse_dependencies
-from phalanx.core.work.job import BACKOFF_MAX_S, JobState
+from phalanx.core.work.job import BACKOFF_MAX_S, JobState, WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.core.work.reservation import Reservation
@@ -157,6 +157,7 @@ class Cluster(RuleBasedStateMachine):
             time_limit_s=limit_s,
             grace_s=grace_s,
             collective_timeout_s=20.0,
+            allow_never=True,  # quotas change
         )
         self.keys += 1
         self.harness.store.full_commits = 0
@@ -172,7 +173,7 @@ class Cluster(RuleBasedStateMachine):
     def submit_after(self, parent, word, kind, queue, then_s):
         """7: it starts when its parent has ended as asked, and ends when that can be no more (`tests.invariants`)."""
         self.harness.store.full_commits = 0
-        wanted = spec(kind, gpus="2", dependencies=parse_dependencies(word.format(parent)))
+        wanted = spec(kind, gpus="2", dependencies=parse_dependencies(word.format(parent)), allow_never=True)
         child = self.harness.submit(wanted, queue=queue)
         self.go(then_s)
         return child
@@ -188,7 +189,7 @@ class Cluster(RuleBasedStateMachine):
     )
     def submit_array(self, kind, size, running_max, queue, then_s):
         self.harness.store.full_commits = 0
-        wanted = spec(kind, gpus="2", array=f"0-{size - 1}", array_max=running_max)
+        wanted = spec(kind, gpus="2", array=f"0-{size - 1}", array_max=running_max, allow_never=True)
         made = self.harness.request(SubmitJob(spec=wanted, user=ADA, project=ProjectId("gpt"), queue=QueueId(queue)))
         self.go(then_s)
         return multiple(*(job.id for job in made))
@@ -358,7 +359,10 @@ class Cluster(RuleBasedStateMachine):
                 self.ask(HoldJob(job_id=job.id, held=False, by=OP))
         self.ask(PutQueues(queues=TREE))
         for job in list(harness.world.jobs.values()):
-            if not job.state.terminal and not may_ever_run(harness.world, job):
+            never, wait = not may_ever_run(harness.world, job), harness.head.controller.waits.get(job.id)
+            if job.state is JobState.PENDING:
+                assert never == (wait is not None and wait.reason is WaitReasonCode.NEVER), f"job {job.id}: {wait}"
+            if never and not job.state.terminal:
                 harness.cancel(job.id)
         # 14: every job left fits the whole fleet; 30 s of work, budgets of restarts and stops, and backoffs bound the rest.
         idle = Idle(harness)

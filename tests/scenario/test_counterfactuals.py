@@ -23,6 +23,7 @@ from phalanx.core.scheduling.what_if import plan_snapshot, trim_snapshot, what_i
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
+from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import TopologyConstraint
@@ -261,7 +262,8 @@ def test_budget_waits_for_its_next_period():
 def test_change_of_a_job_that_can_never_start_is_not_told():
     seen = snapshot(TWO, (), [job("x", gpus=4)], [Queue(id="default", quota_gpus=0, borrow_gpus=2)])
     found = Asked(seen)
-    assert "can use at most 2" in found.expected.unknown
+    assert found.search.reason is WaitReasonCode.NEVER
+    assert found.expected.unknown == "4 GPUs asked; queue default can get at most 2 (quota 0, borrow 2)"
     assert [kind for kind, _ in found.told] == ["fewer", "quota"]
 
 

@@ -48,7 +48,7 @@ RIGHTS = [
         "and is there for its owner",
         [queue("a"), queue("b", quota_gpus=4, lend_gpus=0)],
         [asks("x", 8, "a"), asks("y", 4, "b"), asks("z", 4, "a")],
-        f"y n0:{FIRST} | z n0:{SECOND} | x resources",
+        f"y n0:{FIRST} | z n0:{SECOND} | x never",
     ),
     (
         "a quota binds all below it",

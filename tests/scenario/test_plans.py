@@ -159,7 +159,7 @@ WINDOWS = [
         [job("a", gpus=8, user="bob", reservation="u"), job("b", gpus=8, user="bob", reservation="u")],
         f"a n0:{WHOLE} | b reservation",
     ),
-    ("not for you", FOR_BOB, [job("a", gpus=8, reservation="u")], "a reservation"),
+    ("not for you", FOR_BOB, [job("a", gpus=8, reservation="u")], "a never"),
 ]
 
 
@@ -335,10 +335,16 @@ WHY = [
         "needs 8 CPUs on each of 1 nodes: enough GPUs are free, but not enough of these",
     ),
     (
-        make_fleet("r0: n0=8 | r1: n1=8"),
+        make_fleet("r0: n0=8 n1=8 | r1: n2=8").held(n0=[0]),
         job("a", gpus="2x8", topology=TopologyConstraint(within="rack", required=True)),
         "topology",
-        "needs 2 x 8 GPUs in one rack; 16 free in total, at most 1 such nodes in one rack",
+        "needs 2 x 8 GPUs in one rack; 23 free in total, at most 1 such nodes in one rack",
+    ),
+    (
+        make_fleet("r0: n0=8 | r1: n1=8"),
+        job("a", gpus="2x8", topology=TopologyConstraint(within="rack", required=True)),
+        "never",
+        "2 nodes x 8 = 16 GPUs within one rack can never fit: no rack has 2 such nodes, the largest is r0 with 1",
     ),
     (
         make_fleet("r: n0=8").set_aside(FOR_BOB),
@@ -383,7 +389,7 @@ WHY = [
         make_fleet("r: n0=8 n1=8").drained("n1"),
         job("a", gpus=16),
         "nodes_down",
-        "2 nodes x 8 = 16 GPUs can never fit: the fleet has 1 node, at most 8 matching GPUs on one node, 8 in total; down or drained: n1",
+        "nothing here now can run this (2 nodes x 8 = 16 GPUs): n1 is drained (disk)",
     ),
     (make_fleet("r: n0=8").down("n0"), job("a"), "no_nodes", "no node is up"),
     (

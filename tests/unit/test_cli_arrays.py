@@ -9,6 +9,7 @@ from phalanx.cli.jobs.job_actions import _summary
 from phalanx.cli.jobs.job_end import end_summary
 from phalanx.cli.jobs.ps import job_lines, waiting_reason
 from phalanx.cli.terminal import Terminal
+from phalanx.cli.top.rendering import job_line
 from phalanx.core.work.job import JobState
 from tests.golden.cli.views import NOW_S, job
 
@@ -32,6 +33,15 @@ def test_waiting_elements_are_one_line():
         NOW_S,
     )
     assert [line.split()[0] for line in lines] == ["JOB", "17_[40-99]%8", "17_3"]
+
+
+def test_a_job_that_can_never_start_says_so():
+    why = "8 GPUs asked; queue nlp allows 6 a user"
+    never = job(7, "train", PENDING, reason="never", detail=why)
+    assert job_lines([never], WIDE, NOW_S)[1].endswith(f"NEVER: {why}")
+    narrow = Terminal(width=60, height=40, interactive=False, colour=False, blocks=True)
+    assert job_lines([never], narrow, NOW_S)[-1] == f"job 7 waits: NEVER: {why}"
+    assert job_line(never).startswith(f"job 7 waits: NEVER: {why}")
 
 
 def test_many_ranges_are_cut_at_a_comma():

@@ -294,6 +294,23 @@ def test_who_may_not_store_a_profile_does_not_measure_one(head, capsys):
     assert head.sent("POST", "/v1/jobs") == []
 
 
+def test_a_fleet_that_its_queue_cannot_admit_is_said_and_released(head, capsys):
+    """The command waited with its job for ever."""
+    answer, released = head.answer, []
+
+    def watched(method, path, body):
+        if method == "DELETE":
+            released.append(path)
+        return answer(method, path, body)
+
+    head.answer = watched
+    head.reservation = {"id": "calibrate-1", "nodes": ["n1"], "start_s": 1.0, "end_s": 2.0, "holders": "ada"}
+    head.refuse["/v1/jobs"] = (422, "never_fits", "8 GPUs asked; queue default allows 6 a user", "")
+    assert main(["calibrate", "--nodes", "n1"]) == 64
+    assert "8 GPUs asked; queue default allows 6 a user" in capsys.readouterr().err
+    assert len(released) == 1
+
+
 def test_a_dry_run_says_what_would_be_measured_and_submits_nothing(head, capsys):
     assert main(["calibrate", "--dry-run"]) == 0
     shown = capsys.readouterr().out

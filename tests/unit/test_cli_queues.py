@@ -9,6 +9,7 @@ from phalanx.cli.access.queue_file import parse_queue_file
 from phalanx.cli.access.queue_tree import change_lines, tree_view
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile, NotFound
+from phalanx.wire.api.jobs import ImpossibleJobView
 from phalanx.wire.api.queues import (
     QueueChange,
     QueuesApplied,
@@ -148,3 +149,15 @@ def test_changes_are_told_one_a_line():
         "- old",
         "1 added, 1 changed, 1 removed, 3 unchanged",
     ]
+
+
+def test_jobs_that_a_change_makes_impossible_are_named_below_it():
+    why = "8 GPUs asked; queue nlp allows 6 a user"
+    told = QueuesApplied(impossible=[ImpossibleJobView(id="7", why=why)], impossible_more=2)
+    assert list(change_lines(told, dry_run=False))[1:] == [
+        "3 waiting jobs can never start any more:",
+        f"  job 7: {why}",
+        "  and 2 more",
+    ]
+    alone = QueuesApplied(impossible=told.impossible)
+    assert list(change_lines(alone, dry_run=True))[1] == "1 waiting job could never start any more:"

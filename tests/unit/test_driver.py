@@ -8,12 +8,12 @@ from phalanx.controller import controller as controller_module
 from phalanx.controller import driver as driver_module
 from phalanx.controller import reports, requests
 from phalanx.controller.controller import Controller
-from phalanx.controller.driver import ControllerDriver
+from phalanx.controller.driver import AWAITED_EVERY_S, ControllerDriver
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
-from phalanx.core.errors import NotFound, PhalanxError, TryLater
+from phalanx.core.errors import NeverFits, NotFound, PhalanxError, TryLater
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
 from phalanx.core.state.events import (
@@ -53,6 +53,10 @@ class FakeEngine:
 
     def __init__(self):
         self.deaths, self.followed = [], []
+        self.expected = []
+
+    def expected_nodes(self):
+        return self.expected
 
     def observe(self):
         seen, self.deaths = self.deaths, []
@@ -186,6 +190,30 @@ def test_refusal_of_one_is_not_anothers(rig):
     rig.store.open.set()
     assert isinstance(bad.exception(GUARD_S), NotFound)
     assert good.result(GUARD_S).id == "2"
+
+
+def test_nodes_that_an_engine_still_brings_up_are_awaited():
+    engine = FakeEngine()
+    engine.expected = None
+    rig = Rig([engine])
+    awaited = lambda: rig.driver.controller.world.awaited_nodes  # noqa: E731
+    try:
+        assert rig.ask(submit("unlisted", gpus=99)).id == "1"
+        assert awaited() == "engine fake has not listed its nodes yet"
+        engine.expected = [NodeId("n0"), NodeId("n1"), NodeId("n3")]
+        rig.hello("n0").result(GUARD_S)
+        assert rig.ask(submit("unregistered", gpus=99)).id == "2"
+        assert awaited() == "n[1,3] have not registered yet"
+        engine.expected = [NodeId("n0"), NodeId("n1")]
+        rig.hello("n1").result(GUARD_S)
+        with pytest.raises(NeverFits):
+            rig.ask(submit("known", gpus=99))
+        assert awaited() == ""
+        engine.expected = [NodeId("n9")]  # it brings up another one
+        rig.clock.boot_s += AWAITED_EVERY_S
+        assert rig.ask(submit("more", gpus=99)).id == "3"
+    finally:
+        rig.driver.stop()
 
 
 def test_death_is_heard_again_after_a_refused_commit():

@@ -97,6 +97,10 @@ def test_a_supervisor_whose_record_is_refused_does_not_run_on(machine, failure):
     assert home.engine.running_nodes() == [N0]
 
 
+def test_its_nodes_are_expected_before_they_run(machine):
+    assert machine().engine.expected_nodes() == [N0, N1]
+
+
 def test_what_runs_under_the_key_of_a_start_before_is_swept_before_the_key_is_forgotten(machine):
     home = machine()
     left = StartedNode(id=N0, node_key="n0-left", identity=ProcessIdentity(pid=0, started_ticks=0), virtual_devices=1)

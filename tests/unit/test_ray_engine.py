@@ -230,6 +230,13 @@ def plays(monkeypatch, program):
     monkeypatch.setattr(engine, "driver_command", lambda address, cluster_id: [sys.executable, "-c", program])
 
 
+def test_nodes_are_expected_once_a_driver_has_listed_them(tmp_path):
+    ray = made(tmp_path)
+    assert ray.expected_nodes() is None
+    ray._on_message(NodesListed(nodes=[ray_node(), msgspec.structs.replace(ray_node("n1"), alive=False)]))
+    assert ray.expected_nodes() == [N0]
+
+
 # ---- released ---------------------------------------------------------------------------------------------------------
 
 

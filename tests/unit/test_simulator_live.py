@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -24,7 +25,7 @@ from phalanx.simulator.simulation import (
     simulate_lifecycle,
 )
 from phalanx.simulator.trace import Trace, TraceJob
-from tests.builders import job
+from tests.builders import job, queue
 
 
 def jobs_of(*rows):
@@ -210,10 +211,40 @@ def test_curve_keeps_the_last_point_of_each_step():
     assert (1.0, 8, 1) in live.curve
 
 
-def test_jobs_that_wait_for_ever_end_the_replay_by_name(monkeypatch):
-    monkeypatch.setattr("phalanx.core.scheduling.policies.baselines.StrictPolicy.decide", lambda *_: None)
+@pytest.mark.parametrize("again", [lambda *_: None, lambda _, now_s: now_s + 600.0], ids=["asleep", "awake"])
+def test_jobs_that_wait_for_ever_end_the_replay_by_name(monkeypatch, again):
+    monkeypatch.setattr("phalanx.core.scheduling.policies.baselines.StrictPolicy.decide", again)
     with pytest.raises(NeverFits, match=r"job j0 \(line 2\) waits forever"):
         replay_lifecycle(jobs_of((0, 10, 1)), equal_nodes(1, 8), PolicySettings(name="fifo"))
+
+
+@pytest.mark.parametrize("name", ["default", "fifo"])
+@pytest.mark.parametrize(
+    ("limits", "left", "why"),
+    [
+        ({"gpus_per_user": 6}, ["j1"], "8 GPUs asked; queue nlp allows 6 a user"),
+        ({"quota_gpus": 4, "borrow_gpus": 2}, ["j1"], "8 GPUs asked; queue nlp can get at most 6 (quota 4, borrow 2)"),
+        ({"budget_gpu_h": 0.0}, ["j0", "j1", "j2"], "2 GPUs asked; the budget of queue nlp is 0 GPU-hours"),
+    ],
+)
+def test_what_its_queue_can_never_admit_is_left_out_by_name(name, limits, left, why):
+    """The replay went on for ever, as the policy looked at the job in every round."""
+    jobs = [replace(one, virtual_cluster="nlp") for one in jobs_of((0, 10, 2), (1, 10, 8), (2, 10, 1))]
+    settings, queues = PolicySettings(name=name), (queue("nlp", **limits),)
+    done = replay_lifecycle(jobs, equal_nodes(1, 8), settings, queues=queues, skip_unplaceable=True)
+    assert [job.id for job, _ in done.unplaceable] == left
+    assert done.unplaceable[0][1] == why
+    assert [outcome.end_s for outcome in done.jobs] == ([] if len(left) == 3 else [10.0, 12.0])
+    with pytest.raises(NeverFits, match=rf"^job {left[0]} \(line .\): "):
+        replay_lifecycle(jobs, equal_nodes(1, 8), settings, queues=queues)
+
+
+def test_a_job_that_waits_for_the_next_budget_period_is_not_given_up():
+    period_s = 40 * 86_400.0
+    jobs = [replace(one, virtual_cluster="nlp") for one in jobs_of((0, 7200, 1), (1, 7200, 8))]
+    limited = (queue("nlp", budget_gpu_h=1.0, budget_period_s=period_s),)
+    done = replay_lifecycle(jobs, equal_nodes(1, 8), PolicySettings(name="fifo"), queues=limited)
+    assert [outcome.end_s for outcome in done.jobs] == [7200.0, period_s + 7200.0]
 
 
 def test_cluster_says_when_it_has_something_due_and_never_when_idle():

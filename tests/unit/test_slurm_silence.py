@@ -151,6 +151,17 @@ def test_a_head_starts_without_slurm_and_finds_its_jobs_once_it_answers(played):
     assert looked(one) == ([], {})
 
 
+def test_the_nodes_count_as_listed_once_slurm_has_answered_and_their_events_wait(played):
+    one = slurm()
+    played.silent = True
+    one.discover([], [])
+    assert one.expected_nodes() is None
+    played.silent = False
+    one._poll()
+    assert one.expected_nodes() == []
+    assert {event.node.id for event in one.observe() if isinstance(event, NodeListed)} >= {"h0"}
+
+
 def test_what_ended_while_slurm_was_silent_is_found_by_its_comment_and_ended(played):
     one = slurm()
     played.silent = True

@@ -15,6 +15,7 @@ from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.audit import AuditCall, ChainTip
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
+from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.state.events import Report, Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.work.attempt import Attempt
@@ -86,6 +87,11 @@ class ControllerClient(Protocol):
     @property
     def wait_reasons(self) -> Mapping[JobId, WaitReason]:
         """Why each pending job waits, according to the newest scheduling cycle."""
+        ...
+
+    @property
+    def feasibility(self) -> FeasibilityChecker | None:
+        """Judges whether jobs can ever start, by a recent state; None before the first submit."""
         ...
 
     def pending_jobs(self) -> list[Job]:

@@ -7,6 +7,7 @@ from typing import Final
 from phalanx.cli.tables import Cell
 from phalanx.cli.terminal import Terminal
 from phalanx.core.units import format_duration
+from phalanx.core.work.job import WaitReasonCode
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
@@ -22,6 +23,11 @@ _STATE_STYLE: Final = {
 def state_cell(word: str) -> Cell:
     """Return a state in its colour."""
     return Cell(word, _STATE_STYLE.get(word, ""))
+
+
+def wait_text(reason: str, detail: str) -> str:
+    """Return why a job waits, or `NEVER: ...` for one that can never start."""
+    return f"NEVER: {detail}" if reason == WaitReasonCode.NEVER else detail or reason
 
 
 def percent(share: float | None) -> str:

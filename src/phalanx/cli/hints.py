@@ -24,6 +24,8 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.GIVE_KEY: "add {option}",
     HintCode.GIVE_VALUE: "write {option} {value}",
     HintCode.NEAREST_FIT: "{fit}; see phalanx nodes",
+    HintCode.REQUEST_LESS: "ask for at most {gpus} GPUs, or use another queue; --allow-never submits it anyway",
+    HintCode.ALLOW_NEVER: "--allow-never submits it anyway",
     # topology and nodes
     HintCode.DEFINE_LEVELS: "{levels}; to define levels: phalanx topology set FILE",
     HintCode.PREFER_LEVEL: "use --prefer {level} to accept other placements; see phalanx topology",

@@ -29,15 +29,16 @@ WHY_S: Final = 60.0
 
 
 class Submission:
-    """An accepted job or array; `id` is that of the whole array. `notes` are for the user: shape and number of tasks."""
+    """An accepted job or array; `id` is that of the whole array. `notes` and `warnings` are for the user: shape and tasks; why it cannot run now."""
 
-    __slots__ = ("_payload", "id", "notes")
+    __slots__ = ("_payload", "id", "notes", "warnings")
 
     def __init__(self, payload: bytes) -> None:
         reply = json.loads(payload)
         self._payload = payload
         self.id: str = reply.get("array_id") or reply["job"]["id"]
         self.notes: list[str] = reply["notes"]
+        self.warnings: list[str] = reply.get("warnings", [])
 
     @property
     def job(self) -> api.JobView:

@@ -50,9 +50,9 @@ class NodesApi(ApiCalls):
             self.transport.json("PATCH", "/v1/nodes", encode_body({"labels": labels})), api.NodeList
         ).nodes
 
-    def forget_node(self, node_id: str) -> None:
-        """Remove a node that is down and holds no allocation."""
-        self.transport.json("DELETE", f"/v1/nodes/{path_segment(node_id)}")
+    def forget_node(self, node_id: str) -> api.NodeRemoved:
+        """Remove a node that is down and holds no allocation. Return the waiting jobs that can never start without it."""
+        return decode_record(self.transport.json("DELETE", f"/v1/nodes/{path_segment(node_id)}"), api.NodeRemoved)
 
     def reservations(self) -> list[api.ReservationView]:
         """Return all reservations that have not ended, by start time."""

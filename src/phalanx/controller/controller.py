@@ -40,6 +40,7 @@ from phalanx.core.lifecycle.events import ReminderDue, StartOverdue, StopRequest
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.explanations import WaitReasons
+from phalanx.core.scheduling.feasibility import FeasibilityCache
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import (
@@ -82,6 +83,7 @@ class Controller:
         guard: held while the scheduler changes; readers of `waits` on other threads hold it too.
         waits: why each pending job waits, computed on access; read by the API, never stored.
         stats: counters since the start, for metrics.
+        feasibility: judges whether a job can ever start, for submits, the scheduler, and readers on other threads.
     """
 
     world: World
@@ -94,6 +96,7 @@ class Controller:
     scheduler: Scheduler = field(init=False)
     stats: dict[str, float] = field(default_factory=dict)
     history: RuntimeHistory = field(default_factory=RuntimeHistory)
+    feasibility: FeasibilityCache = field(default_factory=FeasibilityCache)
     _placed_boot_s: dict[JobId, float] = field(default_factory=dict)
     # Requested generation of each live attempt, and when it was requested (CLOCK_BOOTTIME).
     _generations: dict[JobId, tuple[Epoch, Generation, float]] = field(default_factory=dict)
@@ -113,7 +116,7 @@ class Controller:
         self._incarnations = SupervisorIncarnations(self.head_id)
         self._losses = FleetFailureRate(self.world)
         self._rulebook = Rulebook(self.world, self.settings.rules)
-        self.scheduler = Scheduler(self.policy)
+        self.scheduler = Scheduler(self.policy, feasibility=self.feasibility)
         self.waits = GuardedWaits(WaitReasons(self.scheduler, self.world.jobs), self.guard)
 
     def start(self, now: ControllerTime, *, leases_until_s: float = 0.0) -> None:
@@ -155,6 +158,7 @@ class Controller:
             ages_s=ages_s,
             failure_rate=self._losses,
             rulebook=self._rulebook,
+            feasibility_cache=self.feasibility,
         )
         try:
             answers = [self._apply_event(context, event) for event in inbox]
@@ -248,6 +252,7 @@ class Controller:
             now=now,
             change=WorldChange(world=self.world),
             failure_rate=FleetFailureRate(self.world),
+            feasibility_cache=self.feasibility,
         )
         return replace(found, hypothetical_jobs=hypothetical_jobs(context, submission))
 

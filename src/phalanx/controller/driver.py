@@ -9,7 +9,7 @@ import gc
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +29,9 @@ from phalanx.core.access.audit import (
     next_line,
 )
 from phalanx.core.errors import PhalanxError, TryLater
+from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.ids import Epoch, JobId, NodeId
+from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.state.commands import DeleteCheckpoints
 from phalanx.core.state.events import (
     Event,
@@ -53,6 +55,9 @@ RETRY_WAIT_S: Final = 0.5  # before retrying observations after a refused commit
 ERROR_WAIT_S: Final = 1.0  # after a step that raised: a persistent error must not fill the log
 COLLECT_EVERY: Final = 50_000  # new objects between garbage collections; the largest steps create about as many
 OBSERVE_EVERY_S: Final = 0.1  # polling interval for what engines observe
+AWAITED_EVERY_S: Final = (
+    1.0  # between two looks for nodes that engines have begun to bring up; a large engine has thousands
+)
 _log = logging.getLogger("phalanx.controller")
 
 
@@ -108,6 +113,7 @@ class ControllerDriver:
     )
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
+    _awaited_checked_s: float = float("-inf")
     _thread: threading.Thread | None = None
 
     @property
@@ -133,6 +139,11 @@ class ControllerDriver:
     def fleet_gpus(self) -> int:
         """Number of devices on all known nodes, up or down: the basis of quotas. Like `waiting`."""
         return sum(len(node.devices) for node in list(self.controller.world.nodes.values()))
+
+    @property
+    def feasibility(self) -> FeasibilityChecker | None:
+        """Judges whether jobs can ever start, by the newest state that a submit or a scheduling cycle met; None before the first."""
+        return self.controller.feasibility.newest
 
     @property
     def stats(self) -> dict[str, float]:
@@ -245,6 +256,7 @@ class ControllerDriver:
             if self._stopping:
                 return None
             items, self._retries = self._retries, []
+            self._check_awaited_nodes()
             # Observations of engines go first: a supervisor must not register before the end of its predecessor is known.
             observed = [report for engine in self.engines for report in engine.observe()]
             if observed:
@@ -254,6 +266,14 @@ class ControllerDriver:
                 items.append(self._inbox.popleft())
                 events += len(items[-1].events)
         return items
+
+    def _check_awaited_nodes(self) -> None:
+        """Tell the controller which nodes its engines still bring up. Call it before `observe`: see `Engine.expected_nodes`."""
+        boot_s, world = self.clock.boottime_s(), self.controller.world
+        if not world.awaited_nodes and boot_s < self._awaited_checked_s + AWAITED_EVERY_S:
+            return
+        self._awaited_checked_s = boot_s
+        world.set_awaited_nodes(next(filter(None, (_awaited_of(engine, world.nodes) for engine in self.engines)), ""))
 
     def _run_step(self, items: list[_InboxItem]) -> float:
         now = self._now()
@@ -374,6 +394,17 @@ class ControllerDriver:
 
     def _now(self) -> ControllerTime:
         return ControllerTime(wall_s=self.clock.now_s(), boot_s=self.clock.boottime_s())
+
+
+def _awaited_of(engine: Engine, known: Container[NodeId]) -> str:
+    """The nodes of an engine that the head does not know yet, in words; empty if it knows all."""
+    expected = engine.expected_nodes()
+    if expected is None:
+        return f"engine {engine.name} has not listed its nodes yet"
+    missing = [node_id for node_id in expected if node_id not in known]
+    if not missing:
+        return ""
+    return f"{fold_hostlist(sorted(missing))} {'has' if len(missing) == 1 else 'have'} not registered yet"
 
 
 def tune_gc() -> None:

@@ -67,10 +67,22 @@ def _describe_update(request: UpdateJob, _: object) -> str:
 
 @handlers.add(UpdateJob, Action.CHANGE_OWN, audit=_describe_update)
 def update(context: StepContext, request: UpdateJob) -> Job | list[Job]:
-    """Change fields of a job."""
+    """Change fields of a job.
+
+    Raises:
+        NeverFits: it could never start in the requested queue.
+    """
     if request.queue is not None and request.queue not in context.world.queues:
         raise NotFound(f"no queue {request.queue!r}", hint=f"there are: {', '.join(sorted(context.world.queues))}")
-    act = partial(jobs.update, event=request, facts=context.facts)
+
+    def act(case: AttemptCase) -> TransitionResult:
+        result = jobs.update(case, request, context.facts)
+        if request.queue is not None and not case.job.spec.allow_never:
+            outlook = context.feasibility.check_job(result.job)
+            if outlook.never:
+                raise outlook.error()
+        return result
+
     return _each(context, request.job_id, act, lambda _: True, "is live")
 
 

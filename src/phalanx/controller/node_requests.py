@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from phalanx.controller.impossible_jobs import record_impossible_jobs
 from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.fleet.node import Cordon, Node, NodeState
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId
-from phalanx.core.state.events import CordonNode, RemoveNode, UncordonNode
+from phalanx.core.state.events import CordonNode, ImpossibleJob, RemoveNode, UncordonNode
 from phalanx.core.work.users import Action
 
 handlers: Final = RequestHandlers()
@@ -39,16 +40,17 @@ def uncordon(context: StepContext, request: UncordonNode) -> Node:
 
 
 @handlers.add(RemoveNode, Action.OPERATE, audit=lambda request, _: f"node {request.node_id}")
-def remove(context: StepContext, request: RemoveNode) -> Node:
-    """Remove a node that is down and runs no job."""
+def remove(context: StepContext, request: RemoveNode) -> tuple[ImpossibleJob, ...]:
+    """Remove a node that is down and runs no job. Returns the waiting jobs made impossible."""
     node = _known(context, request.node_id)
     if node.state is NodeState.UP or context.world.attempts_on(node.id):
         raise Conflict(
             f"{node.id} is {node.state.value} or still runs jobs", hint=Hint(HintCode.DRAIN_NODE, node=node.id)
         )
+    before = context.feasibility
     context.change.remove_node(node)
     context.add_story("node_forgotten", f"{node.id} was removed from the fleet", node_id=node.id, by=request.by)
-    return node
+    return record_impossible_jobs(context, before, f"{node.id} was removed from the fleet")
 
 
 def _known(context: StepContext, node_id: NodeId) -> Node:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from phalanx.controller.impossible_jobs import record_impossible_jobs
 from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.access.audit import join_names
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import QueueId
-from phalanx.core.state.events import ChangeQueue, PutQueue, PutQueues
+from phalanx.core.state.events import ChangeQueue, ImpossibleJob, PutQueue, PutQueues
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.queue_validation import check_queue_tree
 from phalanx.core.work.users import Action
@@ -60,8 +61,8 @@ def change(context: StepContext, request: ChangeQueue) -> Queue:
 
 
 @handlers.add(PutQueues, Action.OPERATE, audit=_describe_put)
-def put(context: StepContext, request: PutQueues) -> None:
-    """Put some queues and remove others, all or nothing. Unchanged queues are not written.
+def put(context: StepContext, request: PutQueues) -> tuple[ImpossibleJob, ...]:
+    """Put some queues and remove others, all or nothing. Unchanged queues are not written. Returns the waiting jobs made impossible.
 
     Raises:
         BadRequest: the queues would not form a tree, or their quotas contradict each other.
@@ -76,12 +77,14 @@ def put(context: StepContext, request: PutQueues) -> None:
             raise NotFound(f"no queue {queue_id!r}", hint=Hint(HintCode.LIST_QUEUES))
     check_queue_tree(after)
     _refuse_in_use(context, request.remove)
+    before = context.feasibility
     for queue in queues:
         if queue.id in after and world.queues.get(queue.id) != queue:
             context.change.put(queue)
     for queue_id in request.remove:
         if queue_id in world.queues:
             context.change.remove_queue(queue_id)
+    return record_impossible_jobs(context, before, "the queues were changed")
 
 
 def _keep_open_state(known: Queue | None, queue: Queue, request: PutQueues) -> Queue:

@@ -61,6 +61,7 @@ def take_read_snapshot(
         attempts=dict(world.attempts),
         jobs=dict(world.jobs),
         queue_usage=dict(world.queue_usage),
+        awaited_nodes=world.awaited_nodes,
     )
     waiting = None if job_id is None else waits.get(job_id)
     return ReadSnapshot(snapshot=seen, scheduler=scheduler, history=history, waiting=waiting)

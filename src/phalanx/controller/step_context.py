@@ -33,6 +33,7 @@ from phalanx.core.recovery.bad_nodes import (
 )
 from phalanx.core.recovery.failure_rate import gang_mtbf_s, node_mtbf_s
 from phalanx.core.recovery.failure_rules import FailureRule
+from phalanx.core.scheduling.feasibility import FeasibilityCache, FeasibilityChecker
 from phalanx.core.state.commands import Command
 from phalanx.core.state.relations import UserJobName
 from phalanx.core.state.story import StoryLine
@@ -65,6 +66,7 @@ class StepContext:
         ended: jobs that ended and whose dependents are not settled yet.
         renamed: names that live jobs gave up and whose dependents are not settled yet.
         failure_rate: the fleet's failure statistics, shared by all steps.
+        feasibility_cache: shared by all steps.
         ages_s: age of each live attempt in seconds of CLOCK_BOOTTIME.
     """
 
@@ -79,8 +81,14 @@ class StepContext:
     failure_rate: FleetFailureRate
     ages_s: Mapping[JobId, float] = field(default_factory=dict)
     rulebook: Rulebook | None = None
+    feasibility_cache: FeasibilityCache = field(default_factory=FeasibilityCache)
     _marked: bool = False
     _facts: TransitionContext | None = None
+
+    @property
+    def feasibility(self) -> FeasibilityChecker:
+        """Judges requests against the world as it is now, after the changes of this step so far."""
+        return self.feasibility_cache.checker(self.world, self.now.wall_s)
 
     @property
     def facts(self) -> TransitionContext:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Final
 
 from phalanx.controller import reservations
@@ -15,8 +14,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.lifecycle import dependencies
 from phalanx.core.lifecycle.dependencies import JobStates
-from phalanx.core.scheduling.shape import acceptable_shapes
-from phalanx.core.scheduling.submission import check_topology
+from phalanx.core.scheduling.feasibility import feasibility_request
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.state.records import IDEMPOTENCY, PROJECTS, USERS, Idempotency
 from phalanx.core.state.story import StoryLine
@@ -32,11 +30,6 @@ from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.topology_constraint import fixed_to_one_node
 from phalanx.core.work.users import Action, User, UserRole
-
-SHAPES_KEPT: Final = 4096  # distinct requests for one state of the fleet; some hundred bytes each
-# Equal requests come by the thousand; finding the shapes is a tenth of a submit's cost.
-_shapes_of = lru_cache(maxsize=SHAPES_KEPT)(acceptable_shapes)
-
 
 handlers: Final = RequestHandlers()
 
@@ -66,8 +59,9 @@ def submit(context: StepContext, request: SubmitJob) -> Job | list[Job]:
     _check_nodes(context, request)
     _check_share(context, request)
     request = _in_one_world(request)
-    shapes = _shapes_of(request.spec.role, world.fleet())
-    check_topology(request.spec.topology, shapes, world.nodes.values())
+    outlook = context.feasibility.check(feasibility_request(request.spec, request.queue, request.user))
+    if outlook.never and not request.spec.allow_never:
+        raise outlook.error()
     indices = parse_array(request.spec.array).indices if request.spec.array else ()
     parents = _parents(context, request, indices)
     if not indices:
@@ -79,11 +73,13 @@ def submit(context: StepContext, request: SubmitJob) -> Job | list[Job]:
 
 
 def _check_nodes(context: StepContext, request: SubmitJob) -> None:
-    """Check that all nodes of `nodelist` exist; nodes of `exclude` need not.
+    """Check that all nodes of `nodelist` exist, as a name may be mistyped; nodes of `exclude` need not. Nodes that are still to come may be named.
 
     Raises:
-        NotFound: a node does not exist, so the job could never be placed.
+        NotFound: a node does not exist.
     """
+    if context.world.awaited_nodes:
+        return
     unknown = [name for name in request.spec.nodelist if name not in context.world.nodes]
     if unknown:
         raise NotFound(f"nodelist: no node {unknown[0]}", hint=Hint(HintCode.LIST_NODES))

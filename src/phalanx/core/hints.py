@@ -39,6 +39,8 @@ class HintCode(enum.Enum):
     GIVE_KEY = "give-key", "give {key}"
     GIVE_VALUE = "give-value", "give {key} {value}"
     NEAREST_FIT = "nearest-fit", "{fit}"
+    REQUEST_LESS = "request-less", "request at most {gpus} GPUs, or use another queue; allow_never submits it anyway"
+    ALLOW_NEVER = "allow-never", "allow_never submits it anyway"
     # topology and nodes
     DEFINE_LEVELS = "define-levels", "{levels}"
     PREFER_LEVEL = "prefer-level", "prefer one {level} to accept other placements"

@@ -77,6 +77,14 @@ class Engine(Protocol):
         """Return what happened since the last call: deaths of nodes, changes of the inventory, withdrawn attempts. Never blocks."""
         ...
 
+    def expected_nodes(self) -> Sequence[NodeId] | None:
+        """Return the nodes that this engine is bringing up or keeps up; None while it has not listed them yet. Never blocks.
+
+        Until each of them is known to the head, it refuses no job for want of nodes. Nodes that come only by `observe` are left out, and
+        must have been returned by it before this returns anything else than None.
+        """
+        ...
+
     def admit(self, node_id: NodeId, address: str, hostname: str) -> Admission | None:
         """Admit a server that joins as a node; None if this engine takes none.
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from phalanx.core.errors import NeverFits, PhalanxError
 from phalanx.core.ids import JobId, QueueId, UserId
+from phalanx.core.scheduling.feasibility import feasibility_request
 from phalanx.core.scheduling.settings import PolicySettings
-from phalanx.core.scheduling.shape import acceptable_shapes
 from phalanx.core.state.events import Event, SubmitJob
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job
@@ -32,6 +33,7 @@ from phalanx.simulator.trace import TraceJob
 
 _FOREVER = float("inf")
 _PROGRESS_EVERY = 1024  # ends
+IDLE_MAX_S: Final = 86_400.0  # time without a running job or an arrival, beyond a budget period, after which waiting jobs will never start
 
 
 @dataclass(slots=True)
@@ -72,13 +74,13 @@ def replay_lifecycle(
         policy: the controller's policy.
         restart_cost_s: extra work per preemption or move; a function of the job's GPUs, or a constant.
         curve_step_s: minimum time between points of the curve; 0 records none.
-        skip_unplaceable: skip jobs that do not fit the empty fleet and list them in the result, instead of raising.
+        skip_unplaceable: skip jobs that can never start and list them in the result, instead of raising.
         on_progress: called with (ended, total) at intervals.
         on_end: called for each job that finishes, before other events of that instant.
         queues: queues with quotas; a job's label names its queue, else it uses the default queue.
 
     Raises:
-        NeverFits: a job does not fit the empty fleet, or jobs wait on an idle fleet without further events.
+        NeverFits: a job can never start, or jobs wait on an idle fleet without further events.
     """
     replay = _Replay(jobs, nodes, policy, restart_cost_s, skip_never=skip_unplaceable, on_end=on_end, queues=queues)
     replay.run(curve_step_s, on_progress)
@@ -106,34 +108,33 @@ class _Replay:
         self.on_end = on_end
         self.skip_never = skip_never
         self.cost = restart_cost_s if callable(restart_cost_s) else (lambda _gpus: restart_cost_s)
+        start_s = jobs[0].submit_s if jobs else 0.0
+        self.idle_max_s = IDLE_MAX_S + max((one.budget_period_s for one in queues if one.budget_gpu_h), default=0.0)
+        self.busy_s = start_s
         self.cluster = ReplayCluster(
             nodes,
             policy,
             users=sorted({_user_of(job) for job in jobs}),
-            start_s=jobs[0].submit_s if jobs else 0.0,
+            start_s=start_s,
             queues=queues,
         )
         self.submits = _submits(jobs, nodes, queues)
         if not skip_never:
-            self._check_fits()
+            self._check_feasible(start_s)
         self.states: dict[JobId, _JobProgress] = {}
         self.ends: list[tuple[float, int, JobId]] = []
         self.held = 0
         self.ended = 0
         self.result = ReplayResult(jobs=[ReplayedJob(job=job) for job in jobs], gpus=sum(node.gpus for node in nodes))
 
-    def _check_fits(self) -> None:
-        """Check each distinct request before the replay, as the controller would during it."""
-        fleet = self.cluster.controller.world.fleet()
-        judged: set[int] = set()
+    def _check_feasible(self, start_s: float) -> None:
+        """Judge each job before the replay, as the controller will during it; equal requests are judged once."""
+        controller = self.cluster.controller
+        checker = controller.feasibility.checker(controller.world, start_s)
         for job, submit in zip(self.jobs, self.submits, strict=True):
-            role = submit.spec.role  # equal requests share one object
-            if id(role) not in judged:
-                judged.add(id(role))
-                try:
-                    acceptable_shapes(role, fleet)
-                except NeverFits as error:
-                    raise _never_fits(job, error) from None
+            outlook = checker.check(feasibility_request(submit.spec, submit.queue, submit.user))
+            if outlook.never:
+                raise _never_fits(job, outlook.error())
 
     def run(self, curve_step_s: float, on_progress: Callable[[int, int], None] | None) -> None:
         """Run until the last job has ended."""
@@ -141,7 +142,9 @@ class _Replay:
         arrived, reported, wake_s = 0, 0, _FOREVER
         while self.ended < total:
             now_s = min(jobs[arrived].submit_s if arrived < total else _FOREVER, self._next_end_s(), wake_s)
-            if now_s == _FOREVER:
+            if self.held or arrived < total:
+                self.busy_s = now_s
+            if now_s == _FOREVER or now_s - self.busy_s > self.idle_max_s:
                 waiting = next(state.outcome.job for state in self.states.values() if state.due_s < 0.0)
                 raise NeverFits(
                     f"job {waiting.id} (line {waiting.line}) waits forever on an idle fleet",

@@ -40,6 +40,4 @@ class ReplayResult:
     lost_gpu_s: float = 0.0
     decisions: int = 0
     curve: list[tuple[float, int, int]] = field(default_factory=list)  # (time, GPUs held, jobs waiting)
-    unplaceable: list[tuple[TraceJob, str]] = field(
-        default_factory=list
-    )  # jobs that do not fit the empty fleet, with the reason
+    unplaceable: list[tuple[TraceJob, str]] = field(default_factory=list)  # jobs that can never start, with the reason

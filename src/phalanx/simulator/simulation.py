@@ -36,7 +36,7 @@ class SimulationSettings:
         restart_cost_s: lost work for each preemption and move.
         seed: shuffles jobs of equal submit time; 0 keeps the trace's order.
         curve_points: approximate number of curve points to record; 0 records none.
-        skip_unplaceable: skip jobs that do not fit the empty fleet.
+        skip_unplaceable: skip jobs that can never start.
         queues: queues with quotas; a job's virtual cluster names its queue, else it uses the default queue.
     """
 

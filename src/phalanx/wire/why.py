@@ -70,6 +70,7 @@ class WhyReply(WhyRecord, frozen=True, kw_only=True):
     Attributes:
         headline: the summary in one line.
         reason, detail: the dominant reason as a word and a sentence; empty for a job that does not wait.
+        never: it can never start: the reason is then `never`, the detail the arithmetic, and `limit` the name of the limit.
         blockers: at most eight blocking jobs; `blockers_more` counts the others.
         changes: smallest first.
     """
@@ -80,6 +81,8 @@ class WhyReply(WhyRecord, frozen=True, kw_only=True):
     headline: str
     reason: str = ""
     detail: str = ""
+    never: bool = False
+    limit: str = ""
     blockers: list[BlockerView] = []
     blockers_more: int = 0
     start: StartView | None = None
@@ -95,7 +98,7 @@ class DryRunReply(WhyRecord, frozen=True, kw_only=True):
         starts: it would start immediately, on `nodes`.
         jobs: how many jobs it would create; for an array the other fields describe the first element.
         gpu_hours_low, gpu_hours_high: of all jobs; None if the run time is unknown.
-        notes: shape and number of tasks, as in the reply to a submit.
+        notes, warnings: shape and number of tasks, and whether nothing here now can run it, as in the reply to a submit.
     """
 
     now_s: float
@@ -113,3 +116,4 @@ class DryRunReply(WhyRecord, frozen=True, kw_only=True):
     blockers_more: int = 0
     changes: list[SuggestedChangeView] = []
     notes: list[str] = []
+    warnings: list[str] = []

@@ -15,7 +15,7 @@ from phalanx.core.state import world
 from phalanx.core.state.events import PutQueues
 from phalanx.core.state.snapshot import Usage
 from phalanx.core.work.job import WaitReasonCode
-from phalanx.core.work.queue import add_usage
+from phalanx.core.work.queue import Queue, add_usage
 from phalanx.core.work.quota_tree import QuotaTree
 from tests.simulation.planted.bug import planted
 
@@ -99,6 +99,19 @@ def elements_of_an_array_are_not_counted(patch):
 def a_job_that_backs_off_is_forgotten(patch):
     """Nobody looks again at a job that waits a moment after a failed start."""
     patch.setattr(Scheduler, "_release_parked", lambda self, seen, now_s: None)
+
+
+@planted(14, seed=0)
+def an_impossible_job_is_never_judged_again(patch):
+    """A waiting job that its queue could not admit stays impossible when the quotas change."""
+    put_queue = world._INDEXED[Queue]
+
+    def unnoticed(self, queue):
+        version = self.world.capacity_version
+        put_queue(self, queue)
+        self.world.capacity_version = version
+
+    patch.setitem(world._INDEXED, Queue, unnoticed)
 
 
 @planted(13, seed=2)

@@ -7,8 +7,9 @@ from collections.abc import Container
 from starlette.requests import Request
 from starlette.responses import Response
 
-from phalanx.api.http.bodies import json_response, no_content, read_record
+from phalanx.api.http.bodies import json_response, read_record
 from phalanx.api.http.routing import MediaType, RouteTable
+from phalanx.api.routes.queues import impossible_views
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.live import live_attempts, live_job_views, live_node_views
@@ -27,7 +28,7 @@ from phalanx.core.work.job import TERMINAL_STATES, JobState
 from phalanx.core.work.users import Action
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api.head import Overview
-from phalanx.wire.api.nodes import DrainBody, LabelsBody, NodeList, NodeReply, NodeView
+from phalanx.wire.api.nodes import DrainBody, LabelsBody, NodeList, NodeRemoved, NodeReply, NodeView
 
 OVERVIEW_JOBS_MAX = 200  # running, and pending, jobs of an overview: more than fit on a screen
 OVERVIEW_RECENT_MAX = 20
@@ -80,14 +81,15 @@ async def undrain_node(request: Request, node_id: NodeId) -> Response:
     return json_response(NodeReply(node=await run_in_thread(_seen, runtime.services, node_id)))
 
 
-@routes.delete("/v1/nodes/{node_id}", Action.OPERATE)
+@routes.delete("/v1/nodes/{node_id}", Action.OPERATE, reply=NodeRemoved)
 async def remove_node(request: Request, node_id: NodeId) -> Response:
-    """Remove a node that is down and has no jobs."""
+    """Remove a node that is down and has no jobs. Returns the waiting jobs that can never start without it."""
     runtime = runtime_of(request)
-    await runtime.request(RemoveNode(node_id=node_id, by=caller_of(request).user))
+    impossible = await runtime.request(RemoveNode(node_id=node_id, by=caller_of(request).user))
     runtime.services.telemetry.remove_node(node_id)
     runtime.supervisors.remove(node_id)
-    return no_content()
+    views, more = impossible_views(impossible)
+    return json_response(NodeRemoved(impossible=views, impossible_more=more))
 
 
 @routes.get("/v1/overview", Action.VIEW, reply=Overview)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,15 +19,18 @@ from phalanx.api.services import HeadServices
 from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, QueueId
+from phalanx.core.scheduling.feasibility import FeasibilityChecker, newly_impossible
 from phalanx.core.scheduling.quota import FairShareTree
-from phalanx.core.state.events import ChangeQueue, PutQueues
+from phalanx.core.state.events import ChangeQueue, ImpossibleJob, PutQueues
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import QUEUE_USAGE
+from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.queue_validation import check_queue_tree
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
+from phalanx.wire.api.jobs import ImpossibleJobView
 from phalanx.wire.api.queues import (
     QueueBody,
     QueueChange,
@@ -39,6 +43,7 @@ from phalanx.wire.api.queues import (
 )
 
 DEFAULT_QUEUE: Final = "default"  # the queue of jobs that name none (api.submit); it is never removed
+IMPOSSIBLE_MAX: Final = 100  # jobs named in one answer
 _REASONS_MAX: Final = 5  # listed per queue; `phalanx ps` shows all
 
 routes = RouteTable()
@@ -83,14 +88,34 @@ async def put_queues(request: Request) -> Response:
     wanted = _wanted(body, known)
     remove = tuple(sorted(set(known) - {queue.id for queue in wanted} - {DEFAULT_QUEUE})) if body.prune else ()
     applied = _difference(known, wanted, remove)
+    impossible: Sequence[ImpossibleJob] = ()
     if body.dry_run:
         after = {**known, **{queue.id: queue for queue in wanted}}
-        check_queue_tree({queue_id: queue for queue_id, queue in after.items() if queue_id not in remove})
+        after = {queue_id: queue for queue_id, queue in after.items() if queue_id not in remove}
+        check_queue_tree(after)
         await run_in_thread(_reject_removal_with_jobs, runtime.services, remove)
+        found = await runtime.controller_futures.result_of(runtime.services.controller.read_snapshot())
+        impossible = await run_in_thread(_impossible_with, found.snapshot, after)
     elif applied.added or applied.changed or applied.removed:
         as_open = frozenset(facts.id for facts in body.queues if facts.open is None)
-        await runtime.request(PutQueues(queues=wanted, remove=remove, keep_open_state=as_open))
-    return json_response(applied)
+        impossible = await runtime.request(PutQueues(queues=wanted, remove=remove, keep_open_state=as_open))
+    views, more = impossible_views(impossible)
+    return json_response(msgspec.structs.replace(applied, impossible=views, impossible_more=more))
+
+
+def impossible_views(jobs: Sequence[ImpossibleJob]) -> tuple[list[ImpossibleJobView], int]:
+    """Return the first of the jobs, and the number of the others."""
+    views = [ImpossibleJobView(id=one.job_id, why=one.why) for one in jobs[:IMPOSSIBLE_MAX]]
+    return views, len(jobs) - len(views)
+
+
+def _impossible_with(snapshot: Snapshot, queues: Mapping[QueueId, Queue]) -> tuple[ImpossibleJob, ...]:
+    """The waiting jobs that these queues would make impossible; for a dry run."""
+    waiting = [job for job in snapshot.jobs.values() if not job.state.terminal and job.id not in snapshot.attempts]
+    before = FeasibilityChecker(snapshot, snapshot.now_s)
+    after = FeasibilityChecker(replace(snapshot, queues=queues), snapshot.now_s)
+    found = newly_impossible(sorted(waiting, key=lambda job: job.seq), before, after)
+    return tuple(ImpossibleJob(job_id=job.id, why=outlook.detail) for job, outlook in found)
 
 
 def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ...]:

@@ -31,6 +31,7 @@ from phalanx.core.scheduling.shape import preferred_shape
 from phalanx.core.scheduling.submission import plan_notes, topology_notes, with_whole_tensor_groups
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.work.dependency import ArrayPosition
+from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.launchers import launch_notes
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import requirements_note
@@ -70,12 +71,11 @@ async def submit_job(request: Request) -> Response:
         if fresh
         else live_job_view(runtime.services, caller, job)
     )
-    notes = submit_notes(runtime, spec)
+    notes, warnings = submit_notes(runtime, spec), feasibility_warnings(runtime, job)
     if job.array is None:
-        return json_response(SubmitReply(job=view, notes=notes), 201)
-    return json_response(
-        SubmitReply(job=view, notes=[_array_note(job.array), *notes], array_id=job.array.array_id), 201
-    )
+        return json_response(SubmitReply(job=view, notes=notes, warnings=warnings), 201)
+    notes = [_array_note(job.array), *notes]
+    return json_response(SubmitReply(job=view, notes=notes, warnings=warnings, array_id=job.array.array_id), 201)
 
 
 async def submit_request(runtime: ApiRuntime, caller: Caller, body: bytes, key: str = "") -> SubmitJob:
@@ -114,6 +114,17 @@ def submit_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
         *_elastic_and_topology_notes(runtime, spec),
         *requirements_note(spec.requirements),
     ]
+
+
+def feasibility_warnings(runtime: ApiRuntime, job: Job) -> list[str]:
+    """Return why nothing here now can run the waiting job, or why it can never start; empty if it can."""
+    checker = runtime.services.controller.feasibility
+    if checker is None or job.state is not JobState.PENDING:
+        return []
+    outlook = checker.check_job(job)
+    if outlook.never:
+        return [f"it can never start: {outlook.detail}"]
+    return [outlook.detail] if outlook.detail else []
 
 
 def _array_note(place: ArrayPosition) -> str:

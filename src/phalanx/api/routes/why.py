@@ -18,7 +18,7 @@ from starlette.responses import Response
 from phalanx.api.auth.authenticator import may_see_all_of, require_job
 from phalanx.api.http.bodies import json_response, read_body
 from phalanx.api.http.routing import RouteTable
-from phalanx.api.routes.submit import submit_notes, submit_request
+from phalanx.api.routes.submit import feasibility_warnings, submit_notes, submit_request
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.records import used_budgets
@@ -33,6 +33,7 @@ from phalanx.core.scheduling.counterfactuals import (
     CounterfactualSearch,
     SuggestedChange,
 )
+from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.scheduling.forecast import NEVER, ExpectedStart, Forecast
 from phalanx.core.scheduling.what_if import trim_snapshot, what_if
 from phalanx.core.state.plan import WaitReason
@@ -86,7 +87,8 @@ async def dry_run(request: Request) -> Response:
     command = await submit_request(runtime, caller_of(request), body)
     found = await runtime.controller_futures.result_of(parts.controller.read_snapshot(submission=command))
     notes = submit_notes(runtime, command.spec)
-    return json_response(await run_in_thread(_in_turn, lambda: _dry_run(parts, found, notes)))
+    warnings = feasibility_warnings(runtime, found.hypothetical_jobs[0])
+    return json_response(await run_in_thread(_in_turn, lambda: _dry_run(parts, found, notes, warnings)))
 
 
 def _in_turn(work: Callable[[], T]) -> T:
@@ -144,19 +146,22 @@ def _why(parts: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> Why
         return _started_or_ended(parts, parts.store.job(job.id) or job, whole)
     with _Explanation(parts, found, job) as answer:
         waiting = found.waiting or answer.waiting
-        expected = answer.forecast.start_of(job)
+        never = waiting.reason is WaitReasonCode.NEVER
+        limit = FeasibilityChecker(found.snapshot, answer.now_s).check_job(job).limit if never else ""
         blockers, more = answer.blockers(waiting)
         changes = [_change_view(change, job.id) for change in answer.search.find()]
         return WhyReply(
             job_id=job.id,
             state=job.state,
             now_s=answer.now_s,
-            headline=_with_budgets(_headline(waiting), job, whole),
+            headline=_with_budgets(_headline(waiting, limit), job, whole),
             reason=waiting.reason.value,
             detail=waiting.detail,
+            never=never,
+            limit=limit,
             blockers=blockers,
             blockers_more=more,
-            start=answer.start(expected),
+            start=None if never else answer.start(answer.forecast.start_of(job)),
             changes=changes,
         )
 
@@ -164,7 +169,7 @@ def _why(parts: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> Why
 # ---- a dry run ----------------------------------------------------------------------------------------------------------
 
 
-def _dry_run(parts: HeadServices, found: ReadSnapshot, notes: list[str]) -> DryRunReply:
+def _dry_run(parts: HeadServices, found: ReadSnapshot, notes: list[str], warnings: list[str]) -> DryRunReply:
     job = found.hypothetical_jobs[0]
     with _Explanation(parts, found, job) as answer:
         trial = answer.forecast.trial
@@ -189,6 +194,7 @@ def _dry_run(parts: HeadServices, found: ReadSnapshot, notes: list[str]) -> DryR
             jobs=len(found.hypothetical_jobs),
             nodes=nodes,
             notes=notes,
+            warnings=warnings,
             start=answer.start(answer.forecast.start_of(job)),
             run=RunTimeView(low_s=low_s, high_s=high_s, ends=ends, likes=likes),
             gpu_hours_low=hours * low_s,
@@ -276,7 +282,9 @@ def _with_budgets(headline: str, job: Job, whole: bool) -> str:
     return "; ".join(filter(None, [headline, before, ", ".join(used_budgets(job))]))
 
 
-def _headline(waiting: WaitReason) -> str:
+def _headline(waiting: WaitReason, limit: str) -> str:
+    if waiting.reason is WaitReasonCode.NEVER:
+        return f"can NEVER start{f' ({limit})' if limit else ''}: {waiting.detail}"
     return f"waits ({waiting.reason.value.replace('_', ' ')}): {waiting.detail}"
 
 

@@ -141,7 +141,7 @@ def _why_waiting(job: Job, waiting: WaitReason | None, *, whole: bool) -> tuple[
     """Return why it waits, as a reason and a sentence; for an ended job only the sentence, with the cause of its end."""
     if job.state is not JobState.PENDING:
         return "", job.detail if job.state.terminal and whole else ""
-    if waiting is not None and not job.held:
+    if waiting is not None and (not job.held or waiting.reason is WaitReasonCode.NEVER):
         # All callers may see the head's own text. The cause of the last attempt's end may quote the job's program.
         ended = whole and waiting.reason is WaitReasonCode.BACKOFF and job.detail
         return (

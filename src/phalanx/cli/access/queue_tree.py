@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.access.queue_file import format_budget
+from phalanx.cli.impossible_jobs import impossible_lines
 from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal
@@ -79,6 +80,7 @@ def change_lines(applied: QueuesApplied, *, dry_run: bool) -> Iterator[str]:
         f"{len(applied.added)} {done}added, {len(applied.changed)} changed, {len(applied.removed)} removed, "
         f"{applied.unchanged} unchanged"
     )
+    yield from impossible_lines(applied.impossible, applied.impossible_more, dry_run=dry_run)
 
 
 def _ordered(queues: Sequence[QueueView], top: str | None) -> Iterator[tuple[QueueView, str]]:

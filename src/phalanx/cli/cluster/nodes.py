@@ -14,6 +14,7 @@ from phalanx.cli.cluster import reservations, spares, topology
 from phalanx.cli.command_groups import CommandGroup
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import print_error
+from phalanx.cli.impossible_jobs import impossible_lines
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.option_types import HOSTS
 from phalanx.cli.tables import Cell, Column, table
@@ -99,8 +100,10 @@ nodes.add_command(reservations.reservations)
 
 
 def _forget(head: Client, name: str) -> str:
-    head.forget_node(name)
-    return f"node {name} removed"
+    removed = head.forget_node(name)
+    return "\n".join(
+        [f"node {name} removed", *impossible_lines(removed.impossible, removed.impossible_more, dry_run=False)]
+    )
 
 
 def _each(names: str, act: Callable[[Client, str], str]) -> int:

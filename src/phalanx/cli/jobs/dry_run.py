@@ -35,6 +35,7 @@ def dry_run_page(found: DryRunReply, name: str, screen: Terminal) -> list[str]:
     lines = [
         f"{screen.paint('dry run', 'bold')} {strip_control(name)}: nothing was submitted",
         f"  {many}{'; '.join(map(strip_control, found.notes))}",
+        *(f"  warning: {strip_control(line)}" for line in found.warnings),
     ]
     if found.starts:
         lines.append(

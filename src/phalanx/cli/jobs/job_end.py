@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from phalanx.cli.cells import wait_text
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import WaitTimedOut
 from phalanx.core.units import format_duration
@@ -42,7 +43,7 @@ def wait_for_end(head: Client, job_id: str, timeout_s: float | None) -> int:
         line = (
             f"array {job_id}: {job.detail}"
             if job.states
-            else f"waiting: {job.detail or job.reason}"
+            else f"waiting: {wait_text(job.reason, job.detail)}"
             if job.state is JobState.PENDING
             else f"job {job_id} runs on {', '.join(job.nodes)}"
         )

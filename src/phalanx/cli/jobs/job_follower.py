@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from phalanx.cli.cells import wait_text
 from phalanx.cli.jobs.job_end import end_summary, exit_code
 from phalanx.cli.jobs.log_printer import LogPrinter
 from phalanx.cli.terminal import strip_control, terminal, truncate
@@ -98,7 +99,7 @@ class _StatePrinter:
 
     def show(self, event: StateEvent, head: Client, job_id: str) -> None:
         if event.state is JobState.PENDING:
-            self._status.show(f"waiting: {event.detail or event.reason or 'not scheduled yet'}")
+            self._status.show(f"waiting: {wait_text(event.reason, event.detail) or 'not scheduled yet'}")
         elif event.state is JobState.RUNNING and event.attempt_state is AttemptState.RUNNING:
             started = (event.epoch, event.generation)
             if self._placed != started:

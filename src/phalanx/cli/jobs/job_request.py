@@ -329,6 +329,7 @@ _OPTIONS: Final = (
     ),
     click.option("-b", "--begin", metavar="WHEN", help="Earliest start: 2h (from now), 16:00, 2026-12-01T08:00."),
     click.option("--hold", is_flag=True, default=None, help="Hold until `phalanx release`."),
+    click.option("--allow-never", is_flag=True, default=None, help="Submit the job even if it can never start here."),
     click.option("--grace", type=DURATION, metavar="TIME", help="Time from SIGTERM to SIGKILL; default 30s."),
     click.option("--collective-timeout", type=DURATION, metavar="TIME", help="Timeout of collectives; default 10m."),
 )  # a table: one option a line

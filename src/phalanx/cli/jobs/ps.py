@@ -127,7 +127,10 @@ def _truncated_reasons(jobs: Sequence[JobView], lines: Sequence[str]) -> list[st
     """Return in full the reasons of waiting jobs that are truncated in the table."""
     waiting = [job for job in jobs if job.state is JobState.PENDING and job.detail]
     cut = [job for job in waiting if not any(strip_control(job.detail) in line for line in lines)]
-    reasons = [f"job {_display_id(job)} waits: {strip_control(job.detail)}" for job in cut[:_REASONS_MAX]]
+    reasons = [
+        f"job {_display_id(job)} waits: {strip_control(cells.wait_text(job.reason, job.detail))}"
+        for job in cut[:_REASONS_MAX]
+    ]
     more = len(cut) - _REASONS_MAX
     return [*reasons, *([f"and {more} more; see phalanx show JOB"] if more > 0 else [])]
 
@@ -185,12 +188,12 @@ def waiting_reason(job: JobView, now_s: float) -> str:
         from phalanx.cli.jobs.begin_time import format_time
 
         return f"not before {format_time(job.begin_s, now_s)}"
-    return job.detail or job.reason
+    return cells.wait_text(job.reason, job.detail)
 
 
 def _where_or_why(job: JobView, now_s: float) -> Cell | str:
     if job.state is JobState.PENDING:
-        return Cell(waiting_reason(job, now_s), "yellow")
+        return Cell(waiting_reason(job, now_s), "red" if job.reason == WaitReasonCode.NEVER else "yellow")
     if job.state is JobState.RUNNING:
         return ", ".join(job.nodes)
     if job.state is JobState.SUCCEEDED:

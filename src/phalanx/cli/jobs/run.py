@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
+from phalanx.cli.errors import warn
 from phalanx.cli.jobs.job_request import DoubleDashCommand, job_options, job_request
 from phalanx.cli.jobs.submit import submit_job
 from phalanx.cli.option_types import RANK
@@ -53,6 +54,8 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
     head = connect()
     taken = submit_job(head, wanted)
     print(strip_control(f"job {taken.id} ({wanted.spec.name}): {'; '.join(taken.notes)}"), file=sys.stderr, flush=True)
+    for line in taken.warnings:
+        warn(f"warning: {line}")
     if detach:
         print(f"next: phalanx {'show' if wanted.spec.array else 'attach'} {taken.id}", file=sys.stderr)
         return 0

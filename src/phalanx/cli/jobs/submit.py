@@ -63,10 +63,12 @@ def submit(
         show_dry_run(head, wanted, as_json=as_json)
         return 0
     taken = submit_job(head, wanted)
+    for line in taken.warnings:
+        warn(f"warning: {line}")
     if as_json:
         from phalanx.cli.list_output import to_json
 
-        print(to_json({"job": taken.job, "notes": taken.notes}, indent=2))
+        print(to_json({"job": taken.job, "notes": taken.notes, "warnings": taken.warnings}, indent=2))
     elif quiet:
         print(taken.id)
     else:

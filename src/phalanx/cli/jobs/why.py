@@ -60,7 +60,9 @@ def why_page(found: WhyReply, screen: Terminal) -> list[str]:
         return lines
     lines += [f"  {line}" for line in start_lines(found.start, found.now_s)]
     lines += blocker_lines(found.blockers, found.blockers_more, found.now_s, screen)
-    return lines + suggestion_lines(found.changes, screen)
+    return lines + suggestion_lines(
+        found.changes, screen, title="what would let it start" if found.never else "to start sooner"
+    )
 
 
 def with_commands(found: Reply) -> Reply:
@@ -140,11 +142,13 @@ def blocker_lines(blockers: Sequence[BlockerView], more: int, now_s: float, scre
     ]
 
 
-def suggestion_lines(changes: Sequence[SuggestedChangeView], screen: Terminal) -> list[str]:
+def suggestion_lines(
+    changes: Sequence[SuggestedChangeView], screen: Terminal, *, title: str = "to start sooner"
+) -> list[str]:
     """Return the changes that would start the job now, with their commands."""
     if not changes:
         return []
-    lines = ["", screen.paint("to start sooner", "bold")]
+    lines = ["", screen.paint(title, "bold")]
     for one in changes:
         who = " (needs an operator)" if one.operator else ""
         lines.append(strip_control(f"  {one.text}{who}"))

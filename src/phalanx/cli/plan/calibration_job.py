@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from phalanx.cli.cells import bar, count
+from phalanx.cli.cells import bar, count, wait_text
 from phalanx.cli.connection import shares_file_system
 from phalanx.cli.jobs.job_end import end_summary, exit_code
 from phalanx.cli.jobs.job_follower import StatusLine
@@ -123,7 +123,7 @@ def _follow(head: Client, job_id: str) -> None:
             elif event.kind == "state":
                 state = msgspec.convert(event.fields, StateEvent)
                 if state.state is JobState.PENDING:
-                    status.show(f"waiting: {state.detail or state.reason or 'not scheduled yet'}")
+                    status.show(f"waiting: {wait_text(state.reason, state.detail) or 'not scheduled yet'}")
     finally:
         status.clear()
     job = head.job(job_id).job

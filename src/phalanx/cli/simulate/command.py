@@ -93,7 +93,7 @@ _CURVE_POINTS: Final = 4000  # points of the utilisation curve: about nine for e
     is_flag=True,
     help="With --inflate: fill with each job of the trace once, shuffled, and then with drawn ones, as the FGD paper does.",
 )
-@click.option("--skip-bad", is_flag=True, help="Skip invalid rows, and jobs that do not fit the empty fleet.")
+@click.option("--skip-bad", is_flag=True, help="Skip invalid rows, and jobs that can never start.")
 @click.option("--limit-jobs", type=click.IntRange(min=1), metavar="N", help="Replay only the first N jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @click.option(
@@ -147,7 +147,7 @@ def simulate(**options: Any) -> None:
     for job, why in refused[:_SHOWN_MAX]:
         warn(f"skipped job {job.id} (line {job.line}): {why}")
     if len(refused) > _SHOWN_MAX:
-        warn(f"skipped {len(refused) - _SHOWN_MAX} more jobs that do not fit the empty fleet")
+        warn(f"skipped {len(refused) - _SHOWN_MAX} more jobs that can never start")
     summary = {
         "trace": options["trace_path"],
         "nodes": len(nodes),

@@ -21,7 +21,8 @@ from phalanx.core.units import parse_duration_s
 
 _PAGE: Final = 1000  # jobs per page, the head's maximum
 _PAST_MAX: Final = 200_000  # past jobs to replay; bounds the replay time
-_LEFT_OUT_SHOWN: Final = 3
+_LEFT_OUT_SHOWN: Final = 3  # jobs named with the reason
+_LEFT_OUT_NAMED: Final = 20  # further jobs that are named; --json names all
 
 
 @click.command()
@@ -228,14 +229,15 @@ def _replay(side: dict[str, Any], trace: Any, options: dict[str, Any]) -> None:
         parts = simulate_lifecycle(trace, side["nodes"], setting, on_progress=on_progress)
     refused = [each for part in parts for each in part.unplaceable]
     if len(refused) == len(trace.jobs):
-        raise BadRequest(f"{side['name']} fleet: no job fits", hint=refused[0][1])
+        raise BadRequest(f"{side['name']} fleet: no job can ever start", hint=refused[0][1])
     for job, why in refused[:_LEFT_OUT_SHOWN]:
-        warn(f"{side['name']} fleet: skipped job {job.id}: {why}")
-    if len(refused) > _LEFT_OUT_SHOWN:
-        warn(
-            f"{side['name']} fleet: skipped {len(refused) - _LEFT_OUT_SHOWN} more jobs that do not fit the empty fleet"
-        )
-    side["report"], side["left_out"] = build_report(parts, wall_s=time.perf_counter() - started_s), len(refused)
+        warn(f"{side['name']} fleet: left out job {job.id}, which can never start: {why}")
+    more = [job.id for job, _ in refused[_LEFT_OUT_SHOWN:]]
+    if more:
+        named = ", ".join(more[:_LEFT_OUT_NAMED]) + (", ..." if len(more) > _LEFT_OUT_NAMED else "")
+        warn(f"{side['name']} fleet: left out {len(more)} more jobs that can never start: {named}")
+    side["report"] = build_report(parts, wall_s=time.perf_counter() - started_s)
+    side["left_out"] = [{"job": job.id, "why": why} for job, why in refused]
 
 
 def _figures(side: dict[str, Any]) -> dict[str, Any]:
@@ -248,7 +250,8 @@ def _figures(side: dict[str, Any]) -> dict[str, Any]:
         "gpus": gpus,
         "policy": side["policy"],
         **report.as_dict(),
-        "jobs_left_out": side["left_out"],
+        "jobs_left_out": len(side["left_out"]),
+        "left_out": side["left_out"],
         "gpu_hours": hours,
         "gpu_hours_used": used,
         "cost": cost,

@@ -100,7 +100,7 @@ def job_line(job: JobView) -> str:
     """Describe a job in one line: why it waits, where it runs or how it ended, and its command."""
     match job.state:
         case JobState.PENDING:
-            status = f"waits: {job.detail or job.reason}"
+            status = f"waits: {cells.wait_text(job.reason, job.detail)}"
         case JobState.RUNNING:
             status = f"runs on {', '.join(job.nodes)}"
         case _:
@@ -129,7 +129,8 @@ def job_row(job: JobView, now_s: float, titles: Sequence[str]) -> list[Text]:
     if job.utilization is not None and running:
         used = f"{cells.bar(job.utilization, 5, SCREEN)} {cells.percent(job.utilization)}"
     begun = job.started_s if job.started_s is not None and job.state is not JobState.PENDING else job.submit_s
-    where = ", ".join(job.nodes) if running else job.detail or (job.reason if job.state is JobState.PENDING else "")
+    waiting = cells.wait_text(job.reason, job.detail) if job.state is JobState.PENDING else job.detail
+    where = ", ".join(job.nodes) if running else waiting
     cells_of = [
         Text(job.id, justify="right"),
         Text(truncate(strip_control(job.name), 24)),

@@ -38,6 +38,10 @@ class ClusterSnapshot(Protocol):
     def reservations(self) -> Mapping[ReservationId, Reservation]: ...  # noqa: D102
     @property
     def queue_usage(self) -> Mapping[QueueId, QueueUsage]: ...  # noqa: D102
+    @property
+    def awaited_nodes(self) -> str: ...  # noqa: D102
+    @property
+    def capacity_version(self) -> int | None: ...  # noqa: D102
 
 
 def foreign_devices_in_use(fit: FleetIndex, snapshot: ClusterSnapshot, node_ids: Iterable[NodeId]) -> dict[int, int]:

@@ -237,8 +237,10 @@ class CounterfactualSearch:
                 or self.reason in (WaitReasonCode.HELD, WaitReasonCode.DEPENDENCY, WaitReasonCode.BEGIN_TIME)
             ):
                 continue
-            milli = self.job.spec.role.gpus.milli if self.entry is None else self.entry.job_class.milli
-            if quotas is None or quotas.check_admission(quotas.job_node(queue.id), self.job.user, milli) is None:
+            if (
+                quotas is None
+                or quotas.check_admission(quotas.job_node(queue.id), self.job.user, self._milli()) is None
+            ):
                 yield self._candidate(
                     ChangeKind.QUEUE, f"use queue {queue.id}", "queue", queue.id, replace(self.job, queue=queue.id)
                 )
@@ -346,10 +348,11 @@ class CounterfactualSearch:
 
     def _raise_limit(self) -> Iterator[_Candidate]:
         quotas = self.scheduler.board.quotas
-        if quotas is None or self.entry is None:
+        if quotas is None or self.job.queue not in self.snapshot.queues:
             return
-        klass = self.entry.job_class
-        refusal = quotas.check_admission(klass.queue, klass.user, klass.milli)
+        if self.entry is None and self.reason is not WaitReasonCode.NEVER:
+            return
+        refusal = quotas.check_admission(quotas.job_node(self.job.queue), self.job.user, self._milli())
         queue = None if refusal is None else self.snapshot.queues.get(refusal.queue)
         if refusal is None or queue is None:
             return
@@ -382,6 +385,9 @@ class CounterfactualSearch:
 
     def _with_gpus(self, gpus: GpuRequest) -> Job:
         return self._with_spec(role=replace(self.job.spec.role, gpus=gpus))
+
+    def _milli(self) -> int:
+        return self.job.spec.role.gpus.milli if self.entry is None else self.entry.job_class.milli
 
     def _current_shape(self) -> str:
         entry = self.entry

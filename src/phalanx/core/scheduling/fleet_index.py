@@ -9,22 +9,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.fleet.summary import node_kind, summary_from_counts
+from phalanx.core.fleet.summary import node_kind, summary_from_counts, summary_of
 from phalanx.core.fleet.topology import TopologyTree, build_topology_tree
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import NodeId, ReservationId
 from phalanx.core.scheduling.needs import Need, Places
-from phalanx.core.scheduling.shape import Shape, acceptable_shapes, tasks_per_node
+from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filter_of
+from phalanx.core.scheduling.shape import Shape, acceptable_shapes, placement_part, tasks_per_node
 from phalanx.core.scheduling.shared_devices import SharedDevice
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.job import Job, WaitReasonCode
+from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import MILLI_PER_DEVICE, DeviceShare, ShareKind
 from phalanx.core.work.spec import Role, TopologyConstraint
+
+NO_RESERVATIONS: Final[Mapping[ReservationId, Reservation]] = {}
 
 
 class PendingUsage:
@@ -270,10 +275,16 @@ def _adjacent(free: list[int], count: int) -> tuple[int, ...]:
 class ShapeCache:
     """The requests of one fleet, while the same nodes accept work."""
 
-    def __init__(self, nodes: Mapping[NodeId, Node], fit: FleetIndex) -> None:
+    def __init__(
+        self,
+        nodes: Mapping[NodeId, Node],
+        fit: FleetIndex,
+        reservations: Mapping[ReservationId, Reservation] = NO_RESERVATIONS,
+    ) -> None:
         self._nodes = nodes
         self._fit = fit
-        self._shapes: dict[Role, tuple[Shape, ...] | WaitReason] = {}
+        self._reservations = reservations
+        self._shapes: dict[tuple[Role, NodeFilter], tuple[Shape, ...] | WaitReason] = {}
         self._needs: dict[tuple[object, ...], tuple[Need, ...]] = {}
         self._kinds = Counter(node_kind(node) for node in nodes.values() if node.schedulable)
         self._summary = summary_from_counts(self._kinds)
@@ -286,25 +297,27 @@ class ShapeCache:
         self._needs.clear()
 
     def shapes_of_job(self, job: Job) -> tuple[Shape, ...] | WaitReason:
-        """The shapes on the nodes that accept work now, or why there are none."""
-        role = _placement_part(job.spec.role)
-        found = self._shapes.get(role)
+        """The shapes on the nodes that accept work now and that the job may use, or why there are none."""
+        spec = job.spec
+        chosen = node_filter_of(spec.nodelist, spec.exclude, spec.reservation, self._reservations)
+        key = (placement_part(spec.role), chosen)
+        found = self._shapes.get(key)
         if found is None:
-            found = self._shapes[role] = self._shape(role)
+            found = self._shapes[key] = self._shape(*key)
         return found
 
-    def _shape(self, role: Role) -> tuple[Shape, ...] | WaitReason:
-        """The shapes on the nodes that accept work now, or why there are none."""
+    def _shape(self, role: Role, chosen: NodeFilter) -> tuple[Shape, ...] | WaitReason:
         if not self._summary.kinds:
             return WaitReason(reason=WaitReasonCode.NO_NODES, detail=_no_nodes_text(self._nodes.values()))
+        summary = self._summary
+        if chosen is not ALL_NODES:
+            summary = summary_of(node for node in self._nodes.values() if node.schedulable and chosen.admits(node.id))
         try:
-            return acceptable_shapes(role, self._summary)
-        except NeverFits as error:
-            away = sorted(node_id for node_id, node in self._nodes.items() if not node.schedulable)
-            names = ", ".join(away[:4]) + ("" if len(away) <= 4 else f" and {len(away) - 4} more")
-            return WaitReason(
-                reason=WaitReasonCode.NODES_DOWN, detail=f"{error.message}; down or drained: {names or 'none'}"
-            )
+            if summary.kinds:
+                return acceptable_shapes(role, summary)
+        except NeverFits:
+            pass
+        return WaitReason(reason=WaitReasonCode.NODES_DOWN, detail="no node that accepts work now can hold it")
 
     def needs_of(self, job: Job) -> tuple[Need, ...]:
         """The same as needs on the board; empty for none."""
@@ -325,14 +338,3 @@ def _no_nodes_text(nodes: Collection[Node]) -> str:
     if whys:
         return "no node accepts work" + (f": {whys.pop()}" if len(whys) == 1 else "")
     return "no node is up" if nodes else "no node has joined"
-
-
-def _placement_part(role: Role) -> Role:
-    """The part of the role that matters for placement, so that equal requests are equal values."""
-    return Role(
-        gpus=role.gpus,
-        cpus=role.cpus,
-        memory_bytes=role.memory_bytes,
-        launch=role.launch,
-        tasks_per_node=role.tasks_per_node,
-    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from phalanx.core.fleet.node import ForeignUsage, Node
@@ -29,6 +30,7 @@ from phalanx.core.scheduling.explanations import (
     ineligibility,
     planned_stop_of,
 )
+from phalanx.core.scheduling.feasibility import FeasibilityCache
 from phalanx.core.scheduling.fleet_index import FleetIndex, ShapeCache, index_fleet
 from phalanx.core.scheduling.job_classes import JobClassRegistry, WaitingChanges
 from phalanx.core.scheduling.needs import Need, need_of_attempt, need_of_places
@@ -65,6 +67,7 @@ SHAPE_REASONS: Final = (
     WaitReasonCode.NO_NODES,
     WaitReasonCode.NODES_DOWN,
     WaitReasonCode.TOPOLOGY,
+    WaitReasonCode.NEVER,
 )  # the job has no shape on the nodes that are up
 
 
@@ -80,9 +83,17 @@ class Scheduler:
         more_due: the last cycle reached its limit of placements, and more are due.
         stale: the board must be rebuilt.
         cached_reasons: cached reasons why classes wait, cleared by each plan.
+        feasibility: judges whether a job can ever start.
     """
 
-    def __init__(self, settings: PolicySettings | None = None, *, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        settings: PolicySettings | None = None,
+        *,
+        policy: Policy | None = None,
+        feasibility: FeasibilityCache | None = None,
+    ) -> None:
+        self.feasibility = feasibility or FeasibilityCache()
         self.settings = settings or PolicySettings()
         self.policy = policy or self.settings.create_policy()
         self.board = Board(())
@@ -107,6 +118,8 @@ class Scheduler:
         self._clock_jumped = False
         self._line_changes = WaitingChanges()
         self._history_learned = False
+        self._awaited_nodes = ""
+        self._judged_until_s = INFINITE
         self._queues: Mapping[QueueId, Queue] = {}
 
     # ---------------------------------------------------------------- updates
@@ -128,6 +141,7 @@ class Scheduler:
                 case _:
                     pass  # an attempt's job changes with it whenever that matters here
         self._set_time(now_s, wall_s)
+        self.stale = self.stale or snapshot.awaited_nodes != self._awaited_nodes
         if self._update_nodes(snapshot, nodes):
             return
         board_changed = bool(nodes)
@@ -140,6 +154,8 @@ class Scheduler:
     def rebuild(self, snapshot: ClusterSnapshot, now_s: float) -> None:
         """Rebuild the board from the records."""
         self.stale = False
+        self._judge_anew(snapshot)
+        self._awaited_nodes = snapshot.awaited_nodes
         self._queues = snapshot.queues
         self.fleet_index = index_fleet(snapshot.nodes)
         self._seen_nodes = dict(snapshot.nodes)
@@ -164,7 +180,7 @@ class Scheduler:
         ):
             known.clear()
         self._classes.clear_throttles()
-        self._shaping = ShapeCache(self._seen_nodes, self.fleet_index)
+        self._shaping = ShapeCache(self._seen_nodes, self.fleet_index, snapshot.reservations)
         jobs = sorted(snapshot.jobs.values(), key=lambda job: job.seq)
         if not self._history_learned:
             self._learn_history(jobs)
@@ -187,7 +203,7 @@ class Scheduler:
             wall_s: Unix seconds, as used in the records; equal to `now_s` if None.
         """
         self._set_time(now_s, wall_s)
-        if self.stale:
+        if self.stale or self._wall_s >= self._judged_until_s:
             self.rebuild(snapshot, now_s)
         if self._clock_jumped:  # the clock was set: recompute everything that depends on Unix time
             self._clock_jumped = False
@@ -314,8 +330,14 @@ class Scheduler:
         if node.last_choice is not before.last_choice:
             self._update_slow_nodes()
         if node.schedulable != before.schedulable:
+            self._judge_anew(snapshot)
             self._shaping.invalidate(node)
             self._update_shapes(snapshot)
+
+    def _judge_anew(self, snapshot: ClusterSnapshot) -> None:
+        """Nodes, queues or reservations have changed, or a node has been down for so long that it does not count any more."""
+        self.feasibility.drop()
+        self._judged_until_s = self.feasibility.checker(snapshot, self._wall_s).valid_until_s
 
     def _update_slow_nodes(self) -> None:
         self.board.last_choice_nodes = bitset_of(
@@ -406,10 +428,16 @@ class Scheduler:
 
     def _sync_pending(self, snapshot: ClusterSnapshot, job: Job, entry: JobEntry | None, now_s: float) -> bool:
         self._charges.stop(self.board.quotas, job.id, self._wall_s)
-        wait = ineligibility(job, snapshot.queues.get(job.queue), self._wall_s)
+        outlook = self.feasibility.checker(snapshot, self._wall_s).check_job(job)
+        if outlook.never:  # off the board, where it would hold back others
+            wait: WaitReason | None = WaitReason(reason=WaitReasonCode.NEVER, detail=outlook.detail)
+        else:
+            wait = ineligibility(job, snapshot.queues.get(job.queue), self._wall_s)
         if wait is ELIGIBLE:
             shapes = self._shaping.shapes_of_job(job)
             wait = shapes if isinstance(shapes, WaitReason) else ELIGIBLE
+            if wait is not ELIGIBLE and wait.reason is WaitReasonCode.NODES_DOWN and outlook.detail:
+                wait = replace(wait, detail=outlook.detail)
         needs = self._shaping.needs_of(job) if wait is ELIGIBLE else ()
         if wait is ELIGIBLE and not needs:
             level = job.spec.topology.within if job.spec.topology.required else job.spec.topology.slice_within

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
+from typing import Final
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
@@ -20,6 +21,7 @@ from phalanx.core.work.gpus import GpuRequest, ShareRequest
 from phalanx.core.work.spec import LaunchMode, Role
 
 Sizes = dict[int, int]  # matching devices on a node -> number of such nodes
+WHOLE_FLEET: Final = "the fleet"  # the nodes that a request is judged against, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +81,18 @@ def preferred_shape(role: Role, fleet: FleetSummary | Iterable[Node]) -> Shape:
     return acceptable_shapes(role, fleet)[0]
 
 
-def acceptable_shapes(role: Role, fleet: FleetSummary | Iterable[Node]) -> tuple[Shape, ...]:
+def acceptable_shapes(
+    role: Role, fleet: FleetSummary | Iterable[Node], *, fleet_text: str = WHOLE_FLEET
+) -> tuple[Shape, ...]:
     """The request's shapes on this fleet, best first, at least one: as requested, or the total in equal parts on as few nodes as possible.
 
     A gang is of one model. Models come in the order requested; if one word (or none) matches several models of the fleet, those that need
     the fewest nodes come first, then those on which a share by memory is the smallest part, then the smaller name.
+
+    Args:
+        role: the request.
+        fleet: the nodes.
+        fleet_text: what these nodes are, for the error.
 
     Raises:
         NeverFits: even the empty fleet could not hold it. A fleet without nodes rejects nothing.
@@ -97,7 +106,7 @@ def acceptable_shapes(role: Role, fleet: FleetSummary | Iterable[Node]) -> tuple
         shapes = [_shape_on(asked, name, exact, role, summary) for name, exact in _matching_models(asked, summary)]
         found += sorted(filter(None, shapes), key=lambda shape: _preference(shape, summary))
     if not found:
-        raise _never_fits(role, summary)
+        raise _never_fits(role, summary, fleet_text)
     return tuple(found)
 
 
@@ -112,6 +121,17 @@ def _preference(shape: Shape, summary: FleetSummary) -> tuple[int, int, str]:
             if model == shape.model or not shape.exact
         )
     return shape.nodes + bool(shape.last_node_devices), -memory, shape.model or ""
+
+
+def placement_part(role: Role) -> Role:
+    """The part of the role that matters for placement, so that equal requests are equal values."""
+    return Role(
+        gpus=role.gpus,
+        cpus=role.cpus,
+        memory_bytes=role.memory_bytes,
+        launch=role.launch,
+        tasks_per_node=role.tasks_per_node,
+    )
 
 
 def tasks_per_node(role: Role, devices: int) -> int:
@@ -217,15 +237,17 @@ def _divisors(total: int) -> Iterator[int]:
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-def _never_fits(role: Role, summary: FleetSummary) -> NeverFits:
+def _never_fits(role: Role, summary: FleetSummary, fleet_text: str) -> NeverFits:
     """The error: the request, the fleet's capacity, and the nearest request that would fit."""
+    of_fleet = "" if fleet_text == WHOLE_FLEET else f" of {fleet_text}"
     request = role.gpus
     alone = [_requested_shape(role, model, memory_gib) for model, memory_gib in request.kinds]
     asked = [replace(one, model=model, exact=exact) for one in alone for model, exact in _matching_models(one, summary)]
     has = [(one, summary.sizes(one.model, one.device_memory_bytes, exact=one.exact)) for one in asked]
     if request.model is not None and not any(max(sizes) for _, sizes in has):
         return NeverFits(
-            f"no node has {_gpu_text(request)}", hint=f"this fleet has: {', '.join(summary.models) or 'no GPUs'}"
+            f"no node{of_fleet} has {_gpu_text(request)}",
+            hint=f"this fleet has: {', '.join(summary.models) or 'no GPUs'}",
         )
     # The most frequent model represents the fleet; ties go to the preferred one.
     best, sizes = max(has, key=lambda one: sum(size * nodes for size, nodes in one[1].items()))
@@ -238,7 +260,7 @@ def _never_fits(role: Role, summary: FleetSummary) -> NeverFits:
     if shape.memory_bytes > max(kind.memory_bytes for kind, _ in summary.kinds) or (enough and shape.memory_bytes):
         requested += f" and {shape.memory_bytes / GIB:.0f} GiB per node"
     return NeverFits(
-        f"{requested} can never fit: the fleet has {summary.nodes} node{'s' if summary.nodes != 1 else ''}, {_capacity_text(has)}",
+        f"{requested} can never fit: {fleet_text} has {summary.nodes} node{'s' if summary.nodes != 1 else ''}, {_capacity_text(has)}",
         hint=Hint(HintCode.NEAREST_FIT, fit=_nearest_fit(shape, request, usable, summary)),
     )
 

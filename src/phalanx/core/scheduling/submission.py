@@ -10,7 +10,7 @@ cycle cannot divide a group.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from phalanx.core.errors import NeverFits
@@ -18,7 +18,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.summary import FleetSummary, summary_of
 from phalanx.core.fleet.topology import NODE_LEVEL, TopologyTree, build_topology_tree
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.scheduling.shape import Shape, preferred_shape
+from phalanx.core.scheduling.shape import WHOLE_FLEET, Shape, preferred_shape
 from phalanx.core.work.gang_topology import LINK_LEVEL
 from phalanx.core.work.plan_key import planned_layout, tensor_span
 from phalanx.core.work.spec import (
@@ -29,8 +29,22 @@ from phalanx.core.work.spec import (
 )
 
 
-def check_topology(topology: TopologyConstraint, shapes: Sequence[Shape], fleet: Iterable[Node]) -> None:
+def check_topology(
+    topology: TopologyConstraint,
+    shapes: Sequence[Shape],
+    fleet: Iterable[Node],
+    *,
+    may_use: Callable[[Node], bool] = lambda _: True,
+    fleet_text: str = WHOLE_FLEET,
+) -> None:
     """Reject constraints that no domain can satisfy, in any of the shapes. Free if no level is required, else nodes x devices.
+
+    Args:
+        topology: the constraints.
+        shapes: of the request, on the nodes that it may use.
+        fleet: all nodes, whose labels define the domains.
+        may_use: whether the request may use the node.
+        fleet_text: what the nodes are that it may use, for the error.
 
     Raises:
         NeverFits: names the existing levels, or the largest domain. A fleet without nodes rejects nothing.
@@ -47,9 +61,15 @@ def check_topology(topology: TopologyConstraint, shapes: Sequence[Shape], fleet:
                 f"no node is labelled with its {level}, so no job can be kept within one",
                 hint=Hint(HintCode.DEFINE_LEVELS, levels=_levels_text(tree)),
             )
-    refusals = [refusal for shape in shapes if (refusal := _refusal(topology, shape, nodes, tree)) is not None]
-    if len(refusals) == len(shapes):
-        raise refusals[0]
+    allowed = [(position, node) for position, node in enumerate(nodes) if may_use(node)]
+    refusals = []
+    for shape in shapes:
+        usable = [position for position, node in allowed if _holds(shape, node)]
+        refusal = _refusal(topology, shape, usable, tree, fleet_text)
+        if refusal is None:
+            return
+        refusals.append(refusal)
+    raise refusals[0]
 
 
 def topology_notes(topology: TopologyConstraint, fleet: Iterable[Node]) -> list[str]:
@@ -68,16 +88,22 @@ def _levels_text(tree: TopologyTree) -> str:
     return f"this fleet has the levels {', '.join(tree.levels)}"
 
 
-def _refusal(topology: TopologyConstraint, shape: Shape, nodes: Sequence[Node], tree: TopologyTree) -> NeverFits | None:
+def could_hold_part(shapes: Iterable[Shape], node: Node) -> bool:
+    """Whether the node could hold a part of one of the shapes if it ran nothing else."""
+    return any(_holds(shape, node) for shape in shapes)
+
+
+def _refusal(
+    topology: TopologyConstraint, shape: Shape, usable: Sequence[int], tree: TopologyTree, fleet_text: str
+) -> NeverFits | None:
     if topology.slice_nodes and (shape.nodes % topology.slice_nodes or shape.last_node_devices):
         return NeverFits(
             f"{shape.nodes} nodes do not divide into slices of {topology.slice_nodes}",
             hint=f"request a multiple of {topology.slice_nodes} nodes",
         )
-    usable = [position for position, node in enumerate(nodes) if _holds(shape, node)]
     parts = shape.nodes + bool(shape.last_node_devices)
     if not topology.required:
-        return _slice_refusal(topology, shape, tree, usable, "the fleet")
+        return _slice_refusal(topology, shape, tree, usable, fleet_text)
     domains = tree.domains[tree.level(topology.within)]
     inside: dict[int, list[int]] = {}
     for position in usable:
@@ -85,9 +111,10 @@ def _refusal(topology: TopologyConstraint, shape: Shape, nodes: Sequence[Node], 
     largest = max(inside.values(), key=len, default=[])
     if len(largest) < parts:
         named = tree.names[tree.level(topology.within)]
+        of_fleet = "" if fleet_text == WHOLE_FLEET else f" of {fleet_text}"
         where = f", the largest is {named[domains[largest[0]]]} with {len(largest)}" if largest else ""
         return NeverFits(
-            f"{shape} within one {topology.within} can never fit: no {topology.within} has {parts} such nodes{where}",
+            f"{shape} within one {topology.within} can never fit: no {topology.within} has {parts} such nodes{of_fleet}{where}",
             hint=Hint(HintCode.PREFER_LEVEL, level=topology.within),
         )
     refusals = [_slice_refusal(topology, shape, tree, one, f"one {topology.within}") for one in inside.values()]
@@ -114,7 +141,7 @@ def _slice_refusal(
 def _holds(shape: Shape, node: Node) -> bool:
     if node.cpus < shape.cpus or node.memory_bytes < shape.memory_bytes:
         return False
-    return sum(shape.accepts(device) for device in node.devices) >= shape.devices
+    return sum(shape.accepts(device) for device in node.devices) >= shape.node_devices
 
 
 def with_whole_tensor_groups(spec: JobSpec, fleet: Sequence[Node]) -> JobSpec:

@@ -129,7 +129,15 @@ class LabelNodes(Request[None]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveNode(Request[Node]):
+class ImpossibleJob:
+    """A waiting job that a change of the queues or nodes made impossible, and why."""
+
+    job_id: JobId
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveNode(Request[tuple[ImpossibleJob, ...]]):
     """Remove a node that is down and runs no job."""
 
     node_id: NodeId
@@ -188,7 +196,7 @@ class ChangeQueue(Request[Queue]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutQueues(Request[None]):
+class PutQueues(Request[tuple[ImpossibleJob, ...]]):
     """Add or replace some queues and remove others, all or nothing. Queues in `keep_open_state` keep their present open or closed state."""
 
     queues: tuple[Queue, ...] = ()

@@ -81,6 +81,8 @@ class Snapshot:
         jobs: pending and running jobs; if empty, only `pending` exist.
         attempts: the live attempt of each running job.
         queue_usage: usage of the queues so far.
+        awaited_nodes: nodes that are not known yet, in words; empty if all are.
+        capacity_version: as in a world; None: the snapshot does not count its changes.
     """
 
     version: int
@@ -93,6 +95,8 @@ class Snapshot:
     attempts: Mapping[JobId, Attempt] = field(default_factory=dict)
     jobs: Mapping[JobId, Job] = field(default_factory=dict)
     queue_usage: Mapping[QueueId, QueueUsage] = field(default_factory=dict)
+    awaited_nodes: str = ""
+    capacity_version: None = None
 
     def usage_of(self, node_id: NodeId) -> Usage:
         """Usage of a node; empty without allocations."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from phalanx.core.fleet.node import NO_FOREIGN_USAGE, Node
-from phalanx.core.fleet.summary import FleetSummary, node_kind, summary_of
 from phalanx.core.ids import Epoch, JobId, NodeId, QueueId, ReservationId
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.records import KIND_OF, NODES, QUEUE_USAGE, QUEUES, RECORDS, Record, RecordKind
@@ -53,7 +52,10 @@ class World:
     usage: dict[NodeId, Usage] = field(default_factory=dict)
     attempts_by_node: dict[NodeId, dict[JobId, Attempt]] = field(default_factory=dict)
     holdings_cache: QuotaTree | None = field(default=None, compare=False, repr=False)  # cache of `holdings`
-    fleet_cache: FleetSummary | None = field(default=None, compare=False, repr=False)  # cache of `fleet`
+    # Nodes that are not known yet, in words: "n2 has not registered yet"; empty if all are. Set by the head, never stored.
+    awaited_nodes: str = field(default="", compare=False)
+    # Changes with queues, reservations, and with what nodes have and whether they accept work: for caches of what could run.
+    capacity_version: int = field(default=0, compare=False)
 
     def table(self, kind: RecordKind[K, V]) -> dict[K, V]:
         """All records of a kind without indexes, by key."""
@@ -77,11 +79,11 @@ class World:
                     )
         return self.holdings_cache
 
-    def fleet(self) -> FleetSummary:
-        """All nodes in any state, counted by kind; cached until a node joins, leaves or changes its devices."""
-        if self.fleet_cache is None:
-            self.fleet_cache = summary_of(self.nodes.values())
-        return self.fleet_cache
+    def set_awaited_nodes(self, text: str) -> None:
+        """Record which nodes are not known yet."""
+        if text != self.awaited_nodes:
+            self.awaited_nodes = text
+            self.capacity_version += 1
 
     def snapshot(self, now_s: float) -> Snapshot:
         """Snapshot for the scheduler. Shares the mappings: valid until the next change."""
@@ -93,6 +95,7 @@ class World:
             pending=tuple(self.pending.values()),
             queues=self.queues,
             reservations=self.reservations,
+            awaited_nodes=self.awaited_nodes,
         )
 
     def attempts_on(self, node_id: NodeId) -> list[Attempt]:
@@ -151,7 +154,7 @@ class WorldChange:
     def remove_node(self, node: Node) -> None:
         """Remove a node from the fleet."""
         self.world.holdings_cache = None
-        self.world.fleet_cache = None
+        self.world.capacity_version += 1
         self._drop(self.world.nodes, node.id)
         self._drop(self.world.usage, node.id)  # it has no attempt; use by others is no longer known
         self._add_removed(NODES, node.id)
@@ -159,6 +162,7 @@ class WorldChange:
     def remove_queue(self, queue_id: QueueId) -> None:
         """Remove a queue without live jobs, and its usage."""
         self.world.holdings_cache = None
+        self.world.capacity_version += 1
         self._drop(self.world.queues, queue_id)
         self._add_removed(QUEUES, queue_id)
         self.remove(QUEUE_USAGE, queue_id)
@@ -185,7 +189,7 @@ class WorldChange:
             self.world.reservations = self._reservations
             self._reservations = None
         self.world.holdings_cache = None
-        self.world.fleet_cache = None
+        self.world.capacity_version += 1
         self.world.next_story_seq -= len(self.story)
         self.world.next_job_seq -= self._job_seqs
         self.world.version += 1
@@ -209,13 +213,14 @@ class WorldChange:
         before = self.world.nodes.get(node.id)
         if before is None or len(before.devices) != len(node.devices):
             self.world.holdings_cache = None
-        if before is None or node_kind(before) != node_kind(node):
-            self.world.fleet_cache = None
+        if before is None or _capacity(before) != _capacity(node):
+            self.world.capacity_version += 1
         self._count_others(before, node)
         self._set(self.world.nodes, node.id, node)
 
     def _put_queue(self, queue: Queue) -> None:
         self.world.holdings_cache = None
+        self.world.capacity_version += 1
         self._set(self.world.queues, queue.id, queue)
 
     def _put_attempt(self, attempt: Attempt) -> None:
@@ -288,6 +293,7 @@ class WorldChange:
         self._set(world.usage, node.id, usage)
 
     def _put_reservation(self, reservation: Reservation) -> None:
+        self.world.capacity_version += 1
         before = self.world.reservations
         others = {name: one for name, one in before.items() if name != reservation.id}
         self.world.reservations = others if reservation.ended else {**others, reservation.id: reservation}
@@ -312,6 +318,11 @@ class WorldChange:
         before = table.pop(key, _MISSING)
         if before is not _MISSING:
             self._undo.append((table, key, before))
+
+
+def _capacity(node: Node) -> tuple[object, ...]:
+    """The fields of a node that decide what it could run, and from when on."""
+    return node.devices, node.cpus, node.memory_bytes, node.labels, node.state, node.cordon, node.changed_s
 
 
 # Kinds whose changes also update indexes of the world, and what puts one.

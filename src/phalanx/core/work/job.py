@@ -39,6 +39,7 @@ class WaitReasonCode(enum.StrEnum):
     NEW = "new"  # not yet considered
     RESOURCES = "resources"  # fits the fleet, but not the free capacity
     NO_NODES = "no_nodes"  # no node is up
+    NEVER = "never"  # can never start: it exceeds the fleet or a limit even alone
     NODES_DOWN = "nodes_down"  # would fit if nodes that are down or cordoned came back
     HELD = "held"
     QUEUE_CLOSED = "queue_closed"

@@ -43,6 +43,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "checkpoint": ValueKind.TEXT,
     "warm": ValueKind.FLAG,
     "hold": ValueKind.FLAG,
+    "allow_never": ValueKind.FLAG,
     "grace": ValueKind.TEXT,
     "collective_timeout": ValueKind.TEXT,
     "upload": ValueKind.TEXT,

@@ -186,6 +186,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         checkpoint=_checkpoint(given, workdir),
         warm=_flag(given, "warm"),
         hold=_flag(given, "hold"),
+        allow_never=_flag(given, "allow_never"),
         grace_s=_duration(given, "grace", GRACE_DEFAULT_S) or GRACE_DEFAULT_S,
         collective_timeout_s=_duration(given, "collective_timeout", COLLECTIVE_TIMEOUT_DEFAULT_S)
         or COLLECTIVE_TIMEOUT_DEFAULT_S,

@@ -85,6 +85,7 @@ class JobSpec:
         nodelist: placed only on these nodes; empty for any. exclude: never on these.
         slurm: settings of an `#SBATCH` script that its nodes need (`core.work.sbatch_job`); empty for any other job.
         saves_on_stop: the command saves when it is asked to stop (phalanx.torch does), so that a stop loses no work.
+        allow_never: accepted even if it can never start.
         preemptible: False exempts it from stops for other jobs (reclaims of its quota and drains still stop it).
     """
 
@@ -119,6 +120,7 @@ class JobSpec:
     nodelist: tuple[NodeId, ...] = ()
     exclude: tuple[NodeId, ...] = ()
     slurm: tuple[tuple[str, str], ...] = ()
+    allow_never: bool = False
 
     @property
     def has_long_preparation(self) -> bool:

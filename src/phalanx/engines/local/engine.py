@@ -186,6 +186,10 @@ class LocalEngine:
         for ender in enders:
             ender.join()
 
+    def expected_nodes(self) -> list[NodeId]:
+        """Return the nodes of this engine."""
+        return self.nodes()
+
     def follow(self, job: Job, attempt: Attempt) -> None:
         """Do nothing: this engine's supervisors get attempts from the head."""
 

@@ -94,7 +94,8 @@ class RayEngine:
     _events: deque[Report] = field(default_factory=deque)
     _driver: subprocess.Popen[bytes] | None = None
     _guard: threading.RLock = field(default_factory=threading.RLock)
-    _nodes_listed: threading.Event = field(default_factory=threading.Event)
+    _nodes_listed: threading.Event = field(default_factory=threading.Event)  # by the present driver
+    _ever_listed: bool = False
     _hurry: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -134,6 +135,12 @@ class RayEngine:
         """Return the live nodes of the Ray cluster, by id."""
         with self._guard:
             return sorted(node_id for node_id, node in self._nodes.items() if node.alive)
+
+    def expected_nodes(self) -> list[NodeId] | None:
+        """Return the live nodes of the Ray cluster; None while no driver has listed them."""
+        if not self._ever_listed:
+            return None
+        return [node_id for node_id, node in self._nodes.items() if node.alive]  # replaced as a whole: no lock needed
 
     def follow(self, job: Job, attempt: Attempt) -> None:
         """Do nothing: supervisors run before jobs are placed."""
@@ -297,6 +304,7 @@ class RayEngine:
     def _on_nodes(self, nodes: list[RayNode]) -> None:
         with self._guard:
             self._nodes_listed.set()
+            self._ever_listed = True
             before, self._nodes = self._nodes, {node.node_id: node for node in nodes}
             for node in nodes:
                 known = before.get(node.node_id)

@@ -77,6 +77,7 @@ class SlurmEngine:
     _switch_labels_s: float = float("-inf")
     _partition: SlurmPartition | None = None
     _unreachable: bool = False
+    _listed: bool = False  # Slurm has answered, and the events of its nodes have been queued
     _jobs_unmatched: bool = False  # the Slurm jobs of adopted attempts are not found yet
     _wake: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -130,6 +131,10 @@ class SlurmEngine:
                 self._cancel(left)
             except (PhalanxError, OSError) as error:  # the next head finds them by their comment
                 _log.warning("Could not cancel Slurm jobs %s: %s", ", ".join(left), error)
+
+    def expected_nodes(self) -> list[NodeId] | None:
+        """Return no node, as all come by `observe`; None before Slurm's first answer."""
+        return [] if self._listed else None
 
     def follow(self, job: Job, attempt: Attempt) -> None:
         """Queue an attempt whose newest record is durable."""
@@ -271,6 +276,7 @@ class SlurmEngine:
         reports, cancels, nudges = self._evaluate_orders(jobs, now_s)
         # Nodes come first, so that requeued jobs are not placed on nodes that others took.
         self._events.extend(self._node_events(jobs, now_s))
+        self._listed = True
         self._events.extend(reports)
         # Commands come last: an error in one must not lose reports that the orders count as sent.
         if cancels:

@@ -12,7 +12,7 @@ from phalanx.core.ids import NodeId, UserId
 from phalanx.core.state.events import CancelJob
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt, AttemptState
-from phalanx.core.work.job import BACKOFF_MAX_S, Job
+from phalanx.core.work.job import BACKOFF_MAX_S, Job, JobState, WaitReasonCode
 from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.simulator.drill.clock import BEGIN_BOOT_S
 from phalanx.simulator.drill.cluster import DrillCluster
@@ -183,8 +183,9 @@ class SeedRun:
         """Check that every remaining job ends (14), and that the final state is consistent (17, 10)."""
         cluster = self.cluster
         for job_id in [*cluster.world.pending, *cluster.world.attempts]:
-            job = cluster.world.jobs[job_id]
-            if not job.state.terminal and not can_ever_run(cluster.world, job):
+            job, can_run = cluster.world.jobs[job_id], can_ever_run(cluster.world, cluster.world.jobs[job_id])
+            self._check_judged(job, can_run=can_run)
+            if not job.state.terminal and not can_run:
                 cluster.invariants.record_cancel(cluster.request(CancelJob(job_id=job.id, by=UserId("ada"))))
         idle = IdleChecker(cluster)
         until_s = cluster.clock.boot_s + JOB_MAX_S * (1 + len(cluster.world.pending) + len(cluster.world.attempts))
@@ -196,6 +197,14 @@ class SeedRun:
         cluster.run(10.0)
         cluster.invariants.check_settled()
         cluster.store.check_contents()
+
+    def _check_judged(self, job: Job, *, can_run: bool) -> None:
+        """Check that a waiting job is said to be impossible if and only if it is, on the healed cluster with its first queues."""
+        head = self.cluster.head
+        wait = None if head is None else head.controller.waits.get(job.id)
+        if wait is not None and job.state is JobState.PENDING and can_run == (wait.reason is WaitReasonCode.NEVER):
+            word = "can" if can_run else "cannot"
+            raise InvariantBroken(14, f"job {job.id} {word} ever start, but waits ({wait.reason}): {wait.detail}")
 
 
 class IdleChecker:

@@ -183,6 +183,7 @@ class UserSimulator:
             time_limit_s=dice.choice((None, None, None, 9.0)),
             collective_timeout_s=20.0,
             env=(("API_KEY", CANARY_VALUE),),
+            allow_never=True,  # quotas change, and waiting jobs must be judged again
             **fields,
         )
 

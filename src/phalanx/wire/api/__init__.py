@@ -28,7 +28,7 @@ Times are Unix seconds (`_s`), names of amounts carry their unit. Bytes are sent
     GET    /v1/profile                   -> ProfileReply;  PUT  profile mapping -> ProfileReply
     GET    /v1/rules                     -> RulesReply;    PUT  RulesRequest -> RulesReply
     PATCH  /v1/nodes                     LabelsBody -> NodeList (of those named)
-    POST   /v1/nodes/{id}/drain          DrainBody -> NodeReply;  /undrain -> NodeReply;  DELETE /v1/nodes/{id} -> 204
+    POST   /v1/nodes/{id}/drain          DrainBody -> NodeReply;  /undrain -> NodeReply;  DELETE /v1/nodes/{id} -> NodeRemoved
     GET    /v1/users|projects|queues     -> UserList|ProjectList|QueueList
     GET|PUT /v1/users|projects|queues/{id}   UserBody|ProjectBody|QueueBody -> UserReply|ProjectReply|QueueReply
     PUT    /v1/queues                    QueuesBody -> QueuesApplied (all or nothing)

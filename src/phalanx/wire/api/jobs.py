@@ -111,6 +111,13 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[JobState, int] = {}
 
 
+class ImpossibleJobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A waiting job that a change of the queues or nodes made impossible, and why."""
+
+    id: JobId
+    why: str
+
+
 class GrantView(msgspec.Struct, frozen=True, kw_only=True):
     """One node's part of an attempt."""
 
@@ -157,11 +164,13 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
 class SubmitReply(msgspec.Struct, frozen=True, kw_only=True):
     """The job as committed, and notes for the user: "2 nodes x 8 = 16 GPUs", "16 tasks: ...".
 
-    For an array, `job` is the first element, and `array_id` names the array.
+    For an array, `job` is the first element, and `array_id` names the array. `warnings`: why nothing here now can run it, or why it can
+    never start although it was accepted.
     """
 
     job: JobView
     notes: list[str] = []
+    warnings: list[str] = []
     array_id: str = ""
 
 
@@ -212,6 +221,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     checkpoint: str | None = None
     warm: bool | None = None
     hold: bool | None = None
+    allow_never: bool | None = None
     grace: str | None = None
     collective_timeout: str | None = None
     upload: str | None = None

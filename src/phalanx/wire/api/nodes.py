@@ -8,6 +8,7 @@ import msgspec
 
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, SupervisorId, UserId
+from phalanx.wire.api.jobs import ImpossibleJobView
 
 
 class ShareView(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +129,13 @@ class NodeReply(msgspec.Struct, frozen=True, kw_only=True):
     """One node."""
 
     node: NodeView
+
+
+class NodeRemoved(msgspec.Struct, frozen=True, kw_only=True):
+    """A node was removed. `impossible`: the waiting jobs that can never start without it, at most 100; `impossible_more` counts the others."""
+
+    impossible: list[ImpossibleJobView] = []
+    impossible_more: int = 0
 
 
 class LabelsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ import msgspec
 from phalanx.core.ids import QueueId
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import BUDGET_PERIOD_S
+from phalanx.wire.api.jobs import ImpossibleJobView
 
 
 class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,9 +110,14 @@ class QueueChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueuesApplied(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes made, or with `dry_run` the changes to make."""
+    """The changes made, or with `dry_run` the changes to make.
+
+    `impossible`: the waiting jobs that can never start with them but could before, at most 100; `impossible_more` counts the others.
+    """
 
     added: list[QueueId] = []
     changed: list[QueueChange] = []
     removed: list[QueueId] = []
     unchanged: int = 0
+    impossible: list[ImpossibleJobView] = []
+    impossible_more: int = 0

@@ -1,0 +1,520 @@
+"""Whether a job can ever start: judged against the fleet, its queue's quotas and limits, the limits per user, and its reservation.
+
+The job is judged alone on an empty cluster. Other jobs, holds, closed queues, begin times, dependencies and spent budgets delay a job; they do
+not make it impossible. The outlook is
+
+- POSSIBLE: the nodes that accept work now can hold it, and every limit admits it;
+- NOT_NOW: every limit admits it, but only nodes can hold it that accept no work now, or that are not known yet;
+- NEVER: nothing but a change by an operator (other queues, other nodes) or of the job itself would let it start.
+
+The rules, each with the name of its limit:
+
+| limit | NEVER if |
+|---|---|
+| reservation | the job's reservation has ended, or does not admit its user and queue |
+| users.gpus, users.jobs | it alone exceeds the limit per user of its queue or of a queue above |
+| budget | it asks for GPUs, and the queue or a queue above has a budget of 0 GPU-hours |
+| borrow | it alone exceeds the quota and borrow limit of its queue or of a queue above |
+| nodes | the nodes that it may use cannot hold it: their number, GPUs, CPUs, memory, models, topology |
+| lend | it alone exceeds its queue's share and what all other queues lend |
+
+Quotas and limits apply to the smallest size of an elastic job. A job with several acceptable models is possible if one of them is.
+
+**Nodes.** A node that is DOWN, cordoned or drained, or that has unhealthy devices, may return: it counts unless it has been DOWN for more than
+`NODE_RETURNS_WITHIN_S`. A removed node ("nodes forget") does not count. As long as an engine has not listed all its nodes, and on a fleet
+without any node, no job is impossible for want of nodes. Nodes that do not exist yet but that a provider could start belong in
+`_Scope.RETURNING`: they make a job NOT_NOW.
+
+Called at submit, when queues or nodes change, and by the scheduler for each waiting job. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from phalanx.core.errors import NeverFits
+from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.fleet.summary import FleetSummary, summary_of
+from phalanx.core.hints import Hint, HintCode
+from phalanx.core.ids import NodeId, QueueId, ReservationId, UserId
+from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filter_of
+from phalanx.core.scheduling.shape import Shape, acceptable_shapes
+from phalanx.core.scheduling.submission import check_topology, could_hold_part
+from phalanx.core.units import format_duration
+from phalanx.core.work.job import Job, WaitReasonCode
+from phalanx.core.work.queue import Queue
+from phalanx.core.work.quota_tree import FLEET, QuotaRefusal, QuotaTree
+from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.share import gpus_of
+from phalanx.core.work.spec import JobSpec, Role, TopologyConstraint
+
+NODE_RETURNS_WITHIN_S: Final = 30 * 86_400.0  # repairs by a vendor take days to weeks; after a month a node is gone
+OUTLOOKS_KEPT: Final = 4096  # distinct requests for one state of fleet and queues; some hundred bytes each
+_NAMED_MAX: Final = 3  # nodes named in one sentence
+
+
+class _Scope(enum.Enum):
+    """Which nodes count."""
+
+    NOW = "those that accept work now"
+    RETURNING = "these, and those that may accept work again, repaired"
+    KNOWN = "all, however long they have been down"
+
+
+class Outlook(enum.StrEnum):
+    """Whether a job can start: see the module."""
+
+    POSSIBLE = "possible"
+    NOT_NOW = "not_now"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feasibility:
+    """The outlook of one request.
+
+    Attributes:
+        limit: name of the limit that makes it impossible, as in the module's table; empty unless NEVER.
+        detail: why it is not possible, with the arithmetic; empty for POSSIBLE.
+        hint: what to do next; may be empty.
+        nodes: NOT_NOW: the nodes that could hold a part of it once they accept work again.
+    """
+
+    outlook: Outlook
+    limit: str = ""
+    detail: str = ""
+    hint: str = ""
+    nodes: tuple[NodeId, ...] = ()
+
+    @property
+    def never(self) -> bool:
+        """Whether the job can never start."""
+        return self.outlook is Outlook.NEVER
+
+    def error(self) -> NeverFits:
+        """The refusal of a submit."""
+        return NeverFits(self.detail, hint=self.hint or Hint(HintCode.ALLOW_NEVER))
+
+
+POSSIBLE: Final = Feasibility(outlook=Outlook.POSSIBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class FeasibilityRequest:
+    """The properties of a job that decide; jobs with equal ones have the same outlook. `role` holds only what the job asks of its nodes."""
+
+    role: Role
+    topology: TopologyConstraint
+    nodelist: tuple[NodeId, ...]
+    exclude: tuple[NodeId, ...]
+    reservation: str
+    queue: QueueId
+    user: UserId
+
+
+def feasibility_request(spec: JobSpec, queue: QueueId, user: UserId) -> FeasibilityRequest:
+    """The request of a job, submitted or not."""
+    role = spec.role
+    return FeasibilityRequest(
+        Role(gpus=role.gpus, cpus=role.cpus, memory_bytes=role.memory_bytes),
+        spec.topology,
+        spec.nodelist,
+        spec.exclude,
+        spec.reservation,
+        queue,
+        user,
+    )
+
+
+class ClusterLimits(Protocol):
+    """The state that requests are judged against: a world, or a snapshot of one."""
+
+    @property
+    def nodes(self) -> Mapping[NodeId, Node]: ...  # noqa: D102
+    @property
+    def queues(self) -> Mapping[QueueId, Queue]: ...  # noqa: D102
+    @property
+    def reservations(self) -> Mapping[ReservationId, Reservation]: ...  # noqa: D102
+    @property
+    def awaited_nodes(self) -> str: ...  # noqa: D102
+    @property
+    def capacity_version(self) -> int | None: ...  # noqa: D102
+
+
+class FeasibilityChecker:
+    """Judges requests against one state of nodes, queues and reservations. Its answers are cached: create another one for another state.
+
+    Safe for several threads: it copies the mappings, and a race only repeats work.
+
+    Attributes:
+        valid_until_s: until when (Unix seconds) the answers hold if nothing changes: then a node has been DOWN for too long. Infinite for never.
+    """
+
+    __slots__ = (
+        "_awaited",
+        "_nodes",
+        "_now_s",
+        "_outlooks",
+        "_queues",
+        "_reservations",
+        "_scopes",
+        "_summaries",
+        "_trees",
+        "valid_until_s",
+    )
+
+    def __init__(self, cluster: ClusterLimits, now_s: float) -> None:
+        self._nodes = dict(cluster.nodes)
+        self._queues = dict(cluster.queues)
+        self._reservations = cluster.reservations
+        self._awaited = cluster.awaited_nodes
+        self._now_s = now_s
+        self._outlooks: dict[FeasibilityRequest, Feasibility] = {}
+        self._trees: tuple[QuotaTree, QuotaTree] | None = None
+        self._scopes: dict[_Scope, dict[NodeId, Node]] = {}
+        self._summaries: dict[_Scope, FleetSummary] = {}
+        self.valid_until_s = min(
+            (_returns_until_s(node) for node in self._nodes.values() if _returns_until_s(node) > now_s),
+            default=math.inf,
+        )
+
+    def check(self, request: FeasibilityRequest) -> Feasibility:
+        """The outlook of the request. Cost: one dictionary access for a request seen before, else linear in the nodes."""
+        found = self._outlooks.get(request)
+        if found is None:
+            found = self._judge(request)
+            if len(self._outlooks) >= OUTLOOKS_KEPT:
+                self._outlooks.clear()
+            self._outlooks[request] = found
+        return found
+
+    def check_job(self, job: Job) -> Feasibility:
+        """The outlook of a job."""
+        return self.check(feasibility_request(job.spec, job.queue, job.user))
+
+    def _judge(self, request: FeasibilityRequest) -> Feasibility:
+        refusal = self._reservation_refusal(request) or self._limit_refusal(request)
+        if refusal is not None:
+            return refusal
+        found = self._fleet_outlook(request)
+        return found if found.never else self._lend_outlook(request, found)
+
+    # ---- reservation ---------------------------------------------------------------------------------------------------
+
+    def _reservation_refusal(self, request: FeasibilityRequest) -> Feasibility | None:
+        if not request.reservation:
+            return None
+        reservation = self._reservations.get(ReservationId(request.reservation))
+        if reservation is None:
+            return _never("reservation", f"reservation {request.reservation} has ended")
+        if reservation.admits(request.user, request.queue):
+            return None
+        return _never(
+            "reservation",
+            f"reservation {reservation.id} is for {reservation.holders_text}, not for {request.user} in queue {request.queue}",
+        )
+
+    # ---- queues --------------------------------------------------------------------------------------------------------
+
+    def _empty_trees(self) -> tuple[QuotaTree, QuotaTree]:
+        """The queue tree without any job: on all devices, as placements are verified, and on the healthy ones, as the scheduler counts them."""
+        if self._trees is None:
+            queues = self._queues.values()
+            whole = sum(len(node.devices) for node in self._nodes.values())
+            healthy = sum(device.healthy for node in self._nodes.values() for device in node.devices)
+            tree = QuotaTree(queues, whole)
+            self._trees = (tree, tree if healthy == whole else QuotaTree(queues, healthy))
+        return self._trees
+
+    @property
+    def _tree(self) -> QuotaTree:
+        return self._empty_trees()[0]
+
+    def _refusal(self, request: FeasibilityRequest, tree: QuotaTree | None = None) -> QuotaRefusal | None:
+        """Why the empty tree does not admit the job."""
+        if request.queue not in self._queues:
+            return None
+        tree = tree or self._tree
+        return tree.check_admission(tree.job_node(request.queue), request.user, request.role.gpus.milli)
+
+    def _limit_refusal(self, request: FeasibilityRequest) -> Feasibility | None:
+        """The limit of a queue that the job alone exceeds, whatever the fleet."""
+        gpus = gpus_of(request.role.gpus.milli)
+        refusal = self._refusal(request)
+        if refusal is not None and refusal.reason is WaitReasonCode.USER_LIMIT:
+            if refusal.counts_jobs:
+                return _never("users.jobs", f"queue {refusal.queue} allows 0 running jobs a user")
+            return _never(
+                "users.gpus",
+                f"{_asked(gpus)}; queue {refusal.queue} allows {refusal.limit:g} a user",
+                _less_hint(int(refusal.limit)),
+            )
+        for queue in self._path(request.queue) if gpus else ():
+            if queue.budget_gpu_h is not None and queue.budget_gpu_h <= 0.0:
+                return _never("budget", f"{_asked(gpus)}; the budget of queue {queue.id} is 0 GPU-hours")
+        if refusal is not None and refusal.queue:
+            most = gpus_of(self._tree.available_milli(self._tree.job_node(request.queue)))
+            return _never(
+                "borrow",
+                f"{_asked(gpus)}; queue {request.queue} can get at most {most}{self._borrow_text(request, refusal.queue)}",
+                _less_hint(most),
+            )
+        return None
+
+    def _lend_outlook(self, request: FeasibilityRequest, found: Feasibility) -> Feasibility:
+        """The outlook, given that of the nodes: the fleet less what other queues keep for themselves may be too small."""
+        tree, usable = self._empty_trees()
+        if self._refusal(request) is None:
+            if found.outlook is Outlook.POSSIBLE and self._refusal(request, usable) is not None:
+                broken = gpus_of(tree.right[FLEET] - usable.right[FLEET])
+                return _not_now(
+                    f"{broken} of {gpus_of(tree.right[FLEET])} devices are unhealthy, and other queues keep their quotas"
+                )
+            return found
+        if self._awaited or not self._nodes:
+            return _not_now(self._awaited) if found.outlook is Outlook.POSSIBLE else found
+        most = gpus_of(tree.available_milli(tree.job_node(request.queue)))
+        whole, kept = gpus_of(tree.right[FLEET]), gpus_of(tree.right[FLEET] - tree.pool[FLEET])
+        return _never(
+            "lend",
+            f"{_asked(gpus_of(request.role.gpus.milli))}; queue {request.queue} can get at most {most}:"
+            f" of {whole} GPUs, queues keep {kept} that they do not lend",
+            _less_hint(most),
+        )
+
+    def _borrow_text(self, request: FeasibilityRequest, limiting: QueueId) -> str:
+        """How the limit comes about: ` (quota 4, borrow 2)`, or that of a queue above."""
+        tree, queue = self._tree, self._queues[limiting]
+        node, path = tree.subtree_node(limiting), tree.paths[tree.job_node(request.queue)]
+        own = path[path.index(node) - 1] if path[0] != node else None  # the branch of the job
+        right = gpus_of(tree.right[node])
+        kept = gpus_of(tree.right[node] - tree.pool[node] - (0 if own is None else tree.kept[own]))
+        quota = (
+            f"quota {right}" if queue.quota_gpus is not None else f"quotas of {right} below it" if right else "no quota"
+        )
+        lent = f" of which queues below it do not lend {kept}" if kept > 0 else ""
+        text = f"{quota}{lent}, borrow {queue.borrow_gpus}"
+        return f" ({text})" if limiting == request.queue else f": queue {limiting} above it has {text}"
+
+    def _path(self, queue_id: QueueId) -> Iterator[Queue]:
+        """The queue and those above it."""
+        if queue_id in self._queues:
+            for node in self._tree.paths[self._tree.subtree_node(queue_id)][:-1]:
+                yield self._queues[self._tree.ids[node]]
+
+    # ---- nodes ---------------------------------------------------------------------------------------------------------
+
+    def _fleet_outlook(self, request: FeasibilityRequest) -> Feasibility:
+        if not self._nodes:
+            return _not_now(self._awaited or "no node has joined")
+        chosen = node_filter_of(request.nodelist, request.exclude, request.reservation, self._reservations)
+        if not isinstance(self._shapes(request, chosen, _Scope.NOW), NeverFits):
+            return POSSIBLE
+        if self._awaited:
+            return _not_now(self._awaited)
+        shapes = self._shapes(request, chosen, _Scope.RETURNING)
+        if isinstance(shapes, NeverFits):
+            return self._never_on_fleet(request, chosen, shapes)
+        away = [
+            (node.id, why)
+            for node_id, back in self._scope(_Scope.RETURNING).items()
+            if chosen.admits(node_id) and could_hold_part(shapes, back)
+            if (why := _why_not_now(node := self._nodes[node_id], holds_now=could_hold_part(shapes, node)))
+        ]
+        why = _listed([f"{node_id} {reason}" for node_id, reason in away])
+        return replace(_not_now(why, str(shapes[0])), nodes=tuple(node_id for node_id, _ in away))
+
+    def _never_on_fleet(self, request: FeasibilityRequest, chosen: NodeFilter, error: NeverFits) -> Feasibility:
+        """With a note if nodes could hold it that have been DOWN for too long to count on them."""
+        detail = error.message
+        long_down = sorted(
+            node.id for node in self._nodes.values() if not self._returns(node) and chosen.admits(node.id)
+        )
+        if long_down and not isinstance(self._shapes(request, chosen, _Scope.KNOWN), NeverFits):
+            limit = format_duration(NODE_RETURNS_WITHIN_S)
+            detail += f"; it would fit with {_listed(long_down)}, down for more than {limit}"
+        return _never("nodes", detail, error.hint)
+
+    def _shapes(self, request: FeasibilityRequest, chosen: NodeFilter, scope: _Scope) -> tuple[Shape, ...] | NeverFits:
+        """The request's shapes on the nodes that it may use, or why there are none."""
+        nodes = self._scope(scope)
+        if chosen is ALL_NODES:
+            summary = self._summaries.get(scope)
+            if summary is None:
+                summary = self._summaries[scope] = summary_of(nodes.values())
+        else:
+            nodes = {node_id: node for node_id, node in nodes.items() if chosen.admits(node_id)}
+            summary = summary_of(nodes.values())
+        if not summary.kinds:
+            return _no_node(request, chosen, self._nodes)
+        try:
+            shapes = acceptable_shapes(request.role, summary, fleet_text=chosen.text)
+            self._check_topology(request, shapes, nodes, chosen)
+            if not shapes[0].node_devices and shapes[0].nodes > 1:
+                self._check_one_model(request, shapes, nodes, chosen)
+        except NeverFits as error:
+            return error
+        return shapes
+
+    def _check_topology(
+        self,
+        request: FeasibilityRequest,
+        shapes: tuple[Shape, ...],
+        nodes: Mapping[NodeId, Node],
+        chosen: NodeFilter,
+    ) -> None:
+        if request.topology.required or request.topology.slice_nodes:
+            check_topology(
+                request.topology,
+                shapes,
+                [nodes.get(node_id, node) for node_id, node in self._nodes.items()],
+                may_use=lambda node: node.id in nodes,
+                fleet_text=chosen.text,
+            )
+
+    def _check_one_model(
+        self,
+        request: FeasibilityRequest,
+        shapes: tuple[Shape, ...],
+        nodes: Mapping[NodeId, Node],
+        chosen: NodeFilter,
+    ) -> None:
+        """Reject a job without GPUs on several nodes if these have no model in common, as the scheduler places a gang on nodes of one model.
+
+        Raises:
+            NeverFits: no model has enough nodes.
+        """
+        groups: dict[str, dict[NodeId, Node]] = {}
+        for node_id, node in nodes.items():
+            if could_hold_part(shapes, node):
+                for model in {device.model for device in node.devices if device.healthy} or {""}:
+                    groups.setdefault(model, {})[node_id] = node
+        error: NeverFits | None = None
+        for group in groups.values():
+            try:
+                acceptable_shapes(request.role, summary_of(group.values()))
+                self._check_topology(request, shapes, group, chosen)
+            except NeverFits as refusal:
+                error = refusal
+            else:
+                return
+        most = max((len(group) for group in groups.values()), default=0)
+        if error is not None and most >= shapes[0].nodes:  # enough nodes, but not near enough to each other
+            raise error
+        raise NeverFits(
+            f"{shapes[0].nodes} nodes can never fit: the nodes of one job have one GPU model, and {chosen.text} has at most {most} such nodes",
+            hint=Hint(HintCode.LIST_NODES),
+        )
+
+    def _scope(self, scope: _Scope) -> dict[NodeId, Node]:
+        """The nodes that count, as they are when they accept work."""
+        found = self._scopes.get(scope)
+        if found is None:
+            nodes = self._nodes.values()
+            if scope is _Scope.NOW:
+                counted = [node for node in nodes if node.schedulable]
+            else:
+                counted = [_restored(node) for node in nodes if scope is _Scope.KNOWN or self._returns(node)]
+            found = self._scopes[scope] = {node.id: node for node in counted}
+        return found
+
+    def _returns(self, node: Node) -> bool:
+        return self._now_s < _returns_until_s(node)
+
+
+def newly_impossible(
+    jobs: Iterable[Job], before: FeasibilityChecker, after: FeasibilityChecker
+) -> list[tuple[Job, Feasibility]]:
+    """The jobs that a change of queues or nodes makes impossible, in the given order, with the reasons."""
+    return [(job, found) for job in jobs if (found := after.check_job(job)).never and not before.check_job(job).never]
+
+
+def _returns_until_s(node: Node) -> float:
+    """Until when (Unix seconds) the node is expected back."""
+    return math.inf if node.state is NodeState.UP else max(node.changed_s, node.joined_s) + NODE_RETURNS_WITHIN_S
+
+
+def _restored(node: Node) -> Node:
+    """The node once it accepts work again, repaired."""
+    if node.schedulable and all(device.healthy for device in node.devices):
+        return node
+    devices = tuple(device if device.healthy else replace(device, healthy=True) for device in node.devices)
+    return replace(node, state=NodeState.UP, cordon=None, devices=devices)
+
+
+def _why_not_now(node: Node, *, holds_now: bool) -> str:
+    """Why the node is no help now; empty if it is. `holds_now`: its healthy devices suffice."""
+    if node.state is NodeState.DOWN:
+        return "is down"
+    if node.cordon is not None:
+        why = f" ({node.cordon.why})" if node.cordon.why else ""
+        return f"is {'drained' if node.cordon.drain else 'cordoned'}{why}"
+    if holds_now:
+        return ""
+    broken = sum(not device.healthy for device in node.devices)
+    return f"has {broken} unhealthy device{'' if broken == 1 else 's'}"
+
+
+def _no_node(request: FeasibilityRequest, chosen: NodeFilter, nodes: Mapping[NodeId, Node]) -> NeverFits:
+    """The error if none of the nodes that the job may use counts."""
+    gone = [name for name in request.nodelist if name not in nodes]
+    if gone:
+        return NeverFits(f"the node list names {gone[0]}, which is not in the fleet", hint=Hint(HintCode.LIST_NODES))
+    return NeverFits(f"{chosen.text} has no node that is up or may return", hint=Hint(HintCode.LIST_NODES))
+
+
+def _not_now(why: str, shape: str = "") -> Feasibility:
+    what = f" ({shape})" if shape else ""
+    return Feasibility(outlook=Outlook.NOT_NOW, detail=f"nothing here now can run this{what}: {why}")
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = len(words) - _NAMED_MAX
+    return ", ".join(words[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _never(limit: str, detail: str, hint: str = "") -> Feasibility:
+    return Feasibility(outlook=Outlook.NEVER, limit=limit, detail=detail, hint=hint)
+
+
+def _asked(gpus: float) -> str:
+    return f"{gpus:g} GPU{'' if gpus == 1 else 's'} asked"
+
+
+def _less_hint(most: float) -> str:
+    return Hint(HintCode.REQUEST_LESS, gpus=int(most)) if most > 0 else ""
+
+
+class FeasibilityCache:
+    """The checker of the present state; another one once that has changed.
+
+    A world counts its changes (`capacity_version`). A snapshot does not, so that its owner must call `drop` after a change.
+    """
+
+    __slots__ = ("_checker", "_version")
+
+    def __init__(self) -> None:
+        self._checker: FeasibilityChecker | None = None
+        self._version: int | None = None
+
+    @property
+    def newest(self) -> FeasibilityChecker | None:
+        """The checker used last; None before the first use."""
+        return self._checker
+
+    def checker(self, cluster: ClusterLimits, now_s: float) -> FeasibilityChecker:
+        """The checker of this state at `now_s`, Unix seconds."""
+        found = self._checker
+        if found is None or self._version != cluster.capacity_version or now_s >= found.valid_until_s:
+            found = self._checker = FeasibilityChecker(cluster, now_s)
+            self._version = cluster.capacity_version
+        return found
+
+    def drop(self) -> None:
+        """The state has changed."""
+        if self._version is None:
+            self._checker = None
