@@ -358,6 +358,7 @@ class Cluster(RuleBasedStateMachine):
             if job.held:
                 self.ask(HoldJob(job_id=job.id, held=False, by=OP))
         self.ask(PutQueues(queues=TREE))
+        assert harness.head is not None
         for job in list(harness.world.jobs.values()):
             never, wait = not may_ever_run(harness.world, job), harness.head.controller.waits.get(job.id)
             if job.state is JobState.PENDING:

@@ -1,6 +1,7 @@
 """What can never start: each limit from both sides, what is unknown, and when waiting jobs are judged again."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -146,7 +147,7 @@ def test_limits_of_queues(limit, queues, asked, sentence):
 
 BIG = make_fleet("r: n0=8 n1=h200:4", cpus=16, memory_gib=64)
 # fleet, the job -> words of the sentence, or "" for a job that is possible
-FLEET = [
+FLEET: list[Any] = [
     (WIDE, {"gpus": "2x8"}, ""),
     (WIDE, {"gpus": "3x8"}, "3 nodes x 8 = 24 GPUs can never fit: the fleet has 2 nodes"),
     (WIDE, {"gpus": "1x9"}, "at most 8 matching GPUs on one node"),
@@ -308,8 +309,11 @@ def test_a_scheduler_judges_again_when_a_node_has_been_away_for_too_long():
     scheduler, one = Scheduler(), job("a", gpus="2x8")
     seen = WIDE.down("n1").with_jobs(one)
     seen = replace(seen, jobs={one.id: seen.pending[0]})
-    for at_s, reason in ((T, "nodes_down"), (T + NODE_RETURNS_WITHIN_S, "never")):
-        scheduler.plan(seen, at_s)
+    later_s = T + NODE_RETURNS_WITHIN_S
+    set_back = (later_s + 1.0, T + 9.0, "nodes_down")
+    and_on = (later_s + 1.0 + NODE_RETURNS_WITHIN_S, later_s + 9.0, "never")
+    for now_s, wall_s, reason in ((T, T, "nodes_down"), (later_s, later_s, "never"), set_back, and_on):
+        scheduler.plan(seen, now_s, wall_s)
         wait = scheduler.wait_reason(one)
         assert wait is not None
         assert wait.reason == reason
@@ -339,6 +343,7 @@ def test_the_checker_of_a_world_follows_its_changes_and_the_time():
     assert outlook() is Outlook.NOT_NOW
     assert cache.checker(world, T) is cache.checker(world, T + 1.0)
     assert outlook(T + NODE_RETURNS_WITHIN_S) is Outlook.NEVER
+    assert outlook() is Outlook.NOT_NOW  # the clock was set back
     later = WorldChange(world=world)
     later.put(WIDE.nodes[NodeId("n1")])
     assert outlook() is Outlook.POSSIBLE
@@ -369,12 +374,12 @@ def test_a_change_names_only_what_it_makes_impossible():
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
-def reason(cluster, job_id):
+def reason(cluster: Any, job_id):
     wait = cluster.head.controller.waits.get(job_id)
     return None if wait is None else wait.reason.value
 
 
-def outlook_of(cluster, job_id):
+def outlook_of(cluster: Any, job_id):
     controller = cluster.head.controller
     return controller.feasibility.checker(controller.world, cluster.now.wall_s).check_job(cluster.job(job_id)).outlook
 
@@ -451,7 +456,7 @@ def test_a_drained_node_delays_a_job_and_its_return_starts_it():
 
 def test_while_nodes_are_awaited_nothing_is_refused_for_want_of_them():
     cluster = Harness()
-    world = cluster.head.controller.world
+    world = cluster.world
     world.set_awaited_nodes("n3 has not registered yet")
     waiting = cluster.submit(gpus="4x4")
     named = cluster.submit(gpus=1, nodelist=(NodeId("n3"),))

@@ -53,7 +53,7 @@ class FakeEngine:
 
     def __init__(self):
         self.deaths, self.followed = [], []
-        self.expected = []
+        self.expected: list[NodeId] | None = []
 
     def expected_nodes(self):
         return self.expected

@@ -51,7 +51,7 @@ class BadFile(PhalanxError):
 
 
 class NeverFits(PhalanxError):
-    """No placement exists even on the empty fleet."""
+    """The job can never start: no placement exists even on the empty fleet, or it alone exceeds a limit of its queue."""
 
     code = "never_fits"
     http_status = 422

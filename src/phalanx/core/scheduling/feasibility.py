@@ -54,6 +54,7 @@ from phalanx.core.work.spec import JobSpec, Role, TopologyConstraint
 
 NODE_RETURNS_WITHIN_S: Final = 30 * 86_400.0  # repairs by a vendor take days to weeks; after a month a node is gone
 OUTLOOKS_KEPT: Final = 4096  # distinct requests for one state of fleet and queues; some hundred bytes each
+CLOCK_STEP_S: Final = 1.0  # NTP corrects smaller steps
 _NAMED_MAX: Final = 3  # nodes named in one sentence
 
 
@@ -151,19 +152,20 @@ class FeasibilityChecker:
     Safe for several threads: it copies the mappings, and a race only repeats work.
 
     Attributes:
+        now_s: the time of the state, Unix seconds.
         valid_until_s: until when (Unix seconds) the answers hold if nothing changes: then a node has been DOWN for too long. Infinite for never.
     """
 
     __slots__ = (
         "_awaited",
         "_nodes",
-        "_now_s",
         "_outlooks",
         "_queues",
         "_reservations",
         "_scopes",
         "_summaries",
         "_trees",
+        "now_s",
         "valid_until_s",
     )
 
@@ -172,7 +174,7 @@ class FeasibilityChecker:
         self._queues = dict(cluster.queues)
         self._reservations = cluster.reservations
         self._awaited = cluster.awaited_nodes
-        self._now_s = now_s
+        self.now_s = now_s
         self._outlooks: dict[FeasibilityRequest, Feasibility] = {}
         self._trees: tuple[QuotaTree, QuotaTree] | None = None
         self._scopes: dict[_Scope, dict[NodeId, Node]] = {}
@@ -423,7 +425,7 @@ class FeasibilityChecker:
         return found
 
     def _returns(self, node: Node) -> bool:
-        return self._now_s < _returns_until_s(node)
+        return self.now_s < _returns_until_s(node)
 
 
 def newly_impossible(
@@ -509,7 +511,12 @@ class FeasibilityCache:
     def checker(self, cluster: ClusterLimits, now_s: float) -> FeasibilityChecker:
         """The checker of this state at `now_s`, Unix seconds."""
         found = self._checker
-        if found is None or self._version != cluster.capacity_version or now_s >= found.valid_until_s:
+        # Before its own time, a checker counts nodes as gone that are not: the clock was set back.
+        if (
+            found is None
+            or self._version != cluster.capacity_version
+            or not found.now_s - CLOCK_STEP_S <= now_s < found.valid_until_s
+        ):
             found = self._checker = FeasibilityChecker(cluster, now_s)
             self._version = cluster.capacity_version
         return found

@@ -30,7 +30,7 @@ from phalanx.core.scheduling.explanations import (
     ineligibility,
     planned_stop_of,
 )
-from phalanx.core.scheduling.feasibility import FeasibilityCache
+from phalanx.core.scheduling.feasibility import CLOCK_STEP_S, FeasibilityCache
 from phalanx.core.scheduling.fleet_index import FleetIndex, ShapeCache, index_fleet
 from phalanx.core.scheduling.job_classes import JobClassRegistry, WaitingChanges
 from phalanx.core.scheduling.needs import Need, need_of_attempt, need_of_places
@@ -58,7 +58,6 @@ LEARNED_STATES: Final = (
 )  # final states that count towards run time statistics
 INFINITE: Final = float("inf")
 DURATION_UNKNOWN: Final = -1.0
-CLOCK_STEP_S: Final = 1.0  # NTP corrects smaller steps
 LOST_NODE_REASONS: Final = (
     WaitReasonCode.NODE_FAIL,
     WaitReasonCode.DRAINED,
@@ -207,6 +206,7 @@ class Scheduler:
             self.rebuild(snapshot, now_s)
         if self._clock_jumped:  # the clock was set: recompute everything that depends on Unix time
             self._clock_jumped = False
+            self._judge_anew(snapshot)
             self._charges.rebuild(self.board.quotas, snapshot.queue_usage.values(), snapshot.attempts, self._wall_s)
             self._calendar_s = -INFINITE
             self._wake_times = [(-INFINITE, job_id) for job_id in self.ineligible]
@@ -335,7 +335,7 @@ class Scheduler:
             self._update_shapes(snapshot)
 
     def _judge_anew(self, snapshot: ClusterSnapshot) -> None:
-        """Nodes, queues or reservations have changed, or a node has been down for so long that it does not count any more."""
+        """Nodes, queues, reservations or the clock have changed, or a node has been down for so long that it does not count any more."""
         self.feasibility.drop()
         self._judged_until_s = self.feasibility.checker(snapshot, self._wall_s).valid_until_s
 
