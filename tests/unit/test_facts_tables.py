@@ -11,6 +11,7 @@ from phalanx.core.errors import BadFile, PhalanxError
 from phalanx.planner.facts.gpus import parse_gpu_table, read_gpus
 from phalanx.planner.facts.instances import read_instances, read_networks
 from phalanx.planner.facts.machines import default_figure
+from phalanx.planner.facts.mig import find_mig_gpu, parse_mig_tables
 from phalanx.planner.facts.models import parse_model_table, read_models
 from phalanx.planner.facts.prices import parse_price_table, read_prices
 from phalanx.planner.facts.table import TableColumns, is_date, read_rows
@@ -22,7 +23,16 @@ from phalanx.planner.facts.table_files import (
 )
 
 COLUMNS = TableColumns(required=("name", "size"), optional=("note",))
-SHIPPED = ("gpus.csv", "instances.csv", "networks.csv", "prices.csv", "models.csv", "assumed.csv")
+SHIPPED = (
+    "gpus.csv",
+    "instances.csv",
+    "networks.csv",
+    "prices.csv",
+    "models.csv",
+    "assumed.csv",
+    "mig_gpus.csv",
+    "mig_profiles.csv",
+)
 
 
 def rows(text):
@@ -184,6 +194,55 @@ def test_every_shipped_table_is_in_the_wheel():
     project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["*"]
     assert {f"**/*.{name.rsplit('.', 1)[1]}" for name in shipped} <= set(patterns)
+
+
+MIG_GPUS = "name,aliases,memory_slices,compute_slices,source,date\nx,the x,4,3,me,2026\n"
+MIG_PROFILES = "gpu,profile,id,compute_slices,memory_slices,starts,max_instances,memory_mib,source,starts_source,date\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("x,1g,19,1,2,0;2,2,64,me,me,2026", ""),
+        ("x,1g,19,1,2,0;3,2,64,me,me,2026", "column starts: are not ascending starts of 2 of 4 memory slices"),
+        ("x,1g,19,1,2,2;0,2,64,me,me,2026", "column starts: are not ascending"),
+        ("x,1g,19,1,2,0;b,2,64,me,me,2026", "column starts: 'b' is not a whole number"),
+        ("x,1g,19,4,2,0,2,64,me,me,2026", "column compute_slices: is above 3"),
+        ("x,1g,19,1,2,0,2,64,me,,2026", "column starts_source: is empty"),
+        ("y,1g,19,1,2,0,2,64,me,me,2026", "x has no row in mig_profiles.csv"),
+        ("x,1g,19,1,2,0,2,64,me,me,2026\nx,1g,18,1,2,0,2,64,me,me,2026", "1g of x is listed twice"),
+        ("x,1g,19,1,2,0,2,64,me,me,2026\ny,1g,18,1,2,0,2,64,me,me,2026", "y has no row in mig_gpus.csv"),
+    ],
+)
+def test_a_profile_that_cannot_be_is_refused(row, said):
+    if not said:
+        assert parse_mig_tables(MIG_GPUS, MIG_PROFILES + row + "\n")[0].profiles[0].starts == (0, 2)
+        return
+    with pytest.raises(BadFile) as caught:
+        parse_mig_tables(MIG_GPUS, MIG_PROFILES + row + "\n")
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("h100", "h100-80gb"),
+        ("H100:80GB", "h100-80gb"),
+        ("NVIDIA H100 NVL", "h100-94gb"),
+        ("NVIDIA GH200 480GB", "h100-96gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("NVIDIA A30", "a30-24gb"),
+        ("NVIDIA B200", "b200-180gb"),
+        ("NVIDIA H200", None),
+        ("Tesla T4", None),
+        ("virtual", None),
+    ],
+)
+def test_a_gpu_that_can_be_divided_is_found_by_its_names(name, found):
+    entry = find_mig_gpu(name)
+    assert (None if entry is None else entry.name) == found
 
 
 def test_the_tables_have_what_people_plan_with():

@@ -7,6 +7,7 @@ import pytest
 from phalanx.api.http.bodies import decode_body
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.mig import DeviceMig, MigSlice
 from phalanx.core.ids import QueueId
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.queue_validation import check_queue_tree
@@ -54,3 +55,10 @@ def test_node_of_devices_that_can_be_none_is_miscounted():
     one = Device(index=0, uuid="u", model="h100", memory_bytes=1)
     assert replace(node, devices=(one, one)).invalid_count() == "two devices have the same index"
     assert replace(node, devices=(replace(one, memory_bytes=-1),)).invalid_count() == "devices[0].memory_bytes is -1"
+
+
+@pytest.mark.parametrize(("start", "size"), [(-1, 1), (8, 1), (0, 9), (0, 0), (HUGE, HUGE)])
+def test_node_of_slices_that_can_be_none_is_refused(start, size):
+    mig = DeviceMig(on=True, slices=(MigSlice(profile="1g.10gb", start=start, memory_slices=size),))
+    one = Device(index=0, uuid="u", model="h100", memory_bytes=1, mig=mig)
+    assert replace(make_node("n0"), devices=(one,)).invalid_count().startswith("devices[0].mig has 1g.10gb on memory")

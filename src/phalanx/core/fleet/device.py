@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from phalanx.core.fleet.mig import DeviceMig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -15,6 +17,7 @@ class Device:
         pci_bus: "" if unknown.
         pcie: generation and lanes, as "gen5 x16"; "gen5 x8 of x16" if fewer lanes work than the device supports.
         numa: its NUMA node; None on a server with only one, or if unknown.
+        mig: how it can be divided into slices; None if it cannot.
     """
 
     index: int
@@ -27,3 +30,4 @@ class Device:
     pci_bus: str = ""
     pcie: str = ""
     numa: int | None = None
+    mig: DeviceMig | None = None

@@ -112,7 +112,8 @@ class Node:
         found = next((f"{name} is {count}" for name, count in counts.items() if not 0 <= count <= COUNT_MAX), "")
         if not found and len({one.index for one in self.devices}) < len(self.devices):
             found = "two devices have the same index"
-        return found
+        divided = ((at, one.mig.invalid()) for at, one in enumerate(self.devices) if one.mig is not None)
+        return found or next((f"devices[{at}].mig has {wrong}" for at, wrong in divided if wrong), "")
 
     @property
     def last_choice(self) -> bool:

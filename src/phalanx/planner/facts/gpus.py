@@ -146,7 +146,7 @@ def find_gpu(
     """
     table = read_gpus() if gpus is None else gpus
     asked = text if memory_gib is None else f"{text}-{memory_gib}gb"
-    name = _plain(text)
+    name = normalize_gpu_name(text)
     if memory_gib is None and not _matching(name, table) and (split := _MEMORY.fullmatch(name)):
         name, memory_gib = split[1], int(split[2])
     variants = (_matching(f"{name}-{memory_gib}gb", table) if memory_gib else []) or _matching(name, table)
@@ -184,11 +184,12 @@ def resolve_gpu_column(row: TableRow, gpus: Sequence[GpuEntry]) -> str:
 
 def _matching(name: str, table: Sequence[GpuEntry]) -> list[GpuEntry]:
     """Return the row with this name, or else all rows with this alias."""
-    exact = [entry for entry in table if _plain(entry.gpu.name) == name]
-    return exact or [entry for entry in table if any(_plain(alias) == name for alias in entry.gpu.aliases)]
+    exact = [entry for entry in table if normalize_gpu_name(entry.gpu.name) == name]
+    return exact or [entry for entry in table if any(normalize_gpu_name(alias) == name for alias in entry.gpu.aliases)]
 
 
-def _plain(text: str) -> str:
+def normalize_gpu_name(text: str) -> str:
+    """Return a name as names are compared: lower case, without the maker, words joined by hyphens."""
     return _MAKERS.sub("", re.sub(r"[\s_:/-]+", "-", text.strip().lower()))
 
 

@@ -21,6 +21,7 @@ E = TypeVar("E")
 
 ROWS_MAX: Final = 10_000  # a price list of all cloud regions has a few thousand rows
 _DATE: Final = re.compile(r"(20[0-9]{2})(?:-(0[1-9]|1[0-2])(?:-(0[1-9]|[12][0-9]|3[01]))?)?")
+_DIGITS_MAX: Final = 18  # of a number in a list; far above any
 _BOOLEANS: Final = {"1": True, "yes": True, "true": True, "0": False, "no": False, "false": False}
 _DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
@@ -69,6 +70,14 @@ class TableRow:
         if value != int(value):
             raise self.error(column, f"{self.text(column)} is not a whole number")
         return int(value)
+
+    def integers(self, column: str) -> tuple[int, ...]:
+        """Return the whole numbers between semicolons."""
+        words = self.words(column)
+        for word in words:
+            if not word.isdecimal() or len(word) > _DIGITS_MAX:
+                raise self.error(column, f"{word!r} is not a whole number")
+        return tuple(int(word) for word in words)
 
     def boolean(self, column: str, *, default: bool = False) -> bool:
         """Return a boolean: 1, yes or true; 0, no or false."""
