@@ -39,7 +39,7 @@ LOADS: Final = (0.1, 0.2, 0.3)
 """Shares of the memory slices that would be in use if all requests were accepted, at which the target counts. At 0.3 the most is already only
 85 % of all requests: a GPU is rarely asked for more, because requests of all sizes come and the largest needs the whole GPU."""
 FULL_LOADS: Final = (0.5, 0.8)
-PAIR_REQUESTS: Final = 12  # per stream to two GPUs: the states to try grow with each
+PAIR_REQUESTS: Final = 10  # per stream to two GPUs: the states to try grow with each
 PAIR_LOAD: Final = 0.3
 SHARE: Final = 99.0  # per cent of the most
 BEST_STREAMS: Final = 50  # the best rule takes half a second for each

@@ -74,7 +74,7 @@ class DeviceMig:
 
     Attributes:
         on: MIG mode is on. Only an operator switches it, while the GPU is idle.
-        profiles: what it can be divided into; those whose starts are unknown are left out.
+        profiles: what it can be divided into; those whose starts are unknown are left out. A node registers them only where MIG mode is on.
         source: of the starts.
         slices: that exist and do not belong to this supervisor.
         closed_reason: why the supervisor can make no slices here, for messages; "" if it can as far as it knows.
@@ -96,6 +96,8 @@ class DeviceMig:
             return f"{len(self.profiles)} profiles and {len(self.slices)} slices"
         if len({one.name for one in self.profiles}) < len(self.profiles):
             return "two profiles have the same name"
+        if any(one.starts != tuple(sorted(set(one.starts))) for one in self.profiles):
+            return "the starts of a profile are not ascending"
         spans = [(one.name, start, one.memory_slices) for one in self.profiles for start in one.starts]
         spans += [(one.profile, one.start, one.memory_slices) for one in self.slices]
         return next(
