@@ -84,20 +84,20 @@ def test_the_memory_node_of_a_gpu_is_found_however_its_bus_is_written(sys_folder
 
 def test_a_gpu_with_fewer_lanes_than_it_could_have_says_so():
     half = fake_nvml(nvmlDeviceGetCurrPcieLinkWidth=lambda handle: 16 - 8 * handle)
-    assert [device.pcie for device in _devices(opened(half))] == ["gen5 x16", "gen5 x8 of x16"]
+    assert [device.pcie for device in _devices(opened(half), None)] == ["gen5 x16", "gen5 x8 of x16"]
     silent = fake_nvml(nvmlDeviceGetCurrPcieLinkWidth=refuse)
-    assert [device.pcie for device in _devices(opened(silent))] == ["", ""]
+    assert [device.pcie for device in _devices(opened(silent), None)] == ["", ""]
 
 
 def test_nvlinks_are_counted_for_each_pair():
-    first, second = _devices(opened(fake_nvml()))
+    first, second = _devices(opened(fake_nvml()), None)
     assert (first.nvlinks, second.nvlinks) == ((0, 1), (1, 0))
     behind_a_switch = fake_nvml(
         3,
         nvmlDeviceGetNvLinkState=lambda *_: 1,
         nvmlDeviceGetNvLinkRemotePciInfo=lambda *_: types.SimpleNamespace(busId="0000:c4:00.0"),
     )
-    assert [device.nvlinks for device in _devices(opened(behind_a_switch))] == [(0, 2, 2), (2, 0, 2), (2, 2, 0)]
+    assert [device.nvlinks for device in _devices(opened(behind_a_switch), None)] == [(0, 2, 2), (2, 0, 2), (2, 2, 0)]
 
 
 def view(index, *nvlinks, **fields):

@@ -7,10 +7,11 @@ import socket
 from typing import Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.virtual_devices import VirtualDevices, parse_virtual_devices
 from phalanx.core.ids import NodeId
 from phalanx.ports.engine import LocalNode
 
-_VIRTUAL: Final = re.compile(r"(\d+)x(\d+)")
+_VIRTUAL: Final = re.compile(r"([0-9]{1,6})x(.*)")
 VIRTUAL_NODES_MAX: Final = 256  # each is a process of about 30 MB
 DEFAULT_VIRTUAL_DEVICES: Final = 4
 
@@ -18,20 +19,50 @@ DEFAULT_VIRTUAL_DEVICES: Final = 4
 def virtual_nodes(text: str, prefix: str = "") -> list[LocalNode]:
     """Return nodes n0, n1, ... for text such as `3x4`: 3 nodes with 4 virtual devices each. `prefix` keeps the names of several heads apart.
 
+    `3xh100:4` makes the devices stand in for H100s, `3xh100:4+mig` for H100s that MIG can divide.
+
     Raises:
-        BadRequest: the text does not have that form, or asks for too many.
+        BadRequest: the text does not have that form, asks for too many, or names a GPU that the fact tables do not have.
     """
     match = _VIRTUAL.fullmatch(text.strip().lower())
-    if match is None:
+    try:
+        kind = None if match is None else parse_virtual_devices(match[2])
+    except BadRequest:
+        kind = None
+    if match is None or kind is None:
         raise BadRequest(
-            f"--virtual {text!r} is not NODESxDEVICES", hint="use --virtual 3x4 for 3 nodes with 4 virtual devices each"
+            f"--virtual {text!r} is not NODESx[MODEL:]DEVICES[+mig]",
+            hint="use --virtual 3x4 for 3 nodes with 4 virtual devices each, or 3xh100:4+mig",
         )
-    nodes, devices = int(match[1]), int(match[2])
+    nodes, devices = int(match[1]), kind.count
     if not 1 <= nodes <= VIRTUAL_NODES_MAX or not 1 <= devices <= VIRTUAL_NODES_MAX:
         raise BadRequest(
             f"--virtual {text} is out of range: use 1 to {VIRTUAL_NODES_MAX} nodes with 1 to {VIRTUAL_NODES_MAX} devices"
         )
-    return [LocalNode(id=NodeId(f"{prefix}n{index}"), virtual_devices=devices) for index in range(nodes)]
+    model = _known_model(kind) if kind.model else ""
+    return [
+        LocalNode(id=NodeId(f"{prefix}n{index}"), virtual_devices=devices, virtual_model=model, virtual_mig=kind.mig)
+        for index in range(nodes)
+    ]
+
+
+def _known_model(kind: VirtualDevices) -> str:
+    """Return the model's name in the fact tables.
+
+    Raises:
+        BadRequest: they do not have it; or not its MIG profiles, which are asked for.
+    """
+    from phalanx.planner.facts.gpus import find_gpu
+    from phalanx.planner.facts.mig import find_mig_gpu, read_mig_gpus
+
+    divisible = find_mig_gpu(kind.model)
+    if divisible is not None:
+        return divisible.name
+    name = find_gpu(kind.model).gpu.name
+    if kind.mig:
+        known = ", ".join(one.name for one in read_mig_gpus())
+        raise BadRequest(f"--virtual: the MIG profiles of {name} are not known", hint=f"known: {known}")
+    return name
 
 
 def this_machine_nodes() -> list[LocalNode]:

@@ -7,7 +7,7 @@ Settings are environment variables. They are removed from the environment before
     PHALANX_NODE_LIFE     the supervisor's id, by which its engine reports its death to the head; random by default
     PHALANX_NODE_DIR      the node's folder: log, scratch
     PHALANX_NODE_TOKEN    its token for the head
-    PHALANX_NODE_VIRTUAL  number of virtual devices; 0 for the GPUs that NVML finds
+    PHALANX_NODE_VIRTUAL  virtual devices as `core.fleet.virtual_devices` writes them; 0 for the GPUs that NVML finds
     PHALANX_NODE_ADDRESS  the address at which other nodes reach its ranks
     PHALANX_NODE_ENGINE   the engine's name
     PHALANX_NODE_SEAT     the seat of a supervisor that runs for one attempt (app.seat) and ends with it
@@ -28,11 +28,14 @@ import os
 import secrets
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.mig import DeviceMig
 from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.fleet.virtual_devices import MODEL_PREFIX, VirtualDevices, parse_virtual_devices
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.work.seats import parse_seat
 from phalanx.node.files.job_accounts import ACCOUNT_VARIABLES, JobAccountPolicy
@@ -42,8 +45,9 @@ from phalanx.node.head_link.head_connection import HeadAccess
 from phalanx.node.head_link.peer_account import HEAD_UID_VARIABLE
 from phalanx.node.logs.log_file import log_to_file
 from phalanx.node.member import scratch
+from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.probes import sysfs
-from phalanx.node.probes.devices import DeviceProbe, NodeFacts, node_facts
+from phalanx.node.probes.devices import DeviceFacts, DeviceProbe, NodeFacts, node_facts
 from phalanx.node.probes.link_probe import LinkProbeListener
 from phalanx.node.processes.file_limits import raise_file_limit
 from phalanx.node.shell.supervisor_loop import NodeSettings, SupervisorLoop
@@ -98,11 +102,16 @@ def run() -> SupervisorResult:
     facts = node_facts(folder)
     probe, virtual = _probe(given, facts)
     links = LinkProbeListener(given["PHALANX_NODE_ID"], given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"))
-    loop = SupervisorLoop(_settings(given, facts, probe, links.port, accounts, virtual=virtual), probe)
+    slices = _slice_keeper(given, facts)
+    if slices is not None:
+        slices.recover(probe.devices())
+    loop = SupervisorLoop(_settings(given, facts, probe, slices, links.port, accounts, virtual=virtual), probe)
     start_thread("links", links.run)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.terminate())
     loop.run()
+    if slices is not None:
+        slices.close()
     probe.close()
     return (
         SupervisorResult(code=loop.exit_code, failed=loop.failed, stop=loop.stop)
@@ -144,13 +153,52 @@ def _probe(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
 
     if "PHALANX_NODE_DEVICES" in given:
         return _probe_of_engine_devices(given, facts)
-    slots = int(given.get("PHALANX_NODE_VIRTUAL") or 0)
-    if slots > 0:
-        return VirtualProbe(given[_KEPT], slots, facts.memory_bytes // slots), True
+    asked = _virtual_devices(given)
+    if asked.count > 0:
+        memory_bytes = facts.memory_bytes // asked.count
+        model = MODEL_PREFIX + asked.model if asked.model else "virtual"
+        if asked.model:
+            memory_bytes = _memory_bytes(asked.model)
+        return VirtualProbe(given[_KEPT], asked.count, memory_bytes, model=model), True
     from phalanx.node.probes.nvml import open_nvml
 
     real = open_nvml()
     return (VirtualProbe(given[_KEPT], 0, 0), False) if real is None else (real, False)
+
+
+def _virtual_devices(given: dict[str, str]) -> VirtualDevices:
+    return parse_virtual_devices(given.get("PHALANX_NODE_VIRTUAL") or "0")
+
+
+def _memory_bytes(model: str) -> int:
+    """Return the memory of a GPU that a virtual device stands in for. It limits nothing: ranks use this machine's memory."""
+    from phalanx.planner.facts.gpus import find_gpu
+    from phalanx.planner.facts.mig import find_mig_gpu
+
+    try:
+        return find_gpu(model).gpu.memory_bytes
+    except BadRequest:
+        divisible = find_mig_gpu(model)
+        return 0 if divisible is None else divisible.memory_bytes
+
+
+def _slice_keeper(given: dict[str, str], facts: NodeFacts) -> SliceKeeper | None:
+    """Return what makes MIG slices here and knows its own; None if no device can be divided."""
+    folder = given["PHALANX_NODE_DIR"]
+    asked = _virtual_devices(given)
+    if asked.count == 0:
+        from phalanx.node.mig.nvml_instances import open_nvml_instances
+
+        real = open_nvml_instances()
+        return None if real is None else SliceKeeper(real, folder, facts.boot_id)
+    from phalanx.node.mig.virtual_instances import VirtualInstances
+    from phalanx.planner.facts.mig import find_mig_gpu
+
+    divisible = find_mig_gpu(asked.model) if asked.model else None
+    if divisible is None:
+        return None
+    profiles = [divisible.profiles] * asked.count
+    return SliceKeeper(VirtualInstances(folder, facts.boot_id, profiles, on=asked.mig), folder, facts.boot_id)
 
 
 def _probe_of_engine_devices(given: dict[str, str], facts: NodeFacts) -> tuple[DeviceProbe, bool]:
@@ -170,6 +218,7 @@ def _settings(
     given: dict[str, str],
     facts: NodeFacts,
     probe: DeviceProbe,
+    slices: SliceKeeper | None,
     probe_port: int,
     accounts: JobAccountPolicy,
     *,
@@ -177,7 +226,7 @@ def _settings(
 ) -> NodeSettings:
     node_id = NodeId(given["PHALANX_NODE_ID"])
     supervisor_id = SupervisorId(given.get("PHALANX_NODE_LIFE") or f"{node_id}-{secrets.token_hex(8)}")
-    devices = _devices(probe)
+    devices = _devices(probe, slices)
     node = Node(
         id=node_id,
         engine=given["PHALANX_NODE_ENGINE"],
@@ -220,7 +269,7 @@ def _head_uids(given: dict[str, str]) -> frozenset[int]:
     return frozenset(int(word) for word in given.get(HEAD_UID_VARIABLE, "").split(",") if word.strip().isdecimal())
 
 
-def _devices(probe: DeviceProbe) -> tuple[Device, ...]:
+def _devices(probe: DeviceProbe, slices: SliceKeeper | None) -> tuple[Device, ...]:
     """Return the inventory as the head stores it; NVLinks by device index, as people do not know UUIDs."""
     found = probe.devices()
     by_peer = [dict(zip(facts.nvlink_peers, facts.nvlinks, strict=False)) for facts in found]
@@ -235,9 +284,16 @@ def _devices(probe: DeviceProbe) -> tuple[Device, ...]:
             pci_bus=facts.pci_bus,
             pcie=facts.pcie,
             numa=sysfs.numa_of(facts.pci_bus),
+            mig=_mig_of(facts, slices),
         )
         for facts, links in zip(found, by_peer, strict=True)
     )
+
+
+def _mig_of(facts: DeviceFacts, slices: SliceKeeper | None) -> DeviceMig | None:
+    """Return what MIG can do with the device. Without profiles while it is off: a head with 100,000 such GPUs would hold them all."""
+    found = None if slices is None else slices.describe(facts)
+    return found if found is None or found.on else replace(found, profiles=())
 
 
 if __name__ == "__main__":

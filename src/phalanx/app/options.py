@@ -66,7 +66,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         default=None,
         help="ADDRESS[:PORT] of this machine for other servers, with TLS; off: only loopback",
     )
-    parser.add_argument("--virtual", default=None, help="NODESxDEVICES, such as 3x4")
+    parser.add_argument("--virtual", default=None, help="NODESxDEVICES, such as 3x4, 3xh100:4 or 3xh100:4+mig")
     parser.add_argument("--lease", type=float, default=None, help="lease of a supervisor in seconds")
     parser.add_argument(
         "--revive", type=float, default=None, help="seconds until a dead local node is restarted; 0: never"
@@ -125,6 +125,11 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     nodes: list[LocalNode] = []
     if engine.uses_local_nodes(engine_options):
         nodes = virtual_nodes(virtual, prefix) if virtual else this_machine_nodes()
+    if any(node.virtual_model for node in nodes) and not engine.has_virtual_models:
+        raise Conflict(
+            f"--virtual {virtual} names a GPU model, which engine {engine.name} cannot stand in for",
+            hint=f"write --virtual {len(nodes)}x{nodes[0].virtual_devices}, or use --engine local",
+        )
     jobs_as = given.jobs_as or str(before.get("jobs_as") or "")
     remembered = {
         "port": port,

@@ -100,10 +100,17 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalNode:
-    """A node that this machine contributes: `virtual_devices` slots, or 0 for its real GPUs."""
+    """A node that this machine contributes: `virtual_devices` slots, or 0 for its real GPUs.
+
+    Attributes:
+        virtual_model: the GPU that the slots stand in for, by its name in the fact tables; "" for none.
+        virtual_mig: the slots can be divided by MIG.
+    """
 
     id: NodeId
     virtual_devices: int
+    virtual_model: str = ""
+    virtual_mig: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +228,7 @@ class EngineType:
         name: as in `phalanx up --engine NAME` and `Node.engine`.
         title: for messages.
         options: that the engine adds to `phalanx up`. Begin their names with that of the engine.
+        has_virtual_models: its virtual devices can stand in for GPU models.
         selectable: `phalanx up --engine` offers it; otherwise only servers that join use it.
         nodes_start_s: how long `phalanx up` waits for the nodes.
         member_starts_s: how long `phalanx join` waits for the node.
@@ -230,6 +238,7 @@ class EngineType:
     name: ClassVar[str]
     title: ClassVar[str]
     options: ClassVar[Sequence[EngineOption]] = ()
+    has_virtual_models: ClassVar[bool] = False
     selectable: ClassVar[bool] = True
     nodes_start_s: ClassVar[float] = 10.0
     member_starts_s: ClassVar[float] = 30.0

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from phalanx.core.fleet.mig import DeviceMig
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Generation, JobId, NodeId
 from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET
+from phalanx.core.scheduling.mig_placement import mig_geometry
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
@@ -30,7 +32,16 @@ from phalanx.wire.api.jobs import (
     JobView,
     Progress,
 )
-from phalanx.wire.api.nodes import CordonView, DeviceView, NicView, NodeView, ReservationView, ReservedView, ShareView
+from phalanx.wire.api.nodes import (
+    CordonView,
+    DeviceView,
+    MigView,
+    NicView,
+    NodeView,
+    ReservationView,
+    ReservedView,
+    ShareView,
+)
 from phalanx.wire.api.output import EndEvent, StateEvent
 from phalanx.wire.api.people import ProjectView, TokenView, UserView
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
@@ -345,6 +356,22 @@ def _device_view(
         pci_bus=device.pci_bus,
         pcie=device.pcie,
         numa=device.numa,
+        mig=_mig_view(device.mig),
+    )
+
+
+def _mig_view(mig: DeviceMig | None) -> MigView | None:
+    if mig is None:
+        return None
+    geometry = mig_geometry(mig.profiles)
+    state = geometry.state(mig.slices)
+    return MigView(
+        on=mig.on,
+        source=mig.source,
+        profiles=list(mig.profiles),
+        slices=list(mig.slices),
+        room={name: geometry.room(name, state) for name in geometry.profiles},
+        closed_reason=mig.closed_reason,
     )
 
 

@@ -74,7 +74,11 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--files", metavar="DIR", help="Directory shared by those heads for the files of jobs; off: a folder of each head."
 )
-@click.option("--virtual", metavar="NxD", help="N virtual nodes of D devices; ranks run on CPUs.")
+@click.option(
+    "--virtual",
+    metavar="NxD",
+    help="N virtual nodes of D devices; ranks run on CPUs. Nxh100:D+mig: they stand in for H100s with MIG on.",
+)
 @click.option(
     "--engine",
     type=click.Choice([engine.name for engine in selectable_engines()]),

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.fleet.virtual_devices import VirtualDevices
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.state.events import NodeDied
 from phalanx.core.work.attempt import Attempt
@@ -274,7 +275,9 @@ class LocalEngine:
             "PHALANX_NODE_KEY": node_key,
             "PHALANX_NODE_LIFE": supervisor_id,
             "PHALANX_NODE_DIR": folder,
-            "PHALANX_NODE_VIRTUAL": str(node.virtual_devices),
+            "PHALANX_NODE_VIRTUAL": str(
+                VirtualDevices(count=node.virtual_devices, model=node.virtual_model, mig=node.virtual_mig)
+            ),
             "PHALANX_NODE_TOKEN": self.token_of(node.id),
         }
         left = records.read(folder)

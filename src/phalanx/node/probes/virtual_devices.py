@@ -18,16 +18,27 @@ COUNTER = "rank_cpu"
 
 
 class VirtualProbe:
-    """The slots of one virtual node; a DeviceProbe. Call `bind` when a slot's rank starts."""
+    """The slots of one virtual node; a DeviceProbe. Call `bind` when a slot's rank starts.
+
+    Args:
+        memory_bytes: of each slot.
+        model: of each slot; "virtual h100-80gb" if it stands in for that GPU.
+    """
 
     def __init__(
-        self, node_key: str, slots: int, memory_bytes: int, *, clock: Callable[[], float] = time.monotonic
+        self,
+        node_key: str,
+        slots: int,
+        memory_bytes: int,
+        *,
+        model: str = "virtual",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._facts = tuple(
             DeviceFacts(
                 index=index,
                 uuid=f"VIRTUAL-{node_key}-{index}",
-                model="virtual",
+                model=model,
                 memory_bytes=memory_bytes,
                 pci_bus="",
                 virtual=True,

@@ -42,6 +42,7 @@ TERA: Final = 1e12
 GB: Final = 1e9
 GBIT: Final = 1e9 / 8  # bytes per second
 _MAKERS: Final = re.compile(r"^(?:(?:nvidia|amd|geforce|tesla|instinct)[- ]+)+")
+_STAND_IN: Final = "virtual-"  # of the model of a virtual device that stands in for a GPU
 _MEMORY: Final = re.compile(r"(.*?[a-z0-9)])[-:]([0-9]{1,4})(?:g(?:i?b)?)(?:-hbm[0-9]e?)?")
 
 
@@ -147,6 +148,8 @@ def find_gpu(
     table = read_gpus() if gpus is None else gpus
     asked = text if memory_gib is None else f"{text}-{memory_gib}gb"
     name = normalize_gpu_name(text)
+    if name.startswith(_STAND_IN):  # it computes on the CPU, whatever it stands in for
+        name, memory_gib = "virtual", None
     if memory_gib is None and not _matching(name, table) and (split := _MEMORY.fullmatch(name)):
         name, memory_gib = split[1], int(split[2])
     variants = (_matching(f"{name}-{memory_gib}gb", table) if memory_gib else []) or _matching(name, table)

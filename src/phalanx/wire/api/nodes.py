@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from phalanx.core.fleet.mig import MigProfile, MigSlice, PlacementSource
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, SupervisorId, UserId
 from phalanx.wire.api.jobs import ImpossibleJobView
@@ -19,12 +20,32 @@ class ShareView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
 
 
+class MigView(msgspec.Struct, frozen=True, kw_only=True):
+    """How a device can be divided by MIG, as its supervisor found it at start.
+
+    Attributes:
+        on: MIG mode is on. Only an operator switches it, while the GPU is idle.
+        source: of the starts of the profiles.
+        profiles: what it can be divided into, with the memory slices at which each can start; empty while MIG mode is off.
+        slices: that exist and are not of Phalanx.
+        room: by profile, how many fit at once beside these slices.
+        closed_reason: why no slices can be made here; empty if they can.
+    """
+
+    on: bool
+    source: PlacementSource
+    profiles: list[MigProfile] = []
+    slices: list[MigSlice] = []
+    room: dict[str, int] = {}
+    closed_reason: str = ""
+
+
 class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     """A device, the job that holds it, and its newest sample. `ranks`: those on it, if known; `outside`: held outside Phalanx.
 
     `shares`: the jobs that share it, if they do; then `job_id` is the first of them.
 
-    `nvlinks`: live links to each device of the node by index; `pcie`: "gen5 x16"; `numa`: its memory node.
+    `nvlinks`: live links to each device of the node by index; `pcie`: "gen5 x16"; `numa`: its memory node; `mig`: None if MIG cannot divide it.
     """
 
     index: int
@@ -47,6 +68,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     pcie: str = ""
     numa: int | None = None
     shares: list[ShareView] = []
+    mig: MigView | None = None
 
 
 class NicView(msgspec.Struct, frozen=True, kw_only=True):
