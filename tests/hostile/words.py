@@ -32,6 +32,7 @@ GOOD: dict[str, list[str]] = {
     "nodes label": ["n7", "a=b"],
     "nodes reserve": ["n7", "--for", "1h", "--maintenance"],
     "nodes show": ["n7"],
+    "nodes mig": ["h100"],
     "nodes undrain": ["n7"],
     "nodes forget": ["n7"],
     "plan": ["qwen3-0.6b", "--gpus", "h100:8"],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.cluster import reservations, spares, topology
+from phalanx.cli.cluster import mig, reservations, spares, topology
 from phalanx.cli.command_groups import CommandGroup
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import print_error
@@ -94,6 +94,7 @@ def forget(names: str) -> int:
 
 nodes.add_command(topology.label)
 nodes.add_command(spares.spares_command)
+nodes.add_command(mig.mig_command)
 nodes.add_command(reservations.reserve)
 nodes.add_command(reservations.unreserve)
 nodes.add_command(reservations.reservations)
@@ -231,6 +232,7 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
         *([f"why: {why}"] if (why := _why(node, now_s)) else []),
         *([f"ports: {', '.join(_nic(nic) for nic in node.nics)}"] if node.nics else []),
         *nvlink_lines(node.devices),
+        *mig.mig_lines(node.devices),
     ]
     columns = (
         Column(title="DEVICE", right=True),
