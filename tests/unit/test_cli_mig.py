@@ -13,7 +13,7 @@ from phalanx.cli.root import main
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.fleet.mig import DeviceMig, MigSlice, PlacementSource
 from phalanx.core.fleet.virtual_devices import parse_virtual_devices
-from phalanx.planner.facts.mig import find_mig_gpu
+from phalanx.planner.facts.mig import read_mig_gpus
 from phalanx.wire.api.nodes import DeviceView
 
 
@@ -63,7 +63,7 @@ def device(index, mig):
 
 
 def test_a_nodes_page_shows_what_mig_can_do_there():
-    profiles = find_mig_gpu("h100").profiles
+    profiles = next(one.profiles for one in read_mig_gpus() if one.name == "h100-80gb")
     free = DeviceMig(on=True, profiles=profiles, source=PlacementSource.TABLE)
     half = DeviceMig(on=True, profiles=profiles, slices=(MigSlice(profile="3g.40gb", start=4, memory_slices=4),))
     off = DeviceMig(on=False, closed_reason="MIG mode is off; it is set to be on after the next reset")

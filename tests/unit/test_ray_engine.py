@@ -147,7 +147,7 @@ def test_a_supervisor_calls_itself_as_its_engine_told_it_and_by_itself_otherwise
     facts, accounts = node_facts(folder), JobAccountPolicy.from_environment(given, folder)
 
     def named(**more):
-        found = app_node._settings({**given, **more}, facts, VirtualProbe("k", 2, 1), 0, accounts, virtual=True)
+        found = app_node._settings({**given, **more}, facts, VirtualProbe("k", 2, 1), None, 0, accounts, virtual=True)
         assert found.supervisor_id == found.node.supervisor_id
         return found.supervisor_id
 
