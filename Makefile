@@ -24,6 +24,9 @@ READY    := $(VENV)/.ready-run
 READYDEV := $(VENV)/.ready-dev
 QUICK    := tests/unit tests/scenario tests/property
 
+# Every process under test would compile every module again, and pytest would rewrite the assertions of every file.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools image-tools trace-tools ray test test-engines prove shards fuzz soak check lint types types-house types-examples contracts quick suite bench wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
@@ -183,7 +186,7 @@ contracts: $(READYDEV)
 	$(BIN)/lint-imports
 
 quick: $(READYDEV)
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not serial and not prove and not e2e and not torch" $(QUICK)
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not serial and not prove and not e2e and not torch" $(QUICK)
 
 # One run, one progress line, one summary. The tests of a file run in one process, in order, and share its cluster.
 suite: $(READYDEV) postgres-tools

@@ -3,6 +3,7 @@
 Builders of records live in ``tests/builders.py``; a fixture with side effects belongs beside the tests that need it.
 """
 
+import gc
 import os
 import resource
 import signal
@@ -54,6 +55,12 @@ def pytest_collection_modifyitems(config, items):
         chosen = set(shards.chosen_by(shards.SHARDS[number - 1], [item.nodeid for item in items]))
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
         items[:] = [item for item in items if item.nodeid in chosen]
+
+
+def pytest_collection_finish():
+    # The tests and their modules live to the end. Scanning them in every full collection took a quarter of the quick tests' CPU time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

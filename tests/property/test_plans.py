@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from phalanx.core.ids import JobId, NodeId, QueueId
@@ -273,6 +274,7 @@ for policy in sorted(POLICIES):
 """
 
 
+@pytest.mark.slow
 def test_equal_plans_under_other_hash_seeds():
     found = {
         subprocess.run(

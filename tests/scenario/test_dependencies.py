@@ -461,6 +461,7 @@ def test_begin_may_be_changed_while_it_waits_and_not_later(cluster):
 # ---- size -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ten_thousand_dependents_of_one_parent_are_let_go_in_one_step(cluster):
     """Linear: each dependent is touched once. Some 40 us each here; quadratic would be minutes."""
     parent = submit(cluster, "parent", hold=True)

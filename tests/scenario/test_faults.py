@@ -296,6 +296,7 @@ def test_head_away_for_longer_than_collectives_bear_restarts_in_place_uncharged(
     )
 
 
+@pytest.mark.slow
 def test_node_stopped_and_continued_fifty_times_never_runs_an_old_epoch(cluster):
     """SIGSTOP for longer than the lease, then SIGCONT. The harness fails if two epochs ever execute at once."""
     job = running(cluster, JobBehaviour(run_s=900.0, save_every_s=1.0))

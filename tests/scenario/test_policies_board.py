@@ -143,6 +143,7 @@ def test_a_node_that_left_gets_nothing_until_it_is_back():
     assert [seq for _, seq, _ in verbs(board)] == [0]
 
 
+@pytest.mark.slow
 def test_endless_small_jobs_do_not_starve_a_long_large_one():
     # One node, single-GPU jobs for ever at 94 % load, and one gang of 8 for a day. At most 8 GPUs of small work and the gang itself wait,
     # hence the limit stretches to 1 + 3 x 2 times; what a stop costs comes on top.
@@ -155,6 +156,7 @@ def test_endless_small_jobs_do_not_starve_a_long_large_one():
     assert big.wait_s <= 7 * 10_000.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_finishes_every_job_and_loses_no_device(name):
     jobs = [
@@ -170,6 +172,7 @@ def test_every_policy_finishes_every_job_and_loses_no_device(name):
     assert [outcome.end_s for outcome in again.jobs] == [outcome.end_s for outcome in done.jobs]
 
 
+@pytest.mark.slow
 def test_endless_small_jobs_past_capacity_do_not_starve_a_gang():
     """The limit of a job must not grow with those who come after it: at 150 % load they are ever more."""
     small = [job(number, 1, 50.0 * number, 600.0) for number in range(4000)]  # 12 GPUs' worth on 8

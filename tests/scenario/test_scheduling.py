@@ -294,6 +294,7 @@ def test_equal_snapshots_give_equal_plans_in_whatever_order_they_are_told():
     assert picture(plan_of(snapshot)) == picture(plan_of(turned))
 
 
+@pytest.mark.slow
 def test_equal_plans_under_other_hash_seeds():
     script = "from tests.scenario.test_scheduling import *; print(picture(plan_of(busy_snapshot())))"
     pictures = {

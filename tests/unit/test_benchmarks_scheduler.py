@@ -61,6 +61,7 @@ def test_drawn_trace_has_the_load_of_the_public_one_and_is_the_same_every_time()
     assert [job.submit_s for job in trace.jobs] == sorted(job.submit_s for job in trace.jobs)
 
 
+@pytest.mark.slow
 def test_part_is_measured_in_a_process_of_its_own():
     part = measure_in_child("decision", 1)
     assert len(part.runs["decision_1213_ms"]) == 1

@@ -586,6 +586,7 @@ def test_a_rank_that_is_not_there_is_64(head, typed):
 # ----------------------------------------------------------------------------------------------------------- itself
 
 
+@pytest.mark.slow
 def test_a_closed_output_is_no_fault(head):
     command = f"{shlex.quote(sys.executable)} -m phalanx.app.cli ps -a"
     for closed in (">&-", "<&- >&-", ">&- 2>&-"):

@@ -158,6 +158,7 @@ def test_part_of_a_bar_names_itself_under_the_pointer():
     assert ' id="tip' not in svg
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_equal_plans_give_equal_files_of_each_kind(kind, magic):
     first, second = (render([panel for _, panel in panels()], kind, title="t", lines=["costs $1"]) for _ in range(2))

@@ -191,6 +191,7 @@ def test_limit_jobs_takes_the_first(typed):
     assert json.loads(out)["jobs"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policies", "series"), [("fifo", 2), ("fifo,sjf,skip", 3)])
 def test_plot_is_a_light_picture_with_every_series_on_it(typed, policies, series):
     code, _, _ = typed("--trace", busy(), *FLEET, "--compare", policies, "--plot", "out.png")

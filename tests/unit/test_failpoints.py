@@ -159,6 +159,14 @@ CLOSED_BY = {("phalanx.store.sql.postgres.store", "_write"): "postgres.commit.do
 QUIET_MODES = {"r", "rb", "rt"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trees_are_dropped():
+    """A million nodes of syntax trees would be scanned in each full garbage collection of the tests that follow."""
+    yield
+    for cached in (parsed, imported, calls):
+        cached.cache_clear()
+
+
 def name_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
@@ -171,13 +179,15 @@ def parsed(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
 def imported(tree):
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
 
 
 def reached(root):
@@ -199,10 +209,18 @@ ROOTS = (
     "phalanx.store.sql.backups",
     *(f"phalanx.engines.{engine}.engine_type" for engine in ("local", "ray", "slurm")),  # found by name
 )
-HEAD = sorted({name for root in ROOTS for name in reached(root)})
-SOURCES = [name for name in HEAD if name not in EXEMPT]
 
 
+@cache
+def head():
+    return sorted({name for root in ROOTS for name in reached(root)})
+
+
+def sources():
+    return [name for name in head() if name not in EXEMPT]
+
+
+@cache
 def calls(tree):
     """(function, call, the points of the `with` blocks it stands in) for every call in a module; the innermost function that holds it."""
 
@@ -224,7 +242,7 @@ def calls(tree):
                 continue
             yield from walk(child, inside, held)
 
-    yield from walk(tree, None, ())
+    return list(walk(tree, None, ()))
 
 
 def named(call):
@@ -333,16 +351,17 @@ def bare_writes(tree, module):
             yield call
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_every_write_stands_between_failpoints_of_its_own(module):
+def test_every_write_stands_between_failpoints_of_its_own():
     bare = [
-        f"{module}:{call.lineno}: {ast.unparse(call)[:80]}" for call in bare_writes(parsed(MODULES[module]), module)
+        f"{module}:{call.lineno}: {ast.unparse(call)[:80]}"
+        for module in sources()
+        for call in bare_writes(parsed(MODULES[module]), module)
     ]
     assert bare == [], 'put it into `with around("..."):`, and the name into FAILPOINTS'
 
 
 def test_the_modules_that_are_exempt_are_reached_and_write():
-    assert set(EXEMPT) <= set(HEAD)
+    assert set(EXEMPT) <= set(head())
     for module in EXEMPT:
         assert any(writes(call, module) for _, call, _ in calls(parsed(MODULES[module]))), (
             f"{module} writes nothing: strike it"
@@ -350,7 +369,7 @@ def test_the_modules_that_are_exempt_are_reached_and_write():
 
 
 def test_every_failpoint_stands_at_one_place_and_every_place_is_known():
-    found = [name for module in SOURCES for name, _, _, _ in points_in(parsed(MODULES[module]))]
+    found = [name for module in sources() for name, _, _, _ in points_in(parsed(MODULES[module]))]
     assert sorted(found) == sorted(FAILPOINTS)
 
 
@@ -371,7 +390,7 @@ def test_functions_that_derive_names_pass_what_the_table_says():
 
 
 def test_a_point_around_a_write_can_kill_after_it_and_a_mark_cannot():
-    for module in SOURCES:
+    for module in sources():
         for name, verb, _, line in points_in(parsed(MODULES[module])):
             assert (FailureMode.AFTER in FAILPOINTS[name]) == (verb not in MARKS), f"{module}:{line}: {name}"
             assert (FailureMode.TORN in FAILPOINTS[name]) == (verb == "write"), f"{module}:{line}: {name}"

@@ -374,6 +374,7 @@ def test_a_node_whose_python_has_no_torch_is_not_asked_to_multiply(tmp_path, mon
     assert node.node_fault(one, one.allocation.grants[0]) == ""
 
 
+@pytest.mark.slow
 def test_the_program_that_multiplies_says_nothing_where_there_is_no_gpu(tmp_path):
     import subprocess
 

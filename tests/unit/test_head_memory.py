@@ -30,6 +30,7 @@ libc.fflush(out)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps a heap for each thread")
 def test_twelve_threads_of_a_head_share_two_heaps():
     def heaps(how: str) -> int:

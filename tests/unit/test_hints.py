@@ -76,7 +76,10 @@ def fields(text):
 
 def texts(path):
     """String constants of a module without its docstrings."""
-    tree = ast.parse(path.read_text())
+    text = path.read_text(encoding="utf-8")
+    if "--" not in text and not re.search(r"phalanx[ \"']", text):
+        return []  # neither a command nor an option: not worth a parse
+    tree = ast.parse(text)
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
         node.value

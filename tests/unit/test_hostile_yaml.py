@@ -54,6 +54,7 @@ def test_is_refused_in_one_printable_line(why, parse):
     assert len(refused.value.message) < 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["laughs", "many aliases", "deep lists", "many keys", "commas"])
 def test_takes_little_memory(why):
     tracemalloc.start()

@@ -124,6 +124,7 @@ def rests_on_an_extra(module: str) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_control_plane_imports_without_any_extra():
     bare = {name for name, target in foreign("phalanx") if by_path(target)}
     wanted = [
@@ -259,7 +260,10 @@ ENGINE_NAME = re.compile(r"slurm|(?<![a-z])ray(?![a-z])", re.IGNORECASE)
 
 def engine_names(path: Path) -> list[str]:
     """Names of engines in the code of a file: whole words of identifiers, strings and imports, without docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if not (ENGINE_NAME.search(text) or "joined" in text or "phalanx.engines" in text):
+        return []  # most files: without a parse
+    tree = ast.parse(text)
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     found = []
     for node in ast.walk(tree):
@@ -302,29 +306,27 @@ def test_every_package_says_what_it_is_for():
     silent = [
         str(path.relative_to(ROOT))
         for path in python_files()
-        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        if not path.read_text(encoding="utf-8").lstrip().startswith(('"""', 'r"""'))
     ]
     assert silent == []
 
 
 def test_errors_of_a_docstring_exist():
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in python_files()}
-    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    texts = {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8") for path in python_files()}
     known = {*dir(builtins)}
-    known |= {node.name for _, node in nodes if isinstance(node, ast.ClassDef)}
-    imported = [alias for _, node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
-    known |= {(alias.asname or alias.name).rpartition(".")[2] for alias in imported}
+    for text in texts.values():
+        known |= set(re.findall(r"^ *class (\w+)", text, re.MULTILINE))
+        for names in re.findall(r"^ *(?:from \S+ )?import (\([^)]*\)|.*)$", text, re.MULTILINE):
+            known |= set(re.findall(r"\w+", names))
     documented = [
-        (path.name, node.name, error)
-        for path, node in nodes
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        for line in re.findall(
-            r"^    ([A-Z]\w+(?:, [A-Z]\w+)*): ", (ast.get_docstring(node) or "").partition("Raises:")[2], re.MULTILINE
-        )
+        (name, error)
+        for name, text in texts.items()
+        for _, section in re.findall(r"^( *)Raises:\n((?:\1    .*\n)*)", text, re.MULTILINE)
+        for line in re.findall(r"^ +([A-Z]\w+(?:, [A-Z]\w+)*): ", section, re.MULTILINE)
         for error in line.split(", ")
     ]
     assert len(documented) > 500
-    assert [one for one in documented if one[2] not in known] == []
+    assert [one for one in documented if one[1] not in known] == []
 
 
 def test_every_folder_with_code_is_a_package():

@@ -75,6 +75,7 @@ def _sources() -> list[str]:
     return [name for name in found if not name.startswith(OUTSIDE)]
 
 
+@pytest.mark.slow
 def test_no_file_of_ours_unpickles_evaluates_or_runs_what_it_was_given():
     found = {}
     for name in _sources():
@@ -112,6 +113,7 @@ def test_the_exemptions_are_still_needed():
         assert uses == {use for _, use in _uses(ast.parse((ROOT / name).read_text(encoding="utf-8")))}
 
 
+@pytest.mark.slow
 def test_the_head_comes_up_without_the_modules_that_unpickle_from_the_network():
     """What the head imports, third parties included. `pickle` itself comes along with the standard library (copyreg, logging); nobody calls it: e2e."""
     told = subprocess.run(

@@ -204,6 +204,7 @@ def test_every_pair_meets_once_and_no_node_twice_in_a_round(nodes):
         assert len(set(seen)) == len(seen)
 
 
+@pytest.mark.slow
 def test_a_large_fleet_plays_some_rounds_only_and_a_node_alone_none():
     played = tournament_rounds(1000, most=8)
     assert len(played) == 8

@@ -100,6 +100,7 @@ def test_a_server_with_another_ray_or_python_does_not_join(monkeypatch):
         joined_node.check_versions(of_head)
 
 
+@pytest.mark.slow
 def test_a_head_does_not_import_ray_nor_cryptography_for_nothing():
     code = "import sys, phalanx.app.head; print(sorted({'ray', 'cryptography'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

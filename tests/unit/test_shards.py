@@ -4,6 +4,8 @@ import ast
 import re
 from functools import cache
 
+import pytest
+
 from tests import shards
 
 PAGE = shards.ROOT / "docs" / "testing.md"
@@ -39,6 +41,7 @@ def named() -> list[str]:
     return sorted({prefix for each in lists for prefix in each})
 
 
+@pytest.mark.slow
 def test_every_prefix_names_a_test_that_exists():
     known = every_test()
     assert [one for one in named() if not any(node.startswith(one.partition("[")[0]) for node in known)] == []

@@ -110,6 +110,7 @@ print(tracemalloc.get_traced_memory()[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["a\n", "a;", "{}\n", "()\n", "a[:]\n", "~~~~~~a\n", "0,"])
 def test_no_text_costs_the_supervisor_much_memory(line):
     """In a process of its own: what other tests left running here allocates too."""

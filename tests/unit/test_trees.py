@@ -35,6 +35,7 @@ def deep(tmp_path):
     subprocess.run(["rm", "-rf", str(tmp_path / "n")], check=True)  # pytest's own removal would end at the thousandth
 
 
+@pytest.mark.slow
 def test_folders_in_folders_past_pythons_stack_are_removed(deep):
     before = len(os.listdir("/proc/self/fd"))
     remove_tree(str(deep))
@@ -42,16 +43,19 @@ def test_folders_in_folders_past_pythons_stack_are_removed(deep):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.slow
 def test_a_supervisor_starts_again_where_a_job_left_folders_in_folders(deep):
     scratch.remove_old_scratch(str(deep.parent.parent))
     assert not deep.exists()
 
 
+@pytest.mark.slow
 def test_an_attempt_that_left_folders_in_folders_is_forgotten(deep):
     scratch.scratch_of(str(deep.parent.parent), JobId("7"), Epoch(1)).remove()
     assert not deep.exists()
 
 
+@pytest.mark.slow
 def test_outputs_past_the_longest_path_are_passed_over_and_the_others_go(deep):
     (deep / "e").mkdir()
     (deep / "e" / "result").write_text("x")

@@ -279,13 +279,10 @@ def _replayed(trace: Any, nodes: Any, setting: Any, *, quiet: bool) -> tuple[Any
 
     gc.collect()
     gc.freeze()  # the trace lives to the end: collecting it repeatedly only costs time
-    try:
-        with progress_bar(setting.policy, len(trace.jobs), quiet=quiet) as on_progress:
-            started_s = time.perf_counter()
-            parts = simulate_lifecycle(trace, nodes, setting, on_progress=on_progress)
-            wall_s = time.perf_counter() - started_s
-    finally:
-        gc.unfreeze()
+    with progress_bar(setting.policy, len(trace.jobs), quiet=quiet) as on_progress:
+        started_s = time.perf_counter()
+        parts = simulate_lifecycle(trace, nodes, setting, on_progress=on_progress)
+        wall_s = time.perf_counter() - started_s
     refused = [each for part in parts for each in part.unplaceable]
     if len(refused) == len(trace.jobs):
         raise BadRequest("no job of the trace fits the fleet", hint=refused[0][1])
