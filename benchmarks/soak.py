@@ -231,7 +231,7 @@ class SoakTest:
         views = await user.all_jobs()
         overview = json.loads((await user.ask("overview", "GET", "/v1/overview")).body)
         self.books.check_list(views, overview["counts"])
-        self.books.check_history(await user.all_story())
+        self.books.check_history(await user.all_history())
         self.books.counts["jobs"] = len(views)
         self.books.counts["attempts"] = sum(view["attempts"] for view in views)
 

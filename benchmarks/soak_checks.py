@@ -88,7 +88,7 @@ class AnswerChecks:
         """Check the history of the head: no gaps, and no job placed after its end or in an epoch that is not the next one."""
         for number, line in enumerate(lines, start=1):
             if line["seq"] != number:
-                self.record_wrong(f"line {number} of the story has seq {line['seq']}")
+                self.record_wrong(f"line {number} of the history has seq {line['seq']}")
                 break
         epochs: dict[str, int] = defaultdict(int)
         ended: dict[str, str] = {}

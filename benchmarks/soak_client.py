@@ -21,7 +21,7 @@ QUEUES: Final = ("default", "side")
 STANDING_RUN_S: Final = (60.0, 120.0)
 ARRAY_MAX: Final = 2000  # elements of one standing array
 PAGE: Final = 1000
-STORY_PAGE: Final = 1000
+HISTORY_PAGE: Final = 1000
 AWAY_PAUSE_S: Final = 0.1
 RETRY_S: Final = 120.0  # for one submit while the head is away
 
@@ -113,7 +113,7 @@ class SoakUser:
             (self.list_all, 0.1),
             (self.show, 5),
             (self.why, 1),
-            (self.story, 1),
+            (self.history, 1),
             (self.logs, 2),
             (self.steps, 0.5),
             (self.events, 0.5),
@@ -218,7 +218,7 @@ class SoakUser:
         """Ask why a job waits."""
         await self._about("why", "/why", fine=(409,))
 
-    async def story(self) -> None:
+    async def history(self) -> None:
         """Read the history of a job; it must be in order."""
         found = await self._about("story", "/story")
         if found is not None:
@@ -302,14 +302,14 @@ class SoakUser:
             if before is None:
                 return views
 
-    async def all_story(self) -> list[dict[str, Any]]:
+    async def all_history(self) -> list[dict[str, Any]]:
         """Return the whole history of the head."""
         lines: list[dict[str, Any]] = []
         while True:
             answer = await self.ask(
-                "story, a page of 1,000",
+                "history, a page of 1,000",
                 "GET",
-                f"/v1/story?after={lines[-1]['seq'] if lines else 0}&limit={STORY_PAGE}",
+                f"/v1/story?after={lines[-1]['seq'] if lines else 0}&limit={HISTORY_PAGE}",
             )
             page = json.loads(answer.body)["story"]
             lines += page

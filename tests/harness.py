@@ -89,4 +89,4 @@ class Harness(DrillCluster):
         return self.job(job_id)
 
     def kinds(self, job_id: JobId) -> list[str]:
-        return [line.kind for line in self.store.story(job_id=job_id, limit=10_000)]
+        return [line.kind for line in self.store.history(job_id=job_id, limit=10_000)]

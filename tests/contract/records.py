@@ -7,8 +7,8 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import RECORDS, Idempotency
-from phalanx.core.state.story import StoryLine
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.gpus import GpuRequest
@@ -143,7 +143,7 @@ def key(seq, owner="ann", word=None):
 
 
 def line(seq, job_id=None, node_id=None, kind="submitted"):
-    return StoryLine(
+    return HistoryLine(
         seq=seq,
         at_s=1000.0 + seq,
         kind=kind,
@@ -161,10 +161,10 @@ def one_of_each_kind():
 
 
 def submitted(first, count=1):
-    """The batch that submits jobs `first ... first + count - 1`, when as many story lines stand before it as jobs."""
+    """The batch that submits jobs `first ... first + count - 1`, when as many history lines stand before it as jobs."""
     seqs = range(first, first + count)
     return Batch(
-        records=[record for seq in seqs for record in (job(seq), key(seq))], story=[line(seq, seq) for seq in seqs]
+        records=[record for seq in seqs for record in (job(seq), key(seq))], history=[line(seq, seq) for seq in seqs]
     )
 
 
@@ -176,7 +176,7 @@ def dump(store):
         "jobs": jobs,
         "counts": store.job_counts(),
         "attempts": {job.id: store.attempts(job.id) for job in jobs},
-        "story": store.story(limit=100_000),
+        "history": store.history(limit=100_000),
         "reservations": store.reservations(),
         "records": {kind.table: store.records(kind) for kind in RECORDS},
     }

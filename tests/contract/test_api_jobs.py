@@ -137,7 +137,7 @@ def test_hold_release_update_cancel(call):
     assert "cancelled" in " ".join(kinds)
 
 
-def test_story_goes_on_after_a_line(call):
+def test_history_goes_on_after_a_line(call):
     job_id = call.submit()
     call("user", "POST", f"/v1/jobs/{job_id}/cancel")
     whole = call("user", "GET", f"/v1/jobs/{job_id}/story").json()
@@ -244,7 +244,7 @@ def test_many_jobs_are_cancelled_in_one_step_and_none_starts_on_what_another_fre
     assert {job["cancelled_by"] for job in reply.json()["jobs"]} == {"ada"}
     assert [job["epoch"] for job in reply.json()["jobs"]] == [1] + [0] * 19
     assert head.driver.stats["events"] - heard == 20, "each once"
-    told = [line for line in head.store.story(limit=500) if line.by == "ada" and line.kind != "submitted"]
+    told = [line for line in head.store.history(limit=500) if line.by == "ada" and line.kind != "submitted"]
     assert len(told) == 20
     assert len({line.at_s for line in told}) == 1, "of one step, so of one moment"
     again = cancel_many(call, ids)

@@ -272,7 +272,7 @@ def test_a_follower_that_left_is_forgotten(head, call):
     assert call("user", "GET", f"/v1/jobs/{job_id}").status_code == 200
 
 
-def test_job_events_tell_story_state_and_end(call, supervisor):
+def test_job_events_report_history_state_and_end(call, supervisor):
     job_id = call.submit()
     with Client(call.url, TOKENS["viewer"]) as client:
         seen = iter(client.follow_events(job_id))

@@ -81,7 +81,7 @@ def test_what_is_no_profile_is_refused_and_the_kept_one_stays(head, call):
     assert call("viewer", "GET", "/v1/profile").json()["profile"]["job"] == "7"
 
 
-def test_storing_is_told_in_the_story(head, call):
+def test_storing_is_recorded_in_the_history(head, call):
     call("operator", "PUT", "/v1/profile", profile(head))
     told = [line["text"] for line in call("viewer", "GET", "/v1/story").json()["story"]]
     assert "opal stored the fleet's profile" in told

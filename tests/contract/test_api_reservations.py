@@ -103,12 +103,12 @@ def test_odd_names_and_unknown_ones_are_refused(call):
     assert code(call("operator", "DELETE", "/v1/reservations/never")) == (404, "not_found")
 
 
-def test_begun_and_over_by_the_clock_it_is_told_in_the_story(head, call):
+def test_begun_and_over_by_the_clock_it_is_recorded_in_the_history(head, call):
     reserve(call, maintenance=False, users=["ada"], queues=["default"])
     head.clock.ahead_s += 5 * 3600
     until(lambda: listed(call) == [])
-    story = call("viewer", "GET", "/v1/story").json()["story"]
-    told = [(line["kind"], line["text"]) for line in story if line["kind"].startswith("reserv")]
+    history = call("viewer", "GET", "/v1/story").json()["story"]
+    told = [(line["kind"], line["text"]) for line in history if line["kind"].startswith("reserv")]
     assert told == [
         ("reserved", "fans, n0 for ada and queue default, from now on, for 4h00m: new fans"),
         ("reservation_begun", "reservation fans begins: n0 for ada and queue default, for 4h00m"),

@@ -87,7 +87,7 @@ def fill(place, lines=2499):
         )
         store.commit(Batch(records=[job(2, SUCCEEDED), key(2, word="a"), job(3, name='naïve \\ "quoted"\n\t\0'[:-1])]))
         store.commit(
-            Batch(story=[line(seq, seq % 4 or None, "n0" if seq % 2 else None) for seq in range(1, lines + 1)])
+            Batch(history=[line(seq, seq % 4 or None, "n0" if seq % 2 else None) for seq in range(1, lines + 1)])
         )
         store.commit(Batch(audit=[audit_line(seq) for seq in range(1, 4)]))
         return everything(store)
@@ -131,7 +131,7 @@ def everything(store):
         **dump(store),
         "order of keys": keys,
         "over": store.record(RESERVATIONS, "over"),
-        "long": len(store.story(limit=10**6)),
+        "long": len(store.history(limit=10**6)),
     }
 
 
@@ -142,7 +142,7 @@ def test_what_was_backed_up_comes_back_in_either_database(places, tmp_path, sour
     held = fill(before)
     manifest = backup(before, file, quiet)
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
-    assert (manifest.database, manifest.counts["job"], manifest.counts["story line"], manifest.last_job_seq) == (
+    assert (manifest.database, manifest.counts["job"], manifest.counts["history line"], manifest.last_job_seq) == (
         source,
         3,
         2499,
@@ -155,10 +155,10 @@ def test_what_was_backed_up_comes_back_in_either_database(places, tmp_path, sour
     assert 0 not in rows_in(before).values(), "a table without a row here would not be missed: fill it"
     with opened(after) as store:
         assert everything(store) == held
-        store.commit(Batch(records=[job(4), key(4)], story=[line(2500, 4)]))
+        store.commit(Batch(records=[job(4), key(4)], history=[line(2500, 4)]))
     again = str(tmp_path / "again.phx")
     backup(after, again, quiet)
-    assert check(again, quiet).counts["story line"] == 2500
+    assert check(again, quiet).counts["history line"] == 2500
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -188,7 +188,7 @@ def test_a_head_that_runs_is_backed_up_as_of_one_moment(places, tmp_path, kind):
         with opened(target) as store:
             count = len(store.jobs(JobFilter(limit=10**6)))
             assert count % 5 == 0
-            assert [told.seq for told in store.story(limit=10**6)] == list(range(1, count + 1))
+            assert [told.seq for told in store.history(limit=10**6)] == list(range(1, count + 1))
             sizes.append(count)
     assert sizes == sorted(set(sizes)), "the head wrote between any two"
 

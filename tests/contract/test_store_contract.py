@@ -135,7 +135,7 @@ def test_what_is_unknown_is_none_or_empty(store):
     assert store.token("0" * 64) is None
     assert store.user(UserId("nobody")) is None
     assert store.attempts(JobId("7")) == []
-    assert store.story(job_id=JobId("7")) == []
+    assert store.history(job_id=JobId("7")) == []
     assert store.jobs(JobFilter()) == []
 
 
@@ -277,24 +277,24 @@ def test_states_by_submit_number_are_in_order_and_end_where_the_jobs_do(many):
     assert many.states(3, 2**63) == everything[2:]
 
 
-# ---- the story -------------------------------------------------------------------------------------------------------
+# ---- the history -------------------------------------------------------------------------------------------------------
 
 
-def test_the_story_is_read_by_job_by_node_and_whole(store):
-    put(store, job(1), job(2), story=[line(1, 1), line(2, 2), line(3, node_id="n0"), line(4, 1, "n0")])
-    assert store.story() == [line(1, 1), line(2, 2), line(3, node_id="n0"), line(4, 1, "n0")]
-    assert [told.seq for told in store.story(job_id=JobId("1"))] == [1, 4]
-    assert [told.seq for told in store.story(node_id=NodeId("n0"))] == [3, 4]
-    assert [told.seq for told in store.story(job_id=JobId("1"), node_id=NodeId("n0"))] == [4]
-    assert [told.seq for told in store.story(after=1, limit=2)] == [2, 3]
+def test_the_history_is_read_by_job_by_node_and_whole(store):
+    put(store, job(1), job(2), history=[line(1, 1), line(2, 2), line(3, node_id="n0"), line(4, 1, "n0")])
+    assert store.history() == [line(1, 1), line(2, 2), line(3, node_id="n0"), line(4, 1, "n0")]
+    assert [told.seq for told in store.history(job_id=JobId("1"))] == [1, 4]
+    assert [told.seq for told in store.history(node_id=NodeId("n0"))] == [3, 4]
+    assert [told.seq for told in store.history(job_id=JobId("1"), node_id=NodeId("n0"))] == [4]
+    assert [told.seq for told in store.history(after=1, limit=2)] == [2, 3]
 
 
 @pytest.mark.parametrize("wrong", [[line(3)], [line(1)], [line(2), line(4)], [line(3), line(2)]])
-def test_a_story_with_a_hole_or_a_repetition_is_refused(store, wrong):
-    put(store, story=[line(1)])
+def test_a_history_with_a_hole_or_a_repetition_is_refused(store, wrong):
+    put(store, history=[line(1)])
     with pytest.raises(StoreRefused, match="does not follow"):
-        put(store, node(), story=wrong)
-    assert store.story() == [line(1)]
+        put(store, node(), history=wrong)
+    assert store.history() == [line(1)]
     assert store.nodes() == []
 
 
@@ -305,7 +305,7 @@ def test_a_batch_of_an_old_epoch_is_refused_whole(store):
     put(store, job(1, RUNNING, epoch=2), attempt(1, 2))
     before = dump(store)
     with pytest.raises(StaleEpoch, match="epoch 1 is stale, the store is at epoch 2"):
-        put(store, job(2), attempt(1, 1, AttemptState.ENDED), epochs={JobId("1"): Epoch(1)}, story=[line(1)])
+        put(store, job(2), attempt(1, 1, AttemptState.ENDED), epochs={JobId("1"): Epoch(1)}, history=[line(1)])
     assert dump(store) == before
 
 
@@ -382,7 +382,7 @@ def test_a_world_is_loaded_with_its_indexes(store):
         job(2),
         key(2),
     )
-    put(store, job(3, SUCCEEDED), story=[line(1), line(2)])
+    put(store, job(3, SUCCEEDED), history=[line(1), line(2)])
     world = store.load()
     assert list(world.jobs) == ["1", "2", "3"]
     assert list(world.pending) == ["2"]
@@ -392,7 +392,7 @@ def test_a_world_is_loaded_with_its_indexes(store):
     assert world.snapshot(0.0).usage_of(NodeId("n0")).cpus == 0
     assert world.attempts_on(NodeId("n1")) == [attempt(1, 2, node="n1", devices=(2, 3))]
     assert list(world.table(IDEMPOTENCY)) == [("ann", "key-2")]
-    assert (world.next_job_seq, world.next_story_seq) == (4, 3)
+    assert (world.next_job_seq, world.next_history_seq) == (4, 3)
     assert set(world.nodes) == {"n0", "n1"}
     assert (set(world.queues), set(world.table(USERS)), set(world.table(PROJECTS)), set(world.table(TOKENS))) == (
         {"default"},
@@ -404,7 +404,7 @@ def test_a_world_is_loaded_with_its_indexes(store):
 
 def test_an_empty_store_loads_an_empty_world(store):
     world = store.load()
-    assert (world.next_job_seq, world.next_story_seq, world.jobs) == (1, 1, {})
+    assert (world.next_job_seq, world.next_history_seq, world.jobs) == (1, 1, {})
 
 
 def test_of_ended_jobs_the_newest_thousand_are_loaded(store):
@@ -420,8 +420,8 @@ def test_a_loaded_world_goes_on_where_the_store_stands(store):
     change = WorldChange(world=world)
     seq = change.new_job_seq()
     change.put(job(seq))
-    change.add_story(line(0, seq))
-    store.commit(Batch(records=change.records, story=change.story, epochs=change.epochs))
+    change.add_history(line(0, seq))
+    store.commit(Batch(records=change.records, history=change.history, epochs=change.epochs))
     assert seq == 3
     assert dump(store)["world"].jobs == world.jobs
 
@@ -439,7 +439,7 @@ def test_access_version_grows_with_users_tokens_and_projects_alone(store):
 
 def test_a_refused_batch_leaves_the_access_version(store):
     with pytest.raises(StoreRefused):
-        put(store, user(), story=[line(7)])
+        put(store, user(), history=[line(7)])
     assert store.access_version == 0
     assert store.users() == []
 

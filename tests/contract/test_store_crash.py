@@ -80,7 +80,7 @@ def test_store_survives_a_kill(tmp_path, name, failure, nth):
     store = SqliteStore(str(tmp_path / "phalanx.db"))
     held = len(store.jobs(JobFilter(limit=1000)))
     assert held in {max(0, rounds) * JOBS_AT_ONCE, (max(0, rounds) + 1) * JOBS_AT_ONCE if 0 <= rounds < ROUNDS else 0}
-    assert [line.seq for line in store.story()] == list(range(1, held + 1))
+    assert [line.seq for line in store.history()] == list(range(1, held + 1))
     assert len(store.load().table(IDEMPOTENCY)) == held
     store.commit(submitted(held + 1))
     store.close()
@@ -98,7 +98,7 @@ def test_postgres_survives_a_kill_of_its_head(name, failure, nth):
         held = len(store.jobs(JobFilter(limit=1000)))
         begun = (max(0, rounds) + 1) * JOBS_AT_ONCE if 0 <= rounds < ROUNDS else 0
         assert held in {max(0, rounds) * JOBS_AT_ONCE, begun}
-        assert [line.seq for line in store.story()] == list(range(1, held + 1))
+        assert [line.seq for line in store.history()] == list(range(1, held + 1))
         assert len(store.load().table(IDEMPOTENCY)) == held
         store.commit(submitted(held + 1))
         store.close()

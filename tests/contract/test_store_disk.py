@@ -106,7 +106,7 @@ def _same_as_acknowledged(path, acknowledged):
     store = SqliteStore(path)
     held = jobs_in(store)
     assert held in (acknowledged, acknowledged + 3), f"{held} jobs after {acknowledged} were acknowledged"
-    assert [line.seq for line in store.story()] == list(range(1, held + 1))
+    assert [line.seq for line in store.history()] == list(range(1, held + 1))
     store.commit(submitted(held + 1))
     store.close()
 
@@ -125,7 +125,7 @@ def test_a_torn_wal_keeps_a_whole_beginning(tmp_path, path):
         torn = SqliteStore(str(copy / "phalanx.db"))
         held = torn.jobs(JobFilter())
         assert [job.seq for job in held] == list(range(len(held), 0, -1))
-        assert len(torn.story()) == len(held)
+        assert len(torn.history()) == len(held)
         torn.close()
         shutil.rmtree(copy)
         copy.mkdir()
@@ -201,7 +201,7 @@ def test_a_failed_sync_refuses_the_batch_also_after_a_crash(tmp_path, disk, path
     assert jobs_in(store) == 5
     disk.fail_syncs = False
     with pytest.raises(StoreRefused, match="does not follow"):
-        store.commit(Batch(story=[line(99)]))  # writes nothing, but settles what the failure left
+        store.commit(Batch(history=[line(99)]))  # writes nothing, but settles what the failure left
     crashed = tmp_path / "crashed"
     crashed.mkdir()
     for name in ("phalanx.db", "phalanx.db-wal"):

@@ -96,7 +96,7 @@ class Stores(RuleBasedStateMachine):
                 answers.append((type(error), error.message))
         assert all(answer == answers[0] for answer in answers)
         if answers[0] == "taken":
-            self.lines += len(batch.story)
+            self.lines += len(batch.history)
 
     @initialize()
     def people(self):
@@ -109,9 +109,13 @@ class Stores(RuleBasedStateMachine):
         epochs=st.dictionaries(SEQS, EPOCHS, max_size=2),
     )
     def any_batch(self, records, lines, skip, epochs):
-        story = [line(self.lines + skip + n + 1, (n + lines) % 4, "n0" if n % 2 else None) for n in range(lines)]
+        history = [line(self.lines + skip + n + 1, (n + lines) % 4, "n0" if n % 2 else None) for n in range(lines)]
         self.commit(
-            Batch(records=records, story=story, epochs={JobId(str(seq)): Epoch(epoch) for seq, epoch in epochs.items()})
+            Batch(
+                records=records,
+                history=history,
+                epochs={JobId(str(seq)): Epoch(epoch) for seq, epoch in epochs.items()},
+            )
         )
 
     @rule(seq=SEQS)
@@ -157,10 +161,10 @@ class Stores(RuleBasedStateMachine):
             assert database.jobs(wanted) == self.memory.jobs(wanted)
 
     @rule(seq=st.none() | SEQS, place=st.sampled_from([None, "n0"]), after=st.integers(-1, 9), limit=st.integers(-1, 5))
-    def read_the_story(self, seq, place, after, limit):
+    def read_the_history(self, seq, place, after, limit):
         about = {"job_id": JobId(str(seq)) if seq else None, "node_id": place, "after": after, "limit": limit}
         for database in self.databases:
-            assert database.story(**about) == self.memory.story(**about)
+            assert database.history(**about) == self.memory.history(**about)
 
     @invariant()
     def same_content(self):

@@ -198,7 +198,7 @@ def test_a_commit_whose_answer_was_lost_is_found_to_be_there(wire, wired, at):
     assert not wire.deaf, "no answer was lost"
     wired.commit(submitted(5))
     assert jobs_in(wired) == 5
-    assert [told.seq for told in wired.story()] == [1, 2, 3, 4, 5]
+    assert [told.seq for told in wired.history()] == [1, 2, 3, 4, 5]
 
 
 def test_a_commit_that_never_reached_the_server_is_refused_and_may_be_repeated(wire, wired, at):
@@ -334,7 +334,7 @@ def test_a_commit_that_fails_anywhere_is_refused_whole_and_may_be_repeated(store
 
 
 def test_a_database_that_lost_an_acknowledged_commit_is_written_no_further(dsn, store):
-    """As a replica that lagged, and was promoted: it may lack commits that no story line tells of."""
+    """As a replica that lagged, and was promoted: it may lack commits that no history line tells of."""
     store.commit(submitted(1))
     server, name = postgres_here.server(), dsn.rpartition("/")[2]
     [(before,)] = server.execute("SELECT id FROM phalanx.last_commit", name)
@@ -401,9 +401,9 @@ def kills(count, seed):
         thread.join(60)
         assert ended.is_set(), "a commit raised something else, or never returned"
         assert acknowledged > count, "the load never ran"
-        # Every batch follows the one acknowledged before: one lost, doubled or refused yet there would break the story's numbers.
+        # Every batch follows the one acknowledged before: one lost, doubled or refused yet there would break the history's numbers.
         assert jobs_in(store) == acknowledged
-        assert [told.seq for told in store.story(limit=10**6)] == list(range(1, acknowledged + 1))
+        assert [told.seq for told in store.history(limit=10**6)] == list(range(1, acknowledged + 1))
         store.close()
     return acknowledged, refused
 

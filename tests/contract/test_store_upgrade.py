@@ -48,7 +48,7 @@ ROWS = {
     "nodes": 2,
     "jobs": 5,
     "attempts": 3,
-    "story": 20,
+    "history": 20,
     "idempotency": 5,
 }
 
@@ -84,7 +84,7 @@ def filled():
     keys = [key(seq) for seq in range(1, 6)]
     return Batch(
         records=[*people, records.token("t2", "alice"), *settings, *nodes, *jobs, *ended, attempt(3), *keys],
-        story=[line(seq, job_id=1 + seq % 5) for seq in range(1, 21)],
+        history=[line(seq, job_id=1 + seq % 5) for seq in range(1, 21)],
     )
 
 
@@ -115,7 +115,7 @@ def is_whole(store):
         ("waits", "pending"),
         ("cancelled", "cancelled"),
     ]
-    assert [told.seq for told in store.story()] == list(range(1, 21))
+    assert [told.seq for told in store.history()] == list(range(1, 21))
     assert {held.id for held in store.users()} == {"root", "alice"}
     assert [len(held.devices) for held in store.nodes()] == [4, 4]
     world = store.load()
@@ -140,9 +140,9 @@ def test_a_database_of_every_older_schema_is_upgraded_whole(tmp_path, level, cap
     assert rows_in(path) == ROWS
     with closing(SqliteStore(path)) as store:
         is_whole(store)
-        store.commit(Batch(records=[job(6)], story=[line(21, 6)]))
+        store.commit(Batch(records=[job(6)], history=[line(21, 6)]))
         assert store.check_integrity() == []
-    assert rows_in(path) == {**ROWS, "jobs": 6, "story": 21}
+    assert rows_in(path) == {**ROWS, "jobs": 6, "history": 21}
     assert level_of(path) == NEWEST
     newest = level == NEWEST
     assert (tmp_path / f"phalanx.db.before-{level + 1}").exists() is not newest

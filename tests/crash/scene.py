@@ -109,7 +109,7 @@ def ask_everything(home):
     home.head.head.wait(timeout=60)
 
 
-# A mark stands in what a request makes durable and in nothing before it: a name that it gives, or a word of its line in the story.
+# A mark stands in what a request makes durable and in nothing before it: a name that it gives, or a word of its line in the history.
 
 
 def jobs_change(home):

@@ -74,7 +74,7 @@ def test_others_jobs_are_counted_and_named(phalanx):
 
 
 @pytest.mark.prove
-def test_a_place_that_went_to_others_is_given_up_after_15_s_and_the_story_names_them(phalanx):
+def test_a_place_that_went_to_others_is_given_up_after_15_s_and_the_history_names_them(phalanx):
     phalanx.sh("scontrol update PartitionName=lab State=DOWN", check=True)  # takes jobs, starts none
     job = phalanx.submit("--gpus h100:2 -- hostname")
     phalanx.until(lambda: len(phalanx.job(job)["attempts"]) >= 2, "it is taken back and placed again")

@@ -55,7 +55,7 @@ def test_cause_is_named_beside_its_echo(head):
     assert verdicts(head, job)[0].startswith("rank 1 on ")
 
 
-def test_values_of_its_variables_do_not_get_into_the_story(head):
+def test_values_of_its_variables_do_not_get_into_the_history(head):
     job, view = ended(head, 'echo "ValueError: $KEY"; exit 1', env={"KEY": "canary-55aa77"})
     assert view["state"] == "failed"
     assert "ValueError: ***" in verdicts(head, job)[0]

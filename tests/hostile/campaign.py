@@ -29,7 +29,7 @@ ASKED_AGAIN = 3
 TEND_EVERY = 150  # requests between two looks at the played supervisor and its job
 WARM_SHARE = 0.4  # of the requests, before memory is judged: caches of the head and of Python fill
 GROWTH_MIB_PER_10K = (
-    24.0  # of jobs, users and stories that hostile requests leave behind by right, with room for the allocator
+    24.0  # of jobs, users and histories that hostile requests leave behind by right, with room for the allocator
 )
 SHARES = (("drawn", 0.35), ("twisted", 0.45), ("wire", 0.2))
 FAILURES_SHOWN = 40

@@ -9,8 +9,8 @@ from hypothesis import given
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import NodeId, ProjectId, QueueId, TokenId, UserId
 from phalanx.core.lifecycle.job import place
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import Idempotency
-from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
@@ -51,7 +51,7 @@ def doings():
             number,
         ),
         st.builds(
-            lambda n: lambda change: change.add_story(StoryLine(seq=0, at_s=T, kind="said", text=str(n))), number
+            lambda n: lambda change: change.add_history(HistoryLine(seq=0, at_s=T, kind="said", text=str(n))), number
         ),
     )
 
@@ -147,7 +147,7 @@ def test_what_is_stored_loads_as_the_world_that_was(steps):
         for do in step:
             do(change)
         store.commit(
-            Batch(records=change.records, removed=list(change.removed), story=change.story, epochs=change.epochs)
+            Batch(records=change.records, removed=list(change.removed), history=change.history, epochs=change.epochs)
         )
     loaded = store.load()
     for table in (
@@ -158,7 +158,7 @@ def test_what_is_stored_loads_as_the_world_that_was(steps):
         "tables",
         "pending",
         "next_job_seq",
-        "next_story_seq",
+        "next_history_seq",
     ):
         assert getattr(loaded, table) == getattr(world, table), table
     for node_id in {*loaded.usage, *world.usage}:

@@ -74,11 +74,11 @@ def test_life_of_a_job_told_line_by_line(cluster):
     assert all(not node.logic.members() for node in cluster.nodes.values()), "scratch folders are gone"
 
 
-def test_story_has_no_gap_over_all_jobs_and_nodes(cluster):
+def test_history_has_no_gap_over_all_jobs_and_nodes(cluster):
     for _ in range(4):
         cluster.submit(gpus=4)
     cluster.run(30.0)
-    assert [line.seq for line in cluster.store.story()] == list(range(1, len(cluster.store.story()) + 1))
+    assert [line.seq for line in cluster.store.history()] == list(range(1, len(cluster.store.history()) + 1))
 
 
 def test_ranks_start_everywhere_or_nowhere(cluster):
@@ -150,7 +150,7 @@ def test_key_of_one_user_is_not_anothers(cluster):
 
 
 def test_what_cannot_be_submitted_makes_nothing(cluster):
-    seq, lines = cluster.world.next_job_seq, len(cluster.store.story())
+    seq, lines = cluster.world.next_job_seq, len(cluster.store.history())
     cluster.request(PutProject(project=Project(id=ProjectId("closed"), members=frozenset({UserId("bob")}))))
     good: dict[str, Any] = {
         "spec": spec("a"),
@@ -168,7 +168,7 @@ def test_what_cannot_be_submitted_makes_nothing(cluster):
         with pytest.raises(refusal) as refused:
             cluster.request(SubmitJob(**{**good, **change}))
         assert refused.value.hint
-    assert (cluster.world.next_job_seq, len(cluster.store.story())) == (seq, lines)
+    assert (cluster.world.next_job_seq, len(cluster.store.history())) == (seq, lines)
     assert cluster.request(SubmitJob(**good)).id == str(seq), "a refused key is not used up"
     assert cluster.request(SubmitJob(**{**good, "user": OP, "project": ProjectId("closed")})), (
         "operators submit anywhere"
@@ -380,7 +380,7 @@ def test_drain_moves_the_job_after_its_stop_and_nothing_new_comes(cluster):
     assert second.placed_s >= first.ended_s
     assert second.allocation.grants[0].node_id != home
     assert cluster.job(job).charged_restarts == 0
-    assert [line.kind for line in cluster.store.story(node_id=home)].count("drained") == 1
+    assert [line.kind for line in cluster.store.history(node_id=home)].count("drained") == 1
 
 
 def test_cordon_lets_the_running_job_be(cluster):

@@ -35,7 +35,7 @@ def fails_once(rank=0, code=1, *, signal=None, also=(), times=1, lines=(), xids=
 
 
 def said(cluster, job):
-    return [line.text for line in cluster.store.story(job_id=job, limit=1000) if line.kind == "verdict"]
+    return [line.text for line in cluster.store.history(job_id=job, limit=1000) if line.kind == "verdict"]
 
 
 def node(cluster, name):
@@ -217,7 +217,7 @@ def test_rules_drain_no_more_than_two_fifths_of_the_fleet(cluster):
         cluster.ends(job)
     drained = [one.id for one in cluster.world.nodes.values() if one.cordon is not None]
     assert len(drained) == 2, cluster.told()
-    assert any(line.kind == "drain_doubted" for line in cluster.store.story(limit=1000))
+    assert any(line.kind == "drain_doubted" for line in cluster.store.history(limit=1000))
 
 
 def test_persons_drain_stands_and_is_not_taken_over(cluster):

@@ -88,7 +88,7 @@ def test_replacement_waits_for_every_member(cluster, silent):
     first = cluster.attempts(job)[0]
     assert {member.node_id: member.state for member in first.members} == {N0: "stopped", N1: "lost"}
     assert not cluster.nodes[N0].tasks
-    lost = next(line for line in cluster.store.story(job_id=job) if line.kind == "node_lost")
+    lost = next(line for line in cluster.store.history(job_id=job) if line.kind == "node_lost")
     assert first.ended_s >= lost.at_s
 
 
@@ -374,20 +374,20 @@ def test_every_report_again_after_the_end_changes_nothing(cluster):
     cluster.run(5.0)
     cluster.kill_node("n1")
     ended = cluster.ends(job)
-    before, lines = cluster.attempts(job), len(cluster.store.story())
+    before, lines = cluster.attempts(job), len(cluster.store.history())
     reports = [event for event in cluster.committed_events if hasattr(event, "generation")]
     assert len(reports) > 20
     cluster.turn(reports)
     cluster.turn(list(reversed(reports)))
-    assert (cluster.job(job), cluster.attempts(job), len(cluster.store.story())) == (ended, before, lines)
+    assert (cluster.job(job), cluster.attempts(job), len(cluster.store.history())) == (ended, before, lines)
 
 
-def test_every_report_heard_twice_on_its_way_makes_the_same_story(monkeypatch):
+def test_every_report_heard_twice_on_its_way_makes_the_same_history(monkeypatch):
     def told():
         again = Harness("r: n0=4 n1=4 n2=4")
         job = again.submit(spec("a", gpus="2x4"), behaviour=replace(SAVING, run_s=7.0))
         again.ends(job)
-        return [line.text for line in again.store.story(job_id=job)]
+        return [line.text for line in again.store.history(job_id=job)]
 
     once, hear = told(), Harness.turn
 

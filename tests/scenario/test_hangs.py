@@ -45,7 +45,7 @@ def submitted(cluster, behaviour=GANG):
 
 
 def said(cluster, job):
-    return [line.text for line in cluster.store.story(job_id=job, limit=1000) if line.kind == "hung"]
+    return [line.text for line in cluster.store.history(job_id=job, limit=1000) if line.kind == "hung"]
 
 
 def test_hung_gang_restarts_in_place_once_and_the_culprit_is_named(cluster):

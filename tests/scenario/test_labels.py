@@ -26,15 +26,15 @@ def labels(cluster: Harness, name: str) -> dict[str, str]:
     return next(node.labels for node in cluster.store.nodes() if node.id == name)
 
 
-def story(cluster):
-    return [line.text for line in cluster.store.story(limit=10_000) if line.kind == "labelled"]
+def history(cluster):
+    return [line.text for line in cluster.store.history(limit=10_000) if line.kind == "labelled"]
 
 
 def test_labels_are_kept_and_an_empty_text_takes_one_away(cluster):
     label(cluster, n0={"rack": "r0", "gen": "7"}, n1={"rack": "r0"})
     label(cluster, n0={"rack": "r1", "gen": ""})
     assert (labels(cluster, "n0"), labels(cluster, "n1"), labels(cluster, "n2")) == ({"rack": "r1"}, {"rack": "r0"}, {})
-    assert story(cluster) == ["n[0-1]: labels changed by op", "n0: labels changed by op"]
+    assert history(cluster) == ["n[0-1]: labels changed by op", "n0: labels changed by op"]
 
 
 def test_same_labels_again_change_nothing(cluster):
@@ -42,7 +42,7 @@ def test_same_labels_again_change_nothing(cluster):
     before = cluster.store.nodes()
     label(cluster, n0={"rack": "r0"}, n1={"rack": ""})
     assert cluster.store.nodes() == before
-    assert len(story(cluster)) == 1
+    assert len(history(cluster)) == 1
 
 
 def test_one_wrong_label_refuses_them_all(cluster):

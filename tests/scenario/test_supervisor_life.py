@@ -365,7 +365,7 @@ def test_checkpoints_heard_all_at_once_after_a_busy_while_are_all_told():
 
 
 def test_of_a_flood_of_checkpoints_a_few_are_told_and_the_newest_always():
-    """50,000 reports in a second were as many lines of the job's story, for good."""
+    """50,000 reports in a second were as many lines of the job's history, for good."""
     world = World().running()
     for step in range(10_000):
         if step % 1000 == 0:

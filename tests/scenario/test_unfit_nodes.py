@@ -154,7 +154,7 @@ def test_a_wall_clock_that_is_off_is_named_and_nothing_is_refused():
         ready = MemberReady(**keyed(case.attempt), node_id=NodeId(name), port=29_500, clock_off_s=off_s)
         outcome = transition(case, ready, facts())
         case = outcome.case
-        named = [line.text for line in outcome.story if line.kind == "clock_off"]
+        named = [line.text for line in outcome.history if line.kind == "clock_off"]
         assert named == (
             ["n0: its clock is 7 s behind the head's; time limits there are off by as much"] if off_s < -5 else []
         )

@@ -57,8 +57,8 @@ def homes(cluster, job):
     return {grant.node_id for grant in cluster.live(job).allocation.grants}
 
 
-def story(cluster, kind):
-    return [line.text for line in cluster.store.story(limit=10_000) if line.kind == kind]
+def history(cluster, kind):
+    return [line.text for line in cluster.store.history(limit=10_000) if line.kind == kind]
 
 
 # ---- who leaves ------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_job_is_saved_and_goes_on_elsewhere_when_maintenance_begins(cluster):
     assert second.placed_s >= first.ended_s
     assert second.resume_from.step > 0
     assert cluster.job(job).charged_restarts == 0, "nobody's fault"
-    assert story(cluster, "reservation_begun") == [f"reservation fans begins: {home} for maintenance, for 5m00s"]
+    assert history(cluster, "reservation_begun") == [f"reservation fans begins: {home} for maintenance, for 5m00s"]
 
 
 def test_job_with_nowhere_to_go_waits_for_the_end_and_resumes(alone):
@@ -92,7 +92,7 @@ def test_job_with_nowhere_to_go_waits_for_the_end_and_resumes(alone):
     assert alone.head.controller.waits[job].reason is WaitReasonCode.RESERVATION
     alone.runs(job)
     assert alone.attempts(job)[1].placed_s >= alone.attempts(job)[0].placed_s + 120.0
-    assert story(alone, "reservation_ended") == ["reservation fans has ended: n0 no longer reserved for maintenance"]
+    assert history(alone, "reservation_ended") == ["reservation fans has ended: n0 no longer reserved for maintenance"]
     assert alone.world.reservations == {}
     assert alone.store.record(RESERVATIONS, ReservationId("fans")).ended
 
@@ -123,7 +123,7 @@ def test_the_store_may_refuse_the_step_in_which_it_begins(cluster):
     cluster.run(4.5)
     cluster.store.full_commits = 3
     cluster.until(lambda: cluster.job(job).epoch == 2)
-    assert len(story(cluster, "reservation_begun")) == 1
+    assert len(history(cluster, "reservation_begun")) == 1
 
 
 def test_head_that_comes_back_inside_a_window_keeps_it_and_says_so_once(cluster):
@@ -134,7 +134,7 @@ def test_head_that_comes_back_inside_a_window_keeps_it_and_says_so_once(cluster)
     cluster.start_head()
     jobs = [cluster.submit(gpus=4) for _ in range(2)]
     cluster.run(3.0)
-    assert len(story(cluster, "reservation_begun")) == 1
+    assert len(history(cluster, "reservation_begun")) == 1
     assert [homes(cluster, job) for job in jobs if job in cluster.world.attempts] == [{"n2"}]
 
 
@@ -145,7 +145,7 @@ def test_window_that_passed_while_the_head_was_away_is_over(cluster):
     cluster.start_head()
     cluster.run(1.0)
     assert cluster.world.reservations == {}
-    assert len(story(cluster, "reservation_ended")) == 1
+    assert len(history(cluster, "reservation_ended")) == 1
 
 
 def test_clock_set_back_over_the_beginning_opens_the_nodes_until_it_comes_again(cluster):
@@ -156,7 +156,7 @@ def test_clock_set_back_over_the_beginning_opens_the_nodes_until_it_comes_again(
     cluster.jump_clock(-1000.0)
     cluster.runs(job)
     cluster.ends(job)
-    cluster.until(lambda: len(story(cluster, "reservation_begun")) == 2, limit_s=1100.0)
+    cluster.until(lambda: len(history(cluster, "reservation_begun")) == 2, limit_s=1100.0)
 
 
 def test_one_window_after_the_other_leaves_no_gap_between():
@@ -243,7 +243,9 @@ def test_ended_early_the_nodes_take_work_at_once():
     assert job not in cluster.world.attempts
     assert unreserve(cluster).ended
     cluster.runs(job)
-    assert story(cluster, "reservation_ended") == ["reservation fans was ended: n0 no longer reserved for maintenance"]
+    assert history(cluster, "reservation_ended") == [
+        "reservation fans was ended: n0 no longer reserved for maintenance"
+    ]
     with pytest.raises(NotFound, match="no reservation 'fans'"):
         unreserve(cluster)
 
@@ -268,7 +270,7 @@ def test_the_same_again_is_harmless_and_another_of_its_name_refused(cluster):
     assert cluster.request(PutReservation(reservation=made)) == made
     cluster.run(12.0)
     assert cluster.request(PutReservation(reservation=made)).begun
-    assert len(story(cluster, "reserved")) == 1
+    assert len(history(cluster, "reserved")) == 1
     with pytest.raises(Conflict, match="reservation fans already exists"):
         reserve(cluster, "n1", in_s=10.0, for_s=60.0)
 

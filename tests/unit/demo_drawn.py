@@ -1,4 +1,4 @@
-"""Drawn demos: scenes as the conductor would have filled them, at chosen moments of one story. No test by itself."""
+"""Drawn demos: scenes as the conductor would have filled them, at chosen moments of one history. No test by itself."""
 
 import math
 
@@ -8,7 +8,7 @@ from phalanx.cli.demo.state import DemoState
 from phalanx.core.accounting.receipt import build_receipt
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.job import Job, JobState
@@ -47,7 +47,7 @@ def step_views(until_s, *, drift=0.0):
     ]
 
 
-STORY = [
+HISTORY = [
     (0.9, "submitted", "job 1 submitted by ada: 4 tasks: 2 nodes x 2, one per GPU"),
     (1.0, "placed", "attempt 1 placed on n0 and n1"),
     (5.1, "running", "all 4 tasks run"),
@@ -65,10 +65,10 @@ def make_scene(at_s, *, drift=0.0):
     )
     scene.curve.add(step_views(at_s, drift=drift))
     scene.add_events(
-        StoryLine(
+        HistoryLine(
             seq=i, at_s=T + when, kind=kind, text=text, job_id=JobId("1"), epoch=Epoch(2 if when > KILL_S + 0.25 else 1)
         )
-        for i, (when, kind, text) in enumerate(STORY, 1)
+        for i, (when, kind, text) in enumerate(HISTORY, 1)
         if when <= at_s
     )
     dead, second = at_s >= KILL_S, at_s >= KILL_S + 0.3
@@ -150,7 +150,7 @@ def node_view(n, node_rank, *, down):
 
 
 def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
-    """The receipt of the whole story, from the very records that the head would have."""
+    """The receipt of the whole history, from the very records that the head would have."""
 
     def attempt(epoch, nodes, begin_s, end_s, cause):
         grants = tuple(

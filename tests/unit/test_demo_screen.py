@@ -7,7 +7,7 @@ from phalanx.cli.demo.live_screen import rate, render
 from phalanx.cli.demo.state import DemoState
 from phalanx.cli.demo.views import PlainDemoView, progress_line
 from phalanx.core.ids import NodeId
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 from tests.unit.demo_drawn import KILL_S, SAVED, STEPS, T, make_scene
 
 FRAME = """\
@@ -90,7 +90,7 @@ def test_the_visitor_is_asked_in_the_last_line():
 
 def test_a_stranger_cannot_move_the_cursor():
     scene = make_scene(10.0)
-    scene.add_events([StoryLine(seq=99, at_s=T + 9, kind="x", text="evil\x1b[2J\nline")])
+    scene.add_events([HistoryLine(seq=99, at_s=T + 9, kind="x", text="evil\x1b[2J\nline")])
     assert "\x1b" not in text_of(scene)
 
 
@@ -113,8 +113,8 @@ def test_rates_are_short():
 def test_plain_lines_never_go_back_in_time(capsys):
     scene, audience = make_scene(12.8), PlainDemoView()
     audience.show_message("step 40", scene)
-    audience.show_event(StoryLine(seq=1, at_s=T + 12.4, kind="checkpoint", text="checkpoint 40"), scene)
-    audience.show_event(StoryLine(seq=2, at_s=T + 13.0, kind="running", text="all tasks run"), scene)
+    audience.show_event(HistoryLine(seq=1, at_s=T + 12.4, kind="checkpoint", text="checkpoint 40"), scene)
+    audience.show_event(HistoryLine(seq=2, at_s=T + 13.0, kind="running", text="all tasks run"), scene)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["12.8", "12.8", "13.0"]
 
 
@@ -122,6 +122,6 @@ def test_plain_lines_tell_the_loss_of_a_node_once(capsys):
     scene, audience = make_scene(20.0), PlainDemoView()
     for at_s in (17.6, 40.0):
         for seq, (kind, word) in enumerate([("node_down", "down"), ("node_lost", "lost")]):
-            line = StoryLine(seq=seq, at_s=T + at_s, kind=kind, text=f"n1 is {word}: it died", node_id=NodeId("n1"))
+            line = HistoryLine(seq=seq, at_s=T + at_s, kind=kind, text=f"n1 is {word}: it died", node_id=NodeId("n1"))
             audience.show_event(line, scene)
     assert [line.split("s  ")[1] for line in capsys.readouterr().out.splitlines()] == ["n1 is down: it died"] * 2

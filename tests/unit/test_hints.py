@@ -24,7 +24,7 @@ from phalanx.client.transport import error_from_reply
 from phalanx.core.errors import NotFound
 from phalanx.core.hints import Hint, HintCode, parse_hint
 from phalanx.core.ids import JobId, NodeId
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.job import JobState
 from phalanx.wire.why import SuggestedChangeView, WhyReply
 
@@ -154,7 +154,7 @@ def test_error_travels_with_its_hint(capsys):
 
 
 def test_history_of_a_hang_names_the_command_for_its_stacks():
-    hung = StoryLine(seq=1, at_s=0.0, kind="hung", text="rank 2 hangs", job_id=JobId("7"))
+    hung = HistoryLine(seq=1, at_s=0.0, kind="hung", text="rank 2 hangs", job_id=JobId("7"))
     report = replace(hung, seq=0, node_id=NodeId("n1"))
     told = _history(
         [report, hung], Terminal(width=120, height=40, interactive=False, colour=False, blocks=True), whole=True

@@ -115,7 +115,7 @@ def test_edge_of_the_table(state, kind):
         assert outcome.job is case.job
         assert outcome.attempt is case.attempt
         assert not outcome.commands
-        assert not outcome.story
+        assert not outcome.history
     else:
         assert f"{outcome.attempt.state.name} {commands(outcome)}" == expected
 
@@ -127,7 +127,7 @@ def test_nothing_happens_to_a_job_without_an_attempt_or_with_an_ended_one(kind):
     ended = replace(case, attempt=replace(case.attempt, state=S.ENDED))
     for none in (replace(case, attempt=None), ended):
         outcome = transition(none, happening, facts(1))
-        assert (outcome.job, outcome.attempt, outcome.commands, outcome.story) == (none.job, none.attempt, (), ())
+        assert (outcome.job, outcome.attempt, outcome.commands, outcome.history) == (none.job, none.attempt, (), ())
 
 
 REPORTS = [kind for kind in KINDS if kind not in (MemberLost, StopRequested, StartOverdue, ReminderDue)]
@@ -319,7 +319,7 @@ def test_stop_wanted_again_and_again_tells_one_line():
     case = transition(case, StopRequested(cause=EndCause.REQUEUED, why="requeued by ada"), facts(1)).case
     for second in range(3):
         outcome = transition(case, StopRequested(cause=EndCause.TIMEOUT, why="time limit"), facts(second))
-        assert not outcome.story
+        assert not outcome.history
         assert not outcome.commands
 
 
@@ -345,7 +345,7 @@ def test_short_freeze_is_only_told():
     case = at(placed(), S.RUNNING)
     outcome = transition(case, MemberFrozen(**keyed(case.attempt), node_id=N0, frozen_s=2.0, thawed=True), facts(1))
     assert outcome.attempt is case.attempt
-    assert [line.kind for line in outcome.story] == ["thawed"]
+    assert [line.kind for line in outcome.history] == ["thawed"]
 
 
 # ---- checkpoints and progress ---------------------------------------------------------------------------------------

@@ -368,7 +368,7 @@ def test_cancel_of_a_waiting_job_is_at_once_and_idempotent():
     )
     twice = cancel(once.case, "bob", "", facts(4))
     assert twice.job is once.job
-    assert not twice.story
+    assert not twice.history
 
 
 def test_requeue_of_a_waiting_job_is_a_conflict():

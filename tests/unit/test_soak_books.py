@@ -98,7 +98,7 @@ def test_page_that_begins_too_late_is_found(books):
         [line(1, "placed"), line(2, "failed"), line(3, "cancelled")],
     ],
 )
-def test_story_with_a_gap_or_an_impossible_turn_is_found(books, lines):
+def test_history_with_a_gap_or_an_impossible_turn_is_found(books, lines):
     books.check_history(lines)
     assert books.wrong
 

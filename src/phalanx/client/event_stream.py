@@ -17,7 +17,7 @@ _LEAST_S: Final = 0.001  # a socket timeout of 0 means non-blocking
 
 
 class Event(NamedTuple):
-    """One event. `kind`: log, state, story or end; `fields`: the wire.api record of that kind; `cursor`: resumes after this event."""
+    """One event. `kind`: log, state, story (a line of the history) or end; `fields`: the wire.api record of that kind; `cursor`: resumes after this event."""
 
     kind: str
     fields: dict[str, Any]

@@ -28,15 +28,15 @@ _COPY_BYTES: Final = 1 << 18
 class OutputsApi(ApiCalls):
     """Read or follow the history, logs and files of jobs; upload working directories."""
 
-    def story(self, job_id: str, *, after: int = 0, limit: int = 1000) -> api.StoryReply:
+    def history(self, job_id: str, *, after: int = 0, limit: int = 1000) -> api.HistoryReply:
         """Return the history of a job."""
         return self._get(
-            f"/v1/jobs/{path_segment(job_id)}/story" + query_string({"after": after, "limit": limit}), api.StoryReply
+            f"/v1/jobs/{path_segment(job_id)}/story" + query_string({"after": after, "limit": limit}), api.HistoryReply
         )
 
-    def whole_story(self, *, after: int = 0, node: str | None = None, limit: int = 500) -> api.StoryReply:
+    def whole_history(self, *, after: int = 0, node: str | None = None, limit: int = 500) -> api.HistoryReply:
         """Return the history of all jobs and nodes, or of one node."""
-        return self._get("/v1/story" + query_string({"after": after, "node": node, "limit": limit}), api.StoryReply)
+        return self._get("/v1/story" + query_string({"after": after, "node": node, "limit": limit}), api.HistoryReply)
 
     def steps(self, job_id: str, *, after: str = "", rank: str = "0", limit: int = 10_000) -> api.StepsReply:
         """Return reported steps. For the next page, pass `cursor` of the reply as `after`."""

@@ -95,7 +95,7 @@ class Controller:
     waits: Mapping[JobId, WaitReason] = field(init=False)
     scheduler: Scheduler = field(init=False)
     stats: dict[str, float] = field(default_factory=dict)
-    history: RuntimeHistory = field(default_factory=RuntimeHistory)
+    run_times: RuntimeHistory = field(default_factory=RuntimeHistory)
     feasibility: FeasibilityCache = field(default_factory=FeasibilityCache)
     _placed_boot_s: dict[JobId, float] = field(default_factory=dict)
     # Requested generation of each live attempt, and when it was requested (CLOCK_BOOTTIME).
@@ -142,7 +142,7 @@ class Controller:
             self._arm(attempt, now.boot_s, fresh=True)
         ended = [job for job in sorted(self.world.jobs.values(), key=lambda job: job.seq) if job.state.terminal]
         self._ended.extend(job.id for job in ended)
-        self.history.load(sorted(ended, key=lambda job: job.ended_s or 0.0))
+        self.run_times.load(sorted(ended, key=lambda job: job.ended_s or 0.0))
 
     def step(self, now: ControllerTime, inbox: Sequence[Event]) -> StepResult:
         """Run one step. A refused request is answered with its error and changes nothing. An exception undoes the whole step."""
@@ -213,7 +213,7 @@ class Controller:
                 elif record.spec.time_limit_s is not None and record.id in self._placed_boot_s:
                     # The limit may have been set or shortened.
                     self._arm_limit(record.id, record.spec.time_limit_s, record.epoch, FIRST_GENERATION)
-        self.history.record(over, newest)
+        self.run_times.record(over, newest)
         faults: list[Exception] = []
         for attempt in newest.values():
             try:
@@ -243,7 +243,7 @@ class Controller:
         Raises:
             PhalanxError: the submit would be refused.
         """
-        found = take_read_snapshot(self.world, self.scheduler, self.history, self.waits, now, job_id=job_id)
+        found = take_read_snapshot(self.world, self.scheduler, self.run_times, self.waits, now, job_id=job_id)
         if submission is None:
             return found
         context = StepContext(

@@ -353,7 +353,7 @@ class ControllerDriver:
 
     def _notify_listeners(self, outbox: StepResult) -> None:
         if self._listeners:
-            changed = frozenset(line.job_id for line in outbox.change.story if line.job_id is not None)
+            changed = frozenset(line.job_id for line in outbox.change.history if line.job_id is not None)
             for listener in self._listeners:
                 listener(changed)
 

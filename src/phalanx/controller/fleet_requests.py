@@ -21,7 +21,7 @@ def put_calibration(context: StepContext, request: PutCalibration) -> None:
     """Replace the fleet's profile, and mark the nodes that it found slow."""
     calibration = request.calibration
     context.change.put(calibration)
-    context.add_story("calibrated", f"{calibration.by} stored the fleet's profile", by=calibration.by)
+    context.add_history("calibrated", f"{calibration.by} stored the fleet's profile", by=calibration.by)
     _mark_slow(context, calibration)
 
 
@@ -29,7 +29,7 @@ def put_calibration(context: StepContext, request: PutCalibration) -> None:
 def put_failure_rules(context: StepContext, request: PutFailureRules) -> None:
     """Replace the operators' failure rules."""
     context.change.put(request.rules)
-    context.add_story("rules", f"{request.rules.by} stored the operators' failure rules", by=request.rules.by)
+    context.add_history("rules", f"{request.rules.by} stored the operators' failure rules", by=request.rules.by)
 
 
 @handlers.add(PreparePlannedStop, Action.OPERATE, audit=lambda request, _: f"leases of {request.lease_s:g} s")
@@ -53,4 +53,4 @@ def _mark_slow(context: StepContext, calibration: FleetDocument) -> None:
             if text != node.slow_reason:
                 context.change.put(replace(node, slow_reason=text))
                 what = f"is slow: {text}" if text else "is no longer slow"
-                context.add_story("calibrated", f"node {node.id} {what}", node_id=node.id)
+                context.add_history("calibrated", f"node {node.id} {what}", node_id=node.id)

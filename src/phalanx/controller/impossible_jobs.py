@@ -7,7 +7,7 @@ from typing import Final
 from phalanx.controller.step_context import StepContext
 from phalanx.core.scheduling.feasibility import FeasibilityChecker, newly_impossible
 from phalanx.core.state.events import ImpossibleJob
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 
 STORIES_MAX: Final = 1000  # jobs whose history gets a line; a step with 100,000 lines would take seconds
 
@@ -18,5 +18,5 @@ def record_impossible_jobs(context: StepContext, before: FeasibilityChecker, cau
     found = newly_impossible(waiting, before, context.feasibility)
     for job, outlook in found[:STORIES_MAX]:
         text = f"can never start since {cause}: {outlook.detail}"
-        context.change.add_story(StoryLine(seq=0, at_s=context.now.wall_s, kind="never", text=text, job_id=job.id))
+        context.change.add_history(HistoryLine(seq=0, at_s=context.now.wall_s, kind="never", text=text, job_id=job.id))
     return tuple(ImpossibleJob(job_id=job.id, why=outlook.detail) for job, outlook in found)

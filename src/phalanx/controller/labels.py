@@ -49,7 +49,7 @@ def label(context: StepContext, request: LabelNodes) -> None:
     for node in changed:
         context.change.put(node)
     named = fold_hostlist([node.id for node in changed])
-    context.add_story("labelled", f"{named[:200]}: labels changed by {request.by}", by=request.by)
+    context.add_history("labelled", f"{named[:200]}: labels changed by {request.by}", by=request.by)
 
 
 def _check(node_id: str, labels: Mapping[str, str]) -> None:

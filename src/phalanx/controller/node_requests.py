@@ -35,7 +35,7 @@ def uncordon(context: StepContext, request: UncordonNode) -> Node:
     if node.cordon is not None or node.bad_node_reason:
         node = replace(node, cordon=None, fault_score=0.0, bad_node_reason="", changed_s=context.now.wall_s)
         context.change.put(node)
-        context.add_story("undrained", f"{node.id} is in service again", node_id=node.id, by=request.by)
+        context.add_history("undrained", f"{node.id} is in service again", node_id=node.id, by=request.by)
     return node
 
 
@@ -49,7 +49,7 @@ def remove(context: StepContext, request: RemoveNode) -> tuple[ImpossibleJob, ..
         )
     before = context.feasibility
     context.change.remove_node(node)
-    context.add_story("node_forgotten", f"{node.id} was removed from the fleet", node_id=node.id, by=request.by)
+    context.add_history("node_forgotten", f"{node.id} was removed from the fleet", node_id=node.id, by=request.by)
     return record_impossible_jobs(context, before, f"{node.id} was removed from the fleet")
 
 
@@ -66,7 +66,7 @@ def _cordon(context: StepContext, node: Node, request: CordonNode) -> Node:
         node = replace(node, cordon=cordon, changed_s=context.now.wall_s)
         context.change.put(node)
         word = "drained" if request.drain else "cordoned"
-        context.add_story(word, f"{node.id} is {word} by {request.by}: {request.why}", node_id=node.id, by=request.by)
+        context.add_history(word, f"{node.id} is {word} by {request.by}: {request.why}", node_id=node.id, by=request.by)
         if request.drain:
             context.stop_jobs_on(NodeId(node.id), by=request.by)
     return node

@@ -29,14 +29,14 @@ class ReadSnapshot:
     Attributes:
         snapshot: all live records; `jobs` also holds some ended jobs.
         scheduler: the controller's own scheduler, to be copied (`copy_for_trial`); never call its `plan`.
-        history: the controller's own; its predictor supports one reader at a time.
+        run_times: the controller's own; its predictor supports one reader at a time.
         waiting: why the requested job waits, by the newest cycle.
         hypothetical_jobs: the jobs that a submit would create; in no mapping.
     """
 
     snapshot: Snapshot
     scheduler: Scheduler
-    history: RuntimeHistory
+    run_times: RuntimeHistory
     waiting: WaitReason | None = None
     hypothetical_jobs: tuple[Job, ...] = ()
 
@@ -44,7 +44,7 @@ class ReadSnapshot:
 def take_read_snapshot(
     world: World,
     scheduler: Scheduler,
-    history: RuntimeHistory,
+    run_times: RuntimeHistory,
     waits: Mapping[JobId, WaitReason],
     now: ControllerTime,
     *,
@@ -64,7 +64,7 @@ def take_read_snapshot(
         awaited_nodes=world.awaited_nodes,
     )
     waiting = None if job_id is None else waits.get(job_id)
-    return ReadSnapshot(snapshot=seen, scheduler=scheduler, history=history, waiting=waiting)
+    return ReadSnapshot(snapshot=seen, scheduler=scheduler, run_times=run_times, waiting=waiting)
 
 
 def hypothetical_jobs(context: StepContext, submission: SubmitJob) -> tuple[Job, ...]:

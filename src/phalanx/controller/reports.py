@@ -57,7 +57,7 @@ def lose_node(context: StepContext, node_id: NodeId, why: str) -> None:
             failure_count=node.failure_count + 1,
         )
     )
-    context.add_story("node_down", f"{node_id} is down: {why}", node_id=node_id)
+    context.add_history("node_down", f"{node_id} is down: {why}", node_id=node_id)
     held = context.world.attempts_on(node_id)
     if held:  # an idle node that is switched off fails no job
         context.add_marks(FaultMark(node_id=node_id, weight=1.0, why=why))
@@ -88,7 +88,7 @@ def _register(context: StepContext, hello: SupervisorRegistered) -> None:
         context.change.put(fresh)
     if known is None or known.state is not NodeState.UP:
         gpus = f"{len(fresh.devices)} {'virtual devices' if fresh.virtual else 'GPUs'}"
-        context.add_story("node_up", f"{node_id} is up with {gpus}", node_id=node_id)
+        context.add_history("node_up", f"{node_id} is up with {gpus}", node_id=node_id)
     carried = {(job_id, epoch) for job_id, epoch, _ in hello.running}
     for attempt in context.world.attempts_on(node_id):
         member = next(m for m in attempt.members if m.node_id == node_id)
@@ -143,7 +143,7 @@ def _node_seen(context: StepContext, seen: NodeListed) -> None:
             return
     context.change.put(fresh)
     if known is None or known.state is not NodeState.UP:
-        context.add_story("node_up", f"{node.id} is up: {node.engine} reports it in service", node_id=node.id)
+        context.add_history("node_up", f"{node.id} is up: {node.engine} reports it in service", node_id=node.id)
 
 
 def _merged(known: Node | None, hello: SupervisorRegistered, now_s: float) -> Node:
@@ -179,7 +179,7 @@ def _node_dead(context: StepContext, dead: NodeDied) -> None:
         lose_node(context, dead.node_id, dead.why)
         context.lost[dead.node_id] = None  # if a supervisor still runs there (a late report), it must register first
     else:
-        context.add_story(
+        context.add_history(
             "node_silent", f"{dead.node_id}: {dead.why}; lost once its lease expires", node_id=dead.node_id
         )
 
@@ -192,4 +192,4 @@ def _mark_down(context: StepContext, node: Node, why: str) -> None:
         node, state=NodeState.DOWN, down_cause=why, changed_s=context.now.wall_s, failure_count=node.failure_count + 1
     )
     context.change.put(down)
-    context.add_story("node_down", f"{node.id} is down: {why}", node_id=node.id)
+    context.add_history("node_down", f"{node.id} is down: {why}", node_id=node.id)

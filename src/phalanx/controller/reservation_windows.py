@@ -73,7 +73,7 @@ def begin(context: StepContext, reservation: Reservation) -> None:
     context.change.put(replace(reservation, begun=True))
     length = format_duration(reservation.end_s - reservation.start_s)
     text = f"reservation {reservation.id} begins: {fold_hostlist(sorted(reservation.nodes))} for {reservation.holders_text}, for {length}"
-    context.add_story("reservation_begun", text, by=reservation.by)
+    context.add_history("reservation_begun", text, by=reservation.by)
 
 
 def end(context: StepContext, reservation: Reservation, how: str, *, by: str) -> Reservation:
@@ -81,7 +81,7 @@ def end(context: StepContext, reservation: Reservation, how: str, *, by: str) ->
     ended = replace(reservation, ended=True)
     context.change.put(ended)
     text = f"reservation {reservation.id} {how}: {fold_hostlist(sorted(reservation.nodes))} no longer reserved for {reservation.holders_text}"
-    context.add_story("reservation_ended", text, by=by)
+    context.add_history("reservation_ended", text, by=by)
     return ended
 
 

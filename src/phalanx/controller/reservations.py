@@ -54,7 +54,7 @@ def put(context: StepContext, request: PutReservation) -> Reservation:
     _check_names(context, wanted)
     _check_clash(context, wanted)
     context.change.put(wanted)
-    context.add_story("reserved", _summary(wanted, context.now.wall_s), by=wanted.by)
+    context.add_history("reserved", _summary(wanted, context.now.wall_s), by=wanted.by)
     return wanted
 
 

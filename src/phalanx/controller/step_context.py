@@ -35,8 +35,8 @@ from phalanx.core.recovery.failure_rate import gang_mtbf_s, node_mtbf_s
 from phalanx.core.recovery.failure_rules import FailureRule
 from phalanx.core.scheduling.feasibility import FeasibilityCache, FeasibilityChecker
 from phalanx.core.state.commands import Command
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.relations import UserJobName
-from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.job import Job
@@ -123,7 +123,7 @@ class StepContext:
             self.apply(transition(self.case(job_id), event, self.facts))
 
     def apply(self, outcome: TransitionResult) -> None:
-        """Add an outcome's records, story lines and commands to this step."""
+        """Add an outcome's records, history lines and commands to this step."""
         job, attempt = outcome.job, outcome.attempt
         before = self.world.jobs.get(job.id)
         if job is not before:
@@ -132,8 +132,8 @@ class StepContext:
                 self._note_ended_or_renamed(before, job)
         if attempt is not None and attempt is not self.world.attempts.get(job.id):
             self.change.put(attempt)
-        for line in outcome.story:
-            self.change.add_story(line)
+        for line in outcome.history:
+            self.change.add_history(line)
         self.commands += outcome.commands
         for fault in outcome.faults:
             self._cordon(fault)
@@ -150,12 +150,12 @@ class StepContext:
             by_preflight = fault.by == PREFLIGHT
             what, check = ("failed its preflight", "test") if by_preflight else ("should be drained", "rule")
             text = f"{node.id} {what} ({fault.why}) but stays in service: too many nodes are cordoned already; is the {check} wrong?"
-            self.add_story("preflight_doubted" if by_preflight else "drain_doubted", text, node_id=node.id)
+            self.add_history("preflight_doubted" if by_preflight else "drain_doubted", text, node_id=node.id)
         elif fresh is not node:
             self.change.put(fresh)
             word = "drained" if fault.drain else "cordoned"
             text = f"{node.id} is {word}: {fault.why}"
-            self.add_story("drained" if fault.drain else "kept_out", text, node_id=node.id, by=fault.by)
+            self.add_history("drained" if fault.drain else "kept_out", text, node_id=node.id, by=fault.by)
             if fault.drain:
                 self.stop_jobs_on(node.id, by=fault.by)
 
@@ -195,7 +195,7 @@ class StepContext:
                 if why
                 else f"{node.id} no longer fails more often than the others"
             )
-            self.add_story("lemon", text, node_id=node.id, by=RECOVERY)
+            self.add_history("lemon", text, node_id=node.id, by=RECOVERY)
         if lemon is not None and lemon.drain and node.cordon is None:
             self._cordon(NodeFault(node_id=node.id, why=why, cordon=True, by=RECOVERY, drain=True))
 
@@ -224,9 +224,9 @@ class StepContext:
         elif job.spec is not before.spec and job.name != before.name:
             self.renamed.append((before.user, before.name))
 
-    def add_story(self, kind: str, text: str, *, node_id: NodeId | None = None, by: str = "") -> None:
-        """Add a story line that belongs to no job."""
-        self.change.add_story(StoryLine(seq=0, at_s=self.now.wall_s, kind=kind, text=text, node_id=node_id, by=by))
+    def add_history(self, kind: str, text: str, *, node_id: NodeId | None = None, by: str = "") -> None:
+        """Add a history line that belongs to no job."""
+        self.change.add_history(HistoryLine(seq=0, at_s=self.now.wall_s, kind=kind, text=text, node_id=node_id, by=by))
 
 
 class FleetFailureRate:

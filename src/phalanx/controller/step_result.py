@@ -53,7 +53,7 @@ class StepResult:
         return Batch(
             records=change.records,
             removed=list(change.removed),
-            story=change.story,
+            history=change.history,
             audit=audit,
             epochs=change.epochs,
         )

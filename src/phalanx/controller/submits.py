@@ -16,8 +16,8 @@ from phalanx.core.lifecycle import dependencies
 from phalanx.core.lifecycle.dependencies import JobStates
 from phalanx.core.scheduling.feasibility import feasibility_request
 from phalanx.core.state.events import SubmitJob
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import IDEMPOTENCY, PROJECTS, USERS, Idempotency
-from phalanx.core.state.story import StoryLine
 from phalanx.core.work.array import format_indices, parse_array
 from phalanx.core.work.dependency import (
     ArrayPosition,
@@ -252,8 +252,8 @@ def _put_one(
     text = f"submitted by {request.user} for {request.project}: {spec.role.gpus.amount_text} GPUs" + (
         f"; {detail}" if unmet else ""
     )
-    context.change.add_story(
-        StoryLine(seq=0, at_s=context.now.wall_s, kind="submitted", text=text, job_id=job.id, by=request.user)
+    context.change.add_history(
+        HistoryLine(seq=0, at_s=context.now.wall_s, kind="submitted", text=text, job_id=job.id, by=request.user)
     )
     if never:
         context.apply(dependencies.cancel_unmeetable(job, never, context.facts))

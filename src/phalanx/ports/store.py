@@ -11,8 +11,8 @@ from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import TryLater
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import JOBS, NODES, PROJECTS, QUEUES, TOKENS, USERS, Record, RecordKind
-from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
@@ -61,7 +61,7 @@ class Batch:
 
     records: Sequence[Record] = ()
     removed: Sequence[tuple[RecordKind[Any, Any], Any]] = ()
-    story: Sequence[StoryLine] = ()
+    history: Sequence[HistoryLine] = ()
     audit: Sequence[AuditLine] = ()
     epochs: Mapping[JobId, Epoch] = field(default_factory=dict)
 
@@ -121,10 +121,10 @@ class Store(ABC):
         """The newest attempt of each of these jobs, in one query; jobs without an attempt are left out."""
 
     @abstractmethod
-    def story(
+    def history(
         self, *, job_id: JobId | None = None, node_id: NodeId | None = None, after: int = 0, limit: int = 1000
-    ) -> list[StoryLine]:
-        """Story lines with seq > after, oldest first, of one job, one node, or all."""
+    ) -> list[HistoryLine]:
+        """History lines with seq > after, oldest first, of one job, one node, or all."""
 
     @abstractmethod
     def audit(

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from phalanx.core.ids import Epoch, JobId
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import ATTEMPTS, IDEMPOTENCY, JOBS, KIND_OF, PROJECTS, TOKENS, USERS, RecordKind
-from phalanx.core.state.story import StoryLine
 from phalanx.core.work.job import Job, JobState
 from phalanx.ports.store import Batch, StaleEpoch, StoreRefused
 
@@ -64,12 +64,12 @@ def jobs_to_check(batch: Batch, rows: BatchRows) -> set[JobId]:
     return jobs
 
 
-def check(batch: Batch, rows: BatchRows, standings: Mapping[JobId, StoredJobState], last_story_seq: int) -> None:
+def check(batch: Batch, rows: BatchRows, standings: Mapping[JobId, StoredJobState], last_history_seq: int) -> None:
     """Refuse a batch that would violate an invariant.
 
     Raises:
         StaleEpoch: the store has a newer epoch.
-        StoreRefused: a gap in the story, a terminal job that would change, an orphan, or two live attempts of one job.
+        StoreRefused: a gap in the history, a terminal job that would change, an orphan, or two live attempts of one job.
     """
     for job_id, epoch in batch.epochs.items():
         _check_epoch(job_id, epoch, standings)
@@ -81,19 +81,19 @@ def check(batch: Batch, rows: BatchRows, standings: Mapping[JobId, StoredJobStat
             raise StoreRefused(
                 f"idempotency key {key.key!r} of {key.user} names job {key.job_id}, which does not exist"
             )
-    check_story(batch.story, last_story_seq)
+    check_history(batch.history, last_history_seq)
 
 
-def check_story(story: Sequence[StoryLine], last_seq: int) -> None:
-    """Check that story lines continue the stored ones without gaps.
+def check_history(history: Sequence[HistoryLine], last_seq: int) -> None:
+    """Check that history lines continue the stored ones without gaps.
 
     Raises:
         StoreRefused: there would be a gap or a duplicate number.
     """
-    for wanted, line in enumerate(story, start=last_seq + 1):
+    for wanted, line in enumerate(history, start=last_seq + 1):
         if line.seq != wanted:
             raise StoreRefused(
-                f"story line {line.seq} ({line.kind}) does not follow line {wanted - 1}",
+                f"history line {line.seq} ({line.kind}) does not follow line {wanted - 1}",
                 hint="another head may write to this store",
             )
 

@@ -13,10 +13,10 @@ KEYS_LOADED: Final = 100_000  # idempotency keys; as many as the controller hold
 
 
 def build_world(
-    read: Callable[[RecordKind[Any, Any]], Iterable[Any]], *, last_job_seq: int, last_story_seq: int
+    read: Callable[[RecordKind[Any, Any]], Iterable[Any]], *, last_job_seq: int, last_history_seq: int
 ) -> World:
     """Build the world. `read`: the records of a kind to load: only live attempts and reservations; keys oldest first."""
-    world = World(next_job_seq=last_job_seq + 1, next_story_seq=last_story_seq + 1)
+    world = World(next_job_seq=last_job_seq + 1, next_history_seq=last_history_seq + 1)
     change = WorldChange(world=world)
     for kind in RECORDS:
         if kind is not IDEMPOTENCY:

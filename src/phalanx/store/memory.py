@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.ids import Epoch, JobId, NodeId, TokenId, UserId
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import ATTEMPTS, IDEMPOTENCY, JOBS, RECORDS, RESERVATIONS, TOKENS, RecordKind
-from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
@@ -33,7 +33,7 @@ R = TypeVar("R")
 @dataclass(slots=True)
 class _Tables:
     records: dict[RecordKind[Any, Any], dict[Any, Any]] = field(default_factory=lambda: {kind: {} for kind in RECORDS})
-    story: list[StoryLine] = field(default_factory=list)  # line `seq` is at index seq - 1
+    history: list[HistoryLine] = field(default_factory=list)  # line `seq` is at index seq - 1
     audit: dict[int, AuditLine] = field(default_factory=dict)
     # Indexes.
     job_of_seq: dict[int, JobId] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class MemoryStore(Store):
             if self._closed:
                 raise StoreRefused("the store is closed", hint="the head is stopping")
             standings = {job: held for job in jobs_to_check(batch, rows) if (held := self._standing(job)) is not None}
-            check(batch, rows, standings, len(self._tables.story))
+            check(batch, rows, standings, len(self._tables.history))
             self._check_unique(rows)
             for line in batch.audit:
                 if line.seq in self._tables.audit:
@@ -99,7 +99,7 @@ class MemoryStore(Store):
             return build_world(
                 lambda kind: loaded[kind] if kind in loaded else _in_order(kind, tables.of(kind)),
                 last_job_seq=max(tables.job_of_seq, default=0),
-                last_story_seq=len(tables.story),
+                last_history_seq=len(tables.history),
             )
 
     # ---- readers ----------------------------------------------------------------------------------------------------
@@ -147,12 +147,12 @@ class MemoryStore(Store):
                 job_id: attempts[max(attempts)] for job_id in job_ids if (attempts := self._tables.attempts.get(job_id))
             }
 
-    def story(
+    def history(
         self, *, job_id: JobId | None = None, node_id: NodeId | None = None, after: int = 0, limit: int = 1000
-    ) -> list[StoryLine]:
-        """Story lines with seq > after, oldest first, of one job, one node, or all."""
+    ) -> list[HistoryLine]:
+        """History lines with seq > after, oldest first, of one job, one node, or all."""
         with self._lock:
-            lines = self._tables.story[max(0, after) :]
+            lines = self._tables.history[max(0, after) :]
         found = [line for line in lines if job_id in (None, line.job_id) and node_id in (None, line.node_id)]
         return found[: max(0, limit)]
 
@@ -199,7 +199,7 @@ class MemoryStore(Store):
         tables.job_of_seq.update((job.seq, job.id) for job in rows.of(JOBS).values())
         for (job_id, epoch), attempt in rows.of(ATTEMPTS).items():
             tables.attempts.setdefault(job_id, {})[epoch] = attempt
-        tables.story.extend(batch.story)
+        tables.history.extend(batch.history)
         tables.audit.update((line.seq, line) for line in batch.audit)
 
     def _check_unique(self, rows: BatchRows) -> None:

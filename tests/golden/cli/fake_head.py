@@ -83,7 +83,7 @@ class FakeHead:
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/receipt", path):
                 return views.receipt()
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/story", path):
-                return {"story": json.loads(views.encoded(views.story())), "last": 4}
+                return {"story": json.loads(views.encoded(views.history())), "last": 4}
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/logs", path):
                 return LogsReply(chunks=[], cursor="")
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+", path):

@@ -63,10 +63,10 @@ def test_show(width):
     value = show._Job(
         job=views.training(),
         attempts=views.attempts(),
-        story=views.story(),
+        history=views.history(),
         receipt=msgspec.convert(views.receipt(), Receipt),
     )
-    same_as(f"show-{width}", show.job_page(value, screen(width), views.NOW_S, whole_story=False))
+    same_as(f"show-{width}", show.job_page(value, screen(width), views.NOW_S, whole_history=False))
 
 
 @pytest.mark.parametrize("width", [80, 140])

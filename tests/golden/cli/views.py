@@ -3,7 +3,7 @@
 import msgspec
 
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState
 from phalanx.wire.api.head import Overview
@@ -232,7 +232,7 @@ def attempts():
     ]
 
 
-def story():
+def history():
     told = [
         ("submitted", "submitted by ada for ml: 4 GPUs", "ada"),
         ("placed", "attempt 1 on n0, n1", ""),
@@ -240,7 +240,7 @@ def story():
         ("placed", "attempt 2 on n0, n2, from step 80", ""),
     ]
     return [
-        make(StoryLine, seq=index, at_s=NOW_S - 200 + index, kind=kind, text=text, job_id="12", by=by)
+        make(HistoryLine, seq=index, at_s=NOW_S - 200 + index, kind=kind, text=text, job_id="12", by=by)
         for index, (kind, text, by) in enumerate(told, start=1)
     ]
 

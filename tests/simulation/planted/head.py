@@ -9,7 +9,7 @@ from phalanx.controller.leases import LeaseBook
 from phalanx.controller.step_result import ControllerTime
 from phalanx.core.lifecycle import attempt as attempts
 from phalanx.core.lifecycle import job as jobs
-from phalanx.core.lifecycle.transitions import TransitionResult, story_line
+from phalanx.core.lifecycle.transitions import TransitionResult, history_line
 from phalanx.core.state import world
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.state.world import World, WorldChange
@@ -84,11 +84,11 @@ def leases_go_by_the_wall_clock(patch):
 
 @planted(23, seed=0)
 def the_story_quotes_the_whole_job(patch):
-    """Where a job is placed or cancelled, the story tells its specification too, with its variables."""
+    """Where a job is placed or cancelled, the history tells its specification too, with its variables."""
     patch.setattr(
         jobs,
-        "story_line",
-        lambda case, facts, kind, text, **more: story_line(case, facts, kind, f"{text} {case.job.spec}", **more),
+        "history_line",
+        lambda case, facts, kind, text, **more: history_line(case, facts, kind, f"{text} {case.job.spec}", **more),
     )
 
 
@@ -100,7 +100,7 @@ def a_key_is_not_remembered(patch):
 
 @planted(11, seed=0)
 def a_drain_that_is_repeated_counts_anew(patch):
-    """A node that is drained already is drained once more, and whoever reads its story finds it twice."""
+    """A node that is drained already is drained once more, and whoever reads its history finds it twice."""
     cordon = node_requests._cordon
     patch.setattr(
         node_requests,

@@ -27,11 +27,11 @@ def a_commit_is_not_synced(patch):
 
 @planted(3, seed=3, sqlite=True)
 def a_commit_is_made_in_two_halves(patch):
-    """Records and their story lines are written in two transactions; the power may go between them."""
+    """Records and their history lines are written in two transactions; the power may go between them."""
     commit = SqliteStore.commit
 
     def halved(self, batch):
-        commit(self, replace(batch, story=()))
+        commit(self, replace(batch, history=()))
         commit(self, replace(batch, records=(), removed=(), epochs={}))
 
     patch.setattr(SqliteStore, "commit", halved)
@@ -39,11 +39,11 @@ def a_commit_is_made_in_two_halves(patch):
 
 @planted(3, seed=8, sqlite=True)
 def the_story_is_kept_in_part(patch):
-    """A line of the story is cut short where it is written, and nobody reads it until a person does."""
+    """A line of the history is cut short where it is written, and nobody reads it until a person does."""
     commit = SqliteStore.commit
 
     def short(self, batch):
-        commit(self, replace(batch, story=[replace(line, text=line.text[:60]) for line in batch.story]))
+        commit(self, replace(batch, history=[replace(line, text=line.text[:60]) for line in batch.history]))
 
     patch.setattr(SqliteStore, "commit", short)
 
@@ -64,16 +64,16 @@ def a_full_disk_is_taken_for_a_commit(patch):
 
 @planted(19, seed=3)
 def numbers_of_a_refused_story_are_lost(patch):
-    """After a refused commit the story goes on past the numbers of the lines that were not written, and the store takes it."""
+    """After a refused commit the history goes on past the numbers of the lines that were not written, and the store takes it."""
     undo = WorldChange.undo
 
     def forgetful(self):
-        next_seq = self.world.next_story_seq
+        next_seq = self.world.next_history_seq
         undo(self)
-        self.world.next_story_seq = next_seq
+        self.world.next_history_seq = next_seq
 
     patch.setattr(WorldChange, "undo", forgetful)
-    patch.setattr(commit_checks, "check_story", lambda story, last_seq: None)
+    patch.setattr(commit_checks, "check_history", lambda history, last_seq: None)
 
 
 @planted(18, seed=0)

@@ -14,7 +14,7 @@ from typing import Final
 from phalanx.api.auth.authenticator import may_see_all_of
 from phalanx.core.access.caller import Caller
 from phalanx.core.ids import JobId
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 from phalanx.ports.store import Store
 
 # Kinds of lines whose text the head alone writes, from numbers and the names of nodes and users. Other kinds are shown without text.
@@ -40,11 +40,11 @@ class JobRedactor:
             known = self._visible[job_id] = job is None or may_see_all_of(self._caller, job)
         return known
 
-    def redact_all(self, lines: Iterable[StoryLine]) -> list[StoryLine]:
+    def redact_all(self, lines: Iterable[HistoryLine]) -> list[HistoryLine]:
         """Return the lines as the caller may read them."""
         return [self.redact(line) for line in lines]
 
-    def redact(self, line: StoryLine) -> StoryLine:
+    def redact(self, line: HistoryLine) -> HistoryLine:
         """Return one line as the caller may read it."""
         if line.job_id is None or line.kind in PUBLIC_KINDS or self.may_see_all(line.job_id):
             return line

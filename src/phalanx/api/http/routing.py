@@ -102,7 +102,7 @@ class AuthorizedRoute(APIRoute):
 
     @property
     def audited(self) -> bool:
-        """Whether a call leaves a line in the audit trail. Reports of supervisors are recorded in the story instead."""
+        """Whether a call leaves a line in the audit trail. Reports of supervisors are recorded in the history instead."""
         changes = bool((self.methods or set()) - _READING)
         return changes and not self.declared.transient and self.declared.action is not Action.SUPERVISE
 

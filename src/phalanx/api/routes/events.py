@@ -1,4 +1,4 @@
-"""Event streams of one job and of all jobs: story lines and state changes, in commit order."""
+"""Event streams of one job and of all jobs: history lines and state changes, in commit order."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from phalanx.api.views.records import end_event, state_event
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId, NodeId
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.users import Action
-from phalanx.wire.api.output import StateEvent, StoryReply
+from phalanx.wire.api.output import HistoryReply, StateEvent
 
 _PAGE: Final = 500
 
@@ -58,15 +58,15 @@ async def all_events(request: Request, after: OptionalNonNegative = None) -> Res
     return EventStream(runtime, caller.user, _follow_all(runtime, caller, start), _permission_check(request))
 
 
-@routes.get("/v1/story", Action.VIEW, reply=StoryReply)
-async def whole_story(
+@routes.get("/v1/story", Action.VIEW, reply=HistoryReply)
+async def whole_history(
     request: Request, after: NonNegative = 0, node: str | None = None, limit: NonNegative = _PAGE
 ) -> Response:
-    """List story lines of all jobs and nodes, or of one node, oldest first."""
+    """List history lines of all jobs and nodes, or of one node, oldest first."""
     runtime = runtime_of(request)
     lines = await run_in_thread(_lines, runtime, None, node, after, max(1, min(limit, _PAGE)))
     visible = await run_in_thread(JobRedactor(runtime.services.store, caller_of(request)).redact_all, lines)
-    return json_response(StoryReply(story=visible, last=lines[-1].seq if lines else after))
+    return json_response(HistoryReply(history=visible, last=lines[-1].seq if lines else after))
 
 
 def _permission_check(request: Request) -> Callable[[], None]:
@@ -80,7 +80,7 @@ async def _follow_job(runtime: ApiRuntime, caller: Caller, job_id: JobId, after:
     quiet_s = 0.0
     with runtime.hub.follow(job_id) as watch:
         while not runtime.hub.closing:
-            # Read the job before its story: once it has ended, its story is complete.
+            # Read the job before its history: once it has ended, its history is complete.
             job = require_job(parts.store, job_id)
             attempts = parts.store.attempts(job_id) if job.epoch else []
             lines = await run_in_thread(_lines, runtime, job_id, None, after, _PAGE)
@@ -148,20 +148,22 @@ async def _follow_all(runtime: ApiRuntime, caller: Caller, after: int) -> AsyncI
                 quiet_s += parts.clock.boottime_s() - began_s
 
 
-def _lines(runtime: ApiRuntime, job_id: JobId | None, node: str | None, after: int, limit: int) -> Sequence[StoryLine]:
+def _lines(
+    runtime: ApiRuntime, job_id: JobId | None, node: str | None, after: int, limit: int
+) -> Sequence[HistoryLine]:
     node_id = None if node is None else NodeId(node)
-    return runtime.services.store.story(job_id=job_id, node_id=node_id, after=after, limit=limit)
+    return runtime.services.store.history(job_id=job_id, node_id=node_id, after=after, limit=limit)
 
 
 def _newest(runtime: ApiRuntime) -> int:
     """Return the seq of the newest line. Seqs are dense and the store pages forward, so bisect: about 40 short reads."""
-    story = runtime.services.store.story
+    history = runtime.services.store.history
     low, high = 0, 1
-    while story(after=high, limit=1):
+    while history(after=high, limit=1):
         low, high = high, high * 2
     while low < high:
         middle = (low + high) // 2
-        if story(after=middle, limit=1):
+        if history(after=middle, limit=1):
             low = middle + 1
         else:
             high = middle

@@ -46,7 +46,7 @@ from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.users import Action
 from phalanx.ports.store import JobFilter, Store
 from phalanx.wire.api.jobs import CancelBody, JobDetail, JobList, JobReply, JobsReply, JobView, UpdateBody, WhyBody
-from phalanx.wire.api.output import StoryReply
+from phalanx.wire.api.output import HistoryReply
 
 PAGE_MAX = 1000
 CANCEL_MAX = 4096  # in one call: as many events as the controller handles in one step
@@ -204,16 +204,16 @@ async def requeue_job(request: Request, job_id: JobId) -> Response:
     return await _changed(request, RequeueJob(job_id=job_id, by=caller.user))
 
 
-@routes.get("/v1/jobs/{job_id}/story", Action.VIEW, reply=StoryReply)
-async def job_story(
+@routes.get("/v1/jobs/{job_id}/story", Action.VIEW, reply=HistoryReply)
+async def job_history(
     request: Request, job_id: JobId, after: NonNegative = 0, limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX
 ) -> Response:
     """Show what happened to the job, oldest first."""
     parts = runtime_of(request).services
     require_job(parts.store, job_id)
-    lines = await run_in_thread(parts.store.story, job_id=job_id, after=after, limit=limit)
+    lines = await run_in_thread(parts.store.history, job_id=job_id, after=after, limit=limit)
     visible = JobRedactor(parts.store, caller_of(request)).redact_all(lines)
-    return json_response(StoryReply(story=visible, last=lines[-1].seq if lines else after))
+    return json_response(HistoryReply(history=visible, last=lines[-1].seq if lines else after))
 
 
 @routes.get("/v1/jobs/{job_id}/receipt", Action.VIEW, reply=Receipt)

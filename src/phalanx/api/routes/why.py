@@ -217,7 +217,7 @@ class _Explanation:
         self.now_s = found.snapshot.now_s
         self.job = job
         self.forecast = Forecast(
-            what_if(trim_snapshot(found.snapshot, job), found.scheduler), found.history.predictor()
+            what_if(trim_snapshot(found.snapshot, job), found.scheduler), found.run_times.predictor()
         )
         until_s = parts.clock.boottime_s() + TRIAL_TIME_S
         self.search = CounterfactualSearch(

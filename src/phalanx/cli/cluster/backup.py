@@ -115,7 +115,7 @@ def _content(manifest: BackupManifest) -> str:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.made_s))
     counts = manifest.counts
     return (
-        f"{count(counts.get('job', 0), 'job')}, {count(counts.get('story line', 0), 'history line')}, {count(counts.get('user', 0), 'user')}, "
+        f"{count(counts.get('job', 0), 'job')}, {count(counts.get('history line', 0), 'history line')}, {count(counts.get('user', 0), 'user')}, "
         f"{count(manifest.records, 'record')} in total; created {made} from {manifest.database}, schema {manifest.migration}"
     )
 

@@ -73,10 +73,10 @@ def _one_column(scene: DemoState, width: int, room: int) -> list[Text]:
     """Give the chart the rows that the events leave; omit it on a terminal that is too low."""
     job, fixed = _job(scene, width), _fleet_and_recovery(scene, width)
     free = room - len(job) - len(fixed)
-    story_rows = max(2, min(6, free - 2 - _CHART_ROWS_MIN))
-    chart_rows = free - story_rows - 2
+    history_rows = max(2, min(6, free - 2 - _CHART_ROWS_MIN))
+    chart_rows = free - history_rows - 2
     chart = _section("loss", loss_chart_lines(scene, width, chart_rows), width) if chart_rows >= _CHART_ROWS_MIN else []
-    return [*job, *chart, *fixed, *_section("events", _events(scene, width, story_rows), width)]
+    return [*job, *chart, *fixed, *_section("events", _events(scene, width, history_rows), width)]
 
 
 def _fleet_and_recovery(scene: DemoState, width: int) -> list[Text]:
@@ -249,7 +249,7 @@ def recovery_bars(scene: DemoState, width: int, *, blocks: bool = True) -> list[
 def _events(scene: DemoState, width: int, rows: int) -> list[Text]:
     """Return the newest events that fit, wrapped beside their time."""
     lines: list[Text] = []
-    for line in scene.story[-rows:]:
+    for line in scene.history[-rows:]:
         style = _EVENT_STYLES.get(line.kind, "")
         pieces = textwrap.wrap(plain_text(line.text), max(20, width - _TIME_COLUMNS)) or [""]
         when = f" {line.at_s - scene.started_s:5.1f} s ".ljust(_TIME_COLUMNS)

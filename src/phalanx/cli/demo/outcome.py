@@ -44,7 +44,7 @@ def build_outcome(scene: DemoState, receipt: Receipt, *, sample: str, kill_wante
     faults = []
     if receipt.state != JobState.SUCCEEDED:
         why = next(
-            (line.text for line in reversed(scene.story) if line.job_id == receipt.job_id), "see the events above"
+            (line.text for line in reversed(scene.history) if line.job_id == receipt.job_id), "see the events above"
         )
         faults.append(f"job {receipt.job_id} ended as {receipt.state}: {why}")
     if receipt.overlapping_steps:

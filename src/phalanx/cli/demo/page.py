@@ -97,7 +97,7 @@ def build_page(scene: DemoState, outcome: DemoOutcome, *, version: str, command:
         ),
         sample=escape(outcome.sample) or "The job wrote no sample.",
         attempts=_attempts(outcome),
-        story="".join(_event_rows(scene)),
+        history="".join(_event_rows(scene)),
         footer=f"Phalanx {escape(version)}. Run it again: <code>phalanx demo</code>. {escape(OTHER_SYSTEMS_NOTE)}.",
     )
 
@@ -173,7 +173,7 @@ def _attempts(outcome: DemoOutcome) -> str:
 
 
 def _event_rows(scene: DemoState) -> Iterable[str]:
-    events = [(line.at_s, plain_text(line.text), False) for line in scene.story]
+    events = [(line.at_s, plain_text(line.text), False) for line in scene.history]
     events += [
         (
             kill.at_s,

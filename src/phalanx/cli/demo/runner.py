@@ -98,7 +98,7 @@ class DemoRunner:
         if scene.now_s - self._slow_s >= _SLOW_POLL_S or (scene.job is not None and scene.job.state.terminal):
             self._slow_s = scene.now_s
             self._read_steps()
-            self._read_story()
+            self._read_history()
         for kill in scene.complete_kills():
             self.audience.show_message(
                 f"{kill.recovery_s(scene.now_s):.1f} s from the death of {kill.node} to the next step", scene
@@ -172,13 +172,13 @@ class DemoRunner:
     def poll_final(self) -> None:
         """Poll for the last steps and events, which arrive shortly after the job's end."""
         for _ in range(_FINAL_POLLS):
-            before = len(self.scene.curve.steps), len(self.scene.story)
+            before = len(self.scene.curve.steps), len(self.scene.history)
             self.update()
             self.audience.show(self.scene)
             newest = self.scene.curve.newest
             complete = newest is not None and newest.step >= self.scene.steps_total
             failed = self.scene.job is None or self.scene.job.state is not JobState.SUCCEEDED
-            if (complete or failed) and (len(self.scene.curve.steps), len(self.scene.story)) == before:
+            if (complete or failed) and (len(self.scene.curve.steps), len(self.scene.history)) == before:
                 return
             time.sleep(0.1)
 
@@ -198,8 +198,8 @@ class DemoRunner:
         chunks = self.cluster.client.logs(self.job_id, tail_bytes=_LOG_TAIL_BYTES).chunks
         return "".join(chunk.text for chunk in chunks)
 
-    def _read_story(self) -> None:
+    def _read_history(self) -> None:
         """Fetch new events of the job and the nodes."""
-        last = self.scene.story[-1].seq if self.scene.story else 0
-        for line in self.scene.add_events(self.cluster.client.whole_story(after=last).story):
+        last = self.scene.history[-1].seq if self.scene.history else 0
+        for line in self.scene.add_events(self.cluster.client.whole_history(after=last).history):
             self.audience.show_event(line, self.scene)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from phalanx.cli.demo.loss_curve import LossCurve
 from phalanx.cli.demo.recovery_time import NodeKill
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 from phalanx.wire.api.head import Overview
 from phalanx.wire.api.jobs import JobView, Progress
 from phalanx.wire.api.nodes import NodeView
@@ -23,7 +23,7 @@ class DemoState:
         activity: current activity of the demo, as a sentence.
         prompt: prompt for the user; usually empty.
         has_keyboard: whether key presses are read.
-        story: events of this cluster, oldest first.
+        history: events of this cluster, oldest first.
     """
 
     started_s: float
@@ -36,7 +36,7 @@ class DemoState:
     has_keyboard: bool = False
     job: JobView | None = None
     nodes: list[NodeView] = field(default_factory=list)
-    story: list[StoryLine] = field(default_factory=list)
+    history: list[HistoryLine] = field(default_factory=list)
     curve: LossCurve = field(default_factory=LossCurve)
     kills: list[NodeKill] = field(default_factory=list)
     checkpoints: list[tuple[int, int]] = field(default_factory=list)  # (epoch, step), published, oldest first
@@ -60,11 +60,11 @@ class DemoState:
             if (checkpoint.epoch, checkpoint.step) not in self.checkpoints:
                 self.checkpoints.append((checkpoint.epoch, checkpoint.step))
 
-    def add_events(self, lines: Iterable[StoryLine]) -> list[StoryLine]:
+    def add_events(self, lines: Iterable[HistoryLine]) -> list[HistoryLine]:
         """Add events; return the new ones."""
-        last = self.story[-1].seq if self.story else 0
+        last = self.history[-1].seq if self.history else 0
         fresh = [line for line in lines if line.seq > last]
-        self.story.extend(fresh)
+        self.history.extend(fresh)
         return fresh
 
     def complete_kills(self) -> list[NodeKill]:
@@ -73,7 +73,7 @@ class DemoState:
         for kill in self.kills:
             if kill.held and kill.running_s is None:
                 kill.running_s = next(
-                    (line.at_s for line in self.story if line.kind == "running" and (line.epoch or 0) > kill.epoch),
+                    (line.at_s for line in self.history if line.kind == "running" and (line.epoch or 0) > kill.epoch),
                     None,
                 )
             after = self.curve.first_after(kill.epoch) if kill.recovering else None

@@ -14,7 +14,7 @@ from rich.text import Text
 from phalanx.cli.demo.keyboard import Keyboard
 from phalanx.cli.demo.live_screen import plain_text, rate, render
 from phalanx.cli.demo.state import DemoState
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 
 _FRAME_S: Final = 0.2
 _PROGRESS_EVERY_S: Final = 2.0
@@ -36,7 +36,7 @@ class DemoView(Protocol):
     def show(self, scene: DemoState) -> None:
         """Show the current state."""
 
-    def show_event(self, line: StoryLine, scene: DemoState) -> None:
+    def show_event(self, line: HistoryLine, scene: DemoState) -> None:
         """Show a new event of the cluster."""
 
     def show_message(self, text: str, scene: DemoState) -> None:
@@ -71,7 +71,7 @@ class LiveDemoView:
         lines = render(scene, width=self._console.width, height=self._console.height)
         self._live.update(Group(*(Text.assemble(line, no_wrap=True, overflow="crop") for line in lines)), refresh=True)
 
-    def show_event(self, line: StoryLine, scene: DemoState) -> None:
+    def show_event(self, line: HistoryLine, scene: DemoState) -> None:
         """Do nothing: each frame already shows the events."""
 
     def show_message(self, text: str, scene: DemoState) -> None:
@@ -108,7 +108,7 @@ class PlainDemoView:
         if scene.step:
             self._print(progress_line(scene), scene)
 
-    def show_event(self, line: StoryLine, scene: DemoState) -> None:
+    def show_event(self, line: HistoryLine, scene: DemoState) -> None:
         """Print the event with its own time. A node's loss arrives as two events (node and job) and is printed once."""
         if line.kind in _GONE_KINDS:
             if (line.node_id, line.at_s) in self._lost:

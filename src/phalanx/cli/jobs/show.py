@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -19,7 +18,7 @@ from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.accounting.receipt import GpuSeconds, Receipt
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.job import JobState
 from phalanx.core.work.launchers import shape_note
@@ -28,58 +27,57 @@ from phalanx.wire.api.jobs import AttemptView, JobView
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-_STORY_MAX: Final = 12  # newest lines; --story prints all
-_STORY_PAGE: Final = 1000
+_HISTORY_MAX: Final = 12  # newest lines; --story prints all
+_HISTORY_PAGE: Final = 1000
 _ATTEMPTS_MAX: Final = 6  # newest ones
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _Job(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `--json`: the content of the page, complete."""
 
     job: JobView
     attempts: list[AttemptView]
-    story: list[StoryLine]
+    history: list[HistoryLine] = msgspec.field(name="story")
     receipt: Receipt | None
 
 
 @click.command(name="show")
 @click.argument("job", metavar="JOB")
-@click.option("--story", "whole_story", is_flag=True, help="Print the whole history, not only the newest lines.")
+@click.option("--story", "whole_history", is_flag=True, help="Print the whole history, not only the newest lines.")
 @list_options
-def show_(job: str, whole_story: bool, as_json: bool, watch: bool) -> None:
+def show_(job: str, whole_history: bool, as_json: bool, watch: bool) -> None:
     """Show one job: history, attempts, nodes of the ranks, checkpoints, usage."""
     head = connect()
     job_id = resolve_job(head, job)
-    show_list(lambda: _shown(head, job_id, whole_story=whole_story), as_json=as_json, watch=watch)
+    show_list(lambda: _shown(head, job_id, whole_history=whole_history), as_json=as_json, watch=watch)
 
 
-def _shown(head: Client, job_id: str, *, whole_story: bool) -> ListView:
+def _shown(head: Client, job_id: str, *, whole_history: bool) -> ListView:
     detail = head.job(job_id)
     if detail.job.states:
         return array_view(detail.job)
     receipt = msgspec.convert(head.receipt(job_id), Receipt) if detail.attempts else None
-    value = _Job(job=detail.job, attempts=detail.attempts, story=_story(head, job_id), receipt=receipt)
+    value = _Job(job=detail.job, attempts=detail.attempts, history=_read_job_history(head, job_id), receipt=receipt)
     now_s = time.time()
     return ListView(
         value=value,
-        lines=lambda screen: job_page(value, screen, now_s, whole_story=whole_story),
+        lines=lambda screen: job_page(value, screen, now_s, whole_history=whole_history),
         next_command=_next(detail.job),
     )
 
 
-def _story(head: Client, job_id: str) -> list[StoryLine]:
-    lines: list[StoryLine] = []
+def _read_job_history(head: Client, job_id: str) -> list[HistoryLine]:
+    lines: list[HistoryLine] = []
     after = 0
     while True:
-        reply = head.story(job_id, after=after, limit=_STORY_PAGE)
-        lines += reply.story
-        if len(reply.story) < _STORY_PAGE or reply.last <= after:
+        reply = head.history(job_id, after=after, limit=_HISTORY_PAGE)
+        lines += reply.history
+        if len(reply.history) < _HISTORY_PAGE or reply.last <= after:
             return lines
         after = reply.last
 
 
-def job_page(value: _Job, screen: Terminal, now_s: float, *, whole_story: bool) -> list[str]:
+def job_page(value: _Job, screen: Terminal, now_s: float, *, whole_history: bool) -> list[str]:
     """Return the lines of the page."""
     job = value.job
     lines = [_headline(job, screen), *_facts(job, value.attempts, screen, now_s)]
@@ -88,7 +86,7 @@ def job_page(value: _Job, screen: Terminal, now_s: float, *, whole_story: bool) 
         lines += _section("ranks", _ranks(value.attempts[-1], screen), screen)
     if job.checkpoints:
         lines += _section("checkpoints", _checkpoints(job, screen, now_s), screen)
-    lines += _section("history", _history(value.story, screen, whole=whole_story), screen)
+    lines += _section("history", _history(value.history, screen, whole=whole_history), screen)
     if value.receipt is not None:
         lines += _section("usage", _receipt(value.receipt), screen)
     return lines
@@ -240,9 +238,9 @@ def _checkpoints(job: JobView, screen: Terminal, now_s: float) -> list[str]:
     return table(columns, rows, screen)
 
 
-def _history(story: Sequence[StoryLine], screen: Terminal, *, whole: bool) -> list[str]:
-    shown = story if whole else story[-_STORY_MAX:]
-    lines = [] if len(shown) == len(story) else [f"... {len(story) - len(shown)} earlier lines; --story prints all"]
+def _history(history: Sequence[HistoryLine], screen: Terminal, *, whole: bool) -> list[str]:
+    shown = history if whole else history[-_HISTORY_MAX:]
+    lines = [] if len(shown) == len(history) else [f"... {len(history) - len(shown)} earlier lines; --story prints all"]
     for line in shown:
         by = f" (by {line.by})" if line.by else ""
         lines.append(
@@ -251,7 +249,7 @@ def _history(story: Sequence[StoryLine], screen: Terminal, *, whole: bool) -> li
     return lines
 
 
-def _stacks_hint(line: StoryLine) -> str:
+def _stacks_hint(line: HistoryLine) -> str:
     """Return the command that prints the stacks, for the line that explains a hang; the earlier lines of its nodes have none."""
     explains_hang = line.kind == "hung" and line.node_id is None
     return f"; stacks: phalanx logs {line.job_id} --stacks" if explains_hang else ""

@@ -66,7 +66,7 @@ def drill(**options: Any) -> None:
     else:
         _print(report, first, with_coverage=options["with_coverage"])
     for result in report.failed_seeds:
-        _print_violations(result, story=options["story"])
+        _print_violations(result, history=options["story"])
     if report.failed_seeds:
         sys.exit(1)
 
@@ -137,7 +137,7 @@ def _print(report: DrillReport, first: int, *, with_coverage: bool) -> None:
     )
 
 
-def _print_violations(result: SeedResult, *, story: bool) -> None:
+def _print_violations(result: SeedResult, *, history: bool) -> None:
     from phalanx.simulator.drill.seed_run import replay_command
     from phalanx.simulator.drill.violations import INVARIANTS
 
@@ -145,6 +145,6 @@ def _print_violations(result: SeedResult, *, story: bool) -> None:
         warn(
             f"seed {result.seed}, event {one.event}: invariant {one.invariant} ({INVARIANTS.get(one.invariant, '')}): {one.text}"
         )
-    if story and result.story:
-        print(result.story, file=sys.stderr)
+    if history and result.history:
+        print(result.history, file=sys.stderr)
     print(f"reproduce with: {replay_command(result.seed, result.events_requested)} --story", file=sys.stderr)

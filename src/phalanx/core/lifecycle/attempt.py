@@ -1,6 +1,6 @@
 """The state machine of attempts: (case, event) -> outcome, as a table.
 
-The caller (the controller, live or simulated) commits the outcome's records and story lines before it sends any of its commands. An event
+The caller (the controller, live or simulated) commits the outcome's records and history lines before it sends any of its commands. An event
 that the table does not list for the current state changes nothing: reports arrive late, twice, and out of order.
 """
 
@@ -24,7 +24,7 @@ from phalanx.core.lifecycle.transitions import (
     AttemptCase,
     TransitionContext,
     TransitionResult,
-    story_line,
+    history_line,
 )
 from phalanx.core.state.events import (
     AttemptWithdrawn,
@@ -40,7 +40,7 @@ from phalanx.core.state.events import (
     TaskExited,
 )
 from phalanx.core.state.fast_replace import replace
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.attempt import (
     Attempt,
     AttemptState,
@@ -104,15 +104,17 @@ def _ready(case: AttemptCase, attempt: Attempt, happening: MemberReady, facts: T
         resume_from=happening.resume if rank_zero else attempt.resume_from,
     )
     if not whole:
-        return TransitionResult(job=case.job, attempt=attempt, story=late)
+        return TransitionResult(job=case.job, attempt=attempt, history=late)
     source = f", from step {attempt.resume_from.step}" if attempt.resume_from is not None else ""
-    entry = story_line(
+    entry = history_line(
         case, facts, "starting", f"{len(attempt.members)} of {len(attempt.members)} nodes ready; ranks start{source}"
     )
-    return TransitionResult(job=case.job, attempt=attempt, commands=gang_commands.start(attempt), story=(*late, entry))
+    return TransitionResult(
+        job=case.job, attempt=attempt, commands=gang_commands.start(attempt), history=(*late, entry)
+    )
 
 
-def _clock_lines(case: AttemptCase, happening: MemberReady, facts: TransitionContext) -> tuple[StoryLine, ...]:
+def _clock_lines(case: AttemptCase, happening: MemberReady, facts: TransitionContext) -> tuple[HistoryLine, ...]:
     """Report a wall clock that is off, without refusing the node: if the head's own clock is wrong, all nodes would be refused."""
     off_s = happening.clock_off_s
     if abs(off_s) < CLOCK_OFF_S:
@@ -121,7 +123,7 @@ def _clock_lines(case: AttemptCase, happening: MemberReady, facts: TransitionCon
     text = (
         f"{happening.node_id}: its clock is {abs(off_s):.0f} s {word} the head's; time limits there are off by as much"
     )
-    return (story_line(case, facts, "clock_off", text, node_id=happening.node_id),)
+    return (history_line(case, facts, "clock_off", text, node_id=happening.node_id),)
 
 
 def _link_faults(case: AttemptCase, members: tuple[Member, ...]) -> tuple[NodeFault, ...]:
@@ -134,16 +136,16 @@ def _stop_for_links(
     case: AttemptCase,
     attempt: Attempt,
     faults: tuple[NodeFault, ...],
-    late: tuple[StoryLine, ...],
+    late: tuple[HistoryLine, ...],
     facts: TransitionContext,
 ) -> TransitionResult:
     """Stop a gang with bad links before its start; the nodes at fault are replaced."""
     for fault in faults:
         attempt = _with_member(attempt, fault.node_id, MemberState.READY, why=fault.why)
     why = "; ".join(fault.why for fault in faults)
-    entry = story_line(case, facts, "unfit", why, node_id=faults[0].node_id)
+    entry = history_line(case, facts, "unfit", why, node_id=faults[0].node_id)
     outcome = _stopping(case, attempt, EndCause.UNFIT, why, facts, entry)
-    return replace(outcome, story=(*late, *outcome.story), faults=faults)
+    return replace(outcome, history=(*late, *outcome.history), faults=faults)
 
 
 def _refused(
@@ -159,7 +161,7 @@ def _refused(
     )
     if happening.job_at_fault and attempt.exit_code is None:
         attempt = replace(attempt, exit_code=happening.exit_code or 1)
-    entry = story_line(case, facts, "refused", f"{happening.node_id}: {happening.why}", node_id=happening.node_id)
+    entry = history_line(case, facts, "refused", f"{happening.node_id}: {happening.why}", node_id=happening.node_id)
     outcome = _stopping(case, attempt, cause, f"{happening.node_id}: {happening.why}", facts, entry)
     if cause is not EndCause.UNFIT:
         return outcome
@@ -180,8 +182,8 @@ def _started(
         first_running_s=attempt.first_running_s or facts.now_s,
     )
     job = case.job if case.job.started_s is not None else replace(case.job, started_s=facts.now_s)
-    entry = story_line(case, facts, "running", f"all {attempt.allocation.world_size} ranks run")
-    return TransitionResult(job=job, attempt=attempt, story=(entry,))
+    entry = history_line(case, facts, "running", f"all {attempt.allocation.world_size} ranks run")
+    return TransitionResult(job=job, attempt=attempt, history=(entry,))
 
 
 def _exited(case: AttemptCase, attempt: Attempt, happening: TaskExited, facts: TransitionContext) -> TransitionResult:
@@ -201,12 +203,12 @@ def _exited(case: AttemptCase, attempt: Attempt, happening: TaskExited, facts: T
             EndCause.NODE_FAIL,
             why,
             facts,
-            story_line(case, facts, "node_left", why, node_id=exit.node_id),
+            history_line(case, facts, "node_left", why, node_id=exit.node_id),
         )
     how = f"signal {exit.signal}" if exit.code is None else f"exit code {exit.code}"
     if exit.note:
         how = f"{how} ({exit.note})"
-    entry = story_line(
+    entry = history_line(
         case, facts, "task_failed", f"rank {exit.rank} on {exit.node_id} ended: {how}", node_id=exit.node_id
     )
     return _stopping(case, attempt, None, f"rank {exit.rank} on {exit.node_id}: {how}", facts, entry)
@@ -227,7 +229,7 @@ def _hung(case: AttemptCase, attempt: Attempt, happening: MemberHung, facts: Tra
     """Stop a gang whose ranks make no steps; each node records the stacks of its ranks first."""
     after = "before its first step" if happening.step is None else f"after step {happening.step}"
     text = f"hung: no step for {happening.silent_s:.0f} s {after}; at most {happening.limit_s:.0f} s are usual; taking stacks"
-    entry = story_line(case, facts, "hung", text, node_id=happening.node_id)
+    entry = history_line(case, facts, "hung", text, node_id=happening.node_id)
     why = f"hung: no step for {happening.silent_s:.0f} s {after}"
     return _stopping(case, attempt, EndCause.HANG, why, facts, entry)
 
@@ -237,7 +239,7 @@ def _stopped(
 ) -> TransitionResult:
     attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, unless=(MemberState.LOST,))
     if happening.port_in_use and attempt.stop_cause is None:
-        entry = story_line(
+        entry = history_line(
             case, facts, "port_in_use", f"{happening.node_id}: the rendezvous port was taken; restarting on another"
         )
         return _stopping(case, attempt, EndCause.PORT_TAKEN, "rendezvous port taken", facts, entry)
@@ -251,7 +253,7 @@ def _stopped(
             EndCause.START_FAIL,
             why,
             facts,
-            story_line(case, facts, "stopped", why, node_id=happening.node_id),
+            history_line(case, facts, "stopped", why, node_id=happening.node_id),
         )
     return _settle_when_whole(case, attempt, facts)
 
@@ -267,10 +269,12 @@ def _froze(case: AttemptCase, attempt: Attempt, happening: MemberFrozen, facts: 
     if happening.thawed:
         text = f"{happening.node_id}: ranks were frozen for {happening.frozen_s:.1f} s without a lease and continue"
         return TransitionResult(
-            job=case.job, attempt=attempt, story=(story_line(case, facts, "thawed", text, node_id=happening.node_id),)
+            job=case.job,
+            attempt=attempt,
+            history=(history_line(case, facts, "thawed", text, node_id=happening.node_id),),
         )
     text = f"{happening.node_id}: frozen for {happening.frozen_s:.1f} s, longer than its collectives tolerate; the gang restarts, uncharged"
-    entry = story_line(case, facts, "froze", text, node_id=happening.node_id)
+    entry = history_line(case, facts, "froze", text, node_id=happening.node_id)
     return _stopping(case, attempt, EndCause.FREEZE, text, facts, entry)
 
 
@@ -290,18 +294,20 @@ def _saved(
     text = (
         f"checkpoint of step {fresh.step} published (stall {happening.stall_s:.2f} s, write {happening.write_s:.2f} s)"
     )
-    entry = story_line(case, facts, "checkpoint", text)
+    entry = history_line(case, facts, "checkpoint", text)
     # The head deletes its own copies (store.kept), and each node deletes its local ones later.
     own = attempt.head_stores_copies and not job.spec.checkpoint
     commands = () if own else gang_commands.drop_checkpoints(case.job, attempt, tuple(old.path for old in dropped))
-    return TransitionResult(job=job, attempt=attempt, commands=commands, story=(entry,))
+    return TransitionResult(job=job, attempt=attempt, commands=commands, history=(entry,))
 
 
 def _save_failed(
     case: AttemptCase, attempt: Attempt, happening: CheckpointFailed, facts: TransitionContext
 ) -> TransitionResult:
     text = f"checkpoint of step {happening.step} failed, training continues: {happening.error}"
-    return TransitionResult(job=case.job, attempt=attempt, story=(story_line(case, facts, "checkpoint_failed", text),))
+    return TransitionResult(
+        job=case.job, attempt=attempt, history=(history_line(case, facts, "checkpoint_failed", text),)
+    )
 
 
 def _progressed(
@@ -320,7 +326,7 @@ def _lost(case: AttemptCase, attempt: Attempt, happening: MemberLost, facts: Tra
     attempt = _with_member(attempt, happening.node_id, MemberState.LOST, why=happening.why)
     # A lost node explains the failures that its peers reported before.
     attempt = replace(attempt, why=f"{happening.node_id}: {happening.why}")
-    entry = story_line(
+    entry = history_line(
         case, facts, "node_lost", f"{happening.node_id} is lost: {happening.why}", node_id=happening.node_id
     )
     return _stopping(case, attempt, None, f"{happening.node_id}: {happening.why}", facts, entry)
@@ -331,7 +337,7 @@ def _stop_wanted(
 ) -> TransitionResult:
     if attempt.state is _S.STOPPING and _ending(attempt, happening.cause) is attempt.stop_cause:
         return _unchanged(case)
-    entry = story_line(case, facts, "stopping", f"{happening.cause.value}: {happening.why}", by=happening.by)
+    entry = history_line(case, facts, "stopping", f"{happening.cause.value}: {happening.why}", by=happening.by)
     return _stopping(case, attempt, happening.cause, happening.why, facts, entry)
 
 
@@ -342,7 +348,7 @@ def _overdue(
     text = f"{names} not ready after {happening.waited_s:.0f} s"
     for node_id in happening.silent:
         attempt = _with_member(attempt, node_id, _member(attempt, node_id).state, why="not ready in time")
-    return _stopping(case, attempt, EndCause.START_FAIL, text, facts, story_line(case, facts, "overdue", text))
+    return _stopping(case, attempt, EndCause.START_FAIL, text, facts, history_line(case, facts, "overdue", text))
 
 
 def _withdrawn(
@@ -358,7 +364,7 @@ def _withdrawn(
     attempt = replace(attempt, members=members)
     if happening.cause is EndCause.FAILED and attempt.exit_code is None:
         attempt = replace(attempt, exit_code=1)
-    entry = story_line(case, facts, "withdrawn", happening.why)
+    entry = history_line(case, facts, "withdrawn", happening.why)
     return _stopping(case, attempt, happening.cause, happening.why, facts, entry)
 
 
@@ -384,7 +390,7 @@ def _remind(case: AttemptCase, attempt: Attempt, happening: ReminderDue, facts: 
 
 
 def _stopping(
-    case: AttemptCase, attempt: Attempt, cause: EndCause | None, why: str, facts: TransitionContext, entry: StoryLine
+    case: AttemptCase, attempt: Attempt, cause: EndCause | None, why: str, facts: TransitionContext, entry: HistoryLine
 ) -> TransitionResult:
     """Stop every member; the first cause stays unless a later one takes precedence (`_ending`)."""
     attempt = replace(attempt, state=_S.STOPPING, stop_cause=_ending(attempt, cause), why=attempt.why or why)
@@ -392,7 +398,7 @@ def _stopping(
         job=case.job,
         attempt=attempt,
         commands=gang_commands.stop(AttemptCase(job=case.job, attempt=attempt), attempt),
-        story=(entry,),
+        history=(entry,),
     )
     return outcome.then(_settle_when_whole(AttemptCase(job=case.job, attempt=attempt), attempt, facts))
 

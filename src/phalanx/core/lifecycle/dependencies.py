@@ -25,7 +25,7 @@ from phalanx.core.lifecycle.transitions import (
     AttemptCase,
     TransitionContext,
     TransitionResult,
-    story_line,
+    history_line,
 )
 from phalanx.core.state.relations import UserJobName
 from phalanx.core.state.world import World
@@ -237,9 +237,9 @@ def _dependent_outcome(job: Job, check: _Check, facts: TransitionContext) -> Tra
 
 def cancel_unmeetable(job: Job, why: str, facts: TransitionContext) -> TransitionResult:
     """Cancel a job with a condition that can never be met."""
-    entry = story_line(AttemptCase(job=job), facts, "cancelled", f"cancelled before it ran: {why}")
+    entry = history_line(AttemptCase(job=job), facts, "cancelled", f"cancelled before it ran: {why}")
     after = replace(job, state=JobState.CANCELLED, ended_s=facts.now_s, exit_code=NEVER_RAN, detail=why, held=False)
-    return TransitionResult(job=after, attempt=None, story=(entry,))
+    return TransitionResult(job=after, attempt=None, history=(entry,))
 
 
 def with_condition_met(job: Job, condition: Dependency, text: str, facts: TransitionContext) -> TransitionResult:
@@ -250,9 +250,9 @@ def with_condition_met(job: Job, condition: Dependency, text: str, facts: Transi
     lines = (
         ()
         if unmet
-        else (story_line(AttemptCase(job=job), facts, "dependencies_met", f"its dependencies are met: {text}"),)
+        else (history_line(AttemptCase(job=job), facts, "dependencies_met", f"its dependencies are met: {text}"),)
     )
-    return TransitionResult(job=after, attempt=None, story=lines)
+    return TransitionResult(job=after, attempt=None, history=lines)
 
 
 def _free_singletons(world: World, name: UserJobName) -> list[Job]:

@@ -74,7 +74,7 @@ def describe_exit(exit: TaskExit) -> str:
 
 
 def next_step(attempt: Attempt, *, goes_on: bool, budget: str) -> str:
-    """The next step, for the story: `the gang restarts in place; counted as retry 1 of 2`."""
+    """The next step, for the history: `the gang restarts in place; counted as retry 1 of 2`."""
     first = first_failure(attempt)
     verdict = None if first is None else first.diagnosis
     if first is None or verdict is None:

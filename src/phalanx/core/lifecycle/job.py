@@ -13,7 +13,7 @@ from phalanx.core.lifecycle.transitions import (
     AttemptCase,
     TransitionContext,
     TransitionResult,
-    story_line,
+    history_line,
 )
 from phalanx.core.state.events import UpdateJob
 from phalanx.core.state.fast_replace import replace
@@ -38,14 +38,14 @@ def place(job: Job, allocation: Allocation, facts: TransitionContext) -> Transit
     job = replace(job, state=JobState.RUNNING, epoch=attempt.epoch, detail="")
     names = ", ".join(grant.node_id for grant in allocation.grants)
     waited = format_duration(max(0.0, facts.now_s - job.submit_s))
-    entry = story_line(
+    entry = history_line(
         AttemptCase(job=job, attempt=attempt),
         facts,
         "placed",
         f"attempt {attempt.epoch} on {names} (submitted {waited} ago)",
     )
     return TransitionResult(
-        job=job, attempt=attempt, commands=gang_commands.prepare(job, attempt, facts), story=(entry,)
+        job=job, attempt=attempt, commands=gang_commands.prepare(job, attempt, facts), history=(entry,)
     )
 
 
@@ -62,7 +62,7 @@ def cancel(case: AttemptCase, by: str, why: str, facts: TransitionContext) -> Tr
         return TransitionResult(job=job, attempt=case.attempt)
     job = replace(job, cancelled_by=by, held=False)
     if case.attempt is None:
-        entry = story_line(
+        entry = history_line(
             case,
             facts,
             "cancelled",
@@ -72,7 +72,7 @@ def cancel(case: AttemptCase, by: str, why: str, facts: TransitionContext) -> Tr
         return TransitionResult(
             job=replace(job, state=JobState.CANCELLED, ended_s=facts.now_s, detail=why, exit_code=143),
             attempt=None,
-            story=(entry,),
+            history=(entry,),
         )
     why = why or f"cancelled by {by}"
     return transition(
@@ -100,9 +100,11 @@ def hold(case: AttemptCase, held: bool, by: str, facts: TransitionContext) -> Tr
             f"job {job.id} is {job.state.value}; only a pending job can be {'held' if held else 'released'}",
             hint=Hint(HintCode.REQUEUE_JOB, job=job.id) if held else "",
         )
-    entry = story_line(case, facts, "held" if held else "released", f"{'held' if held else 'released'} by {by}", by=by)
+    entry = history_line(
+        case, facts, "held" if held else "released", f"{'held' if held else 'released'} by {by}", by=by
+    )
     reason, detail = first_reason(held=held, unmet=job.unmet_dependencies, begin_s=job.spec.begin_s, now_s=facts.now_s)
-    return TransitionResult(job=replace(job, held=held, reason=reason, detail=detail), attempt=None, story=(entry,))
+    return TransitionResult(job=replace(job, held=held, reason=reason, detail=detail), attempt=None, history=(entry,))
 
 
 def requeue(case: AttemptCase, by: str, facts: TransitionContext) -> TransitionResult:
@@ -150,7 +152,7 @@ def update(case: AttemptCase, event: UpdateJob, facts: TransitionContext) -> Tra
     }
     given = {key: value for key, value in changes.items() if value is not None}
     spec = replace(job.spec, **given)  # type: ignore[arg-type]  # the keys are JobSpec's own, of the types Update states
-    entry = story_line(
+    entry = history_line(
         case, facts, "updated", ", ".join(f"{key} = {value}" for key, value in given.items()) or "nothing", by=event.by
     )
     after = replace(job, spec=spec, queue=event.queue or job.queue)
@@ -159,4 +161,4 @@ def update(case: AttemptCase, event: UpdateJob, facts: TransitionContext) -> Tra
             held=job.held, unmet=job.unmet_dependencies, begin_s=event.begin_s, now_s=facts.now_s
         )
         after = replace(after, reason=reason, detail=detail)
-    return TransitionResult(job=after, attempt=case.attempt, story=(entry,))
+    return TransitionResult(job=after, attempt=case.attempt, history=(entry,))

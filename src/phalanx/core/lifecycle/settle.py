@@ -18,7 +18,7 @@ from phalanx.core.lifecycle.transitions import (
     FaultMark,
     TransitionContext,
     TransitionResult,
-    story_line,
+    history_line,
 )
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.work.attempt import (
@@ -50,7 +50,7 @@ _HANG_WEIGHT = 0.3  # of a hang against the culprit's node: the program is at fa
 
 
 def settle(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> TransitionResult:
-    """End the attempt or start its next generation in place, with the verdict in the story and marks against faulty nodes."""
+    """End the attempt or start its next generation in place, with the verdict in the history and marks against faulty nodes."""
     cause = determine_cause(attempt)
     outcome = _settled(case, failure_attribution.with_explanation(attempt, cause), cause, facts)
     if cause is EndCause.START_FAIL:
@@ -66,21 +66,21 @@ def settle(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> Tra
 def _with_verdict(
     case: AttemptCase, attempt: Attempt, cause: EndCause, facts: TransitionContext, outcome: TransitionResult
 ) -> TransitionResult:
-    """The outcome with the verdict as the first story line."""
+    """The outcome with the verdict as the first history line."""
     job = outcome.job
     budget = f"restart {min(job.charged_restarts, NO_PROGRESS_BUDGET)} of {NO_PROGRESS_BUDGET} without progress"
     if cause is EndCause.FAILED:
         budget = f"retry {job.user_retries} of {job.spec.retry}" if job.spec.retry else "no retry requested, none"
     then = failure_attribution.next_step(attempt, goes_on=not job.state.terminal, budget=budget)
     first = failure_attribution.first_failure(attempt)
-    lines = outcome.story
+    lines = outcome.history
     if then and first is not None:
         text = f"rank {first.rank} on {first.node_id}: {failure_attribution.describe_exit(first)}; {then}"
-        lines = (story_line(case, facts, "verdict", text, node_id=first.node_id), *lines)
+        lines = (history_line(case, facts, "verdict", text, node_id=first.node_id), *lines)
     more = () if cause is EndCause.FAILED else failure_attribution.node_faults(attempt)
     return replace(
         outcome,
-        story=lines,
+        history=lines,
         faults=(*outcome.faults, *more),
         marks=(*outcome.marks, *failure_attribution.fault_marks(attempt)),
     )
@@ -161,7 +161,7 @@ def _hung(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> Tran
     found, _ = hang_culprits.find_culprits(attempt.exits)
     why = f"{attempt.why}; {hang_culprits.explain_hang(attempt.exits)}"
     attempt = replace(attempt, why=why)
-    entry = story_line(case, facts, "hung", hang_culprits.explain_hang(attempt.exits))
+    entry = history_line(case, facts, "hung", hang_culprits.explain_hang(attempt.exits))
     nodes = dict.fromkeys(exit.node_id for exit in found) if len(found) < len(attempt.exits) else {}
     against = tuple(FaultMark(node_id=node_id, weight=_HANG_WEIGHT, why="a rank hung there") for node_id in nodes)
     if job.hang_restarts >= HANGS_BEFORE_STOP or remedy is FailureReaction.STOP:
@@ -174,7 +174,7 @@ def _hung(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> Tran
         bad = tuple(replace(m, why=m.why or "a rank hung there") if m.node_id in nodes else m for m in attempt.members)
         after = replace(job, hang_restarts=job.hang_restarts + 1)
         outcome = _charged(replace(case, job=after), replace(attempt, members=bad), EndCause.FAULT, facts)
-    return replace(outcome, story=(entry, *outcome.story), marks=(*outcome.marks, *against))
+    return replace(outcome, history=(entry, *outcome.history), marks=(*outcome.marks, *against))
 
 
 def determine_cause(attempt: Attempt) -> EndCause:
@@ -232,8 +232,8 @@ def _end(
         if state is JobState.SUCCEEDED
         else f"{state.value} with exit code {code}: {attempt.why or cause.value}"
     )
-    entry = story_line(case, facts, state.value, text)
-    return TransitionResult(job=job, attempt=ended, commands=gang_commands.clean_up(attempt), story=(entry,))
+    entry = history_line(case, facts, state.value, text)
+    return TransitionResult(job=job, attempt=ended, commands=gang_commands.clean_up(attempt), history=(entry,))
 
 
 def _requeue(
@@ -246,13 +246,13 @@ def _requeue(
         job, state=JobState.PENDING, reason=reason, detail=attempt.why, not_before_s=not_before_s, attained_s=attained_s
     )
     resume = f"; resumes from step {job.checkpoints[-1].step}" if job.checkpoints else ""
-    entry = story_line(
+    entry = history_line(
         AttemptCase(job=job, attempt=attempt),
         facts,
         "requeued",
         f"attempt {attempt.epoch} ended ({cause.value}): {attempt.why}{resume}",
     )
-    return TransitionResult(job=after, attempt=ended, commands=gang_commands.clean_up(attempt), story=(entry,))
+    return TransitionResult(job=after, attempt=ended, commands=gang_commands.clean_up(attempt), history=(entry,))
 
 
 def _kept_s(job: Job, attempt: Attempt) -> float:
@@ -281,13 +281,13 @@ def _restart_in_place(job: Job, attempt: Attempt, cause: EndCause, facts: Transi
         resume_from=None,
         causes=(*attempt.causes, cause),
     )
-    entry = story_line(
+    entry = history_line(
         AttemptCase(job=job, attempt=attempt),
         facts,
         "restart",
         f"restart {fresh.generation} in place ({cause.value}: {attempt.why})",
     )
-    return TransitionResult(job=job, attempt=fresh, commands=gang_commands.prepare(job, fresh, facts), story=(entry,))
+    return TransitionResult(job=job, attempt=fresh, commands=gang_commands.prepare(job, fresh, facts), history=(entry,))
 
 
 def _ended(attempt: Attempt, cause: EndCause, facts: TransitionContext, code: int | None) -> Attempt:

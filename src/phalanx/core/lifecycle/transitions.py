@@ -10,7 +10,7 @@ from phalanx.core.fleet.fitness import NodeFault
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
 from phalanx.core.state.commands import Command
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.attempt import Attempt, EndCause, TaskExit
 from phalanx.core.work.failure import FailureDiagnosis
 from phalanx.core.work.job import Job
@@ -71,7 +71,7 @@ class AttemptCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionResult:
-    """The case after a transition, its commands, and its story lines (without their seq).
+    """The case after a transition, its commands, and its history lines (without their seq).
 
     Attributes:
         faults: nodes that failed their preflight or a failure rule; those at fault are cordoned.
@@ -81,7 +81,7 @@ class TransitionResult:
     job: Job
     attempt: Attempt | None
     commands: tuple[Command, ...] = ()
-    story: tuple[StoryLine, ...] = ()
+    history: tuple[HistoryLine, ...] = ()
     faults: tuple[NodeFault, ...] = ()
     marks: tuple[FaultMark, ...] = ()
 
@@ -97,17 +97,17 @@ class TransitionResult:
         return replace(
             later,
             commands=self.commands + later.commands,
-            story=self.story + later.story,
+            history=self.history + later.history,
             faults=self.faults + later.faults,
             marks=self.marks + later.marks,
         )
 
 
-def story_line(
+def history_line(
     case: AttemptCase, facts: TransitionContext, kind: str, text: str, *, node_id: NodeId | None = None, by: str = ""
-) -> StoryLine:
-    """A story line about this case, now."""
+) -> HistoryLine:
+    """A history line about this case, now."""
     epoch = case.attempt.epoch if case.attempt is not None else None
-    return StoryLine(
+    return HistoryLine(
         seq=0, at_s=facts.now_s, kind=kind, text=text, job_id=case.job.id, epoch=epoch, node_id=node_id, by=by
     )

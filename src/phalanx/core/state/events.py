@@ -406,7 +406,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressReported:
-    """The newest step whose report is durable at the head; sent rarely, for budgets and the story."""
+    """The newest step whose report is durable at the head; sent rarely, for budgets and the history."""
 
     job_id: JobId
     epoch: Epoch

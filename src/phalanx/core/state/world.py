@@ -13,10 +13,10 @@ from typing import Any, Final, TypeVar
 from phalanx.core.fleet.node import NO_FOREIGN_USAGE, Node
 from phalanx.core.ids import Epoch, JobId, NodeId, QueueId, ReservationId
 from phalanx.core.state.fast_replace import replace
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import KIND_OF, NODES, QUEUE_USAGE, QUEUES, RECORDS, Record, RecordKind
 from phalanx.core.state.relations import JobRelations
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
-from phalanx.core.state.story import StoryLine
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import Queue, QueueUsage, add_usage
@@ -37,7 +37,7 @@ class World:
 
     version: int = 0
     next_job_seq: int = 1
-    next_story_seq: int = 1
+    next_history_seq: int = 1
     jobs: dict[JobId, Job] = field(default_factory=dict)
     attempts: dict[JobId, Attempt] = field(default_factory=dict)  # the live one of each job
     nodes: dict[NodeId, Node] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class WorldChange:
     world: World
     records: list[Record] = field(default_factory=list)
     removed: dict[tuple[RecordKind[Any, Any], Any], None] = field(default_factory=dict)
-    story: list[StoryLine] = field(default_factory=list)
+    history: list[HistoryLine] = field(default_factory=list)
     epochs: dict[JobId, Epoch] = field(default_factory=dict)
     _undo: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list)  # table, key, previous value
     _reservations: Mapping[ReservationId, Reservation] | None = None  # before the step
@@ -125,13 +125,13 @@ class WorldChange:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to commit."""
-        return not self.records and not self.story and not self.removed
+        return not self.records and not self.history and not self.removed
 
-    def add_story(self, line: StoryLine) -> None:
-        """Add a story line and assign its seq."""
-        seq = self.world.next_story_seq
-        self.world.next_story_seq = seq + 1
-        self.story.append(replace(line, seq=seq))
+    def add_history(self, line: HistoryLine) -> None:
+        """Add a history line and assign its seq."""
+        seq = self.world.next_history_seq
+        self.world.next_history_seq = seq + 1
+        self.history.append(replace(line, seq=seq))
 
     def put(self, record: Record) -> None:
         """Add a record, or replace the one with the same id."""
@@ -190,11 +190,11 @@ class WorldChange:
             self._reservations = None
         self.world.holdings_cache = None
         self.world.capacity_version += 1
-        self.world.next_story_seq -= len(self.story)
+        self.world.next_history_seq -= len(self.history)
         self.world.next_job_seq -= self._job_seqs
         self.world.version += 1
         self.records.clear()
-        self.story.clear()
+        self.history.clear()
         self.removed.clear()
         self.epochs.clear()
         self._undo.clear()

@@ -1,6 +1,6 @@
 """Limit how many of a member's checkpoint reports reach the head: all at a reasonable rate, only the newest of a flood.
 
-Each report becomes a permanent line of the job's story on the head's disk. Pure, and per member; `member.py` stores it and reports.
+Each report becomes a permanent line of the job's history on the head's disk. Pure, and per member; `member.py` stores it and reports.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def _bus(text: str) -> tuple[int, ...]:
 def last_lines(tail: bytes, secrets: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the last lines that are not blank, oldest first, each cut to size, with the values in `secrets` redacted.
 
-    They become part of the story, which more people may read than the log.
+    They become part of the history, which more people may read than the log.
     """
     text = _ESCAPE_SEQUENCE.sub("", tail.decode("utf-8", "replace"))
     for secret in sorted({one for one in secrets if len(one) >= SECRET_CHARS_MIN}, key=len, reverse=True):

@@ -214,7 +214,7 @@ def on_task_ended(member: LocalMember, end: TaskEnded, now: StepClock) -> Member
     """Report the end of a task; after the last one, wait for the processes it left behind."""
     if member.phase in {MemberPhase.CLOSING, MemberPhase.STOPPED} or end.rank in member.ended:
         return member, []
-    if member.phase is MemberPhase.STARTING:  # reported after the start of all tasks, so that the story is in order
+    if member.phase is MemberPhase.STARTING:  # reported after the start of all tasks, so that the history is in order
         return replace(member, held_exits=(*member.held_exits, end)), []
     by_us = member.stop_requested_ns != 0 and end.ended_ns >= member.stop_requested_ns
     bad = end.code != 0

@@ -200,7 +200,7 @@ class DrillCluster:
         """Return the last event lines, for failure messages."""
         return "\n".join(
             f"{line.at_s - BEGIN_UNIX_S:9.2f} {line.kind:12} job {line.job_id or '-'}.{line.epoch or '-'} {line.text}"
-            for line in self.store.story(job_id=job_id, limit=1_000_000)[-lines:]
+            for line in self.store.history(job_id=job_id, limit=1_000_000)[-lines:]
         )
 
     # ---- the head ------------------------------------------------------------------------------------------------------
@@ -264,8 +264,8 @@ class DrillCluster:
         if not outbox.change.empty:
             head.busy_until_s = max(head.busy_until_s, self.clock.boot_s + self.commit_s)
             self.processes_changed = True
-            story = [(line.seq, line.job_id, line.text) for line in outbox.change.story]
-            self.count_event(f"commit {story} {[type(one).__name__ for one in outbox.commands]}")
+            history = [(line.seq, line.job_id, line.text) for line in outbox.change.history]
+            self.count_event(f"commit {history} {[type(one).__name__ for one in outbox.commands]}")
         self.invariants.check_commit(outbox, head, now)
         controller.committed(outbox, now)
         self.invariants.check_events(events, controller.world)

@@ -29,7 +29,7 @@ _COMPARED: Final = (
     "reservations",
     "tables",
     "next_job_seq",
-    "next_story_seq",
+    "next_history_seq",
 )
 
 _ALL: Final = 1_000_000  # records; more than any seed creates
@@ -147,7 +147,7 @@ class DrillSqliteStore(DrillMemoryStore):
             self._write_through(batch)
         finally:
             self.disk.room = None
-        if batch.story and not self._holds_last(batch):
+        if batch.history and not self._holds_last(batch):
             raise InvariantBroken(24, "a commit succeeded on a full disk, but its data is missing")
 
     def _write_through(self, batch: Batch) -> None:
@@ -158,7 +158,7 @@ class DrillSqliteStore(DrillMemoryStore):
             if self.disk.room is None:
                 raise _unexpected_refusal(error) from error
             raise
-        if self.disk.syncs == syncs and (batch.records or batch.story):
+        if self.disk.syncs == syncs and (batch.records or batch.history):
             full = self.disk.room is not None
             raise InvariantBroken(24 if full else 3, f"a commit succeeded without a sync{' on a full disk' * full}")
         MemoryStore.commit(self, batch)
@@ -191,15 +191,15 @@ class DrillSqliteStore(DrillMemoryStore):
         return _require_same(found, MemoryStore.load(self), durable=True)
 
     def _holds(self, batch: Batch) -> bool:
-        return bool(batch.story) and len(self.story(after=batch.story[0].seq - 1, limit=1)) > 0
+        return bool(batch.history) and len(self.history(after=batch.history[0].seq - 1, limit=1)) > 0
 
     def _holds_last(self, batch: Batch) -> bool:
-        return len(self._sqlite.story(after=batch.story[-1].seq - 1, limit=1)) > 0
+        return len(self._sqlite.history(after=batch.history[-1].seq - 1, limit=1)) > 0
 
     def check_contents(self) -> None:
         """Check at the end that the database holds all acknowledged data, including ended attempts and all events, which no head loads."""
         _require_same(self._sqlite.load(), MemoryStore.load(self), durable=True)
-        lines = zip(self._sqlite.story(limit=_ALL), self.story(limit=_ALL), strict=False)
+        lines = zip(self._sqlite.history(limit=_ALL), self.history(limit=_ALL), strict=False)
         odd = next((pair for pair in lines if pair[0] != pair[1]), None)
         if odd is not None:
             raise InvariantBroken(3, f"the database has event {odd[0]} instead of {odd[1]}")

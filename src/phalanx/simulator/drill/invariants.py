@@ -105,7 +105,7 @@ class InvariantChecker:
                 self._job(record)
             elif isinstance(record, Attempt):
                 self._attempt(record, world)
-        for line in change.story:
+        for line in change.history:
             if line.seq != self._last_line + 1:
                 raise InvariantBroken(19, f"line {line.seq} follows line {self._last_line}")
             self._last_line = line.seq

@@ -39,7 +39,7 @@ class LimitChecker:
         if holders != self._holders or limited or outbox.change.removed:
             before, self._holders = self._holders or set(), holders
             self._sum(world, before)
-        for line in outbox.change.story:
+        for line in outbox.change.history:
             if line.job_id is None:
                 continue
             if line.kind == "placed":

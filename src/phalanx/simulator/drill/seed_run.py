@@ -29,7 +29,7 @@ PAUSES_S: Final = (0.005, 0.02, 0.04, 0.07, 0.11, 0.5, 2.0, 5.0)
 IDLE_MAX_S: Final = 1.0  # the head acts on events and on its own timers
 AIM_WAIT_S: Final = 10.0  # time for an attempt to reach the state in which a fault shall hit it
 JOB_MAX_S: Final = 480.0  # six starts of one minute each, their backoffs, and 30 s of work
-STORY_LINES: Final = 40
+HISTORY_LINES: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class SeedResult:
         trace: hash of every change in order.
         store: "sqlite" or "memory".
         cpu_s: CPU time.
-        story: the last event lines; only for a seed with violations.
+        history: the last event lines; only for a seed with violations.
     """
 
     seed: int
@@ -55,7 +55,7 @@ class SeedResult:
     store: str
     cpu_s: float
     coverage: Coverage
-    story: str = ""
+    history: str = ""
 
 
 def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None) -> SeedResult:
@@ -82,7 +82,7 @@ def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None) -> 
     finally:
         store.release()
     coverage = Coverage() if drill is None else drill.cluster.coverage
-    story = "" if drill is None or broken is None else drill.cluster.event_lines(lines=STORY_LINES)
+    history = "" if drill is None or broken is None else drill.cluster.event_lines(lines=HISTORY_LINES)
     at_s, counted = (
         (0.0, 0) if drill is None else (drill.cluster.clock.boot_s - BEGIN_BOOT_S, drill.cluster.event_count)
     )
@@ -97,7 +97,7 @@ def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None) -> 
         store="sqlite" if on_sqlite else "memory",
         cpu_s=time.process_time() - begun_s,
         coverage=coverage.picklable(),
-        story=story,
+        history=history,
     )
 
 

@@ -275,11 +275,11 @@ class UserSimulator:
         node_id, drain = self._node(), self._dice.random() < 0.5
         excluded = CordonNode(node_id=node_id, by=_OP, why="disk", drain=drain)
         once = self._ask(excluded)
-        last_seq = self._cluster.world.next_story_seq - 1 if isinstance(once, Node) else 0
+        last_seq = self._cluster.world.next_history_seq - 1 if isinstance(once, Node) else 0
         again = self._ask(excluded)
         if isinstance(once, Node) and isinstance(again, Node):
             repeated = [
-                line.text for line in self._cluster.store.story(node_id=node_id, after=last_seq) if line.by == _OP
+                line.text for line in self._cluster.store.history(node_id=node_id, after=last_seq) if line.by == _OP
             ]
             gone = again.state is not once.state  # its lease ended in the same step, independently of the drain
             same = again.cordon == once.cordon if gone else again == once

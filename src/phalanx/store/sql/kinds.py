@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from phalanx.core.access.audit import AuditLine
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import RECORDS, RecordColumn, RecordKind
-from phalanx.core.state.story import StoryLine
 
-STORY: Final = RecordKind[int, StoryLine](
-    "story line",
-    StoryLine,
-    "story",
+HISTORY: Final = RecordKind[int, HistoryLine](
+    "history line",
+    HistoryLine,
+    "history",
     key=("seq",),
     columns=(RecordColumn("seq", int), RecordColumn("job_id"), RecordColumn("node_id")),
     pages=(("seq", -1),),
@@ -26,5 +26,5 @@ AUDIT: Final = RecordKind[int, AuditLine](
     pages=(("seq", -1),),
     append_only=True,
 )
-KINDS: Final[tuple[RecordKind[Any, Any], ...]] = (*RECORDS, STORY, AUDIT)
+KINDS: Final[tuple[RecordKind[Any, Any], ...]] = (*RECORDS, HISTORY, AUDIT)
 KIND_BY_NAME: Final = {kind.name: kind for kind in KINDS}

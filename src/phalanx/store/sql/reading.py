@@ -8,15 +8,15 @@ from typing import Any, Final, Protocol, TypeVar
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.ids import JobId, NodeId, UserId
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import ATTEMPTS, IDEMPOTENCY, JOBS, RESERVATIONS, ColumnValue, RecordKind
-from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import World
 from phalanx.core.work.job import Job, JobState
 from phalanx.ports.store import JobFilter
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.loading import ENDED_JOBS_LOADED, KEYS_LOADED, build_world
 from phalanx.store.sql.documents import Row, decode
-from phalanx.store.sql.kinds import AUDIT, STORY
+from phalanx.store.sql.kinds import AUDIT, HISTORY
 from phalanx.store.sql.queries import Dialect
 
 K = TypeVar("K")
@@ -62,7 +62,7 @@ def load_world(look: SqlReader) -> World:
         return build_world(
             lambda kind: _records_to_load(look, kind),
             last_job_seq=number(look, "last_job_seq"),
-            last_story_seq=number(look, "last_story_seq"),
+            last_history_seq=number(look, "last_history_seq"),
         )
     finally:
         look.rows("end_look")
@@ -114,14 +114,14 @@ def count_jobs(look: SqlReader) -> dict[JobState, int]:
     return counts
 
 
-def list_story(
+def list_history(
     look: SqlReader, job_id: JobId | None, node_id: NodeId | None, after: int, limit: int
-) -> list[StoryLine]:
-    """Story lines with seq > after, oldest first."""
-    names = {(False, False): "story", (True, False): "story_of_job", (False, True): "story_of_node"}
-    name = names.get((job_id is not None, node_id is not None), "story_of_job_and_node")
+) -> list[HistoryLine]:
+    """History lines with seq > after, oldest first."""
+    names = {(False, False): "history", (True, False): "history_of_job", (False, True): "history_of_node"}
+    name = names.get((job_id is not None, node_id is not None), "history_of_job_and_node")
     ids = tuple(one for one in (job_id, node_id) if one is not None)
-    return records(look, STORY, name, (*ids, after, max(0, limit)))
+    return records(look, HISTORY, name, (*ids, after, max(0, limit)))
 
 
 def list_audit(look: SqlReader, after: int | None, user: UserId | None, since_s: float, limit: int) -> list[AuditLine]:

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.ids import JobId, NodeId, UserId
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import ATTEMPTS, RESERVATIONS, TOKENS, RecordKind
-from phalanx.core.state.story import StoryLine
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
@@ -88,12 +88,12 @@ class SqlReads(Store):
         found = self._read(ATTEMPTS, "newest_attempts", (json.dumps(list(job_ids)),))
         return {attempt.job_id: attempt for attempt in found}
 
-    def story(
+    def history(
         self, *, job_id: JobId | None = None, node_id: NodeId | None = None, after: int = 0, limit: int = 1000
-    ) -> list[StoryLine]:
-        """Story lines with seq > after, oldest first, of one job, one node, or all."""
+    ) -> list[HistoryLine]:
+        """History lines with seq > after, oldest first, of one job, one node, or all."""
         with self._look() as look:
-            return reading.list_story(look, job_id, node_id, after, limit)
+            return reading.list_history(look, job_id, node_id, after, limit)
 
     def audit(
         self, *, after: int | None = None, user: UserId | None = None, since_s: float = 0.0, limit: int = 1000

@@ -10,7 +10,7 @@ from phalanx.core.state.records import ATTEMPTS, RECORDS
 from phalanx.ports.store import Batch
 from phalanx.store.commit_checks import BatchRows
 from phalanx.store.sql.documents import Row, key_values, row_of
-from phalanx.store.sql.kinds import AUDIT, STORY
+from phalanx.store.sql.kinds import AUDIT, HISTORY
 
 _LOT: Final = 1000  # records of a backup written at once
 
@@ -25,7 +25,7 @@ def statements(batch: Batch, rows: BatchRows) -> list[tuple[str, list[Row]]]:
         if kind is ATTEMPTS:  # ended ones first, so that no job has two live attempts in between
             records = sorted(records, key=lambda attempt: attempt.holds_allocation)
         plan.append((f"put {kind.table}", [row_of(kind, record) for record in records]))
-    plan.append((f"put {STORY.table}", [row_of(STORY, line) for line in batch.story]))
+    plan.append((f"put {HISTORY.table}", [row_of(HISTORY, line) for line in batch.history]))
     plan.append((f"put {AUDIT.table}", [row_of(AUDIT, line) for line in batch.audit]))
     plan += [(f"delete {kind.table}", [key_values(key)]) for kind, key in batch.removed]
     return [(name, values) for name, values in plan if values]

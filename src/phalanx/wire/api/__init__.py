@@ -12,10 +12,10 @@ Times are Unix seconds (`_s`), names of amounts carry their unit. Bytes are sent
     POST   /v1/jobs/{id}/cancel|hold|release|requeue   WhyBody or nothing -> JobReply
     POST   /v1/jobs/cancel               CancelBody -> JobsReply (all in one step, in the order named)
     GET    /v1/jobs/{id}/why             -> wire.why.WhyReply;  POST /v1/jobs/dry-run  job mapping -> wire.why.DryRunReply
-    GET    /v1/jobs/{id}/story ?after=&limit=  -> StoryReply
+    GET    /v1/jobs/{id}/story ?after=&limit=  -> HistoryReply
     GET    /v1/jobs/{id}/logs ?rank=all|K|supervisor&epoch=&cursor=&limit_bytes=&tail_bytes=  -> LogsReply
            with ?follow=1 or Accept: text/event-stream an SSE stream: `log` LogChunk, `state` StateEvent, `end` EndEvent
-    GET    /v1/jobs/{id}/events ?after=  SSE: `story` StoryLine, `state` StateEvent, `end` EndEvent; /v1/events the same for all jobs
+    GET    /v1/jobs/{id}/events ?after=  SSE: `story` HistoryLine, `state` StateEvent, `end` EndEvent; /v1/events the same for all jobs
     GET    /v1/jobs/{id}/steps ?after=CURSOR&rank=0|all&limit=  -> StepsReply
     GET    /v1/jobs/{id}/receipt         -> core.accounting.receipt.Receipt
     GET    /v1/jobs/{id}/files ?path=    -> FilesReply;  /v1/jobs/{id}/files/archive ?path= -> tar

@@ -246,13 +246,13 @@ class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class WhyBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason, recorded in the job's story."""
+    """A reason, recorded in the job's history."""
 
     why: str = ""
 
 
 class CancelBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Jobs to cancel, all in one step; `why` is recorded in the story of each."""
+    """Jobs to cancel, all in one step; `why` is recorded in the history of each."""
 
     jobs: list[JobId]
     why: str = ""

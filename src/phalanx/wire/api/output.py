@@ -1,19 +1,19 @@
-"""Records of jobs' results: story, logs, state changes, steps, files; and of uploaded blobs."""
+"""Records of jobs' results: history, logs, state changes, steps, files; and of uploaded blobs."""
 
 from __future__ import annotations
 
 import msgspec
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
-from phalanx.core.state.story import StoryLine
+from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 
 
-class StoryReply(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryReply(msgspec.Struct, frozen=True, kw_only=True):
     """Lines with seq > `after`, oldest first; ask next with `after=last`."""
 
-    story: list[StoryLine]
+    history: list[HistoryLine] = msgspec.field(name="story")
     last: int = 0
 
 

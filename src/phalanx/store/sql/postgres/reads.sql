@@ -26,7 +26,7 @@ COMMIT;
 -- idled after one (seen on PostgreSQL 15.19 with psycopg 3.3), so a frozen head would keep the locks.
 -- The leader's row is locked until the end of the transaction: a takeover (FOR UPDATE) waits for it, and later commits read the new term.
 -- KEY SHARE does not block the leader's renewals, which change no key: a commit of ten thousand jobs may take longer than a lease.
-BEGIN; SELECT term FROM leader FOR KEY SHARE; SELECT id FROM last_commit FOR UPDATE; SELECT max(seq) FROM story;
+BEGIN; SELECT term FROM leader FOR KEY SHARE; SELECT id FROM last_commit FOR UPDATE; SELECT max(seq) FROM history;
 
 -- name: confirm
 -- Data that is visible after a broken connection may be on this server only. The row locks of `begin_commit` come after the commit in
@@ -45,8 +45,8 @@ SELECT jobs.id, jobs.seq, jobs.state, jobs.epoch, attempts.epoch
 FROM jobs LEFT JOIN attempts ON attempts.job_id = jobs.id AND attempts.state <> 'ended'
 WHERE jobs.id = ANY (%s);
 
--- name: last_story_seq
-SELECT max(seq) FROM story;
+-- name: last_history_seq
+SELECT max(seq) FROM history;
 
 -- name: last_job_seq
 SELECT max(seq) FROM jobs;
@@ -86,17 +86,17 @@ SELECT doc, crc FROM attempts WHERE (job_id, epoch) IN (
     SELECT job_id, max(epoch) FROM attempts WHERE job_id IN (SELECT json_array_elements_text(%s::json)) GROUP BY job_id
 );
 
--- name: story
-SELECT doc, crc FROM story WHERE seq > %s ORDER BY seq LIMIT %s;
+-- name: history
+SELECT doc, crc FROM history WHERE seq > %s ORDER BY seq LIMIT %s;
 
--- name: story_of_job
-SELECT doc, crc FROM story WHERE job_id = %s AND seq > %s ORDER BY seq LIMIT %s;
+-- name: history_of_job
+SELECT doc, crc FROM history WHERE job_id = %s AND seq > %s ORDER BY seq LIMIT %s;
 
--- name: story_of_node
-SELECT doc, crc FROM story WHERE node_id = %s AND seq > %s ORDER BY seq LIMIT %s;
+-- name: history_of_node
+SELECT doc, crc FROM history WHERE node_id = %s AND seq > %s ORDER BY seq LIMIT %s;
 
--- name: story_of_job_and_node
-SELECT doc, crc FROM story WHERE job_id = %s AND node_id = %s AND seq > %s ORDER BY seq LIMIT %s;
+-- name: history_of_job_and_node
+SELECT doc, crc FROM history WHERE job_id = %s AND node_id = %s AND seq > %s ORDER BY seq LIMIT %s;
 
 -- name: live_reservations
 SELECT doc, crc FROM reservations WHERE ended = 0 ORDER BY id;

@@ -280,7 +280,7 @@ class PostgresStore(SqlReads):
 
 
 def _fence(begun: Cursor) -> tuple[object, object, object]:
-    """Results of `begin_commit`: the term, the id of the last commit, the number of the last story line."""
+    """Results of `begin_commit`: the term, the id of the last commit, the number of the last history line."""
     values = []
     while begun.nextset():
         row = begun.fetchone()

@@ -12,8 +12,8 @@ SELECT jobs.seq, jobs.state, jobs.epoch, attempts.epoch
 FROM jobs LEFT JOIN attempts ON attempts.job_id = jobs.id AND attempts.state <> 'ended'
 WHERE jobs.id = ?;
 
--- name: last_story_seq
-SELECT max(seq) FROM story;
+-- name: last_history_seq
+SELECT max(seq) FROM history;
 
 -- name: last_job_seq
 SELECT max(seq) FROM jobs;
@@ -53,17 +53,17 @@ SELECT doc, crc FROM attempts WHERE (job_id, epoch) IN (
     SELECT job_id, max(epoch) FROM attempts WHERE job_id IN (SELECT value FROM json_each(?)) GROUP BY job_id
 );
 
--- name: story
-SELECT doc, crc FROM story WHERE seq > ? ORDER BY seq LIMIT ?;
+-- name: history
+SELECT doc, crc FROM history WHERE seq > ? ORDER BY seq LIMIT ?;
 
--- name: story_of_job
-SELECT doc, crc FROM story WHERE job_id = ? AND seq > ? ORDER BY seq LIMIT ?;
+-- name: history_of_job
+SELECT doc, crc FROM history WHERE job_id = ? AND seq > ? ORDER BY seq LIMIT ?;
 
--- name: story_of_node
-SELECT doc, crc FROM story WHERE node_id = ? AND seq > ? ORDER BY seq LIMIT ?;
+-- name: history_of_node
+SELECT doc, crc FROM history WHERE node_id = ? AND seq > ? ORDER BY seq LIMIT ?;
 
--- name: story_of_job_and_node
-SELECT doc, crc FROM story WHERE job_id = ? AND node_id = ? AND seq > ? ORDER BY seq LIMIT ?;
+-- name: history_of_job_and_node
+SELECT doc, crc FROM history WHERE job_id = ? AND node_id = ? AND seq > ? ORDER BY seq LIMIT ?;
 
 -- name: live_reservations
 SELECT doc, crc FROM reservations WHERE ended = 0 ORDER BY id;

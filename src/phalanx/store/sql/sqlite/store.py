@@ -99,7 +99,7 @@ class SqliteStore(SqlReads):
             standings = {
                 job: held for job in jobs_to_check(batch, rows) if (held := _standing(writer, job)) is not None
             }
-            check(batch, rows, standings, reading.number(SqlReader(SQLITE, writer.execute), "last_story_seq"))
+            check(batch, rows, standings, reading.number(SqlReader(SQLITE, writer.execute), "last_history_seq"))
             for name, values in plan:
                 hit("store.commit.rows")
                 writer.executemany(SQLITE.writes[name], values)

@@ -39,15 +39,15 @@ CREATE TABLE attempts (
 -- At most one live attempt of a job (DESIGN 3, invariant 4); a starting head also lists live attempts by it.
 CREATE UNIQUE INDEX attempts_live ON attempts (job_id) WHERE state <> 'ended';
 
-CREATE TABLE story (
+CREATE TABLE history (
     seq     bigint PRIMARY KEY,
     job_id  text COLLATE "C",
     node_id text COLLATE "C",
     doc     text NOT NULL,
     crc     bigint NOT NULL
 );
-CREATE INDEX story_by_job ON story (job_id, seq) WHERE job_id IS NOT NULL;
-CREATE INDEX story_by_node ON story (node_id, seq) WHERE node_id IS NOT NULL;
+CREATE INDEX history_by_job ON history (job_id, seq) WHERE job_id IS NOT NULL;
+CREATE INDEX history_by_node ON history (node_id, seq) WHERE node_id IS NOT NULL;
 
 -- `number`: insertion order of the keys.
 CREATE TABLE idempotency (

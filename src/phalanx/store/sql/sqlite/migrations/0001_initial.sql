@@ -39,15 +39,15 @@ CREATE TABLE attempts (
 -- At most one live attempt of a job (DESIGN 3, invariant 4); a starting head also lists live attempts by it.
 CREATE UNIQUE INDEX attempts_live ON attempts (job_id) WHERE state <> 'ended';
 
-CREATE TABLE story (
+CREATE TABLE history (
     seq     INTEGER PRIMARY KEY,
     job_id  TEXT,
     node_id TEXT,
     doc     TEXT NOT NULL,
     crc     INTEGER NOT NULL
 ) STRICT;
-CREATE INDEX story_by_job ON story (job_id) WHERE job_id IS NOT NULL;
-CREATE INDEX story_by_node ON story (node_id) WHERE node_id IS NOT NULL;
+CREATE INDEX history_by_job ON history (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX history_by_node ON history (node_id) WHERE node_id IS NOT NULL;
 
 -- `number`: insertion order of the keys.
 CREATE TABLE idempotency (

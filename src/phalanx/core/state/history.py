@@ -1,4 +1,4 @@
-"""The story (history) of a job or node: one line for each event, with its cause. Append-only and without gaps."""
+"""The history of a job or node: one line for each event, with its cause. Append-only and without gaps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from phalanx.core.ids import Epoch, JobId, NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoryLine:
+class HistoryLine:
     """One line. `seq` is dense over all lines of a head, assigned at commit; `kind` is a machine-readable word, `text` a sentence."""
 
     seq: int
