@@ -20,8 +20,8 @@ from tests.simulation.planted.bug import planted
 
 
 @planted(1, seed=6, events=2000)
-def a_refused_commit_is_undone_in_part(patch):
-    """The undo of a refused commit leaves in the books what nodes would have held."""
+def refused_commit_is_undone_in_part(patch):
+    """The undo of a refused commit keeps the device usage that the commit would have caused."""
     undo = WorldChange.undo
 
     def forgetful(self):
@@ -34,8 +34,8 @@ def a_refused_commit_is_undone_in_part(patch):
 
 
 @planted(1, seed=0)
-def devices_are_free_when_the_stop_is_asked_for(patch):
-    """An attempt that is stopping holds its devices no longer, though its ranks still run on them."""
+def devices_are_freed_at_the_stop_request(patch):
+    """A stopping attempt no longer holds its devices, although its ranks still run on them."""
     put_attempt = world._INDEXED[Attempt]
 
     def early(self, attempt):
@@ -48,29 +48,29 @@ def devices_are_free_when_the_stop_is_asked_for(patch):
 
 
 @planted(10, seed=1)
-def a_lease_ends_early_at_the_head(patch):
-    """The head takes a lease for over, and the node for lost, three seconds before its supervisor does."""
+def lease_expires_early_at_the_head(patch):
+    """The head expires a lease, and marks the node down, three seconds before the supervisor does."""
     close_ended = LeaseBook.expire
     patch.setattr(LeaseBook, "expire", lambda self, now_s: close_ended(self, now_s + 3.0))
 
 
 @planted(10, seed=3)
-def a_death_of_an_earlier_life_is_believed(patch):
-    """An engine's word of a death counts for whoever speaks for the node by then."""
+def death_of_an_earlier_incarnation_is_accepted(patch):
+    """An engine's report of a dead supervisor is applied to the current incarnation of the node's supervisor."""
     dead = reports._node_dead
     patch.setattr(reports, "_node_dead", lambda context, told: dead(context, replace(told, supervisor_id=None)))
 
 
 @planted(10, seed=1)
-def nobody_is_told_that_he_is_superseded(patch):
-    """A renewal's answer never names what counts no longer."""
+def superseded_attempts_are_not_reported(patch):
+    """A lease renewal's reply never lists the superseded attempts."""
     renew = LeaseBook.renew
     patch.setattr(LeaseBook, "renew", lambda *args, **kwargs: replace(renew(*args, **kwargs), superseded=[]))
 
 
 @planted(15, seed=2, events=2000)
-def leases_go_by_the_wall_clock(patch):
-    """A clock that somebody sets a day ahead ends every lease."""
+def leases_use_the_wall_clock(patch):
+    """A clock set one day ahead expires every lease."""
     let_leases_end = Controller._expire_leases
 
     def by_the_wall(self, context):
@@ -83,8 +83,8 @@ def leases_go_by_the_wall_clock(patch):
 
 
 @planted(23, seed=0)
-def the_story_quotes_the_whole_job(patch):
-    """Where a job is placed or cancelled, the history tells its specification too, with its variables."""
+def history_quotes_the_job_specification(patch):
+    """History lines of placement and cancellation contain the job's specification, with its variables."""
     patch.setattr(
         jobs,
         "history_line",
@@ -93,14 +93,14 @@ def the_story_quotes_the_whole_job(patch):
 
 
 @planted(11, seed=0)
-def a_key_is_not_remembered(patch):
-    """A submit that is repeated with the same key makes another job."""
+def idempotency_key_is_not_stored(patch):
+    """A submit repeated with the same key creates another job."""
     patch.setattr(submits, "_remember_key", lambda context, submission, first: None)
 
 
 @planted(11, seed=0)
-def a_drain_that_is_repeated_counts_anew(patch):
-    """A node that is drained already is drained once more, and whoever reads its history finds it twice."""
+def repeated_drain_is_applied_twice(patch):
+    """A drain of a drained node is applied again, and the history records it twice."""
     cordon = node_requests._cordon
     patch.setattr(
         node_requests,
@@ -110,8 +110,8 @@ def a_drain_that_is_repeated_counts_anew(patch):
 
 
 @planted(11, seed=2)
-def a_cancel_that_is_repeated_counts_anew(patch):
-    """A cancel writes into the record of a job that is stopping already, each time once more."""
+def repeated_cancel_is_applied_twice(patch):
+    """Each further cancel of a stopping job changes the job's record again."""
     cancel = jobs.cancel
 
     def anew(case, by, why, facts):
@@ -122,8 +122,8 @@ def a_cancel_that_is_repeated_counts_anew(patch):
 
 
 @planted(8, seed=0)
-def a_cancel_ends_what_is_over(patch):
-    """A cancel makes a CANCELLED job of one that has succeeded, and the store takes it."""
+def cancel_of_an_ended_job_is_stored(patch):
+    """A cancel sets a succeeded job to CANCELLED, and the store accepts it."""
     cancel = jobs.cancel
 
     def late(case, by, why, facts):
@@ -137,8 +137,8 @@ def a_cancel_ends_what_is_over(patch):
 
 
 @planted(0, seed=0)
-def a_cancel_hands_in_what_is_over(patch):
-    """A cancel makes a CANCELLED job of one that has succeeded; the store refuses it, and whoever asked is told to try again."""
+def cancel_of_an_ended_job_is_refused_by_the_store(patch):
+    """A cancel sets a succeeded job to CANCELLED; the store refuses the commit, and the caller gets a request to retry."""
     cancel = jobs.cancel
 
     def late(case, by, why, facts):
@@ -152,8 +152,8 @@ def a_cancel_hands_in_what_is_over(patch):
 
 
 @planted(25, seed=0)
-def attempts_of_a_node_come_in_any_order(patch):
-    """Which job of a lost node is dealt with first hangs on chance that no seed decides."""
+def attempts_of_a_lost_node_have_no_order(patch):
+    """The order in which jobs of a lost node are handled depends on randomness outside the seed."""
     attempts_on = World.attempts_on
     dice = random.SystemRandom()
 
@@ -165,8 +165,8 @@ def attempts_of_a_node_come_in_any_order(patch):
 
 
 @planted(12, seed=48, events=2000)
-def a_cancel_does_not_outrank_a_preemption(patch):
-    """The first cause of a stop stays, and the job that was cancelled meanwhile waits and runs again."""
+def cancel_does_not_replace_a_preemption(patch):
+    """The first cause of a stop remains, so a job cancelled meanwhile waits and runs again."""
     cancel = jobs.cancel
 
     def meek(case, by, why, facts):

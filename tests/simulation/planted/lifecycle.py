@@ -14,8 +14,8 @@ from tests.simulation.planted.bug import planted
 
 
 @planted(10, seed=0)
-def a_gang_is_over_when_it_is_asked_to_stop(patch):
-    """An attempt ends, and its devices are given to others, before its nodes have confirmed the stop."""
+def gang_ends_at_the_stop_request(patch):
+    """An attempt ends, and other jobs get its devices, before its nodes have confirmed the stop."""
 
     def hasty(case, attempt, facts):
         if attempt.state is AttemptState.STOPPING:
@@ -26,8 +26,8 @@ def a_gang_is_over_when_it_is_asked_to_stop(patch):
 
 
 @planted(5, seed=0)
-def a_gang_runs_with_its_first_node(patch):
-    """An attempt counts as running when its first node has started, whatever the others do."""
+def gang_is_running_with_its_first_node(patch):
+    """An attempt counts as running when its first node has started, whatever the state of the others."""
     started = attempts._started
 
     def eager(case, attempt, happening, facts):
@@ -40,8 +40,8 @@ def a_gang_runs_with_its_first_node(patch):
 
 
 @planted(7, seed=3, events=2000)
-def a_failed_parent_lets_its_children_start(patch):
-    """`afterok` holds when the parent is over, however it ended."""
+def failed_parent_starts_its_dependents(patch):
+    """`afterok` is met when the parent has ended, also if it failed."""
     verdict = dependencies.condition_state
 
     def lax(kind, *, alive, failed):
@@ -51,14 +51,14 @@ def a_failed_parent_lets_its_children_start(patch):
 
 
 @planted(7, seed=0)
-def children_are_not_settled(patch):
-    """Nobody looks at those who waited for a job when it ends."""
+def dependents_are_not_updated(patch):
+    """When a job ends, the jobs that wait for it are not updated."""
     patch.setattr(StepContext, "settle_dependents", lambda self: (self.ended.clear(), self.renamed.clear()))
 
 
 @planted(9, seed=0)
-def a_job_resumes_from_its_older_checkpoint(patch):
-    """The checkpoints that a job may resume from are named oldest first."""
+def job_resumes_from_an_older_checkpoint(patch):
+    """The checkpoints from which a job may resume are sent oldest first."""
     prepare = gang_commands.prepare
 
     def backwards(job, attempt, facts, *, only=None):
@@ -69,8 +69,8 @@ def a_job_resumes_from_its_older_checkpoint(patch):
 
 
 @planted(9, seed=2)
-def what_is_saved_at_a_stop_is_forgotten(patch):
-    """A checkpoint that is saved while the gang stops is heard and kept nowhere: the job starts again from the one before."""
+def checkpoint_of_a_stop_is_dropped(patch):
+    """A checkpoint saved while the gang stops is received and not recorded: the job resumes from the one before."""
     patch.setitem(
         attempts.TRANSITIONS,
         (AttemptState.STOPPING, CheckpointSaved),
@@ -79,8 +79,8 @@ def what_is_saved_at_a_stop_is_forgotten(patch):
 
 
 @planted(21, seed=0)
-def retention_takes_what_is_kept(patch):
-    """With the oldest checkpoint the newer ones are deleted as well."""
+def retention_deletes_all_checkpoints(patch):
+    """Together with the oldest checkpoint the newer ones are deleted."""
     drop = gang_commands.drop_checkpoints
 
     def greedy(job, attempt, paths):
@@ -91,7 +91,7 @@ def retention_takes_what_is_kept(patch):
 
 @planted(13, seed=0)
 def restarts_are_not_counted(patch):
-    """A job that crashes again and again without progress is restarted for ever."""
+    """A job that crashes repeatedly without progress is restarted without end."""
     charged = settle._charged
 
     def forgetful(case, attempt, cause, facts):
@@ -101,8 +101,8 @@ def restarts_are_not_counted(patch):
 
 
 @planted(13, seed=6)
-def a_job_is_retried_once_too_often(patch):
-    """A job that fails by itself gets one more retry than its owner asked for."""
+def job_gets_one_retry_too_many(patch):
+    """A job that fails by its own fault gets one retry more than requested."""
     failed = settle._failed
 
     def generous(case, attempt, facts):

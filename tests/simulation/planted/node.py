@@ -10,15 +10,15 @@ from tests.simulation.planted.bug import planted
 
 
 @planted(4, seed=1)
-def ranks_run_on_without_a_lease(patch):
-    """A supervisor whose lease is over freezes nothing: the fence is down."""
+def ranks_run_without_a_lease(patch):
+    """A supervisor whose lease has expired freezes no rank: the fence does not work."""
     lapse = members.on_lease_expired
     patch.setattr(members, "on_lease_expired", lambda member, end_ns, now: (lapse(member, end_ns, now)[0], []))
 
 
 @planted(10, seed=1)
-def any_answer_thaws(patch):
-    """Frozen ranks go on with the first answer of the head, though it says that another epoch counts."""
+def any_reply_thaws(patch):
+    """Frozen ranks continue at the first reply of the head, even if it names another epoch."""
     renew = members.on_lease_renewed
 
     def trusting(member, end_ns, now, *, confirmed):
@@ -32,8 +32,8 @@ def any_answer_thaws(patch):
 
 
 @planted(10, seed=0)
-def stopped_is_said_before_it_is_true(patch):
-    """A supervisor answers StopTasks at once, while the ranks still have their grace."""
+def stop_is_confirmed_too_early(patch):
+    """A supervisor confirms StopTasks at once, while the ranks still use their grace period."""
     stop = Supervisor._stop
 
     def hasty(self, command, now):
@@ -44,8 +44,8 @@ def stopped_is_said_before_it_is_true(patch):
 
 
 @planted(10, seed=51)
-def what_tasks_leave_behind_is_not_swept(patch):
-    """When its last task has ended a member counts as gone: nobody waits for what is left, and nobody kills it."""
+def leftover_processes_are_not_killed(patch):
+    """A member counts as gone when its last task has ended: its remaining processes are neither awaited nor killed."""
     task_ended = members.on_task_ended
 
     def careless(member, end, now):
@@ -59,8 +59,8 @@ def what_tasks_leave_behind_is_not_swept(patch):
 
 
 @planted(23, seed=0)
-def a_refusal_quotes_what_was_asked(patch):
-    """A supervisor that cannot prepare a job says of which command, word by word."""
+def refusal_quotes_the_command(patch):
+    """A supervisor that cannot prepare a job reports the complete command."""
     refuse = Supervisor._refuse
     patch.setattr(
         Supervisor,
@@ -70,6 +70,6 @@ def a_refusal_quotes_what_was_asked(patch):
 
 
 @planted(17, seed=0)
-def nothing_is_ever_forgotten(patch):
-    """A supervisor carries on what the head has asked it to forget."""
+def removed_attempts_stay_at_the_supervisor(patch):
+    """A supervisor keeps the attempts that the head has told it to remove."""
     patch.setattr(Supervisor, "_remove", lambda self, slot, now: None)

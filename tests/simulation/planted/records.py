@@ -14,8 +14,8 @@ from tests.simulation.planted.bug import planted
 
 
 @planted(3, seed=8, sqlite=True)
-def a_commit_is_not_synced(patch):
-    """SQLite writes the WAL and leaves it to the kernel when it reaches the disk (synchronous=NORMAL)."""
+def commit_is_not_synced(patch):
+    """SQLite writes the WAL without a sync at each commit (synchronous=NORMAL)."""
 
     def careless(path, vfs, *, held):
         writer = open_writer(path, vfs, held=held)
@@ -26,8 +26,8 @@ def a_commit_is_not_synced(patch):
 
 
 @planted(3, seed=3, sqlite=True)
-def a_commit_is_made_in_two_halves(patch):
-    """Records and their history lines are written in two transactions; the power may go between them."""
+def commit_is_split_in_two(patch):
+    """Records and their history lines are written in two transactions; power may fail between them."""
     commit = SqliteStore.commit
 
     def halved(self, batch):
@@ -38,8 +38,8 @@ def a_commit_is_made_in_two_halves(patch):
 
 
 @planted(3, seed=8, sqlite=True)
-def the_story_is_kept_in_part(patch):
-    """A line of the history is cut short where it is written, and nobody reads it until a person does."""
+def history_line_is_cut_short(patch):
+    """The store truncates the text of a history line. Nothing reads the line before a user does."""
     commit = SqliteStore.commit
 
     def short(self, batch):
@@ -49,8 +49,8 @@ def the_story_is_kept_in_part(patch):
 
 
 @planted(24, seed=4, sqlite=True)
-def a_full_disk_is_taken_for_a_commit(patch):
-    """The store swallows the error of a full disk, and the head acknowledges what is written nowhere."""
+def full_disk_is_acknowledged_as_a_commit(patch):
+    """The store ignores the error of a full disk, and the head acknowledges data that is not stored."""
     commit = SqliteStore.commit
 
     def swallowing(self, batch):
@@ -63,8 +63,8 @@ def a_full_disk_is_taken_for_a_commit(patch):
 
 
 @planted(19, seed=3)
-def numbers_of_a_refused_story_are_lost(patch):
-    """After a refused commit the history goes on past the numbers of the lines that were not written, and the store takes it."""
+def numbers_of_refused_history_lines_are_lost(patch):
+    """After a refused commit, history lines continue past the numbers that were not written, and the store accepts the gap."""
     undo = WorldChange.undo
 
     def forgetful(self):
@@ -78,7 +78,7 @@ def numbers_of_a_refused_story_are_lost(patch):
 
 @planted(18, seed=0)
 def short_runs_are_not_billed(patch):
-    """What an attempt held for less than a minute is charged to nobody."""
+    """Usage of less than a minute by an attempt is charged to no queue."""
     patch.setattr(
         worlds,
         "add_usage",

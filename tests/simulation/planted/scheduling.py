@@ -21,8 +21,8 @@ from tests.simulation.planted.bug import planted
 
 
 @planted(2, seed=0)
-def a_cordoned_node_takes_work(patch):
-    """The board does not hear of nodes that left or were drained, and the last look at a placement does not ask."""
+def cordoned_node_gets_jobs(patch):
+    """The board ignores nodes that left or were drained, and the final check of a placement ignores it too."""
 
     def lax(world, placement):
         why = rejection_reason(world, placement)
@@ -34,8 +34,8 @@ def a_cordoned_node_takes_work(patch):
 
 
 @planted(5, seed=0)
-def a_gang_is_placed_with_a_member_missing(patch):
-    """The last node of a gang is left out of its allocation."""
+def gang_is_placed_with_a_node_missing(patch):
+    """The last node of a gang is missing from its allocation."""
 
     def short(job, allocation, facts):
         if len(allocation.grants) > 1:
@@ -46,8 +46,8 @@ def a_gang_is_placed_with_a_member_missing(patch):
 
 
 @planted(5, seed=2)
-def an_elastic_gang_grows_past_what_was_asked(patch):
-    """An elastic job gets one node more than its owner wrote, where there is room."""
+def elastic_gang_exceeds_its_maximum(patch):
+    """An elastic job gets one node more than requested if there is room."""
     needs = FleetIndex.needs
     patch.setattr(
         FleetIndex,
@@ -59,8 +59,8 @@ def an_elastic_gang_grows_past_what_was_asked(patch):
 
 
 @planted(6, seed=0)
-def what_was_borrowed_does_not_count(patch):
-    """A queue may take what it likes: only the limits of users are asked."""
+def borrowed_gpus_are_not_counted(patch):
+    """A queue may use any number of GPUs: only the limits of users are checked."""
     admits = QuotaTree.check_admission
 
     def lax(self, queue, user, gpus):
@@ -71,8 +71,8 @@ def what_was_borrowed_does_not_count(patch):
 
 
 @planted(6, seed=0, events=2000)
-def quotas_do_not_count_while_they_change(patch):
-    """In the step that hears of other quotas nobody is held to any."""
+def quotas_are_ignored_while_they_change(patch):
+    """The step that receives new quotas applies none."""
     step, admits = Controller.step, QuotaTree.check_admission
     changing: list[PutQueues] = []
 
@@ -88,21 +88,21 @@ def quotas_do_not_count_while_they_change(patch):
 
 
 @planted(6, seed=1)
-def elements_of_an_array_are_not_counted(patch):
-    """More elements of an array run at once than its owner asked for."""
+def array_elements_are_not_counted(patch):
+    """More elements of an array run at once than its limit allows."""
     patch.setattr(verify, "_array_full", lambda world, job: False)
     may_run = Board.job_class
     patch.setattr(Board, "job_class", lambda *args, **kwargs: may_run(*args, **{**kwargs, "throttle": None}))
 
 
 @planted(14, seed=0)
-def a_job_that_backs_off_is_forgotten(patch):
-    """Nobody looks again at a job that waits a moment after a failed start."""
+def job_in_backoff_is_never_retried(patch):
+    """A job that waits after a failed start is not considered again."""
     patch.setattr(Scheduler, "_release_parked", lambda self, seen, now_s: None)
 
 
 @planted(14, seed=0)
-def an_impossible_job_is_never_judged_again(patch):
+def impossible_job_is_never_judged_again(patch):
     """A waiting job that its queue could not admit stays impossible when the quotas change."""
     put_queue = world._INDEXED[Queue]
 
@@ -115,8 +115,8 @@ def an_impossible_job_is_never_judged_again(patch):
 
 
 @planted(13, seed=2)
-def nobody_has_a_guaranteed_run(patch):
-    """A job may be stopped for another the moment it was placed."""
+def guaranteed_run_time_is_ignored(patch):
+    """A job may be preempted right after its placement."""
     place_due = Scheduler._place_due
 
     def unshielded(self, seen, now_s):
@@ -130,15 +130,15 @@ def nobody_has_a_guaranteed_run(patch):
 
 
 @planted(1, seed=0)
-def a_share_is_not_given_back(patch):
-    """A job that had a part of a device ends, and the part stays in use."""
+def share_is_not_freed(patch):
+    """A job with a part of a device ends, and the part stays in use."""
     minus = Usage.minus
     patch.setattr(Usage, "minus", lambda self, grant: self if grant.share is not None else minus(self, grant))
 
 
 @planted(1, seed=0)
-def a_device_is_shared_past_what_it_has(patch):
-    """Where a share goes, nobody asks what the device has left, nor does the last look at a placement."""
+def device_is_shared_beyond_its_capacity(patch):
+    """A share may go to a device without room for it, and the final check of a placement ignores it too."""
     patch.setattr(
         SharedDeviceIndex,
         "best_device",
@@ -148,8 +148,8 @@ def a_device_is_shared_past_what_it_has(patch):
 
 
 @planted(18, seed=0)
-def a_share_is_billed_as_a_whole_device(patch):
-    """The books of the queues count devices, whatever part of them a job has."""
+def share_is_billed_as_a_whole_device(patch):
+    """The usage of the queues counts whole devices for jobs with a part of one."""
     used = add_usage
 
     def coarse(queues, usage_records, queue_id, milli, from_s, to_s):
@@ -159,8 +159,8 @@ def a_share_is_billed_as_a_whole_device(patch):
 
 
 @planted(1, seed=0)
-def a_whole_device_is_granted_though_it_is_shared(patch):
-    """Devices in use in part do not count as in use for jobs that want a whole one."""
+def shared_device_is_granted_as_a_whole_one(patch):
+    """Partly used devices count as free for jobs that want a whole one."""
     patch.setattr(FleetIndex, "allocation", _on_shared_devices(FleetIndex.allocation))
     patch.setattr(Usage, "conflict", lambda self, grant: "")
 
