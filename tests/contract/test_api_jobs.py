@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from phalanx.api.views import receipts
+from phalanx.api.views import usage_summaries
 from phalanx.core.state.events import PutProject
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.queue import Project
@@ -160,7 +160,7 @@ def test_waiting_job_says_why(call):
     assert shown["detail"]
 
 
-def test_ended_job_has_a_receipt(call):
+def test_ended_job_has_a_usage_summary(call):
     supervisor = Supervisor(call)
     supervisor.hello()
     job_id = call.submit()
@@ -170,9 +170,9 @@ def test_ended_job_has_a_receipt(call):
     assert (detail["job"]["state"], detail["job"]["exit_code"]) == ("failed", 3)
     assert detail["attempts"][0]["cause"] == "failed"
     assert [task["code"] for task in detail["attempts"][0]["exits"]] == [3, 3]
-    receipt = call("viewer", "GET", f"/v1/jobs/{job_id}/receipt").json()
-    assert receipt["attempts"][0]["cause"] == "failed"
-    assert receipt["gpu_seconds"]["total"] > 0
+    usage = call("viewer", "GET", f"/v1/jobs/{job_id}/receipt").json()
+    assert usage["attempts"][0]["cause"] == "failed"
+    assert usage["gpu_seconds"]["total"] > 0
 
 
 def test_stop_is_refused_while_jobs_run_and_keeps_or_cancels_them_as_told(head, call):
@@ -288,7 +288,7 @@ def shown_step(call, job_id):
     return call("user", "GET", f"/v1/jobs/{job_id}").json()["job"]["progress"]["step"]
 
 
-# ---- receipts -------------------------------------------------------------------------------------------------------------
+# ---- usage summaries -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -317,20 +317,20 @@ def trained(head, call):
     return job_id, data
 
 
-def test_a_receipt_reads_so_much_of_an_attempt_and_says_what_it_left_unread(call, trained, monkeypatch):
-    """Found by reading: a receipt read whatever an attempt had reported, at once and into memory."""
+def test_a_usage_summary_reads_so_much_of_an_attempt_and_says_what_it_left_unread(call, trained, monkeypatch):
+    """Found by reading: a usage summary read whatever an attempt had reported, at once and into memory."""
     job_id, data = trained
     whole = call("viewer", "GET", f"/v1/jobs/{job_id}/receipt").json()
     assert (whole["attempts"][0]["steps"], whole["unread_bytes"]) == (50, 0)
-    monkeypatch.setattr(receipts, "READ_BYTES_MAX", len(data) // 2)
+    monkeypatch.setattr(usage_summaries, "READ_BYTES_MAX", len(data) // 2)
     half = call("viewer", "GET", f"/v1/jobs/{job_id}/receipt").json()
     assert half["unread_bytes"] == len(data) - len(data) // 2
     assert half["attempts"][0]["steps"] in (24, 25, 26)
 
 
-def test_many_receipts_at_once_are_asked_for_again_later(head, call, trained):
-    head.app.state.runtime.receipts_pending = receipts.RECEIPTS_PENDING_MAX
+def test_many_usage_summaries_at_once_are_asked_for_again_later(head, call, trained):
+    head.app.state.runtime.usage_summaries_pending = usage_summaries.USAGE_SUMMARIES_PENDING_MAX
     assert code(call("viewer", "GET", f"/v1/jobs/{trained[0]}/receipt")) == (503, "try_later")
-    head.app.state.runtime.receipts_pending = 0
+    head.app.state.runtime.usage_summaries_pending = 0
     assert call("viewer", "GET", f"/v1/jobs/{trained[0]}/receipt").status_code == 200
-    assert head.app.state.runtime.receipts_pending == 0
+    assert head.app.state.runtime.usage_summaries_pending == 0

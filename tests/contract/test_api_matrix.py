@@ -112,7 +112,7 @@ def test_description_names_action_bodies_and_refusals_of_every_route(bench, ever
         assert ("content" in reply) == (route.declared.reply is not MediaType.NOTHING)
         assert "403" in operation["responses"]
     names = set(document["components"]["schemas"])
-    assert {"JobView", "ErrorReply", "HelloRequest", "Overview", "Receipt", "StoryLine"} <= names
+    assert {"JobView", "ErrorReply", "HelloRequest", "Overview", "UsageSummary", "HistoryLine"} <= names
     assert all(ref in names for ref in references(document))
 
 

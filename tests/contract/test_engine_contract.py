@@ -139,10 +139,10 @@ def test_a_preempted_training_saves_and_resumes_where_it_was(whole):
     open_gate(whole, "urgent")
     assert ended(whole, urgent)["state"] == "succeeded"
     assert ended(whole, training)["state"] == "succeeded", whole.history(training)
-    receipt = whole.call("GET", f"/v1/jobs/{training}/receipt")
-    assert [attempt["cause"] for attempt in receipt["attempts"]] == ["preempted", "succeeded"]
-    assert receipt["attempts"][1]["resumed_from_step"] >= 10
-    assert (receipt["steps_lost"], receipt["overlapping_steps"]) == (0, 0)
+    usage = whole.call("GET", f"/v1/jobs/{training}/receipt")
+    assert [attempt["cause"] for attempt in usage["attempts"]] == ["preempted", "succeeded"]
+    assert usage["attempts"][1]["resumed_from_step"] >= 10
+    assert (usage["steps_lost"], usage["overlapping_steps"]) == (0, 0)
     assert sorted(losses_by_step(whole, training)) == list(range(1, 301))
 
 
@@ -164,8 +164,8 @@ def test_a_training_whose_node_dies_goes_on_elsewhere_from_its_checkpoint(whole)
     whole.kill_node(dead, signal.SIGKILL)
     view = ended(whole, job)
     assert (view["state"], view["attempts"]) == ("succeeded", 2), whole.history(job)
-    receipt = whole.call("GET", f"/v1/jobs/{job}/receipt")
-    assert receipt["attempts"][1]["resumed_from_step"] >= 20
+    usage = whole.call("GET", f"/v1/jobs/{job}/receipt")
+    assert usage["attempts"][1]["resumed_from_step"] >= 20
     for step, losses in losses_by_step(whole, job).items():
         assert max(losses) - min(losses) < 1e-3, f"step {step} was made twice with different losses: {losses}"
     wait_until(partial(is_up, whole, dead), "the node is back")

@@ -143,10 +143,10 @@ def test_node_killed_in_mid_training_resumes_elsewhere_and_repeats_its_losses():
         view = head.wait_for_state(job, "succeeded", "failed", "cancelled")
         assert view["state"] == "succeeded", head.history(job)
         assert view["attempts"] == 2
-        receipt = head.call("GET", f"/v1/jobs/{job}/receipt")
-        assert receipt["overlapping_steps"] == 0
-        assert [attempt["cause"] for attempt in receipt["attempts"]] == ["node_fail", "succeeded"]
-        assert receipt["attempts"][1]["resumed_from_step"] > 0
+        usage = head.call("GET", f"/v1/jobs/{job}/receipt")
+        assert usage["overlapping_steps"] == 0
+        assert [attempt["cause"] for attempt in usage["attempts"]] == ["node_fail", "succeeded"]
+        assert usage["attempts"][1]["resumed_from_step"] > 0
         losses: dict[int, float] = {}
         for step in steps_of(head, job):
             assert step["loss"] == pytest.approx(losses.setdefault(step["step"], step["loss"]), rel=1e-4)

@@ -85,10 +85,10 @@ def test_gang_of_higher_priority_preempts_a_training_job_which_saves_and_resumes
         open_gate(head, "gate")
         assert head.wait_for_state(urgent, "succeeded", "failed")["state"] == "succeeded"
         assert head.wait_for_state(training, "succeeded", "failed")["state"] == "succeeded", head.history(training)
-        receipt = head.call("GET", f"/v1/jobs/{training}/receipt")
-        assert [attempt["cause"] for attempt in receipt["attempts"]] == ["preempted", "succeeded"]
-        assert receipt["attempts"][1]["resumed_from_step"] >= 10
-        assert (receipt["steps_lost"], receipt["overlapping_steps"]) == (0, 0)
+        usage = head.call("GET", f"/v1/jobs/{training}/receipt")
+        assert [attempt["cause"] for attempt in usage["attempts"]] == ["preempted", "succeeded"]
+        assert usage["attempts"][1]["resumed_from_step"] >= 10
+        assert (usage["steps_lost"], usage["overlapping_steps"]) == (0, 0)
         assert sorted(losses_by_step(head, training)) == list(range(1, 301))
 
 
@@ -152,8 +152,8 @@ def test_elastic_job_starts_wide_shrinks_for_another_and_grows_again():
         wait_until(lambda: (head.job(elastic)["progress"] or {}).get("epoch") == 3, "it trains on three nodes again")
         head.call("POST", f"/v1/jobs/{elastic}/cancel")
         head.wait_for_state(elastic, "cancelled")
-        receipt = head.call("GET", f"/v1/jobs/{elastic}/receipt")
-        assert [attempt["cause"] for attempt in receipt["attempts"][:2]] == ["moved", "moved"]
+        usage = head.call("GET", f"/v1/jobs/{elastic}/receipt")
+        assert [attempt["cause"] for attempt in usage["attempts"][:2]] == ["moved", "moved"]
         steps = losses_by_step(head, elastic)
         assert sorted(steps) == list(range(1, len(steps) + 1))
 

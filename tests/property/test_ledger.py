@@ -12,8 +12,8 @@ from phalanx.core.accounting.ledger import (
     sum_ledgers,
 )
 from phalanx.core.accounting.lineage import split_steps
-from phalanx.core.accounting.receipt import build_receipt
 from phalanx.core.accounting.reports import read_reports
+from phalanx.core.accounting.usage_summary import build_usage_summary
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
@@ -141,13 +141,13 @@ def test_no_category_is_negative(history):
 
 
 @given(histories(), st.randoms(use_true_random=False))
-def test_receipt_does_not_depend_on_the_order_of_anything(history, random):
+def test_usage_summary_does_not_depend_on_the_order_of_anything(history, random):
     job, attempts, reports, now_s = history
-    before = build_receipt(job, attempts, reports, now_s=now_s)
+    before = build_usage_summary(job, attempts, reports, now_s=now_s)
     shuffled = {
         epoch: random.sample(each, len(each)) for epoch, each in random.sample(list(reports.items()), len(reports))
     }
-    assert repr(build_receipt(job, random.sample(attempts, len(attempts)), shuffled, now_s=now_s)) == repr(before)
+    assert repr(build_usage_summary(job, random.sample(attempts, len(attempts)), shuffled, now_s=now_s)) == repr(before)
 
 
 @given(histories())
@@ -164,8 +164,8 @@ def test_every_step_is_kept_or_lost_and_no_number_is_kept_twice(history):
 @given(histories())
 def test_shown_seconds_add_up_and_goodput_is_a_share(history):
     job, attempts, reports, now_s = history
-    receipt = build_receipt(job, attempts, reports, now_s=now_s)
-    spent = receipt.gpu_seconds
+    usage = build_usage_summary(job, attempts, reports, now_s=now_s)
+    spent = usage.gpu_seconds
     parts = (spent.productive, spent.lost, spent.saving, spent.restarting, spent.idle)
     assert sum(round(Fraction(part) * 10**6) for part in parts) == round(Fraction(spent.total) * 10**6)
-    assert receipt.goodput is None or 0 <= receipt.goodput <= 1
+    assert usage.goodput is None or 0 <= usage.goodput <= 1

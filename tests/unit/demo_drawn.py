@@ -5,7 +5,7 @@ import math
 from phalanx.cli.demo.outcome import build_outcome
 from phalanx.cli.demo.recovery_time import NodeKill
 from phalanx.cli.demo.state import DemoState
-from phalanx.core.accounting.receipt import build_receipt
+from phalanx.core.accounting.usage_summary import build_usage_summary
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.state.history import HistoryLine
@@ -149,8 +149,8 @@ def node_view(n, node_rank, *, down):
     )
 
 
-def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
-    """The receipt of the whole history, from the very records that the head would have."""
+def make_usage_summary(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
+    """The usage summary of the whole history, from the very records that the head would have."""
 
     def attempt(epoch, nodes, begin_s, end_s, cause):
         grants = tuple(
@@ -212,7 +212,7 @@ def make_receipt(scene, *, state=JobState.SUCCEEDED, extra_steps=()):
     reports.setdefault(Epoch(2), []).append(
         {"k": "resumed", "rank": 0, "epoch": 2, "generation": 0, "step": SAVED, "load_s": 0.2}
     )
-    return build_receipt(
+    return build_usage_summary(
         job, attempts, reports, nodes={NodeId(f"n{n}"): record(n) for n in range(3)}, now_s=T + END_S + 1
     )
 
@@ -231,4 +231,4 @@ def record(n):
 
 
 def make_outcome(scene, *, kill_wanted=True, **changes):
-    return build_outcome(scene, make_receipt(scene, **changes), sample=SAMPLE, kill_wanted=kill_wanted)
+    return build_outcome(scene, make_usage_summary(scene, **changes), sample=SAMPLE, kill_wanted=kill_wanted)

@@ -25,10 +25,10 @@ from phalanx.cli.cluster.machine_checks import check_accounts, check_packages, c
 from phalanx.cli.cluster.state_folder import RecordedHead, own_node_names
 from phalanx.cli.jobs.ps import _where_or_why
 from phalanx.cli.jobs.show import _facts
-from phalanx.cli.jobs.show import _receipt as receipt_lines
+from phalanx.cli.jobs.show import _usage_lines as usage_lines
 from phalanx.cli.root import COMMANDS, main
 from phalanx.cli.terminal import terminal
-from phalanx.core.accounting.receipt import Receipt
+from phalanx.core.accounting.usage_summary import UsageSummary
 from phalanx.core.fleet.node import NodeState
 from tests.golden.cli import views
 from tests.golden.cli.fake_head import TOKEN, FakeHead
@@ -471,11 +471,11 @@ def test_doctor_says_whose_account_jobs_run_under(brought_up, variable, machine,
     assert found.says.startswith(says)
 
 
-def test_receipt_says_what_of_a_huge_job_it_leaves_out():
-    whole = msgspec.convert(views.receipt(), Receipt)
-    assert not [line for line in receipt_lines(whole) if "reports" in line]
+def test_usage_summary_says_what_of_a_huge_job_it_leaves_out():
+    whole = msgspec.convert(views.usage(), UsageSummary)
+    assert not [line for line in usage_lines(whole) if "reports" in line]
     cut_off = dataclasses.replace(whole, unread_bytes=3 << 20)
-    assert receipt_lines(cut_off)[-1] == "the last 3 MiB of reports are not included: too many to read"
+    assert usage_lines(cut_off)[-1] == "the last 3 MiB of reports are not included: too many to read"
 
 
 def test_doctor_looks_for_every_dependency_of_the_package(monkeypatch):

@@ -22,8 +22,8 @@ from tests.unit.demo_drawn import (
     SAVED,
     STEPS,
     make_outcome,
-    make_receipt,
     make_scene,
+    make_usage_summary,
     step_views,
 )
 
@@ -83,7 +83,7 @@ def test_a_job_that_failed_fails_the_demo():
 def test_steps_made_by_two_attempts_at_once_fail_the_demo():
     late = [replace_step(step_views(END_S)[0], step=150, at_s=END_S)]
     _, outcome = finished(extra_steps=late)
-    assert outcome.receipt.overlapping_steps == 1
+    assert outcome.usage.overlapping_steps == 1
     assert "two attempts computed 1 steps" in outcome.failures[0]
 
 
@@ -102,13 +102,13 @@ def replace_step(view, *, step, at_s):
 def test_a_demo_without_its_kill_fails_unless_none_was_wanted():
     scene, outcome = finished()
     scene.kills.clear()
-    assert "no node was killed" in build_outcome(scene, outcome.receipt, sample="", kill_wanted=True).failures[0]
-    assert build_outcome(scene, outcome.receipt, sample="", kill_wanted=False).failures == ()
+    assert "no node was killed" in build_outcome(scene, outcome.usage, sample="", kill_wanted=True).failures[0]
+    assert build_outcome(scene, outcome.usage, sample="", kill_wanted=False).failures == ()
 
 
 def test_a_kill_with_no_step_after_it_fails_the_demo():
     scene, outcome = finished()
-    alone = replace(outcome.receipt, attempts=outcome.receipt.attempts[:1])
+    alone = replace(outcome.usage, attempts=outcome.usage.attempts[:1])
     assert "no later attempt" in build_outcome(scene, alone, sample="", kill_wanted=True).failures[0]
 
 
@@ -157,7 +157,7 @@ def test_where_there_is_no_unicode_the_charts_are_plain_ascii():
 
 def test_a_demo_without_a_kill_prints_no_stopwatch_and_no_second_losses():
     scene = make_scene(17.0)
-    outcome = build_outcome(scene, make_receipt(scene), sample="", kill_wanted=False)
+    outcome = build_outcome(scene, make_usage_summary(scene), sample="", kill_wanted=False)
     printed = text_of(summary_lines(scene, outcome, width=80))
     assert "Repeated steps" not in printed
     assert "Slurm" not in printed
@@ -240,7 +240,7 @@ def test_page_of_a_failed_demo_says_so():
 
 def test_timeline_has_no_hole_between_placement_and_end():
     scene = make_scene(END_S + 2.0)
-    for attempt in make_receipt(scene).attempts:
+    for attempt in make_usage_summary(scene).attempts:
         pieces = activity_spans(attempt, end_s=END_S)
         assert pieces[0][1] == attempt.placed_s
         assert pieces[-1][2] == attempt.ended_s

@@ -75,7 +75,7 @@ class ApiRuntime:
         self.pending_uploads = PendingUploads()
         self.counts: dict[str, int] = {}
         self.streams_by_user: Counter[UserId] = Counter()
-        self.receipts_pending = 0
+        self.usage_summaries_pending = 0
         self.fleet: list[Node] = []
         self.fleet_read_s = -math.inf
         self.notes: dict[Role, list[str]] = {}

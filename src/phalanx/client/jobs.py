@@ -141,10 +141,10 @@ class JobsApi(ApiCalls):
         payload = self.transport.json("POST", "/v1/jobs/dry-run", encode_body(job), idempotent=True, timeout_s=WHY_S)
         return decode_record(payload, DryRunReply)
 
-    def receipt(self, job_id: str) -> dict[str, Any]:
-        """Return the resources that a job used and lost: the fields of core.accounting.receipt.Receipt."""
-        receipt: dict[str, Any] = json.loads(self.transport.json("GET", f"/v1/jobs/{path_segment(job_id)}/receipt"))
-        return receipt
+    def usage(self, job_id: str) -> dict[str, Any]:
+        """Return the resources that a job used and lost: the fields of core.accounting.usage_summary.UsageSummary."""
+        usage: dict[str, Any] = json.loads(self.transport.json("GET", f"/v1/jobs/{path_segment(job_id)}/receipt"))
+        return usage
 
     def _change(self, job_id: str, verb: str, body: Mapping[str, object] | None = None) -> api.JobView:
         # All are idempotent, except requeue once the next attempt has started.

@@ -81,7 +81,7 @@ class FakeHead:
                 self.on_stop()
                 return {"stopping": True, "running": 0}
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/receipt", path):
-                return views.receipt()
+                return views.usage()
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/story", path):
                 return {"story": json.loads(views.encoded(views.history())), "last": 4}
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/logs", path):

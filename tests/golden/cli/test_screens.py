@@ -20,7 +20,7 @@ from phalanx.cli.top.rendering import (
     job_row,
     job_titles,
 )
-from phalanx.core.accounting.receipt import Receipt
+from phalanx.core.accounting.usage_summary import UsageSummary
 from tests.golden.cli import views
 
 FOLDER = Path(__file__).parent
@@ -64,7 +64,7 @@ def test_show(width):
         job=views.training(),
         attempts=views.attempts(),
         history=views.history(),
-        receipt=msgspec.convert(views.receipt(), Receipt),
+        usage=msgspec.convert(views.usage(), UsageSummary),
     )
     same_as(f"show-{width}", show.job_page(value, screen(width), views.NOW_S, whole_history=False))
 

@@ -245,8 +245,8 @@ def history():
     ]
 
 
-def receipt():
-    """A job's receipt as the API sends it."""
+def usage():
+    """A job's usage summary as the API sends it."""
     seconds = {"productive": 700.0, "lost": 40.0, "saving": 12.5, "restarting": 9.5, "idle": 6.0, "total": 768.0}
     return {
         "job_id": "12",

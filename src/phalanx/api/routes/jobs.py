@@ -27,10 +27,10 @@ from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.arrays import collapsed_page, element_states, whole_array_view
 from phalanx.api.views.live import live_job_view, live_job_views
-from phalanx.api.views.receipts import receipt_of
 from phalanx.api.views.records import attempt_view
+from phalanx.api.views.usage_summaries import usage_summary_of
 from phalanx.core.access.caller import Caller
-from phalanx.core.accounting.receipt import Receipt
+from phalanx.core.accounting.usage_summary import UsageSummary
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
 from phalanx.core.state.events import (
@@ -216,15 +216,15 @@ async def job_history(
     return json_response(HistoryReply(history=visible, last=lines[-1].seq if lines else after))
 
 
-@routes.get("/v1/jobs/{job_id}/receipt", Action.VIEW, reply=Receipt)
-async def job_receipt(request: Request, job_id: JobId) -> Response:
+@routes.get("/v1/jobs/{job_id}/receipt", Action.VIEW, reply=UsageSummary)
+async def job_usage_summary(request: Request, job_id: JobId) -> Response:
     """Show GPU-seconds used and lost, goodput, attempts and their causes."""
     parts = runtime_of(request).services
     job = require_job(parts.store, job_id)
-    receipt = await receipt_of(runtime_of(request), job)
+    usage = await usage_summary_of(runtime_of(request), job)
     if not may_see_all_of(caller_of(request), job):
-        receipt = replace(receipt, attempts=tuple(replace(attempt, why="") for attempt in receipt.attempts))
-    return json_response(receipt)
+        usage = replace(usage, attempts=tuple(replace(attempt, why="") for attempt in usage.attempts))
+    return json_response(usage)
 
 
 async def _changed(request: Request, command: Command[Job | list[Job]]) -> Response:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.demo.loss_curve import LossPoint, RepeatedStep
 from phalanx.cli.figure_files import WIDTH, Box, Chart, Diagram, colour, style_axes, tooltip
-from phalanx.core.accounting.receipt import AttemptSummary, GpuSeconds
+from phalanx.core.accounting.usage_summary import AttemptSummary, GpuSeconds
 from phalanx.core.ids import NodeId
 from phalanx.wire.api.nodes import NodeView
 

@@ -149,14 +149,14 @@ def _finish(
 
     assert isinstance(console, Console)
     scene.now_s = time.time()
-    outcome = build_outcome(scene, conductor.fetch_receipt(), sample=_sample_of(scene), kill_wanted=kill_wanted)
+    outcome = build_outcome(scene, conductor.fetch_usage_summary(), sample=_sample_of(scene), kill_wanted=kill_wanted)
     blocks = console.encoding.lower().startswith("utf")
     for line in summary_lines(scene, outcome, width=console.width if console.is_terminal else 100, blocks=blocks):
         console.print(line, soft_wrap=True)
     _write(html_path, build_page(scene, outcome, version=__version__, command=format_command(job)).encode())
     if json_path:
         _write(json_path, as_json(outcome, scene))
-    if outcome.receipt.state != JobState.SUCCEEDED:
+    if outcome.usage.state != JobState.SUCCEEDED:
         console.print(conductor.log_tail(), markup=False, soft_wrap=True)
     for line in result_lines(outcome):
         console.print(line, soft_wrap=True)

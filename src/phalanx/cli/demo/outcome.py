@@ -10,7 +10,7 @@ import msgspec
 
 from phalanx.cli.demo.recovery_time import OTHER_SYSTEMS, latest_job_kill
 from phalanx.cli.demo.state import DemoState
-from phalanx.core.accounting.receipt import AttemptSummary, Receipt
+from phalanx.core.accounting.usage_summary import AttemptSummary, UsageSummary
 from phalanx.core.work.job import JobState
 
 
@@ -26,7 +26,7 @@ class DemoOutcome:
         kill_to_running_s: seconds from the kill until all ranks were started again.
     """
 
-    receipt: Receipt
+    usage: UsageSummary
     failures: tuple[str, ...]
     killed_at_step: int | None
     resumed_from_step: int | None
@@ -36,25 +36,25 @@ class DemoOutcome:
     sample: str = ""
 
 
-def build_outcome(scene: DemoState, receipt: Receipt, *, sample: str, kill_wanted: bool) -> DemoOutcome:
+def build_outcome(scene: DemoState, usage: UsageSummary, *, sample: str, kill_wanted: bool) -> DemoOutcome:
     """Build the outcome of a demo whose job has ended."""
     kill = latest_job_kill(scene.kills)
-    killed = _attempt(receipt, kill.epoch) if kill is not None else None
-    after = _attempt(receipt, kill.epoch + 1) if kill is not None else None
+    killed = _attempt(usage, kill.epoch) if kill is not None else None
+    after = _attempt(usage, kill.epoch + 1) if kill is not None else None
     faults = []
-    if receipt.state != JobState.SUCCEEDED:
+    if usage.state != JobState.SUCCEEDED:
         why = next(
-            (line.text for line in reversed(scene.history) if line.job_id == receipt.job_id), "see the events above"
+            (line.text for line in reversed(scene.history) if line.job_id == usage.job_id), "see the events above"
         )
-        faults.append(f"job {receipt.job_id} ended as {receipt.state}: {why}")
-    if receipt.overlapping_steps:
-        faults.append(f"two attempts computed {receipt.overlapping_steps} steps at the same time: fencing failed")
+        faults.append(f"job {usage.job_id} ended as {usage.state}: {why}")
+    if usage.overlapping_steps:
+        faults.append(f"two attempts computed {usage.overlapping_steps} steps at the same time: fencing failed")
     if kill_wanted and kill is None:
         faults.append("no node was killed because no checkpoint was published before training ended")
     if kill is not None and not faults and (after is None or kill.recovering):
         faults.append(f"no later attempt made a step after {kill.node} was killed")
     return DemoOutcome(
-        receipt=receipt,
+        usage=usage,
         failures=tuple(faults),
         killed_at_step=None if killed is None else killed.last_step,
         resumed_from_step=None if after is None else after.resumed_from_step,
@@ -67,12 +67,12 @@ def build_outcome(scene: DemoState, receipt: Receipt, *, sample: str, kill_wante
 
 def as_json(outcome: DemoOutcome, scene: DemoState) -> bytes:
     """Encode the usage summary and the demo's measurements as one JSON object with a final newline."""
-    receipt: dict[str, Any] = msgspec.to_builtins(outcome.receipt)
+    usage: dict[str, Any] = msgspec.to_builtins(outcome.usage)
     record = {
-        **receipt,
-        "job_wall_s": receipt["wall_s"],
+        **usage,
+        "job_wall_s": usage["wall_s"],
         "wall_s": round(outcome.wall_s, 3),
-        "causes": [attempt["cause"] for attempt in receipt["attempts"]],
+        "causes": [attempt["cause"] for attempt in usage["attempts"]],
         "killed_at_step": outcome.killed_at_step,
         "resumed_from_step": outcome.resumed_from_step,
         "kill_to_first_step_s": outcome.kill_to_first_step_s,
@@ -89,15 +89,15 @@ def as_json(outcome: DemoOutcome, scene: DemoState) -> bytes:
 
 def usage_rows(outcome: DemoOutcome) -> list[tuple[str, str]]:
     """Return the usage summary as (label, value) rows."""
-    receipt = outcome.receipt
-    spent = receipt.gpu_seconds
-    unit = "virtual GPU-seconds" if receipt.virtual else "GPU-seconds"
+    usage = outcome.usage
+    spent = usage.gpu_seconds
+    unit = "virtual GPU-seconds" if usage.virtual else "GPU-seconds"
 
     def part(seconds: float) -> str:
         share = f"{100 * seconds / spent.total:5.1f} %" if spent.total else ""
         return f"{seconds:8.1f}  {share}"
 
-    goodput = "unknown" if receipt.goodput is None else f"{100 * receipt.goodput:.1f} %"
+    goodput = "unknown" if usage.goodput is None else f"{100 * usage.goodput:.1f} %"
     return [
         (f"{unit} used", f"{spent.total:8.1f}"),
         ("  kept training", part(spent.productive)),
@@ -106,11 +106,11 @@ def usage_rows(outcome: DemoOutcome) -> list[tuple[str, str]]:
         ("  starting and restarting", part(spent.restarting)),
         ("  idle: allocated, none of the above", part(spent.idle)),
         ("goodput", goodput),
-        ("steps kept", f"{receipt.steps_kept}" + (f" of {receipt.steps_total}" if receipt.steps_total else "")),
-        ("steps redone", f"{receipt.steps_redone}"),
-        ("steps computed by two attempts at once", f"{receipt.overlapping_steps}"),
-        ("loss", f"{_loss(receipt.loss_first)} to {_loss(receipt.loss_last)}"),
-        ("job, from submit to end", f"{receipt.wall_s:.1f} s"),
+        ("steps kept", f"{usage.steps_kept}" + (f" of {usage.steps_total}" if usage.steps_total else "")),
+        ("steps redone", f"{usage.steps_redone}"),
+        ("steps computed by two attempts at once", f"{usage.overlapping_steps}"),
+        ("loss", f"{_loss(usage.loss_first)} to {_loss(usage.loss_last)}"),
+        ("job, from submit to end", f"{usage.wall_s:.1f} s"),
     ]
 
 
@@ -138,8 +138,8 @@ CAUSE_TEXTS: Mapping[str, str] = {
 }
 
 
-def _attempt(receipt: Receipt, epoch: int) -> AttemptSummary | None:
-    return next((attempt for attempt in receipt.attempts if attempt.epoch == epoch), None)
+def _attempt(usage: UsageSummary, epoch: int) -> AttemptSummary | None:
+    return next((attempt for attempt in usage.attempts if attempt.epoch == epoch), None)
 
 
 def _loss(loss: float | None) -> str:

@@ -51,7 +51,7 @@ _USAGE_LEGEND: Final = (
 
 def build_page(scene: DemoState, outcome: DemoOutcome, *, version: str, command: str) -> str:
     """Return the page as HTML."""
-    receipt = outcome.receipt
+    usage = outcome.usage
     kept, _ = scene.curve.kept_and_lost()
     redone = scene.curve.repeated_steps()
     hits = [kill for kill in scene.kills if kill.held]
@@ -61,7 +61,7 @@ def build_page(scene: DemoState, outcome: DemoOutcome, *, version: str, command:
     )
     devices = timeline_chart(
         scene.nodes,
-        receipt.attempts,
+        usage.attempts,
         start_s=scene.started_s,
         end_s=scene.now_s,
         kills=[(kill.at_s, kill.node) for kill in scene.kills],
@@ -70,7 +70,7 @@ def build_page(scene: DemoState, outcome: DemoOutcome, *, version: str, command:
     return template.substitute(
         theme=theme_css(),
         title=escape(_title(scene, outcome)),
-        lead=f"{escape(scene.fleet)}; <code>{escape(command)}</code> as job {escape(receipt.job_id)} on {receipt.gpus} {'virtual devices' if receipt.virtual else 'GPUs'}.",
+        lead=f"{escape(scene.fleet)}; <code>{escape(command)}</code> as job {escape(usage.job_id)} on {usage.gpus} {'virtual devices' if usage.virtual else 'GPUs'}.",
         faults="".join(f'<p class="fault">{escape(fault)}</p>' for fault in outcome.failures),
         tiles=_tiles(outcome),
         loss_words=escape(_loss_words(outcome)),
@@ -78,22 +78,22 @@ def build_page(scene: DemoState, outcome: DemoOutcome, *, version: str, command:
         loss_chart=inline_svg(losses, "loss over steps"),
         again_section=_repeated_section(scene),
         timeline_words=escape(
-            "; ".join(f"attempt {each.epoch}: {CAUSE_TEXTS.get(each.cause, each.cause)}" for each in receipt.attempts)
+            "; ".join(f"attempt {each.epoch}: {CAUSE_TEXTS.get(each.cause, each.cause)}" for each in usage.attempts)
             + "."
         ),
         timeline_key=_legend(_TIME_LEGEND),
         timeline=inline_svg(devices, "device allocation over time"),
         stopwatch_section=_recovery_section(scene),
-        job_id=escape(receipt.job_id),
-        receipt_words=escape(
+        job_id=escape(usage.job_id),
+        usage_words=escape(
             "The devices were virtual slots on CPUs."
-            if receipt.virtual
+            if usage.virtual
             else "All allocated devices, from placement to release."
         ),
-        ledger=inline_svg(usage_bar(receipt.gpu_seconds), "GPU time by category") + _legend(_USAGE_LEGEND),
-        receipt="".join(_row(label, value) for label, value in usage_rows(outcome)),
+        ledger=inline_svg(usage_bar(usage.gpu_seconds), "GPU time by category") + _legend(_USAGE_LEGEND),
+        usage="".join(_row(label, value) for label, value in usage_rows(outcome)),
         sample_words=escape(
-            f'A continuation of "def " by the model after {receipt.steps_kept} training steps on Python source code.'
+            f'A continuation of "def " by the model after {usage.steps_kept} training steps on Python source code.'
         ),
         sample=escape(outcome.sample) or "The job wrote no sample.",
         attempts=_attempts(outcome),
@@ -112,16 +112,16 @@ def _title(scene: DemoState, outcome: DemoOutcome) -> str:
 
 
 def _tiles(outcome: DemoOutcome) -> str:
-    receipt = outcome.receipt
+    usage = outcome.usage
     watch = outcome.kill_to_first_step_s
     tiles = [
         ("–" if watch is None else f"{watch:.1f} s", "from node failure to the next step"),
         (
-            "–" if receipt.goodput is None else f"{100 * receipt.goodput:.0f} %",
+            "–" if usage.goodput is None else f"{100 * usage.goodput:.0f} %",
             "goodput: allocated time that became kept steps",
         ),
-        (f"{receipt.steps_redone}", "repeated steps"),
-        (f"{receipt.overlapping_steps}", "steps computed by two attempts at once"),
+        (f"{usage.steps_redone}", "repeated steps"),
+        (f"{usage.overlapping_steps}", "steps computed by two attempts at once"),
         (f"{outcome.wall_s:.0f} s", "the whole demo"),
     ]
     return "".join(
@@ -130,7 +130,7 @@ def _tiles(outcome: DemoOutcome) -> str:
 
 
 def _loss_words(outcome: DemoOutcome) -> str:
-    text = f"{outcome.receipt.steps_kept} steps of a byte-level GPT."
+    text = f"{outcome.usage.steps_kept} steps of a byte-level GPT."
     if outcome.killed_at_step is not None:
         source = f"the checkpoint of step {outcome.resumed_from_step}" if outcome.resumed_from_step else "the start"
         text += f" The node died after step {outcome.killed_at_step}; the next attempt resumed from {source}."
@@ -162,7 +162,7 @@ def _recovery_section(scene: DemoState) -> str:
 def _attempts(outcome: DemoOutcome) -> str:
     head = "<tr><th>attempt</th><th>nodes and devices</th><th>steps</th><th>started from</th><th>allocated</th><th>end</th></tr>"
     body = []
-    for each in outcome.receipt.attempts:
+    for each in outcome.usage.attempts:
         where = ", ".join(f"{share.node} [{', '.join(map(str, share.devices))}]" for share in each.nodes)
         steps = "none" if each.first_step is None else f"{each.first_step} to {each.last_step}"
         source = f"checkpoint of step {each.resumed_from_step}" if each.resumed_from_step else "scratch"

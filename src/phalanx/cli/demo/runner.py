@@ -12,7 +12,7 @@ from phalanx.cli.demo.cluster import DemoCluster
 from phalanx.cli.demo.recovery_time import NodeKill
 from phalanx.cli.demo.state import DemoState
 from phalanx.cli.demo.views import DemoView
-from phalanx.core.accounting.receipt import Receipt
+from phalanx.core.accounting.usage_summary import UsageSummary
 from phalanx.core.errors import Conflict, WaitTimedOut
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
@@ -182,9 +182,9 @@ class DemoRunner:
                 return
             time.sleep(0.1)
 
-    def fetch_receipt(self) -> Receipt:
+    def fetch_usage_summary(self) -> UsageSummary:
         """Fetch the job's usage summary."""
-        return msgspec.convert(self.cluster.client.receipt(self.job_id), Receipt)
+        return msgspec.convert(self.cluster.client.usage(self.job_id), UsageSummary)
 
     def _read_steps(self) -> None:
         more = True

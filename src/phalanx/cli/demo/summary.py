@@ -88,7 +88,7 @@ def _recovery(scene: DemoState, width: int, *, blocks: bool) -> list[Text]:
 
 
 def _usage(outcome: DemoOutcome) -> list[Text]:
-    receipt = outcome.receipt
+    usage = outcome.usage
     lines = [Text(f"  {label:<40}", "").append(value, "bold") for label, value in usage_rows(outcome)]
-    lines += [Text("  " + attempt_line(attempt)) for attempt in receipt.attempts]
-    return _titled(f"Usage summary of job {receipt.job_id} ({plain_text(receipt.name)})", lines)
+    lines += [Text("  " + attempt_line(attempt)) for attempt in usage.attempts]
+    return _titled(f"Usage summary of job {usage.job_id} ({plain_text(usage.name)})", lines)

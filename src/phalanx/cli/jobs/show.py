@@ -17,7 +17,7 @@ from phalanx.cli.jobs.ps import waiting_reason
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
-from phalanx.core.accounting.receipt import GpuSeconds, Receipt
+from phalanx.core.accounting.usage_summary import GpuSeconds, UsageSummary
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.job import JobState
@@ -38,7 +38,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     job: JobView
     attempts: list[AttemptView]
     history: list[HistoryLine] = msgspec.field(name="story")
-    receipt: Receipt | None
+    usage: UsageSummary | None = msgspec.field(name="receipt")
 
 
 @click.command(name="show")
@@ -56,8 +56,8 @@ def _shown(head: Client, job_id: str, *, whole_history: bool) -> ListView:
     detail = head.job(job_id)
     if detail.job.states:
         return array_view(detail.job)
-    receipt = msgspec.convert(head.receipt(job_id), Receipt) if detail.attempts else None
-    value = _Job(job=detail.job, attempts=detail.attempts, history=_read_job_history(head, job_id), receipt=receipt)
+    usage = msgspec.convert(head.usage(job_id), UsageSummary) if detail.attempts else None
+    value = _Job(job=detail.job, attempts=detail.attempts, history=_read_job_history(head, job_id), usage=usage)
     now_s = time.time()
     return ListView(
         value=value,
@@ -87,8 +87,8 @@ def job_page(value: _Job, screen: Terminal, now_s: float, *, whole_history: bool
     if job.checkpoints:
         lines += _section("checkpoints", _checkpoints(job, screen, now_s), screen)
     lines += _section("history", _history(value.history, screen, whole=whole_history), screen)
-    if value.receipt is not None:
-        lines += _section("usage", _receipt(value.receipt), screen)
+    if value.usage is not None:
+        lines += _section("usage", _usage_lines(value.usage), screen)
     return lines
 
 
@@ -255,8 +255,8 @@ def _stacks_hint(line: HistoryLine) -> str:
     return f"; stacks: phalanx logs {line.job_id} --stacks" if explains_hang else ""
 
 
-def _receipt(receipt: Receipt) -> list[str]:
-    spent: GpuSeconds = receipt.gpu_seconds
+def _usage_lines(usage: UsageSummary) -> list[str]:
+    spent: GpuSeconds = usage.gpu_seconds
     lines = []
     if spent.total:
         parts = {
@@ -266,19 +266,19 @@ def _receipt(receipt: Receipt) -> list[str]:
             "restarting": spent.restarting,
             "idle": spent.idle,
         }
-        goodput = "" if receipt.goodput is None else f", goodput {cells.percent(receipt.goodput)}"
+        goodput = "" if usage.goodput is None else f", goodput {cells.percent(usage.goodput)}"
         lines.append(f"{spent.total:.1f} GPU-seconds{goodput}")
         lines.append("  " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
-    lines.append(f"{format_duration(receipt.wall_s)} in total, {format_duration(receipt.queued_s)} of it waiting")
-    if receipt.steps_kept or receipt.steps_lost:
+    lines.append(f"{format_duration(usage.wall_s)} in total, {format_duration(usage.queued_s)} of it waiting")
+    if usage.steps_kept or usage.steps_lost:
         lines.append(
-            f"{cells.count(receipt.steps_kept, 'step')} kept, {receipt.steps_lost} lost, {receipt.steps_redone} redone,"
-            f" {receipt.overlapping_steps} computed by two attempts"
+            f"{cells.count(usage.steps_kept, 'step')} kept, {usage.steps_lost} lost, {usage.steps_redone} redone,"
+            f" {usage.overlapping_steps} computed by two attempts"
         )
-    if receipt.loss_first is not None and receipt.loss_last is not None:
-        lines.append(f"loss {receipt.loss_first:.4f} first, {receipt.loss_last:.4f} last")
-    if receipt.unread_bytes:
-        lines.append(f"the last {format_bytes(receipt.unread_bytes)} of reports are not included: too many to read")
+    if usage.loss_first is not None and usage.loss_last is not None:
+        lines.append(f"loss {usage.loss_first:.4f} first, {usage.loss_last:.4f} last")
+    if usage.unread_bytes:
+        lines.append(f"the last {format_bytes(usage.unread_bytes)} of reports are not included: too many to read")
     return lines
 
 

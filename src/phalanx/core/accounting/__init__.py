@@ -1,1 +1,1 @@
-"""Spans, the goodput ledger and receipts."""
+"""Spans, the goodput ledger and usage summaries."""

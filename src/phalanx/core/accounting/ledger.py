@@ -1,7 +1,7 @@
 """Usage of an attempt's time: each microsecond that its devices were held belongs to exactly one category.
 
 The ledger sums exactly to the attempt's span times its thousandths of devices (invariant 18), so it counts integers; float seconds would
-not add up. Called by the receipt.
+not add up. Called by the usage summary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Determines which steps are part of the result: those of the newest generation back to where it resumed, and so on to the first.
 
-A generation is identified by (epoch, generation). Called by the ledger and the receipt.
+A generation is identified by (epoch, generation). Called by the ledger and the usage summary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reports of one attempt's ranks, parsed from the stream of its first node (JSON lines of `wire.rank`).
 
-Called by the receipt and the ledger. Invalid or incomplete lines are skipped: a training script may write anything into its pipe, and the
+Called by the usage summary and the ledger. Invalid or incomplete lines are skipped: a training script may write anything into its pipe, and the
 accounting must still work.
 """
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from phalanx.api.views.receipts import relevant_reports
-from phalanx.core.accounting.receipt import build_receipt
+from phalanx.api.views.usage_summaries import relevant_reports
 from phalanx.core.accounting.reports import LINE_BYTES_MAX, read_lines, read_reports
+from phalanx.core.accounting.usage_summary import build_usage_summary
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.work.allocation import Allocation, NodeGrant
@@ -119,21 +119,21 @@ def a_node_died():
 
 
 def test_steps_made_again_are_lost_once_and_kept_once():
-    receipt = build_receipt(*a_node_died(), now_s=T + 99)
-    assert (receipt.steps_kept, receipt.steps_lost, receipt.steps_redone) == (12, 4, 4)
-    assert receipt.gpu_seconds.productive == (6 + 6) * 4
-    assert receipt.gpu_seconds.lost == 4 * 4
-    assert receipt.gpu_seconds.saving == 0.5 * 4
-    assert receipt.gpu_seconds.restarting == (2 + 4) * 4
-    assert receipt.gpu_seconds.total == (15 + 14) * 4
-    assert receipt.goodput == pytest.approx(12 / 29)
-    assert (receipt.wall_s, receipt.queued_s) == (30, 1)
-    assert (receipt.loss_first, receipt.loss_last) == (4.99, 4.88)
-    assert receipt.tokens_kept == 120
+    usage = build_usage_summary(*a_node_died(), now_s=T + 99)
+    assert (usage.steps_kept, usage.steps_lost, usage.steps_redone) == (12, 4, 4)
+    assert usage.gpu_seconds.productive == (6 + 6) * 4
+    assert usage.gpu_seconds.lost == 4 * 4
+    assert usage.gpu_seconds.saving == 0.5 * 4
+    assert usage.gpu_seconds.restarting == (2 + 4) * 4
+    assert usage.gpu_seconds.total == (15 + 14) * 4
+    assert usage.goodput == pytest.approx(12 / 29)
+    assert (usage.wall_s, usage.queued_s) == (30, 1)
+    assert (usage.loss_first, usage.loss_last) == (4.99, 4.88)
+    assert usage.tokens_kept == 120
 
 
 def test_attempts_say_why_they_ended_and_where_they_resumed():
-    first, second = build_receipt(*a_node_died(), now_s=T + 99).attempts
+    first, second = build_usage_summary(*a_node_died(), now_s=T + 99).attempts
     assert (first.cause, first.resumed_from_step, first.first_step, first.last_step) == ("node_fail", None, 1, 10)
     assert (second.cause, second.resumed_from_step, second.first_step, second.last_step) == ("succeeded", 6, 7, 12)
     assert [share.node for share in second.nodes] == ["n2", "n1"]
@@ -142,13 +142,13 @@ def test_attempts_say_why_they_ended_and_where_they_resumed():
 
 
 def test_no_step_was_made_by_two_attempts_at_once():
-    assert build_receipt(*a_node_died(), now_s=T + 99).overlapping_steps == 0
+    assert build_usage_summary(*a_node_died(), now_s=T + 99).overlapping_steps == 0
 
 
 def test_a_step_begun_by_the_old_attempt_after_the_new_one_began_is_counted():
     job, attempts, reports = a_node_died()
     reports[Epoch(1)] += steps(1, [11, 12], 20.5)
-    assert build_receipt(job, attempts, reports, now_s=T + 99).overlapping_steps == 2
+    assert build_usage_summary(job, attempts, reports, now_s=T + 99).overlapping_steps == 2
 
 
 def test_on_one_machine_the_boot_clock_decides_who_was_first():
@@ -156,13 +156,13 @@ def test_on_one_machine_the_boot_clock_decides_who_was_first():
     for line in reports[Epoch(2)]:
         if line["k"] == "step":
             line["at_s"] -= 12  # Unix time was set back meanwhile
-    assert build_receipt(job, attempts, reports, now_s=T + 99).overlapping_steps > 0
-    assert build_receipt(job, attempts, reports, nodes=fleet("n0", "n2"), now_s=T + 99).overlapping_steps == 0
+    assert build_usage_summary(job, attempts, reports, now_s=T + 99).overlapping_steps > 0
+    assert build_usage_summary(job, attempts, reports, nodes=fleet("n0", "n2"), now_s=T + 99).overlapping_steps == 0
 
 
 def test_virtual_devices_are_marked():
-    assert build_receipt(*a_node_died(), nodes=fleet("n0", "n1"), now_s=T + 99).virtual
-    assert not build_receipt(*a_node_died(), nodes=fleet("n0", "n1", virtual=False), now_s=T + 99).virtual
+    assert build_usage_summary(*a_node_died(), nodes=fleet("n0", "n1"), now_s=T + 99).virtual
+    assert not build_usage_summary(*a_node_died(), nodes=fleet("n0", "n1", virtual=False), now_s=T + 99).virtual
 
 
 def test_restart_in_place_is_one_attempt_of_two_generations():
@@ -172,34 +172,34 @@ def test_restart_in_place_is_one_attempt_of_two_generations():
         report("resumed", generation=1, step=3, load_s=0),
         *steps(1, range(4, 9), 10, generation=1),
     ]
-    receipt = build_receipt(make_job(ended_s=20), [attempt], {Epoch(1): lines}, now_s=T + 20)
-    assert (receipt.steps_kept, receipt.steps_lost) == (8, 2)
-    assert receipt.gpu_seconds.restarting == (1 + 4) * 4
-    assert receipt.gpu_seconds.idle == 5 * 4
-    assert [each.resumed_from_step for each in receipt.attempts[0].generations] == [None, 3]
+    usage = build_usage_summary(make_job(ended_s=20), [attempt], {Epoch(1): lines}, now_s=T + 20)
+    assert (usage.steps_kept, usage.steps_lost) == (8, 2)
+    assert usage.gpu_seconds.restarting == (1 + 4) * 4
+    assert usage.gpu_seconds.idle == 5 * 4
+    assert [each.resumed_from_step for each in usage.attempts[0].generations] == [None, 3]
 
 
 def test_a_running_job_counts_what_it_made_as_kept_so_far():
-    receipt = build_receipt(
+    usage = build_usage_summary(
         make_job(JobState.RUNNING), [make_attempt(1, 0)], {Epoch(1): steps(1, range(1, 5), 1)}, now_s=T + 6
     )
-    assert (receipt.steps_kept, receipt.steps_lost) == (4, 0)
-    assert receipt.gpu_seconds.total == 6 * 4
+    assert (usage.steps_kept, usage.steps_lost) == (4, 0)
+    assert usage.gpu_seconds.total == 6 * 4
 
 
 def test_a_cancelled_job_keeps_what_its_checkpoint_holds():
     job = make_job(JobState.CANCELLED, ended_s=10, checkpoints=(3,))
     attempt = make_attempt(1, 0, 10, cause=EndCause.CANCELLED)
-    receipt = build_receipt(job, [attempt], {Epoch(1): steps(1, range(1, 9), 1)}, now_s=T + 10)
-    assert (receipt.steps_kept, receipt.steps_lost, receipt.steps_redone) == (3, 5, 0)
+    usage = build_usage_summary(job, [attempt], {Epoch(1): steps(1, range(1, 9), 1)}, now_s=T + 10)
+    assert (usage.steps_kept, usage.steps_lost, usage.steps_redone) == (3, 5, 0)
 
 
 def test_while_the_new_attempt_has_made_no_step_the_tail_of_the_old_one_is_lost():
     job, attempts, reports = a_node_died()
     del reports[Epoch(2)]
     waits = replace(job, state=JobState.RUNNING, checkpoints=make_job(checkpoints=(6,)).checkpoints)
-    receipt = build_receipt(waits, [attempts[0], make_attempt(2, 16)], reports, now_s=T + 18)
-    assert (receipt.steps_kept, receipt.steps_lost) == (6, 4)
+    usage = build_usage_summary(waits, [attempts[0], make_attempt(2, 16)], reports, now_s=T + 18)
+    assert (usage.steps_kept, usage.steps_lost) == (6, 4)
 
 
 def test_a_job_that_reports_nothing_is_judged_by_its_attempts():
@@ -207,18 +207,18 @@ def test_a_job_that_reports_nothing_is_judged_by_its_attempts():
         make_attempt(1, 0, 10, cause=EndCause.NODE_FAIL, running=2),
         make_attempt(2, 10, 20, cause=EndCause.SUCCEEDED, running=11),
     ]
-    receipt = build_receipt(make_job(ended_s=20), attempts, {}, now_s=T + 20)
-    assert receipt.measured_by == "attempts"
-    assert receipt.gpu_seconds.productive == 9 * 4
-    assert receipt.gpu_seconds.lost == 8 * 4
-    assert receipt.gpu_seconds.restarting == 3 * 4
+    usage = build_usage_summary(make_job(ended_s=20), attempts, {}, now_s=T + 20)
+    assert usage.measured_by == "attempts"
+    assert usage.gpu_seconds.productive == 9 * 4
+    assert usage.gpu_seconds.lost == 8 * 4
+    assert usage.gpu_seconds.restarting == 3 * 4
 
 
-def test_a_job_that_never_started_has_an_empty_receipt():
-    receipt = build_receipt(make_job(JobState.PENDING), [], {}, now_s=T + 5)
-    assert receipt.gpu_seconds.total == 0
-    assert receipt.goodput is None
-    assert (receipt.wall_s, receipt.queued_s) == (5, 5)
+def test_a_job_that_never_started_has_an_empty_usage_summary():
+    usage = build_usage_summary(make_job(JobState.PENDING), [], {}, now_s=T + 5)
+    assert usage.gpu_seconds.total == 0
+    assert usage.goodput is None
+    assert (usage.wall_s, usage.queued_s) == (5, 5)
 
 
 def test_a_clock_that_is_off_changes_no_sum():
@@ -226,7 +226,7 @@ def test_a_clock_that_is_off_changes_no_sum():
     for line in reports[Epoch(1)]:
         if "at_s" in line:
             line["at_s"] += 1000
-    spent = build_receipt(job, attempts, reports, now_s=T + 99).gpu_seconds
+    spent = build_usage_summary(job, attempts, reports, now_s=T + 99).gpu_seconds
     assert spent.total == (15 + 14) * 4
     assert spent.productive + spent.lost + spent.saving + spent.restarting + spent.idle == spent.total
 
@@ -236,9 +236,9 @@ def test_a_clock_that_is_off_changes_no_sum():
 )
 def test_lines_that_are_no_report_are_left_out(odd):
     job, attempts, reports = a_node_died()
-    before = build_receipt(job, attempts, reports, now_s=T + 99)
+    before = build_usage_summary(job, attempts, reports, now_s=T + 99)
     reports[Epoch(1)].append(odd)
-    assert build_receipt(job, attempts, reports, now_s=T + 99) == before
+    assert build_usage_summary(job, attempts, reports, now_s=T + 99) == before
 
 
 def test_a_torn_stream_is_read_up_to_the_tear():
@@ -285,7 +285,7 @@ def test_what_ranks_say_that_do_not_speak_changes_nothing_in_whatever_order_it_c
     assert (len(whole.steps), whole.stalls_us, whole.steps_total) == (8, {0: 500_000}, 9)
 
 
-def test_a_receipt_holds_the_steps_of_one_rank_and_not_every_line_of_all():
+def test_a_usage_summary_holds_the_steps_of_one_rank_and_not_every_line_of_all():
     """Found by reading: whoever may see a job could have the head hold all lines of all ranks as objects, a kilobyte each."""
     data = stream(*(line for step in range(500) for rank in range(8) for line in steps(1, [step], step, rank=rank)))
 
@@ -304,10 +304,10 @@ def test_a_receipt_holds_the_steps_of_one_rank_and_not_every_line_of_all():
 def test_the_lowest_rank_that_reports_speaks_for_the_job():
     attempt = make_attempt(1, 0, 10, cause=EndCause.SUCCEEDED)
     lines = steps(1, range(1, 5), 1, rank=0) + steps(1, range(1, 5), 1.2, rank=1)
-    assert build_receipt(make_job(ended_s=10), [attempt], {Epoch(1): lines}, now_s=T).steps_kept == 4
+    assert build_usage_summary(make_job(ended_s=10), [attempt], {Epoch(1): lines}, now_s=T).steps_kept == 4
 
 
 def test_it_travels_as_json():
-    body = json.loads(msgspec.json.encode(build_receipt(*a_node_died(), now_s=T + 99)))
+    body = json.loads(msgspec.json.encode(build_usage_summary(*a_node_died(), now_s=T + 99)))
     assert set(body["gpu_seconds"]) == {"productive", "lost", "saving", "restarting", "idle", "total"}
     assert body["attempts"][0]["nodes"][0] == {"node": "n0", "devices": [0, 1], "first_rank": 0, "tasks": 2}

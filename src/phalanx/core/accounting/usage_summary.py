@@ -1,4 +1,4 @@
-"""The receipt (usage summary) of a job: resources held, use of the time, and the course and end of every attempt.
+"""The usage summary of a job: resources held, use of the time, and the course and end of every attempt.
 
 Built from durable records only, by the head's API and by tests. It reads no clock: live attempts end at `now_s`.
 """
@@ -97,7 +97,7 @@ class AttemptSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class UsageSummary:
     """Cost and result of a job.
 
     Attributes:
@@ -134,7 +134,7 @@ class Receipt:
     unread_bytes: int = 0
 
 
-def build_receipt(
+def build_usage_summary(
     job: Job,
     attempts: Sequence[Attempt],
     reports: Mapping[Epoch, Iterable[Mapping[str, object]]],
@@ -142,8 +142,8 @@ def build_receipt(
     nodes: Mapping[NodeId, Node] | None = None,
     now_s: float,
     unread_bytes: int = 0,
-) -> Receipt:
-    """The receipt of `job`.
+) -> UsageSummary:
+    """The usage summary of `job`.
 
     Args:
         job: the job as it is now.
@@ -167,7 +167,7 @@ def build_receipt(
         nodes[grant.node_id] for attempt in ordered for grant in attempt.allocation.grants if grant.node_id in nodes
     ]
     losses = [record.loss for record in lineage.kept if record.loss is not None]
-    return Receipt(
+    return UsageSummary(
         job_id=job.id,
         name=job.name,
         state=job.state.value,

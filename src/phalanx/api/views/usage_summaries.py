@@ -1,4 +1,4 @@
-"""Builds a job's receipt from the store and the logs. Reports are read in pieces: a long training has gigabytes of them."""
+"""Builds a job's usage summary from the store and the logs. Reports are read in pieces: a long training has gigabytes of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 
 from phalanx.api.runtime import ApiRuntime
 from phalanx.api.services import HeadServices
-from phalanx.core.accounting.receipt import Receipt, build_receipt
 from phalanx.core.accounting.reports import read_lines, step_rank
+from phalanx.core.accounting.usage_summary import UsageSummary, build_usage_summary
 from phalanx.core.errors import TryLater
 from phalanx.core.ids import Epoch
 from phalanx.core.jsonline import parse_object
@@ -24,38 +24,42 @@ from phalanx.wire.rank import ReportKind
 READ_BYTES_MAX: Final = 256 << 20
 _PIECE_BYTES: Final = 1 << 20
 _AT_ONCE: Final = 2  # each uses a CPU for seconds, and 0.5 KB of memory per step
-RECEIPTS_PENDING_MAX: Final = 16  # running and waiting; further requests are answered with TryLater
+USAGE_SUMMARIES_PENDING_MAX: Final = 16  # running and waiting; further requests are answered with TryLater
 _STREAM: Final = "steps-0"  # of node rank 0, which has rank 0
-_THREADS: Final = ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="receipt")
+_THREADS: Final = ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="usage")
 
 
-async def receipt_of(runtime: ApiRuntime, job: Job) -> Receipt:
-    """Build the receipt on a separate thread pool, so that many receipts do not delay other requests.
+async def usage_summary_of(runtime: ApiRuntime, job: Job) -> UsageSummary:
+    """Build the usage summary on a separate thread pool, so that many usage summaries do not delay other requests.
 
     Raises:
-        TryLater: too many receipts were requested at once.
+        TryLater: too many usage summaries were requested at once.
     """
-    if runtime.receipts_pending >= RECEIPTS_PENDING_MAX:
-        raise TryLater(f"{RECEIPTS_PENDING_MAX} receipts are already being built", hint="try again in a moment")
-    runtime.receipts_pending += 1
+    if runtime.usage_summaries_pending >= USAGE_SUMMARIES_PENDING_MAX:
+        raise TryLater(
+            f"{USAGE_SUMMARIES_PENDING_MAX} usage summaries are already being built", hint="try again in a moment"
+        )
+    runtime.usage_summaries_pending += 1
     try:
-        return await asyncio.get_running_loop().run_in_executor(_THREADS, read_receipt, runtime.services, job)
+        return await asyncio.get_running_loop().run_in_executor(_THREADS, read_usage_summary, runtime.services, job)
     finally:
-        runtime.receipts_pending -= 1
+        runtime.usage_summaries_pending -= 1
 
 
-def read_receipt(parts: HeadServices, job: Job) -> Receipt:
-    """Build the current receipt. At most READ_BYTES_MAX of reports are read per attempt."""
+def read_usage_summary(parts: HeadServices, job: Job) -> UsageSummary:
+    """Build the current usage summary. At most READ_BYTES_MAX of reports are read per attempt."""
     attempts = parts.store.attempts(job.id)
     nodes = {node.id: node for node in parts.store.nodes()}
     keys = {each.epoch: stream_key(each, _STREAM) for each in attempts}
     reports = {epoch: relevant_reports(epoch, read_lines(_pieces(parts.logs, key))) for epoch, key in keys.items()}
     unread_bytes = sum(max(0, parts.logs.end(key) - READ_BYTES_MAX) for key in keys.values())
-    return build_receipt(job, attempts, reports, nodes=nodes, now_s=parts.clock.now_s(), unread_bytes=unread_bytes)
+    return build_usage_summary(
+        job, attempts, reports, nodes=nodes, now_s=parts.clock.now_s(), unread_bytes=unread_bytes
+    )
 
 
 def relevant_reports(epoch: Epoch, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects among lines, except steps of ranks above the lowest so far, which a receipt does not count.
+    """Yield the JSON objects among lines, except steps of ranks above the lowest so far, which a usage summary does not count.
 
     Most lines are such steps, and recognizing them costs a tenth of decoding them. An incomplete last line and lines that are not JSON
     objects are left out.
