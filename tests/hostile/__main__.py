@@ -18,9 +18,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with serving() as served:
-        verdict = Campaign(served, inputs=given.inputs, seed=given.seed).run()
-    print(json.dumps(verdict.as_record(), indent=1) if given.json else verdict.told())
-    return 1 if verdict.failures or verdict.growth_mib_per_10k > GROWTH_MIB_PER_10K else 0
+        diagnosis = Campaign(served, inputs=given.inputs, seed=given.seed).run()
+    print(json.dumps(diagnosis.as_record(), indent=1) if given.json else diagnosis.told())
+    return 1 if diagnosis.failures or diagnosis.growth_mib_per_10k > GROWTH_MIB_PER_10K else 0
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ class Campaign:
         self._done: set[str] = set()
         self._asked: set[str] = set()
         self._faults = 0
-        self.verdict = Verdict(inputs=inputs, seed=seed)
+        self.diagnosis = Verdict(inputs=inputs, seed=seed)
 
     def run(self) -> Verdict:
         """Ask all and judge."""
@@ -113,8 +113,8 @@ class Campaign:
         seen.append((self._inputs, self._served.memory_mib()))
         self._line.close()
         self._sum_up(seen, warm)
-        self.verdict.seconds = time.monotonic() - began
-        return self.verdict
+        self.diagnosis.seconds = time.monotonic() - began
+        return self.diagnosis
 
     def good(self) -> Iterator[tuple[Operation, Asked]]:
         """Every operation's good request as it is, but the end of the head."""
@@ -128,7 +128,7 @@ class Campaign:
         for operation, asked in self.good():
             for each in at_every_edge(asked, self._body_of(operation)):
                 self._judge(each, self.ask(each))
-        return self.verdict
+        return self.diagnosis
 
     def _body_of(self, operation: Operation) -> Any:
         told = self._description["paths"][operation.path][operation.method.lower()]
@@ -164,13 +164,13 @@ class Campaign:
             if min(again) > SLOW_S:
                 self._fail(asked, f"took {answer.seconds:.2f} s, and alone {min(again):.2f} s")
             else:
-                self.verdict.slow_once += 1
+                self.diagnosis.slow_once += 1
         return answer
 
     def _judge(self, asked: Asked, answer: Answer) -> None:
-        verdict = self.verdict
-        verdict.by_source[asked.source] += 1
-        verdict.by_status[answer.status] += 1
+        diagnosis = self.diagnosis
+        diagnosis.by_source[asked.source] += 1
+        diagnosis.by_status[answer.status] += 1
         self._asked.add(asked.operation)
         if not asked.waits:
             self._taken_s.append(answer.seconds)
@@ -178,7 +178,7 @@ class Campaign:
             self._fail(asked, "no answer came")
         if self._served.process.poll() is not None:
             self._fail(asked, f"the head ended with {self._served.process.returncode}")
-            raise RuntimeError("\n".join(verdict.failures))
+            raise RuntimeError("\n".join(diagnosis.failures))
         if answer.status == 0 and not answer.left and asked.wire is None:
             self._fail(asked, "the head closed without an answer")
         if answer.status >= 500:
@@ -203,29 +203,29 @@ class Campaign:
         except (ValueError, KeyError, TypeError):
             return f"{answer.status} {answer.body[:200]!r}"
         if answer.status == 503 and error["code"] == "try_later" and "retry-after" in answer.headers:
-            self.verdict.try_later[f"{asked.operation}: {re.sub('[0-9]+', 'N', error['message'])[:100]}"] += 1
+            self.diagnosis.try_later[f"{asked.operation}: {re.sub('[0-9]+', 'N', error['message'])[:100]}"] += 1
             return ""
         return f"{answer.status} {error}"
 
     def _fail(self, asked: Asked, what: str) -> None:
-        self.verdict.failures.append(
+        self.diagnosis.failures.append(
             f"{asked.role}: {asked.operation} ({asked.source}; {asked.odd}): {what}\n    {asked.again(self._served.host)}"
         )
 
     def _sum_up(self, seen: list[tuple[int, float]], warm: int) -> None:
-        verdict = self.verdict
+        diagnosis = self.diagnosis
         ordered = sorted(self._taken_s)
-        verdict.p50_ms = 1000 * statistics.median(ordered)
-        verdict.p99_ms = 1000 * ordered[int(0.99 * (len(ordered) - 1))]
-        verdict.slowest_ms = 1000 * ordered[-1]
-        verdict.memory_mib = [round(mib, 1) for _, mib in seen]
+        diagnosis.p50_ms = 1000 * statistics.median(ordered)
+        diagnosis.p99_ms = 1000 * ordered[int(0.99 * (len(ordered) - 1))]
+        diagnosis.slowest_ms = 1000 * ordered[-1]
+        diagnosis.memory_mib = [round(mib, 1) for _, mib in seen]
         after = [(number, mib) for number, mib in seen if number >= warm]
-        verdict.growth_mib_per_10k = 10_000 * _slope(after) if len(after) > 2 else 0.0
-        verdict.operations_reached = len(self._asked)
-        verdict.operations_never_done = sorted({operation.id for operation in self._known()} - self._done)
+        diagnosis.growth_mib_per_10k = 10_000 * _slope(after) if len(after) > 2 else 0.0
+        diagnosis.operations_reached = len(self._asked)
+        diagnosis.operations_never_done = sorted({operation.id for operation in self._known()} - self._done)
         late = self._served.faults()
         if len(late) > self._faults:
-            verdict.failures.append(f"faults in the head's log: {Counter(late)}")
+            diagnosis.failures.append(f"faults in the head's log: {Counter(late)}")
 
 
 class Shapes:

@@ -24,24 +24,24 @@ SEED = 20261121  # the same commit gives the same requests; `python -m tests.hos
 @pytest.mark.timeout(900)
 def test_hostile_requests_find_no_fault_nothing_slow_and_no_growth():
     with serving() as served:
-        verdict = Campaign(served, inputs=INPUTS, seed=SEED).run()
-    print(verdict.told())
-    assert verdict.inputs == sum(verdict.by_source.values()) == INPUTS
-    assert verdict.failures == []
-    assert verdict.by_status[200] > INPUTS // 20, "hardly any request was accepted"
+        diagnosis = Campaign(served, inputs=INPUTS, seed=SEED).run()
+    print(diagnosis.told())
+    assert diagnosis.inputs == sum(diagnosis.by_source.values()) == INPUTS
+    assert diagnosis.failures == []
+    assert diagnosis.by_status[200] > INPUTS // 20, "hardly any request was accepted"
     if effort.FULL:  # fewer inputs reach fewer operations, and show no growth
-        assert verdict.growth_mib_per_10k <= GROWTH_MIB_PER_10K
-        assert verdict.operations_reached >= 75, "operations were left out"
+        assert diagnosis.growth_mib_per_10k <= GROWTH_MIB_PER_10K
+        assert diagnosis.operations_reached >= 75, "operations were left out"
 
 
 @pytest.mark.timeout(600)
 def test_every_number_at_every_edge_is_taken_or_refused():
     with serving() as served:
-        verdict = Campaign(served, inputs=0, seed=0).at_edges()
+        diagnosis = Campaign(served, inputs=0, seed=0).at_edges()
         assert served.faults() == []
-    assert verdict.failures == []
-    assert sum(verdict.by_status.values()) > 1000
-    assert verdict.by_status[200] > 50, "hardly anything got past the door"
+    assert diagnosis.failures == []
+    assert sum(diagnosis.by_status.values()) > 1000
+    assert diagnosis.by_status[200] > 50, "hardly anything got past the door"
 
 
 @pytest.fixture
@@ -110,9 +110,9 @@ def test_a_planted_fault_is_found_and_told_with_a_line_that_repeats_it(tmp_path,
                 NOBODY: "",
             },
         )
-        verdict = Campaign(served, inputs=300, seed=1).run()
+        diagnosis = Campaign(served, inputs=300, seed=1).run()
     head.close()
-    found = [failure for failure in verdict.failures if "show_profile" in failure]
+    found = [failure for failure in diagnosis.failures if "show_profile" in failure]
     assert found
     assert "500" in found[0]
     assert "curl -sS -i -X GET" in found[0] or "nc 127.0.0.1" in found[0]

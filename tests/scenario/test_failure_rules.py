@@ -180,7 +180,7 @@ def test_rules_that_this_release_cannot_read_leave_the_shipped_ones(cluster):
     assert cluster.ends(job).state is JobState.SUCCEEDED
 
 
-# ---- lemons ----------------------------------------------------------------------------------------------------------
+# ---- bad nodes ------------------------------------------------------------------------------------------------------
 
 
 def fail_on(cluster, name, times):

@@ -7,7 +7,7 @@ from phalanx.cli.cluster.rule_file import parse_rule_file
 from phalanx.cli.cluster.rules import rule_conditions
 from phalanx.core.errors import BadFile
 from phalanx.core.recovery.failure_rules import parse_rules, rule_to_plain
-from phalanx.core.work.failure import FailureOwner, FailureReaction, RestartBudget
+from phalanx.core.work.failure import FailureAttribution, FailureReaction, RestartBudget
 from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.wire.api.rules import RuleView
 
@@ -80,7 +80,7 @@ def test_every_shipped_rule_can_be_written_and_read_again():
 def test_signs_are_drawn_in_a_line():
     view = RuleView(
         name="r",
-        blame=FailureOwner.USER,
+        attribution=FailureAttribution.USER,
         remedy=FailureReaction.STOP,
         charge=RestartBudget.RETRY,
         codes=[3, 4],

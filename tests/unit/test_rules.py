@@ -19,8 +19,8 @@ from phalanx.core.state.records import FAILURE_RULES
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.failure import (
+    FailureAttribution,
     FailureEvidence,
-    FailureOwner,
     FailureReaction,
     RestartBudget,
 )
@@ -86,13 +86,13 @@ def failed(how, xids=(), lines=(), *, oom=False):
     return replace(exit, evidence=FailureEvidence(lines=tuple(lines), xids=tuple(xids), oom_killed=oom))
 
 
-def said(verdict):
-    return f"{verdict.rule} {verdict.blame} {verdict.remedy} {verdict.charge}"
+def said(diagnosis):
+    return f"{diagnosis.rule} {diagnosis.attribution} {diagnosis.remedy} {diagnosis.charge}"
 
 
-@pytest.mark.parametrize(("how", "xids", "lines", "verdict"), SHIPPED)
-def test_shipped_rules(how, xids, lines, verdict):
-    assert said(diagnose(failed(how, xids, lines), shipped_rules())) == verdict
+@pytest.mark.parametrize(("how", "xids", "lines", "diagnosis"), SHIPPED)
+def test_shipped_rules(how, xids, lines, diagnosis):
+    assert said(diagnose(failed(how, xids, lines), shipped_rules())) == diagnosis
 
 
 def test_no_shipped_rule_drains_a_node_for_what_a_job_printed():
@@ -110,8 +110,8 @@ def test_verdict_names_the_xid_and_what_nvidia_calls_it():
 
 
 def test_verdict_of_a_log_line_is_the_line_itself_and_the_last_one_counts():
-    verdict = diagnose(failed(1, (), ("KeyError: 'a'", "ValueError: b", "1 more line")), shipped_rules())
-    assert (verdict.description, verdict.line) == ("ValueError: b", "ValueError: b")
+    diagnosis = diagnose(failed(1, (), ("KeyError: 'a'", "ValueError: b", "1 more line")), shipped_rules())
+    assert (diagnosis.description, diagnosis.line) == ("ValueError: b", "ValueError: b")
 
 
 def test_every_shipped_rule_says_where_it_is_from_and_can_decide_something():
@@ -119,9 +119,9 @@ def test_every_shipped_rule_says_where_it_is_from_and_can_decide_something():
     assert all(rule.source and rule.date for rule in rules)
     for rule in rules:
         if rule.cause:
-            verdict = diagnose_cause(EndCause(rule.cause), rules)
-            assert verdict is not None
-            assert verdict.rule == rule.name
+            diagnosis = diagnose_cause(EndCause(rule.cause), rules)
+            assert diagnosis is not None
+            assert diagnosis.rule == rule.name
             continue
         how = f"s{rule.signals[0]}" if rule.signals else rule.codes[0] if rule.codes else 1
         for option in rule.pattern.split("|"):
@@ -237,7 +237,7 @@ def test_defaults_of_charge_follow_the_blame():
         ]
     )
     assert (user.charge, node.charge) == (RestartBudget.RETRY, RestartBudget.PROGRESS)
-    assert (user.blame, user.remedy) == (FailureOwner.USER, FailureReaction.RESTART_IN_PLACE)
+    assert (user.attribution, user.remedy) == (FailureAttribution.USER, FailureReaction.RESTART_IN_PLACE)
 
 
 def test_rules_of_a_later_release_leave_the_shipped_ones_and_are_told(caplog):

@@ -1,4 +1,4 @@
-"""The verdict, once every member is accounted for: a lost node before a signal before an exit code, and who is charged for it.
+"""The diagnosis, once every member is accounted for: a lost node before a signal before an exit code, and who is charged for it.
 
 Evidence is drawn in words: `0:1` rank 0 ended with code 1, `2:s9` by signal 9, a `!` behind it: we had asked. Two ranks a node.
 """
@@ -83,7 +83,7 @@ def evidence(words, ending=None, lost="", one=None):
 
 C = EndCause
 VERDICTS = [
-    # evidence                  wanted       lost   verdict
+    # evidence                  wanted       lost   diagnosis
     ("0:0 1:0 2:0 3:0", None, "", C.SUCCEEDED),
     ("0:0 1:0 2:0 3:0", C.PREEMPTED, "", C.SUCCEEDED),  # all had finished by themselves
     ("0:0 1:0 2:0 3:0", C.TIMEOUT, "", C.SUCCEEDED),
@@ -115,12 +115,12 @@ VERDICTS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "ending", "lost", "verdict"), VERDICTS)
-def test_verdict(words, ending, lost, verdict):
-    assert judge(evidence(words, ending, lost).attempt) is verdict
+@pytest.mark.parametrize(("words", "ending", "lost", "diagnosis"), VERDICTS)
+def test_verdict(words, ending, lost, diagnosis):
+    assert judge(evidence(words, ending, lost).attempt) is diagnosis
 
 
-# verdict -> the job's state, why it waits, and what it is charged
+# diagnosis -> the job's state, why it waits, and what it is charged
 CONSEQUENCES = [
     ("0:0 1:0 2:0 3:0", None, "", JobState.SUCCEEDED, None, 0),
     ("", C.CANCELLED, "", JobState.CANCELLED, None, 0),
@@ -345,13 +345,13 @@ def test_gang_with_a_lost_member_never_restarts_in_place():
 
 
 @pytest.mark.parametrize(
-    ("ending", "verdict"),
+    ("ending", "diagnosis"),
     [(None, C.TIMEOUT), (C.NODE_FAIL, C.TIMEOUT), (C.CANCELLED, C.CANCELLED), (C.REQUEUED, C.REQUEUED)],
 )
-def test_limit_that_a_supervisor_kept_while_the_head_was_away_is_a_timeout(ending, verdict):
+def test_limit_that_a_supervisor_kept_while_the_head_was_away_is_a_timeout(ending, diagnosis):
     case = evidence("0:143!", ending)
     exits = tuple(replace(exit, note=TIME_LIMIT_NOTE) for exit in case.attempt.exits)
-    assert judge(replace(case.attempt, exits=exits)) is verdict
+    assert judge(replace(case.attempt, exits=exits)) is diagnosis
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------

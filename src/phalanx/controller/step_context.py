@@ -183,10 +183,10 @@ class StepContext:
         found = find_bad_nodes(fleet, now_s)
         for node in list(self.world.nodes.values()):
             if node.bad_node_reason or node.id in found:
-                self._update_lemon(node, found.get(node.id))
+                self._update_bad_node(node, found.get(node.id))
 
-    def _update_lemon(self, node: Node, lemon: BadNode | None) -> None:
-        why = "" if lemon is None else lemon.why
+    def _update_bad_node(self, node: Node, bad_node: BadNode | None) -> None:
+        why = "" if bad_node is None else bad_node.why
         if why != node.bad_node_reason:
             self.change.put(replace(node, bad_node_reason=why))
         if bool(why) != bool(node.bad_node_reason):
@@ -195,8 +195,8 @@ class StepContext:
                 if why
                 else f"{node.id} no longer fails more often than the others"
             )
-            self.add_history("lemon", text, node_id=node.id, by=RECOVERY)
-        if lemon is not None and lemon.drain and node.cordon is None:
+            self.add_history("bad_node", text, node_id=node.id, by=RECOVERY)
+        if bad_node is not None and bad_node.drain and node.cordon is None:
             self._cordon(NodeFault(node_id=node.id, why=why, cordon=True, by=RECOVERY, drain=True))
 
     def settle_dependents(self) -> None:

@@ -73,7 +73,7 @@ def _reply(own: Sequence[FailureRule], *, by: str, stored_s: float | None) -> Ru
 def _view(rule: FailureRule, *, own: bool) -> RuleView:
     return RuleView(
         name=rule.name,
-        blame=rule.blame,
+        attribution=rule.attribution,
         remedy=rule.remedy,
         charge=rule.charge,
         codes=list(rule.codes),

@@ -299,7 +299,7 @@ def node_view(
         down_cause=node.down_cause,
         failures=node.failure_count,
         slow=node.slow_reason,
-        lemon=node.bad_node_reason,
+        bad_node=node.bad_node_reason,
         marks=round(node.fault_score, 3),
         supervisor_id=node.supervisor_id,
         cordon=None

@@ -205,7 +205,7 @@ def _why(node: NodeView, now_s: float) -> str:
         return node.down_cause
     cordon = "" if node.cordon is None else f"{node.cordon.why or 'no reason given'} ({node.cordon.by})"
     slow = f"slow: {node.slow}" if node.slow else ""
-    bad = f"used last: {node.lemon}" if node.lemon and node.cordon is None else ""
+    bad = f"used last: {node.bad_node}" if node.bad_node and node.cordon is None else ""
     outside = f"other processes: {', '.join(node.outside)}" if node.outside else ""
     return "; ".join(filter(None, [cordon, slow, bad, outside, reservations.reservation_summary(node.reserved, now_s)]))
 

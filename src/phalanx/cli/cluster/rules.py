@@ -87,7 +87,7 @@ def _row(rule: RuleView) -> Sequence[Cell | str]:
     return [
         rule.name,
         rule_conditions(rule),
-        Cell(rule.blame.value, _STYLES[rule.blame.value]),
+        Cell(rule.attribution.value, _STYLES[rule.attribution.value]),
         rule.remedy.value,
         "retry" if rule.charge.value == "retry" else "no progress",
         rule.says,

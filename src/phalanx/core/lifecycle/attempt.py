@@ -215,13 +215,13 @@ def _exited(case: AttemptCase, attempt: Attempt, happening: TaskExited, facts: T
 
 
 def _diagnosed(exit: TaskExit, facts: TransitionContext) -> TaskExit:
-    """The exit with its verdict instead of its evidence, which would be too large for a gang of thousands. Stances are small and stay."""
+    """The exit with its diagnosis instead of its evidence, which would be too large for a gang of thousands. Stuck positions are small and stay."""
     if exit.evidence is None and not exit.failed:
         return exit
     position = None if exit.evidence is None else exit.evidence.stuck_position
-    verdict = facts.diagnose(exit) if exit.failed else None
+    diagnosis = facts.diagnose(exit) if exit.failed else None
     return replace(
-        exit, diagnosis=verdict, evidence=None if position is None else FailureEvidence(stuck_position=position)
+        exit, diagnosis=diagnosis, evidence=None if position is None else FailureEvidence(stuck_position=position)
     )
 
 

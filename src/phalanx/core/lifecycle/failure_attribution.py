@@ -1,4 +1,4 @@
-"""Failure attribution: which task's failure ended a gang, and what follows from its verdict. Applies to attempts whose members all stopped.
+"""Failure attribution: which task's failure ended a gang, and what follows from its diagnosis. Applies to attempts whose members all stopped.
 
 When one task fails, its peers fail too: they wait in a collective until their connections are reset. So the order of exits alone is
 misleading; failures that the rules classify as echoes (follow-on failures) come last.
@@ -14,8 +14,8 @@ from phalanx.core.lifecycle.transitions import FaultMark
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.work.attempt import Attempt, EndCause, TaskExit
 from phalanx.core.work.failure import (
+    FailureAttribution,
     FailureDiagnosis,
-    FailureOwner,
     FailureReaction,
     RestartBudget,
 )
@@ -30,25 +30,25 @@ def first_failure(attempt: Attempt) -> TaskExit | None:
 
 
 def _order(exit: TaskExit) -> tuple[int, bool, float, int]:
-    verdict, place = exit.diagnosis, 1
-    if verdict is not None and verdict.blame is FailureOwner.FOLLOW_ON:
+    diagnosis, place = exit.diagnosis, 1
+    if diagnosis is not None and diagnosis.attribution is FailureAttribution.FOLLOW_ON:
         place = 2
-    elif verdict is not None and verdict.blame is not FailureOwner.USER and verdict.remedy in _MOVES:
+    elif diagnosis is not None and diagnosis.attribution is not FailureAttribution.USER and diagnosis.remedy in _MOVES:
         place = 0
     return (place, exit.code is not None, exit.ended_s, exit.rank)
 
 
-def cause_of(verdict: FailureDiagnosis, *, alone: bool = False) -> EndCause:
-    """The cause with which the attempt machine applies the verdict. `alone`: a task without peers cannot fail as an echo."""
-    if alone and verdict.blame is FailureOwner.FOLLOW_ON:
+def cause_of(diagnosis: FailureDiagnosis, *, alone: bool = False) -> EndCause:
+    """The cause with which the attempt machine applies the diagnosis. `alone`: a task without peers cannot have a follow-on failure."""
+    if alone and diagnosis.attribution is FailureAttribution.FOLLOW_ON:
         return EndCause.FAILED
-    if verdict.charge is RestartBudget.RETRY or verdict.remedy is FailureReaction.STOP:
+    if diagnosis.charge is RestartBudget.RETRY or diagnosis.remedy is FailureReaction.STOP:
         return EndCause.FAILED
-    return EndCause.FAULT if verdict.remedy in _MOVES else EndCause.CRASH
+    return EndCause.FAULT if diagnosis.remedy in _MOVES else EndCause.CRASH
 
 
 def with_explanation(attempt: Attempt, cause: EndCause) -> Attempt:
-    """The attempt with its first failure's verdict as the reason it ended, and with the reason on the members of faulty nodes."""
+    """The attempt with its first failure's diagnosis as the reason it ended, and with the reason on the members of faulty nodes."""
     if cause not in (EndCause.FAILED, EndCause.CRASH, EndCause.FAULT):
         return attempt
     first = first_failure(attempt)
@@ -67,23 +67,23 @@ def describe_exit(exit: TaskExit) -> str:
     how = f"signal {exit.signal}" if exit.code is None else f"exit code {exit.code}"
     if exit.note:
         how = f"{how} ({exit.note})"
-    verdict = exit.diagnosis
-    if verdict is None or not verdict.description:
+    diagnosis = exit.diagnosis
+    if diagnosis is None or not diagnosis.description:
         return how
-    return f"{how}: {verdict.description} ({verdict.rule}: {verdict.blame.value})"
+    return f"{how}: {diagnosis.description} ({diagnosis.rule}: {diagnosis.attribution.value})"
 
 
 def next_step(attempt: Attempt, *, goes_on: bool, budget: str) -> str:
     """The next step, for the history: `the gang restarts in place; counted as retry 1 of 2`."""
     first = first_failure(attempt)
-    verdict = None if first is None else first.diagnosis
-    if first is None or verdict is None:
+    diagnosis = None if first is None else first.diagnosis
+    if first is None or diagnosis is None:
         return ""
     if not goes_on:
-        stopped = f"by rule {verdict.rule}" if verdict.remedy is FailureReaction.STOP else f"{budget} used"
+        stopped = f"by rule {diagnosis.rule}" if diagnosis.remedy is FailureReaction.STOP else f"{budget} used"
         return f"the job ends: {stopped}"
-    where = "the gang is placed again elsewhere" if verdict.remedy in _MOVES else "the gang restarts in place"
-    drained = f"; {first.node_id} is drained" if verdict.remedy is FailureReaction.DRAIN else ""
+    where = "the gang is placed again elsewhere" if diagnosis.remedy in _MOVES else "the gang restarts in place"
+    drained = f"; {first.node_id} is drained" if diagnosis.remedy is FailureReaction.DRAIN else ""
     return f"{where}{drained}; counted as {budget}"
 
 
@@ -91,9 +91,9 @@ def node_faults(attempt: Attempt) -> tuple[NodeFault, ...]:
     """The nodes to drain, each once, with the evidence."""
     found: dict[NodeId, NodeFault] = {}
     for exit in _node_failures(attempt):
-        verdict = exit.diagnosis
-        if verdict is not None and verdict.remedy is FailureReaction.DRAIN and exit.node_id not in found:
-            why = f"{verdict.description} (job {attempt.job_id}, rule {verdict.rule})"
+        diagnosis = exit.diagnosis
+        if diagnosis is not None and diagnosis.remedy is FailureReaction.DRAIN and exit.node_id not in found:
+            why = f"{diagnosis.description} (job {attempt.job_id}, rule {diagnosis.rule})"
             found[exit.node_id] = NodeFault(node_id=exit.node_id, why=why, cordon=True, by=RECOVERY, drain=True)
     return tuple(found.values())
 
@@ -104,9 +104,9 @@ def fault_marks(attempt: Attempt) -> tuple[FaultMark, ...]:
     counted: Iterable[TaskExit] = (*([] if first is None else [first]), *_node_failures(attempt))
     found: dict[NodeId, FaultMark] = {}
     for exit in counted:
-        verdict = exit.diagnosis
-        if verdict is not None and verdict.weight > 0 and exit.node_id not in found:
-            found[exit.node_id] = FaultMark(node_id=exit.node_id, weight=verdict.weight, why=verdict.description)
+        diagnosis = exit.diagnosis
+        if diagnosis is not None and diagnosis.weight > 0 and exit.node_id not in found:
+            found[exit.node_id] = FaultMark(node_id=exit.node_id, weight=diagnosis.weight, why=diagnosis.description)
     return tuple(found.values())
 
 
@@ -119,7 +119,7 @@ def _node_failures(attempt: Attempt) -> list[TaskExit]:
             if exit.failed
             and exit.diagnosis is not None
             and exit.diagnosis.remedy in _MOVES
-            and exit.diagnosis.blame is not FailureOwner.PREEMPTED
+            and exit.diagnosis.attribution is not FailureAttribution.PREEMPTED
         ),
         key=lambda exit: exit.rank,
     )

@@ -50,7 +50,7 @@ _HANG_WEIGHT = 0.3  # of a hang against the culprit's node: the program is at fa
 
 
 def settle(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> TransitionResult:
-    """End the attempt or start its next generation in place, with the verdict in the history and marks against faulty nodes."""
+    """End the attempt or start its next generation in place, with the diagnosis in the history and marks against faulty nodes."""
     cause = determine_cause(attempt)
     outcome = _settled(case, failure_attribution.with_explanation(attempt, cause), cause, facts)
     if cause is EndCause.START_FAIL:
@@ -60,13 +60,13 @@ def settle(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> Tra
         return replace(outcome, marks=(*outcome.marks, *against))
     if cause not in (EndCause.FAILED, EndCause.CRASH, EndCause.FAULT):
         return outcome
-    return _with_verdict(case, attempt, cause, facts, outcome)
+    return _with_diagnosis(case, attempt, cause, facts, outcome)
 
 
-def _with_verdict(
+def _with_diagnosis(
     case: AttemptCase, attempt: Attempt, cause: EndCause, facts: TransitionContext, outcome: TransitionResult
 ) -> TransitionResult:
-    """The outcome with the verdict as the first history line."""
+    """The outcome with the diagnosis as the first history line."""
     job = outcome.job
     budget = f"restart {min(job.charged_restarts, NO_PROGRESS_BUDGET)} of {NO_PROGRESS_BUDGET} without progress"
     if cause is EndCause.FAILED:
@@ -156,8 +156,8 @@ def _failed(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> Tr
 
 def _hung(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> TransitionResult:
     """A hang: restart once, as the rules require; end the job if it hangs again without progress."""
-    job, verdict = case.job, facts.diagnose_cause(EndCause.HANG)
-    remedy = FailureReaction.RESTART_IN_PLACE if verdict is None else verdict.remedy
+    job, diagnosis = case.job, facts.diagnose_cause(EndCause.HANG)
+    remedy = FailureReaction.RESTART_IN_PLACE if diagnosis is None else diagnosis.remedy
     found, _ = hang_culprits.find_culprits(attempt.exits)
     why = f"{attempt.why}; {hang_culprits.explain_hang(attempt.exits)}"
     attempt = replace(attempt, why=why)

@@ -1,11 +1,11 @@
-"""Detects bad nodes ("lemons"): nodes that fail jobs more often than the others. They are used last, or drained.
+"""Detects bad nodes: nodes that fail jobs more often than the others. They are used last, or drained.
 
 Each failure that may be a node's fault is a mark (`core.lifecycle.transitions.FaultMark`): weight 1 for a lost node or a failed device, less for
 failures that programs cause as often. Marks decay, so that a repaired node is trusted again. A node is compared with its own fleet: if all
-nodes fail often, none is a lemon. Pure functions; marks are stored on node records.
+nodes fail often, none is a bad node. Pure functions; marks are stored on node records.
 
 Test: by chance alone, a node would have the mean marks of the other nodes. With marks as a Poisson count of that mean, the tail gives the
-probability of as many as it has. A lemon has at least three times the mean, and its marks are too unlikely by chance in the whole fleet.
+probability of as many as it has. A bad node has at least three times the mean, and its marks are too unlikely by chance in the whole fleet.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def add_mark(marks: MarkSum, weight: float, now_s: float) -> MarkSum:
 
 
 def find_bad_nodes(fleet: Mapping[NodeId, MarkSum], now_s: float) -> dict[NodeId, BadNode]:
-    """The lemons of a fleet, by node; none in a fleet of one. Cost: linear in the nodes."""
+    """The bad nodes of a fleet, by node; none in a fleet of one. Cost: linear in the nodes."""
     sums = {node_id: decayed_sum(marks, now_s) for node_id, marks in fleet.items()}
     if len(sums) < 2:
         return {}

@@ -1,4 +1,4 @@
-"""Failure rules: a table from signs to verdicts, and its parser. The first rule whose signs all match decides.
+"""Failure rules: a table from signs to diagnoses, and its parser. The first rule whose signs all match decides.
 
 The controller passes `judge` to the attempt machine, with the operators' own rules before the shipped table (`phalanx.planner.facts.failure_rules`).
 Pure functions of evidence and rules. Nothing here collects evidence or acts on it.
@@ -18,9 +18,9 @@ from phalanx.core.work.attempt import EndCause, TaskExit
 from phalanx.core.work.failure import (
     EVIDENCE_LINE_CHARS_MAX,
     EVIDENCE_LINES_MAX,
+    FailureAttribution,
     FailureDiagnosis,
     FailureEvidence,
-    FailureOwner,
     FailureReaction,
     RestartBudget,
 )
@@ -53,7 +53,7 @@ SIGNALS: Final = {
 }
 """Numbers of x86 and ARM Linux. Source: signal(7)."""
 _SHELL: Final = 128  # a shell reports 128 + n for a command that signal n ended
-E = TypeVar("E", FailureOwner, FailureReaction, RestartBudget)
+E = TypeVar("E", FailureAttribution, FailureReaction, RestartBudget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class FailureRule:
     """
 
     name: str
-    blame: FailureOwner
+    attribution: FailureAttribution
     remedy: FailureReaction
     charge: RestartBudget
     codes: tuple[int, ...] = ()
@@ -89,19 +89,19 @@ class FailureRule:
 NO_EVIDENCE: Final = FailureEvidence()
 UNKNOWN_CODE: Final = FailureDiagnosis(
     rule="exit-code",
-    blame=FailureOwner.USER,
+    attribution=FailureAttribution.USER,
     remedy=FailureReaction.RESTART_IN_PLACE,
     charge=RestartBudget.RETRY,
     description="",
 )
 UNKNOWN_SIGNAL: Final = FailureDiagnosis(
     rule="signal",
-    blame=FailureOwner.INFRASTRUCTURE,
+    attribution=FailureAttribution.INFRASTRUCTURE,
     remedy=FailureReaction.RESTART_IN_PLACE,
     charge=RestartBudget.PROGRESS,
     description="a signal that Phalanx did not send",
 )
-"""Verdicts if no rule matches: an exit code is chosen by the job, a signal is not."""
+"""Diagnoses if no rule matches: an exit code is chosen by the job, a signal is not."""
 
 
 def diagnose(exit: TaskExit, rules: Sequence[FailureRule]) -> FailureDiagnosis:
@@ -112,23 +112,23 @@ def diagnose(exit: TaskExit, rules: Sequence[FailureRule]) -> FailureDiagnosis:
             continue
         line = _matching_line(rule, exit, found)
         if line is not None:
-            return _verdict(rule, line, found)
+            return _diagnosis_by(rule, line, found)
     return UNKNOWN_SIGNAL if exit.code is None else UNKNOWN_CODE
 
 
 def diagnose_cause(cause: EndCause, rules: Sequence[FailureRule]) -> FailureDiagnosis | None:
     """Diagnose the end of a generation without a failed task; None if no rule covers this cause."""
-    return next((_verdict(rule, "", NO_EVIDENCE) for rule in rules if rule.cause == cause.value), None)
+    return next((_diagnosis_by(rule, "", NO_EVIDENCE) for rule in rules if rule.cause == cause.value), None)
 
 
-def _verdict(rule: FailureRule, line: str, found: FailureEvidence) -> FailureDiagnosis:
+def _diagnosis_by(rule: FailureRule, line: str, found: FailureEvidence) -> FailureDiagnosis:
     xid = next((one for one in found.xids if one in rule.xids), None)
     says = rule.says or line.strip() or rule.name
     if xid is not None:
         says = f"XID {xid}: {rule.says or rule.name}"
     return FailureDiagnosis(
         rule=rule.name,
-        blame=rule.blame,
+        attribution=rule.attribution,
         remedy=rule.remedy,
         charge=rule.charge,
         description=says,
@@ -209,7 +209,7 @@ def parse_rules(values: Any) -> tuple[FailureRule, ...]:
 
 def rule_to_plain(rule: FailureRule) -> dict[str, Any]:
     """The rule as plain values for `parse_rule`; without empty ones."""
-    given = {key: getattr(rule, key) for key in KEYS}
+    given = {key: getattr(rule, "attribution" if key == "blame" else key) for key in KEYS}
     return {
         key: list(value) if isinstance(value, tuple) else str(value) if key in _WORDS else value
         for key, value in given.items()
@@ -244,8 +244,8 @@ def parse_rule(value: Any, where: str) -> FailureRule:
 
 
 def _signs(value: Mapping[str, Any], name: str, where: str) -> FailureRule:
-    blame = _one_of(value, "blame", FailureOwner, where)
-    usual = RestartBudget.RETRY if blame is FailureOwner.USER else RestartBudget.PROGRESS
+    attribution = _one_of(value, "blame", FailureAttribution, where)
+    usual = RestartBudget.RETRY if attribution is FailureAttribution.USER else RestartBudget.PROGRESS
     oom, weight, cause = value.get("oom", False), value.get("weight", 0.0), _text(value, "cause", where, NAME_CHARS_MAX)
     if not isinstance(oom, bool):
         raise BadRequest(f"{where}: oom: must be true or false")
@@ -258,7 +258,7 @@ def _signs(value: Mapping[str, Any], name: str, where: str) -> FailureRule:
         raise BadRequest(f"{where}: pattern: {pattern!r} would match every line")
     return FailureRule(
         name=name,
-        blame=blame,
+        attribution=attribution,
         remedy=_one_of(value, "remedy", FailureReaction, where),
         pattern=pattern,
         oom=oom,

@@ -69,7 +69,7 @@ class TaskExit:
     Attributes:
         code: None if a signal ended it.
         requested_by_phalanx: the exit was requested by Phalanx.
-        evidence: further signs that its supervisor found; the head stores the verdict instead.
+        evidence: further signs that its supervisor found; the head stores the diagnosis instead.
         diagnosis: the result of the failure rules; None if the exit was not a failure, or no rules were applied.
     """
 

@@ -1,6 +1,6 @@
-"""Failure records: evidence as a supervisor collects it, and the verdict that the head stores.
+"""Failure records: evidence as a supervisor collects it, and the diagnosis that the head stores.
 
-Records only. The failure rules (`core.recovery.failure_rules`) map evidence to verdicts; the attempt machine acts on a verdict.
+Records only. The failure rules (`core.recovery.failure_rules`) map evidence to diagnoses; the attempt machine acts on a diagnosis.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ EVIDENCE_LINE_CHARS_MAX: Final = 300
 XIDS_MAX: Final = 16  # distinct codes since the attempt began: a storm repeats a few of them
 
 
-class FailureOwner(enum.StrEnum):
-    """The cause of a failure, by owner."""
+class FailureAttribution(enum.StrEnum):
+    """What a failure is attributed to; `blame` in rule files."""
 
     USER = "user"  # the job's own error: it would fail elsewhere too
     INFRASTRUCTURE = "infrastructure"  # a node, a device, a link
@@ -86,7 +86,7 @@ class FailureDiagnosis:
     """
 
     rule: str
-    blame: FailureOwner
+    attribution: FailureAttribution
     remedy: FailureReaction
     charge: RestartBudget
     description: str

@@ -323,7 +323,7 @@ class SlurmEngine:
         for key, order in list(self._orders.items()):
             row = rows.get(order.slurm_id)
             holders = [who for node in order.nodes for who in inventory.other_users(node, jobs, ours)]
-            verdict = submissions.evaluate(
+            evaluation = submissions.evaluate(
                 order,
                 row,
                 now_s,
@@ -333,20 +333,21 @@ class SlurmEngine:
                 head_url=self.settings.head_url,
                 cleaning_up=any(job.id != order.slurm_id and job.is_cleaning_up(order.nodes) for job in mine),
             )
-            reports += verdict.events
-            if verdict.cancel:
+            reports += evaluation.events
+            if evaluation.cancel:
                 cancels.append(order.slurm_id)
-            if verdict.nudge:
+            if evaluation.nudge:
                 nudges.append((key, order.slurm_id))
-            for node in verdict.contended:
+            for node in evaluation.contended:
                 self._contended[node] = (now_s + CONTENDED_S, f"jobs that Slurm prefers to job {key[0]}")
-            if verdict.submission is None or (
-                verdict.submission.phase is SubmissionPhase.SETTLED and verdict.submission.attempt_ended_s is not None
+            if evaluation.submission is None or (
+                evaluation.submission.phase is SubmissionPhase.SETTLED
+                and evaluation.submission.attempt_ended_s is not None
             ):
                 del self._orders[key]
                 self._requests.pop(key, None)
             else:
-                self._orders[key] = verdict.submission
+                self._orders[key] = evaluation.submission
         return reports, list(dict.fromkeys([*cancels, *self._strays(jobs)])), nudges
 
     def _strays(self, jobs: Sequence[SlurmJob]) -> list[str]:

@@ -130,7 +130,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     down_cause: str = ""
     failures: int = 0
     slow: str = ""
-    lemon: str = ""
+    bad_node: str = ""
     marks: float = 0.0
     supervisor_id: SupervisorId | None = None
     sampled_s: float | None = None

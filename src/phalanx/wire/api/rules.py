@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from phalanx.core.work.failure import FailureOwner, FailureReaction, RestartBudget
+from phalanx.core.work.failure import FailureAttribution, FailureReaction, RestartBudget
 
 
 class RuleView(msgspec.Struct, frozen=True, kw_only=True):
     """A rule. `own`: set by an operator; `source`: the reference of a built-in rule."""
 
     name: str
-    blame: FailureOwner
+    attribution: FailureAttribution = msgspec.field(name="blame")
     remedy: FailureReaction
     charge: RestartBudget
     codes: list[int] = []

@@ -1,4 +1,4 @@
-"""Lemons: a planted one is found, sound nodes are not; and how many spares a fleet needs."""
+"""Bad nodes: a planted one is found, sound nodes are not; and how many spares a fleet needs."""
 
 import math
 import random
@@ -44,7 +44,7 @@ def test_marks_fade_by_half_in_a_half_life_and_not_by_a_clock_set_back():
         ({**sound(63), "bad": 3}, ["bad"], []),
         ({**sound(63), "bad": 4}, ["bad"], ["bad"]),
         ({**sound(3), "bad": 2}, ["bad"], []),  # of so few, two are unlikely enough
-        ({f"n{number}": 4 for number in range(64)}, [], []),  # a bad fleet has no lemon
+        ({f"n{number}": 4 for number in range(64)}, [], []),  # a bad fleet has no bad node
         (
             {**{f"n{number}": 1 for number in range(63)}, "bad": 4},
             [],
@@ -54,15 +54,15 @@ def test_marks_fade_by_half_in_a_half_life_and_not_by_a_clock_set_back():
         ({"bad": 50}, [], []),  # alone there is nothing to compare with
     ],
 )
-def test_lemon_is_one_beyond_three_times_the_others_and_beyond_chance(sums, last, drained):
+def test_bad_node_is_one_beyond_three_times_the_others_and_beyond_chance(sums, last, drained):
     found = find_bad_nodes(fleet(**sums), 0.0)
     assert [str(node) for node in found] == last
-    assert [str(node) for node, lemon in found.items() if lemon.drain] == drained
+    assert [str(node) for node, bad_node in found.items() if bad_node.drain] == drained
 
 
-def test_lemon_says_why_in_numbers():
-    (lemon,) = find_bad_nodes(fleet(**sound(63), bad=4), 0.0).values()
-    assert lemon.why == f"fails gangs {4 / MEAN_LEAST:.1f} times as often as the others (4.0 marks against 0.13)"
+def test_bad_node_says_why_in_numbers():
+    (bad_node,) = find_bad_nodes(fleet(**sound(63), bad=4), 0.0).values()
+    assert bad_node.why == f"fails gangs {4 / MEAN_LEAST:.1f} times as often as the others (4.0 marks against 0.13)"
 
 
 def test_repaired_node_is_believed_again_after_weeks():
@@ -70,7 +70,7 @@ def test_repaired_node_is_believed_again_after_weeks():
 
 
 def history(seed, *, nodes=64, times=1.0, days=60.0):
-    """A fleet of which n0 fails so many times as often: (failures of n0 when it was found, of it drained; sound nodes ever called lemons)."""
+    """A fleet of which n0 fails so many times as often: (failures of n0 when it was found, of it drained; sound nodes ever called bad nodes)."""
     rng, now_s = random.Random(seed), 0.0
     marks = {NodeId(f"n{number}"): MarkSum() for number in range(nodes)}
     weights = [times, *[1.0] * (nodes - 1)]
@@ -85,15 +85,15 @@ def history(seed, *, nodes=64, times=1.0, days=60.0):
         node = rng.choices(list(marks), weights)[0]
         marks[node] = add_mark(marks[node], 1.0, now_s)
         own += node == "n0"
-        for name, lemon in find_bad_nodes(marks, now_s).items():
+        for name, bad_node in find_bad_nodes(marks, now_s).items():
             if name != "n0" or times == 1.0:
                 wrong.add(name)
             else:
                 found = found or own
-                drained = drained or (own if lemon.drain else None)
+                drained = drained or (own if bad_node.drain else None)
 
 
-def test_planted_lemon_among_64_is_found_after_four_failures_and_drained_after_five():
+def test_planted_bad_node_among_64_is_found_after_four_failures_and_drained_after_five():
     """Fails every third day, fifty times as often as the others. Medians over sixty histories, and the slowest of them."""
     found = [history(seed, times=50.0) for seed in range(60)]
     last, drained = sorted(one or 99 for one, _, _ in found), sorted(one or 99 for _, one, _ in found)
@@ -101,7 +101,7 @@ def test_planted_lemon_among_64_is_found_after_four_failures_and_drained_after_f
     assert (drained[30], drained[-1]) <= (6, 11)
 
 
-def test_sound_nodes_are_hardly_ever_called_lemons():
+def test_sound_nodes_are_hardly_ever_called_bad():
     """Sixty days of 64 nodes at the published rate, a hundred times: node histories in which a sound node was used last for a while."""
     wrong = sum(len(history(seed)[2]) for seed in range(100))
     assert wrong <= 64 * 100 * 0.005, wrong
