@@ -89,10 +89,10 @@ def _register(context: StepContext, hello: SupervisorRegistered) -> None:
     if known is None or known.state is not NodeState.UP:
         gpus = f"{len(fresh.devices)} {'virtual devices' if fresh.virtual else 'GPUs'}"
         context.add_history("node_up", f"{node_id} is up with {gpus}", node_id=node_id)
-    carried = {(job_id, epoch) for job_id, epoch, _ in hello.running}
+    running = {(job_id, epoch) for job_id, epoch, _ in hello.running}
     for attempt in context.world.attempts_on(node_id):
         member = next(m for m in attempt.members if m.node_id == node_id)
-        if member.state is MemberState.STARTED and (attempt.job_id, attempt.epoch) not in carried:
+        if member.state is MemberState.STARTED and (attempt.job_id, attempt.epoch) not in running:
             continue  # the supervisor still has to send the events of its end
         context.apply_event(attempt.job_id, ReminderDue(node_id=node_id))
 

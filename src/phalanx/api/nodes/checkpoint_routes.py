@@ -55,9 +55,9 @@ class AttemptEnded(Conflict):
 @routes.get("/v1/node/storage", Action.SUPERVISE, reply=StorageReply, scope=AccessScope.UNOWNED)
 async def show_storage(request: Request) -> Response:
     """Show the head's folders, and the nonce by which a node proves that it shares them."""
-    parts, kept = runtime_of(request).services, runtime_of(request).checkpoint_copies
+    services, copies = runtime_of(request).services, runtime_of(request).checkpoint_copies
     return json_response(
-        StorageReply(checkpoint_root=parts.checkpoint_root, output_root=parts.output_root, nonce=kept.nonce)
+        StorageReply(checkpoint_root=services.checkpoint_root, output_root=services.output_root, nonce=copies.nonce)
     )
 
 
@@ -99,16 +99,16 @@ async def receive_checkpoint_piece(
     """Store a piece of a checkpoint's file. The last piece is answered once the file is verified and durable."""
     runtime = runtime_of(request)
     node_id = grant_of_caller(request, job_id, epoch)[0]
-    carried = runtime.pending_uploads
-    if carried.pieces_in_progress >= _PIECES_MAX:
+    uploads = runtime.pending_uploads
+    if uploads.pieces_in_progress >= _PIECES_MAX:
         raise TryLater(f"the head is receiving {_PIECES_MAX} pieces already", hint="send it again in a moment")
-    carried.pieces_in_progress += 1
+    uploads.pieces_in_progress += 1
     try:
         attempt, _ = await run_in_thread(require_live_member, runtime, node_id, job_id, Epoch(epoch))
         data = await read_body(request, PIECE_BYTES_MAX)
         end = await run_in_thread(runtime.checkpoint_copies.append, _key_of(attempt, step, digest), path, offset, data)
     finally:
-        carried.pieces_in_progress -= 1
+        uploads.pieces_in_progress -= 1
     runtime.count("kept_bytes", len(data))
     return json_response(FileEndReply(end=end))
 

@@ -39,36 +39,36 @@ async def show_ca(request: Request) -> Response:
 @routes.get("/v1/join", Action.ADMINISTER, reply=JoinArguments)
 async def show_join_line(request: Request) -> Response:
     """Show what the next server needs: address, a token valid for one day, and the CA's fingerprint."""
-    parts = runtime_of(request).services
-    if parts.join_service is None:
+    services = runtime_of(request).services
+    if services.join_service is None:
         return json_response(JoinArguments(address="", token="", fingerprint="", expires_s=0.0))
-    return json_response(parts.join_service.join_line(parts.clock.now_s()))
+    return json_response(services.join_service.join_line(services.clock.now_s()))
 
 
 @routes.post("/v1/join/renew", Action.ADMINISTER, body=MediaType.NOTHING, reply=JoinArguments)
 async def renew_join_line(request: Request) -> Response:
     """Revoke all join tokens, and return a new line. Joined nodes are not affected, as they have their own tokens."""
-    parts = runtime_of(request).services
-    if parts.join_service is None:
+    services = runtime_of(request).services
+    if services.join_service is None:
         raise Conflict(
             "this head listens only on loopback, so it has no join tokens", hint=Hint(HintCode.LISTEN_WITH_TLS)
         )
     await runtime_of(request).record_call("all join tokens are revoked")
-    await run_in_thread(parts.join_service.salt.renew)
-    return json_response(parts.join_service.join_line(parts.clock.now_s()))
+    await run_in_thread(services.join_service.salt.renew)
+    return json_response(services.join_service.join_line(services.clock.now_s()))
 
 
 @routes.post("/v1/join", Action.JOIN, body=JoinRequest, reply=JoinReply)
 async def join(request: Request) -> Response:
     """Join as a node. The answer carries the node's own token. Idempotent for the same server."""
     runtime = runtime_of(request)
-    parts = runtime.services
+    services = runtime.services
     _reject_seat(caller_of(request))
-    command = await read_record(request, JoinRequest, parts.limits.body_bytes)
+    command = await read_record(request, JoinRequest, services.limits.body_bytes)
     caller = runtime.authenticator.authenticate(
         request.headers.get("authorization")
     )  # again: all join tokens may have been revoked meanwhile
-    if parts.join_service is None:
+    if services.join_service is None:
         raise Conflict("this head listens only on loopback", hint=Hint(HintCode.LISTEN_WITH_TLS))
     if not _NAME.fullmatch(command.node_id):
         raise BadRequest(
@@ -77,7 +77,7 @@ async def join(request: Request) -> Response:
         )
     if caller.node_id is not None:
         require_own_node(caller, command.node_id)
-    known = {node.id: node for node in await run_in_thread(parts.store.nodes)}.get(command.node_id)
+    known = {node.id: node for node in await run_in_thread(services.store.nodes)}.get(command.node_id)
     up = known is not None and known.state is NodeState.UP
     # A caller with the node's own token is that node. Another server may take over a name only from a node that is down.
     if caller.node_id != command.node_id and known is not None and up:
@@ -86,7 +86,7 @@ async def join(request: Request) -> Response:
             hint=Hint(HintCode.RENAME_SERVER),
         )
     await runtime.record_call(f"node {command.node_id}")
-    given = await run_in_thread(parts.join_service.accept, command)
+    given = await run_in_thread(services.join_service.accept, command)
     return json_response(msgspec.structs.replace(given, up=up, heads=runtime.head_urls))
 
 

@@ -44,7 +44,7 @@ class RetentionWorker:
         *,
         pause_s: float = _PAUSE_S,
     ) -> None:
-        self._store, self._kept, self._outputs, self._carried = store, checkpoints, outputs, uploads
+        self._store, self._checkpoints, self._outputs, self._uploads = store, checkpoints, outputs, uploads
         self._pause_s = pause_s
         self._failed: Counter[JobId] = Counter()  # failures in a row, by job
         self._in_row = 0  # failures in a row, over all jobs
@@ -54,12 +54,12 @@ class RetentionWorker:
 
     def start(self) -> None:
         """Start the thread; it first checks all copies that an earlier process of the head left."""
-        self.on_commit(self._kept.jobs)
-        threading.Thread(target=self._run, name="kept", daemon=True).start()
+        self.on_commit(self._checkpoints.jobs)
+        threading.Thread(target=self._run, name="retention", daemon=True).start()
 
     def on_commit(self, job_ids: frozenset[JobId]) -> None:
         """Queue these jobs, which a commit touched. Returns at once."""
-        found = job_ids & (self._kept.jobs | self._outputs.jobs)
+        found = job_ids & (self._checkpoints.jobs | self._outputs.jobs)
         if found:
             with self._wake:
                 self._touched.update(dict.fromkeys(found))
@@ -114,11 +114,11 @@ class RetentionWorker:
         live = None if attempt is None else attempt.epoch
         # A new attempt may start and upload files at any moment: only the attempts read above are known to have ended.
         newest = max((one.epoch for one in attempts), default=Epoch(0))
-        self._kept.remove_unneeded(job, attempts)
+        self._checkpoints.remove_unneeded(job, attempts)
         self._outputs.remove_stale_uploads(job_id, live, newest=newest)
-        for place in [p for p in list(self._carried.nodes_done) if p.job_id == job_id]:
+        for place in [p for p in list(self._uploads.nodes_done) if p.job_id == job_id]:
             if place.epoch != live and place.epoch <= newest:
-                self._carried.nodes_done.pop(place, None)
+                self._uploads.nodes_done.pop(place, None)
 
 
 def live_attempt(store: Store, job_id: JobId) -> Attempt | None:

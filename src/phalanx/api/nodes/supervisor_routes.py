@@ -172,8 +172,8 @@ async def register_supervisor(request: Request) -> Response:
     A supervisor that would replace another one first gets a challenge, and must repeat its hello with that challenge.
     """
     runtime = runtime_of(request)
-    parts = runtime.services
-    said = decode_body(await read_body(request, parts.limits.body_bytes), HelloRequest)
+    services = runtime.services
+    said = decode_body(await read_body(request, services.limits.body_bytes), HelloRequest)
     require_own_node(caller_of(request), said.node.id)
     if said.version not in (WIRE_VERSION, WIRE_VERSION - 1):
         raise BadRequest(
@@ -188,7 +188,7 @@ async def register_supervisor(request: Request) -> Response:
         )
     name, supervisor_id = _name_of(request), said.supervisor_id
     # Read before the hello is handled: commands that result from it must be delivered.
-    after = parts.mailboxes.last(name)
+    after = services.mailboxes.last(name)
     greeting = SupervisorRegistered(
         node=said.node,
         supervisor_id=supervisor_id,
@@ -203,11 +203,11 @@ async def register_supervisor(request: Request) -> Response:
             raise answer
         runtime.supervisors.register(name, supervisor_id)
         runtime.hub.notify(job_id for job_id, _, _ in said.members)
-    lease_s, renew_in_s = parts.controller.leases.terms  # granted by the hello
+    lease_s, renew_in_s = services.controller.leases.terms  # granted by the hello
     return json_response(
         HelloReply(
             version=WIRE_VERSION,
-            head_id=parts.controller.head_id,
+            head_id=services.controller.head_id,
             lease_s=lease_s,
             renew_in_s=renew_in_s,
             after=after,

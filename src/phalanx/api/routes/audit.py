@@ -41,9 +41,9 @@ async def list_audit(
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
 ) -> Response:
     """List who changed what: the newest lines, oldest first; with `after` the lines that follow that seq."""
-    parts = runtime_of(request).services
-    tip = parts.controller.audit_tip
-    lines = await run_in_thread(parts.store.audit, after=after, user=user, since_s=since_s, limit=limit)
+    services = runtime_of(request).services
+    tip = services.controller.audit_tip
+    lines = await run_in_thread(services.store.audit, after=after, user=user, since_s=since_s, limit=limit)
     return json_response(AuditList(lines=[_view(line) for line in lines], anchor=str(tip) if tip.seq else ""))
 
 
@@ -73,7 +73,7 @@ def _view(line: AuditLine) -> AuditLineView:
     )
 
 
-def _verify(parts: HeadServices, given: list[ChainTip]) -> AuditReport:
+def _verify(services: HeadServices, given: list[ChainTip]) -> AuditReport:
     """Verify the whole trail: about 10 us per line, one verification at a time.
 
     Raises:
@@ -82,10 +82,10 @@ def _verify(parts: HeadServices, given: list[ChainTip]) -> AuditReport:
     if not _verifying.acquire(blocking=False):
         raise TryLater("another verification of the audit trail is running", hint="try again in a moment")
     try:
-        stored = parts.audit_checkpoints.read_all() if parts.audit_checkpoints is not None else []
-        anchors = [*given, *stored, parts.controller.audit_tip]
-        examined = ChainVerifier.for_anchors(parts.audit_key, anchors)
-        while lines := _page(parts, examined):
+        stored = services.audit_checkpoints.read_all() if services.audit_checkpoints is not None else []
+        anchors = [*given, *stored, services.controller.audit_tip]
+        examined = ChainVerifier.for_anchors(services.audit_key, anchors)
+        while lines := _page(services, examined):
             for line in lines:
                 examined.verify(line)
         examined.finish()
@@ -96,17 +96,17 @@ def _verify(parts: HeadServices, given: list[ChainTip]) -> AuditReport:
     return AuditReport(lines=examined.lines, anchors=wanted, anchor=str(examined.tip), flaws=flaws)
 
 
-def _page(parts: HeadServices, examined: ChainVerifier) -> list[AuditLine]:
+def _page(services: HeadServices, examined: ChainVerifier) -> list[AuditLine]:
     """Return the next lines. Lines that the database cannot read are recorded as flaws and skipped."""
     after = examined.tip.seq
     try:
-        return parts.store.audit(after=after, limit=PAGE_MAX)
+        return services.store.audit(after=after, limit=PAGE_MAX)
     except PhalanxError:
         pass
     readable: list[AuditLine] = []
     for seq in range(after + 1, after + 1 + PAGE_MAX):
         try:
-            found = parts.store.audit(after=seq - 1, limit=1)
+            found = services.store.audit(after=seq - 1, limit=1)
         except PhalanxError:
             examined.add_flaw(seq, "cannot be read: its checksum or form is wrong")
             if readable:
@@ -116,4 +116,4 @@ def _page(parts: HeadServices, examined: ChainVerifier) -> list[AuditLine]:
         if not found or found[0].seq != seq:
             break
         readable.append(found[0])
-    return readable or parts.store.audit(after=examined.tip.seq, limit=PAGE_MAX)
+    return readable or services.store.audit(after=examined.tip.seq, limit=PAGE_MAX)

@@ -55,8 +55,8 @@ routes = RouteTable()
 @routes.add("HEAD", "/v1/blobs/{sha256}", RouteDeclaration(action=Action.SUBMIT))
 async def has_blob(request: Request, sha256: str) -> Response:
     """Answer 200 if the blob is stored, else 404."""
-    parts = runtime_of(request).services
-    if not await run_in_thread(parts.blobs.has, checked_sha256(sha256)):
+    services = runtime_of(request).services
+    if not await run_in_thread(services.blobs.has, checked_sha256(sha256)):
         return Response(status_code=404)
     return Response(status_code=200)
 
@@ -64,16 +64,16 @@ async def has_blob(request: Request, sha256: str) -> Response:
 @routes.put("/v1/blobs/{sha256}", Action.SUBMIT, body=MediaType.BYTES, reply=BlobReply, body_limit="blob_bytes")
 async def put_blob(request: Request, sha256: str) -> Response:
     """Store a blob under its SHA-256. Refused if the bytes have another SHA-256."""
-    parts = runtime_of(request).services
+    services = runtime_of(request).services
     with _upload_slot(caller_of(request).user):
-        size = await _stream_in(request, parts, checked_sha256(sha256))
+        size = await _stream_in(request, services, checked_sha256(sha256))
     await runtime_of(request).record_call(f"{size} bytes")
     return json_response(BlobReply(sha256=sha256, bytes=size))
 
 
-async def send_blob(parts: HeadServices, sha256: str) -> Response:
+async def send_blob(services: HeadServices, sha256: str) -> Response:
     """Return a response with the blob's bytes."""
-    path = await run_in_thread(parts.blobs.path, checked_sha256(sha256))
+    path = await run_in_thread(services.blobs.path, checked_sha256(sha256))
     return _UnrangedFileResponse(path, media_type=MediaType.BYTES.value)
 
 
@@ -96,18 +96,18 @@ def checked_sha256(sha256: str) -> str:
     return sha256
 
 
-async def _stream_in(request: Request, parts: HeadServices, sha256: str) -> int:
+async def _stream_in(request: Request, services: HeadServices, sha256: str) -> int:
     """Pass the body to the blob store's thread in pieces, at most _AHEAD ahead of the disk."""
     pieces: queue.Queue[bytes | Exception | None] = queue.Queue(maxsize=_AHEAD)
     if _uploads.locked():
         raise TryLater(f"{UPLOADS_MAX} uploads are already running", hint="try again in a moment")
     async with _uploads:
         writing = asyncio.get_running_loop().run_in_executor(
-            _THREADS, lambda: parts.blobs.put(sha256, _pieces_of(pieces))
+            _THREADS, lambda: services.blobs.put(sha256, _pieces_of(pieces))
         )
         ending: Exception | None = BadRequest(f"blob {sha256[:12]}: the upload was interrupted", hint="send it again")
         try:
-            ending = await _reauthorized(request, _pass_on(request, parts, pieces, writing))
+            ending = await _reauthorized(request, _pass_on(request, services, pieces, writing))
         finally:
             # In every case the writer must receive an end, or it would wait forever.
             while not writing.done():
@@ -156,12 +156,12 @@ async def _reauthorized(request: Request, passing: Coroutine[Any, Any, Exception
 
 async def _pass_on(
     request: Request,
-    parts: HeadServices,
+    services: HeadServices,
     pieces: queue.Queue[bytes | Exception | None],
     writing: asyncio.Future[int],
 ) -> Exception | None:
     """Pass the body to the writer until it ends. Returns the error to answer with, or None."""
-    clock, limit = parts.clock, parts.limits.blob_bytes
+    clock, limit = services.clock, services.limits.blob_bytes
     size, waited_s = 0, 0.0  # only the time spent waiting for the sender: a slow disk does not count against the sender
     stream = request.stream()
     while True:

@@ -75,18 +75,18 @@ def _permission_check(request: Request) -> Callable[[], None]:
 
 
 async def _follow_job(runtime: ApiRuntime, caller: Caller, job_id: JobId, after: int) -> AsyncIterator[bytes]:
-    parts, limits = runtime.services, runtime.services.limits
+    services, limits = runtime.services, runtime.services.limits
     sent: StateEvent | None = None
     quiet_s = 0.0
     with runtime.hub.follow(job_id) as watch:
         while not runtime.hub.closing:
             # Read the job before its history: once it has ended, its history is complete.
-            job = require_job(parts.store, job_id)
-            attempts = parts.store.attempts(job_id) if job.epoch else []
+            job = require_job(services.store, job_id)
+            attempts = services.store.attempts(job_id) if job.epoch else []
             lines = await run_in_thread(_lines, runtime, job_id, None, after, _PAGE)
             # After the lines, so that none is sent with a permission that ended before it.
             caller = runtime.authenticator.refresh(caller, Action.VIEW)
-            redactor = JobRedactor(parts.store, caller)
+            redactor = JobRedactor(services.store, caller)
             for line in lines:
                 after = line.seq
                 yield encode_event("story", redactor.redact(line), str(line.seq))
@@ -95,7 +95,7 @@ async def _follow_job(runtime: ApiRuntime, caller: Caller, job_id: JobId, after:
             state = state_event(
                 job,
                 attempts[-1] if attempts else None,
-                parts.controller.wait_reasons.get(job_id),
+                services.controller.wait_reasons.get(job_id),
                 show_all=may_see_all_of(caller, job),
             )
             if state != sent:
@@ -108,33 +108,33 @@ async def _follow_job(runtime: ApiRuntime, caller: Caller, job_id: JobId, after:
             if quiet_s >= limits.heartbeat_s:
                 quiet_s = 0.0
                 yield HEARTBEAT
-            began_s = parts.clock.boottime_s()
+            began_s = services.clock.boottime_s()
             await watch.wait(limits.recheck_s)
-            quiet_s += parts.clock.boottime_s() - began_s
+            quiet_s += services.clock.boottime_s() - began_s
 
 
 async def _follow_all(runtime: ApiRuntime, caller: Caller, after: int) -> AsyncIterator[bytes]:
-    parts, limits = runtime.services, runtime.services.limits
+    services, limits = runtime.services, runtime.services.limits
     quiet_s = 0.0
     yield b": following\n\n"  # confirms the stream to the follower at once
     with runtime.hub.follow(None) as watch:
         while not runtime.hub.closing:
             lines = await run_in_thread(_lines, runtime, None, None, after, _PAGE)
             caller = runtime.authenticator.refresh(caller, Action.VIEW)  # after the lines, as in _follow_job
-            redactor = JobRedactor(parts.store, caller)
+            redactor = JobRedactor(services.store, caller)
             for line in await run_in_thread(redactor.redact_all, lines):
                 after = line.seq
                 yield encode_event("story", line, str(line.seq))
             for job_id in dict.fromkeys(line.job_id for line in lines if line.job_id is not None):
-                job = parts.store.job(job_id)
+                job = services.store.job(job_id)
                 if job is not None:
-                    attempts = parts.store.attempts(job_id) if job.epoch else []
+                    attempts = services.store.attempts(job_id) if job.epoch else []
                     yield encode_event(
                         "state",
                         state_event(
                             job,
                             attempts[-1] if attempts else None,
-                            parts.controller.wait_reasons.get(job_id),
+                            services.controller.wait_reasons.get(job_id),
                             show_all=redactor.may_see_all(job_id),
                         ),
                     )
@@ -143,9 +143,9 @@ async def _follow_all(runtime: ApiRuntime, caller: Caller, after: int) -> AsyncI
                 quiet_s = 0.0
                 yield HEARTBEAT
             if len(lines) < _PAGE:
-                began_s = parts.clock.boottime_s()
+                began_s = services.clock.boottime_s()
                 await watch.wait(limits.recheck_s)
-                quiet_s += parts.clock.boottime_s() - began_s
+                quiet_s += services.clock.boottime_s() - began_s
 
 
 def _lines(

@@ -30,20 +30,20 @@ routes = RouteTable()
 async def run_exec(websocket: WebSocket) -> None:
     """Run a command in a running job, on one of its nodes, and carry its input and output."""
     runtime = runtime_of(websocket)
-    parts = runtime.services
+    services = runtime.services
     job_id = JobId(websocket.path_params["job_id"])
-    authorize_job(parts.store, caller_of(websocket), Action.CHANGE_OWN, job_id)
+    authorize_job(services.store, caller_of(websocket), Action.CHANGE_OWN, job_id)
     await websocket.accept()
-    body = await _read_body(websocket, parts.limits.body_s)
+    body = await _read_body(websocket, services.limits.body_s)
     reauthorize_caller(websocket)  # permissions may have changed while the body arrived
     caller = caller_of(websocket)
-    job = authorize_job(parts.store, caller, Action.CHANGE_OWN, job_id)
+    job = authorize_job(services.store, caller, Action.CHANGE_OWN, job_id)
     if not body.argv or len(body.argv) > _ARGV_MAX or any("\0" in word for word in body.argv):
         raise BadRequest(
             f"exec: invalid command of {len(body.argv)} words", hint=f"use 1 to {_ARGV_MAX} words without NUL bytes"
         )
     check_terminal_size(body.rows, body.cols)
-    attempt = next(iter(parts.store.attempts(job_id)[-1:]), None)
+    attempt = next(iter(services.store.attempts(job_id)[-1:]), None)
     if attempt is None or attempt.state is not AttemptState.RUNNING:
         now = job.state if attempt is None else f"{job.state}, its attempt {attempt.state}"
         raise Conflict(f"job {job_id} is {now}; exec needs a running job", hint=Hint(HintCode.SHOW_JOB, job=job_id))
@@ -56,14 +56,14 @@ async def run_exec(websocket: WebSocket) -> None:
     # Only the first word: the others may contain secrets.
     await runtime.record_call(f"job {job_id} of {job.user} node {node_id} runs {body.argv[0][:80]!r}")
     # Permissions may have changed again while the note was written.
-    still = reauthorize(runtime.authenticator, parts.store, caller, Action.CHANGE_OWN, job_id)
+    still = reauthorize(runtime.authenticator, services.store, caller, Action.CHANGE_OWN, job_id)
     still()
-    supervisor = parts.controller.supervisor_of(node_id, job_id, attempt.epoch)
+    supervisor = services.controller.supervisor_of(node_id, job_id, attempt.epoch)
     session = runtime.sessions.open(
         user=caller.user, job_id=job_id, supervisor=supervisor, rows=body.rows, cols=body.cols
     )
     try:
-        parts.mailboxes.post(
+        services.mailboxes.post(
             supervisor,
             OpenExec(
                 session=session.name,

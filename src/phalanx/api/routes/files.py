@@ -34,6 +34,6 @@ async def archive_files(request: Request, job_id: JobId, path: str = "") -> Resp
 
 
 def _folder(request: Request, job_id: JobId) -> str:
-    parts = runtime_of(request).services
-    job = authorize_job(parts.store, caller_of(request), Action.VIEW_OUTPUT, job_id)
-    return os.path.join(parts.output_root, job.folder)
+    services = runtime_of(request).services
+    job = authorize_job(services.store, caller_of(request), Action.VIEW_OUTPUT, job_id)
+    return os.path.join(services.output_root, job.folder)

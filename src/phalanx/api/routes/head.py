@@ -28,11 +28,11 @@ routes = RouteTable()
 @routes.get("/v1/health", Action.VIEW, reply=Health, open_to_all=True)
 async def health(request: Request) -> Response:
     """Show that the head is healthy, with its id and version."""
-    parts = runtime_of(request).services
-    known = Health(status="ok", version=parts.version, head_id=parts.controller.head_id)
-    if parts.leader_status is not None:
+    services = runtime_of(request).services
+    known = Health(status="ok", version=services.version, head_id=services.controller.head_id)
+    if services.leader_status is not None:
         known = msgspec.structs.replace(
-            known, role="leader", term=parts.leader_status.term, leader=parts.leader_status.own_record.url
+            known, role="leader", term=services.leader_status.term, leader=services.leader_status.own_record.url
         )
     return json_response(known)
 

@@ -67,7 +67,7 @@ async def list_jobs(
     fold: bool = False,
 ) -> Response:
     """List jobs, newest first. `state` may be repeated. With `fold` the waiting elements of an array are one entry."""
-    parts, caller = runtime_of(request).services, caller_of(request)
+    services, caller = runtime_of(request).services, caller_of(request)
     wanted = JobFilter(
         states=frozenset(state or ()),
         user=user,
@@ -80,10 +80,10 @@ async def list_jobs(
 
     def read() -> JobList:
         if fold:
-            views, after = collapsed_page(parts, caller, wanted)
+            views, after = collapsed_page(services, caller, wanted)
             return JobList(jobs=views, next=after)
-        jobs = parts.store.jobs(wanted)
-        return JobList(jobs=live_job_views(parts, caller, jobs), next=jobs[-1].seq if len(jobs) == limit else None)
+        jobs = services.store.jobs(wanted)
+        return JobList(jobs=live_job_views(services, caller, jobs), next=jobs[-1].seq if len(jobs) == limit else None)
 
     return json_response(await run_in_thread(read))
 
@@ -91,14 +91,14 @@ async def list_jobs(
 @routes.get("/v1/jobs/{job_id}", Action.VIEW, reply=JobDetail)
 async def show_job(request: Request, job_id: JobId) -> Response:
     """Show one job with its attempts; an array is shown as one job, without attempts."""
-    parts = runtime_of(request).services
-    first = first_element(parts.store, job_id) if parts.store.job(job_id) is None else None
+    services = runtime_of(request).services
+    first = first_element(services.store, job_id) if services.store.job(job_id) is None else None
     if first is not None:
-        whole = await run_in_thread(whole_array_view, parts, caller_of(request), first)
+        whole = await run_in_thread(whole_array_view, services, caller_of(request), first)
         return json_response(JobDetail(job=whole, attempts=[]))
-    job = require_job(parts.store, job_id)
-    attempts = parts.store.attempts(job_id)
-    view = live_job_view(parts, caller_of(request), job, attempts)
+    job = require_job(services.store, job_id)
+    attempts = services.store.attempts(job_id)
+    view = live_job_view(services, caller_of(request), job, attempts)
     seen_whole = may_see_all_of(caller_of(request), job)
     return json_response(
         JobDetail(job=view, attempts=[attempt_view(attempt, show_all=seen_whole) for attempt in attempts])
@@ -108,12 +108,12 @@ async def show_job(request: Request, job_id: JobId) -> Response:
 @routes.patch("/v1/jobs/{job_id}", Action.CHANGE_OWN, body=UpdateBody, reply=JobReply)
 async def update_job(request: Request, job_id: JobId) -> Response:
     """Change name, priority, time limit, queue or begin."""
-    parts = runtime_of(request).services
-    authorize_job(parts.store, caller_of(request), Action.CHANGE_OWN, job_id, arrays=True)
-    body = await read_record(request, UpdateBody, parts.limits.body_bytes)
+    services = runtime_of(request).services
+    authorize_job(services.store, caller_of(request), Action.CHANGE_OWN, job_id, arrays=True)
+    body = await read_record(request, UpdateBody, services.limits.body_bytes)
     caller = caller_of(request)
     authorize_job(
-        parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True
+        services.store, caller, Action.CHANGE_OWN, job_id, arrays=True
     )  # again: permissions may have changed while the body arrived
     if body == UpdateBody():
         raise BadRequest("the request changes nothing", hint="send name, priority, time, queue or begin")
@@ -124,7 +124,7 @@ async def update_job(request: Request, job_id: JobId) -> Response:
         priority=body.priority,
         queue=body.queue,
         time_limit_s=None if body.time is None else parse_duration_s(body.time),
-        begin_s=None if body.begin is None else parse_begin_s(body.begin, now_s=parts.clock.now_s()),
+        begin_s=None if body.begin is None else parse_begin_s(body.begin, now_s=services.clock.now_s()),
     )
     return await _changed(request, command)
 
@@ -132,16 +132,16 @@ async def update_job(request: Request, job_id: JobId) -> Response:
 @routes.post("/v1/jobs/{job_id}/cancel", Action.CHANGE_OWN, body=WhyBody, reply=JobReply)
 async def cancel_job(request: Request, job_id: JobId) -> Response:
     """Cancel a job. Once this is answered, the job never runs again. Idempotent."""
-    parts = runtime_of(request).services
-    authorize_job(parts.store, caller_of(request), Action.CHANGE_OWN, job_id, arrays=True)
-    body = await read_record(request, WhyBody, parts.limits.body_bytes)
+    services = runtime_of(request).services
+    authorize_job(services.store, caller_of(request), Action.CHANGE_OWN, job_id, arrays=True)
+    body = await read_record(request, WhyBody, services.limits.body_bytes)
     caller = caller_of(request)
     first = authorize_job(
-        parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True
+        services.store, caller, Action.CHANGE_OWN, job_id, arrays=True
     )  # again: permissions may have changed while the body arrived
-    if first.id != job_id and all(state.terminal for state in element_states(parts.store, first).values()):
+    if first.id != job_id and all(state.terminal for state in element_states(services.store, first).values()):
         return json_response(
-            JobReply(job=await run_in_thread(whole_array_view, parts, caller, first))
+            JobReply(job=await run_in_thread(whole_array_view, services, caller, first))
         )  # all elements have ended
     return await _changed(request, CancelJob(job_id=job_id, by=caller.user, why=body.why[:500]))
 
@@ -150,8 +150,8 @@ async def cancel_job(request: Request, job_id: JobId) -> Response:
 async def cancel_jobs(request: Request) -> Response:
     """Cancel several jobs in one step, so that none starts on resources that another frees. All are refused if one may not be cancelled."""
     runtime = runtime_of(request)
-    parts = runtime.services
-    body = await read_record(request, CancelBody, parts.limits.body_bytes)
+    services = runtime.services
+    body = await read_record(request, CancelBody, services.limits.body_bytes)
     caller = caller_of(request)
     if len(body.jobs) > CANCEL_MAX:
         raise BadRequest(
@@ -160,11 +160,12 @@ async def cancel_jobs(request: Request) -> Response:
 
     def read() -> dict[JobId, Job]:
         return {
-            job_id: authorize_job(parts.store, caller, Action.CHANGE_OWN, job_id, arrays=True) for job_id in body.jobs
+            job_id: authorize_job(services.store, caller, Action.CHANGE_OWN, job_id, arrays=True)
+            for job_id in body.jobs
         }
 
     jobs = await run_in_thread(read)
-    active = [job_id for job_id, job in jobs.items() if _is_active(parts.store, job_id, job)]
+    active = [job_id for job_id, job in jobs.items() if _is_active(services.store, job_id, job)]
     pending_first = sorted(active, key=lambda job_id: jobs[job_id].state is not JobState.PENDING)
     commands = [CancelJob(job_id=job_id, by=caller.user, why=body.why[:500]) for job_id in pending_first]
     answers = await runtime.request_all(commands) if commands else []
@@ -175,7 +176,7 @@ async def cancel_jobs(request: Request) -> Response:
         runtime.hub.notify(job.id for job in ended if isinstance(job, Job))
 
     def views() -> list[JobView]:
-        return [_whole(parts, caller, job_id, job) for job_id, job in jobs.items()]
+        return [_whole(services, caller, job_id, job) for job_id, job in jobs.items()]
 
     return json_response(JobsReply(jobs=await run_in_thread(views)))
 
@@ -209,18 +210,18 @@ async def job_history(
     request: Request, job_id: JobId, after: NonNegative = 0, limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX
 ) -> Response:
     """Show what happened to the job, oldest first."""
-    parts = runtime_of(request).services
-    require_job(parts.store, job_id)
-    lines = await run_in_thread(parts.store.history, job_id=job_id, after=after, limit=limit)
-    visible = JobRedactor(parts.store, caller_of(request)).redact_all(lines)
+    services = runtime_of(request).services
+    require_job(services.store, job_id)
+    lines = await run_in_thread(services.store.history, job_id=job_id, after=after, limit=limit)
+    visible = JobRedactor(services.store, caller_of(request)).redact_all(lines)
     return json_response(HistoryReply(history=visible, last=lines[-1].seq if lines else after))
 
 
 @routes.get("/v1/jobs/{job_id}/receipt", Action.VIEW, reply=UsageSummary)
 async def job_usage_summary(request: Request, job_id: JobId) -> Response:
     """Show GPU-seconds used and lost, goodput, attempts and their causes."""
-    parts = runtime_of(request).services
-    job = require_job(parts.store, job_id)
+    services = runtime_of(request).services
+    job = require_job(services.store, job_id)
     usage = await usage_summary_of(runtime_of(request), job)
     if not may_see_all_of(caller_of(request), job):
         usage = replace(usage, attempts=tuple(replace(attempt, why="") for attempt in usage.attempts))
@@ -249,12 +250,12 @@ def _is_active(store: Store, job_id: JobId, job: Job) -> bool:
     return not all(state.terminal for state in element_states(store, job).values())
 
 
-def _whole(parts: HeadServices, caller: Caller, job_id: JobId, job: Job) -> JobView:
+def _whole(services: HeadServices, caller: Caller, job_id: JobId, job: Job) -> JobView:
     """Return the current view of the job, or of the array whose first element it is."""
     return (
-        live_job_view(parts, caller, require_job(parts.store, job_id))
+        live_job_view(services, caller, require_job(services.store, job_id))
         if job.id == job_id
-        else whole_array_view(parts, caller, job)
+        else whole_array_view(services, caller, job)
     )
 
 

@@ -100,7 +100,7 @@ async def job_logs(
 
 
 def read_batch(
-    parts: HeadServices,
+    services: HeadServices,
     attempts: Sequence[Attempt],
     selector: StreamSelector,
     cursor: Cursor,
@@ -110,12 +110,12 @@ def read_batch(
 ) -> list[LogChunk]:
     """Read on from `cursor` and advance it: by attempt, then by stream. `ended`: also return incomplete characters at an end."""
     chunks: list[LogChunk] = []
-    for key in parts.logs.streams(attempts):
+    for key in services.logs.streams(attempts):
         if not selector.selects(key):
             continue
         while limit_bytes > 0:
             offset = cursor.get((key.epoch, key.stream), 0)
-            piece = parts.logs.read(key, offset, min(CHUNK_BYTES, max(limit_bytes, 4)))
+            piece = services.logs.read(key, offset, min(CHUNK_BYTES, max(limit_bytes, 4)))
             whole = piece if ended and len(piece) < CHUNK_BYTES else complete_characters(piece)
             if not whole:
                 break
@@ -129,14 +129,14 @@ def read_batch(
     return chunks
 
 
-def _missing_output_note(parts: HeadServices, job: Job, attempts: Sequence[Attempt]) -> str:
+def _missing_output_note(services: HeadServices, job: Job, attempts: Sequence[Attempt]) -> str:
     """Explain why the output of a job is missing: another head led when it ran, and that head does not share its files."""
-    if not parts.output_elsewhere or parts.leader_status is None or not attempts or parts.logs.streams(attempts):
+    if not services.output_elsewhere or services.leader_status is None or not attempts or services.logs.streams(attempts):
         return ""
-    if min(attempt.placed_s for attempt in attempts) >= parts.leader_status.leader().since_s:
+    if min(attempt.placed_s for attempt in attempts) >= services.leader_status.leader().since_s:
         return ""
     return (
-        f"The output of job {job.id} is in the state folder of another head ({parts.output_elsewhere}), "
+        f"The output of job {job.id} is in the state folder of another head ({services.output_elsewhere}), "
         "because the heads share no folder of files."
     )
 
@@ -152,29 +152,29 @@ def complete_characters(piece: bytes) -> bytes:
     return piece
 
 
-def _tails(parts: HeadServices, attempts: Sequence[Attempt], wanted: StreamSelector, tail_bytes: int) -> Cursor:
+def _tails(services: HeadServices, attempts: Sequence[Attempt], wanted: StreamSelector, tail_bytes: int) -> Cursor:
     """Return the place `tail_bytes` before the end of each stream, moved forward to the start of a line if there is one."""
     place: Cursor = {}
-    for key in parts.logs.streams(attempts):
-        offset = max(0, parts.logs.end(key) - tail_bytes)
+    for key in services.logs.streams(attempts):
+        offset = max(0, services.logs.end(key) - tail_bytes)
         if wanted.selects(key) and offset:
-            newline = parts.logs.read(key, offset, CHUNK_BYTES).find(b"\n")
+            newline = services.logs.read(key, offset, CHUNK_BYTES).find(b"\n")
             place[key.epoch, key.stream] = offset + newline + 1
     return place
 
 
 async def _follow(runtime: ApiRuntime, job_id: JobId, wanted: StreamSelector, place: Cursor) -> AsyncIterator[bytes]:
     """Yield events until the job has ended and all its output was sent."""
-    parts, limits = runtime.services, runtime.services.limits
+    services, limits = runtime.services, runtime.services.limits
     sent: StateEvent | None = None
     quiet_s = 0.0
     with runtime.hub.follow(job_id) as watch:
         while not runtime.hub.closing:
             # Read the job before its output: supervisors send all output before they report the end, so nothing can be missing.
-            job = require_job(parts.store, job_id)
-            attempts = parts.store.attempts(job_id) if job.epoch else []
-            state = state_event(job, attempts[-1] if attempts else None, parts.controller.wait_reasons.get(job_id))
-            chunks = await run_in_thread(read_batch, parts, attempts, wanted, place, BATCH_BYTES)
+            job = require_job(services.store, job_id)
+            attempts = services.store.attempts(job_id) if job.epoch else []
+            state = state_event(job, attempts[-1] if attempts else None, services.controller.wait_reasons.get(job_id))
+            chunks = await run_in_thread(read_batch, services, attempts, wanted, place, BATCH_BYTES)
             if state != sent and not job.state.terminal:
                 sent = state
                 yield encode_event("state", state)
@@ -184,7 +184,7 @@ async def _follow(runtime: ApiRuntime, job_id: JobId, wanted: StreamSelector, pl
                     yield piece
                 continue
             if job.state.terminal:
-                chunks = await run_in_thread(read_batch, parts, attempts, wanted, place, BATCH_BYTES, ended=True)
+                chunks = await run_in_thread(read_batch, services, attempts, wanted, place, BATCH_BYTES, ended=True)
                 for piece in _log_events(chunks, place):
                     yield piece
                 if state != sent:
@@ -194,9 +194,9 @@ async def _follow(runtime: ApiRuntime, job_id: JobId, wanted: StreamSelector, pl
             if quiet_s >= limits.heartbeat_s:
                 quiet_s = 0.0
                 yield HEARTBEAT
-            began_s = parts.clock.boottime_s()
+            began_s = services.clock.boottime_s()
             await watch.wait(limits.recheck_s)
-            quiet_s += parts.clock.boottime_s() - began_s
+            quiet_s += services.clock.boottime_s() - began_s
 
 
 def _log_events(chunks: list[LogChunk], place: Cursor) -> list[bytes]:

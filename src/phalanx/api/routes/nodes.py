@@ -39,8 +39,8 @@ routes = RouteTable()
 @routes.get("/v1/nodes", Action.VIEW, reply=NodeList)
 async def list_nodes(request: Request) -> Response:
     """List all nodes with their devices, the jobs on them, and their newest samples."""
-    parts = runtime_of(request).services
-    nodes = await run_in_thread(lambda: live_node_views(parts, parts.store.nodes(), live_attempts(parts)))
+    services = runtime_of(request).services
+    nodes = await run_in_thread(lambda: live_node_views(services, services.store.nodes(), live_attempts(services)))
     return json_response(NodeList(nodes=nodes))
 
 
@@ -57,8 +57,8 @@ async def label_nodes(request: Request) -> Response:
     body = await read_record(request, LabelsBody, runtime.services.limits.body_bytes)
     await runtime.request(LabelNodes(labels=body.labels, by=caller_of(request).user))
     runtime.hub.notify(())
-    parts = runtime.services
-    return json_response(NodeList(nodes=await run_in_thread(_seen_of, parts, body.labels)))
+    services = runtime.services
+    return json_response(NodeList(nodes=await run_in_thread(_seen_of, services, body.labels)))
 
 
 @routes.post("/v1/nodes/{node_id}/drain", Action.OPERATE, body=DrainBody, reply=NodeReply)
@@ -99,34 +99,36 @@ async def show_overview(request: Request) -> Response:
     return json_response(await run_in_thread(_overview, runtime.services, caller_of(request)))
 
 
-def _overview(parts: HeadServices, caller: Caller) -> Overview:
-    store = parts.store
-    attempts = live_attempts(parts)
+def _overview(services: HeadServices, caller: Caller) -> Overview:
+    store = services.store
+    attempts = live_attempts(services)
     running = store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=OVERVIEW_JOBS_MAX))
     pending = store.jobs(JobFilter(states=frozenset({JobState.PENDING}), limit=OVERVIEW_JOBS_MAX))
     recent = store.jobs(JobFilter(states=TERMINAL_STATES, limit=OVERVIEW_RECENT_MAX))
     return Overview(
-        now_s=parts.clock.now_s(),
-        head_id=parts.controller.head_id,
-        version=parts.version,
-        nodes=live_node_views(parts, store.nodes(), attempts),
-        running=live_job_views(parts, caller, running),
-        pending=live_job_views(parts, caller, pending),
-        recent=live_job_views(parts, caller, recent),
+        now_s=services.clock.now_s(),
+        head_id=services.controller.head_id,
+        version=services.version,
+        nodes=live_node_views(services, store.nodes(), attempts),
+        running=live_job_views(services, caller, running),
+        pending=live_job_views(services, caller, pending),
+        recent=live_job_views(services, caller, recent),
         counts=store.job_counts(),
     )
 
 
-def _seen(parts: HeadServices, node_id: NodeId) -> NodeView:
-    return live_node_views(parts, [_known(parts, node_id)], live_attempts(parts))[0]
+def _seen(services: HeadServices, node_id: NodeId) -> NodeView:
+    return live_node_views(services, [_known(services, node_id)], live_attempts(services))[0]
 
 
-def _seen_of(parts: HeadServices, wanted: Container[NodeId]) -> list[NodeView]:
-    return live_node_views(parts, [node for node in parts.store.nodes() if node.id in wanted], live_attempts(parts))
+def _seen_of(services: HeadServices, wanted: Container[NodeId]) -> list[NodeView]:
+    return live_node_views(
+        services, [node for node in services.store.nodes() if node.id in wanted], live_attempts(services)
+    )
 
 
-def _known(parts: HeadServices, node_id: NodeId) -> Node:
-    for node in parts.store.nodes():
+def _known(services: HeadServices, node_id: NodeId) -> Node:
+    for node in services.store.nodes():
         if node.id == node_id:
             return node
     raise NotFound(f"no node {node_id!r}", hint=Hint(HintCode.LIST_NODES))

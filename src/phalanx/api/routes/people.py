@@ -165,23 +165,23 @@ async def list_tokens(request: Request) -> Response:
 async def make_token(request: Request) -> Response:
     """Make a token. Only this reply contains its secret."""
     runtime = runtime_of(request)
-    parts = runtime.services
-    body = await read_record(request, TokenBody, parts.limits.body_bytes)
+    services = runtime.services
+    body = await read_record(request, TokenBody, services.limits.body_bytes)
     caller = caller_of(request)
     user = body.user or caller.user
     if user != caller.user and not may(caller, Action.ADMINISTER):
         raise NotPermitted(f"{caller.user} may not make tokens for {user}", hint="ask an admin")
-    if parts.store.user(user) is None:
+    if services.store.user(user) is None:
         raise NotFound(f"no user {user!r}", hint=Hint(HintCode.ADD_USER))
-    now_s = parts.clock.now_s()
-    expires_s = _until(parts, body.expires, now_s)
+    now_s = services.clock.now_s()
+    expires_s = _until(services, body.expires, now_s)
     secret = secrets.token_urlsafe(TOKEN_BITS // 8)
     token = Token(
         id=TokenId(secrets.token_hex(6)),
         user=user,
         sha256=hashlib.sha256(secret.encode()).hexdigest(),
         created_s=now_s,
-        expires_s=_no_longer(parts.store.tokens(), caller, expires_s),
+        expires_s=_no_longer(services.store.tokens(), caller, expires_s),
         scope=_narrowed(caller, body.scope),
         note=body.note[:200],
         made_by=caller.token_id,
@@ -202,13 +202,13 @@ async def revoke_token(request: Request, token_id: TokenId, made_too: bool = Fal
     return no_content()
 
 
-def _until(parts: HeadServices, asked: str | None, now_s: float) -> float | None:
+def _until(services: HeadServices, asked: str | None, now_s: float) -> float | None:
     """Return when a token expires: as asked, within the operator's maximum; TOKEN_LIFETIME_S from now by default.
 
     Raises:
         BadRequest: the lifetime exceeds the operator's maximum.
     """
-    most_s = parts.token_lifetime_max_s
+    most_s = services.token_lifetime_max_s
     if asked == NEVER and most_s is None:
         return None
     if asked is None:

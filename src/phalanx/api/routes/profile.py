@@ -51,18 +51,18 @@ def _checked(body: bytes) -> str:
     return json.dumps(encode_record(parse_profile(values)), separators=(",", ":"))
 
 
-def _stored_profile(parts: HeadServices) -> ProfileReply:
-    stored = parts.store.record(CALIBRATIONS, CALIBRATION_ID)
+def _stored_profile(services: HeadServices) -> ProfileReply:
+    stored = services.store.record(CALIBRATIONS, CALIBRATION_ID)
     if stored is None:
         return ProfileReply()
     values: dict[str, Any] = json.loads(stored.text)
     profile = parse_profile(values)
-    fleet = {str(node.id): (_gpu(node), len(node.devices)) for node in parts.store.nodes() if node.devices}
+    fleet = {str(node.id): (_gpu(node), len(node.devices)) for node in services.store.nodes() if node.devices}
     return ProfileReply(
         profile=values,
         by=stored.by,
         stored_s=stored.at_s,
-        stale=list(stale_reasons(profile, parts.clock.now_s(), fleet)),
+        stale=list(stale_reasons(profile, services.clock.now_s(), fleet)),
         slow=list(slow_nodes(profile)),
     )
 

@@ -165,11 +165,11 @@ def _difference(known: Mapping[QueueId, Queue], wanted: Iterable[Queue], remove:
     return QueuesApplied(added=added, changed=changed, removed=list(remove), unchanged=unchanged)
 
 
-def _reject_removal_with_jobs(parts: HeadServices, remove: tuple[QueueId, ...]) -> None:
+def _reject_removal_with_jobs(services: HeadServices, remove: tuple[QueueId, ...]) -> None:
     """Refuse to remove queues with jobs, as the controller would; for a dry run."""
     active = {
-        *(job.queue for job in parts.controller.pending_jobs()),
-        *(job.queue for job, _ in parts.controller.live_attempts()),
+        *(job.queue for job in services.controller.pending_jobs()),
+        *(job.queue for job, _ in services.controller.live_attempts()),
     }
     with_jobs = sorted(active & set(remove))
     if with_jobs:
@@ -194,17 +194,17 @@ class _JobCounts:
     first: dict[WaitReasonCode, str] = field(default_factory=dict)
 
 
-def _views(parts: HeadServices, only: QueueId | None = None) -> list[QueueView]:
+def _views(services: HeadServices, only: QueueId | None = None) -> list[QueueView]:
     """The current figures of every queue, by id; with `only` those of one queue, or nothing if it does not exist.
 
     The quota tree always counts the running jobs of all queues, since queues lend to each other. Cost: live jobs + queues.
     """
-    now_s = parts.clock.now_s()
-    queues = parts.store.queues()
-    tree = FairShareTree(queues, parts.controller.fleet_gpus(), parts.store.records(QUEUE_USAGE), now_s)
+    now_s = services.clock.now_s()
+    queues = services.store.queues()
+    tree = FairShareTree(queues, services.controller.fleet_gpus(), services.store.records(QUEUE_USAGE), now_s)
     known = {queue.id for queue in queues}
     counts = {queue.id: _JobCounts() for queue in queues if only in (None, queue.id)}
-    for job, attempt in parts.controller.live_attempts():
+    for job, attempt in services.controller.live_attempts():
         if job.queue in known:
             number, milli = tree.job_node(job.queue), attempt.allocation.milli
             tree.add_running(number, job.user, milli)
@@ -212,8 +212,8 @@ def _views(parts: HeadServices, only: QueueId | None = None) -> list[QueueView]:
         if job.queue in counts:
             counts[job.queue].running += 1
     tree.advance(now_s)
-    waits = parts.controller.wait_reasons
-    for job in parts.controller.pending_jobs():
+    waits = services.controller.wait_reasons
+    for job in services.controller.pending_jobs():
         if job.queue in counts:
             _count_waiting(counts[job.queue], job, waits)
     return [_view(queue, tree, counts[queue.id]) for queue in queues if queue.id in counts]

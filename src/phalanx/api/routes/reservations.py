@@ -54,7 +54,7 @@ async def end_reservation(request: Request, reservation_id: ReservationId) -> Re
     return no_content()
 
 
-def _wanted(parts: HeadServices, reservation_id: ReservationId, body: ReservationBody, by: UserId) -> Reservation:
+def _wanted(services: HeadServices, reservation_id: ReservationId, body: ReservationBody, by: UserId) -> Reservation:
     if not NAME_PATTERN.fullmatch(reservation_id):
         raise BadRequest(
             f"{reservation_id[:80]!r} is not a valid name for a reservation",
@@ -67,8 +67,8 @@ def _wanted(parts: HeadServices, reservation_id: ReservationId, body: Reservatio
         )
     start_s = body.start_s
     if start_s is None:  # a repeated request keeps the start of the first one, so that it does not contradict it
-        existing = parts.store.record(RESERVATIONS, ReservationId(reservation_id))
-        start_s = parts.clock.now_s() if existing is None or existing.ended else existing.start_s
+        existing = services.store.record(RESERVATIONS, ReservationId(reservation_id))
+        start_s = services.clock.now_s() if existing is None or existing.ended else existing.start_s
     return Reservation(
         id=reservation_id,
         nodes=tuple(body.nodes),

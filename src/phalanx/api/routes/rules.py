@@ -52,8 +52,8 @@ async def put_rules(request: Request) -> Response:
     return json_response(await run_in_thread(_active_rules, runtime.services))
 
 
-def _active_rules(parts: HeadServices) -> RulesReply:
-    stored = parts.store.record(FAILURE_RULES, OPERATORS)
+def _active_rules(services: HeadServices) -> RulesReply:
+    stored = services.store.record(FAILURE_RULES, OPERATORS)
     return _reply(
         parse_own_rules(stored)[0],
         by="" if stored is None else stored.by,

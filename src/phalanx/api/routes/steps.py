@@ -38,28 +38,28 @@ async def job_steps(
     limit: Annotated[int, Query(ge=1, le=STEPS_MAX)] = STEPS_MAX,
 ) -> Response:
     """List steps by attempt, in the order reported; `rank` is a number, or `all` for the ranks of the first node. Continue with `after=cursor`."""
-    parts = runtime_of(request).services
-    require_job(parts.store, job_id)
+    services = runtime_of(request).services
+    require_job(services.store, job_id)
     if rank != "all" and (not rank.isdecimal() or len(rank) > QUERY_DIGITS_MAX):
         raise BadRequest(f"rank: {rank[:60]!r} is not valid", hint="use a number, or all")
-    return json_response(await run_in_thread(read_steps, parts, job_id, read_cursor(after), rank, limit))
+    return json_response(await run_in_thread(read_steps, services, job_id, read_cursor(after), rank, limit))
 
 
-def read_steps(parts: HeadServices, job_id: JobId, place: Cursor, rank: str, limit: int) -> StepsReply:
+def read_steps(services: HeadServices, job_id: JobId, place: Cursor, rank: str, limit: int) -> StepsReply:
     """Read at most `limit` steps past `place`."""
     steps: list[StepView] = []
-    for key in parts.logs.streams(parts.store.attempts(job_id)):
+    for key in services.logs.streams(services.store.attempts(job_id)):
         if key.stream == _STREAM:
-            _read_stream(parts, key, place, rank, limit, steps)
+            _read_stream(services, key, place, rank, limit, steps)
     return StepsReply(steps=steps, cursor=write_cursor(place), more=len(steps) >= limit)
 
 
 def _read_stream(
-    parts: HeadServices, key: StreamKey, place: Cursor, rank: str, limit: int, steps: list[StepView]
+    services: HeadServices, key: StreamKey, place: Cursor, rank: str, limit: int, steps: list[StepView]
 ) -> None:
     while len(steps) < limit:
         offset = place.get((key.epoch, key.stream), 0)
-        data = parts.logs.read(key, offset, _READ_BYTES)
+        data = services.logs.read(key, offset, _READ_BYTES)
         if b"\n" not in data:
             if len(data) > REPORT_BYTES_MAX:  # longer than any report: skip it
                 place[key.epoch, key.stream] = offset + len(data)

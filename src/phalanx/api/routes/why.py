@@ -67,28 +67,28 @@ routes = RouteTable()
 async def why_job(request: Request, job_id: JobId) -> Response:
     """Explain why a job waits: the jobs in the way, its expected start, and the smallest changes that would start it now."""
     runtime = runtime_of(request)
-    parts = runtime.services
-    job = require_job(parts.store, job_id)
+    services = runtime.services
+    job = require_job(services.store, job_id)
     if job.state is not JobState.PENDING:
         return json_response(
-            await run_in_thread(_started_or_ended, parts, job, may_see_all_of(caller_of(request), job))
+            await run_in_thread(_started_or_ended, services, job, may_see_all_of(caller_of(request), job))
         )
-    found = await runtime.controller_futures.result_of(parts.controller.read_snapshot(job_id=job_id))
+    found = await runtime.controller_futures.result_of(services.controller.read_snapshot(job_id=job_id))
     whole = may_see_all_of(caller_of(request), job)
-    return json_response(await run_in_thread(_in_turn, lambda: _why(parts, found, job, whole)))
+    return json_response(await run_in_thread(_in_turn, lambda: _why(services, found, job, whole)))
 
 
 @routes.post("/v1/jobs/dry-run", Action.SUBMIT, body=JobBody, reply=DryRunReply, transient=True)
 async def dry_run(request: Request) -> Response:
     """Show what would happen if the job were submitted now. Invalid jobs are refused as in a submit; nothing is written."""
     runtime = runtime_of(request)
-    parts = runtime.services
-    body = await read_body(request, parts.limits.body_bytes)
+    services = runtime.services
+    body = await read_body(request, services.limits.body_bytes)
     command = await submit_request(runtime, caller_of(request), body)
-    found = await runtime.controller_futures.result_of(parts.controller.read_snapshot(submission=command))
+    found = await runtime.controller_futures.result_of(services.controller.read_snapshot(submission=command))
     notes = submit_notes(runtime, command.spec)
     warnings = feasibility_warnings(runtime, found.hypothetical_jobs[0])
-    return json_response(await run_in_thread(_in_turn, lambda: _dry_run(parts, found, notes, warnings)))
+    return json_response(await run_in_thread(_in_turn, lambda: _dry_run(services, found, notes, warnings)))
 
 
 def _in_turn(work: Callable[[], T]) -> T:
@@ -109,10 +109,10 @@ def _in_turn(work: Callable[[], T]) -> T:
 # ---- a submitted job ----------------------------------------------------------------------------------------------------
 
 
-def _started_or_ended(parts: HeadServices, job: Job, whole: bool) -> WhyReply:
+def _started_or_ended(services: HeadServices, job: Job, whole: bool) -> WhyReply:
     """Return the answer for a job that does not wait: how long it has run and where, or how it ended."""
-    now_s = parts.clock.now_s()
-    attempts = parts.store.attempts(job.id)
+    now_s = services.clock.now_s()
+    attempts = services.store.attempts(job.id)
     nodes = [grant.node_id for grant in attempts[-1].allocation.grants] if attempts else []
     if job.state is JobState.RUNNING:
         since_s = attempts[-1].placed_s if attempts else job.started_s
@@ -140,11 +140,11 @@ def _started_or_ended(parts: HeadServices, job: Job, whole: bool) -> WhyReply:
     )
 
 
-def _why(parts: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> WhyReply:
+def _why(services: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> WhyReply:
     job = found.snapshot.jobs.get(job.id, job)
     if job.state is not JobState.PENDING or job.id in found.snapshot.attempts:  # it has started meanwhile
-        return _started_or_ended(parts, parts.store.job(job.id) or job, whole)
-    with _Explanation(parts, found, job) as answer:
+        return _started_or_ended(services, services.store.job(job.id) or job, whole)
+    with _Explanation(services, found, job) as answer:
         waiting = found.waiting or answer.waiting
         never = waiting.reason is WaitReasonCode.NEVER
         limit = FeasibilityChecker(found.snapshot, answer.now_s).check_job(job).limit if never else ""
@@ -169,9 +169,9 @@ def _why(parts: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> Why
 # ---- a dry run ----------------------------------------------------------------------------------------------------------
 
 
-def _dry_run(parts: HeadServices, found: ReadSnapshot, notes: list[str], warnings: list[str]) -> DryRunReply:
+def _dry_run(services: HeadServices, found: ReadSnapshot, notes: list[str], warnings: list[str]) -> DryRunReply:
     job = found.hypothetical_jobs[0]
-    with _Explanation(parts, found, job) as answer:
+    with _Explanation(services, found, job) as answer:
         trial = answer.forecast.trial
         starts = trial.starts(job.id)
         low_s, high_s, ends, likes = answer.forecast.run_time_of(job)
@@ -211,17 +211,17 @@ def _dry_run(parts: HeadServices, found: ReadSnapshot, notes: list[str], warning
 
 
 class _Explanation:
-    """A trial schedule for one job, and the parts of an answer that are read from it."""
+    """A trial schedule for one job, and the services of an answer that are read from it."""
 
-    def __init__(self, parts: HeadServices, found: ReadSnapshot, job: Job) -> None:
+    def __init__(self, services: HeadServices, found: ReadSnapshot, job: Job) -> None:
         self.now_s = found.snapshot.now_s
         self.job = job
         self.forecast = Forecast(
             what_if(trim_snapshot(found.snapshot, job), found.scheduler), found.run_times.predictor()
         )
-        until_s = parts.clock.boottime_s() + TRIAL_TIME_S
+        until_s = services.clock.boottime_s() + TRIAL_TIME_S
         self.search = CounterfactualSearch(
-            self.forecast, job, found.scheduler, lambda: parts.clock.boottime_s() < until_s
+            self.forecast, job, found.scheduler, lambda: services.clock.boottime_s() < until_s
         )
 
     def __enter__(self) -> Self:

@@ -38,15 +38,15 @@ def element_states(store: Store, first: Job) -> ElementStates:
     return dict(store.states(first.seq, first.array.size))
 
 
-def whole_array_view(parts: HeadServices, caller: Caller, first: Job) -> JobView:
+def whole_array_view(services: HeadServices, caller: Caller, first: Job) -> JobView:
     """Return all elements as one job: running while any element runs, ended when all have, succeeded if all have."""
     assert first.array is not None  # as above
-    states = element_states(parts.store, first)
+    states = element_states(services.store, first)
     counts = Counter(states.values())
     state = _overall_state(counts)
     failed = [_index(id_) for id_, one in states.items() if one.terminal and one is not JobState.SUCCEEDED]
     waiting = replace(first, state=JobState.PENDING, held=False, epoch=Epoch(0), unmet_dependencies=())
-    view = live_job_view(parts, caller, waiting, ())
+    view = live_job_view(services, caller, waiting, ())
     return msgspec.structs.replace(
         view,
         id=first.array.array_id,
@@ -65,13 +65,13 @@ def whole_array_view(parts: HeadServices, caller: Caller, first: Job) -> JobView
     )
 
 
-def collapsed_page(parts: HeadServices, caller: Caller, wanted: JobFilter) -> tuple[list[JobView], int | None]:
+def collapsed_page(services: HeadServices, caller: Caller, wanted: JobFilter) -> tuple[list[JobView], int | None]:
     """Return a page of jobs, newest first, with the waiting elements of an array as one view, and where the next page begins."""
     rows: list[JobView] = []
     arrays: dict[JobId, list[tuple[JobId, JobState]]] = {}
     before = wanted.before_seq
     while len(rows) < wanted.limit:
-        page = parts.store.jobs(replace(wanted, before_seq=before))
+        page = services.store.jobs(replace(wanted, before_seq=before))
         if not page:
             return rows, None
         for job in page:
@@ -79,13 +79,13 @@ def collapsed_page(parts: HeadServices, caller: Caller, wanted: JobFilter) -> tu
                 continue  # an element of an array that is already folded
             before = job.seq
             if job.array is None or job.state is not JobState.PENDING:
-                rows.append(live_job_view(parts, caller, job))
+                rows.append(live_job_view(services, caller, job))
             else:
                 array_id = job.array.array_id
                 if array_id not in arrays:
-                    arrays[array_id] = parts.store.states(int(array_id), job.array.size)
+                    arrays[array_id] = services.store.states(int(array_id), job.array.size)
                     waiting = [id_ for id_, state in arrays[array_id] if state is JobState.PENDING]
-                    view = live_job_view(parts, caller, job)
+                    view = live_job_view(services, caller, job)
                     rows.append(msgspec.structs.replace(view, elements=format_indices(map(_index, waiting))))
                 before = _after_waiting(job, arrays[array_id])
             if len(rows) >= wanted.limit:

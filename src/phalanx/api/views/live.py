@@ -23,40 +23,42 @@ RUNNING_MAX = 5000  # more jobs than run at once on the largest fleet of DESIGN 
 _EDGE_BYTES = 1 << 14  # read at both ends of a stream: the plan is at its start, the newest steps at its end
 
 
-def live_job_view(parts: HeadServices, caller: Caller, job: Job, attempts: Sequence[Attempt] | None = None) -> JobView:
+def live_job_view(
+    services: HeadServices, caller: Caller, job: Job, attempts: Sequence[Attempt] | None = None
+) -> JobView:
     """Return the view of one job for one caller.
 
     Reads the store and, after a restart of the head, both ends of a log: do not call it in bulk on the event loop.
     """
-    known = parts.store.attempts(job.id) if attempts is None and job.epoch else attempts or ()
-    return _view(parts, caller, job, known[-1] if known else None, parts.store.nodes)
+    known = services.store.attempts(job.id) if attempts is None and job.epoch else attempts or ()
+    return _view(services, caller, job, known[-1] if known else None, services.store.nodes)
 
 
-def live_job_views(parts: HeadServices, caller: Caller, jobs: Sequence[Job]) -> list[JobView]:
+def live_job_views(services: HeadServices, caller: Caller, jobs: Sequence[Job]) -> list[JobView]:
     """Return the views of many jobs; at most two reads of the store, however many jobs there are."""
-    newest = parts.store.newest_attempts([job.id for job in jobs if job.epoch])
-    nodes = cache(parts.store.nodes)
-    return [_view(parts, caller, job, newest.get(job.id), nodes) for job in jobs]
+    newest = services.store.newest_attempts([job.id for job in jobs if job.epoch])
+    nodes = cache(services.store.nodes)
+    return [_view(services, caller, job, newest.get(job.id), nodes) for job in jobs]
 
 
 def _view(
-    parts: HeadServices, caller: Caller, job: Job, attempt: Attempt | None, nodes: Callable[[], list[Node]]
+    services: HeadServices, caller: Caller, job: Job, attempt: Attempt | None, nodes: Callable[[], list[Node]]
 ) -> JobView:
     return job_view(
         job,
         attempt=attempt,
-        waiting=parts.controller.wait_reasons.get(job.id),
-        progress=_live_progress(parts, job, attempt),
-        utilization=parts.telemetry.utilization(job.id),
+        waiting=services.controller.wait_reasons.get(job.id),
+        progress=_live_progress(services, job, attempt),
+        utilization=services.telemetry.utilization(job.id),
         show_all=may_see_all_of(caller, job),
-        output_root=parts.output_root,
-        virtual=_on_virtual(parts, attempt, nodes),
+        output_root=services.output_root,
+        virtual=_on_virtual(services, attempt, nodes),
     )
 
 
-def _live_progress(parts: HeadServices, job: Job, attempt: Attempt | None) -> Progress | None:
+def _live_progress(services: HeadServices, job: Job, attempt: Attempt | None) -> Progress | None:
     """Return the progress of the live attempt: until its first step, the step it resumed from, never that of the attempt before."""
-    progress = progress_of(parts, job, attempt)
+    progress = progress_of(services, job, attempt)
     if attempt is None or not attempt.holds_allocation:
         return progress
     if progress is not None and (progress.epoch, progress.generation) >= (attempt.epoch, attempt.generation):
@@ -68,58 +70,58 @@ def _live_progress(parts: HeadServices, job: Job, attempt: Attempt | None) -> Pr
         generation=attempt.generation,
         step=attempt.resume_from.step,
         at_s=attempt.generation_s,
-        steps_total=parts.telemetry.steps_total(job.id),
+        steps_total=services.telemetry.steps_total(job.id),
         checkpoint_step=attempt.resume_from.step,
     )
 
 
-def progress_of(parts: HeadServices, job: Job, attempt: Attempt | None) -> Progress | None:
+def progress_of(services: HeadServices, job: Job, attempt: Attempt | None) -> Progress | None:
     """Return the job's progress; if this head has no reports of its newest attempt yet, from both ends of the stored step stream."""
-    live = parts.telemetry.progress(job.id)
+    live = services.telemetry.progress(job.id)
     if live is not None or attempt is None:
         return live
     key = stream_key(attempt, "steps-0")
-    end = parts.logs.end(key)
+    end = services.logs.end(key)
     if end == 0:
         return None
-    parts.telemetry.put_steps(job.id, attempt.epoch, 0, parts.logs.read(key, 0, _EDGE_BYTES))
+    services.telemetry.put_steps(job.id, attempt.epoch, 0, services.logs.read(key, 0, _EDGE_BYTES))
     if end > _EDGE_BYTES:
-        tail = parts.logs.read(key, max(_EDGE_BYTES, end - _EDGE_BYTES), _EDGE_BYTES)
+        tail = services.logs.read(key, max(_EDGE_BYTES, end - _EDGE_BYTES), _EDGE_BYTES)
         # The newline ends the line that the first part left incomplete. The partial line at the start of the tail is ignored.
-        parts.telemetry.put_steps(job.id, attempt.epoch, 0, b"\n" + tail)
-    return parts.telemetry.progress(job.id)
+        services.telemetry.put_steps(job.id, attempt.epoch, 0, b"\n" + tail)
+    return services.telemetry.progress(job.id)
 
 
-def live_attempts(parts: HeadServices) -> list[Attempt]:
+def live_attempts(services: HeadServices) -> list[Attempt]:
     """Return all attempts that hold an allocation, by job in submit order. Two reads of the store."""
-    running = parts.store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=RUNNING_MAX))
-    newest = parts.store.newest_attempts([job.id for job in running])
+    running = services.store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=RUNNING_MAX))
+    newest = services.store.newest_attempts([job.id for job in running])
     return [
         attempt for job in reversed(running) if (attempt := newest.get(job.id)) is not None and attempt.holds_allocation
     ]
 
 
-def live_node_views(parts: HeadServices, nodes: Iterable[Node], attempts: Iterable[Attempt]) -> list[NodeView]:
+def live_node_views(services: HeadServices, nodes: Iterable[Node], attempts: Iterable[Attempt]) -> list[NodeView]:
     """Return views of nodes with the attempts and reservations on them."""
     on: dict[NodeId, list[Attempt]] = {}
     for attempt in attempts:
         for grant in attempt.allocation.grants:
             on.setdefault(grant.node_id, []).append(attempt)
     reserved: dict[NodeId, list[Reservation]] = {}
-    for reservation in sorted(parts.store.reservations(), key=lambda one: (one.start_s, one.id)):
+    for reservation in sorted(services.store.reservations(), key=lambda one: (one.start_s, one.id)):
         for node_id in reservation.nodes:
             reserved.setdefault(node_id, []).append(reservation)
     return [
-        node_view(node, on.get(node.id, ()), parts.telemetry.node_samples(node.id), reserved.get(node.id, ()))
+        node_view(node, on.get(node.id, ()), services.telemetry.node_samples(node.id), reserved.get(node.id, ()))
         for node in nodes
     ]
 
 
-def _on_virtual(parts: HeadServices, attempt: Attempt | None, nodes: Callable[[], list[Node]]) -> bool:
+def _on_virtual(services: HeadServices, attempt: Attempt | None, nodes: Callable[[], list[Node]]) -> bool:
     if attempt is None or not attempt.allocation.grants:
         return False
     first = attempt.allocation.grants[0].node_id
-    samples = parts.telemetry.node_samples(first)
+    samples = services.telemetry.node_samples(first)
     if samples is not None and samples.devices:
         return samples.devices[0].virtual
     return any(node.virtual for node in nodes() if node.id == first)

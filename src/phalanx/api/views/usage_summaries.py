@@ -46,15 +46,15 @@ async def usage_summary_of(runtime: ApiRuntime, job: Job) -> UsageSummary:
         runtime.usage_summaries_pending -= 1
 
 
-def read_usage_summary(parts: HeadServices, job: Job) -> UsageSummary:
+def read_usage_summary(services: HeadServices, job: Job) -> UsageSummary:
     """Build the current usage summary. At most READ_BYTES_MAX of reports are read per attempt."""
-    attempts = parts.store.attempts(job.id)
-    nodes = {node.id: node for node in parts.store.nodes()}
+    attempts = services.store.attempts(job.id)
+    nodes = {node.id: node for node in services.store.nodes()}
     keys = {each.epoch: stream_key(each, _STREAM) for each in attempts}
-    reports = {epoch: relevant_reports(epoch, read_lines(_pieces(parts.logs, key))) for epoch, key in keys.items()}
-    unread_bytes = sum(max(0, parts.logs.end(key) - READ_BYTES_MAX) for key in keys.values())
+    reports = {epoch: relevant_reports(epoch, read_lines(_pieces(services.logs, key))) for epoch, key in keys.items()}
+    unread_bytes = sum(max(0, services.logs.end(key) - READ_BYTES_MAX) for key in keys.values())
     return build_usage_summary(
-        job, attempts, reports, nodes=nodes, now_s=parts.clock.now_s(), unread_bytes=unread_bytes
+        job, attempts, reports, nodes=nodes, now_s=services.clock.now_s(), unread_bytes=unread_bytes
     )
 
 

@@ -43,10 +43,10 @@ _INTERRUPTED: Final = 130  # 128 + SIGINT
     help="Python with Phalanx and torch on the nodes. [default: this one, or python]",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be measured, and where.")
-@click.option("--show", "show_kept", is_flag=True, help="Show the stored calibration without measuring.")
+@click.option("--show", "show_stored", is_flag=True, help="Show the stored calibration without measuring.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def calibrate(
-    listed: str | None, quick: bool, wait: bool, python: str, dry_run: bool, show_kept: bool, as_json: bool
+    listed: str | None, quick: bool, wait: bool, python: str, dry_run: bool, show_stored: bool, as_json: bool
 ) -> int:
     """Measure this fleet: matrix multiplications, memory, links within and between nodes, storage, three short trainings.
 
@@ -66,7 +66,7 @@ def calibrate(
             hint="use one of the two",
         )
     head = connect()
-    if show_kept:
+    if show_stored:
         return _show_stored(head, as_json=as_json)
     chosen = select_nodes(head.nodes(), None if listed is None else expand_hostlist(listed), time.time())
     if dry_run:

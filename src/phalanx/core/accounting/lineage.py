@@ -39,7 +39,7 @@ def split_steps(job: Job, attempts: Sequence[Attempt], reports: Mapping[Epoch, R
     for epoch in sorted(reports):
         for record in reports[epoch].steps:
             steps_of.setdefault((epoch, record.generation), []).append(record)
-    limit = _newest_kept(job, attempts, steps_of, reports)
+    limit = _last_kept_step(job, attempts, steps_of, reports)
     kept: list[StepRecord] = []
     taken: set[int] = set()
     for key in sorted(steps_of, reverse=True):
@@ -64,7 +64,7 @@ def resumed_step(generation: int, records: Iterable[StepRecord], reports: Report
     return reported[-1] if reported else min(record.step for record in records) - 1
 
 
-def _newest_kept(
+def _last_kept_step(
     job: Job,
     attempts: Sequence[Attempt],
     steps_of: Mapping[tuple[Epoch, int], list[StepRecord]],

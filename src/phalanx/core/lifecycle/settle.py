@@ -241,7 +241,7 @@ def _requeue(
 ) -> TransitionResult:
     """End the attempt; the job is PENDING again with `reason`."""
     ended = _ended(attempt, cause, facts, None)
-    attained_s = job.attained_s + _kept_s(job, attempt)
+    attained_s = job.attained_s + _saved_running_s(job, attempt)
     after = replace(
         job, state=JobState.PENDING, reason=reason, detail=attempt.why, not_before_s=not_before_s, attained_s=attained_s
     )
@@ -255,7 +255,7 @@ def _requeue(
     return TransitionResult(job=after, attempt=ended, commands=gang_commands.clean_up(attempt), history=(entry,))
 
 
-def _kept_s(job: Job, attempt: Attempt) -> float:
+def _saved_running_s(job: Job, attempt: Attempt) -> float:
     """Running time of this attempt whose work a checkpoint contains."""
     newest = job.checkpoints[-1] if job.checkpoints else None
     if newest is None or newest.epoch != attempt.epoch or attempt.first_running_s is None:

@@ -14,9 +14,9 @@ hard limit.
 
 Counting is exact, in thousandths of GPUs, and O(depth): usage of a node past its reserved part counts in the node above it.
 
-    used(q) = own jobs + sum over children c of max(0, used(c) - kept(c))
+    used(q) = own jobs + sum over children c of max(0, used(c) - reserved(c))
     pool(q) = right(q) - sum of rights below + sum over children c of min(lend(c), pool(c))
-    kept(q) = pool(q) - min(lend(q), pool(q))            used(q) <= pool(q) + borrow(q), at every instant
+    reserved(q) = pool(q) - min(lend(q), pool(q))            used(q) <= pool(q) + borrow(q), at every instant
 
 The scheduler uses it on planned state, the verification of plans on actual state. It has no notion of time: see `scheduling.quota`.
 """
@@ -92,10 +92,10 @@ class QuotaTree:
         "children",
         "held",
         "ids",
-        "kept",
         "limit",
         "paths",
         "pool",
+        "reserved",
         "right",
         "used",
         "weight",
@@ -114,7 +114,7 @@ class QuotaTree:
             self.children[parents[node]].append(node)
         self.paths = [_path(node, parents) for node in range(len(self.ids))]
         count = len(self.ids)
-        self.right, self.pool, self.kept, self.limit = [0] * count, [0] * count, [0] * count, [UNLIMITED] * count
+        self.right, self.pool, self.reserved, self.limit = [0] * count, [0] * count, [0] * count, [UNLIMITED] * count
         self.held, self.used = [0] * count, [0] * count
         self._compute_rights({self._node[queue.id]: queue for queue in known}, fleet_gpus)
         self._users: dict[tuple[int, str], tuple[int, int]] = {}  # (thousandths, jobs) in use, only if there is a limit
@@ -139,8 +139,8 @@ class QuotaTree:
         """Thousandths of GPUs that the quotas allow to be used now, regardless of free devices."""
         room = max(0, self.limit[FLEET] - self.used[FLEET])
         for node in reversed(self.paths[queue][:-1]):
-            used, kept = self.used[node], self.kept[node]
-            room = max(0, kept - used) + max(0, min(room, self.limit[node] - max(used, kept)))
+            used, reserved = self.used[node], self.reserved[node]
+            room = max(0, reserved - used) + max(0, min(room, self.limit[node] - max(used, reserved)))
         return room
 
     def check_admission(self, queue: int, user: str, milli: int) -> QuotaRefusal | None:
@@ -162,16 +162,16 @@ class QuotaTree:
                 return None
             used = self.used[node]
             if used + more > self.limit[node]:
-                # The idle reserved part of a child is not available, so it counts as held: held + unused kept = used + all kept.
+                # The idle reserved part of a child is not available, so it counts as held: held + unused reserved = used + all reserved.
                 return QuotaRefusal(
                     WaitReasonCode.QUOTA,
                     self.ids[node],
                     gpus,
-                    gpus_of(used + self._kept_below(node)),
-                    gpus_of(self.limit[node] + self._kept_below(node)),
+                    gpus_of(used + self._reserved_below(node)),
+                    gpus_of(self.limit[node] + self._reserved_below(node)),
                 )
-            if kept := self.kept[node]:
-                more = max(0, used + more - kept) - max(0, used - kept)
+            if reserved := self.reserved[node]:
+                more = max(0, used + more - reserved) - max(0, used - reserved)
         return None
 
     def add_running(self, queue: int, user: str, milli: int, jobs: int = 1) -> None:
@@ -184,8 +184,8 @@ class QuotaTree:
             if more:
                 used = self.used[node]
                 self.used[node] = used + more
-                if kept := self.kept[node]:
-                    more = max(0, used + more - kept) - max(0, used - kept)
+                if reserved := self.reserved[node]:
+                    more = max(0, used + more - reserved) - max(0, used - reserved)
 
     def remove_running(self, queue: int, user: str, milli: int, jobs: int = 1) -> None:
         """Release them: undoes `add_running` exactly, in any order."""
@@ -197,8 +197,8 @@ class QuotaTree:
             if less:
                 used = self.used[node]
                 self.used[node] = used - less
-                if kept := self.kept[node]:
-                    less = max(0, used - kept) - max(0, used - less - kept)
+                if reserved := self.reserved[node]:
+                    less = max(0, used - reserved) - max(0, used - less - reserved)
 
     def borrowed_past_right(self, queue: int) -> int:
         """Thousandths borrowed past its right; 0 for none."""
@@ -250,10 +250,10 @@ class QuotaTree:
 
     def _passed_on(self, node: int, more: int) -> int:
         """How much of `more` in a node count in its parent: those past its reserved part."""
-        used, kept = self.used[node], self.kept[node]
-        return max(0, used + more - kept) - max(0, used - kept)
+        used, reserved = self.used[node], self.reserved[node]
+        return max(0, used + more - reserved) - max(0, used - reserved)
 
-    def _kept_below(self, node: int) -> int:
+    def _reserved_below(self, node: int) -> int:
         return self.right[node] - self.pool[node]
 
     def _count(self, queue: int, user: str, milli: int, jobs: int) -> None:
@@ -283,12 +283,12 @@ class QuotaTree:
             rest = max(0, wanted - below)
             if own >= 0:
                 self.right[own] = self.pool[own] = rest  # lends all, borrows any: the limits of its queue apply
-            lent = sum(self.pool[child] - self.kept[child] for child in self.children[node])
+            lent = sum(self.pool[child] - self.reserved[child] for child in self.children[node])
             self.right[node] = below + rest
             self.pool[node] = lent if own >= 0 else lent + rest
             if queue is not None:
                 lend, borrow = queue.lend_gpus, queue.borrow_gpus
-                self.kept[node] = 0 if lend is None else max(0, self.pool[node] - lend * MILLI_PER_DEVICE)
+                self.reserved[node] = 0 if lend is None else max(0, self.pool[node] - lend * MILLI_PER_DEVICE)
                 self.limit[node] = UNLIMITED if borrow is None else self.pool[node] + borrow * MILLI_PER_DEVICE
         self.limit[FLEET] = self.pool[FLEET]
 

@@ -15,7 +15,7 @@ class PendingEvents:
     """The queue. Not thread-safe: the caller locks."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[int, Report]] = deque()
+        self._events: deque[tuple[int, Report]] = deque()
         self._last = 0
         self.dropped = 0
 
@@ -25,25 +25,25 @@ class PendingEvents:
         Past KEPT_MAX the oldest event is dropped that is not a MemberStopped, because the head waits for those.
         """
         self._last += 1
-        self._kept.append((self._last, event))
-        if len(self._kept) > PENDING_MAX:
-            oldest = next((item for item in self._kept if not isinstance(item[1], MemberStopped)), self._kept[0])
-            self._kept.remove(oldest)
+        self._events.append((self._last, event))
+        if len(self._events) > PENDING_MAX:
+            oldest = next((item for item in self._events if not isinstance(item[1], MemberStopped)), self._events[0])
+            self._events.remove(oldest)
             self.dropped += 1
         return self._last
 
     def batch(self, limit: int = BATCH_MAX) -> list[tuple[int, Report]]:
         """Return the oldest unacknowledged events, in order."""
-        return [self._kept[index] for index in range(min(limit, len(self._kept)))]
+        return [self._events[index] for index in range(min(limit, len(self._events)))]
 
     def acknowledge(self, seq: int) -> None:
         """Remove everything up to `seq`, which is durable. An older or repeated acknowledgement changes nothing."""
-        while self._kept and self._kept[0][0] <= seq:
-            self._kept.popleft()
+        while self._events and self._events[0][0] <= seq:
+            self._events.popleft()
 
     def discard(self, seq: int) -> None:
         """Remove one event that the head permanently refuses."""
-        self._kept = deque(item for item in self._kept if item[0] != seq)
+        self._events = deque(item for item in self._events if item[0] != seq)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._events)

@@ -130,7 +130,7 @@ class SupervisorLoop:
         self._inbox: queue.SimpleQueue[SupervisorEvent] = queue.SimpleQueue()
         self._supervisor = Supervisor(settings.node.id)
         self._presents = MemberRuntimes()
-        self._carried: tuple[MemberKey, ...] = ()
+        self._running_members: tuple[MemberKey, ...] = ()
         access, ended, who = settings.access, self._ended, settings.supervisor_id
         self._registrar = Registrar(access, self._hello, ended, on_refused=self._on_registration_refused)
         self._renewer = LeaseRenewer(
@@ -250,7 +250,7 @@ class SupervisorLoop:
                 for member in self._presents.of_attempt(job_id, epoch)[:1]:
                     self._services.note(member, text)
             case PublishMembers(members=members):
-                self._carried = members
+                self._running_members = members
             case RenewLease():
                 self._renewer.renew_now()
             case ExitSupervisor():
@@ -446,17 +446,17 @@ class SupervisorLoop:
 
     def _hello(self, challenge: str) -> wire.HelloRequest:
         self.sees_head_files = check_head_files(self._storage_connection)
-        carries = [(key.job_id, key.epoch, key.generation) for key in self._carried]
+        running = [(key.job_id, key.epoch, key.generation) for key in self._running_members]
         return wire.HelloRequest(
             version=wire.WIRE_VERSION,
             supervisor_id=self._settings.supervisor_id,
             node=replace(self._settings.node, shares_head_files=bool(self.sees_head_files)),
-            members=carries,
+            members=running,
             challenge=challenge,
         )
 
     def _epochs(self) -> list[tuple[JobId, Epoch]]:
-        return [(key.job_id, key.epoch) for key in self._carried]
+        return [(key.job_id, key.epoch) for key in self._running_members]
 
     # ------------------------------------------------------------------------------------------------------ begin and end
 

@@ -166,7 +166,7 @@ class CheckpointUploader:
             self._wait(job_id, epoch, patient=patient)
             done()
 
-        start_thread("kept", wait)
+        start_thread("checkpoint-upload", wait)
 
     def _wait(self, job_id: JobId, epoch: Epoch, *, patient: bool) -> None:
         since_s = time.monotonic()
