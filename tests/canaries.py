@@ -35,7 +35,7 @@ BASE64_CHARS = 40  # of a secret in base64; its last ones depend on what follows
 
 
 @dataclass
-class Eyes:
+class SecretLeakScanner:
     """What was searched, and what was found."""
 
     homes: int = 0
@@ -121,19 +121,19 @@ def environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def eyes_open(kept: Path) -> Iterator[Eyes]:
+def leak_scanner(kept: Path) -> Iterator[SecretLeakScanner]:
     """Search whatever a test removes, and at the end each folder in `kept`, which nobody removes."""
-    eyes, rmtree = Eyes(), shutil.rmtree
+    scanner, rmtree = SecretLeakScanner(), shutil.rmtree
 
     @functools.wraps(rmtree)
     def look_and_remove(path: Any, *args: Any, **more: Any) -> None:
         if isinstance(path, str | os.PathLike):
-            eyes.look(os.fsdecode(path))
+            scanner.look(os.fsdecode(path))
         rmtree(path, *args, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "rmtree", look_and_remove)
-        yield eyes
+        yield scanner
     for folder in sorted(kept.iterdir()):
         if not folder.is_symlink():
-            eyes.look(str(folder))
+            scanner.look(str(folder))

@@ -36,7 +36,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.update(canaries.VARIABLES)
 os.environ.setdefault(canaries.LEVEL, "DEBUG")
-EYES = pytest.StashKey[canaries.Eyes]()
+SCANNER = pytest.StashKey[canaries.SecretLeakScanner]()
 LEAKS = "leaks"  # under this key a worker of xdist sends what its scanner found
 
 
@@ -65,12 +65,12 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def no_home_tells_a_secret(tmp_path_factory, request):
-    with canaries.eyes_open(tmp_path_factory.getbasetemp()) as eyes:
+    with canaries.leak_scanner(tmp_path_factory.getbasetemp()) as scanner:
         yield
-    request.config.stash[EYES] = eyes
+    request.config.stash[SCANNER] = scanner
     if hasattr(request.config, "workeroutput"):
-        request.config.workeroutput[LEAKS] = str(eyes) if eyes.homes else ""
-    assert eyes.found == []
+        request.config.workeroutput[LEAKS] = str(scanner) if scanner.homes else ""
+    assert scanner.found == []
 
 
 class _Leaks:
@@ -89,8 +89,11 @@ def pytest_configure(config):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    eyes = config.stash.get(EYES, None)
-    lines = [str(eyes) if eyes is not None and eyes.homes else "", *config.pluginmanager.get_plugin("leaks").lines]
+    scanner = config.stash.get(SCANNER, None)
+    lines = [
+        str(scanner) if scanner is not None and scanner.homes else "",
+        *config.pluginmanager.get_plugin("leaks").lines,
+    ]
     for line in filter(None, lines):
         terminalreporter.write_line(f"canaries: {line}")
     if not hasattr(config, "workerinput"):

@@ -186,7 +186,7 @@ def put_project(case):
 
 OUTPUT = b"left by a rank"
 CRC = f"&crc32={zlib.crc32(OUTPUT)}&size={len(OUTPUT)}"
-# Of these the right answer needs a whole checkpoint that was published; tests/contract/test_api_kept.py has those.
+# Of these the right answer needs a whole checkpoint that was published; tests/contract/test_checkpoint_uploads.py has those.
 PAST_THE_GATE = (200, 400, 404, 409, 422)
 
 SPECIMENS = {

@@ -32,7 +32,7 @@ from phalanx.wire.supervisor import (
 )
 from tests.contract.api_head import SECRET, TOKENS, ApiHead, Supervisor, bearer, code, until
 from tests.contract.exec_socket import ExecSocket, open_exec
-from tests.unit.test_standing import Place
+from tests.unit.test_follower import Place
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from phalanx.ports.election import Leader
 from phalanx.wire.supervisor import ExecOutput
 from tests.contract.api_head import TOKENS, ApiHead, Caller, Supervisor, until
 from tests.contract.test_api_exec import given, name_of
-from tests.unit.test_standing import Place
+from tests.unit.test_follower import Place
 
 WINDOW = 1 << 18
 

@@ -390,7 +390,7 @@ def files_with(canaries, shell):
 
 
 def test_the_search_would_find_one(shell):
-    """The same eyes on a place where a canary does stand."""
+    """The same scanner on a place where a canary does stand."""
     canaries = Canaries()
     canaries["planted"] = secrets.token_hex(16)
     (shell.home / "left-behind").write_text(f"oops {canaries['planted']}")

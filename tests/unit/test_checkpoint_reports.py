@@ -10,7 +10,7 @@ from phalanx.node.logic.events import CheckpointReported
 from phalanx.node.member.rank_reports import parse_report
 from phalanx.node.transfer.checkpoint_report_handler import handle_checkpoint_report
 from phalanx.wire import supervisor as wire
-from tests.unit.test_kept import make_prepare, member
+from tests.unit.test_unshared_folders import make_prepare, member
 
 GOOD = {
     "k": "checkpoint",

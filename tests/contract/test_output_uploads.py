@@ -14,7 +14,7 @@ from phalanx.failpoints import FailureMode, armed
 from phalanx.node.logic.local_copies import outputs_folder
 from phalanx.node.transfer.output_sync import OutputSync
 from tests.contract.api_head import ApiHead, Supervisor, code, until
-from tests.contract.test_api_kept import Server
+from tests.contract.test_checkpoint_uploads import Server
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The eyes that look for secrets through the whole suite see one that is planted, wherever a home is removed or kept."""
+"""The scanner that looks for secrets through the whole suite finds one that is planted, wherever a home is removed or kept."""
 
 import base64
 import inspect
@@ -20,7 +20,7 @@ PLANTED = {
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """Named otherwise than a head's, and removed behind their back, for the eyes that look at this run itself."""
+    """Named otherwise than a head's, and removed behind their back, for the scanner that looks at this run itself."""
     monkeypatch.setattr(canaries, "HOME", "planted_secret")
     monkeypatch.setattr(canaries, "SECRETS", ("token", "planted_secret", "join_salt.json"))
     monkeypatch.setattr(shutil, "rmtree", inspect.unwrap(shutil.rmtree))
@@ -38,10 +38,10 @@ def home(tmp_path, monkeypatch):
 
 
 def looked(home, *, removed=False):
-    with canaries.eyes_open(home.parents[1]) as eyes:
+    with canaries.leak_scanner(home.parents[1]) as scanner:
         if removed:
             shutil.rmtree(home.parent)
-    return eyes
+    return scanner
 
 
 @pytest.mark.parametrize("removed", [False, True])
@@ -49,9 +49,9 @@ def looked(home, *, removed=False):
 def test_a_secret_in_a_file_of_a_home_is_seen(home, kind, removed):
     secret = PLANTED[kind]
     (home / "head.log").write_text(f"GET /v1/me Bearer {secret} 200")
-    eyes = looked(home, removed=removed)
-    assert [one.partition(": ")[0] for one in eyes.found] == [str(home / "head.log")]
-    assert not any(secret in one for one in eyes.found)
+    scanner = looked(home, removed=removed)
+    assert [one.partition(": ")[0] for one in scanner.found] == [str(home / "head.log")]
+    assert not any(secret in one for one in scanner.found)
 
 
 def test_one_that_stands_across_two_pieces_is_seen(home, monkeypatch):
@@ -76,8 +76,8 @@ def test_links_are_not_followed(home, tmp_path):
 
 
 def test_where_a_secret_lies_by_right_and_what_programs_print_is_no_find(home):
-    eyes = looked(home)
-    assert (eyes.found, eyes.homes, eyes.known) == ([], 1, canaries.COUNT + 4)
+    scanner = looked(home)
+    assert (scanner.found, scanner.homes, scanner.known) == ([], 1, canaries.COUNT + 4)
 
 
 def test_heads_of_this_suite_log_everything(monkeypatch):

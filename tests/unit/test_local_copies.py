@@ -13,7 +13,7 @@ from phalanx.node.head_link.head_address import HeadAddress
 from phalanx.node.head_link.head_connection import HeadAccess
 from phalanx.node.member.member_runtime import MemberRuntimes
 from phalanx.node.transfer.checkpoint_upload import CheckpointUpload, CheckpointUploader
-from tests.unit.test_kept import folder, make_prepare, member
+from tests.unit.test_unshared_folders import folder, make_prepare, member
 
 PATIENCE_S = 30.0
 

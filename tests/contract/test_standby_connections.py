@@ -19,7 +19,7 @@ from phalanx.app.certificates import CertificateAuthority
 from phalanx.app.join_service import ListenAddress, with_tls
 from phalanx.app.state_folder import StateFolder
 from tests.contract.exec_socket import upgraded
-from tests.unit.test_standing import Place
+from tests.unit.test_follower import Place
 
 PATIENCE_S = 60  # of a server that nobody hangs up for: it would wait so long for whoever keeps a connection
 
