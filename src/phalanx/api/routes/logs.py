@@ -131,7 +131,12 @@ def read_batch(
 
 def _missing_output_note(services: HeadServices, job: Job, attempts: Sequence[Attempt]) -> str:
     """Explain why the output of a job is missing: another head led when it ran, and that head does not share its files."""
-    if not services.output_elsewhere or services.leader_status is None or not attempts or services.logs.streams(attempts):
+    if (
+        not services.output_elsewhere
+        or services.leader_status is None
+        or not attempts
+        or services.logs.streams(attempts)
+    ):
         return ""
     if min(attempt.placed_s for attempt in attempts) >= services.leader_status.leader().since_s:
         return ""

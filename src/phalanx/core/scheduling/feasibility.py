@@ -294,7 +294,7 @@ class FeasibilityChecker:
         node, path = tree.subtree_node(limiting), tree.paths[tree.job_node(request.queue)]
         own = path[path.index(node) - 1] if path[0] != node else None  # the branch of the job
         right = gpus_of(tree.right[node])
-        kept = gpus_of(tree.right[node] - tree.pool[node] - (0 if own is None else tree.kept[own]))
+        kept = gpus_of(tree.right[node] - tree.pool[node] - (0 if own is None else tree.reserved[own]))
         quota = (
             f"quota {right}" if queue.quota_gpus is not None else f"quotas of {right} below it" if right else "no quota"
         )
