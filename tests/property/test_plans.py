@@ -193,7 +193,7 @@ def test_no_admitted_job_that_fits_is_left_waiting(cell):
         wait = plan.waiting(one.id)
         fits = (
             one.spec.topology == TopologyConstraint()
-            and wait.reason is not WaitReasonCode.NODES_DOWN
+            and wait.reason not in (WaitReasonCode.NODES_DOWN, WaitReasonCode.NEVER)
             and preferred_shape(one.spec.role, up)
         )
         if fits and holdings.check_admission(holdings.job_node(one.queue), one.user, fits.gpus * 1000) is None:

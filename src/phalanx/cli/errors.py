@@ -16,7 +16,7 @@ import click
 from phalanx.cli.hints import error_line, render_hint
 from phalanx.cli.terminal import strip_control, terminal
 from phalanx.core.errors import ExitCode, PhalanxError
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 
 _INTERNAL: Final = 70  # EX_SOFTWARE of sysexits.h
 _IO: Final = 74  # EX_IOERR
@@ -78,8 +78,8 @@ def warn(message: str) -> None:
 
 def _no_such_option(fault: click.NoSuchOption) -> tuple[str, str]:
     known = [option for param in fault.ctx.command.get_params(fault.ctx) for option in param.opts] if fault.ctx else []
-    near = nearest_match(fault.option_name, [option for option in known if option.startswith("--")])
-    return f"no such option {fault.option_name}", f"did you mean {near}?" if near else _help_of(fault)
+    options = [option for option in known if option.startswith("--")]
+    return f"no such option {fault.option_name}", suggestion(fault.option_name, options, _help_of(fault))
 
 
 def _message_of(message: str) -> str:

@@ -13,7 +13,7 @@ import click
 from phalanx import __version__
 from phalanx.cli.errors import EXIT_BROKEN_PIPE, report_exception
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 
 
 class CommandEntry(NamedTuple):
@@ -136,8 +136,7 @@ class LazyGroup(click.Group):
 
 def unknown_command(word: str, known: Sequence[str] | dict[str, CommandEntry], otherwise: str) -> BadRequest:
     """Return the error for an unknown command, with the nearest known one."""
-    near = nearest_match(word, known)
-    return BadRequest(f"no such command {word!r}", hint=f"did you mean {near}?" if near else otherwise)
+    return BadRequest(f"no such command {word!r}", hint=suggestion(word, known, otherwise))
 
 
 EPILOG: Final = """\b

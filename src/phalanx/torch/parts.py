@@ -16,7 +16,7 @@ from torch import nn
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layout import Layout
 from phalanx.core.work.layout_split import SplitLimits
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 
 COLUMNS: Final = "columns"
 ROWS: Final = "rows"
@@ -71,13 +71,17 @@ def read_declaration(model: Any) -> Parts:
     for name in parts.chain:
         if name not in names:
             raise BadRequest(
-                f"{type(model).__name__}: part {name!r} of the chain is not in the model", hint=_near(name, names)
+                f"{type(model).__name__}: part {name!r} of the chain is not in the model",
+                hint=suggestion(name, filter(None, names), form="{!r}"),
             )
     for pattern, role in parts.tensor.items():
         if role not in _ROLES:
             raise BadRequest(f"tensor role {role!r} of {pattern!r} is not one of {', '.join(_ROLES)}")
         if not fnmatch.filter(names, pattern):
-            raise BadRequest(f"tensor role of {pattern!r}: no layer has that name", hint=_near(pattern, names))
+            raise BadRequest(
+                f"tensor role of {pattern!r}: no layer has that name",
+                hint=suggestion(pattern, filter(None, names), form="{!r}"),
+            )
     _check_all_in_parts(model, parts)
     return parts
 
@@ -146,8 +150,3 @@ def _check_all_in_parts(model: Any, parts: Parts) -> None:
                 f"{type(model).__name__}: parameter {name!r} is in no part of the chain",
                 hint="name its module in `chain`, or move it into the part that uses it",
             )
-
-
-def _near(name: str, known: Mapping[str, Any]) -> str:
-    close = nearest_match(name, [one for one in known if one])
-    return f"did you mean {close!r}?" if close else ""

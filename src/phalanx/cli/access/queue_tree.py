@@ -11,7 +11,7 @@ from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import NotFound
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 
 if TYPE_CHECKING:
     from phalanx.wire.api.queues import QueuesApplied, QueueView
@@ -50,8 +50,7 @@ def tree_view(queues: Sequence[QueueView], top: str | None) -> ListView:
     """
     names = [queue.id for queue in queues]
     if top is not None and top not in names:
-        near = nearest_match(top, names)
-        raise NotFound(f"no queue {top!r}", hint=f"did you mean {near}?" if near else "list them with phalanx queues")
+        raise NotFound(f"no queue {top!r}", hint=suggestion(top, names, "list them with phalanx queues"))
     drawn = list(_ordered(queues, top))
     extra = _limit_lines(drawn[0][0]) if top is not None else ()
     waiting = next((queue.id for queue, _ in drawn if queue.pending), None)

@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.command_groups import check_exists, check_new, list_group
 from phalanx.cli.connection import connect
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import strip_control
-from phalanx.core.errors import BadRequest, Conflict
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.errors import BadRequest
 from phalanx.wire.api.queues import QueueView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 _PRIORITY = click.option("--priority", type=int, metavar="N", help="Added to the priority of its jobs.")
 
 
-@click.group(cls=CommandGroup, invoke_without_command=True)
-@list_options
-@click.pass_context
-def queues(context: click.Context, as_json: bool, watch: bool) -> None:
-    """List queues; add or change one, or the whole tree."""
-    if context.invoked_subcommand is None:
-        _list(as_json=as_json, watch=watch)
-
-
-@queues.command(name="list")
-@list_options
-def list_(as_json: bool, watch: bool) -> None:
+@list_group("List queues; add or change one, or the whole tree.")
+def queues(head: Client, _now_s: float) -> ListView:
     """List queues."""
-    _list(as_json=as_json, watch=watch)
+    found = head.queues()
+    columns = (
+        Column(title="QUEUE", min_width=8),
+        Column(title="STATE"),
+        Column(title="PRIORITY", right=True),
+        Column(title="RUNNING", right=True),
+        Column(title="WAITING", right=True),
+    )
+    rows: list[list[Cell | str]] = [
+        [
+            queue.id,
+            Cell("open", "green") if queue.open else Cell("closed", "red"),
+            str(queue.priority),
+            str(queue.running),
+            str(queue.pending),
+        ]
+        for queue in found
+    ]
+    busy = next((queue.id for queue in found if queue.running or queue.pending), None)
+    return ListView(
+        value=found,
+        lines=lambda screen: table(columns, rows, screen),
+        next_command=f"phalanx ps -q {busy}" if busy else "phalanx queues add NAME",
+    )
 
 
 @queues.command()
@@ -38,8 +55,7 @@ def list_(as_json: bool, watch: bool) -> None:
 def add(name: str, priority: int | None) -> None:
     """Add a queue."""
     head = connect()
-    if any(queue.id == name for queue in head.queues()):
-        raise Conflict(f"queue {name} exists already", hint=f"change it with phalanx queues set {name}")
+    check_new("queue", name, (queue.id for queue in head.queues()))
     print(strip_control(_summary(head.put_queue(name, priority=priority, open=True))))
 
 
@@ -52,12 +68,7 @@ def set_(name: str, priority: int | None, is_open: bool | None) -> None:
     if priority is None and is_open is None:
         raise BadRequest("nothing to change", hint="give --priority, --open or --close")
     head = connect()
-    names = [queue.id for queue in head.queues()]
-    if name not in names:
-        near = nearest_match(name, names)
-        raise BadRequest(
-            f"no queue {name!r}", hint=f"did you mean {near}?" if near else f"add it with phalanx queues add {name}"
-        )
+    check_exists("queue", name, (queue.id for queue in head.queues()))
     print(strip_control(_summary(head.put_queue(name, priority=priority, open=is_open))))
 
 
@@ -87,35 +98,3 @@ def show_(queue: str | None, as_json: bool, watch: bool) -> None:
 
 def _summary(queue: QueueView) -> str:
     return f"queue {queue.id}: {'open' if queue.open else 'closed'}, priority {queue.priority}"
-
-
-def _list(*, as_json: bool, watch: bool) -> None:
-    head = connect()
-
-    def fetch() -> ListView:
-        found = head.queues()
-        columns = (
-            Column(title="QUEUE", min_width=8),
-            Column(title="STATE"),
-            Column(title="PRIORITY", right=True),
-            Column(title="RUNNING", right=True),
-            Column(title="WAITING", right=True),
-        )
-        rows: list[list[Cell | str]] = [
-            [
-                queue.id,
-                Cell("open", "green") if queue.open else Cell("closed", "red"),
-                str(queue.priority),
-                str(queue.running),
-                str(queue.pending),
-            ]
-            for queue in found
-        ]
-        busy = next((queue.id for queue in found if queue.running or queue.pending), None)
-        return ListView(
-            value=found,
-            lines=lambda screen: table(columns, rows, screen),
-            next_command=f"phalanx ps -q {busy}" if busy else "phalanx queues add NAME",
-        )
-
-    show_list(fetch, as_json=as_json, watch=watch)

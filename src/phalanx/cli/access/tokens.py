@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import sys
-import time
+from typing import TYPE_CHECKING
 
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.command_groups import list_group
 from phalanx.cli.connection import connect
-from phalanx.cli.list_output import ListView, list_options, show_list
+from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.core.units import format_duration
 from phalanx.core.work.users import Action
 from phalanx.wire.api.people import TokenView
 
-
-@click.group(cls=CommandGroup, invoke_without_command=True)
-@list_options
-@click.pass_context
-def tokens(context: click.Context, as_json: bool, watch: bool) -> None:
-    """List tokens; create or revoke one."""
-    if context.invoked_subcommand is None:
-        _list(as_json=as_json, watch=watch)
+if TYPE_CHECKING:
+    from phalanx.client import Client
 
 
-@tokens.command(name="list")
-@list_options
-def list_(as_json: bool, watch: bool) -> None:
+@list_group("List tokens; create or revoke one.")
+def tokens(head: Client, now_s: float) -> ListView:
     """List your tokens; an admin sees all."""
-    _list(as_json=as_json, watch=watch)
+    found = head.tokens()
+    columns = (
+        Column(title="TOKEN"),
+        Column(title="USER", min_width=6),
+        Column(title="STATE"),
+        Column(title="CREATED", right=True),
+        Column(title="USED", right=True, hide_empty=True),
+        Column(title="ENDS IN", right=True, hide_empty=True),
+        Column(title="SCOPE", min_width=8, hide_empty=True),
+        Column(title="NOTE", min_width=8, hide_empty=True),
+    )
+    rows: list[list[Cell | str]] = [
+        [
+            token.id,
+            token.user,
+            _state(token, now_s),
+            cells.age(token.created_s, now_s),
+            cells.age(token.used_s, now_s),
+            "" if token.expires_s is None or token.expires_s <= now_s else format_duration(token.expires_s - now_s),
+            " ".join(token.scope),
+            token.note,
+        ]
+        for token in found
+    ]
+    return ListView(
+        value=found,
+        lines=lambda screen: table(columns, rows, screen),
+        next_command="phalanx tokens add --expires 30d --note TEXT",
+    )
 
 
 @tokens.command()
@@ -66,41 +87,3 @@ def _state(token: TokenView, now_s: float) -> Cell | str:
     if token.expires_s is not None and token.expires_s <= now_s:
         return Cell("expired", "dim")
     return Cell("valid", "green")
-
-
-def _list(*, as_json: bool, watch: bool) -> None:
-    head = connect()
-
-    def fetch() -> ListView:
-        found = head.tokens()
-        now_s = time.time()
-        columns = (
-            Column(title="TOKEN"),
-            Column(title="USER", min_width=6),
-            Column(title="STATE"),
-            Column(title="CREATED", right=True),
-            Column(title="USED", right=True, hide_empty=True),
-            Column(title="ENDS IN", right=True, hide_empty=True),
-            Column(title="SCOPE", min_width=8, hide_empty=True),
-            Column(title="NOTE", min_width=8, hide_empty=True),
-        )
-        rows: list[list[Cell | str]] = [
-            [
-                token.id,
-                token.user,
-                _state(token, now_s),
-                cells.age(token.created_s, now_s),
-                cells.age(token.used_s, now_s),
-                "" if token.expires_s is None or token.expires_s <= now_s else format_duration(token.expires_s - now_s),
-                " ".join(token.scope),
-                token.note,
-            ]
-            for token in found
-        ]
-        return ListView(
-            value=found,
-            lines=lambda screen: table(columns, rows, screen),
-            next_command="phalanx tokens add --expires 30d --note TEXT",
-        )
-
-    show_list(fetch, as_json=as_json, watch=watch)

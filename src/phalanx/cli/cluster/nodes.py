@@ -11,7 +11,7 @@ import click
 
 from phalanx.cli import cells
 from phalanx.cli.cluster import mig, reservations, spares, topology
-from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.command_groups import list_group
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import print_error
 from phalanx.cli.impossible_jobs import impossible_lines
@@ -31,20 +31,13 @@ if TYPE_CHECKING:
 _NODES = click.argument("names", metavar="NODES", type=HOSTS)
 
 
-@click.group(cls=CommandGroup, invoke_without_command=True)
-@list_options
-@click.pass_context
-def nodes(context: click.Context, as_json: bool, watch: bool) -> None:
-    """List nodes with the use of every device; show, drain, undrain, label, reserve or remove them. NODES is a host list: n0, gpu[001-004,007]."""
-    if context.invoked_subcommand is None:
-        _list(as_json=as_json, watch=watch)
-
-
-@nodes.command(name="list")
-@list_options
-def list_(as_json: bool, watch: bool) -> None:
+@list_group(
+    "List nodes with the use of every device; show, drain, undrain, label, reserve or remove them. NODES is a host list: n0, gpu[001-004,007]."
+)
+def nodes(head: Client, now_s: float) -> ListView:
     """List nodes."""
-    _list(as_json=as_json, watch=watch)
+    found = head.nodes()
+    return ListView(value=found, lines=lambda screen: node_lines(found, screen, now_s), next_command=_next(found))
 
 
 @nodes.command(name="show")
@@ -125,17 +118,6 @@ def _each(names: str, act: Callable[[Client, str], str]) -> int:
 def _summary(node: NodeView, verb: str) -> str:
     jobs = f"; {cells.count(len(node.jobs), 'job')} on it: {', '.join(node.jobs)}" if node.jobs else ""
     return f"node {node.id} {verb}{jobs}"
-
-
-def _list(*, as_json: bool, watch: bool) -> None:
-    head = connect()
-
-    def fetch() -> ListView:
-        found = head.nodes()
-        now_s = time.time()
-        return ListView(value=found, lines=lambda screen: node_lines(found, screen, now_s), next_command=_next(found))
-
-    show_list(fetch, as_json=as_json, watch=watch)
 
 
 def node_state(node: NodeView) -> str:

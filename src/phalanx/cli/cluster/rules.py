@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.command_groups import list_group
 from phalanx.cli.connection import connect
-from phalanx.cli.list_output import ListView, list_options, show_list
+from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.recovery.failure_rules import SIGNALS
 from phalanx.wire.api.rules import RulesReply, RuleView
 
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
 _NAMES = {number: name for name, number in SIGNALS.items()}
 _STYLES = {"user": "yellow", "infrastructure": "red", "preempted": "blue", "echo": "dim"}
 
 
-@click.group(cls=CommandGroup, invoke_without_command=True)
-@list_options
-@click.pass_context
-def rules(context: click.Context, as_json: bool, watch: bool) -> None:
-    """Show the failure rules; check and apply a file with your own."""
-    if context.invoked_subcommand is None:
-        _list(as_json=as_json, watch=watch)
-
-
-@rules.command(name="show")
-@list_options
-def show_(as_json: bool, watch: bool) -> None:
+@list_group("Show the failure rules; check and apply a file with your own.", subcommand="show")
+def rules(head: Client, _now_s: float) -> ListView:
     """Show the active rules, in the order of evaluation."""
-    _list(as_json=as_json, watch=watch)
+    found = head.rules()
+    return ListView(value=found, lines=lambda screen: _lines(found, screen), next_command="phalanx rules apply FILE")
 
 
 @rules.command()
@@ -56,18 +51,6 @@ def apply(file: str) -> None:
     print(
         strip_control(f"{cells.count(own, 'rule')} of your own active, before {len(reply.rules) - own} built-in rules")
     )
-
-
-def _list(*, as_json: bool, watch: bool) -> None:
-    head = connect()
-
-    def fetch() -> ListView:
-        found = head.rules()
-        return ListView(
-            value=found, lines=lambda screen: _lines(found, screen), next_command="phalanx rules apply FILE"
-        )
-
-    show_list(fetch, as_json=as_json, watch=watch)
 
 
 def _lines(found: RulesReply, screen: Terminal) -> list[str]:

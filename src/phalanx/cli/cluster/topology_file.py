@@ -21,7 +21,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.fleet.topology import LEVELS
 from phalanx.core.ids import NodeId
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 
 _EXAMPLE: Final = "write rack r1: gpu[001-004]"
 TOPOLOGY_FILE: Final = FileKind(
@@ -75,11 +75,8 @@ def _domain(key: str, value: YamlValue, outer: DomainPath) -> tuple[str, str]:
     level, _, name = key.strip().partition(" ")
     level, name = level.lower(), name.strip()
     if level not in LEVELS:
-        near = nearest_match(level, LEVELS)
-        raise value.error(
-            f"{key[:60]!r}: unknown level {level[:30]!r}",
-            f"did you mean {near}?" if near else f"the levels are {', '.join(LEVELS)}",
-        )
+        hint = suggestion(level, LEVELS, f"the levels are {', '.join(LEVELS)}")
+        raise value.error(f"{key[:60]!r}: unknown level {level[:30]!r}", hint)
     if not name:
         raise value.error(f"{_path_text(outer)}: a {level} needs a name", _EXAMPLE)
     if outer and LEVELS.index(level) <= LEVELS.index(outer[-1][0]):

@@ -16,7 +16,7 @@ from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState, WaitReasonCode
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:
@@ -55,11 +55,8 @@ def ps(
     head = connect()
     for word in states:
         if word not in _STATES:
-            near = nearest_match(word, _STATES)
-            raise BadRequest(
-                f"--state: no state {word!r}",
-                hint=f"did you mean {near}?" if near else f"one of {', '.join(_STATES)}",
-            )
+            hint = suggestion(word, _STATES, f"one of {', '.join(_STATES)}")
+            raise BadRequest(f"--state: no state {word!r}", hint=hint)
     filters: dict[str, Any] = {key: value for key, value in only.items() if value is not None}
     filters["fold"] = not (no_fold or as_json)
     show_list(

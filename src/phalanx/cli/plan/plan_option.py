@@ -12,7 +12,7 @@ from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, BadRequest, TooLarge
 from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.layout import layout_from_json
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 from phalanx.core.work.plan_key import layout_text
 
 FILE_BYTES_MAX: Final = 4 << 20  # a saved plan has a few hundred KiB
@@ -49,8 +49,8 @@ def parse_plan_option(value: object, folder: str) -> str | PlanRequest:
 def _request(value: Mapping[Any, Any], folder: str) -> PlanRequest:
     for key in value:
         if key not in PLAN_KEYS:
-            near = nearest_match(str(key), PLAN_KEYS)
-            raise _bad(f"unknown key {key!r}", f"did you mean {near!r}?" if near else f"known: {' '.join(PLAN_KEYS)}")
+            hint = suggestion(str(key), PLAN_KEYS, f"known: {' '.join(PLAN_KEYS)}", form="{!r}")
+            raise _bad(f"unknown key {key!r}", hint)
     options = {str(key): str(text) for key, text in value.items() if text is not None}
     model = options.pop("model", "")
     if not model:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from phalanx.cli.plan.amounts import format_tokens, parse_count, parse_tokens
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.layout import PRECISIONS, Layout, parse_layout
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.machine import Machine, Price
 from phalanx.planner.cost.model_shape import ModelShape
@@ -158,10 +158,8 @@ def _precision(text: object, layout: Layout | None, layout_words: object, machin
     if stated not in (None, word):
         raise BadRequest(f"precision: {word} contradicts {stated} in the layout", hint="give one of the two")
     if word not in PRECISIONS:
-        near = nearest_match(word, PRECISIONS)
-        raise BadRequest(
-            f"precision: {text!r} must be one of {', '.join(PRECISIONS)}", hint=f"did you mean {near}?" if near else ""
-        )
+        hint = suggestion(word, PRECISIONS)
+        raise BadRequest(f"precision: {text!r} must be one of {', '.join(PRECISIONS)}", hint=hint)
     if word not in has:
         raise BadRequest(f"precision: {machine.gpu.name} does not support {word}", hint=f"supported: {', '.join(has)}")
     return word

@@ -24,7 +24,7 @@ from phalanx.core.work.failure import (
     FailureReaction,
     RestartBudget,
 )
-from phalanx.core.work.nearest_match import nearest_match, unknown_key_hint
+from phalanx.core.work.nearest_match import suggestion, unknown_key_hint
 
 RULES_MAX: Final = 500  # each is tried on each failure; the shipped table has some fifty
 NAME_CHARS_MAX: Final = 64
@@ -296,7 +296,9 @@ def _one_of(value: Mapping[str, Any], key: str, kind: type[E], where: str) -> E:
     word = value.get(key)
     known: Iterable[str] = [one.value for one in kind]
     if not isinstance(word, str) or word not in known:
-        near = nearest_match(str(word), known) if word is not None else None
         what = f"{str(word)[:40]!r} is not one of" if word is not None else "missing; one of"
-        raise BadRequest(f"{where}: {key}: {what} {', '.join(known)}", hint=f"did you mean {near!r}?" if near else "")
+        raise BadRequest(
+            f"{where}: {key}: {what} {', '.join(known)}",
+            hint="" if word is None else suggestion(str(word), known, form="{!r}"),
+        )
     return kind(word)

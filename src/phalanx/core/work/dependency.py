@@ -10,7 +10,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 
 DEPENDENCIES_MAX: Final = 1000  # per job; each is checked when the job is submitted
 NO_JOB: Final = JobId("")  # the job id of `singleton`
@@ -113,10 +113,7 @@ def _conditions(part: str) -> list[Dependency]:
     if _JOB.fullmatch(kind) and not ids:
         return [Dependency(kind=DependencyKind.AFTER_OK, job_id=JobId(kind))]
     if kind not in _KINDS:
-        near = nearest_match(kind, _KINDS)
-        raise BadRequest(
-            f"depends_on: {part[:40]!r} is not a dependency", hint=f"did you mean {near}?" if near else _HINT
-        )
+        raise BadRequest(f"depends_on: {part[:40]!r} is not a dependency", hint=suggestion(kind, _KINDS, _HINT))
     if kind == DependencyKind.SINGLETON:
         if ids:
             raise BadRequest(f"depends_on: {part[:40]!r}: singleton takes no job number", hint="write singleton alone")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 
 RANKS_MAX: Final = 1 << 20  # larger than any fleet; bounds a typo
 DEGREES_MAX: Final = 1 << 20
@@ -157,7 +157,10 @@ def layout_from_json(values: Mapping[str, Any]) -> Layout:
     given: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise BadRequest(f"layout: unknown field {name!r}", hint=_nearest_hint(name, list(known)))
+            raise BadRequest(
+                f"layout: unknown field {name!r}",
+                hint=suggestion(name, known, f"known: {', '.join(known)}", form="{!r}"),
+            )
         if name == "recompute":
             given[name] = _recompute(value)
         elif name == "order":
@@ -251,8 +254,3 @@ def _order(value: object) -> tuple[Axis, ...]:
             f"layout: order is {value!r}; it must name each of {', '.join(DEFAULT_AXIS_ORDER)} once, innermost first"
         )
     return tuple(Axis(word) for word in words)
-
-
-def _nearest_hint(name: str, known: list[str]) -> str:
-    close = nearest_match(name, known)
-    return f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"

@@ -29,6 +29,12 @@ def nearest_match(word: str, choices: Iterable[str]) -> str | None:
     return None if best is None else best[1]
 
 
+def suggestion(word: str, choices: Iterable[str], otherwise: str = "", *, form: str = "{}") -> str:
+    """The hint for an unknown word: `did you mean X?` with the nearest choice in this form, or `otherwise` if none is near."""
+    near = nearest_match(word, choices)
+    return f"did you mean {form.format(near)}?" if near else otherwise
+
+
 def unknown_key_hint(key: str, known: Collection[str], synonyms: Mapping[str, str]) -> str:
     """The hint for an unknown key: the known key that was most likely meant, else all known keys.
 

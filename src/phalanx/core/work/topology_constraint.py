@@ -8,7 +8,7 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.topology import LEVELS, NODE_LEVEL
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.keys import InvalidKey
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 from phalanx.core.work.spec import JobSpec, TopologyConstraint
 
 
@@ -93,6 +93,6 @@ def _level(text: str, key: str) -> str:
     word = text.strip().lower()
     if not word or word in LEVELS or word == NODE_LEVEL:
         return word
-    near = nearest_match(word, (*LEVELS, NODE_LEVEL))
-    hint = f"did you mean {near}?" if near else f"the levels are {', '.join((*LEVELS, NODE_LEVEL))}"
+    levels = (*LEVELS, NODE_LEVEL)
+    hint = suggestion(word, levels, f"the levels are {', '.join(levels)}")
     raise InvalidKey(f"{key}: unknown level {word[:40]!r}", key=key, hint=hint)

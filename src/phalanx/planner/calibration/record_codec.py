@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from phalanx.core.errors import BadRequest
 from phalanx.core.jsonline import finite_float
 from phalanx.core.work.layout import Layout, layout_from_json, layout_to_json
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 
 R = TypeVar("R")
 
@@ -51,10 +51,8 @@ def decode_record(record: type[R], values: Any, where: str = "") -> R:
     hints = _hints(cast("Any", record))  # mypy does not know that a type is hashable
     for name in values:
         if name not in hints:
-            near = nearest_match(str(name), list(hints))
-            raise BadRequest(
-                f"{where}: unknown field {str(name)[:40]!r}", hint=f"did you mean {near!r}?" if near else ""
-            )
+            hint = suggestion(str(name), hints, form="{!r}")
+            raise BadRequest(f"{where}: unknown field {str(name)[:40]!r}", hint=hint)
     given = {name: _value(hints[name], inner, f"{where}.{name}") for name, inner in values.items()}
     lacking = [field.name for field in fields(record) if _is_required(field) and field.name not in given]  # type: ignore[arg-type]
     if lacking:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.facts.table import TableColumns, read_rows
@@ -100,10 +100,8 @@ def find_stack(text: str) -> Stack:
     name = find_stack_name(text)
     if name is None:
         known = sorted(_descriptions())
-        close = nearest_match(text, known)
-        raise BadRequest(
-            f"unknown stack {text!r}", hint=f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
-        )
+        hint = suggestion(text, known, f"known: {', '.join(known)}", form="{!r}")
+        raise BadRequest(f"unknown stack {text!r}", hint=hint)
     return stacks()[name]
 
 

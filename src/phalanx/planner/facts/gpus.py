@@ -11,7 +11,7 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import MIB
 from phalanx.core.work.layout import PRECISIONS
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.machine import FactSource, Gpu
 from phalanx.planner.facts.table import (
     TableColumns,
@@ -198,6 +198,6 @@ def normalize_gpu_name(text: str) -> str:
 
 def _unknown(asked: str, name: str, table: Sequence[GpuEntry]) -> BadRequest:
     words = sorted({word for entry in table for word in (entry.gpu.name, *entry.gpu.aliases)})
-    close = nearest_match(asked, words) or nearest_match(name, words)
     known = f"known: {', '.join(sorted(entry.gpu.name for entry in table))}"
-    return BadRequest(f"gpus: unknown GPU {asked!r}", hint=f"did you mean {close!r}?" if close else known)
+    hint = suggestion(asked, words, suggestion(name, words, known, form="{!r}"), form="{!r}")
+    return BadRequest(f"gpus: unknown GPU {asked!r}", hint=hint)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.machine import FactSource
 from phalanx.planner.facts.gpus import (
     GB,
@@ -142,11 +142,8 @@ def find_instance(text: str, instances: Sequence[InstanceEntry]) -> InstanceEntr
         if word in (instance.name.lower(), instance.offer.lower()):
             return instance
     names = [instance.name for instance in instances]
-    close = nearest_match(word, names)
-    raise BadRequest(
-        f"instance: unknown instance {text!r}",
-        hint=f"did you mean {close!r}?" if close else f"known: {', '.join(names)}",
-    )
+    hint = suggestion(word, names, f"known: {', '.join(names)}", form="{!r}")
+    raise BadRequest(f"instance: unknown instance {text!r}", hint=hint)
 
 
 def find_network(text: str) -> NetworkEntry:
@@ -160,8 +157,5 @@ def find_network(text: str) -> NetworkEntry:
         if word == network.name:
             return network
     names = [network.name for network in read_networks()]
-    close = nearest_match(word, names)
-    raise BadRequest(
-        f"network: unknown network {text!r}",
-        hint=f"did you mean {close!r}?" if close else f"known: {', '.join(names)}",
-    )
+    hint = suggestion(word, names, f"known: {', '.join(names)}", form="{!r}")
+    raise BadRequest(f"network: unknown network {text!r}", hint=hint)

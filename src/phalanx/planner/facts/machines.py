@@ -11,7 +11,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.machine import (
     FactSource,
     Machine,
@@ -230,11 +230,8 @@ def _listed_price(
 ) -> Price | None:
     kinds = {one.price.kind for one in known.prices}
     if kind not in kinds:
-        close = nearest_match(kind, kinds)
-        raise BadRequest(
-            f"price: unknown kind of price {kind!r}",
-            hint=f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(kinds))}",
-        )
+        hint = suggestion(kind, kinds, f"known: {', '.join(sorted(kinds))}", form="{!r}")
+        raise BadRequest(f"price: unknown kind of price {kind!r}", hint=hint)
     rented = [server] if server else [one for one in known.instances if one.gpu == entry.gpu.name]
     offers = [one.offer for one in rented]
     name = entry.gpu.name

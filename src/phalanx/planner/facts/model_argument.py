@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.model_shape import MixtureOfExperts, ModelShape
 from phalanx.planner.facts.model_configs import CONFIG_FILE, read_config
 from phalanx.planner.facts.models import find_model, read_models
@@ -113,11 +113,8 @@ def _pairs(text: str) -> dict[str, int]:
             )
         name = found[1].lower()
         if name not in ALL_SIZES:
-            close = nearest_match(name, ALL_SIZES)
-            raise BadRequest(
-                f"model: unknown size {name[:60]!r}",
-                hint=f"did you mean {close!r}?" if close else f"known: {', '.join(ALL_SIZES)}",
-            )
+            hint = suggestion(name, ALL_SIZES, f"known: {', '.join(ALL_SIZES)}", form="{!r}")
+            raise BadRequest(f"model: unknown size {name[:60]!r}", hint=hint)
         if name in given:
             raise BadRequest(f"model: {name} is given twice")
         given[name] = int(found[2])

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final
 
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.machine import FactSource
 from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
 from phalanx.planner.facts.table import TableColumns, TableRow, read_named_records
@@ -142,9 +142,9 @@ def find_model(text: str, *, models: Sequence[ModelEntry] | None = None, notes: 
     if size and float(size[1]) > 0:
         return _nearest_size(float(size[1]) * _FACTORS[size[2]], text.strip(), table, notes)
     names = sorted({name for entry in table for name in (entry.model.name, *entry.aliases)})
-    close = nearest_match(text.rstrip("/").rsplit("/", 1)[-1], names)
     forms = "give a name (docs/facts.md), a config.json, or layers=..,hidden=..,heads=..,vocab=.."
-    raise BadRequest(f"model: unknown model {text!r}", hint=f"did you mean {close!r}?" if close else forms)
+    hint = suggestion(text.rstrip("/").rsplit("/", 1)[-1], names, forms, form="{!r}")
+    raise BadRequest(f"model: unknown model {text!r}", hint=hint)
 
 
 def _nearest_size(parameters: float, text: str, table: Sequence[ModelEntry], notes: list[str]) -> ModelShape:

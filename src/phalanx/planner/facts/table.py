@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from phalanx.core.errors import BadFile
-from phalanx.core.work.nearest_match import nearest_match
+from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.machine import FactSource
 
 E = TypeVar("E")
@@ -183,11 +183,8 @@ def _lines(text: str) -> Iterator[str]:
 def _header(names: list[str], where: str, columns: TableColumns) -> list[str]:
     for name in names:
         if name not in columns.all:
-            close = nearest_match(name, columns.all)
-            raise BadFile(
-                f"{where} line 1: unknown column {name!r}",
-                hint=f"did you mean {close!r}?" if close else f"known: {', '.join(columns.all)}",
-            )
+            hint = suggestion(name, columns.all, f"known: {', '.join(columns.all)}", form="{!r}")
+            raise BadFile(f"{where} line 1: unknown column {name!r}", hint=hint)
         if names.count(name) > 1:
             raise BadFile(f"{where} line 1: column {name!r} is listed twice")
     missing = [name for name in (*columns.required, "source", "date") if name not in names]
