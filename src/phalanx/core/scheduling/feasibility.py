@@ -170,7 +170,7 @@ class FeasibilityChecker:
     )
 
     def __init__(self, cluster: ClusterLimits, now_s: float) -> None:
-        self._nodes = dict(cluster.nodes)
+        self._nodes = dict(sorted(cluster.nodes.items()))  # messages must not depend on the order of the nodes
         self._queues = dict(cluster.queues)
         self._reservations = cluster.reservations
         self._awaited = cluster.awaited_nodes
