@@ -7,7 +7,9 @@ import pytest
 
 from phalanx.core.accounting.ledger import Ledger
 from phalanx.core.ids import JobId, ProjectId, QueueId
+from phalanx.core.scheduling.fleet_index import PendingUsage
 from phalanx.core.scheduling.policies import POLICIES
+from phalanx.core.scheduling.shared_devices import SharedDevice
 from phalanx.core.work.gpus import parse_gpus, with_share_kind
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.share import gpus_of
@@ -52,6 +54,7 @@ PLACES = [
     ("nodes with room before free devices", "r: n0=1 n1=1 n2=1", "a: 1/4; b: 2x1/4", "a@n0:0 b@n0:0+n1:0"),
     ("as much as that memory needs", "r: n0=h100-80gb:1", "a: 20GiB; b: 60GiB; c: 1GiB", "a@n0:0 b@n0:0 c@-"),
     ("the largest device, as its share is the smallest", "r: n0=a100-40gb:1 n1=h100-80gb:1", "a: 20GiB", "a@n1:0"),
+    ("a device a little smaller than its name", "r: n0=h100-79gb:1", "a: 80GiB; b: 0.01", "a@n0:0 b@-"),
     ("of the model asked for", "r: n0=a100-40gb:1 n1=h100-80gb:1", "a: a100:20GiB; b: a100:0.6", "a@n0:0 b@-"),
 ]
 
@@ -103,6 +106,19 @@ def test_a_scheduler_that_begins_again_knows_which_device_is_shared():
     cell.submit(asks("c", "0.3", seq=7), asks("d", "0.4", seq=8), asks("e", "0.1", seq=9))
     cell.go_on(1.0)
     assert [cell.place_of(name) for name in "abcde"] == ["n0:0", "n0:1", "n0:1", "n0:0", ""]
+
+
+def test_a_placement_that_the_state_refuses_claims_no_device():
+    """Otherwise two shared devices of a node might get one index."""
+    cell = played("r: n0=2", asks("a", "1/2"))
+    scheduler = cell.scheduler
+    entry = scheduler.entries[JobId("a")]
+    device = SharedDevice(entry.need.share_group)
+    role = cell.world.jobs[JobId("a")].spec.role
+    usage = PendingUsage(cell.world.usage)
+    offered = scheduler.fleet_index.allocation(entry.need, entry.places, role, usage, (device,))
+    assert offered.grants[0].devices == (1,)
+    assert device.index == -1
 
 
 def test_all_that_share_a_device_make_room_for_a_higher_priority_and_nobody_else():

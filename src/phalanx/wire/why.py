@@ -43,7 +43,7 @@ class BlockerView(WhyRecord, frozen=True, kw_only=True):
     user: UserId
     name: str
     state: JobState
-    gpus: int
+    gpus: int | float
     since_s: float | None = None
     end: StartView | None = None
 
@@ -103,7 +103,7 @@ class DryRunReply(WhyRecord, frozen=True, kw_only=True):
 
     now_s: float
     starts: bool
-    gpus: int
+    gpus: int | float
     jobs: int = 1
     nodes: list[NodeId] = []
     start: StartView | None = None

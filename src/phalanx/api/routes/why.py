@@ -39,6 +39,7 @@ from phalanx.core.scheduling.what_if import trim_snapshot, what_if
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
 from phalanx.wire.api.jobs import JobBody
 from phalanx.wire.why import (
@@ -176,7 +177,7 @@ def _dry_run(services: HeadServices, found: ReadSnapshot, notes: list[str], warn
         starts = trial.starts(job.id)
         low_s, high_s, ends, likes = answer.forecast.run_time_of(job)
         entry = trial.scheduler.entries.get(job.id)
-        gpus = entry.job_class.gpus if entry is not None else job.spec.role.gpus.total
+        gpus = gpus_of(entry.job_class.milli if entry is not None else job.spec.role.gpus.milli)
         hours = gpus * len(found.hypothetical_jobs) / 3600.0
         waiting = None if starts else answer.waiting
         blockers, more = ([], 0) if waiting is None else answer.blockers(waiting)
@@ -263,13 +264,13 @@ class _Explanation:
         if left is not None:
             latest_s = None if left.high_s == NEVER else self.now_s + left.high_s
             end = StartView(earliest_s=self.now_s + left.low_s, latest_s=latest_s)
-        gpus = attempt.allocation.gpus if attempt is not None else job.spec.role.gpus.total
+        milli = attempt.allocation.milli if attempt is not None else job.spec.role.gpus.milli
         return BlockerView(
             id=job.id,
             user=job.user,
             name=job.spec.name,
             state=JobState.PENDING if attempt is None else JobState.RUNNING,
-            gpus=gpus,
+            gpus=gpus_of(milli),
             since_s=None if attempt is None else attempt.placed_s,
             end=end,
         )

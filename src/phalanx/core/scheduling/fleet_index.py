@@ -134,8 +134,7 @@ class FleetIndex:
         """Sizes of device memory on which a share by memory is another part of the device, largest first; a single 0 for other shapes."""
         if shape.share is None or not shape.share.memory_gib:
             return [0]
-        sizes = set(self.device_memory_bytes)
-        return sorted((size for size in sizes if 0 < shape.share.milli_of(size) <= MILLI_PER_DEVICE), reverse=True)
+        return sorted(set(self.device_memory_bytes) - {0}, reverse=True)
 
     def places(self, allocation: Allocation) -> tuple[Places, tuple[int, ...]]:
         """The places of an allocation, and the index of the shared device of each; grants on nodes that are gone are ignored."""
@@ -163,7 +162,7 @@ class FleetIndex:
             places: of the job.
             role: of the job.
             taken: what is in use.
-            shared: the device of each place, if the need is for shares. A device without an index gets one.
+            shared: the device of each place, if the need is for shares. One of which nothing is placed yet gets the first free index.
         """
         grants: list[NodeGrant] = []
         first = 0
@@ -174,12 +173,11 @@ class FleetIndex:
             share = None
             if need.share_milli:
                 device = shared[rank]
-                if held.shares.get(device.index, (0, ""))[1] != device.group:  # nothing of it has been placed yet
-                    if not free:
-                        return None
-                    device.index = free[0]
+                placed = held.shares.get(device.index, (0, ""))[1] == device.group
+                if not placed and not free:
+                    return None
                 share = self._share(need, number)
-                chosen: tuple[int, ...] = (device.index,)
+                chosen: tuple[int, ...] = (device.index if placed else free[0],)
             elif len(free) < count:
                 return None
             else:

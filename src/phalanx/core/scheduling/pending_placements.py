@@ -70,6 +70,8 @@ class PendingPlacements:
             if allocation is None or not taken.has_capacity_for(allocation, snapshot.nodes):
                 continue
             taken.add(allocation)
+            for device, grant in zip(entry.shared_devices, allocation.grants, strict=False):
+                device.index = grant.devices[0]
             del self._entries[job_id]
             placed.append((entry, Placement(job_id=job_id, allocation=allocation)))
         return placed
@@ -78,6 +80,9 @@ class PendingPlacements:
         """The newest state rejected the placement: the job is due again. False once it has been rejected for `REJECTED_MAX_S`."""
         if now_s - self._rejected_since_s.setdefault(job_id, now_s) < REJECTED_MAX_S:
             self._entries[job_id] = entry
+            for device in entry.shared_devices:
+                if device.shares == 1:  # nothing of it is placed: another device may get this index first
+                    device.index = -1
             return True
         del self._rejected_since_s[job_id]
         return False

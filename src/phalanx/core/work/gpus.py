@@ -57,10 +57,11 @@ class ShareRequest:
     kind: ShareKind = ShareKind.MPS
 
     def milli_of(self, memory_bytes: int) -> int:
-        """Thousandths of a device with so much memory; over 1000 if it is too small."""
+        """Thousandths of a device with so much memory; the whole device if it is a little smaller than its name says (79.6 GiB for 80)."""
         if not self.memory_gib:
             return self.milli
-        return max(1, ceil(Fraction(self.memory_gib * GIB * MILLI_PER_DEVICE, max(1, memory_bytes))))
+        milli = ceil(Fraction(self.memory_gib * GIB * MILLI_PER_DEVICE, max(1, memory_bytes)))
+        return min(max(1, milli), MILLI_PER_DEVICE)
 
     def __str__(self) -> str:
         return f"{self.memory_gib}GiB" if self.memory_gib else f"{self.milli / MILLI_PER_DEVICE:g}"
@@ -91,11 +92,6 @@ class GpuRequest:
     nodes_max: int | None = None
     uneven: bool = False
     share: ShareRequest | None = None
-
-    @property
-    def none(self) -> bool:
-        """Whether it asks for no GPU at all."""
-        return not self.total and self.share is None
 
     @property
     def milli(self) -> int:
