@@ -41,7 +41,7 @@ class AuditedHead(ApiHead):
     def __post_init__(self):
         super().__post_init__()
         self.anchors = FileAuditCheckpoints(f"{self.home}/audit.anchors")
-        self.driver.audit_key = KEY  # before anything is told
+        self.driver.audit.key = KEY  # before anything is told
         self.parts = replace(self.parts, audit_key=KEY, audit_checkpoints=self.anchors)
         self.app = build_app(self.parts)
 
@@ -236,7 +236,7 @@ def test_lines_cut_off_while_the_head_was_down_are_missed_by_its_anchors(trail, 
     head.anchors.record(head.driver.audit_tip)
     tampered(tmp_path, "DELETE FROM audit WHERE seq >= 4")
     newest = head.store.audit_tip()
-    head.driver.audit_tip = ChainTip(seq=newest.seq, mac=newest.mac)  # as the next head finds it
+    head.driver.audit.tip = ChainTip(seq=newest.seq, mac=newest.mac)  # as the next head finds it
     assert trail()["flaws"][0]["text"].startswith("truncated")
     os.unlink(tmp_path / "home" / "audit.anchors")
     assert trail()["flaws"] == []  # what the chain alone cannot show
@@ -249,7 +249,7 @@ def test_an_anchor_kept_elsewhere_shows_a_trail_that_was_written_anew(trail, tmp
     kept = trail()["anchor"]
     tampered(tmp_path, "DELETE FROM audit WHERE seq >= 4")
     newest = head.store.audit_tip()
-    head.driver.audit_tip = ChainTip(seq=newest.seq, mac=newest.mac)
+    head.driver.audit.tip = ChainTip(seq=newest.seq, mac=newest.mac)
     for number in range(3):
         call("operator", "PUT", f"/v1/queues/other{number}", {})
     assert trail()["flaws"] == []

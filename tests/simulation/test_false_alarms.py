@@ -49,7 +49,7 @@ class Answered(UserSimulator):
         self.answers = list(answers)
 
     def _ask(self, event):
-        return self.answers.pop(0)
+        return self.answers.pop(0) if self.answers else None
 
 
 @pytest.mark.parametrize("again", [DRAINED, DOWN])

@@ -40,6 +40,7 @@ from phalanx.app.resources import (
 )
 from phalanx.app.state_folder import StateFolder
 from phalanx.cli.hints import error_line
+from phalanx.controller.audit_trail import AuditTrail
 from phalanx.controller.controller import Controller
 from phalanx.controller.driver import ControllerDriver
 from phalanx.controller.leases import MARGIN_S, LeaseBook
@@ -166,7 +167,7 @@ class Head:
             clock=self._clock,
             head_id=self._head_id,
             engines=self._engines,
-            audit_key=self._audit_key,
+            audit=AuditTrail(key=self._audit_key),
             on_superseded=lambda why: None if resources.elector is None else resources.elector.lose_term(why),
         )
         self._server = self._api_server(settings)

@@ -15,19 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
+from phalanx.controller.audit_trail import AuditTrail
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.read_snapshot import ReadSnapshot
-from phalanx.controller.requests import describe_request
 from phalanx.controller.step_result import Answer, ControllerTime, StepResult
 from phalanx.controller.telemetry import Telemetry
-from phalanx.core.access.audit import (
-    AuditCall,
-    AuditLine,
-    ChainTip,
-    next_line,
-)
+from phalanx.core.access.audit import AuditCall, AuditLine, ChainTip
 from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.ids import Epoch, JobId, NodeId
@@ -90,8 +85,7 @@ class ControllerDriver:
 
     Attributes:
         head_id: identifies this incarnation of the head; supervisors register again when it changes.
-        audit_key: key of the audit trail (core.access.audit).
-        audit_tip: the newest durable line of the audit trail.
+        audit: the end of the audit trail.
         on_superseded: called on the driver's thread when the store refuses a commit because another head leads.
     """
 
@@ -102,8 +96,7 @@ class ControllerDriver:
     clock: Clock
     head_id: str
     engines: Sequence[Engine] = ()
-    audit_key: bytes = b""
-    audit_tip: ChainTip = field(default_factory=ChainTip)
+    audit: AuditTrail = field(default_factory=AuditTrail)
     on_superseded: Callable[[str], None] = lambda _: None
     _listeners: list[Callable[[frozenset[JobId]], None]] = field(default_factory=list)
     _inbox: deque[_InboxItem] = field(default_factory=deque)
@@ -150,6 +143,11 @@ class ControllerDriver:
         """Counters of the controller."""
         return self.controller.stats
 
+    @property
+    def audit_tip(self) -> ChainTip:
+        """The newest durable line of the audit trail."""
+        return self.audit.tip
+
     def supervisor_of(self, node_id: NodeId, job_id: JobId, epoch: Epoch) -> NodeId:
         """Name of the supervisor that runs a node's part of an attempt: the node's own, or its seat's."""
         return supervisor_name_of(self.controller.world.nodes, node_id, job_id, epoch)
@@ -157,8 +155,7 @@ class ControllerDriver:
     def start(self, *, leases_until_s: float = 0.0) -> None:
         """Take over the loaded world and start the loop. `leases_until_s`: as in `Controller.start`."""
         tune_gc()
-        newest = self.store.audit_tip()
-        self.audit_tip = ChainTip() if newest is None else ChainTip(seq=newest.seq, mac=newest.mac)
+        self.audit.resume_after(self.store.audit_tip())
         self.controller.start(self._now(), leases_until_s=leases_until_s)
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._thread.start()
@@ -292,7 +289,7 @@ class ControllerDriver:
             unexpected = StoreRefused("unexpected error in the store", hint="see the head's log")
             return self._refused(items, outbox, unexpected)
         if audit:
-            self.audit_tip = ChainTip(seq=audit[-1].seq, mac=audit[-1].mac)
+            self.audit.resume_after(audit[-1])
         self._publish(outbox, now)
         answers = iter(outbox.answers)
         for item in items:
@@ -300,20 +297,9 @@ class ControllerDriver:
         return outbox.wake_in_s
 
     def _audit_lines(self, items: list[_InboxItem], outbox: StepResult, now: ControllerTime) -> list[AuditLine]:
-        """Audit lines for this step's calls, refused ones included, in the order in which they were applied."""
-        lines: list[AuditLine] = []
-        tip, answered = self.audit_tip, 0
-        for item in items:
-            for number, call in enumerate(item.calls):
-                result, detail = "", call.detail
-                if item.events:
-                    answer, event = outbox.answers[answered + number], item.events[number]
-                    result = answer.code if isinstance(answer, PhalanxError) else ""
-                    detail = describe_request(event, answer) if isinstance(event, Request) else ""
-                lines.append(next_line(call, tip, now.wall_s, self.audit_key, detail=detail, result=result))
-                tip = ChainTip(seq=lines[-1].seq, mac=lines[-1].mac)
-            answered += len(item.events)
-        return lines
+        answers = iter(outbox.answers)
+        answered = [(item.calls, item.events, [next(answers) for _ in item.events]) for item in items]
+        return self.audit.next_lines(answered, now.wall_s)
 
     def _current_epoch(self, job_id: JobId) -> Epoch:
         attempt = self.controller.world.attempts.get(job_id)

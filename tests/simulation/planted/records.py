@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from phalanx.controller import labels
+from phalanx.controller.audit_trail import AuditTrail
 from phalanx.core.state import world as worlds
 from phalanx.core.state.world import WorldChange
 from phalanx.core.work.queue import add_usage
@@ -32,7 +34,7 @@ def commit_is_split_in_two(patch):
 
     def halved(self, batch):
         commit(self, replace(batch, history=()))
-        commit(self, replace(batch, records=(), removed=(), epochs={}))
+        commit(self, replace(batch, records=(), removed=(), epochs={}, audit=()))
 
     patch.setattr(SqliteStore, "commit", halved)
 
@@ -96,3 +98,23 @@ def gpu_seconds_are_billed_twice(patch):
         "add_usage",
         lambda queues, spent, queue, gpus, from_s, to_s: add_usage(queues, spent, queue, 2 * gpus, from_s, to_s),
     )
+
+
+@planted(2, seed=0)
+def relabelled_node_loses_its_cordon(patch):
+    """A change of a node's labels lifts its cordon."""
+    patch.setattr(labels, "replace", lambda node, **fields: replace(node, cordon=None, **fields))
+
+
+@planted(19, seed=0)
+def audit_line_follows_one_that_was_refused(patch):
+    """The end of the audit trail moves before the commit, so after a refused commit the next line is chained to one that does not exist."""
+    next_lines = AuditTrail.next_lines
+
+    def early(self, requests, at_s):
+        lines = next_lines(self, requests, at_s)
+        if lines:
+            self.resume_after(lines[-1])
+        return lines
+
+    patch.setattr(AuditTrail, "next_lines", early)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import Any, Final
 
+from phalanx.controller.audit_trail import AuditTrail
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook, UnknownSupervisor
 from phalanx.controller.step_context import ControllerSettings
@@ -26,6 +27,7 @@ from phalanx.core.state.events import (
     PutQueue,
     PutUser,
     Report,
+    Request,
     SupervisorRegistered,
 )
 from phalanx.core.state.world import World
@@ -42,6 +44,7 @@ from phalanx.simulator.drill.head import DrillHead, NoAnswer
 from phalanx.simulator.drill.invariants import InvariantChecker
 from phalanx.simulator.drill.network import LATENCY_S, VirtualNetwork
 from phalanx.simulator.drill.node import DrillNode
+from phalanx.simulator.drill.operator_invariants import AUDIT_KEY, call_of
 from phalanx.simulator.drill.protocols import NodeInterface
 from phalanx.simulator.drill.violations import require
 
@@ -229,7 +232,9 @@ class DrillCluster:
                 rules=shipped_rules(),
             ),
         )
-        self.head = DrillHead(incarnation=self._incarnations, controller=controller)
+        audit = AuditTrail(key=AUDIT_KEY)
+        audit.resume_after(self.store.audit_tip())
+        self.head = DrillHead(incarnation=self._incarnations, controller=controller, audit=audit)
         controller.start(self.now, leases_until_s=max(leases_until_s, self.leases_until_s))
         self._wake_head(self.head, 0.0)
         return self.head
@@ -250,17 +255,22 @@ class DrillCluster:
             raise NoAnswer("the head is down")
         controller, now = head.controller, self.now
         outbox = controller.step(now, events)
+        calls = [call_of(event) for event in events if isinstance(event, Request)]
+        audit = head.audit.next_lines([(calls, events, outbox.answers)] if calls else (), now.wall_s)
         try:
-            if not outbox.change.empty:
-                self.store.commit(outbox.batch())
+            if audit or not outbox.change.empty:
+                self.store.commit(outbox.batch(audit))
         except StoreRefused:
             controller.refused(outbox)
             self._wake_head(head, RETRY_S)
             raise
         except HeadDied as death:
             self._in_doubt, self.head, self.processes_changed = (head, outbox, now), None, True
+            self.invariants.operators.forget(events)
             self.on_head_death(controller.world, death.crash)
             raise NoAnswer("the head died in this commit") from None
+        if audit:
+            head.audit.resume_after(audit[-1])
         if not outbox.change.empty:
             head.busy_until_s = max(head.busy_until_s, self.clock.boot_s + self.commit_s)
             self.processes_changed = True

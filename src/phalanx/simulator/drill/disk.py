@@ -14,8 +14,8 @@ from random import Random
 from typing import Final
 
 from phalanx.core.state.world import World
-from phalanx.ports.store import Batch, JobFilter, StoreRefused
-from phalanx.simulator.drill.violations import CODE_ERROR, InvariantBroken
+from phalanx.ports.store import Batch, JobFilter, Store, StoreRefused
+from phalanx.simulator.drill.violations import CODE_ERROR, InvariantBroken, require
 from phalanx.store.memory import MemoryStore
 from phalanx.store.sql.sqlite.store import SqliteStore
 from phalanx.store.sql.sqlite.virtual_disk import VirtualDisk
@@ -132,7 +132,7 @@ class DrillSqliteStore(DrillMemoryStore):
             super().commit(batch)
             return
         self.next_crash, self._torn, self.in_doubt = None, True, batch
-        self.disk.cut_at = self.disk.operations + self._dice.randrange(24)  # a commit takes 10 to 40 operations
+        self.disk.cut_at = self.disk.operations + self._dice.randrange(40)  # a commit takes 10 to 50 operations
         try:
             self._sqlite.commit(batch)
         except StoreRefused as error:
@@ -185,13 +185,14 @@ class DrillSqliteStore(DrillMemoryStore):
             return _require_same(found, MemoryStore.load(self), durable=False)
         if self._holds(batch):  # the crash came after the commit
             return _require_same(found, MemoryStore.load(self), durable=True)
-        if _differs(found, MemoryStore.load(self)) is None:
+        if _differs(found, MemoryStore.load(self)) is None and not _has_audit(self._sqlite, batch):
             return False
         MemoryStore.commit(self, batch)
         return _require_same(found, MemoryStore.load(self), durable=True)
 
     def _holds(self, batch: Batch) -> bool:
-        return bool(batch.history) and len(self.history(after=batch.history[0].seq - 1, limit=1)) > 0
+        events = bool(batch.history) and len(self.history(after=batch.history[0].seq - 1, limit=1)) > 0
+        return events or _has_audit(self, batch)
 
     def _holds_last(self, batch: Batch) -> bool:
         return len(self._sqlite.history(after=batch.history[-1].seq - 1, limit=1)) > 0
@@ -203,6 +204,7 @@ class DrillSqliteStore(DrillMemoryStore):
         odd = next((pair for pair in lines if pair[0] != pair[1]), None)
         if odd is not None:
             raise InvariantBroken(3, f"the database has event {odd[0]} instead of {odd[1]}")
+        require(self._sqlite.audit(limit=_ALL) == self.audit(limit=_ALL), 3, "the database has another audit trail")
         for job in self.jobs(JobFilter(limit=_ALL)):
             found, wanted = self._sqlite.attempts(job.id), self.attempts(job.id)
             if found != wanted:
@@ -215,6 +217,10 @@ class DrillSqliteStore(DrillMemoryStore):
         for disk in (*self._before, self.disk):
             disk.unregister()
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _has_audit(store: Store, batch: Batch) -> bool:
+    return bool(batch.audit) and len(store.audit(after=batch.audit[0].seq - 1, limit=1)) > 0
 
 
 def _unexpected_refusal(error: StoreRefused) -> InvariantBroken:

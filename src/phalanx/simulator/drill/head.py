@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from phalanx.controller.audit_trail import AuditTrail
 from phalanx.controller.controller import Controller
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.core.errors import TryLater
@@ -28,6 +29,7 @@ class DrillHead:
 
     incarnation: int
     controller: Controller
+    audit: AuditTrail
     mailboxes: Mailboxes = field(default_factory=Mailboxes)
     registered: dict[NodeId, SupervisorId] = field(default_factory=dict)
     acked: dict[SupervisorId, int] = field(default_factory=dict)

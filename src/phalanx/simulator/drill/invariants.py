@@ -34,6 +34,7 @@ from phalanx.simulator.drill.behaviour import CANARY_VALUE
 from phalanx.simulator.drill.billing_invariants import BillingChecker
 from phalanx.simulator.drill.head import DrillHead
 from phalanx.simulator.drill.limit_invariants import LimitChecker
+from phalanx.simulator.drill.operator_invariants import OperatorChecker
 from phalanx.simulator.drill.processes import newest_valid
 from phalanx.simulator.drill.protocols import ObservedCluster
 from phalanx.simulator.drill.restart_invariants import RestartChecker
@@ -58,6 +59,7 @@ class InvariantChecker:
         self._commits = 0
         self._limits = LimitChecker(cluster)
         self._books = BillingChecker(cluster)
+        self.operators = OperatorChecker()
 
     # ---- acknowledged requests -----------------------------------------------------------------------------------------
 
@@ -79,6 +81,7 @@ class InvariantChecker:
         for event in events:
             if isinstance(event, CheckpointSaved):
                 self._saved(event, world)
+        self.operators.check_events(events, world)
 
     def _saved(self, event: CheckpointSaved, world: World) -> None:
         """Check that a checkpoint of the current epoch, or a newer one, is recorded."""
@@ -127,7 +130,8 @@ class InvariantChecker:
         self._books.check(change.records, now)
 
     def check_store(self) -> None:
-        """Check the store when a head starts."""
+        """Check the store when a head starts, and at the end."""
+        self.operators.check_trail(self._cluster.store)
         for job_id in self._acknowledged:
             require(self._cluster.store.job(job_id), 3, f"job {job_id} was acknowledged but is lost")
         for job_id, job in self._ended.items():

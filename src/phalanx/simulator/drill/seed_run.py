@@ -196,6 +196,7 @@ class SeedRun:
             idle.check()
         cluster.run(10.0)
         cluster.invariants.check_settled()
+        cluster.invariants.check_store()
         cluster.store.check_contents()
 
     def _check_judged(self, job: Job, *, can_run: bool) -> None:

@@ -21,6 +21,7 @@ from phalanx.core.state.events import (
     EndReservation,
     Event,
     HoldJob,
+    LabelNodes,
     PutQueues,
     PutReservation,
     RequeueJob,
@@ -284,6 +285,7 @@ class UserSimulator:
             gone = again.state is not once.state  # its lease ended in the same step, independently of the drain
             same = again.cordon == once.cordon if gone else again == once
             require(same and not repeated, 11, f"a second drain changed {once} to {again}, with events {repeated}")
+            self._ask(LabelNodes(labels={node_id: {"ticket": str(last_seq)}}, by=_OP))
         if self._cluster.head is not None:
             self._cluster.call_after(self._dice.choice((2.0, 9.0)), lambda: self._uncordon(node_id))
 
