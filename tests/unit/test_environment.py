@@ -5,9 +5,11 @@ from dataclasses import replace
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.state.commands import PrepareTasks, StartTasks
+from phalanx.core.units import GIB
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.dependency import ArrayPosition
 from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.core.work.share import DeviceShare, ShareKind
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role
 from phalanx.node.logic.environment import (
     MemberFolders,
@@ -206,6 +208,24 @@ def test_setup_knows_its_node_and_no_rendezvous():
     env = setup_environment(order, order.allocation.grants[1], view)
     assert (env["A"], env["PHALANX_NODE_RANK"]) == ("b", "1")
     assert "MASTER_PORT" not in env
+
+
+def test_a_job_with_a_part_of_a_device_finds_its_daemon_and_its_limits():
+    share = DeviceShare(milli=250, memory_bytes=20 * GIB, kind=ShareKind.MPS, group="mps:gpt")
+    grant = replace(job().allocation.grants[0], devices=(3,), share=share, tasks=1)
+    view = NodeContext(base=BASE, devices=("GPU-3",), virtual=False, folders=FOLDERS, mps="/run/mps/1f")
+    env = setup_environment(job(), grant, view)
+    assert {
+        name: env[name] for name in env if "MPS" in name or name in ("PHALANX_GPU_SHARE", "CUDA_VISIBLE_DEVICES")
+    } == {
+        "PHALANX_GPU_SHARE": "0.25",
+        "CUDA_VISIBLE_DEVICES": "GPU-3",
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/mps/1f",
+        "CUDA_MPS_LOG_DIRECTORY": "/run/mps/1f",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=20480M",
+    }
+    assert not [name for name in setup_environment(job(), grant, replace(view, mps="")) if "MPS" in name]
 
 
 def test_an_element_learns_its_place_in_the_array_and_cannot_pretend_another():

@@ -16,7 +16,7 @@ from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.gang_topology import gang_topology_to_json
 from phalanx.core.work.layout import layout_to_json
 from phalanx.core.work.plan_key import planned_layout
-from phalanx.core.work.share import MILLI_PER_DEVICE, ShareKind
+from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic import local_copies
 from phalanx.wire.rank import (
@@ -97,12 +97,16 @@ class MemberFolders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeContext:
-    """The node's part of the environment. `devices`: UUIDs of the grant's devices, by local rank; `base`: the supervisor's environment."""
+    """The node's part of the environment.
+
+    `devices`: UUIDs of the grant's devices, by local rank; `base`: the supervisor's environment; `mps`: pipe folder of its MPS daemon, or "".
+    """
 
     base: Mapping[str, str]
     devices: tuple[str, ...]
     virtual: bool
     folders: MemberFolders
+    mps: str = ""
 
 
 def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -187,7 +191,7 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
         "PHALANX_NODE_IPS": "\n".join(prepare.addresses),
         "PHALANX_GPUS_PER_NODE": str(len(grant.devices)),
         "PHALANX_NUM_GPUS": str(prepare.allocation.gpus),
-        **_share(grant, virtual=node.virtual),
+        **_share(grant, node.mps),
         "PHALANX_HOSTFILE": node.folders.hostfile,
         **_folders(prepare, node.folders),
         "PHALANX_RESTART_COUNT": str(prepare.restarts),
@@ -204,7 +208,7 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
     }
 
 
-def _share(grant: NodeGrant, *, virtual: bool) -> dict[str, str]:
+def _share(grant: NodeGrant, mps: str) -> dict[str, str]:
     """Return the variables of a job that has a part of a device; none for whole devices."""
     share = grant.share
     if share is None:
@@ -213,8 +217,10 @@ def _share(grant: NodeGrant, *, virtual: bool) -> dict[str, str]:
         "PHALANX_GPU_SHARE": f"{share.milli / MILLI_PER_DEVICE:g}",
         "PHALANX_GPU_MEMORY": str(share.memory_bytes),
     }
-    if share.kind is ShareKind.MPS and not virtual:
+    if mps:
         variables |= {
+            "CUDA_MPS_PIPE_DIRECTORY": mps,
+            "CUDA_MPS_LOG_DIRECTORY": mps,
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(max(1, share.milli * 100 // MILLI_PER_DEVICE)),
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={share.memory_bytes // MIB}M",
         }

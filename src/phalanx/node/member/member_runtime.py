@@ -51,6 +51,7 @@ class MemberRuntime:
         setup_code: exit code of a preparation command (`aside`) as a shell gives it, set with `setup_done`.
         container: the container that its tasks run in (`container`); None to run on the node itself.
         venv: folder of the environment that its processes run in; "" for none.
+        mps: pipe folder of the MPS daemon of its shared device; "" without one.
         cleanup: resources to release when none of its processes is left.
         pids: of started tasks, by rank; for the sampler, not a reliable list of live processes.
         stream_starts: length of each rank's stream when this generation began.
@@ -84,6 +85,7 @@ class MemberRuntime:
     setup_code: int = 0
     container: ContainerRuntime | None = None
     venv: str = ""
+    mps: str = ""
     cleanup: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     pids: dict[int, int] = field(default_factory=dict)
     stream_starts: dict[int, int] = field(default_factory=dict)

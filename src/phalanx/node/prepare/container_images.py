@@ -184,6 +184,7 @@ def _mounts(member: MemberRuntime) -> tuple[str, ...]:
         order.checkpoint_dir,
         member.checkpoints,
         member.outputs,
+        *filter(None, [member.mps]),
         *resume,
         *(one.path for one in order.candidates),
     ]

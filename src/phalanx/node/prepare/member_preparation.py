@@ -18,6 +18,7 @@ from typing import Final
 
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.core.work.share import DeviceShare, ShareKind
 from phalanx.node.files import workdir_upload
 from phalanx.node.files.job_accounts import (
     SINGLE_ACCOUNT,
@@ -45,6 +46,7 @@ from phalanx.node.prepare import (
     path_probe,
     resume_checkpoint,
 )
+from phalanx.node.prepare.mps_daemons import MpsDaemons, MpsUnavailable
 from phalanx.node.prepare.rendezvous_port import free_port
 from phalanx.node.prepare.setup_runner import SETUP_TASK, run_setup_command
 from phalanx.node.probes.devices import DeviceFacts, DeviceReading
@@ -85,6 +87,7 @@ class NodeServices:
         sees_head_files: whether the head's folders are visible here; None if the head cannot tell.
         cache: the node's cache folder, shared by attempts.
         preflight_checks: the node's preflight checks.
+        mps: the daemons of shared devices.
         clock_offset_s: how far our wall clock is ahead of the head's.
         accounts: the account policy; its `folder` holds the files of other accounts' jobs, `folder` here holds ours.
     """
@@ -105,6 +108,7 @@ class NodeServices:
     sees_head_files: Callable[[], bool | None]
     cache: str
     preflight_checks: PreflightChecks
+    mps: MpsDaemons
     clock_offset_s: Callable[[], float]
     folder: str = ""
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
@@ -116,6 +120,7 @@ class NodeServices:
             base={} if member.container is not None else self.base_environment(member),
             devices=tuple(self.devices[index].uuid for index in member.grant.devices),
             virtual=self.virtual,
+            mps=member.mps,
             folders=MemberFolders(
                 hostfile=scratch.hostfile,
                 page=scratch.page,
@@ -214,7 +219,16 @@ def _check_node_and_links(member: MemberRuntime, services: NodeServices) -> tupl
 
 
 def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCheckpoint | None, int | None]:
-    steps = (_make_folders, _bring_files, _bring_image, _bring_packages, _check_command, _open_processes, _run_setup)
+    steps = (
+        _make_folders,
+        _bring_files,
+        _join_mps,
+        _bring_image,
+        _bring_packages,
+        _check_command,
+        _open_processes,
+        _run_setup,
+    )
     for step in steps:
         _unless_cancelled(member)
         step(member, services)
@@ -241,7 +255,9 @@ def _prove_devices(member: MemberRuntime, services: NodeServices) -> None:
     until_s = time.monotonic() + _FREE_WAIT_S
     while True:
         samples = services.fresh_samples(_FREE_WAIT_S)
-        problem = next((text for index in wanted if (text := _device_problem(index, samples.get(index)))), "")
+        share = member.grant.share
+        problems = (_device_problem(index, samples.get(index), share) for index in wanted)
+        problem = next(filter(None, problems), "")
         if not problem:
             return
         if time.monotonic() >= until_s or member.cancelled.wait(_POLL_S):
@@ -258,11 +274,12 @@ def _check_node(member: MemberRuntime, services: NodeServices) -> None:
         raise PreparationFailed(flaw, charge=False, node_fault=True)
 
 
-def _device_problem(index: int, sample: DeviceReading | None) -> str:
+def _device_problem(index: int, sample: DeviceReading | None, share: DeviceShare | None) -> str:
     if sample is None:
         return f"GPU {index} does not answer; see nvidia-smi and the kernel log"
     used, total = sample.memory_used_bytes, sample.memory_total_bytes
-    if used is not None and total is not None and total - used < _FREE_SHARE * total:
+    wanted = total if share is None else share.memory_bytes
+    if used is not None and total is not None and wanted is not None and total - used < _FREE_SHARE * wanted:
         return f"GPU {index} ({sample.uuid}): {used >> 20} of {total >> 20} MiB are in use by other processes; see nvidia-smi"
     return ""
 
@@ -314,6 +331,18 @@ def _bring_files(member: MemberRuntime, services: NodeServices) -> None:
             f"working directory {member.workdir} does not exist on this node; submit from a folder on a file system that all nodes share, or with --copy",
             charge=True,
         )
+
+
+def _join_mps(member: MemberRuntime, services: NodeServices) -> None:
+    """Start the MPS daemon of its shared device, if it is the first there."""
+    share = member.grant.share
+    if share is None or share.kind is not ShareKind.MPS or services.virtual:
+        return
+    device = services.devices[member.grant.devices[0]].uuid
+    try:
+        member.mps = member.cleanup.enter_context(services.mps.hold(device, share.group, member.account))
+    except MpsUnavailable as error:
+        raise PreparationFailed(str(error), charge=not error.installed, node_fault=error.installed) from error
 
 
 def _bring_image(member: MemberRuntime, services: NodeServices) -> None:

@@ -77,6 +77,7 @@ from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.member.scratch import scratch_of
 from phalanx.node.prepare import container_images, member_preparation
 from phalanx.node.prepare.member_preparation import NodeServices
+from phalanx.node.prepare.mps_daemons import MpsDaemons
 from phalanx.node.prepare.setup_runner import SETUP_TASKS
 from phalanx.node.probes.devices import DeviceProbe
 from phalanx.node.probes.preflight_checks import PreflightChecks
@@ -466,6 +467,10 @@ class SupervisorLoop:
         self._shipper.set_spool(spool)
         host = ProcessHost(node_key=settings.node_key, on_exit=self._on_task_exit, on_empty=self._on_empty)
         _log.info("containment: %s%s", host.kind.value, f" ({host.why_not_cgroup})" if host.why_not_cgroup else "")
+        mps = MpsDaemons(
+            os.path.join(settings.accounts.folder or settings.folder, "mps"), settings.base.get("PATH", os.defpath)
+        )
+        mps.stop_leftovers()
         cache = cache_folder(settings.folder, per_attempt=settings.seat is not None, environment=settings.base)
         start_thread(
             "image-sweep", lambda: container_images.remove_dead_containers(cache, settings.base.get("PATH", os.defpath))
@@ -488,6 +493,7 @@ class SupervisorLoop:
             checkpoint_uploader=self._uploads.checkpoint_uploader,
             output_sync=self._uploads.output_sync,
             sees_head_files=lambda: self.sees_head_files,
+            mps=mps,
             clock_offset_s=lambda: self._renewer.clock_offset_s,
             preflight_checks=PreflightChecks(
                 folder=settings.folder,
