@@ -109,6 +109,36 @@ def test_nodes_tasks_and_devices(lines, nodes, gpus, ntasks, per_node):
     assert (asked.role.launch, asked.role.tasks_per_node) == (LaunchMode.FIXED, 1), "the script itself runs once"
 
 
+@pytest.mark.parametrize(
+    ("lines", "gpus", "kind"),
+    [
+        (["--gres=mps:25"], "0.25", "mps"),
+        (["-N 2", "--gres=mps:a100:50"], "2xa100:0.5", "mps"),
+        (["--gres=shard:1"], "0.25", "time"),
+        (["--gres=gres/shard:4"], "1x1", None),
+        (["--gres=mps:100"], "1x1", None),
+    ],
+)
+def test_parts_of_gpus(lines, gpus, kind):
+    """Slurm's mps counts percents of a GPU, its shard counts a site's own parts, which nothing fences."""
+    asked = spec(*lines).role.gpus
+    assert str(asked) == gpus
+    assert (asked.share.kind if asked.share else None) == kind
+
+
+@pytest.mark.parametrize(
+    "lines", [["--gres=mps:150"], ["--gres=shard:5"], ["--gres=mps:20,shard:1"], ["--gres=gpu:1,mps:20"]]
+)
+def test_parts_of_gpus_that_cannot_be_had_are_refused(lines):
+    with pytest.raises(BadFile, match="line 2: --gres"):
+        read(*lines)
+
+
+def test_a_site_says_how_many_shards_a_gpu_has():
+    found = convert_script(script("--gres=shard:2"), name="a.sh", folder="/w", shards_per_gpu=10)
+    assert found.mapping["gpus"] == "1x2/10"
+
+
 def test_fewer_tasks_than_nodes_take_fewer_nodes_and_it_says_so():
     found = read("-N 4", "-n 2")
     assert (found.mapping["nodes"], found.notes) == (
@@ -230,7 +260,8 @@ def test_values_that_cannot_be_read_are_refused_by_line(line, why):
         ("--mail-type=END", "line 2: --mail-type=END is not honoured: Phalanx sends no mail"),
         ("--no-requeue", "requeued"),
         ("--mem=0", "none is requested"),
-        ("--gres=shard:2", "only GPUs"),
+        ("--gres=fpga:2", "only GPUs"),
+        ("--gres=shard:2", "2 of 4 shards of a GPU; set PHALANX_SHARDS_PER_GPU"),
         ("-N 2-4", "2 nodes are requested"),
         ("--signal=USR1", "has no effect"),
     ],

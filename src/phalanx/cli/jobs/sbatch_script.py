@@ -15,12 +15,13 @@ from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, TooLarge
 from phalanx.core.work.request import VALUE_BYTES_MAX
 from phalanx.core.work.sbatch import is_sbatch_script
-from phalanx.core.work.sbatch_job import convert_script
+from phalanx.core.work.sbatch_job import SHARDS_PER_GPU, convert_script
 
 if TYPE_CHECKING:
     from phalanx.client import Client
 
 _SCRIPT_BYTES_MAX: Final = VALUE_BYTES_MAX
+_SHARDS_MAX: Final = 1000  # a share is counted in thousandths
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Variables of this shell or machine, or set by Phalanx itself: not exported.
 _NOT_EXPORTED: Final = re.compile(
@@ -58,7 +59,9 @@ def batch_mapping(path: str, args: Sequence[str]) -> tuple[dict[str, object], Sl
     """
     data = read_file_bytes(path, _SCRIPT_BYTES_MAX, "batch script")
     try:
-        found = convert_script(data.decode(), name=os.path.basename(path), args=args, folder=os.getcwd())
+        found = convert_script(
+            data.decode(), name=os.path.basename(path), args=args, folder=os.getcwd(), shards_per_gpu=_shards_per_gpu()
+        )
     except UnicodeDecodeError as error:
         raise BadFile(f"{path}: byte {error.start} is not UTF-8") from error
     except BadFile as error:
@@ -69,6 +72,15 @@ def batch_mapping(path: str, args: Sequence[str]) -> tuple[dict[str, object], Sl
     slurm |= {"key": secrets.token_hex(16), "submit_host": socket.gethostname()}
     mapping = {**found.mapping, "slurm": slurm, "env": exported_environment(found.export, os.environ)}
     return mapping, SlurmNames(partition=found.partition, account=found.account)
+
+
+def _shards_per_gpu() -> int:
+    text = os.environ.get("PHALANX_SHARDS_PER_GPU", "").strip()
+    if not text:
+        return SHARDS_PER_GPU
+    if not text.isdecimal() or not 1 <= int(text) <= _SHARDS_MAX:
+        raise BadFile(f"PHALANX_SHARDS_PER_GPU={text[:20]!r} is not a number from 1 to {_SHARDS_MAX}")
+    return int(text)
 
 
 def exported_environment(words: str, here: Mapping[str, str]) -> dict[str, str]:

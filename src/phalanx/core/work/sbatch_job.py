@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +20,8 @@ from phalanx.core.work.sbatch import SBATCH_OPTIONS, ParsedOption, parse_script_
 
 _TIME: Final = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,7})(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 _MEMORY: Final = re.compile(r"([0-9]{1,12})([KMGT]?)B?", re.IGNORECASE)
+_SHARES: Final = {"mps": "mps", "shard": "time"}  # how Slurm's generic resources share a GPU; it does not fence shards
+SHARDS_PER_GPU: Final = 4  # a number that sites choose in gres.conf
 _GPUS: Final = re.compile(r"(?:([A-Za-z0-9_.\-]+):)?([0-9]{1,6})")
 _SIGNAL: Final = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@([0-9]{1,5}))?")
 _RELATIVE: Final = re.compile(r"now(?:\+([0-9]{1,9})([a-z]*))?", re.IGNORECASE)
@@ -130,7 +132,9 @@ class _Options:
         return BadFile(f"{at}--{name}={found.value}: {why}", hint=hint)
 
 
-def convert_script(text: str, *, name: str, args: Sequence[str] = (), folder: str) -> ConvertedScript:
+def convert_script(
+    text: str, *, name: str, args: Sequence[str] = (), folder: str, shards_per_gpu: int = SHARDS_PER_GPU
+) -> ConvertedScript:
     """The job that a script requests.
 
     Args:
@@ -138,6 +142,7 @@ def convert_script(text: str, *, name: str, args: Sequence[str] = (), folder: st
         name: of its file, the default for the job's name.
         args: arguments of the script, after its name on the command line.
         folder: absolute; where it was submitted.
+        shards_per_gpu: parts that `--gres=shard` counts
 
     Raises:
         BadFile: an option is wrong or unknown, with its line.
@@ -145,7 +150,7 @@ def convert_script(text: str, *, name: str, args: Sequence[str] = (), folder: st
     given = {one.name: one for one in parse_script_options(text)}
     options = _Options(given=given)
     options.notes += _ignored_notes(given)
-    shape = _shape(options)
+    shape = _shape(options, shards_per_gpu)
     workdir = options.text("chdir") or folder
     slurm: dict[str, str] = {
         **shape.slurm,
@@ -206,7 +211,7 @@ class _Shape:
     slurm: dict[str, str]
 
 
-def _shape(options: _Options) -> _Shape:
+def _shape(options: _Options, shards_per_gpu: int) -> _Shape:
     """The number of nodes, tasks, CPUs and devices. Without nodes and tasks: one task on one node."""
     per_node, tasks = options.number("ntasks-per-node"), options.number("ntasks", low=0) or None
     model, gpus_node, gpus_all, gpus_task = _devices(options, tasks)
@@ -233,7 +238,9 @@ def _shape(options: _Options) -> _Shape:
         "cpus": cpus,
         "memory": _memory(options, cpus or tasks_on_node, gpus_node or 0),
     }
-    if gpus_node is not None:
+    if share := _share(options, count, shards_per_gpu):
+        mapping |= {**share, "nodes": None}
+    elif gpus_node is not None:
         mapping |= {
             "nodes": count,
             "gpus": f"{model}:{count * gpus_node}" if model else count * gpus_node,
@@ -280,14 +287,11 @@ def _devices(options: _Options, tasks: int | None) -> tuple[str, int | None, int
         node = number if option == "gpus-per-node" else node
         total = number if option == "gpus" else total
         task = number if option == "gpus-per-task" else task
-    for word in [word for word in options.text("gres").split(",") if word and word.lower() != "none"]:
-        kind, *rest = word.removeprefix("gres:").removeprefix("gres/").split(":")
-        if kind != "gpu":
+    for kind, name, number, word in _gres(options):
+        if kind == "gpu":
+            model, node = name or model, number
+        elif kind not in _SHARES:
             options.notes.append(f"--gres={word} is not honoured: only GPUs are supported")
-            continue
-        number = int(rest[-1]) if rest and rest[-1].isdecimal() else 1
-        names = [part for part in rest if not part.isdecimal()]
-        model, node = (names[0] if names else model), number
     if task is not None and total is None:
         per_node = options.number("ntasks-per-node")
         if node is None and per_node is not None:
@@ -298,6 +302,35 @@ def _devices(options: _Options, tasks: int | None) -> tuple[str, int | None, int
     if per_gpu is not None:
         options.notes.append("--ntasks-per-gpu is not honoured: give --ntasks-per-node")
     return model, node or None, total or None, task
+
+
+def _gres(options: _Options) -> Iterator[tuple[str, str, int, str]]:
+    """Kind, type ("" for none), number and text of each generic resource."""
+    for word in [word for word in options.text("gres").split(",") if word and word.lower() != "none"]:
+        kind, *rest = word.removeprefix("gres:").removeprefix("gres/").split(":")
+        names = [part for part in rest if not part.isdecimal()]
+        yield kind, names[0] if names else "", int(rest[-1]) if rest and rest[-1].isdecimal() else 1, word
+
+
+def _share(options: _Options, nodes: int, shards_per_gpu: int) -> dict[str, object]:
+    """The part of a GPU that `mps` (percent of one) or `shard` asks for on each node; empty for none."""
+    found = [each for each in _gres(options) if each[0] in _SHARES]
+    if not found:
+        return {}
+    kind, model, number, word = found[0]
+    if len(found) > 1 or options.has("gpus") or any(each[0] == "gpu" for each in _gres(options)):
+        raise options.wrong("gres", "asks for whole GPUs and for a part of one, or for two parts", "give one of them")
+    whole = shards_per_gpu if kind == "shard" else 100
+    if not 1 <= number <= whole:
+        raise options.wrong("gres", f"{word}: a GPU has {whole}; more than one GPU is whole GPUs", "give --gres=gpu:2")
+    if kind == "shard":
+        options.notes.append(
+            f"--gres={word} is {number} of {whole} shards of a GPU; set PHALANX_SHARDS_PER_GPU if your Slurm has another number"
+        )
+    kinds = f"{model}:" if model else ""
+    if number == whole:
+        return {"gpus": f"{nodes}x{kinds}1"}
+    return {"gpus": f"{nodes}x{kinds}{number}/{whole}", "share": _SHARES[kind]}
 
 
 def _memory(options: _Options, cpus: int, gpus: int) -> str | None:

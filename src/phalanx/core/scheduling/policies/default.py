@@ -384,11 +384,14 @@ class DefaultPolicy(Policy):
             klass = entry.job_class
             while entry.started_s < 0.0 and klass.number not in sweep.closed and sweep.admits(klass):
                 ran_before = entry.seq in self.again
-                if self._start_if_fits(entry, now_s):
+                value = -density * max(1, entry.gpus)
+                if not sweep.known_to_fail(entry) and self._start_if_fits(entry, now_s):
                     pass
-                elif self._displace_by_value(entry, -density * max(1, entry.gpus), now_s):
+                elif not sweep.known_to_displace_none(entry, value) and self._displace_by_value(entry, value, now_s):
                     sweep = SweepResults(self.board)
                 else:
+                    sweep.record_failure(entry)
+                    sweep.record_no_displacement(entry, value)
                     if (entry.overdue or entry.lost_nodes) and not self.reserved:
                         self._reserve(entry)
                     break

@@ -15,13 +15,16 @@ class SweepResults:
         self.failed_needs: set[tuple[object, ...]] = set()
         self.smallest_failed: dict[tuple[object, ...], int] = {}
         self.not_admitted: dict[tuple[int, str], int] = {}  # fewest thousandths of GPUs rejected, by queue and user
+        self._failed_limits: dict[
+            tuple[object, ...], float
+        ] = {}  # greatest cost at which nobody could be displaced, by need
 
     def cannot_start(self, entry: JobEntry) -> bool:
         """Whether the job cannot start, by earlier attempts of this sweep, or is not admitted."""
         klass = entry.job_class
         if klass.number in self.closed:
             return True
-        if self._known_to_fail(entry):
+        if self.known_to_fail(entry):
             if not entry.avoided_nodes:
                 self.closed.add(klass.number)
             return True
@@ -48,7 +51,16 @@ class SweepResults:
         else:
             self.smallest_failed[key] = min(self.smallest_failed.get(key, entry.gpus), entry.gpus)
 
-    def _known_to_fail(self, entry: JobEntry) -> bool:
+    def known_to_displace_none(self, entry: JobEntry, limit: float) -> bool:
+        """Whether another job with these needs found nobody to displace at this cost, or at a greater one."""
+        return limit <= self._failed_limits.get(_displacement_key(entry), -1.0)
+
+    def record_no_displacement(self, entry: JobEntry, limit: float) -> None:
+        """Nobody could be displaced for the job at this cost."""
+        self._failed_limits[_displacement_key(entry)] = limit
+
+    def known_to_fail(self, entry: JobEntry) -> bool:
+        """Whether a job with the same needs, or with smaller ones, did not fit."""
         key = self._size_key(entry)
         if key is None:
             return (entry.job_class.needs, entry.job_class.excluded, entry.avoided_nodes) in self.failed_needs
@@ -69,3 +81,8 @@ class SweepResults:
         ):
             return None
         return (need.kinds, klass.excluded)
+
+
+def _displacement_key(entry: JobEntry) -> tuple[object, ...]:
+    klass = entry.job_class
+    return (klass.rank, klass.needs, klass.excluded, entry.avoided_nodes)

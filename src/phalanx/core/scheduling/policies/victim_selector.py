@@ -156,10 +156,20 @@ class VictimSelector:
         if not victims:
             return None
         self.examined += len(victims)
-        cost = {other.seq: self._cost(other, now_s) for other in victims}
-        victims.sort(key=lambda other: (other.job_class.rank, cost[other.seq], -other.started_s, other.seq))
-        cheapest = victims[: max(VICTIMS_SEARCHED, 4 * klass.gpus)]
-        chosen = self._cheapest_by_node(entry, cheapest, cost) or self._cheapest_first(entry, victims)
+        cost: dict[int, float] = {}
+
+        def ordered(found: list[JobEntry]) -> list[JobEntry]:
+            cost.update((other.seq, self._cost(other, now_s)) for other in found)
+            return sorted(found, key=lambda other: (other.job_class.rank, cost[other.seq], -other.started_s, other.seq))
+
+        # A job with a share frees no whole device by itself. There may be a hundred thousand, so they are ordered only if nobody else suffices.
+        whole = (
+            [other for other in victims if any(count for _, count in other.places)]
+            if klass.needs[0].devices
+            else victims
+        )
+        cheapest = ordered(whole)[: max(VICTIMS_SEARCHED, 4 * klass.gpus)]
+        chosen = self._cheapest_by_node(entry, cheapest, cost) or self._cheapest_first(entry, ordered(victims))
         if chosen is None:
             return None
         chosen.sort(key=lambda other: other.seq)
