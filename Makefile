@@ -28,7 +28,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools image-tools trace-tools ray test test-engines prove shards fuzz soak check lint types types-house types-examples contracts quick suite bench wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools trace-tools ray test test-engines prove shards fuzz soak check lint types types-house types-examples contracts quick suite bench wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -117,6 +117,14 @@ trace-tools:
 # Only the tests that start Ray's daemons need Ray: 95 MB.
 ray: $(READYDEV)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
+
+# A second kernel as a process, for the tests of cgroup version 2 on machines whose controllers belong to version 1.
+uml-tools:
+	@command -v linux.uml >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing user-mode-linux."; \
+	  $(APT_UPDATE) && $(APT_INSTALL) user-mode-linux >/dev/null; \
+	else echo "User-mode Linux is not here, and only root on Debian could install it: what needs it is skipped." >&2; fi
 
 # Only the programs are installed; the configuration keeps Debian from creating its own cluster.
 postgres-tools:

@@ -11,8 +11,9 @@ import uuid
 
 from phalanx.node.logic.warm_start import parse_warm_command
 from phalanx.node.processes import cgroups
+from phalanx.node.processes.attempt_limits import NO_LIMITS
 from phalanx.node.processes.attempt_processes import ProcessHost, TaskProcessExit, TaskSpec
-from phalanx.node.processes.containment import AttemptKey, ContainmentKind
+from phalanx.node.processes.containment import AttemptKey, ContainmentFactory, ContainmentKind
 from phalanx.node.processes.proctable import process_environment, read_table
 
 PATIENCE_S = 30.0  # a hang guard, not an expectation
@@ -20,10 +21,10 @@ BARE = {"PATH": f"{os.path.dirname(sys.executable)}:{os.defpath}"}
 
 
 def cgroups_work() -> bool:
-    folder, _ = cgroups.claim_node_cgroup(f"ask-{uuid.uuid4().hex[:8]}")
-    if folder is not None:
-        cgroups.Cgroup(folder).remove()
-    return folder is not None
+    found = cgroups.claim_node_cgroup(f"ask-{uuid.uuid4().hex[:8]}")
+    if found.folder is not None:
+        cgroups.Cgroup(found.folder).remove()
+    return found.folder is not None
 
 
 MODES = ["session", *(["cgroup"] if cgroups_work() else [])]
@@ -32,11 +33,16 @@ MODES = ["session", *(["cgroup"] if cgroups_work() else [])]
 class Rig:
     """One node's processes. Use as a context manager."""
 
-    def __init__(self, mode: str | None = None) -> None:
+    def __init__(self, mode: str | None = None, *, limits: str | None = None) -> None:
         self.node_key = f"test-{uuid.uuid4().hex[:8]}"
         self.exits: queue.Queue[TaskProcessExit] = queue.Queue()
         self.empties: queue.Queue[AttemptKey] = queue.Queue()
-        self.host = ProcessHost(node_key=self.node_key, on_exit=self.exits.put, on_empty=self.empties.put, mode=mode)
+        self.host = ProcessHost(
+            node_key=self.node_key,
+            on_exit=self.exits.put,
+            on_empty=self.empties.put,
+            containments=ContainmentFactory(self.node_key, mode=mode, limits=limits),
+        )
 
     def __enter__(self):
         return self
@@ -49,8 +55,8 @@ class Rig:
     def key(self, job="j1", epoch=1, generation=0):
         return AttemptKey(job_id=job, epoch=epoch, generation=generation, node_key=self.node_key)
 
-    def open(self, job="j1", zygote=None, **key):
-        return self.host.open(self.key(job, **key), zygote=zygote)
+    def open(self, job="j1", zygote=None, limits=NO_LIMITS, **key):
+        return self.host.open(self.key(job, **key), zygote=zygote, limits=limits)
 
     def run(self, attempt, command, *, task="rank-0", cwd="/", env=None, warm=False):
         """Start a task; returns its pid and a function that gives all of its output (and waits for the end of it)."""

@@ -31,7 +31,8 @@ EXEMPT = {
     "phalanx.node.membership": "runs on the server that joins; a standby only reads with it",
     "phalanx.engines.ray.node_actor": "runs in Ray's actor on a node; the head takes a constant from it",
     "phalanx.node.files.job_accounts": "folders of jobs, made by supervisors; the head takes a constant from it",
-    "phalanx.node.processes.cgroups": "the kernel's files, which hold nothing over a restart",
+    "phalanx.node.processes.cgroup_delegation": "the kernel's files, which hold nothing over a restart",
+    "phalanx.node.processes.cgroups": "the same",
     "phalanx.wire.rank": "the lease page, written by supervisors into memory",
 }
 WRITES = {

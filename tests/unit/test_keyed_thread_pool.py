@@ -73,7 +73,7 @@ def test_the_end_of_a_task_is_told_also_where_nobody_can_look_why(no_thread):
     watch = RankMonitor((), told.append)
     no_thread()
     end = TaskEnded(key=MemberKey("1", 1, 0), rank=0, code=1, signal=None, ended_ns=1, at_s=0.0)
-    watch.on_task_end(SimpleNamespace(asked_to_end=False), end, None, None)
+    watch.on_task_end(SimpleNamespace(asked_to_end=False, memory_overuse=None), end, None, None)
     assert told == [end]
     no_thread()
     watch.close(PATIENCE_S)

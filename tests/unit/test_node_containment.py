@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from phalanx.node.processes.cgroups import Cgroup2Mount, own_cgroup_folder, parse_mount
+from phalanx.node.processes.cgroup_mounts import CgroupMount, find_v1, find_v2, own_folder
 from phalanx.node.processes.containment import AttemptKey, ContainmentFactory
 from phalanx.node.processes.proctable import (
     ProcessIdentity,
@@ -46,16 +46,30 @@ def test_what_is_no_marker_is_refused(marker):
 
 
 def test_the_cgroup2_mount_is_found_in_a_hybrid_hierarchy():
-    assert parse_mount(HYBRID) == Cgroup2Mount(folder="/sys/fs/cgroup/unified", root="/")
+    assert find_v2(HYBRID) == CgroupMount(folder="/sys/fs/cgroup/unified", root="/")
+
+
+def test_the_hierarchies_of_version_1_are_found_by_their_controller():
+    mounts = (
+        "32 31 0:29 / /cg/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+        "33 31 0:30 / /cg/memory ro - cgroup cgroup rw,memory\n34 31 0:31 / /m rw - cgroup cgroup rw,memory\n"
+    )
+    cpu, memory = find_v1(mounts, "cpu"), find_v1(mounts, "memory")
+    assert cpu == CgroupMount(folder="/cg/cpu,cpuacct", root="/", controllers=("cpu",))
+    assert memory == CgroupMount(folder="/m", root="/", controllers=("memory",))
+    membership = "5:memory:/user/1\n4:cpu,cpuacct:/user/2\n3:cpuset:/user/3\n0::/user/4\n"
+    assert own_folder(cpu, membership) == "/cg/cpu,cpuacct/user/2"
+    assert own_folder(memory, membership) == "/m/user/1"
+    assert find_v1(HYBRID, "memory") is None
 
 
 def test_a_read_only_mount_is_none():
-    assert parse_mount("41 31 0:38 / /sys/fs/cgroup ro,relatime - cgroup2 cgroup2 rw\n") is None
+    assert find_v2("41 31 0:38 / /sys/fs/cgroup ro,relatime - cgroup2 cgroup2 rw\n") is None
 
 
 def test_a_mount_with_a_space_in_its_path_is_found():
-    found = parse_mount("41 31 0:38 /a\\040b /mnt/c\\040d rw - cgroup2 cgroup2 rw\n")
-    assert found == Cgroup2Mount(folder="/mnt/c d", root="/a b")
+    found = find_v2("41 31 0:38 /a\\040b /mnt/c\\040d rw - cgroup2 cgroup2 rw\n")
+    assert found == CgroupMount(folder="/mnt/c d", root="/a b")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +84,7 @@ def test_a_mount_with_a_space_in_its_path_is_found():
     ],
 )
 def test_the_own_cgroup_is_found_below_the_mount(root, membership, folder):
-    assert own_cgroup_folder(Cgroup2Mount(folder="/cg", root=root), membership) == folder
+    assert own_folder(CgroupMount(folder="/cg", root=root), membership) == folder
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,12 @@ def run() -> SupervisorResult:
     slices = _slice_keeper(given, facts)
     if slices is not None:
         slices.recover(probe.devices())
-    loop = SupervisorLoop(_settings(given, facts, probe, slices, links.port, accounts, virtual=virtual), probe)
+    settings = _settings(given, facts, probe, slices, links.port, accounts, virtual=virtual)
+    try:
+        loop = SupervisorLoop(settings, probe)
+    except ValueError as error:  # a containment or limits that do not work here were demanded
+        print(f"phalanx node: {error}", file=sys.stderr)
+        return SupervisorResult(code=_USAGE)
     start_thread("links", links.run)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.terminate())

@@ -114,10 +114,13 @@ def _register_seat(context: StepContext, seat: Seat, probe_port: int) -> None:
 
 
 def _update_node_of_seat(context: StepContext, reported: Node) -> None:
-    """Record, for later attempts, what only a supervisor on the node can find out."""
+    """Record, for later attempts and for people, what only a supervisor on the node can find out."""
     known = context.world.nodes.get(reported.id)
-    if known is not None and known.per_attempt and known.shares_head_files != reported.shares_head_files:
-        context.change.put(replace(known, shares_head_files=reported.shares_head_files))
+    if known is None or not known.per_attempt:
+        return
+    fresh = replace(known, shares_head_files=reported.shares_head_files, limits=reported.limits)
+    if fresh != known:
+        context.change.put(fresh)
 
 
 def _node_seen(context: StepContext, seen: NodeListed) -> None:
@@ -138,6 +141,7 @@ def _node_seen(context: StepContext, seen: NodeListed) -> None:
             bad_node_reason=known.bad_node_reason,
             labels={**known.labels, **node.labels},
             shares_head_files=known.shares_head_files,
+            limits=known.limits,
         )
         if replace(known, changed_s=now_s) == fresh:
             return

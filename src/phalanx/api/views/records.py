@@ -318,6 +318,7 @@ def node_view(
         memory_available_bytes=None if samples is None else samples.memory_available_bytes,
         disk_free_bytes=None if samples is None else samples.disk_free_bytes,
         outside=list(node.foreign_usage.owners),
+        limits=node.limits,
         nics=[
             NicView(
                 name=nic.name, kind=nic.kind, up=nic.up, bits_per_s=nic.bits_per_s, numa=nic.numa, pci_bus=nic.pci_bus

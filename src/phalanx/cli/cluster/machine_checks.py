@@ -151,19 +151,31 @@ def check_permissions(home: str) -> Finding:
 
 
 def check_cgroups() -> Finding:
-    """Check that ranks can run in cgroups, by creating one and moving a process into it."""
-    from phalanx.node.processes.cgroups import Cgroup, claim_node_cgroup
+    """Check that ranks can run in cgroups, by creating one and moving a process into it, and what enforces CPUs and memory of jobs."""
+    from phalanx.core.fleet.node import LimitKind
+    from phalanx.node.processes.containment import ContainmentFactory, ContainmentKind
 
-    folder, why = claim_node_cgroup(f"doctor-{os.getpid()}")
-    if folder is None:
+    found = ContainmentFactory(f"doctor-{os.getpid()}")
+    found.close()
+    limits = found.limits.kind
+    if found.kind is ContainmentKind.SESSION:
         return Finding(
             what="cgroups",
             level=Severity.WARN,
-            says=f"not usable here ({why}); processes of ranks are tracked by session and by scans of /proc",
+            says=f"not usable here ({found.reason}); processes of ranks are tracked by session and by scans of /proc; limits of jobs by {limits.value}",
             mend="run as root, or under systemd with Delegate=yes",
         )
-    Cgroup(folder).remove()
-    return Finding(what="cgroups", level=Severity.OK, says="cgroup v2 with freeze and kill")
+    if limits is LimitKind.WATCHDOG:
+        whys = "; ".join(found.limits.reasons.values())
+        return Finding(
+            what="cgroups",
+            level=Severity.WARN,
+            says=f"cgroup v2 with freeze and kill; limits of jobs by {limits.value} ({whys})",
+            mend="run as root, or under systemd with Delegate=yes",
+        )
+    return Finding(
+        what="cgroups", level=Severity.OK, says=f"cgroup v2 with freeze and kill; limits of jobs by {limits.value}"
+    )
 
 
 def check_accounts(brought_up: Mapping[str, Any]) -> Finding:

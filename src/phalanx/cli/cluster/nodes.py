@@ -211,6 +211,7 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
         f"{node.cpus} CPUs, {format_bytes(node.memory_bytes)} memory, engine {node.engine}, at {node.address or 'no address'}",
         f"joined {cells.age(node.joined_s, now_s)} ago, failed {cells.count(node.failures, 'time')}"
         + (f", fault score {node.marks:.1f}" if node.marks else ""),
+        *([f"limits on CPUs and memory: {node.limits.value}"] if node.limits is not None else []),
         *([f"why: {why}"] if (why := _why(node, now_s)) else []),
         *([f"ports: {', '.join(_nic(nic) for nic in node.nics)}"] if node.nics else []),
         *nvlink_lines(node.devices),

@@ -18,6 +18,14 @@ class NodeState(enum.StrEnum):
     DOWN = "down"
 
 
+class LimitKind(enum.StrEnum):
+    """What enforces the CPUs and the memory of jobs on a node."""
+
+    CGROUP_V2 = "cgroup v2"
+    CGROUP_V1 = "cgroup v1"
+    WATCHDOG = "affinity and watchdog"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cordon:
     """No new allocations; with `drain` the running ones are moved or awaited too."""
@@ -67,6 +75,7 @@ class Node:
         fault_score: decaying sum of recent faults (`core.recovery.bad_nodes`), computed at `fault_score_s`.
         bad_node_reason: why it fails gangs more often than other nodes, for messages; the node is used only if nothing else fits. Empty for a good node.
         shares_head_files: verified that the head's checkpoints and outputs have the same paths here.
+        limits: what enforces the limits of jobs, as its supervisor found at start; None before one reported it.
     """
 
     id: NodeId
@@ -96,6 +105,7 @@ class Node:
     fault_score: float = 0.0
     fault_score_s: float = 0.0
     bad_node_reason: str = ""
+    limits: LimitKind | None = None
 
     def invalid_count(self) -> str:
         """Which count reported by the supervisor is invalid; empty if all are valid."""

@@ -126,6 +126,8 @@ def _diagnosis_by(rule: FailureRule, line: str, found: FailureEvidence) -> Failu
     says = rule.says or line.strip() or rule.name
     if xid is not None:
         says = f"XID {xid}: {rule.says or rule.name}"
+    elif rule.oom and found.memory is not None:
+        says = str(found.memory)
     return FailureDiagnosis(
         rule=rule.name,
         attribution=rule.attribution,

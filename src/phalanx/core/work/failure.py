@@ -9,6 +9,8 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from phalanx.core.units import format_bytes
+
 EVIDENCE_LINES_MAX: Final = 12
 """Last lines of a rank's output in its evidence: a Python error and library messages around it; the rest is in the log."""
 EVIDENCE_LINE_CHARS_MAX: Final = 300
@@ -58,6 +60,22 @@ class StuckPosition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOveruse:
+    """The processes of a job on one node needed more memory than the job asked for there.
+
+    Attributes:
+        used_bytes: what they used when they were stopped. The kernel stops them at their limit, the watchdog above it.
+    """
+
+    used_bytes: int
+    asked_bytes: int
+
+    def __str__(self) -> str:
+        """`out of memory: used 3.1 GiB of the 2 GiB asked for`."""
+        return f"out of memory: used {format_bytes(self.used_bytes)} of the {format_bytes(self.asked_bytes)} asked for"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureEvidence:
     """Signs that a supervisor found of one rank that failed, or that it ended because the gang hung.
 
@@ -66,12 +84,14 @@ class FailureEvidence:
         xids: errors of the GPU driver on this node since the attempt began, by first occurrence.
         oom_killed: the kernel killed a process of the job when memory ran out.
         stuck_position: where the rank was stuck, if the gang hung.
+        memory: the limit of the job's own memory that was the reason, if one was.
     """
 
     lines: tuple[str, ...] = ()
     xids: tuple[int, ...] = ()
     oom_killed: bool = False
     stuck_position: StuckPosition | None = None
+    memory: MemoryOveruse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ MEMBER_ENGINE: Final = "joined"  # keeps the supervisor of a server that joins (
 START_ATTEMPT_S: Final = 2.0  # a supervisor that dies sooner is restarted with growing pauses
 _WATCH_EVERY_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
-_PASSED: Final = ("PHALANX_LOG", "PHALANX_CONTAINMENT", *job_accounts.ACCOUNT_VARIABLES)
+_PASSED: Final = ("PHALANX_LOG", "PHALANX_CONTAINMENT", "PHALANX_LIMITS", *job_accounts.ACCOUNT_VARIABLES)
 _log = logging.getLogger("phalanx.engines.local")
 
 

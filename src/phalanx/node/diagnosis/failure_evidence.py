@@ -6,7 +6,6 @@ Called when a task has failed by itself; the head's rules evaluate the evidence.
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Final
 
 from phalanx.core.work.failure import FailureEvidence, StuckPosition
@@ -33,18 +32,6 @@ def oom_kills() -> int | None:
         return None
 
 
-def oom_events(folder: str | None) -> int | None:
-    """Number of OOM kills in one cgroup and its descendants; None without the memory controller there."""
-    if folder is None:
-        return None
-    with (
-        contextlib.suppress(OSError, ValueError),
-        open(os.path.join(folder, "memory.events"), encoding="ascii") as events,
-    ):
-        return next((int(line.split()[1]) for line in events if line.startswith("oom_kill ")), None)
-    return None
-
-
 def collect_evidence(
     member: MemberRuntime,
     rank: int,
@@ -58,7 +45,8 @@ def collect_evidence(
     """Collect the evidence of this exit. Takes a fraction of a second."""
     kernel.poll()
     pids = [] if pid is None else [pid]
-    oom = kernel.oom_killed(began_ns, pids)
+    use = member.find_memory_overuse()
+    oom = use is not None or kernel.oom_killed(began_ns, pids)
     if not oom and signal == _SIGKILL:
         oom = _oom_count_grew(member)
     tail = b""
@@ -70,6 +58,7 @@ def collect_evidence(
         lines=last_lines(tail, (value for _, value in own)),
         xids=kernel.xids(began_ns, member.grant.devices),
         oom_killed=oom,
+        memory=use,
     )
 
 
@@ -82,7 +71,7 @@ def hang_evidence(member: MemberRuntime, rank: int) -> FailureEvidence | None:
 def _oom_count_grew(member: MemberRuntime) -> bool:
     """Whether the count of OOM kills grew since the member's tasks started: of its own cgroup if available, else of the machine."""
     for before, now in (
-        (member.oom_kills_before, oom_events(member.cgroup)),
+        (member.oom_kills_before, None if member.processes is None else member.processes.oom_kills()),
         (member.machine_oom_kills_before, oom_kills()),
     ):
         if before is not None and now is not None:

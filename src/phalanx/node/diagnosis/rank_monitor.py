@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from phalanx.core.work.failure import FailureEvidence
 from phalanx.node.diagnosis import failure_evidence, stack_dumps
 from phalanx.node.logic.actions import FreezeMember, ThawMember
 from phalanx.node.logic.events import HangDetected, SupervisorEvent, TaskEnded
@@ -87,6 +88,9 @@ class RankMonitor:
         """Report a task's end, with evidence if it failed by itself."""
         if member is None or end.code == 0:
             self._put(end)
+        elif member.memory_overuse is not None:
+            # Without a look at its output: the kill that follows must not be reported as done before this end.
+            self._put(replace(end, evidence=FailureEvidence(oom_killed=True, memory=member.memory_overuse)))
         elif member.asked_to_end:
             self._put(replace(end, evidence=failure_evidence.hang_evidence(member, end.rank)))
         else:

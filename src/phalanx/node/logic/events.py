@@ -11,7 +11,7 @@ from typing import NamedTuple
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.ids import Epoch, Generation, JobId
 from phalanx.core.state.commands import Command
-from phalanx.core.work.failure import FailureEvidence
+from phalanx.core.work.failure import FailureEvidence, MemoryOveruse
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.node.logic.hang_detector import Hang
 
@@ -152,6 +152,14 @@ class HangDetected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryExceeded:
+    """The member's processes need more memory than its job asked for on this node."""
+
+    key: MemberKey
+    use: MemoryOveruse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRequested:
     """The supervisor is asked to end; the second time immediately."""
 
@@ -169,5 +177,6 @@ SupervisorEvent = (
     | OutputDrained
     | CheckpointReported
     | HangDetected
+    | MemoryExceeded
     | TerminationRequested
 )

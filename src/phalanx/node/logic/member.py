@@ -51,6 +51,7 @@ from phalanx.node.logic.events import (
     MemberKilled,
     MemberPrepared,
     MemberStartFailed,
+    MemoryExceeded,
     TaskEnded,
 )
 from phalanx.node.logic.lease import NS_PER_S, may_thaw
@@ -60,6 +61,7 @@ from phalanx.wire.rank import RankStopReason
 LINGER_S: Final = 2.0  # time for child processes of ended tasks (a logger, a data loader) to end by themselves
 KILL_AGAIN_S: Final = 5.0  # a process in an uninterruptible call dies only when the call ends, so the kill is repeated
 _SIGKILL: Final = 9
+_SHELL_SIGKILL: Final = 128 + _SIGKILL  # as a shell reports it
 
 
 class MemberPhase(enum.StrEnum):
@@ -111,6 +113,7 @@ class LocalMember:
         checkpoint_reports: the checkpoints that its program reported.
         superseded: a newer epoch is current: end this one and report none of its results as current.
         forgotten: the head has asked to forget the attempt, or never will ask.
+        out_of_memory: its processes are killed because they need more memory than the job asked for: the job's own failure.
     """
 
     key: MemberKey
@@ -132,6 +135,7 @@ class LocalMember:
     checkpoint_reports: CheckpointReportLimiter = field(default_factory=CheckpointReportLimiter)
     superseded: bool = False
     forgotten: bool = False
+    out_of_memory: bool = False
 
     @property
     def generation_id(self) -> GenerationId:
@@ -216,7 +220,7 @@ def on_task_ended(member: LocalMember, end: TaskEnded, now: StepClock) -> Member
         return member, []
     if member.phase is MemberPhase.STARTING:  # reported after the start of all tasks, so that the history is in order
         return replace(member, held_exits=(*member.held_exits, end)), []
-    by_us = member.stop_requested_ns != 0 and end.ended_ns >= member.stop_requested_ns
+    by_us = member.stop_requested_ns != 0 and end.ended_ns >= member.stop_requested_ns and not member.out_of_memory
     bad = end.code != 0
     early = end.ended_ns - member.spawned_ns < rendezvous.BIND_WINDOW_S * NS_PER_S
     member = replace(
@@ -253,6 +257,22 @@ def on_hang(member: LocalMember, found: HangDetected) -> MemberTransition:
         step=silence.step,
     )
     return member, [SendEvent(event=event)]
+
+
+def on_memory_exceeded(member: LocalMember, found: MemoryExceeded, now: StepClock) -> MemberTransition:
+    """Kill a member that needs more memory than its job asked for. No grace: the memory that it takes meanwhile is that of others.
+
+    The exits count as the job's own, unless the member was asked to end before.
+    """
+    if member.phase in LEASE_INDEPENDENT_PHASES or member.all_ended:
+        return member, []
+    if member.phase in {MemberPhase.PREPARING, MemberPhase.READY}:
+        why = f"setup ended: {found.use}"
+        refusal = MemberStartFailed(key=member.key, why=why, charge=True, exit_code=_SHELL_SIGKILL)
+        return kill(replace(member, refusal=refusal), now)
+    note = _note(member, f"{found.use}; killing its processes")
+    member, actions = kill(replace(member, out_of_memory=member.stop_requested_ns == 0), now)
+    return member, [note, *actions]
 
 
 def _report_held(member: LocalMember, now: StepClock) -> MemberTransition:

@@ -49,6 +49,7 @@ from phalanx.node.logic.events import (
     MemberKilled,
     MemberPrepared,
     MemberStartFailed,
+    MemoryExceeded,
     OutputDrained,
     SupervisorEvent,
     TaskEnded,
@@ -75,6 +76,7 @@ MemberEvent: TypeAlias = (
     | OutputDrained
     | CheckpointReported
     | HangDetected
+    | MemoryExceeded
 )
 """The events of one member."""
 
@@ -162,6 +164,8 @@ class Supervisor:
                 self._apply(slot, members.on_freeze_finished(member, now, frozen=still))
             case HangDetected():
                 self._apply(slot, members.on_hang(member, happening))
+            case MemoryExceeded():
+                self._apply(slot, members.on_memory_exceeded(member, happening, now))
             case CheckpointReported():
                 self._apply(slot, members.on_checkpoint(member, happening, now))
             case OutputDrained(tail=tail):

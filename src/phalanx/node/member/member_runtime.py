@@ -13,7 +13,7 @@ from typing import Final
 from phalanx.core.ids import Epoch, Generation, JobId
 from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.work.allocation import NodeGrant
-from phalanx.core.work.failure import StuckPosition
+from phalanx.core.work.failure import MemoryOveruse, StuckPosition
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.node.logic.accounts import NodeAccount
 from phalanx.node.logic.actions import UpdateLeasePage
@@ -66,6 +66,7 @@ class MemberRuntime:
         evidence_collected: number of tasks whose output was collected as evidence.
         spawned_ns: when the start of its tasks began.
         oom_kills_before, machine_oom_kills_before: OOM kills counted then, in its cgroup and on the machine; None without a counter.
+        memory_overuse: what its processes used when they needed more memory than the job asked for, once they did.
     """
 
     key: MemberKey
@@ -102,6 +103,7 @@ class MemberRuntime:
     spawned_ns: int = 0
     oom_kills_before: int | None = None
     machine_oom_kills_before: int | None = None
+    memory_overuse: MemoryOveruse | None = None
     _page_lock: threading.Lock = field(default_factory=threading.Lock)
     _page: LeasePage | None = None
     _page_fields: dict[str, int] = field(default_factory=dict)
@@ -110,10 +112,12 @@ class MemberRuntime:
         """Start in the running state."""
         self.not_frozen.set()
 
-    @property
-    def cgroup(self) -> str | None:
-        """The folder of its cgroup; None without one."""
-        return None if self.processes is None else self.processes.cgroup
+    def find_memory_overuse(self) -> MemoryOveruse | None:
+        """What its processes used when the kernel or the watch found that they need more memory than the job asked for; None if neither did."""
+        processes = self.processes
+        if self.memory_overuse is None and processes is not None and not processes.containment.limits.measured:
+            self.memory_overuse = processes.memory_overuse()
+        return self.memory_overuse
 
     def cancel(self) -> None:
         """Abort its preparation or start, and wake all threads that wait for it."""

@@ -51,6 +51,7 @@ from phalanx.node.prepare.rendezvous_port import free_port
 from phalanx.node.prepare.setup_runner import SETUP_TASK, run_setup_command
 from phalanx.node.probes.devices import DeviceFacts, DeviceReading
 from phalanx.node.probes.preflight_checks import PreflightChecks
+from phalanx.node.processes.attempt_limits import limits_of_job
 from phalanx.node.processes.attempt_processes import (
     NOT_EXECUTABLE,
     NOT_FOUND,
@@ -175,9 +176,10 @@ def prepare_member(member: MemberRuntime, services: NodeServices) -> MemberPrepa
             return MemberPrepared(key=member.key, bad_links=bad_links, clock_off_s=clock_off_s)
         resume, port = _prepare(member, services)
     except PreparationFailed as refusal:
+        use = member.find_memory_overuse() if refusal.charge else None
         return MemberStartFailed(
             key=member.key,
-            why=str(refusal),
+            why=str(refusal) if use is None else f"{refusal}: {use}",
             charge=refusal.charge,
             exit_code=refusal.exit_code,
             flaw=refusal.node_fault,
@@ -503,12 +505,19 @@ def _open(member: MemberRuntime, services: NodeServices, zygote: Zygote | None =
     key = AttemptKey(
         job_id=member.key.job_id, epoch=member.key.epoch, generation=member.key.generation, node_key=services.node_key
     )
+    limits = limits_of_job(
+        member.prepare.spec.role,
+        member.grant,
+        virtual=services.virtual,
+        node_cpus=len(os.sched_getaffinity(0)),
+        node_devices=len(services.devices),
+    )
     try:
-        processes = services.host.open(key, zygote=zygote)
+        processes = services.host.open(key, limits=limits, zygote=zygote)
     except ProcessesUnavailable as error:
         if zygote is None:
             raise PreparationFailed(f"cannot start a process on this node: {error}", charge=False) from error
-        processes = services.host.open(key)
+        processes = services.host.open(key, limits=limits)
     with member.containment_lock:
         member.processes = processes
         if member.cancelled.is_set():

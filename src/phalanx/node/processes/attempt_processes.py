@@ -19,9 +19,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from phalanx.core.work.failure import MemoryOveruse
 from phalanx.node.head_link.channels import start_thread
 from phalanx.node.logic.accounts import NodeAccount
 from phalanx.node.logic.warm_start import WarmCommand
+from phalanx.node.processes.attempt_limits import NO_LIMITS, AttemptLimits, JobLimits
 from phalanx.node.processes.containment import (
     AttemptKey,
     Containment,
@@ -167,10 +169,13 @@ class AttemptProcesses:
         """Pids by task id of the tasks whose exit was not reported yet."""
         return dict(self._running)
 
-    @property
-    def cgroup(self) -> str | None:
+    def oom_kills(self) -> int | None:
+        """See AttemptLimits."""
+        return self.containment.limits.oom_kills()
+
+    def memory_overuse(self) -> MemoryOveruse | None:
         """See Containment."""
-        return self.containment.cgroup
+        return self.containment.memory_overuse()
 
     def members(self) -> list[int]:
         """See Containment."""
@@ -326,12 +331,12 @@ class ProcessHost:
         node_key: str,
         on_exit: Callable[[TaskProcessExit], None],
         on_empty: Callable[[AttemptKey], None],
-        mode: str | None = None,
+        containments: ContainmentFactory | None = None,
     ) -> None:
-        """Detect the containment that works here (`mode` as in Containments) and start the spawner.
+        """Start the spawner. `containments`: by default, what works here.
 
         Raises:
-            ValueError: the requested containment is not available.
+            ValueError: the requested containment or limits are not available.
             SpawnerLost: the spawner does not start.
         """
         self._node_key = node_key
@@ -342,7 +347,7 @@ class ProcessHost:
         # Keepers without processes, kept for reuse: forking in a fresh one takes 3 ms longer.
         self._idle_keepers: list[_Keeper] = []
         self._attempts: dict[int, AttemptProcesses] = {}  # by the descriptor of the channel
-        self._containments = ContainmentFactory(node_key, mode=mode)
+        self._containments = containments or ContainmentFactory(node_key)
         self._spawner = Spawner.start_cold(node_key)
         self._epoll = select.epoll()
         self._stop_read, self._stop_write = os.pipe()
@@ -351,34 +356,35 @@ class ProcessHost:
 
     @property
     def kind(self) -> ContainmentKind:
-        """The kind of containment here; `why_not_cgroup` is the reason if it is not by cgroup."""
+        """The kind of containment here."""
         return self._containments.kind
 
-    @property
-    def why_not_cgroup(self) -> str:
-        """Why containment is by session; empty when it is by cgroup."""
-        return self._containments.reason
-
-    def open(self, key: AttemptKey, *, zygote: Zygote | None = None) -> AttemptProcesses:
+    def open(self, key: AttemptKey, *, limits: JobLimits = NO_LIMITS, zygote: Zygote | None = None) -> AttemptProcesses:
         """Open the processes of a generation: its keeper and, if possible, its cgroup.
 
         Args:
             key: not open yet.
+            limits: of its job here.
             zygote: a ready one, whose keepers fork warm ranks; without it all tasks start cold.
 
         Raises:
             ProcessesUnavailable: the system refuses, or the zygote died (then open it cold).
         """
+        own_limits: AttemptLimits | None = None
         try:
-            cgroup = self._containments.prepare(key)
-            keeper = self._keeper_for(None if cgroup is None else cgroup.folder, zygote)
+            cgroup, own_limits = self._containments.prepare(key, limits)
+            keeper = self._keeper_for(own_limits.confinement(None if cgroup is None else cgroup.folder), zygote)
         except (OSError, SpawnerLost) as error:
+            if own_limits is not None:
+                own_limits.close()
             raise ProcessesUnavailable(f"no processes for {key.marker}: {error}") from error
 
         def strays(table: Table) -> set[int]:
             return keeper.spawner.orphans(table) if len(self._attempts) == 1 else set()
 
-        containment = self._containments.open(key, keeper_pid=keeper.pid, cgroup=cgroup, strays=strays)
+        containment = self._containments.open(
+            key, keeper_pid=keeper.pid, cgroup=cgroup, limits=own_limits, strays=strays
+        )
         attempt = AttemptProcesses(self, containment, keeper)
         with self._lock:
             self._attempts[keeper.channel.fileno()] = attempt
@@ -399,7 +405,7 @@ class ProcessHost:
         self._containments.close()
         return leftover
 
-    def _keeper_for(self, cgroup: str | None, zygote: Zygote | None) -> _Keeper:
+    def _keeper_for(self, confinement: Mapping[str, Any], zygote: Zygote | None) -> _Keeper:
         """A keeper without processes: an idle one, else a new one."""
         while zygote is None:
             with self._lock:
@@ -408,11 +414,11 @@ class ProcessHost:
                 keeper = self._idle_keepers.pop()
             if identity(keeper.pid) is not None:
                 with contextlib.suppress(OSError):  # killed just now: try the next one
-                    send_request(keeper.channel, {"op": "serve", "cgroup": cgroup}, [])
+                    send_request(keeper.channel, {"op": "serve", "confinement": confinement}, [])
                     return keeper
             keeper.channel.close()
         spawner = self._living_spawner() if zygote is None else zygote.spawner
-        channel, pid = spawner.fork_keeper(cgroup)
+        channel, pid = spawner.fork_keeper(confinement)
         return _Keeper(channel, pid, spawner, zygote is not None)
 
     def _living_spawner(self) -> Spawner:

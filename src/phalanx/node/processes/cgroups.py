@@ -1,8 +1,8 @@
 """Control groups (version 2): where this process can create them; freeze, kill, and check that one is empty.
 
-Uses the core files only (cgroup.procs, .freeze, .kill, .events, and cpu.stat): no controller has to be delegated, and the rule against
-processes in inner groups does not apply. Works in a pure and in a hybrid mount. Called by `containment` and `sweeps`, which decide which
-process belongs in which group.
+Containment needs the core files only (cgroup.procs, .freeze, .kill, .events, and cpu.stat): no controller has to be delegated, and the rule
+against processes in inner groups does not apply. Works in a pure and in a hybrid mount. `cgroup_delegation` finds a place that has the cpu and
+memory controllers too, which `limits` needs. Called by `containment` and `sweeps`, which decide which process belongs in which group.
 """
 
 from __future__ import annotations
@@ -14,46 +14,25 @@ import subprocess
 import time
 from dataclasses import dataclass
 
+from phalanx.node.processes import cgroup_delegation, cgroup_mounts
+
 _PROBE_LIMIT_S = 5.0  # `sh` writing one line; milliseconds
 _REMOVE_LIMIT_S = 2.0  # the kernel removes the last task from a group shortly after it died
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cgroup2Mount:
-    """A cgroup2 file system: its folder, and the cgroup of the hierarchy that is mounted there."""
+class NodeCgroup:
+    """The group of a node, below which each attempt gets its own.
 
-    folder: str
-    root: str
+    Attributes:
+        folder: None if cgroups of version 2 cannot be used here; `reason` says why.
+        limits: the attempts' groups have the cpu and memory controllers; else `why_no_limits` says why not.
+    """
 
-
-def parse_mount(mountinfo: str) -> Cgroup2Mount | None:
-    """The first writable cgroup2 mount in the text of /proc/self/mountinfo; see proc(5) for its columns."""
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        columns = before.split()
-        if after.split()[:1] == ["cgroup2"] and "rw" in columns[5].split(","):
-            return Cgroup2Mount(folder=_unescape(columns[4]), root=_unescape(columns[3]))
-    return None
-
-
-def _unescape(path: str) -> str:
-    """Undo the octal escapes of mountinfo (space, tab, newline, backslash)."""
-    return path.encode().decode("unicode_escape") if "\\" in path else path
-
-
-def own_cgroup_folder(mount: Cgroup2Mount, membership: str) -> str | None:
-    """The folder of this process's cgroup; `membership` is the text of /proc/self/cgroup. None: outside the mount."""
-    for line in membership.splitlines():
-        if line.startswith("0::"):
-            path = line[3:]
-            if path.startswith("/.."):  # outside this cgroup namespace
-                return None
-            if mount.root != "/":
-                if path != mount.root and not path.startswith(f"{mount.root}/"):
-                    return None
-                path = path[len(mount.root) :]
-            return os.path.normpath(f"{mount.folder}/{path}")
-    return None
+    folder: str | None
+    reason: str = ""
+    limits: bool = False
+    why_no_limits: str = ""
 
 
 def node_cgroup_name(node_key: str) -> str:
@@ -61,58 +40,88 @@ def node_cgroup_name(node_key: str) -> str:
     return f"phalanx-{node_key}"
 
 
-def claim_node_cgroup(node_key: str) -> tuple[str | None, str]:
-    """Create the node's cgroup and verify that processes can be moved into it, frozen and killed.
+def claim_node_cgroup(node_key: str, *, controllers: bool = True, climb: bool = True) -> NodeCgroup:
+    """Find where the node's cgroup can be, and verify that processes can be moved into it, frozen and killed.
 
-    Returns:
-        The folder and "", or None and the reason why cgroups cannot be used here.
+    The cgroup does not exist afterwards, unless attempts of a dead supervisor live in it: a supervisor that is killed leaves none behind.
+
+    Args:
+        node_key: see AttemptKey.
+        controllers: prefer a place that has the cpu and memory controllers.
+        climb: see `cgroup_delegation.find_parent`.
     """
     with open("/proc/self/mountinfo") as mountinfo, open("/proc/self/cgroup") as membership:
-        mount = parse_mount(mountinfo.read())
+        mount = cgroup_mounts.find_v2(mountinfo.read())
         if mount is None:
-            return None, "no writable cgroup2 mount"
-        own = own_cgroup_folder(mount, membership.read())
+            return NodeCgroup(
+                folder=None, reason="no writable cgroup2 mount", why_no_limits="no writable cgroup2 mount"
+            )
+        own = cgroup_mounts.own_folder(mount, membership.read())
     if own is None:
-        return None, f"this process's cgroup is not below {mount.folder}"
+        why = f"this process's cgroup is not below {mount.folder}"
+        return NodeCgroup(folder=None, reason=why, why_no_limits=why)
+    why_no_limits = "not requested"
+    if controllers:
+        parent, why_no_limits = cgroup_delegation.find_parent(mount.folder, own, climb=climb)
+        if parent is not None:
+            folder = f"{parent}/{node_cgroup_name(node_key)}"
+            why_no_limits = _try(folder) or cgroup_delegation.distribute(folder)
+            Cgroup(folder).remove()
+            if not why_no_limits:
+                return NodeCgroup(folder=folder, limits=True)
     folder = f"{own}/{node_cgroup_name(node_key)}"
+    reason = _try(folder)
+    Cgroup(folder).remove()
+    return NodeCgroup(folder=None if reason else folder, reason=reason, why_no_limits=why_no_limits)
+
+
+def _try(folder: str) -> str:
+    """Create the node's cgroup and try one below it; returns why it cannot be used, or ""."""
     probe = f"{folder}/probe.{os.getpid()}"
     try:
         os.makedirs(probe, exist_ok=True)
     except OSError as error:
-        return None, f"cannot make {probe}: {error.strerror}"
+        return f"cannot make {probe}: {error.strerror}"
     try:
         missing = [name for name in ("cgroup.freeze", "cgroup.kill") if not os.access(f"{probe}/{name}", os.W_OK)]
         if missing:
-            return None, f"{probe} has no writable {' and '.join(missing)} (Linux 5.14 or newer has both)"
-        # Only a real move is conclusive: the kernel also checks permissions on the common ancestor.
+            return f"{probe} has no writable {' and '.join(missing)} (Linux 5.14 or newer has both)"
+        return why_no_entry(probe)
+    finally:
+        Cgroup(probe).remove()
+
+
+def why_no_entry(folder: str) -> str:
+    """Why no process can be moved into a group, of either version; "" if one can.
+
+    Only a real move is conclusive: the kernel also checks permissions on the common ancestor.
+    """
+    try:
         moved = subprocess.run(
-            ["/bin/sh", "-c", 'echo 0 > "$0/cgroup.procs"', probe],
+            ["/bin/sh", "-c", 'echo 0 > "$0/cgroup.procs"', folder],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_PROBE_LIMIT_S,
             check=False,
         )
-        if moved.returncode != 0:
-            return None, f"no process can be moved into {probe}: {moved.stderr.decode(errors='replace').strip()}"
     except (OSError, subprocess.TimeoutExpired) as error:
-        return None, f"cannot try {probe}: {error}"
-    finally:
-        Cgroup(probe).remove()
-    return folder, ""
+        return f"cannot try {folder}: {error}"
+    if moved.returncode != 0:
+        return f"no process can be moved into {folder}: {moved.stderr.decode(errors='replace').strip()}"
+    return ""
 
 
 def find_node_cgroups(node_key: str) -> list[str]:
-    """Every cgroup of this node on the machine, whichever supervisor created it."""
+    """Every cgroup of this node on the machine, whichever supervisor created it: those of version 2 first."""
     with open("/proc/self/mountinfo") as mountinfo:
-        mount = parse_mount(mountinfo.read())
-    if mount is None:
-        return []
+        mounts = sorted(cgroup_mounts.find_all(mountinfo.read()), key=lambda mount: mount.controllers is not None)
     wanted = node_cgroup_name(node_key)
     found: list[str] = []
-    for folder, inner, _ in os.walk(mount.folder):
-        if wanted in inner:
-            found.append(f"{folder}/{wanted}")
-            inner.remove(wanted)
+    for mount in mounts:
+        for folder, inner, _ in os.walk(mount.folder):
+            if wanted in inner:
+                found.append(f"{folder}/{wanted}")
+                inner.remove(wanted)
     return found
 
 

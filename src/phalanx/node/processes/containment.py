@@ -24,13 +24,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
+from phalanx.core.fleet.node import LimitKind
+from phalanx.core.work.failure import MemoryOveruse
 from phalanx.node.processes import cgroups, sweeps
+from phalanx.node.processes.attempt_limits import AttemptLimits, JobLimits
+from phalanx.node.processes.limits import LimitFactory, limit_mode
 from phalanx.node.processes.proctable import (
     TICKS_PER_S,
     ProcessIdentity,
     descendants,
     read_row,
     read_table,
+    unreclaimable_bytes,
 )
 
 CONTAINMENT_VARIABLE: Final = "PHALANX_CONTAINMENT"
@@ -98,9 +103,11 @@ class Containment:
         *,
         keeper: ProcessIdentity,
         cgroup: cgroups.Cgroup | None,
+        limits: AttemptLimits,
         strays: Callable[[sweeps.Table], set[int]],
     ) -> None:
         self.key = key
+        self.limits = limits
         self.kind = ContainmentKind.SESSION if cgroup is None else ContainmentKind.CGROUP
         self._keeper = keeper
         self._cgroup = cgroup
@@ -130,11 +137,6 @@ class Containment:
         self._settled.clear()
 
     # Calls of the supervisor.
-
-    @property
-    def cgroup(self) -> str | None:
-        """The folder of its cgroup; None without one."""
-        return None if self._cgroup is None else self._cgroup.folder
 
     def members(self) -> list[int]:
         """The pids of all live members, sorted; without the keeper."""
@@ -195,8 +197,24 @@ class Containment:
         return leftover
 
     def close(self) -> bool:
-        """Remove the cgroup and its descendants; False while a process lives in it."""
+        """Remove the cgroup and its descendants, and release the limits; False while a process lives in it."""
+        self.limits.close()
         return self._cgroup is None or self._cgroup.remove()
+
+    def memory_overuse(self) -> MemoryOveruse | None:
+        """What its processes used when the kernel stopped one at the limit of their memory, or what they use above it now; None for neither."""
+        limits = self.limits
+        if not limits.measured or not limits.memory_bytes:
+            return limits.memory_overuse()
+        table = read_table()
+        pids = self._members(table)
+        if sum(table[pid].resident_bytes for pid in pids) <= limits.memory_bytes:
+            return None
+        # That counts shared pages several times, and files. The exact figure costs more, so only now.
+        used_bytes = sum(unreclaimable_bytes(table[pid]) for pid in pids)
+        if used_bytes <= limits.memory_bytes:
+            return None
+        return MemoryOveruse(used_bytes=used_bytes, asked_bytes=limits.memory_bytes)
 
     def cpu_seconds(self) -> float:
         """CPU time of all members, including dead ones that their parents waited for."""
@@ -241,38 +259,63 @@ class Containment:
 class ContainmentFactory:
     """Opens containments of the kind that works on this node."""
 
-    def __init__(self, node_key: str, *, mode: str | None = None) -> None:
+    def __init__(
+        self, node_key: str, *, mode: str | None = None, limits: str | None = None, climb: bool = True
+    ) -> None:
         """Detect what works here.
 
         Args:
             node_key: see AttemptKey.
             mode: "auto", "cgroup" or "session"; by default the value of PHALANX_CONTAINMENT, else "auto".
+            limits: see LimitFactory.
+            climb: see `cgroup_delegation.find_parent`.
 
         Raises:
-            ValueError: another word, or "cgroup" where none can be created.
+            ValueError: another word, "cgroup" where none can be created, or limits that do not work here.
         """
         mode = mode or os.environ.get(CONTAINMENT_VARIABLE) or "auto"
         if mode not in {"auto", "cgroup", "session"}:
             raise ValueError(f"{CONTAINMENT_VARIABLE}={mode}: must be auto, cgroup or session")
-        self._folder: str | None = None
-        self.reason = f"{CONTAINMENT_VARIABLE}=session"
+        _, wanted = limit_mode(limits)
+        reason = f"{CONTAINMENT_VARIABLE}=session"
+        group = cgroups.NodeCgroup(folder=None, reason=reason, why_no_limits=reason)
         if mode != "session":
-            self._folder, self.reason = cgroups.claim_node_cgroup(node_key)
+            controllers = wanted in (None, LimitKind.CGROUP_V2)
+            group = cgroups.claim_node_cgroup(node_key, controllers=controllers, climb=climb)
+        self._folder, self.reason = group.folder, group.reason
         if mode == "cgroup" and self._folder is None:
             raise ValueError(f"{CONTAINMENT_VARIABLE}=cgroup, but {self.reason}; use auto or session")
         self.kind = ContainmentKind.SESSION if self._folder is None else ContainmentKind.CGROUP
+        self.limits = LimitFactory(node_key, group=group, mode=limits)
 
-    def prepare(self, key: AttemptKey) -> cgroups.Cgroup | None:
-        """Create the cgroup of a generation before its keeper is forked; None without cgroups.
+    def describe(self) -> str:
+        """One line for the log: what is used here, and why nothing better."""
+        contained = f"containment: {self.kind.value}{f' ({self.reason})' if self.reason else ''}"
+        reasons = "; ".join(f"no {kind.value}: {why}" for kind, why in self.limits.reasons.items())
+        return f"{contained}; limits: {self.limits.kind.value}{f' ({reasons})' if reasons else ''}"
+
+    def prepare(self, key: AttemptKey, limits: JobLimits) -> tuple[cgroups.Cgroup | None, AttemptLimits]:
+        """Create the cgroup of a generation before its keeper is forked (None without cgroups), and its limits.
 
         Raises:
-            OSError: it could not be created.
+            OSError: it could not be created, or the limits not set.
         """
+        try:
+            return self._prepare(key.generation_name, limits)
+        except FileNotFoundError:  # the keeper of the node's last attempt removed the node's cgroup just now
+            return self._prepare(key.generation_name, limits)
+
+    def _prepare(self, name: str, limits: JobLimits) -> tuple[cgroups.Cgroup | None, AttemptLimits]:
+        self.limits.create_node_groups()
         if self._folder is None:
-            return None
-        cgroup = cgroups.Cgroup(f"{self._folder}/{key.generation_name}")
+            return None, self.limits.open(name, limits, None)
+        cgroup = cgroups.Cgroup(f"{self._folder}/{name}")
         cgroup.create()
-        return cgroup
+        try:
+            return cgroup, self.limits.open(name, limits, cgroup)
+        except OSError:
+            cgroup.remove()
+            raise
 
     def open(
         self,
@@ -280,14 +323,16 @@ class ContainmentFactory:
         *,
         keeper_pid: int,
         cgroup: cgroups.Cgroup | None,
+        limits: AttemptLimits,
         strays: Callable[[sweeps.Table], set[int]],
     ) -> Containment:
         """The containment of a keeper that was just forked."""
         row = read_row(keeper_pid)
         keeper = ProcessIdentity(keeper_pid, 0) if row is None else row.identity
-        return Containment(key, keeper=keeper, cgroup=cgroup, strays=strays)
+        return Containment(key, keeper=keeper, cgroup=cgroup, limits=limits, strays=strays)
 
     def close(self) -> None:
-        """Remove the node's own cgroup if no attempt is left in it."""
+        """Remove the node's own cgroups if no attempt is left in them."""
+        self.limits.close()
         if self._folder is not None:
             cgroups.Cgroup(self._folder).remove()

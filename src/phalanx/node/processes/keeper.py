@@ -4,12 +4,14 @@ Forked by `spawner_main.py` (cold ranks: fork and exec) or by `zygote_main.py` (
 outside its attempt's cgroup: every process that a rank starts stays below the keeper, however often it forks, changes its session or clears
 its environment. When waitpid returns ECHILD no process of the attempt is left; a sweep cannot be as certain. Only then may it serve another
 generation. When its socket closes, it is no longer needed or the supervisor is dead: the keeper kills all processes below it, removes the
-cgroup and exits.
+cgroups and exits.
 
 Requests (JSON in one packet: `J` and the text, or `M` and the text in a memory file, which is then the first descriptor):
     {"op": "spawn", "task", "command", "cwd", "env", "umask", "warm", "account"} with the output pipe as descriptor; account: null for this
         process's own, else {"uid", "gid", "groups", "bound"}, which the task changes to for good; bound: no program can regain privileges
-    {"op": "serve", "cgroup"}: the next generation to keep, sent only to a keeper that has reported "empty"; not answered
+    {"op": "serve", "confinement"}: the next generation to keep, sent only to a keeper that has reported "empty"; not answered.
+        A confinement is {"cgroups", "cpus", "oom_score_adj"}: folders that each task enters, the first being that of the containment if it has
+        one; the CPUs that it is bound to, [] for all; its score when memory runs out
 Replies: {"op": "spawned", "task", "pid"} or {"op": "refused", "task", "stage", "errno"}
 Unsolicited: {"op": "exit", "task", "pid", "code", "signal", "cpu_s", "max_rss_bytes", "ended_ns"} and {"op": "empty"}
 
@@ -127,9 +129,9 @@ class ChildExitNotifier:
 class Keeper:
     """See the module. `run` is the main loop."""
 
-    def __init__(self, channel: socket.socket, *, cgroup: str | None) -> None:
+    def __init__(self, channel: socket.socket, *, confinement: dict[str, Any]) -> None:
         self._channel = channel
-        self._cgroup = cgroup
+        self._confinement = confinement
         self._pid = os.getpid()
         self._tasks: dict[int, str] = {}
         self._populated = False
@@ -154,7 +156,7 @@ class Keeper:
                 self._extinguish()
                 return None
             if message[0]["op"] == "serve":
-                self._cgroup = message[0]["cgroup"]
+                self._confinement = message[0]["confinement"]
                 continue
             rank = self._spawn(*message)
             if rank is not None:
@@ -193,8 +195,7 @@ class Keeper:
         try:
             os.setsid()
             stage = "cgroup"
-            if self._cgroup is not None:
-                _enter(self._cgroup)
+            _confine(self._confinement)
             stage = "fork"
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._pid:
@@ -267,21 +268,21 @@ class Keeper:
                     pass
             except ChildProcessError:
                 break
-            if self._cgroup is not None:
-                with contextlib.suppress(OSError):
-                    _write(f"{self._cgroup}/cgroup.kill", b"1")
+            for folder in self._confinement["cgroups"]:
+                with contextlib.suppress(OSError):  # version 1 has no kill
+                    _write(f"{folder}/cgroup.kill", b"1")
             table = proctable.read_table()
             for pid in proctable.descendants(table, [self._pid]):
                 with contextlib.suppress(OSError):
                     proctable.send_signal(table[pid].identity, signal.SIGKILL)
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 1.0)
-        if self._cgroup is not None:
-            for folder, _, _ in os.walk(self._cgroup, topdown=False):
+        for cgroup in self._confinement["cgroups"]:
+            for folder, _, _ in os.walk(cgroup, topdown=False):
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
             with contextlib.suppress(OSError):
-                os.rmdir(os.path.dirname(self._cgroup))  # the node's cgroup, if this was its last attempt
+                os.rmdir(os.path.dirname(cgroup))  # the node's cgroup, if this was its last attempt
 
 
 def _await_start(pid: int, outcome: int) -> None:
@@ -307,9 +308,14 @@ def _fail(outcome: int, stage: str, number: int) -> NoReturn:
     os._exit(127)
 
 
-def _enter(cgroup: str) -> None:
-    """Move this process into the cgroup."""
-    _write(f"{cgroup}/cgroup.procs", b"0")
+def _confine(confinement: dict[str, Any]) -> None:
+    """Move this process into its cgroups, bind it to its CPUs, and set its score when memory runs out."""
+    for folder in confinement["cgroups"]:
+        _write(f"{folder}/cgroup.procs", b"0")
+    if confinement["cpus"]:
+        os.sched_setaffinity(0, confinement["cpus"])
+    with contextlib.suppress(OSError):  # some containers forbid it; the score is advice to the kernel
+        _write("/proc/self/oom_score_adj", str(confinement["oom_score_adj"]).encode())
 
 
 def _become(account: dict[str, Any]) -> None:

@@ -97,8 +97,8 @@ class Spawner:
         with self._lock:
             return self._receive(timeout_s)
 
-    def fork_keeper(self, cgroup: str | None) -> tuple[socket.socket, int]:
-        """Fork a new keeper: returns its socket and pid.
+    def fork_keeper(self, confinement: Mapping[str, Any]) -> tuple[socket.socket, int]:
+        """Fork a new keeper: returns its socket and pid. `confinement`: see keeper.py.
 
         Raises:
             SpawnerLost: the spawner is gone.
@@ -107,7 +107,7 @@ class Spawner:
         try:
             with self._lock:
                 self._control.settimeout(ANSWER_LIMIT_S)
-                send_request(self._control, {"op": "keeper", "cgroup": cgroup}, [theirs.fileno()])
+                send_request(self._control, {"op": "keeper", "confinement": confinement}, [theirs.fileno()])
                 answer = self._receive(ANSWER_LIMIT_S)
             if answer is None:
                 raise SpawnerLost(f"spawner {self.pid} did not answer")

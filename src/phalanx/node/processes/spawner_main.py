@@ -9,7 +9,7 @@ The spawner forks keepers only (see `fork_keeper.py`); supervisor and keeper the
 End of file on the control socket means that the supervisor is gone: the spawner waits for its keepers, which clean up, and exits.
 PR_SET_PDEATHSIG is unsuitable here: it fires when the supervisor's *thread* that forked ends, and leaves no time to clean up.
 
-Request, with the keeper's end of its socket as descriptor: {"op": "keeper", "cgroup": path or null}. Reply: {"op": "keeper", "pid": pid}.
+Request, with the keeper's end of its socket as descriptor: {"op": "keeper", "confinement": as in keeper.py}. Reply: {"op": "keeper", "pid": pid}.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def serve(control: socket.socket, *, name: str) -> keeper.WarmRank | None:
         if pid == 0:
             control.close()
             wake.close_in_child()
-            return keeper.Keeper(channel, cgroup=request["cgroup"]).run()
+            return keeper.Keeper(channel, confinement=request["confinement"]).run()
         channel.close()
         control.send(json.dumps({"op": "keeper", "pid": pid}).encode())
 

@@ -41,7 +41,7 @@ def start_member_tasks(
     member.not_frozen.wait(_THAW_S)
     member.spawned_ns = boottime_ns()
     member.oom_kills_before, member.machine_oom_kills_before = (
-        failure_evidence.oom_events(member.cgroup),
+        member.processes.oom_kills(),
         failure_evidence.oom_kills(),
     )
     member.pace = HangDetector(member.prepare.spec.collective_timeout_s, restarts=member.prepare.hangs)

@@ -21,6 +21,7 @@ from phalanx.core.state.commands import Command
 from phalanx.core.state.events import Report as ReportedEvent
 from phalanx.core.state.events import TaskExited
 from phalanx.core.work.seats import Seat
+from phalanx.node.diagnosis.memory_watch import MemoryWatch
 from phalanx.node.diagnosis.rank_monitor import RankMonitor
 from phalanx.node.files import checkpoint_folders, job_accounts
 from phalanx.node.files.cache_folder import cache_folder
@@ -83,7 +84,7 @@ from phalanx.node.probes.devices import DeviceProbe
 from phalanx.node.probes.preflight_checks import PreflightChecks
 from phalanx.node.probes.sampling import Sampler
 from phalanx.node.processes.attempt_processes import ProcessHost, TaskProcessExit
-from phalanx.node.processes.containment import AttemptKey
+from phalanx.node.processes.containment import AttemptKey, ContainmentFactory
 from phalanx.node.processes.thread_pool import KeyedThreadPool
 from phalanx.node.processes.zygote import Zygotes
 from phalanx.node.shell import member_start
@@ -162,6 +163,8 @@ class SupervisorLoop:
             renew_interval_s=lambda: self._renewer.renew_in_s,
             on_xids=self._watch.kernel_log.add_xids,
         )
+        self._memory_watch = MemoryWatch(self._presents.all, self._inbox.put, ended)
+        self._containments = ContainmentFactory(settings.node_key, climb=settings.seat is None)
         self._exec = ExecSessions(access, ended)
         self._uploads = UploadCoordinator(
             access,
@@ -196,6 +199,7 @@ class SupervisorLoop:
             ("shipper", self._shipper.run),
             ("sampler", self._sampler.run),
             ("outputs", self._uploads.output_sync.run),
+            ("memory", self._memory_watch.run),
         ):
             start_thread(name, run)
         wake_ns: int | None = None
@@ -451,7 +455,11 @@ class SupervisorLoop:
         return wire.HelloRequest(
             version=wire.WIRE_VERSION,
             supervisor_id=self._settings.supervisor_id,
-            node=replace(self._settings.node, shares_head_files=bool(self.sees_head_files)),
+            node=replace(
+                self._settings.node,
+                shares_head_files=bool(self.sees_head_files),
+                limits=self._containments.limits.kind,
+            ),
             members=running,
             challenge=challenge,
         )
@@ -465,8 +473,13 @@ class SupervisorLoop:
         settings = self._settings
         spool = Spool(on_bytes=self._shipper.mark_grown, on_missing=self._output_missing)
         self._shipper.set_spool(spool)
-        host = ProcessHost(node_key=settings.node_key, on_exit=self._on_task_exit, on_empty=self._on_empty)
-        _log.info("containment: %s%s", host.kind.value, f" ({host.why_not_cgroup})" if host.why_not_cgroup else "")
+        host = ProcessHost(
+            node_key=settings.node_key,
+            on_exit=self._on_task_exit,
+            on_empty=self._on_empty,
+            containments=self._containments,
+        )
+        _log.info("%s", self._containments.describe())
         mps = MpsDaemons(
             os.path.join(settings.accounts.folder or settings.folder, "mps"), settings.base.get("PATH", os.defpath)
         )

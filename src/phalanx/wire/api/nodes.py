@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from phalanx.core.fleet.mig import MigProfile, MigSlice, PlacementSource
-from phalanx.core.fleet.node import NodeState
+from phalanx.core.fleet.node import LimitKind, NodeState
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, SupervisorId, UserId
 from phalanx.wire.api.jobs import ImpossibleJobView
 
@@ -110,6 +110,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         reserved: active and later reservations, by start.
         sampled_s: time of the newest sample of its devices; None if none came since the head started.
         outside: who holds resources of it outside Phalanx, on a shared cluster.
+        limits: what enforces CPUs and memory of jobs there; None while no supervisor has run there.
     """
 
     id: NodeId
@@ -139,6 +140,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     disk_free_bytes: int | None = None
     outside: list[str] = []
     nics: list[NicView] = []
+    limits: LimitKind | None = None
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):

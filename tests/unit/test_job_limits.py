@@ -1,0 +1,97 @@
+"""What limits a job gets, and when the watch over memory ends one."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId
+from phalanx.core.work.allocation import NodeGrant
+from phalanx.core.work.failure import MemoryOveruse
+from phalanx.core.work.share import DeviceShare, ShareKind
+from phalanx.core.work.spec import Role
+from phalanx.node.diagnosis.memory_watch import OVER_S, MemoryWatch
+from phalanx.node.logic.events import MemberKey
+from phalanx.node.processes.attempt_limits import JobLimits, limits_of_job
+
+GIB = 1 << 30
+USE = MemoryOveruse(used_bytes=int(3.1 * GIB), asked_bytes=2 * GIB)
+
+
+def limits(*, cpus=0, memory_bytes=0, devices=(), share=None, virtual=False):
+    grant = NodeGrant(
+        node_id=NodeId("a"), node_rank=0, devices=devices, cpus=0, memory_bytes=0, tasks=1, first_rank=0, share=share
+    )
+    role = Role(cpus=cpus, memory_bytes=memory_bytes)
+    return limits_of_job(role, grant, virtual=virtual, node_cpus=64, node_devices=8)
+
+
+def part(kind):
+    return DeviceShare(milli=250, memory_bytes=GIB, kind=kind, group="g")
+
+
+def test_a_job_that_asks_for_nothing_has_no_limit_and_counts_for_one_cpu():
+    assert limits() == JobLimits(cpus=0, memory_bytes=0, share_cpus=1)
+
+
+def test_a_job_counts_for_the_cpus_of_its_devices():
+    assert limits(devices=(0, 1)) == JobLimits(cpus=0, memory_bytes=0, share_cpus=16)
+
+
+def test_what_a_job_asks_for_is_its_limit_and_its_weight():
+    assert limits(cpus=6, memory_bytes=GIB, devices=(0,)) == JobLimits(cpus=6, memory_bytes=GIB, share_cpus=6)
+
+
+def test_a_share_by_mps_limits_a_virtual_device_and_not_a_real_one():
+    assert limits(devices=(0,), share=part(ShareKind.MPS), virtual=True) == JobLimits(cpus=0.25, share_cpus=0.25)
+    assert limits(devices=(0,), share=part(ShareKind.MPS)) == JobLimits(cpus=0, share_cpus=2)
+
+
+def test_time_slices_have_a_weight_and_no_limit():
+    assert limits(devices=(0,), share=part(ShareKind.TIME), virtual=True) == JobLimits(cpus=0, share_cpus=0.25)
+
+
+@pytest.fixture
+def watched():
+    """A member whose use the test sets, a clock, what was reported, and the watch."""
+    box = SimpleNamespace(now_s=0.0, use=None, events=[])
+    processes = SimpleNamespace(
+        containment=SimpleNamespace(limits=SimpleNamespace(measured=True)), memory_overuse=lambda: box.use
+    )
+    member: Any = SimpleNamespace(
+        key=MemberKey(JobId("1"), Epoch(1), Generation(0)),
+        processes=processes,
+        memory_overuse=None,
+        prepare=SimpleNamespace(spec=SimpleNamespace(role=Role(memory_bytes=2 * GIB))),
+        start=None,
+        pids={},
+    )
+    box.member = member
+    box.watch = MemoryWatch(lambda: [member], box.events.append, threading.Event(), clock=lambda: box.now_s)
+    return box
+
+
+def test_a_short_peak_ends_no_job(watched):
+    watched.use = USE
+    watched.watch.check()
+    watched.now_s, watched.use = 1.0, None
+    watched.watch.check()
+    watched.now_s, watched.use = OVER_S + 0.5, USE
+    watched.watch.check()
+    assert watched.events == []
+
+
+def test_a_job_over_its_memory_for_two_seconds_is_reported_once(watched):
+    watched.use = USE
+    for watched.now_s in (0.0, 0.5, 1.9, 2.0, 2.5):
+        watched.watch.check()
+    assert [event.use for event in watched.events] == [USE]
+    assert watched.member.memory_overuse == USE
+
+
+def test_a_limit_that_the_kernel_enforced_is_reported_at_once(watched):
+    watched.member.processes.containment.limits.measured = False
+    watched.use = USE
+    watched.watch.check()
+    assert [event.use for event in watched.events] == [USE]
