@@ -1,20 +1,23 @@
 """A node that fails its preflight is swapped and kept out, with its evidence; the job is not charged, and a false test is bounded."""
 
+from functools import partial
+
 import pytest
 
-from phalanx.core.fleet.fitness import PREFLIGHT
+from phalanx.core.fleet.fitness import FULL_DISK, PREFLIGHT
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.lifecycle.attempt import transition
 from phalanx.core.lifecycle.events import ReminderDue
 from phalanx.core.state.commands import PrepareTasks
-from phalanx.core.state.events import MemberReady, UncordonNode
+from phalanx.core.state.events import CordonNode, DiskFreed, MemberReady, UncordonNode
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState
 from tests.builders import facts, keyed, placed
 from tests.harness import Harness
 from tests.simulated_node import JobBehaviour
 
-FULL = "?/var/lib/phalanx: 0 B free, 64 MiB needed"
+BROKEN = "?/var/lib/phalanx: a write of 4 MiB failed: Input/output error"
+FULL = "??/var/lib/phalanx: 0 B free, 64 MiB needed"
 
 
 @pytest.fixture
@@ -36,8 +39,8 @@ def cut(cluster, *pairs):
     cluster.bad_links += [set(pair.split("-")) for pair in pairs]
 
 
-def test_a_node_with_a_full_disk_is_swapped_at_once_and_the_job_is_not_charged(cluster):
-    job = cluster.submit(gpus=8, behaviour=JobBehaviour(refuses={"n1": FULL}))
+def test_a_node_with_a_broken_disk_is_swapped_at_once_and_the_job_is_not_charged(cluster):
+    job = cluster.submit(gpus=8, behaviour=JobBehaviour(refuses={"n1": BROKEN}))
     cluster.until(lambda: job in cluster.world.attempts and cluster.live(job).epoch == 2)
     cluster.runs(job)
     assert where(cluster, job) == ["n0", "n2"]
@@ -45,11 +48,11 @@ def test_a_node_with_a_full_disk_is_swapped_at_once_and_the_job_is_not_charged(c
     assert first.causes == (EndCause.UNFIT,)
     assert cluster.live(job).placed_s == first.ended_s  # in the same breath
     assert (cluster.job(job).charged_restarts, cluster.job(job).failure_count) == (0, 0)
-    assert kept_out(cluster) == {"n1": FULL.removeprefix("?")}
+    assert kept_out(cluster) == {"n1": BROKEN.removeprefix("?")}
 
 
 def test_the_node_takes_no_other_job_until_somebody_lets_work_onto_it_again(cluster):
-    first = cluster.submit(gpus=8, behaviour=JobBehaviour(refuses={"n1": FULL}))
+    first = cluster.submit(gpus=8, behaviour=JobBehaviour(refuses={"n1": BROKEN}))
     cluster.until(lambda: bool(kept_out(cluster)))
     cluster.ends(first)
     waits = cluster.submit(gpus=12)
@@ -64,7 +67,7 @@ def test_what_runs_on_the_node_already_goes_on(cluster):
     runs = cluster.submit(gpus=2, behaviour=JobBehaviour(run_s=30.0))
     cluster.runs(runs)
     at = where(cluster, runs)[0]
-    cluster.submit(gpus="3x2", behaviour=JobBehaviour(refuses={at: FULL}))
+    cluster.submit(gpus="3x2", behaviour=JobBehaviour(refuses={at: BROKEN}))
     cluster.until(lambda: at in kept_out(cluster))
     assert cluster.ends(runs).state is JobState.SUCCEEDED
     assert len(cluster.attempts(runs)) == 1
@@ -103,7 +106,7 @@ def test_a_node_that_reaches_nobody_is_gone_from_gangs_of_two_after_two_swaps():
 
 def test_a_test_that_fails_everywhere_keeps_out_no_more_than_its_share():
     cluster = Harness(" ".join(f"n{number}=4" for number in range(10)))
-    everywhere = {f"n{number}": FULL for number in range(10)}
+    everywhere = {f"n{number}": BROKEN for number in range(10)}
     job = cluster.submit(gpus=4, behaviour=JobBehaviour(refuses=everywhere))
     assert cluster.ends(job, 900.0).state is JobState.FAILED
     assert len(kept_out(cluster)) == 4
@@ -114,10 +117,10 @@ def test_a_test_that_fails_everywhere_keeps_out_no_more_than_its_share():
 
 def test_the_last_node_is_never_kept_out():
     cluster = Harness("n0=4")
-    job = cluster.submit(gpus=4, behaviour=JobBehaviour(refuses={"n0": FULL}))
+    job = cluster.submit(gpus=4, behaviour=JobBehaviour(refuses={"n0": BROKEN}))
     ended = cluster.ends(job, 900.0)
     assert (ended.state, kept_out(cluster)) == (JobState.FAILED, {})
-    assert "0 B free" in ended.detail
+    assert "Input/output error" in ended.detail
 
 
 def test_a_gang_that_finds_no_better_place_ends_within_its_budget_and_says_why():
@@ -159,3 +162,53 @@ def test_a_wall_clock_that_is_off_is_named_and_nothing_is_refused():
             ["n0: its clock is 7 s behind the head's; time limits there are off by as much"] if off_s < -5 else []
         )
     assert case.attempt.state is AttemptState.STARTING
+
+
+def on_full_disks(cluster):
+    return sorted(str(node.id) for node in cluster.store.nodes() if node.cordon and node.cordon.by == FULL_DISK)
+
+
+def test_a_job_waits_uncharged_until_the_only_node_has_room():
+    cluster = Harness("n0=4")
+    full = JobBehaviour(refuses={"n0": FULL})
+    job = cluster.submit(gpus=4, behaviour=full)
+    cluster.until(lambda: on_full_disks(cluster) == ["n0"])
+    cluster.run(1800.0)
+    assert cluster.job(job).state is JobState.PENDING
+    assert (cluster.job(job).charged_restarts, len(cluster.attempts(job))) == (0, 1)
+    full.refuses.clear()
+    cluster.request(DiskFreed(node_id=NodeId("n0"), free_bytes=3 << 30))
+    assert on_full_disks(cluster) == []
+    assert "n0 is in service again: 3 GiB are free on its disk" in cluster.event_lines()
+    cluster.runs(job)
+
+
+def test_every_node_with_a_full_disk_is_cordoned():
+    cluster = Harness("n0=4 n1=4 n2=4")
+    everywhere = {f"n{number}": FULL for number in range(3)}
+    job = cluster.submit(gpus=4, behaviour=JobBehaviour(refuses=everywhere))
+    cluster.until(lambda: len(on_full_disks(cluster)) == 3)
+    assert cluster.job(job).state is JobState.PENDING
+    assert cluster.job(job).charged_restarts == 0
+
+
+def _tried(cluster, job, tries):
+    return len(cluster.attempts(job)) == tries and on_full_disks(cluster) == ["n0"]
+
+
+def test_a_full_disk_costs_a_job_no_restart_however_often_the_cordon_is_undone():
+    cluster = Harness("n0=4")
+    job = cluster.submit(gpus=4, behaviour=JobBehaviour(refuses={"n0": FULL}))
+    for tries in range(1, 10):
+        cluster.until(partial(_tried, cluster, job, tries))
+        cluster.request(UncordonNode(node_id=NodeId("n0"), by=UserId("op")))
+    assert (cluster.job(job).state, cluster.job(job).charged_restarts) == (JobState.PENDING, 0)
+
+
+def test_room_ends_no_cordon_of_an_operator():
+    cluster = Harness("n0=4")
+    cluster.request(CordonNode(node_id=NodeId("n0"), by=UserId("op"), why="a fan", drain=False))
+    cluster.request(DiskFreed(node_id=NodeId("n0"), free_bytes=3 << 30))
+    cordon = cluster.world.nodes[NodeId("n0")].cordon
+    assert cordon is not None
+    assert cordon.by == "op"

@@ -8,16 +8,18 @@ from phalanx.controller import controller as controller_module
 from phalanx.controller import driver as driver_module
 from phalanx.controller import reports, requests
 from phalanx.controller.controller import Controller
-from phalanx.controller.driver import AWAITED_EVERY_S, ControllerDriver
+from phalanx.controller.driver import AWAITED_EVERY_S, DISKS_EVERY_S, ControllerDriver
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.errors import NeverFits, NotFound, PhalanxError, TryLater
+from phalanx.core.fleet.fitness import DISK_FREE_BYTES, FULL_DISK
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, SupervisorId, UserId
 from phalanx.core.state.events import (
     CancelJob,
+    CordonNode,
     MemberStopped,
     NodeDied,
     PutProject,
@@ -31,6 +33,7 @@ from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Project, Queue
 from phalanx.ports.store import StoreRefused
 from phalanx.store.memory import MemoryStore
+from phalanx.wire.supervisor import SamplesRequest
 from tests.builders import T, make_node, spec
 
 GUARD_S = 20.0  # against a hang; no test waits for it
@@ -212,6 +215,34 @@ def test_nodes_that_an_engine_still_brings_up_are_awaited():
         engine.expected = [NodeId("n9")]  # it brings up another one
         rig.clock.boot_s += AWAITED_EVERY_S
         assert rig.ask(submit("more", gpus=99)).id == "3"
+    finally:
+        rig.driver.stop()
+
+
+def test_a_node_with_a_full_disk_returns_with_the_first_later_sample_that_has_room():
+    rig = Rig([FakeEngine()])
+    free_bytes = DISK_FREE_BYTES
+
+    def sample(at_s):
+        rig.driver.telemetry.put_samples(
+            SamplesRequest(
+                supervisor_id=SupervisorId("s"), node_id=NodeId("n0"), at_s=at_s, devices=[], disk_free_bytes=free_bytes
+            )
+        )
+        for _ in range(2):  # the look, and the step that applies what it saw
+            rig.clock.boot_s += DISKS_EVERY_S
+            rig.hello("n1").result(GUARD_S)
+        return rig.driver.controller.world.nodes[NodeId("n0")].cordon is not None
+
+    try:
+        rig.hello().result(GUARD_S)
+        sample(1.0)
+        rig.ask(CordonNode(node_id=NodeId("n0"), by=UserId(FULL_DISK), why="0 B free", drain=False))
+        assert sample(1.0), "it was taken before the disk was full"
+        free_bytes = DISK_FREE_BYTES - 1
+        assert sample(2.0)
+        free_bytes = DISK_FREE_BYTES
+        assert not sample(3.0)
     finally:
         rig.driver.stop()
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.core.fleet.fitness import BadLink, automatic_cordons_left, find_faulty_nodes
+from phalanx.core.fleet.fitness import DISK_FREE_BYTES, BadLink, automatic_cordons_left, find_faulty_nodes
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.state.commands import PrepareTasks
 from phalanx.node.files.preparation_error import PreparationFailed
@@ -116,7 +116,7 @@ def test_nodes_that_are_down_are_no_part_of_the_share():
     ],
 )
 def test_a_disk_is_judged_by_its_room_and_a_synced_write(places, written, evidence):
-    storage = [DiskSpace(path=path, free_bytes=free, need_bytes=bounds.DISK_FREE_BYTES) for path, free in places]
+    storage = [DiskSpace(path=path, free_bytes=free, need_bytes=DISK_FREE_BYTES) for path, free in places]
     assert bounds.storage_problem(storage, written) == evidence
 
 

@@ -24,11 +24,13 @@ from phalanx.controller.step_result import Answer, ControllerTime, StepResult
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.audit import AuditCall, AuditLine, ChainTip
 from phalanx.core.errors import PhalanxError, TryLater
+from phalanx.core.fleet.fitness import DISK_FREE_BYTES, FULL_DISK
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.state.commands import DeleteCheckpoints
 from phalanx.core.state.events import (
+    DiskFreed,
     Event,
     Report,
     Request,
@@ -50,6 +52,7 @@ RETRY_WAIT_S: Final = 0.5  # before retrying observations after a refused commit
 ERROR_WAIT_S: Final = 1.0  # after a step that raised: a persistent error must not fill the log
 COLLECT_EVERY: Final = 50_000  # new objects between garbage collections; the largest steps create about as many
 OBSERVE_EVERY_S: Final = 0.1  # polling interval for what engines observe
+DISKS_EVERY_S: Final = 1.0  # between two looks at the samples of nodes with a full disk; as often as samples arrive
 AWAITED_EVERY_S: Final = (
     1.0  # between two looks for nodes that engines have begun to bring up; a large engine has thousands
 )
@@ -107,6 +110,8 @@ class ControllerDriver:
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _stopping: bool = False
     _awaited_checked_s: float = float("-inf")
+    _disks_checked_s: float = float("-inf")
+    _full_disks: dict[NodeId, float] = field(default_factory=dict)
     _thread: threading.Thread | None = None
 
     @property
@@ -255,7 +260,7 @@ class ControllerDriver:
             items, self._retries = self._retries, []
             self._check_awaited_nodes()
             # Observations of engines go first: a supervisor must not register before the end of its predecessor is known.
-            observed = [report for engine in self.engines for report in engine.observe()]
+            observed = [report for engine in self.engines for report in engine.observe()] + self._freed_disks()
             if observed:
                 items.append(_InboxItem(events=observed, future=Future(), again=True))
             events = 0
@@ -271,6 +276,28 @@ class ControllerDriver:
             return
         self._awaited_checked_s = boot_s
         world.set_awaited_nodes(next(filter(None, (_awaited_of(engine, world.nodes) for engine in self.engines)), ""))
+
+    def _freed_disks(self) -> list[Report]:
+        """The nodes cordoned for a full disk that have room by now. A sample from before the cordon does not count."""
+        boot_s = self.clock.boottime_s()
+        if boot_s < self._disks_checked_s + DISKS_EVERY_S:
+            return []
+        self._disks_checked_s = boot_s
+        nodes = self.controller.world.nodes.values()
+        full = [node.id for node in nodes if node.cordon is not None and node.cordon.by == FULL_DISK]
+        samples = {node_id: self.telemetry.node_samples(node_id) for node_id in full}
+        first, self._full_disks = self._full_disks, {}
+        freed: list[Report] = []
+        for node_id, sample in samples.items():
+            sampled_s = 0.0 if sample is None else sample.at_s
+            self._full_disks[node_id] = first.get(node_id, sampled_s)
+            if (
+                sample is not None
+                and sampled_s != self._full_disks[node_id]
+                and sample.disk_free_bytes >= DISK_FREE_BYTES
+            ):
+                freed.append(DiskFreed(node_id=node_id, free_bytes=sample.disk_free_bytes))
+        return freed
 
     def _run_step(self, items: list[_InboxItem]) -> float:
         now = self._now()

@@ -6,17 +6,20 @@ from dataclasses import replace
 
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict
+from phalanx.core.fleet.fitness import FULL_DISK
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.ids import NodeId
 from phalanx.core.lifecycle.events import MemberLost, ReminderDue
 from phalanx.core.lifecycle.transitions import FaultMark
 from phalanx.core.state.events import (
+    DiskFreed,
     NodeDied,
     NodeListed,
     Report,
     SeatLost,
     SupervisorRegistered,
 )
+from phalanx.core.units import format_bytes
 from phalanx.core.work.attempt import MemberState
 from phalanx.core.work.seats import Seat
 
@@ -36,11 +39,23 @@ def handle_report(context: StepContext, report: Report) -> None:
             _node_dead(context, report)
         case NodeListed():
             _node_seen(context, report)
+        case DiskFreed():
+            _return_with_room(context, report)
         case SeatLost():
             for node_id in report.node_ids:
                 lose_seat(context, Seat(node_id=node_id, job_id=report.job_id, epoch=report.epoch), report.why)
         case _:
             context.apply_event(report.job_id, report)
+
+
+def _return_with_room(context: StepContext, freed: DiskFreed) -> None:
+    """End the cordon that the node has for its full disk; any other cordon stays."""
+    node = context.world.nodes.get(freed.node_id)
+    if node is None or node.cordon is None or node.cordon.by != FULL_DISK:
+        return
+    context.change.put(replace(node, cordon=None, changed_s=context.now.wall_s))
+    text = f"{node.id} is in service again: {format_bytes(freed.free_bytes)} are free on its disk"
+    context.add_history("undrained", text, node_id=node.id, by=FULL_DISK)
 
 
 def lose_node(context: StepContext, node_id: NodeId, why: str) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from phalanx.controller.rulebook import Rulebook
 from phalanx.controller.step_result import ControllerTime
 from phalanx.core.fleet.fitness import (
+    FULL_DISK,
     PREFLIGHT,
     RECOVERY,
     NodeFault,
@@ -155,6 +156,8 @@ class StepContext:
             self.change.put(fresh)
             word = "drained" if fault.drain else "cordoned"
             text = f"{node.id} is {word}: {fault.why}"
+            if fault.by == FULL_DISK:
+                text += "; it returns to service when it has room"
             self.add_history("drained" if fault.drain else "kept_out", text, node_id=node.id, by=fault.by)
             if fault.drain:
                 self.stop_jobs_on(node.id, by=fault.by)

@@ -38,6 +38,7 @@ from phalanx.core.state.events import (
     AttemptWithdrawn,
     CheckpointFailed,
     CheckpointSaved,
+    DiskFreed,
     NodeDied,
     NodeListed,
     ProgressReported,
@@ -379,7 +380,7 @@ def _report_of(runtime: ApiRuntime, name: NodeId, framed: Envelope) -> Report:
         raise BadRequest(f"event {framed.seq}: {error}", hint="update the head to the supervisor's release") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise BadRequest(f"event {framed.seq} ({framed.kind}): {error}") from error
-    assert not isinstance(event, (SupervisorRegistered, NodeDied, NodeListed, SeatLost, AttemptWithdrawn)), (
+    assert not isinstance(event, (SupervisorRegistered, NodeDied, NodeListed, DiskFreed, SeatLost, AttemptWithdrawn)), (
         "these are not sent as events"
     )
     node_id = node_of_supervisor(name)

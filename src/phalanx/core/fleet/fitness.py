@@ -17,6 +17,10 @@ from phalanx.core.ids import NodeId
 PREFLIGHT: Final = "preflight"
 RECOVERY: Final = "recovery"
 """Authors of automatic cordons: before a gang started, or after one failed on the node. Manual cordons carry the operator's name."""
+FULL_DISK: Final = "full-disk"
+"""Author of the cordons of nodes without room on their disk. They end by themselves, and are not limited: free space is measured, not inferred."""
+DISK_FREE_BYTES: Final = 64 << 20
+"""Free space needed on the disk of the node's folder: for a hostfile, lease pages, and minutes of output while the head is unreachable."""
 AUTOMATIC_CORDON_AUTHORS: Final = (PREFLIGHT, RECOVERY)
 AUTOMATIC_CORDON_SHARE_MAX: Final = 0.4
 """Largest share of the nodes that are up that may be cordoned automatically: past it, the test is likelier wrong than the fleet.
@@ -92,13 +96,13 @@ def _at_fault(node_id: NodeId, links: Mapping[NodeId, Mapping[NodeId, str]]) -> 
 
 
 def with_automatic_cordon(node: Node, fault: NodeFault, nodes: Iterable[Node], now_s: float) -> Node | None:
-    """The node with the cordon of the fault; unchanged if it is already cordoned; None if the limit of automatic cordons is reached.
+    """The node with the cordon of the fault; unchanged if it is already cordoned; None if the limit of inferred cordons is reached.
 
     A preflight cordon does not drain: the jobs that already run there were not what failed.
     """
     if node.cordon is not None:
         return node
-    if automatic_cordons_left(nodes) <= 0:
+    if fault.by != FULL_DISK and automatic_cordons_left(nodes) <= 0:
         return None
     cordon = Cordon(by=fault.by, why=fault.why, since_s=now_s, drain=fault.drain)
     return replace(node, cordon=cordon, changed_s=now_s)

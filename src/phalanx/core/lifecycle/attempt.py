@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from phalanx.core.fleet.fitness import NodeFault, find_faulty_nodes
+from phalanx.core.fleet.fitness import FULL_DISK, PREFLIGHT, NodeFault, find_faulty_nodes
 from phalanx.core.ids import NodeId
 from phalanx.core.lifecycle import gang_commands
 from phalanx.core.lifecycle.events import (
@@ -151,7 +151,9 @@ def _stop_for_links(
 def _refused(
     case: AttemptCase, attempt: Attempt, happening: MemberRefused, facts: TransitionContext
 ) -> TransitionResult:
-    attempt = _with_member(attempt, happening.node_id, MemberState.STOPPED, why=happening.why)
+    attempt = _with_member(
+        attempt, happening.node_id, MemberState.STOPPED, why=happening.why, disk_full=happening.disk_full
+    )
     cause = (
         EndCause.FAILED
         if happening.job_at_fault
@@ -165,7 +167,11 @@ def _refused(
     outcome = _stopping(case, attempt, cause, f"{happening.node_id}: {happening.why}", facts, entry)
     if cause is not EndCause.UNFIT:
         return outcome
-    return replace(outcome, faults=(NodeFault(node_id=happening.node_id, why=happening.why, cordon=True),))
+    # Only a supervisor that outlives attempts reports when there is room again.
+    node = facts.nodes.get(happening.node_id)
+    lasting = happening.disk_full and node is not None and not node.per_attempt
+    fault = NodeFault(node_id=happening.node_id, why=happening.why, cordon=True, by=FULL_DISK if lasting else PREFLIGHT)
+    return replace(outcome, faults=(fault,))
 
 
 def _started(
@@ -442,8 +448,10 @@ def _with_member(
     port: int | None = None,
     why: str = "",
     unless: tuple[MemberState, ...] = (),
+    disk_full: bool = False,
 ) -> Attempt:
-    return replace(attempt, members=_members_with(attempt, node_id, state, port=port, why=why, unless=unless))
+    members = _members_with(attempt, node_id, state, port=port, why=why, unless=unless, disk_full=disk_full)
+    return replace(attempt, members=members)
 
 
 def _members_with(
@@ -454,10 +462,17 @@ def _members_with(
     port: int | None = None,
     why: str = "",
     unless: tuple[MemberState, ...] = (),
+    disk_full: bool = False,
 ) -> tuple[Member, ...]:
     """The gang's members with this one changed; a member whose state is in `unless` stays as it is."""
     return tuple(
-        replace(member, state=state, port=port if port is not None else member.port, why=why or member.why)
+        replace(
+            member,
+            state=state,
+            port=port if port is not None else member.port,
+            why=why or member.why,
+            disk_full=disk_full or member.disk_full,
+        )
         if member.node_id == node_id and member.state not in unless
         else member
         for member in attempt.members

@@ -116,6 +116,10 @@ def _settled(case: AttemptCase, attempt: Attempt, cause: EndCause, facts: Transi
             # Each such swap adds a node to `avoided_nodes`: at most AVOID_MAX swaps, after which it counts as a failed start.
             after = replace(job, avoided_nodes=_avoid(job.avoided_nodes, _bad_nodes(attempt)))
             return _requeue(after, attempt, cause, WaitReasonCode.START_FAIL, 0.0, facts)
+        case EndCause.UNFIT if any(member.disk_full for member in attempt.members):
+            # The node is cordoned until it has room. Without that cordon (an operator undid it) this is the pace of the tries.
+            later_s = facts.now_s + BACKOFF_MAX_S
+            return _requeue(job, attempt, cause, WaitReasonCode.START_FAIL, later_s, facts)
         case EndCause.CRASH | EndCause.NODE_FAIL | EndCause.FAULT | EndCause.START_FAIL | EndCause.UNFIT:
             return _charged(case, attempt, cause, facts)
 

@@ -314,7 +314,8 @@ class MemberRefused:
     Attributes:
         job_at_fault: the job is at fault (no such file), not the node.
         exit_code: the exit code that a shell would return.
-        node_at_fault: the node is at fault (its disk is full) and the next job would fail too: it is cordoned.
+        node_at_fault: the node is at fault and the next job would fail too: it is cordoned.
+        disk_full: its fault is that its disk has no room: the cordon ends when it has.
     """
 
     job_id: JobId
@@ -325,6 +326,7 @@ class MemberRefused:
     job_at_fault: bool
     exit_code: int = 1
     node_at_fault: bool = False
+    disk_full: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,6 +438,14 @@ class NodeDied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFreed:
+    """A node that is cordoned for its full disk has room again, by a sample of its supervisor."""
+
+    node_id: NodeId
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeListed:
     """The inventory of an engine that starts supervisors per attempt lists this node as in service."""
 
@@ -482,6 +492,7 @@ Report = (
     | ProgressReported
     | NodeDied
     | NodeListed
+    | DiskFreed
     | SeatLost
     | AttemptWithdrawn
 )

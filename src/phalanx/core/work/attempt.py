@@ -102,6 +102,7 @@ class Member:
         port: rendezvous port chosen by node rank 0.
         probe_port: where a supervisor that serves only this attempt answers link probes of its peers; 0 for none.
         bad_links: the bad links to other members that it reported.
+        disk_full: it refused because the disk of its node has no room.
     """
 
     node_id: NodeId
@@ -110,6 +111,7 @@ class Member:
     why: str = ""
     probe_port: int = 0
     bad_links: tuple[BadLink, ...] = ()
+    disk_full: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

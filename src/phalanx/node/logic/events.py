@@ -66,7 +66,8 @@ class MemberPrepared:
 class MemberStartFailed:
     """Preparation failed, or a task could not be exec'd.
 
-    `charge`: the job is at fault; `exit_code`: as a shell reports it; `flaw`: the node is at fault, so that the next job would fail too.
+    `charge`: the job is at fault; `exit_code`: as a shell reports it; `flaw`: the node is at fault, so that the next job would fail too;
+    `disk_full`: because its disk has no room.
     """
 
     key: MemberKey
@@ -74,6 +75,7 @@ class MemberStartFailed:
     charge: bool
     exit_code: int = 1
     flaw: bool = False
+    disk_full: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

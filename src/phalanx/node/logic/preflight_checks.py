@@ -13,8 +13,6 @@ from typing import Final
 
 from phalanx.core.units import format_bytes
 
-DISK_FREE_BYTES: Final = 64 << 20
-"""Free space needed on the disk of the node's folder: for a hostfile, lease pages, and minutes of output while the head is unreachable."""
 SHM_FREE_BYTES: Final = 9_637_888
 """Free space needed in /dev/shm of a node with GPUs: one shared-memory segment of NCCL. Source: NCCL issues that quote "Error while creating
 shared memory segment /dev/shm/nccl-... (size 9637888)"."""

@@ -457,6 +457,7 @@ class Supervisor:
             job_at_fault=found.charge,
             exit_code=found.exit_code,
             node_at_fault=found.flaw,
+            disk_full=found.disk_full,
         )
         self._out += [SendEvent(event=event), AppendNote(job_id=command.job_id, epoch=command.epoch, text=why)]
 

@@ -6,6 +6,7 @@ Runs on a worker thread and may take long on a slow disk; checks `cancelled` bet
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shlex
@@ -50,7 +51,7 @@ from phalanx.node.prepare.mps_daemons import MpsDaemons, MpsUnavailable
 from phalanx.node.prepare.rendezvous_port import free_port
 from phalanx.node.prepare.setup_runner import SETUP_TASK, run_setup_command
 from phalanx.node.probes.devices import DeviceFacts, DeviceReading
-from phalanx.node.probes.preflight_checks import PreflightChecks
+from phalanx.node.probes.preflight_checks import PreflightChecks, skipped
 from phalanx.node.processes.attempt_limits import limits_of_job
 from phalanx.node.processes.attempt_processes import (
     NOT_EXECUTABLE,
@@ -183,9 +184,12 @@ def prepare_member(member: MemberRuntime, services: NodeServices) -> MemberPrepa
             charge=refusal.charge,
             exit_code=refusal.exit_code,
             flaw=refusal.node_fault,
+            disk_full=refusal.disk_full,
         )
     except OSError as error:
-        return MemberStartFailed(key=member.key, why=f"preparing failed on this node: {error}", charge=False)
+        full = services.preflight_checks.full_disk() if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
+        why = f"preparing failed on this node: {error}"
+        return MemberStartFailed(key=member.key, why=full or why, charge=False, flaw=bool(full), disk_full=bool(full))
     except Exception as error:  # noqa: BLE001  our bug; unreported, the gang would wait for this node forever
         _log.exception("preparing job %s failed", member.key.job_id)
         return MemberStartFailed(
@@ -271,9 +275,10 @@ def _prove_devices(member: MemberRuntime, services: NodeServices) -> None:
 
 def _check_node(member: MemberRuntime, services: NodeServices) -> None:
     """Run the preflight checks: disk, shared memory, matrix products."""
-    flaw = services.preflight_checks.node_fault(member.prepare, member.grant)
+    full = "" if skipped(member.prepare) else services.preflight_checks.full_disk()
+    flaw = full or services.preflight_checks.node_fault(member.prepare, member.grant)
     if flaw:
-        raise PreparationFailed(flaw, charge=False, node_fault=True)
+        raise PreparationFailed(flaw, charge=False, node_fault=True, disk_full=bool(full))
 
 
 def _device_problem(index: int, sample: DeviceReading | None, share: DeviceShare | None) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Final
 
-from phalanx.core.fleet.fitness import BadLink
+from phalanx.core.fleet.fitness import DISK_FREE_BYTES, BadLink
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.work.allocation import NodeGrant
@@ -54,11 +54,16 @@ class PreflightChecks:
         self._lock = threading.Lock()
         self._passed_s: dict[str, float] = {}  # last success of each expensive check
 
+    def full_disk(self) -> str:
+        """Why the disk of the node's folder has no room for a job; empty if it has."""
+        place = DiskSpace(path=self._folder, free_bytes=_free_bytes(self._folder), need_bytes=DISK_FREE_BYTES)
+        return bounds.storage_problem([place], None)
+
     def node_fault(self, order: PrepareTasks, grant: NodeGrant) -> str:
-        """The fault of the node itself; empty if it has none."""
+        """The fault of the node itself, besides a full disk; empty if it has none."""
         if skipped(order):
             return ""
-        places = [DiskSpace(path=self._folder, free_bytes=_free_bytes(self._folder), need_bytes=bounds.DISK_FREE_BYTES)]
+        places = []
         if self._devices and grant.devices and os.path.isdir(_SHM):
             places.append(DiskSpace(path=_SHM, free_bytes=_free_bytes(_SHM), need_bytes=bounds.SHM_FREE_BYTES))
         flaw = bounds.storage_problem(places, None)

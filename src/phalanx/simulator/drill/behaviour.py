@@ -20,7 +20,7 @@ class JobBehaviour:
         run_s: work of one task; one second is one step, and a checkpoint saves the steps.
         save_every_s: checkpoint interval of rank 0; None for no checkpoints.
         ends: (key, rank) -> (after seconds, code, signal), or None for the normal end.
-        refuses: node -> why it cannot prepare; a leading "!" blames the job, "?" the node.
+        refuses: node -> why it cannot prepare; a leading "!" blames the job, "?" the node, "??" its full disk.
         prepare_s: duration of preparing.
         ignores_sigterm: ignores SIGTERM.
         saves_on_stop: rank 0 saves when it is asked to stop.

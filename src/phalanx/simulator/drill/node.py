@@ -250,7 +250,13 @@ class DrillNode:
         why = self.behaviour(prepare).refuses.get(self.id, "") or self.cluster.refusing_nodes.get(self.id, "")
         if why:
             self.deliver(
-                MemberStartFailed(key=key, why=why.lstrip("!?"), charge=why.startswith("!"), flaw=why.startswith("?"))
+                MemberStartFailed(
+                    key=key,
+                    why=why.lstrip("!?"),
+                    charge=why.startswith("!"),
+                    flaw=why.startswith("?"),
+                    disk_full=why.startswith("??"),
+                )
             )
             return
         cut = [one.node_id for one in prepare.allocation.grants if {self.id, one.node_id} in self.cluster.bad_links]
