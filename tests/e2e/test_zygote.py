@@ -11,6 +11,7 @@ import textwrap
 import pytest
 
 from phalanx.node.logic.warm_start import parse_warm_command
+from phalanx.node.processes.attempt_limits import JobLimits
 from phalanx.node.processes.proctable import process_environment
 from phalanx.node.processes.zygote import Zygotes, ZygoteState
 from tests.e2e.process_rig import BARE, MODES, Rig, runs, until
@@ -70,6 +71,18 @@ def warm(zygote, command, cwd, mode=None):
         text, end = output(), rig.exit()
         attempt.close()
     return text, -end.signal if end.signal is not None else end.code
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_warm_rank_has_the_limits_of_its_job(zygote, tmp_path, mode):
+    (tmp_path / "x.py").write_text("import os; print(len(os.sched_getaffinity(0)), open('/proc/self/cgroup').read())")
+    way = "affinity" if mode == "session" else "auto"
+    with Rig(mode, limits=way) as rig:
+        attempt = rig.open(zygote=zygote, limits=JobLimits(cpus=1))
+        _, output = rig.run(attempt, ("python", "x.py"), cwd=str(tmp_path), env=ENV, warm=True)
+        cpus, groups = output().split(maxsplit=1)
+        attempt.close()
+    assert rig.node_key in groups if mode == "cgroup" else cpus == "1"
 
 
 SCRIPTS = {

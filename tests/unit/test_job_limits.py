@@ -57,7 +57,7 @@ def watched():
     """A member whose use the test sets, a clock, what was reported, and the watch."""
     box = SimpleNamespace(now_s=0.0, use=None, events=[])
     processes = SimpleNamespace(
-        containment=SimpleNamespace(limits=SimpleNamespace(measured=True)), memory_overuse=lambda: box.use
+        containment=SimpleNamespace(limits=SimpleNamespace(measured=True)), memory_overuse=lambda _read: box.use
     )
     member: Any = SimpleNamespace(
         key=MemberKey(JobId("1"), Epoch(1), Generation(0)),

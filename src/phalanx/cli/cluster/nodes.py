@@ -20,6 +20,7 @@ from phalanx.cli.option_types import HOSTS
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.errors import NotFound, PhalanxError, Unreachable
+from phalanx.core.fleet.fitness import FULL_DISK
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.units import format_bytes
@@ -300,4 +301,7 @@ def _next(found: Sequence[NodeView]) -> str:
     if down is not None:
         return f"phalanx nodes show {down.id}"
     cordoned = next((node for node in found if node.cordon is not None), None)
-    return f"phalanx nodes undrain {cordoned.id}" if cordoned is not None else "phalanx ps"
+    if cordoned is None or cordoned.cordon is None:
+        return "phalanx ps"
+    # A node with a full disk returns by itself, and would only be cordoned again.
+    return f"phalanx nodes {'show' if cordoned.cordon.by == FULL_DISK else 'undrain'} {cordoned.id}"

@@ -14,6 +14,7 @@ from math import ceil
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.fleet.fitness import FULL_DISK
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
@@ -318,7 +319,12 @@ class CounterfactualSearch:
         yield _Candidate(change=change, seen=modified_snapshot(self.snapshot, gone=self.blockers))
 
     def _undrain(self) -> Iterator[_Candidate]:
-        away = [node for node in self.snapshot.nodes.values() if node.state is NodeState.UP and node.cordon is not None]
+        # A node with a full disk would only refuse the job again.
+        away = [
+            node
+            for node in self.snapshot.nodes.values()
+            if node.state is NodeState.UP and node.cordon is not None and node.cordon.by != FULL_DISK
+        ]
         back: list[Node] = [replace(node, cordon=None) for node in sorted(away, key=lambda node: node.id)][
             :WAITED_JOBS_MAX
         ]

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Final
 
 from phalanx.core.work.failure import MemoryOveruse
 from phalanx.node.logic.events import MemberKey, MemoryExceeded
 from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.processes.proctable import ProcessRow, read_table
 
 CHECK_EVERY_S: Final = 0.5
 OVER_S: Final = 2.0
@@ -54,8 +56,9 @@ class MemoryWatch:
     def check(self) -> None:
         """Check every member once."""
         over: dict[MemberKey, float] = {}
+        read = cache(read_table)  # once for all members
         for member in self._members():
-            use = _overuse(member)
+            use = _overuse(member, read)
             if use is None or member.processes is None:
                 continue
             over[member.key] = self._over_since_s.get(member.key, self._clock())
@@ -66,10 +69,10 @@ class MemoryWatch:
         self._over_since_s = over
 
 
-def _overuse(member: MemberRuntime) -> MemoryOveruse | None:
+def _overuse(member: MemberRuntime, read: Callable[[], Mapping[int, ProcessRow]]) -> MemoryOveruse | None:
     """What a member uses above its limit; None for one that is within it, runs nothing, or was reported."""
     if member.processes is None or member.memory_overuse is not None or not member.prepare.spec.role.memory_bytes:
         return None
     if member.start is not None and not member.pids:  # its tasks have ended
         return None
-    return member.processes.memory_overuse()
+    return member.processes.memory_overuse(read)

@@ -30,7 +30,7 @@ from phalanx.node.processes.containment import (
     ContainmentFactory,
     ContainmentKind,
 )
-from phalanx.node.processes.proctable import identity
+from phalanx.node.processes.proctable import identity, read_table
 from phalanx.node.processes.spawner import (
     ANSWER_LIMIT_S,
     PACKET_BYTES_MAX,
@@ -173,9 +173,9 @@ class AttemptProcesses:
         """See AttemptLimits."""
         return self.containment.limits.oom_kills()
 
-    def memory_overuse(self) -> MemoryOveruse | None:
+    def memory_overuse(self, read: Callable[[], Table] = read_table) -> MemoryOveruse | None:
         """See Containment."""
-        return self.containment.memory_overuse()
+        return self.containment.memory_overuse(read)
 
     def members(self) -> list[int]:
         """See Containment."""

@@ -201,12 +201,15 @@ class Containment:
         self.limits.close()
         return self._cgroup is None or self._cgroup.remove()
 
-    def memory_overuse(self) -> MemoryOveruse | None:
-        """What its processes used when the kernel stopped one at the limit of their memory, or what they use above it now; None for neither."""
+    def memory_overuse(self, read: Callable[[], sweeps.Table] = read_table) -> MemoryOveruse | None:
+        """What its processes used when the kernel stopped one at the limit of their memory, or what they use above it now; None for neither.
+
+        `read` gives the processes of the machine; called only if the memory has to be measured.
+        """
         limits = self.limits
         if not limits.measured or not limits.memory_bytes:
             return limits.memory_overuse()
-        table = read_table()
+        table = read()
         pids = self._members(table)
         if sum(table[pid].resident_bytes for pid in pids) <= limits.memory_bytes:
             return None
