@@ -416,3 +416,17 @@ def _sample(used_bytes, total_bytes):
         memory_used_bytes=used_bytes,
         memory_total_bytes=total_bytes,
     )
+
+
+def test_too_little_room_on_the_disk_is_said_as_such_unless_the_job_skips_the_checks(tmp_path, monkeypatch):
+    checks = PreflightChecks(folder=str(tmp_path), base={}, devices=())
+    monkeypatch.setattr(preflight_checks, "_free_bytes", lambda _: DISK_FREE_BYTES - 1)
+    shop = SimpleNamespace(preflight_checks=checks)
+    prepare = order("n0:0")
+    present = SimpleNamespace(prepare=prepare, grant=prepare.allocation.grants[0])
+    with pytest.raises(PreparationFailed, match="free, 64 MiB needed") as caught:
+        member_preparation._check_node(present, shop)
+    assert (caught.value.node_fault, caught.value.disk_full, caught.value.charge) == (True, True, False)
+    monkeypatch.setattr(preflight_checks, "skipped", lambda _: True)
+    monkeypatch.setattr(member_preparation, "skipped", lambda _: True)
+    member_preparation._check_node(present, shop)
