@@ -158,7 +158,7 @@ FLEET: list[Any] = [
     (BIG, {"gpus": "h200:8"}, "at most 4 matching GPUs"),
     (BIG, {"gpus": "b200,h200:4"}, ""),  # one of several models suffices
     (BIG, {"gpus": "b200,h100:4"}, "no node has a GPU that is b200 or h100"),
-    (BIG, {"gpus": "h200-141gb:4"}, "no node has a h200 GPU of 141 GiB"),
+    (BIG, {"gpus": "h200-141gb:4"}, "no node has a GPU of model h200 of 141 GiB"),
     (BIG, {"gpus": 1, "cpus": 16}, ""),
     (BIG, {"gpus": 1, "cpus": 17}, "with 17 CPUs each"),
     (BIG, {"gpus": 1, "memory_gib": 65}, "and 65 GiB per node"),

@@ -118,7 +118,7 @@ def test_elastic_gang_fits_if_the_fewest_do():
 @pytest.mark.parametrize(
     ("gpus", "fleet", "fields", "message", "hint"),
     [
-        ("h200:1", "n0=4", {}, "no node has a h200 GPU", "this fleet has: virtual"),
+        ("h200:1", "n0=4", {}, "no node has a GPU of model h200", "this fleet has: virtual"),
         ("h200,a100-80gb:1", "n0=4", {}, "no node has a GPU that is h200 or a100 of 80 GiB", "this fleet has: virtual"),
         (
             "3x8",

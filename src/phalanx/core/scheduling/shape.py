@@ -269,7 +269,7 @@ def _gpu_text(request: GpuRequest) -> str:
     kinds = [f"{model}" + (f" of {memory} GiB" if memory else "") for model, memory in request.kinds]
     if len(kinds) > 1:
         return f"a GPU that is {' or '.join(kinds)}"
-    return f"a {request.model} GPU{f' of {request.memory_gib} GiB' if request.memory_gib else ''}"
+    return f"a GPU of model {request.model}{f' of {request.memory_gib} GiB' if request.memory_gib else ''}"
 
 
 def _message_shape(best: Shape, role: Role, sizes: Sizes) -> Shape:
