@@ -1,6 +1,7 @@
 """What limits a job gets, and when the watch over memory ends one."""
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from phalanx.core.work.share import DeviceShare, ShareKind
 from phalanx.core.work.spec import Role
 from phalanx.node.diagnosis.memory_watch import OVER_S, MemoryWatch
 from phalanx.node.logic.events import MemberKey
+from phalanx.node.probes.devices import DeviceReading
 from phalanx.node.processes.attempt_limits import JobLimits, limits_of_job
 
 GIB = 1 << 30
@@ -57,18 +59,23 @@ def watched():
     """A member whose use the test sets, a clock, what was reported, and the watch."""
     box = SimpleNamespace(now_s=0.0, use=None, events=[])
     processes = SimpleNamespace(
-        containment=SimpleNamespace(limits=SimpleNamespace(measured=True)), memory_overuse=lambda _read: box.use
+        containment=SimpleNamespace(limits=SimpleNamespace(measured=True)),
+        memory_overuse=lambda _read: box.use,
+        members=lambda _read: [10, 11],
     )
     member: Any = SimpleNamespace(
         key=MemberKey(JobId("1"), Epoch(1), Generation(0)),
         processes=processes,
         memory_overuse=None,
         prepare=SimpleNamespace(spec=SimpleNamespace(role=Role(memory_bytes=2 * GIB))),
+        grant=SimpleNamespace(share=None, devices=()),
         start=None,
         pids={},
     )
-    box.member = member
-    box.watch = MemoryWatch(lambda: [member], box.events.append, threading.Event(), clock=lambda: box.now_s)
+    box.member, box.gpu = member, {}
+    box.watch = MemoryWatch(
+        lambda: [member], box.events.append, threading.Event(), devices=lambda: box.gpu, clock=lambda: box.now_s
+    )
     return box
 
 
@@ -95,3 +102,43 @@ def test_a_limit_that_the_kernel_enforced_is_reported_at_once(watched):
     watched.use = USE
     watched.watch.check()
     assert [event.use for event in watched.events] == [USE]
+
+
+def reading(**process_bytes):
+    return DeviceReading(
+        index=3,
+        uuid="GPU-3",
+        utilization=None,
+        counter="",
+        memory_used_bytes=None,
+        memory_total_bytes=80 * GIB,
+        process_bytes={int(pid[1:]): used for pid, used in process_bytes.items()},
+    )
+
+
+def test_only_the_job_that_is_over_its_share_of_a_gpu_ends(watched):
+    watched.member.grant = SimpleNamespace(share=replace(part(ShareKind.MPS), memory_bytes=20 * GIB), devices=(3,))
+    watched.gpu = {3: reading(p10=12 * GIB, p11=7 * GIB, p99=60 * GIB)}
+    for watched.now_s in (0.0, 3.0):
+        watched.watch.check()
+    assert watched.events == [], "the 60 GiB are a neighbour's"
+    watched.gpu = {3: reading(p10=12 * GIB, p11=10 * GIB)}
+    for watched.now_s in (4.0, 5.9):
+        watched.watch.check()
+    assert watched.events == []
+    watched.now_s = 6.0
+    watched.watch.check()
+    (event,) = watched.events
+    assert str(event.use) == "out of GPU memory: used 22 GiB of GPU 3, its share has 20 GiB"
+
+
+def test_time_slices_and_a_driver_that_does_not_know_end_nobody(watched):
+    watched.member.grant = SimpleNamespace(share=replace(part(ShareKind.TIME), memory_bytes=GIB), devices=(3,))
+    watched.gpu = {3: reading(p10=12 * GIB)}
+    for watched.now_s in (0.0, 3.0):
+        watched.watch.check()
+    watched.member.grant.share = replace(part(ShareKind.MPS), memory_bytes=GIB)
+    watched.gpu = {3: reading(p10=(1 << 64) - 1)}
+    for watched.now_s in (4.0, 8.0):
+        watched.watch.check()
+    assert watched.events == []

@@ -60,6 +60,10 @@ def fake_nvml(count=2, **changes):
         "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
         "nvmlDeviceGetName": lambda handle: b"NVIDIA H100",
         "nvmlDeviceGetMemoryInfo": lambda handle: record(total=80 << 30, used=1 << 30),
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
+            record(pid=4711, usedGpuMemory=5 << 30),
+            record(pid=4712, usedGpuMemory=None),
+        ],
         "nvmlDeviceGetPciInfo": lambda handle: record(busId=f"00000000:0{handle}:00.0".encode()),
         "nvmlDeviceGetNvLinkState": lambda handle, link: 1 if link == 0 else refuse(),
         "nvmlDeviceGetNvLinkRemotePciInfo": lambda handle, link: record(busId=f"0000:0{1 - handle}:00.0"),
@@ -113,6 +117,7 @@ def test_a_sample_tells_all_that_the_gpu_tells():
     assert (sample.power_w, sample.temperature_c) == (350.5, 61.0)
     assert sample.throttle == ("hw_thermal_slowdown", "sw_power_cap")
     assert (sample.xids, sample.ecc_uncorrected) == ((79, 48), 2)
+    assert sample.process_bytes == {4711: 5 << 30}
 
 
 def test_without_gpm_the_utilisation_is_nvmls():

@@ -65,14 +65,20 @@ class MemoryOveruse:
 
     Attributes:
         used_bytes: what they used when they were stopped. The kernel stops them at their limit, the watchdog above it.
+        asked_bytes: what the job asked for.
+        gpu: the shared device whose memory it is; None for the node's memory.
     """
 
     used_bytes: int
     asked_bytes: int
+    gpu: int | None = None
 
     def __str__(self) -> str:
         """`out of memory: used 3.1 GiB of the 2 GiB asked for`."""
-        return f"out of memory: used {format_bytes(self.used_bytes)} of the {format_bytes(self.asked_bytes)} asked for"
+        used, asked = format_bytes(self.used_bytes), format_bytes(self.asked_bytes)
+        if self.gpu is not None:
+            return f"out of GPU memory: used {used} of GPU {self.gpu}, its share has {asked}"
+        return f"out of memory: used {used} of the {asked} asked for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Watches whether the processes of a member need more memory than its job asked for on this node.
 
 Where cgroups enforce the limit, the kernel has killed a process at it: the others must not continue without it, and the job must be told. Where
-nothing enforces it, this is the enforcement: a job over its limit for OVER_S ends. Runs on a thread of its own; measuring reads /proc.
+nothing enforces it, this is the enforcement: a job over its limit for OVER_S ends. So does a job that uses more of a shared device's memory than its share: MPS limits
+what a program allocates, not what the driver adds to it. Runs on a thread of its own; measuring reads /proc.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from functools import cache
 from typing import Final
 
 from phalanx.core.work.failure import MemoryOveruse
+from phalanx.core.work.share import ShareKind
 from phalanx.node.logic.events import MemberKey, MemoryExceeded
 from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.probes.devices import DeviceReading
+from phalanx.node.processes.attempt_processes import AttemptProcesses
 from phalanx.node.processes.proctable import ProcessRow, read_table
 
 CHECK_EVERY_S: Final = 0.5
@@ -31,6 +35,7 @@ class MemoryWatch:
         members: the members of the node.
         on_event: receives a MemoryExceeded for each member that is over, once.
         ended: set when the supervisor ends.
+        devices: returns the latest samples of the node's devices, by index.
         clock: seconds of a monotonic clock.
     """
 
@@ -40,9 +45,11 @@ class MemoryWatch:
         on_event: Callable[[MemoryExceeded], None],
         ended: threading.Event,
         *,
+        devices: Callable[[], Mapping[int, DeviceReading]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._members, self._put, self._ended, self._clock = members, on_event, ended, clock
+        self._devices = devices
         self._over_since_s: dict[MemberKey, float] = {}
 
     def run(self) -> None:
@@ -57,22 +64,48 @@ class MemoryWatch:
         """Check every member once."""
         over: dict[MemberKey, float] = {}
         read = cache(read_table)  # once for all members
+        devices = self._devices()
         for member in self._members():
-            use = _overuse(member, read)
-            if use is None or member.processes is None:
+            use, enforced = _overuse(member, read, devices)
+            if use is None:
                 continue
             over[member.key] = self._over_since_s.get(member.key, self._clock())
-            if member.processes.containment.limits.measured and self._clock() - over[member.key] < OVER_S:
+            if not enforced and self._clock() - over[member.key] < OVER_S:
                 continue
             member.memory_overuse = use  # first, so that the ends of its tasks carry it
             self._put(MemoryExceeded(key=member.key, use=use))
         self._over_since_s = over
 
 
-def _overuse(member: MemberRuntime, read: Callable[[], Mapping[int, ProcessRow]]) -> MemoryOveruse | None:
-    """What a member uses above its limit; None for one that is within it, runs nothing, or was reported."""
-    if member.processes is None or member.memory_overuse is not None or not member.prepare.spec.role.memory_bytes:
-        return None
+def _overuse(
+    member: MemberRuntime, read: Callable[[], Mapping[int, ProcessRow]], devices: Mapping[int, DeviceReading]
+) -> tuple[MemoryOveruse | None, bool]:
+    """What a member uses above a limit, and whether the kernel enforced it. None: it is within its limits, runs nothing, or was reported."""
+    if member.processes is None or member.memory_overuse is not None:
+        return None, False
     if member.start is not None and not member.pids:  # its tasks have ended
+        return None, False
+    use = member.processes.memory_overuse(read) if member.prepare.spec.role.memory_bytes else None
+    if use is not None:
+        return use, not member.processes.containment.limits.measured
+    return _gpu_overuse(member, member.processes, read, devices), False
+
+
+def _gpu_overuse(
+    member: MemberRuntime,
+    processes: AttemptProcesses,
+    read: Callable[[], Mapping[int, ProcessRow]],
+    devices: Mapping[int, DeviceReading],
+) -> MemoryOveruse | None:
+    """What its processes use of a shared device above its share. Time slices have no limit."""
+    share = member.grant.share
+    if share is None or share.kind is not ShareKind.MPS:
         return None
-    return member.processes.memory_overuse(read)
+    index = member.grant.devices[0]
+    reading = devices.get(index)
+    if reading is None or not reading.process_bytes:
+        return None
+    used_bytes = sum(reading.process_bytes.get(pid, 0) for pid in processes.members(read))
+    if used_bytes <= share.memory_bytes or used_bytes > (reading.memory_total_bytes or used_bytes):
+        return None
+    return MemoryOveruse(used_bytes=used_bytes, asked_bytes=share.memory_bytes, gpu=index)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from phalanx.node.logic.utf8 import replace_invalid_utf8
@@ -51,6 +52,7 @@ class DeviceReading:
         virtual: True on a virtual device.
         xids: XID errors since the previous sample, in order.
         ecc_uncorrected: uncorrectable memory errors since the driver was loaded.
+        process_bytes: device memory of each process, by pid; empty where the driver does not say.
     """
 
     index: int
@@ -65,6 +67,7 @@ class DeviceReading:
     virtual: bool = False
     xids: tuple[int, ...] = ()
     ecc_uncorrected: int | None = None
+    process_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 class DeviceProbe(Protocol):

@@ -165,6 +165,7 @@ class NvmlProbe:
             temperature_c=None if temperature is None else float(temperature),
             throttle=self._throttle(handle),
             xids=xids,
+            process_bytes=self._process_bytes(handle),
             ecc_uncorrected=self._ask(
                 nvml.nvmlDeviceGetTotalEccErrors,
                 handle,
@@ -172,6 +173,11 @@ class NvmlProbe:
                 nvml.NVML_VOLATILE_ECC,
             ),
         )
+
+    def _process_bytes(self, handle: Any) -> dict[int, int]:
+        """The driver reports no figure, or one above all memory, where it does not know (in some containers)."""
+        found = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        return {int(one.pid): int(one.usedGpuMemory) for one in found if one.usedGpuMemory is not None}
 
     def _utilization(self, device: _Device) -> tuple[float | None, str]:
         """GPM's share of busy SM-cycles where the chip has it, else NVML's share of time with any kernel."""

@@ -76,6 +76,10 @@ class Sampler:
         self._latest: dict[int, DeviceReading] = {}
         self._bound: dict[int, tuple[int, ...]] = {}
 
+    def latest_samples(self) -> dict[int, DeviceReading]:
+        """The latest samples, by index; while jobs run they are about a second old at most."""
+        return self._latest
+
     def fresh_samples(self, timeout_s: float) -> dict[int, DeviceReading]:
         """Samples taken after this call, by index; the latest ones on timeout."""
         with self._fresh:

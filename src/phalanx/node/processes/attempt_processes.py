@@ -177,9 +177,9 @@ class AttemptProcesses:
         """See Containment."""
         return self.containment.memory_overuse(read)
 
-    def members(self) -> list[int]:
+    def members(self, read: Callable[[], Table] = read_table) -> list[int]:
         """See Containment."""
-        return self.containment.members()
+        return self.containment.members(read)
 
     def empty(self) -> bool:
         """See Containment."""

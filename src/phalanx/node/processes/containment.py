@@ -138,9 +138,9 @@ class Containment:
 
     # Calls of the supervisor.
 
-    def members(self) -> list[int]:
+    def members(self, read: Callable[[], sweeps.Table] = read_table) -> list[int]:
         """The pids of all live members, sorted; without the keeper."""
-        table = read_table()
+        table = read()
         return sorted(pid for pid in self._members(table) if not table[pid].dead)
 
     def empty(self) -> bool:

@@ -163,7 +163,9 @@ class SupervisorLoop:
             renew_interval_s=lambda: self._renewer.renew_in_s,
             on_xids=self._watch.kernel_log.add_xids,
         )
-        self._memory_watch = MemoryWatch(self._presents.all, self._inbox.put, ended)
+        self._memory_watch = MemoryWatch(
+            self._presents.all, self._inbox.put, ended, devices=self._sampler.latest_samples
+        )
         self._containments = ContainmentFactory(settings.node_key, climb=settings.seat is None)
         self._exec = ExecSessions(access, ended)
         self._uploads = UploadCoordinator(
