@@ -13,6 +13,7 @@ from phalanx.cli.root import main
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.fleet.mig import DeviceMig, MigSlice, PlacementSource
 from phalanx.core.fleet.virtual_devices import parse_virtual_devices
+from phalanx.engines.ray import joined_node
 from phalanx.planner.facts.mig import read_mig_gpus
 from phalanx.wire.api.nodes import DeviceView
 
@@ -88,7 +89,8 @@ def test_virtual_nodes_stand_in_for_known_gpus():
             virtual_nodes(text)
 
 
-def test_an_engine_that_cannot_stand_in_for_a_model_says_so(tmp_path):
+def test_an_engine_that_cannot_stand_in_for_a_model_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(joined_node, "ray_version", lambda: "2.60.0")  # it need not be installed
     given = parse_arguments(["--virtual", "1xh100:2", "--engine", "ray"])
     with pytest.raises(Conflict, match="names a GPU model, which engine ray cannot stand in for"):
         resolve_options(given, StateFolder.open(str(tmp_path)), 0)
