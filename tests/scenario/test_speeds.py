@@ -186,3 +186,17 @@ def test_a_mixed_fleet_ends_jobs_sooner_than_the_first_place_that_fits():
         build_report([replayed(rows, "4xv100:1,8xp100:1", policy)], wall_s=0.0) for policy in ("default", "fifo")
     )
     assert default.avg_jct_s < 0.9 * first_fit.avg_jct_s
+
+
+MEMORY = [
+    ("of all models with so much, one of the fewest nodes", "any-60gb:2", (), "big:0,1"),
+    ("the fastest of these", "any-60gb:1", (("h100", 1.0), ("h200", 3.0)), "two:0"),
+    ("also beside a model by name", "a100,any-100gb:1", (), "small:0"),
+    ("no such memory on that fleet", "any-200gb:1", (), ""),
+]
+
+
+@pytest.mark.parametrize(("gpus", "speeds", "where"), [row[1:] for row in MEMORY], ids=[row[0] for row in MEMORY])
+def test_any_model_of_a_memory(gpus, speeds, where):
+    cell = played("r: small=a100-40gb:8 big=h100-80gb:2 two=h200-141gb:1", [job("a", gpus=gpus, speeds=speeds)])
+    assert cell.place_of("a") == where
