@@ -277,4 +277,5 @@ def _speed_text(scheduler: SchedulerView, decision: Decision) -> str:
 
 def speed_ratio_text(ratio: float) -> str:
     """A ratio of speeds in words: 2.1x faster, 1.3x slower."""
-    return f"{ratio:.2g}x faster" if ratio >= 1.0 else f"{1.0 / ratio:.2g}x slower"
+    times = max(ratio, 1.0 / ratio)
+    return f"{times:.{1 if times < 9.95 else 0}f}".removesuffix(".0") + ("x faster" if ratio >= 1.0 else "x slower")
