@@ -16,11 +16,8 @@ from phalanx.core.scheduling.board_records import JobEntry, StopReason
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.policies.victim_selector import Eviction
 
-JOBS_TRIED_MAX: Final = (
-    64  # jobs tried in one round, those with the most to gain first; the others follow in later rounds
-)
+JOBS_TRIED_MAX: Final = 256  # jobs tried in one round; the next round goes on after them
 HOLDERS_MAX: Final = 256  # jobs on the faster model that are compared for one exchange
-EXCHANGES_MAX: Final = 32  # in one round; the others follow in later rounds
 
 
 class DeviceExchange:
@@ -46,42 +43,56 @@ class DeviceExchange:
         self.move_min_s = move_min_s
         self._fruitless: tuple[object, ...] = ()  # state in which no exchange paid
         self._look_again_s = 0.0
+        self._tried = 0  # jobs tried in vain since the last exchange
+        self._losses: dict[tuple[int, int], list[tuple[float, int, JobEntry, Need]]] = {}  # of this round
 
     def exchanges(self, now_s: float) -> Iterator[list[Eviction]]:
-        """The exchanges of one round. The caller carries each out before it asks for the next.
+        """The exchanges of one round, each a job's own move first, then those of the jobs that take its place.
 
-        Cost: linear in the jobs whose speeds differ, if nothing has changed since a round in which no exchange paid.
+        The caller carries each out before it asks for the next. Cost: one look at the jobs whose speeds differ, at most `HOLDERS_MAX` jobs
+        on each pair of models, and `JOBS_TRIED_MAX` trials. After a search in which no exchange paid, only the look until something changes.
         """
-        for _ in range(EXCHANGES_MAX):
-            placed = [(seq, entry.placed_s) for seq, entry in self.board.uneven_speeds.items()]
-            state = (placed, [pool.free_total for pool in self.board.pools])
-            if state == self._fruitless and now_s < self._look_again_s:
-                return
-            moves = self.next_exchange(now_s)
-            if not moves:
-                self._fruitless = state
-                ready = (placed_s + self.move_min_s for _, placed_s in placed)
-                # Expected rests grow with age, so that an exchange may pay later without any change.
-                self._look_again_s = min((at_s for at_s in ready if at_s > now_s), default=now_s + self.move_min_s)
-                return
-            yield moves
+        placed = [(seq, entry.placed_s) for seq, entry in self.board.uneven_speeds.items()]
+        state = (placed, [pool.free_total for pool in self.board.pools])
+        if state == self._fruitless and now_s < self._look_again_s:
+            return
+        self._losses = {}
+        gaining = self._gaining(now_s)
+        first, self._tried = self._tried, self._tried + JOBS_TRIED_MAX
+        paid = False
+        for entry in gaining[first : self._tried]:
+            # An earlier exchange of this round may have moved it.
+            moves = self._best(entry, now_s) if self._movable(entry, now_s) else []
+            if moves:
+                paid = True
+                yield moves
+        if paid:
+            self._tried = 0
+        elif self._tried >= len(gaining):
+            self._tried = 0
+            self._fruitless = state
+            ready = (placed_s + self.move_min_s for _, placed_s in placed)
+            # Expected rests grow with age, so that an exchange may pay later without any change.
+            self._look_again_s = min((at_s for at_s in ready if at_s > now_s), default=now_s + self.move_min_s)
 
-    def next_exchange(self, now_s: float) -> list[Eviction]:
-        """The moves of the best job that gains by one: its own first, then those of the jobs that take its place. Empty for none."""
-        movable = [entry for entry in self.board.uneven_speeds.values() if self._movable(entry, now_s)]
+    def _gaining(self, now_s: float) -> list[JobEntry]:
+        """The jobs that would run faster elsewhere and may move, the largest gain per GPU first."""
         gains = [
             (-self.weight(entry) * (1.0 - self._speed(entry)) / max(1, entry.gpus), entry.seq, entry)
-            for entry in movable
-            if self._speed(entry) < 1.0
+            for entry in self.board.uneven_speeds.values()
+            if self._speed(entry) < 1.0 and self._movable(entry, now_s)
         ]
         gains.sort(key=lambda gain: gain[:2])
-        for _, _, entry in gains[:JOBS_TRIED_MAX]:
-            for need in entry.job_class.needs:
-                for kind in need.kinds:
-                    if entry.speed_on(kind) > self._speed(entry):
-                        found = self._to_kind(entry, replace(need, kinds=(kind,)), now_s)
-                        if found:
-                            return found
+        return [entry for _, _, entry in gains]
+
+    def _best(self, entry: JobEntry, now_s: float) -> list[Eviction]:
+        """The first exchange that pays, the fastest model first; empty for none."""
+        for need in entry.job_class.needs:
+            for kind in need.kinds:
+                if entry.speed_on(kind) > self._speed(entry):
+                    found = self._to_kind(entry, replace(need, kinds=(kind,)), now_s)
+                    if found:
+                        return found
         return []
 
     def _to_kind(self, entry: JobEntry, need: Need, now_s: float) -> list[Eviction]:
@@ -94,20 +105,14 @@ class DeviceExchange:
     def _swap(self, entry: JobEntry, need: Need, now_s: float) -> list[Eviction]:
         """Exchange places with the jobs on this kind that lose the least per GPU by running where the entry runs."""
         board, here, there = self.board, self.board.kind_of(entry), need.kinds[0]
-        losses: list[tuple[float, int, JobEntry, Need]] = []
-        for other in self._holders(there):
-            own = self._need_on(other, here)
-            if own is None or other.job_class.rank > entry.job_class.rank or not self._movable(other, now_s):
-                continue
-            loss = self.weight(other) * (self._speed(other) - other.speed_on(here))
-            losses.append((loss / max(1, other.gpus), other.seq, other, own))
-        losses.sort(key=lambda loss: loss[:2])
         gain = self.weight(entry) * (entry.speed_on(there) - self._speed(entry))
         leaving: list[JobEntry] = []
         needs: list[Need] = []
         board.free_devices(entry)
         places = None
-        for density, _, other, own in losses:
+        for density, _, other, own in self._losses_of(there, here):
+            if other.job_class.rank > entry.job_class.rank or not self._movable(other, now_s):
+                continue
             gain -= density * max(1, other.gpus)
             if gain <= 0.0 or len(leaving) > entry.gpus:
                 break
@@ -155,15 +160,27 @@ class DeviceExchange:
     def _find(self, entry: JobEntry, need: Need) -> Places | None:
         return self.board.find_need(need, entry.job_class.excluded | entry.avoided_nodes | self.board.last_choice_nodes)
 
-    def _holders(self, kind: int) -> list[JobEntry]:
-        """Running jobs with devices of this kind, oldest first, at most `HOLDERS_MAX`."""
-        found: dict[int, JobEntry] = {}
-        for node, entries in enumerate(self.board.jobs_on_node):
-            if entries and self.board.pool_of_node[node] == kind:
-                found.update((entry.seq, entry) for entry in entries)
-                if len(found) >= HOLDERS_MAX:
-                    break
-        return list(found.values())
+    def _losses_of(self, kind: int, other_kind: int) -> list[tuple[float, int, JobEntry, Need]]:
+        """Jobs on the first kind that could run on the second: what each loses by that per GPU, least first; and its need there.
+
+        At most `HOLDERS_MAX` jobs, by node. The list was made before the exchanges of this round; the jobs that they moved may not move again.
+        """
+        losses = self._losses.get((kind, other_kind))
+        if losses is None:
+            found: dict[int, JobEntry] = {}
+            for node, entries in enumerate(self.board.jobs_on_node):
+                if entries and self.board.pool_of_node[node] == kind:
+                    found.update((entry.seq, entry) for entry in entries)
+                    if len(found) >= HOLDERS_MAX:
+                        break
+            losses = self._losses[kind, other_kind] = []
+            for seq, entry in found.items():
+                need = self._need_on(entry, other_kind)
+                if need is not None:
+                    loss = self.weight(entry) * (entry.speed_on(kind) - entry.speed_on(other_kind))
+                    losses.append((loss / max(1, entry.gpus), seq, entry, need))
+            losses.sort(key=lambda loss: loss[:2])
+        return losses
 
     @staticmethod
     def _need_on(entry: JobEntry, kind: int) -> Need | None:
@@ -175,6 +192,7 @@ class DeviceExchange:
             and not entry.shared_devices
             and not entry.never_stopped
             and not (entry.need is not None and entry.need.nodes_max)
+            and entry.placed_s < now_s
             and entry.placed_s + self.move_min_s <= now_s
         )
 
