@@ -288,7 +288,9 @@ def test_gpus_are_asked_of_a_fleet_that_has_none(lab, head):
     assert head.join("h1", devices=0)[0] == 0
     assert head.nodes()["h1"]["devices"] == []
     is_one_line(
-        head.call("submit", "--gpus", "h100:1", "--", "true"), 64, "no node has a GPU of model h100 (this fleet has: virtual"
+        head.call("submit", "--gpus", "h100:1", "--", "true"),
+        64,
+        "no node has a GPU of model h100 (this fleet has: virtual",
     )
     is_one_line(head.call("submit", "--gpus", "1x8", "--", "true"), 64, "at most 2 matching GPUs on one")
 
@@ -386,7 +388,9 @@ def test_what_slurm_will_never_start_is_said_of_the_job(slurm):
         assert code == 0, said
         is_one_line(call("submit", "--gpus", "1x3", "--", "true"), 64, "at most 2 matching GPUs on one")
         is_one_line(
-            call("submit", "--gpus", "v100:1", "--", "true"), 64, "no node has a GPU of model v100 (this fleet has: h100"
+            call("submit", "--gpus", "v100:1", "--", "true"),
+            64,
+            "no node has a GPU of model v100 (this fleet has: h100",
         )
         assert call("submit", "--gpus", "1", "--time", "2h", "--", "true")[0] == 0
         line = "the job's time limit 0-02:00:00 exceeds the 00:10:00 of partition short"

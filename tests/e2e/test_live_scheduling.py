@@ -194,3 +194,17 @@ def test_up_refuses_what_no_live_head_can_follow_and_passes_on_the_rest(tmp_path
     assert "has no unit" in phalanx("up", "--min-run", "30", code=64).stderr
     unit = phalanx("up", "--systemd", "--policy", "default", "--min-run", "10m", "--no-preemption").stdout
     assert "-m phalanx.app.head --policy default --min-run 10m --no-preemption\n" in unit
+
+
+def test_a_gang_moves_to_faster_devices_when_they_come_free_and_says_why():
+    with fleet("2xfast:2,2xslow:2", *SOON) as head:
+        first = waits_for(head, "first", gpus="2xfast:2")
+        runs(head, first)
+        gang = waits_for(head, "gang", gpus="fast,slow:4", speeds={"fast": 100, "slow": 1}, saves_on_stop=True)
+        runs(head, gang)
+        open_gate(head, "first")
+        # The scheduler expects a run to last as long again as it has lasted: after about a minute the move pays.
+        wait_until(lambda: head.job(gang)["attempts"] == 2, "the gang moves", limit_s=240.0)
+        runs(head, gang)
+        assert sorted(head.job(gang)["nodes"]) == ["n0", "n1"]
+        assert "moved to n0, n1; 100x faster on virtual fast" in str(head.history(gang))

@@ -136,6 +136,21 @@ def test_any_model_and_fewer_nodes():
     assert ("fewer", "gpus 2x3") in Asked(seen).told
 
 
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        (HOUR, "also accept a100: 2.1x slower, but up to 50m00s earlier"),
+        ({}, "also accept a100: 2.1x slower, but it would start now"),
+    ],
+)
+def test_a_slower_model_whose_speed_is_known_and_how_much_earlier(ends, text):
+    fleet = "r: n0=h200:4 n1=a100:4"
+    x = job("x", gpus="h200:4", speeds=(("h200", 2.1), ("a100", 1.0), ("b200", 5.0)))
+    found = Asked(snapshot(fleet, [(job("a", gpus=4, **ends), "n0:0,1,2,3", 600.0)], [x]))
+    assert found.told[0] == ("model", "gpus h200,a100:4")
+    assert found.changes[0].text == text
+
+
 def test_required_level_becomes_a_wish():
     x = job("x", gpus="2x4", topology=TopologyConstraint(within="rack", required=True))
     seen = snapshot(

@@ -89,6 +89,18 @@ def test_virtual_nodes_stand_in_for_known_gpus():
             virtual_nodes(text)
 
 
+def test_virtual_nodes_of_several_models_are_numbered_on():
+    nodes = virtual_nodes("2xfast:2, 1xh100:4")
+    assert [(node.id, node.virtual_model, node.virtual_devices) for node in nodes] == [
+        ("n0", "fast", 2),
+        ("n1", "fast", 2),
+        ("n2", "h100-80gb", 4),
+    ]
+    for text, said in {"200x1,200x1": "out of range", "2x1,": "is not NODESx", "0x1": "out of range"}.items():
+        with pytest.raises(BadRequest, match=said):
+            virtual_nodes(text)
+
+
 def test_an_engine_that_cannot_stand_in_for_a_model_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(joined_node, "ray_version", lambda: "2.60.0")  # it need not be installed
     given = parse_arguments(["--virtual", "1xh100:2", "--engine", "ray"])

@@ -243,3 +243,15 @@ def test_contradictions_are_error_64(gpus, nodes, each):
     with pytest.raises(BadRequest) as refused:
         combine_gpu_options(None if gpus is None else parse_gpus(gpus), nodes, each)
     assert refused.value.exit_code == 64
+
+
+@pytest.mark.parametrize("text", ["any-60gb:8", "2xany-60gb:4", "h100,any-80gb:8", "any-60gb,a100:8", "any-60gb:1"])
+def test_any_model_with_a_memory_reads_as_it_is_written(text):
+    asked = parse_gpus(text)
+    assert str(asked) == text
+    assert (None, int(text.split("any-")[1].split("gb")[0])) in asked.kinds
+
+
+def test_any_model_needs_a_memory():
+    with pytest.raises(BadRequest, match="any without a memory"):
+        parse_gpus("any:8")

@@ -14,17 +14,39 @@ from phalanx.ports.engine import LocalNode
 _VIRTUAL: Final = re.compile(r"([0-9]{1,6})x(.*)")
 VIRTUAL_NODES_MAX: Final = 256  # each is a process of about 30 MB
 DEFAULT_VIRTUAL_DEVICES: Final = 4
+PLAIN_MODELS: Final = ("fast", "slow")  # of virtual devices that stand in for no GPU, to try fleets of several models
 
 
 def virtual_nodes(text: str, prefix: str = "") -> list[LocalNode]:
     """Return nodes n0, n1, ... for text such as `3x4`: 3 nodes with 4 virtual devices each. `prefix` keeps the names of several heads apart.
 
-    `3xh100:4` makes the devices stand in for H100s, `3xh100:4+mig` for H100s that MIG can divide.
+    `3xh100:4` makes the devices stand in for H100s, `3xh100:4+mig` for H100s that MIG can divide. `2xfast:2,2xslow:2` is a fleet of two models.
 
     Raises:
         BadRequest: the text does not have that form, asks for too many, or names a GPU that the fact tables do not have.
     """
-    match = _VIRTUAL.fullmatch(text.strip().lower())
+    nodes: list[LocalNode] = []
+    for part in text.strip().lower().split(","):
+        count, kind = _virtual_part(part.strip(), text)
+        model = _known_model(kind) if kind.model else ""
+        first = len(nodes)
+        nodes += (
+            LocalNode(
+                id=NodeId(f"{prefix}n{first + index}"),
+                virtual_devices=kind.count,
+                virtual_model=model,
+                virtual_mig=kind.mig,
+            )
+            for index in range(count)
+        )
+    if len(nodes) > VIRTUAL_NODES_MAX:
+        raise _too_many(text)
+    return nodes
+
+
+def _virtual_part(part: str, text: str) -> tuple[int, VirtualDevices]:
+    """The number of nodes and the devices of each, for one part of the text."""
+    match = _VIRTUAL.fullmatch(part)
     try:
         kind = None if match is None else parse_virtual_devices(match[2])
     except BadRequest:
@@ -32,18 +54,17 @@ def virtual_nodes(text: str, prefix: str = "") -> list[LocalNode]:
     if match is None or kind is None:
         raise BadRequest(
             f"--virtual {text!r} is not NODESx[MODEL:]DEVICES[+mig]",
-            hint="use --virtual 3x4 for 3 nodes with 4 virtual devices each, or 3xh100:4+mig",
+            hint="use --virtual 3x4 for 3 nodes with 4 virtual devices each, 3xh100:4+mig, or 2xfast:2,2xslow:2",
         )
-    nodes, devices = int(match[1]), kind.count
-    if not 1 <= nodes <= VIRTUAL_NODES_MAX or not 1 <= devices <= VIRTUAL_NODES_MAX:
-        raise BadRequest(
-            f"--virtual {text} is out of range: use 1 to {VIRTUAL_NODES_MAX} nodes with 1 to {VIRTUAL_NODES_MAX} devices"
-        )
-    model = _known_model(kind) if kind.model else ""
-    return [
-        LocalNode(id=NodeId(f"{prefix}n{index}"), virtual_devices=devices, virtual_model=model, virtual_mig=kind.mig)
-        for index in range(nodes)
-    ]
+    if not 1 <= int(match[1]) <= VIRTUAL_NODES_MAX or not 1 <= kind.count <= VIRTUAL_NODES_MAX:
+        raise _too_many(text)
+    return int(match[1]), kind
+
+
+def _too_many(text: str) -> BadRequest:
+    return BadRequest(
+        f"--virtual {text} is out of range: use 1 to {VIRTUAL_NODES_MAX} nodes with 1 to {VIRTUAL_NODES_MAX} devices"
+    )
 
 
 def _known_model(kind: VirtualDevices) -> str:
@@ -55,6 +76,8 @@ def _known_model(kind: VirtualDevices) -> str:
     from phalanx.planner.facts.gpus import find_gpu
     from phalanx.planner.facts.mig import find_mig_gpu, read_mig_gpus
 
+    if kind.model in PLAIN_MODELS and not kind.mig:
+        return kind.model
     divisible = find_mig_gpu(kind.model)
     if divisible is not None:
         return divisible.name

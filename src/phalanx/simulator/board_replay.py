@@ -122,6 +122,7 @@ class _BoardReplay:
                     due[seq] = -1.0
                     board.finish(entries[seq], now_s)
                     outcomes[seq].end_s = now_s
+                    outcomes[seq].ran_s = self.jobs[seq].duration_s  # nodes of this replay have no models
                     ended += 1
             while arrived < total and entries[arrived].submit_s <= now_s:
                 board.add_waiting(entries[arrived])

@@ -41,7 +41,9 @@ class _JobProgress:
     """Progress of one job.
 
     Attributes:
-        left_s: remaining work.
+        left_s: remaining work, in seconds of `TraceJob.duration_s`.
+        owed_s: time that it must still repeat after stops and moves.
+        rate: work per second on its GPUs.
         began_s: when its tasks started; negative while they do not run.
         due_s: when they will finish; negative while they do not run.
         waits_from_s: start of the current wait.
@@ -50,6 +52,8 @@ class _JobProgress:
     outcome: ReplayedJob
     left_s: float
     waits_from_s: float
+    owed_s: float = 0.0
+    rate: float = 1.0
     began_s: float = -1.0
     due_s: float = -1.0
 
@@ -220,7 +224,8 @@ class _Replay:
             outcome.first_start_s = now_s
         outcome.longest_wait_s = max(outcome.longest_wait_s, now_s - state.waits_from_s)
         state.began_s = now_s
-        state.due_s = now_s + state.left_s
+        state.rate = self._rate(job_id, outcome.job)
+        state.due_s = now_s + state.owed_s + state.left_s / state.rate
         self.held += outcome.job.gpus
         self.result.decisions += 1
         heapq.heappush(self.ends, (state.due_s, self.result.decisions, job_id))
@@ -228,11 +233,29 @@ class _Replay:
     def _stopped(self, state: _JobProgress, now_s: float) -> None:
         gpus = state.outcome.job.gpus
         cost_s = self.cost(gpus)
-        state.left_s += cost_s - (now_s - state.began_s)
+        self._count_run(state, now_s)
+        state.owed_s += cost_s
         state.began_s = state.due_s = -1.0
         state.waits_from_s = now_s
         self.held -= gpus
         self.result.lost_gpu_s += cost_s * gpus
+
+    def _rate(self, job_id: JobId, job: TraceJob) -> float:
+        """Work per second of the job on the GPUs that it has."""
+        if not job.run_time_by_model or not job.duration_s:
+            return 1.0
+        node_id = self.cluster.supervisors.gangs[job_id].allocation.grants[0].node_id
+        model = self.cluster.controller.world.nodes[node_id].devices[0].model
+        return job.duration_s / job.run_time_on(model)
+
+    @staticmethod
+    def _count_run(state: _JobProgress, now_s: float) -> None:
+        """Count the run until now: first what it had to repeat, then new work."""
+        ran_s = now_s - state.began_s
+        repeated_s = min(state.owed_s, ran_s)
+        state.owed_s -= repeated_s
+        state.left_s -= (ran_s - repeated_s) * state.rate
+        state.outcome.ran_s += ran_s - repeated_s
 
     def _over(self, job_id: JobId, state: _JobProgress, now_s: float) -> None:
         job = self.cluster.controller.world.jobs.get(
@@ -246,6 +269,7 @@ class _Replay:
         if job is None or job.state.terminal:
             del self.states[job_id]
             outcome.end_s = now_s
+            self._count_run(state, now_s)
             self.held -= outcome.job.gpus
             self.ended += 1
 
@@ -285,7 +309,7 @@ def _submits(jobs: Sequence[TraceJob], nodes: Sequence[TraceNode], queues: Seque
             )
             role = Role(argv=("replayed",), gpus=gpus, tasks_per_node=1, launch=LaunchMode.FIXED)
             roles[job.gpus, models] = role
-        spec = JobSpec(name=job.id, role=role, workdir="/", saves_on_stop=True)
+        spec = JobSpec(name=job.id, role=role, workdir="/", saves_on_stop=True, speeds=job.speeds if named else ())
         queue = QueueId(job.virtual_cluster) if job.virtual_cluster in known else QUEUE
         submits.append(SubmitJob(spec=spec, user=_user_of(job), project=PROJECT, queue=queue))
     return submits

@@ -43,7 +43,7 @@ def build_report(replayed: Sequence[ReplayResult], *, wall_s: float) -> ReplayRe
     large = [outcome.wait_s for outcome in outcomes if outcome.job.gpus >= LARGE_GPUS]
     makespan_s = max(outcome.end_s for outcome in outcomes) - min(outcome.job.submit_s for outcome in outcomes)
     lost = sum(part.lost_gpu_s for part in replayed)
-    used = sum(outcome.job.duration_s * outcome.job.gpus for outcome in outcomes) + lost
+    used = sum(outcome.ran_s * outcome.job.gpus for outcome in outcomes) + lost
     return ReplayReport(
         jobs=len(outcomes),
         avg_jct_s=sum(jcts) / len(jcts),

@@ -17,6 +17,7 @@ class ReplayedJob:
     longest_wait_s: float = 0.0  # longest unbroken wait
     preemptions: int = 0
     moves: int = 0
+    ran_s: float = 0.0  # run time of kept work, on the GPUs that it had
 
     @property
     def jct_s(self) -> float:
@@ -25,8 +26,8 @@ class ReplayedJob:
 
     @property
     def wait_s(self) -> float:
-        """Completion time minus the run time: waiting and lost work."""
-        return self.end_s - self.job.submit_s - self.job.duration_s
+        """Completion time minus the run time on the fastest model: waiting, lost work, and time on slower GPUs."""
+        return self.end_s - self.job.submit_s - self.job.run_time_min_s
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from phalanx.core.work.share import MILLI_PER_DEVICE
 
 COLUMNS: Final = ("job_id", "submit_s", "duration_s", "num_gpus")
 _SWF_FIELDS: Final = 18
+_RUN_TIME_COLUMN: Final = re.compile(r"duration_(?P<model>[a-z0-9_.-]+)_s")
 _SHOWN_MAX: Final = 5  # bad rows listed in one error
 
 
@@ -32,6 +33,7 @@ class TraceJob:
         share_milli: thousandths of one device instead of whole ones; 0 for none.
         cpu_milli: thousandths of CPUs; 0 when none were published.
         memory_mib: MiB of memory; 0 when none was published.
+        run_time_by_model: seconds on GPUs of other models than `duration_s` is for.
     """
 
     id: str
@@ -45,6 +47,23 @@ class TraceJob:
     share_milli: int = 0
     cpu_milli: int = 0
     memory_mib: int = 0
+    run_time_by_model: tuple[tuple[str, float], ...] = ()
+
+    def run_time_on(self, model: str) -> float:
+        """Seconds that it runs on GPUs of this model, as `normalize_model` formats it."""
+        return dict(self.run_time_by_model).get(model, self.duration_s)
+
+    @property
+    def run_time_min_s(self) -> float:
+        """Seconds that it runs on the fastest model that it accepts."""
+        return min((self.run_time_on(model) for model in self.models), default=self.duration_s)
+
+    @property
+    def speeds(self) -> tuple[tuple[str, float], ...]:
+        """Its speed on each accepted model as a share of the fastest; empty if the trace has one run time for all."""
+        if not self.run_time_by_model or not self.run_time_min_s:
+            return ()
+        return tuple((model, self.run_time_min_s / self.run_time_on(model)) for model in self.models)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +150,7 @@ def _job(cells: list[str], at: dict[str, int], line: int, *, with_parts: bool) -
     if not name:
         raise ValueError("job_id is blank")
     limit = cell("limit_s")
+    by_model, unable = _run_times(cell, at)
     gpus, share_milli = _amount(cells[at["num_gpus"]]) if with_parts else (_count(cells[at["num_gpus"]]), 0)
     return TraceJob(
         id=name,
@@ -142,11 +162,30 @@ def _job(cells: list[str], at: dict[str, int], line: int, *, with_parts: bool) -
         share_milli=share_milli,
         cpu_milli=_whole(cell("cpu_milli"), "cpu_milli"),
         memory_mib=_whole(cell("memory_mib"), "memory_mib"),
-        models=_models(cell("gpu_type")),
+        models=tuple(model for model in _models(cell("gpu_type")) if model not in unable),
+        run_time_by_model=by_model,
         virtual_cluster=cell("vc"),
         limit_s=_number(limit, "limit_s", low=0.0) if limit else None,
         line=line,
     )
+
+
+def _run_times(cell: Callable[[str], str], columns: Iterable[str]) -> tuple[tuple[tuple[str, float], ...], set[str]]:
+    """Run times of the columns `duration_MODEL_s`; and the models whose cell is blank: the job cannot run there."""
+    found: dict[str, float] = {}
+    unable: set[str] = set()
+    for column in columns:
+        match = _RUN_TIME_COLUMN.fullmatch(column)
+        if match is None:
+            continue
+        model = normalize_model(match["model"])
+        if not cell(column):
+            unable.add(model)
+            continue
+        found[model] = _number(cell(column), column, low=0.0)
+        if not found[model]:
+            raise ValueError(f"{column} must be above 0; leave it blank if the job cannot run there")
+    return tuple(found.items()), unable
 
 
 def normalize_model(text: str) -> str:

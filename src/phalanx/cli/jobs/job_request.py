@@ -251,7 +251,7 @@ _OPTIONS: Final = (
         "--gpus",
         type=GPUS,
         metavar="GPUS",
-        help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8; h200,h100:8 accepts either.",
+        help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8; h200,h100:8 accepts either, any-60gb:8 all of 60 GB.",
     ),
     click.option("-N", "--nodes", type=NODES, metavar="N", help="Number of nodes; 2..8 for an elastic job."),
     click.option("--gpus-per-node", type=int, metavar="N", help="GPUs on each node."),

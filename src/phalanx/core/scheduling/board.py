@@ -50,6 +50,7 @@ class Board:
         ranks: number of running entries of each rank.
         running_by_queue: running entries by queue and rank, then by seq: all of a group are preemptible by the same jobs.
         elastic: number of running jobs that may have more nodes than their minimum.
+        uneven_speeds: running jobs whose speed depends on the kind of device, by seq.
         closed_nodes: nodes that left and are not back.
         foreign_devices: devices in use outside Phalanx, of the nodes that have some.
         last_choice_nodes: bitset of nodes that are slow or fail gangs: used only if nothing else fits.
@@ -82,6 +83,7 @@ class Board:
         "running_by_queue",
         "tree",
         "twins",
+        "uneven_speeds",
         "waiting",
     )
 
@@ -116,6 +118,7 @@ class Board:
         self.ranks: Counter[int] = Counter()
         self.running_by_queue: dict[tuple[int, int], dict[int, JobEntry]] = {}
         self.elastic = 0
+        self.uneven_speeds: dict[int, JobEntry] = {}
         self.decisions: list[Decision] = []
         self.closed_nodes: set[int] = set()
         self.foreign_devices: dict[int, int] = {}
@@ -139,9 +142,10 @@ class Board:
         user: str = "",
         excluded: int = 0,
         throttle: ArrayThrottle | None = None,
+        speeds: tuple[float, ...] = (),
     ) -> JobClass:
         """The class of such jobs; the same object for equal arguments."""
-        key = (needs, label, rank, queue, user, excluded, id(throttle))
+        key = (needs, label, rank, queue, user, excluded, id(throttle), speeds)
         found = self._classes.get(key)
         if found is None:
             found = JobClass(
@@ -155,6 +159,7 @@ class Board:
                 user=user,
                 excluded=excluded,
                 throttle=throttle,
+                speeds=speeds,
             )
             self._classes[key] = found
             if self.fragmentation is None and any(need.share_milli for need in needs):
@@ -181,6 +186,10 @@ class Board:
         return sum(pool.free_total for pool in self.pools)
 
     # ---------------------------------------------------------------- queries
+
+    def kind_of(self, entry: JobEntry) -> int:
+        """The kind of device that a running job has; 0 if its nodes are gone."""
+        return self.pool_of_node[entry.places[0][0]] if entry.places else 0
 
     def admits(self, job_class: JobClass) -> bool:
         """Whether quotas and limits allow one more job of the class to start now."""
@@ -364,9 +373,11 @@ class Board:
         entry.service_max_s = max(entry.service_max_s, entry.service_s(now_s))
         entry.attained_s -= entry.unsaved_s(now_s)
         entry.moves += 1
+        before = entry.speed_on(self.kind_of(entry))
         self._release(entry)
         self._hold(entry, need, places)
-        self.decisions.append(Decision(DecisionKind.MOVE, entry, places, other, reason))
+        speedup = entry.speed_on(self.kind_of(entry)) / before
+        self.decisions.append(Decision(DecisionKind.MOVE, entry, places, other, reason, speedup))
 
     def take_decisions(self) -> list[Decision]:
         """Return the decisions since the last call."""
@@ -490,6 +501,8 @@ class Board:
         self.ranks[klass.rank] += 1
         self.running_by_queue.setdefault((klass.queue, klass.rank), {})[entry.seq] = entry
         self.elastic += need.nodes_max > 0
+        if klass.speeds:
+            self.uneven_speeds[entry.seq] = entry
 
     def _release(self, entry: JobEntry) -> None:
         self.vacate(entry.need, entry.places, entry.shared_devices)
@@ -505,6 +518,8 @@ class Board:
         if not self.ranks[klass.rank]:
             del self.ranks[klass.rank]
         self.elastic -= entry.need is not None and entry.need.nodes_max > 0
+        if klass.speeds:
+            del self.uneven_speeds[entry.seq]
         entry.places = ()
         entry.need = None
         entry.shared_devices = ()

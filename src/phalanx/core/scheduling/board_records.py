@@ -32,6 +32,8 @@ class StopReason(enum.Enum):
     REPAIR = "repair"  # the other job lost a node and gets its place back
     SHRINK = "shrink"  # an elastic job shrinks
     GROW = "grow"  # an elastic job takes idle nodes
+    FASTER = "faster"  # it runs faster elsewhere
+    SWAP = "swap"  # another job gains more from these GPUs than this one loses
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +56,7 @@ class JobClass:
         rank: priority; a higher one always goes first.
         queue: number in the quota tree.
         excluded: bitset of nodes that its jobs may not use.
+        speeds: its speed on each kind, as a share of the fastest; empty if equal on all, or unknown.
     """
 
     number: int
@@ -66,6 +69,7 @@ class JobClass:
     user: str = ""
     excluded: int = 0
     throttle: ArrayThrottle | None = None
+    speeds: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +135,10 @@ class JobEntry:
         share_milli = 0 if self.need is None else self.need.share_milli
         return len(self.places) * share_milli if share_milli else self.devices_held * MILLI_PER_DEVICE
 
+    def speed_on(self, kind: int) -> float:
+        """Its speed on devices of this kind, as a share of its fastest."""
+        return self.job_class.speeds[kind] if self.job_class.speeds else 1.0
+
     def devices_on(self, node: int) -> int:
         """Whole devices in use on one of its nodes."""
         return next(count for at, count in self.places if at == node)
@@ -146,13 +154,17 @@ class JobEntry:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One decision, in the order taken. `places` is empty for a stop; `beneficiary` is the job that a stop or move makes room for."""
+    """One decision, in the order taken. `places` is empty for a stop; `beneficiary` is the job that a stop or move makes room for.
+
+    `speedup`: of a move, the new speed as a multiple of the old one.
+    """
 
     kind: DecisionKind
     entry: JobEntry
     places: Places
     beneficiary: JobEntry | None = None
     reason: StopReason | None = None
+    speedup: float = 1.0
 
 
 class BoardListener:

@@ -20,12 +20,13 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.blockers import find_blockers
 from phalanx.core.scheduling.board_records import JobEntry
+from phalanx.core.scheduling.explanations import speed_ratio_text
 from phalanx.core.scheduling.forecast import Forecast
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.what_if import Trial, modified_snapshot, what_if
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import format_duration
-from phalanx.core.work.gpus import GpuRequest
+from phalanx.core.work.gpus import GPU_KINDS_MAX, GpuRequest
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
 from phalanx.core.work.queue import Queue
@@ -100,6 +101,7 @@ class CounterfactualSearch:
     """
 
     def __init__(self, forecast: Forecast, job: Job, template: Scheduler, has_time: Callable[[], bool]) -> None:
+        self._forecast = forecast
         self.trial: Trial = forecast.trial
         self.snapshot = forecast.trial.snapshot
         self.scheduler = forecast.trial.scheduler
@@ -221,6 +223,7 @@ class CounterfactualSearch:
 
     def _model(self) -> Iterator[_Candidate]:
         request = self.job.spec.role.gpus
+        yield from self._other_models(request)
         if request.model is not None:
             anything = replace(request, model=None, memory_gib=None, alternative_models=())
             job = self._with_gpus(anything)
@@ -228,6 +231,23 @@ class CounterfactualSearch:
                 yield self._candidate(
                     ChangeKind.MODEL, f"accept any GPU model instead of {request.kinds_text}", "gpus", anything, job
                 )
+
+    def _other_models(self, request: GpuRequest) -> Iterator[_Candidate]:
+        """One more model of which the job's speed is known, the fastest first."""
+        named = {model for model, _ in request.kinds}
+        own = max((speed for model, speed in self.job.spec.speeds if model in named), default=0.0)
+        if not own or len(named) >= GPU_KINDS_MAX:
+            return
+        latest_s = self._forecast.start_of(self.job).latest_s
+        for model, speed in sorted(self.job.spec.speeds, key=lambda line: -line[1]):
+            wider = replace(request, alternative_models=(*request.alternative_models, model))
+            job = self._with_gpus(wider)
+            if model not in named and self._may_fit(job):
+                sooner = (
+                    "but it would start now" if latest_s is None else f"but up to {format_duration(latest_s)} earlier"
+                )
+                text = f"also accept {model}: {speed_ratio_text(speed / own)}, {sooner}"
+                yield self._candidate(ChangeKind.MODEL, text, "gpus", wider, job)
 
     def _queues(self) -> Iterator[_Candidate]:
         quotas = self.scheduler.board.quotas

@@ -215,6 +215,8 @@ _REASON_TEXT: Final = {
     StopReason.REPAIR: ", which lost a node and gets its place back",
     StopReason.SHRINK: ": an elastic job shrinks",
     StopReason.GROW: ": more nodes are idle",
+    StopReason.FASTER: "",
+    StopReason.SWAP: ", which gains more there than this job loses",
 }
 
 
@@ -251,6 +253,7 @@ def planned_stop_of(scheduler: SchedulerView, job_id: JobId, decision: Decision)
     if decision.kind is DecisionKind.MOVE:
         names = ", ".join(scheduler.fleet_index.nodes[number].id for number, _ in decision.places[:4])
         other_text = f" to make room for job {other}" if other is not None else ""
+        reason_text += _speed_text(scheduler, decision)
         return PlannedStop(
             job_id=job_id,
             cause=EndCause.MOVED,
@@ -261,3 +264,18 @@ def planned_stop_of(scheduler: SchedulerView, job_id: JobId, decision: Decision)
     return PlannedStop(
         job_id=job_id, cause=EndCause.PREEMPTED, why=f"preempted{other_text}{reason_text}", preempted_by=other
     )
+
+
+def _speed_text(scheduler: SchedulerView, decision: Decision) -> str:
+    """How much faster or slower the moved job runs at its new place; empty if equally fast."""
+    if decision.speedup == 1.0 or not decision.places:
+        return ""
+    fit = scheduler.fleet_index
+    model = fit.device_models[fit.model_of_node[decision.places[0][0]]]
+    return f"; {speed_ratio_text(decision.speedup)} on {model}"
+
+
+def speed_ratio_text(ratio: float) -> str:
+    """A ratio of speeds in words: 2.1x faster, 1.3x slower."""
+    times = max(ratio, 1.0 / ratio)
+    return f"{times:.{1 if times < 9.95 else 0}f}".removesuffix(".0") + ("x faster" if ratio >= 1.0 else "x slower")

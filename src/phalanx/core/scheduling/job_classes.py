@@ -10,6 +10,7 @@ from typing import Final
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import ArrayThrottle, JobClass, JobEntry
+from phalanx.core.scheduling.device_speeds import fastest_first, speeds_on
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.reservation_calendar import ReservationCalendar, reservation_query_of
@@ -94,14 +95,16 @@ class JobClassRegistry:
         throttle = None
         if job.array is not None and job.array.running_max is not None:
             throttle = self._throttles.setdefault(job.array.array_id, ArrayThrottle(running_max=job.array.running_max))
+        speeds = speeds_on(fit.device_models, job.spec.speeds)
         klass = board.job_class(
-            needs,
+            fastest_first(needs, speeds),
             label=self.label(job),
             rank=job.spec.priority + (queue.priority if queue is not None else 0),
             user=job.user if quotas is not None else "",
             excluded=excluded,
             throttle=throttle,
             queue=quotas.job_node(job.queue) if quotas is not None and queue is not None else 0,
+            speeds=speeds,
         )
         return klass, until_s
 

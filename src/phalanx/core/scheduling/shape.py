@@ -17,7 +17,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.summary import FleetSummary, device_fits, summary_of
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.units import GIB
-from phalanx.core.work.gpus import GpuRequest, ShareRequest
+from phalanx.core.work.gpus import ANY_MODEL, GpuRequest, ShareRequest
 from phalanx.core.work.spec import LaunchMode, Role
 
 Sizes = dict[int, int]  # matching devices on a node -> number of such nodes
@@ -244,7 +244,7 @@ def _never_fits(role: Role, summary: FleetSummary, fleet_text: str) -> NeverFits
     alone = [_requested_shape(role, model, memory_gib) for model, memory_gib in request.kinds]
     asked = [replace(one, model=model, exact=exact) for one in alone for model, exact in _matching_models(one, summary)]
     has = [(one, summary.sizes(one.model, one.device_memory_bytes, exact=one.exact)) for one in asked]
-    if request.model is not None and not any(max(sizes) for _, sizes in has):
+    if request.kinds_text and not any(max(sizes) for _, sizes in has):
         return NeverFits(
             f"no node{of_fleet} has {_gpu_text(request)}",
             hint=f"this fleet has: {', '.join(summary.models) or 'no GPUs'}",
@@ -266,10 +266,11 @@ def _never_fits(role: Role, summary: FleetSummary, fleet_text: str) -> NeverFits
 
 
 def _gpu_text(request: GpuRequest) -> str:
-    kinds = [f"{model}" + (f" of {memory} GiB" if memory else "") for model, memory in request.kinds]
+    kinds = [f"{model or ANY_MODEL}" + (f" of {memory} GiB" if memory else "") for model, memory in request.kinds]
     if len(kinds) > 1:
         return f"a GPU that is {' or '.join(kinds)}"
-    return f"a GPU of model {request.model}{f' of {request.memory_gib} GiB' if request.memory_gib else ''}"
+    model = "" if request.model is None else f" of model {request.model}"
+    return f"a GPU{model}{f' of {request.memory_gib} GiB' if request.memory_gib else ''}"
 
 
 def _message_shape(best: Shape, role: Role, sizes: Sizes) -> Shape:

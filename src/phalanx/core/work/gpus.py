@@ -1,13 +1,13 @@
 """The request for GPUs of a job: one grammar wherever GPUs are named (DESIGN 4).
 
-    [NODES[..MOST]x][KIND[,KIND...]:]COUNT      KIND = MODEL[-MEM|:MEM]
-    8   2x8   h200:8   a100-80gb:8   H100:80GB:8   4xh200:8   h200,h100:8   a100-80gb,h100:8   2..8xh200:8
+    [NODES[..MOST]x][KIND[,KIND...]:]COUNT      KIND = MODEL[-MEM|:MEM] or any-MEM
+    8   2x8   h200:8   a100-80gb:8   H100:80GB:8   4xh200:8   h200,h100:8   a100-80gb,h100:8   2..8xh200:8   any-60gb:8
 
     [NODESx][KIND[,KIND...]:]SHARE              SHARE = N/M, a decimal below 1, or the device memory it needs
     1/4   0.5   h100:0.25   20GiB   h100,a100:20GiB   4x1/2
 
 With NODES, COUNT is per node; without, it is the job's total and Phalanx picks the shape. Several kinds are tried in the order written,
-one of them for the whole gang; MEM belongs to the kind that it is written with. With MOST the gang is elastic: from NODES to MOST nodes.
+one of them for the whole gang; MEM belongs to the kind that it is written with, `any-MEM` is every model with so much memory. With MOST the gang is elastic: from NODES to MOST nodes.
 
 A share is a part of one device, in thousandths, on each of NODES nodes; a device's memory is shared in the same proportion. Asked for as
 memory, it is the smallest share that has so much. More than one device is always whole devices.
@@ -34,9 +34,8 @@ _GRAMMAR: Final = re.compile(
     r"(?:(?P<count>[0-9]{1,9})(?P<rest>\.[0-9]{1,9})?(?:/(?P<parts>[0-9]{1,9}))?|(?P<memory>[0-9]{1,6})\s*g(?:i?b)?)",
 )
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
-_HINT: Final = (
-    "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8 or 2..8xh200:8; for a part of one GPU 1/4, 0.5 or 20GiB"
-)
+_HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8, any-60gb:8 or 2..8xh200:8; for a part of one GPU 1/4, 0.5 or 20GiB"
+ANY_MODEL: Final = "any"  # in place of a model: every model with the memory that follows
 GPUS_MAX: Final = 1_000_000  # past any fleet; bounds a typo
 GPU_KINDS_MAX: Final = 8  # more models than any fleet has
 _TEXT_MAX: Final = 400  # characters; the longest model name known has 40
@@ -115,7 +114,7 @@ class GpuRequest:
     @property
     def kinds_text(self) -> str:
         """The kinds in the grammar; empty for any."""
-        if self.model is None:
+        if self.model is None and self.memory_gib is None:
             return ""
         return ",".join((_kind_text(self.model, self.memory_gib), *self.alternative_models))
 
@@ -259,11 +258,16 @@ def _kinds(text: str | None) -> tuple[tuple[str | None, int | None], tuple[str, 
 def _kind(text: str) -> tuple[str | None, int | None]:
     match = _KIND.fullmatch(text)
     assert match is not None, text  # guaranteed by the grammar
-    return match["model"], int(match["memory"]) if match["memory"] else None
+    memory_gib = int(match["memory"]) if match["memory"] else None
+    if match["model"] != ANY_MODEL:
+        return match["model"], memory_gib
+    if memory_gib is None:
+        raise BadRequest("gpus: any without a memory", hint="write any-60gb:8, or 8 for any GPU")
+    return None, memory_gib
 
 
 def _kind_text(model: str | None, memory_gib: int | None) -> str:
-    return f"{model}" + ("" if memory_gib is None else f"-{memory_gib}gb")
+    return (model or ANY_MODEL) + ("" if memory_gib is None else f"-{memory_gib}gb")
 
 
 def with_share_kind(gpus: GpuRequest, kind: str) -> GpuRequest:

@@ -64,6 +64,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "nodelist": ValueKind.TEXT,
     "exclude": ValueKind.TEXT,
     "slurm": ValueKind.TABLE,
+    "speeds": ValueKind.TABLE,
 }
 
 # Names of the same key in other tools, for a helpful error message.

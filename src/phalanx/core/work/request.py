@@ -38,6 +38,7 @@ from phalanx.core.work.spec import (
     LaunchMode,
     Role,
 )
+from phalanx.core.work.speeds import parse_speeds
 from phalanx.core.work.topology_constraint import fixed_to_one_node, parse_topology_constraint
 
 SpecValue = TypeVar("SpecValue")
@@ -209,6 +210,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         nodelist=_hosts(given, "nodelist"),
         exclude=_hosts(given, "exclude"),
         slurm=_slurm(given),
+        speeds=parse_speeds(_table(given, "speeds")),
     )
     _bounded(spec)
     return spec

@@ -85,6 +85,7 @@ class JobSpec:
         nodelist: placed only on these nodes; empty for any. exclude: never on these.
         slurm: settings of an `#SBATCH` script that its nodes need (`core.work.sbatch_job`); empty for any other job.
         saves_on_stop: the command saves when it is asked to stop (phalanx.torch does), so that a stop loses no work.
+        speeds: its speed on GPU models relative to each other, as the user gives it; empty if unknown.
         allow_never: accepted even if it can never start.
         preemptible: False exempts it from stops for other jobs (reclaims of its quota and drains still stop it).
     """
@@ -120,6 +121,7 @@ class JobSpec:
     nodelist: tuple[NodeId, ...] = ()
     exclude: tuple[NodeId, ...] = ()
     slurm: tuple[tuple[str, str], ...] = ()
+    speeds: tuple[tuple[str, float], ...] = ()
     allow_never: bool = False
 
     @property

@@ -20,6 +20,7 @@ from phalanx.core.scheduling.board_records import (
 )
 from phalanx.core.scheduling.hazard_table import HazardTable, SimilarJobs, bin_of
 from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.policies.device_exchange import DeviceExchange
 from phalanx.core.scheduling.policies.displacement_costs import DisplacementCosts
 from phalanx.core.scheduling.policies.parameters import PolicyParameters
 from phalanx.core.scheduling.policies.reserved_share import ReservedShare
@@ -70,6 +71,14 @@ class DefaultPolicy(Policy):
             run_min_by_right_s=parameters.run_min_by_right_s,
             stops_max=parameters.stops_max,
         )
+        policy = weakref.proxy(self)  # as in `_prices`
+        self.exchange = DeviceExchange(
+            board,
+            weight=lambda entry: float(policy._weight(entry.job_class)),  # noqa: SLF001  # our own
+            end_rate=lambda entry, now_s: float(policy._end_rate(entry, now_s)),  # noqa: SLF001
+            move_min_s=parameters.move_min_s,
+        )
+        self.exchange_next_s = 0.0
         self.round_next_s = 0.0
         self.order: list[Line] = []
         self.unfinished = False
@@ -167,7 +176,22 @@ class DefaultPolicy(Policy):
         if self.cleared and self.board.waiting:
             self._fill(self._remaining_order(self.order, now_s), now_s)  # more may have been freed than was needed
         self.order = []
+        if self.board.uneven_speeds and self.parameters.allow_moves:
+            look_s = self._exchange_devices(now_s)
+            return look_s if again_s is None else min(again_s, look_s)
         return again_s
+
+    def _exchange_devices(self, now_s: float) -> float:
+        """Once a round, move jobs to the models on which they gain the most; return the time of the next round."""
+        if now_s >= self.exchange_next_s:
+            self.exchange_next_s = (now_s // self.parameters.round_s + 1.0) * self.parameters.round_s
+            for moves in self.exchange.exchanges(now_s):
+                for one in moves:
+                    if one.need is not None:
+                        other = None if one is moves[0] else moves[0].entry
+                        self.board.move(one.entry, one.need, one.places, now_s, other, one.reason)
+                        one.entry.placed_s = now_s
+        return self.exchange_next_s
 
     def _decide(self, now_s: float) -> float | None:
         board, knobs = self.board, self.parameters
@@ -270,6 +294,11 @@ class DefaultPolicy(Policy):
         lived_s = max(entry.service_s(now_s), entry.service_max_s)
         value = self._weight(entry.job_class) * self.table.index_of(self._group(entry), now_s)[bin_of(lived_s)]
         return value + URGENT_VALUE * max(1, entry.gpus) if entry.overdue or entry.lost_nodes else value
+
+    def _end_rate(self, entry: JobEntry, now_s: float) -> float:
+        """The rate at which such jobs end, per second of service."""
+        lived_s = max(entry.service_s(now_s), entry.service_max_s)
+        return self.table.index_of(self._group(entry), now_s)[bin_of(lived_s)]
 
     def _weight(self, job_class: JobClass) -> float:
         """The weight of the class: whole nodes count more, queues that have used their share less. Cached for one pass."""
