@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar, cast
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.provider_calls import ProviderCalls
 from phalanx.controller.read_snapshot import ReadSnapshot
 from phalanx.controller.requests import describe_request
 from phalanx.controller.step_result import Answer, ControllerTime, StepResult
@@ -92,6 +93,7 @@ class ControllerDriver:
         head_id: identifies this incarnation of the head; supervisors register again when it changes.
         audit_key: key of the audit trail (core.access.audit).
         audit_tip: the newest durable line of the audit trail.
+        providers: carries out the calls of the providers of node pools; None: none are made.
         on_superseded: called on the driver's thread when the store refuses a commit because another head leads.
     """
 
@@ -105,6 +107,7 @@ class ControllerDriver:
     audit_key: bytes = b""
     audit_tip: ChainTip = field(default_factory=ChainTip)
     on_superseded: Callable[[str], None] = lambda _: None
+    providers: ProviderCalls | None = None
     _listeners: list[Callable[[frozenset[JobId]], None]] = field(default_factory=list)
     _inbox: deque[_InboxItem] = field(default_factory=deque)
     _retries: list[_InboxItem] = field(default_factory=list)  # items of a refused commit; first in the next step
@@ -160,6 +163,9 @@ class ControllerDriver:
         newest = self.store.audit_tip()
         self.audit_tip = ChainTip() if newest is None else ChainTip(seq=newest.seq, mac=newest.mac)
         self.controller.start(self._now(), leases_until_s=leases_until_s)
+        if self.providers is not None:
+            world = self.controller.world
+            self.providers.open(world.node_pools, world.pool_nodes, self.report)
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._thread.start()
 
@@ -325,6 +331,7 @@ class ControllerDriver:
             partial(self.controller.committed, outbox, now),
             partial(self._send_commands, outbox),
             partial(self._notify_engines, outbox),
+            partial(self._send_provider_calls, outbox),
             partial(self._notify_listeners, outbox),
         )
         for part in parts:
@@ -339,6 +346,10 @@ class ControllerDriver:
             self.mailboxes.post(self.supervisor_of(command.node_id, command.job_id, epoch), command)
         for name in outbox.lost:
             self.mailboxes.remove(name)
+
+    def _send_provider_calls(self, outbox: StepResult) -> None:
+        if self.providers is not None and outbox.provider_calls:
+            self.providers.send(outbox.provider_calls)
 
     def _notify_engines(self, outbox: StepResult) -> None:
         """Pass changed attempts to the engines."""
