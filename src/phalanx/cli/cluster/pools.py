@@ -154,9 +154,10 @@ def _lines(found: list[PoolView], screen: Terminal) -> list[str]:
 
 
 def _page(pool: PoolView, screen: Terminal, now_s: float) -> list[str]:
+    sizes = f"{pool.min_nodes} to {cells.count(pool.max_nodes, 'node')} of {pool.node}"
+    zone = f" in {pool.zone}" if pool.zone else ""
     lines = [
-        f"{screen.paint(f'pool {pool.id}', 'bold')}: {pool.min_nodes} to {cells.count(pool.max_nodes, 'node')} of {pool.node}"
-        f" by {pool.provider}{f' in {pool.zone}' if pool.zone else ''}",
+        f"{screen.paint(f'pool {pool.id}', 'bold')}: {sizes} by {pool.provider}{zone}",
         f"${pool.price_per_h:g} an hour for each node, ${pool.cost_per_h:g} an hour now",
         f"release: after {format_duration(pool.idle_s)} without a job; give up: not up after {format_duration(pool.start_limit_s)}",
     ]
