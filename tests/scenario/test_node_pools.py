@@ -210,6 +210,7 @@ class Steps:
 
     def hello(self, name):
         node = replace(make_node(name, 8), engine="virtual")
+        assert node.supervisor_id is not None
         return SupervisorRegistered(node=node, supervisor_id=node.supervisor_id, running=())
 
 
