@@ -115,6 +115,22 @@ def reservation(case):
     return Ask(f"/v1/reservations/put-{case.number}", body)
 
 
+POOL = {"provider": "virtual", "node": "1x2", "max_nodes": 1}
+
+
+def pool(method):
+    """One that exists; it has no nodes, so that a removed one is gone at once."""
+
+    def make(case):
+        name = f"{method.lower()}-{case.number}"
+        admin = {"authorization": "Bearer secret-of-admin"}
+        reply = case.bench.call(None, "PUT", f"/v1/pools/{name}", POOL, headers=admin)
+        assert reply.status_code == 200, reply.text
+        return Ask(f"/v1/pools/{name}")
+
+    return make
+
+
 def down_node(case):
     """One that joined once and is gone: nothing but its name is left."""
     supervisor = Supervisor(case.bench.call, f"gone{case.number}", "s9", devices=1)
@@ -230,6 +246,10 @@ SPECIMENS = {
     "GET /v1/reservations": plain("/v1/reservations"),
     "PUT /v1/reservations/{reservation_id}": reservation,
     "DELETE /v1/reservations/{reservation_id}": reservation_to_end,
+    "GET /v1/pools": plain("/v1/pools"),
+    "GET /v1/pools/{pool_id}": pool("GET"),
+    "PUT /v1/pools/{pool_id}": lambda case: Ask(f"/v1/pools/put-{case.number}", POOL),
+    "DELETE /v1/pools/{pool_id}": pool("DELETE"),
     "GET /v1/profile": plain("/v1/profile"),
     "PUT /v1/profile": profile,
     "GET /v1/rules": plain("/v1/rules"),

@@ -24,6 +24,7 @@ from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.node_tokens import node_token
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.fleet.node_pool import NodeTemplate
 from phalanx.core.state.events import (
     MemberReady,
     MemberStarted,
@@ -114,6 +115,7 @@ class ApiHead:
         if not controller.world.table(USERS):
             self._people()
         self.parts = HeadServices(
+            offer=lambda _, text: NodeTemplate(text=text, devices=(), cpus=1, memory_bytes=1),
             controller=self.driver,
             store=self.store,
             logs=self.logs,

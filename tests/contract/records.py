@@ -6,7 +6,8 @@ from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.fleet.node_pool import NodePool, NodeTemplate, PoolNode, PoolNodeState
+from phalanx.core.ids import Epoch, JobId, NodeId, PoolId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import RECORDS, Idempotency
 from phalanx.core.work.allocation import Allocation, NodeGrant
@@ -136,6 +137,33 @@ def failure_rules(by="opal", rules="[]"):
     return FailureRules(rules=rules, by=UserId(by), at_s=8.5)
 
 
+def node_pool(name="burst"):
+    device = Device(index=0, uuid="", model="virtual", memory_bytes=1, virtual=True)
+    return NodePool(
+        id=PoolId(name),
+        provider="virtual",
+        template=NodeTemplate(text="1", devices=(device,), cpus=2, memory_bytes=3),
+        min_nodes=0,
+        max_nodes=4,
+        price_per_h=2.5,
+        idle_s=300.0,
+        start_limit_s=600.0,
+        by=UserId("opal"),
+    )
+
+
+def pool_node(name="burst-0"):
+    return PoolNode(
+        id=NodeId(name),
+        pool=PoolId("burst"),
+        token="burst-0-h1",
+        state=PoolNodeState.REQUESTED,
+        requested_s=8.0,
+        changed_s=8.5,
+        why="job 1 waits for capacity",
+    )
+
+
 def key(seq, owner="ann", word=None):
     return Idempotency(
         user=UserId(owner), key=word or f"key-{seq}", body_sha256="0" * 64, job_id=JobId(str(seq)), at_s=3.0
@@ -157,7 +185,17 @@ def line(seq, job_id=None, node_id=None, kind="submitted"):
 def one_of_each_kind():
     """A record of each kind; each comes after those that it refers to."""
     people = (user(), project(), token(), queue(), spent(), reservation())
-    return (*people, calibration(), failure_rules(), node(), job(1, RUNNING, epoch=1), attempt(1), key(1))
+    return (
+        *people,
+        calibration(),
+        failure_rules(),
+        node(),
+        node_pool(),
+        pool_node(),
+        job(1, RUNNING, epoch=1),
+        attempt(1),
+        key(1),
+    )
 
 
 def submitted(first, count=1):

@@ -243,6 +243,7 @@ ENGINE_NAMES_ALLOWED = {
     "cli/demo/node_kill.py": "the demo runs on virtual nodes of this machine, and kills one by the engine's record of it",
     "cli/demo/recovery_time.py": "compares with other systems",
     "failpoints.py": "the names of the failpoints in the engine",
+    "providers/virtual/provider.py": "a local engine with a folder of its own starts the virtual nodes",
     "node/membership.py": "the folder of the membership of a server that joined",
 }
 # The dialect of `#SBATCH` scripts, which run on every engine.

@@ -14,6 +14,7 @@ from phalanx.controller.step_result import Answer
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.audit import AuditCall, ChainTip
 from phalanx.core.errors import PhalanxError
+from phalanx.core.fleet.node_pool import NodeTemplate
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.state.events import Report, Request, SubmitJob
@@ -288,6 +289,7 @@ class HeadServices:
         before_long_leases: called with the length in seconds before the first long lease is granted.
         leader_status: of a head that shares its store with others; a head that no longer leads sends no answers.
         output_elsewhere: the other heads that have output which this head lacks; empty if it has all output.
+        offer: returns what a node has, given the name of a provider and its text; raises BadRequest. None without providers.
     """
 
     controller: ControllerClient
@@ -309,5 +311,6 @@ class HeadServices:
     audit_checkpoints: AuditCheckpoints | None = None
     leader_status: LeaderStatus | None = None
     output_elsewhere: str = ""
+    offer: Callable[[str, str], NodeTemplate] | None = None
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: ApiLimits = field(default_factory=ApiLimits)

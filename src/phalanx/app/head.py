@@ -45,6 +45,7 @@ from phalanx.controller.controller import Controller
 from phalanx.controller.driver import ControllerDriver
 from phalanx.controller.leases import MARGIN_S, LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.provider_calls import ProviderCalls
 from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.audit import AuditCall, audit_key
@@ -66,6 +67,7 @@ from phalanx.node.logs.log_format import OneLineFormatter
 from phalanx.node.processes.file_limits import raise_file_limit
 from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.ports.engine import Discovery
+from phalanx.providers.registry import provider_type
 from phalanx.store.blobs.files import FileBlobs
 from phalanx.store.logs.files import FileLogs
 from phalanx.store.sql.sqlite.store import SqliteStore
@@ -143,6 +145,7 @@ class Head:
         self._mailboxes, self._telemetry = Mailboxes(), Telemetry()
         context = engine_context(options, resources.listeners, secret=self._secret, sole_head=resources.elector is None)
         self._engines = create_engines(options, context, resources.default_engine)
+        self._providers = ProviderCalls(create=lambda name: provider_type(name).create(context))
         settings = ControllerSettings(
             checkpoint_root=self._files("checkpoints"),
             output_root=self._files("outputs"),
@@ -167,6 +170,7 @@ class Head:
             clock=self._clock,
             head_id=self._head_id,
             engines=self._engines,
+            providers=self._providers,
             audit=AuditTrail(key=self._audit_key),
             on_superseded=lambda why: None if resources.elector is None else resources.elector.lose_term(why),
         )
@@ -222,6 +226,7 @@ class Head:
                 token_lifetime_max_s=self._options.token_life_max_s,
                 leader_status=self._resources.elector,
                 output_elsewhere=self._resources.output_elsewhere,
+                offer=lambda provider, template: self._providers.provider(provider).offer(template),
             )
         )
         app.router.on_startup.append(self._on_ready)
@@ -377,6 +382,7 @@ class Head:
         self._anchors.record(self._driver.audit_tip)
         for engine in self._engines:
             engine.close(keep_nodes=running)
+        self._providers.close(keep_nodes=running)
         self._logs.close()
         self._store.close()
         self._home.remove("head.json")

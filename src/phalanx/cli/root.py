@@ -53,6 +53,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "down": CommandEntry("phalanx.cli.cluster.down:down", "Stop the head of this machine."),
         "heads": CommandEntry("phalanx.cli.cluster.heads:heads", "List the heads: leader and standbys."),
         "nodes": CommandEntry("phalanx.cli.cluster.nodes:nodes", "List, show, drain, undrain or remove nodes."),
+        "pools": CommandEntry(
+            "phalanx.cli.cluster.pools:pools", "List, add, show or remove pools of nodes that start on demand."
+        ),
         "rules": CommandEntry("phalanx.cli.cluster.rules:rules", "Show and set failure rules."),
         "topology": CommandEntry(
             "phalanx.cli.cluster.topology:topology", "Show the network topology with free capacity."

@@ -18,6 +18,7 @@ from phalanx.client.jobs import JobsApi
 from phalanx.client.nodes import NodesApi
 from phalanx.client.output import OutputsApi
 from phalanx.client.people import AccountsApi
+from phalanx.client.pools import NodePoolsApi
 from phalanx.client.queues import QueuesApi
 from phalanx.client.rules import FailureRulesApi
 from phalanx.client.transport import ANSWER_S, PATIENCE_S, Transport
@@ -33,7 +34,7 @@ else:
 _ARRAY_POLL_S: Final = 0.5  # between two polls while waiting for an array
 
 
-class Client(JobsApi, OutputsApi, ExecApi, NodesApi, AccountsApi, QueuesApi, FailureRulesApi, AuditApi):
+class Client(JobsApi, OutputsApi, ExecApi, NodesApi, NodePoolsApi, AccountsApi, QueuesApi, FailureRulesApi, AuditApi):
     """Client of one cluster. Thread-safe.
 
     Without arguments it uses PHALANX_URL and PHALANX_TOKEN, or the head of this user's PHALANX_HOME.

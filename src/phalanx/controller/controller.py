@@ -19,6 +19,7 @@ from phalanx.controller.leases import (
     UNCLAIMED,
     LeaseBook,
 )
+from phalanx.controller.pools import PoolKeeper
 from phalanx.controller.read_snapshot import ReadSnapshot, hypothetical_jobs, take_read_snapshot
 from phalanx.controller.reservation_windows import ReservationWindows
 from phalanx.controller.rulebook import Rulebook
@@ -111,6 +112,7 @@ class Controller:
     _losses: FleetFailureRate = field(init=False)
     _rulebook: Rulebook = field(init=False)
     _steady_offset_s: float | None = None
+    _pools: PoolKeeper = field(default_factory=PoolKeeper)
 
     def __post_init__(self) -> None:
         self._incarnations = SupervisorIncarnations(self.head_id)
@@ -175,6 +177,7 @@ class Controller:
             context.change.undo()
             self._timers.undo()
             self._losses.invalidate()
+            self._pools.undo()
             self.scheduler.stale = True
             raise
         self._count("steps", 1)
@@ -184,6 +187,7 @@ class Controller:
             answers=answers,
             commands=context.commands,
             lost=list(context.lost),
+            provider_calls=context.provider_calls,
             due_in_s=self._due_in_s(now, wake_in_s),
         )
 
@@ -231,6 +235,7 @@ class Controller:
         """Undo a change that the store refused. The next step evaluates everything again."""
         outbox.change.undo()
         self._timers.undo()
+        self._pools.undo()
         self._losses.invalidate()
         self.scheduler.stale = True
         self._count("refused_commits", 1)
@@ -430,6 +435,7 @@ class Controller:
                     scheduler.record_rejection(placement.job_id, now_s)
             else:
                 context.apply(place(self.world.jobs[placement.job_id], placement.allocation, context.facts))
+        self._pools.update(context, plan)
         if len(records) > reported:
             with self.guard:
                 scheduler.update(self.world, records[reported:], now_s, wall_s)

@@ -19,6 +19,7 @@ from phalanx.controller.audit_trail import AuditTrail
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.provider_calls import ProviderCalls
 from phalanx.controller.read_snapshot import ReadSnapshot
 from phalanx.controller.step_result import Answer, ControllerTime, StepResult
 from phalanx.controller.telemetry import Telemetry
@@ -89,6 +90,7 @@ class ControllerDriver:
     Attributes:
         head_id: identifies this incarnation of the head; supervisors register again when it changes.
         audit: the end of the audit trail.
+        providers: carries out the calls of the providers of node pools; None: none are made.
         on_superseded: called on the driver's thread when the store refuses a commit because another head leads.
     """
 
@@ -101,6 +103,7 @@ class ControllerDriver:
     engines: Sequence[Engine] = ()
     audit: AuditTrail = field(default_factory=AuditTrail)
     on_superseded: Callable[[str], None] = lambda _: None
+    providers: ProviderCalls | None = None
     _listeners: list[Callable[[frozenset[JobId]], None]] = field(default_factory=list)
     _inbox: deque[_InboxItem] = field(default_factory=deque)
     _retries: list[_InboxItem] = field(default_factory=list)  # items of a refused commit; first in the next step
@@ -162,6 +165,9 @@ class ControllerDriver:
         tune_gc()
         self.audit.resume_after(self.store.audit_tip())
         self.controller.start(self._now(), leases_until_s=leases_until_s)
+        if self.providers is not None:
+            world = self.controller.world
+            self.providers.open(world.node_pools, world.pool_nodes, self.report)
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._thread.start()
 
@@ -338,6 +344,7 @@ class ControllerDriver:
             partial(self.controller.committed, outbox, now),
             partial(self._send_commands, outbox),
             partial(self._notify_engines, outbox),
+            partial(self._send_provider_calls, outbox),
             partial(self._notify_listeners, outbox),
         )
         for part in parts:
@@ -352,6 +359,10 @@ class ControllerDriver:
             self.mailboxes.post(self.supervisor_of(command.node_id, command.job_id, epoch), command)
         for name in outbox.lost:
             self.mailboxes.remove(name)
+
+    def _send_provider_calls(self, outbox: StepResult) -> None:
+        if self.providers is not None and outbox.provider_calls:
+            self.providers.send(outbox.provider_calls)
 
     def _notify_engines(self, outbox: StepResult) -> None:
         """Pass changed attempts to the engines."""

@@ -62,6 +62,8 @@ def take_read_snapshot(
         jobs=dict(world.jobs),
         queue_usage=dict(world.queue_usage),
         awaited_nodes=world.awaited_nodes,
+        node_pools=dict(world.node_pools),
+        pool_nodes=dict(world.pool_nodes),
     )
     waiting = None if job_id is None else waits.get(job_id)
     return ReadSnapshot(snapshot=seen, scheduler=scheduler, run_times=run_times, waiting=waiting)

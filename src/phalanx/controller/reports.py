@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from phalanx.controller import pools
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict
 from phalanx.core.fleet.fitness import FULL_DISK
@@ -15,6 +16,7 @@ from phalanx.core.state.events import (
     DiskFreed,
     NodeDied,
     NodeListed,
+    ProviderReported,
     Report,
     SeatLost,
     SupervisorRegistered,
@@ -44,6 +46,8 @@ def handle_report(context: StepContext, report: Report) -> None:
         case SeatLost():
             for node_id in report.node_ids:
                 lose_seat(context, Seat(node_id=node_id, job_id=report.job_id, epoch=report.epoch), report.why)
+        case ProviderReported():
+            pools.apply_outcome(context, report)
         case _:
             context.apply_event(report.job_id, report)
 
@@ -98,7 +102,7 @@ def _register(context: StepContext, hello: SupervisorRegistered) -> None:
     if known is not None and known.supervisor_id not in (None, hello.supervisor_id):
         for attempt in context.world.attempts_on(node_id):
             context.apply_event(attempt.job_id, MemberLost(node_id=node_id, why="its supervisor was replaced"))
-    fresh = _merged(known, hello, context.now.wall_s)
+    fresh = pools.with_pool_cordon(context, _merged(known, hello, context.now.wall_s))
     if known is None or replace(known, changed_s=0.0) != replace(fresh, changed_s=0.0):
         context.change.put(fresh)
     if known is None or known.state is not NodeState.UP:

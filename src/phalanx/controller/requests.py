@@ -11,6 +11,7 @@ from phalanx.controller import (
     labels,
     node_requests,
     people,
+    pools,
     queues,
     reservations,
     submits,
@@ -19,7 +20,7 @@ from phalanx.controller.request_handlers import RequestHandler
 from phalanx.controller.step_context import StepContext
 from phalanx.core.state.events import Request
 
-_MODULES: Final = (submits, job_requests, node_requests, labels, people, queues, reservations, fleet_requests)
+_MODULES: Final = (submits, job_requests, node_requests, labels, people, pools, queues, reservations, fleet_requests)
 HANDLERS: Final[Mapping[type[Request[Any]], RequestHandler]] = {
     request: handler for module in _MODULES for request, handler in module.handlers.declared.items()
 }

@@ -35,7 +35,7 @@ from phalanx.core.recovery.bad_nodes import (
 from phalanx.core.recovery.failure_rate import gang_mtbf_s, node_mtbf_s
 from phalanx.core.recovery.failure_rules import FailureRule
 from phalanx.core.scheduling.feasibility import FeasibilityCache, FeasibilityChecker
-from phalanx.core.state.commands import Command
+from phalanx.core.state.commands import Command, ProviderCall
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.relations import UserJobName
 from phalanx.core.state.world import World, WorldChange
@@ -76,6 +76,7 @@ class StepContext:
     now: ControllerTime
     change: WorldChange
     commands: list[Command] = field(default_factory=list)
+    provider_calls: list[ProviderCall] = field(default_factory=list)
     lost: dict[NodeId, None] = field(default_factory=dict)
     ended: list[Job] = field(default_factory=list)
     renamed: list[UserJobName] = field(default_factory=list)

@@ -9,7 +9,7 @@ from typing import Final
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import NodeId
-from phalanx.core.state.commands import Command
+from phalanx.core.state.commands import Command, ProviderCall
 from phalanx.core.state.world import WorldChange
 from phalanx.ports.store import Batch
 
@@ -32,6 +32,7 @@ class StepResult:
     Attributes:
         answers: one for each event of the inbox, in order; an error for a refused one.
         commands: for supervisors, in order.
+        provider_calls: for the providers of node pools, in order.
         lost: nodes whose leases end with this commit.
         due_in_s: time until the next deadline; infinite if only an event can change anything.
     """
@@ -41,6 +42,7 @@ class StepResult:
     commands: Sequence[Command]
     lost: Sequence[NodeId]
     due_in_s: float
+    provider_calls: Sequence[ProviderCall] = ()
 
     @property
     def wake_in_s(self) -> float:

@@ -11,6 +11,7 @@ ProjectId = NewType("ProjectId", str)
 QueueId = NewType("QueueId", str)
 ReservationId = NewType("ReservationId", str)
 TokenId = NewType("TokenId", str)  # identifies a token; not the secret itself
+PoolId = NewType("PoolId", str)  # the name of a node pool
 SupervisorId = NewType("SupervisorId", str)  # one incarnation of a supervisor process
 
 Epoch = NewType("Epoch", int)  # per job, 1 for its first attempt

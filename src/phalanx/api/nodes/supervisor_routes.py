@@ -42,6 +42,7 @@ from phalanx.core.state.events import (
     NodeDied,
     NodeListed,
     ProgressReported,
+    ProviderReported,
     Report,
     SeatLost,
     SupervisorRegistered,
@@ -380,9 +381,9 @@ def _report_of(runtime: ApiRuntime, name: NodeId, framed: Envelope) -> Report:
         raise BadRequest(f"event {framed.seq}: {error}", hint="update the head to the supervisor's release") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise BadRequest(f"event {framed.seq} ({framed.kind}): {error}") from error
-    assert not isinstance(event, (SupervisorRegistered, NodeDied, NodeListed, DiskFreed, SeatLost, AttemptWithdrawn)), (
-        "these are not sent as events"
-    )
+    assert not isinstance(
+        event, (SupervisorRegistered, NodeDied, NodeListed, DiskFreed, SeatLost, AttemptWithdrawn, ProviderReported)
+    ), "these are not sent as events"
     node_id = node_of_supervisor(name)
     match event:
         case TaskExited():

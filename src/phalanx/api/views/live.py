@@ -11,6 +11,7 @@ from phalanx.api.views.records import job_view, node_view
 from phalanx.core.access.caller import Caller
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import NodeId
+from phalanx.core.state.records import POOL_NODES
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.reservation import Reservation
@@ -111,8 +112,15 @@ def live_node_views(services: HeadServices, nodes: Iterable[Node], attempts: Ite
     for reservation in sorted(services.store.reservations(), key=lambda one: (one.start_s, one.id)):
         for node_id in reservation.nodes:
             reserved.setdefault(node_id, []).append(reservation)
+    pooled = {member.id: member for member in services.store.records(POOL_NODES)}
     return [
-        node_view(node, on.get(node.id, ()), services.telemetry.node_samples(node.id), reserved.get(node.id, ()))
+        node_view(
+            node,
+            on.get(node.id, ()),
+            services.telemetry.node_samples(node.id),
+            reserved.get(node.id, ()),
+            pooled.get(node.id),
+        )
         for node in nodes
     ]
 

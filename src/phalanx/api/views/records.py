@@ -7,6 +7,7 @@ from typing import Any
 
 from phalanx.core.fleet.mig import DeviceMig
 from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node_pool import PoolNode
 from phalanx.core.ids import Generation, JobId, NodeId
 from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET
 from phalanx.core.scheduling.mig_placement import mig_geometry
@@ -273,9 +274,13 @@ def reservation_view(reservation: Reservation) -> ReservationView:
 
 
 def node_view(
-    node: Node, attempts: Sequence[Attempt], samples: SamplesRequest | None, reserved: Sequence[Reservation] = ()
+    node: Node,
+    attempts: Sequence[Attempt],
+    samples: SamplesRequest | None,
+    reserved: Sequence[Reservation] = (),
+    pooled: PoolNode | None = None,
 ) -> NodeView:
-    """Return the view of a node with its live attempts, its newest samples, and its reservations in order."""
+    """Return the view of a node with its live attempts, its newest samples, its reservations in order, and its record in a pool."""
     grants = [
         (attempt.job_id, grant) for attempt in attempts if (grant := attempt.allocation.grant_on(node.id)) is not None
     ]
@@ -302,6 +307,8 @@ def node_view(
         bad_node=node.bad_node_reason,
         marks=round(node.fault_score, 3),
         supervisor_id=node.supervisor_id,
+        pool="" if pooled is None else pooled.pool,
+        pool_state=None if pooled is None else pooled.state,
         cordon=None
         if node.cordon is None
         else CordonView(by=node.cordon.by, why=node.cordon.why, since_s=node.cordon.since_s, drain=node.cordon.drain),

@@ -139,6 +139,7 @@ def node_lines(found: Sequence[NodeView], screen: Terminal, now_s: float) -> lis
     columns = (
         Column(title="NODE"),
         Column(title="STATE"),
+        Column(title="POOL", hide_empty=True),
         Column(title="USED", right=True),
         Column(title="MODEL", min_width=8),
         Column(title="DEVICES", min_width=8),
@@ -169,6 +170,7 @@ def _row(node: NodeView, screen: Terminal, now_s: float) -> list[Cell | str]:
     return [
         Cell(node.id, "bold"),
         cells.state_cell(node_state(node)),
+        node.pool,
         f"{sum(device.job_id is not None for device in node.devices)}/{len(node.devices)}",
         node.devices[0].model if node.devices else "cpu",
         "".join(device_mark(device, screen) for device in node.devices) if up else "",

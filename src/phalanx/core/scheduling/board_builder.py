@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from phalanx.core.fleet.node import ForeignUsage, Node
-from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId
+from phalanx.core.fleet.node_pool import NodePool, PoolNode
+from phalanx.core.ids import JobId, NodeId, PoolId, QueueId, ReservationId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.pool import DevicePool
@@ -40,6 +41,10 @@ class ClusterSnapshot(Protocol):
     def queue_usage(self) -> Mapping[QueueId, QueueUsage]: ...  # noqa: D102
     @property
     def awaited_nodes(self) -> str: ...  # noqa: D102
+    @property
+    def node_pools(self) -> Mapping[PoolId, NodePool]: ...  # noqa: D102
+    @property
+    def pool_nodes(self) -> Mapping[NodeId, PoolNode]: ...  # noqa: D102
     @property
     def capacity_version(self) -> int | None: ...  # noqa: D102
 

@@ -38,9 +38,10 @@ from typing import Final, Protocol
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.fleet.node_pool import NodePool, PoolNode, startable_nodes
 from phalanx.core.fleet.summary import FleetSummary, summary_of
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.ids import NodeId, QueueId, ReservationId, UserId
+from phalanx.core.ids import NodeId, PoolId, QueueId, ReservationId, UserId
 from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filter_of
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes
 from phalanx.core.scheduling.submission import check_topology, could_hold_part
@@ -143,6 +144,10 @@ class ClusterLimits(Protocol):
     @property
     def awaited_nodes(self) -> str: ...  # noqa: D102
     @property
+    def node_pools(self) -> Mapping[PoolId, NodePool]: ...  # noqa: D102
+    @property
+    def pool_nodes(self) -> Mapping[NodeId, PoolNode]: ...  # noqa: D102
+    @property
     def capacity_version(self) -> int | None: ...  # noqa: D102
 
 
@@ -160,6 +165,7 @@ class FeasibilityChecker:
         "_awaited",
         "_nodes",
         "_outlooks",
+        "_pooled",
         "_queues",
         "_reservations",
         "_scopes",
@@ -171,6 +177,8 @@ class FeasibilityChecker:
 
     def __init__(self, cluster: ClusterLimits, now_s: float) -> None:
         self._nodes = dict(sorted(cluster.nodes.items()))  # messages must not depend on the order of the nodes
+        startable = startable_nodes(list(cluster.node_pools.values()), dict(cluster.pool_nodes), self._nodes)
+        self._pooled = {node.id: (pool, node) for pool, node in startable}
         self._queues = dict(cluster.queues)
         self._reservations = cluster.reservations
         self._awaited = cluster.awaited_nodes
@@ -226,8 +234,9 @@ class FeasibilityChecker:
         """The queue tree without any job: on all devices, as placements are verified, and on the healthy ones, as the scheduler counts them."""
         if self._trees is None:
             queues = self._queues.values()
-            whole = sum(len(node.devices) for node in self._nodes.values())
-            healthy = sum(device.healthy for node in self._nodes.values() for device in node.devices)
+            nodes = [*self._nodes.values(), *(node for _, node in self._pooled.values())]
+            whole = sum(len(node.devices) for node in nodes)
+            healthy = sum(device.healthy for node in nodes for device in node.devices)
             tree = QuotaTree(queues, whole)
             self._trees = (tree, tree if healthy == whole else QuotaTree(queues, healthy))
         return self._trees
@@ -311,7 +320,7 @@ class FeasibilityChecker:
     # ---- nodes ---------------------------------------------------------------------------------------------------------
 
     def _fleet_outlook(self, request: FeasibilityRequest) -> Feasibility:
-        if not self._nodes:
+        if not self._nodes and not self._pooled:
             return _not_now(self._awaited or "no node has joined")
         chosen = node_filter_of(request.nodelist, request.exclude, request.reservation, self._reservations)
         if not isinstance(self._shapes(request, chosen, _Scope.NOW), NeverFits):
@@ -325,8 +334,13 @@ class FeasibilityChecker:
             (node.id, why)
             for node_id, back in self._scope(_Scope.RETURNING).items()
             if chosen.admits(node_id) and could_hold_part(shapes, back)
-            if (why := _why_not_now(node := self._nodes[node_id], holds_now=could_hold_part(shapes, node)))
+            if node_id in self._nodes
+            and (why := _why_not_now(node := self._nodes[node_id], holds_now=could_hold_part(shapes, node)))
         ]
+        pools = {pool.id: pool for pool, node in self._pooled.values() if could_hold_part(shapes, node)}
+        if pools:
+            text = [f"{name} (at most {pool.max_nodes} nodes)" for name, pool in sorted(pools.items())]
+            return _not_now(f"needs nodes of pool {_listed(text)}", str(shapes[0]))
         why = _listed([f"{node_id} {reason}" for node_id, reason in away])
         return replace(_not_now(why, str(shapes[0])), nodes=tuple(node_id for node_id, _ in away))
 
@@ -373,7 +387,7 @@ class FeasibilityChecker:
             check_topology(
                 request.topology,
                 shapes,
-                [nodes.get(node_id, node) for node_id, node in self._nodes.items()],
+                [*(nodes.get(node_id, node) for node_id, node in self._nodes.items()), *self._pooled_in(nodes)],
                 may_use=lambda node: node.id in nodes,
                 fleet_text=chosen.text,
             )
@@ -421,8 +435,12 @@ class FeasibilityChecker:
                 counted = [node for node in nodes if node.schedulable]
             else:
                 counted = [_restored(node) for node in nodes if scope is _Scope.KNOWN or self._returns(node)]
+                counted += [node for _, node in self._pooled.values()]
             found = self._scopes[scope] = {node.id: node for node in counted}
         return found
+
+    def _pooled_in(self, nodes: Mapping[NodeId, Node]) -> list[Node]:
+        return [node for node_id, (_, node) in self._pooled.items() if node_id in nodes]
 
     def _returns(self, node: Node) -> bool:
         return self.now_s < _returns_until_s(node)

@@ -35,6 +35,7 @@ from phalanx.core.scheduling.fleet_index import FleetIndex, ShapeCache, index_fl
 from phalanx.core.scheduling.job_classes import JobClassRegistry, WaitingChanges
 from phalanx.core.scheduling.needs import Need, need_of_attempt, need_of_places
 from phalanx.core.scheduling.node_bitsets import bitset_of
+from phalanx.core.scheduling.node_demand import EVERY_S, NodeDemand, node_demand
 from phalanx.core.scheduling.pending_placements import PendingPlacements
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.quota import QuotaCharges
@@ -120,6 +121,8 @@ class Scheduler:
         self._awaited_nodes = ""
         self._judged_until_s = INFINITE
         self._queues: Mapping[QueueId, Queue] = {}
+        self._demand = NodeDemand()
+        self._demand_s = -INFINITE
 
     # ---------------------------------------------------------------- updates
 
@@ -234,6 +237,9 @@ class Scheduler:
         )
         if quotas is not None:
             wake_s = min(wake_s, quotas.next_change_s(self._wall_s) - self._wall_offset_s)
+        demand = self._update_demand(snapshot, now_s)
+        if snapshot.node_pools:
+            wake_s = min(wake_s, self._demand_s + EVERY_S)
         return Plan(
             version=snapshot.version,
             placements=tuple(placements),
@@ -241,10 +247,29 @@ class Scheduler:
             waits=WaitReasons(self, snapshot.jobs),
             wake_s=wake_s,
             decided=decided,
+            wanted=() if demand is None else demand.wanted,
+            needed=None if demand is None else demand.used,
         )
+
+    def _update_demand(self, snapshot: ClusterSnapshot, now_s: float) -> NodeDemand | None:
+        """What waiting jobs need of pools; None if it was computed less than `EVERY_S` ago."""
+        if self._demand_s <= now_s < self._demand_s + EVERY_S:
+            return None
+        self._demand_s = now_s
+        waiting = WaitReasons(self, snapshot.jobs)
+        self._demand = (
+            node_demand(snapshot, [snapshot.jobs[job_id] for job_id in waiting], self._blocked_by, self._wall_s)
+            if snapshot.node_pools
+            else NodeDemand()
+        )
+        return self._demand
 
     def wait_reason(self, job: Job) -> WaitReason | None:
         """Why the pending job waits now; None if it does not."""
+        why, text = self._blocked_by(job), self._demand.texts.get(job.id)
+        return why if why is None or text is None else replace(why, detail=f"{why.detail}; {text}")
+
+    def _blocked_by(self, job: Job) -> WaitReason | None:
         parked = self.ineligible.get(job.id)
         if parked is not None:
             return parked

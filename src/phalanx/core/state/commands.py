@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
@@ -103,3 +104,22 @@ class SaveNow:
 
 
 Command = PrepareTasks | StartTasks | StopTasks | CleanUpAttempt | DeleteCheckpoints | SaveNow
+
+
+class ProviderAction(enum.StrEnum):
+    """What a provider is asked to do with an order."""
+
+    START = "start"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderCall:
+    """A call of a pool's provider. As the other commands, it is sent after the commit and may be sent again: its token makes it idempotent."""
+
+    provider: str
+    action: ProviderAction
+    node_id: NodeId
+    token: str
+    template: str
+    zone: str

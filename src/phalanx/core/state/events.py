@@ -6,6 +6,7 @@ Requests come from users through the API (each gets an answer), reports from sup
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -14,11 +15,13 @@ from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node_pool import NodePool
 from phalanx.core.ids import (
     Epoch,
     Generation,
     JobId,
     NodeId,
+    PoolId,
     ProjectId,
     QueueId,
     ReservationId,
@@ -216,6 +219,21 @@ class EndReservation(Request[Reservation]):
     """End a reservation, also before it begins."""
 
     reservation_id: ReservationId
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutNodePool(Request[NodePool]):
+    """Add a node pool, or change one. Idempotent. Its provider and template cannot change."""
+
+    pool: NodePool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveNodePool(Request[tuple[ImpossibleJob, ...]]):
+    """Release all nodes of a pool, whose jobs are saved and moved, and then remove it. Idempotent until it is removed."""
+
+    pool_id: PoolId
     by: UserId
 
 
@@ -478,6 +496,25 @@ class AttemptWithdrawn:
     cause: EndCause
 
 
+class ProviderOutcome(enum.StrEnum):
+    """What a provider reports of an order: it is being started, could not be, is stopped, or ended by itself."""
+
+    STARTED = "started"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderReported:
+    """The outcome of an order, by its token. `why`: of FAILED and LOST."""
+
+    node_id: NodeId
+    token: str
+    outcome: ProviderOutcome
+    why: str = ""
+
+
 Report = (
     SupervisorRegistered
     | MemberReady
@@ -495,5 +532,6 @@ Report = (
     | DiskFreed
     | SeatLost
     | AttemptWithdrawn
+    | ProviderReported
 )
 Event = Request[Any] | Report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from phalanx.core.ids import JobId
+from phalanx.core.ids import JobId, NodeId, PoolId
 from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.job import WaitReasonCode
@@ -43,6 +43,16 @@ class WaitReason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantedNodes:
+    """Nodes of a pool that would be worth starting. `job_ids`: the jobs that wait for them; none if they only fill the pool's minimum."""
+
+    pool: PoolId
+    count: int
+    why: str
+    job_ids: tuple[JobId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Decisions against the state of `version`. Equal states give equal plans, byte for byte.
 
@@ -50,6 +60,8 @@ class Plan:
         placements: in the order granted.
         stops: in the order decided; carried out before the placements.
         waits: why each other pending job waits, computed on access.
+        wanted: nodes of pools that would be worth starting; empty if that was computed a moment ago.
+        needed: nodes of the fleet that waiting jobs need, although they may be idle; None if that was computed a moment ago.
         decided: the policy ran; False if nothing had changed.
         wake_s: when to plan again even if nothing happens; infinite for never.
     """
@@ -60,6 +72,8 @@ class Plan:
     stops: tuple[PlannedStop, ...] = ()
     wake_s: float = float("inf")
     decided: bool = True
+    wanted: tuple[WantedNodes, ...] = ()
+    needed: frozenset[NodeId] | None = None
 
     def placement(self, job_id: JobId) -> Placement | None:
         """The job's placement in this plan, or None."""

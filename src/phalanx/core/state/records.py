@@ -10,7 +10,8 @@ from typing import Any, Final, Generic, TypeVar
 from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.fleet.node_pool import NodePool, PoolNode
+from phalanx.core.ids import Epoch, JobId, NodeId, PoolId, ProjectId, QueueId, ReservationId, TokenId, UserId
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Project, Queue, QueueUsage
@@ -98,6 +99,8 @@ RESERVATIONS: Final = RecordKind[ReservationId, Reservation](
 CALIBRATIONS: Final = RecordKind[str, FleetDocument]("calibration", FleetDocument, "calibrations", 1)
 FAILURE_RULES: Final = RecordKind[str, FailureRules]("failure rules", FailureRules, "failure_rules", 1)
 NODES: Final = RecordKind[NodeId, Node]("node", Node, "nodes", 1, columns=(RecordColumn("id"), RecordColumn("state")))
+NODE_POOLS: Final = RecordKind[PoolId, NodePool]("node pool", NodePool, "node_pools", 1)
+POOL_NODES: Final = RecordKind[NodeId, PoolNode]("pooled node", PoolNode, "pool_nodes", 1)
 JOBS: Final = RecordKind[JobId, Job](
     "job",
     Job,
@@ -144,6 +147,8 @@ Record = (
     | FleetDocument
     | FailureRules
     | Node
+    | NodePool
+    | PoolNode
     | Job
     | Attempt
     | Idempotency
@@ -159,6 +164,8 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     CALIBRATIONS,
     FAILURE_RULES,
     NODES,
+    NODE_POOLS,
+    POOL_NODES,
     JOBS,
     ATTEMPTS,
     IDEMPOTENCY,

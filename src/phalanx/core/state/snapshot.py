@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from phalanx.core.fleet.node import Node
-from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId
+from phalanx.core.fleet.node_pool import NodePool, PoolNode
+from phalanx.core.ids import JobId, NodeId, PoolId, QueueId, ReservationId
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
@@ -96,6 +97,8 @@ class Snapshot:
     jobs: Mapping[JobId, Job] = field(default_factory=dict)
     queue_usage: Mapping[QueueId, QueueUsage] = field(default_factory=dict)
     awaited_nodes: str = ""
+    node_pools: Mapping[PoolId, NodePool] = field(default_factory=dict)
+    pool_nodes: Mapping[NodeId, PoolNode] = field(default_factory=dict)
     capacity_version: None = None
 
     def usage_of(self, node_id: NodeId) -> Usage:

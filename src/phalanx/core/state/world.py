@@ -11,10 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from phalanx.core.fleet.node import NO_FOREIGN_USAGE, Node
-from phalanx.core.ids import Epoch, JobId, NodeId, QueueId, ReservationId
+from phalanx.core.fleet.node_pool import NodePool, PoolNode
+from phalanx.core.ids import Epoch, JobId, NodeId, PoolId, QueueId, ReservationId
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.history import HistoryLine
-from phalanx.core.state.records import KIND_OF, NODES, QUEUE_USAGE, QUEUES, RECORDS, Record, RecordKind
+from phalanx.core.state.records import (
+    KIND_OF,
+    NODE_POOLS,
+    NODES,
+    POOL_NODES,
+    QUEUE_USAGE,
+    QUEUES,
+    RECORDS,
+    Record,
+    RecordKind,
+)
 from phalanx.core.state.relations import JobRelations
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
 from phalanx.core.work.attempt import Attempt
@@ -66,6 +77,16 @@ class World:
         """Usage of each queue by ended attempts."""
         return self.table(QUEUE_USAGE)
 
+    @property
+    def node_pools(self) -> dict[PoolId, NodePool]:
+        """The node pools."""
+        return self.table(NODE_POOLS)
+
+    @property
+    def pool_nodes(self) -> dict[NodeId, PoolNode]:
+        """The nodes of pools, from their request to their release."""
+        return self.table(POOL_NODES)
+
     def holdings(self) -> QuotaTree:
         """The queue tree with the GPUs held by live attempts: updated by changes, rebuilt when queues or devices change."""
         if self.holdings_cache is None:
@@ -96,6 +117,8 @@ class World:
             queues=self.queues,
             reservations=self.reservations,
             awaited_nodes=self.awaited_nodes,
+            node_pools=self.node_pools,
+            pool_nodes=self.pool_nodes,
         )
 
     def attempts_on(self, node_id: NodeId) -> list[Attempt]:
@@ -141,6 +164,7 @@ class WorldChange:
             put_indexed(self, record)
         else:
             self._set(self.world.tables[kind.table], kind.key_of(record), record)
+            self.world.capacity_version += kind in _CAPACITY_KINDS
         if self.removed:  # removed and put again in one step
             self.removed.pop((kind, kind.key_of(record)), None)
         self.records.append(record)
@@ -149,6 +173,7 @@ class WorldChange:
     def remove(self, kind: RecordKind[K, V], key: K) -> None:
         """Remove a record of a kind without indexes, if it exists."""
         self._drop(self.world.table(kind), key)
+        self.world.capacity_version += kind in _CAPACITY_KINDS
         self._add_removed(kind, key)
 
     def remove_node(self, node: Node) -> None:
@@ -325,6 +350,7 @@ def _capacity(node: Node) -> tuple[object, ...]:
     return node.devices, node.cpus, node.memory_bytes, node.labels, node.state, node.cordon, node.changed_s
 
 
+_CAPACITY_KINDS: Final = frozenset({NODE_POOLS, POOL_NODES})  # decide what could run, and have no index
 # Kinds whose changes also update indexes of the world, and what puts one.
 _INDEXED: Final[Mapping[type, Callable[[WorldChange, Any], None]]] = {
     Job: WorldChange._put_job,  # noqa: SLF001  # a table of this module

@@ -109,6 +109,14 @@ class LocalEngine:
             retired=[node.id for node in ours if node.id not in self._watched],  # none with several heads
         )
 
+    def add(self, node: LocalNode) -> None:
+        """Add a node to those of this engine; `adopt` or `start` follows. Idempotent."""
+        if all(own.id != node.id for own in self.own_nodes):
+            self.own_nodes = [*self.own_nodes, node]
+        with self._guard:
+            if self._thread is not None:
+                self._watched.setdefault(node.id, _Watched(node=node))
+
     def adopt(self) -> list[NodeId]:
         """Take charge of the nodes without starting any: sweep dead ones, and return those whose supervisors run. Idempotent."""
         for node in self.own_nodes:
@@ -171,6 +179,7 @@ class LocalEngine:
         """SIGTERM the supervisor, then kill all remaining processes of the node."""
         with self._guard:
             watched = self._watched.pop(node_id, None)
+            self.own_nodes = [node for node in self.own_nodes if node.id != node_id]
         if watched is not None and watched.living is not None:
             self._end(watched.living, watched.process)
 

@@ -8,6 +8,7 @@ import msgspec
 
 from phalanx.core.fleet.mig import MigProfile, MigSlice, PlacementSource
 from phalanx.core.fleet.node import LimitKind, NodeState
+from phalanx.core.fleet.node_pool import PoolNodeState
 from phalanx.core.ids import JobId, NodeId, QueueId, ReservationId, SupervisorId, UserId
 from phalanx.wire.api.jobs import ImpossibleJobView
 
@@ -111,6 +112,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         sampled_s: time of the newest sample of its devices; None if none came since the head started.
         outside: who holds resources of it outside Phalanx, on a shared cluster.
         limits: what enforces CPUs and memory of jobs there; None while no supervisor has run there.
+        pool, pool_state: the pool that started it, and its state there; empty and None if none did.
     """
 
     id: NodeId
@@ -141,6 +143,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     outside: list[str] = []
     nics: list[NicView] = []
     limits: LimitKind | None = None
+    pool: str = ""
+    pool_state: PoolNodeState | None = None
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,120 @@
+"""Node pools: list, show, add or change, remove."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.http.bodies import json_response, read_record
+from phalanx.api.http.routing import RouteTable
+from phalanx.api.routes.people import NAME_PATTERN
+from phalanx.api.routes.queues import impossible_views
+from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.api.services import HeadServices
+from phalanx.core.errors import BadRequest, NotFound
+from phalanx.core.fleet.node_pool import NodePool, PoolNode, members_of
+from phalanx.core.ids import PoolId, UserId
+from phalanx.core.state.events import PutNodePool, RemoveNodePool
+from phalanx.core.state.records import NODE_POOLS, POOL_NODES
+from phalanx.core.units import parse_duration_s
+from phalanx.core.work.users import Action
+from phalanx.wire.api.pools import PoolBody, PoolList, PoolNodeView, PoolRemoved, PoolReply, PoolView
+
+PRICE_MAX = 1e6  # US dollars an hour, of one node
+routes = RouteTable()
+
+
+@routes.get("/v1/pools", Action.VIEW, reply=PoolList)
+async def list_pools(request: Request) -> Response:
+    """List all node pools with their nodes."""
+    return json_response(PoolList(pools=await run_in_thread(_views, runtime_of(request).services)))
+
+
+@routes.get("/v1/pools/{pool_id}", Action.VIEW, reply=PoolReply)
+async def show_pool(request: Request, pool_id: PoolId) -> Response:
+    """Show one node pool."""
+    found = await run_in_thread(_views, runtime_of(request).services)
+    pool = next((one for one in found if one.id == pool_id), None)
+    if pool is None:
+        raise NotFound(f"no node pool {pool_id!r}", hint="phalanx pools list")
+    return json_response(PoolReply(pool=pool))
+
+
+@routes.put("/v1/pools/{pool_id}", Action.OPERATE, body=PoolBody, reply=PoolReply)
+async def put_pool(request: Request, pool_id: PoolId) -> Response:
+    """Add a node pool, or change its limits, price and times. Idempotent."""
+    runtime = runtime_of(request)
+    body = await read_record(request, PoolBody, runtime.services.limits.body_bytes)
+    wanted = await run_in_thread(_wanted, runtime.services, pool_id, body, caller_of(request).user)
+    made = await runtime.request(PutNodePool(pool=wanted))
+    members = await run_in_thread(runtime.services.store.records, POOL_NODES)
+    return json_response(PoolReply(pool=_view(made, members)))
+
+
+@routes.delete("/v1/pools/{pool_id}", Action.OPERATE, reply=PoolRemoved)
+async def remove_pool(request: Request, pool_id: PoolId) -> Response:
+    """Release all nodes of a pool, whose jobs are saved and moved, and then remove it. Idempotent until it is removed."""
+    runtime = runtime_of(request)
+    found = await runtime.request(RemoveNodePool(pool_id=pool_id, by=caller_of(request).user))
+    jobs, more = impossible_views(found)
+    return json_response(PoolRemoved(impossible=jobs, impossible_more=more))
+
+
+def _views(services: HeadServices) -> list[PoolView]:
+    members = services.store.records(POOL_NODES)
+    return [_view(pool, members) for pool in services.store.records(NODE_POOLS)]
+
+
+def _view(pool: NodePool, members: Sequence[PoolNode]) -> PoolView:
+    own = members_of(pool.id, {member.id: member for member in members})
+    return PoolView(
+        id=pool.id,
+        provider=pool.provider,
+        node=pool.template.text,
+        devices=len(pool.template.devices),
+        min_nodes=pool.min_nodes,
+        max_nodes=pool.max_nodes,
+        price_per_h=pool.price_per_h,
+        cost_per_h=pool.price_per_h * len(own),
+        idle_s=pool.idle_s,
+        start_limit_s=pool.start_limit_s,
+        zone=pool.zone,
+        removing=pool.removing,
+        failures=pool.failures,
+        failure=pool.failure,
+        retry_at_s=pool.retry_at_s,
+        nodes=[
+            PoolNodeView(id=one.id, state=one.state, requested_s=one.requested_s, changed_s=one.changed_s, why=one.why)
+            for one in own
+        ],
+    )
+
+
+def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId) -> NodePool:
+    if not NAME_PATTERN.fullmatch(pool_id) or "+" in pool_id:
+        raise BadRequest(
+            f"{pool_id[:80]!r} is not a valid name for a pool",
+            hint="use letters, digits and . _ - @, at most 63 characters, starting with a letter or digit",
+        )
+    if not (math.isfinite(body.price_per_h) and 0.0 <= body.price_per_h <= PRICE_MAX):
+        raise BadRequest(f"price {body.price_per_h} is not an amount in US dollars an hour", hint="use --price 2/h")
+    if body.zone and not NAME_PATTERN.fullmatch(body.zone):
+        raise BadRequest(f"{body.zone[:80]!r} is not a valid zone", hint="use letters, digits and . _ -")
+    if services.offer is None:
+        raise BadRequest("this head has no providers of nodes")
+    return NodePool(
+        id=pool_id,
+        provider=body.provider,
+        template=services.offer(body.provider, body.node),
+        min_nodes=body.min_nodes,
+        max_nodes=body.max_nodes,
+        price_per_h=body.price_per_h,
+        idle_s=parse_duration_s(body.idle, what="idle"),
+        start_limit_s=parse_duration_s(body.start_limit, what="start limit"),
+        zone=body.zone,
+        by=by,
+        created_s=services.clock.now_s(),
+    )

@@ -1,0 +1,181 @@
+"""`phalanx pools`: nodes that a provider starts when jobs need them."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.command_groups import check_new, list_group
+from phalanx.cli.connection import connect
+from phalanx.cli.impossible_jobs import impossible_lines
+from phalanx.cli.list_output import ListView, list_options, show_list
+from phalanx.cli.option_types import DURATION
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal, strip_control
+from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.node_pool import PoolNodeState
+from phalanx.core.units import format_duration
+from phalanx.wire.api.pools import PoolView
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+
+_PRICE: Final = re.compile(r"\$?([0-9]+(?:\.[0-9]+)?)(?:/h)?")
+
+
+@list_group("List node pools; add, show or remove one. A provider starts and stops their nodes as jobs need them.")
+def pools(head: Client, now_s: float) -> ListView:
+    """List node pools."""
+    del now_s
+    found = head.pools()
+    return ListView(
+        value=found,
+        lines=lambda screen: _lines(found, screen),
+        next_command=f"phalanx pools show {found[0].id}" if found else "phalanx pools add --help",
+    )
+
+
+@pools.command()
+@click.argument("name")
+@click.option("--provider", required=True, metavar="NAME", help="Starts the nodes: virtual.")
+@click.option("--node", required=True, metavar="1x[MODEL:]N", help="What each node has: 1xh100:8.")
+@click.option("--min", "min_nodes", default=0, metavar="N", help="Nodes that always run. [0]")
+@click.option("--max", "max_nodes", required=True, type=int, metavar="N", help="Nodes at most.")
+@click.option(
+    "--price", default="0", metavar="USD/h", help="Price of one node: 2/h. The cheapest per GPU is used first."
+)
+@click.option("--zone", default="", metavar="ZONE", help="Where the nodes are; their label `zone`.")
+@click.option("--idle", default="5m", type=DURATION, metavar="TIME", help="Release a node without a job after. [5m]")
+@click.option(
+    "--start-limit", default="10m", type=DURATION, metavar="TIME", help="Give up a node that is not up after. [10m]"
+)
+def add(
+    name: str,
+    provider: str,
+    node: str,
+    min_nodes: int,
+    max_nodes: int,
+    price: str,
+    zone: str,
+    idle: str,
+    start_limit: str,
+) -> None:
+    """Add a node pool."""
+    head = connect()
+    check_new("pool", name, (pool.id for pool in head.pools()))
+    pool = head.put_pool(
+        name,
+        provider=provider,
+        node=node,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        price_per_h=_price_per_h(price),
+        idle=idle,
+        start_limit=start_limit,
+        zone=zone,
+    )
+    sizes = f"{pool.min_nodes} to {cells.count(pool.max_nodes, 'node')}"
+    print(
+        strip_control(f"pool {pool.id}: {sizes} of {pool.node} by {pool.provider}, ${pool.price_per_h:g} an hour each")
+    )
+    print(strip_control(f"next: phalanx pools show {pool.id}"))
+
+
+@pools.command()
+@click.argument("name")
+@list_options
+def show(name: str, as_json: bool, watch: bool) -> None:
+    """Show a node pool and the state of each node."""
+    head = connect()
+
+    def fetch() -> ListView:
+        pool = head.pool(name)
+        return ListView(value=pool, lines=lambda screen: _page(pool, screen, time.time()))
+
+    show_list(fetch, as_json=as_json, watch=watch)
+
+
+@pools.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def remove(name: str, as_json: bool) -> None:
+    """Release all nodes of a pool after their jobs were saved and moved, and remove the pool."""
+    removed = connect().remove_pool(name)
+    if as_json:
+        show_list(lambda: ListView(value=removed, lines=lambda _: ()), as_json=True, watch=False)
+        return
+    lines = impossible_lines(removed.impossible, removed.impossible_more, dry_run=False)
+    print(strip_control("\n".join([f"pool {name} releases its nodes and is then removed", *lines])))
+
+
+def _price_per_h(text: str) -> float:
+    match = _PRICE.fullmatch(text.strip())
+    if match is None:
+        raise BadRequest(f"--price {text!r} is not an amount in US dollars an hour", hint="use --price 2/h")
+    return float(match[1])
+
+
+def _lines(found: list[PoolView], screen: Terminal) -> list[str]:
+    if not found:
+        return ["no node pool"]
+    columns = (
+        Column(title="POOL"),
+        Column(title="PROVIDER"),
+        Column(title="NODE", min_width=8),
+        Column(title="UP", right=True),
+        Column(title="COMING", right=True),
+        Column(title="MIN-MAX", right=True),
+        Column(title="USD/H", right=True),
+        Column(title="NOW USD/H", right=True),
+        Column(title="WHY", min_width=12, hide_empty=True),
+    )
+    rows: list[list[Cell | str]] = []
+    for pool in found:
+        states = [node.state for node in pool.nodes]
+        coming = states.count(PoolNodeState.REQUESTED) + states.count(PoolNodeState.PROVISIONING)
+        rows.append(
+            [
+                Cell(pool.id, "bold"),
+                pool.provider,
+                pool.node,
+                str(states.count(PoolNodeState.UP)),
+                str(coming),
+                f"{pool.min_nodes}-{pool.max_nodes}",
+                f"{pool.price_per_h:g}",
+                f"{pool.cost_per_h:g}",
+                "is being removed" if pool.removing else pool.failure,
+            ]
+        )
+    return table(columns, rows, screen)
+
+
+def _page(pool: PoolView, screen: Terminal, now_s: float) -> list[str]:
+    sizes = f"{pool.min_nodes} to {cells.count(pool.max_nodes, 'node')} of {pool.node}"
+    zone = f" in {pool.zone}" if pool.zone else ""
+    lines = [
+        f"{screen.paint(f'pool {pool.id}', 'bold')}: {sizes} by {pool.provider}{zone}",
+        f"${pool.price_per_h:g} an hour for each node, ${pool.cost_per_h:g} an hour now",
+        f"release: after {format_duration(pool.idle_s)} without a job; give up: not up after {format_duration(pool.start_limit_s)}",
+    ]
+    if pool.removing:
+        lines.append("is being removed: its nodes are released")
+    if pool.failures:
+        wait_s = pool.retry_at_s - now_s
+        again = f"the next order in {format_duration(wait_s)}" if wait_s > 0.0 else "the next order when a job needs it"
+        lines.append(f"{cells.count(pool.failures, 'node')} given up in a row: {pool.failure}; {again}")
+    if not pool.nodes:
+        return [*lines, "no nodes now"]
+    columns = (
+        Column(title="NODE"),
+        Column(title="STATE"),
+        Column(title="SINCE", right=True),
+        Column(title="WHY", min_width=12, hide_empty=True),
+    )
+    rows: list[list[Cell | str]] = [
+        [Cell(node.id, "bold"), node.state.value, cells.age(node.changed_s, now_s), node.why] for node in pool.nodes
+    ]
+    return [*lines, *table(columns, rows, screen)]

@@ -1,0 +1,56 @@
+"""API calls for node pools."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.client.api_calls import ApiCalls, LazyModule, decode_record, id_path_segment
+
+if TYPE_CHECKING:
+    from phalanx.wire.api import pools as api
+else:
+    api = LazyModule("phalanx.wire.api.pools")
+
+
+class NodePoolsApi(ApiCalls):
+    """List, add, change and remove node pools."""
+
+    def pools(self) -> list[api.PoolView]:
+        """Return all node pools, by name."""
+        return self._get("/v1/pools", api.PoolList).pools
+
+    def pool(self, pool_id: str) -> api.PoolView:
+        """Return one node pool."""
+        return self._get(f"/v1/pools/{id_path_segment('pool', pool_id)}", api.PoolReply).pool
+
+    def put_pool(
+        self,
+        pool_id: str,
+        *,
+        provider: str,
+        node: str,
+        max_nodes: int,
+        min_nodes: int = 0,
+        price_per_h: float = 0.0,
+        idle: str = "5m",
+        start_limit: str = "10m",
+        zone: str = "",
+    ) -> api.PoolView:
+        """Add a node pool, or change its limits, price and times. `price_per_h`: of one node, in US dollars an hour."""
+        body = {
+            "provider": provider,
+            "node": node,
+            "max_nodes": max_nodes,
+            "min_nodes": min_nodes,
+            "price_per_h": price_per_h,
+            "idle": idle,
+            "start_limit": start_limit,
+            "zone": zone,
+        }
+        path = f"/v1/pools/{id_path_segment('pool', pool_id)}"
+        return decode_record(self._put(path, body), api.PoolReply).pool
+
+    def remove_pool(self, pool_id: str) -> api.PoolRemoved:
+        """Release all nodes of a pool, and then remove it."""
+        path = f"/v1/pools/{id_path_segment('pool', pool_id)}"
+        return decode_record(self.transport.json("DELETE", path), api.PoolRemoved)

@@ -1,0 +1,287 @@
+"""Node pools: their requests, the life of their nodes, and the calls to their providers.
+
+Each order goes through the outbox: the node is recorded with its token (REQUESTED), and only after that commit the provider is called; its
+answer is the next record. A head that dies between these repeats the call with the same token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from phalanx.controller.impossible_jobs import record_impossible_jobs
+from phalanx.controller.request_handlers import RequestHandlers
+from phalanx.controller.step_context import StepContext
+from phalanx.core.errors import BadRequest, Conflict, NotFound
+from phalanx.core.fleet.node import Cordon, Node
+from phalanx.core.fleet.node_pool import (
+    COMING_STATES,
+    POOL_NODES_MAX,
+    NodePool,
+    PoolNode,
+    PoolNodeState,
+    members_of,
+    next_life,
+)
+from phalanx.core.ids import NodeId
+from phalanx.core.state.commands import ProviderAction, ProviderCall
+from phalanx.core.state.events import (
+    ImpossibleJob,
+    ProviderOutcome,
+    ProviderReported,
+    PutNodePool,
+    RemoveNodePool,
+)
+from phalanx.core.state.plan import Plan, WantedNodes
+from phalanx.core.state.records import NODE_POOLS, POOL_NODES
+from phalanx.core.work.users import Action
+
+CALL_AGAIN_S: Final = 15.0  # an unanswered call is repeated: it may have been lost with the head that sent it
+handlers: Final = RequestHandlers()
+
+
+@handlers.add(PutNodePool, Action.OPERATE, audit=lambda request, _: f"node pool {request.pool.id}")
+def put_pool(context: StepContext, request: PutNodePool) -> NodePool:
+    """Add a pool, or change the limits, price and times of one."""
+    pool = request.pool
+    known = context.world.node_pools.get(pool.id)
+    if not 0 <= pool.min_nodes <= pool.max_nodes <= POOL_NODES_MAX:
+        raise BadRequest(
+            f"node pool {pool.id}: minimum {pool.min_nodes} and maximum {pool.max_nodes} are not within 0 and {POOL_NODES_MAX}",
+            hint="use --min 0 --max 4",
+        )
+    if known is not None:
+        if known.removing:
+            raise Conflict(f"node pool {pool.id} is being removed", hint="wait until it is gone")
+        if (known.provider, known.template.text, known.zone) != (pool.provider, pool.template.text, pool.zone):
+            raise Conflict(
+                f"node pool {pool.id} has {known.template.text} of provider {known.provider}: its nodes cannot change",
+                hint="add a pool with another name",
+            )
+        pool = replace(
+            known,
+            min_nodes=pool.min_nodes,
+            max_nodes=pool.max_nodes,
+            price_per_h=pool.price_per_h,
+            idle_s=pool.idle_s,
+            start_limit_s=pool.start_limit_s,
+        )
+    if pool != known:
+        context.change.put(pool)
+        text = f"node pool {pool.id}: {pool.min_nodes} to {pool.max_nodes} nodes of {pool.template.text} by {pool.provider}"
+        context.add_history("pool_set", text, by=request.pool.by)
+    return pool
+
+
+@handlers.add(RemoveNodePool, Action.OPERATE, audit=lambda request, _: f"node pool {request.pool_id}")
+def remove_pool(context: StepContext, request: RemoveNodePool) -> tuple[ImpossibleJob, ...]:
+    """Release the pool's nodes; the pool ends with the last of them. Returns the waiting jobs made impossible."""
+    pool = context.world.node_pools.get(request.pool_id)
+    if pool is None:
+        raise NotFound(f"no node pool {request.pool_id!r}", hint="phalanx pools list")
+    if pool.removing:
+        return ()
+    before = context.feasibility
+    context.change.put(replace(pool, removing=True))
+    context.add_history("pool_removed", f"node pool {pool.id} releases its nodes and ends", by=request.by)
+    for member in members_of(pool.id, context.world.pool_nodes):
+        _drain(context, member, f"pool {pool.id} is removed")
+    return record_impossible_jobs(context, before, f"node pool {pool.id} was removed")
+
+
+def apply_outcome(context: StepContext, report: ProviderReported) -> None:
+    """Apply what a provider reports of an order. Reports of earlier orders change nothing."""
+    member = context.world.pool_nodes.get(report.node_id)
+    if member is None or member.token != report.token:
+        return
+    now_s = context.now.wall_s
+    match report.outcome:
+        case ProviderOutcome.STARTED:
+            if member.state is PoolNodeState.REQUESTED:
+                context.change.put(member.enters(PoolNodeState.PROVISIONING, now_s, member.why))
+        case ProviderOutcome.FAILED:
+            if member.state in COMING_STATES:
+                _give_up(context, member, f"the provider could not start it: {report.why}")
+        case ProviderOutcome.LOST:
+            if member.state is PoolNodeState.PROVISIONING:
+                _give_up(context, member, report.why)
+            elif member.state is not PoolNodeState.REQUESTED:  # whose start is repeated anyway
+                _drain(context, member, report.why)
+        case ProviderOutcome.STOPPED:
+            if member.state is PoolNodeState.DRAINING and not context.world.attempts_on(member.id):
+                _release(context, member)
+
+
+def with_pool_cordon(context: StepContext, node: Node) -> Node:
+    """The registering node, cordoned if its pool already releases it: a late supervisor gets no job."""
+    member = context.world.pool_nodes.get(node.id)
+    if member is None or member.state is not PoolNodeState.DRAINING or node.cordon is not None:
+        return node
+    return replace(node, cordon=_cordon_of(member, context.now.wall_s))
+
+
+@dataclass(slots=True)
+class PoolKeeper:
+    """Orders and releases the nodes of pools. Its memory only delays: a new head starts without it.
+
+    Attributes:
+        idle_since_s: since when (Unix seconds) a node of a pool has had no job.
+        called_s: when (CLOCK_BOOTTIME) each unanswered call was last sent, by token and action.
+    """
+
+    idle_since_s: dict[NodeId, float] = field(default_factory=dict)
+    called_s: dict[tuple[str, ProviderAction], float] = field(default_factory=dict)
+
+    def update(self, context: StepContext, plan: Plan) -> None:
+        """Advance the lives of all pooled nodes, order what the plan wants, release what idles, and call the providers."""
+        world = context.world
+        if not world.node_pools:
+            return
+        for member in sorted(world.pool_nodes.values(), key=lambda member: member.id):
+            _advance(context, member)
+        for wanted in plan.wanted:
+            _order(context, wanted)
+        if plan.needed is not None:
+            self._release_idle(context, plan.needed)
+        for pool in list(world.node_pools.values()):
+            if pool.removing and not members_of(pool.id, world.pool_nodes):
+                context.change.remove(NODE_POOLS, pool.id)
+        self._call_providers(context)
+
+    def undo(self) -> None:
+        """The step was undone: send its calls again with the next one."""
+        self.called_s.clear()
+
+    def _release_idle(self, context: StepContext, needed: frozenset[NodeId]) -> None:
+        """Drain nodes above the minimum that have idled for long enough, the longest idle first."""
+        world, now_s = context.world, context.now.wall_s
+        idle = {
+            member.id
+            for member in world.pool_nodes.values()
+            if member.state is PoolNodeState.UP
+            and member.id not in needed
+            and not world.attempts_by_node.get(member.id)
+        }
+        self.idle_since_s = {node_id: min(now_s, self.idle_since_s.get(node_id, now_s)) for node_id in idle}
+        for pool in world.node_pools.values():
+            members = members_of(pool.id, world.pool_nodes)
+            spare = sum(member.state is not PoolNodeState.DRAINING for member in members) - pool.min_nodes
+            due = [
+                member
+                for member in members
+                if member.id in idle and now_s - self.idle_since_s[member.id] >= pool.idle_s
+            ]
+            due.sort(key=lambda member: (self.idle_since_s[member.id], member.id))
+            for member in due[: max(0, spare)]:
+                _drain(context, member, f"no job for {pool.idle_s:g} s")
+
+    def _call_providers(self, context: StepContext) -> None:
+        world, boot_s = context.world, context.now.boot_s
+        sent: dict[tuple[str, ProviderAction], float] = {}
+        for member in sorted(world.pool_nodes.values(), key=lambda member: member.id):
+            action = _due_action(context, member)
+            if action is None:
+                continue
+            at_s = self.called_s.get((member.token, action))
+            if at_s is None or not at_s <= boot_s < at_s + CALL_AGAIN_S:
+                pool, at_s = world.node_pools[member.pool], boot_s
+                context.provider_calls.append(
+                    ProviderCall(
+                        provider=pool.provider,
+                        action=action,
+                        node_id=member.id,
+                        token=member.token,
+                        template=pool.template.text,
+                        zone=pool.zone,
+                    )
+                )
+            sent[member.token, action] = at_s
+        self.called_s = sent
+
+
+def _due_action(context: StepContext, member: PoolNode) -> ProviderAction | None:
+    """The call that the node's state asks for; a draining node is stopped once its jobs have left."""
+    if member.state is PoolNodeState.REQUESTED:
+        return ProviderAction.START
+    if member.state is PoolNodeState.DRAINING and not context.world.attempts_by_node.get(member.id):
+        return ProviderAction.STOP
+    return None
+
+
+def _advance(context: StepContext, member: PoolNode) -> None:
+    """Follow the node's supervisor and the time limits."""
+    world, now_s = context.world, context.now.wall_s
+    pool, node = world.node_pools[member.pool], world.nodes.get(member.id)
+    after = next_life(member, pool, node, now_s)
+    if after is member:
+        return
+    if after.state is PoolNodeState.DRAINING:
+        (_give_up if member.state in COMING_STATES else _drain)(context, member, after.why)
+        return
+    context.change.put(after)
+    if after.state is PoolNodeState.UP and node is not None:
+        if pool.failures:
+            context.change.put(replace(pool, failures=0, failure="", retry_at_s=0.0))
+        if pool.zone and "zone" not in node.labels:
+            context.change.put(replace(node, labels={**node.labels, "zone": pool.zone}))
+
+
+def _order(context: StepContext, wanted: WantedNodes) -> None:
+    """Record the intent to start nodes, never more than the pool's maximum; the call follows this commit."""
+    pool, now_s = context.world.node_pools[wanted.pool], context.now.wall_s
+    room = pool.max_nodes - len(members_of(pool.id, context.world.pool_nodes))
+    for _ in range(min(wanted.count, room)):
+        node_id = NodeId(f"{pool.id}-{pool.next_number}")
+        pool = replace(pool, next_number=pool.next_number + 1)
+        if node_id in context.world.nodes:  # a server of this name has joined by itself
+            continue
+        context.change.put(
+            PoolNode(
+                id=node_id,
+                pool=pool.id,
+                token=f"{node_id}-{context.settings.storage_key}",
+                state=PoolNodeState.REQUESTED,
+                requested_s=now_s,
+                changed_s=now_s,
+                why=wanted.why,
+            )
+        )
+        context.add_history("node_requested", f"pool {pool.id} starts {node_id}: {wanted.why}", node_id=node_id)
+    context.change.put(pool)
+
+
+def _give_up(context: StepContext, member: PoolNode, why: str) -> None:
+    """Give up a node that did not come up; its pool orders no other for a while."""
+    pool = context.world.node_pools[member.pool].after_failure(f"{member.id}: {why}", context.now.wall_s)
+    context.change.put(pool)
+    _drain(context, member, why)
+
+
+def _drain(context: StepContext, member: PoolNode, why: str) -> None:
+    """Take a node out of service: its jobs are saved and moved, then the provider stops it."""
+    if member.state is PoolNodeState.DRAINING:
+        return
+    now_s = context.now.wall_s
+    context.change.put(member.enters(PoolNodeState.DRAINING, now_s, why))
+    context.add_history("node_releasing", f"{member.id} is being released: {why}", node_id=member.id, by=member.pool)
+    node = context.world.nodes.get(member.id)
+    if node is not None:
+        cordon = _cordon_of(replace(member, why=why), now_s)
+        context.change.put(replace(node, cordon=cordon, changed_s=now_s))
+        context.stop_jobs_on(member.id, by=f"pool {member.pool}")
+
+
+def _cordon_of(member: PoolNode, now_s: float) -> Cordon:
+    return Cordon(by=f"pool {member.pool}", why=f"is being released: {member.why}", since_s=now_s, drain=True)
+
+
+def _release(context: StepContext, member: PoolNode) -> None:
+    """Remove the records of a node of which nothing runs any more."""
+    node = context.world.nodes.get(member.id)
+    if node is not None:
+        context.lost[member.id] = None
+        context.change.remove_node(node)
+    context.change.remove(POOL_NODES, member.id)
+    lived_s = max(0.0, context.now.wall_s - member.requested_s)
+    text = f"{member.id} is released after {lived_s:.0f} s: {member.why}"
+    context.add_history("node_released", text, node_id=member.id)

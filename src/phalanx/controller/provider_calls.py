@@ -1,0 +1,153 @@
+"""Carries out the calls of the providers of node pools, on one thread for each provider, and reports their outcomes."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.core.fleet.node_pool import NodePool, PoolNode
+from phalanx.core.ids import NodeId, PoolId
+from phalanx.core.state.commands import ProviderAction, ProviderCall
+from phalanx.core.state.events import NodeDied, ProviderOutcome, ProviderReported, Report
+from phalanx.ports.provider import NodeOrder, NodeProvider
+
+OBSERVE_EVERY_S: Final = 0.2
+CLOSE_WAIT_S: Final = 30.0
+_log = logging.getLogger("phalanx.providers")
+
+
+@dataclass(slots=True, kw_only=True)
+class ProviderCalls:
+    """The providers of a head. Thread-safe.
+
+    Attributes:
+        create: returns a provider by its name; raises PhalanxError if it is not installed.
+    """
+
+    create: Callable[[str], NodeProvider]
+    _report: Callable[[Sequence[Report]], object] = lambda _: None
+    _workers: dict[str, _Worker] = field(default_factory=dict)
+    _providers: dict[str, NodeProvider] = field(default_factory=dict)
+    _orders: dict[str, list[NodeOrder]] = field(default_factory=dict)
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def provider(self, name: str) -> NodeProvider:
+        """Return the provider of this name.
+
+        Raises:
+            BadRequest: it is not installed.
+        """
+        with self._guard:
+            if name not in self._providers:
+                self._providers[name] = self.create(name)
+            return self._providers[name]
+
+    def open(
+        self,
+        pools: Mapping[PoolId, NodePool],
+        members: Mapping[NodeId, PoolNode],
+        report: Callable[[Sequence[Report]], object],
+    ) -> None:
+        """Start with the orders of the loaded records. `report` takes outcomes; it is called on the threads of the providers."""
+        self._report = report
+        for member in members.values():
+            pool = pools[member.pool]
+            order = NodeOrder(node_id=member.id, token=member.token, template=pool.template.text, zone=pool.zone)
+            self._orders.setdefault(pool.provider, []).append(order)
+        for name in dict.fromkeys(pool.provider for pool in pools.values()):
+            self._worker(name)
+
+    def send(self, calls: Iterable[ProviderCall]) -> None:
+        """Queue calls in order. Never blocks."""
+        for call in calls:
+            self._worker(call.provider).calls.put(call)
+
+    def close(self, *, keep_nodes: bool) -> None:
+        """Finish the calls under way and close the providers; unless `keep_nodes`, their nodes end."""
+        for worker in self._workers.values():
+            worker.ended.set()
+        for worker in self._workers.values():
+            worker.thread.join(timeout=CLOSE_WAIT_S)
+            if worker.provider is not None:
+                worker.provider.close(keep_nodes=keep_nodes)
+
+    def _worker(self, name: str) -> _Worker:
+        if name not in self._workers:
+            worker = _Worker(name=name, find=self.provider, orders=self._orders.get(name, []), report=self._report)
+            worker.thread = threading.Thread(target=worker.run, name=f"provider-{name}", daemon=True)
+            self._workers[name] = worker
+            worker.thread.start()
+        return self._workers[name]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Worker:
+    """The thread of one provider."""
+
+    name: str
+    find: Callable[[str], NodeProvider]
+    orders: Sequence[NodeOrder]
+    report: Callable[[Sequence[Report]], object]
+    provider: NodeProvider | None = None
+    calls: queue.SimpleQueue[ProviderCall] = field(default_factory=queue.SimpleQueue)
+    ended: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread = field(default_factory=threading.Thread)
+
+    def run(self) -> None:
+        """Carry out calls until the head closes."""
+        while not self.ended.is_set():
+            try:
+                self._step()
+            except Exception:  # noqa: BLE001  # one failed call must not end the thread
+                _log.exception("Error in provider %s; trying again", self.name)
+                self.ended.wait(1.0)
+
+    def _step(self) -> None:
+        if self.provider is None and self.calls.empty() and not self.orders:
+            provider = None
+        else:
+            provider = self._opened()
+        try:
+            call = self.calls.get(timeout=OBSERVE_EVERY_S)
+        except queue.Empty:
+            call = None
+        if call is not None:
+            self.report([self._carry_out(call)])
+        if provider is not None:
+            for lost in provider.observe():
+                self.report(
+                    [
+                        NodeDied(node_id=lost.node_id, supervisor_id=None, why=lost.why, confirmed=True),
+                        ProviderReported(
+                            node_id=lost.node_id, token=lost.token, outcome=ProviderOutcome.LOST, why=lost.why
+                        ),
+                    ]
+                )
+
+    def _opened(self) -> NodeProvider:
+        if self.provider is None:
+            provider = self.find(self.name)
+            provider.open(self.orders)
+            self.provider = provider
+        return self.provider
+
+    def _carry_out(self, call: ProviderCall) -> ProviderReported:
+        order = NodeOrder(node_id=call.node_id, token=call.token, template=call.template, zone=call.zone)
+        start = call.action is ProviderAction.START
+        try:
+            provider = self._opened()
+            (provider.start if start else provider.stop)(order)
+        except (OSError, PhalanxError) as error:
+            _log.warning("Provider %s could not %s %s: %s", self.name, call.action, call.node_id, error)
+            if not start:
+                raise  # the controller repeats the call
+            return ProviderReported(
+                node_id=call.node_id, token=call.token, outcome=ProviderOutcome.FAILED, why=str(error)
+            )
+        outcome = ProviderOutcome.STARTED if start else ProviderOutcome.STOPPED
+        return ProviderReported(node_id=call.node_id, token=call.token, outcome=outcome)

@@ -1,0 +1,62 @@
+"""A pool of virtual nodes: it grows for a waiting gang and shrinks after it, also if the head is killed in between."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.e2e.test_cli_head import Shell, free_port
+
+pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SLEEP = ("--", sys.executable, "-c", "import time; time.sleep(3)")
+
+
+@pytest.fixture
+def phalanx(tmp_path):
+    shell = Shell(tmp_path)
+    shell("up", "--virtual", "1x1", "--port", str(free_port()))
+    yield shell
+    shell("down", "--cancel-jobs")
+
+
+def supervisors(phalanx):
+    """Folders of the supervisors that run for the pool."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            folder = os.readlink(f"/proc/{pid}/cwd")
+        except OSError:
+            continue
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if folder.startswith(str(phalanx.home / "pools")) and b"phalanx.app.node" in file.read():
+                found.append(folder)
+    return sorted(os.path.basename(folder) for folder in found)
+
+
+def test_a_pool_grows_for_a_gang_survives_a_killed_head_and_shrinks(phalanx):
+    phalanx("submit", "--gpus", "2xh100:2", *SLEEP, code=64)  # without a pool it can never run
+    phalanx(
+        *("pools", "add", "burst", "--provider", "virtual", "--node", "1xh100:2"),
+        *("--min", "0", "--max", "2", "--price", "2/h", "--idle", "2s"),
+    )
+    phalanx("submit", "--gpus", "3xh100:2", *SLEEP, code=64)  # more than the pool's maximum
+    gang = phalanx("submit", "--quiet", "--gpus", "2xh100:2", *SLEEP).stdout.strip()
+    head = json.loads((phalanx.home / "head.json").read_text())["pid"]
+    os.kill(head, signal.SIGKILL)
+    phalanx("up")
+    ended = phalanx.until(gang, "succeeded", "failed", "cancelled")
+    assert ended["state"] == "succeeded"
+    until = time.monotonic() + 60.0
+    while phalanx.json("pools", "show", "burst")["nodes"] and time.monotonic() < until:
+        assert len(supervisors(phalanx)) <= 2
+        time.sleep(0.5)
+    assert phalanx.json("pools", "show", "burst")["nodes"] == []
+    assert supervisors(phalanx) == []
+    assert [node["id"] for node in phalanx.json("nodes")] == ["n0"]
+    text = phalanx("pools", "list").stdout
+    assert "burst" in text
+    phalanx("pools", "remove", "burst")

@@ -1,0 +1,288 @@
+"""Node pools: what waiting jobs order, the life of each node, and calls that survive the death of a head."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from phalanx.controller.controller import Controller
+from phalanx.controller.leases import LeaseBook
+from phalanx.controller.step_context import ControllerSettings
+from phalanx.controller.step_result import ControllerTime
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import NodeState
+from phalanx.core.fleet.node_pool import (
+    BACKOFF_S,
+    RETURN_WAIT_S,
+    NodePool,
+    NodeTemplate,
+    PoolNode,
+    PoolNodeState,
+    next_life,
+)
+from phalanx.core.ids import NodeId, PoolId, ProjectId, QueueId, UserId
+from phalanx.core.scheduling.feasibility import FeasibilityChecker, Outlook
+from phalanx.core.scheduling.node_demand import node_demand
+from phalanx.core.state.commands import ProviderAction
+from phalanx.core.state.events import (
+    ProviderOutcome,
+    ProviderReported,
+    PutNodePool,
+    PutProject,
+    PutQueue,
+    RemoveNodePool,
+    SubmitJob,
+    SupervisorRegistered,
+)
+from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.snapshot import Snapshot
+from phalanx.core.state.world import World, WorldChange
+from phalanx.core.work.gpus import parse_gpus
+from phalanx.core.work.job import WaitReasonCode
+from phalanx.core.work.queue import Project, Queue
+from tests.builders import T, job, make_node, queue, spec
+
+REQUESTED, PROVISIONING, UP, DRAINING, DOWN = (
+    PoolNodeState.REQUESTED,
+    PoolNodeState.PROVISIONING,
+    PoolNodeState.UP,
+    PoolNodeState.DRAINING,
+    PoolNodeState.DOWN,
+)
+WAITS = WaitReason(reason=WaitReasonCode.RESOURCES, detail="needs more")
+START, STOP = ProviderAction.START, ProviderAction.STOP
+
+
+def pool(name="p", devices=8, most=4, price=2.0, **fields):
+    own = [
+        Device(index=index, uuid="", model="virtual", memory_bytes=16 << 30, virtual=True) for index in range(devices)
+    ]
+    return NodePool(
+        id=PoolId(name),
+        provider="virtual",
+        template=NodeTemplate(text=str(devices), devices=tuple(own), cpus=32, memory_bytes=256 << 30),
+        price_per_h=price,
+        by=UserId("op"),
+        **{"min_nodes": 0, "max_nodes": most, "idle_s": 300.0, "start_limit_s": 600.0, **fields},
+    )
+
+
+def member(number=0, state=REQUESTED, name="p", at_s=T):
+    node_id = f"{name}-{number}"
+    return PoolNode(
+        id=NodeId(node_id),
+        pool=PoolId(name),
+        token=f"{node_id}-k",
+        state=state,
+        requested_s=at_s,
+        changed_s=at_s,
+    )
+
+
+# ---- the decision ---------------------------------------------------------------------------------------------------
+
+
+def ordered(jobs, pools, *, nodes=(), members=(), queues=(), reason=WAITS, now_s=T):
+    snapshot = Snapshot(
+        version=1,
+        now_s=now_s,
+        nodes={node.id: node for node in nodes},
+        queues={one.id: one for one in queues or [queue("default")]},
+        node_pools={one.id: one for one in pools},
+        pool_nodes={one.id: one for one in members},
+    )
+    found = node_demand(snapshot, jobs, lambda _: reason, now_s)
+    return dict(sum((Counter({one.pool: one.count}) for one in found.wanted), Counter()))
+
+
+def gang(nodes, name="1", **fields):
+    return job(name, seq=int(name), gpus=parse_gpus(f"{nodes}x8"), **fields)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "given", "expected"),
+    [
+        ([gang(2)], {"pools": [pool()]}, {"p": 2}),
+        ([gang(5)], {"pools": [pool()]}, {}),  # never half a gang
+        (
+            [gang(3), gang(3, "2"), gang(1, "3")],
+            {"pools": [pool()]},
+            {"p": 4},
+        ),  # the second does not fit, the third does
+        ([gang(2)], {"pools": [pool()], "members": [member(0), member(1, PROVISIONING)]}, {}),  # ordered already
+        ([gang(2)], {"pools": [pool()], "members": [member(0)]}, {"p": 1}),
+        ([gang(4)], {"pools": [pool()], "members": [member(0, DRAINING)]}, {}),  # one that is released still counts
+        ([gang(2)], {"pools": [pool()], "nodes": [make_node("n0", 8)]}, {"p": 1}),  # free capacity first
+        ([gang(1)], {"pools": [pool(), pool("q", price=1.0)]}, {"q": 1}),  # the cheapest
+        ([gang(1)], {"pools": [pool(), pool("q", devices=2, price=1.0)]}, {"p": 1}),  # too small
+        ([gang(1)], {"pools": [pool(retry_at_s=T + 1.0)]}, {}),  # backs off
+        ([gang(1)], {"pools": [pool(removing=True)]}, {}),
+        ([gang(1)], {"pools": [pool()], "queues": [queue("default", gpus_per_user=4)]}, {}),
+        ([gang(1)], {"pools": [pool()], "reason": WaitReason(reason=WaitReasonCode.BUDGET, detail="")}, {}),
+        ([gang(1, nodelist=("n7",))], {"pools": [pool()]}, {}),
+        ([], {"pools": [pool(min_nodes=2)]}, {"p": 2}),
+        ([gang(1)], {"pools": [pool(min_nodes=2)], "members": [member(0, DRAINING)]}, {"p": 2}),
+    ],
+)
+def test_what_waiting_jobs_order(jobs, given, expected):
+    assert ordered(jobs, **given) == expected
+
+
+def test_jobs_that_only_a_pool_could_hold_are_accepted_and_larger_ones_refused():
+    snapshot = Snapshot(version=1, now_s=T, nodes={}, queues={QueueId("default"): queue("default")})
+    with_pool = replace(snapshot, node_pools={PoolId("p"): pool()})
+    found = FeasibilityChecker(with_pool, T).check_job(gang(4))
+    assert (found.outlook, "pool p (at most 4 nodes)" in found.detail) == (Outlook.NOT_NOW, True)
+    assert FeasibilityChecker(with_pool, T).check_job(gang(5)).never
+
+
+# ---- the life -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "node", "after_s", "expected"),
+    [
+        (REQUESTED, None, 599.0, REQUESTED),
+        (REQUESTED, None, 600.0, DRAINING),
+        (REQUESTED, NodeState.UP, 1.0, UP),  # it registered before the provider's answer
+        (PROVISIONING, NodeState.UP, 1.0, UP),
+        (PROVISIONING, NodeState.DOWN, 1.0, PROVISIONING),
+        (PROVISIONING, None, 600.0, DRAINING),
+        (UP, NodeState.UP, 9e9, UP),
+        (UP, NodeState.DOWN, 1.0, DOWN),
+        (UP, None, 1.0, DOWN),
+        (DOWN, NodeState.UP, 1.0, UP),
+        (DOWN, NodeState.DOWN, RETURN_WAIT_S - 1.0, DOWN),
+        (DOWN, NodeState.DOWN, RETURN_WAIT_S, DRAINING),
+        (DRAINING, NodeState.UP, 9e9, DRAINING),
+        (DRAINING, None, 9e9, DRAINING),
+    ],
+)
+def test_life_of_a_pooled_node(state, node, after_s, expected):
+    known = None if node is None else replace(make_node("p-0", 8), state=node)
+    assert next_life(member(state=state), pool(), known, T + after_s).state is expected
+
+
+def test_each_node_given_up_doubles_the_pause():
+    once = pool().after_failure("p-0: no answer", T)
+    twice = once.after_failure("p-1: no answer", T)
+    assert (once.retry_at_s - T, twice.retry_at_s - T) == (BACKOFF_S, 2.0 * BACKOFF_S)
+    assert (twice.failures, twice.failure) == (2, "p-1: no answer")
+
+
+# ---- the controller ------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """A controller whose steps all commit; a new head continues with the same world."""
+
+    def __init__(self):
+        self.now_s, self.world, self.head = 1000.0, World(), 0
+        self.start()
+        self.step(PutProject(project=Project(id=ProjectId("gpt"))), PutQueue(queue=Queue(id=QueueId("default"))))
+
+    def start(self):
+        self.head += 1
+        settings = ControllerSettings(checkpoint_root="/c", output_root="/o", storage_key=f"k{self.head}")
+        self.controller = Controller(world=self.world, leases=LeaseBook(lease_s=1e6), settings=settings)
+        self.controller.start(self.time())
+
+    def time(self):
+        return ControllerTime(wall_s=T + self.now_s, boot_s=self.now_s)
+
+    def step(self, *events, after_s=1.5):
+        self.now_s += after_s
+        done = self.controller.step(self.time(), events)
+        assert not [answer for answer in done.answers if isinstance(answer, Exception)], done.answers
+        self.controller.committed(done, self.time())
+        return [(call.action, call.node_id, call.token) for call in done.provider_calls]
+
+    def submit(self, nodes):
+        return SubmitJob(
+            spec=spec("gang", gpus=parse_gpus(f"{nodes}x8")),
+            user=UserId("ada"),
+            project=ProjectId("gpt"),
+            queue=QueueId("default"),
+        )
+
+    def states(self):
+        return {one.id: one.state for one in self.world.pool_nodes.values()}
+
+    def hello(self, name):
+        node = replace(make_node(name, 8), engine="virtual")
+        assert node.supervisor_id is not None
+        return SupervisorRegistered(node=node, supervisor_id=node.supervisor_id, running=())
+
+
+def told(outcome, name, head="k1", why=""):
+    return ProviderReported(node_id=NodeId(name), token=f"{name}-{head}", outcome=outcome, why=why)
+
+
+def test_a_head_that_dies_between_any_two_steps_orders_once_and_releases_all():
+    steps = Steps()
+    calls = steps.step(PutNodePool(pool=pool(idle_s=10.0)), steps.submit(1))
+    assert calls == [(START, "p-0", "p-0-k1")]
+    assert steps.states() == {"p-0": REQUESTED}
+    steps.start()  # dead after the commit, before or after the call
+    assert steps.step() == [(START, "p-0", "p-0-k1")]  # the same token
+    assert steps.step() == []  # not again at once
+    steps.step(told(ProviderOutcome.STARTED, "p-0"))
+    assert steps.states() == {"p-0": PROVISIONING}
+    steps.start()
+    assert steps.step() == []
+    steps.step(steps.hello("p-0"))
+    steps.step()
+    assert steps.states() == {"p-0": UP}
+    assert len(steps.world.attempts) == 1
+    steps.world.attempts.clear()  # its job has ended
+    steps.world.attempts_by_node.clear()
+    steps.world.pending.clear()
+    steps.world.jobs.clear()
+    steps.start()
+    assert steps.step() == []
+    assert steps.step(after_s=11.0) == [(STOP, "p-0", "p-0-k1")]
+    steps.start()
+    assert steps.step() == [(STOP, "p-0", "p-0-k1")]
+    steps.step(told(ProviderOutcome.STOPPED, "p-0"))
+    assert (steps.states(), dict(steps.world.nodes)) == ({}, {})
+
+
+def test_a_node_that_cannot_start_is_stopped_and_its_pool_backs_off():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool()), steps.submit(1))
+    assert steps.step(told(ProviderOutcome.FAILED, "p-0", why="no room")) == [(STOP, "p-0", "p-0-k1")]
+    assert "no room" in steps.world.node_pools[PoolId("p")].failure
+    steps.step(told(ProviderOutcome.STOPPED, "p-0"))
+    assert steps.step() == []
+    assert steps.step(after_s=BACKOFF_S) == [(START, "p-1", "p-1-k1")]
+
+
+def test_a_supervisor_that_registers_too_late_gets_no_job():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool(start_limit_s=5.0)), steps.submit(1))
+    assert steps.step(after_s=6.0) == [(STOP, "p-0", "p-0-k1")]
+    steps.step(steps.hello("p-0"))
+    assert not steps.world.attempts
+    assert steps.world.nodes[NodeId("p-0")].cordon is not None
+
+
+def test_a_removed_pool_ends_with_its_last_node_and_reports_of_old_orders_change_nothing():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool(min_nodes=1)))
+    assert steps.step(RemoveNodePool(pool_id=PoolId("p"), by=UserId("op"))) == [(STOP, "p-0", "p-0-k1")]
+    steps.step(told(ProviderOutcome.STOPPED, "p-0", head="k0"))
+    assert steps.states() == {"p-0": DRAINING}
+    steps.step(told(ProviderOutcome.STOPPED, "p-0"))
+    assert (steps.states(), steps.world.node_pools) == ({}, {})
+
+
+def test_an_undone_step_sends_its_call_with_the_next():
+    steps = Steps()
+    steps.now_s += 1.5
+    done = steps.controller.step(steps.time(), [PutNodePool(pool=pool(min_nodes=1))])
+    assert len(done.provider_calls) == 1
+    steps.controller.refused(done)
+    assert steps.states() == {}
+    change = WorldChange(world=steps.world)
+    change.put(pool(min_nodes=1))
+    assert [call[0] for call in steps.step()] == [START]
