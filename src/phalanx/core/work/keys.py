@@ -64,6 +64,11 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "nodelist": ValueKind.TEXT,
     "exclude": ValueKind.TEXT,
     "slurm": ValueKind.TABLE,
+    "type": ValueKind.TEXT,
+    "replicas": ValueKind.TEXT,
+    "port": ValueKind.TEXT,
+    "ready": ValueKind.TEXT,
+    "ready_within": ValueKind.TEXT,
 }
 
 # Names of the same key in other tools, for a helpful error message.
@@ -87,6 +92,8 @@ _SYNONYMS: Final = {
     "preemptible": ("preemptable",),
     "requirements": ("packages", "pip", "requires"),
     "plan": ("layout", "parallelism", "parallel"),
+    "ready": ("readiness", "readiness_probe", "health"),
+    "port": ("ports",),
 }
 KEY_OF_SYNONYM: Final[Mapping[str, str]] = {
     synonym.replace("_", ""): key for key, synonyms in _SYNONYMS.items() for synonym in synonyms

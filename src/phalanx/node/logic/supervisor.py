@@ -50,6 +50,7 @@ from phalanx.node.logic.events import (
     MemberPrepared,
     MemberStartFailed,
     OutputDrained,
+    ReadinessProbed,
     SupervisorEvent,
     TaskEnded,
     TasksSpawned,
@@ -75,6 +76,7 @@ MemberEvent: TypeAlias = (
     | OutputDrained
     | CheckpointReported
     | HangDetected
+    | ReadinessProbed
 )
 """The events of one member."""
 
@@ -162,6 +164,8 @@ class Supervisor:
                 self._apply(slot, members.on_freeze_finished(member, now, frozen=still))
             case HangDetected():
                 self._apply(slot, members.on_hang(member, happening))
+            case ReadinessProbed():
+                self._apply(slot, members.on_readiness(member, happening))
             case CheckpointReported():
                 self._apply(slot, members.on_checkpoint(member, happening, now))
             case OutputDrained(tail=tail):
