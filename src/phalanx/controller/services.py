@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
 from phalanx.controller.request_handlers import RequestHandlers
@@ -14,7 +15,7 @@ from phalanx.core.state.events import ScaleService, StopService, SubmitJob, Subm
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import REVISIONS, SERVICES
-from phalanx.core.work.service import NO_REVISION, REVISIONS_KEPT, Revision, Service, ServiceState
+from phalanx.core.work.service import NO_REVISION, Revision, Service, ServiceState, revision_numbers
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.users import Action
 
@@ -46,8 +47,7 @@ def submit(context: StepContext, request: SubmitService) -> Service:
         raise Conflict(f"there are already {SERVICES_MAX} services, the maximum", hint=Hint(HintCode.LIST_SERVICES))
     spec = _checked(context, request.spec, request)
     if known is not None:
-        for number in _numbers(context, service_id):  # another user's may hold secrets
-            context.change.remove(REVISIONS, (service_id, number))
+        _remove_revisions(context, service_id, keep=())  # another user's may hold secrets
     number = (NO_REVISION if known is None else known.last_revision) + 1
     _put_revision(context, service_id, number, spec, request.user)
     service = Service(
@@ -101,8 +101,8 @@ def update(context: StepContext, request: UpdateService) -> Service:
         _put_revision(context, service.id, number, spec, request.by)
     elif request.revision is not None:
         number = request.revision
-        if number not in _numbers(context, service.id):
-            kept = ", ".join(map(str, _numbers(context, service.id)))
+        if number not in _numbers(context, service):
+            kept = ", ".join(map(str, _numbers(context, service)))
             raise NotFound(f"service {service.id} has no revision {number}", hint=f"it has: {kept}")
         if number == service.revision and not service.failure:
             return service
@@ -113,8 +113,8 @@ def update(context: StepContext, request: UpdateService) -> Service:
         failure="",
         rollout_s=context.now.wall_s,
     )
+    _remove_revisions(context, service.id, keep=revision_numbers(after))
     context.change.put(after)
-    _remove_old_revisions(context, after)
     add_service_history(context, after, f"rollout of revision {number} by {request.by}", by=request.by)
     return after
 
@@ -215,17 +215,18 @@ def _checked(context: StepContext, spec: JobSpec, request: SubmitService) -> Job
     ).spec
 
 
-def _numbers(context: StepContext, service_id: ServiceId) -> list[int]:
-    return sorted(number for name, number in context.world.table(REVISIONS) if name == service_id)
+def _numbers(context: StepContext, service: Service) -> list[int]:
+    """Its stored revisions, newest first."""
+    table = context.world.table(REVISIONS)
+    return [number for number in revision_numbers(service) if (service.id, number) in table]
 
 
 def _put_revision(context: StepContext, service_id: ServiceId, number: int, spec: JobSpec, by: UserId) -> None:
     context.change.put(Revision(service=service_id, number=number, spec=spec, by=by, created_s=context.now.wall_s))
 
 
-def _remove_old_revisions(context: StepContext, service: Service) -> None:
-    """Remove the revisions beyond the newest ones, except those in use."""
-    in_use = {service.revision, service.served_revision}
-    for number in _numbers(context, service.id)[:-REVISIONS_KEPT]:
-        if number not in in_use:
-            context.change.remove(REVISIONS, (service.id, number))
+def _remove_revisions(context: StepContext, service_id: ServiceId, *, keep: Container[int]) -> None:
+    """Remove the other revisions of a service. Costs one pass over all revisions."""
+    table = context.world.table(REVISIONS)
+    for number in sorted(number for name, number in table if name == service_id and number not in keep):
+        context.change.remove(REVISIONS, (service_id, number))

@@ -13,7 +13,7 @@ from phalanx.core.lifecycle.endpoints import endpoint_of
 from phalanx.core.state.records import REVISIONS
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
-from phalanx.core.work.service import Revision, Service
+from phalanx.core.work.service import Revision, Service, revision_numbers
 from phalanx.wire.api.services import EndpointView, RevisionView, ServiceDetail, ServiceView
 
 LiveReplicas = Sequence[tuple[Job, Attempt | None]]
@@ -38,9 +38,8 @@ def service_detail(services: HeadServices, caller: Caller, service: Service) -> 
         if job.replica is not None and job.replica.service == service.id
     ]
     unique = {job.id: job for job in sorted(replicas, key=lambda job: job.seq)}
-    revisions = sorted(
-        (one for one in services.store.records(REVISIONS) if one.service == service.id), key=lambda one: -one.number
-    )
+    known = (services.store.record(REVISIONS, (service.id, number)) for number in revision_numbers(service))
+    revisions = [one for one in known if one is not None]
     whole = may_see_all_of(caller, service)
     return ServiceDetail(
         service=service_views(services, caller, [service])[0],

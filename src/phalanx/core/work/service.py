@@ -11,7 +11,7 @@ from phalanx.core.work.service_terms import ServiceTerms
 from phalanx.core.work.spec import JobSpec
 
 NO_REVISION: Final = 0  # revisions count from 1
-REVISIONS_KEPT: Final = 10  # besides the one that serves; older ones are removed
+REVISIONS_KEPT: Final = 10  # newest ones; older ones are removed, except those in use
 
 
 class ServiceState(enum.StrEnum):
@@ -80,3 +80,10 @@ class Service:
     rollout_s: float | None = None
     stopped_by: str = ""
     stopped_s: float | None = None
+
+
+def revision_numbers(service: Service) -> list[int]:
+    """The numbers that its stored revisions may have, newest first: the newest ones, and those in use."""
+    first = max(NO_REVISION, service.last_revision - REVISIONS_KEPT)
+    kept = {*range(first + 1, service.last_revision + 1), service.revision, service.served_revision} - {NO_REVISION}
+    return sorted(kept, reverse=True)
