@@ -38,7 +38,7 @@ from phalanx.simulator.drill.operator_invariants import OperatorChecker
 from phalanx.simulator.drill.processes import newest_valid
 from phalanx.simulator.drill.protocols import ObservedCluster
 from phalanx.simulator.drill.restart_invariants import RestartChecker
-from phalanx.simulator.drill.service_invariants import ServiceChecker
+from phalanx.simulator.drill.service_invariants import check_services
 from phalanx.simulator.drill.violations import InvariantBroken, require
 
 FULL_CHECK_EVERY: Final = 64  # commits between two full checks
@@ -61,7 +61,6 @@ class InvariantChecker:
         self._limits = LimitChecker(cluster)
         self._books = BillingChecker(cluster)
         self.operators = OperatorChecker()
-        self._services = ServiceChecker()
 
     # ---- acknowledged requests -----------------------------------------------------------------------------------------
 
@@ -130,7 +129,7 @@ class InvariantChecker:
             self._check_dependents(condition, world)
         self._limits.check(world, outbox, head)
         self._books.check(change.records, now)
-        self._services.check(change.records, world)
+        check_services(change.history, world)
 
     def check_store(self) -> None:
         """Check the store when a head starts, and at the end."""
