@@ -16,12 +16,15 @@ from phalanx.core.state.events import (
     UpdateService,
 )
 from phalanx.core.state.records import REVISIONS, SERVICES
+from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.service import ServiceState
 from phalanx.core.work.service_terms import ServiceTerms
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic.events import MemberKey, ReadinessProbed
 from phalanx.ports.store import StoreRefused
+from phalanx.simulator.drill.workload import FAST_POLICY
 from tests.builders import spec
 from tests.harness import Harness
 from tests.simulated_node import JobBehaviour
@@ -402,3 +405,15 @@ def test_endpoints_are_told_in_the_history_with_all_that_a_gateway_needs(cluster
     assert {name: lines[0].facts[name] for name in ("service", "revision")} == {"service": "web", "revision": 1}
     assert lines[0].facts["port"] == cluster.attempts(job.id)[0].service_port
     assert lines[0].facts["address"] == cluster.world.nodes[lines[0].node_id].address
+
+
+def test_gang_that_lost_a_node_keeps_no_room_beside_a_replica_that_never_ends():
+    """Found by seed 5100 of the drill: seven idle GPUs were kept for a gang that could not start while the service lives."""
+    cluster = Harness("r: n0=4 n1=4 n2=4", policy=FAST_POLICY)
+    ready(cluster, web(1, 1))
+    gang = cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=1e6))
+    cluster.runs(gang)
+    cluster.kill_node(cluster.live(gang).allocation.grants[1].node_id)
+    cluster.until(cluster.is_(gang, JobState.PENDING))
+    small = cluster.submit(gpus=4, behaviour=JobBehaviour(run_s=1e6))
+    cluster.until(cluster.attempt_is(small, AttemptState.RUNNING), 60.0)

@@ -202,7 +202,8 @@ def _started(
 def _readiness(
     case: AttemptCase, attempt: Attempt, happening: ReadinessChanged, facts: TransitionContext
 ) -> TransitionResult:
-    if happening.ready == attempt.ready or happening.node_id != attempt.allocation.grants[0].node_id:
+    serves = case.job.replica is not None and attempt.service_port
+    if not serves or happening.ready == attempt.ready or happening.node_id != attempt.allocation.grants[0].node_id:
         return _unchanged(case)
     attempt = replace(attempt, ready=happening.ready, ready_s=facts.now_s)
     running = attempt.state is _S.RUNNING  # before, other nodes of its gang are still starting
