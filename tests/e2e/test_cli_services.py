@@ -34,7 +34,7 @@ def phalanx(tmp_path_factory):
         (shell.work / f"v{number}").mkdir()
         (shell.work / f"v{number}" / "said").write_text(f"version {number}")
         (shell.work / f"v{number}.yaml").write_text(FILE.format(python=sys.executable, folder=f"v{number}"))
-    shell("up", "--virtual", "3x1", "--port", str(free_port()))
+    shell("up", "--virtual", "3x2", "--port", str(free_port()))
     yield shell
     shell("down", "--cancel-jobs")
 

@@ -276,6 +276,32 @@ def test_dead_node_costs_one_replica_which_starts_elsewhere(cluster):
     becomes(cluster, S.READY)
 
 
+def nodes_of(cluster):
+    return sorted(cluster.world.attempts[one].allocation.grants[0].node_id for one in serving(cluster))
+
+
+def test_replicas_lie_on_different_nodes_and_share_one_if_they_must():
+    cluster = Harness("r: n0=4 n1=4 n2=4")
+    ready(cluster, web(2, 6))
+    first = nodes_of(cluster)
+    assert len(set(first)) == 2
+    cluster.kill_node(first[0])
+    becomes(cluster, S.DEGRADED)
+    assert len(serving(cluster)) == 1, "the other one serves on"
+    becomes(cluster, S.READY)
+    assert sorted(nodes_of(cluster)) == sorted({"n0", "n1", "n2"} - {first[0]})
+    cluster.revive_node(first[0])
+    cluster.run(1.0)
+    scale(cluster, 3)
+    becomes(cluster, S.READY)
+    assert nodes_of(cluster) == ["n0", "n1", "n2"]
+    scale(cluster, 6)
+    cluster.until(lambda: len(serving(cluster)) == 6)
+    update(cluster, web(2, 6, env=(("A", "1"),)))
+    cluster.until(lambda: service(cluster).served_revision == 2)
+    assert set(nodes_of(cluster)) == {"n0", "n1", "n2"}
+
+
 def test_crashing_replica_restarts_with_growing_pauses_and_never_ends(cluster):
     submit(cluster, web(1, 1), behaviour=CRASHES)
     cluster.run(600.0)

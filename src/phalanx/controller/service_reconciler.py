@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.controller import submits
 from phalanx.controller.services import add_service_history
 from phalanx.controller.step_context import StepContext
-from phalanx.core.ids import Epoch, Generation, JobId, ServiceId, UserId
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ServiceId, UserId
 from phalanx.core.lifecycle import job as jobs
 from phalanx.core.lifecycle.service import Replica, ReplicaCondition, reconcile
+from phalanx.core.lifecycle.transitions import AVOID_MAX
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.records import REVISIONS, SERVICES, Record
@@ -23,6 +25,7 @@ from phalanx.core.work.service import Revision, Service
 from phalanx.core.work.service_terms import ReplicaPosition
 
 RECONCILER: Final = UserId("services")  # `by` of cancels that a service decides
+_FAILED_NODES: Final = 2  # newest nodes that failed a replica, which it avoids besides
 _Condition = tuple[Epoch, Generation, ReplicaCondition]
 
 
@@ -88,9 +91,11 @@ class ServiceReconciler:
             add_service_history(context, step.service, text)
         for job_id, why in step.stop:
             context.apply(jobs.cancel(context.case(job_id), RECONCILER, why, context.facts))
-        for _ in range(step.start):
-            self._start(context, step.service, revisions[step.service.revision])
-        if step.start:  # once the scheduler has seen them: they may wait for devices
+        stopped = {job_id for job_id, _ in step.stop}
+        self._spread(context, [one for one in replicas if one.job.id not in stopped])
+        if step.start:
+            # One in each step: the scheduler places it in this one, and the next avoids its node. It may also wait for devices.
+            self._start(context, step.service, revisions[step.service.revision], replicas)
             self._touched.add(service_id)
         if step.due_in_s < math.inf:
             self._due_s[service_id] = context.now.boot_s + step.due_in_s
@@ -112,6 +117,36 @@ class ServiceReconciler:
             found.append(replace(replica, since_s=boot_s - known[1]))
         return sorted(found, key=lambda one: one.job.seq)
 
-    def _start(self, context: StepContext, service: Service, revision: Revision) -> None:
+    def _start(self, context: StepContext, service: Service, revision: Revision, replicas: Sequence[Replica]) -> None:
         request = SubmitJob(spec=revision.spec, user=service.user, project=service.project, queue=service.queue)
-        submits.put_replica(context, request, ReplicaPosition(service=service.id, revision=revision.number))
+        job = submits.put_replica(context, request, ReplicaPosition(service=service.id, revision=revision.number))
+        self._spread(context, [*replicas, Replica(job=job, attempt=None)])
+
+    def _spread(self, context: StepContext, replicas: Sequence[Replica]) -> None:
+        """Let the replicas that wait avoid the nodes of the others, so that one node's death leaves some of them ready.
+
+        A preference: they share a node if nothing else fits.
+        """
+        waiting = [one for one in replicas if one.attempt is None]
+        if len(waiting) == len(replicas):
+            return
+        usable = sum(node.schedulable for node in self.world.nodes.values())
+        for one in waiting:
+            failed = one.job.avoided_nodes[-_FAILED_NODES:]
+            avoided = tuple(dict.fromkeys((*_crowded_nodes(one.revision, replicas, usable), *failed)))
+            if avoided != one.job.avoided_nodes:
+                context.change.put(replace(one.job, avoided_nodes=avoided))
+
+
+def _crowded_nodes(revision: int, replicas: Sequence[Replica], usable: int) -> list[NodeId]:
+    """The nodes with replicas, fullest last; those with the fewest are left out if no usable node is without any.
+
+    Replicas of another revision count half: a rollout stops them.
+    """
+    loads = Counter[NodeId]()
+    for one in replicas:
+        for grant in () if one.attempt is None else one.attempt.allocation.grants:
+            loads[grant.node_id] += 2 if one.revision == revision else 1
+    least = 0 if len(loads) < usable else min(loads.values())
+    crowded = sorted((node for node in loads if loads[node] > least), key=lambda node: (loads[node], node))
+    return crowded[-(AVOID_MAX - _FAILED_NODES) :]
