@@ -202,7 +202,7 @@ SHARDS: tuple[Shard, ...] = (
     ),
     Shard(
         title="drill: fresh seeds and planted bugs",
-        tests=("tests/simulation/test_seeds.py::test_seeds_break_no_invariant", "tests/simulation/test_planted.py"),
+        tests=("tests/simulation/test_seeds.py::test_seeds_", "tests/simulation/test_planted.py"),
     ),
     Shard(
         title="drill: every edge and every fault in every state",

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from phalanx.core.access.rules import CallerRelation
-from phalanx.core.state.events import MemberReady, NodeDied
+from phalanx.core.state.events import MemberReady, NodeDied, SubmitService
+from phalanx.core.work.request import spec_from_mapping
 from phalanx.planner.calibration.profile import NodeMeasurement, Profile
 from phalanx.planner.calibration.record_codec import encode_record
 from phalanx.wire.supervisor import (
@@ -61,6 +62,13 @@ class Case:
         self.bench.jobs[self.owner, kind] = self.bench.job(self.owner, kind)
         return known
 
+    def service(self):
+        """The name of a service of the owner; each call has its own."""
+        name, project = f"s-{self.number}-{self.owner}", "cv" if self.owner == "otto" else "nlp"
+        spec = spec_from_mapping(template(name), workdir="/")
+        self.bench.head.ask(SubmitService(spec=spec, user=self.owner, project=project, queue="default"))
+        return name
+
     @property
     def project(self):
         return "cv" if self.tie is CallerRelation.OTHER_PROJECT else "nlp"
@@ -98,6 +106,18 @@ def of_kept(noun, more="", content=None, **also):
 
 def token_to_end(case):
     return Ask(f"/v1/tokens/{case.bench.give(case.owner, f'spare-{case.number}-of-{case.owner}')}")
+
+
+def template(name, **more):
+    """Of a service that sleeps from the start."""
+    return {**JOB, "name": name, "type": "service", "replicas": "0..9", **more}
+
+
+def change_service(case):
+    """One of its owner: by turns another revision, and another number of replicas."""
+    name, number = case.service(), case.number  # two numbers for each call
+    body = {"spec": template(name, env={"N": str(number)})} if number // 2 % 2 else {"replicas": number % 9}
+    return Ask(f"/v1/services/{name}", body)
 
 
 def reservation_to_end(case):
@@ -234,6 +254,12 @@ SPECIMENS = {
     "POST /v1/jobs/{job_id}/release": of_job("/release", "held"),
     "POST /v1/jobs/{job_id}/requeue": of_job("/requeue", "running"),
     "WEBSOCKET /v1/jobs/{job_id}/exec": of_job("/exec", "running", {"argv": ["id"]}, ok=(101,)),
+    # services
+    "POST /v1/services": lambda case: Ask("/v1/services", {**template(f"new-{case.number}"), "project": "nlp"}),
+    "GET /v1/services": plain("/v1/services"),
+    "GET /v1/services/{service_id}": lambda case: Ask(f"/v1/services/{case.service()}"),
+    "PATCH /v1/services/{service_id}": change_service,
+    "POST /v1/services/{service_id}/stop": lambda case: Ask(f"/v1/services/{case.service()}/stop"),
     "HEAD /v1/blobs/{sha256}": known_blob("/v1/blobs/{}"),
     "PUT /v1/blobs/{sha256}": blob,
     # nodes and queues

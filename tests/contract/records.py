@@ -1,13 +1,14 @@
 """Records as small as the store's tests need them, and a dump of all that a store says."""
 
 import hashlib
+from dataclasses import replace
 
 from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.node_pool import NodePool, NodeTemplate, PoolNode, PoolNodeState
-from phalanx.core.ids import Epoch, JobId, NodeId, PoolId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.ids import Epoch, JobId, NodeId, PoolId, ProjectId, QueueId, ReservationId, ServiceId, TokenId, UserId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import RECORDS, Idempotency
 from phalanx.core.work.allocation import Allocation, NodeGrant
@@ -16,6 +17,8 @@ from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.service import Revision, Service
+from phalanx.core.work.service_terms import ServiceTerms
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.core.work.users import (
     Action,
@@ -129,6 +132,23 @@ def reservation(name="fans", **more):
     )
 
 
+def service(name="web", **fields):
+    return Service(
+        id=ServiceId(name),
+        user=UserId("ann"),
+        project=ProjectId("vision"),
+        queue=QueueId("default"),
+        created_s=1000.5,
+        **{"revision": 1, "last_revision": 1, **fields},
+    )
+
+
+def revision(number=1):
+    terms = ServiceTerms(replicas_min=1, replicas_max=4, ready="/health")
+    spec = replace(job(1).spec, name="web", service=terms)
+    return Revision(service=ServiceId("web"), number=number, spec=spec, by=UserId("ann"), created_s=1000.5)
+
+
 def calibration(by="opal", profile='{"at":"2026-11-21"}'):
     return FleetDocument(text=profile, by=UserId(by), at_s=7.5)
 
@@ -194,6 +214,8 @@ def one_of_each_kind():
         pool_node(),
         job(1, RUNNING, epoch=1),
         attempt(1),
+        service(),
+        revision(),
         key(1),
     )
 

@@ -100,6 +100,7 @@ class Look:
 def ask_everything(home):
     """Every call that changes something, the end of the head last."""
     jobs_change(home)
+    services_change(home)
     people_change(home)
     nodes_change(home)
     gang_brings(home)
@@ -134,6 +135,16 @@ def jobs_change(home):
     ask("POST", "/v1/jobs/cancel", {"jobs": ["1", "3"], "why": "mark-both"}, mark=" & ".join(each))
     talk = {"run": "echo mark-said", "gpus": 1, "name": "mark-talk", "workdir": "/", "tasks_per_node": 1}
     home.head.wait_for_state(ask("POST", "/v1/jobs", talk, key="talk", mark="mark-talk")["job"]["id"], "succeeded")
+
+
+def services_change(home):
+    ask = home.head.ask
+    sleeping = {"run": "sleep 1000", "gpus": 1, "workdir": "/", "type": "service", "replicas": "0..2"}
+    ask("POST", "/v1/services", {**sleeping, "name": "mark-web"}, mark="mark-web")
+    changed = {**sleeping, "name": "mark-web", "env": {"A": "mark-revision"}}
+    ask("PATCH", "/v1/services/mark-web", {"spec": changed}, mark="mark-revision")
+    ask("PATCH", "/v1/services/mark-web", {"replicas": 1}, mark="mark-web: scaled to 1 replicas")
+    ask("POST", "/v1/services/mark-web/stop", mark="mark-web: stopped by root")
 
 
 def people_change(home):

@@ -27,8 +27,8 @@ def test_a_planted_bug_is_caught_by_its_invariant(bug, monkeypatch):
 
 def test_without_them_the_same_seeds_are_clean():
     """So that it is the bug that was caught."""
-    drilled = {(bug.seed, bug.events, bug.sqlite) for bug in BUGS}
-    clean = {(seed, n, on): run_seed(seed, events=n, sqlite=on).violations for seed, n, on in drilled}
+    drilled = {(bug.seed, bug.events, bug.sqlite, bug.services): bug for bug in BUGS}
+    clean = {drill: bug.run(bug.seed).violations for drill, bug in drilled.items()}
     assert not any(clean.values()), clean
 
 
@@ -43,7 +43,13 @@ def test_the_page_of_the_drill_lists_just_these_bugs():
     rows = {tuple(row) for row in re.findall(r"^\| (\d+) \| `(\w+)` \| (.+) \| (.+) \|$", text, re.MULTILINE)}
     said = {False: "{0}", True: "{0}, {1:,} events"}
     assert rows == {
-        (str(bug.invariant), bug.name, bug.breaks, said[bug.events != 600].format(bug.seed, bug.events)) for bug in BUGS
+        (
+            str(bug.invariant),
+            bug.name,
+            bug.breaks,
+            said[bug.events != 600].format(bug.seed, bug.events) + (", services" if bug.services else ""),
+        )
+        for bug in BUGS
     }
     assert f"\n{len(BUGS)} bugs are planted" in text
 
@@ -58,9 +64,9 @@ def test_a_supervisor_that_wakes_itself_for_ever_ends_the_drill(monkeypatch):
 
 def first_broken(bug, seed):
     """The invariant and what was said of it."""
-    result = run_seed(seed, events=bug.events, sqlite=bug.sqlite)
+    result = bug.run(seed)
     if result.violations:
         return result.violations[0].invariant, result.violations[0].text
-    if bug.invariant == SAME_SEED and run_seed(seed, events=bug.events, sqlite=bug.sqlite).trace != result.trace:
+    if bug.invariant == SAME_SEED and bug.run(seed).trace != result.trace:
         return SAME_SEED, f"seed {seed} has two traces"
     return None, "clean"

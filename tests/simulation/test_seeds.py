@@ -21,6 +21,7 @@ from phalanx.store.sql.sqlite.connections import open_writer
 from tests.effort import FULL, size
 
 FRESH = size(8, 400)  # seeds of each run of the suite
+SERVED = size(10, 1000)  # seeds with services; each costs a tenth of the others
 REGRESSION = 48  # seeds of the fixed campaign
 SELDOM_MISSED = 6  # of some fifty rare edges: which are met changes with any change of the scheduler
 FIRST = int(os.environ.get("PHALANX_DRILL_SEED") or (randbelow(1 << 40) if FULL else 1_000_000))
@@ -33,6 +34,14 @@ def test_seeds_break_no_invariant():
         result = run_seed(seed)
         assert not result.violations, f"{result.violations[0]}\nreplay it: {replay_command(seed, EVENTS)} --story"
         assert result.events >= EVENTS, f"seed {seed} counted {result.events} events"
+
+
+@pytest.mark.timeout(3600)
+def test_seeds_with_services_break_no_invariant():
+    for seed in range(FIRST, FIRST + SERVED):
+        result = run_seed(seed, events=600, services=True)
+        again = replay_command(seed, 600, services=True)
+        assert not result.violations, f"{result.violations[0]}\nreplay it: {again} --story"
 
 
 @pytest.mark.timeout(900)

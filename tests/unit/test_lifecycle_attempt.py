@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.ids import Epoch, Generation, NodeId
+from phalanx.core.ids import Epoch, Generation, NodeId, ServiceId
 from phalanx.core.lifecycle import attempt as machine
 from phalanx.core.lifecycle.attempt import TRANSITIONS
 from phalanx.core.lifecycle.events import (
@@ -34,10 +34,12 @@ from phalanx.core.state.events import (
     MemberStarted,
     MemberStopped,
     ProgressReported,
+    ReadinessChanged,
     TaskExited,
 )
 from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
 from phalanx.core.work.job import JobState
+from phalanx.core.work.service_terms import ReplicaPosition
 from tests.builders import T, at, checkpoint, exited, facts, job, keyed, placed
 
 S = AttemptState
@@ -59,6 +61,7 @@ def one_of_each(attempt):
         MemberReady: MemberReady(**key, node_id=N0, port=29500),
         MemberRefused: MemberRefused(**key, node_id=N0, why="device 1 is sick", job_at_fault=False),
         MemberStarted: MemberStarted(**key, node_id=N0, at_s=T),
+        ReadinessChanged: ReadinessChanged(**key, node_id=N0, ready=True),
         TaskExited: TaskExited(**key, exit=exited(0, "n0", 1)),
         MemberStopped: MemberStopped(**key, node_id=N0, at_s=T),
         MemberFrozen: MemberFrozen(**key, node_id=N0, frozen_s=400.0, thawed=False),
@@ -84,6 +87,7 @@ EDGES = {
     MemberReady: ("PLACED -", ".", ".", "."),
     MemberRefused: ("STOPPING K1", "STOPPING K1", ".", "."),
     MemberStarted: (".", "STARTING -", ".", "."),
+    ReadinessChanged: (".", "STARTING -", "RUNNING -", "."),
     TaskExited: (".", "STOPPING K0K1", "STOPPING K0K1", "STOPPING -"),
     MemberStopped: ("STOPPING K1", "STOPPING K1", "STOPPING K1", "STOPPING -"),
     MemberFrozen: ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "."),
@@ -128,6 +132,25 @@ def test_nothing_happens_to_a_job_without_an_attempt_or_with_an_ended_one(kind):
     for none in (replace(case, attempt=None), ended):
         outcome = transition(none, happening, facts(1))
         assert (outcome.job, outcome.attempt, outcome.commands, outcome.history) == (none.job, none.attempt, (), ())
+
+
+def test_readiness_counts_for_replicas_alone_and_from_their_first_node():
+    """A node may report what it likes: a job has no port, and the second node of a replica does not serve."""
+    one = at(placed(), S.RUNNING)
+    ready = {**keyed(one.attempt), "ready": True}
+    assert transition(one, ReadinessChanged(**ready, node_id=N0), facts(1)).attempt is one.attempt
+    replica = replace(one.job, replica=ReplicaPosition(service=ServiceId("web"), revision=2))
+    case = replace(one, job=replica, attempt=replace(one.attempt, service_port=8000))
+    assert transition(case, ReadinessChanged(**ready, node_id=N1), facts(1)).attempt is case.attempt
+    outcome = transition(case, ReadinessChanged(**ready, node_id=N0), facts(1))
+    assert outcome.attempt.serving
+    (line,) = outcome.history
+    assert line.facts == {"service": "web", "revision": 2, "address": "127.0.0.1", "port": 8000, "ready": 1}
+    again = replace(case, attempt=outcome.attempt)
+    assert transition(again, ReadinessChanged(**ready, node_id=N0), facts(2)).history == ()
+    stopped = transition(again, StopRequested(cause=EndCause.CANCELLED, why="revision 3 replaces it"), facts(2))
+    assert [line.facts.get("ready") for line in stopped.history] == [None, 0]
+    assert not stopped.attempt.serving
 
 
 REPORTS = [kind for kind in KINDS if kind not in (MemberLost, StopRequested, StartOverdue, ReminderDue)]

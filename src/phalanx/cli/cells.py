@@ -12,8 +12,8 @@ from phalanx.core.work.job import WaitReasonCode
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 _STATE_STYLE: Final = {
-    **dict.fromkeys(("running", "up"), "green"),
-    **dict.fromkeys(("pending", "drained", "cordoned", "draining", "reserved"), "yellow"),
+    **dict.fromkeys(("running", "up", "ready"), "green"),
+    **dict.fromkeys(("pending", "drained", "cordoned", "draining", "reserved", "updating", "degraded"), "yellow"),
     **dict.fromkeys(("failed", "timeout", "down"), "red"),
     "succeeded": "blue",
     "cancelled": "dim",

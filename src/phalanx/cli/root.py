@@ -32,15 +32,18 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
             "phalanx.cli.jobs.why:why", "Explain why a job waits, until when, and what would start it now."
         ),
         "show": CommandEntry(
-            "phalanx.cli.jobs.show:show_", "Show one job: history, attempts, ranks, checkpoints, usage."
+            "phalanx.cli.jobs.show:show_", "Show one job (history, attempts, ranks, usage) or one service."
         ),
         "logs": CommandEntry("phalanx.cli.jobs.logs:logs", "Print or follow the output of a job."),
         "get": CommandEntry("phalanx.cli.jobs.get:get", "Download the files that a job wrote to PHALANX_OUTPUT_DIR."),
         "attach": CommandEntry("phalanx.cli.jobs.attach:attach", "Follow the output of a job again."),
         "exec": CommandEntry("phalanx.cli.jobs.exec:exec_", "Run a command next to a job's ranks."),
         "shell": CommandEntry("phalanx.cli.jobs.exec:shell", "Open a shell next to a job's ranks."),
-        "update": CommandEntry("phalanx.cli.jobs.job_actions:update", "Change name, priority, time or queue of a job."),
-        "cancel": CommandEntry("phalanx.cli.jobs.job_actions:cancel", "Cancel jobs."),
+        "update": CommandEntry(
+            "phalanx.cli.jobs.job_actions:update", "Change a job, or roll out another revision of a service."
+        ),
+        "scale": CommandEntry("phalanx.cli.jobs.services:scale", "Set the number of replicas of a service."),
+        "cancel": CommandEntry("phalanx.cli.jobs.job_actions:cancel", "Cancel jobs, or stop services."),
         "hold": CommandEntry("phalanx.cli.jobs.job_actions:hold", "Hold waiting jobs, so that they do not start."),
         "release": CommandEntry("phalanx.cli.jobs.job_actions:release", "Release held jobs."),
         "requeue": CommandEntry(

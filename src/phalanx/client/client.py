@@ -21,6 +21,7 @@ from phalanx.client.people import AccountsApi
 from phalanx.client.pools import NodePoolsApi
 from phalanx.client.queues import QueuesApi
 from phalanx.client.rules import FailureRulesApi
+from phalanx.client.services import ServicesApi
 from phalanx.client.transport import ANSWER_S, PATIENCE_S, Transport
 from phalanx.core.errors import WaitTimedOut
 from phalanx.core.hints import Hint, HintCode
@@ -34,7 +35,18 @@ else:
 _ARRAY_POLL_S: Final = 0.5  # between two polls while waiting for an array
 
 
-class Client(JobsApi, OutputsApi, ExecApi, NodesApi, NodePoolsApi, AccountsApi, QueuesApi, FailureRulesApi, AuditApi):
+class Client(
+    JobsApi,
+    ServicesApi,
+    OutputsApi,
+    ExecApi,
+    NodesApi,
+    NodePoolsApi,
+    AccountsApi,
+    QueuesApi,
+    FailureRulesApi,
+    AuditApi,
+):
     """Client of one cluster. Thread-safe.
 
     Without arguments it uses PHALANX_URL and PHALANX_TOKEN, or the head of this user's PHALANX_HOME.

@@ -24,6 +24,7 @@ from phalanx.controller.read_snapshot import ReadSnapshot, hypothetical_jobs, ta
 from phalanx.controller.reservation_windows import ReservationWindows
 from phalanx.controller.rulebook import Rulebook
 from phalanx.controller.runtime_history import RuntimeHistory
+from phalanx.controller.service_reconciler import ServiceReconciler
 from phalanx.controller.step_context import ControllerSettings, FleetFailureRate, StepContext
 from phalanx.controller.step_result import (
     IDLE_WAKE_S,
@@ -104,6 +105,7 @@ class Controller:
     _timers: Timers = field(default_factory=Timers)
     _windows: ReservationWindows = field(default_factory=ReservationWindows)
     _incarnations: SupervisorIncarnations = field(init=False)
+    _services: ServiceReconciler = field(init=False)
     _limits_s: dict[JobId, float] = field(default_factory=dict)  # armed time limit of each live attempt
     # State in which each gang was last sent a command, and when: the start of its reminder interval.
     _commanded: dict[JobId, tuple[AttemptState, float]] = field(default_factory=dict)
@@ -116,6 +118,7 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._incarnations = SupervisorIncarnations(self.head_id)
+        self._services = ServiceReconciler(self.world)
         self._losses = FleetFailureRate(self.world)
         self._rulebook = Rulebook(self.world, self.settings.rules)
         self.scheduler = Scheduler(self.policy, feasibility=self.feasibility)
@@ -142,6 +145,7 @@ class Controller:
             self._generations[attempt.job_id] = (attempt.epoch, attempt.generation, now.boot_s)
             self._publish_epochs(attempt)
             self._arm(attempt, now.boot_s, fresh=True)
+        self._services.touch_all()
         ended = [job for job in sorted(self.world.jobs.values(), key=lambda job: job.seq) if job.state.terminal]
         self._ended.extend(job.id for job in ended)
         self.run_times.load(sorted(ended, key=lambda job: job.ended_s or 0.0))
@@ -168,17 +172,17 @@ class Controller:
             self._windows.update(context)
             self._fire_deadlines(context)
             context.update_bad_nodes()
-            context.settle_dependents()  # before the cycle, so that released jobs can start in this step
+            self._services.update(context)
+            context.settle_dependents()  # before the cycle, so that released jobs and new replicas can start in this step
+            reconciled = len(context.change.records)
             wake_in_s = self._cycle(context)
+            self._services.record(context.change.records[reconciled:])
             if context.ended:  # by the cycle itself
                 context.settle_dependents()
                 self.scheduler.stale, wake_in_s = True, 0.0
         except BaseException:
             context.change.undo()
-            self._timers.undo()
-            self._losses.invalidate()
-            self._pools.undo()
-            self.scheduler.stale = True
+            self._undone()
             raise
         self._count("steps", 1)
         self._count("events", len(inbox))
@@ -234,11 +238,16 @@ class Controller:
     def refused(self, outbox: StepResult) -> None:
         """Undo a change that the store refused. The next step evaluates everything again."""
         outbox.change.undo()
+        self._undone()
+        self._count("refused_commits", 1)
+
+    def _undone(self) -> None:
+        """A step's change was undone: judge everything again."""
         self._timers.undo()
         self._pools.undo()
         self._losses.invalidate()
+        self._services.touch_all()
         self.scheduler.stale = True
-        self._count("refused_commits", 1)
 
     def read_snapshot(
         self, now: ControllerTime, *, job_id: JobId | None = None, submission: SubmitJob | None = None
@@ -411,7 +420,7 @@ class Controller:
     def _due_in_s(self, now: ControllerTime, cycle_due_s: float) -> float:
         at_s = min(self._timers.next_s(self._still_applies), self.leases.next_check_s())
         opens_s = self._windows.due_in_s(self.world.reservations, now.wall_s)
-        return max(0.0, min(cycle_due_s, at_s - now.boot_s, opens_s))
+        return max(0.0, min(cycle_due_s, at_s - now.boot_s, opens_s, self._services.due_in_s(now.boot_s)))
 
     # ---- scheduling ---------------------------------------------------------------------------------------------------
 

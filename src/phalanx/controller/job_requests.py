@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from phalanx.controller import services
 from phalanx.controller.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict, NotFound
@@ -29,7 +30,8 @@ def cancel(context: StepContext, request: CancelJob) -> Job | list[Job]:
 
 @handlers.add(CancelAllJobs, Action.OPERATE, audit=lambda *_: "all live jobs")
 def cancel_all(context: StepContext, request: CancelAllJobs) -> list[Job]:
-    """Cancel all live jobs."""
+    """Cancel all live jobs, and stop all services, which would replace theirs."""
+    services.stop_all(context, request.by)
     live = [job.id for job in context.world.jobs.values() if not job.state.terminal]
     for job_id in live:
         context.apply(jobs.cancel(context.case(job_id), request.by, "cancelled with the head", context.facts))
@@ -72,6 +74,12 @@ def update(context: StepContext, request: UpdateJob) -> Job | list[Job]:
     Raises:
         NeverFits: it could never start in the requested queue.
     """
+    job = context.world.jobs.get(request.job_id)
+    if job is not None and job.replica is not None:
+        service = job.replica.service
+        raise Conflict(
+            f"job {job.id} is a replica of service {service}", hint=Hint(HintCode.UPDATE_SERVICE, service=service)
+        )
     if request.queue is not None and request.queue not in context.world.queues:
         raise NotFound(f"no queue {request.queue!r}", hint=f"there are: {', '.join(sorted(context.world.queues))}")
 

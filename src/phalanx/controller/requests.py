@@ -14,13 +14,25 @@ from phalanx.controller import (
     pools,
     queues,
     reservations,
+    services,
     submits,
 )
 from phalanx.controller.request_handlers import RequestHandler
 from phalanx.controller.step_context import StepContext
 from phalanx.core.state.events import Request
 
-_MODULES: Final = (submits, job_requests, node_requests, labels, people, pools, queues, reservations, fleet_requests)
+_MODULES: Final = (
+    submits,
+    job_requests,
+    node_requests,
+    labels,
+    people,
+    pools,
+    queues,
+    reservations,
+    fleet_requests,
+    services,
+)
 HANDLERS: Final[Mapping[type[Request[Any]], RequestHandler]] = {
     request: handler for module in _MODULES for request, handler in module.handlers.declared.items()
 }

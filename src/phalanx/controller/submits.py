@@ -27,6 +27,7 @@ from phalanx.core.work.dependency import (
 )
 from phalanx.core.work.job import Job
 from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
+from phalanx.core.work.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.topology_constraint import fixed_to_one_node
 from phalanx.core.work.users import Action, User, UserRole
@@ -52,9 +53,26 @@ def submit(context: StepContext, request: SubmitJob) -> Job | list[Job]:
         earlier = world.table(IDEMPOTENCY).get((request.user, request.key))
         if earlier is not None:
             return _earlier_job(context, request, earlier)
+    if request.spec.service is not None:
+        raise BadRequest("a service is not a job", hint=Hint(HintCode.SUBMIT_SERVICE))
+    request = check_submission(context, request)
+    indices = parse_array(request.spec.array).indices if request.spec.array else ()
+    parents = _parents(context, request, indices)
+    if not indices:
+        return _put(context, request, parents)
+    return _put_array(context, request, indices, parents)
+
+
+def check_submission(context: StepContext, request: SubmitJob) -> SubmitJob:
+    """Check that the user may submit the spec and that it can ever start; return the request as it shall be carried out.
+
+    Raises:
+        PhalanxError: refused.
+    """
+    queues = context.world.queues
     _check_project(context, request)
-    if request.queue not in world.queues:
-        raise NotFound(f"no queue {request.queue!r}", hint=f"there are: {', '.join(sorted(world.queues))}")
+    if request.queue not in queues:
+        raise NotFound(f"no queue {request.queue!r}", hint=f"there are: {', '.join(sorted(queues))}")
     reservations.check_named(context, request)
     _check_nodes(context, request)
     _check_share(context, request)
@@ -62,11 +80,13 @@ def submit(context: StepContext, request: SubmitJob) -> Job | list[Job]:
     outlook = context.feasibility.check(feasibility_request(request.spec, request.queue, request.user))
     if outlook.never and not request.spec.allow_never:
         raise outlook.error()
-    indices = parse_array(request.spec.array).indices if request.spec.array else ()
-    parents = _parents(context, request, indices)
-    if not indices:
-        return _put(context, request, parents)
-    return _put_array(context, request, indices, parents)
+    return request
+
+
+def put_replica(context: StepContext, request: SubmitJob, replica: ReplicaPosition) -> Job:
+    """Create a replica of a service: a job without conditions."""
+    seq = context.change.new_job_seq()
+    return _put_one(context, request, request.spec, (JobId(str(seq)), seq, None), ((), ""), replica)
 
 
 # ---- validation -----------------------------------------------------------------------------------------------------
@@ -227,6 +247,7 @@ def _put_one(
     spec: JobSpec,
     place: tuple[JobId, int, ArrayPosition | None],
     waits: tuple[tuple[Dependency, ...], str],
+    replica: ReplicaPosition | None = None,
 ) -> Job:
     """Create one job. `place`: its id, seq and element; `waits`: its unmet conditions, and why one can never hold."""
     (job_id, seq, array), (unmet, never) = place, waits
@@ -246,6 +267,7 @@ def _put_one(
         reason=reason,
         detail=detail,
         array=array,
+        replica=replica,
         unmet_dependencies=unmet,
     )
     context.change.put(job)

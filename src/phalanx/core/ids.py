@@ -9,6 +9,7 @@ NodeId = NewType("NodeId", str)  # the node's name, as a user types it: "n0", "g
 UserId = NewType("UserId", str)  # the user's name
 ProjectId = NewType("ProjectId", str)
 QueueId = NewType("QueueId", str)
+ServiceId = NewType("ServiceId", str)  # the service's name
 ReservationId = NewType("ReservationId", str)
 TokenId = NewType("TokenId", str)  # identifies a token; not the secret itself
 PoolId = NewType("PoolId", str)  # the name of a node pool

@@ -210,6 +210,7 @@ _EVENTS: Final[dict[str, type[Any]]] = {
         events.MemberReady,
         events.MemberRefused,
         events.MemberStarted,
+        events.ReadinessChanged,
         events.TaskExited,
         events.MemberStopped,
         events.MemberFrozen,

@@ -59,6 +59,8 @@ class FakeHead:
                 }
             case "GET", "/v1/jobs":
                 return JobList(jobs=views.jobs())
+            case "GET", "/v1/services":
+                return {"services": []}
             case "GET", "/v1/nodes":
                 return NodeList(nodes=views.nodes())
             case "GET", "/v1/overview":

@@ -8,6 +8,9 @@ from typing import Final
 
 import pytest
 
+from phalanx.simulator.drill import run_seed
+from phalanx.simulator.drill.seed_run import SeedResult
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS_MORE: Final = 15  # past the first: which seed meets a bug changes with any change of the scheduler
 
@@ -23,6 +26,7 @@ class Bug:
         seed: the first that is drilled.
         events: counted ones in each seed.
         sqlite: whether on the SQLite store; None for what the seed says.
+        services: whether users have services beside their jobs.
         plant: patches the code.
     """
 
@@ -32,13 +36,20 @@ class Bug:
     seed: int
     events: int
     sqlite: bool | None
+    services: bool
     plant: Plant
+
+    def run(self, seed: int) -> SeedResult:
+        """Drill one seed as this bug is drilled."""
+        return run_seed(seed, events=self.events, sqlite=self.sqlite, services=self.services)
 
 
 BUGS: Final[list[Bug]] = []
 
 
-def planted(invariant: int, *, seed: int, events: int = 600, sqlite: bool | None = None) -> Callable[[Plant], Plant]:
+def planted(
+    invariant: int, *, seed: int, events: int = 600, sqlite: bool | None = None, services: bool = False
+) -> Callable[[Plant], Plant]:
     """Enter the function into the list; its docstring says what it breaks."""
 
     def enter(plant: Plant) -> Plant:
@@ -51,6 +62,7 @@ def planted(invariant: int, *, seed: int, events: int = 600, sqlite: bool | None
                 seed=seed,
                 events=events,
                 sqlite=sqlite,
+                services=services,
                 plant=plant,
             )
         )

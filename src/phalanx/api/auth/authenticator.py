@@ -26,6 +26,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, NodeId, ProjectId, TokenId, UserId
 from phalanx.core.work.job import Job
 from phalanx.core.work.seats import node_of_supervisor
+from phalanx.core.work.service import Service
 from phalanx.core.work.users import (
     Action,
     Token,
@@ -263,8 +264,8 @@ def reauthorize(
     return check
 
 
-def may_see_all_of(caller: Caller, job: Job) -> bool:
-    """Whether the caller also sees a job's command, folders and labels: its owner, members of its project, operators and admins."""
+def may_see_all_of(caller: Caller, job: Job | Service) -> bool:
+    """Whether the caller also sees the command, folders and labels: the owner, members of the project, operators and admins."""
     return (
         job.user == caller.user or job.project in caller.projects or caller.role in (UserRole.OPERATOR, UserRole.ADMIN)
     )

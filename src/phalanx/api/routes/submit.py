@@ -85,8 +85,7 @@ async def submit_request(runtime: ApiRuntime, caller: Caller, body: bytes, key: 
         BadRequest: the body is not a valid job.
         NotFound, NotPermitted: it depends on a job that does not exist, or that the caller may not see.
     """
-    mapping = decode_body(body, dict[str, Any])
-    spec = spec_from_mapping(mapping, workdir=_workdir(mapping), now_s=runtime.services.clock.now_s())
+    spec = submitted_spec(runtime, decode_body(body, dict[str, Any]))
     if spec.plan:
         spec = with_whole_tensor_groups(spec, _fleet(runtime))
     parents = (
@@ -103,6 +102,15 @@ async def submit_request(runtime: ApiRuntime, caller: Caller, body: bytes, key: 
         body_sha256=hashlib.sha256(body).hexdigest() if key else "",
         parents=parents,
     )
+
+
+def submitted_spec(runtime: ApiRuntime, mapping: dict[str, Any]) -> JobSpec:
+    """Return the spec that the keys of a job file describe.
+
+    Raises:
+        BadRequest: they are not a valid job or service.
+    """
+    return spec_from_mapping(mapping, workdir=_workdir(mapping), now_s=runtime.services.clock.now_s())
 
 
 def submit_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:

@@ -116,6 +116,7 @@ def job_view(
         plan=spec.plan,
         budgets=used_budgets(job),
         **_place_in_array(job),
+        **_place_in_service(job, attempt),
     )
 
 
@@ -138,10 +139,26 @@ def _place_in_array(job: Job) -> dict[str, Any]:
     }
 
 
+def _place_in_service(job: Job, attempt: Attempt | None) -> dict[str, Any]:
+    if job.replica is None:
+        return {}
+    serves = attempt is not None and attempt.holds_allocation
+    return {
+        "service": job.replica.service,
+        "revision": job.replica.revision,
+        "port": attempt.service_port if attempt is not None and serves else 0,
+        "ready": attempt is not None and attempt.serving,
+    }
+
+
 def used_budgets(job: Job) -> list[str]:
     """Describe how much of each restart budget the job has used."""
     spent = {
-        f"{job.charged_restarts} of {NO_PROGRESS_BUDGET} restarts without progress": job.charged_restarts,
+        (
+            f"{job.charged_restarts} of {NO_PROGRESS_BUDGET} restarts without progress"
+            if job.replica is None
+            else f"{job.charged_restarts} restarts since it last served for a minute"
+        ): job.charged_restarts,
         f"{job.hang_restarts} of {HANGS_BEFORE_STOP} restarts after a hang": job.hang_restarts,
         f"{job.user_retries} of {job.spec.retry} retries": job.user_retries,
         f"stopped {job.preemptions} times for others": job.preemptions,

@@ -26,16 +26,36 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the jobs as 
 
 
 @click.command()
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB|SERVICE")
+@click.argument("file", metavar="[FILE]", required=False)
+@click.option(
+    "--to", "revision", type=click.IntRange(1), metavar="REVISION", help="Revision of a service to return to."
+)
+@click.option("--copy", is_flag=True, help="With FILE: upload a copy of the working directory.")
 @click.option("--name", metavar="NAME", help="New name.")
 @click.option("--priority", type=int, metavar="N", help="Higher starts first.")
 @click.option("-t", "--time", type=DURATION, metavar="TIME", help="New time limit, counted from the start.")
 @click.option("-q", "--queue", metavar="QUEUE", help="New queue.")
 @click.option("-b", "--begin", metavar="WHEN", help="Earliest start: 2h (from now), 16:00, 2026-12-01T08:00, now.")
 @_JSON
-def update(job: str, as_json: bool, **changes: Any) -> None:
-    """Change a job, or all elements of an array that have not ended."""
+def update(job: str, file: str | None, revision: int | None, copy: bool, as_json: bool, **changes: Any) -> None:
+    """Change a job, or all elements of an array that have not ended. Of a service, roll out the revision of a job file.
+
+    \b
+    phalanx update 17 --priority 5
+    phalanx update web web.yaml
+    phalanx update web --to 1
+    """  # noqa: D301 - click reads the backspace character itself
     body = {key: value for key, value in changes.items() if value is not None}
+    if file is not None or revision is not None:
+        if body:
+            raise BadRequest(
+                f"--{next(iter(body))}: a service is changed by its file", hint=f"phalanx update {job} FILE"
+            )
+        from phalanx.cli.jobs.services import update_service
+
+        update_service(job, file, revision, copy=copy, as_json=as_json)
+        return
     if not body:
         raise BadRequest("nothing to change", hint="give --name, --priority, --time, --queue or --begin")
     if "begin" in body:
@@ -52,7 +72,18 @@ def update(job: str, as_json: bool, **changes: Any) -> None:
 @click.option("--why", metavar="TEXT", default="", help="Reason, stored in the history of the job.")
 @_JSON
 def cancel(jobs: tuple[str, ...], why: str, as_json: bool) -> int:
-    """Cancel jobs: SIGTERM, then SIGKILL after the grace. Ended jobs are unchanged."""
+    """Cancel jobs: SIGTERM, then SIGKILL after the grace. Ended jobs are unchanged. The name of a service stops the service."""
+    from phalanx.cli.jobs.services import find_service
+
+    named = [word for word in jobs if not word.replace("_", "", 1).isdigit()]
+    services = {word for word in named if (found := find_service(connect(), word)) and not found.service.stopped_by}
+    for word in jobs:
+        if word in services:
+            stopped = connect().stop_service(word)
+            print(to_json({"service": stopped}, indent=2) if as_json else f"service {stopped.name} is being stopped")
+    jobs = tuple(word for word in jobs if word not in services)
+    if not jobs:
+        return 0
     return _each(jobs, "cancel", lambda head, job_id: head.cancel(job_id, why), as_json=as_json)
 
 

@@ -125,6 +125,16 @@ def job_request(context: click.Context, given: Mapping[str, Any]) -> JobRequest:
     return JobRequest(mapping=mapping, spec=spec, copy=bool(given["copy"]), plan_request=to_plan, slurm_names=named)
 
 
+def job_request_of_file(path: str, *, copy: bool) -> JobRequest:
+    """Return the job or service that a job file describes, without options.
+
+    Raises:
+        BadFile: the job file is missing or wrong.
+    """
+    nothing = dict.fromkeys((*KEY_KINDS, "env"))
+    return job_request(click.Context(click.Command("update")), {**nothing, "file": (path,), "copy": copy})
+
+
 def check_local_files(spec: JobSpec) -> None:
     """Check that the working directory and the files named in the command exist on this machine.
 

@@ -13,6 +13,8 @@ from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.errors import warn
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.jobs.log_printer import LogPrinter
+from phalanx.cli.jobs.service_page import replica_state
+from phalanx.cli.jobs.services import find_service
 from phalanx.cli.option_types import RANK
 from phalanx.core.errors import BadRequest
 from phalanx.wire.api.jobs import AttemptView
@@ -43,12 +45,32 @@ _TAIL_BYTES_MAX: Final = 16 << 20
 def logs(
     job: str, follow: bool, rank: str | None, stacks: bool, tail: int | None, attempt: int | None, as_json: bool
 ) -> int:
-    """Print the output of a job's tasks; -f follows it."""
+    """Print the output of a job's tasks, or of each replica of a service; -f follows it."""
     if stacks and rank is not None:
         raise BadRequest("--stacks prints the stacks of every rank", hint="leave --rank out")
     rank = "stacks" if stacks else rank
     head = connect()
-    job_id = resolve_job(head, job)
+    service = find_service(head, job)
+    if service is not None and len(service.replicas) > 1 and not follow:
+        for replica in service.replicas:
+            if not as_json:
+                print(
+                    f"==> replica {replica.id}, revision {replica.revision}, {replica_state(replica)} <==", flush=True
+                )
+            _print_job(head, replica.id, rank=rank, tail=tail, attempt=attempt, follow=False, as_json=as_json)
+        return 0
+    job_id = resolve_job(head, job) if service is None or not service.replicas else service.replicas[-1].id
+    if service is not None and len(service.replicas) > 1:
+        others = ", ".join(one.id for one in service.replicas[:-1])
+        warn(f"following replica {job_id}; the others are {others}")
+    _print_job(head, job_id, rank=rank, tail=tail, attempt=attempt, follow=follow, as_json=as_json)
+    return 0
+
+
+def _print_job(
+    head: Client, job_id: str, *, rank: str | None, tail: int | None, attempt: int | None, follow: bool, as_json: bool
+) -> None:
+    """Print the output of one job, and follow it."""
     attempts = head.job(job_id).attempts
     check_rank(job_id, rank, [one for one in attempts if attempt in (None, one.epoch)])
     printer = _JsonPrinter() if as_json else LogPrinter(prefix=_prefixed(attempts, rank))
@@ -75,7 +97,6 @@ def logs(
                     printer.flush()
     finally:
         printer.finish()
-    return 0
 
 
 def print_tail(head: Client, job_id: str, *, rank: str | None, tail: int, tasks: int | None) -> str:

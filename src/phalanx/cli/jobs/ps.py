@@ -21,6 +21,7 @@ from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:
     from phalanx.client import Client
+    from phalanx.wire.api.services import ServiceView
 
 _LIMIT: Final = 100  # jobs on a page
 _RECENT_S: Final = 600.0  # ended jobs stay in the short list for this long
@@ -60,13 +61,17 @@ def ps(
     filters: dict[str, Any] = {key: value for key, value in only.items() if value is not None}
     filters["fold"] = not (no_fold or as_json)
     show_list(
-        lambda: _shown(head, everything=everything, states=states, limit=limit, filters=filters),
+        lambda: _shown(
+            head, everything=everything, states=states, limit=limit, filters=filters, with_services=not as_json
+        ),
         as_json=as_json,
         watch=watch,
     )
 
 
-def _shown(head: Client, *, everything: bool, states: Sequence[str], limit: int, filters: dict[str, Any]) -> ListView:
+def _shown(
+    head: Client, *, everything: bool, states: Sequence[str], limit: int, filters: dict[str, Any], with_services: bool
+) -> ListView:
     now_s = time.time()
     if everything or states:
         found = head.jobs(state=states, limit=limit, **filters)
@@ -74,13 +79,22 @@ def _shown(head: Client, *, everything: bool, states: Sequence[str], limit: int,
     else:
         active = head.jobs(state=["pending", "running"], limit=limit, **filters)
         ended = head.jobs(state=_ENDED, limit=_RECENT_MAX, **filters)
-        recent = [job for job in ended.jobs if now_s - (job.ended_s or 0.0) < _RECENT_S]
+        # Without replicas that their service replaced: those are no news to its user.
+        recent = [
+            job
+            for job in ended.jobs
+            if now_s - (job.ended_s or 0.0) < _RECENT_S and not (job.service and job.cancelled_by)
+        ]
         both = [*active.jobs, *recent]
         jobs, more = both[:limit], active.next is not None or len(both) > limit
     jobs = sorted(jobs, key=lambda job: job.seq)
+    services = head.services() if with_services else []
     extra = (f"only the newest {limit} jobs; -n lists more",) if more else ()
     return ListView(
-        value=jobs, lines=lambda screen: job_lines(jobs, screen, now_s), next_command=_next(jobs), notes=extra
+        value=jobs,
+        lines=lambda screen: [*job_lines(jobs, screen, now_s), *_service_table(services, screen)],
+        next_command=_next(jobs),
+        notes=extra,
     )
 
 
@@ -118,6 +132,14 @@ def job_lines(jobs: Sequence[JobView], screen: Terminal, now_s: float) -> list[s
         )
     lines = table(columns, rows, screen)
     return [*lines, *_truncated_reasons(jobs, lines)]
+
+
+def _service_table(services: Sequence[ServiceView], screen: Terminal) -> list[str]:
+    if not services:
+        return []
+    from phalanx.cli.jobs.service_page import service_lines
+
+    return ["", *service_lines(services, screen)]
 
 
 def _truncated_reasons(jobs: Sequence[JobView], lines: Sequence[str]) -> list[str]:
@@ -192,7 +214,8 @@ def _where_or_why(job: JobView, now_s: float) -> Cell | str:
     if job.state is JobState.PENDING:
         return Cell(waiting_reason(job, now_s), "red" if job.reason == WaitReasonCode.NEVER else "yellow")
     if job.state is JobState.RUNNING:
-        return ", ".join(job.nodes)
+        ready = "" if not job.service else " ready" if job.ready else " not ready"
+        return ", ".join(job.nodes) + ready
     if job.state is JobState.SUCCEEDED:
         return ""
     code = f"exit code {job.exit_code}" if job.exit_code else ""

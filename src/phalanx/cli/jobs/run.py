@@ -38,6 +38,8 @@ def run(context: click.Context, /, detach: bool, rank: str | None, dry_run: bool
     phalanx run job.yaml
     """  # noqa: D301 - click reads the backspace character itself
     wanted = job_request(context, given)
+    if wanted.spec.service is not None:
+        raise BadRequest("run cannot follow a service, which has no end", hint="use phalanx submit FILE")
     if wanted.plan_request is not None:
         from phalanx.cli.plan.job_plan import resolve_plan
 

@@ -14,6 +14,8 @@ from phalanx.cli.connection import connect
 from phalanx.cli.jobs.array_page import array_view
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.jobs.ps import waiting_reason
+from phalanx.cli.jobs.service_page import service_view
+from phalanx.cli.jobs.services import find_service
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
@@ -46,8 +48,11 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--story", "whole_history", is_flag=True, help="Print the whole history, not only the newest lines.")
 @list_options
 def show_(job: str, whole_history: bool, as_json: bool, watch: bool) -> None:
-    """Show one job: history, attempts, nodes of the ranks, checkpoints, usage."""
+    """Show one job or service: history, attempts, nodes of the ranks, checkpoints, usage."""
     head = connect()
+    if find_service(head, job) is not None:
+        show_list(lambda: service_view(head.service(job.strip()), time.time()), as_json=as_json, watch=watch)
+        return
     job_id = resolve_job(head, job)
     show_list(lambda: _shown(head, job_id, whole_history=whole_history), as_json=as_json, watch=watch)
 
@@ -112,6 +117,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
     facts = {
         "command": job.command,
         "why": waiting_reason(job, now_s) if job.state is not JobState.RUNNING else "",
+        "service": "" if not job.service else f"replica of {job.service}, revision {job.revision}",
         "array": "" if not job.array_id else f"element {job.array_index} of {job.array_size} of array {job.array_id}",
         "after": ", ".join(job.unmet),
         "who": f"{job.user}, project {job.project}, queue {job.queue}, priority {job.priority}",

@@ -7,25 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from phalanx.cli.cells import count
-from phalanx.cli.connection import connect, shares_file_system
+from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
 from phalanx.cli.jobs.job_request import (
     DoubleDashCommand,
     JobRequest,
-    check_local_files,
     job_options,
     job_request,
 )
+from phalanx.cli.jobs.sendable_job import sendable_mapping
 from phalanx.cli.option_types import DURATION
 from phalanx.cli.terminal import strip_control
-from phalanx.core.errors import BadFile
-from phalanx.core.units import format_bytes, parse_duration_s
-from phalanx.core.work.requirements import NO_REQUIREMENTS
+from phalanx.core.errors import BadRequest
+from phalanx.core.units import parse_duration_s
 
 if TYPE_CHECKING:
     from phalanx.client import Client, Submission
-    from phalanx.core.work.spec import JobSpec
 
 
 @click.command(cls=DoubleDashCommand)
@@ -53,6 +50,13 @@ def submit(
     """  # noqa: D301 - click reads the backspace character itself
     wanted = job_request(context, given)
     head = connect()
+    if wanted.spec.service is not None:
+        if wait or dry_run:
+            raise BadRequest("--wait, --dry-run: a service does not end", hint="phalanx show NAME --watch follows it")
+        from phalanx.cli.jobs.services import submit_service
+
+        submit_service(head, wanted, as_json=as_json, quiet=quiet)
+        return 0
     if wanted.plan_request is not None:
         from phalanx.cli.plan.job_plan import resolve_plan
 
@@ -93,37 +97,4 @@ def submit_job(head: Client, wanted: JobRequest) -> Submission:
     Raises:
         PhalanxError: the head rejects the job, or does not answer.
     """
-    mapping = wanted.mapping
-    if wanted.slurm_names is not None:
-        from phalanx.cli.jobs.sbatch_script import resolve_slurm_names
-
-        mapping = resolve_slurm_names(head, mapping, wanted.slurm_names)
-    if wanted.copy or not shares_file_system(head):
-        mapping = {**mapping, **_send_copy(head, wanted.spec)}
-    else:
-        check_local_files(wanted.spec)
-    return head.submit(mapping)
-
-
-def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
-    """Upload a copy of the working directory; return the job keys for the copy and its requirements."""
-    from phalanx.client.workdir_archive import archive_workdir, read_archive_member
-    from phalanx.node.logic.requirements import default_requirements_file
-
-    packed = archive_workdir(spec.workdir)
-    try:
-        for name in packed.skipped:
-            warn(f"left out of the copy: {name}")
-        if spec.requirements not in {"", NO_REQUIREMENTS} and read_archive_member(packed, spec.requirements) is None:
-            raise BadFile(
-                f"{spec.requirements}: not in the copy of {spec.workdir}", hint="check whether a .gitignore excludes it"
-            )
-        if not head.has_blob(packed.sha256):
-            head.upload(packed.file, packed.sha256, packed.bytes)
-            warn(f"uploaded a copy of {spec.workdir}: {count(packed.files, 'file')}, {format_bytes(packed.bytes)}")
-        found = spec.requirements or (
-            "" if spec.image else default_requirements_file(lambda name: read_archive_member(packed, name))
-        )
-        return {"upload": packed.sha256, **({"requirements": found} if found else {})}
-    finally:
-        packed.close()
+    return head.submit(sendable_mapping(head, wanted))

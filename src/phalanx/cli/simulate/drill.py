@@ -42,6 +42,7 @@ _SEEDS_SPAN: Final = 1 << 40  # random seeds stay below this, short enough to ty
     is_flag=True,
     help="Show which state transitions and faults occurred, and which did not.",
 )
+@click.option("--services", is_flag=True, help="Users have services beside their jobs.")
 @click.option("--story", is_flag=True, help="Show the last events of each failed seed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def drill(**options: Any) -> None:
@@ -57,7 +58,14 @@ def drill(**options: Any) -> None:
     seeds = options["seeds"] or (_SEEDS if options["seed"] is None else 1)
     processes = options["processes"] or os.cpu_count() or 1
     with _SeedProgress(seeds, shown=not options["as_json"]) as done:
-        report = run_campaign(first, seeds, events=options["events"], processes=processes, on_result=done)
+        report = run_campaign(
+            first,
+            seeds,
+            events=options["events"],
+            services=options["services"],
+            processes=processes,
+            on_result=done,
+        )
     if options["as_json"]:
         from phalanx.cli.list_output import to_json
 

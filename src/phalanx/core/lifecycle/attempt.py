@@ -12,6 +12,7 @@ from typing import Any, Final
 from phalanx.core.fleet.fitness import FULL_DISK, PREFLIGHT, NodeFault, find_faulty_nodes
 from phalanx.core.ids import NodeId
 from phalanx.core.lifecycle import gang_commands
+from phalanx.core.lifecycle.endpoints import endpoint_line
 from phalanx.core.lifecycle.events import (
     AttemptEvent,
     MemberLost,
@@ -37,6 +38,7 @@ from phalanx.core.state.events import (
     MemberStarted,
     MemberStopped,
     ProgressReported,
+    ReadinessChanged,
     TaskExited,
 )
 from phalanx.core.state.fast_replace import replace
@@ -58,7 +60,16 @@ CLOCK_OFF_S: Final = 5.0
 below the shortest usual grace period."""
 _S = AttemptState
 _ACCOUNTED: Final = (MemberState.STOPPED, MemberState.LOST)
-_FROM_A_NODE: Final = (MemberReady, MemberRefused, MemberStarted, TaskExited, MemberStopped, MemberFrozen, MemberHung)
+_FROM_A_NODE: Final = (
+    MemberReady,
+    MemberRefused,
+    MemberStarted,
+    TaskExited,
+    MemberStopped,
+    MemberFrozen,
+    MemberHung,
+    ReadinessChanged,
+)
 
 
 def transition(case: AttemptCase, event: AttemptEvent, facts: TransitionContext) -> TransitionResult:
@@ -102,6 +113,7 @@ def _ready(case: AttemptCase, attempt: Attempt, happening: MemberReady, facts: T
         members=members,
         state=_S.STARTING if whole else attempt.state,
         resume_from=happening.resume if rank_zero else attempt.resume_from,
+        service_port=happening.service_port if rank_zero else attempt.service_port,
     )
     if not whole:
         return TransitionResult(job=case.job, attempt=attempt, history=late)
@@ -189,7 +201,23 @@ def _started(
     )
     job = case.job if case.job.started_s is not None else replace(case.job, started_s=facts.now_s)
     entry = history_line(case, facts, "running", f"all {attempt.allocation.world_size} ranks run")
-    return TransitionResult(job=job, attempt=attempt, history=(entry,))
+    ready = (endpoint_line(case, attempt, facts, ""),) if attempt.serving else ()
+    return TransitionResult(job=job, attempt=attempt, history=(entry, *ready))
+
+
+def _readiness(
+    case: AttemptCase, attempt: Attempt, happening: ReadinessChanged, facts: TransitionContext
+) -> TransitionResult:
+    serves = case.job.replica is not None and attempt.service_port
+    if not serves or happening.ready == attempt.ready or happening.node_id != attempt.allocation.grants[0].node_id:
+        return _unchanged(case)
+    attempt = replace(attempt, ready=happening.ready, ready_s=facts.now_s)
+    running = attempt.state is _S.RUNNING  # before, other nodes of its gang are still starting
+    return TransitionResult(
+        job=case.job,
+        attempt=attempt,
+        history=(endpoint_line(case, attempt, facts, happening.why),) if running else (),
+    )
 
 
 def _exited(case: AttemptCase, attempt: Attempt, happening: TaskExited, facts: TransitionContext) -> TransitionResult:
@@ -399,12 +427,13 @@ def _stopping(
     case: AttemptCase, attempt: Attempt, cause: EndCause | None, why: str, facts: TransitionContext, entry: HistoryLine
 ) -> TransitionResult:
     """Stop every member; the first cause stays unless a later one takes precedence (`_ending`)."""
+    before = attempt
     attempt = replace(attempt, state=_S.STOPPING, stop_cause=_ending(attempt, cause), why=attempt.why or why)
     outcome = TransitionResult(
         job=case.job,
         attempt=attempt,
         commands=gang_commands.stop(AttemptCase(job=case.job, attempt=attempt), attempt),
-        history=(entry,),
+        history=(entry, endpoint_line(case, attempt, facts, attempt.why)) if before.serving else (entry,),
     )
     return outcome.then(_settle_when_whole(AttemptCase(job=case.job, attempt=attempt), attempt, facts))
 
@@ -507,6 +536,7 @@ TRANSITIONS: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
     **{(state, MemberRefused): _refused for state in (_S.PLACED, _S.STARTING)},
     **{(state, TaskExited): _exited for state in (_S.STARTING, _S.RUNNING, _S.STOPPING)},
     **{(state, MemberFrozen): _froze for state in (_S.PLACED, _S.STARTING, _S.RUNNING)},
+    **{(state, ReadinessChanged): _readiness for state in (_S.STARTING, _S.RUNNING)},
     (_S.RUNNING, MemberHung): _hung,
     **{(state, MemberStopped): _stopped for state in _ALL},
     **{(state, CheckpointSaved): _saved for state in _ALL},

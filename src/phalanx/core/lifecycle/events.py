@@ -16,6 +16,7 @@ from phalanx.core.state.events import (
     MemberStarted,
     MemberStopped,
     ProgressReported,
+    ReadinessChanged,
     TaskExited,
 )
 from phalanx.core.work.attempt import EndCause
@@ -61,6 +62,7 @@ AttemptEvent = (
     MemberReady
     | MemberRefused
     | MemberStarted
+    | ReadinessChanged
     | TaskExited
     | MemberStopped
     | MemberFrozen

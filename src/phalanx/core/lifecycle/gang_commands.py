@@ -62,6 +62,7 @@ def prepare(job: Job, attempt: Attempt, facts: TransitionContext, *, only: NodeI
         kept=attempt.head_stores_copies,
         probe_ports=_probe_ports(attempt, facts),
         hangs=job.hang_restarts,
+        replica=job.replica,
     )
     if only is not None:
         return (common,) if any(member.node_id == only for member in attempt.members) else ()
@@ -88,6 +89,7 @@ def start(attempt: Attempt, *, only: NodeId | None = None) -> tuple[Command, ...
             generation=attempt.generation,
             port=port,
             resume=attempt.resume_from,
+            service_port=attempt.service_port,
         )
         for member in attempt.members
         if only is None or member.node_id == only

@@ -6,6 +6,8 @@ collectives fail with exit code 1 long before the dead node's lease expires.
 
 from __future__ import annotations
 
+from typing import Final
+
 from phalanx.core.ids import Generation, NodeId
 from phalanx.core.lifecycle import failure_attribution, gang_commands, hang_culprits
 from phalanx.core.lifecycle.transitions import (
@@ -44,6 +46,17 @@ _REASON = {
     EndCause.REQUEUED: WaitReasonCode.REQUEUED,
     EndCause.CONTENDED: WaitReasonCode.CONTENDED,
 }
+STEADY_S: Final = BACKOFF_MAX_S  # a replica ready for this long has recovered from its last failure
+_NODE_FAILURES: Final = (EndCause.NODE_FAIL, EndCause.FAULT, EndCause.START_FAIL, EndCause.UNFIT)
+_REPLICA_FAILURES: Final = (
+    *_NODE_FAILURES,
+    EndCause.SUCCEEDED,
+    EndCause.FAILED,
+    EndCause.CRASH,
+    EndCause.HANG,
+    EndCause.PORT_TAKEN,
+)
+_DOUBLINGS_MAX: Final = 10  # more would only overflow: the pause has reached BACKOFF_MAX_S
 _SIGTERM_CODE = 143  # 128 + SIGTERM: a shell's exit code for a command that ended by SIGTERM
 _START_WEIGHT = 0.3  # of a failed start against the node: the job's environment is at fault as often
 _HANG_WEIGHT = 0.3  # of a hang against the culprit's node: the program is at fault as often
@@ -69,7 +82,9 @@ def _with_diagnosis(
     """The outcome with the diagnosis as the first history line."""
     job = outcome.job
     budget = f"restart {min(job.charged_restarts, NO_PROGRESS_BUDGET)} of {NO_PROGRESS_BUDGET} without progress"
-    if cause is EndCause.FAILED:
+    if job.replica is not None:
+        budget = f"restart {job.charged_restarts} of this replica"
+    elif cause is EndCause.FAILED:
         budget = f"retry {job.user_retries} of {job.spec.retry}" if job.spec.retry else "no retry requested, none"
     then = failure_attribution.next_step(attempt, goes_on=not job.state.terminal, budget=budget)
     first = failure_attribution.first_failure(attempt)
@@ -88,6 +103,8 @@ def _with_diagnosis(
 
 def _settled(case: AttemptCase, attempt: Attempt, cause: EndCause, facts: TransitionContext) -> TransitionResult:
     job = case.job
+    if job.replica is not None and cause in _REPLICA_FAILURES:
+        return _restart_replica(job, attempt, cause, facts)
     match cause:
         case EndCause.SUCCEEDED:
             return _end(case, attempt, cause, JobState.SUCCEEDED, 0, facts)
@@ -143,6 +160,29 @@ def _charged(case: AttemptCase, attempt: Attempt, cause: EndCause, facts: Transi
         later_s = facts.now_s + backoff_s / 2 if after.charged_restarts > 1 else 0.0
         return _requeue(after, attempt, cause, WaitReasonCode.NODE_FAIL, later_s, facts)
     return _requeue(after, attempt, cause, WaitReasonCode.START_FAIL, facts.now_s + backoff_s, facts)
+
+
+def _restart_replica(job: Job, attempt: Attempt, cause: EndCause, facts: TransitionContext) -> TransitionResult:
+    """Restart a replica of a service, however often it fails: only its service ends it.
+
+    The first restart is at once and in place. Later ones follow after a growing pause, in which its devices are free, on whichever node
+    has room. A replica that was ready for STEADY_S counts from the first again.
+    """
+    if cause is EndCause.SUCCEEDED:
+        attempt = replace(attempt, why="its command ended with exit code 0; a service's command must keep running")
+    if cause in _NODE_FAILURES:
+        job = replace(job, avoided_nodes=_avoid(job.avoided_nodes, _bad_nodes(attempt)))
+    if cause is EndCause.NODE_FAIL:
+        return _requeue(
+            replace(job, failure_count=job.failure_count + 1), attempt, cause, WaitReasonCode.NODE_FAIL, 0.0, facts
+        )
+    steady = attempt.ready and attempt.ready_s is not None and facts.now_s - attempt.ready_s >= STEADY_S
+    after = replace(job, charged_restarts=1 if steady else job.charged_restarts + 1)
+    if after.charged_restarts == 1 and cause not in _NODE_FAILURES:
+        return _restart_in_place(after, attempt, cause, facts)
+    pause_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(after.charged_restarts - 1, _DOUBLINGS_MAX))
+    reason = WaitReasonCode.START_FAIL if cause in _NODE_FAILURES else WaitReasonCode.CRASH
+    return _requeue(after, attempt, cause, reason, facts.now_s + pause_s, facts)
 
 
 def _failed(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> TransitionResult:
@@ -283,6 +323,9 @@ def _restart_in_place(job: Job, attempt: Attempt, cause: EndCause, facts: Transi
         why="",
         exit_code=None,
         resume_from=None,
+        service_port=0,
+        ready=False,
+        ready_s=None,
         causes=(*attempt.causes, cause),
     )
     entry = history_line(

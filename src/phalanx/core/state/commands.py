@@ -10,6 +10,7 @@ from phalanx.core.work.allocation import Allocation
 from phalanx.core.work.dependency import ArrayPosition
 from phalanx.core.work.gang_topology import GangTopology
 from phalanx.core.work.job import PublishedCheckpoint
+from phalanx.core.work.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec
 
 
@@ -45,11 +46,15 @@ class PrepareTasks:
     probe_ports: tuple[int, ...] = ()
     kept: bool = False
     hangs: int = 0
+    replica: ReplicaPosition | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTasks:
-    """Start the ranks: every node is ready. `port`: of node rank 0; `resume`: the checkpoint that it verified."""
+    """Start the ranks: every node is ready. `port`: of node rank 0; `resume`: the checkpoint that it verified.
+
+    `service_port`: of a replica, the port on which node rank 0 serves; 0 for any other job.
+    """
 
     node_id: NodeId
     job_id: JobId
@@ -57,6 +62,7 @@ class StartTasks:
     generation: Generation
     port: int
     resume: PublishedCheckpoint | None
+    service_port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from phalanx.core.ids import (
     ProjectId,
     QueueId,
     ReservationId,
+    ServiceId,
     SupervisorId,
     TokenId,
     UserId,
@@ -34,6 +35,7 @@ from phalanx.core.work.job import Job, JobState, PublishedCheckpoint
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.seats import Seat
+from phalanx.core.work.service import Service
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.users import Token, User, UserRole
 
@@ -103,6 +105,43 @@ class UpdateJob(Request[Job | list[Job]]):
     time_limit_s: float | None = None
     queue: QueueId | None = None
     begin_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitService(Request[Service]):
+    """Create a service, named by its spec, or start a stopped one again. Repeating it for the same spec changes nothing."""
+
+    spec: JobSpec
+    user: UserId
+    project: ProjectId
+    queue: QueueId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateService(Request[Service]):
+    """Roll out a new revision with this spec, or the existing one of this number; exactly one is given."""
+
+    service_id: ServiceId
+    by: UserId
+    spec: JobSpec | None = None
+    revision: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleService(Request[Service]):
+    """Set the number of replicas, within the range of the service; 0 lets it sleep."""
+
+    service_id: ServiceId
+    replicas: int
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopService(Request[Service]):
+    """End a service and its replicas. Idempotent."""
+
+    service_id: ServiceId
+    by: UserId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +352,7 @@ class MemberReady:
     Attributes:
         bad_links: links to nodes of its gang that failed the probe; with any, the gang does not start.
         clock_off_s: how far its wall clock is ahead of the head's.
+        service_port: of a replica, from node rank 0: the port that it reserved for it; 0 for none.
     """
 
     job_id: JobId
@@ -323,6 +363,7 @@ class MemberReady:
     resume: PublishedCheckpoint | None = None
     bad_links: tuple[BadLink, ...] = ()
     clock_off_s: float = 0.0
+    service_port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +397,18 @@ class MemberStarted:
     generation: Generation
     node_id: NodeId
     at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadinessChanged:
+    """The node that serves a replica's port probed it: the replica became ready, or no longer answers. `why`: the failed probe."""
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    node_id: NodeId
+    ready: bool
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -520,6 +573,7 @@ Report = (
     | MemberReady
     | MemberRefused
     | MemberStarted
+    | ReadinessChanged
     | TaskExited
     | MemberStopped
     | MemberFrozen

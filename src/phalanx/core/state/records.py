@@ -11,11 +11,23 @@ from phalanx.core.fleet.custom_failure_rules import FailureRules
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import NodePool, PoolNode
-from phalanx.core.ids import Epoch, JobId, NodeId, PoolId, ProjectId, QueueId, ReservationId, TokenId, UserId
+from phalanx.core.ids import (
+    Epoch,
+    JobId,
+    NodeId,
+    PoolId,
+    ProjectId,
+    QueueId,
+    ReservationId,
+    ServiceId,
+    TokenId,
+    UserId,
+)
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.service import Revision, Service
 from phalanx.core.work.users import Token, User
 
 K = TypeVar("K")
@@ -128,6 +140,17 @@ ATTEMPTS: Final = RecordKind[tuple[JobId, Epoch], Attempt](
     columns=(RecordColumn("job_id"), RecordColumn("epoch", int), RecordColumn("state")),
     pages=(("job_id", ""), ("epoch", -1)),
 )
+SERVICES: Final = RecordKind[ServiceId, Service](
+    "service", Service, "services", 2, columns=(RecordColumn("id"), RecordColumn("state"))
+)
+REVISIONS: Final = RecordKind[tuple[ServiceId, int], Revision](
+    "revision",
+    Revision,
+    "revisions",
+    2,
+    key=("service", "number"),
+    columns=(RecordColumn("service"), RecordColumn("number", int)),
+)
 IDEMPOTENCY: Final = RecordKind[tuple[UserId, str], Idempotency](
     "idempotency key",
     Idempotency,
@@ -151,6 +174,8 @@ Record = (
     | PoolNode
     | Job
     | Attempt
+    | Service
+    | Revision
     | Idempotency
 )
 # Each kind comes after those that it refers to: databases are written and loaded in this order.
@@ -168,6 +193,8 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     POOL_NODES,
     JOBS,
     ATTEMPTS,
+    SERVICES,
+    REVISIONS,
     IDEMPOTENCY,
 )
 KIND_OF: Final[Mapping[type, RecordKind[Any, Any]]] = {kind.record: kind for kind in RECORDS}

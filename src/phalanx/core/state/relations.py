@@ -1,4 +1,4 @@
-"""Indexes of related live jobs: dependents, jobs with the same name, elements of one array.
+"""Indexes of related live jobs: dependents, jobs with the same name, elements of one array, replicas of one service.
 
 `Change` updates them at every job that it puts, so that the end of a job finds its dependents without a search. They contain only live
 jobs; empty entries are removed.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.core.ids import JobId, UserId
+from phalanx.core.ids import JobId, ServiceId, UserId
 from phalanx.core.work.dependency import Dependency, DependencyKind
 from phalanx.core.work.job import Job, JobState
 
@@ -27,6 +27,7 @@ class JobRelations:
         singletons: jobs that wait for earlier jobs of the same user and name.
         named: all jobs, by user and name.
         elements: elements of each array.
+        replicas: replicas of each service.
         running: elements of each array that hold an allocation, including those that are stopping.
     """
 
@@ -35,6 +36,7 @@ class JobRelations:
     named: dict[UserJobName, dict[JobId, None]] = field(default_factory=dict)
     elements: dict[JobId, dict[JobId, None]] = field(default_factory=dict)
     running: dict[JobId, dict[JobId, None]] = field(default_factory=dict)
+    replicas: dict[ServiceId, dict[JobId, None]] = field(default_factory=dict)
 
     def update(
         self,
@@ -66,6 +68,8 @@ class JobRelations:
             return
         name = (job.user, job.spec.name)
         yield self.named, name
+        if job.replica is not None:
+            yield self.replicas, job.replica.service
         if job.array is not None:
             yield self.elements, job.array.array_id
             if job.state is JobState.RUNNING:

@@ -131,6 +131,9 @@ class Attempt:
         causes: of every generation that ended, in order.
         head_stores_copies: some of its nodes do not see the head's files, so the head stores a copy of its checkpoints and outputs. Decided at the
             placement, so that all its nodes do the same.
+        service_port: of a replica, the port on which node rank 0 serves; 0 before it is chosen.
+        ready: of a replica, whether its port answered the last probes.
+        ready_s: when `ready` last changed; None before it was first ready.
     """
 
     job_id: JobId
@@ -153,6 +156,14 @@ class Attempt:
     exit_code: int | None = None
     causes: tuple[EndCause, ...] = ()
     head_stores_copies: bool = False
+    service_port: int = 0
+    ready: bool = False
+    ready_s: float | None = None
+
+    @property
+    def serving(self) -> bool:
+        """Whether it is a replica that is ready to serve."""
+        return self.ready and self.state is AttemptState.RUNNING
 
     @property
     def holds_allocation(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Final
 
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.work.dependency import ArrayPosition, Dependency
+from phalanx.core.work.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec
 
 NO_EPOCH: Final = Epoch(0)  # a job without an attempt
@@ -96,6 +97,7 @@ class Job:
         moves: times it was moved to make room.
         attained_s: run time whose work is saved, over the attempts that ended.
         array: its position in an array; None for a single job.
+        replica: the service and revision that it is a replica of; None for any other job.
         unmet_dependencies: dependencies that do not hold yet; it starts only when this is empty.
         cancelled_by: set once a cancel is acknowledged; the job never runs again after it.
     """
@@ -124,6 +126,7 @@ class Job:
     moves: int = 0
     attained_s: float = 0.0
     array: ArrayPosition | None = None
+    replica: ReplicaPosition | None = None
     unmet_dependencies: tuple[Dependency, ...] = ()
     avoided_nodes: tuple[NodeId, ...] = ()
     started_s: float | None = None

@@ -65,6 +65,11 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "exclude": ValueKind.TEXT,
     "slurm": ValueKind.TABLE,
     "speeds": ValueKind.TABLE,
+    "type": ValueKind.TEXT,
+    "replicas": ValueKind.TEXT,
+    "port": ValueKind.TEXT,
+    "ready": ValueKind.TEXT,
+    "ready_within": ValueKind.TEXT,
 }
 
 # Names of the same key in other tools, for a helpful error message.
@@ -88,6 +93,8 @@ _SYNONYMS: Final = {
     "preemptible": ("preemptable",),
     "requirements": ("packages", "pip", "requires"),
     "plan": ("layout", "parallelism", "parallel"),
+    "ready": ("readiness", "readiness_probe", "health"),
+    "port": ("ports",),
 }
 KEY_OF_SYNONYM: Final[Mapping[str, str]] = {
     synonym.replace("_", ""): key for key, synonyms in _SYNONYMS.items() for synonym in synonyms

@@ -31,6 +31,7 @@ from phalanx.core.work.launchers import count_logical_lines, find_launcher, spli
 from phalanx.core.work.plan_key import parse_plan, with_gpus_for_plan
 from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_requirements
 from phalanx.core.work.sbatch_job import SLURM_KEYS
+from phalanx.core.work.service_terms import parse_service_terms
 from phalanx.core.work.spec import (
     COLLECTIVE_TIMEOUT_DEFAULT_S,
     GRACE_DEFAULT_S,
@@ -156,7 +157,11 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         check_key(key)
     argv, script = _run(given)
     array = _read(given, "array", parse_array, None)
+    name = _name(given, argv, script)
+    service = parse_service_terms(given, name)
     tasks = _number(given, "tasks_per_node", low=1, high=_TASKS_PER_NODE_MAX)
+    if service is not None and tasks is None:
+        tasks = 1  # a server itself uses all devices of its node
     plan = parse_plan(given.get("plan", ""))
     role = with_gpus_for_plan(
         Role(
@@ -171,7 +176,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         plan,
     )
     spec = JobSpec(
-        name=_name(given, argv, script),
+        name=name,
         role=role,
         workdir=_workdir(given, workdir),
         upload=_upload(given),
@@ -204,13 +209,14 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
             slice_within=_text(given, "slice_within"),
         ),
         reservation=_text(given, "reservation").strip(),
-        preemptible=_flag(given, "preemptible", default=True),
+        preemptible=_flag(given, "preemptible", default=service is None),
         saves_on_stop=_flag(given, "saves_on_stop"),
         plan=plan,
         nodelist=_hosts(given, "nodelist"),
         exclude=_hosts(given, "exclude"),
         slurm=_slurm(given),
         speeds=parse_speeds(_table(given, "speeds")),
+        service=service,
     )
     _bounded(spec)
     return spec

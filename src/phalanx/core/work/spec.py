@@ -10,6 +10,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.requirements import NO_REQUIREMENTS
+from phalanx.core.work.service_terms import ServiceTerms
 
 GRACE_DEFAULT_S: Final = 30.0  # SIGTERM to SIGKILL; the default of Slurm's KillWait and Kubernetes' grace period
 COLLECTIVE_TIMEOUT_DEFAULT_S: Final = 600.0  # torch.distributed's own default for NCCL
@@ -87,6 +88,7 @@ class JobSpec:
         saves_on_stop: the command saves when it is asked to stop (phalanx.torch does), so that a stop loses no work.
         speeds: its speed on GPU models relative to each other, as the user gives it; empty if unknown.
         allow_never: accepted even if it can never start.
+        service: the terms of a service, of which the job is one replica; None for any other job.
         preemptible: False exempts it from stops for other jobs (reclaims of its quota and drains still stop it).
     """
 
@@ -123,6 +125,7 @@ class JobSpec:
     slurm: tuple[tuple[str, str], ...] = ()
     speeds: tuple[tuple[str, float], ...] = ()
     allow_never: bool = False
+    service: ServiceTerms | None = None
 
     @property
     def has_long_preparation(self) -> bool:

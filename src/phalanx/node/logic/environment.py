@@ -175,6 +175,13 @@ def _fixed(
     }
     if node.folders.stacks:
         variables[STACKS_VARIABLE] = node.folders.stacks
+    if start.service_port and prepare.replica is not None:
+        variables |= {
+            "PORT": str(start.service_port),
+            "PHALANX_PORT": str(start.service_port),
+            "PHALANX_SERVICE": prepare.replica.service,
+            "PHALANX_REVISION": str(prepare.replica.revision),
+        }
     if start.resume is not None:
         own = local_copies.local_checkpoint_path(prepare, start.resume, node.folders.checkpoints)
         variables["PHALANX_RESUME_FROM"] = start.resume.path if own is None else own

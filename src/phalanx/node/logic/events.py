@@ -52,6 +52,8 @@ class LeaseRenewed:
 class MemberPrepared:
     """Devices are checked, folders made, setup has run; on node rank 0 a port is chosen and a checkpoint verified.
 
+    Node rank 0 of a replica has also reserved its `service_port`.
+
     With `bad_links` only the checks were done: the gang will not start on these nodes.
     """
 
@@ -60,6 +62,7 @@ class MemberPrepared:
     resume: PublishedCheckpoint | None = None
     bad_links: tuple[BadLink, ...] = ()
     clock_off_s: float = 0.0
+    service_port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +165,15 @@ class MemoryExceeded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadinessProbed:
+    """A replica's port began to answer, or stopped answering. `why`: the failed probe."""
+
+    key: MemberKey
+    ready: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRequested:
     """The supervisor is asked to end; the second time immediately."""
 
@@ -180,5 +192,6 @@ SupervisorEvent = (
     | CheckpointReported
     | HangDetected
     | MemoryExceeded
+    | ReadinessProbed
     | TerminationRequested
 )

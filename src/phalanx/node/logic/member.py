@@ -21,6 +21,7 @@ from phalanx.core.state.events import (
     MemberHung,
     MemberReady,
     MemberStarted,
+    ReadinessChanged,
     TaskExited,
 )
 from phalanx.core.work.allocation import NodeGrant
@@ -52,10 +53,12 @@ from phalanx.node.logic.events import (
     MemberPrepared,
     MemberStartFailed,
     MemoryExceeded,
+    ReadinessProbed,
     TaskEnded,
 )
 from phalanx.node.logic.lease import NS_PER_S, may_thaw
 from phalanx.node.logic.local_copies import head_stores_checkpoints
+from phalanx.node.logic.utf8 import replace_invalid_utf8
 from phalanx.wire.rank import RankStopReason
 
 LINGER_S: Final = 2.0  # time for child processes of ended tasks (a logger, a data loader) to end by themselves
@@ -275,6 +278,22 @@ def on_memory_exceeded(member: LocalMember, found: MemoryExceeded, now: StepCloc
     return member, [note, *actions]
 
 
+def on_readiness(member: LocalMember, found: ReadinessProbed) -> MemberTransition:
+    """Report that a replica became ready or no longer answers. Its end is reported anyway."""
+    if member.phase is not MemberPhase.RUNNING or member.superseded or member.stop_requested_ns:
+        return member, []
+    key = member.key
+    event = ReadinessChanged(
+        job_id=key.job_id,
+        epoch=key.epoch,
+        generation=key.generation,
+        node_id=member.grant.node_id,
+        ready=found.ready,
+        why=replace_invalid_utf8(found.why),
+    )
+    return member, [SendEvent(event=event)]
+
+
 def _report_held(member: LocalMember, now: StepClock) -> MemberTransition:
     """Report the tasks that ended before the last one started."""
     held, member = member.held_exits, replace(member, held_exits=())
@@ -470,6 +489,7 @@ def ready_report(member: LocalMember) -> SendEvent:
             resume=member.ready.resume,
             bad_links=member.ready.bad_links,
             clock_off_s=member.ready.clock_off_s,
+            service_port=member.ready.service_port,
         )
     )
 

@@ -51,6 +51,7 @@ from phalanx.node.logic.events import (
     MemberStartFailed,
     MemoryExceeded,
     OutputDrained,
+    ReadinessProbed,
     SupervisorEvent,
     TaskEnded,
     TasksSpawned,
@@ -77,6 +78,7 @@ MemberEvent: TypeAlias = (
     | CheckpointReported
     | HangDetected
     | MemoryExceeded
+    | ReadinessProbed
 )
 """The events of one member."""
 
@@ -166,6 +168,8 @@ class Supervisor:
                 self._apply(slot, members.on_hang(member, happening))
             case MemoryExceeded():
                 self._apply(slot, members.on_memory_exceeded(member, happening, now))
+            case ReadinessProbed():
+                self._apply(slot, members.on_readiness(member, happening))
             case CheckpointReported():
                 self._apply(slot, members.on_checkpoint(member, happening, now))
             case OutputDrained(tail=tail):

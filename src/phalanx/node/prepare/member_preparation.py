@@ -49,6 +49,7 @@ from phalanx.node.prepare import (
 )
 from phalanx.node.prepare.mps_daemons import MpsDaemons, MpsUnavailable
 from phalanx.node.prepare.rendezvous_port import free_port
+from phalanx.node.prepare.service_port import reserve_port
 from phalanx.node.prepare.setup_runner import SETUP_TASK, run_setup_command
 from phalanx.node.probes.devices import DeviceFacts, DeviceReading
 from phalanx.node.probes.preflight_checks import PreflightChecks, skipped
@@ -175,7 +176,7 @@ def prepare_member(member: MemberRuntime, services: NodeServices) -> MemberPrepa
         bad_links = _check_node_and_links(member, services)
         if bad_links:  # the head decides which end is at fault, once both have reported
             return MemberPrepared(key=member.key, bad_links=bad_links, clock_off_s=clock_off_s)
-        resume, port = _prepare(member, services)
+        resume, port, service_port = _prepare(member, services)
     except PreparationFailed as refusal:
         use = member.find_memory_overuse() if refusal.charge else None
         return MemberStartFailed(
@@ -195,7 +196,7 @@ def prepare_member(member: MemberRuntime, services: NodeServices) -> MemberPrepa
         return MemberStartFailed(
             key=member.key, why=f"preparing failed on this node: {type(error).__name__}: {error}", charge=False
         )
-    return MemberPrepared(key=member.key, port=port, resume=resume, clock_off_s=clock_off_s)
+    return MemberPrepared(key=member.key, port=port, resume=resume, clock_off_s=clock_off_s, service_port=service_port)
 
 
 def _take_account(member: MemberRuntime, services: NodeServices) -> None:
@@ -224,7 +225,8 @@ def _check_node_and_links(member: MemberRuntime, services: NodeServices) -> tupl
     return bad_links
 
 
-def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCheckpoint | None, int | None]:
+def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCheckpoint | None, int | None, int]:
+    """Prepare this node; return the checkpoint to resume from, and on node rank 0 the rendezvous port and a replica's port."""
     steps = (
         _make_folders,
         _bring_files,
@@ -241,7 +243,14 @@ def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCh
     resume = resume_checkpoint.select_checkpoint(
         member, services.access, services.checkpoint_uploader, lambda text: services.note(member, text)
     )
-    return resume, free_port() if member.grant.node_rank == 0 else None
+    if member.grant.node_rank:
+        return resume, None, 0
+    terms = member.prepare.spec.service
+    if terms is None:
+        return resume, free_port(), 0
+    reserved = reserve_port(terms.port)
+    member.cleanup.callback(reserved.close)
+    return resume, free_port(), reserved.number
 
 
 def _unless_cancelled(member: MemberRuntime) -> None:

@@ -16,12 +16,12 @@ def free_port() -> int:
     """A port without a listener now. If another process takes it before rank 0 does, the gang retries, uncharged."""
     for _ in range(_PORT_TRIES):
         port = random.randint(PORT_FIRST, PORT_LAST)
-        if _binds(port):
+        if port_is_free(port):
             return port
     raise PreparationFailed(f"no free port between {PORT_FIRST} and {PORT_LAST} for the rendezvous", charge=False)
 
 
-def _binds(port: int) -> bool:
+def port_is_free(port: int) -> bool:
     """Whether it can be bound on all addresses of both families, as torch's store does."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:

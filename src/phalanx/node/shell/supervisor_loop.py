@@ -82,6 +82,7 @@ from phalanx.node.prepare.mps_daemons import MpsDaemons
 from phalanx.node.prepare.setup_runner import SETUP_TASKS
 from phalanx.node.probes.devices import DeviceProbe
 from phalanx.node.probes.preflight_checks import PreflightChecks
+from phalanx.node.probes.readiness import probe_until_closed
 from phalanx.node.probes.sampling import Sampler
 from phalanx.node.processes.attempt_processes import ProcessHost, TaskProcessExit
 from phalanx.node.processes.containment import AttemptKey, ContainmentFactory
@@ -329,6 +330,7 @@ class SupervisorLoop:
         def work() -> None:
             if isinstance(action, SpawnTasks):
                 self._inbox.put(member_start.start_member_tasks(member, action, self._services))
+                probe_until_closed(member, self._inbox.put)
                 return
             tail = member_start.close_member(member, action.tail_of, self._services)
             over = OutputDrained(key=action.key, tail=tail)

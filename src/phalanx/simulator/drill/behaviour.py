@@ -27,6 +27,7 @@ class JobBehaviour:
         port_taken_generations: number of generations that find the rendezvous port in use.
         failing_save: number of the save that fails; 0 for none.
         children_live_s: how long child processes outlive the tasks.
+        ready_s: of a replica of a service, time from the start of its tasks until its port answers; None for never.
         unspawnable_generations: number of generations whose tasks cannot be exec'd on node rank 0.
         evidence: (key, rank) -> evidence that the supervisor finds after a failure.
     """
@@ -42,6 +43,7 @@ class JobBehaviour:
     failing_save: int = 0
     children_live_s: float = 0.0
     unspawnable_generations: int = 0
+    ready_s: float | None = None
     evidence: Callable[[MemberKey, int], FailureEvidence | None] = lambda _key, _rank: None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 
 from phalanx.simulator.drill.coverage import Coverage
@@ -79,6 +80,7 @@ def run_campaign(
     seeds: int,
     *,
     events: int = EVENTS,
+    services: bool = False,
     processes: int = 1,
     on_result: Callable[[SeedResult], None] = lambda _: None,
 ) -> DrillReport:
@@ -86,9 +88,10 @@ def run_campaign(
     report, begun_s = DrillReport(), time.monotonic()
     if processes <= 1 or seeds == 1:
         for seed in range(first, first + seeds):
-            _add_result(report, run_seed(seed, events=events), on_result)
+            _add_result(report, run_seed(seed, events=events, services=services), on_result)
     else:
-        _run_parallel(report, range(first, first + seeds), events, min(processes, seeds), on_result)
+        run = partial(run_seed, events=events, services=services)
+        _run_parallel(report, range(first, first + seeds), run, min(processes, seeds), on_result)
     report.failed_seeds.sort(key=lambda one: one.seed)
     report.wall_s = time.monotonic() - begun_s
     return report
@@ -100,14 +103,18 @@ def _add_result(report: DrillReport, result: SeedResult, done: Callable[[SeedRes
 
 
 def _run_parallel(
-    report: DrillReport, seeds: range, events: int, processes: int, done: Callable[[SeedResult], None]
+    report: DrillReport,
+    seeds: range,
+    run: Callable[[int], SeedResult],
+    processes: int,
+    done: Callable[[SeedResult], None],
 ) -> None:
     spawned = multiprocessing.get_context("spawn")  # fork is unsafe with the caller's threads
     with _interrupt_flag() as interrupted:
         pool = ProcessPoolExecutor(processes, mp_context=spawned)
         try:
             with _sigint_blocked():  # `submit` starts the processes
-                futures: list[Future[SeedResult]] = [pool.submit(run_seed, seed, events=events) for seed in seeds]
+                futures: list[Future[SeedResult]] = [pool.submit(run, seed) for seed in seeds]
             for future in as_completed(futures):
                 if interrupted():
                     raise KeyboardInterrupt

@@ -38,6 +38,7 @@ from phalanx.simulator.drill.operator_invariants import OperatorChecker
 from phalanx.simulator.drill.processes import newest_valid
 from phalanx.simulator.drill.protocols import ObservedCluster
 from phalanx.simulator.drill.restart_invariants import RestartChecker
+from phalanx.simulator.drill.service_invariants import check_services
 from phalanx.simulator.drill.violations import InvariantBroken, require
 
 FULL_CHECK_EVERY: Final = 64  # commits between two full checks
@@ -128,6 +129,7 @@ class InvariantChecker:
             self._check_dependents(condition, world)
         self._limits.check(world, outbox, head)
         self._books.check(change.records, now)
+        check_services(change.history, world)
 
     def check_store(self) -> None:
         """Check the store when a head starts, and at the end."""
@@ -149,7 +151,7 @@ class InvariantChecker:
             raise InvariantBroken(
                 13, f"job {job.id} was restarted {job.hang_restarts} times after hangs without progress"
             )
-        if job.charged_restarts > NO_PROGRESS_BUDGET + 1:
+        if job.charged_restarts > NO_PROGRESS_BUDGET + 1 and job.replica is None:
             raise InvariantBroken(13, f"job {job.id} restarted {job.charged_restarts} times without progress")
         if job.user_retries > job.spec.retry:
             raise InvariantBroken(13, f"job {job.id} was retried {job.user_retries} times of {job.spec.retry}")

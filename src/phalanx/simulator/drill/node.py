@@ -10,6 +10,8 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.ids import SupervisorId
 from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.state.events import MemberStopped, Report
+from phalanx.core.work.service_terms import ReplicaPosition
+from phalanx.core.work.spec import JobSpec
 from phalanx.node.logic import actions
 from phalanx.node.logic.events import (
     FreezeFinished,
@@ -233,12 +235,19 @@ class DrillNode:
 
     def behaviour(self, prepare: PrepareTasks) -> JobBehaviour:
         """Return the behaviour of the job's tasks."""
-        return self.cluster.behaviours.get(prepare.spec.name, _DEFAULT)
+        return self._behaviour(prepare.spec, prepare.replica)
 
     def behaviour_of(self, key: MemberKey) -> JobBehaviour:
         """Return the behaviour of a member's tasks."""
         job = self.cluster.store.job(key.job_id)
-        return self.cluster.behaviours.get(job.name if job is not None else "", _DEFAULT)
+        return _DEFAULT if job is None else self._behaviour(job.spec, job.replica)
+
+    def _behaviour(self, spec: JobSpec, replica: ReplicaPosition | None) -> JobBehaviour:
+        """Return the behaviour of a job by its name. Revisions of a service differ: by their label, or by `name@revision`."""
+        known = self.cluster.behaviours
+        revised = None if replica is None else known.get(f"{spec.name}@{replica.revision}")
+        labelled = known.get(dict(spec.labels).get("behaviour", ""))
+        return labelled or revised or known.get(spec.name, _DEFAULT)
 
     def report_spawn_failure(self, key: MemberKey) -> None:
         """Report that a task could not be exec'd."""
@@ -270,7 +279,10 @@ class DrillNode:
             self.deliver(MemberPrepared(key=key))
             return
         whole = (one for one in prepare.candidates if one.digest not in self.cluster.corrupt_checkpoints)
-        self.deliver(MemberPrepared(key=key, port=20_000 + key.generation, resume=next(whole, None)))
+        service_port = 0 if prepare.replica is None else 21_000 + int(key.job_id) % 10_000
+        self.deliver(
+            MemberPrepared(key=key, port=20_000 + key.generation, resume=next(whole, None), service_port=service_port)
+        )
 
 
 _DEFAULT = JobBehaviour()

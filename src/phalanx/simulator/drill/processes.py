@@ -11,6 +11,7 @@ from phalanx.node.logic.events import (
     MemberEmptied,
     MemberKey,
     MemberKilled,
+    ReadinessProbed,
     TaskEnded,
     TasksSpawned,
 )
@@ -83,6 +84,13 @@ class NodeProcesses:
             self.resume(task)
         self._cluster.processes_changed = True
         self._node.deliver(TasksSpawned(key=key))
+        if start.service_port and grant.node_rank == 0 and behaviour.ready_s is not None:
+            self._cluster.call_after(behaviour.ready_s, lambda: self._answers(key))
+
+    def _answers(self, key: MemberKey) -> None:
+        """The port of a replica answers, if its tasks still run."""
+        if self.tasks_of(key) and self._node.alive:
+            self._node.deliver(ReadinessProbed(key=key, ready=True))
 
     def terminate(self, key: MemberKey) -> None:
         """Send SIGTERM."""

@@ -30,7 +30,7 @@ class RestartChecker:
             self._step, self._in_vain = job.progress_step, 0
         self._in_vain += sum(cause in CHARGED for cause in fresh)
         self._failed += fresh.count(EndCause.FAILED)
-        if job.state.terminal:
+        if job.state.terminal or job.replica is not None:  # a service restarts its replicas however often they fail
             return
         require(
             self._in_vain <= NO_PROGRESS_BUDGET,

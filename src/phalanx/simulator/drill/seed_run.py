@@ -20,6 +20,7 @@ from phalanx.simulator.drill.coverage import Coverage, count_transitions
 from phalanx.simulator.drill.disk import DrillMemoryStore, DrillSqliteStore
 from phalanx.simulator.drill.faults import FAULT_DURATIONS_S, FAULT_KINDS, FaultInjector
 from phalanx.simulator.drill.limit_invariants import fleet_gpus
+from phalanx.simulator.drill.service_workload import ServiceUserSimulator
 from phalanx.simulator.drill.violations import CODE_ERROR, InvariantBroken, Violation
 from phalanx.simulator.drill.workload import FAST_POLICY, UserSimulator, fleet
 
@@ -58,13 +59,14 @@ class SeedResult:
     history: str = ""
 
 
-def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None) -> SeedResult:
+def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None, services: bool = False) -> SeedResult:
     """Run one seed: `events` state changes with faults, then heal and finish. Stops at the first violation.
 
     Args:
         seed: determines everything.
         events: state changes before the healing.
         sqlite: whether to use the SQLite store; None lets the seed choose.
+        services: whether users have services beside their jobs.
     """
     begun_s = time.process_time()
     on_sqlite = seed % SQLITE_EVERY == 0 if sqlite is None else sqlite
@@ -72,7 +74,7 @@ def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None) -> 
     drill: SeedRun | None = None
     broken: tuple[int, str] | None = None
     try:
-        drill = SeedRun(seed, events, store)
+        drill = SeedRun(seed, events, store, services=services)
         with count_transitions(drill.cluster.coverage):
             drill.run()
     except InvariantBroken as error:
@@ -101,19 +103,20 @@ def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None) -> 
     )
 
 
-def replay_command(seed: int, events: int) -> str:
+def replay_command(seed: int, events: int, *, services: bool = False) -> str:
     """Return the command that reproduces this seed on the same commit."""
-    return f"phalanx drill --seed {seed}" + (f" --events {events}" if events != EVENTS else "")
+    more = f" --events {events}" if events != EVENTS else ""
+    return f"phalanx drill --seed {seed}{more}" + (" --services" if services else "")
 
 
 class SeedRun:
     """One running seed."""
 
-    def __init__(self, seed: int, events: int, store: DrillMemoryStore) -> None:
+    def __init__(self, seed: int, events: int, store: DrillMemoryStore, *, services: bool = False) -> None:
         self._dice = Random(seed)
         self._events = events
         self.cluster = DrillCluster(fleet(), policy=FAST_POLICY, store=store, rng=Random(seed + 2))
-        self._users = UserSimulator(self.cluster, self._dice)
+        self._users = (ServiceUserSimulator if services else UserSimulator)(self.cluster, self._dice)
         self._faults = FaultInjector(self.cluster, self._dice)
         self._aim: tuple[str, AttemptState, float] | None = None
         self.cluster.on_turn = self._schedule_aimed_fault
@@ -182,6 +185,8 @@ class SeedRun:
     def _finish(self) -> None:
         """Check that every remaining job ends (14), and that the final state is consistent (17, 10)."""
         cluster = self.cluster
+        if isinstance(self._users, ServiceUserSimulator):
+            self._users.settle_services()
         for job_id in [*cluster.world.pending, *cluster.world.attempts]:
             job, can_run = cluster.world.jobs[job_id], can_ever_run(cluster.world, cluster.world.jobs[job_id])
             self._check_judged(job, can_run=can_run)

@@ -30,6 +30,7 @@ INVARIANTS: Final[dict[int, str]] = {
     23: "secrets appear in no event",
     24: "no request is acknowledged on a full disk",
     25: "same seed, same trace",
+    26: "no service loses its last ready replica to its own rollout or scale",
 }
 """The checked invariants. 16 (leaders), 20 (log lines), 22 (access), and logs and argv of 23 need several processes: docs/drill.md."""
 

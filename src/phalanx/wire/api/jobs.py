@@ -61,6 +61,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         budgets: restart budgets used so far, in words: "2 of 5 restarts without progress"; empty if none is used.
         array_id, array_index, array_size, array_max: its place in an array, and how many elements may run at once.
         elements: for a view of several elements, which: "40-99". `states`: number of elements of the whole array by state.
+        service, revision: of a replica. `port`: on its first node, 0 before it is chosen; `ready`: it answers there.
     """
 
     id: JobId
@@ -109,6 +110,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     array_max: int | None = None
     elements: str = ""
     states: dict[JobState, int] = {}
+    service: str = ""
+    revision: int | None = None
+    port: int = 0
+    ready: bool = False
 
 
 class ImpossibleJobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,6 +238,11 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     nodelist: str | None = None
     exclude: str | None = None
     slurm: dict[str, str] | None = None
+    type: str | None = None
+    replicas: int | str | None = None
+    port: int | str | None = None
+    ready: str | None = None
+    ready_within: str | None = None
 
 
 class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

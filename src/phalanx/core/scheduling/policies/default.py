@@ -494,7 +494,10 @@ class DefaultPolicy(Policy):
         self.reserved_for = None
 
     def _reserve(self, entry: JobEntry) -> None:
-        """Keep new work off the nodes whose jobs may be stopped the soonest: within the guaranteed run they become free for the urgent gang."""
+        """Keep new work off the nodes whose jobs may be stopped the soonest: within the guaranteed run they become free for the urgent gang.
+
+        Not off nodes of jobs that are never stopped, such as replicas of services: they may never become free, and would idle.
+        """
         board, need = self.board, entry.job_class.needs[0]
         ready: list[tuple[float, int]] = []
         for node, entries in enumerate(board.jobs_on_node):
@@ -506,7 +509,7 @@ class DefaultPolicy(Policy):
             if (
                 fits
                 and node not in board.pools[board.pool_of_node[node]].removed_nodes
-                and not any(other.overdue for other in entries)
+                and not any(other.overdue or other.never_stopped for other in entries)
             ):
                 ready.append((max((other.protected_until_s for other in entries), default=0.0), node))
         ready.sort()

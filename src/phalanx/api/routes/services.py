@@ -1,0 +1,118 @@
+"""Services: list, show, submit, change, stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.auth.authenticator import may_see_all_of
+from phalanx.api.http.bodies import json_response, read_body, read_record
+from phalanx.api.http.routing import MediaType, RouteTable
+from phalanx.api.routes.submit import submit_request, submitted_spec
+from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.api.views.services import service_detail, service_views
+from phalanx.core.access.caller import Caller, may_access_job
+from phalanx.core.errors import BadRequest, NotFound, NotPermitted
+from phalanx.core.hints import Hint, HintCode
+from phalanx.core.ids import ServiceId
+from phalanx.core.state.events import Request as Command
+from phalanx.core.state.events import ScaleService, StopService, SubmitService, UpdateService
+from phalanx.core.state.records import SERVICES
+from phalanx.core.work.service import Service
+from phalanx.core.work.users import Action
+from phalanx.ports.store import Store
+from phalanx.wire.api.jobs import JobBody
+from phalanx.wire.api.services import ServiceChange, ServiceDetail, ServiceList, ServiceReply
+
+routes = RouteTable()
+
+
+@routes.get("/v1/services", Action.VIEW, reply=ServiceList)
+async def list_services(request: Request, stopped: bool = False) -> Response:
+    """List services by name; those that were stopped only with `stopped`."""
+    services, caller = runtime_of(request).services, caller_of(request)
+
+    def read() -> ServiceList:
+        found = [one for one in services.store.records(SERVICES) if stopped or not one.stopped_by]
+        return ServiceList(services=service_views(services, caller, found))
+
+    return json_response(await run_in_thread(read))
+
+
+@routes.get("/v1/services/{service_id}", Action.VIEW, reply=ServiceDetail)
+async def show_service(request: Request, service_id: ServiceId) -> Response:
+    """Show a service with its revisions, replicas and endpoints."""
+    services, caller = runtime_of(request).services, caller_of(request)
+    service = _known(services.store, service_id)
+    return json_response(await run_in_thread(service_detail, services, caller, service))
+
+
+@routes.post("/v1/services", Action.SUBMIT, body=JobBody, reply=ServiceReply, status=201)
+async def submit_service(request: Request) -> Response:
+    """Submit a service: a job file with `type: service`. Repeating it changes nothing; another spec of the same name is refused."""
+    runtime = runtime_of(request)
+    body = await read_body(request, runtime.services.limits.body_bytes)
+    asked = await submit_request(runtime, caller_of(request), body)
+    return await _done(
+        request, SubmitService(spec=asked.spec, user=asked.user, project=asked.project, queue=asked.queue), 201
+    )
+
+
+@routes.patch("/v1/services/{service_id}", Action.CHANGE_OWN, body=ServiceChange, reply=ServiceReply)
+async def change_service(request: Request, service_id: ServiceId) -> Response:
+    """Roll out a new revision (`spec`) or an existing one (`revision`), or set the number of replicas (`replicas`)."""
+    runtime = runtime_of(request)
+    _authorize(runtime.services.store, caller_of(request), service_id)
+    body = await read_record(request, ServiceChange, runtime.services.limits.body_bytes)
+    caller = caller_of(request)
+    _authorize(runtime.services.store, caller, service_id)  # again: permissions may have changed while the body arrived
+    given = [name for name in ("spec", "revision", "replicas") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise BadRequest("a change has exactly one of spec, revision and replicas", hint="send one of them")
+    if body.replicas is not None:
+        return await _done(request, ScaleService(service_id=service_id, replicas=body.replicas, by=caller.user))
+    spec = None if body.spec is None else submitted_spec(runtime, body.spec)
+    return await _done(request, UpdateService(service_id=service_id, by=caller.user, spec=spec, revision=body.revision))
+
+
+@routes.post("/v1/services/{service_id}/stop", Action.CHANGE_OWN, body=MediaType.NOTHING, reply=ServiceReply)
+async def stop_service(request: Request, service_id: ServiceId) -> Response:
+    """Stop a service and its replicas. Once this is answered, none of them starts again. Idempotent."""
+    caller = caller_of(request)
+    _authorize(runtime_of(request).services.store, caller, service_id)
+    return await _done(request, StopService(service_id=service_id, by=caller.user))
+
+
+async def _done(request: Request, command: Command[Service], status: int = 200) -> Response:
+    """Carry out a request, and return the service."""
+    runtime, caller = runtime_of(request), caller_of(request)
+    service: Any = await runtime.request(command)
+    runtime.hub.notify(())
+    known = _known(runtime.services.store, service.id)
+    views = await run_in_thread(service_views, runtime.services, caller, [known])
+    return json_response(ServiceReply(service=views[0]), status)
+
+
+def _known(store: Store, service_id: ServiceId) -> Service:
+    service = store.record(SERVICES, service_id)
+    if service is None:
+        raise NotFound(f"no service {service_id!r}", hint=Hint(HintCode.LIST_SERVICES))
+    return service
+
+
+def _authorize(store: Store, caller: Caller, service_id: ServiceId) -> None:
+    """Check that the caller may change the service.
+
+    Raises:
+        NotFound: it does not exist.
+        NotPermitted: it belongs to another user.
+    """
+    service = _known(store, service_id)
+    if not may_access_job(caller, Action.CHANGE_OWN, owner=service.user, project=service.project):
+        whose = f" of {service.user}" if may_see_all_of(caller, service) else ""
+        raise NotPermitted(
+            f"service {service.id}{whose} belongs to another user",
+            hint="ask its owner, an admin of its project or an operator",
+        )

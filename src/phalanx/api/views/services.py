@@ -1,0 +1,105 @@
+"""Views of services: committed records, joined with their live replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from phalanx.api.auth.authenticator import may_see_all_of
+from phalanx.api.services import HeadServices
+from phalanx.api.views.live import live_job_views
+from phalanx.core.access.caller import Caller
+from phalanx.core.ids import NodeId, ServiceId
+from phalanx.core.lifecycle.endpoints import endpoint_of
+from phalanx.core.state.records import REVISIONS
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
+from phalanx.core.work.service import Revision, Service, revision_numbers
+from phalanx.wire.api.services import EndpointView, RevisionView, ServiceDetail, ServiceView
+
+LiveReplicas = Sequence[tuple[Job, Attempt | None]]
+
+
+def service_views(services: HeadServices, caller: Caller, found: Sequence[Service]) -> list[ServiceView]:
+    """Return the views of services. Costs one pass over the live attempts."""
+    replicas: dict[ServiceId, list[tuple[Job, Attempt | None]]] = {one.id: [] for one in found}
+    for job, attempt in services.controller.live_attempts():
+        if job.replica is not None and job.replica.service in replicas:
+            replicas[job.replica.service].append((job, attempt))
+    addresses = {node.id: node.address for node in services.store.nodes()}
+    return [_service_view(services, caller, one, replicas[one.id], addresses) for one in found]
+
+
+def service_detail(services: HeadServices, caller: Caller, service: Service) -> ServiceDetail:
+    """Return a service with its revisions and live replicas."""
+    live = [job for job, _ in services.controller.live_attempts()]
+    replicas = [
+        job
+        for job in (*live, *services.controller.pending_jobs())
+        if job.replica is not None and job.replica.service == service.id
+    ]
+    unique = {job.id: job for job in sorted(replicas, key=lambda job: job.seq)}
+    known = (services.store.record(REVISIONS, (service.id, number)) for number in revision_numbers(service))
+    revisions = [one for one in known if one is not None]
+    whole = may_see_all_of(caller, service)
+    return ServiceDetail(
+        service=service_views(services, caller, [service])[0],
+        revisions=[
+            RevisionView(
+                number=one.number,
+                by=one.by,
+                created_s=one.created_s,
+                replicas=one.terms.range_text,
+                gpus=str(one.spec.role.gpus),
+                command=one.spec.command_line if whole else "",
+            )
+            for one in revisions
+        ],
+        replicas=live_job_views(services, caller, list(unique.values())),
+    )
+
+
+def _service_view(
+    services: HeadServices, caller: Caller, service: Service, replicas: LiveReplicas, addresses: Mapping[NodeId, str]
+) -> ServiceView:
+    revision = services.store.record(REVISIONS, (service.id, service.revision))
+    assert isinstance(revision, Revision)  # the current one is never removed
+    whole = may_see_all_of(caller, service)
+    endpoints = [view for job, attempt in replicas if (view := _endpoint_view(job, attempt, addresses)) is not None]
+    return ServiceView(
+        name=service.id,
+        state=service.state,
+        user=service.user,
+        project=service.project,
+        queue=service.queue,
+        created_s=service.created_s,
+        revision=service.revision,
+        served_revision=service.served_revision,
+        replicas=revision.terms.range_text,
+        desired=service.desired,
+        ready=sum(view.ready for view in endpoints),
+        port=revision.terms.port,
+        ready_check=revision.terms.ready,
+        detail=service.detail,
+        failure=service.failure if whole else "",
+        command=revision.spec.command_line if whole else "",
+        gpus=str(revision.spec.role.gpus),
+        stopped_by=service.stopped_by,
+        stopped_s=service.stopped_s,
+        endpoints=endpoints,
+    )
+
+
+def _endpoint_view(job: Job, attempt: Attempt | None, addresses: Mapping[NodeId, str]) -> EndpointView | None:
+    if attempt is None or job.replica is None:
+        return None
+    found = endpoint_of(attempt, addresses.get(attempt.allocation.grants[0].node_id, ""))
+    if found is None:
+        return None
+    return EndpointView(
+        job_id=job.id,
+        revision=job.replica.revision,
+        node_id=found.node_id,
+        address=found.address,
+        port=found.port,
+        ready=found.ready,
+    )

@@ -1,0 +1,58 @@
+"""The keys of a job as the head needs them: with the ids of its Slurm names, and with a copy of its working directory if needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.cli.cells import count
+from phalanx.cli.connection import shares_file_system
+from phalanx.cli.errors import warn
+from phalanx.cli.jobs.job_request import JobRequest, check_local_files
+from phalanx.core.errors import BadFile
+from phalanx.core.units import format_bytes
+from phalanx.core.work.requirements import NO_REQUIREMENTS
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+    from phalanx.core.work.spec import JobSpec
+
+
+def sendable_mapping(head: Client, wanted: JobRequest) -> dict[str, object]:
+    """Return the keys to send to the head, after uploading a copy of the working directory if needed.
+
+    Raises:
+        PhalanxError: the head rejects the copy, a local file is missing, or the head does not answer.
+    """
+    mapping = wanted.mapping
+    if wanted.slurm_names is not None:
+        from phalanx.cli.jobs.sbatch_script import resolve_slurm_names
+
+        mapping = resolve_slurm_names(head, mapping, wanted.slurm_names)
+    if wanted.copy or not shares_file_system(head):
+        return {**mapping, **_send_copy(head, wanted.spec)}
+    check_local_files(wanted.spec)
+    return mapping
+
+
+def _send_copy(head: Client, spec: JobSpec) -> dict[str, object]:
+    """Upload a copy of the working directory; return the job keys for the copy and its requirements."""
+    from phalanx.client.workdir_archive import archive_workdir, read_archive_member
+    from phalanx.node.logic.requirements import default_requirements_file
+
+    packed = archive_workdir(spec.workdir)
+    try:
+        for name in packed.skipped:
+            warn(f"left out of the copy: {name}")
+        if spec.requirements not in {"", NO_REQUIREMENTS} and read_archive_member(packed, spec.requirements) is None:
+            raise BadFile(
+                f"{spec.requirements}: not in the copy of {spec.workdir}", hint="check whether a .gitignore excludes it"
+            )
+        if not head.has_blob(packed.sha256):
+            head.upload(packed.file, packed.sha256, packed.bytes)
+            warn(f"uploaded a copy of {spec.workdir}: {count(packed.files, 'file')}, {format_bytes(packed.bytes)}")
+        found = spec.requirements or (
+            "" if spec.image else default_requirements_file(lambda name: read_archive_member(packed, name))
+        )
+        return {"upload": packed.sha256, **({"requirements": found} if found else {})}
+    finally:
+        packed.close()

@@ -1,0 +1,140 @@
+"""The page of a service, and the table of services in `phalanx ps`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from phalanx.cli import cells
+from phalanx.cli.list_output import ListView
+from phalanx.cli.tables import Cell, Column, table
+from phalanx.cli.terminal import Terminal, strip_control, truncate
+from phalanx.core.work.job import JobState
+from phalanx.core.work.service import ServiceState
+from phalanx.wire.api.jobs import JobView
+from phalanx.wire.api.services import RevisionView, ServiceDetail, ServiceView
+
+_REVISIONS_MAX: Final = 5  # newest ones
+_SERVICES: Final = (
+    Column(title="SERVICE"),
+    Column(title="STATE"),
+    Column(title="READY"),
+    Column(title="REVISION", right=True),
+    Column(title="USER", min_width=4, drop_order=2),
+    Column(title="ENDPOINTS", min_width=16, drop_order=1),
+)
+_REPLICAS: Final = (
+    Column(title="REPLICA", right=True),
+    Column(title="REVISION", right=True),
+    Column(title="STATE"),
+    Column(title="NODES"),
+    Column(title="ENDPOINT"),
+    Column(title="RESTARTS", right=True, hide_empty=True),
+    Column(title="WHY", min_width=16, hide_empty=True),
+)
+_REVISIONS: Final = (
+    Column(title="REVISION", right=True),
+    Column(title="AGE", right=True),
+    Column(title="BY"),
+    Column(title="REPLICAS"),
+    Column(title="GPUS"),
+    Column(title="COMMAND", min_width=16),
+)
+
+
+def service_lines(services: Sequence[ServiceView], screen: Terminal) -> list[str]:
+    """Return the table of services."""
+    rows: list[list[Cell | str]] = [
+        [
+            Cell(one.name, "bold"),
+            cells.state_cell(one.state.value),
+            _ready(one),
+            str(one.revision),
+            one.user,
+            " ".join(f"{end.address}:{end.port}" for end in one.endpoints if end.ready) or one.detail,
+        ]
+        for one in services
+    ]
+    return table(_SERVICES, rows, screen)
+
+
+def service_view(detail: ServiceDetail, now_s: float) -> ListView:
+    """Return the page of a service."""
+    return ListView(
+        value=detail, lines=lambda screen: service_page(detail, screen, now_s), next_command=_next(detail.service)
+    )
+
+
+def service_page(detail: ServiceDetail, screen: Terminal, now_s: float) -> list[str]:
+    """Return the lines of the page: headline, replicas with their endpoints, revisions."""
+    service = detail.service
+    facts = {
+        "command": service.command,
+        "who": f"{service.user}, project {service.project}, queue {service.queue}",
+        "replicas": f"{service.ready} of {service.desired} ready, range {service.replicas}, {service.gpus} {'GPU' if service.gpus == '1' else 'GPUs'} each",
+        "port": f"{service.port or 'any free one'}, ready when {_check(service)}",
+        "waits": service.detail,
+        "failure": service.failure,
+        "stopped": service.stopped_by and f"by {service.stopped_by}",
+    }
+    state = cells.state_cell(service.state.value)
+    lines = [
+        f"{screen.paint(f'service {service.name}', 'bold')}: {screen.paint(state.text, state.style)}, revision {service.revision}",
+        *(truncate(f"  {name:<10}{strip_control(text)}", screen.width) for name, text in facts.items() if text),
+    ]
+    if detail.replicas:
+        lines += ["", screen.paint("replicas", "bold"), *table(_REPLICAS, _replica_rows(detail), screen)]
+    newest = detail.revisions[:_REVISIONS_MAX]
+    rows = [_revision_row(one, service, now_s) for one in newest]
+    return [*lines, "", screen.paint("revisions", "bold"), *table(_REVISIONS, rows, screen)]
+
+
+def replica_state(job: JobView) -> str:
+    """Return what a replica does, in a word: `ready` once its port answers."""
+    if job.state is not JobState.RUNNING:
+        return str(job.state)
+    if job.cancelled_by:
+        return "stopping"
+    return "ready" if job.ready else "starting" if job.attempt_state == "running" else str(job.attempt_state)
+
+
+def _replica_rows(detail: ServiceDetail) -> list[list[Cell | str]]:
+    endpoints = {end.job_id: end for end in detail.service.endpoints}
+    rows: list[list[Cell | str]] = []
+    for job in detail.replicas:
+        end = endpoints.get(job.id)
+        rows.append(
+            [
+                Cell(job.id, "bold"),
+                str(job.revision),
+                cells.state_cell(replica_state(job)),
+                ", ".join(job.nodes) if job.state is JobState.RUNNING else "",
+                "" if end is None else f"{end.address}:{end.port}",
+                str(job.restarts) if job.restarts else "",
+                cells.wait_text(job.reason, job.detail) if job.state is JobState.PENDING else "",
+            ]
+        )
+    return rows
+
+
+def _revision_row(one: RevisionView, service: ServiceView, now_s: float) -> list[Cell | str]:
+    mark = "*" if one.number == service.revision else ""
+    return [f"{mark}{one.number}", cells.age(one.created_s, now_s), one.by, one.replicas, one.gpus, one.command]
+
+
+def _ready(service: ServiceView) -> str:
+    return f"{service.ready}/{service.desired}"
+
+
+def _check(service: ServiceView) -> str:
+    return "it accepts connections" if service.ready_check == "tcp" else f"GET {service.ready_check} succeeds"
+
+
+def _next(service: ServiceView) -> str:
+    match service.state:
+        case ServiceState.STOPPED:
+            return "phalanx submit FILE"
+        case ServiceState.SLEEPING:
+            return f"phalanx scale {service.name} 1"
+        case _:
+            return f"phalanx logs {service.name}"

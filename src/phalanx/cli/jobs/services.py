@@ -1,0 +1,75 @@
+"""What commands do with services: submit, update, scale and stop them, and print the output of their replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from phalanx.cli.connection import connect
+from phalanx.cli.jobs.job_request import JobRequest, job_request_of_file
+from phalanx.cli.jobs.sendable_job import sendable_mapping
+from phalanx.cli.list_output import to_json
+from phalanx.cli.terminal import strip_control
+from phalanx.core.errors import BadRequest, NotFound
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+    from phalanx.wire.api.services import ServiceDetail, ServiceView
+
+
+def find_service(head: Client, word: str) -> ServiceDetail | None:
+    """Return the service of this name; None if there is none. Numbers name jobs."""
+    name = word.strip()
+    if not name or name.replace("_", "", 1).isdigit():
+        return None
+    try:
+        return head.service(name)
+    except (NotFound, BadRequest):
+        return None
+
+
+def submit_service(head: Client, wanted: JobRequest, *, as_json: bool, quiet: bool) -> None:
+    """Submit a service and print it."""
+    service = head.submit_service(sendable_mapping(head, wanted))
+    if as_json:
+        print(to_json({"service": service}, indent=2))
+    elif quiet:
+        print(service.name)
+    else:
+        print(strip_control(f"service {service.name} submitted: revision {service.revision}, {_wanted(service)}"))
+        print(f"next: phalanx show {service.name}")
+
+
+def update_service(name: str, path: str | None, revision: int | None, *, copy: bool, as_json: bool) -> None:
+    """Roll out the revision of a job file, or an existing one, and print the service."""
+    head = connect()
+    if (path is None) == (revision is None):
+        raise BadRequest("give a job file, or --to and the number of a revision", hint=f"phalanx update {name} FILE")
+    if path is not None:
+        wanted = job_request_of_file(path, copy=copy)
+        if wanted.spec.service is None:
+            raise BadRequest(f"{path}: not a service", hint="write type: service")
+        service = head.update_service(name, sendable_mapping(head, wanted))
+    else:
+        assert revision is not None  # checked above
+        service = head.roll_back_service(name, revision)
+    if as_json:
+        print(to_json({"service": service}, indent=2))
+    else:
+        print(strip_control(f"service {service.name}: revision {service.revision}, {_wanted(service)}"))
+        print(f"next: phalanx show {service.name} --watch")
+
+
+@click.command()
+@click.argument("service", metavar="NAME")
+@click.argument("replicas", type=click.IntRange(0), metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="Print the service as JSON.")
+def scale(service: str, replicas: int, as_json: bool) -> None:
+    """Set the number of replicas of a service, within the range of its file; 0 lets it sleep."""
+    changed = connect().scale_service(service, replicas)
+    print(to_json({"service": changed}, indent=2) if as_json else f"service {changed.name}: {replicas} replicas wanted")
+
+
+def _wanted(service: ServiceView) -> str:
+    return f"replicas {service.replicas}"

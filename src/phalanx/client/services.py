@@ -1,0 +1,50 @@
+"""API calls for services."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from phalanx.client.api_calls import ApiCalls, LazyModule, decode_record, encode_body, path_segment
+
+if TYPE_CHECKING:
+    from phalanx.wire.api import services as api
+else:
+    api = LazyModule("phalanx.wire.api.services")
+
+
+class ServicesApi(ApiCalls):
+    """Submit, read and change services."""
+
+    def services(self, *, stopped: bool = False) -> list[api.ServiceView]:
+        """Return all services by name; those that were stopped only with `stopped`."""
+        return self._get("/v1/services" + ("?stopped=1" if stopped else ""), api.ServiceList).services
+
+    def service(self, name: str) -> api.ServiceDetail:
+        """Return one service with its revisions and replicas."""
+        return self._get(f"/v1/services/{path_segment(name)}", api.ServiceDetail)
+
+    def submit_service(self, spec: Mapping[str, object]) -> api.ServiceView:
+        """Submit a service, given as the keys of a job file with `type: service`. Repeating it is safe."""
+        return decode_record(self._post("/v1/services", spec, idempotent=True), api.ServiceReply).service
+
+    def update_service(self, name: str, spec: Mapping[str, object]) -> api.ServiceView:
+        """Roll out a new revision, given as the keys of a job file."""
+        return self._change_service(name, {"spec": dict(spec)})
+
+    def roll_back_service(self, name: str, revision: int) -> api.ServiceView:
+        """Roll out an existing revision."""
+        return self._change_service(name, {"revision": revision})
+
+    def scale_service(self, name: str, replicas: int) -> api.ServiceView:
+        """Set the number of replicas; 0 lets the service sleep."""
+        return self._change_service(name, {"replicas": replicas})
+
+    def stop_service(self, name: str) -> api.ServiceView:
+        """Stop a service and its replicas."""
+        payload = self._post(f"/v1/services/{path_segment(name)}/stop", None, idempotent=True)
+        return decode_record(payload, api.ServiceReply).service
+
+    def _change_service(self, name: str, change: Mapping[str, object]) -> api.ServiceView:
+        payload = self.transport.json("PATCH", f"/v1/services/{path_segment(name)}", encode_body(change))
+        return decode_record(payload, api.ServiceReply).service

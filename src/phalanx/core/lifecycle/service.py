@@ -1,0 +1,218 @@
+"""Reconciles a service: which replicas to start and stop so that the wanted number of its revision serves. Pure.
+
+The controller calls `reconcile` when the service or one of its replicas changed, and when `due_in_s` has passed. It never ends the last
+ready replica of a service that shall serve, unless another one is ready.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.ids import JobId
+from phalanx.core.state.fast_replace import replace
+from phalanx.core.units import format_duration
+from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.service import NO_REVISION, Revision, Service, ServiceState
+
+SURGE: Final = 1  # replicas that a rollout starts beyond the wanted number
+ROOM_WAIT_S: Final = 15.0  # a new replica that waits this long for devices counts as having no room beside the old ones
+ROLLOUT_RESTARTS_MAX: Final = 3  # failures of a new replica that stop a rollout
+_FAILING: Final = (WaitReasonCode.CRASH, WaitReasonCode.START_FAIL)
+
+
+class ReplicaCondition(enum.Enum):
+    """What a replica does, as far as its service is concerned."""
+
+    SERVING = enum.auto()
+    UNREADY = enum.auto()  # its ranks run, and its port does not answer yet
+    NO_ROOM = enum.auto()  # it waits for devices
+    STARTING = enum.auto()  # it is placed, is stopping, or waits after a failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """A live replica that nobody has stopped. `since_s`: how many seconds ago its condition began."""
+
+    job: Job
+    attempt: Attempt | None
+    since_s: float = 0.0
+
+    @property
+    def condition(self) -> ReplicaCondition:
+        """What it does."""
+        if self.attempt is None:
+            waits = self.job.state is JobState.PENDING and self.job.reason not in _FAILING
+            return ReplicaCondition.NO_ROOM if waits else ReplicaCondition.STARTING
+        if self.attempt.state is not AttemptState.RUNNING:
+            return ReplicaCondition.STARTING
+        return ReplicaCondition.SERVING if self.attempt.ready else ReplicaCondition.UNREADY
+
+    @property
+    def serving(self) -> bool:
+        """Whether it may get requests."""
+        return self.condition is ReplicaCondition.SERVING
+
+    @property
+    def revision(self) -> int:
+        """The revision that it runs."""
+        assert self.job.replica is not None  # only replicas become one
+        return self.job.replica.revision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStep:
+    """What follows from the present state.
+
+    Attributes:
+        service: its record; the same object if nothing changed.
+        start: number of replicas to create, of `service.revision`.
+        stop: replicas to cancel, each with the reason.
+        news: what happened to the service, in words that every user may read.
+        due_in_s: reconcile again after this time even if nothing happens.
+    """
+
+    service: Service
+    start: int = 0
+    stop: tuple[tuple[JobId, str], ...] = ()
+    news: tuple[str, ...] = ()
+    due_in_s: float = math.inf
+
+
+def reconcile(
+    service: Service, revisions: Mapping[int, Revision], replicas: Sequence[Replica], now_s: float
+) -> ServiceStep:
+    """Decide the next step of a service.
+
+    Args:
+        service: its record.
+        revisions: its revisions, at least the current one and the one that served last.
+        replicas: its live replicas that are not stopped, in submit order.
+        now_s: Unix time, for records only.
+    """
+    if service.stopped_by:
+        after = replace(service, state=ServiceState.STOPPED, desired=0, detail="", rollout_s=None)
+        return ServiceStep(
+            service=service if after == service else after,
+            stop=tuple((one.job.id, f"service {service.id} was stopped") for one in replicas),
+        )
+    news: list[str] = []
+    why = _rollout_failure(service, revisions[service.revision], replicas)
+    before, failed = service, service.revision
+    if why:
+        service = replace(
+            service, revision=service.served_revision, failure=f"revision {failed} was not rolled out: {why}"
+        )
+        news.append(f"revision {failed} was not rolled out; back to revision {service.revision}")
+    terms = revisions[service.revision].terms
+    desired = desired_replicas(service, revisions[service.revision])
+    new = [one for one in replicas if one.revision == service.revision]
+    old = [one for one in replicas if one.revision != service.revision]
+    ready_new = sum(one.serving for one in new)
+    stop = _replaced(service, desired, new, old) + _surplus(new, len(new) - desired, f"{desired} replicas are wanted")
+    left = len(new) + len(old) - len(stop)
+    room = desired + SURGE - left if len(old) > 0 else desired
+    start = max(0, min(desired - len(new), room))
+    stopped = {job_id for job_id, _ in stop}
+    served, replaced = service.served_revision, all(one.job.id in stopped for one in old)
+    if ready_new >= desired > 0 and replaced:
+        served = service.revision
+        if service.served_revision != served or service.rollout_s is not None:
+            news.append(f"revision {served} serves with {desired} of {desired} replicas")
+    rolling = not replaced or served not in (service.revision, NO_REVISION)
+    service = replace(service, served_revision=served, desired=desired)
+    serving = sum(one.serving for one in replicas if one.job.id not in stopped)
+    state = _state(service, serving, rolling=rolling)
+    service = replace(
+        service,
+        state=state,
+        detail=_detail(new, old, desired),
+        rollout_s=(service.rollout_s or now_s) if state is ServiceState.UPDATING else None,
+    )
+    if state is not before.state:
+        news.append(f"{before.state} -> {state}: {serving} of {desired} replicas ready")
+    waits = [ROOM_WAIT_S - one.since_s for one in new if one.condition is ReplicaCondition.NO_ROOM]
+    waits += [terms.ready_within_s - one.since_s for one in new if one.condition is ReplicaCondition.UNREADY]
+    return ServiceStep(
+        service=before if service == before else service,
+        start=start,
+        stop=stop,
+        news=tuple(news),
+        due_in_s=min((wait for wait in waits if wait > 0), default=math.inf),
+    )
+
+
+def desired_replicas(service: Service, revision: Revision) -> int:
+    """The number of replicas wanted: that of `phalanx scale` within the range, else the lower bound. A scale of 0 lets the service sleep."""
+    if service.scale == 0:
+        return 0
+    return revision.terms.replicas_min if service.scale is None else revision.terms.clamp(service.scale)
+
+
+def _rollout_failure(service: Service, revision: Revision, replicas: Sequence[Replica]) -> str:
+    """Why the current rollout cannot go on; "" if it can, or if there is no revision to return to."""
+    if service.served_revision in (NO_REVISION, service.revision):
+        return ""
+    within_s = revision.terms.ready_within_s
+    for one in replicas:
+        if one.revision != service.revision or one.serving:
+            continue
+        if one.job.charged_restarts >= ROLLOUT_RESTARTS_MAX:
+            return f"replica {one.job.id} failed {one.job.charged_restarts} times: {one.job.detail}"
+        if one.condition is ReplicaCondition.UNREADY and one.since_s >= within_s:
+            return f"replica {one.job.id} did not become ready within {format_duration(within_s)}"
+    return ""
+
+
+def _replaced(
+    service: Service, desired: int, new: Sequence[Replica], old: Sequence[Replica]
+) -> tuple[tuple[JobId, str], ...]:
+    """The replicas of other revisions to stop: one for each ready new one, and one more if there is no room for both."""
+    ready_new = sum(one.serving for one in new)
+    why = f"revision {service.revision} replaces it"
+    if service.served_revision == NO_REVISION:  # no revision ever served: its replicas only hold devices
+        idle = tuple((one.job.id, why) for one in old if not one.serving)
+        return idle + _surplus([one for one in old if one.serving], len(old) - len(idle) - (desired - ready_new), why)
+    surplus = len(old) - max(0, desired - ready_new)
+    if surplus <= 0 and len(old) + ready_new >= desired and _lacks_room(new):
+        ready_left = ready_new + sum(one.serving for one in old) - all(one.serving for one in old)
+        surplus = int(ready_left >= max(1, desired - 1))
+    return _surplus(old, surplus, why)
+
+
+def _lacks_room(new: Sequence[Replica]) -> bool:
+    return any(one.condition is ReplicaCondition.NO_ROOM and one.since_s >= ROOM_WAIT_S for one in new)
+
+
+def _surplus(replicas: Sequence[Replica], count: int, why: str) -> tuple[tuple[JobId, str], ...]:
+    """The replicas to stop so that `count` fewer remain: first those that do not serve, then the newest."""
+    order = sorted(replicas, key=lambda one: (one.serving, -one.job.seq))
+    return tuple((one.job.id, why) for one in order[: max(0, count)])
+
+
+def _state(service: Service, serving: int, *, rolling: bool) -> ServiceState:
+    if service.desired == 0:
+        return ServiceState.SLEEPING
+    if service.served_revision == NO_REVISION:
+        return ServiceState.STARTING
+    if rolling:
+        return ServiceState.UPDATING
+    if serving >= service.desired:
+        return ServiceState.READY
+    woken = service.state in (ServiceState.STARTING, ServiceState.SLEEPING)
+    return ServiceState.STARTING if woken else ServiceState.DEGRADED
+
+
+def _detail(new: Sequence[Replica], old: Sequence[Replica], desired: int) -> str:
+    """What the service waits for."""
+    if not _lacks_room(new):
+        return ""
+    waiting = next(one.job.id for one in new if one.condition is ReplicaCondition.NO_ROOM)
+    serving = sum(one.serving for one in (*new, *old))
+    last = bool(old) and serving <= max(1, desired - 1)
+    reason = "; the last ready replica of the earlier revision keeps running" if last else ""
+    return f"replica {waiting} waits for devices{reason}"

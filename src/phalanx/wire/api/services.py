@@ -1,0 +1,101 @@
+"""Records of services, their replicas and endpoints, and of requests that change them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, ServiceId, UserId
+from phalanx.core.work.service import ServiceState
+from phalanx.wire.api.jobs import JobView
+
+
+class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a replica is reached. `ready`: its port answers, and it may get requests."""
+
+    job_id: JobId
+    revision: int
+    node_id: NodeId
+    address: str
+    port: int
+    ready: bool
+
+
+class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """A service.
+
+    Attributes:
+        revision: that its replicas shall have; `served_revision`: the last one whose rollout was completed, 0 before the first.
+        replicas: the range, as in its file; `desired`: wanted now; `ready`: ready now.
+        detail: what it waits for.
+        failure: why its last rollout was stopped; only for its owner and project.
+        ready_check: how readiness is probed: a path or "tcp".
+        endpoints: of replicas whose port is chosen.
+    """
+
+    name: ServiceId
+    state: ServiceState
+    user: UserId
+    project: ProjectId
+    queue: QueueId
+    created_s: float
+    revision: int
+    served_revision: int
+    replicas: str
+    desired: int
+    ready: int
+    port: int = 0
+    ready_check: str = ""
+    detail: str = ""
+    failure: str = ""
+    command: str = ""
+    gpus: str = "0"
+    stopped_by: str = ""
+    stopped_s: float | None = None
+    endpoints: list[EndpointView] = []
+
+
+class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A revision. `command`: only for the owner and project of the service."""
+
+    number: int
+    by: UserId
+    created_s: float
+    replicas: str
+    gpus: str = "0"
+    command: str = ""
+
+
+class ServiceReply(msgspec.Struct, frozen=True, kw_only=True):
+    """One service."""
+
+    service: ServiceView
+
+
+class ServiceDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """One service with its revisions, newest first, and its live replicas, in submit order."""
+
+    service: ServiceView
+    revisions: list[RevisionView]
+    replicas: list[JobView]
+
+
+class ServiceList(msgspec.Struct, frozen=True, kw_only=True):
+    """Services by name."""
+
+    services: list[ServiceView]
+
+
+class ServiceChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A change of a service; exactly one field is given.
+
+    Attributes:
+        spec: the keys of a job file, which become a new revision.
+        revision: number of an existing revision.
+        replicas: the number wanted, within the range; 0 lets the service sleep.
+    """
+
+    spec: dict[str, Any] | None = None
+    revision: int | None = None
+    replicas: int | None = None

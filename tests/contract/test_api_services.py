@@ -1,0 +1,146 @@
+"""Services over HTTP: made once however often they are sent, shown with their endpoints, changed by their owners."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+import time
+
+import pytest
+
+from phalanx.core.state.events import MemberReady, MemberStarted, ReadinessChanged
+from tests.contract.api_head import JOB, Supervisor, code, until
+
+WEB = {**JOB, "gpus": 1, "name": "web", "type": "service", "replicas": "1..3", "port": 8000, "ready": "/health"}
+
+
+@pytest.fixture
+def n0(call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    return supervisor
+
+
+def submit(call, **changes):
+    return call("user", "POST", "/v1/services", {**WEB, **changes})
+
+
+def show(call, role="user"):
+    return call(role, "GET", "/v1/services/web").json()
+
+
+def serve(n0, call):
+    """Let the service's first replica run on n0 and become ready."""
+    until(lambda: [job for job in show(call)["replicas"] if job["attempt_state"]])
+    job_id = show(call)["replicas"][0]["id"]
+    place = {"job_id": job_id, "epoch": 1, "generation": 0, "node_id": "n0"}
+    n0.tell(MemberReady(**place, port=29500, service_port=8000))
+    n0.tell(MemberStarted(**place, at_s=time.time()), ReadinessChanged(**place, ready=True))
+    until(lambda: show(call)["service"]["state"] == "ready")
+    return job_id
+
+
+def test_service_is_shown_with_its_replicas_and_endpoints(n0, call):
+    made = submit(call)
+    assert made.status_code == 201
+    assert (made.json()["service"]["state"], made.json()["service"]["revision"]) == ("starting", 1)
+    job_id = serve(n0, call)
+    found = show(call)["service"]
+    assert found["endpoints"] == [
+        {"job_id": job_id, "revision": 1, "node_id": "n0", "address": "127.0.0.1", "port": 8000, "ready": True}
+    ]
+    assert {name: found[name] for name in ("replicas", "desired", "ready", "port", "ready_check")} == {
+        "replicas": "1..3",
+        "desired": 1,
+        "ready": 1,
+        "port": 8000,
+        "ready_check": "/health",
+    }
+    (replica,) = show(call)["replicas"]
+    assert {name: replica[name] for name in ("service", "revision", "port", "ready")} == {
+        "service": "web",
+        "revision": 1,
+        "port": 8000,
+        "ready": True,
+    }
+    assert [one["name"] for one in call("viewer", "GET", "/v1/services").json()["services"]] == ["web"]
+    refused = call("user", "PATCH", f"/v1/jobs/{job_id}", {"priority": 5})
+    assert (refused.status_code, refused.json()["error"]["hint"]) == (
+        409,
+        "update service web, which makes a new revision",
+    )
+
+
+def test_event_stream_has_each_change_of_an_endpoint(n0, call):
+    submit(call)
+    job_id = serve(n0, call)
+    lines = call("user", "GET", "/v1/story?limit=500").json()["story"]
+    (line,) = [one for one in lines if one["kind"] == "endpoint"]
+    assert line["job_id"] == job_id
+    assert line["facts"] == {"service": "web", "revision": 1, "address": "127.0.0.1", "port": 8000, "ready": 1}
+
+
+def test_submit_is_idempotent_and_another_spec_is_refused(n0, call):
+    assert [submit(call).status_code for _ in range(2)] == [201, 201]
+    assert len(show(call)["replicas"]) == 1
+    refused = submit(call, gpus=2)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (409, "service web exists already")
+
+
+def test_changes(n0, call):
+    submit(call)
+    path = "/v1/services/web"
+    changed = call("user", "PATCH", path, {"spec": {**WEB, "env": {"A": "1"}}})
+    assert changed.json()["service"]["revision"] == 2
+    assert [one["number"] for one in show(call)["revisions"]] == [2, 1]
+    assert call("user", "PATCH", path, {"revision": 1}).json()["service"]["revision"] == 1
+    call("user", "PATCH", path, {"replicas": 3})
+    until(lambda: show(call)["service"]["desired"] == 3)
+    for _ in range(2):
+        assert call("user", "POST", f"{path}/stop").json()["service"]["state"] == "stopped"
+    assert call("viewer", "GET", "/v1/services").json()["services"] == []
+    assert len(call("viewer", "GET", "/v1/services?stopped=1").json()["services"]) == 1
+    refused = call("user", "PATCH", path, {"replicas": 1})
+    assert code(refused) == (409, "conflict")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({}, 400, "exactly one of spec, revision and replicas"),
+        ({"revision": 1, "replicas": 2}, 400, "exactly one of spec, revision and replicas"),
+        ({"replicas": 9}, 400, "replicas: 1..3; 9 is outside"),
+        ({"replicas": -1}, 400, "is outside"),
+        ({"revision": 7}, 404, "no revision 7"),
+        ({"spec": {**WEB, "name": "other"}}, 400, "the file names service other, not web"),
+        ({"spec": {**JOB, "name": "web"}}, 400, "the spec is not of a service"),
+        ({"spec": {**WEB, "queue": "fast"}}, 400, "is in queue default"),
+        ({"spec": {**WEB, "gpus": 400}}, 422, "400"),
+        ({"spec": {**WEB, "port": "x"}}, 422, "is not a port"),
+        ({"replica": 2}, 400, "replica"),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_bad_changes_are_refused_and_change_nothing(n0, call, body, status, said):
+    submit(call)
+    before = show(call)
+    refused = call("user", "PATCH", "/v1/services/web", body)
+    assert refused.status_code == status, refused.text
+    assert said in refused.json()["error"]["message"]
+    assert show(call) == before
+
+
+def test_wrong_route_and_unknown_service_are_told(n0, call):
+    refused = call("user", "POST", "/v1/jobs", WEB)
+    assert refused.json()["error"]["message"] == "a service is not a job"
+    assert call("user", "POST", "/v1/services", JOB).status_code == 400
+    assert call("user", "GET", "/v1/services/none").status_code == 404
+    assert call("user", "POST", "/v1/services/none/stop").status_code == 404
+    assert submit(call, gpus=400).status_code == 422
+
+
+def test_others_see_that_it_is_there_and_not_what_it_runs(n0, call):
+    submit(call)
+    assert show(call)["service"]["command"]
+    hidden = show(call, "viewer")
+    assert (hidden["service"]["command"], hidden["revisions"][0]["command"]) == ("", "")
+    assert hidden["service"]["state"] == "starting"

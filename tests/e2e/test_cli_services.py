@@ -1,0 +1,122 @@
+"""A service as a user types it: real servers on virtual nodes, of which one always answers, whatever dies or is replaced."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from phalanx.client import Client
+from tests.e2e.test_cli_head import Shell, free_port
+
+pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
+
+FILE = """
+type: service
+name: web
+run: exec {python} -m http.server -d {folder} $PORT
+gpus: 1
+replicas: 2..3
+ready: /said
+grace: 1s
+"""
+
+
+@pytest.fixture(scope="module")
+def phalanx(tmp_path_factory):
+    shell = Shell(tmp_path_factory.mktemp("services"))
+    for number in (1, 2):
+        (shell.work / f"v{number}").mkdir()
+        (shell.work / f"v{number}" / "said").write_text(f"version {number}")
+        (shell.work / f"v{number}.yaml").write_text(FILE.format(python=sys.executable, folder=f"v{number}"))
+    shell("up", "--virtual", "3x2", "--port", str(free_port()))
+    yield shell
+    shell("down", "--cancel-jobs")
+
+
+class Visitor:
+    """Asks every ready endpoint again and again; `fewest`: how few answered in any round, once the first did."""
+
+    def __init__(self, home):
+        self.client = Client(home=str(home))
+        self.fewest, self.answers, self.ended = 99, [], threading.Event()
+        self.thread = threading.Thread(target=self.run)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
+
+    def run(self):
+        while not self.ended.wait(0.1):
+            answers = []
+            for end in self.client.service("web").service.endpoints:
+                with contextlib.suppress(OSError):
+                    if end.ready:
+                        answers.append(
+                            urllib.request.urlopen(f"http://{end.address}:{end.port}/said", timeout=5).read()
+                        )
+            self.answers = answers
+            if answers or self.fewest < 99:
+                self.fewest = min(self.fewest, len(answers))
+
+    def until(self, holds, what):
+        for _ in range(600):
+            if holds(self.answers):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"{what}: {self.answers} {self.client.service('web').service}")
+
+
+def test_service_keeps_two_replicas_through_a_nodes_death_and_a_rollout(phalanx):
+    said = phalanx("submit", "v1.yaml").stdout
+    assert said == "service web submitted: revision 1, replicas 2..3\nnext: phalanx show web\n"
+    with Visitor(phalanx.home) as visitor:
+        visitor.until(lambda answers: answers == [b"version 1"] * 2, "two replicas serve")
+
+        victim = visitor.client.service("web").service.endpoints[0].node_id
+        record = json.loads((phalanx.home / "nodes" / victim / "engine.json").read_text())
+        os.kill(record["pid"], signal.SIGKILL)
+        visitor.until(lambda answers: len(answers) == 1, "the node's replica is gone")
+        visitor.until(lambda answers: len(answers) == 2, "it serves elsewhere")
+        assert victim not in {end.node_id for end in visitor.client.service("web").service.endpoints}
+
+        phalanx("update", "web", "v2.yaml")
+        visitor.until(lambda answers: answers == [b"version 2"] * 2, "the rollout is done")
+        visitor.until(lambda _: visitor.client.service("web").service.state == "ready", "all of it")
+        assert visitor.fewest >= 1
+    rows = phalanx("ps").stdout
+    assert "web      ready  2/2           2" in rows
+    logs = phalanx("logs", "web", "-n", "2").stdout
+    assert logs.count("==> replica ") == 2
+    assert logs.count("GET /said") == 4
+    assert "outside" in phalanx("scale", "web", "7", code=64).stderr
+
+
+def test_stopped_service_leaves_no_process(phalanx):
+    phalanx("cancel", "web")
+    for _ in range(100):
+        if not phalanx.json("show", "web")["replicas"]:
+            break
+        time.sleep(0.1)
+    assert phalanx.json("show", "web")["service"]["state"] == "stopped"
+    assert not phalanx.json("ps")
+    assert not [pid for pid in filter(str.isdigit, os.listdir("/proc")) if serves(pid, str(phalanx.home))]
+    assert "run cannot follow a service" in phalanx("run", "v1.yaml", code=64).stderr
+
+
+def serves(pid, home):
+    """Whether it is a server of a replica of the cluster in this folder."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/environ", encoding="utf-8", errors="replace") as file:
+            variables = file.read()
+        return "PHALANX_SERVICE=web" in variables and home in variables
+    return False
