@@ -59,6 +59,19 @@ FULL_JOB = {
 }
 
 
+SERVICE = {
+    "type": "service",
+    "name": "web",
+    "run": ["python", "-m", "http.server"],
+    "workdir": "/tmp",
+    "queue": "side",
+    "replicas": "1..2",
+    "port": 8000,
+    "ready": "/health",
+    "ready_within": "1m",
+}
+
+
 @dataclass(frozen=True)
 class Good:
     """Query and body of an operation that does what it should; `headers` that it may carry beside."""
@@ -181,6 +194,21 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "why": "x",
             }
         ),
+        "put_pool": Good(
+            body={
+                "provider": "virtual",
+                "node": "1xh100:8",
+                "max_nodes": 2,
+                "min_nodes": 0,
+                "price_per_h": 2.0,
+                "idle": "5m",
+                "start_limit": "10m",
+                "zone": "z",
+            }
+        ),
+        "list_services": Good(query={"stopped": "true"}),
+        "submit_service": Good(body=SERVICE),
+        "change_service": Good(body={"replicas": 2}),
         "put_profile": Good(
             body=encode_record(
                 Profile(

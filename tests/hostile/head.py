@@ -33,6 +33,7 @@ from phalanx.core.access.node_tokens import node_token
 from phalanx.core.ids import NodeId
 from phalanx.core.state.events import MemberReady, MemberStarted, MemberStopped
 from phalanx.node.processes.file_limits import raise_file_limit
+from phalanx.providers.virtual.provider import VirtualProvider
 from phalanx.wire.supervisor import (
     CommandsReply,
     EventsRequest,
@@ -70,7 +71,12 @@ def main() -> None:
     composition._log_to(home)
     raise_file_limit()
     options = replace(resolve_options(given, home, lock), nodes=[])
+    VirtualProvider.start = _no_node
     composition._run(options)
+
+
+def _no_node(_self, order) -> None:
+    raise OSError(f"{order.node_id}: no node starts here")
 
 
 @dataclass
@@ -113,6 +119,8 @@ class Served:
             "queue_id": "side",
             "token_id": self.token_id,
             "reservation_id": "r1",
+            "service_id": "web",
+            "pool_id": "burst",
             "sha256": DIGEST,
             "session_name": self.session,
         }

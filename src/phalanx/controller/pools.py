@@ -23,6 +23,7 @@ from phalanx.core.fleet.node_pool import (
     members_of,
     next_life,
 )
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.events import (
@@ -48,7 +49,7 @@ def put_pool(context: StepContext, request: PutNodePool) -> NodePool:
     if not 0 <= pool.min_nodes <= pool.max_nodes <= POOL_NODES_MAX:
         raise BadRequest(
             f"node pool {pool.id}: minimum {pool.min_nodes} and maximum {pool.max_nodes} are not within 0 and {POOL_NODES_MAX}",
-            hint="use --min 0 --max 4",
+            hint=Hint(HintCode.POOL_LIMITS),
         )
     if known is not None:
         if known.removing:
@@ -78,7 +79,7 @@ def remove_pool(context: StepContext, request: RemoveNodePool) -> tuple[Impossib
     """Release the pool's nodes; the pool ends with the last of them. Returns the waiting jobs made impossible."""
     pool = context.world.node_pools.get(request.pool_id)
     if pool is None:
-        raise NotFound(f"no node pool {request.pool_id!r}", hint="phalanx pools list")
+        raise NotFound(f"no node pool {request.pool_id!r}", hint=Hint(HintCode.LIST_POOLS))
     if pool.removing:
         return ()
     before = context.feasibility

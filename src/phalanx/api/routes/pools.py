@@ -16,6 +16,7 @@ from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.fleet.node_pool import NodePool, PoolNode, members_of
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import PoolId, UserId
 from phalanx.core.state.events import PutNodePool, RemoveNodePool
 from phalanx.core.state.records import NODE_POOLS, POOL_NODES
@@ -39,7 +40,7 @@ async def show_pool(request: Request, pool_id: PoolId) -> Response:
     found = await run_in_thread(_views, runtime_of(request).services)
     pool = next((one for one in found if one.id == pool_id), None)
     if pool is None:
-        raise NotFound(f"no node pool {pool_id!r}", hint="phalanx pools list")
+        raise NotFound(f"no node pool {pool_id!r}", hint=Hint(HintCode.LIST_POOLS))
     return json_response(PoolReply(pool=pool))
 
 
@@ -100,7 +101,9 @@ def _wanted(services: HeadServices, pool_id: PoolId, body: PoolBody, by: UserId)
             hint="use letters, digits and . _ - @, at most 63 characters, starting with a letter or digit",
         )
     if not (math.isfinite(body.price_per_h) and 0.0 <= body.price_per_h <= PRICE_MAX):
-        raise BadRequest(f"price {body.price_per_h} is not an amount in US dollars an hour", hint="use --price 2/h")
+        raise BadRequest(
+            f"price {body.price_per_h} is not an amount in US dollars an hour", hint=Hint(HintCode.POOL_PRICE)
+        )
     if body.zone and not NAME_PATTERN.fullmatch(body.zone):
         raise BadRequest(f"{body.zone[:80]!r} is not a valid zone", hint="use letters, digits and . _ -")
     if services.offer is None:
