@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import msgspec
@@ -33,6 +34,7 @@ from phalanx.core.access.node_tokens import node_token
 from phalanx.core.ids import NodeId
 from phalanx.core.state.events import MemberReady, MemberStarted, MemberStopped
 from phalanx.node.processes.file_limits import raise_file_limit
+from phalanx.ports.provider import NodeOrder
 from phalanx.providers.virtual.provider import VirtualProvider
 from phalanx.wire.supervisor import (
     CommandsReply,
@@ -71,11 +73,11 @@ def main() -> None:
     composition._log_to(home)
     raise_file_limit()
     options = replace(resolve_options(given, home, lock), nodes=[])
-    VirtualProvider.start = _no_node
+    mock.patch.object(VirtualProvider, "start", _no_node).start()
     composition._run(options)
 
 
-def _no_node(_self, order) -> None:
+def _no_node(_self: VirtualProvider, order: NodeOrder) -> None:
     raise OSError(f"{order.node_id}: no node starts here")
 
 

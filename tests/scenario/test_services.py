@@ -302,6 +302,20 @@ def test_replicas_lie_on_different_nodes_and_share_one_if_they_must():
     assert set(nodes_of(cluster)) == {"n0", "n1", "n2"}
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_restarted_replica_avoids_the_nodes_of_the_others_as_they_are_now(which):
+    """It was placed beside replicas that a rollout has stopped since: their nodes are no reason to share one."""
+    cluster = Harness("r: n0=4 n1=4 n2=4")
+    ready(cluster, web(2, 2))
+    update(cluster, web(2, 2, env=(("A", "1"),)))
+    cluster.until(lambda: service(cluster).served_revision == 2 and len(serving(cluster)) == 2)
+    victim = nodes_of(cluster)[which]
+    cluster.kill_node(victim)
+    becomes(cluster, S.DEGRADED)
+    becomes(cluster, S.READY)
+    assert sorted(nodes_of(cluster)) == sorted({"n0", "n1", "n2"} - {victim})
+
+
 def test_crashing_replica_restarts_with_growing_pauses_and_never_ends(cluster):
     submit(cluster, web(1, 1), behaviour=CRASHES)
     cluster.run(600.0)

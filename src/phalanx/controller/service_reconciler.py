@@ -132,10 +132,13 @@ class ServiceReconciler:
             return
         usable = sum(node.schedulable for node in self.world.nodes.values())
         for one in waiting:
-            failed = one.job.avoided_nodes[-_FAILED_NODES:]
-            avoided = tuple(dict.fromkeys((*_crowded_nodes(one.revision, replicas, usable), *failed)))
-            if avoided != one.job.avoided_nodes:
-                context.change.put(replace(one.job, avoided_nodes=avoided))
+            place = one.job.replica
+            assert place is not None
+            failed = [node for node in one.job.avoided_nodes if node not in place.crowded][-_FAILED_NODES:]
+            crowded = tuple(_crowded_nodes(one.revision, replicas, usable))
+            avoided = tuple(dict.fromkeys((*crowded, *failed)))
+            if avoided != one.job.avoided_nodes or crowded != place.crowded:
+                context.change.put(replace(one.job, avoided_nodes=avoided, replica=replace(place, crowded=crowded)))
 
 
 def _crowded_nodes(revision: int, replicas: Sequence[Replica], usable: int) -> list[NodeId]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.ids import ServiceId
+from phalanx.core.ids import NodeId, ServiceId
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.keys import InvalidKey
 
@@ -58,10 +58,11 @@ class ServiceTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPosition:
-    """The service and revision that a job is a replica of."""
+    """The service and revision that a job is a replica of. `crowded`: those of its avoided nodes that run other replicas."""
 
     service: ServiceId
     revision: int
+    crowded: tuple[NodeId, ...] = ()
 
 
 def parse_service_terms(given: Mapping[str, object], name: str) -> ServiceTerms | None:
