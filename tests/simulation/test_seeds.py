@@ -21,7 +21,7 @@ from phalanx.store.sql.sqlite.connections import open_writer
 from tests.effort import FULL, size
 
 FRESH = size(8, 400)  # seeds of each run of the suite
-SERVED = size(10, 1000)  # seeds with services; each costs a tenth of the others
+SERVED = size(6, 1000)  # seeds with services; each costs a tenth of the others
 REGRESSION = 48  # seeds of the fixed campaign
 SELDOM_MISSED = 6  # of some fifty rare edges: which are met changes with any change of the scheduler
 FIRST = int(os.environ.get("PHALANX_DRILL_SEED") or (randbelow(1 << 40) if FULL else 1_000_000))
