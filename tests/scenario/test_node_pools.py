@@ -22,7 +22,7 @@ from phalanx.core.fleet.node_pool import (
 )
 from phalanx.core.ids import NodeId, PoolId, ProjectId, QueueId, UserId
 from phalanx.core.scheduling.feasibility import FeasibilityChecker, Outlook
-from phalanx.core.scheduling.node_demand import node_demand
+from phalanx.core.scheduling.node_demand import JOBS_SEEN_MAX, node_demand
 from phalanx.core.state.commands import ProviderAction
 from phalanx.core.state.events import (
     ProviderOutcome,
@@ -35,7 +35,7 @@ from phalanx.core.state.events import (
     SupervisorRegistered,
 )
 from phalanx.core.state.plan import WaitReason
-from phalanx.core.state.snapshot import Snapshot
+from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.job import WaitReasonCode
@@ -82,11 +82,12 @@ def member(number=0, state=REQUESTED, name="p", at_s=T):
 # ---- the decision ---------------------------------------------------------------------------------------------------
 
 
-def ordered(jobs, pools, *, nodes=(), members=(), queues=(), reason=WAITS, now_s=T):
+def ordered(jobs, pools, *, nodes=(), members=(), queues=(), reason=WAITS, now_s=T, usage=None):
     snapshot = Snapshot(
         version=1,
         now_s=now_s,
         nodes={node.id: node for node in nodes},
+        usage=usage or {},
         queues={one.id: one for one in queues or [queue("default")]},
         node_pools={one.id: one for one in pools},
         pool_nodes={one.id: one for one in members},
@@ -126,6 +127,29 @@ def gang(nodes, name="1", **fields):
 )
 def test_what_waiting_jobs_order(jobs, given, expected):
     assert ordered(jobs, **given) == expected
+
+
+HALVES = {"n0": Usage(devices=frozenset({0, 1}), shares={0: (500, "mps:gpt"), 1: (500, "mps:gpt")})}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "project", "expected"),
+    [
+        ("1", "gpt", {"p": 1}),  # two halves are no whole device
+        ("1/2", "gpt", {}),
+        ("0.6", "gpt", {"p": 1}),
+        ("1/2", "vision", {"p": 1}),  # the devices are shared by another project
+    ],
+)
+def test_what_is_left_of_shared_devices_holds_shares_of_their_project(gpus, project, expected):
+    one = replace(job("1", seq=1, gpus=parse_gpus(gpus)), project=ProjectId(project))
+    assert ordered([one], [pool()], nodes=[make_node("n0", 2)], usage=HALVES) == expected
+
+
+def test_jobs_that_nodes_do_not_help_hide_no_later_one():
+    jobs = [gang(1, str(number), hold=True) for number in range(1, JOBS_SEEN_MAX + 1)]
+    jobs = [replace(one, held=True) for one in jobs]
+    assert ordered([*jobs, gang(1, str(JOBS_SEEN_MAX + 1))], [pool()]) == {"p": 1}
 
 
 def test_jobs_that_only_a_pool_could_hold_are_accepted_and_larger_ones_refused():

@@ -7,14 +7,14 @@ completely takes none, so that no node is paid for half a gang. Quotas count as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import COMING_STATES, NodePool, PoolNodeState, members_of, template_node
-from phalanx.core.fleet.summary import FleetSummary, summary_of
+from phalanx.core.fleet.summary import summary_of
 from phalanx.core.ids import JobId, NodeId, PoolId
 from phalanx.core.scheduling.board_builder import ClusterSnapshot
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes
@@ -25,7 +25,9 @@ from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 JOBS_MAX: Final = 512  # waiting jobs considered at once; later ones follow when these run
-EVERY_S: Final = 1.0  # between two computations: each reads the whole fleet
+JOBS_SEEN_MAX: Final = 2048  # looked at for them: to say why a job waits costs more than to place it here
+EVERY_S: Final = 1.0  # between two computations, at least
+NODES_PER_S: Final = 2_000  # a larger fleet is read less often: 12,500 nodes take 0.2 s
 CAPACITY_REASONS: Final = frozenset(
     {
         WaitReasonCode.RESOURCES,
@@ -54,61 +56,88 @@ class NodeDemand:
 
 @dataclass(slots=True, kw_only=True)
 class _Slot:
-    """What is left of one node: of the fleet, on its way (`pool`), or not yet ordered (`pool` and `new`)."""
+    """What is left of one node: of the fleet, on its way (`pool`), or not yet ordered (`pool` and `new`).
+
+    Attributes:
+        devices: whole ones that nothing uses.
+        rooms: thousandths left of each shared device, by the group of its shares.
+    """
 
     node: Node
-    milli: int
+    devices: int
     cpus: int
     memory_bytes: int
+    rooms: dict[str, list[int]] = field(default_factory=dict)
     pool: NodePool | None = None
     new: bool = False
 
-    def holds(self, shape: Shape, milli: int) -> bool:
-        """Whether a part of the shape with so many thousandths of devices is left here."""
-        if self.cpus < shape.cpus or self.memory_bytes < shape.memory_bytes or self.milli < milli:
+    def holds(self, part: _Part) -> bool:
+        """Whether the part fits here."""
+        if self.cpus < part.shape.cpus or self.memory_bytes < part.shape.memory_bytes:
             return False
-        whole = max(shape.node_devices, milli // MILLI_PER_DEVICE)
-        return sum(device.healthy and shape.accepts(device) for device in self.node.devices) >= whole
+        accepted = sum(device.healthy and part.shape.accepts(device) for device in self.node.devices)
+        if part.shape.share is None:
+            return min(self.devices, accepted) >= part.devices
+        return accepted > 0 and (self.devices > 0 or self._room(part) is not None)
 
-    def take(self, shape: Shape, milli: int) -> None:
-        """Take a part."""
-        self.milli -= milli
-        self.cpus -= shape.cpus
-        self.memory_bytes -= shape.memory_bytes
+    def milli_of(self, part: _Part) -> int:
+        """Thousandths of devices that the part takes here."""
+        if part.shape.share is None:
+            return part.devices * MILLI_PER_DEVICE
+        return min(part.shape.share.milli_of(device.memory_bytes) for device in self.node.devices)
+
+    def take(self, part: _Part) -> None:
+        """Take the part."""
+        self.cpus -= part.shape.cpus
+        self.memory_bytes -= part.shape.memory_bytes
+        if part.shape.share is None:
+            self.devices -= part.devices
+            return
+        room, rooms = self._room(part), self.rooms.setdefault(part.group, [])
+        if room is None:
+            self.devices -= 1
+            room = MILLI_PER_DEVICE
+        else:
+            rooms.remove(room)
+        rooms.append(room - self.milli_of(part))
+
+    def _room(self, part: _Part) -> int | None:
+        """The least room of a shared device that suffices; None if no device of the group has it."""
+        milli = self.milli_of(part)
+        return min((room for room in self.rooms.get(part.group, ()) if room >= milli), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A job's part of one node: whole devices, or a share of one in `group`."""
+
+    shape: Shape
+    devices: int
+    group: str
 
 
 def node_demand(
     cluster: ClusterSnapshot, jobs: Iterable[Job], reason_of: Callable[[Job], WaitReason | None], now_s: float
 ) -> NodeDemand:
-    """What the jobs need of the pools at `now_s` (Unix seconds). Cost: the fleet, and the slots for each of `JOBS_MAX` jobs."""
+    """What the jobs need of the pools at `now_s` (Unix seconds). Cost: one look at the fleet, and its free nodes for each kind of request."""
     room = {pool.id: _room(pool, cluster, now_s) for pool in cluster.node_pools.values()}
     if not room:
         return NodeDemand()
-    slots = [*_free_slots(cluster), *_coming_slots(cluster)]
     new = [slot for pool in _by_price(cluster) for slot in _new_slots(pool, room[pool.id])]
-    summary = summary_of(slot.node for slot in [*slots, *new])
-    quotas = _quotas(cluster, new)
-    priority = {queue.id: queue.priority for queue in cluster.queues.values()}
-    waiting = sorted(_eligible(jobs), key=lambda job: (-priority.get(job.queue, 0), job.seq))[:JOBS_MAX]
+    trial = _Trial([*_free_slots(cluster), *_coming_slots(cluster), *new], _quotas(cluster, new))
     orders: dict[PoolId, list[JobId]] = {}
     counts: dict[PoolId, int] = {}
     used: set[NodeId] = set()
     texts: dict[JobId, str] = {}
-    for job in waiting:
-        reason = reason_of(job)
-        if reason is None or reason.reason not in CAPACITY_REASONS:
-            continue
-        taken = _take_gang(job, [*slots, *new], summary, quotas)
+    for job in _waiting_for_capacity(cluster, jobs, reason_of):
         pooled: dict[PoolId, int] = {}
-        for slot in taken:
+        for slot in trial.take_gang(job):
             if slot.pool is None:
                 used.add(slot.node.id)
                 continue
             pooled[slot.pool.id] = pooled.get(slot.pool.id, 0) + 1
             if slot.new:
                 slot.new = False
-                new.remove(slot)
-                slots.append(slot)
                 counts[slot.pool.id] = counts.get(slot.pool.id, 0) + 1
                 orders.setdefault(slot.pool.id, []).append(job.id)
         if pooled:
@@ -126,69 +155,101 @@ def node_demand(
     return NodeDemand(wanted=tuple(wanted), used=frozenset(used), texts=texts)
 
 
-def _eligible(jobs: Iterable[Job]) -> list[Job]:
-    """The pending jobs that nodes of a pool could help: those tied to named nodes, reservations or domains are left out."""
-    return [
+def demand_period_s(nodes: int) -> float:
+    """Time between two computations on a fleet of so many nodes: each reads all of it."""
+    return max(EVERY_S, nodes / NODES_PER_S)
+
+
+def _waiting_for_capacity(
+    cluster: ClusterSnapshot, jobs: Iterable[Job], reason_of: Callable[[Job], WaitReason | None]
+) -> Iterator[Job]:
+    """The jobs that nodes of a pool could help, in the order in which they are served: at most `JOBS_MAX`, of `JOBS_SEEN_MAX` looked at.
+
+    Jobs tied to named nodes, reservations or domains are left out.
+    """
+    priority = {queue.id: queue.priority for queue in cluster.queues.values()}
+    eligible = [
         job
         for job in jobs
         if job.state is JobState.PENDING
+        and not (job.held or job.unmet_dependencies)
         and not (job.spec.nodelist or job.spec.reservation)
         and not (job.spec.topology.required or job.spec.topology.slice_nodes)
     ]
+    eligible.sort(key=lambda job: (-priority.get(job.queue, 0), job.seq))
+    found = 0
+    for job in eligible[:JOBS_SEEN_MAX]:
+        reason = reason_of(job)
+        if reason is not None and reason.reason in CAPACITY_REASONS:
+            yield job
+            found += 1
+            if found == JOBS_MAX:
+                return
 
 
-def _take_gang(job: Job, slots: list[_Slot], summary: FleetSummary, quotas: QuotaTree) -> list[_Slot]:
-    """Take the parts of the job's gang from the slots, in their order; empty if they do not hold all of it, or a quota refuses it."""
-    try:
-        shapes = acceptable_shapes(job.spec.role, summary)
-    except NeverFits:
+class _Trial:
+    """Places gangs one after the other. Slots only shrink, so a request that did not fit is not tried again."""
+
+    def __init__(self, slots: list[_Slot], quotas: QuotaTree) -> None:
+        self._summary = summary_of(slot.node for slot in slots)
+        self._quotas = quotas
+        self._failed: set[tuple[object, ...]] = set()
+        self._all: dict[str, list[_Slot]] = {}
+        self._free: dict[str, list[_Slot]] = {}
+        for slot in slots:
+            model = slot.node.devices[0].model if slot.node.devices else ""
+            self._all.setdefault(model, []).append(slot)
+            if slot.devices or slot.rooms:
+                self._free.setdefault(model, []).append(slot)
+
+    def take_gang(self, job: Job) -> list[_Slot]:
+        """Take the parts of the job's gang from the slots, in their order; empty if they do not hold all of it, or a quota refuses it."""
+        role = job.spec.role
+        request = (role.gpus, role.cpus, role.memory_bytes, job.spec.exclude, job.project if role.gpus.share else "")
+        if request in self._failed:
+            return []
+        try:
+            shapes = acceptable_shapes(role, self._summary)
+        except NeverFits:
+            return []
+        for shape in shapes:
+            for slots in (self._free if shape.node_devices else self._all).values():
+                found = _find(_parts(shape, job), slots, job.spec.exclude)
+                if found:
+                    return self._take(job, found)
+        self._failed.add(request)
         return []
-    for shape in shapes:
-        for model in dict.fromkeys(_model(slot) for slot in slots):
-            parts = _parts(
-                shape, [slot for slot in slots if _model(slot) == model and slot.node.id not in job.spec.exclude]
-            )
-            if not parts:
-                continue
-            milli = sum(part for _, part in parts)
-            queue = quotas.job_node(job.queue)
-            if quotas.check_admission(queue, job.user, milli) is not None:
-                return []
-            quotas.add_running(queue, job.user, milli)
-            for slot, part in parts:
-                slot.take(shape, part)
-            return [slot for slot, _ in parts]
-    return []
+
+    def _take(self, job: Job, found: list[tuple[_Slot, _Part]]) -> list[_Slot]:
+        queue, milli = self._quotas.job_node(job.queue), sum(slot.milli_of(part) for slot, part in found)
+        if self._quotas.check_admission(queue, job.user, milli) is not None:
+            return []
+        self._quotas.add_running(queue, job.user, milli)
+        for slot, part in found:
+            slot.take(part)
+        return [slot for slot, _ in found]
 
 
-def _parts(shape: Shape, slots: list[_Slot]) -> list[tuple[_Slot, int]]:
-    """Slots for all parts of the shape, each on another node, with the thousandths of devices of each; empty if some find none."""
-    found: list[tuple[_Slot, int]] = []
-    left = list(slots)
-    last = [shape.last_node_devices * MILLI_PER_DEVICE] if shape.last_node_devices else []
-    for number in range(shape.nodes + len(last)):
-        slot = None
-        for at, one in enumerate(left):
-            milli = last[0] if number >= shape.nodes else _milli(shape, one)
-            if one.holds(shape, milli):
-                slot = left.pop(at)
-                found.append((slot, milli))
-                break
+def _parts(shape: Shape, job: Job) -> list[_Part]:
+    group = "" if shape.share is None else f"{shape.share.kind}:{job.project}"
+    last = [_Part(shape, shape.last_node_devices, "")] if shape.last_node_devices else []
+    return [_Part(shape, shape.devices, group)] * shape.nodes + last
+
+
+def _find(parts: list[_Part], slots: list[_Slot], exclude: Container[str]) -> list[tuple[_Slot, _Part]]:
+    """A slot for each part, each on another node; empty if one finds none."""
+    found: list[tuple[_Slot, _Part]] = []
+    taken: set[NodeId] = set()
+    for part in parts:
+        slot = next(
+            (one for one in slots if one.node.id not in taken and one.node.id not in exclude and one.holds(part)),
+            None,
+        )
         if slot is None:
             return []
+        taken.add(slot.node.id)
+        found.append((slot, part))
     return found
-
-
-def _milli(shape: Shape, slot: _Slot) -> int:
-    if shape.share is None:
-        return shape.devices * MILLI_PER_DEVICE
-    return min(
-        (shape.share.milli_of(device.memory_bytes) for device in slot.node.devices), default=MILLI_PER_DEVICE + 1
-    )
-
-
-def _model(slot: _Slot) -> str:
-    return slot.node.devices[0].model if slot.node.devices else ""
 
 
 def _room(pool: NodePool, cluster: ClusterSnapshot, now_s: float) -> int:
@@ -203,8 +264,9 @@ def _by_price(cluster: ClusterSnapshot) -> list[NodePool]:
 
 
 def _slot_of(node: Node, pool: NodePool | None = None, *, new: bool = False) -> _Slot:
-    milli = len(node.devices) * MILLI_PER_DEVICE
-    return _Slot(node=node, milli=milli, cpus=node.cpus, memory_bytes=node.memory_bytes, pool=pool, new=new)
+    return _Slot(
+        node=node, devices=len(node.devices), cpus=node.cpus, memory_bytes=node.memory_bytes, pool=pool, new=new
+    )
 
 
 def _new_slots(pool: NodePool, count: int) -> list[_Slot]:
@@ -227,15 +289,9 @@ def _free_slots(cluster: ClusterSnapshot) -> list[_Slot]:
         if node.schedulable:
             usage = cluster.usage.get(node_id, EMPTY_USAGE)
             slot = _slot_of(node)
-            slot.milli = sum(
-                MILLI_PER_DEVICE - usage.shares[device.index][0]
-                if device.index in usage.shares
-                else 0
-                if device.index in usage.devices
-                else MILLI_PER_DEVICE
-                for device in node.devices
-                if device.healthy
-            )
+            slot.devices = sum(device.healthy and device.index not in usage.devices for device in node.devices)
+            for used, group in usage.shares.values():
+                slot.rooms.setdefault(group, []).append(MILLI_PER_DEVICE - used)
             slot.cpus -= usage.cpus
             slot.memory_bytes -= usage.memory_bytes
             found.append(slot)

@@ -35,7 +35,7 @@ from phalanx.core.scheduling.fleet_index import FleetIndex, ShapeCache, index_fl
 from phalanx.core.scheduling.job_classes import JobClassRegistry, WaitingChanges
 from phalanx.core.scheduling.needs import Need, need_of_attempt, need_of_places
 from phalanx.core.scheduling.node_bitsets import bitset_of
-from phalanx.core.scheduling.node_demand import EVERY_S, NodeDemand, node_demand
+from phalanx.core.scheduling.node_demand import NodeDemand, demand_period_s, node_demand
 from phalanx.core.scheduling.pending_placements import PendingPlacements
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.quota import QuotaCharges
@@ -239,7 +239,7 @@ class Scheduler:
             wake_s = min(wake_s, quotas.next_change_s(self._wall_s) - self._wall_offset_s)
         demand = self._update_demand(snapshot, now_s)
         if snapshot.node_pools:
-            wake_s = min(wake_s, self._demand_s + EVERY_S)
+            wake_s = min(wake_s, self._demand_s + demand_period_s(len(snapshot.nodes)))
         return Plan(
             version=snapshot.version,
             placements=tuple(placements),
@@ -252,8 +252,8 @@ class Scheduler:
         )
 
     def _update_demand(self, snapshot: ClusterSnapshot, now_s: float) -> NodeDemand | None:
-        """What waiting jobs need of pools; None if it was computed less than `EVERY_S` ago."""
-        if self._demand_s <= now_s < self._demand_s + EVERY_S:
+        """What waiting jobs need of pools; None if it was computed a moment ago."""
+        if self._demand_s <= now_s < self._demand_s + demand_period_s(len(snapshot.nodes)):
             return None
         self._demand_s = now_s
         waiting = WaitReasons(self, snapshot.jobs)
