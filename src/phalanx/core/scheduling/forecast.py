@@ -35,7 +35,7 @@ _UNKNOWN_TEXT: Final = {
     WaitReasonCode.HELD: "the job is held",
     WaitReasonCode.QUEUE_CLOSED: "its queue is closed",
     WaitReasonCode.NO_NODES: "no node is up",
-    WaitReasonCode.NODES_DOWN: "nodes that it needs are down or drained",
+    WaitReasonCode.NODES_DOWN: "the nodes that it needs are not up now",
     WaitReasonCode.TOPOLOGY: "no node has the topology labels that it needs",
 }
 # [node number, device]: seconds from now until this many devices of the node are free, ascending.
@@ -366,7 +366,7 @@ class Forecast:
             )
             if usable and left.high_s == NEVER:
                 return f"job {scheduler.job_id_by_seq[seq]} has no time limit, and too few similar jobs have finished"
-        return "nodes that it needs are down or drained"
+        return _UNKNOWN_TEXT[WaitReasonCode.NODES_DOWN]
 
 
 def _soonest(ready: Times, parts: int) -> tuple[float, list[int]]:
