@@ -30,7 +30,7 @@ from benchmarks.mig_streams import (
     most_accepted,
     our_rule,
 )
-from phalanx.core.scheduling.mig_placement import EMPTY, mig_geometry, place_slice
+from phalanx.core.scheduling.sharing.mig_placement import EMPTY, mig_geometry, place_slice
 from phalanx.planner.facts.mig import read_mig_gpus
 
 STREAMS: Final = 1_000  # per model and load

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.fleet.mig import MigProfile, MigSlice
-from phalanx.core.scheduling.mig_placement import MigGeometry, MigState, mig_geometry, place_slice
+from phalanx.core.scheduling.sharing.mig_placement import MigGeometry, MigState, mig_geometry, place_slice
 
 Profiles = tuple[MigProfile, ...]
 Held = tuple[float, str, int]  # end, profile, start

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.core.work.layout import Layout, Recompute
+from phalanx.core.work.layouts.layout import Layout, Recompute
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.model_shape import LatentAttention, MixtureOfExperts, ModelShape
 from phalanx.planner.cost.step_time import TrainingTask

@@ -25,7 +25,7 @@ from benchmarks.figures import (
     print_report,
 )
 from benchmarks.rank_order_plan import planned_s
-from phalanx.core.work.layout import (
+from phalanx.core.work.layouts.layout import (
     DEFAULT_AXIS_ORDER,
     Axis,
     Layout,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from phalanx.core.work.layout import Layout
+from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.machine import Machine, MeasuredRates
 from phalanx.planner.cost.model_shape import ModelShape

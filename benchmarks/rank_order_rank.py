@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from phalanx.core.work.layout import Axis, Layout, layout_from_json
+from phalanx.core.work.layouts.layout import Axis, Layout, layout_from_json
 
 PORT = os.environ.get("RANK_ORDER_INTERFACE", "eth0")
 RATE = 0.1  # of learning; any that makes the loss move

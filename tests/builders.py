@@ -29,8 +29,8 @@ from phalanx.core.ids import (
 )
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.transitions import AttemptCase, TransitionContext
+from phalanx.core.scheduling.outlook.what_if import plan_snapshot
 from phalanx.core.scheduling.settings import PolicySettings
-from phalanx.core.scheduling.what_if import plan_snapshot
 from phalanx.core.state.plan import Plan
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.units import GIB

@@ -11,7 +11,7 @@ import pytest
 from phalanx.api import runtime
 from phalanx.api.auth.access_matrix import gated_routes, render_page
 from phalanx.controller.driver import ControllerDriver
-from phalanx.controller.requests import HANDLERS
+from phalanx.controller.requests.registry import HANDLERS
 from phalanx.core.access.rules import AccessDecision, AccessScope, CallerRelation
 from phalanx.core.state.events import CancelAllJobs, PreparePlannedStop
 from tests.contract.access_bench import CALLS, OTHER_SUPERVISOR, ROLES, STRANGERS, Bench, send, token_id

@@ -11,15 +11,15 @@ import pytest
 from phalanx.core.fleet.node import Cordon
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
-from phalanx.core.scheduling.counterfactuals import CounterfactualSearch
-from phalanx.core.scheduling.forecast import Forecast
 from phalanx.core.scheduling.hazard_table import SimilarJobs
+from phalanx.core.scheduling.outlook.counterfactuals import CounterfactualSearch
+from phalanx.core.scheduling.outlook.forecast import Forecast
+from phalanx.core.scheduling.outlook.what_if import plan_snapshot, trim_snapshot, what_if
 from phalanx.core.scheduling.policies import PolicyParameters
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits_of
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
-from phalanx.core.scheduling.what_if import plan_snapshot, trim_snapshot, what_if
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind

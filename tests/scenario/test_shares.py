@@ -9,7 +9,7 @@ from phalanx.core.accounting.ledger import Ledger
 from phalanx.core.ids import JobId, ProjectId, QueueId
 from phalanx.core.scheduling.fleet_index import PendingUsage
 from phalanx.core.scheduling.policies import POLICIES
-from phalanx.core.scheduling.shared_devices import SharedDevice
+from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
 from phalanx.core.work.gpus import parse_gpus, with_share_kind
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.share import gpus_of

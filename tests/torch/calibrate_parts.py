@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.torch
-from phalanx.core.work.layout import Axis, Layout
+from phalanx.core.work.layouts.layout import Axis, Layout
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.torch.calibrate.gang import CalibrationGang
 from phalanx.torch.calibrate.small_gpt import GptBlock, GptStage

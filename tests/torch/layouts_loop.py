@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import phalanx.torch
-from phalanx.core.work.layout import parse_layout
+from phalanx.core.work.layouts.layout import parse_layout
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples/gpt_layouts"))
 model: Any = importlib.import_module("model")

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from phalanx.core.work.layout import layout_to_json, parse_layout
+from phalanx.core.work.layouts.layout import layout_to_json, parse_layout
 from tests.torch import gang as gangs
 from tests.torch.gang import ROOT, Gang
 

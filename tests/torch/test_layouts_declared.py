@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.layout import (
+from phalanx.core.work.layouts.layout import (
     DEFAULT_AXIS_ORDER,
     Layout,
     layout_to_json,

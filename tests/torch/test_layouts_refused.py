@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from torch import nn
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.layout import parse_layout
+from phalanx.core.work.layouts.layout import parse_layout
 from phalanx.torch import Parts
 from phalanx.torch.assembly import check_supported
 from phalanx.torch.parts import list_parts, read_declaration

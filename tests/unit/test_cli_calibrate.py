@@ -19,7 +19,7 @@ from phalanx.cli.plan.calibration_table import calibration_rows, format_amount, 
 from phalanx.cli.root import main
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadRequest, NotFound, TooLarge, TryLater
-from phalanx.core.work.layout import Layout
+from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.calibration.profile import (
     InterNodeMeasurement,
     NodeMeasurement,

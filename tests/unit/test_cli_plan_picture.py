@@ -11,7 +11,7 @@ from phalanx.cli.figure_page import FORMATS, write_picture
 from phalanx.cli.plan.placement_chart import axis_legend, placement_diagram
 from phalanx.cli.plan.step_chart import items_diagram, schedule_chart
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.layout import Axis, parse_layout
+from phalanx.core.work.layouts.layout import Axis, parse_layout
 
 FORWARD, BACKWARD, AFTER = "#2a6fd0", "#2e9c6a", "#d8433d"
 

@@ -6,11 +6,12 @@ import pytest
 
 from phalanx.controller import controller as controller_module
 from phalanx.controller import driver as driver_module
-from phalanx.controller import reports, requests
+from phalanx.controller import reports
 from phalanx.controller.controller import Controller
 from phalanx.controller.driver import AWAITED_EVERY_S, DISKS_EVERY_S, ControllerDriver
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
+from phalanx.controller.requests import registry
 from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.errors import NeverFits, NotFound, PhalanxError, TryLater
@@ -303,7 +304,7 @@ def test_caller_who_leaves_does_not_take_the_loop_along(rig):
 
 
 def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, caplog):
-    hear = requests.handle_request
+    hear = registry.handle_request
 
     def broken(context, request):
         if getattr(request, "key", "") == "poison":
@@ -312,7 +313,7 @@ def test_fault_of_ours_is_answered_and_the_others_are_heard(rig, monkeypatch, ca
         return hear(context, request)
 
     rig.closed()
-    monkeypatch.setattr(requests, "handle_request", broken)
+    monkeypatch.setattr(registry, "handle_request", broken)
     before, poison, after = (rig.driver.request(submit(key=key, hold=True)) for key in ("", "poison", "k"))
     rig.store.open.set()
     assert before.result(GUARD_S).id == "2"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.scheduling.fragmentation import HALF_LOST, FragmentationIndex
-from phalanx.core.scheduling.request_mix import MIX_DEMANDS_MAX, Demand, RequestMix, rounded
+from phalanx.core.scheduling.sharing.fragmentation import HALF_LOST, FragmentationIndex
+from phalanx.core.scheduling.sharing.request_mix import MIX_DEMANDS_MAX, Demand, RequestMix, rounded
 from phalanx.simulator.fleet import TraceNode, parse_fleet, read_fleet
 from phalanx.simulator.packing_replay import PACKING_POLICIES, draw_jobs, draw_trace_first, replay_packing
 from phalanx.simulator.trace import TraceJob, read_trace

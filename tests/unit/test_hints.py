@@ -32,8 +32,8 @@ SOURCE = Path(phalanx.core.__file__).parents[1]
 BELOW_THE_COMMAND_LINE = ("core", "controller", "store", "api", "client", "engines", "planner")
 LABELS = {"core/access/node_tokens.py"}  # labels that keys are derived from
 OPTIONS_OF_OTHERS = {  # of sbatch and of programs that the engines start
-    "core/work/sbatch.py",
-    "core/work/sbatch_job.py",
+    "core/work/sbatch_scripts/sbatch.py",
+    "core/work/sbatch_scripts/sbatch_job.py",
     "engines/ray/driver.py",
     "engines/ray/engine.py",
     "engines/ray/render.py",

@@ -249,7 +249,7 @@ ENGINE_NAMES_ALLOWED = {
 # The dialect of `#SBATCH` scripts, which run on every engine.
 SBATCH_DIALECT = (
     "cli/jobs/",
-    "controller/submits.py",
+    "controller/requests/submits.py",
     "core/work/",
     "node/logic/",
     "node/shell/member_start.py",

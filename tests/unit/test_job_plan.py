@@ -21,7 +21,7 @@ from phalanx.core.work.gang_topology import (
     linked_run_length,
 )
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.layout import (
+from phalanx.core.work.layouts.layout import (
     PRECISIONS,
     Axis,
     Layout,

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.layout import (
+from phalanx.core.work.layouts.layout import (
     DEFAULT_AXIS_ORDER,
     Axis,
     Layout,

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.mig_streams import accepted, best_rule, draw_stream, first_fit, most_accepted, our_rule
 from phalanx.core.fleet.mig import MigSlice
-from phalanx.core.scheduling.mig_placement import EMPTY, MigPosition, MigState, mig_geometry, place_slice
+from phalanx.core.scheduling.sharing.mig_placement import EMPTY, MigPosition, MigState, mig_geometry, place_slice
 from phalanx.planner.facts.mig import find_mig_gpu, read_mig_gpus
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.layout import Layout, Recompute, parse_layout
+from phalanx.core.work.layouts.layout import Layout, Recompute, parse_layout
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.machine import Machine, MeasuredRates
 from phalanx.planner.cost.memory import MemoryItem, estimate_memory, micro_batches_in_flight

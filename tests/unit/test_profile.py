@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.gpus import parse_gpus
-from phalanx.core.work.layout import Layout
+from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.calibration.profile import (
     VALID_S,
     InterNodeMeasurement,

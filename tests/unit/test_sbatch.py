@@ -4,8 +4,8 @@ import pytest
 
 from phalanx.core.errors import BadFile
 from phalanx.core.work.request import spec_from_mapping
-from phalanx.core.work.sbatch import is_sbatch_script, parse_script_options
-from phalanx.core.work.sbatch_job import convert_script, parse_slurm_seconds
+from phalanx.core.work.sbatch_scripts.sbatch import is_sbatch_script, parse_script_options
+from phalanx.core.work.sbatch_scripts.sbatch_job import convert_script, parse_slurm_seconds
 from phalanx.core.work.spec import LaunchMode
 
 

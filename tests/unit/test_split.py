@@ -3,8 +3,8 @@
 import pytest
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.layout import parse_layout
-from phalanx.core.work.layout_split import (
+from phalanx.core.work.layouts.layout import parse_layout
+from phalanx.core.work.layouts.layout_split import (
     SplitLimits,
     check_split,
     layers_per_chunk,

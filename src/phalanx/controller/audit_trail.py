@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from phalanx.controller.requests import describe_request
+from phalanx.controller.requests.registry import describe_request
 from phalanx.controller.step_result import Answer
 from phalanx.core.access.audit import AuditCall, AuditLine, ChainTip, next_line
 from phalanx.core.errors import PhalanxError

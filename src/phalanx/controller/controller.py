@@ -12,15 +12,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from phalanx.controller import reports, requests
+from phalanx.controller import reports
 from phalanx.controller.leases import (
     MARGIN_S,
     PRESUMED_HOLDER,
     UNCLAIMED,
     LeaseBook,
 )
-from phalanx.controller.pools import PoolKeeper
 from phalanx.controller.read_snapshot import ReadSnapshot, hypothetical_jobs, take_read_snapshot
+from phalanx.controller.requests import registry
+from phalanx.controller.requests.pools import PoolKeeper
 from phalanx.controller.reservation_windows import ReservationWindows
 from phalanx.controller.rulebook import Rulebook
 from phalanx.controller.runtime_history import RuntimeHistory
@@ -41,8 +42,8 @@ from phalanx.core.ids import Epoch, Generation, JobId, SupervisorId
 from phalanx.core.lifecycle.events import ReminderDue, StartOverdue, StopRequested
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection_reason
-from phalanx.core.scheduling.explanations import WaitReasons
 from phalanx.core.scheduling.feasibility import FeasibilityCache
+from phalanx.core.scheduling.outlook.explanations import WaitReasons
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import (
@@ -276,7 +277,7 @@ class Controller:
         answer: Answer = None
         try:
             if isinstance(event, Request):
-                answer = requests.handle_request(context, event)
+                answer = registry.handle_request(context, event)
             else:
                 if isinstance(event, SupervisorRegistered) and event.seat is None:
                     self._check_incarnation(event, context.now.boot_s)

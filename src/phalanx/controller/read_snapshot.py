@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from phalanx.controller import submits
+from phalanx.controller.requests import submits
 from phalanx.controller.runtime_history import RuntimeHistory
 from phalanx.controller.step_context import StepContext
 from phalanx.controller.step_result import ControllerTime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phalanx.controller import pools
+from phalanx.controller.requests import pools
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict
 from phalanx.core.fleet.fitness import FULL_DISK

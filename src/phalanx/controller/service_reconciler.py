@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from phalanx.controller import submits
-from phalanx.controller.services import add_service_history
+from phalanx.controller.requests import submits
+from phalanx.controller.requests.services import add_service_history
 from phalanx.controller.step_context import StepContext
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ServiceId, UserId
 from phalanx.core.lifecycle import job as jobs

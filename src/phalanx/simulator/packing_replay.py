@@ -17,10 +17,10 @@ import numpy as np
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
-from phalanx.core.scheduling.fragmentation import FragmentationIndex
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.pool import DevicePool
-from phalanx.core.scheduling.request_mix import Demand
+from phalanx.core.scheduling.sharing.fragmentation import FragmentationIndex
+from phalanx.core.scheduling.sharing.request_mix import Demand
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.simulator.fleet import TraceNode
 from phalanx.simulator.trace import TraceJob, normalize_model

@@ -20,7 +20,7 @@ from phalanx.wire.rank import RankStopReason as StopReason
 from phalanx.wire.rank import ReportKind
 
 if TYPE_CHECKING:
-    from phalanx.core.work.layout import Layout
+    from phalanx.core.work.layouts.layout import Layout
     from phalanx.torch.checkpointer import Checkpointer
     from phalanx.torch.training import Loss, Training
     from phalanx.torch.training_state import Stateful

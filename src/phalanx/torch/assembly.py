@@ -22,8 +22,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.utils.checkpoint import checkpoint as recompute
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.layout import Axis, Layout, Recompute
-from phalanx.core.work.layout_split import check_split
+from phalanx.core.work.layouts.layout import Axis, Layout, Recompute
+from phalanx.core.work.layouts.layout_split import check_split
 from phalanx.torch import model_stage as _stage
 from phalanx.torch import tensor_parallel as _tensor
 from phalanx.torch.context_parallel import ContextAttention, SequenceShare, attach_attention

@@ -14,8 +14,8 @@ from torch import nn
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.gang_topology import GangTopology, gang_topology_from_json
 from phalanx.core.work.gpus import GpuRequest
-from phalanx.core.work.layout import Layout
-from phalanx.core.work.layout_split import check_split
+from phalanx.core.work.layouts.layout import Layout
+from phalanx.core.work.layouts.layout_split import check_split
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.planner.facts.coefficient_table import DEFAULT_STACK, find_stack, physics

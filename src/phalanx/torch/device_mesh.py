@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.core.work.layout import Axis, Layout
+from phalanx.core.work.layouts.layout import Axis, Layout
 
 MESH_AXES: Final = (Axis.PIPELINE, Axis.REPLICATE, Axis.SHARD, Axis.CONTEXT, Axis.TENSOR)
 """Outermost first. Fixed, because torch requires the dimensions of a nested split in the order of their creation."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.layout import Layout, layout_from_json, parse_layout
-from phalanx.core.work.layout_split import resize_layout
+from phalanx.core.work.layouts.layout import Layout, layout_from_json, parse_layout
+from phalanx.core.work.layouts.layout_split import resize_layout
 
 AUTO: Final = "auto"
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from phalanx.core.work.layout import Layout
-from phalanx.core.work.layout_split import layers_per_chunk
+from phalanx.core.work.layouts.layout import Layout
+from phalanx.core.work.layouts.layout_split import layers_per_chunk
 from phalanx.torch.parts import ModelPart
 
 Exchange = Callable[[torch.Tensor], torch.Tensor]

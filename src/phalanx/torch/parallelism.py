@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from phalanx.core.errors import BadRequest, PhalanxError
-from phalanx.core.work.layout import Layout
+from phalanx.core.work.layouts.layout import Layout
 from phalanx.torch.device_mesh import build_mesh, crossing_warning
 from phalanx.torch.layout_choice import AUTO, LayoutPlanner, choose_layout
 from phalanx.torch.session import RankSession

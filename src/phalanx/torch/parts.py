@@ -14,8 +14,8 @@ from typing import Any, Final
 from torch import nn
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.layout import Layout
-from phalanx.core.work.layout_split import SplitLimits
+from phalanx.core.work.layouts.layout import Layout
+from phalanx.core.work.layouts.layout_split import SplitLimits
 from phalanx.core.work.nearest_match import suggestion
 
 COLUMNS: Final = "columns"

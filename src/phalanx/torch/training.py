@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.layout import Axis, Layout
+from phalanx.core.work.layouts.layout import Axis, Layout
 from phalanx.torch.context_parallel import SequenceShare, local_positions, localize_buffers
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -7,7 +7,7 @@ from phalanx.cli.plan.records import (
     LayoutFigures,
     PlanAnswer,
 )
-from phalanx.core.work.layout import parse_layout
+from phalanx.core.work.layouts.layout import parse_layout
 
 MEMORY = (
     ("parameters", 17.6e9),

@@ -3,9 +3,10 @@
 import random
 from dataclasses import replace
 
-from phalanx.controller import node_requests, reports, submits
+from phalanx.controller import reports
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
+from phalanx.controller.requests import node_requests, submits
 from phalanx.controller.step_result import ControllerTime
 from phalanx.core.lifecycle import attempt as attempts
 from phalanx.core.lifecycle import job as jobs

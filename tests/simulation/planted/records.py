@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from phalanx.controller import labels
 from phalanx.controller.audit_trail import AuditTrail
+from phalanx.controller.requests import labels
 from phalanx.core.state import world as worlds
 from phalanx.core.state.world import WorldChange
 from phalanx.core.work.queue import add_usage

@@ -10,7 +10,7 @@ from phalanx.core.lifecycle.verify import rejection_reason
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.scheduling.shared_devices import SharedDeviceIndex
+from phalanx.core.scheduling.sharing.shared_devices import SharedDeviceIndex
 from phalanx.core.state import world
 from phalanx.core.state.events import PutQueues
 from phalanx.core.state.snapshot import Usage

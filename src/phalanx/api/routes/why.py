@@ -26,16 +26,16 @@ from phalanx.controller.read_snapshot import ReadSnapshot
 from phalanx.core.errors import TryLater
 from phalanx.core.hints import Hint, HintCode, hint_keys
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.counterfactuals import (
+from phalanx.core.scheduling.feasibility import FeasibilityChecker
+from phalanx.core.scheduling.outlook.counterfactuals import (
     OPERATOR_CHANGES,
     UPDATE_CHANGES,
     ChangeKind,
     CounterfactualSearch,
     SuggestedChange,
 )
-from phalanx.core.scheduling.feasibility import FeasibilityChecker
-from phalanx.core.scheduling.forecast import NEVER, ExpectedStart, Forecast
-from phalanx.core.scheduling.what_if import trim_snapshot, what_if
+from phalanx.core.scheduling.outlook.forecast import NEVER, ExpectedStart, Forecast
+from phalanx.core.scheduling.outlook.what_if import trim_snapshot, what_if
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import Job, JobState, WaitReasonCode

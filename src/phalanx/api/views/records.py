@@ -10,7 +10,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import PoolNode
 from phalanx.core.ids import Generation, JobId, NodeId
 from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET
-from phalanx.core.scheduling.mig_placement import mig_geometry
+from phalanx.core.scheduling.sharing.mig_placement import mig_geometry
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause

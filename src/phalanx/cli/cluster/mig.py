@@ -12,7 +12,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.fleet.mig import MigProfile, PlacementSource
-from phalanx.core.scheduling.mig_placement import EMPTY, mig_geometry, place_slice
+from phalanx.core.scheduling.sharing.mig_placement import EMPTY, mig_geometry, place_slice
 from phalanx.core.units import format_bytes
 from phalanx.planner.facts.mig import MigGpuEntry, find_mig_gpu, read_mig_gpus
 from phalanx.wire.api.nodes import DeviceView, MigView

@@ -14,8 +14,8 @@ from phalanx.cli.errors import warn
 from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, TooLarge
 from phalanx.core.work.request import VALUE_BYTES_MAX
-from phalanx.core.work.sbatch import is_sbatch_script
-from phalanx.core.work.sbatch_job import SHARDS_PER_GPU, convert_script
+from phalanx.core.work.sbatch_scripts.sbatch import is_sbatch_script
+from phalanx.core.work.sbatch_scripts.sbatch_job import SHARDS_PER_GPU, convert_script
 
 if TYPE_CHECKING:
     from phalanx.client import Client

@@ -140,7 +140,7 @@ def _layout(job: JobView) -> str:
     """Format the layout: `tp=2,fsdp=4 (8 ranks)`."""
     if job.plan in {"", "auto"}:
         return job.plan and "auto: chosen by the ranks when the script defines its model"
-    from phalanx.core.work.layout import parse_layout
+    from phalanx.core.work.layouts.layout import parse_layout
 
     return f"{job.plan} ({parse_layout(job.plan).ranks} ranks)"
 

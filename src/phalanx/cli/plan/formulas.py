@@ -18,7 +18,7 @@ from phalanx.cli.plan.amounts import (
     format_tokens,
 )
 from phalanx.cli.plan.records import Formula, LayoutFigures
-from phalanx.core.work.layout import Layout
+from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.layer_time import best_flops, sustained_flops

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from phalanx.cli.figure_files import WIDTH, Box, Diagram, Label, series_colour
-from phalanx.core.work.layout import Axis, Layout
-from phalanx.core.work.layout_split import layers_per_chunk
+from phalanx.core.work.layouts.layout import Axis, Layout
+from phalanx.core.work.layouts.layout_split import layers_per_chunk
 
 DETAILED_MAX: Final = 8  # nodes drawn with every rank; a larger fleet shows the first four, plus a map of all
 DETAILED_OF_MANY: Final = 4

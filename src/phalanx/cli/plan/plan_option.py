@@ -11,7 +11,7 @@ from typing import Any, Final
 from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, BadRequest, TooLarge
 from phalanx.core.work.keys import InvalidKey
-from phalanx.core.work.layout import layout_from_json
+from phalanx.core.work.layouts.layout import layout_from_json
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.core.work.plan_key import layout_text
 

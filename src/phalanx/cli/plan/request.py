@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.cli.plan.amounts import format_tokens, parse_count, parse_tokens
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.layout import PRECISIONS, Layout, parse_layout
+from phalanx.core.work.layouts.layout import PRECISIONS, Layout, parse_layout
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.machine import Machine, Price

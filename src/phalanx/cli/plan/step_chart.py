@@ -19,7 +19,7 @@ from phalanx.cli.figure_files import (
 )
 from phalanx.cli.plan.amounts import format_seconds
 from phalanx.cli.plan.pipeline_schedule import PipelineSlot, pipeline_schedule
-from phalanx.core.work.layout import Layout, Recompute
+from phalanx.core.work.layouts.layout import Layout, Recompute
 
 if TYPE_CHECKING:
     from phalanx.cli.figure_files import Axes

@@ -28,13 +28,13 @@ from phalanx.core.scheduling.board_records import (
     JobEntry,
     StopReason,
 )
-from phalanx.core.scheduling.fragmentation import FragmentationIndex
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_bitsets import bools_of, lowest_member
 from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.scheduling.quota import FairShareTree
-from phalanx.core.scheduling.request_mix import Demand
-from phalanx.core.scheduling.shared_devices import SharedDevice
+from phalanx.core.scheduling.sharing.fragmentation import FragmentationIndex
+from phalanx.core.scheduling.sharing.request_mix import Demand
+from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
 
 _NO_LISTENER: Final = BoardListener()
 

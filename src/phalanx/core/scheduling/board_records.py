@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from phalanx.core.scheduling.hazard_table import SimilarJobs
 from phalanx.core.scheduling.needs import Need, Places
-from phalanx.core.scheduling.shared_devices import SharedDevice
+from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 NEVER_S = -1.0

@@ -20,7 +20,7 @@ from phalanx.core.ids import NodeId, ReservationId
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filter_of
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes, placement_part, tasks_per_node
-from phalanx.core.scheduling.shared_devices import SharedDevice
+from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
 from phalanx.core.work.allocation import Allocation, NodeGrant

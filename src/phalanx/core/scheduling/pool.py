@@ -13,7 +13,7 @@ from phalanx.core.fleet.topology import TopologyTree
 from phalanx.core.scheduling.gang_placement import GangCandidates, place_gang
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_bitsets import CapacityIndex, bitset_of, lowest_member
-from phalanx.core.scheduling.shared_devices import SharedDevice, SharedDeviceIndex
+from phalanx.core.scheduling.sharing.shared_devices import SharedDevice, SharedDeviceIndex
 from phalanx.core.scheduling.topology_domains import DomainIndex
 from phalanx.core.work.share import MILLI_PER_DEVICE
 

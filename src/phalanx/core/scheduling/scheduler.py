@@ -23,19 +23,19 @@ from phalanx.core.scheduling.board_records import (
     JobClass,
     JobEntry,
 )
-from phalanx.core.scheduling.explanations import (
-    ELIGIBLE,
-    WaitReasons,
-    explain_wait,
-    ineligibility,
-    planned_stop_of,
-)
 from phalanx.core.scheduling.feasibility import CLOCK_STEP_S, FeasibilityCache
 from phalanx.core.scheduling.fleet_index import FleetIndex, ShapeCache, index_fleet
 from phalanx.core.scheduling.job_classes import JobClassRegistry, WaitingChanges
 from phalanx.core.scheduling.needs import Need, need_of_attempt, need_of_places
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.node_demand import NodeDemand, demand_period_s, node_demand
+from phalanx.core.scheduling.outlook.explanations import (
+    ELIGIBLE,
+    WaitReasons,
+    explain_wait,
+    ineligibility,
+    planned_stop_of,
+)
 from phalanx.core.scheduling.pending_placements import PendingPlacements
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.quota import QuotaCharges

@@ -11,7 +11,7 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.gpus import GPUS_MAX, GpuRequest
 from phalanx.core.work.keys import InvalidKey
-from phalanx.core.work.layout import Axis, Layout, parse_layout
+from phalanx.core.work.layouts.layout import Axis, Layout, parse_layout
 from phalanx.core.work.spec import LaunchMode, Role
 
 AUTO_PLAN: Final = "auto"

@@ -30,7 +30,7 @@ from phalanx.core.work.keys import InvalidKey, check_key
 from phalanx.core.work.launchers import count_logical_lines, find_launcher, split_commands
 from phalanx.core.work.plan_key import parse_plan, with_gpus_for_plan
 from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_requirements
-from phalanx.core.work.sbatch_job import SLURM_KEYS
+from phalanx.core.work.sbatch_scripts.sbatch_job import SLURM_KEYS
 from phalanx.core.work.service_terms import parse_service_terms
 from phalanx.core.work.spec import (
     COLLECTIVE_TIMEOUT_DEFAULT_S,

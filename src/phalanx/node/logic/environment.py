@@ -14,7 +14,7 @@ from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.units import MIB
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.gang_topology import gang_topology_to_json
-from phalanx.core.work.layout import layout_to_json
+from phalanx.core.work.layouts.layout import layout_to_json
 from phalanx.core.work.plan_key import planned_layout
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.spec import LaunchMode

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.fleet.mig import DeviceMig, MigProfile, MigSlice, PlacementSource
-from phalanx.core.scheduling.mig_placement import mig_geometry
+from phalanx.core.scheduling.sharing.mig_placement import mig_geometry
 from phalanx.node.files.private_files import write_private
 from phalanx.node.mig.instances import MigInstance
 from phalanx.node.probes.devices import DeviceFacts

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.work.layout import Layout
+from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.calibration.record_codec import decode_record, encode_record
 from phalanx.planner.cost.machine import MeasuredRates
 from phalanx.planner.cost.model_shape import ModelShape

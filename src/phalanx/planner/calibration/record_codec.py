@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.jsonline import finite_float
-from phalanx.core.work.layout import Layout, layout_from_json, layout_to_json
+from phalanx.core.work.layouts.layout import Layout, layout_from_json, layout_to_json
 from phalanx.core.work.nearest_match import suggestion
 
 R = TypeVar("R")

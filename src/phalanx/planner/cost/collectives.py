@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from phalanx.core.work.layout import Axis, Layout
+from phalanx.core.work.layouts.layout import Axis, Layout
 from phalanx.planner.cost.coefficients import Physics
 from phalanx.planner.cost.machine import Machine
 

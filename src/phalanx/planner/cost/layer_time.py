@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from phalanx.core.work.layout import Axis, Layout, Recompute
+from phalanx.core.work.layouts.layout import Axis, Layout, Recompute
 from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.machine import Gpu, Machine

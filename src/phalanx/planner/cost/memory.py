@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.work.layout import Layout, Recompute
+from phalanx.core.work.layouts.layout import Layout, Recompute
 from phalanx.planner.cost.coefficients import Stack
 from phalanx.planner.cost.layer_time import ACTIVATION_BYTES, PACKED_WEIGHT_BYTES, activation_bytes
 from phalanx.planner.cost.machine import Gpu

@@ -19,7 +19,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from phalanx.core.work.layout import Axis, Layout, Recompute
+from phalanx.core.work.layouts.layout import Axis, Layout, Recompute
 from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.layer_time import (

@@ -10,7 +10,7 @@ from typing import Final
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import MIB
-from phalanx.core.work.layout import PRECISIONS
+from phalanx.core.work.layouts.layout import PRECISIONS
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.planner.cost.machine import FactSource, Gpu
 from phalanx.planner.facts.table import (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from phalanx.core.work.layout import Layout, Recompute
+from phalanx.core.work.layouts.layout import Layout, Recompute
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.search.request import LayoutRequest
 

@@ -9,8 +9,8 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.recovery.interval import daly_interval_s, expected_wall_s, gang_mtbf_s
-from phalanx.core.work.layout import Layout
-from phalanx.core.work.layout_split import SplitLimits, check_split
+from phalanx.core.work.layouts.layout import Layout
+from phalanx.core.work.layouts.layout_split import SplitLimits, check_split
 from phalanx.planner.cost.collectives import RankNetwork
 from phalanx.planner.cost.machine import Gpu
 from phalanx.planner.cost.memory import estimate_memory, exceeds_memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.core.work.layout import Layout
+from phalanx.core.work.layouts.layout import Layout
 from phalanx.core.work.plan_key import layout_text
 from phalanx.planner.cost.layer_time import PACKED_WEIGHT_BYTES
 from phalanx.planner.cost.memory import OVERRUN_MAX

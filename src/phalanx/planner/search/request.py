@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.core.work.layout import Layout
+from phalanx.core.work.layouts.layout import Layout
 from phalanx.planner.cost.coefficients import Physics, Stack
 from phalanx.planner.cost.machine import Machine
 from phalanx.planner.cost.memory import MemoryEstimate

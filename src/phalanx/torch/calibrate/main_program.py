@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 import phalanx.torch
-from phalanx.core.work.layout import Layout
+from phalanx.core.work.layouts.layout import Layout
 from phalanx.durable_files import replace_file
 from phalanx.planner.calibration.record_codec import encode_record
 from phalanx.planner.calibration.samples import Collective, CollectiveScope, Samples

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from phalanx.core.work.layout import Axis, Layout
+from phalanx.core.work.layouts.layout import Axis, Layout
 from phalanx.planner.calibration.profile import RunMeasurement
 from phalanx.planner.cost.model_shape import ModelShape
 from phalanx.torch.calibrate.gang import CalibrationGang

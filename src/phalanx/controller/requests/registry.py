@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from phalanx.controller import (
+from phalanx.controller.requests import (
     fleet_requests,
     job_requests,
     labels,
@@ -17,7 +17,7 @@ from phalanx.controller import (
     services,
     submits,
 )
-from phalanx.controller.request_handlers import RequestHandler
+from phalanx.controller.requests.request_handlers import RequestHandler
 from phalanx.controller.step_context import StepContext
 from phalanx.core.state.events import Request
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
-from phalanx.core.scheduling.explanations import WaitReasons
+from phalanx.core.scheduling.outlook.explanations import WaitReasons
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.plan import Plan

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.scheduling.request_mix import Demand, RequestMix, rounded
+from phalanx.core.scheduling.sharing.request_mix import Demand, RequestMix, rounded
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 HALF_LOST: Final = 0.5  # between 0.25 and 0.75 the share of GPUs allocated hardly changes

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from phalanx.controller import services
-from phalanx.controller.request_handlers import RequestHandlers
+from phalanx.controller.requests import services
+from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.hints import Hint, HintCode

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from phalanx.core.errors import BadRequest
-from phalanx.core.work.layout import Layout
+from phalanx.core.work.layouts.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

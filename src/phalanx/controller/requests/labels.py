@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from phalanx.controller.request_handlers import RequestHandlers
+from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.access.audit import join_names
 from phalanx.core.errors import BadRequest, NotFound

@@ -18,12 +18,12 @@ from phalanx.core.fleet.fitness import FULL_DISK
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.blockers import find_blockers
 from phalanx.core.scheduling.board_records import JobEntry
-from phalanx.core.scheduling.explanations import speed_ratio_text
-from phalanx.core.scheduling.forecast import Forecast
+from phalanx.core.scheduling.outlook.blockers import find_blockers
+from phalanx.core.scheduling.outlook.explanations import speed_ratio_text
+from phalanx.core.scheduling.outlook.forecast import Forecast
+from phalanx.core.scheduling.outlook.what_if import Trial, modified_snapshot, what_if
 from phalanx.core.scheduling.scheduler import Scheduler
-from phalanx.core.scheduling.what_if import Trial, modified_snapshot, what_if
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import format_duration
 from phalanx.core.work.gpus import GPU_KINDS_MAX, GpuRequest

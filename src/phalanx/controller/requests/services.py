@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Final
 
-from phalanx.controller.request_handlers import RequestHandlers
+from phalanx.controller.requests.request_handlers import RequestHandlers
+from phalanx.controller.requests.submits import check_submission
 from phalanx.controller.step_context import StepContext
-from phalanx.controller.submits import check_submission
 from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import QueueId, ServiceId, UserId

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from phalanx.controller import reservations
-from phalanx.controller.request_handlers import RequestHandlers
+from phalanx.controller.requests import reservations
+from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
 from phalanx.core.hints import Hint, HintCode

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.controller import reservation_windows
-from phalanx.controller.request_handlers import RequestHandlers
+from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.access.audit import join_names
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted

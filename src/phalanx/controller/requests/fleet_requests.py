@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Final
 
-from phalanx.controller.request_handlers import RequestHandlers
+from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.state.events import PreparePlannedStop, PutCalibration, PutFailureRules

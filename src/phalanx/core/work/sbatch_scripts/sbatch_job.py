@@ -16,7 +16,7 @@ from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.units import GIB, MIB
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.dependency import parse_dependencies
-from phalanx.core.work.sbatch import SBATCH_OPTIONS, ParsedOption, parse_script_options
+from phalanx.core.work.sbatch_scripts.sbatch import SBATCH_OPTIONS, ParsedOption, parse_script_options
 
 _TIME: Final = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,7})(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 _MEMORY: Final = re.compile(r"([0-9]{1,12})([KMGT]?)B?", re.IGNORECASE)

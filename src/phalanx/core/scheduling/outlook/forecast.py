@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.outlook.what_if import Trial
 from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits_of
-from phalanx.core.scheduling.what_if import Trial
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, WaitReasonCode

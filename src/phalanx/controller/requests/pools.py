@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.controller.impossible_jobs import record_impossible_jobs
-from phalanx.controller.request_handlers import RequestHandlers
+from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.fleet.node import Cordon, Node

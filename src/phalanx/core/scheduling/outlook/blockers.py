@@ -8,7 +8,7 @@ from typing import Final
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
-from phalanx.core.scheduling.forecast import BlockingLimit, Forecast
+from phalanx.core.scheduling.outlook.forecast import BlockingLimit, Forecast
 from phalanx.core.work.share import gpus_of
 
 JOBS_EXAMINED_MAX: Final = 2000  # running jobs tried, soonest end first; each costs a look-up on the board

@@ -1,0 +1,1 @@
+"""Parts of devices: which devices are shared, where a part goes best, and the slices of MIG."""

@@ -1,0 +1,1 @@
+"""How a model is split over the ranks of a job."""

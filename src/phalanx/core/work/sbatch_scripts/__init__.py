@@ -1,0 +1,1 @@
+"""`#SBATCH` scripts: their options, and the job that a script asks for."""
