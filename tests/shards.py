@@ -247,7 +247,7 @@ SHARDS: tuple[Shard, ...] = (
         needs=("postgres-tools",),
     ),
     Shard(
-        title="hostile input: 10,000 requests, files, every caller on every route",
+        title="hostile input: 30,000 requests, files, every caller on every route",
         tests=(
             "tests/hostile/test_requests.py",
             "tests/hostile/test_files.py",

@@ -101,7 +101,7 @@ class ServiceReconciler:
             self._due_s[service_id] = context.now.boot_s + step.due_in_s
 
     def _replicas(self, service_id: ServiceId, boot_s: float) -> list[Replica]:
-        """The replicas that nobody has stopped, in submit order."""
+        """The replicas that have not been stopped, in submit order."""
         found = []
         for job_id in self.world.relations.replicas.get(service_id, ()):
             job = self.world.jobs[job_id]

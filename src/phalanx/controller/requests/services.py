@@ -206,7 +206,7 @@ def _checked(context: StepContext, spec: JobSpec, request: SubmitService) -> Job
     """The spec as it shall be carried out.
 
     Raises:
-        PhalanxError: it is none of a service, or refused as a job would be.
+        PhalanxError: it is not of a service, or is refused as a job would be.
     """
     if spec.service is None:
         raise BadRequest("the spec is not of a service", hint="write type: service")

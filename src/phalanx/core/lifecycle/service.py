@@ -36,7 +36,7 @@ class ReplicaCondition(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """A live replica that nobody has stopped. `since_s`: how many seconds ago its condition began."""
+    """A live replica that has not been stopped. `since_s`: how many seconds ago its condition began."""
 
     job: Job
     attempt: Attempt | None

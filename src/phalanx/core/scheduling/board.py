@@ -396,7 +396,7 @@ class Board:
         self.occupy(entry.need, entry.places, entry.shared_devices)
 
     def can_retake(self, entry: JobEntry) -> bool:
-        """Whether nobody has taken the devices that `free_devices` freed."""
+        """Whether the devices that `free_devices` freed are still free."""
         pool = self.pools[self.pool_of_node[entry.places[0][0]]]
         if entry.shared_devices:
             share_milli = 0 if entry.need is None else entry.need.share_milli

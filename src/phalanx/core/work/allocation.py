@@ -30,7 +30,7 @@ class NodeGrant:
 
     @property
     def whole_devices(self) -> int:
-        """Number of devices that nobody else may use."""
+        """Number of devices that no other job may use."""
         return len(self.devices) if self.share is None else 0
 
     @property

@@ -1,6 +1,6 @@
 """Watches whether the processes of a member need more memory than its job asked for on this node.
 
-Where cgroups enforce the limit, the kernel has killed a process at it: the others must not continue without it, and the job must be told. Where
+Where cgroups enforce the limit, the kernel has killed a process at it: the others must not continue without it, and the job ends with the figures. Where
 nothing enforces it, this is the enforcement: a job over its limit for OVER_S ends. So does a job that uses more of a shared device's memory than its share: MPS limits
 what a program allocates, not what the driver adds to it. Runs on a thread of its own; measuring reads /proc.
 """

@@ -18,6 +18,7 @@ from phalanx.core.fleet.mig import MEMORY_SLICES_MAX, DeviceMig, MigProfile, Mig
 from phalanx.core.units import MIB
 from phalanx.node.mig.instances import MigInstance
 from phalanx.node.probes.devices import DeviceFacts
+from phalanx.node.probes.nvml import load_nvml
 
 _PERMISSION_HINT: Final = (
     "run the supervisor as root, or let it read /proc/driver/nvidia/capabilities/mig/config and monitor"
@@ -38,20 +39,9 @@ class _DriverProfile:
 
 
 def open_nvml_instances(module: Any = None) -> NvmlInstances | None:
-    """The instances of this node's GPUs; None without library or driver, or if no GPU can be divided.
-
-    Args:
-        module: replaces `pynvml`; by default the module of the package nvidia-ml-py.
-    """
+    """The instances of this node's GPUs; None without library or driver, or if no GPU can be divided. `module`: as in `load_nvml`."""
+    module = load_nvml(module)
     if module is None:
-        try:
-            import pynvml
-        except ImportError:
-            return None
-        module = pynvml
-    try:
-        module.nvmlInit()
-    except module.NVMLError:
         return None
     opened = NvmlInstances(module)
     if opened.any_supported():

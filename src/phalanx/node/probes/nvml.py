@@ -34,8 +34,8 @@ class _Device:
     gpm: Any = None  # the GPM sample before this one; None where the chip (before Hopper) or MIG has none
 
 
-def open_nvml(module: Any = None) -> NvmlProbe | None:
-    """A probe of this node's GPUs, or None without library, driver or device.
+def load_nvml(module: Any = None) -> Any:
+    """The initialised library; None without library or driver.
 
     Args:
         module: replaces `pynvml`; by default the module of the package nvidia-ml-py.
@@ -49,6 +49,14 @@ def open_nvml(module: Any = None) -> NvmlProbe | None:
     try:
         module.nvmlInit()
     except module.NVMLError:
+        return None
+    return module
+
+
+def open_nvml(module: Any = None) -> NvmlProbe | None:
+    """A probe of this node's GPUs, or None without library, driver or device. `module`: as in `load_nvml`."""
+    module = load_nvml(module)
+    if module is None:
         return None
     probe = NvmlProbe(module)
     if not probe.devices():

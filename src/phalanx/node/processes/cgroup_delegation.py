@@ -76,7 +76,7 @@ def _is_delegated(folder: str, mount_folder: str) -> bool:
 
 
 def _move_into_leaf(folder: str) -> None:
-    """Move the processes of a group into a group below it. Whoever could not be moved keeps `distribute` from succeeding."""
+    """Move the processes of a group into a group below it. A process that could not be moved keeps `distribute` from succeeding."""
     leaf = f"{folder}/{_LEAF}"
     with contextlib.suppress(OSError):
         os.makedirs(leaf, exist_ok=True)

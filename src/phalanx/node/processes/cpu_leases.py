@@ -12,7 +12,7 @@ import os
 import socket
 from typing import Final
 
-_LEVELS_MAX: Final = 16  # attempts on one CPU that are still told apart; more share it in order of number
+_LEVELS_MAX: Final = 16  # attempts on one CPU that are distinguished; more share it in order of number
 
 
 class CpuLease:

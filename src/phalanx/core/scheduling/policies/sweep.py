@@ -17,7 +17,7 @@ class SweepResults:
         self.not_admitted: dict[tuple[int, str], int] = {}  # fewest thousandths of GPUs rejected, by queue and user
         self._failed_limits: dict[
             tuple[object, ...], float
-        ] = {}  # greatest cost at which nobody could be displaced, by need
+        ] = {}  # greatest cost at which no job could be displaced, by need
 
     def cannot_start(self, entry: JobEntry) -> bool:
         """Whether the job cannot start, by earlier attempts of this sweep, or is not admitted."""
@@ -52,11 +52,11 @@ class SweepResults:
             self.smallest_failed[key] = min(self.smallest_failed.get(key, entry.gpus), entry.gpus)
 
     def known_to_displace_none(self, entry: JobEntry, limit: float) -> bool:
-        """Whether another job with these needs found nobody to displace at this cost, or at a greater one."""
+        """Whether another job with these needs found no job to displace at this cost, or at a greater one."""
         return limit <= self._failed_limits.get(_displacement_key(entry), -1.0)
 
     def record_no_displacement(self, entry: JobEntry, limit: float) -> None:
-        """Nobody could be displaced for the job at this cost."""
+        """No job could be displaced for it at this cost."""
         self._failed_limits[_displacement_key(entry)] = limit
 
     def known_to_fail(self, entry: JobEntry) -> bool:

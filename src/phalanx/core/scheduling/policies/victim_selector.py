@@ -162,7 +162,7 @@ class VictimSelector:
             cost.update((other.seq, self._cost(other, now_s)) for other in found)
             return sorted(found, key=lambda other: (other.job_class.rank, cost[other.seq], -other.started_s, other.seq))
 
-        # A job with a share frees no whole device by itself. There may be a hundred thousand, so they are ordered only if nobody else suffices.
+        # A job with a share frees no whole device by itself. There may be a hundred thousand, so they are ordered only if the others do not suffice.
         whole = (
             [other for other in victims if any(count for _, count in other.places)]
             if klass.needs[0].devices

@@ -4,7 +4,7 @@ Instances cannot be moved while they are used. So each one is placed where the m
 the expected number of further requests that fit, one after the other and each placed best, until the first that does not. Requests are
 drawn from the mix of profiles that is asked for. A device has a few hundred states, so openness is computed over all of them once.
 
-Pure. The callers are whoever grants slices, and the listing of nodes. Nothing here makes a slice (`node.mig` does).
+Pure. Called by the listing of nodes. Nothing here makes a slice (`node.mig` does).
 """
 
 from __future__ import annotations
