@@ -260,6 +260,9 @@ def _known(home: str, process: subprocess.Popen) -> Served:
     served.call(ADMIN, "PUT", "/v1/users/victim", {"role": "user"})
     served.call(ADMIN, "PUT", "/v1/projects/victims", {"members": ["victim"]})
     served.call(ADMIN, "PUT", "/v1/queues/side", {"open": True})
+    served.call(
+        ADMIN, "PUT", "/v1/pools/burst", {"provider": "virtual", "node": "1xh100:8", "max_nodes": 2, "zone": "z"}
+    )
     made = served.call(ADMIN, "POST", "/v1/tokens", {"user": "victim"}).json()
     served.token_id = made["token"]["id"]
     httpx.put(

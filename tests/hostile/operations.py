@@ -14,7 +14,13 @@ from tests.hostile.good import Good, good_requests
 from tests.hostile.head import ADMIN, SUPERVISING
 
 EVERYBODY = (ADMIN, "operator", "user", "other", "viewer", SUPERVISING, NOBODY)
-OF_OPERATION = {"make_token": ADMIN, "put_project": ADMIN, "revoke_token": ADMIN}
+OF_OPERATION = {
+    "make_token": ADMIN,
+    "put_project": ADMIN,
+    "revoke_token": ADMIN,
+    "submit_service": "user",
+    "stop_service": "user",
+}
 OF_ACTION = {"supervise": SUPERVISING, "administer": ADMIN, "operate": ADMIN, "join": SUPERVISING}
 STREAMS = ("job_events", "all_events")
 MINE = 0.8  # of requests come from who may do it: the others end at the gate
