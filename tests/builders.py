@@ -93,8 +93,7 @@ class Fleet:
             assert not held.devices & set(grant.devices), f"{grant.node_id} is drawn with a device twice"
             usage[grant.node_id] = Usage(
                 devices=held.devices | set(grant.devices),
-                cpus=held.cpus + grant.cpus,
-                memory_bytes=held.memory_bytes + grant.memory_bytes,
+                host=held.host + grant.host,
             )
         attempt = at(case, AttemptState.RUNNING).attempt
         return replace(self, usage=usage, running={**self.running, one.id: (case.job, attempt)})

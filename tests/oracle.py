@@ -102,6 +102,6 @@ def _room(node: Node, held: Usage) -> Room:
     return Room(
         node=node,
         devices=[device.index for device in node.devices if device.healthy and device.index not in held.devices],
-        cpus=node.cpus - held.cpus,
-        memory_bytes=node.memory_bytes - held.memory_bytes,
+        cpus=node.cpus - held.host.cpus,
+        memory_bytes=node.memory_bytes - held.host.memory_bytes,
     )

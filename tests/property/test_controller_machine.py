@@ -89,7 +89,7 @@ moments = st.sampled_from(MOMENTS)
 def may_ever_run(world, job):
     """Whether its queue's limits let the job start on an idle fleet."""
     tree = QuotaTree(world.queues.values(), fleet_gpus(world))
-    return tree.check_admission(tree.job_node(job.queue), job.user, job.spec.role.gpus.milli) is None
+    return tree.check_admission(tree.job_node(job.queue), job.user, job.spec.role.asked) is None
 
 
 class Idle:

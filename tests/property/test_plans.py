@@ -11,6 +11,7 @@ from hypothesis import given
 
 from phalanx.core.ids import JobId, NodeId, QueueId
 from phalanx.core.lifecycle.verify import rejection_reason
+from phalanx.core.resources import Resources
 from phalanx.core.scheduling.policies import POLICIES
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.shape import preferred_shape
@@ -118,11 +119,11 @@ def test_no_plan_breaks_an_invariant(cell):
     plan = cell.scheduler.plan(cell.world, cell.now_s)
     world = cell.world
     taken = {(node_id, index) for node_id, usage in world.usage.items() for index in usage.devices}
-    cpus = {node_id: usage.cpus for node_id, usage in world.usage.items()}
+    cpus = {node_id: usage.host.cpus for node_id, usage in world.usage.items()}
     holdings = QuotaTree(world.queues.values(), sum(len(node.devices) for node in world.nodes.values()))
     for attempt in world.attempts.values():
         one = world.jobs[attempt.job_id]
-        holdings.add_running(holdings.job_node(one.queue), one.user, attempt.allocation.milli)
+        holdings.add_running(holdings.job_node(one.queue), one.user, attempt.allocation.resources)
     elements = sum(1 for attempt in world.attempts.values() if world.jobs[attempt.job_id].array)
     for placement in plan.placements:
         one, grants = world.jobs[placement.job_id], placement.allocation.grants
@@ -130,17 +131,17 @@ def test_no_plan_breaks_an_invariant(cell):
         assert not one.unmet_dependencies
         assert not one.held
         assert one.spec.begin_s is None or one.spec.begin_s <= cell.now_s
-        number, gpus = holdings.job_node(one.queue), placement.allocation.milli
-        refused = rejection_reason(world, placement) or holdings.check_admission(number, one.user, gpus) is not None
+        number, held = holdings.job_node(one.queue), placement.allocation.resources
+        refused = rejection_reason(world, placement) or holdings.check_admission(number, one.user, held) is not None
         if refused and (cell._leaving or plan.stops):
             continue  # its room is free, its queue's is not until somebody has left: the controller tries again
         assert not refused, "6"
-        holdings.add_running(number, one.user, gpus)
+        holdings.add_running(number, one.user, held)
         for grant in grants:
             assert world.nodes[grant.node_id].schedulable, "2"
-            held = {(grant.node_id, index) for index in grant.devices}
-            assert not held & taken, "1"
-            taken |= held
+            devices = {(grant.node_id, index) for index in grant.devices}
+            assert not devices & taken, "1"
+            taken |= devices
             cpus[grant.node_id] = cpus.get(grant.node_id, 0) + grant.cpus
             assert cpus[grant.node_id] <= world.nodes[grant.node_id].cpus
         asked = one.spec.role.gpus
@@ -196,7 +197,10 @@ def test_no_admitted_job_that_fits_is_left_waiting(cell):
             and wait.reason not in (WaitReasonCode.NODES_DOWN, WaitReasonCode.NEVER)
             and preferred_shape(one.spec.role, up)
         )
-        if fits and holdings.check_admission(holdings.job_node(one.queue), one.user, fits.gpus * 1000) is None:
+        if (
+            fits
+            and holdings.check_admission(holdings.job_node(one.queue), one.user, Resources(fits.gpus * 1000)) is None
+        ):
             assert find(free, fits, ()) is None, f"{one.id} would fit: {wait}"
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.ids import QueueId
+from phalanx.core.resources import Resources
 from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.attempt import AttemptState
@@ -73,15 +74,15 @@ def play(tree, queues, moves):
         queue = queues[pick % len(queues)].id
         if start or not running:
             number = tree.job_node(queue)
-            refusal = tree.check_admission(number, user, gpus)
+            refusal = tree.check_admission(number, user, Resources(gpus))
             if refusal is None:
-                tree.add_running(number, user, gpus)
+                tree.add_running(number, user, Resources(gpus))
                 running.append((queue, user, gpus))
             else:
                 assert refusal.describe()
         else:
             ended, owner, held = running.pop(pick % len(running))
-            tree.remove_running(tree.job_node(ended), owner, held)
+            tree.remove_running(tree.job_node(ended), owner, Resources(held))
     return running
 
 
@@ -117,17 +118,17 @@ def test_give_undoes_take_exactly_and_room_is_what_admits_allows(queues, fleet, 
     running = play(tree, queues, moves)
     number = tree.job_node(queues[pick % len(queues)].id)
     room = tree.available_milli(number)
-    assert tree.check_admission(number, "nobody", room) is None or any(
+    assert tree.check_admission(number, "nobody", Resources(room)) is None or any(
         queue.jobs_per_user == 0 or queue.gpus_per_user is not None for queue in queues
     )
     if all(queue.gpus_per_user is None and queue.jobs_per_user is None for queue in queues):
-        assert tree.check_admission(number, "w", room + 1) is not None
+        assert tree.check_admission(number, "w", Resources(room + 1)) is not None
     before = (list(tree.used), list(tree.held))
-    tree.add_running(number, "u", gpus)
-    tree.remove_running(number, "u", gpus)
+    tree.add_running(number, "u", Resources(gpus))
+    tree.remove_running(number, "u", Resources(gpus))
     assert before == (tree.used, tree.held)
     for queue, user, held in running:
-        tree.remove_running(tree.job_node(queue), user, held)
+        tree.remove_running(tree.job_node(queue), user, Resources(held))
     assert not any(tree.used)
     assert not any(tree.held)
 
@@ -141,14 +142,14 @@ def test_stopping_borrowers_always_suffices_for_what_is_ones_right(
     tree = QuotaTree(queues, fleet)
     running = play(tree, queues, moves)
     claimant = tree.job_node(queues[pick % len(queues)].id)
-    if not tree.is_entitled(claimant, gpus):
+    if not tree.is_entitled(claimant, Resources(gpus)):
         return
     order.shuffle(running)
-    while tree.check_admission(claimant, "w", gpus) is not None:
-        victim = next(job for job in running if tree.is_reclaimable(tree.job_node(job[0]), claimant, gpus))
+    while tree.check_admission(claimant, "w", Resources(gpus)) is not None:
+        victim = next(job for job in running if tree.is_reclaimable(tree.job_node(job[0]), claimant, Resources(gpus)))
         assert tree.borrowed_past_right(tree.job_node(victim[0])) > 0
         running.remove(victim)
-        tree.remove_running(tree.job_node(victim[0]), victim[1], victim[2])
+        tree.remove_running(tree.job_node(victim[0]), victim[1], Resources(victim[2]))
 
 
 @given(trees(), st.integers(0, 30), steps, st.integers(0, 7), st.integers(0, 7), sizes.filter(bool))
@@ -157,10 +158,10 @@ def test_nobody_loses_what_is_his_right(queues, fleet, moves, one, other, gpus):
     tree = QuotaTree(queues, fleet)
     play(tree, queues, moves)
     victim, claimant = (tree.job_node(queues[pick % len(queues)].id) for pick in (one, other))
-    if tree.is_reclaimable(victim, claimant, gpus):
+    if tree.is_reclaimable(victim, claimant, Resources(gpus)):
         assert victim != claimant
         assert tree.used[victim] > tree.right[victim] or tree.used[victim] > tree.pool[victim]
-        assert tree.is_entitled(claimant, gpus)
+        assert tree.is_entitled(claimant, Resources(gpus))
 
 
 uses = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 8), st.floats(0.0, 2e6), st.floats(0.0, 2e6)), max_size=12)
@@ -245,7 +246,7 @@ def test_a_full_limit_of_the_queue_above_does_not_take_a_right_away():
         Queue(id=QueueId("q1"), parent=QueueId("q0"), quota_gpus=2),
     ]
     tree = QuotaTree(queues, 5)
-    tree.add_running(tree.job_node(QueueId("q0")), "u", 5 * GPU)
+    tree.add_running(tree.job_node(QueueId("q0")), "u", Resources(5 * GPU))
     own, below = tree.job_node(QueueId("q0")), tree.job_node(QueueId("q1"))
-    assert tree.is_reclaimable(own, below, 1)
-    assert tree.is_entitled(below, 1)
+    assert tree.is_reclaimable(own, below, Resources(1))
+    assert tree.is_entitled(below, Resources(1))

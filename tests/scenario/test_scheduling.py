@@ -11,6 +11,7 @@ from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.summary import device_fits
 from phalanx.core.ids import NodeId, QueueId
+from phalanx.core.resources import Resources
 from phalanx.core.scheduling import fleet_index
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.shape import acceptable_shapes, preferred_shape
@@ -155,7 +156,10 @@ def test_eighty_gigabytes_of_a_vendor_are_a_little_less():
 def test_cpus_and_memory_constrain():
     fleet = make_fleet(TWO, cpus=16, memory_gib=64)
     assert drawn(plan_of(fleet.with_jobs(job("a", gpus=1, cpus=16))), "a") == "n0:0"
-    busy = replace(fleet, usage={NodeId("n0"): Usage(cpus=1), NodeId("n1"): Usage(memory_bytes=60 * GIB)})
+    busy = replace(
+        fleet,
+        usage={NodeId("n0"): Usage(host=Resources(cpus=1)), NodeId("n1"): Usage(host=Resources(memory_bytes=60 * GIB))},
+    )
     assert drawn(plan_of(busy.with_jobs(job("a", gpus=1, cpus=16))), "a") == "n1:0"
     assert drawn(plan_of(busy.with_jobs(job("a", gpus=1, memory_gib=10))), "a") == "n0:0"
     plan = plan_of(busy.with_jobs(job("a", gpus=1, cpus=16, memory_gib=10)))

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.lifecycle.verify import rejection_reason
+from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.state.plan import Placement
 from phalanx.core.state.world import World, WorldChange
@@ -24,7 +25,8 @@ from phalanx.core.work.share import gpus_of
 from tests.builders import T, allocation, job, make_node, placed
 
 HOUR_S = 3600.0
-GPU = 1000  # thousandths
+GPU = Resources(1000)
+MILLI = 1000
 DAY_S = 24 * HOUR_S
 
 
@@ -56,7 +58,7 @@ def test_one_queue_without_quota_may_hold_the_whole_fleet():
 def test_idle_quota_is_lent_and_the_lender_gets_it_back():
     tree = make_tree(queue("red", quota_gpus=32), queue("blue", quota_gpus=32))
     hold(tree, "red", 48)
-    assert tree.borrowed_past_right(tree.job_node("red")) == 16 * GPU
+    assert tree.borrowed_past_right(tree.job_node("red")) == 16 * MILLI
     assert room(tree, "blue") == 16
     assert tree.check_admission(tree.job_node("blue"), "u", 32 * GPU).reason is WaitReasonCode.QUOTA
     assert tree.is_entitled(tree.job_node("blue"), 32 * GPU)
@@ -89,14 +91,14 @@ def test_what_a_child_keeps_is_not_taken_by_its_siblings_so_that_the_parent_stay
         "queue top uses 16 of at most 16 GPUs; the job needs 1"
     )
     hold(tree, "idle", 8)
-    assert tree.held[tree.subtree_node("top")] == 16 * GPU
+    assert tree.held[tree.subtree_node("top")] == 16 * MILLI
 
 
 def test_a_queue_without_quota_lives_on_what_is_left_over_or_idle():
     tree = make_tree(queue("red", quota_gpus=48, lend_gpus=0), queue("spare"), fleet=64)
     assert room(tree, "spare") == 16
     hold(tree, "spare", 16)
-    assert tree.borrowed_past_right(tree.job_node("spare")) == 16 * GPU
+    assert tree.borrowed_past_right(tree.job_node("spare")) == 16 * MILLI
     assert room(tree, "red") == 48
 
 
@@ -108,7 +110,7 @@ def test_children_share_their_parents_right_and_the_rest_is_its_own():
         queue("prod", quota_gpus=32),
     )
     hold(tree, "research", 24)
-    assert tree.borrowed_past_right(tree.job_node("research")) == 16 * GPU
+    assert tree.borrowed_past_right(tree.job_node("research")) == 16 * MILLI
     assert room(tree, "nlp") == 8
     assert tree.is_reclaimable(tree.job_node("research"), tree.job_node("nlp"), 16 * GPU)
     hold(tree, "vision", 8)
@@ -133,7 +135,7 @@ def test_within_its_parents_right_a_borrower_is_no_outsiders_victim():
         queue("prod", quota_gpus=32),
     )
     hold(tree, "nlp", 32)
-    assert tree.borrowed_past_right(tree.job_node("nlp")) == 16 * GPU
+    assert tree.borrowed_past_right(tree.job_node("nlp")) == 16 * MILLI
     assert not tree.is_reclaimable(tree.job_node("nlp"), tree.job_node("prod"), 32 * GPU)
     assert tree.is_reclaimable(tree.job_node("nlp"), tree.job_node("vision"), 16 * GPU)
 
@@ -174,7 +176,7 @@ def test_growing_takes_gpus_but_is_no_further_job():
 def test_a_spent_budget_refuses_starts_until_the_next_period():
     tree = make_tree(queue("top", budget_gpu_h=100.0, budget_period_s=DAY_S), queue("low", parent="top"))
     number = tree.job_node("low")
-    tree.change_rate(number, 10 * GPU, 0.0)
+    tree.change_rate(number, 10 * MILLI, 0.0)
     tree.advance(9.9 * HOUR_S)
     assert tree.check_admission(number, "u", 1 * GPU) is None
     assert tree.next_change_s(tree.now_s) == math.inf
@@ -182,7 +184,7 @@ def test_a_spent_budget_refuses_starts_until_the_next_period():
     refusal = tree.check_admission(number, "u", 1 * GPU)
     assert (refusal.reason, refusal.queue, refusal.until_s) == (WaitReasonCode.BUDGET, "top", DAY_S)
     assert tree.next_change_s(tree.now_s) == DAY_S
-    assert tree.check_admission(number, "u", 0) is None
+    assert tree.check_admission(number, "u", NO_RESOURCES) is None
     tree.advance(25 * HOUR_S)
     assert tree.check_admission(number, "u", 1 * GPU) is None
     assert tree.budget_left_gpu_h("top") == pytest.approx(90.0)  # what runs goes on, on the new period's account
@@ -191,7 +193,7 @@ def test_a_spent_budget_refuses_starts_until_the_next_period():
 def test_the_fair_share_prefers_who_used_less_for_his_weight():
     tree = make_tree(queue("heavy", weight=3.0), queue("light"), queue("new"))
     for name in ("heavy", "light"):
-        tree.change_rate(tree.job_node(name), 8 * GPU, 0.0)
+        tree.change_rate(tree.job_node(name), 8 * MILLI, 0.0)
     tree.advance(DAY_S)
     factor = {name: tree.fair_share_factor(tree.job_node(name)) for name in ("heavy", "light", "new")}
     assert factor["new"] == 1.0
@@ -209,8 +211,8 @@ def test_depth_and_idle_siblings_cost_nothing():
         queue("a12", parent="a1"),
         queue("b"),
     )
-    tree.change_rate(tree.job_node("a11"), 8 * GPU, 0.0)
-    tree.change_rate(tree.job_node("b"), 8 * GPU, 0.0)
+    tree.change_rate(tree.job_node("a11"), 8 * MILLI, 0.0)
+    tree.change_rate(tree.job_node("b"), 8 * MILLI, 0.0)
     tree.advance(DAY_S)
     assert tree.fair_share_factor(tree.job_node("a11")) == tree.fair_share_factor(tree.job_node("b"))
     assert tree.fair_share_factor(tree.job_node("a12")) == tree.fair_share_factor(tree.job_node("b"))
@@ -218,15 +220,15 @@ def test_depth_and_idle_siblings_cost_nothing():
 
 def test_a_queue_alone_keeps_one():
     tree = make_tree(queue("default"))
-    tree.change_rate(tree.job_node("default"), 64 * GPU, 0.0)
+    tree.change_rate(tree.job_node("default"), 64 * MILLI, 0.0)
     tree.advance(DAY_S)
     assert tree.fair_share_factor(tree.job_node("default")) == 1.0
 
 
 def test_use_decays_by_half_in_a_half_life():
     tree = make_tree(queue("q"))
-    tree.change_rate(tree.job_node("q"), 1 * GPU, 0.0)
-    tree.change_rate(tree.job_node("q"), -1 * GPU, 100.0)
+    tree.change_rate(tree.job_node("q"), 1 * MILLI, 0.0)
+    tree.change_rate(tree.job_node("q"), -1 * MILLI, 100.0)
     before = tree.usage("q").decayed_gpu_s
     tree.advance(100.0 + FAIR_HALF_LIFE_S)
     assert tree.usage("q").decayed_gpu_s == pytest.approx(before / 2)
@@ -240,7 +242,7 @@ def test_the_stored_books_agree_with_the_live_ones_after_a_restart():
     jobs = [("low", 4, 0.0, 5e5), ("top", 2, 1e5, 9e5), ("low", 8, 2e5, 2.9e6), ("low", 1, 2.7e6, 3.1e6)]
     moments = sorted([(start, 1, job) for job in jobs for start in [job[2]]] + [(job[3], -1, job) for job in jobs])
     for at_s, sign, (name, gpus, from_s, to_s) in moments:
-        live.change_rate(live.job_node(name), sign * gpus * GPU, at_s)
+        live.change_rate(live.job_node(name), sign * gpus * MILLI, at_s)
         if sign < 0:
             spent |= {record.queue: record for record in add_usage(queues, spent, name, gpus * GPU, from_s, to_s)}
     again = make_tree(*queues.values(), spent=spent.values(), now_s=3.2e6)
@@ -266,9 +268,9 @@ def test_one_end_by_a_clock_that_was_ahead_does_not_stop_the_books():
 
 def test_what_runs_when_the_head_starts_is_charged_from_its_start():
     live, late = make_tree(queue("q")), make_tree(queue("q"), now_s=3e6)
-    live.change_rate(live.job_node("q"), 4 * GPU, 2e6)
+    live.change_rate(live.job_node("q"), 4 * MILLI, 2e6)
     live.advance(3e6)
-    late.change_rate(late.job_node("q"), 4 * GPU, 3e6, since_s=2e6)
+    late.change_rate(late.job_node("q"), 4 * MILLI, 3e6, since_s=2e6)
     assert late.usage("q").decayed_gpu_s == pytest.approx(live.usage("q").decayed_gpu_s)
     assert late.usage("q").gpu_s == pytest.approx(live.usage("q").gpu_s)
 
@@ -291,7 +293,7 @@ def test_a_placement_past_the_quota_is_rejected_at_the_commit_and_use_is_written
         change.put(record)
     placement = Placement(job_id=waits.id, allocation=allocation("n0:3,4"))
     assert rejection_reason(world, placement) == "queue red uses 3 of at most 4 GPUs; the job needs 2"
-    assert world.holdings().held[world.holdings().job_node("red")] == 3 * GPU
+    assert world.holdings().held[world.holdings().job_node("red")] == 3000
     change.put(replace(runs.job, state=JobState.SUCCEEDED))
     change.put(replace(runs.attempt, state=AttemptState.ENDED, ended_s=runs.attempt.placed_s + 100.0))
     assert rejection_reason(world, placement) == ""

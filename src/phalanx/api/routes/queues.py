@@ -206,9 +206,9 @@ def _views(services: HeadServices, only: QueueId | None = None) -> list[QueueVie
     counts = {queue.id: _JobCounts() for queue in queues if only in (None, queue.id)}
     for job, attempt in services.controller.live_attempts():
         if job.queue in known:
-            number, milli = tree.job_node(job.queue), attempt.allocation.milli
-            tree.add_running(number, job.user, milli)
-            tree.change_rate(number, milli, now_s, since_s=attempt.placed_s)
+            number, held = tree.job_node(job.queue), attempt.allocation.resources
+            tree.add_running(number, job.user, held)
+            tree.change_rate(number, held.milli, now_s, since_s=attempt.placed_s)
         if job.queue in counts:
             counts[job.queue].running += 1
     tree.advance(now_s)

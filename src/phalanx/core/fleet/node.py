@@ -9,6 +9,7 @@ from typing import Final
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.nic import Nic
 from phalanx.core.ids import NodeId, SupervisorId
+from phalanx.core.resources import Resources
 
 
 class NodeState(enum.StrEnum):
@@ -49,6 +50,11 @@ class ForeignUsage:
     cpus: int = 0
     memory_bytes: int = 0
     owners: tuple[str, ...] = ()
+
+    @property
+    def host(self) -> Resources:
+        """What is used besides devices."""
+        return Resources(0, self.cpus, self.memory_bytes)
 
 
 NO_FOREIGN_USAGE: Final = ForeignUsage()
@@ -124,6 +130,11 @@ class Node:
             found = "two devices have the same index"
         divided = ((at, one.mig.invalid()) for at, one in enumerate(self.devices) if one.mig is not None)
         return found or next((f"devices[{at}].mig has {wrong}" for at, wrong in divided if wrong), "")
+
+    @property
+    def host(self) -> Resources:
+        """What the node has besides devices."""
+        return Resources(0, self.cpus, self.memory_bytes)
 
     @property
     def last_choice(self) -> bool:

@@ -22,7 +22,7 @@ def rejection_reason(world: World, placement: Placement) -> str:
         return "the job has a live attempt"
     if job.queue in world.queues:
         holdings = world.holdings()
-        refusal = holdings.check_admission(holdings.job_node(job.queue), job.user, placement.allocation.milli)
+        refusal = holdings.check_admission(holdings.job_node(job.queue), job.user, placement.allocation.resources)
         if refusal is not None:
             return refusal.describe()
     for reservation in world.reservations.values():
@@ -45,8 +45,9 @@ def rejection_reason(world: World, placement: Placement) -> str:
         usable = {device.index for device in node.devices if device.healthy}
         if not set(grant.devices) <= usable:
             return f"{grant.node_id} lacks healthy devices"
-        if held.cpus + grant.cpus > node.cpus or held.memory_bytes + grant.memory_bytes > node.memory_bytes:
-            return f"{grant.node_id} lacks CPUs or memory"
+        lacking = (held.host + grant.host).lacking(node.host)
+        if lacking:
+            return f"{grant.node_id} lacks {lacking}"
     return ""
 
 

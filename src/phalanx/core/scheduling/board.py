@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.fleet.topology import TopologyTree
+from phalanx.core.resources import NO_RESOURCES
 from phalanx.core.scheduling.board_records import (
     NEVER_S,
     ArrayThrottle,
@@ -152,7 +153,7 @@ class Board:
                 number=len(self._classes),
                 needs=needs,
                 gpus=needs[0].gpus or (needs[0].nodes if needs[0].share_milli else 0),
-                milli=needs[0].milli,
+                asked=needs[0].resources,
                 label=label,
                 rank=rank,
                 queue=queue,
@@ -197,7 +198,7 @@ class Board:
         if throttle is not None and throttle.running >= throttle.running_max:
             return False
         return (
-            self.quotas is None or self.quotas.check_admission(job_class.queue, job_class.user, job_class.milli) is None
+            self.quotas is None or self.quotas.check_admission(job_class.queue, job_class.user, job_class.asked) is None
         )
 
     def find(self, entry: JobEntry, excluded: int = 0) -> tuple[Need, Places] | None:
@@ -230,7 +231,7 @@ class Board:
             wider = replace(need, nodes=nodes)
             if (
                 self.quotas is not None
-                and self.quotas.check_admission(job_class.queue, job_class.user, wider.milli) is not None
+                and self.quotas.check_admission(job_class.queue, job_class.user, wider.resources) is not None
             ):
                 break
             found = self.find_need(wider, excluded)
@@ -490,12 +491,13 @@ class Board:
     def _hold(self, entry: JobEntry, need: Need, places: Places, indices: Sequence[int] = ()) -> None:
         entry.places = places
         entry.need = need
+        entry.held = entry.resources_on(need, places)
         entry.shared_devices = self.occupy(need, places, indices=indices)
         for node, _ in places:
             self.jobs_on_node[node].append(entry)
         klass = entry.job_class
         if self.quotas is not None:
-            self.quotas.add_running(klass.queue, klass.user, entry.milli_held)
+            self.quotas.add_running(klass.queue, klass.user, entry.held)
         if klass.throttle is not None:
             klass.throttle.running += 1
         self.ranks[klass.rank] += 1
@@ -510,7 +512,7 @@ class Board:
             self.jobs_on_node[node].remove(entry)
         klass = entry.job_class
         if self.quotas is not None:
-            self.quotas.remove_running(klass.queue, klass.user, entry.milli_held)
+            self.quotas.remove_running(klass.queue, klass.user, entry.held)
         if klass.throttle is not None:
             klass.throttle.running -= 1
         del self.running_by_queue[klass.queue, klass.rank][entry.seq]
@@ -522,6 +524,7 @@ class Board:
             del self.uneven_speeds[entry.seq]
         entry.places = ()
         entry.need = None
+        entry.held = NO_RESOURCES
         entry.shared_devices = ()
 
     def _adjust_host_use(self, places: Places, cpus: int, memory_bytes: int) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from phalanx.core.fleet.node import ForeignUsage, Node
 from phalanx.core.fleet.node_pool import NodePool, PoolNode
 from phalanx.core.ids import JobId, NodeId, PoolId, QueueId, ReservationId
+from phalanx.core.resources import NO_RESOURCES
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.pool import DevicePool
@@ -73,9 +74,9 @@ def apply_foreign_usage(
         node = fit.nodes[number]
         old, new = before[node.id], node.foreign_usage
         more = count - board.foreign_devices.get(number, 0)
-        cpus, memory_bytes = new.cpus - old.cpus, new.memory_bytes - old.memory_bytes
-        board.set_foreign_usage(number, count, cpus=cpus, memory_bytes=memory_bytes)
-        if more > 0 or cpus > 0 or memory_bytes > 0:
+        grown = new.host - old.host
+        board.set_foreign_usage(number, count, cpus=grown.cpus, memory_bytes=grown.memory_bytes)
+        if more > 0 or not grown.fits(NO_RESOURCES):
             increased.add(number)
     return increased
 
@@ -83,14 +84,13 @@ def apply_foreign_usage(
 def build_board(fit: FleetIndex, snapshot: ClusterSnapshot, restart_cost_s: float, wall_s: float) -> Board:
     """The board of a fleet: attempts are still to be adopted, usage outside Phalanx is already taken."""
     usage = {node_id: snapshot.usage.get(node_id, EMPTY_USAGE) for node_id in fit.numbers_of_node}
-    own_usage: dict[NodeId, list[int]] = {}
+    free = {node.id: node.host - usage[node.id].host for node in fit.nodes}
     for attempt in snapshot.attempts.values():
         for grant in attempt.allocation.grants:
-            booked = own_usage.setdefault(grant.node_id, [0, 0])
-            booked[0] += grant.cpus
-            booked[1] += grant.memory_bytes
-    cpus = [node.cpus - usage[node.id].cpus + own_usage.get(node.id, (0, 0))[0] for node in fit.nodes]
-    memory = [node.memory_bytes - usage[node.id].memory_bytes + own_usage.get(node.id, (0, 0))[1] for node in fit.nodes]
+            if grant.node_id in free:
+                free[grant.node_id] += grant.host
+    cpus = [free[node.id].cpus for node in fit.nodes]
+    memory = [free[node.id].memory_bytes for node in fit.nodes]
     sizes = fit.device_counts
     pools = [
         DevicePool(

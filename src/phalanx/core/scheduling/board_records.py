@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.scheduling.hazard_table import SimilarJobs
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
@@ -51,7 +52,7 @@ class JobClass:
     Attributes:
         needs: alternatives, in order of preference.
         gpus: devices of the first need, at least; a share counts as one.
-        milli: the same in thousandths of devices, a share as what it is: for quotas.
+        asked: everything that the first need takes, a share as what it is: for quotas.
         label: key of the run time statistics; jobs of one label and size have similar run times.
         rank: priority; a higher one always goes first.
         queue: number in the quota tree.
@@ -62,7 +63,7 @@ class JobClass:
     number: int
     needs: tuple[Need, ...]
     gpus: int
-    milli: int
+    asked: Resources
     label: int = 0
     rank: int = 0
     queue: int = 0
@@ -70,6 +71,11 @@ class JobClass:
     excluded: int = 0
     throttle: ArrayThrottle | None = None
     speeds: tuple[float, ...] = ()
+
+    @property
+    def milli(self) -> int:
+        """Thousandths of devices of the first need."""
+        return self.asked.milli
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +92,7 @@ class JobEntry:
         waiting_since_s: start of the current wait.
         waited_s: earlier waiting time.
         places, need: where it runs, and for which need; empty while it waits.
+        held: everything that it holds while it runs.
         shared_devices: the device of each place that it has a share of; empty for whole devices.
         stops, moves: number of its preemptions and moves.
         protected_until_s: not stopped by value before this time.
@@ -110,6 +117,7 @@ class JobEntry:
     waited_s: float = 0.0
     places: Places = ()
     need: Need | None = None
+    held: Resources = NO_RESOURCES
     shared_devices: tuple[SharedDevice, ...] = ()
     stops: int = 0
     moves: int = 0
@@ -132,8 +140,16 @@ class JobEntry:
     @property
     def milli_held(self) -> int:
         """Thousandths of devices in use."""
-        share_milli = 0 if self.need is None else self.need.share_milli
-        return len(self.places) * share_milli if share_milli else self.devices_held * MILLI_PER_DEVICE
+        return self.held.milli
+
+    def resources_on(self, need: Need, places: Places) -> Resources:
+        """Everything that the job holds on these places; it holds fewer devices if one became unhealthy."""
+        devices = sum([count for _, count in places])
+        milli = len(places) * need.share_milli if need.share_milli else devices * MILLI_PER_DEVICE
+        asked = self.job_class.asked
+        if not (need.cpus or need.memory_bytes) and not (asked.cpus or asked.memory_bytes):
+            return asked if milli == asked.milli else Resources(milli)
+        return Resources(milli, need.cpus * len(places), need.memory_bytes * len(places))
 
     def speed_on(self, kind: int) -> float:
         """Its speed on devices of this kind, as a share of its fastest."""

@@ -250,7 +250,7 @@ class FeasibilityChecker:
         if request.queue not in self._queues:
             return None
         tree = tree or self._tree
-        return tree.check_admission(tree.job_node(request.queue), request.user, request.role.gpus.milli)
+        return tree.check_admission(tree.job_node(request.queue), request.user, request.role.asked)
 
     def _limit_refusal(self, request: FeasibilityRequest) -> Feasibility | None:
         """The limit of a queue that the job alone exceeds, whatever the fleet."""

@@ -51,10 +51,8 @@ class PendingUsage:
     def has_capacity_for(self, allocation: Allocation, nodes: Mapping[NodeId, Node]) -> bool:
         """Whether its CPUs and memory are free."""
         for grant in allocation.grants:
-            if not (grant.cpus or grant.memory_bytes):
-                continue
-            held, node = self.usage_of(grant.node_id), nodes[grant.node_id]
-            if held.cpus + grant.cpus > node.cpus or held.memory_bytes + grant.memory_bytes > node.memory_bytes:
+            asked = grant.host
+            if asked and not (self.usage_of(grant.node_id).host + asked).fits(nodes[grant.node_id].host):
                 return False
         return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from phalanx.core.resources import Resources
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
@@ -49,6 +50,12 @@ class Need:
     def milli(self) -> int:
         """Thousandths of devices of the smallest acceptable gang."""
         return self.gpus * MILLI_PER_DEVICE + self.nodes * self.share_milli
+
+    @property
+    def resources(self) -> Resources:
+        """Everything that the smallest acceptable gang takes."""
+        parts = self.nodes + (self.last_node_devices > 0)
+        return Resources(self.milli, self.cpus * parts, self.memory_bytes * parts)
 
     @property
     def node_devices(self) -> int:

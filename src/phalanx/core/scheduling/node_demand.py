@@ -16,6 +16,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import COMING_STATES, NodePool, PoolNodeState, members_of, template_node
 from phalanx.core.fleet.summary import summary_of
 from phalanx.core.ids import JobId, NodeId, PoolId
+from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.scheduling.board_builder import ClusterSnapshot
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes
 from phalanx.core.state.plan import WaitReason, WantedNodes
@@ -60,20 +61,20 @@ class _Slot:
 
     Attributes:
         devices: whole ones that nothing uses.
+        host: what is free besides devices.
         rooms: thousandths left of each shared device, by the group of its shares.
     """
 
     node: Node
     devices: int
-    cpus: int
-    memory_bytes: int
+    host: Resources
     rooms: dict[str, list[int]] = field(default_factory=dict)
     pool: NodePool | None = None
     new: bool = False
 
     def holds(self, part: _Part) -> bool:
         """Whether the part fits here."""
-        if self.cpus < part.shape.cpus or self.memory_bytes < part.shape.memory_bytes:
+        if not part.shape.host.fits(self.host):
             return False
         accepted = sum(device.healthy and part.shape.accepts(device) for device in self.node.devices)
         if part.shape.share is None:
@@ -86,10 +87,13 @@ class _Slot:
             return part.devices * MILLI_PER_DEVICE
         return min(part.shape.share.milli_of(device.memory_bytes) for device in self.node.devices)
 
+    def resources_of(self, part: _Part) -> Resources:
+        """Everything that the part takes here."""
+        return Resources(self.milli_of(part)) + part.shape.host
+
     def take(self, part: _Part) -> None:
         """Take the part."""
-        self.cpus -= part.shape.cpus
-        self.memory_bytes -= part.shape.memory_bytes
+        self.host -= part.shape.host
         if part.shape.share is None:
             self.devices -= part.devices
             return
@@ -221,10 +225,11 @@ class _Trial:
         return []
 
     def _take(self, job: Job, found: list[tuple[_Slot, _Part]]) -> list[_Slot]:
-        queue, milli = self._quotas.job_node(job.queue), sum(slot.milli_of(part) for slot, part in found)
-        if self._quotas.check_admission(queue, job.user, milli) is not None:
+        queue = self._quotas.job_node(job.queue)
+        asked = sum((slot.resources_of(part) for slot, part in found), NO_RESOURCES)
+        if self._quotas.check_admission(queue, job.user, asked) is not None:
             return []
-        self._quotas.add_running(queue, job.user, milli)
+        self._quotas.add_running(queue, job.user, asked)
         for slot, part in found:
             slot.take(part)
         return [slot for slot, _ in found]
@@ -264,9 +269,7 @@ def _by_price(cluster: ClusterSnapshot) -> list[NodePool]:
 
 
 def _slot_of(node: Node, pool: NodePool | None = None, *, new: bool = False) -> _Slot:
-    return _Slot(
-        node=node, devices=len(node.devices), cpus=node.cpus, memory_bytes=node.memory_bytes, pool=pool, new=new
-    )
+    return _Slot(node=node, devices=len(node.devices), host=node.host, pool=pool, new=new)
 
 
 def _new_slots(pool: NodePool, count: int) -> list[_Slot]:
@@ -292,8 +295,7 @@ def _free_slots(cluster: ClusterSnapshot) -> list[_Slot]:
             slot.devices = sum(device.healthy and device.index not in usage.devices for device in node.devices)
             for used, group in usage.shares.values():
                 slot.rooms.setdefault(group, []).append(MILLI_PER_DEVICE - used)
-            slot.cpus -= usage.cpus
-            slot.memory_bytes -= usage.memory_bytes
+            slot.host -= usage.host
             found.append(slot)
     return found
 
@@ -305,7 +307,7 @@ def _quotas(cluster: ClusterSnapshot, new: list[_Slot]) -> QuotaTree:
     for attempt in cluster.attempts.values():
         job = cluster.jobs[attempt.job_id]
         if job.queue in cluster.queues:
-            tree.add_running(tree.job_node(job.queue), job.user, attempt.allocation.milli)
+            tree.add_running(tree.job_node(job.queue), job.user, attempt.allocation.resources)
     return tree
 
 

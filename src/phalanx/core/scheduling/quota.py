@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import JobId, QueueId
+from phalanx.core.resources import Resources
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import (
@@ -112,13 +113,13 @@ class FairShareTree(QuotaTree):
                 use.gpu_s += gpus * min(ran_s, self.now_s - use.period_s)
         self._factors = []
 
-    def check_admission(self, queue: int, user: str, milli: int) -> QuotaRefusal | None:
+    def check_admission(self, queue: int, user: str, asked: Resources) -> QuotaRefusal | None:
         """Why a job may not start now; None if it may. O(depth). Jobs without GPUs need no budget."""
-        if self._exhausted and milli:
+        if self._exhausted and asked.milli:
             for node in self.paths[queue]:
                 if node in self._exhausted:
-                    return self._over_budget(node, milli)
-        return super().check_admission(queue, user, milli)
+                    return self._over_budget(node, asked.milli)
+        return super().check_admission(queue, user, asked)
 
     def set_waiting_queues(self, queues: Iterable[int]) -> None:
         """Set the queues with waiting jobs: they and their ancestors count as in use, even without usage. O(depth) each."""

@@ -16,6 +16,7 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.summary import FleetSummary, device_fits, summary_of
 from phalanx.core.hints import Hint, HintCode
+from phalanx.core.resources import Resources
 from phalanx.core.units import GIB
 from phalanx.core.work.gpus import ANY_MODEL, GpuRequest, ShareRequest
 from phalanx.core.work.spec import LaunchMode, Role
@@ -52,6 +53,11 @@ class Shape:
     def gpus(self) -> int:
         """Whole devices of the smallest acceptable gang."""
         return self.nodes * self.devices + self.last_node_devices
+
+    @property
+    def host(self) -> Resources:
+        """What each part takes besides devices."""
+        return Resources(0, self.cpus, self.memory_bytes)
 
     @property
     def node_devices(self) -> int:

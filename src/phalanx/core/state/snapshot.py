@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import NodePool, PoolNode
 from phalanx.core.ids import JobId, NodeId, PoolId, QueueId, ReservationId
+from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
@@ -23,11 +24,11 @@ class Usage:
     Attributes:
         devices: in use, as a whole or in part.
         shares: devices in use in part: thousandths in use, and the group of all shares.
+        host: what is in use besides devices.
     """
 
     devices: frozenset[int] = frozenset()
-    cpus: int = 0
-    memory_bytes: int = 0
+    host: Resources = NO_RESOURCES
     shares: Mapping[int, tuple[int, str]] = field(default_factory=dict)
 
     def plus(self, grant: NodeGrant) -> Usage:
@@ -63,10 +64,7 @@ class Usage:
                 del shares[index]
                 devices = devices - {index}
         return Usage(
-            devices=devices,
-            shares=shares,
-            cpus=self.cpus + sign * grant.cpus,
-            memory_bytes=self.memory_bytes + sign * grant.memory_bytes,
+            devices=devices, shares=shares, host=self.host + grant.host if sign > 0 else self.host - grant.host
         )
 
 

@@ -96,7 +96,7 @@ class World:
                 job = self.jobs[attempt.job_id]
                 if job.queue in self.queues:
                     self.holdings_cache.add_running(
-                        self.holdings_cache.job_node(job.queue), job.user, attempt.allocation.milli
+                        self.holdings_cache.job_node(job.queue), job.user, attempt.allocation.resources
                     )
         return self.holdings_cache
 
@@ -278,7 +278,7 @@ class WorldChange:
 
     def _count_in_queue(self, attempt: Attempt) -> None:
         """Update the GPUs held in the queue of an attempt that was placed or ended; at its end, record the usage."""
-        world, milli = self.world, attempt.allocation.milli
+        world, held = self.world, attempt.allocation.resources
         job = world.jobs.get(attempt.job_id)
         if job is None:
             return
@@ -286,12 +286,12 @@ class WorldChange:
             count = (
                 world.holdings_cache.add_running if attempt.holds_allocation else world.holdings_cache.remove_running
             )
-            count(world.holdings_cache.job_node(job.queue), job.user, milli)
-        if not milli:
+            count(world.holdings_cache.job_node(job.queue), job.user, held)
+        if not held.milli:
             return
         if not attempt.holds_allocation and attempt.ended_s is not None:
             for record in add_usage(
-                world.queues, world.queue_usage, job.queue, milli, attempt.placed_s, attempt.ended_s
+                world.queues, world.queue_usage, job.queue, held, attempt.placed_s, attempt.ended_s
             ):
                 self.put(record)
 
@@ -312,8 +312,7 @@ class WorldChange:
         usage = replace(
             held,
             devices=frozenset(ours | set(new.devices)),
-            cpus=held.cpus - old.cpus + new.cpus,
-            memory_bytes=held.memory_bytes - old.memory_bytes + new.memory_bytes,
+            host=held.host - old.host + new.host,
         )
         self._set(world.usage, node.id, usage)
 

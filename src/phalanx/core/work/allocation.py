@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.core.ids import NodeId
+from phalanx.core.resources import Resources
 from phalanx.core.work.share import MILLI_PER_DEVICE, DeviceShare
 
 
@@ -38,6 +39,11 @@ class NodeGrant:
         """Thousandths of devices."""
         return len(self.devices) * MILLI_PER_DEVICE if self.share is None else self.share.milli
 
+    @property
+    def host(self) -> Resources:
+        """What it holds of the node besides devices."""
+        return Resources(0, self.cpus, self.memory_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
@@ -54,6 +60,11 @@ class Allocation:
     def milli(self) -> int:
         """Thousandths of devices held, over all nodes: what counts for quotas and is billed."""
         return sum(grant.milli for grant in self.grants)
+
+    @property
+    def resources(self) -> Resources:
+        """Everything that it holds, over all nodes."""
+        return sum((grant.host for grant in self.grants), Resources(self.milli))
 
     @property
     def world_size(self) -> int:

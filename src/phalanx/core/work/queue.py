@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import ProjectId, QueueId, UserId
+from phalanx.core.resources import Resources
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 BUDGET_PERIOD_S: Final = 30 * 86400.0
@@ -99,11 +100,11 @@ def add_usage(
     queues: Mapping[QueueId, Queue],
     usage_records: Mapping[QueueId, QueueUsage],
     queue_id: QueueId,
-    milli: int,
+    held: Resources,
     from_s: float,
     to_s: float,
 ) -> list[QueueUsage]:
-    """The records after `milli` thousandths of GPUs were used from `from_s` to `to_s`: of the queue and of all its ancestors, the lowest first."""
+    """The records after these resources were held from `from_s` to `to_s`: of the queue and of all its ancestors, the lowest first."""
     changed: list[QueueUsage] = []
     seen: set[QueueId] = set()
     above: QueueId | None = queue_id
@@ -114,7 +115,7 @@ def add_usage(
             _spend(
                 queue,
                 usage_records.get(above) or QueueUsage(queue=above, at_s=to_s),
-                milli / MILLI_PER_DEVICE,
+                held.milli / MILLI_PER_DEVICE,
                 from_s,
                 to_s,
             )

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import QueueId
+from phalanx.core.resources import Resources
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.share import MILLI_PER_DEVICE, gpus_of
@@ -143,8 +144,9 @@ class QuotaTree:
             room = max(0, reserved - used) + max(0, min(room, self.limit[node] - max(used, reserved)))
         return room
 
-    def check_admission(self, queue: int, user: str, milli: int) -> QuotaRefusal | None:
-        """Why a job of so many thousandths of GPUs may not start now; None if it may. O(depth)."""
+    def check_admission(self, queue: int, user: str, asked: Resources) -> QuotaRefusal | None:
+        """Why a job that takes these resources may not start now; None if it may. O(depth)."""
+        milli = asked.milli
         gpus = gpus_of(milli)
         for node, milli_max, jobs_max in self._limits[queue]:
             held, jobs = self._users.get((node, user), (0, 0))
@@ -174,8 +176,9 @@ class QuotaTree:
                 more = max(0, used + more - reserved) - max(0, used - reserved)
         return None
 
-    def add_running(self, queue: int, user: str, milli: int, jobs: int = 1) -> None:
+    def add_running(self, queue: int, user: str, held: Resources, jobs: int = 1) -> None:
         """Count a job that starts or, with `jobs=0`, grows. Not checked against limits: a reduced quota does not stop running jobs."""
+        milli = held.milli
         if self._limits[queue]:
             self._count(queue, user, milli, jobs)
         more = milli
@@ -187,8 +190,9 @@ class QuotaTree:
                 if reserved := self.reserved[node]:
                     more = max(0, used + more - reserved) - max(0, used - reserved)
 
-    def remove_running(self, queue: int, user: str, milli: int, jobs: int = 1) -> None:
+    def remove_running(self, queue: int, user: str, held: Resources, jobs: int = 1) -> None:
         """Release them: undoes `add_running` exactly, in any order."""
+        milli = held.milli
         if self._limits[queue]:
             self._count(queue, user, -milli, -jobs)
         less = milli
@@ -204,12 +208,12 @@ class QuotaTree:
         """Thousandths borrowed past its right; 0 for none."""
         return max(0, self.used[queue] - self.pool[queue])
 
-    def is_entitled(self, queue: int, milli: int) -> bool:
-        """Whether a job of this size would be within the right of its queue or of an ancestor: then it may reclaim.
+    def is_entitled(self, queue: int, asked: Resources) -> bool:
+        """Whether a job that takes these resources would be within the right of its queue or of an ancestor: then it may reclaim.
 
         A full limit further up does not revoke the right: usage there past other rights can be reclaimed.
         """
-        more = milli
+        more = asked.milli
         for node in self.paths[queue]:
             if node == FLEET or self.used[node] + more > self.limit[node]:
                 return False
@@ -218,8 +222,8 @@ class QuotaTree:
             more = self._passed_on(node, more)
         return False
 
-    def is_reclaimable(self, victim: int, claimant: int, milli: int) -> bool:
-        """Whether a job of queue `victim` may be stopped so that a job of `milli` thousandths of GPUs in queue `claimant` gets its right.
+    def is_reclaimable(self, victim: int, claimant: int, asked: Resources) -> bool:
+        """Whether a job of queue `victim` may be stopped so that a job in queue `claimant` that takes these resources gets its right.
 
         Every queue from the victim's up to the lowest common ancestor uses more than its right, and on the claimant's side some queue stays within
         its own.
@@ -232,7 +236,7 @@ class QuotaTree:
                 break
             if self.used[node] <= self.pool[node]:
                 return False
-        levels = self._within(claimant, milli, common)
+        levels = self._within(claimant, asked.milli, common)
         return bool(levels) and levels[-1]
 
     def _within(self, queue: int, milli: int, common: int) -> list[bool]:

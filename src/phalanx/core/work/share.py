@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final
 
-MILLI_PER_DEVICE: Final = 1000
+from phalanx.core.resources import MILLI_PER_DEVICE
+
+__all__ = ["MILLI_PER_DEVICE", "DeviceShare", "ShareKind", "gpus_of", "gpus_text"]
 
 
 class ShareKind(enum.StrEnum):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.ids import NodeId
+from phalanx.core.resources import Resources
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.requirements import NO_REQUIREMENTS
@@ -43,6 +44,12 @@ class Role:
     memory_bytes: int = 0
     launch: LaunchMode = LaunchMode.PER_DEVICE
     tasks_per_node: int | None = None
+
+    @property
+    def asked(self) -> Resources:
+        """Everything that it takes at least, on as few nodes as it may lie on."""
+        nodes = self.gpus.nodes or 1
+        return Resources(self.gpus.milli, self.cpus * nodes, self.memory_bytes * nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Final
 from phalanx.controller.step_result import ControllerTime, StepResult
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET, PORT_TRIES
+from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.state.events import CheckpointSaved, Event
 from phalanx.core.state.snapshot import EMPTY_USAGE
@@ -280,7 +281,7 @@ class InvariantChecker:
 
     def _devices(self, world: World) -> None:
         held: dict[NodeId, dict[int, tuple[int, str]]] = {}
-        cpus: dict[NodeId, int] = {}
+        hosts: dict[NodeId, Resources] = {}
         for attempt in world.attempts.values():
             job = world.jobs[attempt.job_id]
             if not attempt.holds_allocation or job.epoch != attempt.epoch or job.state is not JobState.RUNNING:
@@ -300,7 +301,7 @@ class InvariantChecker:
                     if other != group:
                         raise InvariantBroken(1, f"{grant.node_id}:{index} is shared by {other} and {group}")
                     taken[index] = (used + milli, group)
-                cpus[grant.node_id] = cpus.get(grant.node_id, 0) + grant.cpus
+                hosts[grant.node_id] = hosts.get(grant.node_id, NO_RESOURCES) + grant.host
                 if world.attempts_by_node[grant.node_id][attempt.job_id] != attempt:
                     raise InvariantBroken(1, f"the index of {grant.node_id} is wrong")
             if attempt.state is AttemptState.RUNNING:
@@ -310,7 +311,8 @@ class InvariantChecker:
             usage = world.usage.get(node_id, EMPTY_USAGE)
             taken = held.get(node_id, {})
             shares = {index: part for index, part in taken.items() if part[1]}
-            if (set(usage.devices), dict(usage.shares), usage.cpus) != (set(taken), shares, cpus.get(node_id, 0)):
+            host = hosts.get(node_id, NO_RESOURCES)
+            if (set(usage.devices), dict(usage.shares), usage.host) != (set(taken), shares, host):
                 raise InvariantBroken(
                     1, f"the usage of {node_id} says {usage.devices} and {usage.shares}, its attempts hold {taken}"
                 )

@@ -82,7 +82,7 @@ def usage_tree(world: World, attempts: Iterable[Attempt]) -> QuotaTree:
     tree = QuotaTree(world.queues.values(), fleet_gpus(world))
     for attempt in attempts:
         job = world.jobs[attempt.job_id]
-        tree.add_running(tree.job_node(job.queue), job.user, attempt.allocation.milli)
+        tree.add_running(tree.job_node(job.queue), job.user, attempt.allocation.resources)
     return tree
 
 

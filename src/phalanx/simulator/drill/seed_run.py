@@ -240,4 +240,4 @@ class IdleChecker:
 def can_ever_run(world: World, job: Job) -> bool:
     """Return whether its queue's limits admit the job on an idle fleet."""
     tree = QuotaTree(world.queues.values(), fleet_gpus(world))
-    return tree.check_admission(tree.job_node(job.queue), job.user, job.spec.role.gpus.milli) is None
+    return tree.check_admission(tree.job_node(job.queue), job.user, job.spec.role.asked) is None

@@ -18,6 +18,7 @@ from phalanx.core.fleet.fitness import FULL_DISK
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
+from phalanx.core.resources import Resources
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.outlook.blockers import find_blockers
 from phalanx.core.scheduling.outlook.explanations import speed_ratio_text
@@ -260,7 +261,7 @@ class CounterfactualSearch:
                 continue
             if (
                 quotas is None
-                or quotas.check_admission(quotas.job_node(queue.id), self.job.user, self._milli()) is None
+                or quotas.check_admission(quotas.job_node(queue.id), self.job.user, self._asked()) is None
             ):
                 yield self._candidate(
                     ChangeKind.QUEUE, f"use queue {queue.id}", "queue", queue.id, replace(self.job, queue=queue.id)
@@ -378,7 +379,7 @@ class CounterfactualSearch:
             return
         if self.entry is None and self.reason is not WaitReasonCode.NEVER:
             return
-        refusal = quotas.check_admission(quotas.job_node(self.job.queue), self.job.user, self._milli())
+        refusal = quotas.check_admission(quotas.job_node(self.job.queue), self.job.user, self._asked())
         queue = None if refusal is None else self.snapshot.queues.get(refusal.queue)
         if refusal is None or queue is None:
             return
@@ -412,8 +413,8 @@ class CounterfactualSearch:
     def _with_gpus(self, gpus: GpuRequest) -> Job:
         return self._with_spec(role=replace(self.job.spec.role, gpus=gpus))
 
-    def _milli(self) -> int:
-        return self.job.spec.role.gpus.milli if self.entry is None else self.entry.job_class.milli
+    def _asked(self) -> Resources:
+        return self.job.spec.role.asked if self.entry is None else self.entry.job_class.asked
 
     def _current_shape(self) -> str:
         entry = self.entry

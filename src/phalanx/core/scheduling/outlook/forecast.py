@@ -203,7 +203,7 @@ class Forecast:
                 counts_jobs=True,
                 holders=tuple(other for other in running if other.job_class.throttle is throttle),
             )
-        refusal = None if quotas is None else quotas.check_admission(klass.queue, klass.user, klass.milli)
+        refusal = None if quotas is None else quotas.check_admission(klass.queue, klass.user, klass.asked)
         if refusal is None or quotas is None:
             return None
         asked = 1 if refusal.counts_jobs else refusal.requested_gpus

@@ -405,7 +405,7 @@ class RoundBasedPolicy(Policy):
             # As wide as it was found: the other starts were not counted then.
             width_admitted = (
                 board.quotas is None
-                or board.quotas.check_admission(entry.job_class.queue, entry.job_class.user, need.milli) is None
+                or board.quotas.check_admission(entry.job_class.queue, entry.job_class.user, need.resources) is None
             )
             if width_admitted and board.admits(entry.job_class):
                 board.start(entry, need, places, now_s)

@@ -386,7 +386,7 @@ class DefaultPolicy(Policy):
                     self.victims.select_shrinks(entry, now_s), entry, StopReason.SHRINK, now_s
                 ) and self._start_if_fits(entry, now_s):
                     continue
-            entitled = borrowed and quotas is not None and quotas.is_entitled(klass.queue, klass.milli)
+            entitled = borrowed and quotas is not None and quotas.is_entitled(klass.queue, klass.asked)
             if self.parameters.allow_stops and (entry.lost_nodes or klass.rank > lowest or entitled):
                 tries += 1
                 found = self.victims.select_by_right(entry, now_s)

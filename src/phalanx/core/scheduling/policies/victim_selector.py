@@ -229,7 +229,7 @@ class VictimSelector:
             borrowed = (
                 quotas is not None
                 and self.board.has_lendable_quota
-                and quotas.is_reclaimable(queue, klass.queue, klass.milli)
+                and quotas.is_reclaimable(queue, klass.queue, klass.asked)
             )
             lower = rank < klass.rank and (admitted or queue == klass.queue)
             repair = entry.lost_nodes and rank <= klass.rank
@@ -390,13 +390,13 @@ class VictimSelector:
         """Remove the job for a trial; a moved job keeps its quota."""
         self.board.free_devices(other)
         if self.board.quotas is not None and not moves:
-            self.board.quotas.remove_running(other.job_class.queue, other.job_class.user, other.milli_held)
+            self.board.quotas.remove_running(other.job_class.queue, other.job_class.user, other.held)
 
     def revert_trial(self, other: JobEntry, *, moves: bool = False) -> None:
         """Revert `out`."""
         self.board.retake_devices(other)
         if self.board.quotas is not None and not moves:
-            self.board.quotas.add_running(other.job_class.queue, other.job_class.user, other.milli_held)
+            self.board.quotas.add_running(other.job_class.queue, other.job_class.user, other.held)
 
     # ---------------------------------------------------------------- elastic
 
