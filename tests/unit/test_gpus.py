@@ -1,5 +1,7 @@
 """The grammar of GPUs: one wherever they are named."""
 
+import re
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -242,6 +244,68 @@ def test_three_options_make_one_request(gpus, nodes, each, want):
 def test_contradictions_are_error_64(gpus, nodes, each):
     with pytest.raises(BadRequest) as refused:
         combine_gpu_options(None if gpus is None else parse_gpus(gpus), nodes, each)
+    assert refused.value.exit_code == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "amounts"),
+    [
+        ("h100:8|a100:16", "8 or 16"),
+        (" H100:8 | A100:16 ", "8 or 16"),
+        ("2xh100:8|4xa100,v100:8", "16 or 32"),
+        ("2..4xh100:8|4..8xa100:8", "16 or 32"),
+        ("h100:16|h100:8", "16 or 8"),  # the larger number if it is free
+        ("h100:8|8", "8"),
+        ("h100:1/4|a100:1/2", "0.25 or 0.5"),
+        ("h100:1/2|a100:1", "0.5 or 1"),
+    ],
+)
+def test_alternatives_with_a_number_each_are_read_back_as_they_were_written(text, amounts):
+    asked = parse_gpus(text)
+    assert parse_gpus(str(asked)) == asked
+    assert str(asked).replace("0.25", "1/4").replace("0.5", "1/2") == text.strip().lower().replace(" ", "")
+    assert asked.amount_text == amounts
+    assert all(not one.alternatives for one in asked.choices)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("h100:8|", "an alternative is empty"),
+        ("|", "an alternative is empty"),
+        ("h100:8||a100:8", "an alternative is empty"),
+        ("h100:8|a100", "'a100' is not a number of GPUs"),
+        ("h100:8|h100:8", "h100:8 is given twice"),
+        ("h100:8|a100:0", "an alternative without GPUs"),
+        ("h100:8|0", "an alternative without GPUs"),
+        ("h100:8|a100:1.5", "more than one GPU and not a whole number"),
+        ("|".join(f"m{number}x:8" for number in range(9)), "9 alternatives are more than 8"),
+    ],
+)
+def test_contradictory_alternatives_are_error_64(text, why):
+    with pytest.raises(BadRequest, match=re.escape(why)) as refused:
+        parse_gpus(text)
+    assert refused.value.exit_code == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "each", "want"),
+    [
+        ("h100:8|a100:16", None, 8, "1xh100:8|2xa100:8"),
+        ("h100:8|a100:16", 2, None, "2xh100:4|2xa100:8"),
+        ("1xh100:8|a100:16", None, 8, "1xh100:8|2xa100:8"),
+        ("2..4xh100:8|2..4xa100:4", "2..4", None, "2..4xh100:8|2..4xa100:4"),
+    ],
+)
+def test_numbers_of_nodes_and_gpus_per_node_hold_for_each_alternative(text, nodes, each, want):
+    fewest, most = (nodes, None) if not isinstance(nodes, str) else (2, 4)
+    assert str(combine_gpu_options(parse_gpus(text), fewest, each, most)) == want
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(3, None), (None, 16), (2, 8)])
+def test_an_alternative_that_contradicts_another_option_is_error_64(nodes, each):
+    with pytest.raises(BadRequest) as refused:
+        combine_gpu_options(parse_gpus("h100:8|a100:16"), nodes, each)
     assert refused.value.exit_code == 64
 
 

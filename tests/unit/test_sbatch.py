@@ -256,7 +256,8 @@ def test_values_that_cannot_be_read_are_refused_by_line(line, why):
     [
         ("--exclusive", "line 2: --exclusive is not honoured: nodes are shared by device"),
         ("--qos=high", "line 2: --qos=high is not honoured"),
-        ("-C a100", "line 2: --constraint=a100 is not honoured"),
+        ("-C haswell", "line 2: --constraint=haswell is not honoured"),
+        ("-C a100", "line 2: --constraint=a100 is not honoured"),  # no GPU is asked for
         ("--mail-type=END", "line 2: --mail-type=END is not honoured: Phalanx sends no mail"),
         ("--no-requeue", "requeued"),
         ("--mem=0", "none is requested"),
@@ -269,6 +270,22 @@ def test_values_that_cannot_be_read_are_refused_by_line(line, why):
 def test_what_is_not_honoured_is_named(line, note):
     (said,) = read(line).notes
     assert note in said
+
+
+@pytest.mark.parametrize(
+    ("lines", "gpus"),
+    [
+        (("--gres=gpu:8", '-C "h100|a100"'), "h100,a100:8"),
+        (("--gpus-per-node=4", "-N 2", "-C [h100_80gb|a100-40gb]"), "h100-80gb,a100-40gb:8"),
+        (("--gpus=a100:8", "-C h100"), "a100:8"),  # the type of the request is the narrower one
+        (("--gres=gpu:8", '-C "h100|haswell"'), 8),
+        (("--gres=gpu:8", '-C "h100&ib"'), 8),
+    ],
+)
+def test_a_constraint_of_gpu_models_chooses_among_them(lines, gpus):
+    read_script = read(*lines)
+    assert read_script.mapping["gpus"] == gpus
+    assert bool(read_script.notes) == (gpus in (8, "a100:8"))
 
 
 def test_what_is_honoured_says_nothing():

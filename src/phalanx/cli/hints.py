@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Final
 
@@ -101,7 +102,13 @@ def render_hint(hint: str) -> str:
     if not isinstance(hint, Hint):
         return hint
     option = "--" + hint.arguments.get("key", "").replace("_", "-")
-    return RENDERINGS[hint.code].format_map({**hint.arguments, "option": option})
+    return RENDERINGS[hint.code].format_map({**hint.arguments, "option": option, **_quoted_value(hint)})
+
+
+def _quoted_value(hint: Hint) -> dict[str, str]:
+    """The value for a shell: `h100:8|a100:16` needs quotes there."""
+    value = hint.arguments.get("value", "")
+    return {"value": shlex.quote(value)} if any(char in value for char in "|;&<>") else {}
 
 
 def error_line(message: str, hint: str) -> str:

@@ -7,6 +7,7 @@ whether the user may charge the project, whether the queue exists, and whether t
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -32,7 +33,7 @@ from phalanx.core.scheduling.submission import plan_notes, topology_notes, with_
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.work.dependency import ArrayPosition
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.launchers import launch_notes
+from phalanx.core.work.launchers import alternatives_notes, launch_notes
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import requirements_note
 from phalanx.core.work.spec import JobSpec, Role
@@ -160,7 +161,9 @@ def _shape_notes(runtime: ApiRuntime, role: Role) -> list[str]:
     fleet = _fleet(runtime)
     known = runtime.notes.get(role)
     if known is None:
-        known = runtime.notes[role] = launch_notes(role, _devices(role, fleet))
+        each = [_devices(replace(role, gpus=one), fleet) for one in role.gpus.choices]
+        known = alternatives_notes(role, each) if role.gpus.alternatives else launch_notes(role, each[0] or ())
+        runtime.notes[role] = known
     return known
 
 
@@ -176,16 +179,21 @@ def _fleet(runtime: ApiRuntime) -> list[Node]:
 
 def _elastic_and_topology_notes(runtime: ApiRuntime, spec: JobSpec) -> list[str]:
     """Return the notes on how far the job may grow, and on a preferred topology level that this fleet lacks."""
-    most = spec.role.gpus.nodes_max
-    grows = [] if most is None else [f"elastic: from {spec.role.gpus.nodes} up to {most} nodes, as resources allow"]
+    grows = [
+        f"elastic: from {one.nodes} up to {one.nodes_max} nodes{on_kind}, as resources allow"
+        for one in spec.role.gpus.choices
+        if one.nodes_max is not None
+        for on_kind in [f" on {one.kinds_text or 'any model'}" if spec.role.gpus.alternatives else ""]
+    ]
     return grows + topology_notes(spec.topology, runtime.fleet)
 
 
-def _devices(role: Role, fleet: list[Node]) -> list[int]:
+def _devices(role: Role, fleet: list[Node]) -> list[int] | None:
+    """Return the devices on each node; empty for a fleet without nodes, None if they cannot hold it."""
     if not fleet:
         return []
     try:
         shape = preferred_shape(role, fleet)
-    except NeverFits:  # the fleet has changed since the controller accepted the job
-        return []
+    except NeverFits:  # another alternative fits, or the fleet has changed since the controller accepted the job
+        return None
     return [shape.devices] * shape.nodes + [shape.last_node_devices] * bool(shape.last_node_devices)

@@ -182,6 +182,11 @@ def _why_waiting(job: Job, waiting: WaitReason | None, *, whole: bool) -> tuple[
 
 def _shape(job: Job, attempt: Attempt | None) -> str:
     request = job.spec.role.gpus
+    if request.alternatives:
+        if attempt is None:
+            return ""  # which one holds is not decided
+        grants = attempt.allocation.grants
+        request = next((one for one in request.choices if (one.share is None) == (grants[0].share is None)), request)
     if request.share is not None:
         return f"{request.nodes} x {request.share}"
     if attempt is not None:

@@ -46,6 +46,12 @@ def resolve_plan(head: Client, wanted: JobRequest) -> JobRequest:
     """
     if wanted.plan_request is None:
         return wanted
+    gpus = wanted.spec.role.gpus
+    if len({one.total for one in gpus.choices}) > 1:
+        raise BadRequest(
+            f"plan: a layout is for one number of GPUs, but gpus is {gpus}",
+            hint="write plan: auto, so that the ranks choose it, or give one of the alternatives",
+        )
     answer = _planned(head, wanted.plan_request, str(wanted.spec.role.gpus) if wanted.spec.role.gpus.total else "")
     best = answer.layouts[0]
     text = layout_text(best.layout)

@@ -55,11 +55,12 @@ def machine_from_head(head: Client, options: Mapping[str, Any], tables: FactTabl
         NeverFits: the fleet has no such devices.
         PhalanxError: the head does not answer.
     """
-    from phalanx.planner.facts.machines import build_machine
+    from phalanx.planner.facts.machines import build_machine, unplanned_notes
 
     nodes = [node for node in head.nodes() if node.cordon is None and node.devices and node.down_cause == ""]
     request = parse_gpus(options["gpus"]) if options["gpus"] else None
     chosen, asked = _chosen(nodes, request)
+    notes += [] if request is None else unplanned_notes(request)
     model, _ = _kind(chosen[0])
     stated = options["network"] or common_network(node.labels for node in chosen)
     assumed: list[str] = []

@@ -12,6 +12,7 @@ from phalanx.core.units import format_duration
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.job import TERMINAL_STATES
 from phalanx.core.work.queue import Queue
+from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.simulator.fleet import TraceNode
 from phalanx.simulator.trace import Trace, TraceJob, normalize_model
 from phalanx.wire.api.jobs import JobView
@@ -80,7 +81,9 @@ def read_head_history(head: Client, since_s: float, *, jobs_max: int, page: int)
 
 def _trace_job(view: JobView, run_s: float) -> TraceJob:
     asked = parse_gpus(view.gpus)
-    models = tuple(normalize_model(model) for model, _ in asked.kinds if model is not None)
+    # The run time was measured with the number of GPUs held: of alternatives, only those with this number are comparable.
+    held = [one for one in asked.choices if one.milli == view.gpu_count * MILLI_PER_DEVICE] or asked.choices
+    models = tuple(dict.fromkeys(normalize_model(model) for one in held for model, _ in one.kinds if model is not None))
     return TraceJob(
         id=view.id,
         submit_s=view.submit_s,

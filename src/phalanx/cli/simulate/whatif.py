@@ -136,7 +136,7 @@ def _changed(nodes: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]
     found = [node for node in nodes if node.name not in gone]
     for words in options["added"]:
         more = parse_gpus(words)
-        if more.nodes is None or more.per_node is None or more.nodes_max is not None:
+        if more.nodes is None or more.per_node is None or more.nodes_max is not None or more.alternatives:
             raise BadRequest(f"--add {words}: needs a number of nodes and of GPUs per node", hint="--add 4xh200:8")
         model = more.model or (nodes[0].model if len({node.model for node in nodes}) == 1 else "")
         found += [

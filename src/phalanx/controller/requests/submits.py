@@ -112,7 +112,7 @@ def _check_share(context: StepContext, request: SubmitJob) -> None:
         BadRequest: the engine of all nodes grants whole devices only.
     """
     gpus, nodes = request.spec.role.gpus, context.world.nodes.values()
-    if gpus.share is not None and nodes and all(node.per_attempt for node in nodes):
+    if gpus.has_shares and nodes and all(node.per_attempt for node in nodes):
         engine = next(iter(nodes)).engine
         raise BadRequest(
             f"gpus {gpus}: the engine {engine} grants whole GPUs only",
@@ -126,9 +126,10 @@ def _in_one_world(request: SubmitJob) -> SubmitJob:
     launcher = find_launcher(role.argv, role.script)
     if launcher not in MPI_LAUNCHERS or request.spec.slurm:  # a batch script runs once, whatever it calls
         return request
-    if (role.gpus.nodes or 1) > 1 or role.gpus.nodes_max is not None:
+    several = next((one for one in role.gpus.choices if (one.nodes or 1) > 1 or one.nodes_max is not None), None)
+    if several is not None:
         raise BadRequest(
-            f"{launcher} starts once on each of the {role.gpus.nodes} nodes and would create {role.gpus.nodes} separate worlds",
+            f"{launcher} starts once on each of the {several.nodes} nodes and would create {several.nodes} separate worlds",
             hint=Hint(HintCode.RUN_RANKS),
         )
     return replace(request, spec=replace(request.spec, role=replace(role, gpus=fixed_to_one_node(role.gpus))))

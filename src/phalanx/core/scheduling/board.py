@@ -152,8 +152,8 @@ class Board:
             found = JobClass(
                 number=len(self._classes),
                 needs=needs,
-                gpus=needs[0].gpus or (needs[0].nodes if needs[0].share_milli else 0),
-                asked=needs[0].resources,
+                gpus=_gpus_of(needs[0]),
+                asked=min(need.resources for need in needs),
                 label=label,
                 rank=rank,
                 queue=queue,
@@ -161,6 +161,7 @@ class Board:
                 excluded=excluded,
                 throttle=throttle,
                 speeds=speeds,
+                uneven_needs=any(need.milli != needs[0].milli for need in needs),
             )
             self._classes[key] = found
             if self.fragmentation is None and any(need.share_milli for need in needs):
@@ -197,14 +198,24 @@ class Board:
         throttle = job_class.throttle
         if throttle is not None and throttle.running >= throttle.running_max:
             return False
+        if job_class.uneven_needs:
+            return any(self.admits_need(job_class, need) for need in job_class.needs)
         return (
             self.quotas is None or self.quotas.check_admission(job_class.queue, job_class.user, job_class.asked) is None
         )
 
+    def admits_need(self, job_class: JobClass, need: Need) -> bool:
+        """Whether quotas allow this need of a class that `admits` allows to start: a larger alternative may exceed them."""
+        if self.quotas is None or not job_class.uneven_needs:
+            return True
+        return self.quotas.check_admission(job_class.queue, job_class.user, need.resources) is None
+
     def find(self, entry: JobEntry, excluded: int = 0) -> tuple[Need, Places] | None:
-        """The placement of the first need that fits now; nodes to avoid are used only if nothing else fits."""
+        """The placement of the first need that fits now and that quotas allow; nodes to avoid are used only if nothing else fits."""
         klass = entry.job_class
         for need in klass.needs:
+            if klass.uneven_needs and not self.admits_need(klass, need):
+                continue
             avoided = entry.avoided_nodes | self.last_choice_nodes
             for closed in (klass.excluded | excluded | avoided, klass.excluded | excluded):
                 places = self.find_need(need, closed)
@@ -492,6 +503,8 @@ class Board:
         entry.places = places
         entry.need = need
         entry.held = entry.resources_on(need, places)
+        if entry.job_class.uneven_needs:
+            entry.gpus = _gpus_of(need)
         entry.shared_devices = self.occupy(need, places, indices=indices)
         for node, _ in places:
             self.jobs_on_node[node].append(entry)
@@ -525,6 +538,7 @@ class Board:
         entry.places = ()
         entry.need = None
         entry.held = NO_RESOURCES
+        entry.gpus = klass.gpus
         entry.shared_devices = ()
 
     def _adjust_host_use(self, places: Places, cpus: int, memory_bytes: int) -> None:
@@ -534,6 +548,11 @@ class Board:
                 self.memory[number] += memory_bytes
                 if number != node:
                     self.pools[self.pool_of_node[number]].mark_changed(number)
+
+
+def _gpus_of(need: Need) -> int:
+    """Devices of the need, at least; a share counts as one."""
+    return need.gpus or (need.nodes if need.share_milli else 0)
 
 
 def _demand_of(need: Need) -> Demand:

@@ -52,7 +52,8 @@ class JobClass:
     Attributes:
         needs: alternatives, in order of preference.
         gpus: devices of the first need, at least; a share counts as one.
-        asked: everything that the first need takes, a share as what it is: for quotas.
+        asked: everything that the smallest need takes, a share as what it is: for quotas.
+        uneven_needs: its needs hold different numbers of devices, so that a quota may admit only some of them.
         label: key of the run time statistics; jobs of one label and size have similar run times.
         rank: priority; a higher one always goes first.
         queue: number in the quota tree.
@@ -71,10 +72,11 @@ class JobClass:
     excluded: int = 0
     throttle: ArrayThrottle | None = None
     speeds: tuple[float, ...] = ()
+    uneven_needs: bool = False
 
     @property
     def milli(self) -> int:
-        """Thousandths of devices of the first need."""
+        """Thousandths of devices of the smallest need."""
         return self.asked.milli
 
 
@@ -84,6 +86,7 @@ class JobEntry:
 
     Attributes:
         seq: submit order; the last tie-break.
+        gpus: devices of the first need of its class; of a job with uneven needs that runs, those of its need.
         size_s: what a reference policy knows of its total run time: exact, its limit, or predicted; -1 if unknown.
         attained_s: saved work of earlier runs; the current run adds `now - since_s`.
         started_s: start of the current run; -1 while it waits.

@@ -18,7 +18,8 @@ The rules, each with the name of its limit:
 | nodes | the nodes that it may use cannot hold it: their number, GPUs, CPUs, memory, models, topology |
 | lend | it alone exceeds its queue's share and what all other queues lend |
 
-Quotas and limits apply to the smallest size of an elastic job. A job with several acceptable models is possible if one of them is.
+Quotas and limits apply to the smallest size of an elastic job. A job with several acceptable models, or
+several alternatives, is possible if one of them is.
 
 **Nodes.** A node that is DOWN, cordoned or drained, or that has unhealthy devices, may return: it counts unless it has been DOWN for more than
 `NODE_RETURNS_WITHIN_S`. A removed node ("nodes forget") does not count. As long as an engine has not listed all its nodes, and on a fleet
@@ -102,6 +103,7 @@ class Feasibility:
         return NeverFits(self.detail, hint=self.hint or Hint(HintCode.ALLOW_NEVER))
 
 
+_FROM_BEST: Final = (Outlook.POSSIBLE, Outlook.NOT_NOW, Outlook.NEVER)
 POSSIBLE: Final = Feasibility(outlook=Outlook.POSSIBLE)
 
 
@@ -207,11 +209,23 @@ class FeasibilityChecker:
         return self.check(feasibility_request(job.spec, job.queue, job.user))
 
     def _judge(self, request: FeasibilityRequest) -> Feasibility:
+        if request.role.gpus.alternatives:
+            return self._judge_alternatives(request)
         refusal = self._reservation_refusal(request) or self._limit_refusal(request)
         if refusal is not None:
             return refusal
         found = self._fleet_outlook(request)
         return found if found.never else self._lend_outlook(request, found)
+
+    def _judge_alternatives(self, request: FeasibilityRequest) -> Feasibility:
+        """The best outlook of an alternative; if all are impossible, the reason of each."""
+        role = request.role
+        found = [self.check(replace(request, role=replace(role, gpus=one))) for one in role.gpus.choices]
+        best = min(found, key=lambda one: _FROM_BEST.index(one.outlook))
+        if not best.never:
+            return best
+        texts = dict.fromkeys(one.detail for one in found)
+        return replace(best, detail="; ".join(texts))
 
     # ---- reservation ---------------------------------------------------------------------------------------------------
 

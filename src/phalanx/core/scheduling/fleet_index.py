@@ -320,7 +320,7 @@ class ShapeCache:
         shapes = self.shapes_of_job(job)
         if isinstance(shapes, WaitReason):
             return ()
-        project = job.project if job.spec.role.gpus.share is not None else ""
+        project = job.project if job.spec.role.gpus.has_shares else ""
         key = (shapes, job.spec.topology, project)
         found = self._needs.get(key)
         if found is None:

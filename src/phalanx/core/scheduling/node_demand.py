@@ -209,7 +209,13 @@ class _Trial:
     def take_gang(self, job: Job) -> list[_Slot]:
         """Take the parts of the job's gang from the slots, in their order; empty if they do not hold all of it, or a quota refuses it."""
         role = job.spec.role
-        request = (role.gpus, role.cpus, role.memory_bytes, job.spec.exclude, job.project if role.gpus.share else "")
+        request = (
+            role.gpus,
+            role.cpus,
+            role.memory_bytes,
+            job.spec.exclude,
+            job.project if role.gpus.has_shares else "",
+        )
         if request in self._failed:
             return []
         try:
@@ -219,8 +225,9 @@ class _Trial:
         for shape in shapes:
             for slots in (self._free if shape.node_devices else self._all).values():
                 found = _find(_parts(shape, job), slots, job.spec.exclude)
-                if found:
-                    return self._take(job, found)
+                taken = self._take(job, found) if found else []
+                if taken or (found and not role.gpus.alternatives):
+                    return taken
         self._failed.add(request)
         return []
 

@@ -104,6 +104,8 @@ def acceptable_shapes(
         NeverFits: even the empty fleet could not hold it. A fleet without nodes rejects nothing.
     """
     summary = fleet if isinstance(fleet, FleetSummary) else summary_of(fleet)
+    if role.gpus.alternatives:
+        return _shapes_of_alternatives(role, summary, fleet_text)
     if not summary.kinds:
         return tuple(_requested_shape(role, model, memory_gib) for model, memory_gib in role.gpus.kinds)
     found: list[Shape] = []
@@ -114,6 +116,25 @@ def acceptable_shapes(
     if not found:
         raise _never_fits(role, summary, fleet_text)
     return tuple(found)
+
+
+def _shapes_of_alternatives(role: Role, summary: FleetSummary, fleet_text: str) -> tuple[Shape, ...]:
+    """The shapes of all alternatives that fit the fleet, in order of preference.
+
+    Raises:
+        NeverFits: none fits; it has the reason of each.
+    """
+    found: list[Shape] = []
+    refusals: list[NeverFits] = []
+    for one in role.gpus.choices:
+        try:
+            found += acceptable_shapes(replace(role, gpus=one), summary, fleet_text=fleet_text)
+        except NeverFits as refusal:
+            refusals.append(refusal)
+    if not found:
+        texts = dict.fromkeys(refusal.message for refusal in refusals)
+        raise NeverFits("; ".join(texts), hint=refusals[0].hint)
+    return tuple(dict.fromkeys(found))
 
 
 def _preference(shape: Shape, summary: FleetSummary) -> tuple[int, int, str]:

@@ -20,6 +20,7 @@ from phalanx.core.fleet.topology import NODE_LEVEL, TopologyTree, build_topology
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.scheduling.shape import WHOLE_FLEET, Shape, preferred_shape
 from phalanx.core.work.gang_topology import LINK_LEVEL
+from phalanx.core.work.gpus import GpuRequest, map_choices
 from phalanx.core.work.plan_key import planned_layout, tensor_span
 from phalanx.core.work.spec import (
     JobSpec,
@@ -149,6 +150,13 @@ def with_whole_tensor_groups(spec: JobSpec, fleet: Sequence[Node]) -> JobSpec:
 
     Unchanged too if the user fixed the shape, for an elastic job, and while the fleet has no node.
     """
+    if spec.role.gpus.alternatives:
+
+        def grouped(one: GpuRequest) -> GpuRequest:
+            alone = replace(spec, role=replace(spec.role, gpus=one))
+            return with_whole_tensor_groups(alone, fleet).role.gpus
+
+        return replace(spec, role=replace(spec.role, gpus=map_choices(spec.role.gpus, grouped)))
     layout, request = planned_layout(spec.plan), spec.role.gpus
     if layout is None or layout.tensor == 1 or not fleet or not request.total or request.nodes is not None:
         return spec

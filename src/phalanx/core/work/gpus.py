@@ -6,16 +6,22 @@
     [NODESx][KIND[,KIND...]:]SHARE              SHARE = N/M, a decimal below 1, or the device memory it needs
     1/4   0.5   h100:0.25   20GiB   h100,a100:20GiB   4x1/2
 
+    REQUEST|REQUEST[|...]                       one of several requests, in order of preference
+    h100:8|a100:16   2xh100:8|4xa100:8   h100:1/4|a100:1/2
+
 With NODES, COUNT is per node; without, it is the job's total and Phalanx picks the shape. Several kinds are tried in the order written,
 one of them for the whole gang; MEM belongs to the kind that it is written with, `any-MEM` is every model with so much memory. With MOST the gang is elastic: from NODES to MOST nodes.
 
 A share is a part of one device, in thousandths, on each of NODES nodes; a device's memory is shared in the same proportion. Asked for as
 memory, it is the smallest share that has so much. More than one device is always whole devices.
+
+Of several requests, one holds for the whole gang and decides its shape and its number of tasks.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
@@ -34,7 +40,8 @@ _GRAMMAR: Final = re.compile(
     r"(?:(?P<count>[0-9]{1,9})(?P<rest>\.[0-9]{1,9})?(?:/(?P<parts>[0-9]{1,9}))?|(?P<memory>[0-9]{1,6})\s*g(?:i?b)?)",
 )
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
-_HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8, any-60gb:8 or 2..8xh200:8; for a part of one GPU 1/4, 0.5 or 20GiB"
+_HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8, h100:8|a100:16, any-60gb:8 or 2..8xh200:8; for a part of one GPU 1/4, 0.5 or 20GiB"
+_SEPARATOR: Final = "|"  # between requests of which one holds
 ANY_MODEL: Final = "any"  # in place of a model: every model with the memory that follows
 GPUS_MAX: Final = 1_000_000  # past any fleet; bounds a typo
 GPU_KINDS_MAX: Final = 8  # more models than any fleet has
@@ -80,6 +87,7 @@ class GpuRequest:
         uneven: whole nodes and the remainder on one more, instead of equal parts; only if the shape is not fixed. Not in the grammar:
             used by traces.
         share: the part of one device on each of `nodes` nodes; None for whole devices. Then `total` is 0, and `nodes` is set.
+        alternatives: further requests, tried after this one in this order; each has none itself.
     """
 
     total: int
@@ -91,17 +99,30 @@ class GpuRequest:
     nodes_max: int | None = None
     uneven: bool = False
     share: ShareRequest | None = None
+    alternatives: tuple[GpuRequest, ...] = ()
+
+    @property
+    def choices(self) -> tuple[GpuRequest, ...]:
+        """This request and its alternatives, each alone, in order of preference."""
+        return (replace(self, alternatives=()), *self.alternatives) if self.alternatives else (self,)
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether it, or an alternative, is for parts of devices."""
+        return any(one.share is not None for one in self.choices)
 
     @property
     def milli(self) -> int:
-        """Thousandths of devices of the whole job; a share asked for as memory, which depends on the device, counts as whole devices."""
+        """Thousandths of devices of the whole job, of its first alternative; a share by memory, which depends on the device, counts as whole devices."""
         if self.share is None:
             return self.total * MILLI_PER_DEVICE
         return (self.nodes or 1) * (self.share.milli or MILLI_PER_DEVICE)
 
     @property
     def amount_text(self) -> str:
-        """GPUs of the whole job for messages: "8", or "4 x 0.5"."""
+        """GPUs of the whole job for messages: "8", "4 x 0.5", or "8 or 16"."""
+        if self.alternatives:
+            return " or ".join(dict.fromkeys(one.amount_text for one in self.choices))
         if self.share is None:
             return str(self.total)
         return str(self.share) if self.nodes == 1 else f"{self.nodes} x {self.share}"
@@ -119,6 +140,8 @@ class GpuRequest:
         return ",".join((_kind_text(self.model, self.memory_gib), *self.alternative_models))
 
     def __str__(self) -> str:
+        if self.alternatives:
+            return _SEPARATOR.join(map(str, self.choices))
         kind = self.kinds_text and self.kinds_text + ":"
         if self.share is not None:
             return f"{kind}{self.share}" if self.nodes == 1 else f"{self.nodes}x{kind}{self.share}"
@@ -141,6 +164,40 @@ def parse_gpus(text: object) -> GpuRequest:
             f"gpus: {'a negative number' if text < 0 else f'more than {GPUS_MAX}'} cannot be requested", hint=_HINT
         )
     words = str(text).strip().lower()
+    parts = words.split(_SEPARATOR)
+    return _parse_one(words) if len(parts) == 1 else _one_of([_parse_one(part.strip()) for part in _checked(parts)])
+
+
+def _checked(parts: list[str]) -> list[str]:
+    if len(parts) > GPU_KINDS_MAX:
+        raise BadRequest(f"gpus: {len(parts)} alternatives are more than {GPU_KINDS_MAX}", hint=_HINT)
+    if not all(part.strip() for part in parts):
+        raise BadRequest("gpus: an alternative is empty", hint="write h100:8|a100:16, with a request on each side of |")
+    return parts
+
+
+def _one_of(choices: list[GpuRequest]) -> GpuRequest:
+    """One request with the others as its alternatives.
+
+    Raises:
+        BadRequest: one is given twice, or asks for no GPU.
+    """
+    for number, one in enumerate(choices):
+        if one in choices[:number]:
+            raise BadRequest(f"gpus: {one} is given twice", hint="name each alternative once, the best first")
+        if not one.total and one.share is None:
+            raise BadRequest("gpus: an alternative without GPUs", hint="remove it, or ask for at least one GPU")
+    return replace(choices[0], alternatives=tuple(choices[1:]))
+
+
+def map_choices(gpus: GpuRequest, change: Callable[[GpuRequest], GpuRequest]) -> GpuRequest:
+    """The request with each alternative changed."""
+    if not gpus.alternatives:
+        return change(gpus)
+    return _one_of(list(dict.fromkeys(change(one) for one in gpus.choices)))
+
+
+def _parse_one(words: str) -> GpuRequest:
     match = _GRAMMAR.fullmatch(words) if len(words) <= _TEXT_MAX else None
     if match is None:
         raise BadRequest(f"gpus: {words[:120]!r} is not a number of GPUs", hint=_HINT)
@@ -163,13 +220,13 @@ def parse_gpus(text: object) -> GpuRequest:
     count = _whole(match)
     if match["nodes"] is None:
         if count > GPUS_MAX:
-            raise BadRequest(f"gpus: {text!r} is more than any fleet has")
+            raise BadRequest(f"gpus: {words!r} is more than any fleet has")
         return GpuRequest(total=count, model=model, memory_gib=memory, alternative_models=others)
     nodes, most = _ordered(int(match["nodes"]), match["most"], "gpus")
     if nodes == 0 or count == 0:
-        raise BadRequest(f"gpus: {text!r} requests no GPU", hint=_HINT)
+        raise BadRequest(f"gpus: {words!r} requests no GPU", hint=_HINT)
     if count * (most or nodes) > GPUS_MAX:
-        raise BadRequest(f"gpus: {text!r} is more than any fleet has")
+        raise BadRequest(f"gpus: {words!r} is more than any fleet has")
     return GpuRequest(
         total=count * nodes,
         nodes=nodes,
@@ -283,11 +340,13 @@ def with_share_kind(gpus: GpuRequest, kind: str) -> GpuRequest:
     except ValueError:
         known = " or ".join(ShareKind)
         raise BadRequest(f"share: {kind[:60]!r} is not a way to share a GPU", hint=f"write {known}") from None
-    if gpus.share is None:
+    if not gpus.has_shares:
         raise BadRequest(
             f"share: {chosen} is for a part of a GPU, but gpus is {gpus}", hint="ask for a part, such as 1/4 or 20GiB"
         )
-    return replace(gpus, share=replace(gpus.share, kind=chosen))
+    return map_choices(
+        gpus, lambda one: one if one.share is None else replace(one, share=replace(one.share, kind=chosen))
+    )
 
 
 def combine_gpu_options(
@@ -295,12 +354,16 @@ def combine_gpu_options(
 ) -> GpuRequest:
     """One request from `--gpus`, `--nodes` (with `nodes_max` for a range) and `--gpus-per-node`; without any of them: no GPU, one node.
 
+    They hold for each alternative of `gpus`.
+
     Raises:
         BadRequest: they contradict each other or do not divide.
     """
     for name, value in (("nodes", nodes), ("gpus-per-node", gpus_per_node)):
         if value is not None and value < (1 if name == "nodes" else 0):
             raise BadRequest(f"{name}: {value} is too small")
+    if gpus is not None and gpus.alternatives:
+        return map_choices(gpus, lambda one: combine_gpu_options(one, nodes, gpus_per_node, nodes_max))
     if nodes_max is not None:
         return _elastic(gpus, nodes or 1, nodes_max, gpus_per_node)
     if gpus is None:
@@ -331,7 +394,7 @@ def combine_gpu_options(
     if rest:
         raise BadRequest(
             f"{gpus.total} GPUs do not divide over {nodes} nodes",
-            hint=f"ask for {per_node * (nodes or 1)} or {(per_node + 1) * (nodes or 1)}",
+            hint=f"ask for {f'{per_node * (nodes or 1)} or ' if per_node else ''}{(per_node + 1) * (nodes or 1)}",
         )
     if gpus_per_node not in (None, per_node):
         raise BadRequest(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from phalanx.core.work.gpus import GpuRequest
@@ -75,6 +76,9 @@ def tasks_on_node(role: Role, devices: int) -> int:
 
 def known_task_count(role: Role) -> int | None:
     """Number of tasks of the job if the request determines it; None if it depends on the placement."""
+    if role.gpus.alternatives:
+        counts = {known_task_count(replace(role, gpus=one)) for one in role.gpus.choices}
+        return counts.pop() if len(counts) == 1 else None
     shape = _fixed(role.gpus)
     if shape:
         return sum(tasks_on_node(role, devices) for devices in shape)
@@ -98,6 +102,25 @@ def launch_notes(role: Role, devices_by_node: Sequence[int] = ()) -> list[str]:
     count = role.gpus.total
     kind = "" if role.gpus.model is None else f" {role.gpus.model.upper()}"
     return [f"{count}{kind} {_plural('GPU', count)}, on as few nodes as possible", _unplaced_note(role, count)]
+
+
+def alternatives_notes(role: Role, devices: Sequence[Sequence[int] | None]) -> list[str]:
+    """The two lines for a job with alternatives: the shape and the number of tasks of each.
+
+    Args:
+        role: the request, with at least one alternative.
+        devices: devices on each node for each alternative, in their order; empty if no fleet is known, None if it cannot hold it.
+    """
+    shapes, tasks, ends = [], [], set()
+    for one, on_nodes in zip(role.gpus.choices, devices, strict=True):
+        shape, started = launch_notes(replace(role, gpus=one), on_nodes or ())
+        kind = one.kinds_text or "any model"
+        count, comma, end = started.rpartition(", ")
+        never = " (these nodes cannot hold it)" if on_nodes is None else ""
+        shapes.append((f"{kind}: {shape}" if on_nodes or _fixed(one) else shape) + never)
+        tasks.append(f"{(count or started).partition(':')[0]} on {kind}")
+        ends.add(comma + end if count else "")
+    return ["one of " + "; ".join(shapes), " or ".join(tasks) + (ends.pop() if len(ends) == 1 else "")]
 
 
 def shape_note(devices_by_node: Sequence[int]) -> str:

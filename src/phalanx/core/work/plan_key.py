@@ -51,6 +51,9 @@ def planned_layout(plan: str) -> Layout | None:
 def known_rank_count(role: Role) -> int | None:
     """Number of ranks of the role if the request determines it, started by Phalanx or by a launcher; else None."""
     request = role.gpus
+    if request.alternatives:
+        counts = {known_rank_count(replace(role, gpus=one)) for one in request.choices}
+        return counts.pop() if len(counts) == 1 else None
     if role.launch is LaunchMode.FIXED:
         nodes = request.nodes if request.nodes is not None else (1 if request.total <= 1 else None)
         return None if nodes is None else nodes * (role.tasks_per_node or 1)
@@ -65,6 +68,10 @@ def with_gpus_for_plan(role: Role, plan: str) -> Role:
     """
     layout = planned_layout(plan)
     if layout is None:
+        return role
+    if role.gpus.alternatives:
+        for one in role.gpus.choices:
+            with_gpus_for_plan(replace(role, gpus=one), plan)
         return role
     ranks = known_rank_count(role)
     if ranks is None:

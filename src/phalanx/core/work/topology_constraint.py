@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.topology import LEVELS, NODE_LEVEL
-from phalanx.core.work.gpus import GpuRequest
+from phalanx.core.work.gpus import GpuRequest, map_choices
 from phalanx.core.work.keys import InvalidKey
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.core.work.spec import JobSpec, TopologyConstraint
@@ -43,7 +43,7 @@ def parse_topology_constraint(
             key="slice_within",
             hint=f"the levels are {', '.join(LEVELS)}",
         )
-    for nodes in (gpus.nodes, gpus.nodes_max):
+    for nodes in [nodes for one in gpus.choices for nodes in (one.nodes, one.nodes_max)]:
         if slice_nodes and nodes is not None and nodes % slice_nodes:
             raise BadRequest(
                 f"{nodes} nodes do not divide into slices of {slice_nodes}",
@@ -74,11 +74,13 @@ def constraint_texts(spec: JobSpec) -> list[str]:
 
 
 def fixed_to_one_node(gpus: GpuRequest) -> GpuRequest:
-    """The request with its shape fixed to one node.
+    """The request with its shape fixed to one node, in each alternative.
 
     Raises:
         BadRequest: it asks for several.
     """
+    if gpus.alternatives:
+        return map_choices(gpus, fixed_to_one_node)
     if gpus.nodes is None:
         return replace(gpus, nodes=1, per_node=gpus.total)
     if gpus.nodes > 1 or gpus.nodes_max is not None:

@@ -130,11 +130,21 @@ def build_machine(
     )
 
 
+def unplanned_notes(request: GpuRequest) -> list[str]:
+    """Notes for the models and alternatives of the request that a plan for its first one does not cover."""
+    notes = []
+    if request.alternative_models:
+        notes.append(f"planned for {request.model} only; {', '.join(request.alternative_models)} need a separate plan")
+    if request.alternatives:
+        first, *others = (str(one) for one in request.choices)
+        notes.append(f"planned for {first} only; {', '.join(others)} need{'s' * (len(others) == 1)} a separate plan")
+    return notes
+
+
 def _gpu(request: GpuRequest, server: InstanceEntry | None, known: FactTables, notes: list[str]) -> GpuEntry:
     if request.model is None and server is None:
         raise BadRequest(f"gpus: {request} has no GPU model, which a plan needs", hint="write h100:8 or 4xa100-80gb:8")
-    if request.alternative_models:
-        notes.append(f"planned for {request.model} only; {', '.join(request.alternative_models)} need a separate plan")
+    notes += unplanned_notes(request)
     if server is None:
         assert request.model is not None  # checked above
         entry = find_gpu(request.model, memory_gib=request.memory_gib, gpus=known.gpus, notes=notes)

@@ -185,8 +185,11 @@ class InvariantChecker:
             raise InvariantBroken(13, f"job {attempt.job_id} retries ports without limit")
 
     def _placed(self, attempt: Attempt, world: World) -> None:
-        asked = world.jobs[attempt.job_id].spec.role.gpus
+        choices = world.jobs[attempt.job_id].spec.role.gpus.choices
         got = attempt.allocation.gpus
+        shares = any(grant.share is not None for grant in attempt.allocation.grants)
+        # One of the alternatives must hold: the one with this number of devices, else the first, which is then reported.
+        asked = next((one for one in choices if one.total == got and (one.share is not None) == shares), choices[0])
         if asked.share is not None:
             given = [grant.share.milli if grant.share else 0 for grant in attempt.allocation.grants]
             wanted = [asked.share.milli or each for each in given]

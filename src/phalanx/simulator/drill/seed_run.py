@@ -240,4 +240,6 @@ class IdleChecker:
 def can_ever_run(world: World, job: Job) -> bool:
     """Return whether its queue's limits admit the job on an idle fleet."""
     tree = QuotaTree(world.queues.values(), fleet_gpus(world))
-    return tree.check_admission(tree.job_node(job.queue), job.user, job.spec.role.asked) is None
+    roles = [replace(job.spec.role, gpus=one) for one in job.spec.role.gpus.choices]
+    node = tree.job_node(job.queue)
+    return any(tree.check_admission(node, job.user, role.asked) is None for role in roles)

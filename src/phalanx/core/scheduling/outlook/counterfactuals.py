@@ -205,7 +205,13 @@ class CounterfactualSearch:
         """The same GPUs on another number of nodes."""
         request, role = self.job.spec.role.gpus, self.job.spec.role
         one_world = find_launcher(role.argv, role.script) in MPI_LAUNCHERS
-        if request.total < 2 or request.nodes_max is not None or role.launch is LaunchMode.FIXED or one_world:
+        if (
+            request.alternatives
+            or request.total < 2
+            or request.nodes_max is not None
+            or role.launch is LaunchMode.FIXED
+            or one_world
+        ):
             return
         for nodes in _NODES_TRIED:
             per_node, rest = divmod(request.total, nodes)
@@ -225,17 +231,17 @@ class CounterfactualSearch:
     def _model(self) -> Iterator[_Candidate]:
         request = self.job.spec.role.gpus
         yield from self._other_models(request)
-        if request.model is not None:
-            anything = replace(request, model=None, memory_gib=None, alternative_models=())
+        if any(model is not None for one in request.choices for model, _ in one.kinds):
+            anything = replace(request, model=None, memory_gib=None, alternative_models=(), alternatives=())
             job = self._with_gpus(anything)
             if self._may_fit(job):
                 yield self._candidate(
-                    ChangeKind.MODEL, f"accept any GPU model instead of {request.kinds_text}", "gpus", anything, job
+                    ChangeKind.MODEL, f"accept any GPU model instead of {_models_text(request)}", "gpus", anything, job
                 )
 
     def _other_models(self, request: GpuRequest) -> Iterator[_Candidate]:
         """One more model of which the job's speed is known, the fastest first."""
-        named = {model for model, _ in request.kinds}
+        named = {model for one in request.choices for model, _ in one.kinds}
         own = max((speed for model, speed in self.job.spec.speeds if model in named), default=0.0)
         if not own or len(named) >= GPU_KINDS_MAX:
             return
@@ -304,7 +310,8 @@ class CounterfactualSearch:
 
     def _fewer(self) -> Iterator[_Candidate]:
         """The most GPUs that fit now."""
-        request = self.job.spec.role.gpus
+        asked_for = self.job.spec.role.gpus
+        request = min(asked_for.choices, key=lambda one: one.milli)  # of alternatives, the smallest
         if request.nodes is not None and request.per_node:
             shapes = [(nodes, request.per_node) for nodes in range(request.nodes - 1, 0, -1)]
             shapes += [(request.nodes, each) for each in range(request.per_node - 1, 0, -1)] + [
@@ -321,7 +328,7 @@ class CounterfactualSearch:
             if self._may_fit(job):
                 yield self._candidate(
                     ChangeKind.FEWER,
-                    f"request {fewer.total} GPU{'' if fewer.total == 1 else 's'} instead of {request.total}",
+                    f"request {fewer.total} GPU{'' if fewer.total == 1 else 's'} instead of {asked_for.amount_text}",
                     "gpus",
                     fewer,
                     job,
@@ -422,6 +429,10 @@ class CounterfactualSearch:
             return str(self.job.spec.role.gpus)
         need = entry.job_class.needs[0]
         return f"{need.nodes} x {need.devices}{f' + {need.last_node_devices}' if need.last_node_devices else ''}"
+
+
+def _models_text(request: GpuRequest) -> str:
+    return ",".join(one.kinds_text for one in request.choices if one.kinds_text)
 
 
 def _with_higher_limit(queue: Queue, reason: WaitReasonCode, over: int, *, jobs: bool) -> tuple[Queue | None, str]:

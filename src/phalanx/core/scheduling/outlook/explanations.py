@@ -117,7 +117,18 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
         return WaitReason(
             reason=WaitReasonCode.RESERVATION, detail=said or full or "the nodes that it fits on are reserved"
         )
-    return _lacks_capacity(scheduler, klass.needs[0], klass.gpus, klass.excluded)
+    if not klass.uneven_needs:
+        return _lacks_capacity(scheduler, klass.needs[0], klass.gpus, klass.excluded)
+    allowed = [need for need in klass.needs if board.admits_need(klass, need)] or klass.needs
+    waits = [_lacks_capacity(scheduler, need, need.gpus, klass.excluded) for need in allowed]
+    texts = [f"{_kinds_text(scheduler, need)}: {one.detail}" for need, one in zip(allowed, waits, strict=True)]
+    left = len(klass.needs) - len(allowed)
+    quota = f"; quotas leave no room for {left} other alternative{'s' if left > 1 else ''}" if left else ""
+    return replace(waits[0], detail=f"needs one of its alternatives. {'; '.join(texts)}{quota}")
+
+
+def _kinds_text(scheduler: SchedulerView, need: Need) -> str:
+    return ",".join(scheduler.fleet_index.device_models[kind] for kind in need.kinds)
 
 
 def _claimed(scheduler: SchedulerView, entry: JobEntry) -> WaitReason:

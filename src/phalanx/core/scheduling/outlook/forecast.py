@@ -261,12 +261,20 @@ class Forecast:
             found = entry is not None and self.trial.scheduler.board.find(entry) is not None
             return 0.0, 0.0 if found else NEVER, "it needs only CPUs, which are not forecast"
         excluded = 0 if entry is None else entry.job_class.excluded
-        early_times, late_times = self._times(needs[0], high=False), self._times(needs[0], high=True)
-        early = min(self._place(early_times, need, excluded)[0] for need in needs)
+        if entry is not None:  # quotas may allow only the smaller alternatives
+            board = self.trial.scheduler.board
+            needs = [need for need in needs if board.admits_need(entry.job_class, need)] or needs
         ahead = [] if entry is None else self.jobs_ahead(entry)
-        for other in ahead[:JOBS_AHEAD_MAX]:
-            self._place_ahead(late_times, other)
-        late = min(self._place(late_times, need, excluded)[0] for need in needs)
+        early = late = NEVER
+        # Of a device in use, the part that is free counts for shares of its group only.
+        for share in dict.fromkeys((need.share_milli, need.share_group) for need in needs):
+            alike = [need for need in needs if (need.share_milli, need.share_group) == share]
+            times = self._times(alike[0], high=False)
+            early = min(early, *(self._place(times, need, excluded)[0] for need in alike))
+            times = self._times(alike[0], high=True)
+            for other in ahead[:JOBS_AHEAD_MAX]:
+                self._place_ahead(times, other)
+            late = min(late, *(self._place(times, need, excluded)[0] for need in alike))
         if len(ahead) > JOBS_AHEAD_MAX:
             return early, NEVER, f"{len(ahead)} jobs are ahead of it"
         return early, late, self._unknown_end(needs, excluded) if late == NEVER else ""

@@ -435,7 +435,7 @@ class DefaultPolicy(Policy):
         prices = self._prices(entry.job_class.rank)
         self._refresh(now_s)
         knobs = self.parameters
-        if knobs.allow_moves and self.board.free_total >= entry.gpus:
+        if knobs.allow_moves and self.board.free_total >= min(need.gpus for need in entry.job_class.needs):
             going = self.victims.select_moves(entry, prices, now_s)
             if self._apply(going, entry, StopReason.VALUE, now_s) and self._start_if_fits(entry, now_s):
                 return True

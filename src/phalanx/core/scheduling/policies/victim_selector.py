@@ -58,7 +58,7 @@ class VictimSelector:
     def select_moves(self, entry: JobEntry, prices: DisplacementCosts, now_s: float) -> list[Eviction] | None:
         """Move small jobs into free gaps so that the job fits."""
         for need in entry.job_class.needs:
-            if need.devices == 0:
+            if need.devices == 0 or not self.board.admits_need(entry.job_class, need):
                 continue
             excluded = entry.job_class.excluded
             if need.nodes == 1 and not need.last_node_devices and not need.required:
@@ -86,7 +86,7 @@ class VictimSelector:
     ) -> list[Eviction] | None:
         """Stop the cheapest set on one node (on whole nodes for a gang), if its total cost is at most `limit`."""
         for need in entry.job_class.needs:
-            if need.devices == 0:
+            if need.devices == 0 or not self.board.admits_need(entry.job_class, need):
                 continue
             wanted = prices.cheapest(prices.stop_costs, need, entry.job_class.excluded)
             if wanted is None or (len(wanted) == 1 and prices.stop_costs[wanted[0]] > limit):
@@ -414,7 +414,10 @@ class VictimSelector:
                 (
                     need
                     for need in other.job_class.needs
-                    if other.need is not None and need.devices == other.need.devices
+                    if other.need is not None
+                    and need.devices == other.need.devices
+                    and board.kind_of(other) in need.kinds
+                    and need.nodes_max
                 ),
                 None,
             )

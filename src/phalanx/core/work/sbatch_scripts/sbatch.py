@@ -97,7 +97,7 @@ _IGNORED: Final = (
         "constraint",
         "C",
         OptionArity.YES,
-        "nodes have no Slurm features; select a GPU model with --gpus-per-node=a100:4",
+        "nodes have no Slurm features; only GPU models are read, such as h100|a100, in a script that asks for GPUs",
     ),
     ("prefer", "", OptionArity.YES, "nodes have no Slurm features"),
     ("licenses", "L", OptionArity.YES, "licences are not managed"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +22,10 @@ _TIME: Final = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,7})(?::([0-9]{1,2}))?(?::
 _MEMORY: Final = re.compile(r"([0-9]{1,12})([KMGT]?)B?", re.IGNORECASE)
 _SHARES: Final = {"mps": "mps", "shard": "time"}  # how Slurm's generic resources share a GPU; it does not fence shards
 SHARDS_PER_GPU: Final = 4  # a number that sites choose in gres.conf
+# A Slurm feature that names a GPU model, with its memory perhaps: a100, h100_80gb, gb200, mi300x, rtx6000. Other features are names of a site's own.
+_GPU_FEATURE: Final = re.compile(
+    r"(?:[ahbptv][0-9]{2,4}[a-z]?|[lt][0-9]{1,2}[a-z]?|g[hb][0-9]{3}|mi[0-9]{2,3}[a-z]?|rtx[a-z0-9]+)(?:[-_][0-9]{2,3}gb?)?"
+)
 _GPUS: Final = re.compile(r"(?:([A-Za-z0-9_.\-]+):)?([0-9]{1,6})")
 _SIGNAL: Final = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@([0-9]{1,5}))?")
 _RELATIVE: Final = re.compile(r"now(?:\+([0-9]{1,9})([a-z]*))?", re.IGNORECASE)
@@ -110,6 +114,7 @@ class _Options:
 
     given: Mapping[str, ParsedOption]
     notes: list[str] = field(default_factory=list)
+    honoured: set[str] = field(default_factory=set)  # options that are honoured in this script only
 
     def text(self, name: str) -> str:
         found = self.given.get(name)
@@ -149,8 +154,8 @@ def convert_script(
     """
     given = {one.name: one for one in parse_script_options(text)}
     options = _Options(given=given)
-    options.notes += _ignored_notes(given)
     shape = _shape(options, shards_per_gpu)
+    options.notes[:0] = _ignored_notes(given, honoured=options.honoured)
     workdir = options.text("chdir") or folder
     slurm: dict[str, str] = {
         **shape.slurm,
@@ -190,9 +195,11 @@ def convert_script(
     )
 
 
-def _ignored_notes(given: Mapping[str, ParsedOption]) -> list[str]:
+def _ignored_notes(given: Mapping[str, ParsedOption], *, honoured: Container[str] = ()) -> list[str]:
     notes_found = []
     for one in given.values():
+        if one.name in honoured:
+            continue
         why = SBATCH_OPTIONS[one.name].unsupported_reason
         if not why or (one.name == "input" and one.value in {"/dev/null", "none"}):
             continue
@@ -215,6 +222,7 @@ def _shape(options: _Options, shards_per_gpu: int) -> _Shape:
     """The number of nodes, tasks, CPUs and devices. Without nodes and tasks: one task on one node."""
     per_node, tasks = options.number("ntasks-per-node"), options.number("ntasks", low=0) or None
     model, gpus_node, gpus_all, gpus_task = _devices(options, tasks)
+    model = model or _models_of_constraint(options)
     nodes = _nodes(options)
     if nodes is None and tasks is not None and per_node is not None:
         nodes = -(-tasks // per_node)
@@ -302,6 +310,17 @@ def _devices(options: _Options, tasks: int | None) -> tuple[str, int | None, int
     if per_gpu is not None:
         options.notes.append("--ntasks-per-gpu is not honoured: give --ntasks-per-node")
     return model, node or None, total or None, task
+
+
+def _models_of_constraint(options: _Options) -> str:
+    """The GPU models that `--constraint` names, as `h100,a100`; empty if it names anything else, or the script asks for no GPUs."""
+    words = [word.strip().lower() for word in options.text("constraint").strip("[]()").split("|")]
+    asks = any(options.has(name) for name in ("gpus", "gpus-per-node", "gpus-per-task"))
+    asks = asks or any(kind == "gpu" for kind, *_ in _gres(options))
+    if not asks or not all(_GPU_FEATURE.fullmatch(word) for word in words):
+        return ""
+    options.honoured.add("constraint")
+    return ",".join(dict.fromkeys(word.replace("_", "-") for word in words))
 
 
 def _gres(options: _Options) -> Iterator[tuple[str, str, int, str]]:
