@@ -351,6 +351,7 @@ SHARDS: tuple[Shard, ...] = (
             "tests/e2e/test_lab_slurm_users.py",
             "tests/e2e/test_slurm.py",
             "tests/contract/test_slurm_here.py",
+            "tests/contract/test_slurm_limits_here.py",
         ),
         sources=("engines/slurm", "node", "app"),
         needs=("lab-tools", "slurm-tools"),

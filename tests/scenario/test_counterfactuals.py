@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.fleet.node import Cordon
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.hazard_table import SimilarJobs
@@ -206,6 +207,18 @@ def test_node_taken_back_into_work():
     fleet = replace(fleet, nodes={**fleet.nodes, "n1": replace(fleet.nodes["n1"], cordon=cordon)})
     seen = snapshot(fleet, (), [job("x", gpus="2x4")])
     assert ("undrain", "return n1 to service") in Asked(seen).told
+
+
+def test_node_that_its_engine_has_out_of_service_is_returned_there():
+    fleet = make_fleet(TWO)
+    known = fleet.nodes["n1"]
+    cordon = Cordon(by=known.engine, why="bad fan", since_s=T, remedy="resume n1")
+    seen = snapshot(
+        replace(fleet, nodes={**fleet.nodes, "n1": replace(known, cordon=cordon)}), (), [job("x", gpus="2x4")]
+    )
+    (change,) = [one for one in Asked(seen).changes if one.kind == "undrain"]
+    assert change.hint == Hint(HintCode.UNDRAIN_IN_ENGINE, command="resume n1")
+    assert change.text == f"return node n1 to service in {known.engine} (bad fan)"
 
 
 @pytest.mark.parametrize("gpus", ["4", "2x4", "8"])

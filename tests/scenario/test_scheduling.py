@@ -221,6 +221,18 @@ def test_backoff_holds_for_a_moment_whatever_the_clock_does(until_s, starts):
         assert plan.waiting("a").reason is WaitReasonCode.BACKOFF
 
 
+def test_a_limit_of_the_engine_is_named_until_the_next_try():
+    text = "Slurm does not start the job: QOSGrpGRES"
+
+    def at(begin_s):
+        limited = job("a", not_before_s=begin_s, reason=WaitReasonCode.ENGINE_LIMIT, detail=text)
+        return plan_of(make_fleet(TWO).with_jobs(limited))
+
+    waiting = at(T + 5.0).waiting("a")
+    assert (waiting.reason, waiting.detail) == (WaitReasonCode.ENGINE_LIMIT, text)
+    assert drawn(at(T), "a") != ""
+
+
 def test_job_in_backoff_does_not_judge_its_likes():
     plan = plan_of(make_fleet(TWO).with_jobs(job("a", not_before_s=T + 5), job("b"), job("c", held=True), job("d")))
     assert [drawn(plan, name) for name in "abcd"] == ["", "n0:0", "", "n0:1"]

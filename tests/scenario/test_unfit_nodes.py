@@ -1,15 +1,20 @@
 """A node that fails its preflight is swapped and kept out, with its evidence; the job is not charged, and a false test is bounded."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from phalanx.core.errors import Conflict
 from phalanx.core.fleet.fitness import FULL_DISK, PREFLIGHT
+from phalanx.core.fleet.node import Cordon
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.lifecycle.attempt import transition
 from phalanx.core.lifecycle.events import ReminderDue
 from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.state.events import CordonNode, DiskFreed, MemberReady, UncordonNode
+from phalanx.core.state.world import WorldChange
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState
 from tests.builders import facts, keyed, placed
@@ -61,6 +66,16 @@ def test_the_node_takes_no_other_job_until_somebody_lets_work_onto_it_again(clus
     cluster.request(UncordonNode(node_id=NodeId("n1"), by=UserId("op")))
     cluster.runs(waits)
     assert "n1" in where(cluster, waits)
+
+
+def test_only_its_engine_returns_a_node_that_the_engine_keeps_out_of_service(cluster):
+    known = cluster.world.nodes[NodeId("n1")]
+    cordon = Cordon(by=known.engine, why="bad fan", since_s=0.0, remedy="resume n1")
+    WorldChange(world=cluster.world).put(replace(known, cordon=cordon))
+    with pytest.raises(Conflict, match=r"kept out of service by its engine, .*: bad fan") as refused:
+        cluster.request(UncordonNode(node_id=NodeId("n1"), by=UserId("op")))
+    assert refused.value.hint == Hint(HintCode.UNDRAIN_IN_ENGINE, command="resume n1")
+    assert not cluster.world.nodes[NodeId("n1")].schedulable
 
 
 def test_what_runs_on_the_node_already_goes_on(cluster):

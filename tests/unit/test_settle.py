@@ -129,6 +129,7 @@ CONSEQUENCES = [
     ("", C.PREEMPTED, "", JobState.PENDING, WaitReasonCode.PREEMPTED, 0),
     ("", C.DRAINED, "", JobState.PENDING, WaitReasonCode.DRAINED, 0),
     ("", C.REQUEUED, "", JobState.PENDING, WaitReasonCode.REQUEUED, 0),
+    ("", C.LIMITED, "", JobState.PENDING, WaitReasonCode.ENGINE_LIMIT, 0),
     ("0:1", None, "n1", JobState.PENDING, WaitReasonCode.NODE_FAIL, 1),
     ("", None, "", JobState.PENDING, WaitReasonCode.START_FAIL, 1),
     ("0:s9", None, "", JobState.RUNNING, None, 1),

@@ -2,6 +2,7 @@
 # Drawings name jobs and nodes by plain text.
 """Slurm in words: what its commands print becomes records, attempts become its command lines, and its queue is judged."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ from phalanx.engines.slurm import (
 )
 from phalanx.engines.slurm.engine import SlurmEngine
 from phalanx.engines.slurm.inventory import OurUsage
-from phalanx.engines.slurm.parse import GresGpus, SlurmJob
+from phalanx.engines.slurm.parse import GresGpus, SlurmJob, SlurmPartition
 from phalanx.engines.slurm.sbatch_request import SlurmSettings
 from phalanx.engines.slurm.submissions import SlurmSubmission, SubmissionPhase
 
@@ -206,6 +207,17 @@ def test_a_contended_node_has_nothing_free_for_a_while():
 def test_a_drained_node_is_cordoned_in_slurms_name():
     node = node_of("h2")
     assert (node.cordon.by, node.cordon.why) == ("slurm", "Slurm state drain: bad fan")
+
+
+def test_all_nodes_of_a_closed_partition_are_cordoned_with_the_command_that_opens_it():
+    closed = SlurmPartition(name="gpu", default=True, state="DOWN", max_time="UNLIMITED")
+    cordon = node_of("h0", partition=closed).cordon
+    assert (cordon.why, cordon.remedy) == (
+        "Slurm's partition gpu is DOWN",
+        "scontrol update PartitionName=gpu State=UP",
+    )
+    assert node_of("h0", partition=replace(closed, state="UP")).cordon is None
+    assert node_of("h2", partition=closed).cordon.remedy == "scontrol update NodeName=h2 State=RESUME"
 
 
 def test_a_job_asks_for_its_devices_part_of_the_node_and_for_no_more_than_is_free():

@@ -41,6 +41,7 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.POOL_PRICE: "use --price 2/h",
     HintCode.DRAIN_NODE: "phalanx nodes drain {node} first",
     HintCode.UNDRAIN_NODES: "phalanx nodes undrain {nodes}",
+    HintCode.UNDRAIN_IN_ENGINE: "{command}",
     HintCode.RENAME_SERVER: "phalanx join --name gives this server another name",
     # reservations
     HintCode.LIST_RESERVATIONS: "phalanx nodes reservations lists them",

@@ -55,6 +55,7 @@ class HintCode(enum.Enum):
     POOL_PRICE = "pool-price", "give an amount such as 2/h"
     DRAIN_NODE = "drain-node", "drain node {node} first"
     UNDRAIN_NODES = "undrain-nodes", "return {nodes} to service"
+    UNDRAIN_IN_ENGINE = "undrain-in-engine", "return it to service there: {command}"
     RENAME_SERVER = "rename-server", "give this server another name"
     # reservations
     LIST_RESERVATIONS = "list-reservations", "list the reservations"

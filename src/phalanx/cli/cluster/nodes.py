@@ -305,5 +305,6 @@ def _next(found: Sequence[NodeView]) -> str:
     cordoned = next((node for node in found if node.cordon is not None), None)
     if cordoned is None or cordoned.cordon is None:
         return "phalanx ps"
-    # A node with a full disk returns by itself, and would only be cordoned again.
-    return f"phalanx nodes {'show' if cordoned.cordon.by == FULL_DISK else 'undrain'} {cordoned.id}"
+    # Others return a node with a full disk, or one that its engine has out of service.
+    by_others = cordoned.cordon.by in (FULL_DISK, cordoned.engine)
+    return f"phalanx nodes {'show' if by_others else 'undrain'} {cordoned.id}"

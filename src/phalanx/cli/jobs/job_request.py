@@ -316,6 +316,8 @@ _OPTIONS: Final = (
         help="The job saves a checkpoint when asked to stop, so that stopping it is cheap.",
     ),
     click.option("--reservation", metavar="NAME", help="Run only on the nodes of this reservation."),
+    click.option("-w", "--nodelist", metavar="NODES", help="Place it only on these nodes: n0, gpu[001-004,007]."),
+    click.option("-x", "--exclude", metavar="NODES", help="Never place it on these nodes."),
     click.option(
         "--plan",
         metavar="PLAN",

@@ -30,8 +30,15 @@ def cordon(context: StepContext, request: CordonNode) -> Node:
 
 @handlers.add(UncordonNode, Action.OPERATE, audit=lambda request, _: f"node {request.node_id}")
 def uncordon(context: StepContext, request: UncordonNode) -> Node:
-    """Return a node to service, and clear its marks."""
+    """Return a node to service, and clear its marks.
+
+    Raises:
+        Conflict: its engine keeps it out of service, and would do so again.
+    """
     node = _known(context, request.node_id)
+    if node.cordon is not None and node.cordoned_by_engine:
+        hint = Hint(HintCode.UNDRAIN_IN_ENGINE, command=node.cordon.remedy) if node.cordon.remedy else ""
+        raise Conflict(f"{node.id} is kept out of service by its engine, {node.engine}: {node.cordon.why}", hint=hint)
     if node.cordon is not None or node.bad_node_reason:
         node = replace(node, cordon=None, fault_score=0.0, bad_node_reason="", changed_s=context.now.wall_s)
         context.change.put(node)

@@ -29,12 +29,17 @@ class LimitKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cordon:
-    """No new allocations; with `drain` the running ones are moved or awaited too."""
+    """No new allocations; with `drain` the running ones are moved or awaited too.
+
+    Attributes:
+        remedy: the command that ends it, if only that does: a node's engine has it out of service.
+    """
 
     by: str
     why: str
     since_s: float
     drain: bool = False
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +145,11 @@ class Node:
     def last_choice(self) -> bool:
         """Whether the node is used only if nothing else fits."""
         return bool(self.slow_reason or self.bad_node_reason)
+
+    @property
+    def cordoned_by_engine(self) -> bool:
+        """Whether its engine keeps it out of service, so that only the engine's own tools return it."""
+        return self.cordon is not None and self.cordon.by == self.engine
 
     @property
     def schedulable(self) -> bool:

@@ -522,6 +522,7 @@ _FAILURES: Final = (
     EndCause.HANG,
     EndCause.PORT_TAKEN,
     EndCause.CONTENDED,
+    EndCause.LIMITED,
     EndCause.START_FAIL,
     EndCause.UNFIT,
     EndCause.NODE_FAIL,

@@ -116,6 +116,8 @@ def _settled(case: AttemptCase, attempt: Attempt, cause: EndCause, facts: Transi
             preempted = cause is EndCause.PREEMPTED
             after = replace(job, preemptions=job.preemptions + preempted, moves=job.moves + (cause is EndCause.MOVED))
             return _requeue(after, attempt, cause, _REASON[cause], 0.0, facts)
+        case EndCause.LIMITED:
+            return _requeue(job, attempt, cause, WaitReasonCode.ENGINE_LIMIT, facts.now_s + BACKOFF_MAX_S, facts)
         case EndCause.FREEZE:
             return _restart_in_place(job, attempt, cause, facts)
         case EndCause.PORT_TAKEN:

@@ -511,7 +511,7 @@ class Scheduler:
             self._line_changes.remove(entry)
             del self.entries[job.id]
             del self.job_id_by_seq[entry.seq]
-        if wait.reason is WaitReasonCode.BACKOFF:
+        if wait.reason in (WaitReasonCode.BACKOFF, WaitReasonCode.ENGINE_LIMIT):
             heapq.heappush(self._wake_times, (job.not_before_s, job.id))
         elif wait.reason is WaitReasonCode.BEGIN_TIME and job.spec.begin_s is not None:
             heapq.heappush(self._wake_times, (job.spec.begin_s, job.id))

@@ -539,7 +539,8 @@ class AttemptWithdrawn:
 
     Attributes:
         nodes: the nodes that prevented the start.
-        cause: CONTENDED (others took the nodes first), START_FAIL (an error of the engine), or FAILED (it would refuse the job again).
+        cause: CONTENDED (others took the nodes first), LIMITED (a limit of the engine, which may pass), UNFIT (a node was lost before the
+            start), START_FAIL (an error of the engine), or FAILED (it would refuse the job again).
     """
 
     job_id: JobId

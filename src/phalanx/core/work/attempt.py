@@ -56,6 +56,7 @@ class EndCause(enum.StrEnum):
     TIMEOUT = "timeout"
     FREEZE = "freeze"  # frozen longer than its collective timeout: restarted, uncharged
     CONTENDED = "contended"  # a shared engine gave the place to other jobs first: placed again, uncharged
+    LIMITED = "limited"  # a limit of a shared engine keeps it from starting: waits and tries again, uncharged
     FAULT = "fault"  # a failure rule blames a device or node: placed again without that node
     HANG = "hang"  # no step for far longer than usual: stacks are captured, it restarts in place
     # Another process held the rendezvous port: retried on another port, uncharged a few times

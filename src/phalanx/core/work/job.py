@@ -52,6 +52,7 @@ class WaitReasonCode(enum.StrEnum):
     REQUEUED = "requeued"
     DRAINED = "drained"  # its node was drained while it ran
     CONTENDED = "contended"  # a shared engine gave its place to other jobs
+    ENGINE_LIMIT = "engine_limit"  # a limit of a shared engine keeps it from starting
     MOVED = "moved"  # continues elsewhere shortly
     DEPENDENCY = "dependency"  # other jobs must end first
     BEGIN_TIME = "begin_time"  # not before the requested begin time

@@ -36,6 +36,7 @@ from phalanx.engines.slurm import (
     submissions,
 )
 from phalanx.engines.slurm.inventory import OurUsage
+from phalanx.engines.slurm.limits import LimitScope, SlurmLimit
 from phalanx.engines.slurm.options import ENGINE_NAME
 from phalanx.engines.slurm.parse import SlurmJob, SlurmNode, SlurmPartition
 from phalanx.engines.slurm.sbatch_request import SlurmSettings
@@ -45,6 +46,7 @@ from phalanx.wire.seat import SEAT_VARIABLE, encode_assignment
 
 POLL_BUSY_S: Final = 0.5  # poll interval while a job of ours starts or ends: two commands of about 25 ms each
 POLL_S: Final = 2.0  # poll interval otherwise; other users' jobs are seen this late
+PARTITION_S: Final = 10.0  # a partition that is closed or opened by an administrator is noticed this late
 TOPOLOGY_S: Final = 300.0  # switches are rewired rarely
 FIRST_ANSWER_S: Final = 2.0  # for Slurm to answer a starting head: its supervisors wait, and a takeover has 9 s in all
 CONTENDED_S: Final = 30.0  # a node that Slurm gave to others counts as taken for this long, whatever Slurm shows
@@ -76,6 +78,7 @@ class SlurmEngine:
     _switch_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     _switch_labels_s: float = float("-inf")
     _partition: SlurmPartition | None = None
+    _partition_s: float = float("-inf")
     _unreachable: bool = False
     _listed: bool = False  # Slurm has answered, and the events of its nodes have been queued
     _jobs_unmatched: bool = False  # the Slurm jobs of adopted attempts are not found yet
@@ -259,8 +262,10 @@ class SlurmEngine:
 
     def _poll(self, first_answer_s: float = commands.ANSWER_S) -> None:
         now_s = time.monotonic()
-        if self._jobs_unmatched:
+        reread = self._jobs_unmatched or now_s - self._partition_s >= PARTITION_S
+        if reread:
             self._partition = self._find_partition(first_answer_s)
+            self._partition_s = now_s
         jobs = _queue()
         nodes = parse.parse_nodes(commands.output_of(render.SHOW_NODES))
         self._mark_reachable(now_s)
@@ -275,7 +280,7 @@ class SlurmEngine:
         self._slurm = {node.name: node for node in nodes if not wanted or wanted in node.partitions}
         reports, cancels, nudges = self._evaluate_orders(jobs, now_s)
         # Nodes come first, so that requeued jobs are not placed on nodes that others took.
-        self._events.extend(self._node_events(jobs, now_s))
+        self._events.extend(self._node_events(jobs, now_s, repeat_cordons=reread and self._listed))
         self._listed = True
         self._events.extend(reports)
         # Commands come last: an error in one must not lose reports that the orders count as sent.
@@ -331,6 +336,7 @@ class SlurmEngine:
                 holders=list(dict.fromkeys(holders)),
                 python=self.settings.supervisor[0],
                 head_url=self.settings.head_url,
+                partition="" if self._partition is None else self._partition.name,
                 cleaning_up=any(job.id != order.slurm_id and job.is_cleaning_up(order.nodes) for job in mine),
             )
             reports += evaluation.events
@@ -338,6 +344,8 @@ class SlurmEngine:
                 cancels.append(order.slurm_id)
             if evaluation.nudge:
                 nudges.append((key, order.slurm_id))
+            if evaluation.limit is not None:
+                self._apply_limit(key[0], evaluation.limit, now_s)
             for node in evaluation.contended:
                 self._contended[node] = (now_s + CONTENDED_S, f"jobs that Slurm prefers to job {key[0]}")
             if evaluation.submission is None or (
@@ -350,6 +358,17 @@ class SlurmEngine:
                 self._orders[key] = evaluation.submission
         return reports, list(dict.fromkeys([*cancels, *self._strays(jobs)])), nudges
 
+    def _apply_limit(self, job_id: JobId, limit: SlurmLimit, now_s: float) -> None:
+        """Keep other jobs from meeting the same limit: close all nodes, or count all GPUs as taken for a while.
+
+        Usage counts for the account or QOS. If these differ from job to job, a limit says nothing about other jobs.
+        """
+        if limit.scope is LimitScope.CLOSED and self._partition is not None:
+            self._partition = replace(self._partition, state=limit.reason.removeprefix("Partition").upper())
+        elif limit.scope is LimitScope.USAGE and not render.is_pattern(self.settings.account + self.settings.qos):
+            until = (now_s + CONTENDED_S, f"others, by Slurm's limit {limit.reason} (job {job_id})")
+            self._contended.update({NodeId(name): until for name in self._slurm})
+
     def _strays(self, jobs: Sequence[SlurmJob]) -> list[str]:
         """Return our Slurm jobs without an order: of ended attempts, or of a submit that failed midway."""
         found = []
@@ -359,7 +378,7 @@ class SlurmEngine:
                 found.append(job.id)
         return found
 
-    def _node_events(self, jobs: Sequence[SlurmJob], now_s: float) -> list[Event]:
+    def _node_events(self, jobs: Sequence[SlurmJob], now_s: float, *, repeat_cordons: bool) -> list[Event]:
         """Return events for the nodes that changed since the last poll."""
         ours, rows = self._our_ids(jobs), {job.id: job for job in jobs}
         self._contended = {node: mark for node, mark in self._contended.items() if mark[0] > now_s}
@@ -381,10 +400,12 @@ class SlurmEngine:
                 jobs=jobs,
                 our_job_ids=ours,
                 contended=self._contended.get(node_id, (0.0, ""))[1],
+                partition=self._partition,
                 labels=self._switch_labels.get(slurm.name),
                 memory_of=self.memory_of,
             )
-            if self._reported.get(node_id) != node:
+            # A cordon is repeated: an operator's own cordon hides it, and may have ended since.
+            if self._reported.get(node_id) != node or (repeat_cordons and node.cordon is not None):
                 self._reported[node_id] = node
                 reports.append(NodeListed(node=node))
         removed = [

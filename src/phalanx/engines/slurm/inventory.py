@@ -16,7 +16,7 @@ from phalanx.core.fleet.node import (
 from phalanx.core.ids import NodeId
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.engines.slurm.options import ENGINE_NAME
-from phalanx.engines.slurm.parse import GresGpus, SlurmJob, SlurmNode
+from phalanx.engines.slurm.parse import GresGpus, SlurmJob, SlurmNode, SlurmPartition
 
 _WHO_MAX: Final = 4  # jobs named in the list of a node's other users
 
@@ -38,6 +38,7 @@ def fleet_node(
     jobs: Sequence[SlurmJob],
     our_job_ids: frozenset[str],
     contended: str = "",
+    partition: SlurmPartition | None = None,
     labels: Mapping[str, str] | None = None,
     memory_of: Callable[[str], int] = lambda _: 0,
 ) -> Node:
@@ -50,6 +51,7 @@ def fleet_node(
         jobs: the whole queue.
         our_job_ids: Slurm's ids of our jobs.
         contended: who got the node in place of a job of ours; for a while all free devices count as theirs.
+        partition: the head's partition; None if unknown.
         labels: the node's place in the topology.
         memory_of: returns the memory of a device of a GRES type, in bytes.
     """
@@ -64,7 +66,12 @@ def fleet_node(
     free = [index for index in range(len(devices)) if index not in granted.devices]
     cordon = None
     if slurm.closed_reason:
-        cordon = Cordon(by=ENGINE_NAME, why=slurm.closed_reason, since_s=0.0)
+        resume = f"scontrol update NodeName={slurm.name} State=RESUME"
+        cordon = Cordon(by=ENGINE_NAME, why=slurm.closed_reason, since_s=0.0, remedy=resume)
+    elif partition is not None and not partition.up:
+        why = f"Slurm's partition {partition.name} is {partition.state}"
+        reopen = f"scontrol update PartitionName={partition.name} State=UP"
+        cordon = Cordon(by=ENGINE_NAME, why=why, since_s=0.0, remedy=reopen)
     who = other_users(slurm.name, jobs, our_job_ids)
     others = ForeignUsage(
         devices=tuple(free[len(free) - min(taken, len(free)) :]),

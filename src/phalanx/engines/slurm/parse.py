@@ -125,12 +125,17 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmPartition:
-    """A partition and its limit. `max_time` is Slurm's text ("UNLIMITED", "7-00:00:00")."""
+    """A partition and its limit. `state` ("UP", "DOWN", "DRAIN", "INACTIVE") and `max_time` ("UNLIMITED", "7-00:00:00") are Slurm's texts."""
 
     name: str
     default: bool
-    up: bool
+    state: str
     max_time: str
+
+    @property
+    def up(self) -> bool:
+        """Whether it starts jobs that it accepts now: only an UP partition does both."""
+        return self.state == "UP"
 
 
 def parse_fields(line: str) -> dict[str, str]:
@@ -172,7 +177,7 @@ def parse_partitions(text: str) -> tuple[SlurmPartition, ...]:
                 SlurmPartition(
                     name=given["PartitionName"],
                     default=given.get("Default") == "YES",
-                    up=given.get("State", "UP") == "UP",
+                    state=given.get("State", "UP"),
                     max_time=given.get("MaxTime", "UNLIMITED"),
                 )
             )

@@ -139,6 +139,11 @@ def fill_pattern(pattern: str, project: str, queue: str) -> str:
     return pattern.replace("{project}", project).replace("{queue}", queue)
 
 
+def is_pattern(text: str) -> bool:
+    """Whether an account or a quality of service differs from job to job."""
+    return fill_pattern(text, "", "") != text
+
+
 def describe_options(ask: SlurmJobRequest) -> str:
     """Describe the options of ours that Slurm may have refused; empty without any."""
     given = [(option, getattr(ask, option)) for option in ("partition", "account", "qos")]

@@ -15,6 +15,8 @@ from phalanx.wire.seat import SeatAssignment, SeatNode
 
 # Words of Slurm's error messages (as of 22.05), in lower case: of permanent refusals, and of an unreachable controller.
 _PERMANENT: Final = ("invalid", "not permitted", "denied", "unable to determine", "unrecognized")
+# A closed partition, or a limit that may pass. (sbatch has one message for a job that is too large and for one job too many.)
+_LIMITED: Final = ("configuration not available now", "violates accounting/qos policy", "drained", "down partition")
 _UNREACHABLE: Final = ("unable to contact", "connect failure", "timed out", "connection refused")
 
 
@@ -83,11 +85,11 @@ def explain_refusal(ask: render.SlurmJobRequest, why: str) -> tuple[str, EndCaus
     """Return message and cause of sbatch's refusal: FAILED if Slurm would refuse the same job again."""
     if is_unreachable(why):
         return f"Slurm's controller does not answer: {why}", EndCause.CONTENDED
+    text = f"Slurm refused the job: {why}{render.describe_options(ask)}"
+    if any(word in why.lower() for word in _LIMITED):
+        return text, EndCause.LIMITED
     permanent = any(word in why.lower() for word in _PERMANENT)
-    return (
-        f"Slurm refused the job: {why}{render.describe_options(ask)}",
-        EndCause.FAILED if permanent else EndCause.START_FAIL,
-    )
+    return text, EndCause.FAILED if permanent else EndCause.START_FAIL
 
 
 def is_unreachable(why: str) -> bool:

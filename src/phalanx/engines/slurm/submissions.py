@@ -14,11 +14,14 @@ from phalanx.core.state.events import (
     Event,
     SeatLost,
 )
-from phalanx.core.work.attempt import Attempt, EndCause, MemberState
+from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberState
+from phalanx.engines.slurm.limits import LimitScope, SlurmLimit, limit_of
 from phalanx.engines.slurm.parse import SlurmJob
 from phalanx.wire.seat import SEAT_CERTIFICATE_REJECTED, SEAT_HEAD_UNREACHABLE
 
 START_LIMIT_S: Final = 15.0  # a job that Slurm has not started by then is withdrawn (issue 5); others took its nodes
+# A limit that other jobs share may be over as soon as Slurm has cleaned up the last of them: it gets two more looks of the scheduler.
+USAGE_LIMIT_S: Final = 4.0
 NUDGE_S: Final = 1.5  # Slurm first tries a batch job within 3 s (batch_sched_delay), and again after 30 s (bf_interval)
 # As BEGIN_S, while Slurm still cleans up an earlier job of ours there: KillWait (30 s by default) and its own calls.
 START_LIMIT_MAX_S: Final = 60.0
@@ -27,6 +30,7 @@ LINGER_S: Final = 20.0  # after an attempt's end, time for its supervisors to ex
 MISSED_POLLS_MAX: Final = (
     3  # polls in a row without its row after which a job is over; the first may come before the row
 )
+_BEFORE_START: Final = (AttemptState.PLACED, AttemptState.STOPPING)
 _NOT_FOUND: Final = (126, 127)
 _CANCELLED_TOO: Final = (EndCause.CANCELLED, EndCause.PREEMPTED, EndCause.MOVED, EndCause.DRAINED, EndCause.REQUEUED)
 """Ends requested by users or the scheduler: Slurm's accounting shows CANCELLED. Other jobs end with their own exit code, and at their time
@@ -84,6 +88,7 @@ class SubmissionUpdate:
         events: events for the controller, in order.
         cancel: cancel the Slurm job.
         contended: nodes that Slurm gave to others; they count as taken for a while.
+        limit: the limit of Slurm that kept the job from starting, if any.
         nudge: ask Slurm to schedule the job now: its nodes may have become free without a scheduling pass, as after the loss of a node.
     """
 
@@ -91,6 +96,7 @@ class SubmissionUpdate:
     events: tuple[Event, ...] = ()
     cancel: bool = False
     contended: tuple[NodeId, ...] = field(default=())
+    limit: SlurmLimit | None = None
     nudge: bool = False
 
 
@@ -103,6 +109,7 @@ def evaluate(
     holders: Sequence[str],
     python: str,
     head_url: str = "",
+    partition: str = "",
     cleaning_up: bool = False,
 ) -> SubmissionUpdate:
     """Evaluate one order after a poll.
@@ -115,6 +122,7 @@ def evaluate(
         holders: other users' jobs on the order's nodes, for the message.
         python: the program that Slurm was to start, for the message.
         head_url: the head's URL for the supervisors, for the message.
+        partition: the name of the head's partition, for the message.
         cleaning_up: an ended job of ours is still being cleaned up on one of the order's nodes.
     """
     unseen = order.missed_polls + 1 if row is None else 0
@@ -135,9 +143,15 @@ def evaluate(
         if left and not order.cancelled:
             order = replace(order, cancelled=True, cancel_unconfirmed=True)
         return SubmissionUpdate(submission=order, cancel=_must_cancel(order, row))
+    lost = _lost_before_start(order, down_nodes)
+    if lost:
+        return _withdraw_lost(order, lost)
     if cleaning_up:
         order = replace(order, cleaning_up_s=now_s)
     waited_s = now_s - max(order.since_s, order.cleaning_up_s)
+    limit = limit_of(row.reason, partition) if row is not None and order.phase is SubmissionPhase.QUEUED else None
+    if limit is not None and (limit.scope is not LimitScope.USAGE or waited_s >= USAGE_LIMIT_S):
+        return _withdraw_limited(order, limit)
     if order.phase is SubmissionPhase.QUEUED and (
         waited_s >= START_LIMIT_S or now_s - order.since_s >= START_LIMIT_MAX_S
     ):
@@ -170,6 +184,36 @@ def _must_cancel(order: SlurmSubmission, row: SlurmJob | None) -> bool:
     return order.cancel_unconfirmed and (row is None or row.state != "COMPLETING")
 
 
+def _lost_before_start(order: SlurmSubmission, down_nodes: Sequence[str]) -> tuple[NodeId, ...]:
+    """The nodes that Slurm marked down after it had allocated them, and before our supervisor there registered."""
+    if order.phase is not SubmissionPhase.STARTED or order.attempt.state not in _BEFORE_START:
+        return ()
+    waiting = [member.node_id for member in order.attempt.members if member.state is MemberState.REQUESTED]
+    return tuple(node for node in waiting if node in down_nodes)
+
+
+def _withdraw_lost(order: SlurmSubmission, lost: tuple[NodeId, ...]) -> SubmissionUpdate:
+    """Withdraw at once: without this, the gang would wait for the supervisor until its start is overdue."""
+    verb = "is" if len(lost) == 1 else "are"
+    why = f"{', '.join(lost)} {verb} down in Slurm, before our Slurm job {order.slurm_id} started its ranks"
+    return _withdraw(order, why, lost, EndCause.UNFIT)
+
+
+def _withdraw_limited(order: SlurmSubmission, limit: SlurmLimit) -> SubmissionUpdate:
+    why = f"Slurm does not start the job: {limit.reason}; {limit.remedy}"
+    return replace(_withdraw(order, why, order.nodes, limit.cause), limit=limit)
+
+
+def _withdraw(order: SlurmSubmission, why: str, nodes: tuple[NodeId, ...], cause: EndCause) -> SubmissionUpdate:
+    """Report that no supervisor will start, and cancel the Slurm job."""
+    back = AttemptWithdrawn(job_id=order.attempt.job_id, epoch=order.attempt.epoch, why=why, nodes=nodes, cause=cause)
+    return SubmissionUpdate(
+        submission=replace(order, phase=SubmissionPhase.SETTLED, cancelled=True, cancel_unconfirmed=True),
+        events=(back,),
+        cancel=True,
+    )
+
+
 def _withdraw_contended(
     order: SlurmSubmission, row: SlurmJob | None, now_s: float, holders: Sequence[str]
 ) -> SubmissionUpdate:
@@ -177,15 +221,7 @@ def _withdraw_contended(
     why = "" if row is None or row.reason in {"", "None"} else f" (Slurm's reason: {row.reason})"
     what = f"{', '.join(holders)} took {names}" if holders else f"Slurm did not allocate {names}"
     text = f"{what} before our Slurm job {order.slurm_id} started, within {now_s - order.since_s:.0f} s{why}"
-    back = AttemptWithdrawn(
-        job_id=order.attempt.job_id, epoch=order.attempt.epoch, why=text, nodes=order.nodes, cause=EndCause.CONTENDED
-    )
-    return SubmissionUpdate(
-        submission=replace(order, phase=SubmissionPhase.SETTLED, cancelled=True, cancel_unconfirmed=True),
-        events=(back,),
-        cancel=True,
-        contended=order.nodes,
-    )
+    return replace(_withdraw(order, text, order.nodes, EndCause.CONTENDED), contended=order.nodes)
 
 
 def _evaluate_ended(
@@ -222,7 +258,9 @@ def _evaluate_ended(
             )
         )
     else:
-        there = tuple(node for node in order.nodes if node not in gone)
+        # On a node that is down, a supervisor that registered may still run: its lease decides. Without one there is nothing to wait for.
+        never = {member.node_id for member in attempt.members if member.state is MemberState.REQUESTED}
+        there = tuple(node for node in order.nodes if node not in gone or node in never)
         why = f"Slurm job {order.slurm_id} {state}"
         reports.append(SeatLost(job_id=attempt.job_id, epoch=attempt.epoch, node_ids=there, why=why))
     return SubmissionUpdate(submission=replace(order, phase=SubmissionPhase.SETTLED), events=tuple(reports))

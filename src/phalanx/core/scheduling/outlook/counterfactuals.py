@@ -357,18 +357,15 @@ class CounterfactualSearch:
             :WAITED_JOBS_MAX
         ]
         for node in back:
-            change = SuggestedChange(
-                kind=ChangeKind.UNDRAIN,
-                text=f"return node {node.id} to service",
-                hint=Hint(HintCode.UNDRAIN_NODES, nodes=node.id),
-            )
+            change = _return_to_service(self.snapshot.nodes[node.id])
             yield _Candidate(change=change, seen=modified_snapshot(self.snapshot, nodes=[node]))
         if len(back) > 1:
             names = ",".join(node.id for node in back)
+            ours = not any(self.snapshot.nodes[node.id].cordoned_by_engine for node in back)
             change = SuggestedChange(
                 kind=ChangeKind.UNDRAIN,
                 text=f"return {len(back)} nodes to service",
-                hint=Hint(HintCode.UNDRAIN_NODES, nodes=names),
+                hint=Hint(HintCode.UNDRAIN_NODES, nodes=names) if ours else None,
             )
             yield _Candidate(change=change, seen=modified_snapshot(self.snapshot, nodes=back))
 
@@ -446,3 +443,13 @@ def _with_higher_limit(queue: Queue, reason: WaitReasonCode, over: int, *, jobs:
     if queue.borrow_gpus is not None and queue.quota_gpus is None:
         return replace(queue, borrow_gpus=queue.borrow_gpus + over), "borrow_gpus"
     return replace(queue, quota_gpus=(queue.quota_gpus or 0) + over), "quota_gpus"
+
+
+def _return_to_service(node: Node) -> SuggestedChange:
+    """The change that undoes the node's cordon, in its engine if that has it out of service."""
+    if node.cordon is None or not node.cordoned_by_engine:
+        hint: Hint | None = Hint(HintCode.UNDRAIN_NODES, nodes=node.id)
+        return SuggestedChange(kind=ChangeKind.UNDRAIN, text=f"return node {node.id} to service", hint=hint)
+    text = f"return node {node.id} to service in {node.engine} ({node.cordon.why})"
+    hint = Hint(HintCode.UNDRAIN_IN_ENGINE, command=node.cordon.remedy) if node.cordon.remedy else None
+    return SuggestedChange(kind=ChangeKind.UNDRAIN, text=text, hint=hint)

@@ -74,6 +74,8 @@ def ineligibility(job: Job, queue: Queue | None, now_s: float) -> WaitReason | N
         )
     # A larger difference means that the clock was set back meanwhile.
     if 0 < job.not_before_s - now_s <= BACKOFF_MAX_S:
+        if job.reason is WaitReasonCode.ENGINE_LIMIT:
+            return WaitReason(reason=WaitReasonCode.ENGINE_LIMIT, detail=job.detail)
         return WaitReason(reason=WaitReasonCode.BACKOFF, detail="waits shortly after a failed start")
     return ELIGIBLE
 
