@@ -103,8 +103,6 @@ def run() -> SupervisorResult:
     probe, virtual = _probe(given, facts)
     links = LinkProbeListener(given["PHALANX_NODE_ID"], given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"))
     slices = _slice_keeper(given, facts)
-    if slices is not None:
-        slices.recover(probe.devices())
     settings = _settings(given, facts, probe, slices, links.port, accounts, virtual=virtual)
     try:
         loop = SupervisorLoop(settings, probe)
@@ -267,6 +265,7 @@ def _settings(
         base=dict(os.environ),
         seat=parse_seat(given.get("PHALANX_NODE_SEAT", "")),
         accounts=accounts,
+        slices=slices,
     )
 
 

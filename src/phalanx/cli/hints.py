@@ -36,6 +36,8 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.PREFER_LEVEL: "use --prefer {level} to accept other placements; see phalanx topology",
     HintCode.SMALLER_SLICES: "use smaller or fewer slices; see phalanx topology",
     HintCode.LIST_NODES: "phalanx nodes lists them",
+    HintCode.SWITCH_MIG_ON: "an operator: phalanx nodes drain NODE, nvidia-smi -i GPU -mig 1, then start the node again (docs/mig.md)",
+    HintCode.MIG_PROFILES: "{profiles}; `phalanx nodes mig` lists the profiles of each model",
     HintCode.LIST_POOLS: "phalanx pools lists them",
     HintCode.POOL_LIMITS: "use --min 0 --max 4",
     HintCode.POOL_PRICE: "use --price 2/h",

@@ -50,6 +50,11 @@ class HintCode(enum.Enum):
     PREFER_LEVEL = "prefer-level", "prefer one {level} to accept other placements"
     SMALLER_SLICES = "smaller-slices", "request smaller or fewer slices"
     LIST_NODES = "list-nodes", "list the nodes"
+    SWITCH_MIG_ON = (
+        "switch-mig-on",
+        "an operator switches it on while the GPU is idle, on a drained node: nvidia-smi -i GPU -mig 1, then starts the node again",
+    )
+    MIG_PROFILES = "mig-profiles", "{profiles}"
     LIST_POOLS = "list-pools", "list the node pools"
     POOL_LIMITS = "pool-limits", "give a minimum of 0 and a maximum of 4"
     POOL_PRICE = "pool-price", "give an amount such as 2/h"

@@ -36,7 +36,7 @@ from phalanx.torch.environment import RankEnvironment
 from phalanx.torch.lease_fence import LeaseFence
 from phalanx.torch.report_writer import ReportWriter
 from phalanx.torch.stack_dump import install_stack_dump
-from phalanx.wire.rank import RankStopReason, ReportKind, boottime_ns
+from phalanx.wire.rank import MIG_PROFILE_VARIABLE, RankStopReason, ReportKind, boottime_ns
 
 _DEFAULT_TIMEOUT_S: Final = 600.0
 """Default timeout of a collective: the default of torch for NCCL."""
@@ -184,12 +184,13 @@ def _select_device(environment: RankEnvironment) -> Any:
     """
     if not environment.virtual and torch.cuda.is_available():
         count = torch.cuda.device_count()
-        if environment.local_rank >= count:
+        index = 0 if os.environ.get(MIG_PROFILE_VARIABLE) else environment.local_rank  # a task sees only its own slice
+        if index >= count:
             raise RuntimeError(
                 f"local rank {environment.local_rank} has no device: this node has {count} visible; "
                 "start at most one rank per device"
             )
-        device = torch.device("cuda", environment.local_rank)
+        device = torch.device("cuda", index)
         torch.cuda.set_device(device)
         return device
     if "OMP_NUM_THREADS" not in os.environ:

@@ -43,6 +43,9 @@ GENERATION_VARIABLE: Final = "PHALANX_GENERATION"
 STACKS_VARIABLE: Final = "PHALANX_STACKS"  # folder for a rank's stack dump
 STACK_SIGNAL: Final = 43
 """Signal that requests a stack dump: SIGRTMIN + 9 of glibc. Real-time signals have no default meaning, and libraries use the first and last."""
+MIG_PROFILE_VARIABLE: Final = (
+    "PHALANX_MIG_PROFILE"  # set if each task of the job has a MIG slice, which is its CUDA device 0
+)
 LOCAL_CHECKPOINTS_VARIABLE: Final = (
     "PHALANX_CHECKPOINT_APART"  # set if each node of the gang has its own checkpoint folder
 )

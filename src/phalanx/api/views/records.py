@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phalanx.core.fleet.mig import DeviceMig
+from phalanx.core.fleet.mig import DeviceMig, MigSlice
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import PoolNode
 from phalanx.core.ids import Generation, JobId, NodeId
@@ -29,6 +29,7 @@ from phalanx.wire.api.jobs import (
     AttemptView,
     CheckpointView,
     ExitView,
+    GrantedSliceView,
     GrantView,
     JobView,
     Progress,
@@ -190,7 +191,7 @@ def _shape(job: Job, attempt: Attempt | None) -> str:
     if request.share is not None:
         return f"{request.nodes} x {request.share}"
     if attempt is not None:
-        each = [len(grant.devices) for grant in attempt.allocation.grants]
+        each = [grant.visible_devices for grant in attempt.allocation.grants]
         return f"{len(each)} x {each[0]}" if len(set(each)) == 1 else " + ".join(map(str, each))
     return f"{request.nodes} x {request.per_node}" if request.nodes is not None else ""
 
@@ -234,6 +235,7 @@ def attempt_view(attempt: Attempt, *, show_all: bool = True) -> AttemptView:
                 devices=list(g.devices),
                 first_rank=g.first_rank,
                 tasks=g.tasks,
+                slices=_slices(g),
             )
             for g in attempt.allocation.grants
         ],
@@ -357,13 +359,20 @@ def node_view(
     )
 
 
+def _slices(grant: NodeGrant) -> list[GrantedSliceView]:
+    return [
+        GrantedSliceView(device=one.device, profile=one.profile, start=one.start, memory_slices=one.memory_slices)
+        for one in (() if grant.share is None else grant.share.slices)
+    ]
+
+
 def _device_view(
     node: Node, place: int, held: Mapping[int, Sequence[tuple[JobId, NodeGrant]]], sampled: Mapping[int, DeviceSample]
 ) -> DeviceView:
     device = node.devices[place]
     here = held.get(device.index, ())
     job_id, grant = here[0] if here else (None, None)
-    shares = [ShareView(job_id=job, gpus=gpus_of(one.milli), kind=one.share.kind) for job, one in here if one.share]
+    shares = [_share_view(job, one, device.index) for job, one in here if one.share is not None]
     sample = sampled.get(device.index)
     return DeviceView(
         index=device.index,
@@ -386,15 +395,30 @@ def _device_view(
         pci_bus=device.pci_bus,
         pcie=device.pcie,
         numa=device.numa,
-        mig=_mig_view(device.mig),
+        mig=_mig_view(device.mig, [one for share in shares for one in share.slices]),
     )
 
 
-def _mig_view(mig: DeviceMig | None) -> MigView | None:
+def _share_view(job_id: JobId, grant: NodeGrant, device: int) -> ShareView:
+    share = grant.share
+    assert share is not None, grant
+    return ShareView(
+        job_id=job_id,
+        gpus=gpus_of(share.milli_on(device)),
+        kind=share.kind,
+        slices=[
+            MigSlice(profile=one.profile, start=one.start, memory_slices=one.memory_slices)
+            for one in share.slices
+            if one.device == device
+        ],
+    )
+
+
+def _mig_view(mig: DeviceMig | None, granted: Sequence[MigSlice] = ()) -> MigView | None:
     if mig is None:
         return None
     geometry = mig_geometry(mig.profiles)
-    state = geometry.state(mig.slices)
+    state = geometry.state((*mig.slices, *granted))
     return MigView(
         on=mig.on,
         source=mig.source,

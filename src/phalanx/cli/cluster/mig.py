@@ -15,7 +15,7 @@ from phalanx.core.fleet.mig import MigProfile, PlacementSource
 from phalanx.core.scheduling.sharing.mig_placement import EMPTY, mig_geometry, place_slice
 from phalanx.core.units import format_bytes
 from phalanx.planner.facts.mig import MigGpuEntry, find_mig_gpu, read_mig_gpus
-from phalanx.wire.api.nodes import DeviceView, MigView
+from phalanx.wire.api.nodes import DeviceView, MigView, ShareView
 
 
 class MigModelListing(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,19 +187,25 @@ def mig_lines(devices: Sequence[DeviceView]) -> list[str]:
     alike: dict[str, list[int]] = {}
     for device in devices:
         if device.mig is not None:
-            alike.setdefault(_mig_line(device.mig), []).append(device.index)
+            alike.setdefault(_mig_line(device.mig, device.shares), []).append(device.index)
     return [f"MIG of GPU{'s' if len(found) > 1 else ''} {_indexes(found)}: {line}" for line, found in alike.items()]
 
 
-def _mig_line(mig: MigView) -> str:
+def _mig_line(mig: MigView, shares: Sequence[ShareView]) -> str:
     if not mig.on:
         return mig.closed_reason or "MIG mode is off"
+    jobs = [
+        f"{one.profile} on {_span(one.start, one.memory_slices)} of job {share.job_id}"
+        for share in shares
+        for one in share.slices
+    ]
     taken = [f"{one.profile or 'slice'} on {_span(one.start, one.memory_slices)}" for one in mig.slices]
     return "; ".join(
         filter(
             None,
             [
                 "on",
+                ", ".join(jobs),
                 f"slices of others: {', '.join(taken)}" if taken else "",
                 f"room for {_room(mig.room)}",
                 "starts from the shipped table" if mig.source is PlacementSource.TABLE else "",

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from phalanx.cli.cells import wait_text
+from phalanx.cli.jobs.grants_note import grants_note
 from phalanx.cli.jobs.job_end import end_summary, exit_code
 from phalanx.cli.jobs.log_printer import LogPrinter
 from phalanx.cli.terminal import strip_control, terminal, truncate
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
-from phalanx.core.work.launchers import shape_note
 from phalanx.wire.api.output import EndEvent, StateEvent
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class _StatePrinter:
         restarted = f" restarted in place ({event.generation})" if event.generation else ""
         attempt = f", attempt {event.epoch}{restarted}" if event.epoch > 1 or restarted else ""
         where = ", ".join(event.nodes) or "its nodes"
-        shape = f": {shape_note([len(grant.devices) for grant in grants])}" if grants else ""
+        shape = f": {grants_note(grants)}" if grants else ""
         self._status.say(f"running on {where}{shape}{attempt}")
 
 

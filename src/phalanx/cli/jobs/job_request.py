@@ -265,7 +265,9 @@ _OPTIONS: Final = (
     ),
     click.option("-N", "--nodes", type=NODES, metavar="N", help="Number of nodes; 2..8 for an elastic job."),
     click.option("--gpus-per-node", type=int, metavar="N", help="GPUs on each node."),
-    click.option("--share", type=click.Choice(["mps", "time"]), help="How a part of a GPU is shared; default: mps."),
+    click.option(
+        "--share", type=click.Choice(["mig", "mps", "time"]), help="How a part of a GPU is shared; default: mps."
+    ),
     click.option("--tasks-per-node", type=int, metavar="N", help="Tasks on each node; default: one per GPU."),
     click.option("--cpus", type=int, metavar="N", help="CPUs on each node."),
     click.option("--memory", type=MEMORY, metavar="MEM", help="Memory on each node: 64 (GiB), 512M."),

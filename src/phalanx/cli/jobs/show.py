@@ -12,6 +12,7 @@ import msgspec
 from phalanx.cli import cells
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.array_page import array_view
+from phalanx.cli.jobs.grants_note import grants_note
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.jobs.ps import waiting_reason
 from phalanx.cli.jobs.service_page import service_view
@@ -23,7 +24,6 @@ from phalanx.core.accounting.usage_summary import GpuSeconds, UsageSummary
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.job import JobState
-from phalanx.core.work.launchers import shape_note
 from phalanx.wire.api.jobs import AttemptView, JobView
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
     limit = "" if job.time_limit_s is None else f" of at most {format_duration(job.time_limit_s)}"
     waited = f", waited {format_duration((begun or job.ended_s or now_s) - job.submit_s)}"
     shape = (
-        shape_note([len(grant.devices) for grant in attempts[-1].grants])
+        grants_note(attempts[-1].grants)
         if attempts and attempts[-1].grants
         else f"{job.gpus} {'GPU' if job.gpus == '1' else 'GPUs'} requested"
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.controller.requests import reservations
+from phalanx.controller.requests.mig_checks import checked_slices
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound, NotPermitted
@@ -76,6 +77,9 @@ def check_submission(context: StepContext, request: SubmitJob) -> SubmitJob:
     reservations.check_named(context, request)
     _check_nodes(context, request)
     _check_share(context, request)
+    role = checked_slices(request.spec.role, context.world.nodes.values(), has_steps=bool(request.spec.slurm))
+    if role is not request.spec.role:
+        request = replace(request, spec=replace(request.spec, role=role))
     request = _in_one_world(request)
     outlook = context.feasibility.check(feasibility_request(request.spec, request.queue, request.user))
     if outlook.never and not request.spec.allow_never:
@@ -272,7 +276,9 @@ def _put_one(
         unmet_dependencies=unmet,
     )
     context.change.put(job)
-    text = f"submitted by {request.user} for {request.project}: {spec.role.gpus.amount_text} GPUs" + (
+    share = spec.role.gpus.share
+    unit = "GPUs" if share is None or not share.profile else "MIG slices"
+    text = f"submitted by {request.user} for {request.project}: {spec.role.gpus.amount_text} {unit}" + (
         f"; {detail}" if unmet else ""
     )
     context.change.add_history(

@@ -31,3 +31,8 @@ class Device:
     pcie: str = ""
     numa: int | None = None
     mig: DeviceMig | None = None
+
+    @property
+    def divided(self) -> bool:
+        """Whether MIG mode is on: the device is granted in slices, never as a whole."""
+        return self.mig is not None and self.mig.on

@@ -9,6 +9,7 @@ Source: NVIDIA Multi-Instance GPU User Guide, r580, "Concepts" and "Supported MI
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,7 @@ MEMORY_SLICES_MAX: Final = 8  # of a device; GPUs have 8, 4 or 2. The states of 
 PROFILES_MAX: Final = 32  # of a device; an RTX PRO 6000 has 11
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class MigProfile:
     """A kind of slice that a GPU model can be divided into.
 
@@ -41,7 +42,7 @@ class MigProfile:
     @property
     def has_media(self) -> bool:
         """Whether an instance takes the device's media extension, of which it has one."""
-        return "+me" in self.name
+        return has_media(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,11 @@ class DeviceMig:
     slices: tuple[MigSlice, ...] = ()
     closed_reason: str = ""
 
+    @property
+    def grantable(self) -> bool:
+        """Whether the supervisor can make slices here, as far as it knows. Then the device is granted in slices only."""
+        return self.on and bool(self.profiles) and not self.closed_reason
+
     def profile(self, name: str) -> MigProfile | None:
         """The profile with this name."""
         return next((one for one in self.profiles if one.name == name), None)
@@ -108,3 +114,26 @@ class DeviceMig:
             ),
             "",
         )
+
+
+def has_media(profile: str) -> bool:
+    """Whether an instance of the profile takes the media extension of its device."""
+    return "+me" in profile
+
+
+def slice_bits(start: int, memory_slices: int, profile: str = "") -> int:
+    """What an instance occupies of its device, as a bitset: its memory slices, and bit `MEMORY_SLICES_MAX` for the media extension."""
+    return ((1 << memory_slices) - 1) << start | (has_media(profile) << MEMORY_SLICES_MAX)
+
+
+def occupied_bits(slices: Iterable[MigSlice]) -> int:
+    """What these instances occupy together, as `slice_bits` has it."""
+    found = 0
+    for one in slices:
+        found |= slice_bits(one.start, one.memory_slices, one.profile)
+    return found
+
+
+def device_memory_slices(profiles: Iterable[MigProfile]) -> int:
+    """The memory slices that a device with these profiles has: the end of the farthest instance."""
+    return max((one.starts[-1] + one.memory_slices for one in profiles if one.starts), default=1)

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.mig import MigProfile
 from phalanx.core.fleet.node import Node
 
+SlicesOf = Callable[[tuple[MigProfile, ...]], int]
+"""How many MIG slices of a request's kind an empty device with these profiles has room for."""
 _MEMORY_GRANTED: Final = 0.95  # vendors' "80 GB" cards report a little less than 80 GiB
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeKind:
-    """The properties by which two nodes are equal for a shape. `devices` holds (model, memory in bytes, number of healthy ones), sorted."""
+    """The properties by which two nodes are equal for a shape.
+
+    Attributes:
+        devices: (model, memory in bytes, number of healthy ones that are granted as a whole), sorted.
+        mig: (model, memory in bytes, number of healthy ones, profiles) of devices that MIG can divide, sorted. Without profiles where MIG mode is off.
+    """
 
     cpus: int
     memory_bytes: int
     devices: tuple[tuple[str, int, int], ...]
+    mig: tuple[tuple[str, int, int, tuple[MigProfile, ...]], ...] = ()
 
-    def count(self, model: str | None, device_memory_bytes: int, *, exact: bool = False) -> int:
-        """Number of healthy devices that match."""
+    def count(
+        self, model: str | None, device_memory_bytes: int, *, exact: bool = False, slices_of: SlicesOf | None = None
+    ) -> int:
+        """Number of healthy devices that match; with `slices_of`, of MIG slices on them."""
+        if slices_of is not None:
+            return sum(
+                healthy * slices_of(profiles)
+                for have, memory_bytes, healthy, profiles in self.mig
+                if profiles and model_fits(have, memory_bytes, model, device_memory_bytes, exact=exact)
+            )
         return sum(
             healthy
             for have, memory_bytes, healthy in self.devices
@@ -46,8 +63,13 @@ class FleetSummary:
         """Models of all devices, unhealthy ones included, by name."""
         return tuple(sorted({model for kind, _ in self.kinds for model, _, _ in kind.devices}))
 
-    def models_like(self, model: str | None, device_memory_bytes: int) -> tuple[str, ...]:
-        """Models with a matching healthy device, by name."""
+    def models_like(
+        self, model: str | None, device_memory_bytes: int, slices_of: SlicesOf | None = None
+    ) -> tuple[str, ...]:
+        """Models with a matching healthy device, by name; with `slices_of`, those with MIG slices."""
+        if slices_of is not None:
+            found = self.mig_like(model, device_memory_bytes)
+            return tuple(sorted({have for have, profiles in found if slices_of(profiles)}))
         return tuple(
             sorted(
                 {
@@ -59,14 +81,36 @@ class FleetSummary:
             )
         )
 
+    def mig_like(
+        self, model: str | None, device_memory_bytes: int, *, exact: bool = False
+    ) -> tuple[tuple[str, tuple[MigProfile, ...]], ...]:
+        """Model and profiles of each kind of matching healthy device that MIG can divide; without profiles where MIG mode is off."""
+        return tuple(
+            sorted(
+                {
+                    (have, profiles)
+                    for kind, _ in self.kinds
+                    for have, memory_bytes, healthy, profiles in kind.mig
+                    if healthy and model_fits(have, memory_bytes, model, device_memory_bytes, exact=exact)
+                }
+            )
+        )
+
     def sizes(
-        self, model: str | None, device_memory_bytes: int, *, exact: bool = False, cpus: int = 0, memory_bytes: int = 0
+        self,
+        model: str | None,
+        device_memory_bytes: int,
+        *,
+        exact: bool = False,
+        cpus: int = 0,
+        memory_bytes: int = 0,
+        slices_of: SlicesOf | None = None,
     ) -> dict[int, int]:
-        """Number of nodes with enough CPUs and memory, by their number of matching devices: `{8: 10_000, 4: 12, 0: 1}`."""
+        """Number of nodes with enough CPUs and memory, by their number of matching devices (or slices): `{8: 10_000, 4: 12, 0: 1}`."""
         found: Counter[int] = Counter()
         for kind, nodes in self.kinds:
             if kind.cpus >= cpus and kind.memory_bytes >= memory_bytes:
-                found[kind.count(model, device_memory_bytes, exact=exact)] += nodes
+                found[kind.count(model, device_memory_bytes, exact=exact, slices_of=slices_of)] += nodes
         return dict(found)
 
 
@@ -83,15 +127,21 @@ def summary_from_counts(kinds: Counter[NodeKind]) -> FleetSummary:
 def node_kind(node: Node) -> NodeKind:
     """The kind of a node."""
     found: dict[tuple[str, int], int] = {}
+    divisible: dict[tuple[str, int, tuple[MigProfile, ...]], int] = {}
     for device in node.devices:
         key = (device.model, device.memory_bytes)
-        found[key] = found.get(key, 0) + device.healthy
+        found[key] = found.get(key, 0) + (device.healthy and not device.divided)
+        mig = device.mig
+        if mig is not None and (mig.grantable or not mig.on):
+            profiles = mig.profiles if mig.on else ()
+            divisible[*key, profiles] = divisible.get((*key, profiles), 0) + device.healthy
     devices = tuple(sorted((model, memory_bytes, count) for (model, memory_bytes), count in found.items()))
-    return NodeKind(node.cpus, node.memory_bytes, devices)
+    mig_devices = tuple(sorted((*kind[:2], count, kind[2]) for kind, count in divisible.items()))
+    return NodeKind(node.cpus, node.memory_bytes, devices, mig_devices)
 
 
 def device_fits(device: Device, model: str | None, device_memory_bytes: int, *, exact: bool = False) -> bool:
-    """Whether a device is healthy, large enough and of the model wanted ("h100" also matches "NVIDIA H100 80GB HBM3").
+    """Whether a device is healthy, large enough and of the model wanted ("h100" also matches "NVIDIA H100 80GB HBM3"), whatever its MIG mode.
 
     With `exact`, the model must equal the fleet's own name.
     """

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from phalanx.core.fleet.mig import occupied_bits
+from phalanx.core.fleet.node import Node
 from phalanx.core.ids import NodeId
 from phalanx.core.state.plan import Placement
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.state.world import World
+from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.job import Job, JobState
 
 
@@ -45,6 +48,9 @@ def rejection_reason(world: World, placement: Placement) -> str:
         usable = {device.index for device in node.devices if device.healthy}
         if not set(grant.devices) <= usable:
             return f"{grant.node_id} lacks healthy devices"
+        conflict = _mig_conflict(node, grant)
+        if conflict:
+            return f"{grant.node_id}: {conflict}"
         lacking = (held.host + grant.host).lacking(node.host)
         if lacking:
             return f"{grant.node_id} lacks {lacking}"
@@ -57,3 +63,23 @@ def _array_full(world: World, job: Job) -> bool:
     if place is None or place.running_max is None:
         return False
     return len(world.relations.running.get(place.array_id, ())) >= place.running_max
+
+
+def _mig_conflict(node: Node, grant: NodeGrant) -> str:
+    """Why the grant does not suit the MIG mode of its devices: slices only where it is on, at a start of the profile, beside slices of others."""
+    slices = () if grant.share is None else grant.share.slices
+    by_index = {device.index: device for device in node.devices}
+    if not slices:
+        divided = [index for index in grant.devices if (mig := by_index[index].mig) is not None and mig.on]
+        return f"device {divided[0]} has MIG mode on, so it is granted in slices only" if divided else ""
+    for one in slices:
+        mig = by_index[one.device].mig
+        if mig is None or not mig.grantable:
+            why = "MIG mode is off" if mig is None or not mig.on else mig.closed_reason
+            return f"no slices can be made on device {one.device}: {why}"
+        profile = mig.profile(one.profile)
+        if profile is None or one.start not in profile.starts or one.memory_slices != profile.memory_slices:
+            return f"device {one.device} has no profile {one.profile} at memory slice {one.start}"
+        if occupied_bits(mig.slices) & one.bits:
+            return f"memory slice {one.start} of device {one.device} is in use outside Phalanx"
+    return ""

@@ -31,11 +31,10 @@ from phalanx.core.scheduling.board_records import (
 )
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_bitsets import bools_of, lowest_member
-from phalanx.core.scheduling.pool import DevicePool
+from phalanx.core.scheduling.pool import DevicePool, HeldShare, SharePosition
 from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.scheduling.sharing.fragmentation import FragmentationIndex
 from phalanx.core.scheduling.sharing.request_mix import Demand
-from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
 
 _NO_LISTENER: Final = BoardListener()
 
@@ -164,7 +163,7 @@ class Board:
                 uneven_needs=any(need.milli != needs[0].milli for need in needs),
             )
             self._classes[key] = found
-            if self.fragmentation is None and any(need.share_milli for need in needs):
+            if self.fragmentation is None and any(need.share_milli and not need.mig_profile for need in needs):
                 self._begin_scoring()
         return found
 
@@ -186,6 +185,10 @@ class Board:
     def free_total(self) -> int:
         """Devices free on nodes that accept work."""
         return sum(pool.free_total for pool in self.pools)
+
+    def devices_on_node(self, node: int) -> int:
+        """Devices of the node, those that MIG divides included."""
+        return max(0, self.devices_of_node[node]) + self.pools[self.pool_of_node[node]].divided_devices.get(node, 0)
 
     # ---------------------------------------------------------------- queries
 
@@ -227,7 +230,7 @@ class Board:
 
     def find_need(self, need: Need, excluded: int = 0) -> Places | None:
         """Where the need fits now: a part of one node where it fragments the free capacity least, a gang in the first kind that holds it."""
-        if self.fragmentation is not None and need.nodes == 1 and not need.last_node_devices:
+        if self.fragmentation is not None and need.nodes == 1 and not need.last_node_devices and not need.mig_profile:
             return self._find_by_fragmentation(self.fragmentation, need, excluded)
         for kind in need.kinds:
             places = self.pools[kind].find(need, excluded)
@@ -261,9 +264,14 @@ class Board:
         self._listener.on_waiting(entry)
 
     def add_running(
-        self, entry: JobEntry, need: Need, places: Places, since_s: float, indices: Sequence[int] = ()
+        self,
+        entry: JobEntry,
+        need: Need,
+        places: Places,
+        since_s: float,
+        indices: Sequence[SharePosition] = (),
     ) -> None:
-        """A job was already running when this board was built. `indices`: of the devices that it shares, by place."""
+        """A job was already running when this board was built. `indices`: of the devices that it shares, or its slices, by place."""
         entry.started_s = entry.placed_s = since_s
         self.running[entry.seq] = entry
         self._hold(entry, need, places, indices)
@@ -410,10 +418,10 @@ class Board:
     def can_retake(self, entry: JobEntry) -> bool:
         """Whether the devices that `free_devices` freed are still free."""
         pool = self.pools[self.pool_of_node[entry.places[0][0]]]
-        if entry.shared_devices:
-            share_milli = 0 if entry.need is None else entry.need.share_milli
+        need = entry.need
+        if entry.shared_devices and need is not None:
             held = zip(entry.places, entry.shared_devices, strict=True)
-            return all(one.room >= share_milli if one.shares else pool.free[node] > 0 for (node, _), one in held)
+            return all(pool.can_hold(need, node, one) for (node, _), one in held)
         return all(pool.free[node] >= count for node, count in entry.places)
 
     def whole_holders(self, node: int) -> list[tuple[tuple[JobEntry, ...], int]]:
@@ -434,11 +442,11 @@ class Board:
         self,
         need: Need | None,
         places: Places,
-        shared: Sequence[SharedDevice] = (),
-        indices: Sequence[int] = (),
-    ) -> tuple[SharedDevice, ...]:
+        shared: Sequence[HeldShare] = (),
+        indices: Sequence[SharePosition] = (),
+    ) -> tuple[HeldShare, ...]:
         """Take these places without a job; `vacate` releases them. Returns the shared devices; the rest as in `DevicePool.hold_shares`."""
-        held: tuple[SharedDevice, ...] = ()
+        held: tuple[HeldShare, ...] = ()
         if places:
             self._mark_rescored(places)
             pool = self.pools[self.pool_of_node[places[0][0]]]
@@ -450,7 +458,7 @@ class Board:
                 self._adjust_host_use(places, -need.cpus, -need.memory_bytes)
         return held
 
-    def vacate(self, need: Need | None, places: Places, shared: Sequence[SharedDevice] = ()) -> None:
+    def vacate(self, need: Need | None, places: Places, shared: Sequence[HeldShare] = ()) -> None:
         """Release places taken by `occupy`, and the shared devices that it returned."""
         if places:
             self._mark_rescored(places)
@@ -471,11 +479,11 @@ class Board:
             self.cpus or [0] * len(nodes), self.memory or [0] * len(nodes), self.devices_of_node, self.pool_of_node
         )
         for entry in (*self.running.values(), *self.waiting.values()):
-            self.fragmentation.observe(_demand_of(entry.job_class.needs[0]))
+            self._observe(entry)
         self._rescored = set(nodes)
 
     def _observe(self, entry: JobEntry) -> None:
-        if self.fragmentation is not None:
+        if self.fragmentation is not None and not entry.job_class.needs[0].mig_profile:
             self.fragmentation.observe(_demand_of(entry.job_class.needs[0]))
 
     def _mark_rescored(self, places: Places) -> None:
@@ -499,7 +507,13 @@ class Board:
         best = index.best(_demand_of(need), bools_of(candidates, len(self.devices_of_node)))
         return None if best is None else ((best, need.devices),)
 
-    def _hold(self, entry: JobEntry, need: Need, places: Places, indices: Sequence[int] = ()) -> None:
+    def _hold(
+        self,
+        entry: JobEntry,
+        need: Need,
+        places: Places,
+        indices: Sequence[SharePosition] = (),
+    ) -> None:
         entry.places = places
         entry.need = need
         entry.held = entry.resources_on(need, places)

@@ -14,6 +14,7 @@ from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.pool import DevicePool
 from phalanx.core.scheduling.quota import FairShareTree
+from phalanx.core.scheduling.sharing.mig_pool import MigPool
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
@@ -61,7 +62,8 @@ def foreign_devices_in_use(fit: FleetIndex, snapshot: ClusterSnapshot, node_ids:
     for node_id, own in own_usage.items():
         held = snapshot.usage.get(node_id, EMPTY_USAGE).devices - own
         for number in fit.numbers_of_node[node_id]:
-            found[number] = sum(index in held for index in fit.healthy_devices[number]) if held else 0
+            counted = held and number not in fit.divisible  # slices of others are in the record of the device
+            found[number] = sum(index in held for index in fit.healthy_devices[number]) if counted else 0
     return found
 
 
@@ -92,18 +94,12 @@ def build_board(fit: FleetIndex, snapshot: ClusterSnapshot, restart_cost_s: floa
     cpus = [free[node.id].cpus for node in fit.nodes]
     memory = [free[node.id].memory_bytes for node in fit.nodes]
     sizes = fit.device_counts
-    pools = [
-        DevicePool(
-            [size if kind == own else -1 for size, kind in zip(sizes, fit.model_of_node, strict=True)],
-            tree=fit.tree,
-            cpus=cpus,
-            memory=memory,
-        )
-        for own in range(len(fit.device_models))
-    ]
+    pools = [_pool(fit, own, cpus, memory) for own in range(len(fit.device_models))]
     quotas = None
     if any(_has_limits(queue) for queue in snapshot.queues.values()) or len(snapshot.queues) > 1:
-        quotas = FairShareTree(snapshot.queues.values(), sum(sizes), snapshot.queue_usage.values(), wall_s)
+        quotas = FairShareTree(
+            snapshot.queues.values(), sum(map(len, fit.healthy_devices)), snapshot.queue_usage.values(), wall_s
+        )
     board = Board(
         sizes,
         restart_cost_s=restart_cost_s,
@@ -119,6 +115,16 @@ def build_board(fit: FleetIndex, snapshot: ClusterSnapshot, restart_cost_s: floa
     for number, count in foreign_devices_in_use(fit, snapshot, fit.numbers_of_node).items():
         board.set_foreign_usage(number, count)
     return board
+
+
+def _pool(fit: FleetIndex, kind: int, cpus: list[int], memory: list[int]) -> DevicePool:
+    """The nodes of one kind, all free."""
+    counts = zip(fit.device_counts, fit.model_of_node, strict=True)
+    sizes = [size if of == kind else -1 for size, of in counts]
+    divisible = {number: own for number, own in fit.divisible.items() if fit.model_of_node[number] == kind}
+    if divisible:
+        return MigPool(sizes, divisible, tree=fit.tree, cpus=cpus, memory=memory)
+    return DevicePool(sizes, tree=fit.tree, cpus=cpus, memory=memory)
 
 
 def _has_limits(queue: Queue) -> bool:

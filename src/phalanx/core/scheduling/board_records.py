@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.scheduling.hazard_table import SimilarJobs
 from phalanx.core.scheduling.needs import Need, Places
+from phalanx.core.scheduling.sharing.mig_devices import HeldSlices
 from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
@@ -96,7 +97,7 @@ class JobEntry:
         waited_s: earlier waiting time.
         places, need: where it runs, and for which need; empty while it waits.
         held: everything that it holds while it runs.
-        shared_devices: the device of each place that it has a share of; empty for whole devices.
+        shared_devices: the device of each place that it has a share of, or its MIG slices there; empty for whole devices.
         stops, moves: number of its preemptions and moves.
         protected_until_s: not stopped by value before this time.
         placed_s: when it started or moved to its places.
@@ -121,7 +122,7 @@ class JobEntry:
     places: Places = ()
     need: Need | None = None
     held: Resources = NO_RESOURCES
-    shared_devices: tuple[SharedDevice, ...] = ()
+    shared_devices: tuple[SharedDevice | HeldSlices, ...] = ()
     stops: int = 0
     moves: int = 0
     protected_until_s: float = 0.0

@@ -421,7 +421,9 @@ class FeasibilityChecker:
         groups: dict[str, dict[NodeId, Node]] = {}
         for node_id, node in nodes.items():
             if could_hold_part(shapes, node):
-                for model in {device.model for device in node.devices if device.healthy} or {""}:
+                # As the scheduler numbers them: devices with MIG mode on are a kind of their own.
+                kinds = {f"{device.model}{device.divided}" for device in node.devices if device.healthy}
+                for model in kinds or {""}:
                     groups.setdefault(model, {})[node_id] = node
         error: NeverFits | None = None
         for group in groups.values():

@@ -1,7 +1,8 @@
 """Maps records to numbers: the board's number of each node, the kind of its devices, and a job's needs in those numbers.
 
 Nodes are numbered by kind, then by their position in the topology tree, then by id: consecutive numbers are neighbours, in the tree and in
-the order of ranks. A node with devices of two models or sizes has two numbers, which share its CPUs and memory.
+the order of ranks. A node with devices of two models or sizes has two numbers, which share its CPUs and memory. Devices with MIG mode on are a
+kind of their own, because they are granted in slices only.
 """
 
 from __future__ import annotations
@@ -9,27 +10,46 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.mig import DeviceMig, MigProfile
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.summary import node_kind, summary_from_counts, summary_of
 from phalanx.core.fleet.topology import TopologyTree, build_topology_tree
 from phalanx.core.ids import NodeId, ReservationId
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filter_of
+from phalanx.core.scheduling.pool import HeldShare, SharePosition
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes, placement_part, tasks_per_node
+from phalanx.core.scheduling.sharing.mig_devices import DivisibleDevice, HeldSlices
 from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.job import Job, WaitReasonCode
+from phalanx.core.work.mig_request import profile_milli
 from phalanx.core.work.reservation import Reservation
-from phalanx.core.work.share import MILLI_PER_DEVICE, DeviceShare, ShareKind
+from phalanx.core.work.share import MIG_GROUP, MILLI_PER_DEVICE, DeviceShare, GrantedSlice, ShareKind
 from phalanx.core.work.spec import Role, TopologyConstraint
 
+_NO_SHARE: Final = -1
 NO_RESERVATIONS: Final[Mapping[ReservationId, Reservation]] = {}
+
+
+class _Part(NamedTuple):
+    """What a shape takes of a device of some kind: whole devices, a share, or MIG slices of `milli` thousandths each.
+
+    Attributes:
+        device_memory_bytes: of the devices that it is for; 0 for any.
+    """
+
+    milli: int = 0
+    group: str = ""
+    device_memory_bytes: int = 0
+    profile: str = ""
+    slices: int = 0
 
 
 class PendingUsage:
@@ -67,6 +87,7 @@ class FleetIndex:
         model_of_node: kind of each node number.
         device_memory_bytes: of each device there.
         healthy_devices: healthy devices of that kind on each node, ascending.
+        divisible: the devices of each number that are granted in MIG slices.
         numbers_of_node: numbers of each node.
         twins: numbers that share a node, for nodes with several.
     """
@@ -79,11 +100,12 @@ class FleetIndex:
     numbers_of_node: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
     twins: dict[int, tuple[int, ...]] = field(default_factory=dict)
     tree: TopologyTree | None = None
+    divisible: dict[int, tuple[DivisibleDevice, ...]] = field(default_factory=dict)
 
     @property
     def device_counts(self) -> list[int]:
-        """Devices of each node number."""
-        return [len(indices) for indices in self.healthy_devices]
+        """Devices of each node number that are granted as a whole or in shares; MIG slices are counted apart."""
+        return [0 if number in self.divisible else len(found) for number, found in enumerate(self.healthy_devices)]
 
     def bitset_of(self, node_ids: Iterable[NodeId]) -> int:
         """The nodes as a bitset; unknown ones are ignored."""
@@ -104,8 +126,8 @@ class FleetIndex:
             return ()  # the level existed when the job was submitted; without it, no placement is near enough
         found = []
         for shape in shapes:
-            for memory_bytes in self._share_sizes(shape):
-                kinds, excluded = self._kinds_for(shape, memory_bytes)
+            for part in self._parts(shape, project):
+                kinds, excluded = self._kinds_for(shape, part)
                 if not kinds:
                     continue
                 found.append(
@@ -122,11 +144,47 @@ class FleetIndex:
                         slice_within=slice_within,
                         nodes_max=shape.nodes_max if shape.nodes_max > shape.nodes else 0,
                         excluded=excluded,
-                        share_milli=0 if shape.share is None else shape.share.milli_of(memory_bytes),
-                        share_group="" if shape.share is None else f"{shape.share.kind}:{project}",
+                        share_milli=part.milli * max(1, part.slices),
+                        share_group=part.group,
+                        mig_profile=part.profile,
+                        mig_slices=part.slices,
                     )
                 )
         return tuple(found)
+
+    def _parts(self, shape: Shape, project: str) -> list[_Part]:
+        """What a shape takes of a node, in as many ways as the fleet's devices differ, the smallest part first."""
+        share = shape.share
+        if share is None:
+            return [_Part()]
+        if share.kind is ShareKind.MIG:
+            return self._slices_for(shape)
+        group = f"{share.kind}:{project}"
+        return [
+            _Part(milli=share.milli_of(memory_bytes), group=group, device_memory_bytes=memory_bytes)
+            for memory_bytes in self._share_sizes(shape)
+        ]
+
+    def _slices_for(self, shape: Shape) -> list[_Part]:
+        """The profiles that serve the shape on the divisible devices that it accepts; those that take the least of a device first."""
+        share, found = shape.share, set()
+        for number, own in self.divisible.items():
+            profiles = own[0].mig.profiles
+            profile = None if share is None else share.mig_profile(profiles)
+            if share is not None and profile is not None and shape.accepts(self._device(number)):
+                found.add((profile_milli(profile, profiles), profile.name, share.count))
+        return [_Part(milli, MIG_GROUP, profile=name, slices=count) for milli, name, count in sorted(found)]
+
+    def _device(self, number: int) -> Device:
+        """One of the devices of this number."""
+        own = self.divisible.get(number)
+        return Device(
+            index=0,
+            uuid="",
+            model=self.device_models[self.model_of_node[number]],
+            memory_bytes=self.device_memory_bytes[number],
+            mig=None if own is None else own[0].mig,
+        )
 
     def _share_sizes(self, shape: Shape) -> list[int]:
         """Sizes of device memory on which a share by memory is another part of the device, largest first; a single 0 for other shapes."""
@@ -134,9 +192,9 @@ class FleetIndex:
             return [0]
         return sorted(set(self.device_memory_bytes) - {0}, reverse=True)
 
-    def places(self, allocation: Allocation) -> tuple[Places, tuple[int, ...]]:
-        """The places of an allocation, and the index of the shared device of each; grants on nodes that are gone are ignored."""
-        found = []
+    def places(self, allocation: Allocation) -> tuple[Places, tuple[SharePosition, ...]]:
+        """The places of an allocation, and where on each node its share lies; grants on nodes that are gone are ignored."""
+        found: list[tuple[tuple[int, int], SharePosition]] = []
         for grant in allocation.grants:
             numbers = self.numbers_of_node.get(grant.node_id, ())
             number = next(
@@ -145,13 +203,13 @@ class FleetIndex:
             )
             if number is not None:
                 count = min(grant.whole_devices, len(self.healthy_devices[number]))
-                found.append(((number, count), -1 if grant.share is None else grant.devices[0]))
-        found.sort()
-        shared = any(index >= 0 for _, index in found)
-        return tuple(place for place, _ in found), tuple(index for _, index in found) if shared else ()
+                found.append(((number, count), _position(grant)))
+        found.sort(key=lambda one: one[0])
+        shared = any(position != _NO_SHARE for _, position in found)
+        return tuple([place for place, _ in found]), tuple([position for _, position in found]) if shared else ()
 
     def allocation(
-        self, need: Need, places: Places, role: Role, taken: PendingUsage, shared: Sequence[SharedDevice] = ()
+        self, need: Need, places: Places, role: Role, taken: PendingUsage, shared: Sequence[HeldShare] = ()
     ) -> Allocation | None:
         """The grants for these places on devices that are not in use; None if too few are free.
 
@@ -160,27 +218,35 @@ class FleetIndex:
             places: of the job.
             role: of the job.
             taken: what is in use.
-            shared: the device of each place, if the need is for shares. One of which nothing is placed yet gets the first free index.
+            shared: the device of each place, if the need is for shares, or its MIG slices. A device of which nothing is placed yet gets the
+                first free index.
         """
         grants: list[NodeGrant] = []
+        chosen: tuple[int, ...]
         first = 0
         for rank, (number, count) in enumerate(places):
             node = self.nodes[number]
             held = taken.usage_of(node.id)
             free = [index for index in self.healthy_devices[number] if index not in held.devices]
             share = None
-            if need.share_milli:
+            if need.mig_profile:
+                share = self._slices(need, number, held, shared[rank])
+                if share is None:
+                    return None
+                chosen = tuple(sorted({one.device for one in share.slices}))
+            elif need.share_milli:
                 device = shared[rank]
+                assert isinstance(device, SharedDevice), device
                 placed = held.shares.get(device.index, (0, ""))[1] == device.group
                 if not placed and not free:
                     return None
                 share = self._share(need, number)
-                chosen: tuple[int, ...] = (device.index if placed else free[0],)
+                chosen = (device.index if placed else free[0],)
             elif len(free) < count:
                 return None
             else:
                 chosen = _adjacent(free, count)
-            tasks = tasks_per_node(role, count)
+            tasks = tasks_per_node(role, need.mig_slices or count)
             grants.append(
                 NodeGrant(
                     node_id=node.id,
@@ -201,32 +267,76 @@ class FleetIndex:
         memory_bytes = self.device_memory_bytes[number] * need.share_milli // MILLI_PER_DEVICE
         return DeviceShare(milli=need.share_milli, memory_bytes=memory_bytes, kind=kind, group=need.share_group)
 
+    def _slices(self, need: Need, number: int, held: Usage, wanted: HeldShare) -> DeviceShare | None:
+        """The MIG slices of a grant; None if one of the places is not free yet, or the devices are divided otherwise by now."""
+        assert isinstance(wanted, HeldSlices), wanted
+        own, taken = self.divisible.get(number, ()), dict(held.slices)
+        found: list[GrantedSlice] = []
+        profile = None
+        for one in wanted.slices:
+            device = own[one.place]
+            profile = device.mig.profile(one.profile)
+            index = device.index
+            if profile is None or (index in held.devices and index not in held.slices):
+                return None
+            granted = GrantedSlice(
+                device=index,
+                profile=one.profile,
+                start=one.start,
+                memory_slices=profile.memory_slices,
+                milli=need.share_milli // need.mig_slices,
+            )
+            if taken.get(index, 0) & granted.bits:
+                return None
+            taken[index] = taken.get(index, 0) | granted.bits
+            found.append(granted)
+        if profile is None or len(found) < need.mig_slices:
+            return None
+        return DeviceShare(
+            milli=need.share_milli,
+            memory_bytes=profile.memory_bytes,
+            kind=ShareKind.MIG,
+            group=need.share_group,
+            slices=tuple(found),
+        )
+
     def _level(self, name: str) -> int:
         return self.tree.level(name) if name and self.tree is not None else -1
 
-    def _kinds_for(self, shape: Shape, only_memory_bytes: int = 0) -> tuple[tuple[int, ...], int]:
-        """The kinds that can hold the shape's parts, by name; and the nodes of these kinds whose devices are too small.
-
-        With `only_memory_bytes`, devices of another size do not fit.
-        """
+    def _kinds_for(self, shape: Shape, part: _Part) -> tuple[tuple[int, ...], int]:
+        """The kinds that can hold the shape's parts, by name; and the nodes of these kinds whose devices do not fit."""
         fitting: set[int] = set()
         excluded = 0
-        takes: dict[tuple[int, int], bool] = {}
+        takes: dict[tuple[int, int, DeviceMig | None], int] = {}
         for number, kind in enumerate(self.model_of_node):
-            memory_bytes = self.device_memory_bytes[number]
-            fits = takes.get((kind, memory_bytes))
-            if fits is None:
-                device = Device(index=0, uuid="", model=self.device_models[kind], memory_bytes=memory_bytes)
-                fits = not shape.node_devices or shape.accepts(device)
-                fits = takes[kind, memory_bytes] = fits and only_memory_bytes in (0, memory_bytes)
-            if not fits:
+            own = self.divisible.get(number, ())
+            mig = own[0].mig if own else None
+            key = (kind, self.device_memory_bytes[number], mig)
+            each = takes.get(key)
+            if each is None:
+                each = takes[key] = self._capacity_on(shape, part, number)
+            if not each and shape.node_devices:
                 excluded |= 1 << number
-            elif len(self.healthy_devices[number]) >= shape.node_devices:
+            elif each * len(self.healthy_devices[number]) >= shape.node_devices:
                 fitting.add(kind)
         inside = (
             sum(1 << number for number, kind in enumerate(self.model_of_node) if kind in fitting) if excluded else 0
         )
         return tuple(sorted(fitting)), excluded & inside
+
+    def _capacity_on(self, shape: Shape, part: _Part, number: int) -> int:
+        """What a device of this number has for the part: 1 or 0 devices, or its MIG slices."""
+        device = self._device(number)
+        if part.device_memory_bytes not in (0, device.memory_bytes):
+            return 0
+        if part.profile:
+            mig, share = device.mig, shape.share
+            profile = None if mig is None or share is None else share.mig_profile(mig.profiles)
+            if mig is None or profile is None or profile.name != part.profile:
+                return 0
+            if profile_milli(profile, mig.profiles) != part.milli:
+                return 0
+        return shape.capacity_on(device)
 
 
 def index_fleet(nodes: Mapping[NodeId, Node]) -> FleetIndex:
@@ -234,28 +344,46 @@ def index_fleet(nodes: Mapping[NodeId, Node]) -> FleetIndex:
     fleet = [nodes[node_id] for node_id in sorted(nodes)]
     tree = build_topology_tree(fleet)
     place = {node.id: key for node, key in zip(fleet, tree.order_keys(), strict=True)}
-    parts: list[tuple[str, tuple[object, ...], int, Node, tuple[int, ...]]] = []
+    parts: list[tuple[tuple[str, bool], tuple[object, ...], int, Node, tuple[Device, ...]]] = []
     for node in fleet:
-        by_kind: dict[tuple[str, int], list[int]] = {}
+        by_kind: dict[tuple[str, bool, int, tuple[MigProfile, ...]], list[Device]] = {}
         for device in node.devices:
-            if device.healthy:
-                by_kind.setdefault((device.model, device.memory_bytes), []).append(device.index)
-        for (model, memory_bytes), found in sorted(by_kind.items()) or [(("", 0), [])]:
-            parts.append((model, place[node.id], memory_bytes, node, tuple(sorted(found))))
+            usable = device.mig is None or not device.divided or device.mig.grantable
+            if device.healthy and usable:
+                profiles = device.mig.profiles if device.mig is not None and device.divided else ()
+                key = (device.model, device.divided, device.memory_bytes, profiles)
+                by_kind.setdefault(key, []).append(device)
+        for (model, divided, memory_bytes, _), found in sorted(by_kind.items()) or [(("", False, 0, ()), [])]:
+            own = tuple(sorted(found, key=lambda device: device.index))
+            parts.append(((model, divided), place[node.id], memory_bytes, node, own))
     parts.sort(key=lambda part: part[:3])
-    fit = FleetIndex(device_models=sorted({part[0] for part in parts}))
-    order = {kind: number for number, kind in enumerate(fit.device_models)}
-    for number, (model, _, memory_bytes, node, indices) in enumerate(parts):
+    kinds = sorted({part[0] for part in parts})
+    fit = FleetIndex(device_models=[model for model, _ in kinds])
+    order = {kind: number for number, kind in enumerate(kinds)}
+    for number, (kind, _, memory_bytes, node, own) in enumerate(parts):
         fit.nodes.append(node)
-        fit.model_of_node.append(order[model])
+        fit.model_of_node.append(order[kind])
         fit.device_memory_bytes.append(memory_bytes)
-        fit.healthy_devices.append(indices)
+        fit.healthy_devices.append(tuple([device.index for device in own]))
+        if kind[1]:
+            fit.divisible[number] = tuple(
+                [DivisibleDevice(device.index, device.mig) for device in own if device.mig is not None]
+            )
         fit.numbers_of_node[node.id] = (*fit.numbers_of_node.get(node.id, ()), number)
     for numbers in fit.numbers_of_node.values():
         if len(numbers) > 1:
             fit.twins.update((number, numbers) for number in numbers)
     fit.tree = build_topology_tree(fit.nodes) if tree.levels else None
     return fit
+
+
+def _position(grant: NodeGrant) -> SharePosition:
+    """Where the grant's share lies on its node."""
+    if grant.share is None:
+        return _NO_SHARE
+    if not grant.share.slices:
+        return grant.devices[0]
+    return tuple([(one.device, one.profile, one.start) for one in grant.share.slices])
 
 
 def _adjacent(free: list[int], count: int) -> tuple[int, ...]:

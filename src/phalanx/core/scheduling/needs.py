@@ -29,6 +29,7 @@ class Need:
         nodes_max: elastic: up to this many parts; equal to `nodes` or 0 for a fixed gang.
         share_milli: thousandths of one device in each part, instead of whole devices; 0 for none.
         share_group: only shares of one group lie on one device.
+        mig_profile, mig_slices: MIG slices of each part, and their number; "" and 0 for none. `share_milli` is that of all of them.
     """
 
     nodes: int
@@ -45,6 +46,8 @@ class Need:
     excluded: int = 0
     share_milli: int = 0
     share_group: str = ""
+    mig_profile: str = ""
+    mig_slices: int = 0
 
     @property
     def milli(self) -> int:
@@ -105,6 +108,8 @@ def need_of_attempt(attempt: Attempt) -> Need:
         devices=max(grant.whole_devices for grant in grants),
         share_milli=0 if share is None else share.milli,
         share_group="" if share is None else share.group,
+        mig_profile=share.slices[0].profile if share is not None and share.slices else "",
+        mig_slices=len(share.slices) if share is not None else 0,
         cpus=grants[0].cpus,
         memory_bytes=grants[0].memory_bytes,
     )

@@ -60,7 +60,7 @@ class _Slot:
     """What is left of one node: of the fleet, on its way (`pool`), or not yet ordered (`pool` and `new`).
 
     Attributes:
-        devices: whole ones that nothing uses.
+        devices: whole ones that nothing uses; not those with MIG mode on.
         host: what is free besides devices.
         rooms: thousandths left of each shared device, by the group of its shares.
     """
@@ -169,7 +169,7 @@ def _waiting_for_capacity(
 ) -> Iterator[Job]:
     """The jobs that nodes of a pool could help, in the order in which they are served: at most `JOBS_MAX`, of `JOBS_SEEN_MAX` looked at.
 
-    Jobs tied to named nodes, reservations or domains are left out.
+    Jobs tied to named nodes, reservations or domains are left out, and those for MIG slices, which no node of a pool has.
     """
     priority = {queue.id: queue.priority for queue in cluster.queues.values()}
     eligible = [
@@ -178,6 +178,7 @@ def _waiting_for_capacity(
         if job.state is JobState.PENDING
         and not (job.held or job.unmet_dependencies)
         and not (job.spec.nodelist or job.spec.reservation)
+        and not all(one.is_mig for one in job.spec.role.gpus.choices)
         and not (job.spec.topology.required or job.spec.topology.slice_nodes)
     ]
     eligible.sort(key=lambda job: (-priority.get(job.queue, 0), job.seq))
@@ -299,7 +300,9 @@ def _free_slots(cluster: ClusterSnapshot) -> list[_Slot]:
         if node.schedulable:
             usage = cluster.usage.get(node_id, EMPTY_USAGE)
             slot = _slot_of(node)
-            slot.devices = sum(device.healthy and device.index not in usage.devices for device in node.devices)
+            slot.devices = sum(
+                device.healthy and not device.divided and device.index not in usage.devices for device in node.devices
+            )
             for used, group in usage.shares.values():
                 slot.rooms.setdefault(group, []).append(MILLI_PER_DEVICE - used)
             slot.host -= usage.host

@@ -9,6 +9,7 @@ from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board_builder import ClusterSnapshot
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.fleet_index import FleetIndex, PendingUsage
+from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
 from phalanx.core.state.plan import Placement
 from phalanx.core.work.job import JobState
 
@@ -71,7 +72,8 @@ class PendingPlacements:
                 continue
             taken.add(allocation)
             for device, grant in zip(entry.shared_devices, allocation.grants, strict=False):
-                device.index = grant.devices[0]
+                if isinstance(device, SharedDevice):
+                    device.index = grant.devices[0]
             del self._entries[job_id]
             placed.append((entry, Placement(job_id=job_id, allocation=allocation)))
         return placed
@@ -81,7 +83,9 @@ class PendingPlacements:
         if now_s - self._rejected_since_s.setdefault(job_id, now_s) < REJECTED_MAX_S:
             self._entries[job_id] = entry
             for device in entry.shared_devices:
-                if device.shares == 1:  # nothing of it is placed: another device may get this index first
+                if (
+                    isinstance(device, SharedDevice) and device.shares == 1
+                ):  # nothing of it is placed: another device may get this index first
                     device.index = -1
             return True
         del self._rejected_since_s[job_id]

@@ -13,9 +13,15 @@ from phalanx.core.fleet.topology import TopologyTree
 from phalanx.core.scheduling.gang_placement import GangCandidates, place_gang
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.node_bitsets import CapacityIndex, bitset_of, lowest_member
+from phalanx.core.scheduling.sharing.mig_devices import HeldSlices, SlicePositions
 from phalanx.core.scheduling.sharing.shared_devices import SharedDevice, SharedDeviceIndex
 from phalanx.core.scheduling.topology_domains import DomainIndex
 from phalanx.core.work.share import MILLI_PER_DEVICE
+
+HeldShare = SharedDevice | HeldSlices
+"""What a job holds on a node instead of whole devices: a share of one device, or MIG slices."""
+SharePosition = int | SlicePositions
+"""Where a share lies on its node: the index of the shared device, or the MIG slices."""
 
 
 class PoolCapacity(NamedTuple):
@@ -47,6 +53,7 @@ class DevicePool:
         free_total: sum over those.
         changed_nodes: nodes changed since a reader last cleared it.
         shared: devices that jobs share; `free` does not count them.
+        divided_devices: number of devices that are granted in MIG slices, of each node that has some; `free` does not count them.
     """
 
     __slots__ = (
@@ -56,6 +63,7 @@ class DevicePool:
         "changed_nodes",
         "counts_by_free",
         "devices_of_node",
+        "divided_devices",
         "domains",
         "free",
         "free_total",
@@ -97,6 +105,7 @@ class DevicePool:
         self.free_total = sum(self.free[node] for node in nodes)
         self.removed_nodes: set[int] = set()
         self.shared = SharedDeviceIndex()
+        self.divided_devices: dict[int, int] = {}
         self.changed_nodes: set[int] = set(nodes)
         self._empty: DevicePool | None = None
         if self.domains is not None:
@@ -258,8 +267,12 @@ class DevicePool:
             self._shift(node, count)
 
     def hold_shares(
-        self, need: Need, places: Places, devices: Sequence[SharedDevice] = (), indices: Sequence[int] = ()
-    ) -> tuple[SharedDevice, ...]:
+        self,
+        need: Need,
+        places: Places,
+        devices: Sequence[HeldShare] = (),
+        indices: Sequence[SharePosition] = (),
+    ) -> tuple[HeldShare, ...]:
         """Take a share of one device on each node; return the devices.
 
         Args:
@@ -268,12 +281,15 @@ class DevicePool:
             devices: those that `release_shares` released, to hold the same again; empty to choose.
             indices: of the devices on their nodes, of a job that already runs; empty to choose.
         """
-        held = []
+        held: list[HeldShare] = []
         for rank, (node, _) in enumerate(places):
             if devices:
                 device = devices[rank]
+                assert isinstance(device, SharedDevice), device
             elif indices:
-                device = self.shared.with_index(node, indices[rank]) or SharedDevice(need.share_group, indices[rank])
+                index = indices[rank]
+                assert isinstance(index, int), index
+                device = self.shared.with_index(node, index) or SharedDevice(need.share_group, index)
             else:
                 device = self.shared.best_device(node, need.share_group, need.share_milli) or SharedDevice(
                     need.share_group
@@ -285,9 +301,16 @@ class DevicePool:
             held.append(device)
         return tuple(held)
 
-    def release_shares(self, need: Need, places: Places, devices: Sequence[SharedDevice]) -> None:
+    def can_hold(self, need: Need, node: int, held: HeldShare) -> bool:
+        """Whether a share that was released is still free."""
+        return isinstance(held, SharedDevice) and (
+            held.room >= need.share_milli if held.shares else self.free[node] > 0
+        )
+
+    def release_shares(self, need: Need, places: Places, devices: Sequence[HeldShare]) -> None:
         """Release the shares that `hold_shares` took."""
         for (node, _), device in zip(places, devices, strict=True):
+            assert isinstance(device, SharedDevice), device
             if self.shared.release(node, device, need.share_milli):
                 self._shift(node, 1)
             else:

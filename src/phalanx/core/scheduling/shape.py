@@ -13,12 +13,16 @@ from typing import Final
 
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.mig import MigProfile
 from phalanx.core.fleet.node import Node
-from phalanx.core.fleet.summary import FleetSummary, device_fits, summary_of
+from phalanx.core.fleet.summary import FleetSummary, SlicesOf, device_fits, summary_of
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.resources import Resources
+from phalanx.core.scheduling.sharing.mig_placement import EMPTY, mig_geometry
+from phalanx.core.scheduling.sharing.mig_refusals import mig_refusal
 from phalanx.core.units import GIB
 from phalanx.core.work.gpus import ANY_MODEL, GpuRequest, ShareRequest
+from phalanx.core.work.share import ShareKind
 from phalanx.core.work.spec import LaunchMode, Role
 
 Sizes = dict[int, int]  # matching devices on a node -> number of such nodes
@@ -61,14 +65,33 @@ class Shape:
 
     @property
     def node_devices(self) -> int:
-        """Devices that a node must have for a part of it: one for a share."""
-        return self.devices if self.share is None else 1
+        """Devices that a node must have for a part of it, or MIG slices: one for a share."""
+        return self.devices if self.share is None else self.share.count
+
+    @property
+    def slices_of(self) -> SlicesOf | None:
+        """How many of its MIG slices fit on a device; None if it is not for slices."""
+        return None if self.share is None or self.share.kind is not ShareKind.MIG else self._slices_on
 
     def accepts(self, device: Device) -> bool:
         """Whether the device may be part of it."""
-        return device_fits(device, self.model, self.device_memory_bytes, exact=self.exact)
+        return self.capacity_on(device) > 0
+
+    def capacity_on(self, device: Device) -> int:
+        """The devices (1 or 0) or MIG slices that the device, empty, has for it."""
+        if not device_fits(device, self.model, self.device_memory_bytes, exact=self.exact):
+            return 0
+        if self.slices_of is None:
+            return int(not device.divided)
+        return self.slices_of(device.mig.profiles) if device.mig is not None and device.mig.grantable else 0
+
+    def _slices_on(self, profiles: tuple[MigProfile, ...]) -> int:
+        profile = None if self.share is None else self.share.mig_profile(profiles)
+        return 0 if profile is None else mig_geometry(profiles).room(profile.name, EMPTY)
 
     def __str__(self) -> str:
+        if self.share is not None and self.share.profile:
+            return f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self.share.count} MIG slice{'s' if self.share.count > 1 else ''} {self.share.profile}"
         if self.share is not None:
             return f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self.share} of a GPU"
         most = f"..{self.nodes_max}" if self.nodes_max else ""
@@ -177,7 +200,7 @@ def _requested_shape(role: Role, model: str | None, memory_gib: int | None) -> S
         devices=devices,
         cpus=role.cpus or (0 if devices or request.share else 1),
         memory_bytes=role.memory_bytes,
-        tasks=tasks_per_node(role, devices),
+        tasks=tasks_per_node(role, request.share.count if request.share else devices),
         model=model,
         device_memory_bytes=max(memory_gib or 0, request.share.memory_gib if request.share else 0) * GIB,
         nodes_max=request.nodes_max or 0,
@@ -187,7 +210,7 @@ def _requested_shape(role: Role, model: str | None, memory_gib: int | None) -> S
 
 def _matching_models(asked: Shape, summary: FleetSummary) -> Sequence[tuple[str | None, bool]]:
     """Model and `exact` for each model of the fleet that matches; as requested if at most one does."""
-    models = summary.models_like(asked.model, asked.device_memory_bytes) if asked.node_devices else ()
+    models = summary.models_like(asked.model, asked.device_memory_bytes, asked.slices_of) if asked.node_devices else ()
     return ((asked.model, False),) if len(models) < 2 else [(model, True) for model in models]
 
 
@@ -209,7 +232,7 @@ def _with_parts(asked: Shape, model: str | None, exact: bool, role: Role, parts:
         devices=devices,
         cpus=asked.cpus,
         memory_bytes=asked.memory_bytes,
-        tasks=tasks_per_node(role, devices),
+        tasks=tasks_per_node(role, asked.share.count if asked.share else devices),
         model=model,
         device_memory_bytes=asked.device_memory_bytes,
         exact=exact,
@@ -222,7 +245,12 @@ def _with_parts(asked: Shape, model: str | None, exact: bool, role: Role, parts:
 
 def _usable_sizes(asked: Shape, model: str | None, exact: bool, summary: FleetSummary) -> Sizes:
     return summary.sizes(
-        model, asked.device_memory_bytes, exact=exact, cpus=asked.cpus, memory_bytes=asked.memory_bytes
+        model,
+        asked.device_memory_bytes,
+        exact=exact,
+        cpus=asked.cpus,
+        memory_bytes=asked.memory_bytes,
+        slices_of=asked.slices_of,
     )
 
 
@@ -270,7 +298,14 @@ def _never_fits(role: Role, summary: FleetSummary, fleet_text: str) -> NeverFits
     request = role.gpus
     alone = [_requested_shape(role, model, memory_gib) for model, memory_gib in request.kinds]
     asked = [replace(one, model=model, exact=exact) for one in alone for model, exact in _matching_models(one, summary)]
-    has = [(one, summary.sizes(one.model, one.device_memory_bytes, exact=one.exact)) for one in asked]
+    has = [
+        (one, summary.sizes(one.model, one.device_memory_bytes, exact=one.exact, slices_of=one.slices_of))
+        for one in asked
+    ]
+    if not any(max(sizes) for _, sizes in has):
+        refusal = mig_refusal(request, summary, of_fleet)
+        if refusal is not None:
+            return refusal
     if request.kinds_text and not any(max(sizes) for _, sizes in has):
         return NeverFits(
             f"no node{of_fleet} has {_gpu_text(request)}",
@@ -315,7 +350,8 @@ def _message_shape(best: Shape, role: Role, sizes: Sizes) -> Shape:
 def _capacity_text(has: list[tuple[Shape, Sizes]]) -> str:
     if len(has) == 1:
         sizes = has[0][1]
-        return f"at most {max(sizes)} matching GPUs on one node, {sum(size * nodes for size, nodes in sizes.items())} in total"
+        what = "such MIG slices" if has[0][0].slices_of is not None else "matching GPUs"
+        return f"at most {max(sizes)} {what} on one node, {sum(size * nodes for size, nodes in sizes.items())} in total"
     return "; ".join(
         f"{one.model}: at most {max(sizes)} on one node, {sum(size * nodes for size, nodes in sizes.items())} in total"
         for one, sizes in has
@@ -332,7 +368,14 @@ def _nearest_fit(shape: Shape, request: GpuRequest, usable: Sizes, summary: Flee
     if not shape.node_devices:
         return f"request at most {sum(usable.values())} nodes"
     if shape.share is not None:
-        node_count = _nodes_with(usable, 1)
+        node_count = _nodes_with(usable, shape.node_devices)
+        if shape.share.profile:
+            most = max(usable)
+            named = f"{kind[:-1]}." if kind else ""
+            if not most:
+                return "request another profile"
+            nodes, count = (node_count, shape.share.count) if node_count else (1, most)
+            return f"{nodes}x{named}{replace(shape.share, count=count)} would fit"
         return f"{node_count}x{kind}{shape.share} would fit" if node_count else "add servers with GPUs"
     parts = _fewest_nodes(shape.gpus, usable)
     if parts is not None:

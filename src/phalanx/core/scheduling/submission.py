@@ -142,7 +142,7 @@ def _slice_refusal(
 def _holds(shape: Shape, node: Node) -> bool:
     if node.cpus < shape.cpus or node.memory_bytes < shape.memory_bytes:
         return False
-    return sum(shape.accepts(device) for device in node.devices) >= shape.node_devices
+    return sum(shape.capacity_on(device) for device in node.devices) >= shape.node_devices
 
 
 def with_whole_tensor_groups(spec: JobSpec, fleet: Sequence[Node]) -> JobSpec:

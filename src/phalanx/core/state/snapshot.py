@@ -25,11 +25,13 @@ class Usage:
         devices: in use, as a whole or in part.
         shares: devices in use in part: thousandths in use, and the group of all shares.
         host: what is in use besides devices.
+        slices: devices with MIG slices: what these occupy (`slice_bits`).
     """
 
     devices: frozenset[int] = frozenset()
     host: Resources = NO_RESOURCES
     shares: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    slices: Mapping[int, int] = field(default_factory=dict)
 
     def plus(self, grant: NodeGrant) -> Usage:
         """With this grant too."""
@@ -41,30 +43,46 @@ class Usage:
 
     def conflict(self, grant: NodeGrant) -> str:
         """Why the grant's devices are not free; empty if they are."""
-        if grant.share is None:
+        share = grant.share
+        if share is None:
             return "are in use" if self.devices & set(grant.devices) else ""
-        (index,) = grant.devices
-        used, group = self.shares.get(index, (0, grant.share.group))
-        if index in self.devices and index not in self.shares:
-            return "are in use"
-        if group != grant.share.group:
-            return "are shared by others"
-        return "have too little left" if used + grant.share.milli > MILLI_PER_DEVICE else ""
+        for index in grant.devices:
+            used, group = self.shares.get(index, (0, share.group))
+            if index in self.devices and index not in self.shares:
+                return "are in use"
+            if group != share.group:
+                return "are shared by others"
+            if used + share.milli_on(index) > MILLI_PER_DEVICE:
+                return "have too little left"
+        taken = dict(self.slices)
+        for one in share.slices:
+            if taken.get(one.device, 0) & one.bits:
+                return f"have a MIG slice at {one.start} already"
+            taken[one.device] = taken.get(one.device, 0) | one.bits
+        return ""
 
     def _changed(self, grant: NodeGrant, sign: int) -> Usage:
-        devices, shares = self.devices, self.shares
+        devices, shares, slices = self.devices, self.shares, self.slices
         if grant.share is None:
             devices = devices | set(grant.devices) if sign > 0 else devices - set(grant.devices)
         else:
-            (index,) = grant.devices
-            used = shares.get(index, (0, ""))[0] + sign * grant.share.milli
-            shares = {**shares, index: (used, grant.share.group)}
-            devices = devices | {index}
-            if not used:
-                del shares[index]
-                devices = devices - {index}
+            shares, slices = dict(shares), dict(slices)
+            for index in grant.devices:
+                used = shares.get(index, (0, ""))[0] + sign * grant.share.milli_on(index)
+                shares[index] = (used, grant.share.group)
+                devices = devices | {index}
+                if not used:
+                    del shares[index]
+                    devices = devices - {index}
+            for one in grant.share.slices:
+                slices[one.device] = slices.get(one.device, 0) ^ one.bits
+                if not slices[one.device]:
+                    del slices[one.device]
         return Usage(
-            devices=devices, shares=shares, host=self.host + grant.host if sign > 0 else self.host - grant.host
+            devices=devices,
+            shares=shares,
+            slices=slices,
+            host=self.host + grant.host if sign > 0 else self.host - grant.host,
         )
 
 

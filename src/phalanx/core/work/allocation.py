@@ -15,7 +15,8 @@ class NodeGrant:
 
     Attributes:
         node_rank: this node's number in the job, from 0.
-        devices: indices on the node, ascending; empty for CPU-only work. With a share: the one device that it is a part of.
+        devices: indices on the node, ascending; empty for CPU-only work. With a share: the one device that it is a part of. With MIG slices:
+            the devices that they lie on.
         tasks: processes started here: ranks `first_rank .. first_rank + tasks - 1`.
         share: the part of the device that is granted; None for whole devices.
     """
@@ -33,6 +34,11 @@ class NodeGrant:
     def whole_devices(self) -> int:
         """Number of devices that no other job may use."""
         return len(self.devices) if self.share is None else 0
+
+    @property
+    def visible_devices(self) -> int:
+        """Number of devices that its tasks see: a MIG slice is one."""
+        return len(self.share.slices) if self.share is not None and self.share.slices else len(self.devices)
 
     @property
     def milli(self) -> int:
@@ -54,7 +60,7 @@ class Allocation:
     @property
     def gpus(self) -> int:
         """Devices that its tasks see, over all nodes: whole ones, and those of which it has a share."""
-        return sum(len(grant.devices) for grant in self.grants)
+        return sum(grant.visible_devices for grant in self.grants)
 
     @property
     def milli(self) -> int:

@@ -65,7 +65,7 @@ def gang_topology(allocation: Allocation, fleet: Mapping[Any, Node]) -> GangTopo
         memory_bytes=min((device.memory_bytes for device in devices), default=0),
         virtual=any(device.virtual for device in devices),
         nodes=len(nodes),
-        gpus_per_node=min(len(grant.devices) for grant in allocation.grants),
+        gpus_per_node=min(grant.visible_devices for grant in allocation.grants),
         linked_nodes=linked_run_length(nodes),
         network="" if gbit else network,
         network_gbit=gbit or 0.0,

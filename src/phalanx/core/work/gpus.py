@@ -6,6 +6,9 @@
     [NODESx][KIND[,KIND...]:]SHARE              SHARE = N/M, a decimal below 1, or the device memory it needs
     1/4   0.5   h100:0.25   20GiB   h100,a100:20GiB   4x1/2
 
+    [NODESx][MODEL.]PROFILE[:SLICES]            MIG slices of each node; see `mig_request`
+    h100.1g.10gb   4xh100.1g.10gb:2   1g.10gb
+
     REQUEST|REQUEST[|...]                       one of several requests, in order of preference
     h100:8|a100:16   2xh100:8|4xa100:8   h100:1/4|a100:1/2
 
@@ -21,15 +24,17 @@ Of several requests, one holds for the whole gang and decides its shape and its 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from typing import Final
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.fleet.mig import MEMORY_SLICES_MAX, MigProfile
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.units import GIB
+from phalanx.core.work.mig_request import MigWords, parse_mig_words, smallest_profile
 from phalanx.core.work.share import MILLI_PER_DEVICE, ShareKind
 
 _KIND_WORDS: Final = r"[a-z][a-z0-9_.]*(?:-[a-z0-9_.]+)*?(?:[-:][0-9]{1,6}\s*g(?:i?b)?)?"
@@ -40,7 +45,7 @@ _GRAMMAR: Final = re.compile(
     r"(?:(?P<count>[0-9]{1,9})(?P<rest>\.[0-9]{1,9})?(?:/(?P<parts>[0-9]{1,9}))?|(?P<memory>[0-9]{1,6})\s*g(?:i?b)?)",
 )
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
-_HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8, h100:8|a100:16, any-60gb:8 or 2..8xh200:8; for a part of one GPU 1/4, 0.5 or 20GiB"
+_HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8, h100:8|a100:16, any-60gb:8 or 2..8xh200:8; for a part of one GPU 1/4, 0.5, 20GiB or h100.1g.10gb"
 _SEPARATOR: Final = "|"  # between requests of which one holds
 ANY_MODEL: Final = "any"  # in place of a model: every model with the memory that follows
 GPUS_MAX: Final = 1_000_000  # past any fleet; bounds a typo
@@ -56,11 +61,32 @@ class ShareRequest:
         milli: thousandths of the device, 1 to 999; 0 if asked for as memory.
         memory_gib: device memory asked for; 0 if asked for as a fraction.
         kind: how it may be shared.
+        profile: MIG profile by name; "" for a part asked for as a fraction or memory.
+        count: MIG slices on each node.
+        slice_milli: thousandths of a device that one MIG slice takes at least, as the head found at submit; 0 if unknown. Not in the grammar.
     """
 
     milli: int = 0
     memory_gib: int = 0
     kind: ShareKind = ShareKind.MPS
+    profile: str = ""
+    count: int = 1
+    slice_milli: int = 0
+
+    @property
+    def milli_min(self) -> int:
+        """Thousandths of devices on a node, at least. That of MIG slices depends on the model; memory counts as a device."""
+        if self.slice_milli:
+            return self.count * self.slice_milli
+        if self.profile:
+            return self.count * (MILLI_PER_DEVICE // MEMORY_SLICES_MAX)
+        return self.milli or MILLI_PER_DEVICE
+
+    def mig_profile(self, profiles: Sequence[MigProfile]) -> MigProfile | None:
+        """The profile that serves it on a device with these; None if none does."""
+        if self.profile:
+            return next((one for one in profiles if one.name == self.profile), None)
+        return smallest_profile(profiles, milli=self.milli, memory_gib=self.memory_gib)
 
     def milli_of(self, memory_bytes: int) -> int:
         """Thousandths of a device with so much memory; the whole device if it is a little smaller than its name says (79.6 GiB for 80)."""
@@ -70,6 +96,8 @@ class ShareRequest:
         return min(max(1, milli), MILLI_PER_DEVICE)
 
     def __str__(self) -> str:
+        if self.profile:
+            return self.profile + (f":{self.count}" if self.count > 1 else "")
         return f"{self.memory_gib}GiB" if self.memory_gib else f"{self.milli / MILLI_PER_DEVICE:g}"
 
 
@@ -107,16 +135,21 @@ class GpuRequest:
         return (replace(self, alternatives=()), *self.alternatives) if self.alternatives else (self,)
 
     @property
+    def is_mig(self) -> bool:
+        """Whether it, without its alternatives, is for MIG slices."""
+        return self.share is not None and self.share.kind is ShareKind.MIG
+
+    @property
     def has_shares(self) -> bool:
         """Whether it, or an alternative, is for parts of devices."""
         return any(one.share is not None for one in self.choices)
 
     @property
     def milli(self) -> int:
-        """Thousandths of devices of the whole job, of its first alternative; a share by memory, which depends on the device, counts as whole devices."""
+        """Thousandths of devices of the whole job, of its first alternative; a share that depends on the device counts as in `ShareRequest.milli_min`."""
         if self.share is None:
             return self.total * MILLI_PER_DEVICE
-        return (self.nodes or 1) * (self.share.milli or MILLI_PER_DEVICE)
+        return (self.nodes or 1) * self.share.milli_min
 
     @property
     def amount_text(self) -> str:
@@ -125,7 +158,8 @@ class GpuRequest:
             return " or ".join(dict.fromkeys(one.amount_text for one in self.choices))
         if self.share is None:
             return str(self.total)
-        return str(self.share) if self.nodes == 1 else f"{self.nodes} x {self.share}"
+        share = f"{self.share.count} x {self.share.profile}" if self.share.count > 1 else str(self.share)
+        return share if self.nodes == 1 else f"{self.nodes} x {share}"
 
     @property
     def kinds(self) -> tuple[tuple[str | None, int | None], ...]:
@@ -143,6 +177,12 @@ class GpuRequest:
         if self.alternatives:
             return _SEPARATOR.join(map(str, self.choices))
         kind = self.kinds_text and self.kinds_text + ":"
+        if self.share is not None and self.share.profile:
+            models = [f"{model}." for model in self.kinds_text.split(",")] if kind else [""]
+            named = (
+                ",".join(model + self.share.profile for model in models) + str(self.share)[len(self.share.profile) :]
+            )
+            return named if self.nodes == 1 else f"{self.nodes}x{named}"
         if self.share is not None:
             return f"{kind}{self.share}" if self.nodes == 1 else f"{self.nodes}x{kind}{self.share}"
         if self.nodes is None:
@@ -198,6 +238,9 @@ def map_choices(gpus: GpuRequest, change: Callable[[GpuRequest], GpuRequest]) ->
 
 
 def _parse_one(words: str) -> GpuRequest:
+    mig = parse_mig_words(words) if len(words) <= _TEXT_MAX else None
+    if mig is not None:
+        return _slices(mig, words)
     match = _GRAMMAR.fullmatch(words) if len(words) <= _TEXT_MAX else None
     if match is None:
         raise BadRequest(f"gpus: {words[:120]!r} is not a number of GPUs", hint=_HINT)
@@ -235,6 +278,24 @@ def _parse_one(words: str) -> GpuRequest:
         memory_gib=memory,
         alternative_models=others,
         nodes_max=most,
+    )
+
+
+def _slices(mig: MigWords, words: str) -> GpuRequest:
+    """The request for MIG slices.
+
+    Raises:
+        BadRequest: more nodes than any fleet has, or a model outside the grammar, or named twice.
+    """
+    if mig.nodes > GPUS_MAX:
+        raise BadRequest(f"gpus: {words} is more than any fleet has", hint=_HINT)
+    wrong = next((model for model in mig.models if not _KIND.fullmatch(model)), None)
+    if wrong is not None:
+        raise BadRequest(f"gpus: {wrong[:60]!r} is not a GPU model", hint=_HINT)
+    (model, memory), others = _kinds(",".join(mig.models) or None)
+    share = ShareRequest(kind=ShareKind.MIG, profile=mig.profile, count=mig.count)
+    return GpuRequest(
+        total=0, nodes=mig.nodes, per_node=0, model=model, memory_gib=memory, alternative_models=others, share=share
     )
 
 
@@ -343,6 +404,11 @@ def with_share_kind(gpus: GpuRequest, kind: str) -> GpuRequest:
     if not gpus.has_shares:
         raise BadRequest(
             f"share: {chosen} is for a part of a GPU, but gpus is {gpus}", hint="ask for a part, such as 1/4 or 20GiB"
+        )
+    if chosen is not ShareKind.MIG and any(one.share is not None and one.share.profile for one in gpus.choices):
+        raise BadRequest(
+            f"share: {gpus} is a MIG slice, which is not shared by {chosen}",
+            hint="ask for a part, such as 1/4 or 20GiB",
         )
     return map_choices(
         gpus, lambda one: one if one.share is None else replace(one, share=replace(one.share, kind=chosen))

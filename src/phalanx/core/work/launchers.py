@@ -96,7 +96,12 @@ def launch_notes(role: Role, devices_by_node: Sequence[int] = ()) -> list[str]:
     share = role.gpus.share
     if share is not None:
         nodes = role.gpus.nodes or 1
-        return [f"{nodes} {_plural('node', nodes)} x {share} of a GPU", _tasks_note(role, [1] * nodes)]
+        part = (
+            f"{share.count} MIG {_plural('slice', share.count)} {share.profile}"
+            if share.profile
+            else f"{share} of a GPU"
+        )
+        return [f"{nodes} {_plural('node', nodes)} x {part}", _tasks_note(role, [share.count] * nodes)]
     if shape:
         return [shape_note(shape), _tasks_note(role, shape)]
     count = role.gpus.total

@@ -24,6 +24,7 @@ from phalanx.wire.rank import (
     GENERATION_VARIABLE,
     LEASE_PAGE_VARIABLE,
     LOCAL_CHECKPOINTS_VARIABLE,
+    MIG_PROFILE_VARIABLE,
     REPORT_PIPE_VARIABLE,
     STACKS_VARIABLE,
 )
@@ -99,7 +100,7 @@ class MemberFolders:
 class NodeContext:
     """The node's part of the environment.
 
-    `devices`: UUIDs of the grant's devices, by local rank; `base`: the supervisor's environment; `mps`: pipe folder of its MPS daemon, or "".
+    `devices`: UUIDs of the grant's devices or MIG slices, by local rank; `base`: the supervisor's environment; `mps`: pipe folder of its MPS daemon, or "".
     """
 
     base: Mapping[str, str]
@@ -142,7 +143,7 @@ def setup_environment(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext
 
 def hostfile(prepare: PrepareTasks) -> str:
     """Return a hostfile for Open MPI and DeepSpeed: one line for each node with address and slots."""
-    slots = [max(1, grant.tasks if grant.tasks > 1 else len(grant.devices)) for grant in prepare.allocation.grants]
+    slots = [max(1, grant.tasks if grant.tasks > 1 else grant.visible_devices) for grant in prepare.allocation.grants]
     return "".join(f"{address} slots={count}\n" for address, count in zip(prepare.addresses, slots, strict=True))
 
 
@@ -170,6 +171,7 @@ def _fixed(
         "JAX_NUM_PROCESSES": str(world_size),
         "JAX_PROCESS_ID": str(rank),
         **_place(prepare, grant, node),
+        **_own_slice(grant, local_rank, node),
         LEASE_PAGE_VARIABLE: node.folders.page,
         REPORT_PIPE_VARIABLE: node.folders.reports,
     }
@@ -196,7 +198,7 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
         "PHALANX_NODE_RANK": str(grant.node_rank),
         "PHALANX_NNODES": str(len(prepare.allocation.grants)),
         "PHALANX_NODE_IPS": "\n".join(prepare.addresses),
-        "PHALANX_GPUS_PER_NODE": str(len(grant.devices)),
+        "PHALANX_GPUS_PER_NODE": str(grant.visible_devices),
         "PHALANX_NUM_GPUS": str(prepare.allocation.gpus),
         **_share(grant, node.mps),
         "PHALANX_HOSTFILE": node.folders.hostfile,
@@ -209,10 +211,24 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
         "PHALANX_COLLECTIVE_TIMEOUT_S": f"{spec.collective_timeout_s:g}",
         "PHALANX_VIRTUAL": "1" if node.virtual else "0",
         "PHALANX_DEVICES": ",".join(node.devices),
-        "CUDA_VISIBLE_DEVICES": "" if node.virtual else ",".join(node.devices),
+        "CUDA_VISIBLE_DEVICES": "" if node.virtual and not _slices(grant) else ",".join(node.devices),
         **_array(prepare),
         **_plan(prepare),
     }
+
+
+def _slices(grant: NodeGrant) -> int:
+    """Return the number of MIG slices of the grant."""
+    return 0 if grant.share is None else len(grant.share.slices)
+
+
+def _own_slice(grant: NodeGrant, local_rank: int, node: NodeContext) -> dict[str, str]:
+    """Return the MIG slice of one task, which CUDA then numbers 0; nothing for other grants. A process can use only one slice."""
+    count = _slices(grant)
+    if not count or grant.tasks < count:  # a batch script: its steps divide the slices
+        return {}
+    own = node.devices[local_rank * count // grant.tasks]
+    return {"PHALANX_DEVICES": own, "CUDA_VISIBLE_DEVICES": own}
 
 
 def _share(grant: NodeGrant, mps: str) -> dict[str, str]:
@@ -224,6 +240,8 @@ def _share(grant: NodeGrant, mps: str) -> dict[str, str]:
         "PHALANX_GPU_SHARE": f"{share.milli / MILLI_PER_DEVICE:g}",
         "PHALANX_GPU_MEMORY": str(share.memory_bytes),
     }
+    if share.slices:
+        variables[MIG_PROFILE_VARIABLE] = share.slices[0].profile
     if mps:
         variables |= {
             "CUDA_MPS_PIPE_DIRECTORY": mps,
@@ -295,7 +313,7 @@ def _launcher(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant) -> dic
     master = prepare.addresses[0]
     return {
         "PET_NNODES": str(len(prepare.allocation.grants)),
-        "PET_NPROC_PER_NODE": str(max(1, len(grant.devices))),
+        "PET_NPROC_PER_NODE": str(max(1, grant.visible_devices)),
         "PET_NODE_RANK": str(grant.node_rank),
         "PET_MASTER_ADDR": master,
         "PET_MASTER_PORT": str(start.port),

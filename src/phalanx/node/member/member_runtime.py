@@ -52,6 +52,7 @@ class MemberRuntime:
         container: the container that its tasks run in (`container`); None to run on the node itself.
         venv: folder of the environment that its processes run in; "" for none.
         mps: pipe folder of the MPS daemon of its shared device; "" without one.
+        slices: UUIDs of its MIG slices, by local rank; empty without.
         cleanup: resources to release when none of its processes is left.
         pids: of started tasks, by rank; for the sampler, not a reliable list of live processes.
         stream_starts: length of each rank's stream when this generation began.
@@ -87,6 +88,7 @@ class MemberRuntime:
     container: ContainerRuntime | None = None
     venv: str = ""
     mps: str = ""
+    slices: tuple[str, ...] = ()
     cleanup: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     pids: dict[int, int] = field(default_factory=dict)
     stream_starts: dict[int, int] = field(default_factory=dict)

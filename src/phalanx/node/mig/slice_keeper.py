@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from phalanx.core.errors import Conflict, NotFound, PhalanxError
-from phalanx.core.fleet.mig import DeviceMig
+from phalanx.core.fleet.mig import DeviceMig, slice_bits
 from phalanx.node.files.private_files import write_private
 from phalanx.node.mig.instances import MigInstance, MigInstances
 from phalanx.node.probes.devices import DeviceFacts
@@ -76,6 +76,8 @@ class SliceKeeper:
         self._boot_id = boot_id
         self._lock = threading.Lock()
         self._own = _read(os.path.join(folder, _FILE), boot_id)
+        # Left over: their owners have ended, but they could not be removed, or not yet.
+        self._left_over = {one.uuid for one in self._own}
 
     def own(self) -> tuple[OwnSlice, ...]:
         """The slices of this supervisor."""
@@ -101,6 +103,7 @@ class SliceKeeper:
         """
         with self._lock:
             intent = OwnSlice(device=self._instances.key(facts), profile=profile, start=start, owner=owner)
+            self._clear_place(intent)
             if any(intent.is_instance(one) for one in self._instances.find(intent.device)):
                 raise Conflict(f"device {facts.index} has a {profile} at memory slice {start} already")
             self._write([*self._own, intent])
@@ -126,6 +129,7 @@ class SliceKeeper:
             own = next((one for one in self._own if one.uuid == uuid and uuid), None)
             if own is None:
                 raise NotFound(f"MIG slice {uuid} was not made by this supervisor")
+            self._left_over.add(uuid)
             self._remove(own)
 
     def recover(self, devices: Iterable[DeviceFacts], keep: Callable[[str], bool] = lambda _: False) -> RecoveredSlices:
@@ -142,6 +146,7 @@ class SliceKeeper:
                 for own in [one for one in self._own if one.device == device]:
                     there = any(own.is_instance(one) for one in found)
                     if there and own.uuid and keep(own.owner):
+                        self._left_over.discard(own.uuid)
                         kept.append(own)
                         continue
                     try:
@@ -157,6 +162,20 @@ class SliceKeeper:
         """Release the library; slices stay until `recover` or `remove`."""
         self._instances.close()
 
+    def _clear_place(self, intent: OwnSlice) -> None:
+        """Remove what is left over of this supervisor's own where the slice is to be made: the head grants a place again only after its job ended.
+
+        Raises:
+            PhalanxError: it cannot be removed.
+        """
+        known = self._instances.describe(intent.device)
+        sizes = {} if known is None else {one.name: one.memory_slices for one in known.profiles}
+        wanted = slice_bits(intent.start, sizes.get(intent.profile, 1))
+        for own in list(self._own):
+            overlaps = slice_bits(own.start, sizes.get(own.profile, 1)) & wanted
+            if own.device == intent.device and overlaps and (not own.uuid or own.uuid in self._left_over):
+                self._remove(own)
+
     def _found(self, device: str) -> tuple[MigInstance, ...]:
         try:
             return self._instances.find(device)
@@ -169,6 +188,7 @@ class SliceKeeper:
             if own.is_instance(instance):
                 self._instances.remove(instance)
         self._write([one for one in self._own if one is not own])
+        self._left_over.discard(own.uuid)  # another slice may get this name
 
     def _write(self, own: list[OwnSlice]) -> None:
         record = {

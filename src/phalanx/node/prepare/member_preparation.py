@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.share import DeviceShare, ShareKind
@@ -41,12 +42,14 @@ from phalanx.node.logic.warm_start import parse_warm_command
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.member.scratch import scratch_of
+from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.prepare import (
     container_images,
     package_install,
     path_probe,
     resume_checkpoint,
 )
+from phalanx.node.prepare.member_slices import member_owner, slices_of_member
 from phalanx.node.prepare.mps_daemons import MpsDaemons, MpsUnavailable
 from phalanx.node.prepare.rendezvous_port import free_port
 from phalanx.node.prepare.service_port import reserve_port
@@ -91,6 +94,7 @@ class NodeServices:
         cache: the node's cache folder, shared by attempts.
         preflight_checks: the node's preflight checks.
         mps: the daemons of shared devices.
+        slices: makes and removes MIG slices; None if no device can be divided.
         clock_offset_s: how far our wall clock is ahead of the head's.
         accounts: the account policy; its `folder` holds the files of other accounts' jobs, `folder` here holds ours.
     """
@@ -112,6 +116,7 @@ class NodeServices:
     cache: str
     preflight_checks: PreflightChecks
     mps: MpsDaemons
+    slices: SliceKeeper | None
     clock_offset_s: Callable[[], float]
     folder: str = ""
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
@@ -121,7 +126,7 @@ class NodeServices:
         scratch = member.scratch
         return NodeContext(
             base={} if member.container is not None else self.base_environment(member),
-            devices=tuple(self.devices[index].uuid for index in member.grant.devices),
+            devices=self.visible_devices(member),
             virtual=self.virtual,
             mps=member.mps,
             folders=MemberFolders(
@@ -133,6 +138,10 @@ class NodeServices:
                 stacks=scratch.path,
             ),
         )
+
+    def visible_devices(self, member: MemberRuntime) -> tuple[str, ...]:
+        """UUIDs of the devices that it may use, or of its MIG slices, by local rank."""
+        return member.slices or tuple(self.devices[index].uuid for index in member.grant.devices)
 
     def base_environment(self, member: MemberRuntime) -> Mapping[str, str]:
         """The initial environment of its processes: the supervisor's own, or that of a login of its account."""
@@ -231,6 +240,7 @@ def _prepare(member: MemberRuntime, services: NodeServices) -> tuple[PublishedCh
         _make_folders,
         _bring_files,
         _join_mps,
+        _make_slices,
         _bring_image,
         _bring_packages,
         _check_command,
@@ -265,8 +275,8 @@ def _prove_devices(member: MemberRuntime, services: NodeServices) -> None:
     if absent:
         why = f"device {absent[0]} is not on this node, which has {len(services.devices)}"
         raise PreparationFailed(why, charge=False, node_fault=True)
-    if services.virtual or not wanted:
-        return
+    if services.virtual or not wanted or (member.grant.share is not None and member.grant.share.slices):
+        return  # a slice has memory of its own, which no other process can hold
     until_s = time.monotonic() + _FREE_WAIT_S
     while True:
         samples = services.fresh_samples(_FREE_WAIT_S)
@@ -361,6 +371,24 @@ def _join_mps(member: MemberRuntime, services: NodeServices) -> None:
         raise PreparationFailed(str(error), charge=not error.installed, node_fault=error.installed) from error
 
 
+def _make_slices(member: MemberRuntime, services: NodeServices) -> None:
+    """Make its MIG slices, which are removed when none of its processes is left."""
+    granted = () if member.grant.share is None else member.grant.share.slices
+    if not granted:
+        return
+    if services.slices is None:
+        raise PreparationFailed("no GPU of this node can be divided by MIG", charge=False, node_fault=True)
+    try:
+        made = member.cleanup.enter_context(
+            slices_of_member(
+                services.slices, [(services.devices[one.device], one) for one in granted], member_owner(member.key)
+            )
+        )
+    except PhalanxError as error:
+        raise PreparationFailed(f"a MIG slice cannot be made: {error}", charge=False, node_fault=True) from error
+    member.slices = made
+
+
 def _bring_image(member: MemberRuntime, services: NodeServices) -> None:
     """Pull the image if it is not here yet."""
     if not member.prepare.spec.image:
@@ -371,7 +399,7 @@ def _bring_image(member: MemberRuntime, services: NodeServices) -> None:
         cache=services.cache_folder(member),
         base=environment.inheritable_environment(services.base_environment(member)),
         open_output=lambda: services.open_supervisor_output(member),
-        gpus=() if services.virtual else tuple(services.devices[index].uuid for index in member.grant.devices),
+        gpus=() if services.virtual else services.visible_devices(member),
     )
 
 

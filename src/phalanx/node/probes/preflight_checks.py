@@ -70,8 +70,8 @@ class PreflightChecks:
         if not flaw and self._due("write", order):
             flaw = bounds.storage_problem(places, _written(self._folder))
             self._record("write", good=not flaw)
-        if flaw or not (self._devices and grant.devices):
-            return flaw
+        if flaw or not (self._devices and grant.devices) or (grant.share is not None and grant.share.slices):
+            return flaw  # a program cannot use a GPU with MIG mode on as a whole
         key = f"product {grant.devices}"
         if self._due(key, order):
             flaw = bounds.device_problem(self._products(grant))

@@ -76,6 +76,7 @@ from phalanx.node.member.member_runtime import (
 )
 from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.member.scratch import scratch_of
+from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.prepare import container_images, member_preparation
 from phalanx.node.prepare.member_preparation import NodeServices
 from phalanx.node.prepare.mps_daemons import MpsDaemons
@@ -111,7 +112,7 @@ _log = logging.getLogger(__name__)
 class NodeSettings:
     """The configuration of a supervisor. `base` is the environment that ranks inherit.
 
-    `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
+    `slices`: makes MIG slices; None if no device can be divided. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
     """
 
     node: Node
@@ -122,6 +123,7 @@ class NodeSettings:
     base: dict[str, str]
     seat: Seat | None = None
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
+    slices: SliceKeeper | None = None
 
 
 class SupervisorLoop:
@@ -488,6 +490,8 @@ class SupervisorLoop:
             os.path.join(settings.accounts.folder or settings.folder, "mps"), settings.base.get("PATH", os.defpath)
         )
         mps.stop_leftovers()
+        if settings.slices is not None:
+            settings.slices.recover(self._probe.devices())  # the processes of an earlier supervisor have ended by now
         cache = cache_folder(settings.folder, per_attempt=settings.seat is not None, environment=settings.base)
         start_thread(
             "image-sweep", lambda: container_images.remove_dead_containers(cache, settings.base.get("PATH", os.defpath))
@@ -511,6 +515,7 @@ class SupervisorLoop:
             output_sync=self._uploads.output_sync,
             sees_head_files=lambda: self.sees_head_files,
             mps=mps,
+            slices=settings.slices,
             clock_offset_s=lambda: self._renewer.clock_offset_s,
             preflight_checks=PreflightChecks(
                 folder=settings.folder,

@@ -68,7 +68,7 @@ def _batch(order: PrepareTasks, options: dict[str, str], uid: int, user: str) ->
         SlurmBatchNode(
             name=grant.node_id,
             address=address,
-            devices=len(grant.devices),
+            devices=grant.visible_devices,
             cpus=grant.cpus or tasks * int(options.get("cpus_per_task") or 1),
         )
         for grant, address in zip(grants, order.addresses, strict=True)

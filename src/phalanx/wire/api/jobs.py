@@ -123,14 +123,24 @@ class ImpossibleJobView(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class GrantedSliceView(msgspec.Struct, frozen=True, kw_only=True):
+    """A MIG slice of an attempt: the device's index on the node, the profile, and the memory slices that it occupies."""
+
+    device: int
+    profile: str
+    start: int
+    memory_slices: int
+
+
 class GrantView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's part of an attempt."""
+    """One node's part of an attempt. `slices`: MIG slices, by local rank; empty for other grants."""
 
     node_id: NodeId
     node_rank: int
     devices: list[int]
     first_rank: int
     tasks: int
+    slices: list[GrantedSliceView] = []
 
 
 class ExitView(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,11 +14,12 @@ from phalanx.wire.api.jobs import ImpossibleJobView
 
 
 class ShareView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's part of a device. `gpus`: below 1; `kind`: "mps" or "time"."""
+    """A job's part of a device. `gpus`: at most 1; `kind`: "mps", "time" or "mig"; `slices`: its MIG slices on the device."""
 
     job_id: JobId
     gpus: int | float
     kind: str
+    slices: list[MigSlice] = []
 
 
 class MigView(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +30,7 @@ class MigView(msgspec.Struct, frozen=True, kw_only=True):
         source: of the starts of the profiles.
         profiles: what it can be divided into, with the memory slices at which each can start; empty while MIG mode is off.
         slices: that exist and are not of Phalanx.
-        room: by profile, how many fit at once beside these slices.
+        room: by profile, how many fit at once beside these slices and those of jobs.
         closed_reason: why no slices can be made here; empty if they can.
     """
 

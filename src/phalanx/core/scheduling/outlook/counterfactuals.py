@@ -425,6 +425,8 @@ class CounterfactualSearch:
         if entry is None:
             return str(self.job.spec.role.gpus)
         need = entry.job_class.needs[0]
+        if need.mig_profile:
+            return f"{need.nodes} x {need.mig_slices} {need.mig_profile}"
         return f"{need.nodes} x {need.devices}{f' + {need.last_node_devices}' if need.last_node_devices else ''}"
 
 

@@ -18,6 +18,7 @@ from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.policy import Policy
 from phalanx.core.scheduling.pool import DevicePool
+from phalanx.core.scheduling.sharing.mig_pool import MigPool
 from phalanx.core.state.plan import PlannedStop, WaitReason
 from phalanx.core.units import GIB, format_duration
 from phalanx.core.work.attempt import EndCause
@@ -170,6 +171,8 @@ def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, excluded: i
         detail = f"needs {host_needs} on each of {need.nodes} nodes: enough GPUs are free, but not enough of these"
         return WaitReason(reason=WaitReasonCode.RESOURCES, detail=detail)
     free = sum(pool.free_total for pool in pools)
+    if need.mig_profile:
+        return _lacks_room_for_slices(scheduler, pools, need, excluded)
     if need.share_milli:
         return _lacks_room_for_share(pools, need, free)
     most = max((pool.capacity_for(need, excluded).node_free_max for pool in pools), default=0)
@@ -202,6 +205,29 @@ def _lacks_room_for_share(pools: Sequence[DevicePool], need: Need, free: int) ->
         reason=WaitReasonCode.RESOURCES,
         detail=f"needs {gpus_text(need.share_milli)} of a GPU{where}; {free} free in total, {shared}{kept}",
     )
+
+
+def _lacks_room_for_slices(
+    scheduler: SchedulerView, pools: Sequence[DevicePool], need: Need, excluded: int
+) -> WaitReason:
+    """How much room the divided GPUs have left for the profile, and where the most of it is."""
+    rooms = {
+        node: pool.slices.room(node, need.mig_profile)
+        for pool in pools
+        if isinstance(pool, MigPool)
+        for node in pool.slices.devices
+        if node not in pool.removed_nodes and not (excluded | need.excluded) >> node & 1
+    }
+    divided = sum(len(scheduler.fleet_index.divisible.get(node, ())) for node in rooms)
+    gpus = f"{divided} GPU{' has' if divided == 1 else 's have'} MIG mode on"
+    where = "" if need.nodes == 1 else f" on each of {need.nodes} nodes"
+    wanted = f"needs {need.mig_slices} x {need.mig_profile}{where}"
+    best = max(rooms, key=lambda node: (rooms[node], -node), default=None)
+    if best is None or not rooms[best]:
+        left = "none has room for such a slice"
+    else:
+        left = f"room for {sum(rooms.values())} in total, at most {rooms[best]} on one node ({scheduler.fleet_index.nodes[best].id})"
+    return WaitReason(reason=WaitReasonCode.RESOURCES, detail=f"{wanted}; {gpus}, {left}")
 
 
 def _foreign_usage(scheduler: SchedulerView, need: Need) -> str:

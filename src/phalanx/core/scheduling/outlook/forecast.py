@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.outlook.slice_times import slices_free_at_s
 from phalanx.core.scheduling.outlook.what_if import Trial
 from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits_of
 from phalanx.core.work.attempt import AttemptState
@@ -265,7 +266,9 @@ class Forecast:
             board = self.trial.scheduler.board
             needs = [need for need in needs if board.admits_need(entry.job_class, need)] or needs
         ahead = [] if entry is None else self.jobs_ahead(entry)
-        early = late = NEVER
+        slices = [need for need in needs if need.mig_profile]
+        needs = [need for need in needs if not need.mig_profile]
+        early, late = self._slice_capacity(slices, excluded, ahead) if slices else (NEVER, NEVER)
         # Of a device in use, the part that is free counts for shares of its group only.
         for share in dict.fromkeys((need.share_milli, need.share_group) for need in needs):
             alike = [need for need in needs if (need.share_milli, need.share_group) == share]
@@ -277,7 +280,21 @@ class Forecast:
             late = min(late, *(self._place(times, need, excluded)[0] for need in alike))
         if len(ahead) > JOBS_AHEAD_MAX:
             return early, NEVER, f"{len(ahead)} jobs are ahead of it"
-        return early, late, self._unknown_end(needs, excluded) if late == NEVER else ""
+        return early, late, self._unknown_end([*slices, *needs], excluded) if late == NEVER else ""
+
+    def _slice_capacity(self, needs: Sequence[Need], excluded: int, ahead: Sequence[JobEntry]) -> tuple[float, float]:
+        """When the MIG slices are free. Jobs ahead for slices of the same kinds get theirs first, in the later bound."""
+        board = self.trial.scheduler.board
+        kinds = {kind for need in needs for kind in need.kinds}
+        before = [
+            one
+            for one in ahead
+            if any(need.mig_profile and not kinds.isdisjoint(need.kinds) for need in one.job_class.needs)
+        ]
+        early = slices_free_at_s(board, needs, excluded, [], lambda one: self.remaining_time(one).low_s)
+        if len(before) > JOBS_AHEAD_MAX:
+            return early, NEVER
+        return early, slices_free_at_s(board, needs, excluded, before, lambda one: self.remaining_time(one).high_s)
 
     def _times(self, need: Need, *, high: bool) -> Times:
         """When each device of each node has room for the need, sorted by node: a whole device is free once all that share it have ended."""
@@ -293,7 +310,7 @@ class Forecast:
             left = self.remaining_time(other)
             run_s[seq] = left.high_s if high else left.low_s
         for number in range(len(ends)):
-            for holders, count in board.whole_holders(number):
+            for holders, count in board.whole_holders(number) if sizes[number] else ():
                 if holders[0].shared_devices:
                     ends[number].append(_room_at_s(holders, run_s, need))
                 else:
@@ -330,7 +347,7 @@ class Forecast:
 
     def _place_ahead(self, times: Times, other: JobEntry) -> None:
         """Give a job ahead its place, for as long as it may run."""
-        if not other.job_class.gpus:
+        if not other.job_class.gpus or other.job_class.needs[0].mig_profile:
             return
         need = other.job_class.needs[0]
         start_s, nodes = self._place(times, need, other.job_class.excluded)

@@ -362,7 +362,9 @@ class RoundBasedPolicy(Policy):
 
     def _choose(self, now_s: float) -> None:
         board = self.board
-        devices = sum(size for node, size in enumerate(board.devices_of_node) if node not in board.closed_nodes)
+        devices = sum(
+            board.devices_on_node(node) for node in range(len(board.devices_of_node)) if node not in board.closed_nodes
+        )
         room = devices * MILLI_PER_DEVICE
         candidates = sorted(
             [*board.waiting.values(), *board.running.values()],
@@ -410,8 +412,8 @@ class RoundBasedPolicy(Policy):
             if width_admitted and board.admits(entry.job_class):
                 board.start(entry, need, places, now_s)
         for entry in sorted_by_submit(board.waiting.values()):
-            if not board.free_total:
-                break
+            if not board.free_total and not any(need.mig_profile for need in entry.job_class.needs):
+                continue
             found = board.find(entry) if board.admits(entry.job_class) else None
             if found is not None:
                 board.start(entry, *found, now_s)

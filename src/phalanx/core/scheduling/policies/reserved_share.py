@@ -20,7 +20,7 @@ class ReservedShare:
     def __init__(self, board: Board, table: HazardTable, parameters: PolicyParameters) -> None:
         self.board, self.table, self.parameters = board, table, parameters
         self.gpus_used = 0
-        self.gpus_total = max(1, sum(size for size in board.devices_of_node if size > 0))
+        self.gpus_total = max(1, sum(map(board.devices_on_node, range(len(board.devices_of_node)))))
 
     def remove(self, entry: JobEntry) -> None:
         """The job is no longer overdue: it ended, was stopped, or is gone."""

@@ -4,7 +4,7 @@ Instances cannot be moved while they are used. So each one is placed where the m
 the expected number of further requests that fit, one after the other and each placed best, until the first that does not. Requests are
 drawn from the mix of profiles that is asked for. A device has a few hundred states, so openness is computed over all of them once.
 
-Pure. Called by the listing of nodes. Nothing here makes a slice (`node.mig` does).
+Pure. Called by the scheduler and the listing of nodes. Nothing here makes a slice (`node.mig` does).
 """
 
 from __future__ import annotations
@@ -74,6 +74,11 @@ class MigGeometry:
         """The state after an instance of the profile is made there."""
         profile = self.profiles[name]
         return MigState(state.taken | _bits(start, profile.memory_slices), state.media or profile.has_media)
+
+    def without_instance(self, name: str, start: int, state: MigState) -> MigState:
+        """The state after an instance of the profile is removed there."""
+        profile = self.profiles[name]
+        return MigState(state.taken & ~_bits(start, profile.memory_slices), state.media and not profile.has_media)
 
     def room(self, name: str, state: MigState) -> int:
         """How many instances of the profile still fit at once."""

@@ -26,7 +26,9 @@ SHARDS_PER_GPU: Final = 4  # a number that sites choose in gres.conf
 _GPU_FEATURE: Final = re.compile(
     r"(?:[ahbptv][0-9]{2,4}[a-z]?|[lt][0-9]{1,2}[a-z]?|g[hb][0-9]{3}|mi[0-9]{2,3}[a-z]?|rtx[a-z0-9]+)(?:[-_][0-9]{2,3}gb?)?"
 )
-_GPUS: Final = re.compile(r"(?:([A-Za-z0-9_.\-]+):)?([0-9]{1,6})")
+_GPUS: Final = re.compile(r"(?:([A-Za-z0-9_.+\-]+):)?([0-9]{1,6})")
+_MIG_TYPE: Final = re.compile(r"(?:([a-z0-9_.-]*?)[_.-])?([0-9]{1,2}g\.[0-9]{1,4}gb(?:\+me)?)")
+_TYPE_MEMORY: Final = re.compile(r"[0-9]{1,4}gb")
 _SIGNAL: Final = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@([0-9]{1,5}))?")
 _RELATIVE: Final = re.compile(r"now(?:\+([0-9]{1,9})([a-z]*))?", re.IGNORECASE)
 _SIGNALS: Final = {
@@ -246,7 +248,7 @@ def _shape(options: _Options, shards_per_gpu: int) -> _Shape:
         "cpus": cpus,
         "memory": _memory(options, cpus or tasks_on_node, gpus_node or 0),
     }
-    if share := _share(options, count, shards_per_gpu):
+    if share := _slices(options, model, count, gpus_node, gpus_all) or _share(options, count, shards_per_gpu):
         mapping |= {**share, "nodes": None}
     elif gpus_node is not None:
         mapping |= {
@@ -329,6 +331,28 @@ def _gres(options: _Options) -> Iterator[tuple[str, str, int, str]]:
         kind, *rest = word.removeprefix("gres:").removeprefix("gres/").split(":")
         names = [part for part in rest if not part.isdecimal()]
         yield kind, names[0] if names else "", int(rest[-1]) if rest and rest[-1].isdecimal() else 1, word
+
+
+def _slices(
+    options: _Options, model: str, nodes: int, gpus_node: int | None, gpus_all: int | None
+) -> dict[str, object]:
+    """The MIG slices that a type such as `1g.10gb`, `h100_1g.10gb` or `nvidia_h100_80gb_hbm3_1g.10gb` names; empty for another type.
+
+    Slurm's gres.conf names a MIG type after the GPU's model and the profile, or after the profile alone.
+    """
+    match = _MIG_TYPE.fullmatch(model.lower())
+    if match is None:
+        return {}
+    if gpus_node is None and gpus_all is not None and gpus_all > 1:
+        raise options.wrong(
+            "gpus", f"asks for {gpus_all} {model} on as many nodes as it takes", f"give --gres=gpu:{model}:{gpus_all}"
+        )
+    if any(each[0] in _SHARES for each in _gres(options)):
+        raise options.wrong("gres", "asks for MIG slices and for a part of a GPU", "give one of them")
+    words = [word for word in re.split("[_-]", match[1] or "") if word and word != "nvidia"]
+    memory = next((word for word in words if _TYPE_MEMORY.fullmatch(word)), "")
+    kind = f"{words[0]}{f'-{memory}' if memory else ''}." if words else ""
+    return {"gpus": f"{nodes}x{kind}{match[2]}:{gpus_node or gpus_all or 1}"}
 
 
 def _share(options: _Options, nodes: int, shards_per_gpu: int) -> dict[str, object]:

@@ -1,0 +1,63 @@
+"""The MIG slices of one member: made before its tasks start, while neighbours run, and removed when none of its processes is left."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.core.work.share import GrantedSlice
+from phalanx.node.logic.events import MemberKey
+from phalanx.node.mig.slice_keeper import SliceKeeper
+from phalanx.node.probes.devices import DeviceFacts
+
+_REMOVE_TRIES: Final = 20  # the driver may report a killed process for a second or two
+_RETRY_S: Final = 0.5
+_log = logging.getLogger(__name__)
+
+
+def member_owner(key: MemberKey) -> str:
+    """The owner of its slices, in the keeper's record."""
+    return f"{key.job_id}.{key.epoch}.{key.generation}"
+
+
+@contextlib.contextmanager
+def slices_of_member(
+    keeper: SliceKeeper,
+    granted: Sequence[tuple[DeviceFacts, GrantedSlice]],
+    owner: str,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[tuple[str, ...]]:
+    """The granted slices while in the context; yields their UUIDs in this order. If one cannot be made, none is left.
+
+    A slice that cannot be removed at the end stays on the keeper's record: it is removed when another takes its place, or at the next start.
+
+    Raises:
+        PhalanxError: one cannot be made.
+        OSError: it cannot be recorded.
+    """
+    made: list[str] = []
+    try:
+        for facts, one in granted:
+            made.append(keeper.make(facts, one.profile, one.start, owner).uuid)
+        yield tuple(made)
+    finally:
+        for uuid in reversed(made):
+            _remove(keeper, uuid, sleep)
+
+
+def _remove(keeper: SliceKeeper, uuid: str, sleep: Callable[[float], None]) -> None:
+    why = ""
+    for _ in range(_REMOVE_TRIES):
+        try:
+            keeper.remove(uuid)
+        except (PhalanxError, OSError) as error:
+            why = str(error)
+            sleep(_RETRY_S)
+        else:
+            return
+    _log.warning("MIG slice %s stays: %s", uuid, why)
