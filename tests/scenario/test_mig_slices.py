@@ -4,14 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.errors import NeverFits
+from phalanx.controller.requests.mig_checks import checked_slices
+from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.fleet.mig import DeviceMig, MigSlice
 from phalanx.core.ids import JobId, ProjectId
 from phalanx.core.lifecycle.verify import rejection_reason
+from phalanx.core.scheduling.outlook.slice_times import slices_free_at_s
 from phalanx.core.scheduling.policies import POLICIES
 from phalanx.core.scheduling.shape import acceptable_shapes
 from phalanx.core.state.plan import Placement
 from phalanx.core.work.gpus import parse_gpus, with_share_kind
+from phalanx.core.work.spec import LaunchMode
 from phalanx.planner.facts.mig import find_mig_gpu
 from tests.builders import job, make_fleet, queue, spec
 from tests.cell import Cell
@@ -280,3 +283,80 @@ def test_a_placement_that_the_device_cannot_have_is_rejected(change, why):
     off = replace(cell.world.nodes["n0"], devices=divided(make_fleet("r: n0=h100:1"), on=False).nodes["n0"].devices)
     cell.put(off)
     assert "MIG mode is off" in rejection_reason(cell.world, Placement(job_id=JobId("a"), allocation=placed))
+
+
+def test_when_slices_become_free_is_known_from_the_jobs_that_hold_them():
+    cell = played(
+        divided(make_fleet("r: n0=h100:1")),
+        asks("a", "h100.4g.40gb"),
+        asks("b", "h100.1g.20gb:2"),
+        asks("c", "7g.80gb"),
+    )
+    board = cell.scheduler.board
+    ends = dict(zip((cell.scheduler.entries[JobId(name)].seq for name in "ab"), (100.0, 40.0), strict=True))
+    before = [slices(cell, name) for name in "ab"]
+
+    def free_at_s(name, ahead=()):
+        (need,) = cell.scheduler.needs_of(asks("x", name))
+        return slices_free_at_s(board, [need], 0, ahead, lambda entry: ends[entry.seq])
+
+    waiting = [cell.scheduler.entries[JobId("c")]]
+    assert [free_at_s(name) for name in ("1g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")] == [40.0, 40.0, 100.0, 100.0]
+    assert free_at_s("1g.10gb", waiting) == float("inf")
+    assert [slices(cell, name) for name in "ab"] == before
+    assert board.find(waiting[0]) is None
+
+
+CHECKED = [
+    ("h100.1g.11gb", "has no MIG profile 1g.11gb", "did you mean 1g.10gb?"),
+    ("a100.1g.11gb", "a100 has no MIG profile 1g.11gb", "did you mean"),
+    ("9g.99gb", "no GPU has a MIG profile 9g.99gb", "the model has 1g.10gb"),
+    ("1g.10gb", "1g.10gb is ambiguous: a100-80gb and h100-80gb have it", "name the model: a100-80gb.1g.10gb"),
+]
+
+
+@pytest.mark.parametrize(("gpus", "why", "hint"), CHECKED, ids=[row[0] for row in CHECKED])
+def test_a_wrong_profile_is_refused_with_the_nearest(gpus, why, hint):
+    nodes = divided(make_fleet("r: n0=h100:1 n1=a100:1" if gpus == "1g.10gb" else "r: n0=h100:1")).nodes.values()
+    with pytest.raises(BadRequest) as refused:
+        checked_slices(spec(gpus=parse_gpus(gpus)).role, nodes, has_steps=False)
+    assert why in refused.value.message
+    assert hint in str(refused.value.hint)
+
+
+def test_what_a_slice_takes_is_recorded_at_submit():
+    nodes = divided(make_fleet("r: n0=h100:1")).nodes.values()
+    checked = checked_slices(spec(gpus=parse_gpus("2xh100.3g.40gb:2")).role, nodes, has_steps=False)
+    assert checked.gpus.milli == 2000
+    unknown = checked_slices(spec(gpus=parse_gpus("b200.3g.90gb")).role, nodes, has_steps=False)
+    assert unknown.gpus.milli == 500
+
+
+def test_one_process_for_several_slices_is_refused_unless_it_is_a_batch_script():
+    role = replace(spec(gpus=parse_gpus("h100.1g.10gb:2")).role, launch=LaunchMode.PER_NODE)
+    with pytest.raises(BadRequest, match="a process can use only one"):
+        checked_slices(role, (), has_steps=False)
+    assert checked_slices(role, (), has_steps=True).gpus.milli == 250
+    two_tasks = replace(role, launch=LaunchMode.FIXED, tasks_per_node=2)
+    assert checked_slices(two_tasks, (), has_steps=False).gpus.milli == 250
+
+
+def test_a_device_that_breaks_or_loses_its_mode_under_its_slices_stops_no_scheduler():
+    cell = played(divided(make_fleet("r: n0=h100:2")), asks("a", "h100.4g.40gb"), asks("b", "h100.7g.80gb"))
+    node = cell.world.nodes["n0"]
+    first, second = node.devices
+    for devices in (
+        (replace(first, healthy=False), second),
+        divided(make_fleet("r: n0=h100:2"), on=False).nodes["n0"].devices,
+    ):
+        cell.put(replace(node, devices=tuple(devices)))
+        cell.submit(asks(f"c{len(cell.world.jobs)}", "h100.1g.10gb"))
+        cell.go_on(10.0)
+        assert [cell.runs(name) for name in "ab"] == [True, True]
+    cell.put(node)
+    cell.go_on(10.0)
+    assert slices(cell, "c2") != slices(cell, "c3")
+    for name in ("a", "b", "c2", "c3"):
+        cell.end(name)
+    cell.go_on(10.0)
+    assert not cell.world.usage["n0"].slices

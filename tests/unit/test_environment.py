@@ -9,7 +9,7 @@ from phalanx.core.units import GIB
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.dependency import ArrayPosition
 from phalanx.core.work.job import PublishedCheckpoint
-from phalanx.core.work.share import DeviceShare, ShareKind
+from phalanx.core.work.share import DeviceShare, GrantedSlice, ShareKind
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role
 from phalanx.node.logic.environment import (
     MemberFolders,
@@ -226,6 +226,23 @@ def test_a_job_with_a_part_of_a_device_finds_its_daemon_and_its_limits():
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=20480M",
     }
     assert not [name for name in setup_environment(job(), grant, replace(view, mps="")) if "MPS" in name]
+
+
+def test_each_task_sees_its_own_mig_slice_and_a_batch_script_sees_all():
+    slices = tuple(GrantedSlice(device=3, profile="1g.10gb", start=at, memory_slices=1, milli=125) for at in (5, 6))
+    share = DeviceShare(milli=250, memory_bytes=10 * GIB, kind=ShareKind.MIG, group="mig", slices=slices)
+    grant = replace(job().allocation.grants[0], devices=(3,), share=share, tasks=2)
+    order = replace(job(nodes=1), allocation=Allocation(grants=(grant,)))
+    view = NodeContext(base=BASE, devices=("MIG-a", "MIG-b"), virtual=False, folders=FOLDERS)
+    start = StartTasks(
+        node_id=NodeId("n0"), job_id=JobId("7"), epoch=Epoch(3), generation=Generation(1), port=29500, resume=None
+    )
+    seen = [rank_environment(order, start, grant, rank, view)[0] for rank in range(2)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in seen] == ["MIG-a", "MIG-b"]
+    assert [one["PHALANX_MIG_PROFILE"] for one in seen] == ["1g.10gb", "1g.10gb"]
+    assert seen[0]["PHALANX_GPUS_PER_NODE"] == "2"
+    script = replace(grant, tasks=1)
+    assert rank_environment(order, start, script, 0, view)[0]["CUDA_VISIBLE_DEVICES"] == "MIG-a,MIG-b"
 
 
 def test_an_element_learns_its_place_in_the_array_and_cannot_pretend_another():

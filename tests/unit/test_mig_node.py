@@ -7,9 +7,11 @@ import pytest
 
 from phalanx.core.errors import Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.mig import MigSlice, PlacementSource
+from phalanx.core.work.share import GrantedSlice
 from phalanx.node.mig.nvml_instances import NvmlInstances, open_nvml_instances
 from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.mig.virtual_instances import VirtualInstances
+from phalanx.node.prepare.member_slices import slices_of_member
 from phalanx.node.probes.devices import DeviceFacts
 from phalanx.planner.facts.mig import find_mig_gpu
 from tests.mig_nvml import FakeGpu, FakeNvml
@@ -266,3 +268,49 @@ def test_virtual_slices_obey_the_geometry_and_end_with_the_boot(tmp_path):
     assert instances.describe("virtual-2") is None
     assert VirtualInstances(str(tmp_path), "boot-1", [H100, H100]).find("virtual-1") == (made,)
     assert VirtualInstances(str(tmp_path), "boot-2", [H100, H100]).find("virtual-1") == ()
+
+
+# ----------------------------------------------------------------------------------------------------- slices of a member
+
+
+def granted(*starts, profile="1g.10gb"):
+    return [
+        (facts(), GrantedSlice(device=0, profile=profile, start=start, memory_slices=1, milli=125)) for start in starts
+    ]
+
+
+def test_a_members_slices_exist_while_it_runs(tmp_path):
+    gpu = FakeGpu("GPU-0")
+    gpu.add("3g.40gb", 0)
+    keeper = keeper_on(gpu, tmp_path)
+    with slices_of_member(keeper, granted(6, 5), "7.1.0") as names:
+        assert [one.uuid for one in keeper.own()] == list(names)
+        assert gpu.places() == [("1g.10gb", 5), ("1g.10gb", 6), ("3g.40gb", 0)]
+    assert (gpu.places(), keeper.own()) == ([("3g.40gb", 0)], ())
+
+
+def test_if_one_slice_cannot_be_made_none_is_left(tmp_path):
+    gpu = FakeGpu("GPU-0")
+    gpu.add("1g.10gb", 5)
+    keeper = keeper_on(gpu, tmp_path)
+    with pytest.raises(Conflict), slices_of_member(keeper, granted(6, 5), "7.1.0"):
+        pass
+    assert (gpu.places(), keeper.own()) == ([("1g.10gb", 5)], ())
+
+
+def test_a_slice_in_use_is_tried_again_and_gives_way_to_the_next_of_its_place(tmp_path):
+    gpu = FakeGpu("GPU-0")
+    keeper = keeper_on(gpu, tmp_path)
+    waits: list[float] = []
+    with slices_of_member(keeper, granted(6), "7.1.0", sleep=waits.append) as first:
+        gpu.instances[0].pids = [42]
+    assert len(waits) > 1
+    assert [one.uuid for one in keeper.own()] == list(first)
+    with pytest.raises(Conflict, match="in use by processes 42"), slices_of_member(keeper, granted(6), "8.1.0"):
+        pass
+    gpu.instances[0].pids = []
+    with slices_of_member(keeper, granted(6), "8.1.0"):
+        assert [one.owner for one in keeper.own()] == ["8.1.0"]
+        with pytest.raises(Conflict, match="already"), slices_of_member(keeper, granted(6), "9.1.0"):
+            pass
+    assert gpu.instances == []

@@ -117,6 +117,11 @@ def test_nodes_tasks_and_devices(lines, nodes, gpus, ntasks, per_node):
         (["--gres=shard:1"], "0.25", "time"),
         (["--gres=gres/shard:4"], "1x1", None),
         (["--gres=mps:100"], "1x1", None),
+        (["--gres=gpu:1g.10gb:2"], "1g.10gb:2", "mig"),
+        (["--gres=gpu:h100_1g.10gb:1"], "h100.1g.10gb", "mig"),
+        (["-N 4", "--gres=gpu:nvidia_a100-sxm4-40gb_1g.5gb+me:2"], "4xa100-40gb.1g.5gb+me:2", "mig"),
+        (["-N 2", "--gpus-per-node=1g.10gb:1"], "2x1g.10gb", "mig"),
+        (["--gpus=3g.40gb:1"], "3g.40gb", "mig"),
     ],
 )
 def test_parts_of_gpus(lines, gpus, kind):
@@ -127,7 +132,14 @@ def test_parts_of_gpus(lines, gpus, kind):
 
 
 @pytest.mark.parametrize(
-    "lines", [["--gres=mps:150"], ["--gres=shard:5"], ["--gres=mps:20,shard:1"], ["--gres=gpu:1,mps:20"]]
+    "lines",
+    [
+        ["--gres=mps:150"],
+        ["--gres=shard:5"],
+        ["--gres=mps:20,shard:1"],
+        ["--gres=gpu:1,mps:20"],
+        ["--gres=gpu:1g.10gb:1,mps:20"],
+    ],
 )
 def test_parts_of_gpus_that_cannot_be_had_are_refused(lines):
     with pytest.raises(BadFile, match="line 2: --gres"):

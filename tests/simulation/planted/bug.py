@@ -27,6 +27,7 @@ class Bug:
         events: counted ones in each seed.
         sqlite: whether on the SQLite store; None for what the seed says.
         services: whether users have services beside their jobs.
+        mig: whether MIG divides devices, and users want slices.
         plant: patches the code.
     """
 
@@ -37,18 +38,25 @@ class Bug:
     events: int
     sqlite: bool | None
     services: bool
+    mig: bool
     plant: Plant
 
     def run(self, seed: int) -> SeedResult:
         """Drill one seed as this bug is drilled."""
-        return run_seed(seed, events=self.events, sqlite=self.sqlite, services=self.services)
+        return run_seed(seed, events=self.events, sqlite=self.sqlite, services=self.services, mig=self.mig)
 
 
 BUGS: Final[list[Bug]] = []
 
 
 def planted(
-    invariant: int, *, seed: int, events: int = 600, sqlite: bool | None = None, services: bool = False
+    invariant: int,
+    *,
+    seed: int,
+    events: int = 600,
+    sqlite: bool | None = None,
+    services: bool = False,
+    mig: bool = False,
 ) -> Callable[[Plant], Plant]:
     """Enter the function into the list; its docstring says what it breaks."""
 
@@ -63,6 +71,7 @@ def planted(
                 events=events,
                 sqlite=sqlite,
                 services=services,
+                mig=mig,
                 plant=plant,
             )
         )

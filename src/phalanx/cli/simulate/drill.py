@@ -43,6 +43,7 @@ _SEEDS_SPAN: Final = 1 << 40  # random seeds stay below this, short enough to ty
     help="Show which state transitions and faults occurred, and which did not.",
 )
 @click.option("--services", is_flag=True, help="Users have services beside their jobs.")
+@click.option("--mig", is_flag=True, help="MIG divides devices, and users want slices.")
 @click.option("--story", is_flag=True, help="Show the last events of each failed seed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def drill(**options: Any) -> None:
@@ -63,6 +64,7 @@ def drill(**options: Any) -> None:
             seeds,
             events=options["events"],
             services=options["services"],
+            mig=options["mig"],
             processes=processes,
             on_result=done,
         )

@@ -196,17 +196,22 @@ class FleetIndex:
         """The places of an allocation, and where on each node its share lies; grants on nodes that are gone are ignored."""
         found: list[tuple[tuple[int, int], SharePosition]] = []
         for grant in allocation.grants:
-            numbers = self.numbers_of_node.get(grant.node_id, ())
-            number = next(
-                (n for n in numbers if set(grant.devices) <= set(self.healthy_devices[n])),
-                numbers[0] if numbers else None,
-            )
+            number = self._number_of(grant)
             if number is not None:
                 count = min(grant.whole_devices, len(self.healthy_devices[number]))
                 found.append(((number, count), _position(grant)))
         found.sort(key=lambda one: one[0])
         shared = any(position != _NO_SHARE for _, position in found)
         return tuple([place for place, _ in found]), tuple([position for _, position in found]) if shared else ()
+
+    def _number_of(self, grant: NodeGrant) -> int | None:
+        """The number of its node that has its devices; if some became unhealthy, one of their kind (divided or not), else any."""
+        slices = grant.share is not None and bool(grant.share.slices)
+        numbers = sorted(
+            self.numbers_of_node.get(grant.node_id, ()), key=lambda number: (number in self.divisible) is not slices
+        )
+        fitting = (number for number in numbers if set(grant.devices) <= set(self.healthy_devices[number]))
+        return next(fitting, numbers[0] if numbers else None)
 
     def allocation(
         self, need: Need, places: Places, role: Role, taken: PendingUsage, shared: Sequence[HeldShare] = ()

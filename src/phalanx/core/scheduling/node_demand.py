@@ -77,6 +77,8 @@ class _Slot:
         if not part.shape.host.fits(self.host):
             return False
         accepted = sum(device.healthy and part.shape.accepts(device) for device in self.node.devices)
+        if part.shape.slices_of is not None:
+            return False  # nodes of pools have no MIG, and slices of other nodes keep none of theirs
         if part.shape.share is None:
             return min(self.devices, accepted) >= part.devices
         return accepted > 0 and (self.devices > 0 or self._room(part) is not None)

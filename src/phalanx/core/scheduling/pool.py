@@ -283,12 +283,14 @@ class DevicePool:
         """
         held: list[HeldShare] = []
         for rank, (node, _) in enumerate(places):
-            if devices:
-                device = devices[rank]
-                assert isinstance(device, SharedDevice), device
+            known = devices[rank] if devices else None
+            index = indices[rank] if indices else -1
+            if isinstance(known, HeldSlices) or not isinstance(index, int):
+                held.append(known or HeldSlices(()))  # slices of a device that has MIG mode off by now: nothing here
+                continue
+            if known is not None:
+                device = known
             elif indices:
-                index = indices[rank]
-                assert isinstance(index, int), index
                 device = self.shared.with_index(node, index) or SharedDevice(need.share_group, index)
             else:
                 device = self.shared.best_device(node, need.share_group, need.share_milli) or SharedDevice(
@@ -303,14 +305,15 @@ class DevicePool:
 
     def can_hold(self, need: Need, node: int, held: HeldShare) -> bool:
         """Whether a share that was released is still free."""
-        return isinstance(held, SharedDevice) and (
-            held.room >= need.share_milli if held.shares else self.free[node] > 0
-        )
+        if isinstance(held, HeldSlices):
+            return True
+        return held.room >= need.share_milli if held.shares else self.free[node] > 0
 
     def release_shares(self, need: Need, places: Places, devices: Sequence[HeldShare]) -> None:
         """Release the shares that `hold_shares` took."""
         for (node, _), device in zip(places, devices, strict=True):
-            assert isinstance(device, SharedDevice), device
+            if isinstance(device, HeldSlices):
+                continue
             if self.shared.release(node, device, need.share_milli):
                 self._shift(node, 1)
             else:

@@ -41,8 +41,8 @@ NO_LIMITS: Final = JobLimits()
 def limits_of_job(role: Role, grant: NodeGrant, *, virtual: bool, node_cpus: int, node_devices: int) -> JobLimits:
     """What a job may use on a node.
 
-    A share of a virtual device is a share of one CPU, because a virtual device counts as busy while its ranks use a whole one. MPS limits a
-    job to its share, time slices do not. A whole device has no limit.
+    A share of a virtual device is a share of one CPU, because a virtual device counts as busy while its ranks use a whole one. MPS and MIG
+    limit a job to its share, time slices do not. A whole device has no limit.
 
     Args:
         role: what the job asked for.
@@ -57,7 +57,7 @@ def limits_of_job(role: Role, grant: NodeGrant, *, virtual: bool, node_cpus: int
     )
     if virtual and grant.share is not None:
         weight = grant.share.milli / MILLI_PER_DEVICE
-        if grant.share.kind is ShareKind.MPS:
+        if grant.share.kind is not ShareKind.TIME:
             cpus = weight
     return JobLimits(cpus=cpus, memory_bytes=role.memory_bytes, share_cpus=weight)
 

@@ -53,8 +53,7 @@ class SimulatedTask:
 
     key: MemberKey
     rank: int
-    devices: tuple[int, ...]
-    device_milli: int
+    device_milli: dict[int, int]
     work_left_s: float
     code: int | None
     signal: int | None

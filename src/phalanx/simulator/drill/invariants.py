@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from phalanx.controller.step_result import ControllerTime, StepResult
+from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET, PORT_TRIES
 from phalanx.core.resources import NO_RESOURCES, Resources
@@ -17,6 +18,7 @@ from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.state.events import CheckpointSaved, Event
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.state.world import World
+from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.attempt import (
     Attempt,
     AttemptState,
@@ -192,7 +194,8 @@ class InvariantChecker:
         asked = next((one for one in choices if one.total == got and (one.share is not None) == shares), choices[0])
         if asked.share is not None:
             given = [grant.share.milli if grant.share else 0 for grant in attempt.allocation.grants]
-            wanted = [asked.share.milli or each for each in given]
+            # Of MIG, a part is the smallest profile that holds it.
+            wanted = [each if asked.is_mig else asked.share.milli or each for each in given]
             require(
                 len(given) == asked.nodes and given == wanted and all(given),
                 5,
@@ -285,6 +288,7 @@ class InvariantChecker:
     def _devices(self, world: World) -> None:
         held: dict[NodeId, dict[int, tuple[int, str]]] = {}
         hosts: dict[NodeId, Resources] = {}
+        slices: dict[NodeId, dict[int, int]] = {}
         for attempt in world.attempts.values():
             job = world.jobs[attempt.job_id]
             if not attempt.holds_allocation or job.epoch != attempt.epoch or job.state is not JobState.RUNNING:
@@ -294,9 +298,17 @@ class InvariantChecker:
                 )
             for grant in attempt.allocation.grants:
                 taken = held.setdefault(grant.node_id, {})
+                _check_mig_mode(world.nodes.get(grant.node_id), grant)
+                for one in () if grant.share is None else grant.share.slices:
+                    occupied = slices.setdefault(grant.node_id, {})
+                    overlaps = occupied.get(one.device, 0) & one.bits
+                    require(not overlaps, 1, f"two slices of {grant.node_id}:{one.device} overlap at {one.start}")
+                    occupied[one.device] = occupied.get(one.device, 0) | one.bits
                 for index in grant.devices:
                     milli, group = (
-                        (MILLI_PER_DEVICE, "") if grant.share is None else (grant.share.milli, grant.share.group)
+                        (MILLI_PER_DEVICE, "")
+                        if grant.share is None
+                        else (grant.share.milli_on(index), grant.share.group)
                     )
                     used, other = taken.get(index, (0, group))
                     if used + milli > MILLI_PER_DEVICE:
@@ -315,7 +327,8 @@ class InvariantChecker:
             taken = held.get(node_id, {})
             shares = {index: part for index, part in taken.items() if part[1]}
             host = hosts.get(node_id, NO_RESOURCES)
-            if (set(usage.devices), dict(usage.shares), usage.host) != (set(taken), shares, host):
+            told = (set(usage.devices), dict(usage.shares), usage.host, dict(usage.slices))
+            if told != (set(taken), shares, host, slices.get(node_id, {})):
                 raise InvariantBroken(
                     1, f"the usage of {node_id} says {usage.devices} and {usage.shares}, its attempts hold {taken}"
                 )
@@ -366,9 +379,9 @@ class InvariantChecker:
                         4,
                         f"job {key.job_id} executes as {place} and {places[key.job_id]} at the same time\n{self._cluster.event_lines(key.job_id)}",
                     )
-                for device in task.devices:
+                for device, milli in task.device_milli.items():
                     here = on_device.setdefault(device, {})
-                    here[key.job_id] = task.device_milli
+                    here[key.job_id] = milli
                     if sum(here.values()) > MILLI_PER_DEVICE:
                         raise InvariantBroken(1, f"jobs {', '.join(here)} execute on {node.id}:{device}")
         for job_id, (epoch, _) in places.items():
@@ -410,3 +423,13 @@ class InvariantChecker:
 def array_of(job: Job) -> JobId:
     """Return the job's array, or the job itself."""
     return job.id if job.array is None else job.array.array_id
+
+
+def _check_mig_mode(node: Node | None, grant: NodeGrant) -> None:
+    """Check that slices lie on devices with MIG mode on, and nothing else does."""
+    slices = () if grant.share is None else grant.share.slices
+    divided = {} if node is None else {device.index: device.divided for device in node.devices}
+    for index in grant.devices:
+        what = "a slice" if slices else "a whole device or a share"
+        agrees = divided.get(index, bool(slices)) == bool(slices)
+        require(agrees, 1, f"{what} is granted of {grant.node_id}:{index}, whose MIG mode is {divided.get(index)}")

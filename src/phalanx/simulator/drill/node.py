@@ -25,6 +25,7 @@ from phalanx.node.logic.events import (
 from phalanx.node.logic.supervisor import Supervisor
 from phalanx.simulator.drill.behaviour import CANARY_VALUE, JobBehaviour, SimulatedTask
 from phalanx.simulator.drill.coverage import MemberStates, member_states
+from phalanx.simulator.drill.mig_instances import SimulatedSlices
 from phalanx.simulator.drill.network import NodeLink
 from phalanx.simulator.drill.processes import KILL_S, SPAWN_S, NodeProcesses
 from phalanx.simulator.drill.protocols import NodeEnvironment
@@ -45,6 +46,7 @@ class DrillNode:
         self.record = replace(record, supervisor_id=self.supervisor_id, joined_s=0.0)
         self.logic = Supervisor(record.id)
         self.processes = NodeProcesses(self)
+        self.slices = SimulatedSlices(record)
         self.link = link or NodeLink()
         self.calls = SupervisorCalls(self)
         self.alive, self.paused = True, False
@@ -110,6 +112,7 @@ class DrillNode:
         """Power off without any report."""
         self.alive = self.has_orphans = False
         self.processes.clear()
+        self.slices.remove_all()
 
     def crash_supervisor(self) -> None:
         """Kill the supervisor; the tasks run until they are swept."""
@@ -193,6 +196,7 @@ class DrillNode:
             case actions.CheckEmpty(key=key):
                 self.processes.probe(key)
             case actions.DrainOutput(key=key):
+                self.slices.remove(key)
                 taken = self.behaviour_of(key).port_taken_generations > key.generation
                 self.deliver_later(0.01, OutputDrained(key=key, tail=b"Address already in use" if taken else b""))
             case actions.RemoveCheckpoints(paths=paths):
@@ -275,6 +279,7 @@ class DrillNode:
             return
         grant = prepare.allocation.grant_on(self.id)
         assert grant is not None
+        self.slices.make(key, grant)
         if grant.node_rank:
             self.deliver(MemberPrepared(key=key))
             return

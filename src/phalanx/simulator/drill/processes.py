@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.state.events import CheckpointFailed, ProgressReported
+from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.node.logic.events import (
@@ -71,8 +72,7 @@ class NodeProcesses:
             task = SimulatedTask(
                 key=key,
                 rank=rank,
-                devices=grant.devices,
-                device_milli=MILLI_PER_DEVICE if grant.share is None else grant.share.milli,
+                device_milli=_device_milli(grant),
                 work_left_s=left_s,
                 code=code,
                 signal=signal,
@@ -250,3 +250,9 @@ class NodeProcesses:
 def newest_valid(checkpoints: tuple[PublishedCheckpoint, ...], corrupt: set[str]) -> PublishedCheckpoint | None:
     """Return the newest valid checkpoint, from which a job must resume."""
     return next((one for one in reversed(checkpoints) if one.digest not in corrupt), None)
+
+
+def _device_milli(grant: NodeGrant) -> dict[int, int]:
+    """Return the thousandths that a job holds of each device of the node."""
+    share = grant.share
+    return {index: MILLI_PER_DEVICE if share is None else share.milli_on(index) for index in grant.devices}

@@ -20,6 +20,7 @@ from phalanx.simulator.drill.coverage import Coverage, count_transitions
 from phalanx.simulator.drill.disk import DrillMemoryStore, DrillSqliteStore
 from phalanx.simulator.drill.faults import FAULT_DURATIONS_S, FAULT_KINDS, FaultInjector
 from phalanx.simulator.drill.limit_invariants import fleet_gpus
+from phalanx.simulator.drill.mig_workload import MigUserSimulator, divide
 from phalanx.simulator.drill.service_workload import ServiceUserSimulator
 from phalanx.simulator.drill.violations import CODE_ERROR, InvariantBroken, Violation
 from phalanx.simulator.drill.workload import FAST_POLICY, UserSimulator, fleet
@@ -59,7 +60,9 @@ class SeedResult:
     history: str = ""
 
 
-def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None, services: bool = False) -> SeedResult:
+def run_seed(
+    seed: int, *, events: int = EVENTS, sqlite: bool | None = None, services: bool = False, mig: bool = False
+) -> SeedResult:
     """Run one seed: `events` state changes with faults, then heal and finish. Stops at the first violation.
 
     Args:
@@ -67,6 +70,7 @@ def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None, ser
         events: state changes before the healing.
         sqlite: whether to use the SQLite store; None lets the seed choose.
         services: whether users have services beside their jobs.
+        mig: whether MIG divides devices, and users want slices; without services.
     """
     begun_s = time.process_time()
     on_sqlite = seed % SQLITE_EVERY == 0 if sqlite is None else sqlite
@@ -74,7 +78,7 @@ def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None, ser
     drill: SeedRun | None = None
     broken: tuple[int, str] | None = None
     try:
-        drill = SeedRun(seed, events, store, services=services)
+        drill = SeedRun(seed, events, store, services=services, mig=mig)
         with count_transitions(drill.cluster.coverage):
             drill.run()
     except InvariantBroken as error:
@@ -103,20 +107,24 @@ def run_seed(seed: int, *, events: int = EVENTS, sqlite: bool | None = None, ser
     )
 
 
-def replay_command(seed: int, events: int, *, services: bool = False) -> str:
+def replay_command(seed: int, events: int, *, services: bool = False, mig: bool = False) -> str:
     """Return the command that reproduces this seed on the same commit."""
     more = f" --events {events}" if events != EVENTS else ""
-    return f"phalanx drill --seed {seed}{more}" + (" --services" if services else "")
+    return f"phalanx drill --seed {seed}{more}" + (" --services" if services else "") + (" --mig" if mig else "")
 
 
 class SeedRun:
     """One running seed."""
 
-    def __init__(self, seed: int, events: int, store: DrillMemoryStore, *, services: bool = False) -> None:
+    def __init__(
+        self, seed: int, events: int, store: DrillMemoryStore, *, services: bool = False, mig: bool = False
+    ) -> None:
         self._dice = Random(seed)
         self._events = events
-        self.cluster = DrillCluster(fleet(), policy=FAST_POLICY, store=store, rng=Random(seed + 2))
-        self._users = (ServiceUserSimulator if services else UserSimulator)(self.cluster, self._dice)
+        nodes = divide(fleet()) if mig else fleet()
+        self.cluster = DrillCluster(nodes, policy=FAST_POLICY, store=store, rng=Random(seed + 2))
+        users = ServiceUserSimulator if services else MigUserSimulator if mig else UserSimulator
+        self._users = users(self.cluster, self._dice)
         self._faults = FaultInjector(self.cluster, self._dice)
         self._aim: tuple[str, AttemptState, float] | None = None
         self.cluster.on_turn = self._schedule_aimed_fault

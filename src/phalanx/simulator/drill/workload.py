@@ -31,7 +31,7 @@ from phalanx.core.state.events import (
 )
 from phalanx.core.units import GIB
 from phalanx.core.work.dependency import parse_dependencies
-from phalanx.core.work.gpus import parse_gpus
+from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.reservation import Reservation
@@ -173,7 +173,8 @@ class UserSimulator:
     def _spec(self, **fields: Any) -> JobSpec:
         dice = self._dice
         kind = "glacial" if dice.random() < 0.02 else dice.choice(JOB_KINDS)
-        role = Role(argv=("python", "train.py"), gpus=parse_gpus(fields.pop("gpus", None) or dice.choice(SHAPES)))
+        given = fields.pop("gpus", None)
+        role = Role(argv=("python", "train.py"), gpus=parse_gpus(given) if given else self.draw_gpus())
         return JobSpec(
             name=kind,
             role=role,
@@ -187,6 +188,10 @@ class UserSimulator:
             allow_never=True,  # quotas change, and waiting jobs must be judged again
             **fields,
         )
+
+    def draw_gpus(self) -> GpuRequest:
+        """The request of a job."""
+        return parse_gpus(self._dice.choice(SHAPES))
 
     def _job(self) -> JobId | None:
         """Return a recent job, which is probably live."""

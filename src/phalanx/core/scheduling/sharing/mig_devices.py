@@ -131,7 +131,7 @@ class MigDeviceIndex:
 
     def is_free(self, node: int, held: HeldSlices) -> bool:
         """Whether the places of these slices are free."""
-        states = self._states[node]
+        states = self._states.get(node, ())
         return all(
             one.start in self._geometries[node][one.place].starts(one.profile, states[one.place]) for one in held.slices
         )
@@ -147,6 +147,8 @@ class MigDeviceIndex:
     def _change(self, node: int, held: HeldSlices, *, taken: bool) -> None:
         assert held.taken is not taken, held
         held.taken = taken
+        if node not in self.devices:
+            return  # all its divided devices are gone or unhealthy
         states = list(self._states.get(node, ()))
         for one in held.slices:
             geometry, state = self._geometries[node][one.place], states[one.place]

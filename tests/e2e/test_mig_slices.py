@@ -1,0 +1,105 @@
+"""MIG slices live, on virtual devices: two projects on one GPU, a third job that waits, and nothing left of a slice afterwards."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.e2e.test_cli_head import Shell, free_port
+
+pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
+
+PROGRAM = """
+import os, pathlib, time
+print("sees", os.environ["CUDA_VISIBLE_DEVICES"], os.environ["PHALANX_MIG_PROFILE"], flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.1)
+"""
+WAITS = ("--", sys.executable, "-c", PROGRAM)
+
+
+@pytest.fixture(scope="module")
+def phalanx(tmp_path_factory):
+    shell = Shell(tmp_path_factory.mktemp("mig"))
+    shell("up", "--virtual", "1xh100:1+mig", "--port", str(free_port()))
+    yield shell
+    shell("down", "--cancel-jobs")
+
+
+def slices(phalanx):
+    """The instances of the virtual GPU, and the supervisor's record of its own: each as profiles with their starts."""
+    found = []
+    for name, key in (("virtual_mig.json", "instances"), ("slices.json", "slices")):
+        (path,) = phalanx.home.glob(f"**/{name}")
+        found.append({(one["profile"], one["start"]) for one in json.loads(path.read_text())[key]})
+    instances, own = found
+    assert instances == own
+    return instances
+
+
+def eventually(condition):
+    until = time.monotonic() + 60.0
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.2)
+    assert condition()
+
+
+def supervisor(phalanx):
+    """Its pid."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environment = file.read()
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = file.read()
+        except OSError:
+            continue
+        if b"phalanx.app.node" in command and str(phalanx.home).encode() in environment:
+            return int(pid)
+    raise AssertionError("no supervisor")
+
+
+def test_two_projects_share_a_gpu_by_slices_and_a_third_job_waits(phalanx):
+    first = phalanx("submit", "--quiet", "--gpus", "h100.3g.40gb", *WAITS).stdout.strip()
+    phalanx("projects", "add", "nlp", "--member", phalanx.json("show", first)["job"]["user"])
+    second = phalanx(
+        "submit", "--quiet", "--project", "nlp", "--gpus", "40GiB", "--share", "mig", *WAITS
+    ).stdout.strip()
+    for job in (first, second):
+        phalanx.until(job, "running")
+    third = phalanx("submit", "--quiet", "--gpus", "1g.10gb", *WAITS).stdout.strip()
+    eventually(lambda: "MIG" in phalanx("ps").stdout)
+    why = phalanx("why", third).stdout
+    assert "needs 1 x 1g.10gb; 1 GPU has MIG mode on, none has room for such a slice" in why
+    assert slices(phalanx) == {("3g.40gb", 4), ("3g.40gb", 0)}
+    page = phalanx("nodes", "show", "n0").stdout
+    assert f"3g.40gb on 4-7 of job {first}, 3g.40gb on 0-3 of job {second}" in page
+    phalanx("submit", "--gpus", "h100:1", *WAITS, code=64)
+    (phalanx.work / "go").touch()
+    for job in (first, second, third):
+        assert phalanx.until(job, "succeeded", "failed", "cancelled")["state"] == "succeeded"
+    seen = [phalanx("logs", job).stdout.split() for job in (first, second)]
+    assert [words[-1] for words in seen] == ["3g.40gb", "3g.40gb"]
+    assert len({words[-2] for words in seen}) == 2
+    assert all(words[-2].startswith("MIG-") for words in seen)
+    eventually(lambda: slices(phalanx) == set())
+
+
+def test_a_killed_supervisor_leaves_no_slice_and_the_job_gets_another(phalanx):
+    (phalanx.work / "go").unlink()
+    job = phalanx("submit", "--quiet", "--gpus", "h100.4g.40gb", *WAITS).stdout.strip()
+    phalanx.until(job, "running")
+    assert slices(phalanx) == {("4g.40gb", 0)}
+    os.kill(supervisor(phalanx), signal.SIGKILL)
+    eventually(
+        lambda: (
+            phalanx.json("show", job)["job"]["epoch"] == 2 and phalanx.json("show", job)["job"]["state"] == "running"
+        )
+    )
+    assert slices(phalanx) == {("4g.40gb", 0)}
+    (phalanx.work / "go").touch()
+    assert phalanx.until(job, "succeeded", "failed", "cancelled")["state"] == "succeeded"
+    eventually(lambda: slices(phalanx) == set())
