@@ -29,6 +29,7 @@ from phalanx.core.ids import (
 )
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.transitions import AttemptCase, TransitionContext
+from phalanx.core.resources import Extras, extras_of
 from phalanx.core.scheduling.outlook.what_if import plan_snapshot
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.plan import Plan
@@ -42,6 +43,7 @@ from phalanx.core.work.attempt import (
     MemberState,
     TaskExit,
 )
+from phalanx.core.work.extras import Licence, parse_extras
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.core.work.job import Job, PublishedCheckpoint
 from phalanx.core.work.queue import Queue, QueueUsage, period_start_s
@@ -63,6 +65,7 @@ class Fleet:
     running: dict[JobId, tuple[Job, Attempt]] = field(default_factory=dict)
     reservations: dict[ReservationId, Reservation] = field(default_factory=dict)
     spent: dict[QueueId, QueueUsage] = field(default_factory=dict)
+    licences: dict[str, Licence] = field(default_factory=dict)
 
     def with_jobs(self, *jobs: Job) -> Snapshot:
         """The snapshot in which these jobs wait, submitted after those that run, in the order given unless they say otherwise."""
@@ -80,12 +83,17 @@ class Fleet:
             attempts=attempts,
             reservations=self.reservations,
             queue_usage=self.spent,
+            licences=self.licences,
+            licence_usage=dict(extras_of(pair for one in attempts.values() for pair in one.allocation.licences)),
         )
 
     def runs(self, one: Job, on: str, *, for_s: float = 7200.0) -> Fleet:
         """The job has run for so long on `n0:0,1 n1:0-3`. Two hours are past every guaranteed run."""
         one = one if one.seq else replace(one, seq=1 + len(self.running))
-        lies = allocation(on, cpus=one.spec.role.cpus, memory_bytes=one.spec.role.memory_bytes)
+        role = one.spec.role
+        lies = allocation(
+            on, cpus=role.cpus, memory_bytes=role.memory_bytes, extras=role.extras, licences=role.licences
+        )
         case = place(one, lies, facts(self.now_s - T - for_s)).case
         usage = dict(self.usage)
         for grant in lies.grants:
@@ -121,6 +129,10 @@ class Fleet:
     def with_queues(self, *queues: Queue) -> Fleet:
         return replace(self, queues={queue.id: queue for queue in queues})
 
+    def with_licences(self, **seats: int) -> Fleet:
+        """Licences with so many seats."""
+        return replace(self, licences={name: Licence(id=name, total=total) for name, total in seats.items()})
+
     def set_aside(self, *reservations: Reservation) -> Fleet:
         return replace(self, reservations={one.id: one for one in reservations})
 
@@ -143,8 +155,8 @@ class Fleet:
         return replace(self, nodes={**self.nodes, **changed})
 
 
-def make_fleet(text: str, *, cpus: int = 32, memory_gib: int = 256) -> Fleet:
-    """Nodes of `[LEAF/]RACK: NAME_PATTERN=[MODEL[-MEMgb]:]COUNT ...`, racks parted by `|`."""
+def make_fleet(text: str, *, cpus: int = 32, memory_gib: int = 256, offers: str = "") -> Fleet:
+    """Nodes of `[LEAF/]RACK: NAME_PATTERN=[MODEL[-MEMgb]:]COUNT ...`, racks parted by `|`; each offers the same extras."""
     nodes: dict[NodeId, Node] = {}
     for rack in text.split("|"):
         name, _, inside = rack.rpartition(":") if "=" not in rack.partition(":")[0] and ":" in rack else ("", "", rack)
@@ -153,7 +165,12 @@ def make_fleet(text: str, *, cpus: int = 32, memory_gib: int = 256) -> Fleet:
         for word in inside.split():
             node_name, _, devices = word.partition("=")
             nodes[NodeId(node_name)] = make_node(
-                node_name, devices, cpus=cpus, memory_gib=memory_gib, rack=name.strip()
+                node_name,
+                devices,
+                cpus=cpus,
+                memory_gib=memory_gib,
+                rack=name.strip(),
+                extras=parse_extras(offers),
             )
     return Fleet(nodes=nodes)
 
@@ -204,9 +221,11 @@ def spec(
     memory_gib: int = 0,
     launch: LaunchMode = LaunchMode.PER_DEVICE,
     tasks_per_node: int | None = None,
+    extras: str = "",
+    licences: str = "",
     **fields: Any,
 ) -> JobSpec:
-    """A job as submitted."""
+    """A job as submitted; extras and licences as in `--resources`."""
     role = Role(
         argv=("python", "train.py"),
         gpus=gpus if isinstance(gpus, GpuRequest) else parse_gpus(gpus),
@@ -214,6 +233,8 @@ def spec(
         memory_bytes=memory_gib * GIB,
         launch=launch,
         tasks_per_node=tasks_per_node,
+        extras=parse_extras(extras),
+        licences=parse_extras(licences),
     )
     return JobSpec(name=name, role=role, workdir="/work", **fields)
 
@@ -263,8 +284,16 @@ def lined(plan: Plan, *names: str) -> str:
     return " | ".join(text for job_id, text in said if not names or job_id in names)
 
 
-def allocation(text: str, *, tasks: int | None = None, cpus: int = 0, memory_bytes: int = 0) -> Allocation:
-    """`n0:0,1 n1:0-3` as an allocation; CPUs and memory of each part."""
+def allocation(
+    text: str,
+    *,
+    tasks: int | None = None,
+    cpus: int = 0,
+    memory_bytes: int = 0,
+    extras: Extras = (),
+    licences: Extras = (),
+) -> Allocation:
+    """`n0:0,1 n1:0-3` as an allocation; CPUs, memory and extras of each part."""
     grants: list[NodeGrant] = []
     for rank, word in enumerate(text.split()):
         node, _, devices = word.partition(":")
@@ -278,11 +307,12 @@ def allocation(text: str, *, tasks: int | None = None, cpus: int = 0, memory_byt
                 devices=indices,
                 cpus=cpus,
                 memory_bytes=memory_bytes,
+                extras=extras,
                 tasks=count,
                 first_rank=rank * count,
             )
         )
-    return Allocation(grants=tuple(grants))
+    return Allocation(grants=tuple(grants), licences=licences)
 
 
 def facts(now_s: float = 0.0, **fields: Any) -> TransitionContext:

@@ -52,6 +52,7 @@ class Cell:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self.put(*fleet.queues.values(), *fleet.nodes.values(), *fleet.reservations.values(), *fleet.spent.values())
+        self.put(*fleet.licences.values())
 
     def put(self, *records: Record) -> None:
         """These records are new or changed; the scheduler is told."""

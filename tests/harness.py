@@ -23,10 +23,15 @@ class Harness(DrillCluster):
     """See the module."""
 
     def __init__(
-        self, fleet: str = "r: n0=4 n1=4 n2=4", *, policy: PolicySettings | None = None, lease_s: float = 6.0
+        self,
+        fleet: str = "r: n0=4 n1=4 n2=4",
+        *,
+        policy: PolicySettings | None = None,
+        lease_s: float = 6.0,
+        offers: str = "",
     ) -> None:
         self._names = 0
-        super().__init__(make_fleet(fleet).nodes.values(), policy=policy, lease_s=lease_s)
+        super().__init__(make_fleet(fleet, offers=offers).nodes.values(), policy=policy, lease_s=lease_s)
 
     def submit(
         self,

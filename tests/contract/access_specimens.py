@@ -138,6 +138,15 @@ def reservation(case):
 POOL = {"provider": "virtual", "node": "1x2", "max_nodes": 1}
 
 
+def licence(case):
+    """One that no job holds."""
+    path = f"/v1/licences/cad-{case.number}"
+    admin = {"authorization": "Bearer secret-of-admin"}
+    reply = case.bench.call(None, "PUT", path, {"seats": 4}, headers=admin)
+    assert reply.status_code == 200, reply.text
+    return Ask(path)
+
+
 def pool(method):
     """One that exists; it has no nodes, so that a removed one is gone at once."""
 
@@ -272,6 +281,9 @@ SPECIMENS = {
     "GET /v1/reservations": plain("/v1/reservations"),
     "PUT /v1/reservations/{reservation_id}": reservation,
     "DELETE /v1/reservations/{reservation_id}": reservation_to_end,
+    "GET /v1/licences": plain("/v1/licences"),
+    "PUT /v1/licences/{name}": lambda case: Ask(f"/v1/licences/put-{case.number}", {"seats": 4}),
+    "DELETE /v1/licences/{name}": licence,
     "GET /v1/pools": plain("/v1/pools"),
     "GET /v1/pools/{pool_id}": pool("GET"),
     "PUT /v1/pools/{pool_id}": lambda case: Ask(f"/v1/pools/put-{case.number}", POOL),

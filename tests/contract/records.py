@@ -13,6 +13,7 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import RECORDS, Idempotency
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
+from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import Project, Queue, QueueUsage
@@ -212,6 +213,7 @@ def one_of_each_kind():
         node(),
         node_pool(),
         pool_node(),
+        Licence(id="matlab", total=20),
         job(1, RUNNING, epoch=1),
         attempt(1),
         service(),

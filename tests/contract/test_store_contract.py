@@ -388,7 +388,7 @@ def test_a_world_is_loaded_with_its_indexes(store):
     assert list(world.pending) == ["2"]
     assert world.attempts == {JobId("1"): attempt(1, 2, node="n1", devices=(2, 3))}
     assert world.usage[NodeId("n1")].devices == {2, 3}
-    assert world.usage[NodeId("n1")].cpus == 4
+    assert world.usage[NodeId("n1")].host.cpus == 4
     assert world.snapshot(0.0).usage_of(NodeId("n0")).host.cpus == 0
     assert world.attempts_on(NodeId("n1")) == [attempt(1, 2, node="n1", devices=(2, 3))]
     assert list(world.table(IDEMPOTENCY)) == [("ann", "key-2")]

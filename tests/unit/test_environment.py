@@ -313,3 +313,12 @@ def test_no_variable_of_the_supervisors_own_kind_passes_through_a_rank():
     )
     env, _ = env_of(job(), base={**BASE, **planted})
     assert "planted" not in env.values()
+
+
+def test_a_task_reads_what_its_node_and_its_job_were_granted():
+    order = job()
+    assert "PHALANX_RESOURCES" not in env_of(order)[0]
+    grants = tuple(replace(grant, extras=(("scratch", 1 << 30),)) for grant in order.allocation.grants)
+    granted = replace(order, allocation=Allocation(grants=grants, licences=(("matlab", 2),)))
+    env, _ = env_of(granted)
+    assert env["PHALANX_RESOURCES"] == "matlab=2,scratch=1073741824"

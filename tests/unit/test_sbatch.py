@@ -253,11 +253,22 @@ def test_signals(text, found):
         ("--gpus=many", "is not .TYPE:.NUMBER"),
         ("-n -3", "is not a number"),
         ("--nice=much", "not a whole number"),
+        ("--licenses=a|b", "is not NAME"),
+        ("--tmp=much", "not an amount of disk space"),
     ],
 )
 def test_values_that_cannot_be_read_are_refused_by_line(line, why):
     with pytest.raises(BadFile, match=f"line 2: .*{why}"):
         read(line)
+
+
+def test_licences_and_disk_space_are_resources():
+    role = spec("--licenses=matlab@flex:2,Cad", "--tmp=100G").role
+    assert role.extras == (("cad", 1), ("matlab", 2), ("scratch", 100 << 30))
+    assert spec("-L matlab", "--tmp=4000").role.extras == (("matlab", 1), ("scratch", 4000 << 20))
+    assert spec("--tmp=0").role.extras == ()
+    (note,) = read("--tmp=100G").notes
+    assert note == "--tmp=100G is that much of the resource scratch on each node, which nodes offer with --offers"
 
 
 # ---- what is not done ---------------------------------------------------------------------------------------------------

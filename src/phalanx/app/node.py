@@ -7,6 +7,7 @@ Settings are environment variables. They are removed from the environment before
     PHALANX_NODE_LIFE     the supervisor's id, by which its engine reports its death to the head; random by default
     PHALANX_NODE_DIR      the node's folder: log, scratch
     PHALANX_NODE_TOKEN    its token for the head
+    PHALANX_NODE_OFFERS   named amounts that the node offers, such as scratch=2TiB,nic=8
     PHALANX_NODE_VIRTUAL  virtual devices as `core.fleet.virtual_devices` writes them; 0 for the GPUs that NVML finds
     PHALANX_NODE_ADDRESS  the address at which other nodes reach its ranks
     PHALANX_NODE_ENGINE   the engine's name
@@ -37,6 +38,7 @@ from phalanx.core.fleet.mig import DeviceMig
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.virtual_devices import MODEL_PREFIX, VirtualDevices, parse_virtual_devices
 from phalanx.core.ids import NodeId, SupervisorId
+from phalanx.core.work.extras import parse_extras
 from phalanx.core.work.seats import parse_seat
 from phalanx.node.files.job_accounts import ACCOUNT_VARIABLES, JobAccountPolicy
 from phalanx.node.head_link.channels import start_thread
@@ -244,6 +246,7 @@ def _settings(
         virtual=virtual,
         probe_port=probe_port,
         nics=sysfs.nics(),
+        extras=parse_extras(given.get("PHALANX_NODE_OFFERS", ""), key="--offers"),
         supervisor_account=accounts.supervisor_account,
     )
     access = HeadAccess(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from phalanx.app.join_service import ListenAddress, parse_listen
@@ -17,6 +17,7 @@ from phalanx.controller.leases import LEASE_DEFAULT_S
 from phalanx.core.errors import BadRequest, Conflict
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.units import parse_duration_s
+from phalanx.core.work.extras import parse_offers
 from phalanx.engines.registry import DEFAULT_ENGINE, engine_type, selectable_engines
 from phalanx.ports.engine import EngineType, HeadSetup, LocalNode
 
@@ -67,6 +68,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="ADDRESS[:PORT] of this machine for other servers, with TLS; off: only loopback",
     )
     parser.add_argument("--virtual", default=None, help="NODESxDEVICES, such as 3x4, 3xh100:4 or 3xh100:4+mig")
+    parser.add_argument(
+        "--offers", default=None, help="named amounts of each node, such as scratch=2TiB,nic=8; off: none"
+    )
     parser.add_argument("--lease", type=float, default=None, help="lease of a supervisor in seconds")
     parser.add_argument(
         "--revive", type=float, default=None, help="seconds until a dead local node is restarted; 0: never"
@@ -100,6 +104,7 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     before = home.read_json("cluster.json")
     port = given.port if given.port is not None else int(before.get("port", PORT_DEFAULT))
     virtual = given.virtual if given.virtual is not None else before.get("virtual")
+    offers = parse_offers(given.offers if given.offers is not None else before.get("offers") or "off")
     lease_s = given.lease if given.lease is not None else float(before.get("lease_s", LEASE_DEFAULT_S))
     revive_s = given.revive if given.revive is not None else float(before.get("revive_s", REVIVE_AFTER_S))
     if not 1.0 <= lease_s <= 3600.0:
@@ -125,6 +130,11 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     nodes: list[LocalNode] = []
     if engine.uses_local_nodes(engine_options):
         nodes = virtual_nodes(virtual, prefix) if virtual else this_machine_nodes()
+        nodes = [replace(node, offers=offers) for node in nodes]
+    elif offers:
+        raise Conflict(
+            f"--offers cannot be used with engine {engine.name}: its nodes come from elsewhere", hint="use --offers off"
+        )
     if any(node.virtual_model for node in nodes) and not engine.has_virtual_models:
         raise Conflict(
             f"--virtual {virtual} names a GPU model, which engine {engine.name} cannot stand in for",
@@ -135,6 +145,7 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
         "port": port,
         "listen": listen,
         "virtual": virtual,
+        "offers": offers,
         "lease_s": lease_s,
         "revive_s": revive_s,
         "nodes": [node.id for node in nodes],

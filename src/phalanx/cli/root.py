@@ -59,6 +59,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "pools": CommandEntry(
             "phalanx.cli.cluster.pools:pools", "List, add, show or remove pools of nodes that start on demand."
         ),
+        "licences": CommandEntry(
+            "phalanx.cli.cluster.licences:licences", "List, set or remove licences that the whole fleet shares."
+        ),
         "rules": CommandEntry("phalanx.cli.cluster.rules:rules", "Show and set failure rules."),
         "topology": CommandEntry(
             "phalanx.cli.cluster.topology:topology", "Show the network topology with free capacity."

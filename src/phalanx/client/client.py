@@ -15,6 +15,7 @@ from phalanx.client.api_calls import LazyModule, decode_record
 from phalanx.client.audit import AuditApi
 from phalanx.client.exec_sessions import ExecApi
 from phalanx.client.jobs import JobsApi
+from phalanx.client.licences import LicencesApi
 from phalanx.client.nodes import NodesApi
 from phalanx.client.output import OutputsApi
 from phalanx.client.people import AccountsApi
@@ -42,6 +43,7 @@ class Client(
     ExecApi,
     NodesApi,
     NodePoolsApi,
+    LicencesApi,
     AccountsApi,
     QueuesApi,
     FailureRulesApi,

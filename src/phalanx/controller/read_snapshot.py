@@ -64,6 +64,8 @@ def take_read_snapshot(
         awaited_nodes=world.awaited_nodes,
         node_pools=dict(world.node_pools),
         pool_nodes=dict(world.pool_nodes),
+        licences=dict(world.licences),
+        licence_usage=dict(world.licence_usage),
     )
     waiting = None if job_id is None else waits.get(job_id)
     return ReadSnapshot(snapshot=seen, scheduler=scheduler, run_times=run_times, waiting=waiting)

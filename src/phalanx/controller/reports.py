@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phalanx.controller.requests import pools
+from phalanx.controller.requests import licences, pools
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict
 from phalanx.core.fleet.fitness import FULL_DISK
@@ -103,6 +103,7 @@ def _register(context: StepContext, hello: SupervisorRegistered) -> None:
         for attempt in context.world.attempts_on(node_id):
             context.apply_event(attempt.job_id, MemberLost(node_id=node_id, why="its supervisor was replaced"))
     fresh = pools.with_pool_cordon(context, _merged(known, hello, context.now.wall_s))
+    fresh = licences.without_licences(context, fresh)
     if known is None or replace(known, changed_s=0.0) != replace(fresh, changed_s=0.0):
         context.change.put(fresh)
     if known is None or known.state is not NodeState.UP:

@@ -55,6 +55,12 @@ class HintCode(enum.Enum):
         "an operator switches it on while the GPU is idle, on a drained node: nvidia-smi -i GPU -mig 1, then starts the node again",
     )
     MIG_PROFILES = "mig-profiles", "{profiles}"
+    LIST_LICENCES = "list-licences", "list the licences"
+    SET_LICENCE = "set-licence", "set licence {licence} to {seats} seats"
+    OFFER_EXTRAS = (
+        "offer-extras",
+        "let nodes offer {name}, or add a licence of that name; allow_never submits it anyway",
+    )
     LIST_POOLS = "list-pools", "list the node pools"
     POOL_LIMITS = "pool-limits", "give a minimum of 0 and a maximum of 4"
     POOL_PRICE = "pool-price", "give an amount such as 2/h"

@@ -105,12 +105,14 @@ class LocalNode:
     Attributes:
         virtual_model: the GPU that the slots stand in for, by its name in the fact tables; "" for none.
         virtual_mig: the slots can be divided by MIG.
+        offers: named amounts that it offers, as `--offers` writes them.
     """
 
     id: NodeId
     virtual_devices: int
     virtual_model: str = ""
     virtual_mig: bool = False
+    offers: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +209,7 @@ class Membership:
         address: where other nodes reach this server's ranks.
         devices: number of virtual devices, or of GPUs.
         settings: what the engine remembers of its admission; no secrets.
+        offers: named amounts that it offers, as `--offers` writes them.
         heads: URLs of the other heads that share the store, comma-separated; its supervisor learns of later ones by itself.
     """
 
@@ -219,6 +222,7 @@ class Membership:
     virtual: bool
     settings: dict[str, str] = field(default_factory=dict)
     heads: str = ""
+    offers: str = ""
 
 
 class EngineType:

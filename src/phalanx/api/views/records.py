@@ -10,6 +10,7 @@ from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import PoolNode
 from phalanx.core.ids import Generation, JobId, NodeId
 from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET
+from phalanx.core.resources import extras_of
 from phalanx.core.scheduling.sharing.mig_placement import mig_geometry
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.work.allocation import Allocation, NodeGrant
@@ -115,6 +116,8 @@ def job_view(
         begin_s=spec.begin_s,
         terms=constraint_texts(spec),
         plan=spec.plan,
+        resources=dict(spec.role.extras),
+        licences=dict(spec.role.licences),
         budgets=used_budgets(job),
         **_place_in_array(job),
         **_place_in_service(job, attempt),
@@ -350,6 +353,8 @@ def node_view(
         disk_free_bytes=None if samples is None else samples.disk_free_bytes,
         outside=list(node.foreign_usage.owners),
         limits=node.limits,
+        extras=dict(node.extras),
+        extras_used=dict(extras_of(pair for _, grant in grants for pair in grant.extras)),
         nics=[
             NicView(
                 name=nic.name, kind=nic.kind, up=nic.up, bits_per_s=nic.bits_per_s, numa=nic.numa, pci_bus=nic.pci_bus

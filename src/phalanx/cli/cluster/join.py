@@ -23,7 +23,8 @@ from phalanx.client.tls import certificate_error, fetch_ca
 from phalanx.client.transport import error_from_reply
 from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, TryLater, Unreachable
 from phalanx.core.ids import NodeId
-from phalanx.engines.registry import engine_type
+from phalanx.core.work.extras import parse_offers
+from phalanx.engines.registry import DEFAULT_ENGINE, engine_type
 from phalanx.node import membership as records
 from phalanx.ports.engine import Membership
 from phalanx.wire.head_http import BROKEN, HeadHttp, context_for_ca, request_headers
@@ -62,6 +63,9 @@ class _Head:
 @click.option("--name", metavar="NODE", help="Name of this server in the cluster; default: its host name.")
 @click.option("--address", metavar="ADDR", help="Address for other servers; default: the one used to reach the head.")
 @click.option("--virtual", type=click.IntRange(0, 256), metavar="D", help="Use D virtual devices instead of GPUs.")
+@click.option(
+    "--offers", metavar="NAME=N,...", help="What this server offers besides: scratch=2TiB,nic=8; off: nothing."
+)
 @click.option("--foreground", is_flag=True, help="Run in the foreground, for a service manager.")
 @click.option("--print", "show", is_flag=True, help="On the head: only print the command for the next server.")
 @click.option("--new-token", is_flag=True, help="On the head: the same, and revoke all earlier join tokens.")
@@ -72,6 +76,7 @@ def join(
     name: str | None,
     address: str | None,
     virtual: int | None,
+    offers: str | None,
     foreground: bool,
     show: bool,
     new_token: bool,
@@ -92,9 +97,13 @@ def join(
     if known is not None and known.url != where.url and records.keeper_pid(folder):
         raise Conflict(f"this server has joined {known.url}", hint="leave it first with phalanx down on this server")
     began_s = time.monotonic()
+    before = known.offers if known is not None and known.url == where.url else ""
+    offered = before if offers is None else parse_offers(offers)
     joined, reply = _request_join(where, folder, known, token=token, name=name, address=address, virtual=virtual)
     settings = engine_type(reply.engine).prepare_member(folder, reply.settings)
-    joined = replace(joined, settings=settings)
+    if offered and reply.engine != DEFAULT_ENGINE:
+        raise BadRequest(f"--offers cannot be used: engine {reply.engine} brings the nodes", hint="use --offers off")
+    joined = replace(joined, settings=settings, offers=offered)
     records.write(folder, joined, token=reply.token, ca_pem=where.ca_pem)
     if foreground:
         os.execv(sys.executable, _command(folder))  # noqa: S606  # no shell is wanted

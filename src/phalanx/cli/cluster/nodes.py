@@ -23,6 +23,7 @@ from phalanx.core.errors import NotFound, PhalanxError, Unreachable
 from phalanx.core.fleet.fitness import FULL_DISK
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.resources import amount_text
 from phalanx.core.units import format_bytes
 from phalanx.wire.api.nodes import DeviceView, NicView, NodeView
 
@@ -215,6 +216,7 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
         f"joined {cells.age(node.joined_s, now_s)} ago, failed {cells.count(node.failures, 'time')}"
         + (f", fault score {node.marks:.1f}" if node.marks else ""),
         *([f"limits on CPUs and memory: {node.limits.value}"] if node.limits is not None else []),
+        *([f"offers: {offers}"] if (offers := _offers(node)) else []),
         *([f"why: {why}"] if (why := _why(node, now_s)) else []),
         *([f"ports: {', '.join(_nic(nic) for nic in node.nics)}"] if node.nics else []),
         *nvlink_lines(node.devices),
@@ -237,6 +239,15 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
     )
     rows = [_device_row(device, screen) for device in node.devices]
     return [head, *(f"  {strip_control(fact)}" for fact in facts), *table(columns, rows, screen), ""]
+
+
+def _offers(node: NodeView) -> str:
+    """What the node offers by name, and how much of it jobs hold."""
+    used = node.extras_used
+    return ", ".join(
+        f"{name} {amount_text(amount)}" + (f" ({amount_text(used[name])} in use)" if used.get(name) else "")
+        for name, amount in node.extras.items()
+    )
 
 
 def _device_row(device: DeviceView, screen: Terminal) -> list[Cell | str]:

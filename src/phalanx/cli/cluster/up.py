@@ -80,6 +80,11 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
     help="N virtual nodes of D devices; ranks run on CPUs. Nxh100:D+mig: they stand in for H100s with MIG on.",
 )
 @click.option(
+    "--offers",
+    metavar="NAME=N,...",
+    help="What each node offers besides: scratch=2TiB,nic=8. Jobs ask with --resources; off: nothing.",
+)
+@click.option(
     "--engine",
     type=click.Choice([engine.name for engine in selectable_engines()]),
     help="Source of the nodes: this machine, Ray or Slurm.",

@@ -270,6 +270,11 @@ _OPTIONS: Final = (
     ),
     click.option("--tasks-per-node", type=int, metavar="N", help="Tasks on each node; default: one per GPU."),
     click.option("--cpus", type=int, metavar="N", help="CPUs on each node."),
+    click.option(
+        "--resources",
+        metavar="NAME:N,...",
+        help="Other resources: those that nodes offer, per node, and licences of the whole job: scratch:100GiB,matlab:2.",
+    ),
     click.option("--memory", type=MEMORY, metavar="MEM", help="Memory on each node: 64 (GiB), 512M."),
     click.option(
         "-e",

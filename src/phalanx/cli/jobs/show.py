@@ -23,6 +23,7 @@ from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.accounting.usage_summary import GpuSeconds, UsageSummary
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_bytes, format_duration
+from phalanx.core.work.extras import extras_text
 from phalanx.core.work.job import JobState
 from phalanx.wire.api.jobs import AttemptView, JobView
 
@@ -123,6 +124,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "who": f"{job.user}, project {job.project}, queue {job.queue}, priority {job.priority}",
         "when": f"{_clock(job.submit_s)}{waited}{ran}{limit}",
         "shape": shape + (" (virtual devices)" if job.virtual else ""),
+        "resources": _resources(job),
         "layout": _layout(job),
         "terms": ", ".join(job.terms),
         "spent": ", ".join(job.budgets),
@@ -134,6 +136,12 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
     return [
         truncate(f"  {fact_label(name)}{strip_control(text)}", screen.width) for name, text in facts.items() if text
     ]
+
+
+def _resources(job: JobView) -> str:
+    """Format the extras of each node and the licences of the job."""
+    parts = [f"{extras_text(tuple(job.resources.items()))} on each node"] * bool(job.resources)
+    return ", ".join([*parts, *(f"{seats} of licence {name}" for name, seats in job.licences.items())])
 
 
 def _layout(job: JobView) -> str:

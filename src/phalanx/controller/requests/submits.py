@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.controller.requests import reservations
+from phalanx.controller.requests.licences import with_known_licences
 from phalanx.controller.requests.mig_checks import checked_slices
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
@@ -81,6 +82,7 @@ def check_submission(context: StepContext, request: SubmitJob) -> SubmitJob:
     if role is not request.spec.role:
         request = replace(request, spec=replace(request.spec, role=role))
     request = _in_one_world(request)
+    request = replace(request, spec=with_known_licences(context, request.spec))
     outlook = context.feasibility.check(feasibility_request(request.spec, request.queue, request.user))
     if outlook.never and not request.spec.allow_never:
         raise outlook.error()

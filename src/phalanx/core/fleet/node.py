@@ -9,7 +9,7 @@ from typing import Final
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.nic import Nic
 from phalanx.core.ids import NodeId, SupervisorId
-from phalanx.core.resources import Resources
+from phalanx.core.resources import Extras, Resources
 
 
 class NodeState(enum.StrEnum):
@@ -86,6 +86,7 @@ class Node:
         fault_score: decaying sum of recent faults (`core.recovery.bad_nodes`), computed at `fault_score_s`.
         bad_node_reason: why it fails gangs more often than other nodes, for messages; the node is used only if nothing else fits. Empty for a good node.
         shares_head_files: verified that the head's checkpoints and outputs have the same paths here.
+        extras: named amounts that it offers, as its operator gave them: scratch space, network ports.
         limits: what enforces the limits of jobs, as its supervisor found at start; None before one reported it.
     """
 
@@ -117,6 +118,7 @@ class Node:
     fault_score_s: float = 0.0
     bad_node_reason: str = ""
     limits: LimitKind | None = None
+    extras: Extras = ()
 
     def invalid_count(self) -> str:
         """Which count reported by the supervisor is invalid; empty if all are valid."""
@@ -127,6 +129,7 @@ class Node:
             "others.memory_bytes": self.foreign_usage.memory_bytes,
             "probe_port": self.probe_port,
             "failures": self.failure_count,
+            **{f"extras.{name}": amount for name, amount in self.extras},
             **{f"devices[{at}].index": one.index for at, one in enumerate(self.devices)},
             **{f"devices[{at}].memory_bytes": one.memory_bytes for at, one in enumerate(self.devices)},
         }
@@ -139,7 +142,7 @@ class Node:
     @property
     def host(self) -> Resources:
         """What the node has besides devices."""
-        return Resources(0, self.cpus, self.memory_bytes)
+        return Resources(0, self.cpus, self.memory_bytes, self.extras)
 
     @property
     def last_choice(self) -> bool:

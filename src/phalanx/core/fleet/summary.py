@@ -10,6 +10,7 @@ from typing import Final
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.mig import MigProfile
 from phalanx.core.fleet.node import Node
+from phalanx.core.resources import NO_RESOURCES, Extras, Resources
 
 SlicesOf = Callable[[tuple[MigProfile, ...]], int]
 """How many MIG slices of a request's kind an empty device with these profiles has room for."""
@@ -29,6 +30,12 @@ class NodeKind:
     memory_bytes: int
     devices: tuple[tuple[str, int, int], ...]
     mig: tuple[tuple[str, int, int, tuple[MigProfile, ...]], ...] = ()
+    extras: Extras = ()
+
+    @property
+    def host(self) -> Resources:
+        """What such a node has besides devices."""
+        return Resources(0, self.cpus, self.memory_bytes, self.extras)
 
     def count(
         self, model: str | None, device_memory_bytes: int, *, exact: bool = False, slices_of: SlicesOf | None = None
@@ -102,14 +109,13 @@ class FleetSummary:
         device_memory_bytes: int,
         *,
         exact: bool = False,
-        cpus: int = 0,
-        memory_bytes: int = 0,
+        host: Resources = NO_RESOURCES,
         slices_of: SlicesOf | None = None,
     ) -> dict[int, int]:
-        """Number of nodes with enough CPUs and memory, by their number of matching devices (or slices): `{8: 10_000, 4: 12, 0: 1}`."""
+        """Number of nodes with enough CPUs, memory and extras, by their number of matching devices (or slices): `{8: 10_000, 4: 12, 0: 1}`."""
         found: Counter[int] = Counter()
         for kind, nodes in self.kinds:
-            if kind.cpus >= cpus and kind.memory_bytes >= memory_bytes:
+            if host.fits(kind.host):
                 found[kind.count(model, device_memory_bytes, exact=exact, slices_of=slices_of)] += nodes
         return dict(found)
 
@@ -137,7 +143,7 @@ def node_kind(node: Node) -> NodeKind:
             divisible[*key, profiles] = divisible.get((*key, profiles), 0) + device.healthy
     devices = tuple(sorted((model, memory_bytes, count) for (model, memory_bytes), count in found.items()))
     mig_devices = tuple(sorted((*kind[:2], count, kind[2]) for kind, count in divisible.items()))
-    return NodeKind(node.cpus, node.memory_bytes, devices, mig_devices)
+    return NodeKind(node.cpus, node.memory_bytes, devices, mig_devices, node.extras)
 
 
 def device_fits(device: Device, model: str | None, device_memory_bytes: int, *, exact: bool = False) -> bool:

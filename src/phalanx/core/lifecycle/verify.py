@@ -28,6 +28,10 @@ def rejection_reason(world: World, placement: Placement) -> str:
         refusal = holdings.check_admission(holdings.job_node(job.queue), job.user, placement.allocation.resources)
         if refusal is not None:
             return refusal.describe()
+    for name, seats in placement.allocation.licences:
+        licence = world.licences.get(name)
+        if licence is None or world.licence_usage.get(name, 0) + seats > licence.total:
+            return f"licence {name} has too few free seats"
     for reservation in world.reservations.values():
         if reservation.begun and not reservation.admits(job.user, job.queue):
             reserved = [grant.node_id for grant in placement.allocation.grants if grant.node_id in reservation.nodes]

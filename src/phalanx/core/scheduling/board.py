@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.fleet.topology import TopologyTree
-from phalanx.core.resources import NO_RESOURCES
+from phalanx.core.resources import NO_RESOURCES, Extras
 from phalanx.core.scheduling.board_records import (
     NEVER_S,
     ArrayThrottle,
@@ -52,6 +52,9 @@ class Board:
         elastic: number of running jobs that may have more nodes than their minimum.
         uneven_speeds: running jobs whose speed depends on the kind of device, by seq.
         closed_nodes: nodes that left and are not back.
+        extras: free named amounts by node number.
+        licences: seats of each licence.
+        free_licences: free seats of each licence; negative if more are in use than exist.
         foreign_devices: devices in use outside Phalanx, of the nodes that have some.
         last_choice_nodes: bitset of nodes that are slow or fail gangs: used only if nothing else fits.
         has_lendable_quota: some queue has a quota that others may borrow.
@@ -67,11 +70,14 @@ class Board:
         "decisions",
         "devices_of_node",
         "elastic",
+        "extras",
         "foreign_devices",
         "fragmentation",
+        "free_licences",
         "has_lendable_quota",
         "jobs_on_node",
         "last_choice_nodes",
+        "licences",
         "memory",
         "node_devices_max",
         "pool_of_node",
@@ -97,6 +103,8 @@ class Board:
         quotas: FairShareTree | None = None,
         cpus: list[int] | None = None,
         memory: list[int] | None = None,
+        extras: Mapping[str, list[int]] | None = None,
+        licences: Mapping[str, int] | None = None,
         twins: dict[int, tuple[int, ...]] | None = None,
         tree: TopologyTree | None = None,
         has_lendable_quota: bool = False,
@@ -107,6 +115,9 @@ class Board:
         self.node_devices_max = max(self.devices_of_node, default=0)
         self.cpus = cpus or []
         self.memory = memory or []
+        self.extras = dict(extras or {})
+        self.licences = dict(licences or {})
+        self.free_licences = dict(self.licences)
         self.twins = twins or {}
         self.quotas = quotas
         self.has_lendable_quota = has_lendable_quota
@@ -161,6 +172,7 @@ class Board:
                 throttle=throttle,
                 speeds=speeds,
                 uneven_needs=any(need.milli != needs[0].milli for need in needs),
+                licences=needs[0].licences,
             )
             self._classes[key] = found
             if self.fragmentation is None and any(need.share_milli and not need.mig_profile for need in needs):
@@ -197,7 +209,17 @@ class Board:
         return self.pool_of_node[entry.places[0][0]] if entry.places else 0
 
     def admits(self, job_class: JobClass) -> bool:
-        """Whether quotas and limits allow one more job of the class to start now."""
+        """Whether quotas, limits and licences allow one more job of the class to start now."""
+        if job_class.licences and self.lacking_licence(job_class.licences):
+            return False
+        return self.limits_admit(job_class)
+
+    def lacking_licence(self, licences: Extras) -> str:
+        """The first licence of which too few seats are free; empty if all suffice."""
+        return next((name for name, seats in licences if self.free_licences.get(name, 0) < seats), "")
+
+    def limits_admit(self, job_class: JobClass) -> bool:
+        """Whether quotas and limits allow one more job of the class to start now, whatever the licences."""
         throttle = job_class.throttle
         if throttle is not None and throttle.running >= throttle.running_max:
             return False
@@ -454,8 +476,8 @@ class Board:
                 held = pool.hold_shares(need, places, shared, indices)
             else:
                 pool.take(places)
-            if need is not None and (need.cpus or need.memory_bytes):
-                self._adjust_host_use(places, -need.cpus, -need.memory_bytes)
+            if need is not None and need.asks_host:
+                self._adjust_host_use(need, places, -1)
         return held
 
     def vacate(self, need: Need | None, places: Places, shared: Sequence[HeldShare] = ()) -> None:
@@ -467,8 +489,8 @@ class Board:
                 pool.release_shares(need, places, shared)
             else:
                 pool.release(places)
-            if need is not None and (need.cpus or need.memory_bytes):
-                self._adjust_host_use(places, need.cpus, need.memory_bytes)
+            if need is not None and need.asks_host:
+                self._adjust_host_use(need, places, 1)
 
     # ---------------------------------------------------------------- fragmentation
 
@@ -555,11 +577,16 @@ class Board:
         entry.gpus = klass.gpus
         entry.shared_devices = ()
 
-    def _adjust_host_use(self, places: Places, cpus: int, memory_bytes: int) -> None:
+    def _adjust_host_use(self, need: Need, places: Places, sign: int) -> None:
+        for name, seats in need.licences:
+            self.free_licences[name] = self.free_licences.get(name, 0) + sign * seats
         for node, _ in places:
             for number in self.twins.get(node, (node,)):
-                self.cpus[number] += cpus
-                self.memory[number] += memory_bytes
+                self.cpus[number] += sign * need.cpus
+                self.memory[number] += sign * need.memory_bytes
+                for name, amount in need.extras:
+                    if name in self.extras:  # else no node offers it any more, and nothing can be placed with it
+                        self.extras[name][number] += sign * amount
                 if number != node:
                     self.pools[self.pool_of_node[number]].mark_changed(number)
 

@@ -17,6 +17,7 @@ from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.scheduling.sharing.mig_pool import MigPool
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
@@ -48,7 +49,18 @@ class ClusterSnapshot(Protocol):
     @property
     def pool_nodes(self) -> Mapping[NodeId, PoolNode]: ...  # noqa: D102
     @property
+    def licences(self) -> Mapping[str, Licence]: ...  # noqa: D102
+    @property
+    def licence_usage(self) -> Mapping[str, int]: ...  # noqa: D102
+    @property
     def capacity_version(self) -> int | None: ...  # noqa: D102
+
+
+def free_licences(snapshot: ClusterSnapshot) -> dict[str, int]:
+    """Free seats of each licence by the records."""
+    return {
+        licence.id: licence.total - snapshot.licence_usage.get(licence.id, 0) for licence in snapshot.licences.values()
+    }
 
 
 def foreign_devices_in_use(fit: FleetIndex, snapshot: ClusterSnapshot, node_ids: Iterable[NodeId]) -> dict[int, int]:
@@ -93,8 +105,12 @@ def build_board(fit: FleetIndex, snapshot: ClusterSnapshot, restart_cost_s: floa
                 free[grant.node_id] += grant.host
     cpus = [free[node.id].cpus for node in fit.nodes]
     memory = [free[node.id].memory_bytes for node in fit.nodes]
+    extras = {
+        name: [dict(free[node.id].extras).get(name, 0) for node in fit.nodes]
+        for name in sorted({name for node in fit.nodes for name, _ in node.extras})
+    }
     sizes = fit.device_counts
-    pools = [_pool(fit, own, cpus, memory) for own in range(len(fit.device_models))]
+    pools = [_pool(fit, own, cpus, memory, extras) for own in range(len(fit.device_models))]
     quotas = None
     if any(_has_limits(queue) for queue in snapshot.queues.values()) or len(snapshot.queues) > 1:
         quotas = FairShareTree(
@@ -108,6 +124,8 @@ def build_board(fit: FleetIndex, snapshot: ClusterSnapshot, restart_cost_s: floa
         quotas=quotas,
         cpus=cpus,
         memory=memory,
+        extras=extras,
+        licences={licence.id: licence.total for licence in snapshot.licences.values()},
         twins=fit.twins,
         tree=fit.tree,
         has_lendable_quota=any(queue.quota_gpus is not None for queue in snapshot.queues.values()),
@@ -117,14 +135,14 @@ def build_board(fit: FleetIndex, snapshot: ClusterSnapshot, restart_cost_s: floa
     return board
 
 
-def _pool(fit: FleetIndex, kind: int, cpus: list[int], memory: list[int]) -> DevicePool:
+def _pool(fit: FleetIndex, kind: int, cpus: list[int], memory: list[int], extras: dict[str, list[int]]) -> DevicePool:
     """The nodes of one kind, all free."""
     counts = zip(fit.device_counts, fit.model_of_node, strict=True)
     sizes = [size if of == kind else -1 for size, of in counts]
     divisible = {number: own for number, own in fit.divisible.items() if fit.model_of_node[number] == kind}
     if divisible:
-        return MigPool(sizes, divisible, tree=fit.tree, cpus=cpus, memory=memory)
-    return DevicePool(sizes, tree=fit.tree, cpus=cpus, memory=memory)
+        return MigPool(sizes, divisible, tree=fit.tree, cpus=cpus, memory=memory, extras=extras)
+    return DevicePool(sizes, tree=fit.tree, cpus=cpus, memory=memory, extras=extras)
 
 
 def _has_limits(queue: Queue) -> bool:

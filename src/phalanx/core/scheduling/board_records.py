@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from phalanx.core.resources import NO_RESOURCES, Resources
+from phalanx.core.resources import NO_RESOURCES, Extras, Resources
 from phalanx.core.scheduling.hazard_table import SimilarJobs
 from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.sharing.mig_devices import HeldSlices
@@ -60,6 +60,7 @@ class JobClass:
         queue: number in the quota tree.
         excluded: bitset of nodes that its jobs may not use.
         speeds: its speed on each kind, as a share of the fastest; empty if equal on all, or unknown.
+        licences: seats of licences that each of its jobs needs.
     """
 
     number: int
@@ -74,6 +75,7 @@ class JobClass:
     throttle: ArrayThrottle | None = None
     speeds: tuple[float, ...] = ()
     uneven_needs: bool = False
+    licences: Extras = ()
 
     @property
     def milli(self) -> int:
@@ -151,9 +153,9 @@ class JobEntry:
         devices = sum([count for _, count in places])
         milli = len(places) * need.share_milli if need.share_milli else devices * MILLI_PER_DEVICE
         asked = self.job_class.asked
-        if not (need.cpus or need.memory_bytes) and not (asked.cpus or asked.memory_bytes):
-            return asked if milli == asked.milli else Resources(milli)
-        return Resources(milli, need.cpus * len(places), need.memory_bytes * len(places))
+        if milli == asked.milli and self.job_class.needs == (need,):
+            return asked
+        return need.resources_of(len(places), milli)
 
     def speed_on(self, kind: int) -> float:
         """Its speed on devices of this kind, as a share of its fastest."""

@@ -13,6 +13,7 @@ The rules, each with the name of its limit:
 |---|---|
 | reservation | the job's reservation has ended, or does not admit its user and queue |
 | users.gpus, users.jobs | it alone exceeds the limit per user of its queue or of a queue above |
+| licences | it needs more seats of a licence than exist |
 | budget | it asks for GPUs, and the queue or a queue above has a budget of 0 GPU-hours |
 | borrow | it alone exceeds the quota and borrow limit of its queue or of a queue above |
 | nodes | the nodes that it may use cannot hold it: their number, GPUs, CPUs, memory, models, topology |
@@ -47,6 +48,7 @@ from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filt
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes
 from phalanx.core.scheduling.submission import check_topology, could_hold_part
 from phalanx.core.units import format_duration
+from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quota_tree import FLEET, QuotaRefusal, QuotaTree
@@ -124,7 +126,13 @@ def feasibility_request(spec: JobSpec, queue: QueueId, user: UserId) -> Feasibil
     """The request of a job, submitted or not."""
     role = spec.role
     return FeasibilityRequest(
-        Role(gpus=role.gpus, cpus=role.cpus, memory_bytes=role.memory_bytes),
+        Role(
+            gpus=role.gpus,
+            cpus=role.cpus,
+            memory_bytes=role.memory_bytes,
+            extras=role.extras,
+            licences=role.licences,
+        ),
         spec.topology,
         spec.nodelist,
         spec.exclude,
@@ -150,6 +158,8 @@ class ClusterLimits(Protocol):
     @property
     def pool_nodes(self) -> Mapping[NodeId, PoolNode]: ...  # noqa: D102
     @property
+    def licences(self) -> Mapping[str, Licence]: ...  # noqa: D102
+    @property
     def capacity_version(self) -> int | None: ...  # noqa: D102
 
 
@@ -165,6 +175,7 @@ class FeasibilityChecker:
 
     __slots__ = (
         "_awaited",
+        "_licences",
         "_nodes",
         "_outlooks",
         "_pooled",
@@ -183,6 +194,7 @@ class FeasibilityChecker:
         self._pooled = {node.id: (pool, node) for pool, node in startable}
         self._queues = dict(cluster.queues)
         self._reservations = cluster.reservations
+        self._licences = dict(cluster.licences)
         self._awaited = cluster.awaited_nodes
         self.now_s = now_s
         self._outlooks: dict[FeasibilityRequest, Feasibility] = {}
@@ -211,7 +223,7 @@ class FeasibilityChecker:
     def _judge(self, request: FeasibilityRequest) -> Feasibility:
         if request.role.gpus.alternatives:
             return self._judge_alternatives(request)
-        refusal = self._reservation_refusal(request) or self._limit_refusal(request)
+        refusal = self._reservation_refusal(request) or self._licence_refusal(request) or self._limit_refusal(request)
         if refusal is not None:
             return refusal
         found = self._fleet_outlook(request)
@@ -241,6 +253,18 @@ class FeasibilityChecker:
             "reservation",
             f"reservation {reservation.id} is for {reservation.holders_text}, not for {request.user} in queue {request.queue}",
         )
+
+    def _licence_refusal(self, request: FeasibilityRequest) -> Feasibility | None:
+        for name, seats in request.role.licences:
+            licence = self._licences.get(name)
+            if licence is None:
+                return _never("licences", f"the job needs {seats} of licence {name}, which does not exist")
+            if seats > licence.total:
+                return _never(
+                    "licences",
+                    f"the job needs {seats} of licence {name}; {licence.total} exist{'s' if licence.total == 1 else ''}",
+                )
+        return None
 
     # ---- queues --------------------------------------------------------------------------------------------------------
 

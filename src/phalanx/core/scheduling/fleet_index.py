@@ -35,6 +35,7 @@ from phalanx.core.work.share import MIG_GROUP, MILLI_PER_DEVICE, DeviceShare, Gr
 from phalanx.core.work.spec import Role, TopologyConstraint
 
 _NO_SHARE: Final = -1
+NO_LICENCES: Final[Mapping[str, int]] = {}
 NO_RESERVATIONS: Final[Mapping[ReservationId, Reservation]] = {}
 
 
@@ -53,10 +54,11 @@ class _Part(NamedTuple):
 
 
 class PendingUsage:
-    """Devices, CPUs and memory in use now, including this plan's placements."""
+    """What is in use now, including this plan's placements."""
 
-    def __init__(self, usage: Mapping[NodeId, Usage]) -> None:
+    def __init__(self, usage: Mapping[NodeId, Usage], free_licences: Mapping[str, int] = NO_LICENCES) -> None:
         self._usage = usage
+        self._free_licences = dict(free_licences)
         self._changed: dict[NodeId, Usage] = {}
 
     def usage_of(self, node_id: NodeId) -> Usage:
@@ -67,9 +69,13 @@ class PendingUsage:
         """Count this allocation as in use too."""
         for grant in allocation.grants:
             self._changed[grant.node_id] = self.usage_of(grant.node_id).plus(grant)
+        for name, seats in allocation.licences:
+            self._free_licences[name] = self._free_licences.get(name, 0) - seats
 
     def has_capacity_for(self, allocation: Allocation, nodes: Mapping[NodeId, Node]) -> bool:
-        """Whether its CPUs and memory are free."""
+        """Whether its licences, CPUs, memory and extras are free."""
+        if any(self._free_licences.get(name, 0) < seats for name, seats in allocation.licences):
+            return False
         for grant in allocation.grants:
             asked = grant.host
             if asked and not (self.usage_of(grant.node_id).host + asked).fits(nodes[grant.node_id].host):
@@ -138,6 +144,8 @@ class FleetIndex:
                         kinds=kinds,
                         cpus=shape.cpus,
                         memory_bytes=shape.memory_bytes,
+                        extras=shape.extras,
+                        licences=shape.licences,
                         within=within,
                         required=topology.required and within >= 0,
                         slice_nodes=topology.slice_nodes if slice_within >= 0 else 0,
@@ -260,12 +268,13 @@ class FleetIndex:
                     share=share,
                     cpus=need.cpus,
                     memory_bytes=need.memory_bytes,
+                    extras=need.extras,
                     tasks=tasks,
                     first_rank=first,
                 )
             )
             first += tasks
-        return Allocation(grants=tuple(grants))
+        return Allocation(grants=tuple(grants), licences=need.licences)
 
     def _share(self, need: Need, number: int) -> DeviceShare:
         kind = ShareKind(need.share_group.partition(":")[0])

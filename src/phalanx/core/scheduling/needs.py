@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from phalanx.core.resources import Resources
+from phalanx.core.resources import Extras, Resources
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
@@ -30,6 +30,8 @@ class Need:
         share_milli: thousandths of one device in each part, instead of whole devices; 0 for none.
         share_group: only shares of one group lie on one device.
         mig_profile, mig_slices: MIG slices of each part, and their number; "" and 0 for none. `share_milli` is that of all of them.
+        extras: named amounts of each part.
+        licences: seats of licences for the whole gang.
     """
 
     nodes: int
@@ -48,6 +50,8 @@ class Need:
     share_group: str = ""
     mig_profile: str = ""
     mig_slices: int = 0
+    extras: Extras = ()
+    licences: Extras = ()
 
     @property
     def milli(self) -> int:
@@ -58,7 +62,19 @@ class Need:
     def resources(self) -> Resources:
         """Everything that the smallest acceptable gang takes."""
         parts = self.nodes + (self.last_node_devices > 0)
-        return Resources(self.milli, self.cpus * parts, self.memory_bytes * parts)
+        return self.resources_of(parts, self.milli)
+
+    def resources_of(self, parts: int, milli: int) -> Resources:
+        """Everything that so many parts with these thousandths of devices take."""
+        if not (self.extras or self.licences):
+            return Resources(milli, self.cpus * parts, self.memory_bytes * parts)
+        part = Resources(0, self.cpus, self.memory_bytes, self.extras)
+        return part * parts + Resources(milli, extras=self.licences)
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether it takes anything besides devices."""
+        return bool(self.cpus or self.memory_bytes or self.extras or self.licences)
 
     @property
     def node_devices(self) -> int:
@@ -72,10 +88,8 @@ class Need:
 
     @property
     def devices_only(self) -> bool:
-        """Whether counts of whole devices alone decide: no shares, CPUs, memory or topology requested."""
-        return not (
-            self.share_milli or self.cpus or self.memory_bytes or self.within >= 0 or self.slice_nodes or self.excluded
-        )
+        """Whether counts of whole devices alone decide: no shares, CPUs, memory, extras or topology requested."""
+        return not (self.share_milli or self.asks_host or self.within >= 0 or self.slice_nodes or self.excluded)
 
 
 def need_of_places(needs: Iterable[Need], places: Places, kind: Sequence[int], share_milli: int = 0) -> Need | None:
@@ -112,4 +126,6 @@ def need_of_attempt(attempt: Attempt) -> Need:
         mig_slices=len(share.slices) if share is not None else 0,
         cpus=grants[0].cpus,
         memory_bytes=grants[0].memory_bytes,
+        extras=grants[0].extras,
+        licences=attempt.allocation.licences,
     )

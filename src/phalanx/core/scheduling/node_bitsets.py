@@ -1,4 +1,4 @@
-"""Sets of nodes: bitset operations, and an index of the nodes with enough free CPUs and memory.
+"""Sets of nodes: bitset operations, and an index of the nodes with enough free CPUs, memory and extras.
 
 A set of small numbers (nodes, domains, counts) is a Python integer: bit `n` is set if `n` is in the set. Set arithmetic on 12,500 nodes takes
 about a hundred nanoseconds, and the lowest member is found without a search.
@@ -6,11 +6,13 @@ about a hundred nanoseconds, and the lowest member is found without a search.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from phalanx.core.resources import Extras
 
 # Members; for more, NumPy's constant 5 us is less than the loop's 0.1 us each (measured, 12,500 nodes)
 _LOOP_MAX: Final = 64
@@ -63,18 +65,25 @@ class CapacityIndex:
     """The index; see the module.
 
     Attributes:
-        cpus, memory: free CPUs and bytes by node number; the board's own lists, only read here.
+        cpus, memory, extras: free CPUs, bytes and named amounts by node number; the board's own lists, only read here.
         nodes: numbers of the indexed nodes.
-        cached_sets: (CPUs, bytes) -> the nodes with at least both, and the length of `_booked` at which that was true.
+        cached_sets: (CPUs, bytes, extras) -> the nodes with at least these, and the length of `_booked` at which that was true.
     """
 
-    __slots__ = ("_booked", "cached_sets", "cpus", "memory", "nodes")
+    __slots__ = ("_booked", "cached_sets", "cpus", "extras", "memory", "nodes")
 
-    def __init__(self, cpus: Sequence[int] | None, memory: Sequence[int] | None, nodes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        cpus: Sequence[int] | None,
+        memory: Sequence[int] | None,
+        nodes: Sequence[int],
+        extras: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         self.cpus = cpus
         self.memory = memory
+        self.extras = extras or {}
         self.nodes = tuple(nodes)
-        self.cached_sets: dict[tuple[int, int], tuple[int, int]] = {}
+        self.cached_sets: dict[tuple[int, int, Extras], tuple[int, int]] = {}
         self._booked: list[int] = []
 
     def mark_changed(self, node: int) -> None:
@@ -85,26 +94,28 @@ class CapacityIndex:
                 self.cached_sets.clear()
                 self._booked.clear()
 
-    def nodes_with(self, cpus: int, memory_bytes: int) -> int:
-        """The nodes with at least both. Linear in the nodes for the first query, then in the changes."""
-        key = (cpus, memory_bytes)
+    def nodes_with(self, cpus: int, memory_bytes: int, extras: Extras = ()) -> int:
+        """The nodes with at least these. Linear in the nodes for the first query, then in the changes."""
+        key = (cpus, memory_bytes, extras)
         found, upto = self.cached_sets.get(key, (0, -1))
         booked = self._booked
         if upto == len(booked):
             return found
         changed = set(booked[upto:]) if upto >= 0 else set()
         if upto < 0 or len(changed) * _REBUILD_FRACTION > len(self.nodes):
-            found = bitset_of(node for node in self.nodes if self._has(node, cpus, memory_bytes))
+            found = bitset_of(node for node in self.nodes if self._has(node, *key))
         else:
             for node in changed:
-                if (found >> node & 1) != self._has(node, cpus, memory_bytes):
+                if (found >> node & 1) != self._has(node, *key):
                     found ^= 1 << node
         if len(self.cached_sets) >= _PAIRS_MAX:
             self.cached_sets.clear()
         self.cached_sets[key] = (found, len(booked))
         return found
 
-    def _has(self, node: int, cpus: int, memory_bytes: int) -> bool:
-        return (self.cpus is None or self.cpus[node] >= cpus) and (
-            self.memory is None or self.memory[node] >= memory_bytes
+    def _has(self, node: int, cpus: int, memory_bytes: int, extras: Extras) -> bool:
+        return (
+            (self.cpus is None or self.cpus[node] >= cpus)
+            and (self.memory is None or self.memory[node] >= memory_bytes)
+            and all(name in self.extras and self.extras[name][node] >= amount for name, amount in extras)
         )

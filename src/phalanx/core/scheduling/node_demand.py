@@ -216,6 +216,7 @@ class _Trial:
             role.gpus,
             role.cpus,
             role.memory_bytes,
+            role.extras,
             job.spec.exclude,
             job.project if role.gpus.has_shares else "",
         )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from phalanx.core.ids import JobId
-from phalanx.core.scheduling.board_builder import ClusterSnapshot
+from phalanx.core.scheduling.board_builder import ClusterSnapshot, free_licences
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.fleet_index import FleetIndex, PendingUsage
 from phalanx.core.scheduling.sharing.shared_devices import SharedDevice
@@ -60,7 +60,7 @@ class PendingPlacements:
     def place(self, snapshot: ClusterSnapshot, fit: FleetIndex, most: int) -> list[tuple[JobEntry, Placement]]:
         """Place those whose resources are free by now, at most `most`; they are no longer due."""
         placed: list[tuple[JobEntry, Placement]] = []
-        taken = PendingUsage(snapshot.usage)
+        taken = PendingUsage(snapshot.usage, free_licences(snapshot))
         for job_id, entry in list(self._entries.items()):
             if len(placed) >= most:
                 break

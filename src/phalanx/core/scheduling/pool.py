@@ -6,7 +6,7 @@ the caller chooses the indices on a node. A gang goes into the smallest domain o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from phalanx.core.fleet.topology import TopologyTree
@@ -81,6 +81,7 @@ class DevicePool:
         tree: TopologyTree | None = None,
         cpus: Sequence[int] | None = None,
         memory: Sequence[int] | None = None,
+        extras: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """All free.
 
@@ -89,6 +90,7 @@ class DevicePool:
             tree: positions of every node number; None (or a tree without levels) for no topology.
             cpus: free CPUs by node number: the board's own list, only read here; None if not counted. Call `mark_changed` when it changed.
             memory: the same in bytes.
+            extras: the same for each named amount.
         """
         nodes = [node for node, size in enumerate(sizes) if size >= 0]
         self.devices_of_node = list(sizes)
@@ -96,7 +98,7 @@ class DevicePool:
         self.node_devices_max = max(self.devices_of_node, default=0) if nodes else 0
         self.tree = tree if tree is not None and tree.levels and nodes else None
         self.domains = None if self.tree is None else DomainIndex(self.tree, nodes, self.node_devices_max)
-        self.capacity = CapacityIndex(cpus, memory, nodes)
+        self.capacity = CapacityIndex(cpus, memory, nodes, extras)
         self.nodes_by_free = [
             bitset_of(node for node in nodes if self.free[node] == free) for free in range(self.node_devices_max + 1)
         ]
@@ -130,7 +132,7 @@ class DevicePool:
         if need.share_milli:
             return self._find_shares(need, excluded)
         if need.nodes == 1 and wanted and not need.last_node_devices:
-            if self.domains is not None or excluded or need.cpus or need.memory_bytes:
+            if self.domains is not None or excluded or need.cpus or need.memory_bytes or need.extras:
                 node = self._find_one(need, excluded)
                 return None if node < 0 else ((node, wanted),)
             counts = self.counts_by_free
@@ -250,8 +252,8 @@ class DevicePool:
     def _allowed(self, bits: int, need: Need, excluded: int) -> int:
         if excluded:
             bits ^= bits & excluded
-        if bits and (need.cpus or need.memory_bytes):
-            bits &= self.capacity.nodes_with(need.cpus, need.memory_bytes)
+        if bits and (need.cpus or need.memory_bytes or need.extras):
+            bits &= self.capacity.nodes_with(need.cpus, need.memory_bytes, need.extras)
         return bits
 
     # ---------------------------------------------------------------- changes

@@ -48,6 +48,7 @@ from phalanx.core.state.plan import (
     WaitReason,
 )
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.reservation import Reservation
@@ -138,7 +139,7 @@ class Scheduler:
                     jobs[record.id] = None
                 case Node():
                     nodes[record.id] = None
-                case Queue() | Reservation():
+                case Queue() | Reservation() | Licence():
                     self.stale = True
                 case _:
                     pass  # an attempt's job changes with it whenever that matters here
@@ -339,8 +340,7 @@ class Scheduler:
         if (
             node is None
             or before is None
-            or (node.devices, node.labels, node.cpus, node.memory_bytes)
-            != (before.devices, before.labels, before.cpus, before.memory_bytes)
+            or (node.devices, node.labels, node.host) != (before.devices, before.labels, before.host)
         ):
             self.stale = True
             return

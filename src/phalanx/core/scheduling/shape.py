@@ -17,10 +17,11 @@ from phalanx.core.fleet.mig import MigProfile
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.summary import FleetSummary, SlicesOf, device_fits, summary_of
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.resources import Resources
+from phalanx.core.resources import Extras, Resources, amount_text, extras_fit
 from phalanx.core.scheduling.sharing.mig_placement import EMPTY, mig_geometry
 from phalanx.core.scheduling.sharing.mig_refusals import mig_refusal
 from phalanx.core.units import GIB
+from phalanx.core.work.extras import extras_text
 from phalanx.core.work.gpus import ANY_MODEL, GpuRequest, ShareRequest
 from phalanx.core.work.share import ShareKind
 from phalanx.core.work.spec import LaunchMode, Role
@@ -38,6 +39,8 @@ class Shape:
         tail, last_node_tasks: devices and tasks on one more node, of an uneven request; 0 for none.
         nodes_max: elastic: up to this many parts; 0 for a fixed number.
         share: the part of one device on each node, instead of `devices` whole ones; None for whole devices.
+        extras: named amounts of each part.
+        licences: seats of licences for the whole gang.
     """
 
     nodes: int
@@ -52,6 +55,8 @@ class Shape:
     last_node_tasks: int = 0
     nodes_max: int = 0
     share: ShareRequest | None = None
+    extras: Extras = ()
+    licences: Extras = ()
 
     @property
     def gpus(self) -> int:
@@ -61,7 +66,7 @@ class Shape:
     @property
     def host(self) -> Resources:
         """What each part takes besides devices."""
-        return Resources(0, self.cpus, self.memory_bytes)
+        return Resources(0, self.cpus, self.memory_bytes, self.extras)
 
     @property
     def node_devices(self) -> int:
@@ -181,6 +186,8 @@ def placement_part(role: Role) -> Role:
         memory_bytes=role.memory_bytes,
         launch=role.launch,
         tasks_per_node=role.tasks_per_node,
+        extras=role.extras,
+        licences=role.licences,
     )
 
 
@@ -205,6 +212,8 @@ def _requested_shape(role: Role, model: str | None, memory_gib: int | None) -> S
         device_memory_bytes=max(memory_gib or 0, request.share.memory_gib if request.share else 0) * GIB,
         nodes_max=request.nodes_max or 0,
         share=request.share,
+        extras=role.extras,
+        licences=role.licences,
     )
 
 
@@ -240,18 +249,13 @@ def _with_parts(asked: Shape, model: str | None, exact: bool, role: Role, parts:
         last_node_tasks=tasks_per_node(role, tail) if tail else 0,
         nodes_max=asked.nodes_max,
         share=asked.share,
+        extras=asked.extras,
+        licences=asked.licences,
     )
 
 
 def _usable_sizes(asked: Shape, model: str | None, exact: bool, summary: FleetSummary) -> Sizes:
-    return summary.sizes(
-        model,
-        asked.device_memory_bytes,
-        exact=exact,
-        cpus=asked.cpus,
-        memory_bytes=asked.memory_bytes,
-        slices_of=asked.slices_of,
-    )
+    return summary.sizes(model, asked.device_memory_bytes, exact=exact, host=asked.host, slices_of=asked.slices_of)
 
 
 def _nodes_with(sizes: Sizes, devices: int) -> int:
@@ -321,10 +325,29 @@ def _never_fits(role: Role, summary: FleetSummary, fleet_text: str) -> NeverFits
         requested += f" with {shape.cpus} CPUs each"
     if shape.memory_bytes > max(kind.memory_bytes for kind, _ in summary.kinds) or (enough and shape.memory_bytes):
         requested += f" and {shape.memory_bytes / GIB:.0f} GiB per node"
+    if missing := _missing_extras(shape, summary, fleet_text):
+        return missing
     return NeverFits(
         f"{requested} can never fit: {fleet_text} has {summary.nodes} node{'s' if summary.nodes != 1 else ''}, {_capacity_text(has)}",
         hint=Hint(HintCode.NEAREST_FIT, fit=_nearest_fit(shape, request, usable, summary)),
     )
+
+
+def _missing_extras(shape: Shape, summary: FleetSummary, fleet_text: str) -> NeverFits | None:
+    """The error if no node offers enough of one of the extras."""
+    for name, amount in shape.extras:
+        most = max(dict(kind.extras).get(name, 0) for kind, _ in summary.kinds)
+        if most < amount:
+            has = f"no node offers more than {amount_text(most)}" if most else "no node offers any"
+            where = "" if fleet_text == WHOLE_FLEET else f" within {fleet_text}"
+            return NeverFits(
+                f"the job needs {amount_text(amount)} of {name} on each node; {has}{where}, and no licence has that name",
+                hint=Hint(HintCode.OFFER_EXTRAS, name=name),
+            )
+    usable = [kind for kind, _ in summary.kinds if extras_fit(shape.extras, kind.extras)]
+    if shape.extras and not usable:
+        return NeverFits(f"no node offers {extras_text(shape.extras)} together", hint=Hint(HintCode.LIST_NODES))
+    return None
 
 
 def _gpu_text(request: GpuRequest) -> str:

@@ -140,7 +140,7 @@ def _slice_refusal(
 
 
 def _holds(shape: Shape, node: Node) -> bool:
-    if node.cpus < shape.cpus or node.memory_bytes < shape.memory_bytes:
+    if not shape.host.fits(node.host):
         return False
     return sum(shape.capacity_on(device) for device in node.devices) >= shape.node_devices
 

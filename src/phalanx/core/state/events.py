@@ -31,6 +31,7 @@ from phalanx.core.ids import (
     UserId,
 )
 from phalanx.core.work.attempt import EndCause, TaskExit
+from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState, PublishedCheckpoint
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
@@ -273,6 +274,22 @@ class RemoveNodePool(Request[tuple[ImpossibleJob, ...]]):
     """Release all nodes of a pool, whose jobs are saved and moved, and then remove it. Idempotent until it is removed."""
 
     pool_id: PoolId
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutLicence(Request[tuple[ImpossibleJob, ...]]):
+    """Add a licence, or change its number of seats. Idempotent. The answer: the waiting jobs that it makes impossible."""
+
+    licence: Licence
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveLicence(Request[tuple[ImpossibleJob, ...]]):
+    """Remove a licence that no job holds. The answer: the waiting jobs that can never start without it."""
+
+    name: str
     by: UserId
 
 

@@ -24,6 +24,7 @@ from phalanx.core.ids import (
     UserId,
 )
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
@@ -113,6 +114,7 @@ FAILURE_RULES: Final = RecordKind[str, FailureRules]("failure rules", FailureRul
 NODES: Final = RecordKind[NodeId, Node]("node", Node, "nodes", 1, columns=(RecordColumn("id"), RecordColumn("state")))
 NODE_POOLS: Final = RecordKind[PoolId, NodePool]("node pool", NodePool, "node_pools", 1)
 POOL_NODES: Final = RecordKind[NodeId, PoolNode]("pooled node", PoolNode, "pool_nodes", 1)
+LICENCES: Final = RecordKind[str, Licence]("licence", Licence, "licences", 3)
 JOBS: Final = RecordKind[JobId, Job](
     "job",
     Job,
@@ -172,6 +174,7 @@ Record = (
     | Node
     | NodePool
     | PoolNode
+    | Licence
     | Job
     | Attempt
     | Service
@@ -191,6 +194,7 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     NODES,
     NODE_POOLS,
     POOL_NODES,
+    LICENCES,
     JOBS,
     ATTEMPTS,
     SERVICES,

@@ -11,6 +11,7 @@ from phalanx.core.ids import JobId, NodeId, PoolId, QueueId, ReservationId
 from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
@@ -99,6 +100,7 @@ class Snapshot:
         attempts: the live attempt of each running job.
         queue_usage: usage of the queues so far.
         awaited_nodes: nodes that are not known yet, in words; empty if all are.
+        licence_usage: seats in use of each licence.
         capacity_version: as in a world; None: the snapshot does not count its changes.
     """
 
@@ -115,6 +117,8 @@ class Snapshot:
     awaited_nodes: str = ""
     node_pools: Mapping[PoolId, NodePool] = field(default_factory=dict)
     pool_nodes: Mapping[NodeId, PoolNode] = field(default_factory=dict)
+    licences: Mapping[str, Licence] = field(default_factory=dict)
+    licence_usage: Mapping[str, int] = field(default_factory=dict)
     capacity_version: None = None
 
     def usage_of(self, node_id: NodeId) -> Usage:

@@ -17,6 +17,7 @@ from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import (
     KIND_OF,
+    LICENCES,
     NODE_POOLS,
     NODES,
     POOL_NODES,
@@ -29,6 +30,7 @@ from phalanx.core.state.records import (
 from phalanx.core.state.relations import JobRelations
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import Queue, QueueUsage, add_usage
 from phalanx.core.work.quota_tree import QuotaTree
@@ -62,6 +64,7 @@ class World:
     relations: JobRelations = field(default_factory=JobRelations)
     usage: dict[NodeId, Usage] = field(default_factory=dict)
     attempts_by_node: dict[NodeId, dict[JobId, Attempt]] = field(default_factory=dict)
+    licence_usage: dict[str, int] = field(default_factory=dict)  # seats held by live attempts; none of 0
     holdings_cache: QuotaTree | None = field(default=None, compare=False, repr=False)  # cache of `holdings`
     # Nodes that are not known yet, in words: "n2 has not registered yet"; empty if all are. Set by the head, never stored.
     awaited_nodes: str = field(default="", compare=False)
@@ -86,6 +89,11 @@ class World:
     def pool_nodes(self) -> dict[NodeId, PoolNode]:
         """The nodes of pools, from their request to their release."""
         return self.table(POOL_NODES)
+
+    @property
+    def licences(self) -> dict[str, Licence]:
+        """The licences."""
+        return self.table(LICENCES)
 
     def holdings(self) -> QuotaTree:
         """The queue tree with the GPUs held by live attempts: updated by changes, rebuilt when queues or devices change."""
@@ -119,6 +127,8 @@ class World:
             awaited_nodes=self.awaited_nodes,
             node_pools=self.node_pools,
             pool_nodes=self.pool_nodes,
+            licences=self.licences,
+            licence_usage=self.licence_usage,
         )
 
     def attempts_on(self, node_id: NodeId) -> list[Attempt]:
@@ -254,6 +264,7 @@ class WorldChange:
         held_before = before is not None and before.holds_allocation
         if held_before != attempt.holds_allocation:
             self._count_in_queue(attempt)
+            self._count_licences(attempt)
         if attempt.holds_allocation:
             self._set(world.attempts, attempt.job_id, attempt)
         elif before is not None:
@@ -294,6 +305,16 @@ class WorldChange:
                 world.queues, world.queue_usage, job.queue, held, attempt.placed_s, attempt.ended_s
             ):
                 self.put(record)
+
+    def _count_licences(self, attempt: Attempt) -> None:
+        """Update the seats in use, for an attempt that was placed or ended."""
+        usage = self.world.licence_usage
+        for name, seats in attempt.allocation.licences:
+            used = usage.get(name, 0) + (seats if attempt.holds_allocation else -seats)
+            if used:
+                self._set(usage, name, used)
+            else:
+                self._drop(usage, name)
 
     def _count_others(self, before: Node | None, node: Node) -> None:
         """Count resources that are held outside Phalanx as used, in addition to those of our attempts."""
@@ -346,10 +367,10 @@ class WorldChange:
 
 def _capacity(node: Node) -> tuple[object, ...]:
     """The fields of a node that decide what it could run, and from when on."""
-    return node.devices, node.cpus, node.memory_bytes, node.labels, node.state, node.cordon, node.changed_s
+    return node.devices, node.host, node.labels, node.state, node.cordon, node.changed_s
 
 
-_CAPACITY_KINDS: Final = frozenset({NODE_POOLS, POOL_NODES})  # decide what could run, and have no index
+_CAPACITY_KINDS: Final = frozenset({NODE_POOLS, POOL_NODES, LICENCES})  # decide what could run, and have no index
 # Kinds whose changes also update indexes of the world, and what puts one.
 _INDEXED: Final[Mapping[type, Callable[[WorldChange, Any], None]]] = {
     Job: WorldChange._put_job,  # noqa: SLF001  # a table of this module

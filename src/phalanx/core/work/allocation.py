@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.core.ids import NodeId
-from phalanx.core.resources import Resources
+from phalanx.core.resources import Extras, Resources
 from phalanx.core.work.share import MILLI_PER_DEVICE, DeviceShare
 
 
@@ -19,6 +19,7 @@ class NodeGrant:
             the devices that they lie on.
         tasks: processes started here: ranks `first_rank .. first_rank + tasks - 1`.
         share: the part of the device that is granted; None for whole devices.
+        extras: named amounts of what the node offers.
     """
 
     node_id: NodeId
@@ -29,6 +30,7 @@ class NodeGrant:
     tasks: int
     first_rank: int
     share: DeviceShare | None = None
+    extras: Extras = ()
 
     @property
     def whole_devices(self) -> int:
@@ -48,14 +50,15 @@ class NodeGrant:
     @property
     def host(self) -> Resources:
         """What it holds of the node besides devices."""
-        return Resources(0, self.cpus, self.memory_bytes)
+        return Resources(0, self.cpus, self.memory_bytes, self.extras)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """All grants of one attempt, by node rank. Granted and released as a whole."""
+    """All grants of one attempt, by node rank. Granted and released as a whole. `licences`: seats held by the whole gang."""
 
     grants: tuple[NodeGrant, ...]
+    licences: Extras = ()
 
     @property
     def gpus(self) -> int:
@@ -70,7 +73,7 @@ class Allocation:
     @property
     def resources(self) -> Resources:
         """Everything that it holds, over all nodes."""
-        return sum((grant.host for grant in self.grants), Resources(self.milli))
+        return sum((grant.host for grant in self.grants), Resources(self.milli, extras=self.licences))
 
     @property
     def world_size(self) -> int:

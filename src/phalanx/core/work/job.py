@@ -60,6 +60,7 @@ class WaitReasonCode(enum.StrEnum):
     QUOTA = "quota"  # its queue is at its quota
     USER_LIMIT = "user_limit"  # its user is at the queue's limit per user
     BUDGET = "budget"  # its queue has spent its GPU-hours of the period
+    LICENCE = "licence"  # other jobs hold the seats of a licence
     TOPOLOGY = "topology"  # enough is free, but not within one domain
     PRIORITY = "priority"  # jobs ahead of it take the free capacity
     RESERVATION = "reservation"  # nodes are reserved

@@ -31,6 +31,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "share": ValueKind.TEXT,
     "cpus": ValueKind.NUMBER,
     "memory": ValueKind.TEXT,
+    "resources": ValueKind.TEXT_OR_MAPPING,
     "tasks_per_node": ValueKind.NUMBER,
     "workdir": ValueKind.TEXT,
     "env": ValueKind.TABLE,
@@ -95,6 +96,7 @@ _SYNONYMS: Final = {
     "plan": ("layout", "parallelism", "parallel"),
     "ready": ("readiness", "readiness_probe", "health"),
     "port": ("ports",),
+    "resources": ("extras", "licences", "licenses", "scratch", "tmp"),
 }
 KEY_OF_SYNONYM: Final[Mapping[str, str]] = {
     synonym.replace("_", ""): key for key, synonyms in _SYNONYMS.items() for synonym in synonyms

@@ -19,6 +19,7 @@ from phalanx.core.units import parse_duration_s, parse_memory_bytes
 from phalanx.core.work.array import ArrayRequest, parse_array
 from phalanx.core.work.begin_time import parse_begin_s
 from phalanx.core.work.dependency import Dependency, DependencyKind, parse_dependencies
+from phalanx.core.work.extras import parse_extras
 from phalanx.core.work.gpus import (
     GpuRequest,
     combine_gpu_options,
@@ -170,6 +171,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
             gpus=_gpus(given),
             cpus=_number(given, "cpus", low=0, high=_CPUS_MAX) or 0,
             memory_bytes=_read(given, "memory", parse_memory_bytes, 0),
+            extras=_read(given, "resources", parse_extras, ()),
             launch=_launch(argv, script, tasks),
             tasks_per_node=tasks,
         ),

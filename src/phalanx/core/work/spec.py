@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.ids import NodeId
-from phalanx.core.resources import Resources
+from phalanx.core.resources import Extras, Resources
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.requirements import NO_REQUIREMENTS
@@ -34,6 +34,8 @@ class Role:
         script: a shell text, run by `bash -c`; empty when `argv` is given.
         tasks_per_node: None for the default of `launch`: one per device, or one per node.
         cpus, memory_bytes: per node; 0 requests only the node's default share.
+        extras: named amounts that each node must offer.
+        licences: seats of licences for the whole job.
     """
 
     name: str = "main"
@@ -44,12 +46,15 @@ class Role:
     memory_bytes: int = 0
     launch: LaunchMode = LaunchMode.PER_DEVICE
     tasks_per_node: int | None = None
+    extras: Extras = ()
+    licences: Extras = ()
 
     @property
     def asked(self) -> Resources:
         """Everything that it takes at least, on as few nodes as it may lie on."""
         nodes = self.gpus.nodes or 1
-        return Resources(self.gpus.milli, self.cpus * nodes, self.memory_bytes * nodes)
+        per_node = Resources(0, self.cpus, self.memory_bytes, self.extras)
+        return per_node * nodes + Resources(self.gpus.milli, extras=self.licences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,13 @@ def _supervisor_engine(folder: str, membership: Membership) -> LocalEngine:
     """Return a local engine with this server's one node, whose head is on another machine."""
     engine = LocalEngine(
         home=folder,
-        own_nodes=[LocalNode(id=membership.node_id, virtual_devices=membership.devices if membership.virtual else 0)],
+        own_nodes=[
+            LocalNode(
+                id=membership.node_id,
+                virtual_devices=membership.devices if membership.virtual else 0,
+                offers=membership.offers,
+            )
+        ],
         environment=lambda: {
             "PHALANX_HEAD_URL": ",".join(filter(None, [membership.url, membership.heads])),
             "PHALANX_HEAD_CA": records.ca_file(folder),

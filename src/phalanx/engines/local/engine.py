@@ -287,6 +287,7 @@ class LocalEngine:
             "PHALANX_NODE_VIRTUAL": str(
                 VirtualDevices(count=node.virtual_devices, model=node.virtual_model, mig=node.virtual_mig)
             ),
+            "PHALANX_NODE_OFFERS": node.offers,
             "PHALANX_NODE_TOKEN": self.token_of(node.id),
         }
         left = records.read(folder)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from phalanx.core.resources import add_extras
 from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.units import MIB
 from phalanx.core.work.allocation import NodeGrant
@@ -201,6 +202,7 @@ def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[s
         "PHALANX_GPUS_PER_NODE": str(grant.visible_devices),
         "PHALANX_NUM_GPUS": str(prepare.allocation.gpus),
         **_share(grant, node.mps),
+        **_resources(prepare, grant),
         "PHALANX_HOSTFILE": node.folders.hostfile,
         **_folders(prepare, node.folders),
         "PHALANX_RESTART_COUNT": str(prepare.restarts),
@@ -229,6 +231,12 @@ def _own_slice(grant: NodeGrant, local_rank: int, node: NodeContext) -> dict[str
         return {}
     own = node.devices[local_rank * count // grant.tasks]
     return {"PHALANX_DEVICES": own, "CUDA_VISIBLE_DEVICES": own}
+
+
+def _resources(prepare: PrepareTasks, grant: NodeGrant) -> dict[str, str]:
+    """Return the variable with the granted extras and licences, sizes in bytes; none without any."""
+    granted = add_extras(grant.extras, prepare.allocation.licences)
+    return {"PHALANX_RESOURCES": ",".join(f"{name}={amount}" for name, amount in granted)} if granted else {}
 
 
 def _share(grant: NodeGrant, mps: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ Times are Unix seconds (`_s`), names of amounts carry their unit. Bytes are sent
     GET    /v1/nodes                     -> NodeList;  GET /v1/nodes/{id} -> NodeReply
     GET    /v1/reservations              -> ReservationList
     PUT    /v1/reservations/{id}         ReservationBody -> ReservationReply;  DELETE -> 204
+    GET    /v1/licences                  -> LicenceList;  PUT /v1/licences/{name} LicenceBody -> LicenceChanged;  DELETE -> LicenceChanged
     GET    /v1/pools                     -> PoolList;  GET /v1/pools/{id} -> PoolReply
     PUT    /v1/pools/{id}                PoolBody -> PoolReply;  DELETE -> PoolRemoved
     GET    /v1/profile                   -> ProfileReply;  PUT  profile mapping -> ProfileReply

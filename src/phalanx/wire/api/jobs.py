@@ -103,6 +103,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     begin_s: float | None = None
     terms: list[str] = []
     plan: str = ""
+    resources: dict[str, int] = {}
+    licences: dict[str, int] = {}
     budgets: list[str] = []
     array_id: str = ""
     array_index: int | None = None
@@ -222,6 +224,7 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus_per_node: int | None = None
     cpus: int | None = None
     memory: int | float | str | None = None
+    resources: str | dict[str, Any] | None = None
     image: str | None = None
     workdir: str | None = None
     env: dict[str, Any] | list[str] | None = None

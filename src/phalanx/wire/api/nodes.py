@@ -113,6 +113,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         sampled_s: time of the newest sample of its devices; None if none came since the head started.
         outside: who holds resources of it outside Phalanx, on a shared cluster.
         limits: what enforces CPUs and memory of jobs there; None while no supervisor has run there.
+        extras, extras_used: named amounts that it offers, and that jobs hold; sizes in bytes.
         pool, pool_state: the pool that started it, and its state there; empty and None if none did.
     """
 
@@ -144,6 +145,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     outside: list[str] = []
     nics: list[NicView] = []
     limits: LimitKind | None = None
+    extras: dict[str, int] = {}
+    extras_used: dict[str, int] = {}
     pool: str = ""
     pool_state: PoolNodeState | None = None
 

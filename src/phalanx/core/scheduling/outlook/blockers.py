@@ -9,7 +9,6 @@ from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.outlook.forecast import BlockingLimit, Forecast
-from phalanx.core.work.share import gpus_of
 
 JOBS_EXAMINED_MAX: Final = 2000  # running jobs tried, soonest end first; each costs a look-up on the board
 
@@ -79,7 +78,7 @@ def _until_freed(forecast: Forecast, limit: BlockingLimit) -> list[JobEntry]:
         if freed >= limit.excess:
             break
         ending.append(entry)
-        freed += 1 if limit.counts_jobs else gpus_of(entry.milli_held)
+        freed += limit.share_of(entry)
     return ending if freed >= limit.excess else []
 
 

@@ -58,10 +58,11 @@ class ChangeKind(enum.StrEnum):
     OPEN = "open"
     QUOTA = "quota"
     USER_LIMIT = "user_limit"
+    LICENCE = "licence"
 
 
 OPERATOR_CHANGES: Final = frozenset(
-    {ChangeKind.UNDRAIN, ChangeKind.OPEN, ChangeKind.QUOTA, ChangeKind.USER_LIMIT}
+    {ChangeKind.UNDRAIN, ChangeKind.OPEN, ChangeKind.QUOTA, ChangeKind.USER_LIMIT, ChangeKind.LICENCE}
 )  # need an operator
 UPDATE_CHANGES: Final = frozenset(
     {ChangeKind.BEGIN, ChangeKind.TIME, ChangeKind.QUEUE, ChangeKind.PRIORITY}
@@ -134,6 +135,7 @@ class CounterfactualSearch:
             self._undrain,
             self._open,
             self._raise_limit,
+            self._more_seats,
         ):
             for candidate in candidates():
                 if len(found) >= CHANGES_MAX or not self._has_time():
@@ -398,6 +400,22 @@ class CounterfactualSearch:
             change=SuggestedChange(kind=kind, text=text, hint=Hint(HintCode.EDIT_QUEUES)),
             seen=modified_snapshot(self.snapshot, queues=[wider]),
         )
+
+    def _more_seats(self) -> Iterator[_Candidate]:
+        """More seats of the licence that the job waits for."""
+        board, licences = self.scheduler.board, self.job.spec.role.licences
+        name = board.lacking_licence(licences)
+        licence = self.snapshot.licences.get(name)
+        if licence is None:
+            return
+        seats = licence.total + dict(licences)[name] - board.free_licences.get(name, 0)
+        change = SuggestedChange(
+            kind=ChangeKind.LICENCE,
+            text=f"raise licence {name} from {licence.total} to {seats} seats",
+            hint=Hint(HintCode.SET_LICENCE, licence=name, seats=seats),
+        )
+        wider = replace(licence, total=seats)
+        yield _Candidate(change=change, seen=replace(self.snapshot, licences={**self.snapshot.licences, name: wider}))
 
     # ---------------------------------------------------------------- filters
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from phalanx.core.ids import JobId
+from phalanx.core.resources import amount_text
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import (
     Decision,
@@ -112,6 +113,11 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
     # If no device is free in the whole fleet, the quota is not the reason.
     if refusal is not None and (refusal.queue or board.find(entry) is not None):
         return WaitReason(reason=refusal.reason, detail=refusal.describe())
+    name = board.lacking_licence(klass.licences)
+    if name:
+        return WaitReason(
+            reason=WaitReasonCode.LICENCE, detail=_licence_text(scheduler, name, dict(klass.licences)[name])
+        )
     if board.find(entry) is not None:
         return _behind_others(scheduler, entry)
     if klass.excluded and any(board.find_need(need) is not None for need in klass.needs):
@@ -154,21 +160,48 @@ def _behind_others(scheduler: SchedulerView, entry: JobEntry) -> WaitReason:
     return WaitReason(reason=WaitReasonCode.PRIORITY, detail=f"fits now; {first}")
 
 
+def _licence_text(scheduler: SchedulerView, name: str, seats: int) -> str:
+    """The seats that are free, and the jobs that hold the most."""
+    board = scheduler.board
+    holders = sorted(
+        (-amount, entry.seq) for entry in board.running.values() if (amount := dict(entry.held.extras).get(name, 0))
+    )
+    free, total = max(0, board.free_licences.get(name, 0)), board.licences.get(name, 0)
+    text = f"needs {seats} of licence {name}; {free} of {total} {'is' if free == 1 else 'are'} free"
+    if not holders:
+        return text
+    named = [f"job {scheduler.job_id_by_seq[seq]} holds {-amount}" for amount, seq in holders[:_NAMED_MAX]]
+    more = len(holders) - _NAMED_MAX
+    return f"{text}; {', '.join(named)}" + (f", {more} more jobs hold the rest" if more > 0 else "")
+
+
+def _host_text(need: Need) -> str:
+    """What a part of the need takes besides devices."""
+    words = [f"{need.cpus} CPUs"] * (need.cpus > 0) + [f"{need.memory_bytes / GIB:g} GiB"] * (need.memory_bytes > 0)
+    return " and ".join([*words, *(f"{amount_text(amount)} of {name}" for name, amount in need.extras)])
+
+
+def _free_extras_text(board: Board, need: Need) -> str:
+    """The most that is free on one node of each extra that no node has enough of; empty if all suffice somewhere."""
+    most = {name: max(board.extras.get(name, [0]), default=0) for name, _ in need.extras}
+    short = [f"{amount_text(max(0, most[name]))} of {name}" for name, amount in need.extras if most[name] < amount]
+    return f"; at most {' and '.join(short)} is free on one node" if short else ""
+
+
 def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, excluded: int) -> WaitReason:
     board = scheduler.board
     pools = [board.pools[kind] for kind in need.kinds]
     if not need.milli:
         return WaitReason(
             reason=WaitReasonCode.RESOURCES,
-            detail=f"needs {need.cpus} CPUs on {need.nodes} nodes; not enough are free",
+            detail=f"needs {_host_text(need)} on {need.nodes} node{'' if need.nodes == 1 else 's'};"
+            f" not enough are free{_free_extras_text(board, need)}",
         )
-    if (need.cpus or need.memory_bytes) and board.find_need(
-        replace(need, cpus=0, memory_bytes=0), excluded
-    ) is not None:
-        host_needs = " and ".join(
-            [f"{need.cpus} CPUs"] * (need.cpus > 0) + [f"{need.memory_bytes / GIB:g} GiB"] * (need.memory_bytes > 0)
-        )
-        detail = f"needs {host_needs} on each of {need.nodes} nodes: enough GPUs are free, but not enough of these"
+    devices_alone = replace(need, cpus=0, memory_bytes=0, extras=())
+    if need.asks_host and board.find_need(devices_alone, excluded) is not None:
+        where = "its node" if need.nodes == 1 else f"each of {need.nodes} nodes"
+        detail = f"needs {_host_text(need)} on {where}: enough GPUs are free, but not enough of these"
+        detail += _free_extras_text(board, need)
         return WaitReason(reason=WaitReasonCode.RESOURCES, detail=detail)
     free = sum(pool.free_total for pool in pools)
     if need.mig_profile:

@@ -65,10 +65,11 @@ class BlockingLimit:
     """A quota or limit that blocks a job.
 
     Attributes:
-        excess: GPUs (jobs, with `counts_jobs`) that must be released first.
+        excess: GPUs (jobs, with `counts_jobs`; seats of `licence`) that must be released first.
         holders: running jobs that count against it.
         refusal: from the quota tree; None for an array's own limit.
         impossible: the job alone exceeds it.
+        licence: whose seats are all in use; empty for a quota or limit.
     """
 
     excess: float
@@ -76,6 +77,13 @@ class BlockingLimit:
     counts_jobs: bool = False
     refusal: QuotaRefusal | None = None
     impossible: bool = False
+    licence: str = ""
+
+    def share_of(self, holder: JobEntry) -> float:
+        """What the end of the holder releases."""
+        if self.counts_jobs:
+            return 1
+        return dict(holder.held.extras).get(self.licence, 0) if self.licence else gpus_of(holder.milli_held)
 
 
 class Forecast:
@@ -206,7 +214,7 @@ class Forecast:
             )
         refusal = None if quotas is None else quotas.check_admission(klass.queue, klass.user, klass.asked)
         if refusal is None or quotas is None:
-            return None
+            return self._lacking_licence(entry)
         asked = 1 if refusal.counts_jobs else refusal.requested_gpus
         node = quotas.subtree_node(refusal.queue) if refusal.queue else FLEET
         return BlockingLimit(
@@ -220,6 +228,17 @@ class Forecast:
                 if node in quotas.paths[other.job_class.queue]
                 and (not refusal.user or other.job_class.user == refusal.user)
             ),
+        )
+
+    def _lacking_licence(self, entry: JobEntry) -> BlockingLimit | None:
+        board, licences = self.trial.scheduler.board, entry.job_class.licences
+        name = board.lacking_licence(licences)
+        if not name:
+            return None
+        return BlockingLimit(
+            excess=dict(licences)[name] - board.free_licences.get(name, 0),
+            licence=name,
+            holders=tuple(other for other in board.running.values() if dict(other.held.extras).get(name)),
         )
 
     def remaining_time(self, entry: JobEntry) -> RemainingTime:
@@ -242,10 +261,7 @@ class Forecast:
             return wait_s, wait_s, ""
         if refusal is not None and limit.impossible:
             return NEVER, NEVER, refusal.describe()
-        ends = [
-            (self.remaining_time(other), 1 if limit.counts_jobs else gpus_of(other.milli_held))
-            for other in limit.holders
-        ]
+        ends = [(self.remaining_time(other), limit.share_of(other)) for other in limit.holders]
         early = _freed_at_s([(left.low_s, weight) for left, weight in ends], limit.excess)
         late = _freed_at_s([(left.high_s, weight) for left, weight in ends], limit.excess)
         return (
@@ -260,7 +276,7 @@ class Forecast:
         """When enough devices are free for its shape."""
         if not needs[0].milli:
             found = entry is not None and self.trial.scheduler.board.find(entry) is not None
-            return 0.0, 0.0 if found else NEVER, "it needs only CPUs, which are not forecast"
+            return 0.0, 0.0 if found else NEVER, "it needs no GPUs: CPUs, memory and extras are not forecast"
         excluded = 0 if entry is None else entry.job_class.excluded
         if entry is not None:  # quotas may allow only the smaller alternatives
             board = self.trial.scheduler.board

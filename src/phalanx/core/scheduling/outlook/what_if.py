@@ -6,12 +6,13 @@ transient state: starts that wait for nodes, and the time of the last round.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import JobId, NodeId
+from phalanx.core.resources import add_extras, extras_of
 from phalanx.core.scheduling.outlook.explanations import WaitReasons
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
@@ -93,6 +94,21 @@ def modified_snapshot(
         jobs={job_id: one for job_id, one in found.jobs.items() if job_id not in removed},
         attempts={job_id: attempt for job_id, attempt in snapshot.attempts.items() if job_id not in removed},
         usage=_usage_without(snapshot, removed),
+        licence_usage=_seats_without(snapshot, removed),
+    )
+
+
+def _seats_without(snapshot: Snapshot, removed: Collection[JobId]) -> Mapping[str, int]:
+    freed = [
+        pair
+        for job_id in removed
+        if (attempt := snapshot.attempts.get(job_id)) is not None
+        for pair in attempt.allocation.licences
+    ]
+    return (
+        dict(add_extras(extras_of(snapshot.licence_usage.items()), extras_of(freed), -1))
+        if freed
+        else snapshot.licence_usage
     )
 
 

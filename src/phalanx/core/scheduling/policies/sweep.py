@@ -14,7 +14,9 @@ class SweepResults:
         self.closed: set[int] = set()  # classes that cannot start
         self.failed_needs: set[tuple[object, ...]] = set()
         self.smallest_failed: dict[tuple[object, ...], int] = {}
-        self.not_admitted: dict[tuple[int, str], int] = {}  # fewest thousandths of GPUs rejected, by queue and user
+        self.not_admitted: dict[
+            tuple[object, ...], int
+        ] = {}  # fewest thousandths of GPUs rejected, by queue, user and licences
         self._failed_limits: dict[
             tuple[object, ...], float
         ] = {}  # greatest cost at which no job could be displaced, by need
@@ -31,8 +33,8 @@ class SweepResults:
         return not self.admits(klass)
 
     def admits(self, job_class: JobClass) -> bool:
-        """Like `Board.admits`; after a rejection, requests of the same queue and user for at least as many GPUs are rejected without a check."""
-        key = (job_class.queue, job_class.user)
+        """Like `Board.admits`; after a rejection, requests of the same queue, user and licences for at least as many GPUs are rejected without a check."""
+        key = (job_class.queue, job_class.user, job_class.licences)
         if job_class.milli >= self.not_admitted.get(key, 1 << 62):
             self.closed.add(job_class.number)
             return False

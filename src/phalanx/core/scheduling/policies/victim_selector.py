@@ -151,7 +151,7 @@ class VictimSelector:
     def select_by_right(self, entry: JobEntry, now_s: float) -> list[Eviction] | None:
         """Stop the cheapest jobs that the entry has a right to stop, only on the nodes it needs."""
         board, klass = self.board, entry.job_class
-        admitted = board.admits(klass)
+        admitted = board.limits_admit(klass)
         victims = self._victims(entry, now_s, admitted=admitted)
         if not victims:
             return None

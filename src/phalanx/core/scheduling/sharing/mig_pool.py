@@ -27,9 +27,10 @@ class MigPool(DevicePool):
         tree: TopologyTree | None = None,
         cpus: Sequence[int] | None = None,
         memory: Sequence[int] | None = None,
+        extras: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """As `DevicePool`, without whole devices; `divisible`: the devices of each node."""
-        super().__init__(sizes, tree=tree, cpus=cpus, memory=memory)
+        super().__init__(sizes, tree=tree, cpus=cpus, memory=memory, extras=extras)
         self.slices = MigDeviceIndex(divisible)
         self.divided_devices = {node: len(own) for node, own in divisible.items()}
 

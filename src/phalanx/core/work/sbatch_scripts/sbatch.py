@@ -77,6 +77,8 @@ def _honoured() -> tuple[SbatchOption, ...]:
         ("nice", ""),
         ("partition", "p"),
         ("account", "A"),
+        ("licenses", "L"),
+        ("tmp", ""),
     )
     flags = (("hold", "H"), ("requeue", ""), ("parsable", ""), ("quiet", "Q"), ("verbose", "v"))
     kinds = {"nice": OptionArity.MAYBE}
@@ -100,7 +102,6 @@ _IGNORED: Final = (
         "nodes have no Slurm features; only GPU models are read, such as h100|a100, in a script that asks for GPUs",
     ),
     ("prefer", "", OptionArity.YES, "nodes have no Slurm features"),
-    ("licenses", "L", OptionArity.YES, "licences are not managed"),
     ("mail-type", "", OptionArity.YES, _NO_MAIL),
     ("mail-user", "", OptionArity.YES, _NO_MAIL),
     ("no-requeue", "", OptionArity.NO, "a job that loses a node is requeued and resumes"),
@@ -133,7 +134,6 @@ _IGNORED: Final = (
     ("core-spec", "S", OptionArity.YES, _NO_BINDING),
     ("thread-spec", "", OptionArity.YES, _NO_BINDING),
     ("mincpus", "", OptionArity.YES, "give --cpus-per-task"),
-    ("tmp", "", OptionArity.YES, "disk space is not managed"),
     ("deadline", "", OptionArity.YES, "jobs have no deadline"),
     ("delay-boot", "", OptionArity.YES, "nodes are not booted"),
     ("reboot", "", OptionArity.NO, "nodes are not booted"),

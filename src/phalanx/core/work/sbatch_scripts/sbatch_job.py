@@ -20,6 +20,7 @@ from phalanx.core.work.sbatch_scripts.sbatch import SBATCH_OPTIONS, ParsedOption
 
 _TIME: Final = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,7})(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 _MEMORY: Final = re.compile(r"([0-9]{1,12})([KMGT]?)B?", re.IGNORECASE)
+_LICENCE: Final = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)(?:@[A-Za-z0-9_.-]+)?(?::([0-9]{1,7}))?")
 _SHARES: Final = {"mps": "mps", "shard": "time"}  # how Slurm's generic resources share a GPU; it does not fence shards
 SHARDS_PER_GPU: Final = 4  # a number that sites choose in gres.conf
 # A Slurm feature that names a GPU model, with its memory perhaps: a100, h100_80gb, gb200, mi300x, rtx6000. Other features are names of a site's own.
@@ -247,6 +248,7 @@ def _shape(options: _Options, shards_per_gpu: int) -> _Shape:
         "nodes": nodes,
         "cpus": cpus,
         "memory": _memory(options, cpus or tasks_on_node, gpus_node or 0),
+        "resources": _resources(options),
     }
     if share := _slices(options, model, count, gpus_node, gpus_all) or _share(options, count, shards_per_gpu):
         mapping |= {**share, "nodes": None}
@@ -374,6 +376,29 @@ def _share(options: _Options, nodes: int, shards_per_gpu: int) -> dict[str, obje
     if number == whole:
         return {"gpus": f"{nodes}x{kinds}1"}
     return {"gpus": f"{nodes}x{kinds}{number}/{whole}", "share": _SHARES[kind]}
+
+
+def _resources(options: _Options) -> str | None:
+    """Licences of the job, and temporary disk space of each node as the resource `scratch`, in Slurm's units (a bare number is MiB)."""
+    found = []
+    for word in [word.strip() for word in options.text("licenses").split(",") if word.strip()]:
+        match = _LICENCE.fullmatch(word)
+        if match is None:
+            raise options.wrong(
+                "licenses", f"{word} is not NAME[@SERVER][:SEATS]", "several licences have a comma between them"
+            )
+        found.append(f"{match[1]}:{match[2] or 1}")
+    size = options.text("tmp")
+    if size:
+        match = _MEMORY.fullmatch(size)
+        if match is None:
+            raise options.wrong("tmp", "is not an amount of disk space", "write 4000 (MiB) or 100G")
+        if int(match[1]):
+            found.append(f"scratch:{match[1]}{match[2] or 'M'}")
+            options.notes.append(
+                f"--tmp={size} is that much of the resource scratch on each node, which nodes offer with --offers"
+            )
+    return ",".join(found) or None
 
 
 def _memory(options: _Options, cpus: int, gpus: int) -> str | None:
