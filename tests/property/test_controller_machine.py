@@ -32,7 +32,7 @@ from phalanx.core.work.queue import Queue
 from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import StoreRefused
-from phalanx.simulator.drill.limit_invariants import fleet_gpus
+from phalanx.simulator.drill.limit_invariants import fleet_capacity
 from tests.builders import spec
 from tests.effort import examples
 from tests.harness import Harness
@@ -88,7 +88,7 @@ moments = st.sampled_from(MOMENTS)
 
 def may_ever_run(world, job):
     """Whether its queue's limits let the job start on an idle fleet."""
-    tree = QuotaTree(world.queues.values(), fleet_gpus(world))
+    tree = QuotaTree(world.queues.values(), fleet_capacity(world))
     return tree.check_admission(tree.job_node(job.queue), job.user, job.spec.role.asked) is None
 
 

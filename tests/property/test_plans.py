@@ -19,6 +19,7 @@ from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKi
 from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.core.work.spec import TopologyConstraint
+from phalanx.simulator.drill.limit_invariants import fleet_capacity
 from tests.builders import Fleet, T, job, make_fleet, plan_of, queue
 from tests.cell import Cell
 from tests.oracle import FreeRooms, find
@@ -120,7 +121,7 @@ def test_no_plan_breaks_an_invariant(cell):
     world = cell.world
     taken = {(node_id, index) for node_id, usage in world.usage.items() for index in usage.devices}
     cpus = {node_id: usage.host.cpus for node_id, usage in world.usage.items()}
-    holdings = QuotaTree(world.queues.values(), sum(len(node.devices) for node in world.nodes.values()))
+    holdings = QuotaTree(world.queues.values(), fleet_capacity(world))
     for attempt in world.attempts.values():
         one = world.jobs[attempt.job_id]
         holdings.add_running(holdings.job_node(one.queue), one.user, attempt.allocation.resources)
@@ -268,6 +269,8 @@ def test_told_step_by_step_it_decides_as_made_afresh(cell, data):
 HASHED = """
 from tests.builders import T, job, lined, make_fleet, plan_of, queue
 from phalanx.core.scheduling.policies import POLICIES
+from phalanx.simulator.drill.limit_invariants import fleet_capacity
+
 names = "abcdefgh"
 fleet = make_fleet("r0: n0=8 n1=8 | r1: n2=h200:8 n3=8").with_queues(*(queue(name, quota_gpus=4) for name in names[:4]))
 for at, name in enumerate(names[:6]):

@@ -90,7 +90,7 @@ def play(tree, queues, moves):
 @settings(max_examples=examples(150), deadline=None)
 def test_limits_hold_at_every_instant(queues, fleet, moves):
     for number in range(len(moves)):
-        running = play(tree := QuotaTree(queues, fleet), queues, moves[: number + 1])
+        running = play(tree := QuotaTree(queues, Resources(fleet * GPU)), queues, moves[: number + 1])
         for queue in queues:
             inside = held_below(queues, running, queue.id)
             held = sum(gpus for _, gpus in inside)
@@ -114,7 +114,7 @@ def test_limits_hold_at_every_instant(queues, fleet, moves):
 @given(trees(), st.integers(0, 30), steps, st.integers(0, 7), sizes)
 @settings(max_examples=examples(150), deadline=None)
 def test_give_undoes_take_exactly_and_room_is_what_admits_allows(queues, fleet, moves, pick, gpus):
-    tree = QuotaTree(queues, fleet)
+    tree = QuotaTree(queues, Resources(fleet * GPU))
     running = play(tree, queues, moves)
     number = tree.job_node(queues[pick % len(queues)].id)
     room = tree.available_milli(number)
@@ -139,7 +139,7 @@ def test_stopping_borrowers_always_suffices_for_what_is_ones_right(
     queues, fleet, moves, pick, gpus, order: random.Random
 ):
     queues = [replace(queue, gpus_per_user=None, jobs_per_user=None) for queue in queues]
-    tree = QuotaTree(queues, fleet)
+    tree = QuotaTree(queues, Resources(fleet * GPU))
     running = play(tree, queues, moves)
     claimant = tree.job_node(queues[pick % len(queues)].id)
     if not tree.is_entitled(claimant, Resources(gpus)):
@@ -155,7 +155,7 @@ def test_stopping_borrowers_always_suffices_for_what_is_ones_right(
 @given(trees(), st.integers(0, 30), steps, st.integers(0, 7), st.integers(0, 7), sizes.filter(bool))
 @settings(max_examples=examples(150), deadline=None)
 def test_nobody_loses_what_is_his_right(queues, fleet, moves, one, other, gpus):
-    tree = QuotaTree(queues, fleet)
+    tree = QuotaTree(queues, Resources(fleet * GPU))
     play(tree, queues, moves)
     victim, claimant = (tree.job_node(queues[pick % len(queues)].id) for pick in (one, other))
     if tree.is_reclaimable(victim, claimant, Resources(gpus)):
@@ -170,7 +170,7 @@ uses = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 8), st.floats(0.0, 2
 @given(trees(), uses)
 @settings(max_examples=examples(100), deadline=None)
 def test_factors_lie_between_zero_and_one_and_more_use_never_helps(queues, jobs):
-    plain, more = (FairShareTree(queues, 64) for _ in range(2))
+    plain, more = (FairShareTree(queues, Resources(64 * GPU)) for _ in range(2))
     for pick, gpus, from_s, for_s in jobs:
         for tree in (plain, more):
             number = tree.job_node(queues[pick % len(queues)].id)
@@ -245,7 +245,7 @@ def test_a_full_limit_of_the_queue_above_does_not_take_a_right_away():
         Queue(id=QueueId("q0"), quota_gpus=2, borrow_gpus=3),
         Queue(id=QueueId("q1"), parent=QueueId("q0"), quota_gpus=2),
     ]
-    tree = QuotaTree(queues, 5)
+    tree = QuotaTree(queues, Resources(5 * GPU))
     tree.add_running(tree.job_node(QueueId("q0")), "u", Resources(5 * GPU))
     own, below = tree.job_node(QueueId("q0")), tree.job_node(QueueId("q1"))
     assert tree.is_reclaimable(own, below, Resources(1))

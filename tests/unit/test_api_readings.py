@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from phalanx.api.routes import nodes, queues
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.caller import Caller
+from phalanx.core.resources import Resources
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.core.work.users import UserRole
@@ -52,7 +53,7 @@ def head_with(folder, jobs_of_each_state, queue_names=("default",)):
             head_id="h",
             pending_jobs=lambda: [one for one in jobs if one.state is JobState.PENDING],
             live_attempts=lambda: [(one, store.attempts(one.id)[0]) for one in jobs if one.state is JobState.RUNNING],
-            fleet_gpus=lambda: 8,
+            fleet_capacity=lambda: Resources(8000),
         ),
         version="1",
         output_root="/outputs",

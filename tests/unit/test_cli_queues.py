@@ -9,6 +9,7 @@ from phalanx.cli.access.queue_file import parse_queue_file
 from phalanx.cli.access.queue_tree import change_lines, tree_view
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile, NotFound
+from phalanx.core.units import GIB
 from phalanx.wire.api.jobs import ImpossibleJobView
 from phalanx.wire.api.queues import (
     QueueChange,
@@ -56,9 +57,61 @@ def test_a_tree_is_read_parents_first():
     ]
 
 
+def test_quotas_of_other_resources_are_read_by_name():
+    text = """
+queues:
+  a:
+    quota: {gpus: 8, cpus: 64, memory: 512GiB, matlab: 4}
+    borrow: {gpus: 2, cpus: none, matlab: all}
+    lend: none
+    users: {jobs: 4, cpus: 32, scratch: 1TiB}
+  b: {quota: {memory: 64}, borrow: 4}
+"""
+    assert parse_queue_file(text, path="q.yaml") == [
+        QueueSettings(
+            id="a",
+            quota_gpus=8,
+            other_quotas={"cpus": 64, "memory": 512 * GIB, "matlab": 4},
+            borrow_gpus=2,
+            other_borrow={"cpus": 0},
+            lend_gpus=0,
+            other_lend={"cpus": 0, "memory": 0, "matlab": 0},
+            jobs_per_user=4,
+            other_per_user={"cpus": 32, "scratch": 1024 * GIB},
+        ),
+        QueueSettings(id="b", other_quotas={"memory": 64 * GIB}, borrow_gpus=4),
+    ]
+
+
+def test_resources_besides_gpus_have_a_table_of_their_own():
+    found = QueueView(
+        id="a",
+        other_quotas={"cpus": 64, "memory": 512 * GIB},
+        other_borrow={"cpus": 0},
+        other_per_user={"matlab": 2},
+        other_used={"cpus": 12, "matlab": 1, "memory": 0},
+        other_room={"cpus": 52, "matlab": 7, "memory": 256 * GIB},
+        gpu_s=7200.0,
+        other_s={"cpus": 43200.0, "memory": 3600.0 * GIB},
+    )
+    view = tree_view([found], "a")
+    assert view.lines(WIDE)[-4:] == [
+        "QUEUE  RESOURCE    QUOTA  USED     ROOM  BORROWS  LENDS  A USER",
+        "a      CPUs           64    12       52        0    all     any",
+        "a      matlab          -     1        7      any    all       2",
+        "a      memory    512 GiB   0 B  256 GiB      any    all     any",
+    ]
+    assert "  used in this period of 30d: 2.0 GPU-hours, 12.0 CPU-hours, 1.0 GiB-hours of memory" in view.notes
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
+        ("queues:\n  a: {quota: {cpu: 3}}", "q.yaml:2: unknown key 'cpu'", "did you mean 'cpus'?"),
+        ("queues:\n  a: {quota: {cpus: many}}", "q.yaml:2: quota: cpus: 'many' is not a number of CPUs", "or none"),
+        ("queues:\n  a: {quota: {memory: lots}}", "q.yaml:2: quota: memory: 'lots' is not an amount of memory", "64"),
+        ("queues:\n  a: {lend: {matlab: -1}}", "q.yaml:2: lend: matlab: '-1' is not an amount", "2, 100GiB"),
+        ("queues:\n  a: {borrow: {node: 1}}", "q.yaml:2: borrow: node is not an extra", "the key nodes"),
         ("queues:\n  a:\n    qouta: 3", "q.yaml:3: unknown key 'qouta'", "did you mean 'quota'?"),
         ("queues:\n  a: {nominalQuota: 3}", "q.yaml:2: unknown key 'nominalQuota'", "did you mean 'quota'?"),
         ("queue:\n  a: {}", "q.yaml:1: unknown key 'queue'", "did you mean 'queues'?"),

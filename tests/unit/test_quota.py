@@ -31,7 +31,7 @@ DAY_S = 24 * HOUR_S
 
 
 def make_tree(*queues, fleet=64, spent=(), now_s=0.0):
-    return FairShareTree(queues, fleet, spent, now_s)
+    return FairShareTree(queues, fleet * GPU, spent, now_s)
 
 
 def queue(name, **facts):

@@ -16,6 +16,7 @@ from phalanx.core.access.audit import AuditCall, ChainTip
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node_pool import NodeTemplate
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
+from phalanx.core.resources import Resources
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.state.events import Report, Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
@@ -103,8 +104,8 @@ class ControllerClient(Protocol):
         """Return all live attempts with their jobs."""
         ...
 
-    def fleet_gpus(self) -> int:
-        """Return the number of devices of all known nodes."""
+    def fleet_capacity(self) -> Resources:
+        """Return what all known nodes have, and the seats of licences."""
         ...
 
     @property

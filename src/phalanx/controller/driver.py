@@ -25,9 +25,11 @@ from phalanx.controller.step_result import Answer, ControllerTime, StepResult
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.audit import AuditCall, AuditLine, ChainTip
 from phalanx.core.errors import PhalanxError, TryLater
+from phalanx.core.fleet.capacity import fleet_resources
 from phalanx.core.fleet.fitness import DISK_FREE_BYTES, FULL_DISK
 from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.ids import Epoch, JobId, NodeId
+from phalanx.core.resources import Resources
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.state.commands import DeleteCheckpoints
 from phalanx.core.state.events import (
@@ -39,6 +41,7 @@ from phalanx.core.state.events import (
 )
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.extras import seats_of
 from phalanx.core.work.job import NO_EPOCH, Job
 from phalanx.core.work.seats import supervisor_name_of
 from phalanx.ports.clock import Clock
@@ -137,9 +140,10 @@ class ControllerDriver:
         attempts = list(world.attempts.values())
         return [(job, attempt) for attempt in attempts if (job := world.jobs.get(attempt.job_id)) is not None]
 
-    def fleet_gpus(self) -> int:
-        """Number of devices on all known nodes, up or down: the basis of quotas. Like `waiting`."""
-        return sum(len(node.devices) for node in list(self.controller.world.nodes.values()))
+    def fleet_capacity(self) -> Resources:
+        """What all known nodes have, up or down, and the seats of licences: the basis of quotas. Like `waiting`."""
+        world = self.controller.world
+        return fleet_resources(dict(world.nodes), seats_of(dict(world.licences)))
 
     @property
     def feasibility(self) -> FeasibilityChecker | None:

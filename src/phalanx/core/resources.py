@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.units import MIB, format_bytes
+from phalanx.core.units import GIB, MIB, format_bytes
 
 MILLI_PER_DEVICE: Final = 1000  # thousandths
 Extras = tuple[tuple[str, int], ...]  # (name, amount), sorted by name, without amounts of 0
@@ -66,6 +66,24 @@ class Resources:
     def __bool__(self) -> bool:
         return bool(self.milli or self.cpus or self.memory_bytes or self.extras)
 
+    def amount_of(self, name: str) -> int:
+        """The amount of one resource: thousandths of "gpus", "cpus", bytes of "memory", or an extra."""
+        match name:
+            case "gpus":
+                return self.milli
+            case "cpus":
+                return self.cpus
+            case "memory":
+                return self.memory_bytes
+            case _:
+                return next((amount for extra, amount in self.extras if extra == name), 0)
+
+    def besides_gpus(self) -> Extras:
+        """CPUs, memory and extras as pairs of name and amount, sorted; without amounts of 0."""
+        if not (self.cpus or self.memory_bytes):
+            return self.extras
+        return extras_of([*self.extras, (CPUS, self.cpus), (MEMORY, self.memory_bytes)])
+
     def fits(self, room: Resources) -> bool:
         """Whether no amount exceeds that of `room`."""
         return (
@@ -95,6 +113,36 @@ class Resources:
 
 
 NO_RESOURCES: Final = Resources()
+GPUS: Final = "gpus"
+CPUS: Final = "cpus"
+MEMORY: Final = "memory"
+_UNITS: Final = {GPUS: "GPU", CPUS: "CPU"}
+
+
+def quantity(name: str, amount: int) -> float:
+    """The amount of a resource as people count it: GPUs instead of thousandths."""
+    if name != GPUS:
+        return amount
+    whole, rest = divmod(amount, MILLI_PER_DEVICE)
+    return amount / MILLI_PER_DEVICE if rest else whole
+
+
+def quantity_text(name: str, value: float, *, unit: bool = True) -> str:
+    """What `quantity` returned, for messages: "8 GPUs", "512 GiB memory", "2 matlab"; without the unit "8", "512 GiB", "2"."""
+    if name in _UNITS:
+        return f"{value:g} {_UNITS[name]}{'' if value == 1 else 's'}" if unit else f"{value:g}"
+    text = format_bytes(value) if name == MEMORY else amount_text(int(value))
+    return f"{text} {name}" if unit else text
+
+
+def amount_hours_text(name: str, amount_s: float) -> str:
+    """Amount-seconds of a resource in hours, for messages: "12.0 CPU-hours", "3.5 GiB-hours of memory", "0.4 hours of matlab"."""
+    hours = amount_s / 3600.0
+    if name in _UNITS:
+        return f"{hours:.1f} {_UNITS[name]}-hours"
+    if name == MEMORY or hours >= GIB:
+        return f"{hours / GIB:.1f} GiB-hours of {name}"
+    return f"{hours:.1f} hours of {name}"
 
 
 def extras_of(amounts: Iterable[tuple[str, int]]) -> Extras:

@@ -19,6 +19,7 @@ from phalanx.api.services import HeadServices
 from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, QueueId
+from phalanx.core.resources import Extras
 from phalanx.core.scheduling.feasibility import FeasibilityChecker, newly_impossible
 from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.state.events import ChangeQueue, ImpossibleJob, PutQueues
@@ -26,7 +27,7 @@ from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import QUEUE_USAGE
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.work.job import Job, WaitReasonCode
-from phalanx.core.work.queue import Queue
+from phalanx.core.work.queue import Amounts, Queue, QueueUsage, period_start_s
 from phalanx.core.work.queue_validation import check_queue_tree
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
@@ -38,6 +39,7 @@ from phalanx.wire.api.queues import (
     QueueReply,
     QueuesApplied,
     QueuesBody,
+    QueueSetting,
     QueueView,
     QueueWait,
 )
@@ -137,6 +139,10 @@ def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ..
             weight=facts.weight,
             gpus_per_user=facts.gpus_per_user,
             jobs_per_user=facts.jobs_per_user,
+            other_quotas=_amounts(facts.other_quotas),
+            other_borrow=_amounts(facts.other_borrow),
+            other_lend=_amounts(facts.other_lend),
+            other_per_user=_amounts(facts.other_per_user),
             budget_gpu_h=facts.budget_gpu_h,
             budget_period_s=facts.budget_period_s,
         )
@@ -158,11 +164,20 @@ def _difference(known: Mapping[QueueId, Queue], wanted: Iterable[Queue], remove:
             changed.append(
                 QueueChange(
                     id=queue.id,
-                    before={name: getattr(before, name) for name in names},
-                    after={name: getattr(queue, name) for name in names},
+                    before={name: _setting(before, name) for name in names},
+                    after={name: _setting(queue, name) for name in names},
                 )
             )
     return QueuesApplied(added=added, changed=changed, removed=list(remove), unchanged=unchanged)
+
+
+def _amounts(given: Mapping[str, int]) -> Amounts:
+    return tuple(sorted((name.strip().lower(), amount) for name, amount in given.items()))
+
+
+def _setting(queue: Queue, name: str) -> QueueSetting:
+    value: QueueSetting | Amounts = getattr(queue, name)
+    return dict(value) if isinstance(value, tuple) else value
 
 
 def _reject_removal_with_jobs(services: HeadServices, remove: tuple[QueueId, ...]) -> None:
@@ -201,14 +216,19 @@ def _views(services: HeadServices, only: QueueId | None = None) -> list[QueueVie
     """
     now_s = services.clock.now_s()
     queues = services.store.queues()
-    tree = FairShareTree(queues, services.controller.fleet_gpus(), services.store.records(QUEUE_USAGE), now_s)
+    tree = FairShareTree(queues, services.controller.fleet_capacity(), services.store.records(QUEUE_USAGE), now_s)
     known = {queue.id for queue in queues}
+    running: dict[QueueId, list[tuple[float, Extras]]] = {}
     counts = {queue.id: _JobCounts() for queue in queues if only in (None, queue.id)}
     for job, attempt in services.controller.live_attempts():
         if job.queue in known:
             number, held = tree.job_node(job.queue), attempt.allocation.resources
             tree.add_running(number, job.user, held)
             tree.change_rate(number, held.milli, now_s, since_s=attempt.placed_s)
+            other = held.besides_gpus()
+            # A queue with others below it is on the path twice: with its own jobs, and with all.
+            for name in {tree.ids[node] for node in tree.paths[number]} if other else ():
+                running.setdefault(name, []).append((attempt.placed_s, other))
         if job.queue in counts:
             counts[job.queue].running += 1
     tree.advance(now_s)
@@ -216,7 +236,24 @@ def _views(services: HeadServices, only: QueueId | None = None) -> list[QueueVie
     for job in services.controller.pending_jobs():
         if job.queue in counts:
             _count_waiting(counts[job.queue], job, waits)
-    return [_view(queue, tree, counts[queue.id]) for queue in queues if queue.id in counts]
+    spent = {record.queue: record for record in services.store.records(QUEUE_USAGE)}
+    return [
+        _view(queue, tree, counts[queue.id], _other_s(queue, spent.get(queue.id), running.get(queue.id, ()), now_s))
+        for queue in queues
+        if queue.id in counts
+    ]
+
+
+def _other_s(
+    queue: Queue, spent: QueueUsage | None, running: Iterable[tuple[float, Extras]], now_s: float
+) -> dict[str, float]:
+    """Amount-seconds of this period by ended attempts, and by those that run since the given times."""
+    begun_s = period_start_s(queue, now_s)
+    found = dict(spent.other_s) if spent is not None and spent.period_s == begun_s else {}
+    for placed_s, amounts in running:
+        for name, amount in amounts:
+            found[name] = found.get(name, 0.0) + amount * max(0.0, now_s - max(placed_s, begun_s))
+    return dict(sorted(found.items()))
 
 
 def _count_waiting(counts: _JobCounts, job: Job, waits: Mapping[JobId, WaitReason]) -> None:
@@ -231,7 +268,7 @@ def _count_waiting(counts: _JobCounts, job: Job, waits: Mapping[JobId, WaitReaso
     counts.first.setdefault(reason, detail)
 
 
-def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts) -> QueueView:
+def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts, other_s: dict[str, float]) -> QueueView:
     whole = tree.subtree_node(queue.id)
     idle = max(0, tree.pool[whole] - tree.used[whole])
     waiting = [
@@ -251,6 +288,14 @@ def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts) -> QueueView:
         weight=queue.weight,
         gpus_per_user=queue.gpus_per_user,
         jobs_per_user=queue.jobs_per_user,
+        other_quotas=dict(queue.other_quotas),
+        other_borrow=dict(queue.other_borrow),
+        other_lend=dict(queue.other_lend),
+        other_per_user=dict(queue.other_per_user),
+        other_used={one.resource: one.held[whole] for one in tree.others},
+        gpu_s=tree.usage(queue.id).gpu_s,
+        other_s=other_s,
+        other_room={one.resource: one.available(tree.job_node(queue.id)) for one in tree.others},
         budget_gpu_h=queue.budget_gpu_h,
         budget_period_s=queue.budget_period_s,
         budget_left_gpu_h=tree.budget_left_gpu_h(queue.id),

@@ -2,12 +2,12 @@
 
 queues:
   research:
-    quota: 32                     # GPUs; none: no quota of its own
-    borrow: 16                    # GPUs beyond its quota; all (default) or none
-    lend: all                     # idle GPUs of its quota that others may use; all (default) or none
+    quota: 32                     # GPUs; none: no quota of its own; {gpus: 32, cpus: 512, memory: 2TiB, matlab: 4} for more than GPUs
+    borrow: 16                    # GPUs beyond its quota; all (default) or none, of every resource; {gpus: 16, cpus: none}
+    lend: all                     # idle GPUs of its quota that others may use; all (default) or none, of every resource; {matlab: none}
     weight: 2                     # share relative to its siblings; default 1
     priority: 0                   # added to the priority of its jobs; default 0
-    users: {gpus: 8, jobs: 4}     # limits of each user: GPUs in use, running jobs
+    users: {gpus: 8, jobs: 4}     # limits of each user: GPUs in use, running jobs; cpus, memory and extras too
     budget: 1000 GPU-h per 30d
     open: true                    # unchanged if the key is missing
     queues:
@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.cli.yaml_file import FileKind, YamlValue, parse_yaml, read_yaml_file
 from phalanx.core.errors import BadRequest
-from phalanx.core.units import format_duration, parse_duration_s
+from phalanx.core.units import format_duration, parse_duration_s, parse_memory_bytes
+from phalanx.core.work.extras import check_extra_name, parse_amount
+from phalanx.core.work.nearest_match import nearest_match
 
 if TYPE_CHECKING:
     from phalanx.wire.api.queues import QueueSettings
@@ -37,7 +39,7 @@ QUEUE_FILE: Final = FileKind(
     events_max=20_000,  # more than a thousand queues with all their keys; takes the scanner a second
 )
 _KEYS: Final = ("quota", "borrow", "lend", "weight", "priority", "users", "budget", "open", "queues")
-_USER_KEYS: Final = ("gpus", "jobs")
+_OWN_AMOUNTS: Final = ("gpus", "jobs", "cpus", "memory")
 # Names of the same keys in Kueue, Slurm and YARN, to suggest the right key.
 _SYNONYMS: Final = {
     **dict.fromkeys(("nominalquota", "capacity", "gpus"), "quota"),
@@ -100,9 +102,9 @@ def _queue(name: str, parent: str | None, inside: Mapping[str, YamlValue]) -> Qu
     for key, value in inside.items():
         match key:
             case "quota":
-                found["quota_gpus"] = _gpus(key, value, words={"none": None})
+                found |= _terms("quota_gpus", "other_quotas", key, value, words={"none": None})
             case "borrow" | "lend":
-                found[f"{key}_gpus"] = _gpus(key, value, words={"all": None, "none": 0})
+                found |= _terms(f"{key}_gpus", f"other_{key}", key, value, words={"all": None, "none": 0})
             case "weight":
                 found["weight"] = _number(key, value)
             case "priority":
@@ -115,14 +117,60 @@ def _queue(name: str, parent: str | None, inside: Mapping[str, YamlValue]) -> Qu
                 found["open"] = _flag(value)
             case _:  # `queues`: handled by _level
                 pass
+    for key in ("borrow", "lend"):
+        if key in inside and inside[key].content == "none":  # of every resource of its quota, not of GPUs alone
+            found[f"other_{key}"] = dict.fromkeys(found.get("other_quotas", ()), 0)
     return QueueSettings(**found)
 
 
-def _users(users: YamlValue) -> dict[str, int | None]:
+def _terms(
+    gpus_field: str, others_field: str, key: str, value: YamlValue, *, words: Mapping[str, int | None]
+) -> dict[str, Any]:
+    """Read a number of GPUs, or amounts by name."""
+    if not isinstance(value.content, dict):
+        return {gpus_field: _gpus(key, value, words=words)}
+    amounts = _amounts(key, value, words)
+    gpus = amounts.pop("gpus", None)
+    return {gpus_field: gpus, others_field: {name: amount for name, amount in amounts.items() if amount is not None}}
+
+
+def _users(users: YamlValue) -> dict[str, Any]:
+    amounts = _amounts("users", users, {"all": None}, jobs=True)
+    found: dict[str, Any] = {f"{name}_per_user": amounts.pop(name) for name in ("gpus", "jobs") if name in amounts}
+    return {**found, "other_per_user": {name: amount for name, amount in amounts.items() if amount is not None}}
+
+
+def _amounts(
+    key: str, value: YamlValue, words: Mapping[str, int | None], *, jobs: bool = False
+) -> dict[str, int | None]:
+    """Read amounts of resources by name; the words stand for no limit (None) or 0."""
     found: dict[str, int | None] = {}
-    for key, value in users.mapping("users", _USER_KEYS, _SYNONYMS).items():
-        found[f"{key}_per_user"] = _gpus(f"users: {key}", value, words={"all": None}, what=f"a number of {key}")
+    for name, amount in value.mapping(key).items():
+        what = f"{key}: {name}"
+        if name in ("gpus", "cpus") or (jobs and name == "jobs"):
+            kind = {"gpus": "GPUs", "cpus": "CPUs"}.get(name, name)
+            found[name] = _gpus(what, amount, words=words, what=f"a number of {kind}")
+        else:
+            found[name] = _other_amount(key, name, amount, words)
     return found
+
+
+def _other_amount(key: str, name: str, value: YamlValue, words: Mapping[str, int | None]) -> int | None:
+    """Read an amount of memory, or of an extra."""
+    text = value.text(f"{key}: {name}").strip()
+    try:
+        if name != "memory":
+            near = nearest_match(name, _OWN_AMOUNTS)
+            if near:
+                raise BadRequest(f"unknown key {name!r}", hint=f"did you mean {near!r}?")
+            check_extra_name(name, key=key)
+        if text in words:
+            return words[text]
+        if name == "memory":
+            return parse_memory_bytes(text, what=f"{key}: memory")
+        return parse_amount(text, f"{key}: {name}", least=0)
+    except BadRequest as error:
+        raise value.error(error.message, error.hint) from None
 
 
 def _budget(value: YamlValue) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.access.queue_file import format_budget
@@ -11,6 +11,7 @@ from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import NotFound
+from phalanx.core.resources import amount_hours_text, quantity_text
 from phalanx.core.work.nearest_match import suggestion
 
 if TYPE_CHECKING:
@@ -29,12 +30,26 @@ _COLUMNS: Final = (
     Column(title="BUDGET LEFT", right=True, drop_order=2, hide_empty=True),
     Column(title="WAITING BECAUSE", min_width=20, hide_empty=True),
 )
+_OTHER_COLUMNS: Final = (
+    Column(title="QUEUE", min_width=8),
+    Column(title="RESOURCE"),
+    Column(title="QUOTA", right=True),
+    Column(title="USED", right=True),
+    Column(title="ROOM", right=True),
+    Column(title="BORROWS", right=True, drop_order=2),
+    Column(title="LENDS", right=True, drop_order=3),
+    Column(title="A USER", right=True, drop_order=1),
+)
 _LABELS: Final = {
     "quota_gpus": "quota",
     "borrow_gpus": "borrow",
     "lend_gpus": "lend",
     "gpus_per_user": "users: gpus",
     "jobs_per_user": "users: jobs",
+    "other_quotas": "quota of others than GPUs",
+    "other_borrow": "borrow of others than GPUs",
+    "other_lend": "lend of others than GPUs",
+    "other_per_user": "users: others than GPUs",
     "budget_gpu_h": "budget",
     "budget_period_s": "budget period",
 }
@@ -53,10 +68,19 @@ def tree_view(queues: Sequence[QueueView], top: str | None) -> ListView:
         raise NotFound(f"no queue {top!r}", hint=suggestion(top, names, "list them with phalanx queues"))
     drawn = list(_ordered(queues, top))
     extra = _limit_lines(drawn[0][0]) if top is not None else ()
+    names_limited = sorted({name for queue, _ in drawn for name in queue.other_used})
+
+    def lines(screen: Terminal) -> list[str]:
+        found = table(_COLUMNS, [_row(queue, branch, screen) for queue, branch in drawn], screen)
+        if names_limited:
+            rows = [row for queue, _ in drawn for row in _other_rows(queue, names_limited)]
+            found += ["", *table(_OTHER_COLUMNS, rows, screen)]
+        return found
+
     waiting = next((queue.id for queue, _ in drawn if queue.pending), None)
     return ListView(
         value=[queue for queue, _ in drawn],
-        lines=lambda screen: table(_COLUMNS, [_row(queue, branch, screen) for queue, branch in drawn], screen),
+        lines=lines,
         next_command=f"phalanx ps -q {waiting}" if waiting else "phalanx queues apply FILE",
         notes=tuple(extra),
     )
@@ -118,6 +142,28 @@ def _row(queue: QueueView, branch: str, screen: Terminal) -> list[Cell | str]:
     ]
 
 
+def _other_rows(queue: QueueView, names: Sequence[str]) -> Iterator[list[Cell | str]]:
+    """Yield the resources besides GPUs of which the queue has terms, or of which its jobs hold some."""
+    for name in names:
+        parts = (queue.other_quotas, queue.other_borrow, queue.other_lend, queue.other_per_user)
+        if not queue.other_used.get(name) and all(name not in part for part in parts):
+            continue
+
+        def text(part: Mapping[str, int], missing: str, name: str = name) -> str:
+            return quantity_text(name, part[name], unit=False) if name in part else missing
+
+        yield [
+            queue.id,
+            {"cpus": "CPUs"}.get(name, name),
+            text(queue.other_quotas, "-"),
+            text(queue.other_used, "0"),
+            text(queue.other_room, "0"),
+            text(queue.other_borrow, "any"),
+            text(queue.other_lend, "all"),
+            text(queue.other_per_user, "any"),
+        ]
+
+
 def _waiting_reasons(queue: QueueView) -> str:
     """Return the most common reasons; for a single reason also its detail."""
     if len(queue.waiting) == 1:
@@ -142,6 +188,11 @@ def _limit_lines(queue: QueueView) -> Iterator[str]:
     if queue.budget_gpu_h is not None:
         parts.append(f"budget {format_budget(queue.budget_gpu_h, queue.budget_period_s)}")
     yield f"{queue.id}: {', '.join(parts)}"
+    if queue.gpu_s or queue.other_s:
+        spent = {"gpus": queue.gpu_s, **queue.other_s}
+        period = format_budget(0, queue.budget_period_s).rpartition(" ")[2]
+        used = ", ".join(amount_hours_text(name, each) for name, each in spent.items() if each)
+        yield f"  used in this period of {period}: {used}"
     for wait in queue.waiting:
         yield f"  {wait.jobs} jobs ({wait.gpus} GPUs) wait, {wait.reason}: {wait.detail}"
 
@@ -152,6 +203,13 @@ def _format_value(name: str, value: object) -> str:
         return _NO_LIMIT.get(word, "any")
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, dict):
+        return (
+            " ".join(
+                f"{one}={quantity_text(one, amount, unit=False).replace(' ', '')}" for one, amount in value.items()
+            )
+            or "none"
+        )
     if name == "budget_period_s" and isinstance(value, (int, float)):
         return format_budget(0, value).rpartition(" ")[2]
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -6,7 +6,7 @@ Built from durable records only, by the head's API and by tests. It reads no clo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from phalanx.core.accounting.ledger import Ledger, attempt_ledgers, sum_ledgers
 from phalanx.core.accounting.lineage import (
@@ -108,6 +108,7 @@ class UsageSummary:
         queued_s: the part of `wall_s` in which the job held nothing.
         steps_lost: steps that are not part of the result; `steps_redone` of them were repeated.
         overlapping_steps: steps that an older attempt began after a newer one had begun its first. Lease and fence keep it 0.
+        other_seconds: amount-seconds of CPUs, memory and extras that it asked for and held, by name: CPU-seconds, byte-seconds.
         unread_bytes: size of reports past the limit that is read of one attempt; they are not in these figures. 0 for all but huge ones.
     """
 
@@ -132,6 +133,7 @@ class UsageSummary:
     tokens_kept: int
     checkpoints: tuple[CheckpointRecord, ...]
     unread_bytes: int = 0
+    other_seconds: dict[str, float] = field(default_factory=dict)
 
 
 def build_usage_summary(
@@ -189,7 +191,16 @@ def build_usage_summary(
         tokens_kept=sum(record.tokens or 0 for record in lineage.kept),
         checkpoints=tuple(saved for epoch in sorted(read) for saved in read[epoch].saved),
         unread_bytes=unread_bytes,
+        other_seconds=_other_seconds(ordered, spans),
     )
+
+
+def _other_seconds(attempts: Sequence[Attempt], spans: Mapping[Epoch, Ledger]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for attempt in attempts:
+        for name, amount in attempt.allocation.resources.besides_gpus():
+            found[name] = found.get(name, 0.0) + amount * spans[attempt.epoch].total / 1e6
+    return found
 
 
 def _one_clock(attempts: Sequence[Attempt], nodes: Mapping[NodeId, Node]) -> bool:

@@ -171,13 +171,19 @@ class Board:
                 excluded=excluded,
                 throttle=throttle,
                 speeds=speeds,
-                uneven_needs=any(need.milli != needs[0].milli for need in needs),
+                uneven_needs=self._are_uneven(needs),
                 licences=needs[0].licences,
             )
             self._classes[key] = found
             if self.fragmentation is None and any(need.share_milli and not need.mig_profile for need in needs):
                 self._begin_scoring()
         return found
+
+    def _are_uneven(self, needs: tuple[Need, ...]) -> bool:
+        """Whether quotas may admit only some of the needs."""
+        if self.quotas is not None and self.quotas.others:
+            return any(need.resources != needs[0].resources for need in needs)
+        return any(need.milli != needs[0].milli for need in needs)
 
     def need_of(self, gpus: int) -> Need:
         """Whole nodes and the remainder on one more, or a part of one node: the shape of jobs in traces."""

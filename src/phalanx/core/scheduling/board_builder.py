@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from phalanx.core.fleet.capacity import nodes_resources
 from phalanx.core.fleet.node import ForeignUsage, Node
 from phalanx.core.fleet.node_pool import NodePool, PoolNode
 from phalanx.core.ids import JobId, NodeId, PoolId, QueueId, ReservationId
-from phalanx.core.resources import NO_RESOURCES
+from phalanx.core.resources import NO_RESOURCES, Resources, extras_of
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.pool import DevicePool
@@ -17,7 +18,7 @@ from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.scheduling.sharing.mig_pool import MigPool
 from phalanx.core.state.snapshot import EMPTY_USAGE, Usage
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.extras import Licence
+from phalanx.core.work.extras import Licence, seats_of
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
@@ -114,7 +115,11 @@ def build_board(fit: FleetIndex, snapshot: ClusterSnapshot, restart_cost_s: floa
     quotas = None
     if any(_has_limits(queue) for queue in snapshot.queues.values()) or len(snapshot.queues) > 1:
         quotas = FairShareTree(
-            snapshot.queues.values(), sum(map(len, fit.healthy_devices)), snapshot.queue_usage.values(), wall_s
+            snapshot.queues.values(),
+            nodes_resources(snapshot.nodes.values(), healthy=True)
+            + Resources(extras=extras_of(seats_of(snapshot.licences))),
+            snapshot.queue_usage.values(),
+            wall_s,
         )
     board = Board(
         sizes,
@@ -128,7 +133,9 @@ def build_board(fit: FleetIndex, snapshot: ClusterSnapshot, restart_cost_s: floa
         licences={licence.id: licence.total for licence in snapshot.licences.values()},
         twins=fit.twins,
         tree=fit.tree,
-        has_lendable_quota=any(queue.quota_gpus is not None for queue in snapshot.queues.values()),
+        has_lendable_quota=any(
+            queue.quota_gpus is not None or queue.other_quotas for queue in snapshot.queues.values()
+        ),
     )
     for number, count in foreign_devices_in_use(fit, snapshot, fit.numbers_of_node).items():
         board.set_foreign_usage(number, count)

@@ -12,7 +12,7 @@ The rules, each with the name of its limit:
 | limit | NEVER if |
 |---|---|
 | reservation | the job's reservation has ended, or does not admit its user and queue |
-| users.gpus, users.jobs | it alone exceeds the limit per user of its queue or of a queue above |
+| users.gpus, users.jobs, users.RESOURCE | it alone exceeds the limit per user of its queue or of a queue above |
 | licences | it needs more seats of a licence than exist |
 | budget | it asks for GPUs, and the queue or a queue above has a budget of 0 GPU-hours |
 | borrow | it alone exceeds the quota and borrow limit of its queue or of a queue above |
@@ -39,19 +39,21 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from phalanx.core.errors import NeverFits
+from phalanx.core.fleet.capacity import nodes_resources
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.node_pool import NodePool, PoolNode, startable_nodes
 from phalanx.core.fleet.summary import FleetSummary, summary_of
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, PoolId, QueueId, ReservationId, UserId
+from phalanx.core.resources import GPUS, Resources, extras_of, quantity, quantity_text
 from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filter_of
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes
 from phalanx.core.scheduling.submission import check_topology, could_hold_part
 from phalanx.core.units import format_duration
-from phalanx.core.work.extras import Licence
+from phalanx.core.work.extras import Licence, seats_of
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.quota_tree import FLEET, QuotaRefusal, QuotaTree
+from phalanx.core.work.quota_tree import FLEET, QuotaDimension, QuotaRefusal, QuotaTree
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.spec import JobSpec, Role, TopologyConstraint
@@ -273,8 +275,8 @@ class FeasibilityChecker:
         if self._trees is None:
             queues = self._queues.values()
             nodes = [*self._nodes.values(), *(node for _, node in self._pooled.values())]
-            whole = sum(len(node.devices) for node in nodes)
-            healthy = sum(device.healthy for node in nodes for device in node.devices)
+            seats = Resources(extras=extras_of(seats_of(self._licences)))
+            whole, healthy = nodes_resources(nodes) + seats, nodes_resources(nodes, healthy=True) + seats
             tree = QuotaTree(queues, whole)
             self._trees = (tree, tree if healthy == whole else QuotaTree(queues, healthy))
         return self._trees
@@ -288,7 +290,18 @@ class FeasibilityChecker:
         if request.queue not in self._queues:
             return None
         tree = tree or self._tree
-        return tree.check_admission(tree.job_node(request.queue), request.user, request.role.asked)
+        return tree.check_admission(tree.job_node(request.queue), request.user, self._least(request))
+
+    def _least(self, request: FeasibilityRequest) -> Resources:
+        """Everything that the job takes at least. If queues limit more than GPUs, the number of its nodes matters."""
+        asked = request.role.asked
+        if not self._tree.others:
+            return asked
+        chosen = node_filter_of(request.nodelist, request.exclude, request.reservation, self._reservations)
+        shapes = self._shapes(request, chosen, _Scope.KNOWN)
+        if isinstance(shapes, NeverFits):
+            return asked
+        return min(shape.host * shape.parts for shape in shapes) + Resources(asked.milli, extras=request.role.licences)
 
     def _limit_refusal(self, request: FeasibilityRequest) -> Feasibility | None:
         """The limit of a queue that the job alone exceeds, whatever the fleet."""
@@ -297,27 +310,31 @@ class FeasibilityChecker:
         if refusal is not None and refusal.reason is WaitReasonCode.USER_LIMIT:
             if refusal.counts_jobs:
                 return _never("users.jobs", f"queue {refusal.queue} allows 0 running jobs a user")
+            most_text = quantity_text(refusal.resource, refusal.limit, unit=False)
             return _never(
-                "users.gpus",
-                f"{_asked(gpus)}; queue {refusal.queue} allows {refusal.limit:g} a user",
-                _less_hint(int(refusal.limit)),
+                f"users.{refusal.resource}",
+                f"{refusal.requested_text} asked; queue {refusal.queue} allows {most_text} a user",
+                _less_hint(refusal.resource, int(refusal.limit)),
             )
         for queue in self._path(request.queue) if gpus else ():
             if queue.budget_gpu_h is not None and queue.budget_gpu_h <= 0.0:
                 return _never("budget", f"{_asked(gpus)}; the budget of queue {queue.id} is 0 GPU-hours")
         if refusal is not None and refusal.queue:
-            most = gpus_of(self._tree.available_milli(self._tree.job_node(request.queue)))
+            one = self._tree.dimension(refusal.resource)
+            most = quantity(one.resource, one.available(self._tree.job_node(request.queue)))
             return _never(
                 "borrow",
-                f"{_asked(gpus)}; queue {request.queue} can get at most {most}{self._borrow_text(request, refusal.queue)}",
-                _less_hint(most),
+                f"{refusal.requested_text} asked; queue {request.queue} can get at most {quantity_text(one.resource, most, unit=False)}"
+                f"{self._borrow_text(request, refusal.queue, one)}",
+                _less_hint(one.resource, most),
             )
         return None
 
     def _lend_outlook(self, request: FeasibilityRequest, found: Feasibility) -> Feasibility:
         """The outlook, given that of the nodes: the fleet less what other queues keep for themselves may be too small."""
         tree, usable = self._empty_trees()
-        if self._refusal(request) is None:
+        refusal = self._refusal(request)
+        if refusal is None:
             if found.outlook is Outlook.POSSIBLE and self._refusal(request, usable) is not None:
                 broken = gpus_of(tree.right[FLEET] - usable.right[FLEET])
                 return _not_now(
@@ -326,27 +343,37 @@ class FeasibilityChecker:
             return found
         if self._awaited or not self._nodes:
             return _not_now(self._awaited) if found.outlook is Outlook.POSSIBLE else found
-        most = gpus_of(tree.available_milli(tree.job_node(request.queue)))
-        whole, kept = gpus_of(tree.right[FLEET]), gpus_of(tree.right[FLEET] - tree.pool[FLEET])
+        one = tree.dimension(refusal.resource)
+        name, most = one.resource, quantity(one.resource, one.available(tree.job_node(request.queue)))
+        whole = quantity_text(name, quantity(name, one.right[FLEET]))
+        kept = quantity_text(name, quantity(name, one.right[FLEET] - one.pool[FLEET]), unit=False)
         return _never(
             "lend",
-            f"{_asked(gpus_of(request.role.gpus.milli))}; queue {request.queue} can get at most {most}:"
-            f" of {whole} GPUs, queues keep {kept} that they do not lend",
-            _less_hint(most),
+            f"{refusal.requested_text} asked; queue {request.queue} can get at most {quantity_text(name, most, unit=False)}:"
+            f" of {whole}, queues keep {kept} that they do not lend",
+            _less_hint(name, most),
         )
 
-    def _borrow_text(self, request: FeasibilityRequest, limiting: QueueId) -> str:
+    def _borrow_text(self, request: FeasibilityRequest, limiting: QueueId, one: QuotaDimension) -> str:
         """How the limit comes about: ` (quota 4, borrow 2)`, or that of a queue above."""
         tree, queue = self._tree, self._queues[limiting]
         node, path = tree.subtree_node(limiting), tree.paths[tree.job_node(request.queue)]
         own = path[path.index(node) - 1] if path[0] != node else None  # the branch of the job
-        right = gpus_of(tree.right[node])
-        kept = gpus_of(tree.right[node] - tree.pool[node] - (0 if own is None else tree.reserved[own]))
+
+        def text_of(amount: int) -> str:
+            return quantity_text(one.resource, quantity(one.resource, amount), unit=False)
+
+        terms, right = queue.terms_of(one.resource), one.right[node]
+        kept = right - one.pool[node] - (0 if own is None else one.reserved[own])
         quota = (
-            f"quota {right}" if queue.quota_gpus is not None else f"quotas of {right} below it" if right else "no quota"
+            f"quota {text_of(right)}"
+            if terms.quota is not None
+            else f"quotas of {text_of(right)} below it"
+            if right
+            else "no quota"
         )
-        lent = f" of which queues below it do not lend {kept}" if kept > 0 else ""
-        text = f"{quota}{lent}, borrow {queue.borrow_gpus}"
+        lent = f" of which queues below it do not lend {text_of(kept)}" if kept > 0 else ""
+        text = f"{quota}{lent}, borrow {text_of(terms.borrow or 0)}"
         return f" ({text})" if limiting == request.queue else f": queue {limiting} above it has {text}"
 
     def _path(self, queue_id: QueueId) -> Iterator[Queue]:
@@ -545,8 +572,8 @@ def _asked(gpus: float) -> str:
     return f"{gpus:g} GPU{'' if gpus == 1 else 's'} asked"
 
 
-def _less_hint(most: float) -> str:
-    return Hint(HintCode.REQUEST_LESS, gpus=int(most)) if most > 0 else ""
+def _less_hint(resource: str, most: float) -> str:
+    return Hint(HintCode.REQUEST_LESS, gpus=int(most)) if resource == GPUS and most > 0 else ""
 
 
 class FeasibilityCache:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.errors import NeverFits
+from phalanx.core.fleet.capacity import fleet_resources, nodes_resources
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import COMING_STATES, NodePool, PoolNodeState, members_of, template_node
 from phalanx.core.fleet.summary import summary_of
@@ -21,6 +22,7 @@ from phalanx.core.scheduling.board_builder import ClusterSnapshot
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes
 from phalanx.core.state.plan import WaitReason, WantedNodes
 from phalanx.core.state.snapshot import EMPTY_USAGE
+from phalanx.core.work.extras import seats_of
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
 from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.core.work.share import MILLI_PER_DEVICE
@@ -315,8 +317,8 @@ def _free_slots(cluster: ClusterSnapshot) -> list[_Slot]:
 
 def _quotas(cluster: ClusterSnapshot, new: list[_Slot]) -> QuotaTree:
     """The queue tree of the fleet with all nodes that could be ordered or are on their way, and the usage of the running jobs."""
-    coming = sum(len(slot.node.devices) for slot in [*new, *_coming_slots(cluster)])
-    tree = QuotaTree(cluster.queues.values(), sum(len(node.devices) for node in cluster.nodes.values()) + coming)
+    coming = nodes_resources(slot.node for slot in [*new, *_coming_slots(cluster)])
+    tree = QuotaTree(cluster.queues.values(), fleet_resources(cluster.nodes, seats_of(cluster.licences)) + coming)
     for attempt in cluster.attempts.values():
         job = cluster.jobs[attempt.job_id]
         if job.queue in cluster.queues:

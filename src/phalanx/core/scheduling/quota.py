@@ -65,10 +65,10 @@ class FairShareTree(QuotaTree):
     __slots__ = ("_budgets", "_exhausted", "_factors", "_queues", "_usage", "_waiting", "now_s")
 
     def __init__(
-        self, queues: Iterable[Queue], fleet_gpus: int, usage: Iterable[QueueUsage] = (), now_s: float = 0.0
+        self, queues: Iterable[Queue], fleet: Resources, usage: Iterable[QueueUsage] = (), now_s: float = 0.0
     ) -> None:
         known = list(queues)
-        super().__init__(known, fleet_gpus)
+        super().__init__(known, fleet)
         self._queues: dict[int, Queue] = {self.subtree_node(queue.id): queue for queue in known}
         self._budgets = tuple(sorted(node for node, queue in self._queues.items() if queue.budget_gpu_h is not None))
         self._exhausted: set[int] = set()

@@ -69,6 +69,11 @@ class Shape:
         return Resources(0, self.cpus, self.memory_bytes, self.extras)
 
     @property
+    def parts(self) -> int:
+        """Nodes of the smallest acceptable gang."""
+        return self.nodes + (self.last_node_devices > 0)
+
+    @property
     def node_devices(self) -> int:
         """Devices that a node must have for a part of it, or MIG slices: one for a share."""
         return self.devices if self.share is None else self.share.count

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from phalanx.core.fleet.capacity import fleet_resources
 from phalanx.core.fleet.node import NO_FOREIGN_USAGE, Node
 from phalanx.core.fleet.node_pool import NodePool, PoolNode
 from phalanx.core.ids import Epoch, JobId, NodeId, PoolId, QueueId, ReservationId
@@ -30,7 +31,7 @@ from phalanx.core.state.records import (
 from phalanx.core.state.relations import JobRelations
 from phalanx.core.state.snapshot import EMPTY_USAGE, Snapshot, Usage
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.extras import Licence
+from phalanx.core.work.extras import Licence, seats_of
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import Queue, QueueUsage, add_usage
 from phalanx.core.work.quota_tree import QuotaTree
@@ -96,10 +97,9 @@ class World:
         return self.table(LICENCES)
 
     def holdings(self) -> QuotaTree:
-        """The queue tree with the GPUs held by live attempts: updated by changes, rebuilt when queues or devices change."""
+        """The queue tree with what live attempts hold: updated by changes, rebuilt when queues or capacity change."""
         if self.holdings_cache is None:
-            fleet_gpus = sum(len(node.devices) for node in self.nodes.values())
-            self.holdings_cache = QuotaTree(self.queues.values(), fleet_gpus)
+            self.holdings_cache = QuotaTree(self.queues.values(), fleet_resources(self.nodes, seats_of(self.licences)))
             for attempt in self.attempts.values():
                 job = self.jobs[attempt.job_id]
                 if job.queue in self.queues:
@@ -174,7 +174,7 @@ class WorldChange:
             put_indexed(self, record)
         else:
             self._set(self.world.tables[kind.table], kind.key_of(record), record)
-            self.world.capacity_version += kind in _CAPACITY_KINDS
+            self._note_capacity(kind)
         if self.removed:  # removed and put again in one step
             self.removed.pop((kind, kind.key_of(record)), None)
         self.records.append(record)
@@ -183,8 +183,14 @@ class WorldChange:
     def remove(self, kind: RecordKind[K, V], key: K) -> None:
         """Remove a record of a kind without indexes, if it exists."""
         self._drop(self.world.table(kind), key)
-        self.world.capacity_version += kind in _CAPACITY_KINDS
+        self._note_capacity(kind)
         self._add_removed(kind, key)
+
+    def _note_capacity(self, kind: RecordKind[Any, Any]) -> None:
+        """A record of this kind changes."""
+        self.world.capacity_version += kind in _CAPACITY_KINDS
+        if kind is LICENCES:
+            self.world.holdings_cache = None
 
     def remove_node(self, node: Node) -> None:
         """Remove a node from the fleet."""
@@ -246,7 +252,7 @@ class WorldChange:
 
     def _put_node(self, node: Node) -> None:
         before = self.world.nodes.get(node.id)
-        if before is None or len(before.devices) != len(node.devices):
+        if before is None or len(before.devices) != len(node.devices) or before.host != node.host:
             self.world.holdings_cache = None
         if before is None or _capacity(before) != _capacity(node):
             self.world.capacity_version += 1
@@ -288,7 +294,7 @@ class WorldChange:
         self.epochs[attempt.job_id] = attempt.epoch
 
     def _count_in_queue(self, attempt: Attempt) -> None:
-        """Update the GPUs held in the queue of an attempt that was placed or ended; at its end, record the usage."""
+        """Update what is held in the queue of an attempt that was placed or ended; at its end, record the usage."""
         world, held = self.world, attempt.allocation.resources
         job = world.jobs.get(attempt.job_id)
         if job is None:
@@ -298,7 +304,7 @@ class WorldChange:
                 world.holdings_cache.add_running if attempt.holds_allocation else world.holdings_cache.remove_running
             )
             count(world.holdings_cache.job_node(job.queue), job.user, held)
-        if not held.milli:
+        if not held:
             return
         if not attempt.holds_allocation and attempt.ended_s is not None:
             for record in add_usage(

@@ -44,6 +44,11 @@ class Licence:
     total: int
 
 
+def seats_of(licences: Mapping[str, Licence]) -> list[tuple[str, int]]:
+    """The name and the seats of each licence."""
+    return [(licence.id, licence.total) for licence in licences.values()]
+
+
 def parse_extras(value: object, *, key: str = "resources", least: int = 1) -> Extras:
     """Parse `scratch:100GiB,matlab:2`, with `:` or `=`, or a mapping of names to amounts. A name alone is 1 of it.
 

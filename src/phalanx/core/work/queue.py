@@ -13,11 +13,27 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import ProjectId, QueueId, UserId
-from phalanx.core.resources import Resources
+from phalanx.core.resources import GPUS, Resources
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 BUDGET_PERIOD_S: Final = 30 * 86400.0
 FAIR_HALF_LIFE_S: Final = 7 * 86400.0  # the usual PriorityDecayHalfLife of Slurm, by its documentation and most sites
+
+
+Amounts = tuple[tuple[str, int], ...]  # by name of the resource, sorted; 0 is a limit like any other
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaTerms:
+    """The terms of one queue for one resource; None for none. `quota`: no right of its own; the others: no limit."""
+
+    quota: int | None = None
+    borrow: int | None = None
+    lend: int | None = None
+    per_user: int | None = None
+
+
+NO_TERMS: Final = QuotaTerms()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +50,8 @@ class Queue:
         gpus_per_user, jobs_per_user: limits of one user in this queue and below; None: no limit.
         budget_gpu_h: GPU-hours that may be spent in each period; None: no limit.
         budget_period_s: its length, counted from the Unix epoch.
+        other_quotas, other_borrow, other_lend, other_per_user: the same terms for CPUs ("cpus"), memory ("memory", in bytes) and
+            extras, by name; a name that is missing has no such limit.
     """
 
     id: QueueId
@@ -48,6 +66,23 @@ class Queue:
     jobs_per_user: int | None = None
     budget_gpu_h: float | None = None
     budget_period_s: float = BUDGET_PERIOD_S
+    other_quotas: Amounts = ()
+    other_borrow: Amounts = ()
+    other_lend: Amounts = ()
+    other_per_user: Amounts = ()
+
+    def terms_of(self, resource: str) -> QuotaTerms:
+        """Its terms for one resource, in the units of `Resources.amount_of`."""
+        if resource == GPUS:
+            return QuotaTerms(*map(_milli, (self.quota_gpus, self.borrow_gpus, self.lend_gpus, self.gpus_per_user)))
+        parts = (self.other_quotas, self.other_borrow, self.other_lend, self.other_per_user)
+        return QuotaTerms(*(dict(part).get(resource) for part in parts))
+
+    @property
+    def other_resources(self) -> set[str]:
+        """Resources besides GPUs for which it has terms."""
+        parts = (self.other_quotas, self.other_borrow, self.other_lend, self.other_per_user)
+        return {name for part in parts for name, _ in part}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +91,7 @@ class QueueUsage:
 
     Attributes:
         gpu_s: in the budget period that began at `period_s`.
+        other_s: amount-seconds of CPUs, memory and extras in that period, by name: CPU-seconds, byte-seconds.
         decayed_gpu_s: over all time, halved every half-life (FAIR_HALF_LIFE_S): the input of the fair share.
     """
 
@@ -64,6 +100,7 @@ class QueueUsage:
     period_s: float = 0.0
     gpu_s: float = 0.0
     decayed_gpu_s: float = 0.0
+    other_s: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +152,7 @@ def add_usage(
             _spend(
                 queue,
                 usage_records.get(above) or QueueUsage(queue=above, at_s=to_s),
-                held.milli / MILLI_PER_DEVICE,
+                held,
                 from_s,
                 to_s,
             )
@@ -124,11 +161,15 @@ def add_usage(
     return changed
 
 
-def _spend(queue: Queue, before: QueueUsage, gpus: float, from_s: float, to_s: float) -> QueueUsage:
+def _spend(queue: Queue, before: QueueUsage, held: Resources, from_s: float, to_s: float) -> QueueUsage:
+    gpus = held.milli / MILLI_PER_DEVICE
     ahead_s = before.at_s - to_s  # attempts end out of order if the clocks of several heads differ
     at_s = to_s if ahead_s > CLOCK_SKEW_MAX_S else max(before.at_s, to_s)
     period_s = period_start_s(queue, at_s)
     counted_s = max(0.0, to_s - max(from_s, period_s))
+    other_s = dict(before.other_s) if before.period_s == period_s else {}
+    for name, amount in held.besides_gpus():
+        other_s[name] = other_s.get(name, 0.0) + amount * counted_s
     return QueueUsage(
         queue=queue.id,
         at_s=at_s,
@@ -136,4 +177,9 @@ def _spend(queue: Queue, before: QueueUsage, gpus: float, from_s: float, to_s: f
         gpu_s=(before.gpu_s if before.period_s == period_s else 0.0) + gpus * counted_s,
         decayed_gpu_s=before.decayed_gpu_s * decay_factor(at_s - before.at_s)
         + gpus * decayed_gpu_s_of_rate(to_s - from_s) * decay_factor(at_s - to_s),
+        other_s=tuple(sorted(other_s.items())),
     )
+
+
+def _milli(gpus: int | None) -> int | None:
+    return None if gpus is None else gpus * MILLI_PER_DEVICE

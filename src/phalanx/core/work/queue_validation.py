@@ -8,12 +8,15 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import QueueId
+from phalanx.core.resources import CPUS, GPUS, MEMORY, quantity, quantity_text
+from phalanx.core.work.extras import EXTRAS_MAX, check_extra_name
 from phalanx.core.work.gpus import GPUS_MAX
-from phalanx.core.work.queue import Queue
+from phalanx.core.work.queue import Amounts, Queue
 
 QUEUES_MAX: Final = 10_000  # each is shown and sent; no known site has a tenth of that
 TREE_DEPTH_MAX: Final = 8  # bounds the cost of every start; the deepest known trees of Slurm and Kueue have five
 _COUNT_MAX: Final = 1_000_000_000  # jobs and priorities; bounds a typo
+_AMOUNT_MAX: Final = 1 << 60  # an exbibyte; bounds a typo
 _WEIGHT_MAX: Final = 1_000_000.0
 _BUDGET_MAX_GPU_H: Final = 1e12
 BUDGET_PERIOD_MIN_S: Final = 3600.0  # an hour: shorter periods would be a throttle, not a budget
@@ -34,13 +37,17 @@ def check_queue_tree(queues: Mapping[QueueId, Queue]) -> None:
     _check_quota_sums(queues)
 
 
-def rights_of(queues: Iterable[Queue]) -> dict[QueueId, int]:
-    """Guaranteed GPUs of each queue: its quota, or without one the sum of the quotas below. Requires a checked tree."""
+def rights_of(queues: Iterable[Queue], resource: str = GPUS) -> dict[QueueId, int]:
+    """Guaranteed amount of each queue: its quota, or without one the sum of the quotas below. Requires a checked tree.
+
+    In the units of `Resources.amount_of`: GPUs in thousandths.
+    """
     known = {queue.id: queue for queue in queues}
     below = dict.fromkeys(known, 0)
     rights: dict[QueueId, int] = {}
     for queue in sorted(known.values(), key=lambda queue: -_depth(queue, known)):
-        rights[queue.id] = below[queue.id] if queue.quota_gpus is None else queue.quota_gpus
+        quota = queue.terms_of(resource).quota
+        rights[queue.id] = below[queue.id] if quota is None else quota
         if queue.parent is not None:
             below[queue.parent] += rights[queue.id]
     return rights
@@ -60,10 +67,28 @@ def _check_numbers(queue: Queue) -> None:
     for what, (value, least, most) in counts.items():
         if value is not None and not least <= value <= most:
             raise BadRequest(f"queue {queue.id}: {what} is {_number_text(value)}", hint=f"from {least:g} to {most:g}")
+    for what, amounts in (
+        ("quota", queue.other_quotas),
+        ("borrow", queue.other_borrow),
+        ("lend", queue.other_lend),
+        ("limit per user", queue.other_per_user),
+    ):
+        _check_amounts(queue, what, amounts)
     if not 0.0 < queue.weight <= _WEIGHT_MAX:
         raise BadRequest(
             f"queue {queue.id}: weight is {_number_text(queue.weight)}", hint=f"above 0, at most {_WEIGHT_MAX:g}"
         )
+
+
+def _check_amounts(queue: Queue, what: str, amounts: Amounts) -> None:
+    names = [name for name, _ in amounts]
+    if len(names) > EXTRAS_MAX or names != sorted(set(names)):
+        raise BadRequest(f"queue {queue.id}: {what}: the names are not {EXTRAS_MAX} at most, sorted and unique")
+    for name, amount in amounts:
+        if name not in (CPUS, MEMORY):
+            check_extra_name(name, key=f"queue {queue.id}: {what}")
+        if not 0 <= amount <= _AMOUNT_MAX:
+            raise BadRequest(f"queue {queue.id}: {what} of {name} is {_number_text(amount)}", hint="0 or more")
 
 
 def _number_text(value: float) -> str:
@@ -89,17 +114,24 @@ def _check_ancestors(queue: Queue, queues: Mapping[QueueId, Queue]) -> None:
 
 
 def _check_quota_sums(queues: Mapping[QueueId, Queue]) -> None:
-    rights = rights_of(queues.values())
+    for resource in sorted({GPUS, *(name for queue in queues.values() for name in queue.other_resources)}):
+        _check_quota_sums_of(resource, queues)
+
+
+def _check_quota_sums_of(resource: str, queues: Mapping[QueueId, Queue]) -> None:
+    rights = rights_of(queues.values(), resource)
     below: dict[QueueId, int] = {}
     for queue in queues.values():
         if queue.parent is not None:
             below[queue.parent] = below.get(queue.parent, 0) + rights[queue.id]
     for queue_id in sorted(below):
-        quota = queues[queue_id].quota_gpus
+        quota = queues[queue_id].terms_of(resource).quota
         if quota is not None and below[queue_id] > quota:
+            own = quantity_text(resource, quantity(resource, quota))
+            total = quantity_text(resource, quantity(resource, below[queue_id]), unit=False)
             raise BadRequest(
-                f"queue {queue_id}: its quota is {quota} GPUs, but the quotas below it sum to {below[queue_id]}",
-                hint=f"raise its quota to {below[queue_id]}, or lower those below it",
+                f"queue {queue_id}: its quota is {own}, but the quotas below it sum to {total}",
+                hint=f"raise its quota to {total}, or lower those below it",
             )
 
 

@@ -1,4 +1,4 @@
-"""Quotas of a queue tree: guaranteed GPUs, borrowing, lending and limits per user, updated whenever a job starts or ends.
+"""Quotas of a queue tree: guaranteed resources, borrowing, lending and limits per user, updated whenever a job starts or ends.
 
 The semantics are those of Kueue's cohort trees (kueue.sigs.k8s.io, "Cohort" and "Cluster Queue", read 2026): a quota is a guarantee, not a
 hard limit.
@@ -12,7 +12,11 @@ hard limit.
   up to the lowest common ancestor. There are always enough of them (verified by tests/property/test_quota.py).
 - **Overcommitment.** Quotas may sum to more than the fleet and are not scaled: first come, first served; only borrowers are stopped.
 
-Counting is exact, in thousandths of GPUs, and O(depth): usage of a node past its reserved part counts in the node above it.
+**Resources.** Each resource that some queue limits is counted by itself (`quota_dimension.py`): GPUs always; CPUs, memory and extras where a queue
+names them. A job starts if every resource admits it. It may stop jobs of queues that use more than their right of a resource that
+refuses it; it must be within its own right of each such resource, and of GPUs.
+
+Counting is exact, in integers (thousandths of GPUs), and O(depth): usage of a node past its reserved part counts in the node above it.
 
     used(q) = own jobs + sum over children c of max(0, used(c) - reserved(c))
     pool(q) = right(q) - sum of rights below + sum over children c of min(lend(c), pool(c))
@@ -23,54 +27,15 @@ The scheduler uses it on planned state, the verification of plans on actual stat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Iterator
 
 from phalanx.core.ids import QueueId
-from phalanx.core.resources import Resources
+from phalanx.core.resources import GPUS, Resources, quantity
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.share import MILLI_PER_DEVICE, gpus_of
+from phalanx.core.work.quota_dimension import FLEET, UNLIMITED, QuotaDimension, QuotaRefusal
 
-FLEET: Final = 0  # the root above all queues: the GPUs of the fleet
-UNLIMITED: Final = 1 << 60  # larger than any fleet
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaRefusal:
-    """Why a queue does not admit a job now. The sentence is built only on demand.
-
-    Attributes:
-        queue: whose limit it is: the job's own or an ancestor; "" if nothing is left to borrow in the whole fleet.
-        in_use, limit: GPUs (jobs with `counts_jobs`, GPU-hours for a budget) in use, and the maximum.
-        jobs: the limit is on running jobs, not GPUs.
-        until_s: when the next budget period begins; 0 if it is not about a budget.
-    """
-
-    reason: WaitReasonCode
-    queue: QueueId
-    requested_gpus: float
-    in_use: float
-    limit: float
-    user: str = ""
-    counts_jobs: bool = False
-    until_s: float = 0.0
-
-    def describe(self) -> str:
-        """The refusal as a sentence for users."""
-        if self.reason is WaitReasonCode.BUDGET:
-            return f"queue {self.queue} has spent {self.in_use:.1f} of its {self.limit:g} GPU-hours of this period"
-        if self.reason is WaitReasonCode.USER_LIMIT:
-            unit = "running jobs" if self.counts_jobs else "GPUs"
-            return (
-                f"user {self.user} uses {self.in_use:g} of at most {self.limit:g} {unit} per user in queue {self.queue}"
-            )
-        if not self.queue:
-            return f"all quotas are in use and nothing is left to borrow for {self.requested_gpus:g} GPUs"
-        if self.limit < self.requested_gpus:
-            return f"the job needs {self.requested_gpus:g} GPUs; queue {self.queue} can use at most {self.limit:g}, so it can never start there"
-        return f"queue {self.queue} uses {self.in_use:g} of at most {self.limit:g} GPUs; the job needs {self.requested_gpus:g}"
+__all__ = ["FLEET", "UNLIMITED", "QuotaDimension", "QuotaRefusal", "QuotaTree"]
 
 
 class QuotaTree:
@@ -79,21 +44,22 @@ class QuotaTree:
     Attributes:
         ids: the queue of each node; "" for the fleet.
         paths: of each node, itself and all its ancestors, the fleet last.
-        right: guaranteed thousandths of GPUs of each node.
-        held: thousandths in use, with all below.
-        used: thousandths that count against `pool`; see the module.
-        limit: maximum of `used`.
+        gpus: quotas of GPUs.
+        others: quotas of the other resources that some queue limits, by name; mostly none.
+        right, pool, reserved, limit, held, used: those of `gpus`.
     """
 
     __slots__ = (
+        "_job_limits",
         "_job_node",
-        "_limits",
+        "_jobs",
         "_node",
-        "_users",
         "children",
+        "gpus",
         "held",
         "ids",
         "limit",
+        "others",
         "paths",
         "pool",
         "reserved",
@@ -102,7 +68,8 @@ class QuotaTree:
         "weight",
     )
 
-    def __init__(self, queues: Iterable[Queue], fleet_gpus: int) -> None:
+    def __init__(self, queues: Iterable[Queue], fleet: Resources) -> None:
+        """Nothing in use. `fleet`: what its nodes have, in any state, and the seats of its licences."""
         known = sorted(queues, key=lambda queue: queue.id)
         self._node: dict[QueueId, int] = {queue.id: number for number, queue in enumerate(known, 1)}
         self._job_node = dict(self._node)
@@ -114,14 +81,15 @@ class QuotaTree:
         for node in range(1, len(self.ids)):
             self.children[parents[node]].append(node)
         self.paths = [_path(node, parents) for node in range(len(self.ids))]
-        count = len(self.ids)
-        self.right, self.pool, self.reserved, self.limit = [0] * count, [0] * count, [0] * count, [UNLIMITED] * count
-        self.held, self.used = [0] * count, [0] * count
-        self._compute_rights({self._node[queue.id]: queue for queue in known}, fleet_gpus)
-        self._users: dict[tuple[int, str], tuple[int, int]] = {}  # (thousandths, jobs) in use, only if there is a limit
-        limited = {self._node[q.id]: q for q in known if q.gpus_per_user is not None or q.jobs_per_user is not None}
-        self._limits: list[tuple[tuple[int, int, int], ...]] = [
-            tuple((node, *_user_limits(limited[node])) for node in path if node in limited) for path in self.paths
+        names = sorted({name for queue in known for name in queue.other_resources})
+        self.gpus = self._dimension(GPUS, known, fleet)
+        self.others = tuple(self._dimension(name, known, fleet) for name in names)
+        self.right, self.pool, self.reserved = self.gpus.right, self.gpus.pool, self.gpus.reserved
+        self.limit, self.held, self.used = self.gpus.limit, self.gpus.held, self.gpus.used
+        self._jobs: dict[tuple[int, str], int] = {}  # running jobs, only where there is a limit
+        most = {self._node[queue.id]: queue.jobs_per_user for queue in known if queue.jobs_per_user is not None}
+        self._job_limits: list[tuple[tuple[int, int], ...]] = [
+            tuple((node, most[node]) for node in path if node in most) for path in self.paths
         ]
 
     def job_node(self, queue_id: QueueId) -> int:
@@ -136,137 +104,96 @@ class QuotaTree:
         """The node of the queue with all below it, for reading figures."""
         return self._node[queue_id]
 
+    def dimension(self, resource: str) -> QuotaDimension:
+        """The quotas of one resource, which some queue limits."""
+        return next(one for one in (self.gpus, *self.others) if one.resource == resource)
+
     def available_milli(self, queue: int) -> int:
         """Thousandths of GPUs that the quotas allow to be used now, regardless of free devices."""
-        room = max(0, self.limit[FLEET] - self.used[FLEET])
-        for node in reversed(self.paths[queue][:-1]):
-            used, reserved = self.used[node], self.reserved[node]
-            room = max(0, reserved - used) + max(0, min(room, self.limit[node] - max(used, reserved)))
-        return room
+        return self.gpus.available(queue)
 
     def check_admission(self, queue: int, user: str, asked: Resources) -> QuotaRefusal | None:
-        """Why a job that takes these resources may not start now; None if it may. O(depth)."""
-        milli = asked.milli
-        gpus = gpus_of(milli)
-        for node, milli_max, jobs_max in self._limits[queue]:
-            held, jobs = self._users.get((node, user), (0, 0))
-            if held + milli > milli_max:
-                return QuotaRefusal(
-                    WaitReasonCode.USER_LIMIT, self.ids[node], gpus, gpus_of(held), gpus_of(milli_max), user
-                )
-            if jobs >= jobs_max:
-                return QuotaRefusal(
-                    WaitReasonCode.USER_LIMIT, self.ids[node], gpus, jobs, jobs_max, user, counts_jobs=True
-                )
-        more = milli
-        for node in self.paths[queue]:
-            if not more:
-                return None
-            used = self.used[node]
-            if used + more > self.limit[node]:
-                # The idle reserved part of a child is not available, so it counts as held: held + unused reserved = used + all reserved.
-                return QuotaRefusal(
-                    WaitReasonCode.QUOTA,
-                    self.ids[node],
-                    gpus,
-                    gpus_of(used + self._reserved_below(node)),
-                    gpus_of(self.limit[node] + self._reserved_below(node)),
-                )
-            if reserved := self.reserved[node]:
-                more = max(0, used + more - reserved) - max(0, used - reserved)
-        return None
+        """Why a job that takes these resources may not start now; None if it may. O(depth) for each limited resource."""
+        found = self.gpus.user_refusal(queue, user, asked.milli) or self._jobs_refusal(queue, user, asked)
+        if found is None and self.others:
+            users = (one.user_refusal(queue, user, asked.amount_of(one.resource)) for one in self.others)
+            found = next(filter(None, users), None)
+        if found is None:
+            found = self.gpus.quota_refusal(queue, asked.milli)
+        if found is None and self.others:
+            found = next((refusal for _, refusal in self._refusing(queue, asked)), None)
+        return found
 
     def add_running(self, queue: int, user: str, held: Resources, jobs: int = 1) -> None:
         """Count a job that starts or, with `jobs=0`, grows. Not checked against limits: a reduced quota does not stop running jobs."""
-        milli = held.milli
-        if self._limits[queue]:
-            self._count(queue, user, milli, jobs)
-        more = milli
-        for node in self.paths[queue]:
-            self.held[node] += milli
-            if more:
-                used = self.used[node]
-                self.used[node] = used + more
-                if reserved := self.reserved[node]:
-                    more = max(0, used + more - reserved) - max(0, used - reserved)
+        self.gpus.add(queue, user, held.milli)
+        for one in self.others:
+            one.add(queue, user, held.amount_of(one.resource))
+        if self._job_limits[queue]:
+            self._count_jobs(queue, user, jobs)
 
     def remove_running(self, queue: int, user: str, held: Resources, jobs: int = 1) -> None:
         """Release them: undoes `add_running` exactly, in any order."""
-        milli = held.milli
-        if self._limits[queue]:
-            self._count(queue, user, -milli, -jobs)
-        less = milli
-        for node in self.paths[queue]:
-            self.held[node] -= milli
-            if less:
-                used = self.used[node]
-                self.used[node] = used - less
-                if reserved := self.reserved[node]:
-                    less = max(0, used - reserved) - max(0, used - less - reserved)
+        self.gpus.remove(queue, user, held.milli)
+        for one in self.others:
+            one.remove(queue, user, held.amount_of(one.resource))
+        if self._job_limits[queue]:
+            self._count_jobs(queue, user, -jobs)
 
     def borrowed_past_right(self, queue: int) -> int:
-        """Thousandths borrowed past its right; 0 for none."""
-        return max(0, self.used[queue] - self.pool[queue])
+        """Thousandths of GPUs borrowed past its right; 0 for none."""
+        return self.gpus.borrowed(queue)
 
     def is_entitled(self, queue: int, asked: Resources) -> bool:
         """Whether a job that takes these resources would be within the right of its queue or of an ancestor: then it may reclaim.
 
-        A full limit further up does not revoke the right: usage there past other rights can be reclaimed.
+        Of GPUs always; of another resource only if that refuses it now.
         """
-        more = asked.milli
-        for node in self.paths[queue]:
-            if node == FLEET or self.used[node] + more > self.limit[node]:
-                return False
-            if self.used[node] + more <= self.pool[node]:
-                return True
-            more = self._passed_on(node, more)
-        return False
+        if not self.gpus.is_entitled(queue, asked.milli):
+            return False
+        return not self.others or all(
+            one.is_entitled(queue, asked.amount_of(one.resource)) for one, _ in self._refusing(queue, asked)
+        )
 
     def is_reclaimable(self, victim: int, claimant: int, asked: Resources) -> bool:
         """Whether a job of queue `victim` may be stopped so that a job in queue `claimant` that takes these resources gets its right.
 
-        Every queue from the victim's up to the lowest common ancestor uses more than its right, and on the claimant's side some queue stays within
-        its own.
+        Every queue from the victim's up to the lowest common ancestor uses more than its right of a resource that refuses the claimant, and on
+        the claimant's side some queue stays within its own. If none refuses it, it lacks devices, and GPUs decide.
         """
-        above = self.paths[claimant]
-        common = FLEET
-        for node in self.paths[victim]:
-            if node in above:
-                common = node
-                break
-            if self.used[node] <= self.pool[node]:
-                return False
-        levels = self._within(claimant, asked.milli, common)
-        return bool(levels) and levels[-1]
+        if self.others:
+            short = [one for one, _ in self._refusing(claimant, asked)]
+            if not short or self.gpus.quota_refusal(claimant, asked.milli) is not None:
+                short.append(self.gpus)
+            return any(one.is_reclaimable(victim, claimant, asked.amount_of(one.resource)) for one in short)
+        return self.gpus.is_reclaimable(victim, claimant, asked.milli)
 
-    def _within(self, queue: int, milli: int, common: int) -> list[bool]:
-        """For each node from `queue` to below `common`: whether it would stay within its right; empty if a limit forbids the job anyway."""
-        levels: list[bool] = []
-        more = milli
-        for node in self.paths[queue]:
-            if node == common:
-                break
-            if self.used[node] + more > self.limit[node]:
-                return []
-            levels.append(self.used[node] + more <= self.pool[node])
-            more = self._passed_on(node, more)
-        return levels
+    def _refusing(self, queue: int, asked: Resources) -> Iterator[tuple[QuotaDimension, QuotaRefusal]]:
+        """The resources other than GPUs whose quotas refuse the job now."""
+        for one in self.others:
+            refusal = one.quota_refusal(queue, asked.amount_of(one.resource))
+            if refusal is not None:
+                yield one, refusal
 
-    def _passed_on(self, node: int, more: int) -> int:
-        """How much of `more` in a node count in its parent: those past its reserved part."""
-        used, reserved = self.used[node], self.reserved[node]
-        return max(0, used + more - reserved) - max(0, used - reserved)
+    def _jobs_refusal(self, queue: int, user: str, asked: Resources) -> QuotaRefusal | None:
+        for node, most in self._job_limits[queue]:
+            jobs = self._jobs.get((node, user), 0)
+            if jobs >= most:
+                gpus = quantity(GPUS, asked.milli)
+                return QuotaRefusal(WaitReasonCode.USER_LIMIT, self.ids[node], gpus, jobs, most, user, counts_jobs=True)
+        return None
 
-    def _reserved_below(self, node: int) -> int:
-        return self.right[node] - self.pool[node]
-
-    def _count(self, queue: int, user: str, milli: int, jobs: int) -> None:
-        for node, _, _ in self._limits[queue]:
-            held, running = self._users.get((node, user), (0, 0))
-            if held + milli or running + jobs:
-                self._users[node, user] = (held + milli, running + jobs)
+    def _count_jobs(self, queue: int, user: str, jobs: int) -> None:
+        for node, _ in self._job_limits[queue]:
+            running = self._jobs.get((node, user), 0) + jobs
+            if running:
+                self._jobs[node, user] = running
             else:
-                del self._users[node, user]
+                self._jobs.pop((node, user), None)
+
+    def _dimension(self, resource: str, queues: Iterable[Queue], fleet: Resources) -> QuotaDimension:
+        terms = {self._node[queue.id]: queue.terms_of(resource) for queue in queues}
+        return QuotaDimension(resource, self.ids, self.paths, self.children, terms, fleet.amount_of(resource))
 
     def _add_own_nodes(self, parents: list[int]) -> None:
         """Give each queue with children a node for its own jobs: one more child, of the default weight."""
@@ -275,26 +202,6 @@ class QuotaTree:
             self.ids.append(self.ids[node])
             self.weight.append(1.0)
             parents.append(node)
-
-    def _compute_rights(self, queues: dict[int, Queue], fleet_gpus: int) -> None:
-        """Compute rights, pools and limits, from the leaves up."""
-        for node in sorted(range(len(self.ids)), key=lambda node: (-len(self.paths[node]), node)):
-            queue = queues.get(node)
-            own = self.children[node][-1] if queue is not None and self.children[node] else -1
-            below = sum(self.right[child] for child in self.children[node])
-            quota = fleet_gpus if node == FLEET else (queue.quota_gpus or 0) if queue is not None else 0
-            wanted = quota * MILLI_PER_DEVICE
-            rest = max(0, wanted - below)
-            if own >= 0:
-                self.right[own] = self.pool[own] = rest  # lends all, borrows any: the limits of its queue apply
-            lent = sum(self.pool[child] - self.reserved[child] for child in self.children[node])
-            self.right[node] = below + rest
-            self.pool[node] = lent if own >= 0 else lent + rest
-            if queue is not None:
-                lend, borrow = queue.lend_gpus, queue.borrow_gpus
-                self.reserved[node] = 0 if lend is None else max(0, self.pool[node] - lend * MILLI_PER_DEVICE)
-                self.limit[node] = UNLIMITED if borrow is None else self.pool[node] + borrow * MILLI_PER_DEVICE
-        self.limit[FLEET] = self.pool[FLEET]
 
 
 def _parents(queues: list[Queue], node_of: dict[QueueId, int]) -> list[int]:
@@ -315,10 +222,3 @@ def _path(node: int, parents: list[int]) -> tuple[int, ...]:
     while path[-1] != FLEET:
         path.append(parents[path[-1]])
     return tuple(path)
-
-
-def _user_limits(queue: Queue) -> tuple[int, int]:
-    return (
-        UNLIMITED if queue.gpus_per_user is None else queue.gpus_per_user * MILLI_PER_DEVICE,
-        UNLIMITED if queue.jobs_per_user is None else queue.jobs_per_user,
-    )

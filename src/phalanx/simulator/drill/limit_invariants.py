@@ -7,10 +7,13 @@ from collections.abc import Collection, Iterable
 
 from phalanx.controller.controller import SCHEDULER
 from phalanx.controller.step_result import StepResult
+from phalanx.core.fleet.capacity import fleet_resources
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, QueueId
+from phalanx.core.resources import Resources
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.extras import seats_of
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quota_tree import QuotaTree
 from phalanx.core.work.share import MILLI_PER_DEVICE
@@ -49,7 +52,7 @@ class LimitChecker:
 
     def _sum(self, world: World, before: set[tuple[JobId, Epoch]]) -> None:
         """Check the sums. `before`: earlier allocations; after a change of limits only these may exceed them."""
-        over, limits = over_limit(world, world.attempts.values()), (tuple(world.queues.values()), fleet_gpus(world))
+        over, limits = over_limit(world, world.attempts.values()), (tuple(world.queues.values()), fleet_capacity(world))
         if world.holdings().used != usage_tree(world, world.attempts.values()).used:
             raise InvariantBroken(6, "the usage of the queue tree is wrong")
         allowed = self._over
@@ -79,7 +82,7 @@ class LimitChecker:
 
 def usage_tree(world: World, attempts: Iterable[Attempt]) -> QuotaTree:
     """Build the queue tree with the usage of these attempts."""
-    tree = QuotaTree(world.queues.values(), fleet_gpus(world))
+    tree = QuotaTree(world.queues.values(), fleet_capacity(world))
     for attempt in attempts:
         job = world.jobs[attempt.job_id]
         tree.add_running(tree.job_node(job.queue), job.user, attempt.allocation.resources)
@@ -110,9 +113,9 @@ def over_limit(world: World, attempts: Collection[Attempt]) -> dict[str, int]:
     return {what: by for what, by in over.items() if by > 0}
 
 
-def fleet_gpus(world: World) -> int:
-    """Return the number of devices of all nodes in any state."""
-    return sum(len(node.devices) for node in world.nodes.values())
+def fleet_capacity(world: World) -> Resources:
+    """Return what all nodes in any state have, and the seats of all licences."""
+    return fleet_resources(world.nodes, seats_of(world.licences))
 
 
 def ancestors(queues: dict[QueueId, Queue], queue_id: QueueId) -> set[QueueId]:

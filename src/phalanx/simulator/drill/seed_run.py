@@ -19,7 +19,7 @@ from phalanx.simulator.drill.cluster import DrillCluster
 from phalanx.simulator.drill.coverage import Coverage, count_transitions
 from phalanx.simulator.drill.disk import DrillMemoryStore, DrillSqliteStore
 from phalanx.simulator.drill.faults import FAULT_DURATIONS_S, FAULT_KINDS, FaultInjector
-from phalanx.simulator.drill.limit_invariants import fleet_gpus
+from phalanx.simulator.drill.limit_invariants import fleet_capacity
 from phalanx.simulator.drill.mig_workload import MigUserSimulator, divide
 from phalanx.simulator.drill.service_workload import ServiceUserSimulator
 from phalanx.simulator.drill.violations import CODE_ERROR, InvariantBroken, Violation
@@ -247,7 +247,7 @@ class IdleChecker:
 
 def can_ever_run(world: World, job: Job) -> bool:
     """Return whether its queue's limits admit the job on an idle fleet."""
-    tree = QuotaTree(world.queues.values(), fleet_gpus(world))
+    tree = QuotaTree(world.queues.values(), fleet_capacity(world))
     roles = [replace(job.spec.role, gpus=one) for one in job.spec.role.gpus.choices]
     node = tree.job_node(job.queue)
     return any(tree.check_admission(node, job.user, role.asked) is None for role in roles)

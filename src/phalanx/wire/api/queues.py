@@ -24,6 +24,10 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         quota_gpus, borrow_gpus, lend_gpus, gpus_per_user, jobs_per_user, budget_gpu_h: as in core.work.queue.Queue; None: no limit.
+        other_quotas, other_borrow, other_lend, other_per_user: the same for CPUs ("cpus"), memory ("memory") and extras; sizes in bytes.
+        other_used, other_room: of these resources, held by jobs now, and usable now without reclaiming.
+        gpu_s, other_s: used since the budget period began, running jobs counted up to now: GPU-seconds, and amount-seconds of CPUs, memory and
+            extras by name.
         right_gpus: its quota, or without one the sum of the quotas below.
         used_gpus: held by jobs.
         borrowed_gpus: held beyond `right_gpus`.
@@ -44,6 +48,10 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     gpus_per_user: int | None = None
     jobs_per_user: int | None = None
+    other_quotas: dict[str, int] = {}
+    other_borrow: dict[str, int] = {}
+    other_lend: dict[str, int] = {}
+    other_per_user: dict[str, int] = {}
     budget_gpu_h: float | None = None
     budget_period_s: float = BUDGET_PERIOD_S
     budget_left_gpu_h: float | None = None
@@ -53,6 +61,10 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     lent_gpus: int | float = 0
     room_gpus: int | float = 0
     pending_gpus: int | float = 0
+    other_used: dict[str, int] = {}
+    other_room: dict[str, int] = {}
+    gpu_s: float = 0.0
+    other_s: dict[str, float] = {}
     factor: float = 1.0
     waiting: list[QueueWait] = []
 
@@ -89,6 +101,10 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     weight: float = 1.0
     gpus_per_user: int | None = None
     jobs_per_user: int | None = None
+    other_quotas: dict[str, int] = {}
+    other_borrow: dict[str, int] = {}
+    other_lend: dict[str, int] = {}
+    other_per_user: dict[str, int] = {}
     budget_gpu_h: float | None = None
     budget_period_s: float = BUDGET_PERIOD_S
 
@@ -101,12 +117,15 @@ class QueuesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dry_run: bool = False
 
 
+QueueSetting = str | int | float | bool | dict[str, int] | None
+
+
 class QueueChange(msgspec.Struct, frozen=True, kw_only=True):
     """The changed settings of one queue, by field name of QueueSettings."""
 
     id: QueueId
-    before: dict[str, str | int | float | bool | None]
-    after: dict[str, str | int | float | bool | None]
+    before: dict[str, QueueSetting]
+    after: dict[str, QueueSetting]
 
 
 class QueuesApplied(msgspec.Struct, frozen=True, kw_only=True):

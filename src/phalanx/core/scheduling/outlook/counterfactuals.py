@@ -18,7 +18,7 @@ from phalanx.core.fleet.fitness import FULL_DISK
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
-from phalanx.core.resources import Resources
+from phalanx.core.resources import GPUS, Resources, quantity_text
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.outlook.blockers import find_blockers
 from phalanx.core.scheduling.outlook.explanations import speed_ratio_text
@@ -31,6 +31,7 @@ from phalanx.core.work.gpus import GPU_KINDS_MAX, GpuRequest
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
 from phalanx.core.work.queue import Queue
+from phalanx.core.work.quota_tree import QuotaRefusal
 from phalanx.core.work.spec import LaunchMode
 
 CHANGES_MAX: Final = 5  # changes reported
@@ -389,13 +390,40 @@ class CounterfactualSearch:
         queue = None if refusal is None else self.snapshot.queues.get(refusal.queue)
         if refusal is None or queue is None:
             return
-        over = ceil((1 if refusal.counts_jobs else refusal.requested_gpus) + refusal.in_use - refusal.limit)
+        over = ceil((1 if refusal.counts_jobs else refusal.requested) + refusal.in_use - refusal.limit)
+        if refusal.resource != GPUS:
+            yield from self._raise_other_limit(queue, refusal, over)
+            return
         wider, field = _with_higher_limit(queue, refusal.reason, over, jobs=refusal.counts_jobs)
         if wider is None:
             return
         what = "quota" if refusal.reason is WaitReasonCode.QUOTA else "limit per user"
         kind = ChangeKind.QUOTA if refusal.reason is WaitReasonCode.QUOTA else ChangeKind.USER_LIMIT
         text = f"raise the {what} of queue {queue.id} by {over} ({field}: {getattr(wider, field)})"
+        yield _Candidate(
+            change=SuggestedChange(kind=kind, text=text, hint=Hint(HintCode.EDIT_QUEUES)),
+            seen=modified_snapshot(self.snapshot, queues=[wider]),
+        )
+
+    def _raise_other_limit(self, queue: Queue, refusal: QuotaRefusal, over: int) -> Iterator[_Candidate]:
+        """A higher limit of CPUs, memory or an extra."""
+        name, by_user = refusal.resource, refusal.reason is WaitReasonCode.USER_LIMIT
+        terms = queue.terms_of(name)
+        borrows = not by_user and terms.borrow is not None and terms.quota is None
+        field = "other_per_user" if by_user else "other_borrow" if borrows else "other_quotas"
+        what = "limit per user" if by_user else "borrow limit" if borrows else "quota"
+        amounts = dict(getattr(queue, field))
+        amounts[name] = amounts.get(name, 0) + over
+        raised = tuple(sorted(amounts.items()))
+        wider = (
+            replace(queue, other_per_user=raised)
+            if by_user
+            else replace(queue, other_borrow=raised)
+            if borrows
+            else replace(queue, other_quotas=raised)
+        )
+        text = f"raise the {what} of queue {queue.id} by {quantity_text(name, over)} to {quantity_text(name, amounts[name])}"
+        kind = ChangeKind.USER_LIMIT if by_user else ChangeKind.QUOTA
         yield _Candidate(
             change=SuggestedChange(kind=kind, text=text, hint=Hint(HintCode.EDIT_QUEUES)),
             seen=modified_snapshot(self.snapshot, queues=[wider]),

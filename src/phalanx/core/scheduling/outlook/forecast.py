@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.ids import JobId
+from phalanx.core.resources import GPUS, quantity
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.outlook.slice_times import slices_free_at_s
@@ -27,7 +28,7 @@ from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.quota_tree import FLEET, QuotaRefusal
-from phalanx.core.work.share import MILLI_PER_DEVICE, gpus_of
+from phalanx.core.work.share import MILLI_PER_DEVICE
 
 JOBS_AHEAD_MAX: Final = 256  # jobs ahead that are simulated; with more of them no latest start is given
 DEPENDENCY_DEPTH_MAX: Final = 4  # length to which a chain of dependencies is followed
@@ -65,11 +66,11 @@ class BlockingLimit:
     """A quota or limit that blocks a job.
 
     Attributes:
-        excess: GPUs (jobs, with `counts_jobs`; seats of `licence`) that must be released first.
+        excess: GPUs, or the amount of `resource` (jobs, with `counts_jobs`), that must be released first.
         holders: running jobs that count against it.
         refusal: from the quota tree; None for an array's own limit.
         impossible: the job alone exceeds it.
-        licence: whose seats are all in use; empty for a quota or limit.
+        resource: what is limited, as in `Resources.amount_of`.
     """
 
     excess: float
@@ -77,13 +78,13 @@ class BlockingLimit:
     counts_jobs: bool = False
     refusal: QuotaRefusal | None = None
     impossible: bool = False
-    licence: str = ""
+    resource: str = GPUS
 
     def share_of(self, holder: JobEntry) -> float:
         """What the end of the holder releases."""
         if self.counts_jobs:
             return 1
-        return dict(holder.held.extras).get(self.licence, 0) if self.licence else gpus_of(holder.milli_held)
+        return quantity(self.resource, holder.held.amount_of(self.resource))
 
 
 class Forecast:
@@ -215,11 +216,12 @@ class Forecast:
         refusal = None if quotas is None else quotas.check_admission(klass.queue, klass.user, klass.asked)
         if refusal is None or quotas is None:
             return self._lacking_licence(entry)
-        asked = 1 if refusal.counts_jobs else refusal.requested_gpus
+        asked = 1 if refusal.counts_jobs else refusal.requested
         node = quotas.subtree_node(refusal.queue) if refusal.queue else FLEET
         return BlockingLimit(
             excess=asked + refusal.in_use - refusal.limit,
             counts_jobs=refusal.counts_jobs,
+            resource=refusal.resource,
             refusal=refusal,
             impossible=refusal.limit < asked and refusal.reason is not WaitReasonCode.BUDGET,
             holders=tuple(
@@ -237,7 +239,7 @@ class Forecast:
             return None
         return BlockingLimit(
             excess=dict(licences)[name] - board.free_licences.get(name, 0),
-            licence=name,
+            resource=name,
             holders=tuple(other for other in board.running.values() if dict(other.held.extras).get(name)),
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobClass, JobEntry
 
@@ -16,7 +18,7 @@ class SweepResults:
         self.smallest_failed: dict[tuple[object, ...], int] = {}
         self.not_admitted: dict[
             tuple[object, ...], int
-        ] = {}  # fewest thousandths of GPUs rejected, by queue, user and licences
+        ] = {}  # fewest thousandths of GPUs rejected, by queue, user and the rest of the request
         self._failed_limits: dict[
             tuple[object, ...], float
         ] = {}  # greatest cost at which no job could be displaced, by need
@@ -33,8 +35,8 @@ class SweepResults:
         return not self.admits(klass)
 
     def admits(self, job_class: JobClass) -> bool:
-        """Like `Board.admits`; after a rejection, requests of the same queue, user and licences for at least as many GPUs are rejected without a check."""
-        key = (job_class.queue, job_class.user, job_class.licences)
+        """Like `Board.admits`; after a rejection, requests of the same queue and user that differ only in at least as many GPUs are rejected without a check."""
+        key = (job_class.queue, job_class.user, self._besides_gpus(job_class))
         if job_class.milli >= self.not_admitted.get(key, 1 << 62):
             self.closed.add(job_class.number)
             return False
@@ -44,6 +46,12 @@ class SweepResults:
             self.not_admitted[key] = job_class.milli
         self.closed.add(job_class.number)
         return False
+
+    def _besides_gpus(self, job_class: JobClass) -> object:
+        """What else may be the reason of a rejection."""
+        if self.board.quotas is None or not self.board.quotas.others:
+            return job_class.licences
+        return replace(job_class.asked, milli=0)
 
     def record_failure(self, entry: JobEntry) -> None:
         """The job did not fit."""
