@@ -273,5 +273,5 @@ def test_the_offer_of_a_node_is_remembered_in_one_form():
     assert parse_offers("Scratch=1.5T, nic=8") == "nic=8,scratch=1572864M"
     assert parse_extras(parse_offers("scratch=1.5T,nic=8")) == parse_extras("scratch=1.5T,nic=8")
     assert parse_offers("off") == ""
-    with pytest.raises(BadRequest, match="--offers: cpus is not an extra"):
+    with pytest.raises(BadRequest, match="offers: cpus is not an extra"):
         parse_offers("cpus=8")

@@ -208,7 +208,7 @@ def test_quotas_count_memory_slices():
         asks("c", "h100.1g.10gb", queue="q"),
     )
     assert [cell.world.attempts[JobId(name)].allocation.milli for name in "ab"] == [500, 500]
-    assert detail(cell, "c") == "user ada uses 1 of at most 1 GPUs per user in queue q"
+    assert detail(cell, "c") == "user ada uses 1 of at most 1 GPU per user in queue q"
 
 
 def test_a_scheduler_that_begins_again_knows_the_slices():

@@ -332,7 +332,7 @@ WHY = [
         make_fleet("r: n0=8", cpus=16).runs(job("x", cpus=12), "n0:0"),
         job("a", cpus=8),
         "resources",
-        "needs 8 CPUs on each of 1 nodes: enough GPUs are free, but not enough of these",
+        "needs 8 CPUs on its node: enough GPUs are free, but not enough of these",
     ),
     (
         make_fleet("r0: n0=8 n1=8 | r1: n2=8").held(n0=[0]),

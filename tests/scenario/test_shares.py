@@ -138,7 +138,7 @@ def test_quotas_count_thousandths():
     assert [cell.runs(name) for name in "abc"] == [True, True, False]
     holdings = cell.world.holdings()
     assert gpus_of(holdings.held[holdings.job_node(QueueId("q"))]) == 0.8
-    assert detail(cell, "c") == ("user ada uses 0.8 of at most 1 GPUs per user in queue q")
+    assert detail(cell, "c") == ("user ada uses 0.8 of at most 1 GPU per user in queue q")
 
 
 def test_the_bills_of_all_shares_sum_to_the_device():

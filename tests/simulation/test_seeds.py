@@ -44,6 +44,14 @@ def test_seeds_with_services_break_no_invariant():
         assert not result.violations, f"{result.violations[0]}\nreplay it: {again} --story"
 
 
+@pytest.mark.timeout(3600)
+def test_seeds_with_other_resources_break_no_invariant():
+    for seed in range(FIRST, FIRST + SERVED):
+        result = run_seed(seed, events=600, resources=True)
+        again = replay_command(seed, 600, resources=True)
+        assert not result.violations, f"{result.violations[0]}\nreplay it: {again} --story"
+
+
 @pytest.mark.timeout(900)
 def test_a_fixed_campaign_meets_every_edge_that_is_not_rare_and_every_fault_in_every_state():
     """The regression seeds too: none of them breaks an invariant."""

@@ -246,7 +246,7 @@ def _settings(
         virtual=virtual,
         probe_port=probe_port,
         nics=sysfs.nics(),
-        extras=parse_extras(given.get("PHALANX_NODE_OFFERS", ""), key="--offers"),
+        extras=parse_extras(given.get("PHALANX_NODE_OFFERS", ""), key="PHALANX_NODE_OFFERS"),
         supervisor_account=accounts.supervisor_account,
     )
     access = HeadAccess(

@@ -135,14 +135,13 @@ def quantity_text(name: str, value: float, *, unit: bool = True) -> str:
     return f"{text} {name}" if unit else text
 
 
-def amount_hours_text(name: str, amount_s: float) -> str:
-    """Amount-seconds of a resource in hours, for messages: "12.0 CPU-hours", "3.5 GiB-hours of memory", "0.4 hours of matlab"."""
-    hours = amount_s / 3600.0
+def amount_time_text(name: str, amount_s: float) -> str:
+    """Amount-seconds of a resource for messages: "12.0 CPU-hours", "3.5 GiB-hours of memory", "8.0 seconds of matlab"."""
+    value, kind = (amount_s / GIB, "GiB-") if name == MEMORY or amount_s >= GIB else (amount_s, "")
+    time_text = f"{value / 3600.0:.1f} {{}}hours" if value >= 3600.0 else f"{value:.1f} {{}}seconds"
     if name in _UNITS:
-        return f"{hours:.1f} {_UNITS[name]}-hours"
-    if name == MEMORY or hours >= GIB:
-        return f"{hours / GIB:.1f} GiB-hours of {name}"
-    return f"{hours:.1f} hours of {name}"
+        return time_text.format(f"{_UNITS[name]}-")
+    return f"{time_text.format(kind)} of {name}"
 
 
 def extras_of(amounts: Iterable[tuple[str, int]]) -> Extras:

@@ -28,6 +28,7 @@ class Bug:
         sqlite: whether on the SQLite store; None for what the seed says.
         services: whether users have services beside their jobs.
         mig: whether MIG divides devices, and users want slices.
+        resources: whether jobs ask for CPUs, extras and licences too.
         plant: patches the code.
     """
 
@@ -39,11 +40,19 @@ class Bug:
     sqlite: bool | None
     services: bool
     mig: bool
+    resources: bool
     plant: Plant
 
     def run(self, seed: int) -> SeedResult:
         """Drill one seed as this bug is drilled."""
-        return run_seed(seed, events=self.events, sqlite=self.sqlite, services=self.services, mig=self.mig)
+        return run_seed(
+            seed,
+            events=self.events,
+            sqlite=self.sqlite,
+            services=self.services,
+            mig=self.mig,
+            resources=self.resources,
+        )
 
 
 BUGS: Final[list[Bug]] = []
@@ -57,6 +66,7 @@ def planted(
     sqlite: bool | None = None,
     services: bool = False,
     mig: bool = False,
+    resources: bool = False,
 ) -> Callable[[Plant], Plant]:
     """Enter the function into the list; its docstring says what it breaks."""
 
@@ -72,6 +82,7 @@ def planted(
                 sqlite=sqlite,
                 services=services,
                 mig=mig,
+                resources=resources,
                 plant=plant,
             )
         )

@@ -100,6 +100,30 @@ def gpu_seconds_are_billed_twice(patch):
     )
 
 
+@planted(6, seed=0, resources=True)
+def licence_is_not_given_back_after_a_restart(patch):
+    """A job that was restarted ends, and its seats of a licence stay in use."""
+    count = WorldChange._count_licences
+
+    def forgetful(self, attempt):
+        if attempt.holds_allocation or not (attempt.generation or attempt.epoch > 1):
+            count(self, attempt)
+
+    patch.setattr(WorldChange, "_count_licences", forgetful)
+
+
+@planted(18, seed=0, resources=True)
+def cpus_past_sixteen_are_not_billed(patch):
+    """At the end of an attempt its queues are charged at most 16 CPUs."""
+    patch.setattr(
+        worlds,
+        "add_usage",
+        lambda queues, spent, queue, held, from_s, to_s: add_usage(
+            queues, spent, queue, replace(held, cpus=min(held.cpus, 16)), from_s, to_s
+        ),
+    )
+
+
 @planted(2, seed=0)
 def relabelled_node_loses_its_cordon(patch):
     """A change of a node's labels lifts its cordon."""

@@ -7,13 +7,16 @@ from phalanx.controller.controller import Controller
 from phalanx.core.lifecycle import verify
 from phalanx.core.lifecycle.job import place
 from phalanx.core.lifecycle.verify import rejection_reason
+from phalanx.core.resources import Resources
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.fleet_index import FleetIndex
+from phalanx.core.scheduling.node_bitsets import CapacityIndex
 from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.sharing.shared_devices import SharedDeviceIndex
 from phalanx.core.state import world
 from phalanx.core.state.events import PutQueues
 from phalanx.core.state.snapshot import Usage
+from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue, add_usage
 from phalanx.core.work.quota_tree import QuotaTree
@@ -87,6 +90,30 @@ def quotas_are_ignored_while_they_change(patch):
     patch.setattr(QuotaTree, "check_admission", lambda *args: None if changing else admits(*args))
 
 
+@planted(6, seed=0, resources=True)
+def quotas_of_cpus_are_ignored(patch):
+    """A queue may use any number of CPUs: only quotas of GPUs and limits of users are checked."""
+    admits = QuotaTree.check_admission
+
+    def lax(self, queue, user, asked):
+        refusal = admits(self, queue, user, asked)
+        other = refusal is not None and refusal.resource == "cpus" and refusal.reason is WaitReasonCode.QUOTA
+        return admits(self, queue, user, replace(asked, cpus=0)) if other else refusal
+
+    patch.setattr(QuotaTree, "check_admission", lax)
+
+
+@planted(1, seed=0, resources=True)
+def extras_of_a_node_are_given_twice(patch):
+    """Neither the board nor the final check of a placement counts what a node offers."""
+    patch.setattr(NodeGrant, "host", property(lambda self: Resources(0, self.cpus, self.memory_bytes)))
+    patch.setattr(
+        CapacityIndex,
+        "_has",
+        lambda self, node, cpus, memory, extras: self.cpus[node] >= cpus and self.memory[node] >= memory,
+    )
+
+
 @planted(6, seed=1)
 def array_elements_are_not_counted(patch):
     """More elements of an array run at once than its limit allows."""
@@ -152,8 +179,9 @@ def share_is_billed_as_a_whole_device(patch):
     """The usage of the queues counts whole devices for jobs with a part of one."""
     used = add_usage
 
-    def coarse(queues, usage_records, queue_id, milli, from_s, to_s):
-        return used(queues, usage_records, queue_id, -(-milli // 1000) * 1000, from_s, to_s)
+    def coarse(queues, usage_records, queue_id, held, from_s, to_s):
+        whole = replace(held, milli=-(-held.milli // 1000) * 1000)
+        return used(queues, usage_records, queue_id, whole, from_s, to_s)
 
     patch.setattr(world, "add_usage", coarse)
 

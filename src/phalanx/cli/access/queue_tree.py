@@ -11,7 +11,7 @@ from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import NotFound
-from phalanx.core.resources import amount_hours_text, quantity_text
+from phalanx.core.resources import amount_time_text, quantity_text
 from phalanx.core.work.nearest_match import suggestion
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _limit_lines(queue: QueueView) -> Iterator[str]:
     if queue.gpu_s or queue.other_s:
         spent = {"gpus": queue.gpu_s, **queue.other_s}
         period = format_budget(0, queue.budget_period_s).rpartition(" ")[2]
-        used = ", ".join(amount_hours_text(name, each) for name, each in spent.items() if each)
+        used = ", ".join(amount_time_text(name, each) for name, each in spent.items() if each)
         yield f"  used in this period of {period}: {used}"
     for wait in queue.waiting:
         yield f"  {wait.jobs} jobs ({wait.gpus} GPUs) wait, {wait.reason}: {wait.detail}"

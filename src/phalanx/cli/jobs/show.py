@@ -21,7 +21,7 @@ from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.accounting.usage_summary import GpuSeconds, UsageSummary
-from phalanx.core.resources import amount_hours_text
+from phalanx.core.resources import amount_time_text
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.extras import extras_text
@@ -285,7 +285,7 @@ def _usage_lines(usage: UsageSummary) -> list[str]:
         lines.append(f"{spent.total:.1f} GPU-seconds{goodput}")
         lines.append("  " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
     if usage.other_seconds:
-        lines.append(", ".join(amount_hours_text(name, each) for name, each in usage.other_seconds.items()))
+        lines.append(", ".join(amount_time_text(name, each) for name, each in usage.other_seconds.items()))
     lines.append(f"{format_duration(usage.wall_s)} in total, {format_duration(usage.queued_s)} of it waiting")
     if usage.steps_kept or usage.steps_lost:
         lines.append(

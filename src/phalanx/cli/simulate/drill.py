@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from phalanx.cli.errors import warn
+from phalanx.core.errors import BadRequest
 
 if TYPE_CHECKING:
     from phalanx.simulator.drill.campaign import DrillReport
@@ -44,6 +45,7 @@ _SEEDS_SPAN: Final = 1 << 40  # random seeds stay below this, short enough to ty
 )
 @click.option("--services", is_flag=True, help="Users have services beside their jobs.")
 @click.option("--mig", is_flag=True, help="MIG divides devices, and users want slices.")
+@click.option("--resources", is_flag=True, help="Jobs ask for CPUs, extras and licences too, and queues limit these.")
 @click.option("--story", is_flag=True, help="Show the last events of each failed seed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def drill(**options: Any) -> None:
@@ -55,6 +57,8 @@ def drill(**options: Any) -> None:
     """  # noqa: D301  # \b is a click marker
     from phalanx.simulator.drill.campaign import run_campaign
 
+    if sum(options[kind] for kind in ("services", "mig", "resources")) > 1:
+        raise BadRequest("--services, --mig and --resources cannot be combined", hint="run one after the other")
     first = secrets.randbelow(_SEEDS_SPAN) if options["seed"] is None else options["seed"]
     seeds = options["seeds"] or (_SEEDS if options["seed"] is None else 1)
     processes = options["processes"] or os.cpu_count() or 1
@@ -65,6 +69,7 @@ def drill(**options: Any) -> None:
             events=options["events"],
             services=options["services"],
             mig=options["mig"],
+            resources=options["resources"],
             processes=processes,
             on_result=done,
         )

@@ -132,10 +132,10 @@ def _split(word: str) -> tuple[str, str, str]:
 
 
 def parse_offers(text: str) -> str:
-    """Check what a node offers, as `--offers` writes it, and return it in one form; empty for `off`.
+    """Check what a node offers, as the option of that name writes it, and return it in one form; empty for `off`.
 
     Raises:
         BadRequest: not such a list.
     """
-    extras = () if text.strip().lower() == "off" else parse_extras(text, key="--offers")
+    extras = () if text.strip().lower() == "off" else parse_extras(text, key="offers")
     return ",".join(f"{name}={amount // MIB}M" if amount >= MIB else f"{name}={amount}" for name, amount in extras)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from phalanx.controller.step_result import ControllerTime
@@ -19,6 +20,15 @@ from phalanx.simulator.drill.violations import InvariantBroken
 TOLERANCE_S: Final = 1e-3  # GPU-seconds; sums of floats near 1e9 have errors of about 1e-6
 
 
+@dataclass(frozen=True, slots=True)
+class _Charge:
+    """What an attempt costs its queues: its start, its GPU-seconds, and the amount-seconds of other resources."""
+
+    begun_s: float
+    gpu_s: float
+    others: dict[str, float]
+
+
 class BillingChecker:
     """Computes the charges a second time, from attempts alone."""
 
@@ -26,11 +36,12 @@ class BillingChecker:
         self._cluster = cluster
         self._begun: dict[tuple[JobId, Epoch], tuple[float, float]] = {}  # CLOCK_BOOTTIME and the wall's offset
         self._charged: dict[QueueId, float] = {}
+        self._charged_others: dict[QueueId, dict[str, float]] = {}
         self._periods: dict[QueueId, float] = {}
 
     def check(self, records: Sequence[Record], now: ControllerTime) -> None:
         """Check the records of a commit made at `now`, in order."""
-        charged: dict[QueueId, list[tuple[float, float]]] = {}
+        charged: dict[QueueId, list[_Charge]] = {}
         newest: dict[QueueId, QueueUsage] = {}
         for record in records:
             if isinstance(record, Attempt):
@@ -43,12 +54,10 @@ class BillingChecker:
             fresh = charged.get(queue, [])
             if queue in newest:
                 self._spent(newest[queue], fresh)
-            elif sum(gpu_s for _, gpu_s in fresh) > TOLERANCE_S:
+            elif sum(one.gpu_s for one in fresh) > TOLERANCE_S:
                 raise InvariantBroken(18, f"queue {queue} is not charged for its attempts: {fresh}")
 
-    def _attempt(
-        self, attempt: Attempt, charged: dict[QueueId, list[tuple[float, float]]], now: ControllerTime
-    ) -> None:
+    def _attempt(self, attempt: Attempt, charged: dict[QueueId, list[_Charge]], now: ControllerTime) -> None:
         place, offset_s = (attempt.job_id, attempt.epoch), now.wall_s - now.boot_s
         if attempt.holds_allocation:
             self._begun.setdefault(place, (now.boot_s, offset_s))
@@ -67,22 +76,31 @@ class BillingChecker:
         job = self._cluster.store.job(attempt.job_id)
         at: QueueId | None = None if job is None else job.queue
         while at is not None:
-            charged.setdefault(at, []).append(
-                (
-                    attempt.placed_s,
-                    attempt.allocation.milli / MILLI_PER_DEVICE * max(0.0, attempt.ended_s - attempt.placed_s),
-                )
-            )
+            held_s = max(0.0, attempt.ended_s - attempt.placed_s)
+            others = {name: amount * held_s for name, amount in attempt.allocation.resources.besides_gpus()}
+            gpu_s = attempt.allocation.milli / MILLI_PER_DEVICE * held_s
+            charged.setdefault(at, []).append(_Charge(attempt.placed_s, gpu_s, others))
             at = parents.get(at)
 
-    def _spent(self, spent: QueueUsage, fresh: list[tuple[float, float]]) -> None:
-        """Check a queue's charge. `fresh`: start and charge of each attempt that ended in this commit. A new period starts at 0."""
+    def _spent(self, spent: QueueUsage, fresh: list[_Charge]) -> None:
+        """Check a queue's charge. `fresh`: of each attempt that ended in this commit. A new period starts at 0."""
         same = self._periods.get(spent.queue, spent.period_s) == spent.period_s
         known = self._charged.get(spent.queue, 0.0) if same else 0.0
+        others = dict(self._charged_others.get(spent.queue, {})) if same else {}
         self._periods[spent.queue], self._charged[spent.queue] = spent.period_s, spent.gpu_s
-        if any(begun_s < spent.period_s for begun_s, _ in fresh):
+        self._charged_others[spent.queue] = dict(spent.other_s)
+        if any(one.begun_s < spent.period_s for one in fresh):
             return  # part of it belongs to another period
-        due = known + sum(gpu_s for _, gpu_s in fresh)
+        for one in fresh:
+            for name, amount_s in one.others.items():
+                others[name] = others.get(name, 0.0) + amount_s
+        for name, amount_s in others.items():
+            billed = dict(spent.other_s).get(name, 0.0)
+            if abs(billed - amount_s) > TOLERANCE_S * max(1.0, amount_s / 1e6):
+                raise InvariantBroken(
+                    18, f"queue {spent.queue} is charged {billed:.3f} of {name}; its attempts sum to {amount_s:.3f}"
+                )
+        due = known + sum(one.gpu_s for one in fresh)
         if abs(due - spent.gpu_s) > TOLERANCE_S:
             raise InvariantBroken(
                 18, f"queue {spent.queue} is charged {spent.gpu_s:.3f} GPU-s; its attempts sum to {due:.3f}"

@@ -82,6 +82,7 @@ def run_campaign(
     events: int = EVENTS,
     services: bool = False,
     mig: bool = False,
+    resources: bool = False,
     processes: int = 1,
     on_result: Callable[[SeedResult], None] = lambda _: None,
 ) -> DrillReport:
@@ -89,9 +90,11 @@ def run_campaign(
     report, begun_s = DrillReport(), time.monotonic()
     if processes <= 1 or seeds == 1:
         for seed in range(first, first + seeds):
-            _add_result(report, run_seed(seed, events=events, services=services, mig=mig), on_result)
+            _add_result(
+                report, run_seed(seed, events=events, services=services, mig=mig, resources=resources), on_result
+            )
     else:
-        run = partial(run_seed, events=events, services=services, mig=mig)
+        run = partial(run_seed, events=events, services=services, mig=mig, resources=resources)
         _run_parallel(report, range(first, first + seeds), run, min(processes, seeds), on_result)
     report.failed_seeds.sort(key=lambda one: one.seed)
     report.wall_s = time.monotonic() - begun_s

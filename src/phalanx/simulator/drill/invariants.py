@@ -187,7 +187,16 @@ class InvariantChecker:
             raise InvariantBroken(13, f"job {attempt.job_id} retries ports without limit")
 
     def _placed(self, attempt: Attempt, world: World) -> None:
-        choices = world.jobs[attempt.job_id].spec.role.gpus.choices
+        role = world.jobs[attempt.job_id].spec.role
+        choices = role.gpus.choices
+        for grant in attempt.allocation.grants:
+            require(
+                grant.extras == role.extras and grant.cpus >= role.cpus,
+                5,
+                f"job {attempt.job_id} requested {role.extras} and {role.cpus} CPUs of each node and has {grant.host} of {grant.node_id}",
+            )
+        held = attempt.allocation.licences
+        require(held == role.licences, 5, f"job {attempt.job_id} requested {role.licences} and holds {held}")
         got = attempt.allocation.gpus
         shares = any(grant.share is not None for grant in attempt.allocation.grants)
         # One of the alternatives must hold: the one with this number of devices, else the first, which is then reported.
@@ -316,7 +325,9 @@ class InvariantChecker:
                     if other != group:
                         raise InvariantBroken(1, f"{grant.node_id}:{index} is shared by {other} and {group}")
                     taken[index] = (used + milli, group)
-                hosts[grant.node_id] = hosts.get(grant.node_id, NO_RESOURCES) + grant.host
+                # Not `grant.host`, which is under test.
+                own = Resources(0, grant.cpus, grant.memory_bytes, grant.extras)
+                hosts[grant.node_id] = hosts.get(grant.node_id, NO_RESOURCES) + own
                 if world.attempts_by_node[grant.node_id][attempt.job_id] != attempt:
                     raise InvariantBroken(1, f"the index of {grant.node_id} is wrong")
             if attempt.state is AttemptState.RUNNING:
@@ -327,6 +338,9 @@ class InvariantChecker:
             taken = held.get(node_id, {})
             shares = {index: part for index, part in taken.items() if part[1]}
             host = hosts.get(node_id, NO_RESOURCES)
+            node = world.nodes.get(node_id)
+            if node is not None and not host.fits(node.host):
+                raise InvariantBroken(1, f"{node_id} has {node.host}, and its attempts hold {host}")
             told = (set(usage.devices), dict(usage.shares), usage.host, dict(usage.slices))
             if told != (set(taken), shares, host, slices.get(node_id, {})):
                 raise InvariantBroken(

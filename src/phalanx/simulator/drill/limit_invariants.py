@@ -10,13 +10,12 @@ from phalanx.controller.step_result import StepResult
 from phalanx.core.fleet.capacity import fleet_resources
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, QueueId
-from phalanx.core.resources import Resources
+from phalanx.core.resources import Resources, extras_of
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
-from phalanx.core.work.extras import seats_of
+from phalanx.core.work.extras import Licence, seats_of
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quota_tree import QuotaTree
-from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.simulator.drill.head import DrillHead
 from phalanx.simulator.drill.protocols import ObservedCluster
 from phalanx.simulator.drill.violations import InvariantBroken
@@ -38,7 +37,7 @@ class LimitChecker:
     def check(self, world: World, outbox: StepResult, head: DrillHead) -> None:
         """Check a commit; sum up the usage only if allocations or limits have changed."""
         holders = {(one.job_id, one.epoch) for one in world.attempts.values()}
-        limited = any(isinstance(record, (Queue, Node)) for record in outbox.change.records)
+        limited = any(isinstance(record, (Queue, Node, Licence)) for record in outbox.change.records)
         if holders != self._holders or limited or outbox.change.removed:
             before, self._holders = self._holders or set(), holders
             self._sum(world, before)
@@ -53,8 +52,13 @@ class LimitChecker:
     def _sum(self, world: World, before: set[tuple[JobId, Epoch]]) -> None:
         """Check the sums. `before`: earlier allocations; after a change of limits only these may exceed them."""
         over, limits = over_limit(world, world.attempts.values()), (tuple(world.queues.values()), fleet_capacity(world))
-        if world.holdings().used != usage_tree(world, world.attempts.values()).used:
-            raise InvariantBroken(6, "the usage of the queue tree is wrong")
+        counted, known = usage_tree(world, world.attempts.values()), world.holdings()
+        for own, other in zip((known.gpus, *known.others), (counted.gpus, *counted.others), strict=True):
+            if own.used != other.used:
+                raise InvariantBroken(6, f"the usage of {own.resource} in the queue tree is wrong")
+        seats = extras_of(pair for one in world.attempts.values() for pair in one.allocation.licences)
+        if extras_of(world.licence_usage.items()) != seats:
+            raise InvariantBroken(6, f"licences in use are {dict(seats)}, but the head counts {world.licence_usage}")
         allowed = self._over
         if limits != self._limits:
             stayed = [one for one in world.attempts.values() if (one.job_id, one.epoch) in before]
@@ -90,27 +94,43 @@ def usage_tree(world: World, attempts: Iterable[Attempt]) -> QuotaTree:
 
 
 def over_limit(world: World, attempts: Collection[Attempt]) -> dict[str, int]:
-    """Return thousandths of GPUs, or jobs, above each limit, counted independently from these live attempts."""
+    """Return amounts (thousandths of GPUs, jobs, seats) above each limit, counted independently from these live attempts."""
     held = [(world.jobs[attempt.job_id], attempt.allocation.milli) for attempt in attempts]
     over: dict[str, int] = {}
     tree = usage_tree(world, attempts)
-    for node, used in enumerate(tree.used):
-        over[f"quota tree: {tree.ids[node] or 'the fleet'}, node {node}, exceeds its limit"] = used - tree.limit[node]
+    for one in (tree.gpus, *tree.others):
+        for node, used in enumerate(one.used):
+            what = f"quota tree: {tree.ids[node] or 'the fleet'}, node {node}, exceeds its limit of {one.resource}"
+            over[what] = used - one.limit[node]
+        over |= _over_limits_of(one.resource, world, attempts)
+    for licence in world.licences.values():
+        used = sum(one.allocation.resources.amount_of(licence.id) for one in attempts)
+        over[f"more seats of licence {licence.id} are in use than exist,"] = used - licence.total
     for queue in world.queues.values():
         inside = [(job, gpus) for job, gpus in held if queue.id in ancestors(world.queues, job.queue)]
-        # Check again without the tree: usage is at most the right plus the borrow limit.
-        if queue.borrow_gpus is not None:
-            most = (own_right(world.queues, queue) + queue.borrow_gpus) * MILLI_PER_DEVICE
-            over[f"{queue.id} uses more than its right and borrow limit"] = sum(gpus for _, gpus in inside) - most
         for user in {job.user for job, _ in inside}:
             mine = [gpus for job, gpus in inside if job.user == user]
-            if queue.gpus_per_user is not None:
-                over[f"{user} exceeds the GPUs per user of {queue.id}"] = (
-                    sum(mine) - queue.gpus_per_user * MILLI_PER_DEVICE
-                )
             if queue.jobs_per_user is not None:
                 over[f"{user} exceeds the jobs per user of {queue.id}"] = len(mine) - queue.jobs_per_user
     return {what: by for what, by in over.items() if by > 0}
+
+
+def _over_limits_of(resource: str, world: World, attempts: Iterable[Attempt]) -> dict[str, int]:
+    """Check again without the tree: usage is at most the right plus the borrow limit, and each user's at most the limit per user."""
+    over: dict[str, int] = {}
+    held = [(world.jobs[one.job_id], one.allocation.resources.amount_of(resource)) for one in attempts]
+    for queue in world.queues.values():
+        terms = queue.terms_of(resource)
+        inside = [(job, amount) for job, amount in held if queue.id in ancestors(world.queues, job.queue)]
+        if terms.borrow is not None:
+            most = own_right(world.queues, queue, resource) + terms.borrow
+            over[f"{queue.id} uses more {resource} than its right and borrow limit"] = (
+                sum(each for _, each in inside) - most
+            )
+        for user in {job.user for job, _ in inside} if terms.per_user is not None else ():
+            mine = sum(amount for job, amount in inside if job.user == user)
+            over[f"{user} exceeds the {resource} per user of {queue.id}"] = mine - (terms.per_user or 0)
+    return over
 
 
 def fleet_capacity(world: World) -> Resources:
@@ -128,7 +148,7 @@ def ancestors(queues: dict[QueueId, Queue], queue_id: QueueId) -> set[QueueId]:
     return found
 
 
-def own_right(queues: dict[QueueId, Queue], queue: Queue) -> int:
+def own_right(queues: dict[QueueId, Queue], queue: Queue, resource: str) -> int:
     """Return the queue's own right: its quota, or the sum of its children's rights if larger."""
-    below = sum(own_right(queues, one) for one in queues.values() if one.parent == queue.id)
-    return max(below, queue.quota_gpus or 0)
+    below = sum(own_right(queues, one, resource) for one in queues.values() if one.parent == queue.id)
+    return max(below, queue.terms_of(resource).quota or 0)

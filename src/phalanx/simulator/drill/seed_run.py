@@ -8,12 +8,16 @@ from random import Random
 from typing import Final
 
 from phalanx.controller.step_result import StepResult
+from phalanx.core.errors import NeverFits
 from phalanx.core.ids import NodeId, UserId
+from phalanx.core.resources import Resources
+from phalanx.core.scheduling.shape import acceptable_shapes
 from phalanx.core.state.events import CancelJob
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt, AttemptState
 from phalanx.core.work.job import BACKOFF_MAX_S, Job, JobState, WaitReasonCode
 from phalanx.core.work.quota_tree import QuotaTree
+from phalanx.core.work.spec import Role
 from phalanx.simulator.drill.clock import BEGIN_BOOT_S
 from phalanx.simulator.drill.cluster import DrillCluster
 from phalanx.simulator.drill.coverage import Coverage, count_transitions
@@ -21,6 +25,7 @@ from phalanx.simulator.drill.disk import DrillMemoryStore, DrillSqliteStore
 from phalanx.simulator.drill.faults import FAULT_DURATIONS_S, FAULT_KINDS, FaultInjector
 from phalanx.simulator.drill.limit_invariants import fleet_capacity
 from phalanx.simulator.drill.mig_workload import MigUserSimulator, divide
+from phalanx.simulator.drill.resource_workload import ResourceUserSimulator, with_offers
 from phalanx.simulator.drill.service_workload import ServiceUserSimulator
 from phalanx.simulator.drill.violations import CODE_ERROR, InvariantBroken, Violation
 from phalanx.simulator.drill.workload import FAST_POLICY, UserSimulator, fleet
@@ -61,7 +66,13 @@ class SeedResult:
 
 
 def run_seed(
-    seed: int, *, events: int = EVENTS, sqlite: bool | None = None, services: bool = False, mig: bool = False
+    seed: int,
+    *,
+    events: int = EVENTS,
+    sqlite: bool | None = None,
+    services: bool = False,
+    mig: bool = False,
+    resources: bool = False,
 ) -> SeedResult:
     """Run one seed: `events` state changes with faults, then heal and finish. Stops at the first violation.
 
@@ -71,6 +82,7 @@ def run_seed(
         sqlite: whether to use the SQLite store; None lets the seed choose.
         services: whether users have services beside their jobs.
         mig: whether MIG divides devices, and users want slices; without services.
+        resources: whether jobs ask for CPUs, extras and licences too, in queues that limit these; not together with services.
     """
     begun_s = time.process_time()
     on_sqlite = seed % SQLITE_EVERY == 0 if sqlite is None else sqlite
@@ -78,7 +90,7 @@ def run_seed(
     drill: SeedRun | None = None
     broken: tuple[int, str] | None = None
     try:
-        drill = SeedRun(seed, events, store, services=services, mig=mig)
+        drill = SeedRun(seed, events, store, services=services, mig=mig, resources=resources)
         with count_transitions(drill.cluster.coverage):
             drill.run()
     except InvariantBroken as error:
@@ -107,23 +119,41 @@ def run_seed(
     )
 
 
-def replay_command(seed: int, events: int, *, services: bool = False, mig: bool = False) -> str:
+def replay_command(
+    seed: int, events: int, *, services: bool = False, mig: bool = False, resources: bool = False
+) -> str:
     """Return the command that reproduces this seed on the same commit."""
     more = f" --events {events}" if events != EVENTS else ""
-    return f"phalanx drill --seed {seed}{more}" + (" --services" if services else "") + (" --mig" if mig else "")
+    kinds = (" --services" * services) + (" --mig" * mig) + (" --resources" * resources)
+    return f"phalanx drill --seed {seed}{more}{kinds}"
 
 
 class SeedRun:
     """One running seed."""
 
     def __init__(
-        self, seed: int, events: int, store: DrillMemoryStore, *, services: bool = False, mig: bool = False
+        self,
+        seed: int,
+        events: int,
+        store: DrillMemoryStore,
+        *,
+        services: bool = False,
+        mig: bool = False,
+        resources: bool = False,
     ) -> None:
         self._dice = Random(seed)
         self._events = events
-        nodes = divide(fleet()) if mig else fleet()
+        nodes = divide(fleet()) if mig else with_offers(fleet()) if resources else fleet()
         self.cluster = DrillCluster(nodes, policy=FAST_POLICY, store=store, rng=Random(seed + 2))
-        users = ServiceUserSimulator if services else MigUserSimulator if mig else UserSimulator
+        users = (
+            ServiceUserSimulator
+            if services
+            else MigUserSimulator
+            if mig
+            else ResourceUserSimulator
+            if resources
+            else UserSimulator
+        )
         self._users = users(self.cluster, self._dice)
         self._faults = FaultInjector(self.cluster, self._dice)
         self._aim: tuple[str, AttemptState, float] | None = None
@@ -250,4 +280,14 @@ def can_ever_run(world: World, job: Job) -> bool:
     tree = QuotaTree(world.queues.values(), fleet_capacity(world))
     roles = [replace(job.spec.role, gpus=one) for one in job.spec.role.gpus.choices]
     node = tree.job_node(job.queue)
-    return any(tree.check_admission(node, job.user, role.asked) is None for role in roles)
+    return any(tree.check_admission(node, job.user, _least(role, world)) is None for role in roles)
+
+
+def _least(role: Role, world: World) -> Resources:
+    """Return everything that the role takes on the nodes of the fleet, at least."""
+    try:
+        parts = min(shape.parts for shape in acceptable_shapes(role, world.nodes.values()))
+    except NeverFits:
+        return role.asked
+    host = Resources(0, role.cpus, role.memory_bytes, role.extras)
+    return host * parts + Resources(role.gpus.milli, extras=role.licences)

@@ -120,7 +120,9 @@ def fleet(devices: int = 4) -> list[Node]:
 
 
 class UserSimulator:
-    """Sends random requests. Every method is one request, possibly repeated."""
+    """Sends random requests. Every method is one request, possibly repeated. `tree`: its queues."""
+
+    tree: tuple[Queue, ...] = QUEUE_TREE
 
     def __init__(self, cluster: DrillCluster, dice: Random) -> None:
         self._cluster, self._dice = cluster, dice
@@ -131,7 +133,7 @@ class UserSimulator:
 
     def start(self) -> None:
         """Create the queue tree and two jobs."""
-        self._cluster.request(PutQueues(queues=QUEUE_TREE))
+        self._cluster.request(PutQueues(queues=self.tree))
         for _ in range(2):
             self.submit()
 
@@ -321,7 +323,7 @@ class UserSimulator:
 
     def change_quota(self) -> None:
         """Change a quota: running jobs continue above a lowered quota, new ones do not start (6)."""
-        which = self._dice.choice(QUEUE_TREE[1:])
+        which = self._dice.choice(self.tree[1:])
         self._ask(PutQueues(queues=(replace(which, quota_gpus=self._dice.choice(QUOTAS)),)))
 
     def _node(self) -> NodeId:
@@ -339,4 +341,4 @@ class UserSimulator:
         for job in list(cluster.world.jobs.values()):
             if job.held and not job.state.terminal:
                 self._ask(HoldJob(job_id=job.id, held=False, by=_OP))
-        cluster.request(PutQueues(queues=QUEUE_TREE))
+        cluster.request(PutQueues(queues=self.tree))
