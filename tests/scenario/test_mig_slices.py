@@ -250,7 +250,13 @@ NEVER = [
         "1 node x 3 MIG slices 4g.40gb can never fit: the fleet has 1 node, at most 2 such MIG slices",
         "",
     ),
-    ("h100.1g.10gb", {"closed": "no permission"}, "no node has a GPU of model h100 that MIG can divide", ""),
+    (
+        "h100.1g.10gb",
+        {"closed": "no permission"},
+        "GPUs of model h100 have MIG mode on, but no slices can be made there: no permission",
+        "list the nodes",
+    ),
+    ("h100:1", {"closed": "no permission"}, "have MIG mode on, but no slices can be made there", "list the nodes"),
 ]
 
 

@@ -306,8 +306,13 @@ def test_a_slice_in_use_is_tried_again_and_gives_way_to_the_next_of_its_place(tm
         gpu.instances[0].pids = [42]
     assert len(waits) > 1
     assert [one.uuid for one in keeper.own()] == list(first)
-    with pytest.raises(Conflict, match="in use by processes 42"), slices_of_member(keeper, granted(6), "8.1.0"):
+    waits.clear()
+    with (
+        pytest.raises(Conflict, match="in use by processes 42"),
+        slices_of_member(keeper, granted(6), "8.1.0", sleep=waits.append),
+    ):
         pass
+    assert len(waits) > 1
     gpu.instances[0].pids = []
     with slices_of_member(keeper, granted(6), "8.1.0"):
         assert [one.owner for one in keeper.own()] == ["8.1.0"]

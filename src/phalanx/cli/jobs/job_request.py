@@ -261,7 +261,7 @@ _OPTIONS: Final = (
         "--gpus",
         type=GPUS,
         metavar="GPUS",
-        help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8; h200,h100:8 accepts either, any-60gb:8 all of 60 GB.",
+        help="GPUs of the whole job: 8, 2x8, h200:8, a100-80gb:8, 4xh200:8; h200,h100:8 accepts either, any-60gb:8 all of 60 GB. Part of one: 1/4, 20GiB. MIG slice: h100.1g.10gb.",
     ),
     click.option("-N", "--nodes", type=NODES, metavar="N", help="Number of nodes; 2..8 for an elastic job."),
     click.option("--gpus-per-node", type=int, metavar="N", help="GPUs on each node."),

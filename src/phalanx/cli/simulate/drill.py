@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -81,7 +81,8 @@ def drill(**options: Any) -> None:
     else:
         _print(report, first, with_coverage=options["with_coverage"])
     for result in report.failed_seeds:
-        _print_violations(result, history=options["story"])
+        users = {kind: options[kind] for kind in ("services", "mig", "resources")}
+        _print_violations(result, history=options["story"], users=users)
     if report.failed_seeds:
         sys.exit(1)
 
@@ -152,7 +153,7 @@ def _print(report: DrillReport, first: int, *, with_coverage: bool) -> None:
     )
 
 
-def _print_violations(result: SeedResult, *, history: bool) -> None:
+def _print_violations(result: SeedResult, *, history: bool, users: Mapping[str, bool]) -> None:
     from phalanx.simulator.drill.seed_run import replay_command
     from phalanx.simulator.drill.violations import INVARIANTS
 
@@ -162,4 +163,5 @@ def _print_violations(result: SeedResult, *, history: bool) -> None:
         )
     if history and result.history:
         print(result.history, file=sys.stderr)
-    print(f"reproduce with: {replay_command(result.seed, result.events_requested)} --story", file=sys.stderr)
+    again = replay_command(result.seed, result.events_requested, **users)
+    print(f"reproduce with: {again} --story", file=sys.stderr)

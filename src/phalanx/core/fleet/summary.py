@@ -24,12 +24,14 @@ class NodeKind:
     Attributes:
         devices: (model, memory in bytes, number of healthy ones that are granted as a whole), sorted.
         mig: (model, memory in bytes, number of healthy ones, profiles) of devices that MIG can divide, sorted. Without profiles where MIG mode is off.
+        closed: (model, memory in bytes, why no slices can be made) of devices with MIG mode on, sorted.
     """
 
     cpus: int
     memory_bytes: int
     devices: tuple[tuple[str, int, int], ...]
     mig: tuple[tuple[str, int, int, tuple[MigProfile, ...]], ...] = ()
+    closed: tuple[tuple[str, int, str], ...] = ()
     extras: Extras = ()
 
     @property
@@ -103,6 +105,16 @@ class FleetSummary:
             )
         )
 
+    def closed_like(self, model: str | None, device_memory_bytes: int) -> tuple[str, ...]:
+        """Why matching devices with MIG mode on give no slices; empty if none is like that."""
+        reasons = [
+            why
+            for kind, _ in self.kinds
+            for have, memory_bytes, why in kind.closed
+            if model_fits(have, memory_bytes, model, device_memory_bytes)
+        ]
+        return tuple(dict.fromkeys(reasons))
+
     def sizes(
         self,
         model: str | None,
@@ -143,7 +155,12 @@ def node_kind(node: Node) -> NodeKind:
             divisible[*key, profiles] = divisible.get((*key, profiles), 0) + device.healthy
     devices = tuple(sorted((model, memory_bytes, count) for (model, memory_bytes), count in found.items()))
     mig_devices = tuple(sorted((*kind[:2], count, kind[2]) for kind, count in divisible.items()))
-    return NodeKind(node.cpus, node.memory_bytes, devices, mig_devices, node.extras)
+    closed = {
+        (device.model, device.memory_bytes, device.mig.closed_reason or "its profiles are not known")
+        for device in node.devices
+        if device.mig is not None and device.mig.on and not device.mig.grantable
+    }
+    return NodeKind(node.cpus, node.memory_bytes, devices, mig_devices, tuple(sorted(closed)), node.extras)
 
 
 def device_fits(device: Device, model: str | None, device_memory_bytes: int, *, exact: bool = False) -> bool:

@@ -439,7 +439,7 @@ def combine_gpu_options(
         return GpuRequest(total=(nodes or 1) * per_node, nodes=nodes or 1, per_node=per_node)
     if gpus.share is not None and gpus.nodes == 1 and (nodes, gpus_per_node) != (None, None):
         raise BadRequest(
-            f"gpus {gpus} is a part of one GPU on one node, which does not fit {_stated(nodes, gpus_per_node)}",
+            f"gpus {gpus} is {'MIG slices' if gpus.is_mig else 'a part of one GPU'} on one node, which does not fit {_stated(nodes, gpus_per_node)}",
             hint=Hint(HintCode.GIVE_VALUE, key="gpus", value=f"{nodes or 2}x{gpus}"),
         )
     if gpus.nodes is not None:

@@ -94,6 +94,12 @@ class SliceKeeper:
             own = {one.uuid for one in self._own if one.device == device}
             return replace(found, slices=tuple(one for one in found.slices if one.uuid not in own or not one.uuid))
 
+    def has_left_over(self, facts: DeviceFacts) -> bool:
+        """Whether the device still has slices of this supervisor whose owners have ended."""
+        with self._lock:
+            device = self._instances.key(facts)
+            return any(one.device == device and self._is_left_over(one) for one in self._own)
+
     def make(self, facts: DeviceFacts, profile: str, start: int, owner: str) -> OwnSlice:
         """Make a slice for `owner` from this memory slice on, while others on the device are used.
 
@@ -173,8 +179,11 @@ class SliceKeeper:
         wanted = slice_bits(intent.start, sizes.get(intent.profile, 1))
         for own in list(self._own):
             overlaps = slice_bits(own.start, sizes.get(own.profile, 1)) & wanted
-            if own.device == intent.device and overlaps and (not own.uuid or own.uuid in self._left_over):
+            if own.device == intent.device and overlaps and self._is_left_over(own):
                 self._remove(own)
+
+    def _is_left_over(self, own: OwnSlice) -> bool:
+        return not own.uuid or own.uuid in self._left_over
 
     def _found(self, device: str) -> tuple[MigInstance, ...]:
         try:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import Conflict, PhalanxError
 from phalanx.core.work.share import GrantedSlice
 from phalanx.node.logic.events import MemberKey
 from phalanx.node.mig.slice_keeper import SliceKeeper
@@ -43,11 +43,25 @@ def slices_of_member(
     made: list[str] = []
     try:
         for facts, one in granted:
-            made.append(keeper.make(facts, one.profile, one.start, owner).uuid)
+            made.append(_make(keeper, facts, one, owner, sleep))
         yield tuple(made)
     finally:
         for uuid in reversed(made):
             _remove(keeper, uuid, sleep)
+
+
+def _make(
+    keeper: SliceKeeper, facts: DeviceFacts, granted: GrantedSlice, owner: str, sleep: Callable[[float], None]
+) -> str:
+    """Make one slice; returns its UUID. What an earlier supervisor left in its place goes as soon as its processes have ended."""
+    for _ in range(_REMOVE_TRIES):
+        try:
+            return keeper.make(facts, granted.profile, granted.start, owner).uuid
+        except Conflict:
+            if not keeper.has_left_over(facts):
+                raise
+            sleep(_RETRY_S)
+    return keeper.make(facts, granted.profile, granted.start, owner).uuid
 
 
 def _remove(keeper: SliceKeeper, uuid: str, sleep: Callable[[float], None]) -> None:

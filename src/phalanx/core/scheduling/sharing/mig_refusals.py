@@ -21,6 +21,12 @@ def mig_refusal(request: GpuRequest, summary: FleetSummary, of_fleet: str) -> Ne
     """
     found = [one for model, memory_gib in request.kinds for one in summary.mig_like(model, (memory_gib or 0) * GIB)]
     on = [(model, profiles) for model, profiles in found if profiles]
+    closed = [why for model, memory_gib in request.kinds for why in summary.closed_like(model, (memory_gib or 0) * GIB)]
+    if closed and not on and (request.total or request.share is not None):
+        return NeverFits(
+            f"GPUs{_of_model(request)}{of_fleet} have MIG mode on, but no slices can be made there: {closed[0]}",
+            hint=Hint(HintCode.LIST_NODES),
+        )
     if request.share is None or request.share.kind is not ShareKind.MIG:
         if not on or not (request.total or request.share):
             return None
