@@ -24,7 +24,8 @@ WAITS = ("--", sys.executable, "-c", PROGRAM)
 @pytest.fixture(scope="module")
 def phalanx(tmp_path_factory):
     shell = Shell(tmp_path_factory.mktemp("mig"))
-    shell("up", "--virtual", "1xh100:1+mig", "--port", str(free_port()))
+    up = shell("up", "--virtual", "1xh100:1+mig", "--port", str(free_port()))
+    assert up.stdout.splitlines()[-1] == "next: phalanx run --gpus 1g.10gb -- python train.py"
     yield shell
     shell("down", "--cancel-jobs")
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -350,7 +350,14 @@ def _print_summary(head: Client, url: str, what: str) -> None:
     line = fetch_join_command(head)
     if line is not None:
         print(f"on the next server: {line}")
-    print("next: phalanx run --gpus 1 -- python train.py")
+    print(f"next: phalanx run --gpus {_first_request(nodes)} -- python train.py")
+
+
+def _first_request(nodes: Sequence[NodeView]) -> str:
+    """Return `1`, or the first MIG profile where all GPUs have MIG mode on, so that none is granted as a whole."""
+    devices = [device for node in nodes for device in node.devices]
+    divided = [device.mig for device in devices if device.mig is not None and device.mig.on and device.mig.profiles]
+    return divided[0].profiles[0].name if divided and len(divided) == len(devices) else "1"
 
 
 def _print_heads(head: Client) -> None:
