@@ -30,7 +30,7 @@ from phalanx.core.scheduling.board_records import (
     StopReason,
 )
 from phalanx.core.scheduling.needs import Need, Places
-from phalanx.core.scheduling.node_bitsets import bools_of, lowest_member
+from phalanx.core.scheduling.node_bitsets import lowest_member, lowest_members, members_of
 from phalanx.core.scheduling.pool import DevicePool, HeldShare, SharePosition
 from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.scheduling.sharing.fragmentation import FragmentationIndex
@@ -137,7 +137,7 @@ class Board:
         self._listener: BoardListener = _NO_LISTENER
         self._classes: dict[tuple[object, ...], JobClass] = {}
         self.fragmentation: FragmentationIndex | None = None
-        self._rescored: set[int] = set()  # nodes that changed since the index was last asked
+        self._rescored = 0  # bitset of nodes that changed since the index last read them
 
     def attach_listener(self, listener: BoardListener) -> None:
         """Report every later change to `listener`. The caller owns it; a strong reference here would make the boards of trials reference cycles."""
@@ -508,7 +508,7 @@ class Board:
         )
         for entry in (*self.running.values(), *self.waiting.values()):
             self._observe(entry)
-        self._rescored = set(nodes)
+        self._rescored = (1 << len(nodes)) - 1
 
     def _observe(self, entry: JobEntry) -> None:
         if self.fragmentation is not None and not entry.job_class.needs[0].mig_profile:
@@ -517,7 +517,8 @@ class Board:
     def _mark_rescored(self, places: Places) -> None:
         if self.fragmentation is not None:
             for node, _ in places:
-                self._rescored.update(self.twins.get(node, (node,)))
+                for number in self.twins.get(node, (node,)):
+                    self._rescored |= 1 << number
 
     def _find_by_fragmentation(self, index: FragmentationIndex, need: Need, excluded: int) -> Places | None:
         candidates = 0
@@ -527,12 +528,13 @@ class Board:
             return None
         if not candidates & (candidates - 1):
             return ((lowest_member(candidates), need.devices),)
-        for node in self._rescored:
+        changed = candidates & self._rescored  # a node that filled up is read when it has room again
+        self._rescored ^= changed
+        for node in lowest_members(changed, changed.bit_count()):
             pool = self.pools[self.pool_of_node[node]]
             host = (self.cpus[node], self.memory[node]) if self.cpus else (0, 0)
             index.set_node(node, *host, pool.rooms_on(node))
-        self._rescored.clear()
-        best = index.best(_demand_of(need), bools_of(candidates, len(self.devices_of_node)))
+        best = index.best(_demand_of(need), members_of(candidates))
         return None if best is None else ((best, need.devices),)
 
     def _hold(

@@ -29,10 +29,12 @@ def bitset_of(members: Iterable[int]) -> int:
     return int.from_bytes(raw, "little")
 
 
-def bools_of(bits: int, count: int) -> NDArray[np.bool_]:
-    """The set as an array of `count` flags."""
-    raw = np.frombuffer(bits.to_bytes(count // 8 + 1, "little"), dtype=np.uint8)
-    return np.unpackbits(raw, count=count, bitorder="little").astype(np.bool_)
+def members_of(bits: int) -> NDArray[np.int64]:
+    """The members, ascending, as an array."""
+    raw = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+    return np.flatnonzero(
+        np.unpackbits(raw, bitorder="little").view(np.bool_)
+    )  # of flags: four times as fast as of bytes
 
 
 def lowest_member(bits: int) -> int:
@@ -43,8 +45,7 @@ def lowest_member(bits: int) -> int:
 def lowest_members(bits: int, count: int, base: int = 0) -> list[int]:
     """The `count` lowest members ascending, or all if there are fewer, each plus `base`."""
     if count > _LOOP_MAX:
-        raw = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), dtype=np.uint8)
-        members: list[int] = (np.flatnonzero(np.unpackbits(raw, bitorder="little"))[:count] + base).tolist()
+        members: list[int] = (members_of(bits)[:count] + base).tolist()
         return members
     found: list[int] = []
     base -= 1

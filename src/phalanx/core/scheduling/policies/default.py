@@ -7,7 +7,6 @@ gaps, else by stopping the cheapest set on one node.
 
 from __future__ import annotations
 
-import heapq
 import weakref
 from collections.abc import Sequence
 from typing import Self
@@ -26,6 +25,7 @@ from phalanx.core.scheduling.policies.parameters import PolicyParameters
 from phalanx.core.scheduling.policies.reserved_share import ReservedShare
 from phalanx.core.scheduling.policies.sweep import SweepResults
 from phalanx.core.scheduling.policies.victim_selector import Eviction, VictimSelector
+from phalanx.core.scheduling.policies.waiting_lines import ClassOrder, Line, Order, OrderedLines, WaitingLines, ordered
 from phalanx.core.scheduling.policy import Policy
 
 INFINITE = float("inf")
@@ -37,7 +37,6 @@ NEXT_PASS_S = 0.1  # delay of the next pass
 PROTECTION_CHECK_S = 1.0  # ends of guaranteed runs are handled together: at most one more pass a second
 ENTITLED_VICTIMS_MAX = 4_000  # victims examined for that, after which the pass ends: 10 ms
 GROW_CHECK_S = 60.0  # idle nodes are offered to elastic jobs this often
-Line = tuple[int, float, float, int, JobEntry]
 
 
 class DefaultPolicy(Policy):
@@ -45,7 +44,7 @@ class DefaultPolicy(Policy):
 
     Attributes:
         again: waiting jobs that ran before, by seq.
-        order: waiting jobs in the order of the pass in progress.
+        order: waiting jobs in the order of the pass in progress, as it was at the beginning.
         cleared: jobs were displaced by right in this pass, so that more may fit; leftovers of a round wait for the next change.
         reserved: nodes kept free of new work for the first urgent gang.
     """
@@ -61,7 +60,7 @@ class DefaultPolicy(Policy):
         self.table.drop_running()
         self.fitted_s = -INFINITE
         self.fitted_events = self.table.events
-        self.lines: dict[tuple[JobClass, SimilarJobs], list[tuple[float, int, JobEntry]]] = {}
+        self.lines = WaitingLines()
         self.again: dict[int, JobEntry] = {}
         self.prices: dict[int, DisplacementCosts] = {}
         self.victims = VictimSelector(
@@ -80,7 +79,9 @@ class DefaultPolicy(Policy):
         )
         self.exchange_next_s = 0.0
         self.round_next_s = 0.0
-        self.order: list[Line] = []
+        self.order: Order = []
+        self._changed_classes: set[JobClass] = set()  # classes whose lines differ from `order`
+        self._stopped: list[JobEntry] = []  # in the pass in progress
         self.unfinished = False
         self.cleared = False
         self.reserved: list[int] = []
@@ -107,15 +108,15 @@ class DefaultPolicy(Policy):
             self._leave(entry)
             if self.again.pop(entry.seq, None) is None:
                 leaving.setdefault((entry.job_class, self._group(entry)), set()).add(entry.seq)
-        for key, seqs in leaving.items():
-            line = [item for item in self.lines[key] if item[1] not in seqs]
-            heapq.heapify(line)
-            self.lines[key] = line
+        self.lines.remove(leaving)
 
     def on_ended(self, entry: JobEntry, now_s: float) -> None:
         """Learn from its run time."""
         group = self._leave(entry)
         self.table.record_end(group, max(entry.service_s(now_s), 0.0))
+        for changed in (group, group.parent):
+            if changed is not None:
+                self.lines.invalidate_group(changed)
 
     def on_stopped(self, entry: JobEntry, now_s: float) -> None:
         """It did not end by itself: nothing to learn."""
@@ -129,7 +130,7 @@ class DefaultPolicy(Policy):
     # ---------------------------------------------------------------- statistics
 
     def learn(self, label: int, gpus: int, submit_s: float, run_time_s: float) -> None:
-        """Count it like a job that ended here."""
+        """Count it like a job that ended here. No job waits yet."""
         self.table.record_end(self.table.burst(label, gpus, submit_s), run_time_s)
 
     def drop_label(self, label: int) -> None:
@@ -163,9 +164,7 @@ class DefaultPolicy(Policy):
         if entry.stops or entry.attained_s or entry.lost_nodes:
             self.again[entry.seq] = entry
         else:
-            heapq.heappush(
-                self.lines.setdefault((entry.job_class, self._group(entry)), []), (entry.submit_s, entry.seq, entry)
-            )
+            self.lines.join(entry, self._group(entry))
 
     # ---------------------------------------------------------------- decisions
 
@@ -176,6 +175,8 @@ class DefaultPolicy(Policy):
         if self.cleared and self.board.waiting:
             self._fill(self._remaining_order(self.order, now_s), now_s)  # more may have been freed than was needed
         self.order = []
+        self._changed_classes.clear()
+        self._stopped.clear()
         if self.board.uneven_speeds and self.parameters.allow_moves:
             look_s = self._exchange_devices(now_s)
             return look_s if again_s is None else min(again_s, look_s)
@@ -206,8 +207,7 @@ class DefaultPolicy(Policy):
         self._weights.clear()
         if board.quotas is not None:
             board.quotas.set_waiting_queues(
-                {klass.queue for (klass, _), line in self.lines.items() if line}
-                | {one.job_class.queue for one in self.again.values()}
+                {klass.queue for klass in self.lines.by_class} | {one.job_class.queue for one in self.again.values()}
             )
         if self.reserved and self.reserved_for is not None and self.reserved_for.lost_nodes:
             self._unreserve()  # it may fit by now
@@ -219,9 +219,12 @@ class DefaultPolicy(Policy):
         self._urgent(order, now_s)
         shield_s = max(self.victims.protection_ends_s, now_s + PROTECTION_CHECK_S)
         if now_s >= self.round_next_s:
-            self.overdue_share.promote(
-                [*self.again.values(), *(line[0][2] for line in self.lines.values() if line)], now_s
-            )
+            # Jobs in the lines never ran, so that they have waited at most since their submit.
+            late = self.lines.heads_before(now_s - self.overdue_share.base_s())
+            promoted = self.overdue_share.promote([*self.again.values(), *late], now_s)
+            self._changed_classes.update(entry.job_class for entry in promoted)
+            for entry in promoted:
+                self.lines.invalidate_group(self._group(entry))
             due_s = now_s + OVERDUE_CHECK_S
             if knobs.allow_stops or knobs.allow_moves:
                 self._round(order, now_s)
@@ -237,9 +240,8 @@ class DefaultPolicy(Policy):
 
     def _all_blocked(self) -> bool:
         """Whether quotas and limits block all waiting jobs, so that they cannot use idle nodes."""
-        waiting = {klass.number: klass for (klass, _), line in self.lines.items() if line}
-        waiting |= {entry.job_class.number: entry.job_class for entry in self.again.values()}
-        return not any(self.board.admits(klass) for klass in waiting.values())
+        waiting = [*self.lines.by_class, *dict.fromkeys(entry.job_class for entry in self.again.values())]
+        return not any(self.board.admits(klass) for klass in waiting)
 
     def _prices_change_s(self, now_s: float) -> float:
         """When the prices that were used in this round change by time alone; unused prices need no wake-up."""
@@ -248,42 +250,51 @@ class DefaultPolicy(Policy):
             self._refresh(now_s)
         return min((float(prices.expiry.min()) for prices in asked), default=INFINITE)
 
-    def _order(self, now_s: float) -> list[Line]:
+    def _order(self, now_s: float) -> Order:
         """Waiting jobs by priority, then value per GPU, best first; only the head of each line of jobs that never ran."""
-        if any(not line for line in self.lines.values()):
-            self.lines = {key: line for key, line in self.lines.items() if line}
-        table, again, order = self.table, self.again, []
-        for (klass, group), line in self.lines.items():
-            submit_s, seq, entry = line[0]
-            if entry.overdue or entry.lost_nodes:
-                order.append(self._line(entry, now_s))
-                continue
-            # `_value` of a job that never ran, inlined: there may be ten thousand lines.
-            index = group.index if group.refit_number == table.refits and group.index else table.index_of(group, now_s)
-            value = self._weight(klass) * index[0] / (klass.gpus or 1)
-            order.append((-klass.rank, -value, submit_s, seq, entry))
-        order.extend(self._line(entry, now_s) for entry in again.values())
-        order.sort()
-        return order
+        others: dict[JobClass, list[Line]] = {}  # jobs that ran before
+        for entry in self.again.values():
+            others.setdefault(entry.job_class, []).append(self._line(entry, now_s))
+        order = []
+        for klass, own in self.lines.by_class.items():
+            own.sort(lambda group: self.table.index_of(group, now_s)[0])
+            lines = others.pop(klass, [])
+            lines += [self._line(entry, now_s) for entry in own.urgent]
+            order.append(ClassOrder(klass, lines, own.heads, self._weight(klass)))
+        return ordered([*order, *map(ClassOrder, others, others.values())])
 
-    def _remaining_order(self, before: list[Line], now_s: float) -> list[Line]:
-        """The order of this pass without started jobs; only jobs that moved up or became overdue are weighed again."""
-        order: list[Line] = []
+    def _remaining_order(self, before: Order, now_s: float) -> Order:
+        """The order of this pass without started jobs; only classes are looked at from which jobs started, or that they joined or moved up in."""
+        changed: dict[JobClass, list[Line]] = {klass: [] for klass in self._changed_classes}
+        order = []
+        for one in before:
+            if one.job_class in changed:
+                changed[one.job_class] = one.lines()
+            else:
+                order.append(one)
+        for klass, lines in changed.items():
+            remaining = self._remaining_lines(klass, lines, now_s)
+            if remaining:
+                order.append(ClassOrder(klass, remaining))
+        return ordered(order)
+
+    def _remaining_lines(self, klass: JobClass, before: list[Line], now_s: float) -> list[Line]:
+        lines: list[Line] = []
         seen: set[int] = set()
         for line in before:
-            entry = line[-1]
-            if entry.started_s >= 0.0:
-                rest = self.lines.get((entry.job_class, self._group(entry)))
-                if not rest:
-                    continue
-                entry = rest[0][2]
-            if entry.seq in seen:
+            entry: JobEntry | None = line[-1]
+            if entry is not None and entry.started_s >= 0.0:
+                entry = self.lines.head(klass, self._group(entry))
+            if entry is None or entry.seq in seen:
                 continue
             seen.add(entry.seq)
-            order.append(line if entry is line[-1] and not entry.overdue else self._line(entry, now_s))
-        order.extend(self._line(entry, now_s) for seq, entry in self.again.items() if seq not in seen)
-        order.sort()
-        return order
+            lines.append(line if entry is line[-1] and not entry.overdue else self._line(entry, now_s))
+        for entry in self._stopped:
+            if entry.job_class is klass and entry.seq in self.again and entry.seq not in seen:
+                seen.add(entry.seq)
+                lines.append(self._line(entry, now_s))
+        lines.sort()
+        return lines
 
     def _line(self, entry: JobEntry, now_s: float) -> Line:
         rank = URGENT_RANK + entry.lost_nodes if entry.overdue or entry.lost_nodes else entry.job_class.rank
@@ -319,13 +330,13 @@ class DefaultPolicy(Policy):
         again_s = self.board.restart_cost_s + entry.unsaved_s(now_s)
         return self._value(entry, now_s) * (1.0 + again_s / self.parameters.run_min_s)
 
-    def _fill(self, order: list[Line], now_s: float) -> None:
+    def _fill(self, order: Order, now_s: float) -> None:
         board = self.board
         sweep = SweepResults(board)
-        closed = sweep.closed
-        for _, _, _, _, entry in order:
+        lines = OrderedLines(order)
+        for _, _, _, _, entry in lines:
             klass = entry.job_class
-            while klass.number not in closed and not sweep.cannot_start(entry):
+            while klass.number not in sweep.closed and not sweep.cannot_start(entry):
                 found = board.find(entry)
                 if found is None:
                     sweep.record_failure(entry)
@@ -334,14 +345,17 @@ class DefaultPolicy(Policy):
                     break
                 ran_before = entry.seq in self.again
                 self._start(entry, *found, now_s)
-                line = self.lines.get((klass, self._group(entry)))
-                if ran_before or not line:
+                following = None if ran_before else self.lines.head(klass, self._group(entry))
+                if following is None:
                     break
-                entry = line[0][2]  # noqa: PLW2901  # the next of its class
+                entry = following  # noqa: PLW2901  # the next of its class
+            if klass.number in sweep.closed:
+                lines.skip_class()
 
     def _start(self, entry: JobEntry, need: Need, places: tuple[tuple[int, int], ...], now_s: float) -> None:
         if self.again.pop(entry.seq, None) is None:
-            heapq.heappop(self.lines[entry.job_class, self._group(entry)])
+            self.lines.pop(entry.job_class, self._group(entry))
+        self._changed_classes.add(entry.job_class)
         self._group(entry).add_running(entry.seq, entry)
         entry.protected_until_s = now_s + self.parameters.run_min_s
         entry.placed_s = now_s
@@ -355,22 +369,23 @@ class DefaultPolicy(Policy):
         )
         self.fitted_s = now_s
         self.fitted_events = self.table.events
+        self.lines.invalidate()
         for prices in self.prices.values():
             prices.invalidate()
 
     # ---------------------------------------------------------------- displacing jobs
 
-    def _urgent(self, order: list[Line], now_s: float) -> None:
+    def _urgent(self, order: Order, now_s: float) -> None:
         """Handle what does not wait for a round: gangs that lost their place, and jobs with a right to devices in use."""
         board, quotas = self.board, self.board.quotas
         self.victims.protection_ends_s = INFINITE
         lowest = min(board.ranks, default=URGENT_RANK)
         borrowed = quotas is not None and board.has_lendable_quota
-        if not borrowed and not board.elastic and -order[0][0] <= lowest:
+        if not borrowed and not board.elastic and -order[0].first[0] <= lowest:
             return
         tries = 0
         self.victims.examined = 0
-        for _, _, _, _, entry in order:
+        for _, _, _, _, entry in OrderedLines(order):
             klass = entry.job_class
             if entry.started_s >= 0.0:
                 continue
@@ -402,14 +417,16 @@ class DefaultPolicy(Policy):
         self._start(entry, *found, now_s)
         return True
 
-    def _round(self, before: list[Line], now_s: float) -> None:
+    def _round(self, before: Order, now_s: float) -> None:
         self._unreserve()
         order = self._remaining_order(before, now_s)
-        ranks = {entry.job_class.rank for _, _, _, _, entry in order}
+        ranks = {one.job_class.rank for one in order}
         for rank in [rank for rank in self.prices if rank not in ranks]:
             del self.prices[rank]
         sweep = SweepResults(self.board)
-        for _, density, _, _, entry in order:
+        lines = OrderedLines(order)
+        for line in lines:
+            density, entry = line[1], line[-1]
             klass = entry.job_class
             while entry.started_s < 0.0 and klass.number not in sweep.closed and sweep.admits(klass):
                 ran_before = entry.seq in self.again
@@ -418,16 +435,21 @@ class DefaultPolicy(Policy):
                     pass
                 elif not sweep.known_to_displace_none(entry, value) and self._displace_by_value(entry, value, now_s):
                     sweep = SweepResults(self.board)
+                    lines.resume_skipped(line)
                 else:
                     sweep.record_failure(entry)
                     sweep.record_no_displacement(entry, value)
                     if (entry.overdue or entry.lost_nodes) and not self.reserved:
                         self._reserve(entry)
+                    if not (entry.overdue or entry.lost_nodes or entry.avoided_nodes):
+                        lines.skip_class()  # its other jobs fit nowhere either, and are worth less
                     break
-                line = self.lines.get((klass, self._group(entry)))
-                if ran_before or not line:
+                following = None if ran_before else self.lines.head(klass, self._group(entry))
+                if following is None:
                     break
-                entry = line[0][2]  # noqa: PLW2901  # the next of its class
+                entry = following
+            if klass.number in sweep.closed:
+                lines.skip_class()
 
     def _displace_by_value(self, entry: JobEntry, value: float, now_s: float) -> bool:
         if not any(need.devices for need in entry.job_class.needs):
@@ -460,6 +482,8 @@ class DefaultPolicy(Policy):
                 self.overdue_share.remove(one.entry)
                 self.board.stop(one.entry, now_s, other, one.reason or reason)
                 self._join(one.entry)
+                self._changed_classes.add(one.entry.job_class)
+                self._stopped.append(one.entry)
         return True
 
     def _prices(self, rank: int) -> DisplacementCosts:

@@ -28,18 +28,23 @@ class ReservedShare:
             self.gpus_used -= entry.gpus
             entry.overdue = False
 
-    def promote(self, heads: Iterable[JobEntry], now_s: float) -> None:
-        """Of the jobs next in line, mark those that waited past their limit as overdue, the longest wait first, while the share is not used up."""
-        base_s = self._base_s()
+    def promote(self, heads: Iterable[JobEntry], now_s: float) -> list[JobEntry]:
+        """Of the jobs next in line, mark those that waited past their limit as overdue, the longest wait first, while the share is not used up.
+
+        Returns:
+            Those.
+        """
+        base_s = self.base_s()
+        promoted: list[JobEntry] = []
         if base_s == inf:
-            return
+            return promoted
         late = {
             entry.seq: waited_s
             for entry in heads
             if not entry.overdue and (waited_s := self._waited_s(entry, now_s)) > base_s
         }
         if not late or self.gpus_used >= self.parameters.overdue_share * self.gpus_total:
-            return
+            return promoted
         found: list[tuple[float, int, JobEntry]] = []
         older = 0  # GPUs of jobs submitted before: later jobs cannot postpone a job's limit
         for entry in sorted_by_submit(self.board.waiting.values()):
@@ -55,8 +60,10 @@ class ReservedShare:
             if self.gpus_used < self.parameters.overdue_share * self.gpus_total:
                 self.gpus_used += entry.gpus
                 entry.overdue = True
+                promoted.append(entry)
+        return promoted
 
-    def _base_s(self) -> float:
+    def base_s(self) -> float:
         """The wait after which a job that found no other waiting is overdue: it scales with the service times."""
         mean_s = self.table.served_s / max(1, self.table.events)
         return max(self.parameters.overdue_s, self.parameters.overdue_service_factor * mean_s)

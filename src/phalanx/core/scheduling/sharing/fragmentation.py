@@ -219,12 +219,12 @@ class FragmentationIndex:
         if self._mix.observe(demand):
             self._take_mix()
 
-    def best(self, demand: Demand, allowed: NDArray[np.bool_] | None = None) -> int | None:
+    def best(self, demand: Demand, allowed: _Ints | None = None) -> int | None:
         """The node where fragmentation grows the least; None if it fits nowhere. A share takes the device with the least room that suffices.
 
         Args:
             demand: to place.
-            allowed: nodes that may be used; None for all.
+            allowed: the nodes that may be used and have the devices, ascending, at the cost of these nodes only; None to look at all nodes.
         """
         nodes = self._fitting(demand, allowed)
         if not len(nodes):
@@ -235,7 +235,11 @@ class FragmentationIndex:
             return int(ties[0])
         return int(ties[np.lexsort((self.cpus[ties], self._total[ties]))[0]])
 
-    def _fitting(self, demand: Demand, allowed: NDArray[np.bool_] | None) -> _Ints:
+    def _fitting(self, demand: Demand, allowed: _Ints | None) -> _Ints:
+        found: _Ints
+        if allowed is not None:
+            found = allowed[(self.cpus[allowed] >= demand.cpus) & (self.memory[allowed] >= demand.memory)]
+            return found
         fits = (self.cpus >= demand.cpus) & (self.memory >= demand.memory)
         if demand.share_milli:
             fits &= self._roomiest >= demand.share_milli
@@ -243,9 +247,7 @@ class FragmentationIndex:
             fits &= self._whole >= demand.devices
         if demand.models is not None:
             fits &= np.array([model in demand.models for model in range(self._models)])[self.model]
-        if allowed is not None:
-            fits &= allowed
-        found: _Ints = np.nonzero(fits)[0]
+        found = np.nonzero(fits)[0]
         return found
 
     def _growth(self, demand: Demand, states: _Ints) -> _Floats:

@@ -6,6 +6,7 @@ Placement by fragmentation reads it (`fragmentation.py`), the board and the pack
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 MIX_GROWTH: Final = 2.0  # readers take the mix again when this many times as many jobs have been seen
@@ -33,6 +34,7 @@ class Demand(NamedTuple):
     models: frozenset[int] | None = None
 
 
+@lru_cache(maxsize=_KEPT_MAX)  # asked at every submit and every placement, mostly for the same demands
 def rounded(demand: Demand) -> Demand:
     """The demand with CPUs and memory rounded down, so that nearly equal demands are one."""
     return demand._replace(cpus=_round_down(demand.cpus), memory=_round_down(demand.memory))

@@ -41,21 +41,19 @@ class SharedDeviceIndex:
         on_node: shared devices of each node that has some, in the order in which they became shared.
     """
 
-    __slots__ = ("_rooms", "on_node")
+    __slots__ = ("_nodes", "_rooms", "on_node")
 
     def __init__(self) -> None:
         self.on_node: dict[int, list[SharedDevice]] = {}
         self._rooms: dict[str, dict[int, dict[int, int]]] = {}  # group -> room -> node -> its devices with that room
+        self._nodes: dict[str, dict[int, int]] = {}  # group -> room -> these nodes as a bitset
 
     def nodes_with_room(self, group: str, milli: int) -> Iterator[tuple[int, int]]:
         """Each room that suffices, smallest first, with the bitset of nodes that have a device of the group with exactly this room."""
-        rooms = self._rooms.get(group, {})
-        for room in sorted(rooms):
+        nodes = self._nodes.get(group, {})
+        for room in sorted(nodes):
             if room >= milli:
-                bits = 0
-                for node in rooms[room]:
-                    bits |= 1 << node
-                yield room, bits
+                yield room, nodes[room]
 
     def best_device(self, node: int, group: str, milli: int) -> SharedDevice | None:
         """The device of the group on this node with the least room that suffices; None if there is none."""
@@ -98,17 +96,22 @@ class SharedDeviceIndex:
         return True
 
     def _list(self, node: int, device: SharedDevice, step: int) -> None:
-        rooms = self._rooms.setdefault(device.group, {})
-        nodes = rooms.setdefault(device.room, {})
-        count = nodes.get(node, 0) + step
-        if count:
-            nodes[node] = count
+        group, room = device.group, device.room
+        counts = self._rooms.setdefault(group, {}).setdefault(room, {})
+        before = counts.get(node, 0)
+        if before + step:
+            counts[node] = before + step
+        else:
+            del counts[node]
+        if before and before + step:
             return
-        del nodes[node]
-        if not nodes:
-            del rooms[device.room]
-            if not rooms:
-                del self._rooms[device.group]
+        nodes = self._nodes.setdefault(group, {})
+        nodes[room] = nodes.get(room, 0) ^ 1 << node
+        if not counts:
+            for of_group in (self._rooms, self._nodes):
+                del of_group[group][room]
+                if not of_group[group]:
+                    del of_group[group]
 
 
 NO_SHARED: Sequence[SharedDevice] = ()
