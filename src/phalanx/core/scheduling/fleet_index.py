@@ -176,8 +176,11 @@ class FleetIndex:
     def _slices_for(self, shape: Shape) -> list[_Part]:
         """The profiles that serve the shape on the divisible devices that it accepts; those that take the least of a device first."""
         share, found = shape.share, set()
-        for number, own in self.divisible.items():
-            profiles = own[0].mig.profiles
+        alike = {
+            (self.model_of_node[number], self.device_memory_bytes[number], own[0].mig.profiles): number
+            for number, own in self.divisible.items()
+        }
+        for (_, _, profiles), number in alike.items():
             profile = None if share is None else share.mig_profile(profiles)
             if share is not None and profile is not None and shape.accepts(self._device(number)):
                 found.add((profile_milli(profile, profiles), profile.name, share.count))

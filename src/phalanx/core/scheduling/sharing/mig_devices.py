@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from phalanx.core.fleet.mig import DeviceMig, MigProfile
+from phalanx.core.fleet.mig import DeviceMig
 from phalanx.core.scheduling.sharing.mig_placement import MigGeometry, MigState, mig_geometry, place_slice
 
 _LAYOUTS_MAX: Final = 65_536  # distinct states of nodes whose best layout is kept; about a hundred bytes each
+_REQUESTS_MAX: Final = 64  # kept: a model has at most 11 profiles, mostly asked for one by one
 _ROUNDED: Final = 6  # digits of a loss, so that equal ones are equal
 
 
@@ -87,11 +88,6 @@ class MigDeviceIndex:
         self._layouts: dict[tuple[object, ...], _Layout | None] = {}
         self._best: dict[SliceRequest, _NodesByLoss] = {}
 
-    def profile(self, node: int, name: str) -> MigProfile | None:
-        """The profile as the node's devices have it."""
-        found = (geometry.profiles.get(name) for geometry in self._geometries.get(node, ()))
-        return next((one for one in found if one is not None), None)
-
     def room(self, node: int, profile: str) -> int:
         """How many more slices of the profile fit on the node at once."""
         return sum(
@@ -108,6 +104,8 @@ class MigDeviceIndex:
         """Disjoint bitsets of the nodes that have room for the slices, the least loss first."""
         best = self._best.get(request)
         if best is None:
+            if len(self._best) >= _REQUESTS_MAX:
+                self._best.clear()
             best = self._best[request] = _NodesByLoss(set(self.devices))
         for node in best.outdated:
             layout = self._layout(node, request)
@@ -152,14 +150,10 @@ class MigDeviceIndex:
         states = list(self._states.get(node, ()))
         for one in held.slices:
             geometry, state = self._geometries[node][one.place], states[one.place]
-            if (
-                one.profile in geometry.profiles
-            ):  # else the device was divided otherwise before its supervisor started again
-                states[one.place] = (
-                    geometry.with_instance(one.profile, one.start, state)
-                    if taken
-                    else geometry.without_instance(one.profile, one.start, state)
-                )
+            if one.profile not in geometry.profiles:
+                continue  # the device could be divided otherwise before its supervisor started again
+            change = geometry.with_instance if taken else geometry.without_instance
+            states[one.place] = change(one.profile, one.start, state)
         self._states[node] = tuple(states)
         for best in self._best.values():
             best.outdated.add(node)
