@@ -91,9 +91,8 @@ class Cell:
                 assert self._leaving, why_not
                 self.scheduler.record_rejection(placement.job_id, self.now_s)
                 continue
-            outcome = place(
-                self.world.jobs[placement.job_id], placement.allocation, TransitionContext(now_s=self.now_s)
-            )
+            job = self.world.jobs[placement.job_id]
+            outcome = place(job, placement.allocation, TransitionContext(now_s=self.now_s), placement.speed)
             assert outcome.attempt is not None
             self.put(outcome.job, replace(outcome.attempt, state=AttemptState.RUNNING))
             self._will_end(outcome.job)

@@ -4,9 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from phalanx.cli.jobs.job_request import JobRequest
+from phalanx.cli.plan.job_plan import resolve_plan
 from phalanx.cli.plan.machine import machine_from_head
-from phalanx.core.errors import NeverFits, Unreachable
+from phalanx.cli.plan.plan_option import PlanRequest
+from phalanx.core.errors import BadRequest, NeverFits, Unreachable
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.work.request import spec_from_mapping
 from phalanx.planner.calibration.profile import InterNodeMeasurement, NodeMeasurement, Profile
 from phalanx.planner.calibration.record_codec import encode_record
 from phalanx.planner.cost.machine import Price
@@ -123,3 +127,33 @@ def test_own_price_is_kept():
     machine, _ = here(head(node("a", H100, 8)), price="1.5", price_date="2026-11")
     assert isinstance(machine.price, Price)
     assert machine.price.usd_per_gpu_hour == 1.5
+
+
+def test_a_job_planned_for_several_models_is_sent_with_the_speed_of_its_layout_on_each(capsys):
+    mapping: dict[str, object] = {"run": "python train.py", "gpus": "h100,a100:8"}
+    wanted = JobRequest(
+        mapping=mapping,
+        spec=spec_from_mapping(mapping, workdir="/w"),
+        copy=False,
+        plan_request=PlanRequest(model="llama-3-8b", options={"seq": "2048", "global_batch": "64"}, folder="/w"),
+    )
+    planned = resolve_plan(head(node("a", A100, 8), node("b", H100, 8)), wanted)
+    sent = spec_from_mapping(planned.mapping, workdir="/w")
+    speeds = dict(sent.planned_speeds)
+    assert planned.plan_request is None
+    assert planned.mapping["plan"] == sent.plan
+    assert 1.5 < speeds["h100"] / speeds["a100"] < 4.0
+    assert "with this layout a step takes: h100 " in capsys.readouterr().err
+
+
+def test_a_job_whose_alternatives_differ_in_number_has_no_single_layout():
+    mapping: dict[str, object] = {"run": "python train.py", "gpus": "h100:8|a100:16"}
+    wanted = JobRequest(
+        mapping=mapping,
+        spec=spec_from_mapping(mapping, workdir="/w"),
+        copy=False,
+        plan_request=PlanRequest(model="llama-3-8b", options={}, folder="/w"),
+    )
+    with pytest.raises(BadRequest, match="a layout is for one number of GPUs, but gpus is h100:8") as refused:
+        resolve_plan(head(node("a", A100, 8)), wanted)
+    assert refused.value.exit_code == 64

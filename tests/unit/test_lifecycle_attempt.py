@@ -39,8 +39,9 @@ from phalanx.core.state.events import (
 )
 from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
 from phalanx.core.work.job import JobState
+from phalanx.core.work.pace import MeasuredPace, StepPace
 from phalanx.core.work.service_terms import ReplicaPosition
-from tests.builders import T, at, checkpoint, exited, facts, job, keyed, placed
+from tests.builders import T, at, checkpoint, exited, facts, job, keyed, make_fleet, placed
 
 S = AttemptState
 
@@ -450,6 +451,21 @@ def test_reported_steps_are_progress_only_for_a_job_that_never_saves():
     for case, stalls in ((bare, 0), (saves, 3)):
         outcome = transition(case, ProgressReported(**keyed(case.attempt), step=12), facts(1))
         assert outcome.job.charged_restarts == stalls
+
+
+def test_the_pace_of_an_attempt_is_kept_on_its_job_with_what_it_ran_on():
+    fleet = make_fleet("r: n0=h100:2 n1=h100:2")
+    case = at(placed(job("1", gpus="2x2", checkpoints=(checkpoint(10),))), S.RUNNING)
+    surroundings = facts(1, nodes=fleet.nodes)
+    pace = StepPace(steps=40, step_s=0.25, tokens=512)
+    told = ProgressReported(**keyed(case.attempt), step=40, pace=pace)
+    outcome = transition(case, told, surroundings)
+    assert outcome.job.paces == (MeasuredPace(epoch=Epoch(1), model="h100", ranks=4, devices=4, pace=pace),)
+    again = transition(
+        replace(case, job=outcome.job), replace(told, step=41, pace=replace(pace, steps=41)), surroundings
+    )
+    assert again.job is outcome.job
+    assert transition(case, told, facts(1)).job.paces == ()  # its nodes are gone: nothing is known of them
 
 
 def test_states_are_all_in_the_table_but_the_last():

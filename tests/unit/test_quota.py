@@ -239,12 +239,19 @@ def test_the_stored_books_agree_with_the_live_ones_after_a_restart():
     queues = {"top": queue("top", budget_gpu_h=1e6), "low": queue("low", parent="top")}
     live = make_tree(*queues.values())
     spent = {}
-    jobs = [("low", 4, 0.0, 5e5), ("top", 2, 1e5, 9e5), ("low", 8, 2e5, 2.9e6), ("low", 1, 2.7e6, 3.1e6)]
+    jobs = [
+        ("low", 4, 0.0, 5e5, 1.0),
+        ("top", 2, 1e5, 9e5, 0.25),
+        ("low", 8, 2e5, 2.9e6, 0.5),
+        ("low", 1, 2.7e6, 3.1e6, 1.0),
+    ]
     moments = sorted([(start, 1, job) for job in jobs for start in [job[2]]] + [(job[3], -1, job) for job in jobs])
-    for at_s, sign, (name, gpus, from_s, to_s) in moments:
-        live.change_rate(live.job_node(name), sign * gpus * MILLI, at_s)
+    for at_s, sign, (name, gpus, from_s, to_s, speed) in moments:
+        live.change_rate(live.job_node(name), sign * gpus * MILLI, at_s, speed=speed)
         if sign < 0:
-            spent |= {record.queue: record for record in add_usage(queues, spent, name, gpus * GPU, from_s, to_s)}
+            spent |= {
+                record.queue: record for record in add_usage(queues, spent, name, gpus * GPU, from_s, to_s, speed)
+            }
     again = make_tree(*queues.values(), spent=spent.values(), now_s=3.2e6)
     live.advance(3.2e6)
     for name in queues:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.controller.telemetry import PROGRESSED_EVERY_S, SILENT_S, Telemetry
+from phalanx.core.work.pace import StepPace
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
 
 
@@ -67,6 +68,30 @@ def test_controller_hears_sparsely_but_of_each_beginning():
     told = live.put_steps("1", 1, 0, b"".join(line(step=n, at_s=n * PROGRESSED_EVERY_S / 4) for n in range(1, 10)))
     assert [(event.epoch, event.step) for event in told] == [(1, 1), (1, 5), (1, 9)]
     assert [event.step for event in live.put_steps("1", 2, 0, line(step=3, at_s=5.0))] == [3]
+
+
+def test_a_pace_is_the_median_of_enough_steps_of_the_present_processes():
+    live = Telemetry()
+
+    def told(first, count, step_s, generation=0):
+        report = b"".join(
+            line(
+                step=n,
+                at_s=n * PROGRESSED_EVERY_S,
+                begin_ns=int((n - 1) * step_s * 1e9),
+                end_ns=int(n * step_s * 1e9),
+                tokens=64,
+                generation=generation,
+            )
+            for n in range(first, first + count)
+        )
+        return [event.pace for event in live.put_steps("1", 1, 0, report)]
+
+    assert told(1, 19, 0.5) == [None] * 19
+    assert told(20, 1, 0.5) == [StepPace(steps=20, step_s=0.5, tokens=64)]
+    (stalled, *_, last) = told(61, 3, 0.5)  # 40 steps' time passed without one
+    assert (stalled.step_s, last.step_s, last.steps) == (0.5, 0.5, 23)
+    assert told(64, 1, 0.5, generation=1) == [None]
 
 
 def test_other_ranks_older_epochs_and_noise_change_nothing():

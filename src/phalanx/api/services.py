@@ -96,6 +96,9 @@ class ControllerClient(Protocol):
         """Judges whether jobs can ever start, by a recent state; None before the first submit."""
         ...
 
+    def speeds_of(self, job: Job) -> list[str]:
+        """How fast the job runs on the models of the fleet, for users."""
+
     def pending_jobs(self) -> list[Job]:
         """Return all pending jobs, in submit order."""
         ...

@@ -65,6 +65,7 @@ from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import Token, User, UserRole
 from phalanx.node.logs.log_format import OneLineFormatter
 from phalanx.node.processes.file_limits import raise_file_limit
+from phalanx.planner.facts.device_speeds import device_speed_facts
 from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.ports.engine import Discovery
 from phalanx.providers.registry import provider_type
@@ -161,6 +162,7 @@ class Head:
             settings=settings,
             policy=options.policy,
             head_id=self._head_id,
+            device_facts=device_speed_facts,
         )
         self._driver = ControllerDriver(
             controller=controller,

@@ -26,6 +26,7 @@ from phalanx.controller.reservation_windows import ReservationWindows
 from phalanx.controller.rulebook import Rulebook
 from phalanx.controller.runtime_history import RuntimeHistory
 from phalanx.controller.service_reconciler import ServiceReconciler
+from phalanx.controller.speed_facts import DeviceFacts, SpeedFactsKeeper
 from phalanx.controller.step_context import ControllerSettings, FleetFailureRate, StepContext
 from phalanx.controller.step_result import (
     IDLE_WAKE_S,
@@ -87,6 +88,7 @@ class Controller:
         waits: why each pending job waits, computed on access; read by the API, never stored.
         stats: counters since the start, for metrics.
         feasibility: judges whether a job can ever start, for submits, the scheduler, and readers on other threads.
+        device_facts: reads what is known of the speed of device models; None: nothing.
     """
 
     world: World
@@ -99,6 +101,7 @@ class Controller:
     scheduler: Scheduler = field(init=False)
     stats: dict[str, float] = field(default_factory=dict)
     run_times: RuntimeHistory = field(default_factory=RuntimeHistory)
+    device_facts: DeviceFacts | None = None
     feasibility: FeasibilityCache = field(default_factory=FeasibilityCache)
     _placed_boot_s: dict[JobId, float] = field(default_factory=dict)
     # Requested generation of each live attempt, and when it was requested (CLOCK_BOOTTIME).
@@ -116,6 +119,7 @@ class Controller:
     _rulebook: Rulebook = field(init=False)
     _steady_offset_s: float | None = None
     _pools: PoolKeeper = field(default_factory=PoolKeeper)
+    _speed_facts: SpeedFactsKeeper | None = None
 
     def __post_init__(self) -> None:
         self._incarnations = SupervisorIncarnations(self.head_id)
@@ -123,6 +127,8 @@ class Controller:
         self._losses = FleetFailureRate(self.world)
         self._rulebook = Rulebook(self.world, self.settings.rules)
         self.scheduler = Scheduler(self.policy, feasibility=self.feasibility)
+        if self.device_facts is not None:
+            self._speed_facts = SpeedFactsKeeper(self.world, self.device_facts)
         self.waits = GuardedWaits(WaitReasons(self.scheduler, self.world.jobs), self.guard)
 
     def start(self, now: ControllerTime, *, leases_until_s: float = 0.0) -> None:
@@ -432,6 +438,8 @@ class Controller:
         records = context.change.records
         scheduler.stale = scheduler.stale or bool(context.change.removed)
         with self.guard:
+            if self._speed_facts is not None:
+                scheduler.set_speed_facts(self._speed_facts.facts(records))
             scheduler.update(self.world, records, now_s, wall_s)
             plan = scheduler.plan(self.world, now_s, wall_s)
         reported = len(records)
@@ -444,7 +452,8 @@ class Controller:
                 with self.guard:
                     scheduler.record_rejection(placement.job_id, now_s)
             else:
-                context.apply(place(self.world.jobs[placement.job_id], placement.allocation, context.facts))
+                job = self.world.jobs[placement.job_id]
+                context.apply(place(job, placement.allocation, context.facts, placement.speed))
         self._pools.update(context, plan)
         if len(records) > reported:
             with self.guard:

@@ -31,6 +31,7 @@ from phalanx.core.fleet.hostlist import fold_hostlist
 from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.resources import Resources
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
+from phalanx.core.scheduling.job_speeds import estimate_texts
 from phalanx.core.state.commands import DeleteCheckpoints
 from phalanx.core.state.events import (
     DiskFreed,
@@ -129,6 +130,12 @@ class ControllerDriver:
     def wait_reasons(self) -> Mapping[JobId, WaitReason]:
         """Why each pending job waits, by the newest scheduling cycle."""
         return self.controller.waits
+
+    def speeds_of(self, job: Job) -> list[str]:
+        """How fast the job runs on the models of the fleet, and how that is known, for users; empty if it is not."""
+        scheduler = self.controller.scheduler
+        with self.controller.guard:
+            return estimate_texts(scheduler.fleet_index.device_models, scheduler.speeds.estimate(job))
 
     def pending_jobs(self) -> list[Job]:
         """All pending jobs, in submit order. For statistics only: may include a change that is not committed yet."""

@@ -11,6 +11,8 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +20,7 @@ import msgspec
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
 from phalanx.core.jsonline import finite_float, parse_object
 from phalanx.core.state.events import CheckpointFailed, ProgressReported
+from phalanx.core.work.pace import PACE_STEPS_MIN, StepPace
 from phalanx.wire.api.jobs import Progress
 from phalanx.wire.rank import REPORT_BYTES_MAX, ReportKind
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
@@ -41,6 +44,7 @@ class _Track:
 
     epoch: Epoch
     generation: Generation
+    reported: int = 0  # steps of this generation
     partial: bytes = b""  # beginning of a line whose rest has not arrived
     steps: deque[tuple[int, int, int | None]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
     step: int | None = None
@@ -191,6 +195,7 @@ def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> ProgressRepor
     if fresh:
         track.generation = Generation(generation)
         track.steps.clear()
+        track.reported = 0
         track.saving = False
     match report.get("k"):
         case ReportKind.STEP:
@@ -232,10 +237,24 @@ def _read_step(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progress
     track.loss = finite_float(loss)
     if isinstance(begin_ns, int) and isinstance(end_ns, int) and end_ns >= begin_ns:
         track.steps.append((begin_ns, end_ns, tokens if isinstance(tokens, int) else None))
+        track.reported += 1
     if 0 <= track.at_s - track.progressed_at_s < PROGRESSED_EVERY_S:
         return None
     track.progressed_at_s = track.at_s
-    return ProgressReported(job_id=job_id, epoch=track.epoch, generation=track.generation, step=step)
+    return ProgressReported(job_id=job_id, epoch=track.epoch, generation=track.generation, step=step, pace=_pace(track))
+
+
+def _pace(track: _Track) -> StepPace | None:
+    """The pace over the newest steps: medians, so that a save or a stall among them does not count. None for too few."""
+    if len(track.steps) < PACE_STEPS_MIN:
+        return None
+    ends = [end_ns for _, end_ns, _ in track.steps]
+    tokens = [count for _, _, count in track.steps if count is not None]
+    return StepPace(
+        steps=track.reported,
+        step_s=median(later - earlier for earlier, later in pairwise(ends)) / 1e9,
+        tokens=int(median(tokens)) if len(tokens) == len(track.steps) else 0,
+    )
 
 
 def _rates(track: _Track) -> tuple[float | None, float | None]:

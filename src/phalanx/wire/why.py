@@ -73,6 +73,7 @@ class WhyReply(WhyRecord, frozen=True, kw_only=True):
         never: it can never start: the reason is then `never`, the detail the arithmetic, and `limit` the name of the limit.
         blockers: at most eight blocking jobs; `blockers_more` counts the others.
         changes: smallest first.
+        speeds: how fast it runs on the models of the fleet and how that is known, the fastest first; empty if it is not.
     """
 
     job_id: JobId
@@ -87,6 +88,7 @@ class WhyReply(WhyRecord, frozen=True, kw_only=True):
     blockers_more: int = 0
     start: StartView | None = None
     changes: list[SuggestedChangeView] = []
+    speeds: list[str] = []
     nodes: list[NodeId] = []
     since_s: float | None = None
 

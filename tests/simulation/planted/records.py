@@ -84,8 +84,8 @@ def short_runs_are_not_billed(patch):
     patch.setattr(
         worlds,
         "add_usage",
-        lambda queues, spent, queue, gpus, from_s, to_s: (
-            add_usage(queues, spent, queue, gpus, from_s, to_s) if to_s - from_s >= 60.0 else []
+        lambda queues, spent, queue, gpus, from_s, to_s, *speed: (
+            add_usage(queues, spent, queue, gpus, from_s, to_s, *speed) if to_s - from_s >= 60.0 else []
         ),
     )
 
@@ -96,7 +96,9 @@ def gpu_seconds_are_billed_twice(patch):
     patch.setattr(
         worlds,
         "add_usage",
-        lambda queues, spent, queue, gpus, from_s, to_s: add_usage(queues, spent, queue, 2 * gpus, from_s, to_s),
+        lambda queues, spent, queue, gpus, from_s, to_s, *speed: add_usage(
+            queues, spent, queue, 2 * gpus, from_s, to_s, *speed
+        ),
     )
 
 
@@ -118,8 +120,8 @@ def cpus_past_sixteen_are_not_billed(patch):
     patch.setattr(
         worlds,
         "add_usage",
-        lambda queues, spent, queue, held, from_s, to_s: add_usage(
-            queues, spent, queue, replace(held, cpus=min(held.cpus, 16)), from_s, to_s
+        lambda queues, spent, queue, held, from_s, to_s, *speed: add_usage(
+            queues, spent, queue, replace(held, cpus=min(held.cpus, 16)), from_s, to_s, *speed
         ),
     )
 

@@ -125,6 +125,7 @@ def _started_or_ended(services: HeadServices, job: Job, whole: bool) -> WhyReply
             headline=_with_budgets(headline, job, whole),
             nodes=nodes,
             since_s=since_s,
+            speeds=services.controller.speeds_of(job),
         )
     code = f" with exit code {job.exit_code}" if job.exit_code else ""
     by = f" by {job.cancelled_by}" if job.cancelled_by else ""
@@ -164,6 +165,7 @@ def _why(services: HeadServices, found: ReadSnapshot, job: Job, whole: bool) -> 
             blockers_more=more,
             start=None if never else answer.start(answer.forecast.start_of(job)),
             changes=changes,
+            speeds=services.controller.speeds_of(job),
         )
 
 

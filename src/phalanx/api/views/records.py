@@ -119,6 +119,7 @@ def job_view(
         resources=dict(spec.role.extras),
         licences=dict(spec.role.licences),
         budgets=used_budgets(job),
+        paces=_paces(job),
         **_place_in_array(job),
         **_place_in_service(job, attempt),
     )
@@ -129,6 +130,15 @@ def fresh_job_view(job: Job, *, output_root: str) -> JobView:
     return job_view(
         job, attempt=None, waiting=None, progress=None, utilization=None, show_all=True, output_root=output_root
     )
+
+
+def _paces(job: Job) -> list[str]:
+    """The newest pace on each model with each number of ranks."""
+    newest = {(one.model, one.ranks): one for one in job.paces}
+    return [
+        f"{one.pace.step_s:.3g} s a step on {one.model}, {one.ranks} rank{'' if one.ranks == 1 else 's'}"
+        for one in newest.values()
+    ]
 
 
 def _place_in_array(job: Job) -> dict[str, Any]:

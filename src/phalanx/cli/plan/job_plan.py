@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from phalanx.cli.jobs.job_request import JobRequest
     from phalanx.cli.plan.plan_option import PlanRequest
     from phalanx.client import Client
+    from phalanx.core.work.gpus import GpuRequest
 
 # Options of `phalanx plan` that a job file cannot set, with their defaults.
 _DEFAULTS: Final[Mapping[str, Any]] = {
@@ -56,7 +57,31 @@ def resolve_plan(head: Client, wanted: JobRequest) -> JobRequest:
     best = answer.layouts[0]
     text = layout_text(best.layout)
     print(f"plan of {answer.model}: {text}, expected {best.step_s.mid:.3g} s per step", file=sys.stderr)
-    return replace(wanted, mapping={**wanted.mapping, "plan": text}, plan_request=None)
+    mapping = {**wanted.mapping, "plan": text}
+    speeds = _speeds_by_model(head, wanted.plan_request, gpus, text)
+    if len(speeds) > 1:
+        rates = ", ".join(f"{model} {1.0 / speed / gpus.total:.3g} s" for model, speed in speeds.items())
+        print(f"with this layout a step takes: {rates}", file=sys.stderr)
+        mapping["planned_speeds"] = speeds
+    return replace(wanted, mapping=mapping, plan_request=None)
+
+
+def _speeds_by_model(head: Client, request: PlanRequest, gpus: GpuRequest, layout: str) -> dict[str, float]:
+    """Return the steps per second and GPU of this layout on each model that the job names; models that cannot hold it are left out."""
+    words = {_word(model, memory): one for one in gpus.choices for model, memory in one.kinds if model is not None}
+    found: dict[str, float] = {}
+    for word, one in words.items() if len(words) > 1 else ():
+        shape = f"{one.nodes}x{word}:{one.per_node}" if one.nodes is not None else f"{word}:{one.total}"
+        try:
+            answer = _planned(head, replace(request, options={**request.options, "layout": layout}), shape)
+        except (BadRequest, NeverFits):
+            continue
+        found[word] = 1.0 / answer.layouts[0].step_s.mid / one.total
+    return found
+
+
+def _word(model: str, memory_gib: int | None) -> str:
+    return model if memory_gib is None else f"{model}-{memory_gib}gb"
 
 
 def _planned(head: Client, request: PlanRequest, gpus: str) -> PlanAnswer:

@@ -53,6 +53,7 @@ from phalanx.core.work.attempt import (
 )
 from phalanx.core.work.failure import FailureEvidence
 from phalanx.core.work.job import Job
+from phalanx.core.work.pace import MeasuredPace, StepPace, with_pace
 
 CHECKPOINTS_KEPT: Final = 2
 CLOCK_OFF_S: Final = 5.0
@@ -347,11 +348,23 @@ def _save_failed(
 def _progressed(
     case: AttemptCase, attempt: Attempt, happening: ProgressReported, facts: TransitionContext
 ) -> TransitionResult:
-    del facts
+    job = case.job
+    if happening.pace is not None:
+        paces = with_pace(job.paces, _measured_pace(attempt, happening.pace, facts))
+        job = job if paces is job.paces else replace(job, paces=paces)
     # A step counts as progress for the budget only once a checkpoint contains it, or if the job never saves.
-    if case.job.checkpoints:
-        return _unchanged(case)
-    return TransitionResult(job=_progress(case.job, happening.step), attempt=attempt)
+    return TransitionResult(job=job if job.checkpoints else _progress(job, happening.step), attempt=attempt)
+
+
+def _measured_pace(attempt: Attempt, pace: StepPace, facts: TransitionContext) -> MeasuredPace:
+    """The pace with what the gang runs on; without devices, which measures nothing, if it has shares of devices or its node is gone."""
+    grant, held = attempt.allocation.grants[0], attempt.allocation
+    node = facts.nodes.get(grant.node_id)
+    models = {} if node is None else {device.index: device.model for device in node.devices}
+    model = models.get(grant.devices[0], "") if grant.devices and grant.share is None else ""
+    return MeasuredPace(
+        epoch=attempt.epoch, model=model, ranks=held.world_size, devices=held.gpus if model else 0, pace=pace
+    )
 
 
 def _lost(case: AttemptCase, attempt: Attempt, happening: MemberLost, facts: TransitionContext) -> TransitionResult:

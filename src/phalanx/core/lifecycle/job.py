@@ -23,13 +23,14 @@ from phalanx.core.work.attempt import Attempt, EndCause, Member
 from phalanx.core.work.job import Job, JobState
 
 
-def place(job: Job, allocation: Allocation, facts: TransitionContext) -> TransitionResult:
-    """Create the next epoch's attempt from a verified placement, with `PrepareTasks` for each node."""
+def place(job: Job, allocation: Allocation, facts: TransitionContext, speed: float = 1.0) -> TransitionResult:
+    """Create the next epoch's attempt from a verified placement, with `PrepareTasks` for each node. `speed` as in `Placement`."""
     attempt = Attempt(
         job_id=job.id,
         epoch=Epoch(job.epoch + 1),
         folder=f"{job.folder}/epoch-{job.epoch + 1}-{facts.storage_key}",
         allocation=allocation,
+        speed=speed,
         placed_s=facts.now_s,
         generation_s=facts.now_s,
         members=tuple(Member(node_id=grant.node_id) for grant in allocation.grants),

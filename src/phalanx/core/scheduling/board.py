@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -154,9 +154,10 @@ class Board:
         excluded: int = 0,
         throttle: ArrayThrottle | None = None,
         speeds: tuple[float, ...] = (),
+        guessed_kinds: frozenset[int] = frozenset(),
     ) -> JobClass:
         """The class of such jobs; the same object for equal arguments."""
-        key = (needs, label, rank, queue, user, excluded, id(throttle), speeds)
+        key = (needs, label, rank, queue, user, excluded, id(throttle), speeds, guessed_kinds)
         found = self._classes.get(key)
         if found is None:
             found = JobClass(
@@ -171,6 +172,8 @@ class Board:
                 excluded=excluded,
                 throttle=throttle,
                 speeds=speeds,
+                guessed_kinds=guessed_kinds,
+                may_move=len({speeds[kind] for kind in _kinds_of(needs) - guessed_kinds}) > 1 if speeds else False,
                 uneven_needs=self._are_uneven(needs),
                 licences=needs[0].licences,
             )
@@ -244,6 +247,7 @@ class Board:
     def find(self, entry: JobEntry, excluded: int = 0) -> tuple[Need, Places] | None:
         """The placement of the first need that fits now and that quotas allow; nodes to avoid are used only if nothing else fits."""
         klass = entry.job_class
+        best: tuple[Need, Places] | None = None
         for need in klass.needs:
             if klass.uneven_needs and not self.admits_need(klass, need):
                 continue
@@ -251,10 +255,21 @@ class Board:
             for closed in (klass.excluded | excluded | avoided, klass.excluded | excluded):
                 places = self.find_need(need, closed)
                 if places is not None:
-                    return (need, places) if need.nodes_max <= need.nodes else self._widest(klass, need, places, closed)
+                    if need.nodes_max <= need.nodes:
+                        return best or (need, places)
+                    wide = self._widest(klass, need, places, closed)
+                    if not klass.speeds:
+                        return wide
+                    if best is None or self.work_rate(entry, *wide) > self.work_rate(entry, *best):
+                        best = wide  # another model may be slower, but have room for more nodes
+                    break
                 if not avoided:
                     break
-        return None
+        return best
+
+    def work_rate(self, entry: JobEntry, need: Need, places: Places) -> float:
+        """The speed of the whole job on these places: devices, times its speed on their model where that is known."""
+        return need.devices * len(places) * entry.speed_on(self.pool_of_node[places[0][0]])
 
     def find_need(self, need: Need, excluded: int = 0) -> Places | None:
         """Where the need fits now: a part of one node where it fragments the free capacity least, a gang in the first kind that holds it."""
@@ -320,6 +335,25 @@ class Board:
             waits_from_s = entry.waiting_since_s
             self.add_waiting(entry)
             entry.waiting_since_s = waits_from_s
+
+    def change_speeds(self, entry: JobEntry, other: JobClass) -> None:
+        """The running job has the needs and speeds of this class from now on; the rest of its class stays."""
+        own = entry.job_class
+        klass = self.job_class(
+            other.needs,
+            label=own.label,
+            rank=own.rank,
+            queue=own.queue,
+            user=own.user,
+            excluded=own.excluded,
+            throttle=own.throttle,
+            speeds=other.speeds,
+            guessed_kinds=other.guessed_kinds,
+        )
+        entry.job_class = klass
+        self.uneven_speeds.pop(entry.seq, None)
+        if klass.may_move:
+            self.uneven_speeds[entry.seq] = entry
 
     def finish(self, entry: JobEntry, now_s: float, *, learn: bool = True) -> None:
         """A running job ended; with `add_heads`, by itself."""
@@ -560,7 +594,7 @@ class Board:
         self.ranks[klass.rank] += 1
         self.running_by_queue.setdefault((klass.queue, klass.rank), {})[entry.seq] = entry
         self.elastic += need.nodes_max > 0
-        if klass.speeds:
+        if klass.may_move:
             self.uneven_speeds[entry.seq] = entry
 
     def _release(self, entry: JobEntry) -> None:
@@ -577,7 +611,7 @@ class Board:
         if not self.ranks[klass.rank]:
             del self.ranks[klass.rank]
         self.elastic -= entry.need is not None and entry.need.nodes_max > 0
-        if klass.speeds:
+        if klass.may_move:
             del self.uneven_speeds[entry.seq]
         entry.places = ()
         entry.need = None
@@ -597,6 +631,10 @@ class Board:
                         self.extras[name][number] += sign * amount
                 if number != node:
                     self.pools[self.pool_of_node[number]].mark_changed(number)
+
+
+def _kinds_of(needs: Iterable[Need]) -> set[int]:
+    return {kind for need in needs for kind in need.kinds}
 
 
 def _gpus_of(need: Need) -> int:

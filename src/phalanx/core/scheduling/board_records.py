@@ -59,7 +59,9 @@ class JobClass:
         rank: priority; a higher one always goes first.
         queue: number in the quota tree.
         excluded: bitset of nodes that its jobs may not use.
-        speeds: its speed on each kind, as a share of the fastest; empty if equal on all, or unknown.
+        speeds: its speed on each kind, as a share of the fastest; empty if equal on all, or not known well enough to move a job.
+        may_move: it is faster on one of the kinds that it accepts than on another, and that is sure.
+        guessed_kinds: kinds on which its speed is not known well enough to move a running job to or from them.
         licences: seats of licences that each of its jobs needs.
     """
 
@@ -75,6 +77,8 @@ class JobClass:
     throttle: ArrayThrottle | None = None
     speeds: tuple[float, ...] = ()
     uneven_needs: bool = False
+    guessed_kinds: frozenset[int] = frozenset()
+    may_move: bool = False
     licences: Extras = ()
 
     @property

@@ -10,7 +10,7 @@ from typing import Final
 from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import ArrayThrottle, JobClass, JobEntry
-from phalanx.core.scheduling.device_speeds import fastest_first, speeds_on
+from phalanx.core.scheduling.device_speeds import NO_ESTIMATE, SpeedEstimate, fastest_first
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.reservation_calendar import ReservationCalendar, reservation_query_of
@@ -81,8 +81,9 @@ class JobClassRegistry:
         calendar: ReservationCalendar,
         queue: Queue | None,
         wall_s: float,
+        estimate: SpeedEstimate = NO_ESTIMATE,
     ) -> tuple[JobClass, float]:
-        """The job's class, and until when (Unix seconds) reservations leave it unchanged."""
+        """The job's class, given its speeds, and until when (Unix seconds) reservations leave it unchanged."""
         quotas = board.quotas
         excluded, until_s = 0, INFINITE
         if calendar or job.spec.reservation:
@@ -95,18 +96,24 @@ class JobClassRegistry:
         throttle = None
         if job.array is not None and job.array.running_max is not None:
             throttle = self._throttles.setdefault(job.array.array_id, ArrayThrottle(running_max=job.array.running_max))
-        speeds = speeds_on(fit.device_models, job.spec.speeds)
         klass = board.job_class(
-            fastest_first(needs, speeds),
+            fastest_first(needs, estimate.speeds if estimate.moves_jobs or not _is_ordered(job) else ()),
             label=self.label(job),
             rank=job.spec.priority + (queue.priority if queue is not None else 0),
             user=job.user if quotas is not None else "",
             excluded=excluded,
             throttle=throttle,
             queue=quotas.job_node(job.queue) if quotas is not None and queue is not None else 0,
-            speeds=speeds,
+            speeds=estimate.speeds if estimate.moves_jobs else (),
+            guessed_kinds=estimate.guessed if estimate.sources else frozenset(range(len(fit.device_models))),
         )
         return klass, until_s
+
+
+def _is_ordered(job: Job) -> bool:
+    """Whether its request states an order of models: a guess does not change that."""
+    gpus = job.spec.role.gpus
+    return bool(gpus.alternatives or gpus.alternative_models or gpus.model is not None)
 
 
 class WaitingChanges:

@@ -75,7 +75,8 @@ class PendingPlacements:
                 if isinstance(device, SharedDevice):
                     device.index = grant.devices[0]
             del self._entries[job_id]
-            placed.append((entry, Placement(job_id=job_id, allocation=allocation)))
+            speed = entry.speed_on(fit.model_of_node[entry.places[0][0]])
+            placed.append((entry, Placement(job_id=job_id, allocation=allocation, speed=speed)))
         return placed
 
     def record_rejection(self, job_id: JobId, entry: JobEntry, now_s: float) -> bool:

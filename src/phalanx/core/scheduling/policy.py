@@ -21,10 +21,26 @@ Invariants, which the policy must keep:
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Self
 
+from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import BoardListener, JobEntry
+from phalanx.core.scheduling.run_time_prediction import JobTraits
+from phalanx.core.work.pace import MeasuredPace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedSamples:
+    """Speeds on models, relative to each other, and on how many runs they are based; `speeds` is empty if nothing is known."""
+
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    runs: int = 0
+
+
+NO_SAMPLES: Final = SpeedSamples()
 
 
 class Policy(BoardListener):
@@ -54,6 +70,16 @@ class Policy(BoardListener):
 
     def learn(self, label: int, gpus: int, submit_s: float, run_time_s: float) -> None:
         """Learn from a job that ended before this scheduler began; `label` as in `JobClass.label`."""
+
+    def learn_pace(self, job_id: JobId, traits: JobTraits, measured: MeasuredPace) -> bool:
+        """Learn how fast the steps of one of the job's attempts ran; return whether this is new. The same may be reported again."""
+        del job_id, traits, measured
+        return False
+
+    def pace_samples(self, job_id: JobId, traits: JobTraits) -> SpeedSamples:
+        """Return the job's speeds on models of devices, relative to each other, as learned from its own and from similar attempts."""
+        del job_id, traits
+        return NO_SAMPLES
 
     def drop_label(self, label: int) -> None:
         """Drop what was learned of a label: its number will mean other jobs."""

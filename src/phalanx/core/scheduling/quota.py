@@ -6,7 +6,8 @@ of both, and so on down. Along the path from the fleet (R = 0, S = 1) to a queue
     R(c) = R(p) + U(c) * (1 - s) / (s * S(p))        S(c) = S(p) * s
 
     s   weight of c over the weights of the siblings in use (that have usage or waiting jobs, c itself included)
-    U   decayed GPU-seconds of c with all below it, as a fraction of the whole fleet's; running jobs are counted up to now
+    U   decayed GPU-seconds of c with all below it, as a fraction of the whole fleet's; running jobs are counted up to now. A second on a
+        slower model counts as the share of work done in it, where the job's speeds are known
 
 Source: Slurm's classic fair share, F = 2^(-U_E/S) with effective usage U_E(c) = U(c) + (U_E(p) - U(c)) * s
 (slurm.schedmd.com/classic_fair_share.html, read July 2026); expanded, U_E(c)/S(c) is the sum above. Two changes: the fleet's own
@@ -47,10 +48,11 @@ _RATIO_MAX: Final = 1000.0  # 2^-1000 is still above 0; past it queues are equal
 
 @dataclass(slots=True)
 class _Usage:
-    """GPU-seconds of one node at `at_s`, and the thousandths of GPUs in use since then."""
+    """GPU-seconds of one node at `at_s`, and the thousandths of GPUs in use since then; `speed_milli` times their speed, for the fair share."""
 
     at_s: float = 0.0
     milli: int = 0
+    speed_milli: float = 0.0
     decayed_gpu_s: float = 0.0
     period_s: float = 0.0
     gpu_s: float = 0.0
@@ -97,7 +99,9 @@ class FairShareTree(QuotaTree):
         )
         return before != self._exhausted
 
-    def change_rate(self, queue: int, milli: int, now_s: float, since_s: float | None = None) -> None:
+    def change_rate(
+        self, queue: int, milli: int, now_s: float, since_s: float | None = None, speed: float = 1.0
+    ) -> None:
         """From now on the queue uses `milli` thousandths of GPUs more (fewer, if negative). `since_s`: start of usage that is not charged yet.
 
         The latter is for attempts that run when the tree is built.
@@ -107,9 +111,12 @@ class FairShareTree(QuotaTree):
         for node in self.paths[queue]:
             use = self._usage_now(node)
             use.milli += milli
+            use.speed_milli = (
+                use.speed_milli + milli * speed if use.milli else 0.0
+            )  # an idle queue has no rounding error left
             if ran_s:
                 gpus = milli / MILLI_PER_DEVICE
-                use.decayed_gpu_s += gpus * decayed_gpu_s_of_rate(ran_s)
+                use.decayed_gpu_s += speed * gpus * decayed_gpu_s_of_rate(ran_s)
                 use.gpu_s += gpus * min(ran_s, self.now_s - use.period_s)
         self._factors = []
 
@@ -173,7 +180,8 @@ class FairShareTree(QuotaTree):
         use = self._usage[node]
         for_s, gpus = self.now_s - use.at_s, use.milli / MILLI_PER_DEVICE
         if for_s > 0.0:
-            use.decayed_gpu_s = use.decayed_gpu_s * decay_factor(for_s) + gpus * decayed_gpu_s_of_rate(for_s)
+            working = use.speed_milli / MILLI_PER_DEVICE
+            use.decayed_gpu_s = use.decayed_gpu_s * decay_factor(for_s) + working * decayed_gpu_s_of_rate(for_s)
         queue = self._queues.get(node)
         period_s = use.period_s if queue is None else period_start_s(queue, self.now_s)
         if period_s != use.period_s:
@@ -222,12 +230,12 @@ class FairShareTree(QuotaTree):
 
 
 class QuotaCharges:
-    """Queue and thousandths of GPUs of each charged job. `quotas` is None on a board without quotas, where nothing is charged."""
+    """Queue, thousandths of GPUs and speed of each charged job. `quotas` is None on a board without quotas, where nothing is charged."""
 
     __slots__ = ("_held",)
 
     def __init__(self) -> None:
-        self._held: dict[JobId, tuple[int, int]] = {}
+        self._held: dict[JobId, tuple[int, int, float]] = {}
 
     def clear(self) -> None:
         """The quota tree is new: nothing is charged in it."""
@@ -236,14 +244,14 @@ class QuotaCharges:
     def start(self, quotas: FairShareTree | None, job_id: JobId, queue: int, attempt: Attempt, wall_s: float) -> None:
         """The job runs; its run time before now is charged too. Idempotent."""
         if quotas is not None and job_id not in self._held:
-            self._held[job_id] = (queue, attempt.allocation.milli)
-            quotas.change_rate(queue, attempt.allocation.milli, wall_s, attempt.placed_s)
+            self._held[job_id] = (queue, attempt.allocation.milli, attempt.speed)
+            quotas.change_rate(queue, attempt.allocation.milli, wall_s, attempt.placed_s, attempt.speed)
 
     def stop(self, quotas: FairShareTree | None, job_id: JobId, wall_s: float) -> None:
         """The job no longer runs. Does nothing if it was not charged."""
         if quotas is not None and job_id in self._held:
-            queue, milli = self._held.pop(job_id)
-            quotas.change_rate(queue, -milli, wall_s)
+            queue, milli, speed = self._held.pop(job_id)
+            quotas.change_rate(queue, -milli, wall_s, speed=speed)
 
     def rebuild(
         self,
@@ -256,6 +264,6 @@ class QuotaCharges:
         if quotas is None:
             return
         quotas.reset_usage(spent, wall_s)
-        for job_id, (queue, milli) in self._held.items():
+        for job_id, (queue, milli, speed) in self._held.items():
             attempt = attempts.get(job_id)
-            quotas.change_rate(queue, milli, wall_s, None if attempt is None else attempt.placed_s)
+            quotas.change_rate(queue, milli, wall_s, None if attempt is None else attempt.placed_s, speed)

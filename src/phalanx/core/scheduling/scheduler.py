@@ -23,9 +23,11 @@ from phalanx.core.scheduling.board_records import (
     JobClass,
     JobEntry,
 )
+from phalanx.core.scheduling.device_speeds import SpeedFacts, SpeedSource
 from phalanx.core.scheduling.feasibility import CLOCK_STEP_S, FeasibilityCache
 from phalanx.core.scheduling.fleet_index import FleetIndex, ShapeCache, index_fleet
 from phalanx.core.scheduling.job_classes import JobClassRegistry, WaitingChanges
+from phalanx.core.scheduling.job_speeds import JobSpeeds
 from phalanx.core.scheduling.needs import Need, need_of_attempt, need_of_places
 from phalanx.core.scheduling.node_bitsets import bitset_of
 from phalanx.core.scheduling.node_demand import NodeDemand, demand_period_s, node_demand
@@ -109,6 +111,7 @@ class Scheduler:
         self._seen_nodes: dict[NodeId, Node] = {}
         self._shaping = ShapeCache(self._seen_nodes, self.fleet_index)
         self._classes = JobClassRegistry()
+        self.speeds = JobSpeeds(self.policy)
         self._charges = QuotaCharges()
         self.cached_reasons: dict[tuple[int, int], WaitReason] = {}
         self._known_starts_s: dict[JobId, float] = {}  # start times of known runs, kept during a rebuild of the board
@@ -161,6 +164,7 @@ class Scheduler:
         self._awaited_nodes = snapshot.awaited_nodes
         self._queues = snapshot.queues
         self.fleet_index = index_fleet(snapshot.nodes)
+        self.speeds.set_models(self.fleet_index.device_models)
         self._seen_nodes = dict(snapshot.nodes)
         self.calendar = ReservationCalendar(snapshot.reservations.values())
         self._calendar_s = self.calendar.next_change_s(self._wall_s) if self.calendar else INFINITE
@@ -216,6 +220,7 @@ class Scheduler:
             self._wake_times = [(-INFINITE, job_id) for job_id in self.ineligible]
         self._check_calendar(snapshot, now_s)
         self._release_parked(snapshot, now_s)
+        self._refresh_speeds(snapshot, now_s)
         quotas = self.board.quotas
         if quotas is not None and quotas.advance(self._wall_s):  # a budget was exhausted, or its next period has begun
             self._wake_s = -INFINITE
@@ -236,6 +241,7 @@ class Scheduler:
                 min(self._wake_times[0][0] if self._wake_times else INFINITE, self._calendar_s) - self._wall_offset_s,
             )
         )
+        wake_s = min(wake_s, max(now_s, self.speeds.refresh_s))
         if quotas is not None:
             wake_s = min(wake_s, quotas.next_change_s(self._wall_s) - self._wall_offset_s)
         demand = self._update_demand(snapshot, now_s)
@@ -281,6 +287,7 @@ class Scheduler:
         """A scheduler with a copy of the policy and an empty board: for what-if trials."""
         other = Scheduler(self.settings, policy=self.policy.copy_for_trial())
         other._classes, other._history_learned = self._classes.copy(), True
+        other.speeds.set_facts(self.speeds.facts)
         return other
 
     def needs_of(self, job: Job) -> tuple[Need, ...]:
@@ -389,6 +396,7 @@ class Scheduler:
         """Learn from the available records of jobs that ended before this head began."""
         self._history_learned = True
         for job in jobs:
+            self.speeds.learn(job)
             if job.state in LEARNED_STATES and job.started_s is not None and job.ended_s is not None:
                 run_time_s = max(0.0, job.ended_s - job.started_s)
                 gpus = max(1, job.spec.role.gpus.total)
@@ -404,6 +412,8 @@ class Scheduler:
         """Synchronise the board with one job's records; returns whether the policy may decide differently now."""
         job, attempt = snapshot.jobs.get(job_id), snapshot.attempts.get(job_id)
         entry = self.entries.get(job_id)
+        if job is not None:
+            self.speeds.learn(job)
         if job is None or job.state.terminal:
             self._remove(job_id, entry, job, now_s)
             return entry is not None
@@ -501,6 +511,27 @@ class Scheduler:
         self._line_changes.change_class(entry, job_class)
         return True
 
+    def set_speed_facts(self, facts: SpeedFacts) -> None:
+        """Set what is known of the speed of devices; the classes of all jobs are made anew if it changed."""
+        self.stale = self.speeds.set_facts(facts) or self.stale
+
+    def _refresh_speeds(self, snapshot: ClusterSnapshot, now_s: float) -> None:
+        """Give jobs of which something was learned their new speeds. Cost: one look at each job, at most once a minute."""
+        names = self.speeds.take_changed(now_s)
+        if not names:
+            return
+        for job_id, entry in list(self.entries.items()):
+            job = snapshot.jobs[job_id]
+            if (job.user, job.spec.name) not in names:
+                continue
+            klass = self._class_of(job, self._shaping.needs_of(job) or entry.job_class.needs)
+            if entry.started_s < 0.0:
+                self._reclass(entry, klass)
+            elif (klass.speeds, klass.guessed_kinds) != (entry.job_class.speeds, entry.job_class.guessed_kinds):
+                self.board.change_speeds(entry, klass)
+        self._line_changes.apply(self.board)
+        self._wake_s = -INFINITE
+
     def _park(self, job: Job, entry: JobEntry | None, wait: WaitReason, now_s: float) -> None:
         self.ineligible[job.id] = wait
         if entry is not None:
@@ -555,7 +586,14 @@ class Scheduler:
     def _class_of(self, job: Job, needs: tuple[Need, ...]) -> JobClass:
         queue = self._queues.get(job.queue)
         klass, until_s = self._classes.class_of(
-            job, needs, self.board, self.fleet_index, self.calendar, queue, self._wall_s
+            job,
+            needs,
+            self.board,
+            self.fleet_index,
+            self.calendar,
+            queue,
+            self._wall_s,
+            self.speeds.estimate(job),
         )
         self._calendar_s = min(self._calendar_s, until_s)
         return klass
@@ -569,10 +607,20 @@ class Scheduler:
             job_id = self.job_id_by_seq[decision.entry.seq]
             waiting = self.pending_placements.drop(job_id)  # decided but not yet placed: nothing of it runs
             if decision.kind is not DecisionKind.START and not waiting and job_id in snapshot.attempts:
-                stops.append(planned_stop_of(self, job_id, decision))
+                source = self._speed_source(snapshot.jobs[job_id], decision)
+                stops.append(planned_stop_of(self, job_id, decision, source))
             if decision.kind is not DecisionKind.STOP and decision.entry.places:
                 self.pending_placements.add(job_id, decision.entry)
         return stops
+
+    def _speed_source(self, job: Job, decision: Decision) -> str:
+        """How the new speed of a moved job is known; empty if its user stated it."""
+        if decision.speedup == 1.0 or not decision.places:
+            return ""
+        estimate = self.speeds.estimate(job)
+        kind = self.board.pool_of_node[decision.places[0][0]]
+        known = bool(estimate.speeds) and estimate.sources[kind] is not SpeedSource.STATED
+        return estimate.source_text(kind) if known else ""
 
     def _place_due(self, snapshot: ClusterSnapshot, now_s: float) -> list[Placement]:
         """Place the due jobs whose nodes are free by now."""

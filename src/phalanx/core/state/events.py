@@ -33,6 +33,7 @@ from phalanx.core.ids import (
 from phalanx.core.work.attempt import EndCause, TaskExit
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState, PublishedCheckpoint
+from phalanx.core.work.pace import StepPace
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.seats import Seat
@@ -496,12 +497,13 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressReported:
-    """The newest step whose report is durable at the head; sent rarely, for budgets and the history."""
+    """The newest step whose report is durable at the head; sent rarely, for budgets and the history. `pace`: None until it is known."""
 
     job_id: JobId
     epoch: Epoch
     generation: Generation
     step: int
+    pace: StepPace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,14 @@ from phalanx.core.work.job import WaitReasonCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A proposed allocation; it takes effect once verified against the newest state and committed."""
+    """A proposed allocation; it takes effect once verified against the newest state and committed.
+
+    `speed`: of the job there, as a share of that on its fastest model; 1 if unknown.
+    """
 
     job_id: JobId
     allocation: Allocation
+    speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

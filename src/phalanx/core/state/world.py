@@ -308,7 +308,7 @@ class WorldChange:
             return
         if not attempt.holds_allocation and attempt.ended_s is not None:
             for record in add_usage(
-                world.queues, world.queue_usage, job.queue, held, attempt.placed_s, attempt.ended_s
+                world.queues, world.queue_usage, job.queue, held, attempt.placed_s, attempt.ended_s, attempt.speed
             ):
                 self.put(record)
 

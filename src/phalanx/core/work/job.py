@@ -8,6 +8,7 @@ from typing import Final
 
 from phalanx.core.ids import Epoch, JobId, NodeId, ProjectId, QueueId, UserId
 from phalanx.core.work.dependency import ArrayPosition, Dependency
+from phalanx.core.work.pace import MeasuredPace
 from phalanx.core.work.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec
 
@@ -97,6 +98,7 @@ class Job:
         hang_restarts: restarts after hangs since the last progress, which limits how often a job may hang.
         avoided_nodes: nodes that failed this job's last attempts, newest last; used only if nothing else fits.
         moves: times it was moved to make room.
+        paces: how fast its steps ran, for each of its newest attempts that reported enough of them, oldest first.
         attained_s: run time whose work is saved, over the attempts that ended.
         array: its position in an array; None for a single job.
         replica: the service and revision that it is a replica of; None for any other job.
@@ -126,6 +128,7 @@ class Job:
     hang_restarts: int = 0
     preemptions: int = 0
     moves: int = 0
+    paces: tuple[MeasuredPace, ...] = ()
     attained_s: float = 0.0
     array: ArrayPosition | None = None
     replica: ReplicaPosition | None = None

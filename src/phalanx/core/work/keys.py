@@ -66,6 +66,7 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "exclude": ValueKind.TEXT,
     "slurm": ValueKind.TABLE,
     "speeds": ValueKind.TABLE,
+    "planned_speeds": ValueKind.TABLE,
     "type": ValueKind.TEXT,
     "replicas": ValueKind.TEXT,
     "port": ValueKind.TEXT,

@@ -92,7 +92,8 @@ class QueueUsage:
     Attributes:
         gpu_s: in the budget period that began at `period_s`.
         other_s: amount-seconds of CPUs, memory and extras in that period, by name: CPU-seconds, byte-seconds.
-        decayed_gpu_s: over all time, halved every half-life (FAIR_HALF_LIFE_S): the input of the fair share.
+        decayed_gpu_s: over all time, halved every half-life (FAIR_HALF_LIFE_S): the input of the fair share. A second on a GPU of a slower model
+            counts as the part of it that the work would have taken on the job's fastest model, where that is known.
     """
 
     queue: QueueId
@@ -140,8 +141,12 @@ def add_usage(
     held: Resources,
     from_s: float,
     to_s: float,
+    speed: float = 1.0,
 ) -> list[QueueUsage]:
-    """The records after these resources were held from `from_s` to `to_s`: of the queue and of all its ancestors, the lowest first."""
+    """The records after these resources were held from `from_s` to `to_s`: of the queue and of all its ancestors, the lowest first.
+
+    `speed`: of the work on them, as a share of that on the fastest model: the fair share counts it, budgets do not.
+    """
     changed: list[QueueUsage] = []
     seen: set[QueueId] = set()
     above: QueueId | None = queue_id
@@ -155,13 +160,14 @@ def add_usage(
                 held,
                 from_s,
                 to_s,
+                speed,
             )
         )
         above = queue.parent
     return changed
 
 
-def _spend(queue: Queue, before: QueueUsage, held: Resources, from_s: float, to_s: float) -> QueueUsage:
+def _spend(queue: Queue, before: QueueUsage, held: Resources, from_s: float, to_s: float, speed: float) -> QueueUsage:
     gpus = held.milli / MILLI_PER_DEVICE
     ahead_s = before.at_s - to_s  # attempts end out of order if the clocks of several heads differ
     at_s = to_s if ahead_s > CLOCK_SKEW_MAX_S else max(before.at_s, to_s)
@@ -176,7 +182,7 @@ def _spend(queue: Queue, before: QueueUsage, held: Resources, from_s: float, to_
         period_s=period_s,
         gpu_s=(before.gpu_s if before.period_s == period_s else 0.0) + gpus * counted_s,
         decayed_gpu_s=before.decayed_gpu_s * decay_factor(at_s - before.at_s)
-        + gpus * decayed_gpu_s_of_rate(to_s - from_s) * decay_factor(at_s - to_s),
+        + speed * gpus * decayed_gpu_s_of_rate(to_s - from_s) * decay_factor(at_s - to_s),
         other_s=tuple(sorted(other_s.items())),
     )
 

@@ -218,6 +218,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         exclude=_hosts(given, "exclude"),
         slurm=_slurm(given),
         speeds=parse_speeds(_table(given, "speeds")),
+        planned_speeds=parse_speeds(_table(given, "planned_speeds"), key="planned_speeds"),
         service=service,
     )
     _bounded(spec)

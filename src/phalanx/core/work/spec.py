@@ -99,6 +99,7 @@ class JobSpec:
         slurm: settings of an `#SBATCH` script that its nodes need (`core.work.sbatch_job`); empty for any other job.
         saves_on_stop: the command saves when it is asked to stop (phalanx.torch does), so that a stop loses no work.
         speeds: its speed on GPU models relative to each other, as the user gives it; empty if unknown.
+        planned_speeds: the same from plans of its model, one for each GPU model; empty if it was not planned so.
         allow_never: accepted even if it can never start.
         service: the terms of a service, of which the job is one replica; None for any other job.
         preemptible: False exempts it from stops for other jobs (reclaims of its quota and drains still stop it).
@@ -136,6 +137,7 @@ class JobSpec:
     exclude: tuple[NodeId, ...] = ()
     slurm: tuple[tuple[str, str], ...] = ()
     speeds: tuple[tuple[str, float], ...] = ()
+    planned_speeds: tuple[tuple[str, float], ...] = ()
     allow_never: bool = False
     service: ServiceTerms | None = None
 

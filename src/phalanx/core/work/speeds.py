@@ -2,7 +2,7 @@
 
     speeds: {h100: 2.1, a100: 1}
 
-Only ratios count. Models are named as in `gpus`.
+Only ratios count. Models are named as in `gpus`. `planned_speeds` is the same by the planner: the command line sets it when it plans the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HINT: Final = "write speeds: {h100: 2.1, a100: 1}"
 Speeds = tuple[tuple[str, float], ...]
 
 
-def parse_speeds(pairs: Iterable[tuple[str, str]]) -> Speeds:
+def parse_speeds(pairs: Iterable[tuple[str, str]], *, key: str = "speeds") -> Speeds:
     """The speed on each model, in the order written.
 
     Raises:
@@ -31,18 +31,18 @@ def parse_speeds(pairs: Iterable[tuple[str, str]]) -> Speeds:
         model = name.strip().lower()
         if not _MODEL.fullmatch(model) or model in found:
             twice = "is given twice" if model in found else "is not a GPU model"
-            raise InvalidKey(f"speeds: {name[:64]!r} {twice}", key="speeds", hint=_HINT)
+            raise InvalidKey(f"{key}: {name[:64]!r} {twice}", key=key, hint=_HINT)
         try:
             speed = float(text)
         except ValueError:
             speed = 0.0
         if not 1.0 / _RATIO_MAX <= speed <= _RATIO_MAX:  # also refuses NaN
             raise InvalidKey(
-                f"speeds: {model}: {text[:40]!r} is not a speed between 0.000001 and 1,000,000",
-                key="speeds",
+                f"{key}: {model}: {text[:40]!r} is not a speed between 0.000001 and 1,000,000",
+                key=key,
                 hint=_HINT,
             )
         found[model] = speed
     if len(found) > GPU_KINDS_MAX:
-        raise InvalidKey(f"speeds: {len(found)} models are more than {GPU_KINDS_MAX}", key="speeds", hint=_HINT)
+        raise InvalidKey(f"{key}: {len(found)} models are more than {GPU_KINDS_MAX}", key=key, hint=_HINT)
     return tuple(found.items())

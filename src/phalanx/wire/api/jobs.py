@@ -61,6 +61,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         budgets: restart budgets used so far, in words: "2 of 5 restarts without progress"; empty if none is used.
         array_id, array_index, array_size, array_max: its place in an array, and how many elements may run at once.
         elements: for a view of several elements, which: "40-99". `states`: number of elements of the whole array by state.
+        paces: how fast its steps ran on each model of GPU, as its attempts reported, newest last: "0.21 s a step on a100, 8 ranks".
         service, revision: of a replica. `port`: on its first node, 0 before it is chosen; `ready`: it answers there.
     """
 
@@ -112,6 +113,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     array_max: int | None = None
     elements: str = ""
     states: dict[JobState, int] = {}
+    paces: list[str] = []
     service: str = ""
     revision: int | None = None
     port: int = 0
@@ -248,6 +250,8 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     array: int | str | None = None
     begin: int | float | str | None = None
     plan: str | None = None
+    speeds: dict[str, Any] | None = None
+    planned_speeds: dict[str, Any] | None = None
     nodelist: str | None = None
     exclude: str | None = None
     slurm: dict[str, str] | None = None

@@ -16,12 +16,13 @@ from typing import Final
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.fitness import FULL_DISK
 from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.fleet.summary import model_fits
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId
 from phalanx.core.resources import GPUS, Resources, quantity_text
 from phalanx.core.scheduling.board_records import JobEntry
+from phalanx.core.scheduling.device_speeds import SpeedSource, speed_ratio_text
 from phalanx.core.scheduling.outlook.blockers import find_blockers
-from phalanx.core.scheduling.outlook.explanations import speed_ratio_text
 from phalanx.core.scheduling.outlook.forecast import Forecast
 from phalanx.core.scheduling.outlook.what_if import Trial, modified_snapshot, what_if
 from phalanx.core.scheduling.scheduler import Scheduler
@@ -244,19 +245,26 @@ class CounterfactualSearch:
 
     def _other_models(self, request: GpuRequest) -> Iterator[_Candidate]:
         """One more model of which the job's speed is known, the fastest first."""
-        named = {model for one in request.choices for model, _ in one.kinds}
-        own = max((speed for model, speed in self.job.spec.speeds if model in named), default=0.0)
-        if not own or len(named) >= GPU_KINDS_MAX:
+        models, estimate = self.scheduler.fleet_index.device_models, self.scheduler.speeds.estimate(self.job)
+        accepted = [kind for kind, model in enumerate(models) if model and _accepts(request, model)]
+        own = max((estimate.speeds[kind] for kind in accepted), default=0.0) if estimate.speeds else 0.0
+        if not own or len(request.kinds) >= GPU_KINDS_MAX:
             return
         latest_s = self._forecast.start_of(self.job).latest_s
-        for model, speed in sorted(self.job.spec.speeds, key=lambda line: -line[1]):
-            wider = replace(request, alternative_models=(*request.alternative_models, model))
+        others = [
+            kind for kind, model in enumerate(models) if model and kind not in accepted and estimate.sources[kind]
+        ]
+        for kind in sorted(others, key=lambda kind: -estimate.speeds[kind]):
+            stated = [name for name, _ in self.job.spec.speeds if model_fits(models[kind], 0, name, 0)]
+            word = stated[-1] if stated else "-".join(models[kind].lower().split())
+            wider = replace(request, alternative_models=(*request.alternative_models, word))
             job = self._with_gpus(wider)
-            if model not in named and self._may_fit(job):
+            if self._may_fit(job):
                 sooner = (
                     "but it would start now" if latest_s is None else f"but up to {format_duration(latest_s)} earlier"
                 )
-                text = f"also accept {model}: {speed_ratio_text(speed / own)}, {sooner}"
+                source = "" if estimate.sources[kind] is SpeedSource.STATED else f" ({estimate.source_text(kind)})"
+                text = f"also accept {word}: {speed_ratio_text(estimate.speeds[kind] / own)}{source}, {sooner}"
                 yield self._candidate(ChangeKind.MODEL, text, "gpus", wider, job)
 
     def _queues(self) -> Iterator[_Candidate]:
@@ -474,6 +482,11 @@ class CounterfactualSearch:
         if need.mig_profile:
             return f"{need.nodes} x {need.mig_slices} {need.mig_profile}"
         return f"{need.nodes} x {need.devices}{f' + {need.last_node_devices}' if need.last_node_devices else ''}"
+
+
+def _accepts(request: GpuRequest, model: str) -> bool:
+    """Whether the request, or one of its alternatives, accepts the model, whatever its memory."""
+    return any(model_fits(model, 0, wanted, 0) for one in request.choices for wanted, _ in one.kinds)
 
 
 def _models_text(request: GpuRequest) -> str:

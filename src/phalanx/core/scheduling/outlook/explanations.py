@@ -15,6 +15,7 @@ from phalanx.core.scheduling.board_records import (
     JobEntry,
     StopReason,
 )
+from phalanx.core.scheduling.device_speeds import speed_ratio_text
 from phalanx.core.scheduling.fleet_index import FleetIndex
 from phalanx.core.scheduling.needs import Need
 from phalanx.core.scheduling.policy import Policy
@@ -318,14 +319,14 @@ class WaitReasons(Mapping[JobId, WaitReason]):
         return sum(1 for _ in self)
 
 
-def planned_stop_of(scheduler: SchedulerView, job_id: JobId, decision: Decision) -> PlannedStop:
-    """A stop or a move as the plan states it, with the other job and the reason."""
+def planned_stop_of(scheduler: SchedulerView, job_id: JobId, decision: Decision, speed_source: str = "") -> PlannedStop:
+    """A stop or a move as the plan states it, with the other job and the reason. `speed_source`: how the new speed is known."""
     other = None if decision.beneficiary is None else scheduler.job_id_by_seq.get(decision.beneficiary.seq)
     reason_text = _REASON_TEXT.get(decision.reason, "") if decision.reason is not None else ""
     if decision.kind is DecisionKind.MOVE:
         names = ", ".join(scheduler.fleet_index.nodes[number].id for number, _ in decision.places[:4])
         other_text = f" to make room for job {other}" if other is not None else ""
-        reason_text += _speed_text(scheduler, decision)
+        reason_text += _speed_text(scheduler, decision) + (f" ({speed_source})" if speed_source else "")
         return PlannedStop(
             job_id=job_id,
             cause=EndCause.MOVED,
@@ -345,9 +346,3 @@ def _speed_text(scheduler: SchedulerView, decision: Decision) -> str:
     fit = scheduler.fleet_index
     model = fit.device_models[fit.model_of_node[decision.places[0][0]]]
     return f"; {speed_ratio_text(decision.speedup)} on {model}"
-
-
-def speed_ratio_text(ratio: float) -> str:
-    """A ratio of speeds in words: 2.1x faster, 1.3x slower."""
-    times = max(ratio, 1.0 / ratio)
-    return f"{times:.{1 if times < 9.95 else 0}f}".removesuffix(".0") + ("x faster" if ratio >= 1.0 else "x slower")

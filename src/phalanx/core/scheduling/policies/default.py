@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Self
 
+from phalanx.core.ids import JobId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import (
     JobClass,
@@ -18,15 +19,18 @@ from phalanx.core.scheduling.board_records import (
     StopReason,
 )
 from phalanx.core.scheduling.hazard_table import HazardTable, SimilarJobs, bin_of
-from phalanx.core.scheduling.needs import Need
+from phalanx.core.scheduling.needs import Need, Places
 from phalanx.core.scheduling.policies.device_exchange import DeviceExchange
 from phalanx.core.scheduling.policies.displacement_costs import DisplacementCosts
+from phalanx.core.scheduling.policies.observed_speeds import ObservedSpeeds
 from phalanx.core.scheduling.policies.parameters import PolicyParameters
 from phalanx.core.scheduling.policies.reserved_share import ReservedShare
 from phalanx.core.scheduling.policies.sweep import SweepResults
 from phalanx.core.scheduling.policies.victim_selector import Eviction, VictimSelector
 from phalanx.core.scheduling.policies.waiting_lines import ClassOrder, Line, Order, OrderedLines, WaitingLines, ordered
-from phalanx.core.scheduling.policy import Policy
+from phalanx.core.scheduling.policy import Policy, SpeedSamples
+from phalanx.core.scheduling.run_time_prediction import JobTraits
+from phalanx.core.work.pace import MeasuredPace
 
 INFINITE = float("inf")
 URGENT_VALUE = 1e6  # value per GPU of an overdue job: above any index, which is at most 1 per second times the boost
@@ -49,9 +53,15 @@ class DefaultPolicy(Policy):
         reserved: nodes kept free of new work for the first urgent gang.
     """
 
-    def __init__(self, parameters: PolicyParameters | None = None, table: HazardTable | None = None) -> None:
+    def __init__(
+        self,
+        parameters: PolicyParameters | None = None,
+        table: HazardTable | None = None,
+        observed: ObservedSpeeds | None = None,
+    ) -> None:
         self.parameters = parameters or PolicyParameters()
         self.table = table or HazardTable()
+        self.observed = observed or ObservedSpeeds()
 
     def attach(self, board: Board) -> None:
         """Begin with empty lines; the statistics are kept, without the jobs that ran on the board before."""
@@ -133,13 +143,21 @@ class DefaultPolicy(Policy):
         """Count it like a job that ended here. No job waits yet."""
         self.table.record_end(self.table.burst(label, gpus, submit_s), run_time_s)
 
+    def learn_pace(self, job_id: JobId, traits: JobTraits, measured: MeasuredPace) -> bool:
+        """Keep it with the runs of its name."""
+        return self.observed.learn(job_id, traits, measured)
+
+    def pace_samples(self, job_id: JobId, traits: JobTraits) -> SpeedSamples:
+        """Compare its runs, or those of similar jobs."""
+        return self.observed.samples(job_id, traits)
+
     def drop_label(self, label: int) -> None:
         """Drop the statistics of the label."""
         self.table.drop_label(label)
 
     def copy_for_trial(self) -> Self:
         """Return one with a copy of the statistics."""
-        return type(self)(self.parameters, self.table.copy())
+        return type(self)(self.parameters, self.table.copy(), self.observed.copy())
 
     def release(self) -> None:
         """Break the cycles between jobs and their statistics."""
@@ -552,7 +570,9 @@ class DefaultPolicy(Policy):
         elastic = [
             entry
             for entry in board.running.values()
-            if entry.need is not None and entry.need.nodes_max > len(entry.places)
+            if entry.need is not None
+            and entry.need.nodes_max
+            and (entry.need.nodes_max > len(entry.places) or entry.job_class.speeds)  # fewer nodes of a faster model
         ]
         if not elastic:
             return None
@@ -566,7 +586,17 @@ class DefaultPolicy(Policy):
             self.victims.remove_for_trial(entry)  # with its quota: its current usage counts towards its limit
             found = board.find(entry)
             self.victims.revert_trial(entry)
-            if found is not None and len(found[1]) > len(entry.places):
+            if found is not None and self._is_wider(entry, *found):
                 board.move(entry, *found, now_s, None, StopReason.GROW)
                 entry.placed_s = now_s
         return look_s
+
+    def _is_wider(self, entry: JobEntry, need: Need, places: Places) -> bool:
+        """Whether the elastic job works faster on these places; on another model only if its speeds on both are sure."""
+        board, guessed = self.board, entry.job_class.guessed_kinds
+        here, there = board.kind_of(entry), board.pool_of_node[places[0][0]]
+        if entry.need is None or (here != there and not entry.job_class.speeds):
+            return False
+        if here != there and (here in guessed or there in guessed):
+            return False
+        return board.work_rate(entry, need, places) > board.work_rate(entry, entry.need, entry.places)

@@ -80,7 +80,9 @@ class DeviceExchange:
         gains = [
             (-self.weight(entry) * (1.0 - self._speed(entry)) / max(1, entry.gpus), entry.seq, entry)
             for entry in self.board.uneven_speeds.values()
-            if self._speed(entry) < 1.0 and self._movable(entry, now_s)
+            if self._speed(entry) < 1.0
+            and self._is_sure(entry, self.board.kind_of(entry))
+            and self._movable(entry, now_s)
         ]
         gains.sort(key=lambda gain: gain[:2])
         return [entry for _, _, entry in gains]
@@ -89,7 +91,7 @@ class DeviceExchange:
         """The first exchange that pays, the fastest model first; empty for none."""
         for need in entry.job_class.needs:
             for kind in need.kinds:
-                if entry.speed_on(kind) > self._speed(entry):
+                if entry.speed_on(kind) > self._speed(entry) and self._is_sure(entry, kind):
                     found = self._to_kind(entry, replace(need, kinds=(kind,)), now_s)
                     if found:
                         return found
@@ -176,7 +178,7 @@ class DeviceExchange:
             losses = self._losses[kind, other_kind] = []
             for seq, entry in found.items():
                 need = self._need_on(entry, other_kind)
-                if need is not None:
+                if need is not None and self._is_sure(entry, kind) and self._is_sure(entry, other_kind):
                     loss = self.weight(entry) * (entry.speed_on(kind) - entry.speed_on(other_kind))
                     losses.append((loss / max(1, entry.gpus), seq, entry, need))
             losses.sort(key=lambda loss: loss[:2])
@@ -185,6 +187,11 @@ class DeviceExchange:
     @staticmethod
     def _need_on(entry: JobEntry, kind: int) -> Need | None:
         return next((replace(need, kinds=(kind,)) for need in entry.job_class.needs if kind in need.kinds), None)
+
+    @staticmethod
+    def _is_sure(entry: JobEntry, kind: int) -> bool:
+        """Whether the job's speed on this kind is known well enough to move it."""
+        return kind not in entry.job_class.guessed_kinds
 
     def _movable(self, entry: JobEntry, now_s: float) -> bool:
         return (
