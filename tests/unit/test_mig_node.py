@@ -1,19 +1,26 @@
 """MIG on a node: what a driver reports, slices made and removed beside others, and a restart that finds its own."""
 
+import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
 
 from phalanx.core.errors import Conflict, NotFound, NotPermitted
 from phalanx.core.fleet.mig import MigSlice, PlacementSource
-from phalanx.core.work.share import GrantedSlice
+from phalanx.core.ids import Epoch, Generation, JobId
+from phalanx.core.work.share import DeviceShare, GrantedSlice, ShareKind
+from phalanx.node.files.preparation_error import PreparationFailed
+from phalanx.node.logic.events import MemberKey
 from phalanx.node.mig.nvml_instances import NvmlInstances, open_nvml_instances
 from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.mig.virtual_instances import VirtualInstances
-from phalanx.node.prepare.member_slices import slices_of_member
+from phalanx.node.prepare.member_slices import hold_slices, slices_of_member
 from phalanx.node.probes.devices import DeviceFacts
 from phalanx.planner.facts.mig import find_mig_gpu
+from tests.builders import allocation
 from tests.mig_nvml import FakeGpu, FakeNvml
 
 ENTRY = find_mig_gpu("h100")
@@ -319,3 +326,27 @@ def test_a_slice_in_use_is_tried_again_and_gives_way_to_the_next_of_its_place(tm
         with pytest.raises(Conflict, match="already"), slices_of_member(keeper, granted(6), "9.1.0"):
             pass
     assert gpu.instances == []
+
+
+def test_a_slice_that_cannot_be_made_is_a_fault_of_the_node_and_uncharged(tmp_path):
+    gpu = FakeGpu("GPU-0")
+    gpu.add("1g.10gb", 6)
+    share = DeviceShare(milli=125, memory_bytes=1, kind=ShareKind.MIG, group="mig", slices=(granted(6)[0][1],))
+    allocated = allocation("n0:0", tasks=1)
+    grant = replace(allocated.grants[0], share=share)
+    member: Any = SimpleNamespace(
+        grant=grant, key=MemberKey(JobId("7"), Epoch(1), Generation(0)), cleanup=contextlib.ExitStack(), slices=()
+    )
+    for keeper, said in (
+        (None, "can be divided by MIG"),
+        (keeper_on(gpu, tmp_path), "has a 1g.10gb at memory slice 6"),
+    ):
+        with pytest.raises(PreparationFailed, match=said) as failed:
+            hold_slices(member, keeper, [facts()])
+        assert (failed.value.charge, failed.value.node_fault) == (False, True)
+    gpu.instances.clear()
+    with member.cleanup:
+        hold_slices(member, keeper_on(gpu, tmp_path), [facts()])
+        assert gpu.places() == [("1g.10gb", 6)]
+        assert member.slices[0].startswith("MIG-")
+    assert gpu.places() == []

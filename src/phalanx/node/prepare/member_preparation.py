@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.share import DeviceShare, ShareKind
@@ -49,7 +48,7 @@ from phalanx.node.prepare import (
     path_probe,
     resume_checkpoint,
 )
-from phalanx.node.prepare.member_slices import member_owner, slices_of_member
+from phalanx.node.prepare.member_slices import hold_slices
 from phalanx.node.prepare.mps_daemons import MpsDaemons, MpsUnavailable
 from phalanx.node.prepare.rendezvous_port import free_port
 from phalanx.node.prepare.service_port import reserve_port
@@ -372,21 +371,7 @@ def _join_mps(member: MemberRuntime, services: NodeServices) -> None:
 
 
 def _make_slices(member: MemberRuntime, services: NodeServices) -> None:
-    """Make its MIG slices, which are removed when none of its processes is left."""
-    granted = () if member.grant.share is None else member.grant.share.slices
-    if not granted:
-        return
-    if services.slices is None:
-        raise PreparationFailed("no GPU of this node can be divided by MIG", charge=False, node_fault=True)
-    try:
-        made = member.cleanup.enter_context(
-            slices_of_member(
-                services.slices, [(services.devices[one.device], one) for one in granted], member_owner(member.key)
-            )
-        )
-    except PhalanxError as error:
-        raise PreparationFailed(f"a MIG slice cannot be made: {error}", charge=False, node_fault=True) from error
-    member.slices = made
+    hold_slices(member, services.slices, services.devices)
 
 
 def _bring_image(member: MemberRuntime, services: NodeServices) -> None:

@@ -10,7 +10,8 @@ from typing import Final
 
 from phalanx.core.errors import Conflict, PhalanxError
 from phalanx.core.work.share import GrantedSlice
-from phalanx.node.logic.events import MemberKey
+from phalanx.node.files.preparation_error import PreparationFailed
+from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.probes.devices import DeviceFacts
 
@@ -19,9 +20,29 @@ _RETRY_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
 
-def member_owner(key: MemberKey) -> str:
-    """The owner of its slices, in the keeper's record."""
-    return f"{key.job_id}.{key.epoch}.{key.generation}"
+def hold_slices(member: MemberRuntime, keeper: SliceKeeper | None, devices: Sequence[DeviceFacts]) -> None:
+    """Make the member's MIG slices, if it is granted some, and remove them with its other resources.
+
+    Args:
+        member: to prepare.
+        keeper: of the node; None if none of its devices can be divided.
+        devices: of the node, by index.
+
+    Raises:
+        PreparationFailed: one cannot be made, by a fault of the node.
+        OSError: it cannot be recorded.
+    """
+    granted = () if member.grant.share is None else member.grant.share.slices
+    if not granted:
+        return
+    if keeper is None:
+        raise PreparationFailed("no GPU of this node can be divided by MIG", charge=False, node_fault=True)
+    owner = f"{member.key.job_id}.{member.key.epoch}.{member.key.generation}"
+    wanted = [(devices[one.device], one) for one in granted]
+    try:
+        member.slices = member.cleanup.enter_context(slices_of_member(keeper, wanted, owner))
+    except PhalanxError as error:
+        raise PreparationFailed(f"a MIG slice cannot be made: {error}", charge=False, node_fault=True) from error
 
 
 @contextlib.contextmanager
