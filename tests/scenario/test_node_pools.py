@@ -20,7 +20,7 @@ from phalanx.core.fleet.node_pool import (
     PoolNodeState,
     next_life,
 )
-from phalanx.core.ids import NodeId, PoolId, ProjectId, QueueId, UserId
+from phalanx.core.ids import JobId, NodeId, PoolId, ProjectId, QueueId, UserId
 from phalanx.core.scheduling.feasibility import FeasibilityChecker, Outlook
 from phalanx.core.scheduling.node_demand import JOBS_SEEN_MAX, node_demand
 from phalanx.core.state.commands import ProviderAction
@@ -33,6 +33,7 @@ from phalanx.core.state.events import (
     RemoveNodePool,
     SubmitJob,
     SupervisorRegistered,
+    UncordonNode,
 )
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.snapshot import Snapshot, Usage
@@ -96,6 +97,18 @@ def ordered(jobs, pools, *, nodes=(), members=(), queues=(), reason=WAITS, now_s
     return dict(sum((Counter({one.pool: one.count}) for one in found.wanted), Counter()))
 
 
+def needed(jobs, nodes, members, queues):
+    snapshot = Snapshot(
+        version=1,
+        now_s=T,
+        nodes={node.id: node for node in nodes},
+        queues={one.id: one for one in queues},
+        node_pools={PoolId("p"): pool()},
+        pool_nodes={one.id: one for one in members},
+    )
+    return node_demand(snapshot, jobs, lambda _: WAITS, T).used
+
+
 def gang(nodes, name="1", **fields):
     return job(name, seq=int(name), gpus=parse_gpus(f"{nodes}x8"), **fields)
 
@@ -146,6 +159,35 @@ def test_what_is_left_of_shared_devices_holds_shares_of_their_project(gpus, proj
     assert ordered([one], [pool()], nodes=[make_node("n0", 2)], usage=HALVES) == expected
 
 
+LENDS_2 = [queue("default"), queue("nlp", quota_gpus=4, lend_gpus=2)]  # 2 of 4 GPUs stay with queue nlp
+
+
+def test_a_gang_that_its_quota_admits_only_on_a_larger_fleet_gets_further_nodes():
+    assert ordered([gang(2)], [pool()], queues=LENDS_2) == {"p": 3}  # 16 of 24 - 2 GPUs, of 16 - 2 not
+    assert ordered([gang(2)], [pool(most=2)], queues=LENDS_2) == {}  # it cannot grow so far
+
+
+def test_nodes_that_only_a_quota_needs_are_kept_while_the_gang_waits():
+    nodes = [make_node(f"p-{number}", 8) for number in range(3)]
+    members = [member(number, UP) for number in range(3)]
+    assert needed([gang(2)], nodes, members, LENDS_2) == {"p-0", "p-1", "p-2"}
+    assert needed([gang(2)], nodes, members, [queue("default")]) == {"p-0", "p-1"}
+
+
+def test_a_job_is_told_why_its_pool_starts_no_node():
+    waiting = replace(pool(), failures=2, failure="p-1: no room", retry_at_s=T + 40.0)
+    snapshot = Snapshot(
+        version=1, now_s=T, nodes={}, queues={QueueId("default"): queue("default")}, node_pools={waiting.id: waiting}
+    )
+    jobs = [gang(2), gang(5, "2")]  # the second is too large for the pool, whenever it starts
+    texts = node_demand(snapshot, jobs, lambda _: WAITS, T).texts
+    assert texts == {"1": "pool p tries again in 40s, 2 nodes have failed to start: p-1: no room"}
+
+
+def test_a_clock_that_was_set_back_stops_no_order():
+    assert ordered([gang(1)], [pool(retry_at_s=T + 86400.0)]) == {"p": 1}
+
+
 def test_jobs_that_nodes_do_not_help_hide_no_later_one():
     jobs = [gang(1, str(number), hold=True) for number in range(1, JOBS_SEEN_MAX + 1)]
     jobs = [replace(one, held=True) for one in jobs]
@@ -167,24 +209,32 @@ def test_jobs_that_only_a_pool_could_hold_are_accepted_and_larger_ones_refused()
     ("state", "node", "after_s", "expected"),
     [
         (REQUESTED, None, 599.0, REQUESTED),
-        (REQUESTED, None, 600.0, DRAINING),
+        (REQUESTED, None, 600.0, DOWN),
         (REQUESTED, NodeState.UP, 1.0, UP),  # it registered before the provider's answer
         (PROVISIONING, NodeState.UP, 1.0, UP),
         (PROVISIONING, NodeState.DOWN, 1.0, PROVISIONING),
-        (PROVISIONING, None, 600.0, DRAINING),
+        (PROVISIONING, None, 600.0, DOWN),
         (UP, NodeState.UP, 9e9, UP),
         (UP, NodeState.DOWN, 1.0, DOWN),
         (UP, None, 1.0, DOWN),
         (DOWN, NodeState.UP, 1.0, UP),
         (DOWN, NodeState.DOWN, RETURN_WAIT_S - 1.0, DOWN),
-        (DOWN, NodeState.DOWN, RETURN_WAIT_S, DRAINING),
+        (DOWN, NodeState.DOWN, RETURN_WAIT_S, DOWN),
         (DRAINING, NodeState.UP, 9e9, DRAINING),
         (DRAINING, None, 9e9, DRAINING),
+        (DRAINING, NodeState.DOWN, 1.0, DOWN),
     ],
 )
 def test_life_of_a_pooled_node(state, node, after_s, expected):
     known = None if node is None else replace(make_node("p-0", 8), state=node)
-    assert next_life(member(state=state), pool(), known, T + after_s).state is expected
+    after = next_life(member(state=state), pool(), known, T + after_s, after_s)
+    assert after.state is expected
+    assert after.leaving == (state is DRAINING or after_s in {600.0, RETURN_WAIT_S})
+
+
+def test_a_node_that_was_given_up_does_not_return():
+    gone = replace(member(state=DOWN), given_up=True)
+    assert next_life(gone, pool(), make_node("p-0", 8), T, 9e9) is gone
 
 
 def test_each_node_given_up_doubles_the_pause():
@@ -202,6 +252,7 @@ class Steps:
 
     def __init__(self):
         self.now_s, self.world, self.head = 1000.0, World(), 0
+        self.tokens, self.offset_s = {}, 0.0
         self.start()
         self.step(PutProject(project=Project(id=ProjectId("gpt"))), PutQueue(queue=Queue(id=QueueId("default"))))
 
@@ -212,14 +263,21 @@ class Steps:
         self.controller.start(self.time())
 
     def time(self):
-        return ControllerTime(wall_s=T + self.now_s, boot_s=self.now_s)
+        return ControllerTime(wall_s=T + self.now_s + self.offset_s, boot_s=self.now_s)
 
     def step(self, *events, after_s=1.5):
         self.now_s += after_s
         done = self.controller.step(self.time(), events)
         assert not [answer for answer in done.answers if isinstance(answer, Exception)], done.answers
         self.controller.committed(done, self.time())
-        return [(call.action, call.node_id, call.token) for call in done.provider_calls]
+        self.tokens |= {call.node_id: call.token for call in done.provider_calls}
+        # Without the number of the order, which is the last part of the token.
+        return [(call.action, call.node_id, call.token.rpartition("-")[0]) for call in done.provider_calls]
+
+    def told(self, outcome, name, token="", why=""):
+        return ProviderReported(
+            node_id=NodeId(name), token=token or self.tokens[NodeId(name)], outcome=outcome, why=why
+        )
 
     def submit(self, nodes):
         return SubmitJob(
@@ -238,10 +296,6 @@ class Steps:
         return SupervisorRegistered(node=node, supervisor_id=node.supervisor_id, running=())
 
 
-def told(outcome, name, head="k1", why=""):
-    return ProviderReported(node_id=NodeId(name), token=f"{name}-{head}", outcome=outcome, why=why)
-
-
 def test_a_head_that_dies_between_any_two_steps_orders_once_and_releases_all():
     steps = Steps()
     calls = steps.step(PutNodePool(pool=pool(idle_s=10.0)), steps.submit(1))
@@ -250,7 +304,7 @@ def test_a_head_that_dies_between_any_two_steps_orders_once_and_releases_all():
     steps.start()  # dead after the commit, before or after the call
     assert steps.step() == [(START, "p-0", "p-0-k1")]  # the same token
     assert steps.step() == []  # not again at once
-    steps.step(told(ProviderOutcome.STARTED, "p-0"))
+    steps.step(steps.told(ProviderOutcome.STARTED, "p-0"))
     assert steps.states() == {"p-0": PROVISIONING}
     steps.start()
     assert steps.step() == []
@@ -267,16 +321,16 @@ def test_a_head_that_dies_between_any_two_steps_orders_once_and_releases_all():
     assert steps.step(after_s=11.0) == [(STOP, "p-0", "p-0-k1")]
     steps.start()
     assert steps.step() == [(STOP, "p-0", "p-0-k1")]
-    steps.step(told(ProviderOutcome.STOPPED, "p-0"))
+    steps.step(steps.told(ProviderOutcome.STOPPED, "p-0"))
     assert (steps.states(), dict(steps.world.nodes)) == ({}, {})
 
 
 def test_a_node_that_cannot_start_is_stopped_and_its_pool_backs_off():
     steps = Steps()
     steps.step(PutNodePool(pool=pool()), steps.submit(1))
-    assert steps.step(told(ProviderOutcome.FAILED, "p-0", why="no room")) == [(STOP, "p-0", "p-0-k1")]
+    assert steps.step(steps.told(ProviderOutcome.FAILED, "p-0", why="no room")) == [(STOP, "p-0", "p-0-k1")]
     assert "no room" in steps.world.node_pools[PoolId("p")].failure
-    steps.step(told(ProviderOutcome.STOPPED, "p-0"))
+    steps.step(steps.told(ProviderOutcome.STOPPED, "p-0"))
     assert steps.step() == []
     assert steps.step(after_s=BACKOFF_S) == [(START, "p-1", "p-1-k1")]
 
@@ -290,13 +344,58 @@ def test_a_supervisor_that_registers_too_late_gets_no_job():
     assert steps.world.nodes[NodeId("p-0")].cordon is not None
 
 
+def test_a_node_that_its_pool_releases_is_not_undrained():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool(min_nodes=1)))
+    steps.step(steps.hello("p-0"))
+    steps.step(RemoveNodePool(pool_id=PoolId("p"), by=UserId("op")))
+    steps.now_s += 1.0
+    done = steps.controller.step(steps.time(), [UncordonNode(node_id=NodeId("p-0"), by=UserId("op"))])
+    assert [str(answer) for answer in done.answers] == ["pool p is releasing p-0: pool p is removed"]
+    assert steps.world.nodes[NodeId("p-0")].cordon is not None
+
+
+def test_a_pool_that_returns_under_its_name_gets_tokens_of_its_own():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool(min_nodes=1)))
+    first = steps.tokens[NodeId("p-0")]
+    steps.step(RemoveNodePool(pool_id=PoolId("p"), by=UserId("op")))
+    steps.step(steps.told(ProviderOutcome.STOPPED, "p-0"))
+    steps.step(PutNodePool(pool=pool(min_nodes=1)))
+    assert steps.tokens[NodeId("p-0")] != first
+    steps.step(RemoveNodePool(pool_id=PoolId("p"), by=UserId("op")))
+    steps.step(steps.told(ProviderOutcome.STOPPED, "p-0", token=first))  # the answer came twice
+    assert steps.states() == {"p-0": DRAINING}
+
+
+def test_a_larger_pool_makes_a_waiting_job_possible():
+    steps = Steps()
+    steps.step(
+        PutNodePool(pool=pool(most=1)),
+        replace(steps.submit(2), spec=spec("gang", gpus=parse_gpus("2x8"), allow_never=True)),
+    )
+    assert steps.controller.waits[JobId("1")].reason is WaitReasonCode.NEVER
+    steps.step(PutNodePool(pool=pool(most=2)))
+    assert steps.states() == {"p-0": REQUESTED, "p-1": REQUESTED}
+
+
+def test_a_clock_that_is_set_gives_up_no_node():
+    steps = Steps()
+    steps.step(PutNodePool(pool=pool(min_nodes=1, start_limit_s=600.0)))
+    steps.offset_s = 86400.0
+    steps.step()
+    assert steps.states() == {"p-0": REQUESTED}
+    assert steps.step(after_s=600.0) == [(STOP, "p-0", "p-0-k1")]
+    assert steps.states() == {"p-0": DOWN}
+
+
 def test_a_removed_pool_ends_with_its_last_node_and_reports_of_old_orders_change_nothing():
     steps = Steps()
     steps.step(PutNodePool(pool=pool(min_nodes=1)))
     assert steps.step(RemoveNodePool(pool_id=PoolId("p"), by=UserId("op"))) == [(STOP, "p-0", "p-0-k1")]
-    steps.step(told(ProviderOutcome.STOPPED, "p-0", head="k0"))
+    steps.step(steps.told(ProviderOutcome.STOPPED, "p-0", token="p-0-k0-1"))
     assert steps.states() == {"p-0": DRAINING}
-    steps.step(told(ProviderOutcome.STOPPED, "p-0"))
+    steps.step(steps.told(ProviderOutcome.STOPPED, "p-0"))
     assert (steps.states(), steps.world.node_pools) == ({}, {})
 
 

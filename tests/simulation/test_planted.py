@@ -27,7 +27,7 @@ def test_a_planted_bug_is_caught_by_its_invariant(bug, monkeypatch):
 
 def test_without_them_the_same_seeds_are_clean():
     """So that it is the bug that was caught."""
-    drilled = {(bug.seed, bug.events, bug.sqlite, bug.services, bug.mig, bug.resources): bug for bug in BUGS}
+    drilled = {(bug.seed, bug.events, bug.sqlite, bug.services, bug.mig, bug.resources, bug.pools): bug for bug in BUGS}
     clean = {drill: bug.run(bug.seed).violations for drill, bug in drilled.items()}
     assert not any(clean.values()), clean
 
@@ -50,7 +50,8 @@ def test_the_page_of_the_drill_lists_just_these_bugs():
             said[bug.events != 600].format(bug.seed, bug.events)
             + (", services" if bug.services else "")
             + (", mig" if bug.mig else "")
-            + (", resources" if bug.resources else ""),
+            + (", resources" if bug.resources else "")
+            + (", pools" if bug.pools else ""),
         )
         for bug in BUGS
     }

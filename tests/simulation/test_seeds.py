@@ -25,6 +25,7 @@ SERVED = size(6, 1000)  # seeds with services; each costs a tenth of the others
 DIVIDED = size(4, 1000)  # seeds with MIG slices, as short
 REGRESSION = 48  # seeds of the fixed campaign
 SELDOM_MISSED = 6  # of some fifty rare edges: which are met changes with any change of the scheduler
+POOLED = size(12, 1000)  # seeds with a node pool
 FIRST = int(os.environ.get("PHALANX_DRILL_SEED") or (randbelow(1 << 40) if FULL else 1_000_000))
 """Quick runs take the same seeds each time, so that a commit has one verdict; full runs draw fresh ones."""
 
@@ -58,6 +59,14 @@ def test_seeds_with_mig_slices_break_no_invariant():
     for seed in range(FIRST, FIRST + DIVIDED):
         result = run_seed(seed, events=600, mig=True)
         again = replay_command(seed, 600, mig=True)
+        assert not result.violations, f"{result.violations[0]}\nreplay it: {again} --story"
+
+
+@pytest.mark.timeout(3600)
+def test_seeds_with_a_node_pool_break_no_invariant():
+    for seed in range(FIRST, FIRST + POOLED):
+        result = run_seed(seed, events=600, pools=True)
+        again = replay_command(seed, 600, pools=True)
         assert not result.violations, f"{result.violations[0]}\nreplay it: {again} --story"
 
 

@@ -63,9 +63,9 @@ class ProviderCalls:
             self._worker(name)
 
     def send(self, calls: Iterable[ProviderCall]) -> None:
-        """Queue calls in order. Never blocks."""
+        """Queue calls in order, except those that are queued or under way already: a slow provider must not fall behind. Never blocks."""
         for call in calls:
-            self._worker(call.provider).calls.put(call)
+            self._worker(call.provider).add(call)
 
     def close(self, *, keep_nodes: bool) -> None:
         """Finish the calls under way and close the providers; unless `keep_nodes`, their nodes end."""
@@ -95,8 +95,15 @@ class _Worker:
     report: Callable[[Sequence[Report]], object]
     provider: NodeProvider | None = None
     calls: queue.SimpleQueue[ProviderCall] = field(default_factory=queue.SimpleQueue)
+    unanswered: set[tuple[str, ProviderAction]] = field(default_factory=set)
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread = field(default_factory=threading.Thread)
+
+    def add(self, call: ProviderCall) -> None:
+        """Queue the call unless the same is queued or under way."""
+        if (call.token, call.action) not in self.unanswered:
+            self.unanswered.add((call.token, call.action))
+            self.calls.put(call)
 
     def run(self) -> None:
         """Carry out calls until the head closes."""
@@ -117,7 +124,10 @@ class _Worker:
         except queue.Empty:
             call = None
         if call is not None:
-            self.report([self._carry_out(call)])
+            try:
+                self.report([self._carry_out(call)])
+            finally:
+                self.unanswered.discard((call.token, call.action))
         if provider is not None:
             for lost in provider.observe():
                 self.report(

@@ -64,7 +64,9 @@ class NodeProvider(Protocol):
         ...
 
     def stop(self, order: NodeOrder) -> None:
-        """Stop the node of the order; nothing of it runs afterwards. Idempotent, also for an order that was never started.
+        """Stop the node of the order; nothing of it runs afterwards, even if a start sent by an earlier head arrives later.
+
+        Idempotent, also for an order that was never started.
 
         Raises:
             OSError: something may still run; the head calls again.

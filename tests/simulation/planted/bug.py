@@ -29,6 +29,7 @@ class Bug:
         services: whether users have services beside their jobs.
         mig: whether MIG divides devices, and users want slices.
         resources: whether jobs ask for CPUs, extras and licences too.
+        pools: whether there is a node pool.
         plant: patches the code.
     """
 
@@ -41,6 +42,7 @@ class Bug:
     services: bool
     mig: bool
     resources: bool
+    pools: bool
     plant: Plant
 
     def run(self, seed: int) -> SeedResult:
@@ -52,6 +54,7 @@ class Bug:
             services=self.services,
             mig=self.mig,
             resources=self.resources,
+            pools=self.pools,
         )
 
 
@@ -67,6 +70,7 @@ def planted(
     services: bool = False,
     mig: bool = False,
     resources: bool = False,
+    pools: bool = False,
 ) -> Callable[[Plant], Plant]:
     """Enter the function into the list; its docstring says what it breaks."""
 
@@ -83,6 +87,7 @@ def planted(
                 services=services,
                 mig=mig,
                 resources=resources,
+                pools=pools,
                 plant=plant,
             )
         )

@@ -14,7 +14,7 @@ from phalanx.core.lifecycle.transitions import TransitionResult, history_line
 from phalanx.core.state import world
 from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.state.world import World, WorldChange
-from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
 from phalanx.core.work.job import JobState
 from phalanx.store import commit_checks
 from tests.simulation.planted.bug import planted
@@ -46,6 +46,22 @@ def devices_are_freed_at_the_stop_request(patch):
                 self._set(self.world.usage, grant.node_id, EMPTY_USAGE)
 
     patch.setitem(world._INDEXED, Attempt, early)
+
+
+@planted(1, seed=0)
+def share_is_not_given_back_at_a_restart(patch):
+    """An attempt with a part of a device ends, its job will start again, and the part stays in use."""
+    put_attempt = world._INDEXED[Attempt]
+    again = {EndCause.PREEMPTED, EndCause.REQUEUED, EndCause.DRAINED, EndCause.NODE_FAIL, EndCause.START_FAIL}
+
+    def greedy(self, attempt):
+        used = {one.node_id: self.world.usage.get(one.node_id) for one in attempt.allocation.grants if one.share}
+        put_attempt(self, attempt)
+        if not attempt.holds_allocation and set(attempt.causes[-1:]) <= again:
+            for node_id, usage in used.items():
+                self._set(self.world.usage, node_id, usage)
+
+    patch.setitem(world._INDEXED, Attempt, greedy)
 
 
 @planted(10, seed=1)

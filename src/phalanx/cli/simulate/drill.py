@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from phalanx.simulator.drill.campaign import DrillReport
     from phalanx.simulator.drill.seed_run import SeedResult
 
+KINDS: Final = ("services", "mig", "resources", "pools")  # of drills
 _SEEDS: Final = 100  # about a minute of two cores
 _SEEDS_SPAN: Final = 1 << 40  # random seeds stay below this, short enough to type
 
@@ -46,6 +47,7 @@ _SEEDS_SPAN: Final = 1 << 40  # random seeds stay below this, short enough to ty
 @click.option("--services", is_flag=True, help="Users have services beside their jobs.")
 @click.option("--mig", is_flag=True, help="MIG divides devices, and users want slices.")
 @click.option("--resources", is_flag=True, help="Jobs ask for CPUs, extras and licences too, and queues limit these.")
+@click.option("--pools", is_flag=True, help="A node pool, whose provider fails, is late or does not answer.")
 @click.option("--story", is_flag=True, help="Show the last events of each failed seed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def drill(**options: Any) -> None:
@@ -57,8 +59,10 @@ def drill(**options: Any) -> None:
     """  # noqa: D301  # \b is a click marker
     from phalanx.simulator.drill.campaign import run_campaign
 
-    if sum(options[kind] for kind in ("services", "mig", "resources")) > 1:
-        raise BadRequest("--services, --mig and --resources cannot be combined", hint="run one after the other")
+    if sum(options[kind] for kind in KINDS) > 1:
+        raise BadRequest(
+            "--services, --mig, --resources and --pools cannot be combined", hint="run one after the other"
+        )
     first = secrets.randbelow(_SEEDS_SPAN) if options["seed"] is None else options["seed"]
     seeds = options["seeds"] or (_SEEDS if options["seed"] is None else 1)
     processes = options["processes"] or os.cpu_count() or 1
@@ -70,6 +74,7 @@ def drill(**options: Any) -> None:
             services=options["services"],
             mig=options["mig"],
             resources=options["resources"],
+            pools=options["pools"],
             processes=processes,
             on_result=done,
         )
@@ -81,7 +86,7 @@ def drill(**options: Any) -> None:
     else:
         _print(report, first, with_coverage=options["with_coverage"])
     for result in report.failed_seeds:
-        users = {kind: options[kind] for kind in ("services", "mig", "resources")}
+        users = {kind: options[kind] for kind in KINDS}
         _print_violations(result, history=options["story"], users=users)
     if report.failed_seeds:
         sys.exit(1)

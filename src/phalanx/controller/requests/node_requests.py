@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.controller.impossible_jobs import record_impossible_jobs
+from phalanx.controller.requests.pools import leaving_member
 from phalanx.controller.requests.request_handlers import RequestHandlers
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict, NotFound
@@ -33,9 +34,16 @@ def uncordon(context: StepContext, request: UncordonNode) -> Node:
     """Return a node to service, and clear its marks.
 
     Raises:
-        Conflict: its engine keeps it out of service, and would do so again.
+        NotFound: no such node.
+        Conflict: its engine keeps it out of service, and would do so again; or its pool releases it.
     """
     node = _known(context, request.node_id)
+    leaving = leaving_member(context, node.id)
+    if leaving is not None:
+        raise Conflict(
+            f"pool {leaving.pool} is releasing {node.id}: {leaving.why}",
+            hint="the pool starts another when a job needs it",
+        )
     if node.cordon is not None and node.cordoned_by_engine:
         hint = Hint(HintCode.UNDRAIN_IN_ENGINE, command=node.cordon.remedy) if node.cordon.remedy else ""
         raise Conflict(f"{node.id} is kept out of service by its engine, {node.engine}: {node.cordon.why}", hint=hint)

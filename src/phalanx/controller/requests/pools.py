@@ -104,33 +104,42 @@ def apply_outcome(context: StepContext, report: ProviderReported) -> None:
             if member.state in COMING_STATES:
                 _give_up(context, member, f"the provider could not start it: {report.why}")
         case ProviderOutcome.LOST:
-            if member.state is PoolNodeState.PROVISIONING:
+            # The start of a requested node is repeated anyway.
+            if member.state is not PoolNodeState.REQUESTED and not member.given_up:
                 _give_up(context, member, report.why)
-            elif member.state is not PoolNodeState.REQUESTED:  # whose start is repeated anyway
-                _drain(context, member, report.why)
         case ProviderOutcome.STOPPED:
-            if member.state is PoolNodeState.DRAINING and not context.world.attempts_on(member.id):
+            if member.leaving and not context.world.attempts_on(member.id):
                 _release(context, member)
 
 
 def with_pool_cordon(context: StepContext, node: Node) -> Node:
     """The registering node, cordoned if its pool already releases it: a late supervisor gets no job."""
     member = context.world.pool_nodes.get(node.id)
-    if member is None or member.state is not PoolNodeState.DRAINING or node.cordon is not None:
+    if member is None or not member.leaving or node.cordon is not None:
         return node
     return replace(node, cordon=_cordon_of(member, context.now.wall_s))
+
+
+def leaving_member(context: StepContext, node_id: NodeId) -> PoolNode | None:
+    """The node's record in its pool if the pool releases it; else None."""
+    member = context.world.pool_nodes.get(node_id)
+    return member if member is not None and member.leaving else None
 
 
 @dataclass(slots=True)
 class PoolKeeper:
     """Orders and releases the nodes of pools. Its memory only delays: a new head starts without it.
 
+    All times are by CLOCK_BOOTTIME, so that a clock that is set gives up and releases nothing.
+
     Attributes:
-        idle_since_s: since when (Unix seconds) a node of a pool has had no job.
-        called_s: when (CLOCK_BOOTTIME) each unanswered call was last sent, by token and action.
+        idle_since_s: since when a node of a pool has had no job.
+        since_s: since when a node has been in its phase, by token and phase; all states before UP are one phase.
+        called_s: when each unanswered call was last sent, by token and action.
     """
 
     idle_since_s: dict[NodeId, float] = field(default_factory=dict)
+    since_s: dict[tuple[str, PoolNodeState], float] = field(default_factory=dict)
     called_s: dict[tuple[str, ProviderAction], float] = field(default_factory=dict)
 
     def update(self, context: StepContext, plan: Plan) -> None:
@@ -138,8 +147,9 @@ class PoolKeeper:
         world = context.world
         if not world.node_pools:
             return
+        boot_s = context.now.boot_s
         for member in sorted(world.pool_nodes.values(), key=lambda member: member.id):
-            _advance(context, member)
+            _advance(context, member, boot_s - self.since_s.get(_phase(member), boot_s))
         for wanted in plan.wanted:
             _order(context, wanted)
         if plan.needed is not None:
@@ -147,6 +157,8 @@ class PoolKeeper:
         for pool in list(world.node_pools.values()):
             if pool.removing and not members_of(pool.id, world.pool_nodes):
                 context.change.remove(NODE_POOLS, pool.id)
+        phases = [_phase(member) for member in world.pool_nodes.values()]
+        self.since_s = {phase: self.since_s.get(phase, boot_s) for phase in phases}
         self._call_providers(context)
 
     def undo(self) -> None:
@@ -155,7 +167,7 @@ class PoolKeeper:
 
     def _release_idle(self, context: StepContext, needed: frozenset[NodeId]) -> None:
         """Drain nodes above the minimum that have idled for long enough, the longest idle first."""
-        world, now_s = context.world, context.now.wall_s
+        world, now_s = context.world, context.now.boot_s
         idle = {
             member.id
             for member in world.pool_nodes.values()
@@ -163,10 +175,10 @@ class PoolKeeper:
             and member.id not in needed
             and not world.attempts_by_node.get(member.id)
         }
-        self.idle_since_s = {node_id: min(now_s, self.idle_since_s.get(node_id, now_s)) for node_id in idle}
+        self.idle_since_s = {node_id: self.idle_since_s.get(node_id, now_s) for node_id in idle}
         for pool in world.node_pools.values():
             members = members_of(pool.id, world.pool_nodes)
-            spare = sum(member.state is not PoolNodeState.DRAINING for member in members) - pool.min_nodes
+            spare = sum(not member.leaving for member in members) - pool.min_nodes
             due = [
                 member
                 for member in members
@@ -200,24 +212,28 @@ class PoolKeeper:
         self.called_s = sent
 
 
+def _phase(member: PoolNode) -> tuple[str, PoolNodeState]:
+    return member.token, PoolNodeState.REQUESTED if member.state in COMING_STATES else member.state
+
+
 def _due_action(context: StepContext, member: PoolNode) -> ProviderAction | None:
-    """The call that the node's state asks for; a draining node is stopped once its jobs have left."""
+    """The call that the node's state asks for; one that is released is stopped once its jobs have left."""
     if member.state is PoolNodeState.REQUESTED:
         return ProviderAction.START
-    if member.state is PoolNodeState.DRAINING and not context.world.attempts_by_node.get(member.id):
+    if member.leaving and not context.world.attempts_by_node.get(member.id):
         return ProviderAction.STOP
     return None
 
 
-def _advance(context: StepContext, member: PoolNode) -> None:
-    """Follow the node's supervisor and the time limits."""
+def _advance(context: StepContext, member: PoolNode, waited_s: float) -> None:
+    """Follow the node's supervisor and the time limits. `waited_s`: as in `next_life`."""
     world, now_s = context.world, context.now.wall_s
     pool, node = world.node_pools[member.pool], world.nodes.get(member.id)
-    after = next_life(member, pool, node, now_s)
+    after = next_life(member, pool, node, now_s, waited_s)
     if after is member:
         return
-    if after.state is PoolNodeState.DRAINING:
-        (_give_up if member.state in COMING_STATES else _drain)(context, member, after.why)
+    if after.given_up:
+        _give_up(context, member, after.why)
         return
     context.change.put(after)
     if after.state is PoolNodeState.UP and node is not None:
@@ -240,7 +256,7 @@ def _order(context: StepContext, wanted: WantedNodes) -> None:
             PoolNode(
                 id=node_id,
                 pool=pool.id,
-                token=f"{node_id}-{context.settings.storage_key}",
+                token=f"{node_id}-{context.settings.storage_key}-{context.world.next_history_seq}",
                 state=PoolNodeState.REQUESTED,
                 requested_s=now_s,
                 changed_s=now_s,
@@ -252,23 +268,28 @@ def _order(context: StepContext, wanted: WantedNodes) -> None:
 
 
 def _give_up(context: StepContext, member: PoolNode, why: str) -> None:
-    """Give up a node that did not come up; its pool orders no other for a while."""
-    pool = context.world.node_pools[member.pool].after_failure(f"{member.id}: {why}", context.now.wall_s)
-    context.change.put(pool)
-    _drain(context, member, why)
+    """Mark a node DOWN for good, to be released. If it did not even start, its pool orders no other for a while."""
+    now_s = context.now.wall_s
+    if member.state in COMING_STATES:
+        pool = context.world.node_pools[member.pool]
+        context.change.put(pool.after_failure(f"{member.id}: {why}", now_s))
+    _leave(context, member.enters(PoolNodeState.DOWN, now_s, why, given_up=True))
 
 
 def _drain(context: StepContext, member: PoolNode, why: str) -> None:
     """Take a node out of service: its jobs are saved and moved, then the provider stops it."""
-    if member.state is PoolNodeState.DRAINING:
-        return
-    now_s = context.now.wall_s
-    context.change.put(member.enters(PoolNodeState.DRAINING, now_s, why))
-    context.add_history("node_releasing", f"{member.id} is being released: {why}", node_id=member.id, by=member.pool)
+    if not member.leaving:
+        _leave(context, member.enters(PoolNodeState.DRAINING, context.now.wall_s, why))
+
+
+def _leave(context: StepContext, member: PoolNode) -> None:
+    """Record a node that will be released, and move its jobs."""
+    context.change.put(member)
+    text = f"{member.id} is being released: {member.why}"
+    context.add_history("node_releasing", text, node_id=member.id, by=member.pool)
     node = context.world.nodes.get(member.id)
     if node is not None:
-        cordon = _cordon_of(replace(member, why=why), now_s)
-        context.change.put(replace(node, cordon=cordon, changed_s=now_s))
+        context.change.put(replace(node, cordon=_cordon_of(member, context.now.wall_s), changed_s=context.now.wall_s))
         context.stop_jobs_on(member.id, by=f"pool {member.pool}")
 
 

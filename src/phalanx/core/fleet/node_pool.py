@@ -24,11 +24,11 @@ BACKOFF_MAX_S: Final = 1800.0
 
 
 class PoolNodeState(enum.StrEnum):
-    """Life of a pooled node: REQUESTED -> PROVISIONING -> UP -> DRAINING -> RELEASED, and DOWN from UP.
+    """Life of a pooled node: REQUESTED -> PROVISIONING -> UP -> DRAINING -> RELEASED, and DOWN from anywhere.
 
     REQUESTED: recorded; the provider has not confirmed the order. PROVISIONING: the provider starts it. UP: its supervisor has registered.
-    DRAINING: it takes no new job, and is released once its jobs have left. DOWN: its supervisor is lost. RELEASED: the provider has
-    confirmed that nothing of it runs; the record is removed in the same step.
+    DRAINING: it takes no new job, and is released once its jobs have left. DOWN: it did not start, or its supervisor is lost.
+    RELEASED: the provider has confirmed that nothing of it runs; the record is removed in the same step.
     """
 
     REQUESTED = "requested"
@@ -91,6 +91,11 @@ class NodePool:
         """Price of one device in US dollars an hour; of the node if it has none."""
         return self.price_per_h / max(1, len(self.template.devices))
 
+    def waits_s(self, now_s: float) -> float:
+        """How long it still orders no node, at `now_s`; 0 if it may. A wait beyond the longest one means that the clock was set."""
+        wait_s = self.retry_at_s - now_s
+        return wait_s if 0.0 < wait_s <= BACKOFF_MAX_S else 0.0
+
     def after_failure(self, why: str, now_s: float) -> NodePool:
         """With one more node given up: the next order waits longer."""
         wait_s = min(BACKOFF_S * 2.0 ** min(self.failures, 16), BACKOFF_MAX_S)
@@ -104,7 +109,8 @@ class PoolNode:
     Attributes:
         token: idempotency token of the order; the provider starts at most one machine for it.
         changed_s: when it entered its state.
-        why: why it was ordered, or why it is given up or released.
+        why: why it was ordered, is down, or is released.
+        given_up: it is DOWN for good and will be released. A DOWN node that is not may still return.
     """
 
     id: NodeId
@@ -114,41 +120,50 @@ class PoolNode:
     requested_s: float
     changed_s: float
     why: str = ""
+    given_up: bool = False
 
-    def enters(self, state: PoolNodeState, now_s: float, why: str = "") -> PoolNode:
+    @property
+    def leaving(self) -> bool:
+        """Whether it takes no new job and will be released."""
+        return self.state is PoolNodeState.DRAINING or self.given_up
+
+    def enters(self, state: PoolNodeState, now_s: float, why: str = "", *, given_up: bool = False) -> PoolNode:
         """The node in another state."""
-        return replace(self, state=state, changed_s=now_s, why=why)
+        return replace(self, state=state, changed_s=now_s, why=why, given_up=given_up)
 
 
-def next_life(member: PoolNode, pool: NodePool, node: Node | None, now_s: float) -> PoolNode:
+def next_life(member: PoolNode, pool: NodePool, node: Node | None, now_s: float, waited_s: float) -> PoolNode:
     """The pooled node after its supervisor's state and the time were looked at; itself if nothing changes.
 
     Args:
         member: the pooled node.
         pool: its pool.
         node: what its supervisor registered; None before it did.
-        now_s: Unix seconds.
+        now_s: Unix seconds, for the record.
+        waited_s: how long it has been starting, or DOWN, by a clock that nobody sets.
     """
     up = node is not None and node.state is NodeState.UP
+    lost = "its record is gone" if node is None else node.down_cause
     match member.state:
         case PoolNodeState.REQUESTED | PoolNodeState.PROVISIONING:
             if up:
                 return member.enters(PoolNodeState.UP, now_s)
-            if now_s - member.requested_s >= pool.start_limit_s:
-                return member.enters(
-                    PoolNodeState.DRAINING, now_s, f"it was not up {pool.start_limit_s:g} s after its request"
-                )
+            if waited_s >= pool.start_limit_s:
+                why = f"it was not up {pool.start_limit_s:g} s after its request"
+                return member.enters(PoolNodeState.DOWN, now_s, why, given_up=True)
         case PoolNodeState.UP:
             if not up:
-                return member.enters(
-                    PoolNodeState.DOWN, now_s, "its record is gone" if node is None else node.down_cause
-                )
-        case PoolNodeState.DOWN:
+                return member.enters(PoolNodeState.DOWN, now_s, lost)
+        case PoolNodeState.DOWN if not member.given_up:
             if up:
                 return member.enters(PoolNodeState.UP, now_s)
-            if now_s - member.changed_s >= RETURN_WAIT_S:
-                return member.enters(PoolNodeState.DRAINING, now_s, f"down for {RETURN_WAIT_S:g} s: {member.why}")
-        case PoolNodeState.DRAINING | PoolNodeState.RELEASED:
+            if waited_s >= RETURN_WAIT_S:
+                why = f"down for {RETURN_WAIT_S:g} s: {member.why}"
+                return member.enters(PoolNodeState.DOWN, now_s, why, given_up=True)
+        case PoolNodeState.DRAINING:
+            if node is not None and not up:
+                return member.enters(PoolNodeState.DOWN, now_s, f"{member.why}; {lost}", given_up=True)
+        case PoolNodeState.DOWN | PoolNodeState.RELEASED:
             pass
     return member
 

@@ -2,11 +2,13 @@
 
 Jobs are taken by queue priority, then in submit order. Each takes its whole gang from nodes of one GPU model: first free capacity, then
 nodes that are on their way, then new nodes of the pools that fit it, the cheapest per device first. A gang that these cannot hold
-completely takes none, so that no node is paid for half a gang. Quotas count as if the new nodes were there.
+completely takes none, so that no node is paid for half a gang. Quotas count the fleet with the nodes on their way and those ordered here; if
+they admit a gang only on a larger fleet, further nodes are ordered with it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,7 +16,7 @@ from typing import Final
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.capacity import fleet_resources, nodes_resources
 from phalanx.core.fleet.node import Node
-from phalanx.core.fleet.node_pool import COMING_STATES, NodePool, PoolNodeState, members_of, template_node
+from phalanx.core.fleet.node_pool import COMING_STATES, NodePool, members_of, template_node
 from phalanx.core.fleet.summary import summary_of
 from phalanx.core.ids import JobId, NodeId, PoolId
 from phalanx.core.resources import NO_RESOURCES, Resources
@@ -22,6 +24,7 @@ from phalanx.core.scheduling.board_builder import ClusterSnapshot
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes
 from phalanx.core.state.plan import WaitReason, WantedNodes
 from phalanx.core.state.snapshot import EMPTY_USAGE
+from phalanx.core.units import format_duration
 from phalanx.core.work.extras import seats_of
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
 from phalanx.core.work.quota_tree import QuotaTree
@@ -49,7 +52,7 @@ class NodeDemand:
     Attributes:
         wanted: the nodes to order.
         used: nodes of the fleet that waiting jobs need, so that they are not released.
-        texts: for each job that gets nodes of a pool: which pool starts how many for it.
+        texts: for each job that gets nodes of a pool: which pool starts how many for it; for each that would, why the pool starts none now.
     """
 
     wanted: tuple[WantedNodes, ...] = ()
@@ -132,14 +135,18 @@ def node_demand(
     if not room:
         return NodeDemand()
     new = [slot for pool in _by_price(cluster) for slot in _new_slots(pool, room[pool.id])]
-    trial = _Trial([*_free_slots(cluster), *_coming_slots(cluster), *new], _quotas(cluster, new))
+    trial = _trial(cluster, new)
+    later, waiting_s = _later_trial(cluster, room, now_s)
     orders: dict[PoolId, list[JobId]] = {}
     counts: dict[PoolId, int] = {}
     used: set[NodeId] = set()
     texts: dict[JobId, str] = {}
     for job in _waiting_for_capacity(cluster, jobs, reason_of):
         pooled: dict[PoolId, int] = {}
-        for slot in trial.take_gang(job):
+        gang = trial.take_gang(job)
+        if not gang and later is not None and (text := _wait_text(later.take_gang(job), waiting_s)):
+            texts[job.id] = text
+        for slot in gang:
             if slot.pool is None:
                 used.add(slot.node.id)
                 continue
@@ -161,6 +168,29 @@ def node_demand(
     ]
     wanted += _up_to_minimum(cluster, room, counts)
     return NodeDemand(wanted=tuple(wanted), used=frozenset(used), texts=texts)
+
+
+def _later_trial(
+    cluster: ClusterSnapshot, room: Mapping[PoolId, int], now_s: float
+) -> tuple[_Trial | None, Mapping[PoolId, float]]:
+    """The same trial with the pools that wait after a failure, and how long each waits; None without such a pool."""
+    waiting_s = {pool.id: wait_s for pool in cluster.node_pools.values() if (wait_s := pool.waits_s(now_s)) > 0.0}
+    if not waiting_s:
+        return None, waiting_s
+    rooms = {pool.id: room[pool.id] or _places(pool, cluster) for pool in cluster.node_pools.values()}
+    now = [slot for pool in _by_price(cluster) if pool.id not in waiting_s for slot in _new_slots(pool, rooms[pool.id])]
+    after = [slot for pool in _by_price(cluster) if pool.id in waiting_s for slot in _new_slots(pool, rooms[pool.id])]
+    return _trial(cluster, [*now, *after]), waiting_s
+
+
+def _wait_text(gang: list[_Slot], waiting_s: Mapping[PoolId, float]) -> str:
+    """Why the pools that the gang needs start no node for it now; "" if it needs none that waits."""
+    pools = {slot.pool.id: slot.pool for slot in gang if slot.pool is not None and slot.pool.id in waiting_s}
+    return "; ".join(
+        f"pool {name} tries again in {format_duration(waiting_s[name])}, "
+        f"{pool.failures} node{' has' if pool.failures == 1 else 's have'} failed to start: {pool.failure}"
+        for name, pool in sorted(pools.items())
+    )
 
 
 def demand_period_s(nodes: int) -> float:
@@ -196,13 +226,64 @@ def _waiting_for_capacity(
                 return
 
 
-class _Trial:
-    """Places gangs one after the other. Slots only shrink, so a request that did not fit is not tried again."""
+class _GrowingQuotas:
+    """The queue tree with the usage of the running jobs and of the gangs taken here, on a fleet that grows.
 
-    def __init__(self, slots: list[_Slot], quotas: QuotaTree) -> None:
+    Attributes:
+        capacity: of the fleet, with the nodes on their way and those ordered so far.
+    """
+
+    def __init__(self, cluster: ClusterSnapshot, capacity: Resources) -> None:
+        self.capacity = capacity
+        self._queues = cluster.queues
+        self._running = [
+            (job.queue, job.user, attempt.allocation.resources)
+            for attempt in cluster.attempts.values()
+            if (job := cluster.jobs[attempt.job_id]).queue in self._queues
+        ]
+        self._trees = {capacity: self._tree(capacity)}
+
+    def admits(self, job: Job, asked: Resources, more: Resources) -> bool:
+        """Whether the job may use these resources if the fleet had `more`."""
+        capacity = self.capacity + more
+        if capacity not in self._trees:
+            self._trees = {self.capacity: self._trees[self.capacity], capacity: self._tree(capacity)}
+        tree = self._trees[capacity]
+        return tree.check_admission(tree.job_node(job.queue), job.user, asked) is None
+
+    def take(self, job: Job, asked: Resources, more: Resources) -> None:
+        """Count the job as running, on a fleet that grows by `more`."""
+        self._running.append((job.queue, job.user, asked))
+        if more != NO_RESOURCES:
+            self.capacity += more
+            self._trees = {self.capacity: self._tree(self.capacity)}
+        else:
+            tree = self._trees[self.capacity]
+            tree.add_running(tree.job_node(job.queue), job.user, asked)
+            self._trees = {self.capacity: tree}
+
+    def _tree(self, capacity: Resources) -> QuotaTree:
+        tree = QuotaTree(self._queues.values(), capacity)
+        for queue, user, held in self._running:
+            tree.add_running(tree.job_node(queue), user, held)
+        return tree
+
+
+class _Trial:
+    """Places gangs one after the other. Slots only shrink, so a request that did not fit is not tried again.
+
+    Args:
+        slots: free capacity, nodes on their way, and new nodes, in the order in which they are used.
+        quotas: on the fleet without the new nodes.
+        releasable: nodes of pools, which are released if no job needs them.
+    """
+
+    def __init__(self, slots: list[_Slot], quotas: _GrowingQuotas, releasable: Container[NodeId]) -> None:
+        self._slots = slots
         self._summary = summary_of(slot.node for slot in slots)
         self._quotas = quotas
         self._failed: set[tuple[object, ...]] = set()
+        self._idle = [slot for slot in slots if slot.pool is None and slot.node.id in releasable]
         self._all: dict[str, list[_Slot]] = {}
         self._free: dict[str, list[_Slot]] = {}
         for slot in slots:
@@ -212,7 +293,10 @@ class _Trial:
                 self._free.setdefault(model, []).append(slot)
 
     def take_gang(self, job: Job) -> list[_Slot]:
-        """Take the parts of the job's gang from the slots, in their order; empty if they do not hold all of it, or a quota refuses it."""
+        """Take the parts of the job's gang from the slots, in their order; empty if they do not hold all of it, or a quota refuses it.
+
+        Slots that the job's quota needs, although the gang does not use them, follow.
+        """
         role = job.spec.role
         request = (
             role.gpus,
@@ -238,14 +322,33 @@ class _Trial:
         return []
 
     def _take(self, job: Job, found: list[tuple[_Slot, _Part]]) -> list[_Slot]:
-        queue = self._quotas.job_node(job.queue)
+        quotas = self._quotas
         asked = sum((slot.resources_of(part) for slot, part in found), NO_RESOURCES)
-        if self._quotas.check_admission(queue, job.user, asked) is not None:
-            return []
-        self._quotas.add_running(queue, job.user, asked)
+        taken = [slot for slot, _ in found]
+        new = [slot for slot in taken if slot.new]
+        own = _capacity(new)
+        if not quotas.admits(job, asked, own):
+            spare = [slot for slot in self._slots if slot.new and not any(slot is one for one in new)]
+            if not quotas.admits(job, asked, own + _capacity(spare)):
+                return []
+            # The fewest that suffice, by bisection: a larger fleet admits all that a smaller one does.
+            count = bisect_left(
+                range(len(spare)), True, key=lambda count: quotas.admits(job, asked, own + _capacity(spare[:count]))
+            )
+            new += spare[:count]
+            taken += spare[:count]
+        self._idle = [slot for slot in self._idle if not any(slot is one for one in taken)]
+        if self._idle and not new and not quotas.admits(job, asked, -_capacity(self._idle)):
+            taken += self._idle
+            self._idle = []
+        quotas.take(job, asked, _capacity(new))
         for slot, part in found:
             slot.take(part)
-        return [slot for slot, _ in found]
+        return taken
+
+
+def _capacity(slots: Iterable[_Slot]) -> Resources:
+    return nodes_resources(slot.node for slot in slots)
 
 
 def _parts(shape: Shape, job: Job) -> list[_Part]:
@@ -272,9 +375,12 @@ def _find(parts: list[_Part], slots: list[_Slot], exclude: Container[str]) -> li
 
 def _room(pool: NodePool, cluster: ClusterSnapshot, now_s: float) -> int:
     """How many more nodes the pool may order now."""
-    if pool.removing or now_s < pool.retry_at_s:
-        return 0
-    return max(0, pool.max_nodes - len(members_of(pool.id, cluster.pool_nodes)))
+    return 0 if pool.waits_s(now_s) > 0.0 else _places(pool, cluster)
+
+
+def _places(pool: NodePool, cluster: ClusterSnapshot) -> int:
+    """How many more nodes the pool may have."""
+    return 0 if pool.removing else max(0, pool.max_nodes - len(members_of(pool.id, cluster.pool_nodes)))
 
 
 def _by_price(cluster: ClusterSnapshot) -> list[NodePool]:
@@ -315,15 +421,11 @@ def _free_slots(cluster: ClusterSnapshot) -> list[_Slot]:
     return found
 
 
-def _quotas(cluster: ClusterSnapshot, new: list[_Slot]) -> QuotaTree:
-    """The queue tree of the fleet with all nodes that could be ordered or are on their way, and the usage of the running jobs."""
-    coming = nodes_resources(slot.node for slot in [*new, *_coming_slots(cluster)])
-    tree = QuotaTree(cluster.queues.values(), fleet_resources(cluster.nodes, seats_of(cluster.licences)) + coming)
-    for attempt in cluster.attempts.values():
-        job = cluster.jobs[attempt.job_id]
-        if job.queue in cluster.queues:
-            tree.add_running(tree.job_node(job.queue), job.user, attempt.allocation.resources)
-    return tree
+def _trial(cluster: ClusterSnapshot, new: list[_Slot]) -> _Trial:
+    """A trial on what is free, on its way, and new."""
+    coming = _coming_slots(cluster)
+    capacity = fleet_resources(cluster.nodes, seats_of(cluster.licences)) + _capacity(coming)
+    return _Trial([*_free_slots(cluster), *coming, *new], _GrowingQuotas(cluster, capacity), cluster.pool_nodes)
 
 
 def _up_to_minimum(
@@ -332,9 +434,7 @@ def _up_to_minimum(
     """Further nodes that bring each pool to its minimum. Nodes that are being released do not count towards it."""
     found = []
     for name, pool in sorted(cluster.node_pools.items()):
-        kept = sum(
-            member.state is not PoolNodeState.DRAINING for member in members_of(name, cluster.pool_nodes)
-        ) + counts.get(name, 0)
+        kept = sum(not member.leaving for member in members_of(name, cluster.pool_nodes)) + counts.get(name, 0)
         more = min(pool.min_nodes - kept, room[name] - counts.get(name, 0))
         if more > 0:
             found.append(WantedNodes(pool=name, count=more, why=f"the minimum is {pool.min_nodes}"))

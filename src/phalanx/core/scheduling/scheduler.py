@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from phalanx.core.fleet.node import ForeignUsage, Node
-from phalanx.core.ids import JobId, NodeId, QueueId
+from phalanx.core.fleet.node_pool import NodePool
+from phalanx.core.ids import JobId, NodeId, PoolId, QueueId
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_builder import ClusterSnapshot, apply_foreign_usage, build_board
 from phalanx.core.scheduling.board_records import (
@@ -125,6 +126,7 @@ class Scheduler:
         self._awaited_nodes = ""
         self._judged_until_s = INFINITE
         self._queues: Mapping[QueueId, Queue] = {}
+        self._pool_sizes: dict[PoolId, int] = {}
         self._demand = NodeDemand()
         self._demand_s = -INFINITE
 
@@ -144,6 +146,8 @@ class Scheduler:
                     nodes[record.id] = None
                 case Queue() | Reservation() | Licence():
                     self.stale = True
+                case NodePool():
+                    self.stale = self.stale or self._pool_sizes.get(record.id) != _pool_size(record)
                 case _:
                     pass  # an attempt's job changes with it whenever that matters here
         self._set_time(now_s, wall_s)
@@ -163,6 +167,7 @@ class Scheduler:
         self._judge_anew(snapshot)
         self._awaited_nodes = snapshot.awaited_nodes
         self._queues = snapshot.queues
+        self._pool_sizes = {pool.id: _pool_size(pool) for pool in snapshot.node_pools.values()}
         self.fleet_index = index_fleet(snapshot.nodes)
         self.speeds.set_models(self.fleet_index.device_models)
         self._seen_nodes = dict(snapshot.nodes)
@@ -641,3 +646,8 @@ class Scheduler:
         if not self.pending_placements.record_rejection(job_id, entry, now_s):
             self.board.undo_start(entry, now_s)
             self._wake_s = -INFINITE
+
+
+def _pool_size(pool: NodePool) -> int:
+    """The nodes that a pool can have: if they change, waiting jobs are judged again."""
+    return 0 if pool.removing else pool.max_nodes

@@ -83,6 +83,7 @@ def run_campaign(
     services: bool = False,
     mig: bool = False,
     resources: bool = False,
+    pools: bool = False,
     processes: int = 1,
     on_result: Callable[[SeedResult], None] = lambda _: None,
 ) -> DrillReport:
@@ -91,10 +92,12 @@ def run_campaign(
     if processes <= 1 or seeds == 1:
         for seed in range(first, first + seeds):
             _add_result(
-                report, run_seed(seed, events=events, services=services, mig=mig, resources=resources), on_result
+                report,
+                run_seed(seed, events=events, services=services, mig=mig, resources=resources, pools=pools),
+                on_result,
             )
     else:
-        run = partial(run_seed, events=events, services=services, mig=mig, resources=resources)
+        run = partial(run_seed, events=events, services=services, mig=mig, resources=resources, pools=pools)
         _run_parallel(report, range(first, first + seeds), run, min(processes, seeds), on_result)
     report.failed_seeds.sort(key=lambda one: one.seed)
     report.wall_s = time.monotonic() - begun_s

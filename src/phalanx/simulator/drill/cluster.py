@@ -45,6 +45,8 @@ from phalanx.simulator.drill.invariants import InvariantChecker
 from phalanx.simulator.drill.network import LATENCY_S, VirtualNetwork
 from phalanx.simulator.drill.node import DrillNode
 from phalanx.simulator.drill.operator_invariants import AUDIT_KEY, call_of
+from phalanx.simulator.drill.pools.invariants import PoolChecker
+from phalanx.simulator.drill.pools.provider import DrillProvider
 from phalanx.simulator.drill.protocols import NodeInterface
 from phalanx.simulator.drill.violations import require
 
@@ -70,6 +72,7 @@ class DrillCluster:
         crash_looping: jobs whose rank 0 crashes within a second of every start.
         leases_until_s: end of the leases granted by a planned stop; survives the head, as its file does.
         original_nodes: the original record of each node, with all devices.
+        provider: starts and stops the nodes of pools; None if there are no pools.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class DrillCluster:
         self.crash_looping: set[JobId] = set()
         self.leases_until_s = 0.0
         self.invariants = InvariantChecker(self)
+        self.provider: DrillProvider | None = None
         self.engine_watches = True
         self.engine_late_s = 0.0
         self._incarnations = self._at_once = 0
@@ -120,6 +124,12 @@ class DrillCluster:
             self.nodes[node.id] = DrillNode(self, node)
             self.nodes[node.id].boot()
         self.run(0.2)
+
+    def add_provider(self, dice: Random, make_node: Callable[[str], Node]) -> DrillProvider:
+        """Add the provider of node pools, whose nodes `make_node` describes."""
+        self.provider = DrillProvider(self, dice, make_node)
+        self.invariants.pools = PoolChecker(self.provider, self.store)
+        return self.provider
 
     # ---- time ----------------------------------------------------------------------------------------------------------
 
@@ -236,6 +246,8 @@ class DrillCluster:
         audit.resume_after(self.store.audit_tip())
         self.head = DrillHead(incarnation=self._incarnations, controller=controller, audit=audit)
         controller.start(self.now, leases_until_s=max(leases_until_s, self.leases_until_s))
+        if self.provider is not None:
+            self.provider.open(self.head, list(controller.world.pool_nodes.values()))
         self._wake_head(self.head, 0.0)
         return self.head
 
@@ -296,6 +308,8 @@ class DrillCluster:
                 self.call_after(node.link.down.latency_s + self.answer_delay_s(), node.calls.poll)
         for name in outbox.lost:
             head.mailboxes.remove(name)
+        if self.provider is not None:
+            self.provider.send(head, outbox.provider_calls)
 
     def answer_delay_s(self) -> float:
         """Return how long the head's answers are delayed by its disk."""
@@ -399,6 +413,9 @@ class DrillCluster:
 
     def report_death(self, node: NodeInterface) -> None:
         """Report a supervisor's death after the engine's sweep; the report may arrive after the next incarnation has started."""
+        if self.provider is not None and self.provider.machine_of(node.id) is not None:
+            self.provider.machine_ended(node.id)
+            return
         if self.head is None:
             return  # the engine died with the head; the next one finds no process and sends nothing
         dead = NodeDied(node_id=node.id, supervisor_id=node.supervisor_id, why="its supervisor died", confirmed=True)
@@ -407,17 +424,17 @@ class DrillCluster:
 
     def kill_node(self, name: str, *, silent: bool = False) -> None:
         """Power off a node. The engine notices and sweeps; with `silent` only the lease reveals it."""
-        node = self.nodes[NodeId(name)]
-        if not node.alive:
+        node = self.nodes.get(NodeId(name))
+        if node is None or not node.alive:
             return
         node.power_off()
         if self.engine_watches and not silent:
             self.call_after(DEATH_REPORTED_S + self.engine_late_s, lambda: self.report_death(node))
 
     def revive_node(self, name: str) -> None:
-        """Power on a node with a new supervisor incarnation, after the engine has swept it."""
-        node = self.nodes[NodeId(name)]
-        if node.alive:
+        """Power on a node with a new supervisor incarnation, after the engine has swept it. A machine that was released stays away."""
+        node = self.nodes.get(NodeId(name))
+        if node is None or node.alive:
             return
         if node.has_orphans:
             self.call_after(0.2, lambda: self.revive_node(name))
@@ -435,6 +452,8 @@ class DrillCluster:
         self.store.full_commits, self.store.next_crash = 0, None
         self.drop_command = lambda _: False
         self.commit_s = self.engine_late_s = 0.0
+        if self.provider is not None:
+            self.provider.heal()
         self.refusing_nodes.clear()
         self.bad_links.clear()
         if self.head is None:

@@ -99,4 +99,6 @@ def fault_table(coverage: Coverage) -> list[str]:
         counts = coverage.faults.get(kind, Counter())
         cells = "".join(f" {counts.get(state.value, 0) if state in can else '-':>9}" for state in _STATES)
         lines.append(f"{kind:{width}} {counts.get('none', 0):>8}{cells}")
-    return lines
+    others = sorted(coverage.faults.keys() - FAULT_KINDS.keys())  # of a pool's provider: they hit no attempt
+    dashes = f" {'-':>9}" * len(_STATES)
+    return [*lines, *(f"{kind:{width}} {coverage.faults[kind].get('none', 0):>8}{dashes}" for kind in others)]

@@ -279,8 +279,8 @@ class FaultInjector:
         """Restart the node with an unhealthy or missing device; the next such fault repairs it."""
         if not node.alive or node.paused:
             return False
-        self._cluster.kill_node(node.id)
         whole = self._cluster.original_nodes[node.id]
+        self._cluster.kill_node(node.id)
         if node.record.devices != whole.devices:
             devices = whole.devices
         elif self._dice.random() < 0.5:
@@ -374,8 +374,8 @@ class FaultInjector:
             return False
         if node.incarnation > 1 and self._dice.random() < 0.5:
             before = SupervisorId(f"{node.id}-life{node.incarnation - 1}")
-            known = self._cluster.world.nodes[node.id].supervisor_id
-            if known == node.supervisor_id:
+            known = self._cluster.world.nodes.get(node.id)
+            if known is not None and known.supervisor_id == node.supervisor_id:
                 self._cluster.try_turn([NodeDied(node_id=node.id, supervisor_id=before, why="it died", confirmed=True)])
                 return True
         self._cluster.try_turn(

@@ -38,6 +38,7 @@ from phalanx.simulator.drill.billing_invariants import BillingChecker
 from phalanx.simulator.drill.head import DrillHead
 from phalanx.simulator.drill.limit_invariants import LimitChecker
 from phalanx.simulator.drill.operator_invariants import OperatorChecker
+from phalanx.simulator.drill.pools.invariants import PoolChecker
 from phalanx.simulator.drill.processes import newest_valid
 from phalanx.simulator.drill.protocols import ObservedCluster
 from phalanx.simulator.drill.restart_invariants import RestartChecker
@@ -64,6 +65,7 @@ class InvariantChecker:
         self._limits = LimitChecker(cluster)
         self._books = BillingChecker(cluster)
         self.operators = OperatorChecker()
+        self.pools: PoolChecker | None = None
 
     # ---- acknowledged requests -----------------------------------------------------------------------------------------
 
@@ -133,6 +135,8 @@ class InvariantChecker:
         self._limits.check(world, outbox, head)
         self._books.check(change.records, now)
         check_services(change.history, world)
+        if self.pools is not None:
+            self.pools.check_commit(change, world)
 
     def check_store(self) -> None:
         """Check the store when a head starts, and at the end."""

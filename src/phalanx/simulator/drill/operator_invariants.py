@@ -33,7 +33,8 @@ class OperatorChecker:
             if isinstance(event, CordonNode) and event.node_id in world.nodes:
                 self._cordoned.add(event.node_id)
         self.forget(events)
-        for node_id in self._cordoned:
+        self._cordoned &= world.nodes.keys()  # a pool may release a node; its name never returns
+        for node_id in sorted(self._cordoned):
             if world.nodes[node_id].cordon is None:
                 raise InvariantBroken(
                     2, f"{node_id} lost its operator's cordon in {[type(one).__name__ for one in events]}"

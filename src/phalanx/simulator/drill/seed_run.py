@@ -9,6 +9,7 @@ from typing import Final
 
 from phalanx.controller.step_result import StepResult
 from phalanx.core.errors import NeverFits
+from phalanx.core.fleet.capacity import nodes_resources
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.resources import Resources
 from phalanx.core.scheduling.shape import acceptable_shapes
@@ -25,10 +26,12 @@ from phalanx.simulator.drill.disk import DrillMemoryStore, DrillSqliteStore
 from phalanx.simulator.drill.faults import FAULT_DURATIONS_S, FAULT_KINDS, FaultInjector
 from phalanx.simulator.drill.limit_invariants import fleet_capacity
 from phalanx.simulator.drill.mig_workload import MigUserSimulator, divide
+from phalanx.simulator.drill.pools.workload import NODES_MAX as MOST_POOL_NODES
+from phalanx.simulator.drill.pools.workload import PoolFaultInjector, PoolUserSimulator, longest_wait_s
 from phalanx.simulator.drill.resource_workload import ResourceUserSimulator, with_offers
 from phalanx.simulator.drill.service_workload import ServiceUserSimulator
 from phalanx.simulator.drill.violations import CODE_ERROR, InvariantBroken, Violation
-from phalanx.simulator.drill.workload import FAST_POLICY, UserSimulator, fleet
+from phalanx.simulator.drill.workload import FAST_POLICY, UserSimulator, drill_node, fleet
 
 EVENTS: Final = 2000  # state changes before the faults are healed
 SQLITE_EVERY: Final = 8  # one seed in eight uses the SQLite store on a virtual disk; the others use the memory store
@@ -37,6 +40,7 @@ IDLE_MAX_S: Final = 1.0  # the head acts on events and on its own timers
 AIM_WAIT_S: Final = 10.0  # time for an attempt to reach the state in which a fault shall hit it
 JOB_MAX_S: Final = 480.0  # six starts of one minute each, their backoffs, and 30 s of work
 HISTORY_LINES: Final = 40
+POOL_FAULT_SHARE: Final = 0.3  # of the faults, if there is a pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,7 @@ def run_seed(
     services: bool = False,
     mig: bool = False,
     resources: bool = False,
+    pools: bool = False,
 ) -> SeedResult:
     """Run one seed: `events` state changes with faults, then heal and finish. Stops at the first violation.
 
@@ -83,6 +88,7 @@ def run_seed(
         services: whether users have services beside their jobs.
         mig: whether MIG divides devices, and users want slices; without services.
         resources: whether jobs ask for CPUs, extras and licences too, in queues that limit these; not together with services.
+        pools: whether there is a node pool, with faults of its provider. Not together with the others.
     """
     begun_s = time.process_time()
     on_sqlite = seed % SQLITE_EVERY == 0 if sqlite is None else sqlite
@@ -90,7 +96,7 @@ def run_seed(
     drill: SeedRun | None = None
     broken: tuple[int, str] | None = None
     try:
-        drill = SeedRun(seed, events, store, services=services, mig=mig, resources=resources)
+        drill = SeedRun(seed, events, store, services=services, mig=mig, resources=resources, pools=pools)
         with count_transitions(drill.cluster.coverage):
             drill.run()
     except InvariantBroken as error:
@@ -120,11 +126,11 @@ def run_seed(
 
 
 def replay_command(
-    seed: int, events: int, *, services: bool = False, mig: bool = False, resources: bool = False
+    seed: int, events: int, *, services: bool = False, mig: bool = False, resources: bool = False, pools: bool = False
 ) -> str:
     """Return the command that reproduces this seed on the same commit."""
     more = f" --events {events}" if events != EVENTS else ""
-    kinds = (" --services" * services) + (" --mig" * mig) + (" --resources" * resources)
+    kinds = (" --services" * services) + (" --mig" * mig) + (" --resources" * resources) + (" --pools" * pools)
     return f"phalanx drill --seed {seed}{more}{kinds}"
 
 
@@ -140,7 +146,9 @@ class SeedRun:
         services: bool = False,
         mig: bool = False,
         resources: bool = False,
+        pools: bool = False,
     ) -> None:
+        assert services + mig + resources + pools <= 1, "one workload at a time"
         self._dice = Random(seed)
         self._events = events
         nodes = divide(fleet()) if mig else with_offers(fleet()) if resources else fleet()
@@ -152,10 +160,17 @@ class SeedRun:
             if mig
             else ResourceUserSimulator
             if resources
+            else PoolUserSimulator
+            if pools
             else UserSimulator
         )
-        self._users = users(self.cluster, self._dice)
+        self._users: UserSimulator = users(self.cluster, self._dice)
         self._faults = FaultInjector(self.cluster, self._dice)
+        self._pool_faults = (
+            PoolFaultInjector(self.cluster, self._users.provider, self._faults, self._dice)
+            if isinstance(self._users, PoolUserSimulator)
+            else None
+        )
         self._aim: tuple[str, AttemptState, float] | None = None
         self.cluster.on_turn = self._schedule_aimed_fault
         self._fault_rate = self._dice.choice((0.3, 0.5, 0.7))  # fault rates differ between seeds
@@ -175,6 +190,9 @@ class SeedRun:
     # ---- faults --------------------------------------------------------------------------------------------------------
 
     def _fault(self) -> None:
+        if self._pool_faults is not None and self._dice.random() < POOL_FAULT_SHARE:
+            self._pool_faults.inject()
+            return
         kind = self._dice.choice(tuple(FAULT_KINDS))
         if self._dice.random() < 0.3:
             self._faults.inject(kind)
@@ -184,6 +202,8 @@ class SeedRun:
 
     def _schedule_aimed_fault(self, outbox: StepResult) -> None:
         """Schedule the planned fault once an attempt reaches the chosen state."""
+        if self._pool_faults is not None:
+            self._pool_faults.after_turn(outbox)
         if self._aim is None:
             return
         kind, state, until_s = self._aim
@@ -201,7 +221,7 @@ class SeedRun:
 
     def _inject_if_active(self, kind: str, node_id: NodeId) -> None:
         if self._faults.active:
-            self._faults.inject(kind, self.cluster.nodes[node_id])
+            self._faults.inject(kind, self.cluster.nodes.get(node_id))
 
     # ---- the end -------------------------------------------------------------------------------------------------------
 
@@ -225,19 +245,26 @@ class SeedRun:
         cluster = self.cluster
         if isinstance(self._users, ServiceUserSimulator):
             self._users.settle_services()
+        most = MOST_POOL_NODES if isinstance(self._users, PoolUserSimulator) else 0
         for job_id in [*cluster.world.pending, *cluster.world.attempts]:
-            job, can_run = cluster.world.jobs[job_id], can_ever_run(cluster.world, cluster.world.jobs[job_id])
+            job, can_run = cluster.world.jobs[job_id], can_ever_run(cluster.world, cluster.world.jobs[job_id], most)
             self._check_judged(job, can_run=can_run)
             if not job.state.terminal and not can_run:
                 cluster.invariants.record_cancel(cluster.request(CancelJob(job_id=job.id, by=UserId("ada"))))
-        idle = IdleChecker(cluster)
-        until_s = cluster.clock.boot_s + JOB_MAX_S * (1 + len(cluster.world.pending) + len(cluster.world.attempts))
+        idle = IdleChecker(cluster, len(self._users.fixed_nodes))
+        until_s = (
+            cluster.clock.boot_s
+            + longest_wait_s(most > 0)
+            + JOB_MAX_S * (1 + len(cluster.world.pending) + len(cluster.world.attempts))
+        )
         while cluster.world.pending or cluster.world.attempts:
             if cluster.clock.boot_s > until_s:
                 raise InvariantBroken(14, f"jobs {[*cluster.world.pending, *cluster.world.attempts]} do not end")
             cluster.run_next()
             idle.check()
         cluster.run(10.0)
+        if isinstance(self._users, PoolUserSimulator):
+            self._users.settle_pool()
         cluster.invariants.check_settled()
         cluster.invariants.check_store()
         cluster.store.check_contents()
@@ -252,10 +279,10 @@ class SeedRun:
 
 
 class IdleChecker:
-    """Checks that on a healed, idle fleet a runnable job starts at once (14)."""
+    """Checks that on a healed, idle fleet a runnable job starts at once (14), unless it needs more than the `nodes` of no pool."""
 
-    def __init__(self, cluster: DrillCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: DrillCluster, nodes: int) -> None:
+        self._cluster, self._nodes = cluster, nodes
         self._since_s = cluster.clock.boot_s
 
     def check(self) -> None:
@@ -267,7 +294,11 @@ class IdleChecker:
         ready = [
             job.id
             for job in world.pending.values()
-            if not job.held and not job.unmet_dependencies and not 0 < job.not_before_s - now.wall_s <= BACKOFF_MAX_S
+            if (job.spec.role.gpus.nodes or 1) <= self._nodes
+            and can_ever_run(world, job, 0)
+            and not job.held
+            and not job.unmet_dependencies
+            and not 0 < job.not_before_s - now.wall_s <= BACKOFF_MAX_S
         ]
         if not ready:
             self._since_s = now.boot_s
@@ -275,9 +306,10 @@ class IdleChecker:
             raise InvariantBroken(14, f"nothing runs, but {ready} do not start")
 
 
-def can_ever_run(world: World, job: Job) -> bool:
-    """Return whether its queue's limits admit the job on an idle fleet."""
-    tree = QuotaTree(world.queues.values(), fleet_capacity(world))
+def can_ever_run(world: World, job: Job, pool_nodes: int) -> bool:
+    """Return whether its queue's limits admit the job on an idle fleet, to which a pool can bring so many nodes."""
+    more = max(0, pool_nodes - sum(member.id in world.nodes for member in world.pool_nodes.values()))
+    tree = QuotaTree(world.queues.values(), fleet_capacity(world) + nodes_resources([drill_node("more")] * more))
     roles = [replace(job.spec.role, gpus=one) for one in job.spec.role.gpus.choices]
     node = tree.job_node(job.queue)
     return any(tree.check_admission(node, job.user, _least(role, world)) is None for role in roles)

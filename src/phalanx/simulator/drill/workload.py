@@ -44,6 +44,7 @@ from phalanx.simulator.drill.violations import require
 if TYPE_CHECKING:
     from phalanx.simulator.drill.cluster import DrillCluster
 
+DEVICES: Final = 4  # of each node
 LIVE_MAX: Final = 12  # live jobs: about twice as many as can run at once
 _ADA, _OP = UserId("ada"), UserId("op")
 _GPT = ProjectId("gpt")
@@ -98,34 +99,42 @@ FAST_POLICY: Final = PolicySettings(
 """The default policy's times in the same proportions, scaled to these short jobs."""
 
 
-def fleet(devices: int = 4) -> list[Node]:
+def fleet(devices: int = DEVICES) -> list[Node]:
     """Return three nodes of one rack."""
-    return [
-        Node(
-            id=NodeId(name),
-            engine="local",
-            cpus=32,
-            memory_bytes=256 * GIB,
-            state=NodeState.UP,
-            devices=tuple(
-                Device(index=at, uuid=f"{name}-{at}", model="virtual", memory_bytes=16 * GIB) for at in range(devices)
-            ),
-            labels={"rack": "r"},
-            joined_s=BEGIN_UNIX_S,
-            supervisor_id=SupervisorId(f"{name}-life1"),
-            shares_head_files=True,
-        )
-        for name in ("n0", "n1", "n2")
-    ]
+    return [drill_node(name, devices) for name in ("n0", "n1", "n2")]
+
+
+def drill_node(name: str, devices: int = DEVICES) -> Node:
+    """Return a node of the rack."""
+    return Node(
+        id=NodeId(name),
+        engine="local",
+        cpus=32,
+        memory_bytes=256 * GIB,
+        state=NodeState.UP,
+        devices=tuple(
+            Device(index=at, uuid=f"{name}-{at}", model="virtual", memory_bytes=16 * GIB) for at in range(devices)
+        ),
+        labels={"rack": "r"},
+        joined_s=BEGIN_UNIX_S,
+        supervisor_id=SupervisorId(f"{name}-life1"),
+        shares_head_files=True,
+    )
 
 
 class UserSimulator:
-    """Sends random requests. Every method is one request, possibly repeated. `tree`: its queues."""
+    """Sends random requests. Every method is one request, possibly repeated.
+
+    Attributes:
+        tree: its queues.
+        fixed_nodes: the nodes that belong to no pool.
+    """
 
     tree: tuple[Queue, ...] = QUEUE_TREE
 
     def __init__(self, cluster: DrillCluster, dice: Random) -> None:
         self._cluster, self._dice = cluster, dice
+        self.fixed_nodes = tuple(cluster.nodes)
         self._keys = 0
         self._jobs: list[JobId] = []
         self._unanswered: list[tuple[JobSpec, str, str]] = []
@@ -334,7 +343,7 @@ class UserSimulator:
     def remove_restrictions(self) -> None:
         """Remove all reservations, cordons, holds and changed quotas."""
         cluster = self._cluster
-        for node_id in cluster.nodes:
+        for node_id in self.fixed_nodes:
             cluster.request(UncordonNode(node_id=node_id, by=_OP))
         for name in list(cluster.world.reservations):
             cluster.request(EndReservation(reservation_id=name, by=_OP))

@@ -1,0 +1,82 @@
+"""Invariant 27: a pool orders each node once, stays within its maximum, and leaves no machine that is paid for without a record.
+
+It compares the committed records with the machines that the provider runs, which no part of the head sees. Called by `invariants` after each
+commit, and by the provider for each machine that starts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from phalanx.core.fleet.node_pool import COMING_STATES, PoolNode, members_of
+from phalanx.core.ids import NodeId
+from phalanx.core.state.records import NODE_POOLS, POOL_NODES, Record
+from phalanx.core.state.world import World, WorldChange
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
+from phalanx.ports.store import Store
+from phalanx.simulator.drill.pools.provider import DrillProvider, PoolMachine
+from phalanx.simulator.drill.violations import InvariantBroken, require
+
+ONCE: Final = 27
+
+
+class PoolChecker:
+    """Records the orders, and checks them and the machines."""
+
+    def __init__(self, provider: DrillProvider, store: Store) -> None:
+        self._provider, self._store = provider, store
+        self._tokens: dict[NodeId, str] = {}
+        self._orders: set[str] = set()
+        provider.on_start = self.check_start
+
+    @property
+    def ordered(self) -> int:
+        """How many nodes were ever ordered."""
+        return len(self._orders)
+
+    def check_start(self, machine: PoolMachine) -> None:
+        """Check a machine that starts: its order is recorded, and its node has no other machine."""
+        recorded = {member.token for member in self._store.records(POOL_NODES)}
+        require(machine.token in recorded, ONCE, f"{machine.node_id} starts without a recorded order ({machine.token})")
+        running = Counter(one.node_id for one in self._provider.running)
+        require(
+            running[machine.node_id] == 1, ONCE, f"{machine.node_id} was ordered twice: {running[machine.node_id]} run"
+        )
+
+    def check_commit(self, change: WorldChange, world: World) -> None:
+        """Check a committed change."""
+        fresh = [record for record in change.records if isinstance(record, PoolNode)]
+        new = [member for member in fresh if member.token not in self._orders]
+        for member in new:
+            self._orders.add(member.token)
+        for name in sorted({member.pool for member in new}):
+            members, pool = members_of(name, world.pool_nodes), world.table(NODE_POOLS)[name]
+            require(len(members) <= pool.max_nodes, ONCE, f"pool {name} of at most {pool.max_nodes} has {len(members)}")
+            coming = [one.id for one in members if one.state in COMING_STATES]
+            useful = _parts(change.records, world) + pool.min_nodes
+            require(len(coming) <= useful, ONCE, f"{coming} are on their way, but jobs can use only {useful}")
+        for member in fresh:
+            before = self._tokens.setdefault(member.id, member.token)
+            same = before == member.token or member.token in {one.token for one in new}
+            require(same, ONCE, f"the order of {member.id} changed from {before} to {member.token}")
+            self._tokens[member.id] = member.token
+        if fresh or change.removed:
+            recorded = {member.token for member in self._store.records(POOL_NODES)}
+            for machine in self._provider.running:
+                if machine.token not in recorded:
+                    raise InvariantBroken(ONCE, f"{machine.node_id} runs and is paid for, but has no record")
+
+
+def _parts(records: Sequence[Record], world: World) -> int:
+    """How many nodes the jobs that waited before this commit can use at most."""
+    placed = [record.job_id for record in records if isinstance(record, Attempt)]
+    jobs = {job_id: world.jobs[job_id] for job_id in (*world.pending, *placed)}
+    return sum(_nodes_of(job) for job in jobs.values())
+
+
+def _nodes_of(job: Job) -> int:
+    gpus = job.spec.role.gpus
+    return gpus.nodes_max or gpus.nodes or max(1, gpus.total)
