@@ -306,8 +306,13 @@ SHARDS: tuple[Shard, ...] = (
         ),
     ),
     Shard(
-        title="load: calibration, 128 ranks, soak",
-        tests=("tests/e2e/test_calibrate.py", "tests/e2e/test_wide.py", "tests/e2e/test_soak.py"),
+        title="load: calibration, 128 ranks, soak, 200 pods on 40 nodes",
+        tests=(
+            "tests/e2e/test_calibrate.py",
+            "tests/e2e/test_wide.py",
+            "tests/e2e/test_soak.py",
+            "tests/e2e/test_openb_placement.py",
+        ),
     ),
     Shard(title="phalanx.torch", tests=("tests/torch",), sources=("torch", "wire")),
     Shard(

@@ -181,7 +181,7 @@ def test_a_job_is_told_why_its_pool_starts_no_node():
     )
     jobs = [gang(2), gang(5, "2")]  # the second is too large for the pool, whenever it starts
     texts = node_demand(snapshot, jobs, lambda _: WAITS, T).texts
-    assert texts == {"1": "pool p tries again in 40s, 2 nodes have failed to start: p-1: no room"}
+    assert texts == {"1": "pool p tries again in 40s: 2 nodes failed to start, the last: p-1: no room"}
 
 
 def test_a_clock_that_was_set_back_stops_no_order():

@@ -27,6 +27,10 @@ class NodesApi(ApiCalls):
         """Return all nodes."""
         return self._get("/v1/nodes", api.NodeList).nodes
 
+    def nodes_and_orders(self) -> api.NodeList:
+        """Return all nodes, and those that pools have ordered and that are not there yet."""
+        return self._get("/v1/nodes", api.NodeList)
+
     def node(self, node_id: str) -> api.NodeView:
         """Return one node."""
         return self._get(f"/v1/nodes/{path_segment(node_id)}", api.NodeReply).node

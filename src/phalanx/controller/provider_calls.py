@@ -157,7 +157,14 @@ class _Worker:
             if not start:
                 raise  # the controller repeats the call
             return ProviderReported(
-                node_id=call.node_id, token=call.token, outcome=ProviderOutcome.FAILED, why=str(error)
+                node_id=call.node_id, token=call.token, outcome=ProviderOutcome.FAILED, why=_reason(error)
             )
         outcome = ProviderOutcome.STARTED if start else ProviderOutcome.STOPPED
         return ProviderReported(node_id=call.node_id, token=call.token, outcome=outcome)
+
+
+def _reason(error: OSError | PhalanxError) -> str:
+    """The error in words, without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error)

@@ -90,21 +90,37 @@ def replay_packing(
     fleet_milli = sum(node.gpus for node in nodes) * MILLI_PER_DEVICE
     if not fleet_milli or not any(job.gpus or job.share_milli for job in jobs):
         raise BadRequest("neither the fleet nor the trace may be without GPUs")
+    drawn = (draw_trace_first if trace_first else draw_jobs)(jobs, inflate * fleet_milli, seed)
+    return place_in_order(drawn, nodes, policy, seed=seed, on_progress=on_progress)
+
+
+def place_in_order(
+    jobs: Sequence[TraceJob],
+    nodes: Sequence[TraceNode],
+    policy: str = "default",
+    *,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> PackingResult:
+    """Place these jobs one after the other. Arguments and what is dropped: as in `replay_packing`."""
     models = {name: number for number, name in enumerate(sorted({normalize_model(node.model) for node in nodes}))}
     place = (_LiveBoard if policy == "default" else _Index)(nodes, models, policy, seed).place
-    drawn = (draw_trace_first if trace_first else draw_jobs)(jobs, inflate * fleet_milli, seed)
     node_of: list[int] = []
     allocated = 0
-    for done, job in enumerate(drawn):
+    for done, job in enumerate(jobs):
         accepted = frozenset(models[name] for name in job.models if name in models) if job.models else None
         demand = Demand(job.cpu_milli, job.memory_mib, job.gpus, job.share_milli, accepted)
         node_of.append(place(demand))
         if node_of[-1] >= 0:
             allocated += _milli(job)
         if on_progress is not None and done % 100 == 0:
-            on_progress(done, len(drawn))
+            on_progress(done, len(jobs))
     return PackingResult(
-        seed=seed, jobs=tuple(drawn), node_of=tuple(node_of), allocated_milli=allocated, fleet_milli=fleet_milli
+        seed=seed,
+        jobs=tuple(jobs),
+        node_of=tuple(node_of),
+        allocated_milli=allocated,
+        fleet_milli=sum(node.gpus for node in nodes) * MILLI_PER_DEVICE,
     )
 
 

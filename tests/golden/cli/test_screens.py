@@ -99,6 +99,44 @@ def test_no_line_is_wider_than_its_screen():
             assert max(map(len, lines)) <= width
 
 
+def test_ordered_nodes_have_their_price_age_and_purpose():
+    lines = node_lines(views.nodes(), screen(160), views.NOW_S, views.ordered_nodes())
+    words = [
+        "burst-0",
+        "provisioning",
+        "burst",
+        "2",
+        "0/8",
+        "h100-sxm5-80gb",
+        "40s",
+        "job",
+        "1",
+        "waits",
+        "for",
+        "capacity",
+    ]
+    assert [line.split() for line in lines if line.startswith("burst-0")] == [words]
+    assert lines[-1].endswith("1 node down; 1 node on the way")
+    top = fleet_text(views.nodes(), 100, views.ordered_nodes(), views.NOW_S).plain.split("\n")
+    assert top[-2].split() == [
+        "burst-0",
+        "provisioning",
+        "8",
+        "GPUs,",
+        "pool",
+        "burst,",
+        "$2/h,",
+        "40s:",
+        "job",
+        "1",
+        "waits",
+        "for",
+        "capacity",
+    ]
+    assert top[-1].split()[:2] == ["burst-1", "down"]
+    assert max(map(len, top)) <= 100
+
+
 def test_strangers_text_steers_no_screen():
     for lines in (
         job_lines(views.jobs(), screen(140), views.NOW_S),

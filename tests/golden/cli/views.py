@@ -1,8 +1,11 @@
 """Canned views: one small cluster at one moment, with something of everything."""
 
+from functools import partial
+
 import msgspec
 
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.fleet.node_pool import PoolNodeState
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.attempt import AttemptState, EndCause
 from phalanx.core.work.job import JobState
@@ -15,7 +18,7 @@ from phalanx.wire.api.jobs import (
     JobView,
     Progress,
 )
-from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView
+from phalanx.wire.api.nodes import CordonView, DeviceView, NodeView, OrderedNodeView
 
 NOW_S = 1_800_000_000.0
 
@@ -145,6 +148,24 @@ def node(name, *, state=NodeState.UP, held=None, **more):
         load_1m=1.25,
         **more,
     )
+
+
+def ordered_nodes():
+    order = partial(
+        make,
+        OrderedNodeView,
+        pool="burst",
+        provider="virtual",
+        node="h100-sxm5-80gb:8",
+        model="h100-sxm5-80gb",
+        gpus=8,
+        price_per_h=2.0,
+        changed_s=NOW_S,
+    )
+    return [
+        order(id="burst-0", state=PoolNodeState.PROVISIONING, requested_s=NOW_S - 40.0, why="job 1 waits for capacity"),
+        order(id="burst-1", state=PoolNodeState.DOWN, requested_s=NOW_S - 600.0, why="no capacity in the zone"),
+    ]
 
 
 def nodes():

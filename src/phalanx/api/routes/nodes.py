@@ -12,7 +12,7 @@ from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.routes.queues import impossible_views
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
-from phalanx.api.views.live import live_attempts, live_job_views, live_node_views
+from phalanx.api.views.live import live_attempts, live_job_views, live_node_views, ordered_node_views
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import NotFound
 from phalanx.core.fleet.node import Node
@@ -38,10 +38,8 @@ routes = RouteTable()
 
 @routes.get("/v1/nodes", Action.VIEW, reply=NodeList)
 async def list_nodes(request: Request) -> Response:
-    """List all nodes with their devices, the jobs on them, and their newest samples."""
-    services = runtime_of(request).services
-    nodes = await run_in_thread(lambda: live_node_views(services, services.store.nodes(), live_attempts(services)))
-    return json_response(NodeList(nodes=nodes))
+    """List all nodes with their devices, the jobs on them, and their newest samples; and the nodes that pools have ordered."""
+    return json_response(await run_in_thread(_all, runtime_of(request).services))
 
 
 @routes.get("/v1/nodes/{node_id}", Action.VIEW, reply=NodeReply)
@@ -99,9 +97,16 @@ async def show_overview(request: Request) -> Response:
     return json_response(await run_in_thread(_overview, runtime.services, caller_of(request)))
 
 
+def _all(services: HeadServices) -> NodeList:
+    nodes = services.store.nodes()
+    return NodeList(
+        nodes=live_node_views(services, nodes, live_attempts(services)), ordered=ordered_node_views(services, nodes)
+    )
+
+
 def _overview(services: HeadServices, caller: Caller) -> Overview:
     store = services.store
-    attempts = live_attempts(services)
+    attempts, nodes = live_attempts(services), store.nodes()
     running = store.jobs(JobFilter(states=frozenset({JobState.RUNNING}), limit=OVERVIEW_JOBS_MAX))
     pending = store.jobs(JobFilter(states=frozenset({JobState.PENDING}), limit=OVERVIEW_JOBS_MAX))
     recent = store.jobs(JobFilter(states=TERMINAL_STATES, limit=OVERVIEW_RECENT_MAX))
@@ -109,11 +114,12 @@ def _overview(services: HeadServices, caller: Caller) -> Overview:
         now_s=services.clock.now_s(),
         head_id=services.controller.head_id,
         version=services.version,
-        nodes=live_node_views(services, store.nodes(), attempts),
+        nodes=live_node_views(services, nodes, attempts),
         running=live_job_views(services, caller, running),
         pending=live_job_views(services, caller, pending),
         recent=live_job_views(services, caller, recent),
         counts=store.job_counts(),
+        ordered=ordered_node_views(services, nodes),
     )
 
 

@@ -11,14 +11,14 @@ from phalanx.api.views.records import job_view, node_view
 from phalanx.core.access.caller import Caller
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import NodeId
-from phalanx.core.state.records import POOL_NODES
+from phalanx.core.state.records import NODE_POOLS, POOL_NODES
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.logs import stream_key
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api.jobs import JobView, Progress
-from phalanx.wire.api.nodes import NodeView
+from phalanx.wire.api.nodes import NodeView, OrderedNodeView
 
 RUNNING_MAX = 5000  # more jobs than run at once on the largest fleet of DESIGN 6
 _EDGE_BYTES = 1 << 14  # read at both ends of a stream: the plan is at its start, the newest steps at its end
@@ -113,15 +113,41 @@ def live_node_views(services: HeadServices, nodes: Iterable[Node], attempts: Ite
         for node_id in reservation.nodes:
             reserved.setdefault(node_id, []).append(reservation)
     pooled = {member.id: member for member in services.store.records(POOL_NODES)}
+    prices = {pool.id: pool.price_per_h for pool in services.store.records(NODE_POOLS)} if pooled else {}
     return [
         node_view(
             node,
             on.get(node.id, ()),
             services.telemetry.node_samples(node.id),
             reserved.get(node.id, ()),
-            pooled.get(node.id),
+            member := pooled.get(node.id),
+            None if member is None else prices.get(member.pool),
         )
         for node in nodes
+    ]
+
+
+def ordered_node_views(services: HeadServices, nodes: Iterable[Node]) -> list[OrderedNodeView]:
+    """Return views of the nodes that pools have ordered and that are not among `nodes`, by id."""
+    known = {node.id for node in nodes}
+    members = [member for member in services.store.records(POOL_NODES) if member.id not in known]
+    pools = {pool.id: pool for pool in services.store.records(NODE_POOLS)} if members else {}
+    return [
+        OrderedNodeView(
+            id=member.id,
+            state=member.state,
+            pool=pool.id,
+            provider=pool.provider,
+            node=pool.template.text,
+            model=pool.template.devices[0].model if pool.template.devices else "",
+            gpus=len(pool.template.devices),
+            price_per_h=pool.price_per_h,
+            requested_s=member.requested_s,
+            changed_s=member.changed_s,
+            why=member.why,
+        )
+        for member in sorted(members, key=lambda member: member.id)
+        if (pool := pools.get(member.pool)) is not None
     ]
 
 

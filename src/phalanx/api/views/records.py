@@ -316,8 +316,9 @@ def node_view(
     samples: SamplesRequest | None,
     reserved: Sequence[Reservation] = (),
     pooled: PoolNode | None = None,
+    price_per_h: float | None = None,
 ) -> NodeView:
-    """Return the view of a node with its live attempts, its newest samples, its reservations in order, and its record in a pool."""
+    """Return the view of a node with its live attempts, its newest samples, its reservations in order, its record in a pool, and its price."""
     grants = [
         (attempt.job_id, grant) for attempt in attempts if (grant := attempt.allocation.grant_on(node.id)) is not None
     ]
@@ -346,6 +347,7 @@ def node_view(
         supervisor_id=node.supervisor_id,
         pool="" if pooled is None else pooled.pool,
         pool_state=None if pooled is None else pooled.state,
+        price_per_h=price_per_h,
         cordon=None
         if node.cordon is None
         else CordonView(by=node.cordon.by, why=node.cordon.why, since_s=node.cordon.since_s, drain=node.cordon.drain),

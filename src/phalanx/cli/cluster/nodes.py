@@ -23,9 +23,10 @@ from phalanx.core.errors import NotFound, PhalanxError, Unreachable
 from phalanx.core.fleet.fitness import FULL_DISK
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.fleet.node_pool import COMING_STATES
 from phalanx.core.resources import amount_text
 from phalanx.core.units import format_bytes
-from phalanx.wire.api.nodes import DeviceView, NicView, NodeView
+from phalanx.wire.api.nodes import DeviceView, NicView, NodeView, OrderedNodeView
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -38,8 +39,12 @@ _NODES = click.argument("names", metavar="NODES", type=HOSTS)
 )
 def nodes(head: Client, now_s: float) -> ListView:
     """List nodes."""
-    found = head.nodes()
-    return ListView(value=found, lines=lambda screen: node_lines(found, screen, now_s), next_command=_next(found))
+    found = head.nodes_and_orders()
+    return ListView(
+        value=[*found.nodes, *found.ordered],
+        lines=lambda screen: node_lines(found.nodes, screen, now_s, found.ordered),
+        next_command=_next(found.nodes),
+    )
 
 
 @nodes.command(name="show")
@@ -51,7 +56,14 @@ def show_(names: str, as_json: bool, watch: bool) -> None:
     wanted = expand_hostlist(names)
 
     def fetch() -> ListView:
-        found = {node.id: node for node in head.nodes()}
+        listed = head.nodes_and_orders()
+        found = {node.id: node for node in listed.nodes}
+        for ordered in listed.ordered:
+            if ordered.id in wanted:
+                raise NotFound(
+                    f"node {ordered.id} is {ordered.state}, not up: {ordered.why}",
+                    hint=f"phalanx pools show {ordered.pool}",
+                )
         missing = [name for name in wanted if name not in found]
         if missing:
             raise NotFound(f"no node {missing[0]!r}", hint=f"known nodes: {', '.join(found) or 'none'}")
@@ -133,14 +145,17 @@ def node_state(node: NodeView) -> str:
     return "draining" if node.jobs else "drained"
 
 
-def node_lines(found: Sequence[NodeView], screen: Terminal, now_s: float) -> list[str]:
-    """Return the table of nodes, with one character for the use of each device; `·` is free."""
-    if not found:
+def node_lines(
+    found: Sequence[NodeView], screen: Terminal, now_s: float, ordered: Sequence[OrderedNodeView] = ()
+) -> list[str]:
+    """Return the table of nodes, with one character for the use of each device; `·` is free. Ordered nodes follow."""
+    if not found and not ordered:
         return ["no node has joined yet"]
     columns = (
         Column(title="NODE"),
         Column(title="STATE"),
         Column(title="POOL", hide_empty=True),
+        Column(title="USD/H", right=True, hide_empty=True, drop_order=1),
         Column(title="USED", right=True),
         Column(title="MODEL", min_width=8),
         Column(title="DEVICES", min_width=8),
@@ -153,13 +168,31 @@ def node_lines(found: Sequence[NodeView], screen: Terminal, now_s: float) -> lis
         Column(title="SINCE", right=True, drop_order=6),
         Column(title="WHY", min_width=12, hide_empty=True),
     )
-    lines = table(columns, [_row(node, screen, now_s) for node in found], screen)
+    rows = [_row(node, screen, now_s) for node in found] + [_ordered_row(node, now_s) for node in ordered]
+    lines = table(columns, rows, screen)
     devices = [device for node in found for device in node.devices if node.state is NodeState.UP]
     held = sum(device.job_id is not None for device in devices)
     down = sum(node.state is NodeState.DOWN for node in found)
     virtual = ", virtual" if devices and all(device.virtual for device in devices) else ""
     total = f"{held} of {cells.count(len(devices), 'device')} in use{virtual}"
-    return [*lines, total + (f"; {cells.count(down, 'node')} down" if down else "")]
+    total += f"; {cells.count(down, 'node')} down" if down else ""
+    coming = sum(node.state in COMING_STATES for node in ordered)
+    return [*lines, total + (f"; {cells.count(coming, 'node')} on the way" if coming else "")]
+
+
+def _ordered_row(node: OrderedNodeView, now_s: float) -> list[Cell | str]:
+    """The row of a node that a pool has ordered; it has no supervisor and so no samples."""
+    return [
+        Cell(node.id, "bold"),
+        cells.state_cell(node.state.value),
+        node.pool,
+        f"{node.price_per_h:g}",
+        f"0/{node.gpus}",
+        node.model,
+        *[""] * 7,
+        cells.age(node.requested_s, now_s),
+        node.why,
+    ]
 
 
 def _row(node: NodeView, screen: Terminal, now_s: float) -> list[Cell | str]:
@@ -172,6 +205,7 @@ def _row(node: NodeView, screen: Terminal, now_s: float) -> list[Cell | str]:
         Cell(node.id, "bold"),
         cells.state_cell(node_state(node)),
         node.pool,
+        "" if node.price_per_h is None else f"{node.price_per_h:g}",
         f"{sum(device.job_id is not None for device in node.devices)}/{len(node.devices)}",
         node.devices[0].model if node.devices else "cpu",
         "".join(device_mark(device, screen) for device in node.devices) if up else "",

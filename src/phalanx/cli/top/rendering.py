@@ -11,17 +11,20 @@ from phalanx.cli import cells
 from phalanx.cli.cluster.nodes import node_state
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.fleet.node_pool import PoolNodeState
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
 from phalanx.wire.api.head import Overview
 from phalanx.wire.api.jobs import JobView
-from phalanx.wire.api.nodes import DeviceView, NodeView
+from phalanx.wire.api.nodes import DeviceView, NodeView, OrderedNodeView
 
 # Textual can draw block characters on every terminal.
 SCREEN = Terminal(width=10_000, height=24, interactive=True, colour=False, blocks=True)
 _TITLES = ("JOB", "NAME", "STATE", "GPUS", "UTIL", "STEP", "LOSS", "TOKENS", "TIME", "WHERE OR WHY")
 _WIDE = {"LOSS": 100, "TOKENS": 110, "UTIL": 70}  # minimum width of the terminal for a column
 _DEVICE_COLUMNS = 14  # width of one device, with its gap
+NAME_COLUMNS = 11  # beside the name: a space, the longest state of a node, and a space
+ORDERED_NAME_COLUMNS = 15  # the same, with `provisioning`
 _STYLE = {
     "pending": "yellow",
     "held": "yellow",
@@ -45,7 +48,7 @@ def headline(seen: Overview, width: int) -> Text:
     pending = seen.counts.get(JobState.PENDING, len(seen.pending))
     parts = [
         f"Phalanx {seen.version}",
-        f"{len(up)}/{len(seen.nodes)} nodes",
+        f"{len(up)}/{len(seen.nodes)} nodes" + (f", {len(seen.ordered)} ordered" if seen.ordered else ""),
         f"{len(held)}/{len(devices)}{virtual} devices held{mean}",
         f"{running} running, {pending} waiting",
         time.strftime("%H:%M:%S", time.localtime(seen.now_s)),
@@ -56,16 +59,20 @@ def headline(seen: Overview, width: int) -> Text:
     return Text("   ".join(parts), style="bold", no_wrap=True)
 
 
-def fleet_text(nodes: Sequence[NodeView], width: int) -> Text:
-    """Return every device of every node, as many on a line as fit."""
-    if not nodes:
+def fleet_text(
+    nodes: Sequence[NodeView], width: int, ordered: Sequence[OrderedNodeView] = (), now_s: float = 0.0
+) -> Text:
+    """Return every device of every node, as many on a line as fit, then the nodes that pools have ordered."""
+    if not nodes and not ordered:
         return Text("no node has joined yet", style="dim")
-    label = max(len(node.id) for node in nodes) + 11
+    wide = NAME_COLUMNS if not ordered else ORDERED_NAME_COLUMNS
+    names = [node.id for node in nodes] + [order.id for order in ordered]
+    label = max(map(len, names)) + wide
     per_line = max(1, (width - label) // _DEVICE_COLUMNS)
     text = Text(no_wrap=True)
     for node in nodes:
         state = node_state(node)
-        head = f"{truncate(strip_control(node.id), label - 11):<{label - 10}}{state:<9}"
+        head = f"{truncate(strip_control(node.id), label - wide):<{label - wide + 1}}{state:<{wide - 2}}"
         text.append(head, style={"up": "bold", "down": "red"}.get(state, "yellow"))
         if node.state is NodeState.DOWN:
             text.append(strip_control(node.down_cause)[: max(0, width - label)], style="red")
@@ -74,6 +81,12 @@ def fleet_text(nodes: Sequence[NodeView], width: int) -> Text:
                 text.append("\n" + " " * (label - 1))
             text.append_text(_device(device))
         text.append("\n")
+    for order in ordered:
+        state = order.state.value
+        head = f"{truncate(strip_control(order.id), label - wide):<{label - wide + 1}}{state:<{wide - 2}}"
+        text.append(head, style="red" if order.state is PoolNodeState.DOWN else "yellow")
+        facts = f"{cells.count(order.gpus, 'GPU')}, pool {order.pool}, ${order.price_per_h:g}/h, {cells.age(order.requested_s, now_s)}: {order.why}"
+        text.append(truncate(strip_control(facts), max(1, width - label)) + "\n", style="dim")
     text.rstrip()
     return text
 

@@ -141,7 +141,9 @@ class TopApp(App[None]):
         self._overview = seen
         self._show_error("")
         self.query_one("#headline", Static).update(headline(seen, self.size.width - 2))
-        self.query_one("#fleet_lines", Static).update(fleet_text(seen.nodes, self.size.width - 4))
+        self.query_one("#fleet_lines", Static).update(
+            fleet_text(seen.nodes, self.size.width - 4, seen.ordered, seen.now_s)
+        )
         chosen = chosen or self._selected()
         self._jobs = [*seen.running, *seen.pending, *(seen.recent if self._ended else [])]
         table = self._table()

@@ -187,8 +187,8 @@ def _wait_text(gang: list[_Slot], waiting_s: Mapping[PoolId, float]) -> str:
     """Why the pools that the gang needs start no node for it now; "" if it needs none that waits."""
     pools = {slot.pool.id: slot.pool for slot in gang if slot.pool is not None and slot.pool.id in waiting_s}
     return "; ".join(
-        f"pool {name} tries again in {format_duration(waiting_s[name])}, "
-        f"{pool.failures} node{' has' if pool.failures == 1 else 's have'} failed to start: {pool.failure}"
+        f"pool {name} tries again in {format_duration(waiting_s[name])}: "
+        f"{pool.failures} node{'' if pool.failures == 1 else 's'} failed to start, the last: {pool.failure}"
         for name, pool in sorted(pools.items())
     )
 

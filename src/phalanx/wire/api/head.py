@@ -8,7 +8,7 @@ from phalanx.core.ids import ProjectId, TokenId, UserId
 from phalanx.core.work.job import JobState
 from phalanx.core.work.users import Action, UserRole
 from phalanx.wire.api.jobs import JobView
-from phalanx.wire.api.nodes import NodeView
+from phalanx.wire.api.nodes import NodeView, OrderedNodeView
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ class StopReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot for `top` and the demo. `recent` are the newest ended jobs."""
+    """A snapshot for `top` and the demo. `recent` are the newest ended jobs, `ordered` the nodes that pools have ordered."""
 
     now_s: float
     head_id: str
@@ -105,3 +105,4 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     pending: list[JobView]
     recent: list[JobView]
     counts: dict[JobState, int]
+    ordered: list[OrderedNodeView] = []

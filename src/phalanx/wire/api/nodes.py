@@ -114,7 +114,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         outside: who holds resources of it outside Phalanx, on a shared cluster.
         limits: what enforces CPUs and memory of jobs there; None while no supervisor has run there.
         extras, extras_used: named amounts that it offers, and that jobs hold; sizes in bytes.
-        pool, pool_state: the pool that started it, and its state there; empty and None if none did.
+        pool, pool_state, price_per_h: the pool that started it, its state there, and its price in US dollars an hour; empty and None if none did.
     """
 
     id: NodeId
@@ -149,12 +149,37 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     extras_used: dict[str, int] = {}
     pool: str = ""
     pool_state: PoolNodeState | None = None
+    price_per_h: float | None = None
+
+
+class OrderedNodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that a pool has ordered and whose supervisor has not registered: requested, provisioning, or given up and down or draining.
+
+    Attributes:
+        node: what the provider starts, such as "h100-80gb:8".
+        model, gpus: of its devices.
+        price_per_h: in US dollars an hour, from `requested_s` on.
+        why: the jobs that it is for, or why it is given up.
+    """
+
+    id: NodeId
+    state: PoolNodeState
+    pool: str
+    provider: str
+    node: str
+    model: str
+    gpus: int
+    price_per_h: float
+    requested_s: float
+    changed_s: float
+    why: str = ""
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes by id."""
+    """All nodes by id, and those that pools have ordered and that are not there yet."""
 
     nodes: list[NodeView]
+    ordered: list[OrderedNodeView] = []
 
 
 class NodeReply(msgspec.Struct, frozen=True, kw_only=True):
