@@ -10,6 +10,7 @@ import pytest
 
 from phalanx.core.fleet.node import Cordon
 from phalanx.core.hints import Hint, HintCode
+from phalanx.core.ids import Epoch
 from phalanx.core.scheduling.board import Board
 from phalanx.core.scheduling.board_records import JobEntry
 from phalanx.core.scheduling.hazard_table import SimilarJobs
@@ -25,6 +26,7 @@ from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.state.world import World, WorldChange
 from phalanx.core.work.dependency import ArrayPosition, Dependency, DependencyKind
 from phalanx.core.work.job import WaitReasonCode
+from phalanx.core.work.pace import MeasuredPace, StepPace
 from phalanx.core.work.queue import Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import TopologyConstraint
@@ -150,6 +152,16 @@ def test_a_slower_model_whose_speed_is_known_and_how_much_earlier(ends, text):
     found = Asked(snapshot(fleet, [(job("a", gpus=4, **ends), "n0:0,1,2,3", 600.0)], [x]))
     assert found.told[0] == ("model", "gpus h200,a100:4")
     assert found.changes[0].text == text
+
+
+def test_a_slower_model_on_which_its_earlier_attempts_were_observed():
+    paces = tuple(
+        MeasuredPace(epoch=Epoch(epoch), model=model, ranks=4, devices=4, pace=StepPace(steps=200, step_s=step_s))
+        for epoch, model, step_s in ((1, "h200", 0.1), (2, "h200", 0.1), (3, "a100", 0.21))
+    )
+    x = job("x", gpus="h200:4", paces=paces)
+    found = Asked(snapshot("r: n0=h200:4 n1=a100:4", [(job("a", gpus=4, **HOUR), "n0:0,1,2,3", 600.0)], [x]))
+    assert found.changes[0].text == "also accept a100: 2.1x slower (observed, 3 runs), but up to 50m00s earlier"
 
 
 def test_required_level_becomes_a_wish():

@@ -44,6 +44,20 @@ def test_range_is_told_no_finer_than_it_is_known(early_s, late_s, words):
     assert format_time_range(start, NOW).startswith(words)
 
 
+def test_page_of_a_running_job_has_its_speeds():
+    found = WhyReply(
+        job_id="7",
+        state=JobState.RUNNING,
+        now_s=NOW,
+        headline="has run for 5s on n2",
+        speeds=["fastest on h100", "2.1x slower on a100 (observed, 3 runs)"],
+    )
+    assert why_page(found, WIDE) == [
+        "job 7 has run for 5s on n2",
+        "  fastest on h100, 2.1x slower on a100 (observed, 3 runs)",
+    ]
+
+
 def test_page_has_reason_range_who_and_commands():
     found = WhyReply(
         job_id="17",

@@ -40,10 +40,10 @@ def cordoned_node_gets_jobs(patch):
 def gang_is_placed_with_a_node_missing(patch):
     """The last node of a gang is missing from its allocation."""
 
-    def short(job, allocation, facts):
+    def short(job, allocation, facts, *speed):
         if len(allocation.grants) > 1:
             allocation = replace(allocation, grants=allocation.grants[:-1])
-        return place(job, allocation, facts)
+        return place(job, allocation, facts, *speed)
 
     patch.setattr(controller, "place", short)
 
@@ -179,9 +179,9 @@ def share_is_billed_as_a_whole_device(patch):
     """The usage of the queues counts whole devices for jobs with a part of one."""
     used = add_usage
 
-    def coarse(queues, usage_records, queue_id, held, from_s, to_s):
+    def coarse(queues, usage_records, queue_id, held, from_s, to_s, *speed):
         whole = replace(held, milli=-(-held.milli // 1000) * 1000)
-        return used(queues, usage_records, queue_id, whole, from_s, to_s)
+        return used(queues, usage_records, queue_id, whole, from_s, to_s, *speed)
 
     patch.setattr(world, "add_usage", coarse)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
+import msgspec
 from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -100,6 +101,8 @@ async def show_job(request: Request, job_id: JobId) -> Response:
     attempts = services.store.attempts(job_id)
     view = live_job_view(services, caller_of(request), job, attempts)
     seen_whole = may_see_all_of(caller_of(request), job)
+    if not job.state.terminal:  # in a thread, as a scheduling pass may hold what it reads
+        view = msgspec.structs.replace(view, speeds=await run_in_thread(services.controller.speeds_of, job))
     return json_response(
         JobDetail(job=view, attempts=[attempt_view(attempt, show_all=seen_whole) for attempt in attempts])
     )

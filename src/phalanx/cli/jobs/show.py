@@ -131,6 +131,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "spent": ", ".join(job.budgets),
         "progress": "" if progress is None else _progress(job, screen),
         "pace": "; ".join(job.paces) if len(job.paces) > 1 or progress is None else "",
+        "speeds": ", ".join(job.speeds),
         "folder": job.workdir,
         "outputs": job.output_dir,
         "labels": " ".join(f"{name}={value}" for name, value in job.labels.items()),

@@ -62,6 +62,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         array_id, array_index, array_size, array_max: its place in an array, and how many elements may run at once.
         elements: for a view of several elements, which: "40-99". `states`: number of elements of the whole array by state.
         paces: how fast its steps ran on each model of GPU, as its attempts reported, newest last: "0.21 s a step on a100, 8 ranks".
+        speeds: of a single job, how fast it runs on the models of the fleet and how that is known, the fastest first; empty if it is not.
         service, revision: of a replica. `port`: on its first node, 0 before it is chosen; `ready`: it answers there.
     """
 
@@ -114,6 +115,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     elements: str = ""
     states: dict[JobState, int] = {}
     paces: list[str] = []
+    speeds: list[str] = []
     service: str = ""
     revision: int | None = None
     port: int = 0
