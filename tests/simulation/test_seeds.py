@@ -12,7 +12,7 @@ from secrets import randbelow
 import pytest
 
 from phalanx.cli.simulate.drill import drill as command
-from phalanx.simulator.drill import EVENTS, run_seed
+from phalanx.simulator.drill import EVENTS, run_seed, workload
 from phalanx.simulator.drill.campaign import run_campaign
 from phalanx.simulator.drill.coverage import Coverage
 from phalanx.simulator.drill.expected_transitions import uncovered
@@ -52,6 +52,15 @@ def test_seeds_with_other_resources_break_no_invariant():
         result = run_seed(seed, events=600, resources=True)
         again = replay_command(seed, 600, resources=True)
         assert not result.violations, f"{result.violations[0]}\nreplay it: {again} --story"
+
+
+@pytest.mark.timeout(3600)
+def test_seeds_with_alternatives_break_no_invariant(monkeypatch):
+    either = ("2x4|2", "4|8", "1/2|1", "1x2|1..2x2", "2x1/2|2", "12|2x2|1")
+    monkeypatch.setattr(workload, "SHAPES", (*workload.SHAPES, *either))
+    for seed in range(FIRST, FIRST + SERVED):
+        result = run_seed(seed, events=600)
+        assert not result.violations, f"seed {seed}: {result.violations[0]}"
 
 
 @pytest.mark.timeout(3600)

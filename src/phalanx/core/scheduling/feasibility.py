@@ -47,7 +47,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, PoolId, QueueId, ReservationId, UserId
 from phalanx.core.resources import GPUS, Resources, extras_of, quantity, quantity_text
 from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filter_of
-from phalanx.core.scheduling.shape import Shape, acceptable_shapes
+from phalanx.core.scheduling.shape import Shape, acceptable_shapes, alternatives_text
 from phalanx.core.scheduling.submission import check_topology, could_hold_part
 from phalanx.core.units import format_duration
 from phalanx.core.work.extras import Licence, seats_of
@@ -238,8 +238,12 @@ class FeasibilityChecker:
         best = min(found, key=lambda one: _FROM_BEST.index(one.outlook))
         if not best.never:
             return best
-        texts = dict.fromkeys(one.detail for one in found)
-        return replace(best, detail="; ".join(texts))
+        return replace(
+            best,
+            detail=alternatives_text(
+                [(str(one), each.detail) for one, each in zip(role.gpus.choices, found, strict=True)]
+            ),
+        )
 
     # ---- reservation ---------------------------------------------------------------------------------------------------
 

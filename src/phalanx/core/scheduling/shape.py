@@ -158,16 +158,23 @@ def _shapes_of_alternatives(role: Role, summary: FleetSummary, fleet_text: str) 
         NeverFits: none fits; it has the reason of each.
     """
     found: list[Shape] = []
-    refusals: list[NeverFits] = []
+    refusals: list[tuple[str, NeverFits]] = []
     for one in role.gpus.choices:
         try:
             found += acceptable_shapes(replace(role, gpus=one), summary, fleet_text=fleet_text)
         except NeverFits as refusal:
-            refusals.append(refusal)
+            refusals.append((str(one), refusal))
     if not found:
-        texts = dict.fromkeys(refusal.message for refusal in refusals)
-        raise NeverFits("; ".join(texts), hint=refusals[0].hint)
+        raise NeverFits(
+            alternatives_text([(one, refusal.message) for one, refusal in refusals]), hint=refusals[0][1].hint
+        )
     return tuple(dict.fromkeys(found))
+
+
+def alternatives_text(refusals: Sequence[tuple[str, str]]) -> str:
+    """Why each alternative is impossible, in one sentence each; a reason that all share stands alone."""
+    reasons = dict.fromkeys(reason for _, reason in refusals)
+    return next(iter(reasons)) if len(reasons) == 1 else "; ".join(f"{one}: {reason}" for one, reason in refusals)
 
 
 def _preference(shape: Shape, summary: FleetSummary) -> tuple[int, int, str]:

@@ -44,6 +44,7 @@ _GRAMMAR: Final = re.compile(
     rf"(?:(?P<kinds>{_KIND_WORDS}(?:\s*,\s*{_KIND_WORDS})*):)?"
     r"(?:(?P<count>[0-9]{1,9})(?P<rest>\.[0-9]{1,9})?(?:/(?P<parts>[0-9]{1,9}))?|(?P<memory>[0-9]{1,6})\s*g(?:i?b)?)",
 )
+_BARE: Final = re.compile(rf"{_KIND_WORDS}(?:\s*,\s*{_KIND_WORDS})*")  # models without a number
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
 _HINT: Final = "write 8, 2x8, h200:8, a100-80gb:8, 4xh200:8, h200,h100:8, h100:8|a100:16, any-60gb:8 or 2..8xh200:8; for a part of one GPU 1/4, 0.5, 20GiB or h100.1g.10gb"
 _SEPARATOR: Final = "|"  # between requests of which one holds
@@ -205,7 +206,11 @@ def parse_gpus(text: object) -> GpuRequest:
         )
     words = str(text).strip().lower()
     parts = words.split(_SEPARATOR)
-    return _parse_one(words) if len(parts) == 1 else _one_of([_parse_one(part.strip()) for part in _checked(parts)])
+    return (
+        _parse_one(words)
+        if len(parts) == 1
+        else _one_of([_parse_alternative(part.strip()) for part in _checked(parts)])
+    )
 
 
 def _checked(parts: list[str]) -> list[str]:
@@ -214,6 +219,18 @@ def _checked(parts: list[str]) -> list[str]:
     if not all(part.strip() for part in parts):
         raise BadRequest("gpus: an alternative is empty", hint="write h100:8|a100:16, with a request on each side of |")
     return parts
+
+
+def _parse_alternative(words: str) -> GpuRequest:
+    try:
+        return _parse_one(words)
+    except BadRequest:
+        if not _BARE.fullmatch(words):
+            raise
+        raise BadRequest(
+            f"gpus: {words[:60]} has no number of GPUs",
+            hint=f"write {words[:60]}:8 on its side of |; one number for several models is h100,a100:8",
+        ) from None
 
 
 def _one_of(choices: list[GpuRequest]) -> GpuRequest:
