@@ -48,7 +48,7 @@ def put_pool(context: StepContext, request: PutNodePool) -> NodePool:
     known = context.world.node_pools.get(pool.id)
     if not 0 <= pool.min_nodes <= pool.max_nodes <= POOL_NODES_MAX:
         raise BadRequest(
-            f"node pool {pool.id}: minimum {pool.min_nodes} and maximum {pool.max_nodes} are not within 0 and {POOL_NODES_MAX}",
+            f"node pool {pool.id}: a pool of {pool.min_nodes} to {pool.max_nodes} nodes is not within 0 to {POOL_NODES_MAX}, the minimum first",
             hint=Hint(HintCode.POOL_LIMITS),
         )
     if known is not None:

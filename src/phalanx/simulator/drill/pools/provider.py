@@ -22,6 +22,7 @@ from phalanx.simulator.drill.node import DrillNode
 from phalanx.simulator.drill.protocols import NodeEnvironment
 
 CALL_S: Final = 0.05
+QUEUED_S: Final = 0.001  # from the commit to the call; the head may die in between
 LATE_CALL_S: Final = (5.0, 20.0, 40.0)  # below and above the 15 s after which the controller repeats a call
 BOOT_S: Final = (0.2, 1.0, 3.0)
 INCARNATIONS_MAX: Final = 1000  # of the supervisors of one machine
@@ -134,7 +135,7 @@ class DrillProvider:
                 continue
             self._queued.add((call.token, call.action))
             now_s = self._cluster.boot_s
-            begin_s, took_s = max(now_s, self._busy_until_s), self.late_s if self.late > 0 else CALL_S
+            begin_s, took_s = max(now_s + QUEUED_S, self._busy_until_s), self.late_s if self.late > 0 else CALL_S
             self.late -= self.late > 0
             self._busy_until_s = begin_s + took_s
             self._cluster.call_after(begin_s - now_s, lambda call=call, took_s=took_s: self._begin(head, call, took_s))  # type: ignore[misc]  # as above

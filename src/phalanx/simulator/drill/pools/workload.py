@@ -196,7 +196,7 @@ class PoolFaultInjector:
         call_s = CALL_S
         match kind:
             case "head_crash_before_call":
-                self._faults.inject("head_crash")
+                self._cluster.call_after(0.0, self._crash)  # once this turn's answers are read
             case "head_crash_before_answer":
                 self._cluster.call_after(call_s * 0.75, self._crash)
             case _:
