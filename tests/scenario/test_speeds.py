@@ -237,6 +237,18 @@ def named(one, name):
     return dataclasses.replace(one, spec=dataclasses.replace(one.spec, name=name))
 
 
+def test_jobs_exchange_places_by_what_was_observed():
+    cell = played(FAST_AND_SLOW, [job("little", gpus="h100,a100:1")], [job("much", gpus="h100,a100:1")])
+    reports(cell, "little", pace("h100", 0.1), pace("a100", 0.12, epoch=2))
+    reports(cell, "much", pace("h100", 0.1), pace("a100", 0.5, epoch=2))
+    moves = moved(cell, 3600.0)
+    assert (cell.place_of("much"), cell.place_of("little")) == ("fast:0", "slow:0")
+    assert moves["much"] == "moved to fast; 5x faster on h100 (observed, 2 runs)"
+    assert moves["little"].endswith(
+        "which gains more there than this job loses; 1.2x slower on a100 (observed, 2 runs)"
+    )
+
+
 OTHERS = [
     ("the same name", [("h100", 0.5), ("a100", 0.2)], {}, "slow:0"),
     ("another owner", [("h100", 0.5), ("a100", 0.2)], {"user": "bob"}, "fast:0"),

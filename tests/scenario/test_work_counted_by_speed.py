@@ -2,6 +2,8 @@
 
 import pytest
 
+from phalanx.core.ids import Epoch
+from phalanx.core.work.pace import MeasuredPace, StepPace
 from tests.builders import job as a_job
 from tests.builders import make_fleet, queue
 from tests.cell import Cell
@@ -58,12 +60,26 @@ def test_an_elastic_job_grows(speeds, nodes):
     assert where(cell, "a") == nodes
 
 
-@pytest.mark.parametrize(("speeds", "ratio"), [(STEEP, 0.25), ((), 1.0)], ids=["of known speed", "of unknown speed"])
-def test_a_queue_on_slow_devices_uses_as_much_of_its_share_as_it_works(speeds, ratio):
-    cell = Cell(make_fleet(FLEET).with_queues(queue("fast"), queue("slow")))
-    cell.submit(
-        job("a", gpus="2xh100:2", queue="fast", speeds=STEEP), job("b", gpus="2xa100:2", queue="slow", speeds=speeds)
+def paces(*step_s):
+    return tuple(
+        MeasuredPace(epoch=Epoch(n), model=model, ranks=4, devices=4, pace=StepPace(steps=100, step_s=each))
+        for n, (model, each) in enumerate(zip(("h100", "a100"), step_s, strict=True), start=1)
     )
+
+
+# what is known of the job on the slow devices -> its use of the share as a part of that of the other
+USES = [
+    ("observed to be four times as slow", {"paces": paces(0.1, 0.4)}, 0.25),
+    ("observed, but implausibly slow", {"paces": paces(0.1, 900.0)}, 0.05),
+    ("stated only, which its user could do at will", {"speeds": STEEP}, 1.0),
+    ("unknown", {}, 1.0),
+]
+
+
+@pytest.mark.parametrize(("fields", "ratio"), [row[1:] for row in USES], ids=[row[0] for row in USES])
+def test_a_queue_on_slow_devices_uses_as_much_of_its_share_as_it_works(fields, ratio):
+    cell = Cell(make_fleet(FLEET).with_queues(queue("fast"), queue("slow")))
+    cell.submit(job("a", gpus="2xh100:2", queue="fast"), job("b", gpus="2xa100:2", queue="slow", **fields))
     cell.go_on(3600.0)
     quotas = cell.scheduler.board.quotas
     assert quotas is not None
@@ -73,7 +89,5 @@ def test_a_queue_on_slow_devices_uses_as_much_of_its_share_as_it_works(speeds, r
     assert used["slow"].gpu_s == pytest.approx(used["fast"].gpu_s)  # budgets count devices
     for name in "ab":
         cell.end(name)
-    stored = cell.world.queue_usage
-    assert stored[queue("slow").id].decayed_gpu_s / stored[queue("fast").id].decayed_gpu_s == pytest.approx(
-        ratio, rel=1e-6
-    )
+    stored = [cell.world.queue_usage[queue(name).id].decayed_gpu_s for name in ("slow", "fast")]
+    assert stored[0] / stored[1] == pytest.approx(ratio, rel=1e-6)

@@ -75,8 +75,7 @@ class PendingPlacements:
                 if isinstance(device, SharedDevice):
                     device.index = grant.devices[0]
             del self._entries[job_id]
-            speed = entry.speed_on(fit.model_of_node[entry.places[0][0]])
-            placed.append((entry, Placement(job_id=job_id, allocation=allocation, speed=speed)))
+            placed.append((entry, Placement(job_id=job_id, allocation=allocation)))
         return placed
 
     def record_rejection(self, job_id: JobId, entry: JobEntry, now_s: float) -> bool:

@@ -7,7 +7,7 @@ of both, and so on down. Along the path from the fleet (R = 0, S = 1) to a queue
 
     s   weight of c over the weights of the siblings in use (that have usage or waiting jobs, c itself included)
     U   decayed GPU-seconds of c with all below it, as a fraction of the whole fleet's; running jobs are counted up to now. A second on a
-        slower model counts as the share of work done in it, where the job's speeds are known
+        slower model counts as the share of work done in it, where the job's speed was observed
 
 Source: Slurm's classic fair share, F = 2^(-U_E/S) with effective usage U_E(c) = U(c) + (U_E(p) - U(c)) * s
 (slurm.schedmd.com/classic_fair_share.html, read July 2026); expanded, U_E(c)/S(c) is the sum above. Two changes: the fleet's own

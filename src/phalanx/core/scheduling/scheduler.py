@@ -63,6 +63,9 @@ LEARNED_STATES: Final = (
 )  # final states that count towards run time statistics
 INFINITE: Final = float("inf")
 DURATION_UNKNOWN: Final = -1.0
+COUNTED_SPEED_MIN: Final = (
+    0.05  # of a GPU-second in the fair share: models of one fleet differ by less, and programs may report anything
+)
 LOST_NODE_REASONS: Final = (
     WaitReasonCode.NODE_FAIL,
     WaitReasonCode.DRAINED,
@@ -636,7 +639,19 @@ class Scheduler:
             entry.attained_s = self._attained_s(snapshot.jobs[placement.job_id])
             entry.started_s = entry.placed_s = now_s
             self.policy.on_placed(entry, now_s)
-        return [placement for _, placement in placed]
+        return [
+            replace(placement, speed=self._observed_speed(snapshot.jobs[placement.job_id], entry))
+            for entry, placement in placed
+        ]
+
+    def _observed_speed(self, job: Job, entry: JobEntry) -> float:
+        """Its speed where it is placed, if that was observed; else 1. A queue must not save its share by tables that its users write."""
+        estimate = self.speeds.estimate(job)
+        if not (estimate.speeds and entry.places):
+            return 1.0
+        kind = self.board.kind_of(entry)
+        observed = {estimate.sources[kind], estimate.sources[estimate.speeds.index(1.0)]} == {SpeedSource.OBSERVED}
+        return max(estimate.speeds[kind], COUNTED_SPEED_MIN) if observed else 1.0
 
     def record_rejection(self, job_id: JobId, now_s: float) -> None:
         """The newest state rejected the placement: retry after further changes, and give up after a while."""

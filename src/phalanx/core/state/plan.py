@@ -15,7 +15,7 @@ from phalanx.core.work.job import WaitReasonCode
 class Placement:
     """A proposed allocation; it takes effect once verified against the newest state and committed.
 
-    `speed`: of the job there, as a share of that on its fastest model; 1 if unknown.
+    `speed`: of the job there, as a share of that on its fastest model; 1 if it was not observed.
     """
 
     job_id: JobId

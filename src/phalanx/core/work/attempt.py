@@ -134,7 +134,7 @@ class Attempt:
             placement, so that all its nodes do the same.
         service_port: of a replica, the port on which node rank 0 serves; 0 before it is chosen.
         ready: of a replica, whether its port answered the last probes.
-        speed: of the job where it runs, as a share of that on its fastest model, as known at the placement; 1 if unknown.
+        speed: of the job where it runs, as a share of that on its fastest model, as observed before the placement; 1 if it was not.
         ready_s: when `ready` last changed; None before it was first ready.
     """
 
