@@ -37,15 +37,20 @@ class RunTimeSource(Protocol):
         """Record the end of a job; called in the order of virtual time."""
 
 
-def run_times_for(jobs: Sequence[TraceJob], durations: RunTimeKnowledge) -> RunTimeSource:
+def run_times_for(jobs: Sequence[TraceJob], durations: RunTimeKnowledge, *, by_model: bool = False) -> RunTimeSource:
     """Return the run times of `jobs` for one replay.
+
+    Args:
+        jobs: of the replay.
+        durations: the source.
+        by_model: the fleet names GPU models: exact run times are those on the fastest model that the job accepts.
 
     Raises:
         BadRequest: a job lacks the time limit.
     """
     match durations:
         case RunTimeKnowledge.EXACT:
-            return _TraceDurations({job.id: job.duration_s for job in jobs})
+            return _TraceDurations({job.id: job.run_time_min_s if by_model else job.duration_s for job in jobs})
         case RunTimeKnowledge.LIMIT:
             check_limits(jobs)
             return _TraceDurations({job.id: job.limit_s or 0.0 for job in jobs})

@@ -77,7 +77,8 @@ def simulate_lifecycle(
     parts = []
     for jobs, own in split_pools(trace, nodes, per_virtual_cluster=setting.per_virtual_cluster):
         # One forecast per pool: the pools are replayed one after the other but share the same virtual time.
-        known = run_times_for(jobs, setting.run_times) if uses_run_times else None
+        by_model = any(node.model for node in own)
+        known = run_times_for(jobs, setting.run_times, by_model=by_model) if uses_run_times else None
         policy = PolicySettings(
             name=setting.policy,
             make=make,

@@ -105,7 +105,9 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--token-life-max", metavar="TIME", help="Maximum lifetime of tokens, for example 30d; off: no limit.")
 @click.option(
-    "--policy", metavar="NAME", help="Scheduling policy: default, fifo, skip, backfill, las, fair or MODULE:CLASS."
+    "--policy",
+    metavar="NAME",
+    help="Scheduling policy: default, fifo, skip, backfill, las, fair, makespan or MODULE:CLASS.",
 )
 @click.option("--min-run", type=DURATION, help="Minimum run time before preemption by jobs of equal rank.  [30m]")
 @click.option(

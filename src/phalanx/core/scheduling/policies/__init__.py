@@ -14,6 +14,7 @@ from phalanx.core.scheduling.policies.baselines import (
     StrictPolicy,
 )
 from phalanx.core.scheduling.policies.default import DefaultPolicy
+from phalanx.core.scheduling.policies.makespan import MakespanPolicy
 from phalanx.core.scheduling.policies.parameters import PolicyParameters
 from phalanx.core.scheduling.policy import Policy
 
@@ -28,6 +29,7 @@ POLICIES: Final[dict[str, Callable[[], Policy]]] = {
     "las": RoundBasedPolicy,
     "srtf": lambda: RoundBasedPolicy(exact=True),
     "fair": FairSharePolicy,
+    "makespan": MakespanPolicy,
 }
 
 
