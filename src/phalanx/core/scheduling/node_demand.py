@@ -18,7 +18,7 @@ from phalanx.core.fleet.capacity import fleet_resources, nodes_resources
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import COMING_STATES, NodePool, members_of, template_node
 from phalanx.core.fleet.summary import summary_of
-from phalanx.core.ids import JobId, NodeId, PoolId
+from phalanx.core.ids import JobId, NodeId, PoolId, QueueId, UserId
 from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.scheduling.board_builder import ClusterSnapshot
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes
@@ -81,6 +81,8 @@ class _Slot:
         """Whether the part fits here."""
         if not part.shape.host.fits(self.host):
             return False
+        if part.shape.share is None and self.devices < part.devices:
+            return False  # most slots of a large demand: nothing else of them is looked at
         accepted = sum(device.healthy and part.shape.accepts(device) for device in self.node.devices)
         if part.shape.slices_of is not None:
             return False  # nodes of pools have no MIG, and slices of other nodes keep none of theirs
@@ -229,6 +231,8 @@ def _waiting_for_capacity(
 class _GrowingQuotas:
     """The queue tree with the usage of the running jobs and of the gangs taken here, on a fleet that grows.
 
+    The usage is kept as a sum for each user of a queue: a tree for another fleet then costs nothing that grows with the running jobs.
+
     Attributes:
         capacity: of the fleet, with the nodes on their way and those ordered so far.
     """
@@ -236,11 +240,11 @@ class _GrowingQuotas:
     def __init__(self, cluster: ClusterSnapshot, capacity: Resources) -> None:
         self.capacity = capacity
         self._queues = cluster.queues
-        self._running = [
-            (job.queue, job.user, attempt.allocation.resources)
-            for attempt in cluster.attempts.values()
-            if (job := cluster.jobs[attempt.job_id]).queue in self._queues
-        ]
+        self._running: dict[tuple[QueueId, UserId], tuple[Resources, int]] = {}
+        for attempt in cluster.attempts.values():
+            job = cluster.jobs[attempt.job_id]
+            if job.queue in self._queues:
+                self._count(job, attempt.allocation.resources)
         self._trees = {capacity: self._tree(capacity)}
 
     def admits(self, job: Job, asked: Resources, more: Resources) -> bool:
@@ -253,7 +257,7 @@ class _GrowingQuotas:
 
     def take(self, job: Job, asked: Resources, more: Resources) -> None:
         """Count the job as running, on a fleet that grows by `more`."""
-        self._running.append((job.queue, job.user, asked))
+        self._count(job, asked)
         if more != NO_RESOURCES:
             self.capacity += more
             self._trees = {self.capacity: self._tree(self.capacity)}
@@ -262,10 +266,14 @@ class _GrowingQuotas:
             tree.add_running(tree.job_node(job.queue), job.user, asked)
             self._trees = {self.capacity: tree}
 
+    def _count(self, job: Job, held: Resources) -> None:
+        before, jobs = self._running.get((job.queue, job.user), (NO_RESOURCES, 0))
+        self._running[job.queue, job.user] = before + held, jobs + 1
+
     def _tree(self, capacity: Resources) -> QuotaTree:
         tree = QuotaTree(self._queues.values(), capacity)
-        for queue, user, held in self._running:
-            tree.add_running(tree.job_node(queue), user, held)
+        for (queue, user), (held, jobs) in self._running.items():
+            tree.add_running(tree.job_node(queue), user, held, jobs)
         return tree
 
 
@@ -275,7 +283,7 @@ class _Trial:
     Args:
         slots: free capacity, nodes on their way, and new nodes, in the order in which they are used.
         quotas: on the fleet without the new nodes.
-        releasable: nodes of pools, which are released if no job needs them.
+        releasable: nodes of pools without jobs, which are released if no job needs them.
     """
 
     def __init__(self, slots: list[_Slot], quotas: _GrowingQuotas, releasable: Container[NodeId]) -> None:
@@ -425,7 +433,8 @@ def _trial(cluster: ClusterSnapshot, new: list[_Slot]) -> _Trial:
     """A trial on what is free, on its way, and new."""
     coming = _coming_slots(cluster)
     capacity = fleet_resources(cluster.nodes, seats_of(cluster.licences)) + _capacity(coming)
-    return _Trial([*_free_slots(cluster), *coming, *new], _GrowingQuotas(cluster, capacity), cluster.pool_nodes)
+    idle = {name for name in cluster.pool_nodes if cluster.usage.get(name, EMPTY_USAGE) == EMPTY_USAGE}
+    return _Trial([*_free_slots(cluster), *coming, *new], _GrowingQuotas(cluster, capacity), idle)
 
 
 def _up_to_minimum(
