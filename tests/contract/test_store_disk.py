@@ -345,11 +345,12 @@ def reads_the_same_or_refuses(path, content):
 def test_flipped_bits_change_no_answer(filled, tmp_path):
     path, content = filled
     whole = Path(path).read_bytes()
+    written = [place for place, byte in enumerate(whole) if byte]  # most of each table's pages is empty
     dice = random.Random(20)
     refused = 0
     for number in range(120):
         damaged = bytearray(whole)
-        at = dice.randrange(len(whole)) if number % 4 else dice.randrange(200)
+        at = dice.choice(written) if number % 4 else dice.randrange(200)
         damaged[at] ^= 1 << dice.randrange(8)
         copy = str(tmp_path / f"flipped-{number}.db")
         with open(copy, "wb") as file:

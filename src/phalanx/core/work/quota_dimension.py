@@ -77,12 +77,12 @@ class QuotaDimension:
         held: amount in use, with all below.
         used: amount that counts against `pool`.
         limit: maximum of `used`.
+        user_limits: of each node, the nodes on its path with a limit per user, and that limit.
     """
 
     __slots__ = (
         "_ids",
         "_paths",
-        "_user_limits",
         "_users",
         "held",
         "limit",
@@ -91,6 +91,7 @@ class QuotaDimension:
         "resource",
         "right",
         "used",
+        "user_limits",
     )
 
     def __init__(
@@ -119,7 +120,7 @@ class QuotaDimension:
         self.held, self.used = [0] * count, [0] * count
         self._compute_rights(children, terms, capacity)
         self._users: dict[tuple[int, str], int] = {}  # amount in use, only where there is a limit
-        self._user_limits: list[tuple[tuple[int, int], ...]] = [
+        self.user_limits: list[tuple[tuple[int, int], ...]] = [
             tuple((node, most) for node in path if (most := terms.get(node, NO_TERMS).per_user) is not None)
             for path in paths
         ]
@@ -134,7 +135,7 @@ class QuotaDimension:
 
     def user_refusal(self, queue: int, user: str, amount: int) -> QuotaRefusal | None:
         """The limit per user that so much more would exceed."""
-        for node, most in self._user_limits[queue]:
+        for node, most in self.user_limits[queue]:
             held = self._users.get((node, user), 0)
             if held + amount > most:
                 return self._refusal(WaitReasonCode.USER_LIMIT, node, amount, held, most, user)
@@ -157,7 +158,7 @@ class QuotaDimension:
 
     def add(self, queue: int, user: str, amount: int) -> None:
         """Count so much more as in use, not checked against limits."""
-        if self._user_limits[queue]:
+        if self.user_limits[queue]:
             self._count(queue, user, amount)
         more = amount
         for node in self._paths[queue]:
@@ -170,7 +171,7 @@ class QuotaDimension:
 
     def remove(self, queue: int, user: str, amount: int) -> None:
         """Undo `add` exactly, in any order."""
-        if self._user_limits[queue]:
+        if self.user_limits[queue]:
             self._count(queue, user, -amount)
         less = amount
         for node in self._paths[queue]:
@@ -245,7 +246,7 @@ class QuotaDimension:
         )
 
     def _count(self, queue: int, user: str, amount: int) -> None:
-        for node, _ in self._user_limits[queue]:
+        for node, _ in self.user_limits[queue]:
             held = self._users.get((node, user), 0) + amount
             if held:
                 self._users[node, user] = held

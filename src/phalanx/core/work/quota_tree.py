@@ -114,7 +114,11 @@ class QuotaTree:
 
     def check_admission(self, queue: int, user: str, asked: Resources) -> QuotaRefusal | None:
         """Why a job that takes these resources may not start now; None if it may. O(depth) for each limited resource."""
-        found = self.gpus.user_refusal(queue, user, asked.milli) or self._jobs_refusal(queue, user, asked)
+        found = None
+        if self.gpus.user_limits[queue]:
+            found = self.gpus.user_refusal(queue, user, asked.milli)
+        if found is None and self._job_limits[queue]:
+            found = self._jobs_refusal(queue, user, asked)
         if found is None and self.others:
             users = (one.user_refusal(queue, user, asked.amount_of(one.resource)) for one in self.others)
             found = next(filter(None, users), None)
