@@ -72,9 +72,10 @@ T = 1_700_000_000.0
 
 @dataclass(frozen=True)
 class SchedulingPass:
-    """One measured pass."""
+    """One measured pass. `cpu_s`: of its process; it depends less on other load."""
 
     seconds: float
+    cpu_s: float
     placed: int
     classes: int
 
@@ -115,13 +116,19 @@ def measure_part(part: str, repeat: int) -> PartResult:
     if part == "pass":
         passes = measure_passes(repeat)
         runs = {"pass_50k_ms": [1000 * one.seconds for one in passes]}
-        facts = {"pass_placed": min(one.placed for one in passes), "pass_classes": min(one.classes for one in passes)}
+        facts = {
+            "pass_cpu_ms": round(1000 * median_cpu_s(passes), 1),
+            "pass_placed": min(one.placed for one in passes),
+            "pass_classes": min(one.classes for one in passes),
+        }
     elif part == "shared":  # in one process and one run, so that the ratio does not depend on other load
         plain, shared = measure_passes(repeat), measure_passes(repeat, shared=True)
         ratio = statistics.median(one.seconds for one in shared) / statistics.median(one.seconds for one in plain)
         runs = {"pass_shared_ratio": [ratio]}
         facts = {
             "pass_shared_ms": round(1000 * statistics.median(one.seconds for one in shared), 1),
+            "pass_shared_cpu_ms": round(1000 * median_cpu_s(shared), 1),
+            "pass_shared_cpu_ratio": round(median_cpu_s(shared) / median_cpu_s(plain), 2),
             "pass_shared_placed": min(one.placed for one in shared),
         }
     elif part == "place":
@@ -133,6 +140,11 @@ def measure_part(part: str, repeat: int) -> PartResult:
         facts[f"replay_{part}_cpu_s"] = round(time.process_time(), 1)  # does not depend on other load
         runs = {f"replay_{part}_s": [seconds]}  # once: it takes as long as all other parts
     return PartResult(runs=runs, facts=facts, peak_mib=peak_mib())
+
+
+def median_cpu_s(passes: list[SchedulingPass]) -> float:
+    """Return the median processor time of the passes."""
+    return statistics.median(one.cpu_s for one in passes)
 
 
 def measure_in_child(part: str, runs: int) -> PartResult:
@@ -210,13 +222,13 @@ def measure_passes(repeat: int, *, shared: bool = False) -> list[SchedulingPass]
         for _ in range(arrivals):
             change.put(new_job(change.new_job_seq(), random_, now_s, share=shared))
         changed = change.records[seen:]
-        begun = time.perf_counter()
+        begun, begun_cpu_s = time.perf_counter(), time.process_time()
         scheduler.update(world, changed, now_s)
         plan = scheduler.plan(world, now_s)
-        seconds = time.perf_counter() - begun
+        seconds, cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu_s
         classes = len({entry.job_class.number for entry in scheduler.board.waiting.values()})
         if number >= WARM_UP:
-            found.append(SchedulingPass(seconds=seconds, placed=len(plan.placements), classes=classes))
+            found.append(SchedulingPass(seconds=seconds, cpu_s=cpu_s, placed=len(plan.placements), classes=classes))
             assert len(plan.placements) >= PLACED_LEAST, found[-1]
             assert classes >= CLASSES_LEAST, found[-1]
         commit(world, change, scheduler, plan, now_s)

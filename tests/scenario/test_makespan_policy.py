@@ -82,6 +82,24 @@ def test_a_job_that_can_wait_stops_none():
     assert not board.take_decisions()
 
 
+def test_jobs_exchange_places_at_the_round_after_their_start():
+    """The one that came first has the fast device, and could do without."""
+    board, policy = mixed_board(1, 1)
+    first = submit(board, 0, 120.0)
+    policy.decide(0.0)
+    needs_fast = submit(board, 1, 1800.0, slow=0.2, now_s=1.0)
+    policy.decide(1.0)
+    could_be_slow = submit(board, 2, 1200.0, now_s=2.0)
+    board.finish(first, 120.0)
+    policy.decide(120.0)
+    policy.on_placed(could_be_slow, 121.0)
+    assert (board.kind_of(could_be_slow), board.kind_of(needs_fast)) == (0, 1)
+    board.take_decisions()
+    policy.decide(120.0 + ROUND_S)
+    assert (board.kind_of(could_be_slow), board.kind_of(needs_fast)) == (1, 0)
+    assert [one.kind for one in board.take_decisions()] == [DecisionKind.MOVE] * 2
+
+
 def test_a_job_of_unknown_run_time_counts_as_the_longest():
     board, policy = mixed_board(1, 0)
     submit(board, 0, HOUR_S)

@@ -21,7 +21,7 @@ from phalanx.core.scheduling.policy import Policy
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 ROUND_S: Final = 300.0  # without other changes, places are chosen again this often: five restarts of 60 s
-STAY_S: Final = 300.0  # guaranteed run after a start or a move
+STAY_S: Final = 240.0  # guaranteed run after a start or a move; less than a round, so that the next round may move it
 CRITICAL_S: Final = ROUND_S  # a job with less slack is critical: at the next round it would be late
 JOBS_MAX: Final = 2_048  # jobs that are divided in one pass, those with the longest rest: 30 ms
 UNKNOWN_S: Final = 86_400.0  # run time of a job if none is known of any
@@ -209,7 +209,8 @@ class MakespanPolicy(Policy):
         for row, entry in enumerate(entries):
             if entry.places:
                 here = self.board.kind_of(entry)
-                scores[row, here] += KEEP if balance.advantage[row, here] >= GOOD_PLACE else STAY
+                keeps = balance.advantage[row, here] >= GOOD_PLACE and not critical[row]
+                scores[row, here] += KEEP if keeps else STAY
                 if not self._displaceable(entry, now_s):
                     scores[row, here] += 2.0 * CRITICAL
         return scores
