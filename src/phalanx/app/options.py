@@ -131,10 +131,8 @@ def resolve_options(given: argparse.Namespace, home: StateFolder, lock: int) -> 
     if engine.uses_local_nodes(engine_options):
         nodes = virtual_nodes(virtual, prefix) if virtual else this_machine_nodes()
         nodes = [replace(node, offers=offers) for node in nodes]
-    elif offers:
-        raise Conflict(
-            f"--offers cannot be used with engine {engine.name}: its nodes come from elsewhere", hint="use --offers off"
-        )
+    if offers and not engine.nodes_offer_extras:
+        raise Conflict(f"--offers cannot be used with the nodes of engine {engine.name}", hint="use --offers off")
     if any(node.virtual_model for node in nodes) and not engine.has_virtual_models:
         raise Conflict(
             f"--virtual {virtual} names a GPU model, which engine {engine.name} cannot stand in for",

@@ -233,6 +233,7 @@ class EngineType:
         title: for messages.
         options: that the engine adds to `phalanx up`. Begin their names with that of the engine.
         has_virtual_models: its virtual devices can stand in for GPU models.
+        nodes_offer_extras: its nodes register what `--offers` gives them.
         selectable: `phalanx up --engine` offers it; otherwise only servers that join use it.
         nodes_start_s: how long `phalanx up` waits for the nodes.
         member_starts_s: how long `phalanx join` waits for the node.
@@ -243,6 +244,7 @@ class EngineType:
     title: ClassVar[str]
     options: ClassVar[Sequence[EngineOption]] = ()
     has_virtual_models: ClassVar[bool] = False
+    nodes_offer_extras: ClassVar[bool] = False
     selectable: ClassVar[bool] = True
     nodes_start_s: ClassVar[float] = 10.0
     member_starts_s: ClassVar[float] = 30.0

@@ -24,7 +24,7 @@ from phalanx.client.transport import error_from_reply
 from phalanx.core.errors import BadRequest, Conflict, NotSignedIn, TryLater, Unreachable
 from phalanx.core.ids import NodeId
 from phalanx.core.work.extras import parse_offers
-from phalanx.engines.registry import DEFAULT_ENGINE, engine_type
+from phalanx.engines.registry import engine_type
 from phalanx.node import membership as records
 from phalanx.ports.engine import Membership
 from phalanx.wire.head_http import BROKEN, HeadHttp, context_for_ca, request_headers
@@ -100,9 +100,10 @@ def join(
     before = known.offers if known is not None and known.url == where.url else ""
     offered = before if offers is None else parse_offers(offers)
     joined, reply = _request_join(where, folder, known, token=token, name=name, address=address, virtual=virtual)
-    settings = engine_type(reply.engine).prepare_member(folder, reply.settings)
-    if offered and reply.engine != DEFAULT_ENGINE:
-        raise BadRequest(f"--offers cannot be used: engine {reply.engine} brings the nodes", hint="use --offers off")
+    engine = engine_type(reply.engine)
+    if offered and not engine.nodes_offer_extras:
+        raise BadRequest(f"--offers cannot be used with the nodes of engine {engine.name}", hint="use --offers off")
+    settings = engine.prepare_member(folder, reply.settings)
     joined = replace(joined, settings=settings, offers=offered)
     records.write(folder, joined, token=reply.token, ca_pem=where.ca_pem)
     if foreground:

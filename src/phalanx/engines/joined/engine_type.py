@@ -13,6 +13,7 @@ class JoinedEngineType(EngineType):
     name = "joined"
     title = "joined"
     selectable = False
+    nodes_offer_extras = True
 
     def keep_member(self, folder: str, membership: Membership, ended: threading.Event) -> None:
         """Keep the supervisor running."""

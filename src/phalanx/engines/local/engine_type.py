@@ -13,6 +13,7 @@ class LocalEngineType(EngineType):
     name = "local"
     title = "local"
     has_virtual_models = True
+    nodes_offer_extras = True
 
     def create(self, options: Mapping[str, str], head: EngineContext) -> Engine:
         """Create the engine with this head's nodes, and those that still run from before: they are watched until they end."""
