@@ -3,6 +3,8 @@
 Every pass divides all known work among the kinds of devices (`device_prices.py`). Jobs run on the kind for which they have the comparative
 advantage, the longest rest first. A job is *critical* once its rest takes all the time that is left: run later, it would extend the end for
 certain, so that it goes before others and stops them. Other jobs keep their devices, since a stop costs a restart.
+
+Cost: each pass sorts all jobs, and prices up to `JOBS_MAX` of them.
 """
 
 from __future__ import annotations
