@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from phalanx.node.slurm_compat.job_link import (
+from phalanx.node.gang.job_link import (
     FRAME_BYTES_MAX,
     LinkClosed,
     accept_link,

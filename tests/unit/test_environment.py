@@ -14,10 +14,10 @@ from phalanx.core.work.spec import JobSpec, LaunchMode, Role
 from phalanx.node.logic.environment import (
     MemberFolders,
     NodeContext,
-    hostfile,
     rank_environment,
     setup_environment,
 )
+from phalanx.node.logic.mpi_variables import slots_hostfile
 
 FOLDERS = MemberFolders(hostfile="/s/hostfile", page="/s/page", reports="/s/reports")
 BASE = {"PATH": "/bin", "HOME": "/root"}
@@ -198,8 +198,15 @@ def test_loopback_gangs_need_no_resolvable_hostname():
 
 
 def test_hostfile_names_every_node_with_its_slots():
-    assert hostfile(job()) == "10.0.0.1 slots=2\n10.0.0.2 slots=2\n"
-    assert hostfile(job(per_node=8, tasks=1, launch=LaunchMode.PER_NODE)) == "10.0.0.1 slots=8\n10.0.0.2 slots=8\n"
+    assert slots_hostfile(job()) == "10.0.0.1 slots=2\n10.0.0.2 slots=2\n"
+    assert (
+        slots_hostfile(job(per_node=8, tasks=1, launch=LaunchMode.PER_NODE)) == "10.0.0.1 slots=8\n10.0.0.2 slots=8\n"
+    )
+
+
+def test_every_launcher_started_here_has_one_thread_for_each_of_its_several_ranks():
+    assert env_of(job(tasks=1, launch=LaunchMode.PER_NODE), local_rank=0)[0]["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in env_of(job(per_node=1, tasks=1, launch=LaunchMode.PER_NODE), local_rank=0)[0]
 
 
 def test_setup_knows_its_node_and_no_rendezvous():

@@ -32,6 +32,8 @@ from phalanx.core.work.spec import LaunchMode, Role
         ("nice -n 5 torchrun train.py", "torchrun"),
         ("numactl --cpunodebind 0 python train.py", None),
         ("uv run torchrun train.py", "torchrun"),
+        ("mpiexec.hydra -n 4 ./solver", "mpiexec.hydra"),
+        ("bash run.sh -c mpirun", None),
         ("echo torchrun", None),
         ("", None),
     ],
@@ -84,6 +86,17 @@ def test_placed_shapes_may_be_uneven():
     role = Role(argv=("x",), gpus=parse_gpus(4))
     assert launch_notes(role, [3, 1]) == ["2 nodes, 3 + 1 = 4 GPUs", "4 tasks: 3 + 1, one per GPU"]
     assert shape_note([0, 0]) == "2 nodes, no GPU"
+
+
+def test_an_mpi_launcher_starts_once_and_gets_a_slot_for_each_task():
+    assert told("mpirun ./solver", gpus="2x2")[1] == "4 tasks: 2 nodes x 2, started by mpirun, which runs once"
+    assert told("mpirun ./solver", gpus=16)[1] == "16 tasks, started by mpirun, which runs once"
+    assert told("mpirun ./solver", nodes=2, tasks_per_node=3)[1].startswith("6 tasks: 2 nodes x 3, started by mpirun")
+    assert told("cd src\nmpiexec ./solver", gpus="2x2")[1].endswith("started by mpiexec, which runs once")
+    assert told(["bash", "-lc", "module load mpi; mpirun ./solver"], gpus="2x2")[1].endswith(
+        "started by mpirun, which runs once"
+    )
+    assert tasks_on_node(Role(launch=LaunchMode.ONCE, tasks_per_node=4), 8) == 1
 
 
 def test_task_counts():

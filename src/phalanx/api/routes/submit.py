@@ -7,6 +7,7 @@ whether the user may charge the project, whether the queue exists, and whether t
 from __future__ import annotations
 
 import hashlib
+import secrets
 from dataclasses import replace
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.launchers import alternatives_notes, launch_notes
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import requirements_note
-from phalanx.core.work.spec import JobSpec, Role
+from phalanx.core.work.spec import JobSpec, LaunchMode, Role
 from phalanx.core.work.users import Action
 from phalanx.wire.api.jobs import IDEMPOTENCY_HEADER, JobBody, SubmitReply
 
@@ -87,6 +88,8 @@ async def submit_request(runtime: ApiRuntime, caller: Caller, body: bytes, key: 
         NotFound, NotPermitted: it depends on a job that does not exist, or that the caller may not see.
     """
     spec = submitted_spec(runtime, decode_body(body, dict[str, Any]))
+    if spec.role.launch is LaunchMode.ONCE:  # its processes on several nodes recognize each other by it
+        spec = replace(spec, gang_key=secrets.token_hex(16))
     if spec.plan:
         spec = with_whole_tensor_groups(spec, _fleet(runtime))
     parents = (

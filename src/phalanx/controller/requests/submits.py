@@ -28,9 +28,9 @@ from phalanx.core.work.dependency import (
     array_element_id,
 )
 from phalanx.core.work.job import Job
-from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
+from phalanx.core.work.launchers import SSH_LAUNCHERS, find_launcher
 from phalanx.core.work.service_terms import ReplicaPosition
-from phalanx.core.work.spec import JobSpec
+from phalanx.core.work.spec import JobSpec, LaunchMode
 from phalanx.core.work.topology_constraint import fixed_to_one_node
 from phalanx.core.work.users import Action, User, UserRole
 
@@ -127,13 +127,21 @@ def _check_share(context: StepContext, request: SubmitJob) -> None:
 
 
 def _in_one_world(request: SubmitJob) -> SubmitJob:
-    """Keep a launcher that creates a world of its own at each call on one node, even if the fleet changes before the start."""
+    """Keep a launcher that cannot start tasks on other nodes on one node, even if the fleet changes before the start."""
     role = request.spec.role
     launcher = find_launcher(role.argv, role.script)
-    if launcher not in MPI_LAUNCHERS or request.spec.slurm:  # a batch script runs once, whatever it calls
+    in_image = role.launch is LaunchMode.ONCE and bool(request.spec.image)
+    if (
+        launcher not in SSH_LAUNCHERS and not in_image
+    ) or request.spec.slurm:  # a batch script runs once, whatever it calls
         return request
     several = next((one for one in role.gpus.choices if (one.nodes or 1) > 1 or one.nodes_max is not None), None)
     if several is not None:
+        if in_image:
+            raise BadRequest(
+                f"{launcher} in an image cannot start tasks on other nodes: our launch agent is not in the image",
+                hint=Hint(HintCode.RUN_RANKS),
+            )
         raise BadRequest(
             f"{launcher} starts once on each of the {several.nodes} nodes and would create {several.nodes} separate worlds",
             hint=Hint(HintCode.RUN_RANKS),

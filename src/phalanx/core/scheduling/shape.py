@@ -205,6 +205,8 @@ def placement_part(role: Role) -> Role:
 
 def tasks_per_node(role: Role, devices: int) -> int:
     """How often the command starts on a node: as given, once for a launcher, else once per device and at least once."""
+    if role.launch is LaunchMode.ONCE:
+        return 1
     if role.tasks_per_node is not None:
         return role.tasks_per_node
     return 1 if role.launch is LaunchMode.PER_NODE else max(1, devices)

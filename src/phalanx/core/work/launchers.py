@@ -1,7 +1,7 @@
 """How often a command starts, and the notes that state it before the start (DESIGN 2).
 
-Once per device; a command that is itself a launcher once per node. Used when a request becomes a spec, and wherever a shape is shown to
-users. Only the words of the command count; the content of a script is never guessed.
+Once per device; a command that is itself a launcher once per node; an MPI launcher once, on the first node. Used when a request becomes a
+spec, and wherever a shape is shown to users. Only the words of the command count; the content of a script is never guessed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,16 @@ from typing import Final
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.spec import LaunchMode, Role
 
-_LAUNCHERS: Final = frozenset({"torchrun", "deepspeed", "mpirun", "mpiexec", "horovodrun"})
-MPI_LAUNCHERS: Final = frozenset({"mpirun", "mpiexec", "horovodrun"})
-"""Launchers that start the ranks of all nodes from one call; started once per node, they would create separate worlds."""
+MPI_LAUNCHERS: Final = frozenset(
+    {
+        *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"),
+        *("mpirun.openmpi", "mpiexec.openmpi", "mpirun.mpich", "mpiexec.mpich"),  # Debian's alternatives
+    }
+)
+"""Launchers that start the ranks of all nodes from one call, by an agent of ours."""
+SSH_LAUNCHERS: Final = frozenset({"horovodrun"})
+"""Launchers that start the ranks of all nodes from one call, but by ssh only; started once per node, they would create separate worlds."""
+_LAUNCHERS: Final = frozenset({"torchrun", "deepspeed"}) | MPI_LAUNCHERS | SSH_LAUNCHERS
 _LAUNCHER_MODULES: Final = {
     "torch.distributed.run": "torch.distributed.run",
     "torch.distributed.launch": "torch.distributed.launch",
@@ -32,6 +39,7 @@ _WRAPPERS: Final = frozenset(
 _WRAPPED_RUN: Final = frozenset(
     {"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba"}
 )  # `uv run torchrun`
+_SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _PYTHON: Final = re.compile(r"(python|pypy)(\d+(\.\d+)*)?")
 _PYTHON_WITH_VALUE: Final = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
@@ -68,14 +76,23 @@ def tasks_on_node(role: Role, devices: int) -> int:
     match role.launch:
         case LaunchMode.FIXED:
             return max(1, role.tasks_per_node or 1)
-        case LaunchMode.PER_NODE:
+        case (
+            LaunchMode.PER_NODE | LaunchMode.ONCE
+        ):  # on other nodes, a process of ours starts the tasks of an MPI launcher
             return 1
         case LaunchMode.PER_DEVICE:
             return max(1, devices)
 
 
+def slots_on_node(role: Role, devices: int) -> int:
+    """Number of tasks that a launcher shall start on a node where the job holds `devices`; at least one."""
+    return max(1, role.tasks_per_node or devices)
+
+
 def known_task_count(role: Role) -> int | None:
     """Number of tasks of the job if the request determines it; None if it depends on the placement."""
+    if role.launch is LaunchMode.ONCE:  # the output of all tasks is that of the launcher
+        return 1
     if role.gpus.alternatives:
         counts = {known_task_count(replace(role, gpus=one)) for one in role.gpus.choices}
         return counts.pop() if len(counts) == 1 else None
@@ -139,7 +156,8 @@ def shape_note(devices_by_node: Sequence[int]) -> str:
 
 
 def _tasks_note(role: Role, devices_by_node: Sequence[int]) -> str:
-    tasks = [tasks_on_node(role, devices) for devices in devices_by_node]
+    count = slots_on_node if role.launch is LaunchMode.ONCE else tasks_on_node
+    tasks = [count(role, devices) for devices in devices_by_node]
     total, nodes = sum(tasks), len(tasks)
     layout = f"{nodes} {_plural('node', nodes)} x {tasks[0]}" if len(set(tasks)) == 1 else " + ".join(map(str, tasks))
     return f"{total} {_plural('task', total)}: {layout}, {_frequency_text(role, cpu_only=not any(devices_by_node))}"
@@ -150,6 +168,8 @@ def _unplaced_note(role: Role, gpus: int) -> str:
         return f"{gpus} {_plural('task', gpus)}, one per GPU"
     if role.launch is LaunchMode.PER_NODE:
         return f"one task on each node: {_frequency_text(role, cpu_only=False)}"
+    if role.launch is LaunchMode.ONCE and role.tasks_per_node is None:
+        return f"{gpus} {_plural('task', gpus)}, {_frequency_text(role, cpu_only=False)}"
     return f"{role.tasks_per_node} {_plural('task', role.tasks_per_node or 1)} on each node, as given by tasks_per_node"
 
 
@@ -160,6 +180,8 @@ def _frequency_text(role: Role, *, cpu_only: bool) -> str:
         case LaunchMode.PER_NODE:
             launcher = find_launcher(role.argv, role.script) or "the command"
             return f"one per node, because {launcher} is a launcher and starts the rest"
+        case LaunchMode.ONCE:
+            return f"started by {find_launcher(role.argv, role.script) or 'the command'}, which runs once"
         case LaunchMode.PER_DEVICE:
             return "one per node" if cpu_only else "one per GPU"
 
@@ -177,9 +199,21 @@ def _launcher_in(words: Sequence[str]) -> str | None:
     name = rest[0].rsplit("/", 1)[-1]
     if name in _LAUNCHERS:
         return name
+    if name in _SHELLS:
+        return find_launcher((), _shell_text(rest[1:]))
     if name == "accelerate":  # other subcommands, such as `accelerate config`, launch nothing
         return "accelerate" if "launch" in rest[1:] else None
     return _module_launcher(rest[1:]) if _PYTHON.fullmatch(name) else None
+
+
+def _shell_text(arguments: Sequence[str]) -> str:
+    """The text that `bash -c TEXT` runs; "" for a script file."""
+    for index, word in enumerate(arguments[:-1]):
+        if not word.startswith("-"):
+            return ""
+        if word.endswith("c") and not word.startswith("--"):  # also -lc, -xec
+            return arguments[index + 1]
+    return ""
 
 
 def _unwrapped(words: Sequence[str]) -> Sequence[str]:

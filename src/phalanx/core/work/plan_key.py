@@ -54,7 +54,7 @@ def known_rank_count(role: Role) -> int | None:
     if request.alternatives:
         counts = {known_rank_count(replace(role, gpus=one)) for one in request.choices}
         return counts.pop() if len(counts) == 1 else None
-    if role.launch is LaunchMode.FIXED:
+    if role.launch is LaunchMode.FIXED or (role.launch is LaunchMode.ONCE and role.tasks_per_node is not None):
         nodes = request.nodes if request.nodes is not None else (1 if request.total <= 1 else None)
         return None if nodes is None else nodes * (role.tasks_per_node or 1)
     return request.total or None

@@ -28,7 +28,7 @@ from phalanx.core.work.gpus import (
     with_share_kind,
 )
 from phalanx.core.work.keys import InvalidKey, check_key
-from phalanx.core.work.launchers import count_logical_lines, find_launcher, split_commands
+from phalanx.core.work.launchers import MPI_LAUNCHERS, count_logical_lines, find_launcher, split_commands
 from phalanx.core.work.plan_key import parse_plan, with_gpus_for_plan
 from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_requirements
 from phalanx.core.work.sbatch_scripts.sbatch_job import SLURM_KEYS
@@ -172,7 +172,7 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
             cpus=_number(given, "cpus", low=0, high=_CPUS_MAX) or 0,
             memory_bytes=_read(given, "memory", parse_memory_bytes, 0),
             extras=_read(given, "resources", parse_extras, ()),
-            launch=_launch(argv, script, tasks),
+            launch=_launch(argv, script, tasks, starts_alone=bool(given.get("slurm")) or service is not None),
             tasks_per_node=tasks,
         ),
         plan,
@@ -256,7 +256,11 @@ def _no_command() -> NoReturn:
     )
 
 
-def _launch(argv: tuple[str, ...], script: str, tasks_per_node: int | None) -> LaunchMode:
+def _launch(argv: tuple[str, ...], script: str, tasks_per_node: int | None, *, starts_alone: bool) -> LaunchMode:
+    """How often the command starts. `starts_alone`: a batch script or a server, which starts once on a node whatever it calls."""
+    launcher = find_launcher(argv, script)
+    if launcher in MPI_LAUNCHERS and not starts_alone:
+        return LaunchMode.ONCE
     if tasks_per_node is not None:
         return LaunchMode.FIXED
     if script and count_logical_lines(script) > 1:
@@ -265,7 +269,7 @@ def _launch(argv: tuple[str, ...], script: str, tasks_per_node: int | None) -> L
             key="run",
             hint="add tasks_per_node: 1 to start it once per node, or give the number of tasks per node",
         )
-    return LaunchMode.PER_NODE if find_launcher(argv, script) else LaunchMode.PER_DEVICE
+    return LaunchMode.PER_NODE if launcher else LaunchMode.PER_DEVICE
 
 
 def _name(given: Mapping[str, object], argv: tuple[str, ...], script: str) -> str:

@@ -21,7 +21,8 @@ class LaunchMode(enum.StrEnum):
     """How often the command starts on a node."""
 
     PER_DEVICE = "per_device"
-    PER_NODE = "per_node"  # the command is itself a launcher
+    PER_NODE = "per_node"  # the command is itself a launcher, and starts the tasks of its node
+    ONCE = "once"  # the command is an MPI launcher: it starts on node rank 0, and starts the tasks of all nodes
     FIXED = "fixed"  # tasks_per_node was given
 
 
@@ -32,7 +33,7 @@ class Role:
     Attributes:
         argv: the command as words; empty when `script` is given.
         script: a shell text, run by `bash -c`; empty when `argv` is given.
-        tasks_per_node: None for the default of `launch`: one per device, or one per node.
+        tasks_per_node: None for the default of `launch`: one per device, or one per node. With `ONCE`: slots for the launcher's tasks.
         cpus, memory_bytes: per node; 0 requests only the node's default share.
         extras: named amounts that each node must offer.
         licences: seats of licences for the whole job.
@@ -102,6 +103,7 @@ class JobSpec:
         planned_speeds: the same from plans of its model, one for each GPU model; empty if it was not planned so.
         allow_never: accepted even if it can never start.
         service: the terms of a service, of which the job is one replica; None for any other job.
+        gang_key: secret by which the processes of a job with `LaunchMode.ONCE` recognize each other; "" for any other job. Never shown.
         preemptible: False exempts it from stops for other jobs (reclaims of its quota and drains still stop it).
     """
 
@@ -140,6 +142,7 @@ class JobSpec:
     planned_speeds: tuple[tuple[str, float], ...] = ()
     allow_never: bool = False
     service: ServiceTerms | None = None
+    gang_key: str = field(default="", repr=False)
 
     @property
     def has_long_preparation(self) -> bool:

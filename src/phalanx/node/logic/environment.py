@@ -15,11 +15,13 @@ from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.units import MIB
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.gang_topology import gang_topology_to_json
+from phalanx.core.work.launchers import slots_on_node
 from phalanx.core.work.layouts.layout import layout_to_json
 from phalanx.core.work.plan_key import planned_layout
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic import local_copies
+from phalanx.node.logic.mpi_variables import mpi_defaults
 from phalanx.wire.rank import (
     EPOCH_VARIABLE,
     GENERATION_VARIABLE,
@@ -86,6 +88,8 @@ _TENSORFLOW_PORTS: Final = 1  # the first TensorFlow worker listens right above 
 class MemberFolders:
     """Paths of a member. `hostfile`, `page` and `reports` are files in its scratch folder, `stacks` is the folder itself.
 
+    `colon_hostfile`: the host file for MPICH; `agent`: the launch agent of an MPI launcher, "" where none is needed.
+
     `checkpoints`, `outputs`: the node's own folders of the job, for a gang whose nodes do not share the head's (`PrepareTasks.kept`).
     """
 
@@ -95,6 +99,8 @@ class MemberFolders:
     checkpoints: str = ""
     outputs: str = ""
     stacks: str = ""
+    colon_hostfile: str = ""
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +108,7 @@ class NodeContext:
     """The node's part of the environment.
 
     `devices`: UUIDs of the grant's devices or MIG slices, by local rank; `base`: the supervisor's environment; `mps`: pipe folder of its MPS daemon, or "".
+    `root`: whether its processes run as root.
     """
 
     base: Mapping[str, str]
@@ -109,6 +116,7 @@ class NodeContext:
     virtual: bool
     folders: MemberFolders
     mps: str = ""
+    root: bool = False
 
 
 def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -125,7 +133,7 @@ def rank_environment(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the environment of one task, and a note for each of the job's variables that Phalanx overrides."""
     ours = _fixed(prepare, start, grant, local_rank, node)
-    defaults = _defaults(prepare, start, grant)
+    defaults = _defaults(prepare, start, grant, node)
     asked = dict(prepare.spec.env)
     notes = [
         f"env: {name} is set by Phalanx; the job's value is not used"
@@ -142,12 +150,6 @@ def setup_environment(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext
     return {**inheritable_environment(node.base), **_defaults_of_python(), **asked, **_place(prepare, grant, node)}
 
 
-def hostfile(prepare: PrepareTasks) -> str:
-    """Return a hostfile for Open MPI and DeepSpeed: one line for each node with address and slots."""
-    slots = [max(1, grant.tasks if grant.tasks > 1 else grant.visible_devices) for grant in prepare.allocation.grants]
-    return "".join(f"{address} slots={count}\n" for address, count in zip(prepare.addresses, slots, strict=True))
-
-
 def _is_overridden(name: str, ours: Mapping[str, str]) -> bool:
     return name in ours or (name.startswith(_RESERVED) and name not in CLIENT_VARIABLES)
 
@@ -156,21 +158,10 @@ def _fixed(
     prepare: PrepareTasks, start: StartTasks, grant: NodeGrant, local_rank: int, node: NodeContext
 ) -> dict[str, str]:
     """Return the variables that no job may override: a wrong rank or device would break the whole gang."""
-    rank, world_size = grant.first_rank + local_rank, prepare.allocation.world_size
-    master = prepare.addresses[0]
     variables = {
-        "MASTER_ADDR": master,
+        "MASTER_ADDR": prepare.addresses[0],
         "MASTER_PORT": str(start.port),
-        "WORLD_SIZE": str(world_size),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(grant.tasks),
-        "NODE_RANK": str(grant.node_rank),
-        "GROUP_RANK": str(grant.node_rank),
-        "TF_CONFIG": _tf_config(prepare, start.port, rank),
-        "JAX_COORDINATOR_ADDRESS": f"{master}:{start.port}",
-        "JAX_NUM_PROCESSES": str(world_size),
-        "JAX_PROCESS_ID": str(rank),
+        **_rank(prepare, start, grant, local_rank),
         **_place(prepare, grant, node),
         **_own_slice(grant, local_rank, node),
         LEASE_PAGE_VARIABLE: node.folders.page,
@@ -189,6 +180,25 @@ def _fixed(
         own = local_copies.local_checkpoint_path(prepare, start.resume, node.folders.checkpoints)
         variables["PHALANX_RESUME_FROM"] = start.resume.path if own is None else own
     return variables
+
+
+def _rank(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant, local_rank: int) -> dict[str, str]:
+    """Return the variables of one rank; none for an MPI launcher, whose tasks would all take them for their own."""
+    if prepare.spec.role.launch is LaunchMode.ONCE:
+        return {}
+    rank, world_size = grant.first_rank + local_rank, prepare.allocation.world_size
+    return {
+        "WORLD_SIZE": str(world_size),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(grant.tasks),
+        "NODE_RANK": str(grant.node_rank),
+        "GROUP_RANK": str(grant.node_rank),
+        "TF_CONFIG": _tf_config(prepare, start.port, rank),
+        "JAX_COORDINATOR_ADDRESS": f"{prepare.addresses[0]}:{start.port}",
+        "JAX_NUM_PROCESSES": str(world_size),
+        "JAX_PROCESS_ID": str(rank),
+    }
 
 
 def _place(prepare: PrepareTasks, grant: NodeGrant, node: NodeContext) -> dict[str, str]:
@@ -296,16 +306,26 @@ def _array(prepare: PrepareTasks) -> dict[str, str]:
     }
 
 
-def _defaults(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant) -> dict[str, str]:
+def _defaults(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant, node: NodeContext) -> dict[str, str]:
     """Return the defaults that a job may override."""
-    variables = _defaults_of_python()
-    if grant.tasks > 1:
+    variables, role = _defaults_of_python(), prepare.spec.role
+    started = grant.tasks if grant.tasks > 1 else slots_on_node(role, len(grant.devices))  # by a launcher, if not by us
+    if started > 1:
         variables["OMP_NUM_THREADS"] = "1"  # as torchrun does: thread pools of several ranks would compete for cores
     if all(address.startswith(_LOOPBACK) for address in prepare.addresses):
         # Gloo resolves the host's own name, which often fails in sandboxes and on laptops.
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
-    if prepare.spec.role.launch is LaunchMode.PER_NODE:
+    if role.launch is LaunchMode.PER_NODE:
         variables |= _launcher(prepare, start, grant)
+    if role.launch is LaunchMode.ONCE:
+        folders = node.folders
+        variables |= mpi_defaults(
+            prepare,
+            agent=folders.agent,
+            slots_file=folders.hostfile,
+            colon_file=folders.colon_hostfile,
+            root=node.root,
+        )
     return variables
 
 
@@ -316,7 +336,7 @@ def _defaults_of_python() -> dict[str, str]:
 def _launcher(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant) -> dict[str, str]:
     """Return the variables that make a bare `torchrun train.py` join the gang.
 
-    Source: torch/distributed/argparse_util.py (PET_<option>), Open MPI's and PRRTE's MCA parameters, MPICH's Hydra.
+    Source: torch/distributed/argparse_util.py (PET_<option>).
     """
     master = prepare.addresses[0]
     return {

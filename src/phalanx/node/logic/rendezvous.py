@@ -11,8 +11,16 @@ _SIGNS: Final = (b"eaddrinuse", b"address already in use")
 _FIVE_DIGITS: Final = re.compile(rb"(?<!\d)\d{5}(?!\d)")
 
 
+def side_port(port: int) -> int:
+    """The gang's second port on node rank 0, beside the rendezvous: of an MPI launcher's channel, or of JAX's coordinator.
+
+    Below it, because TensorFlow's workers listen above it.
+    """
+    return port - 1
+
+
 def port_was_in_use(tail: bytes, port: int) -> bool:
-    """Whether the end of rank 0's output shows that the rendezvous port was in use.
+    """Whether the end of rank 0's output shows that the rendezvous port, or the one beside it, was in use.
 
     torch prints "bind to [::]:29500 (errno: 98 - Address already in use)", Python's own error names no port. A line with such words counts,
     unless it names five-digit numbers (our ports have five digits) without our port.
@@ -20,6 +28,6 @@ def port_was_in_use(tail: bytes, port: int) -> bool:
     for line in tail.lower().splitlines():
         if any(sign in line for sign in _SIGNS):
             numbers = _FIVE_DIGITS.findall(line)
-            if not numbers or str(port).encode() in numbers:
+            if not numbers or not {str(port).encode(), str(side_port(port)).encode()}.isdisjoint(numbers):
                 return True
     return False

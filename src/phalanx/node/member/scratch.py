@@ -1,4 +1,4 @@
-"""The scratch folder of one attempt on one node: lease page, report pipe, host file, spooled output, an unpacked upload.
+"""The scratch folder of one attempt on one node: lease page, report pipe, host files, spooled output, an unpacked upload.
 
     <node folder>/attempts/<job>.<epoch>/   hostfile  page  reports  <stream>.log  workdir/
 
@@ -34,8 +34,13 @@ class Scratch:
 
     @property
     def hostfile(self) -> str:
-        """For MPI and DeepSpeed."""
+        """For Open MPI and DeepSpeed."""
         return os.path.join(self.path, "hostfile")
+
+    @property
+    def colon_hostfile(self) -> str:
+        """For MPICH and Intel MPI."""
+        return os.path.join(self.path, "hostfile.mpich")
 
     @property
     def page(self) -> str:

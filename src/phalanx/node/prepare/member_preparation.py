@@ -35,6 +35,7 @@ from phalanx.node.logic.accounts import login_environment
 from phalanx.node.logic.environment import MemberFolders, NodeContext
 from phalanx.node.logic.events import MemberPrepared, MemberStartFailed
 from phalanx.node.logic.local_copies import checkpoints_folder, outputs_folder
+from phalanx.node.logic.mpi_variables import colon_hostfile, needs_agent, slots_hostfile
 from phalanx.node.logic.requirements import names_python_by_path
 from phalanx.node.logic.utf8 import replace_invalid_utf8
 from phalanx.node.logic.warm_start import parse_warm_command
@@ -42,6 +43,7 @@ from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.member.scratch import scratch_of
 from phalanx.node.mig.slice_keeper import SliceKeeper
+from phalanx.node.mpi.mpi_rank import agent_path
 from phalanx.node.prepare import (
     container_images,
     package_install,
@@ -135,7 +137,10 @@ class NodeServices:
                 checkpoints=member.checkpoints,
                 outputs=member.outputs,
                 stacks=scratch.path,
+                colon_hostfile=scratch.colon_hostfile,
+                agent=agent_path(scratch.path) if needs_agent(member.prepare) else "",
             ),
+            root=(os.geteuid() if member.account is None else member.account.uid) == 0,
         )
 
     def visible_devices(self, member: MemberRuntime) -> tuple[str, ...]:
@@ -316,9 +321,13 @@ def _make_folders(member: MemberRuntime, services: NodeServices) -> None:
         make_owned_folder(member.checkpoints, member.account)
     resume_checkpoint.check_storage(member, sees=services.sees_head_files())
     with acting_as(member.account):
-        if not os.path.exists(scratch.hostfile):
-            with open(open_for_writing(scratch.hostfile), "w", encoding="utf-8") as file:
-                file.write(environment.hostfile(order))
+        for path, text in (
+            (scratch.hostfile, slots_hostfile(order)),
+            (scratch.colon_hostfile, colon_hostfile(order)),
+        ):
+            if not os.path.exists(path):
+                with open(open_for_writing(path), "w", encoding="utf-8") as file:
+                    file.write(text)
         for folder in resume_checkpoint.writable_folders(member):
             try:
                 resume_checkpoint.make_folder(folder)

@@ -7,16 +7,17 @@ import socket
 from typing import Final
 
 from phalanx.node.files.preparation_error import PreparationFailed
+from phalanx.node.logic.rendezvous import side_port
 from phalanx.node.probes.link_probe import PORT_FIRST, PORT_LAST
 
 _PORT_TRIES: Final = 200
 
 
 def free_port() -> int:
-    """A port without a listener now. If another process takes it before rank 0 does, the gang retries, uncharged."""
+    """A port without a listener now, on itself and on its side port. If another process takes it before rank 0 does, the gang retries, uncharged."""
     for _ in range(_PORT_TRIES):
         port = random.randint(PORT_FIRST, PORT_LAST)
-        if port_is_free(port):
+        if port_is_free(port) and port_is_free(side_port(port)):
             return port
     raise PreparationFailed(f"no free port between {PORT_FIRST} and {PORT_LAST} for the rendezvous", charge=False)
 

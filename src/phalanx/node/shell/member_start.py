@@ -15,8 +15,10 @@ from phalanx.node.logic.actions import SpawnTasks
 from phalanx.node.logic.events import MemberStartFailed, TasksSpawned
 from phalanx.node.logic.hang_detector import HangDetector
 from phalanx.node.logic.local_copies import head_stores_checkpoints
+from phalanx.node.logic.mpi_variables import needs_agent
 from phalanx.node.logic.warm_start import parse_warm_command
 from phalanx.node.member.member_runtime import MemberRuntime, rank_task_id
+from phalanx.node.mpi.mpi_rank import mpi_command
 from phalanx.node.prepare import path_probe
 from phalanx.node.prepare.member_preparation import NodeServices
 from phalanx.node.prepare.package_install import dressed
@@ -60,6 +62,9 @@ def start_member_tasks(
         if member.prepare.spec.slurm:
             with acting_as(member.account):
                 command, extra = batch_command(member, start.port)
+        elif needs_agent(member.prepare):
+            with acting_as(member.account):
+                command, extra = mpi_command(member, start.port)
         for local_rank in range(grant.tasks):
             rank = grant.first_rank + local_rank
             variables, notes = environment.rank_environment(member.prepare, start, grant, local_rank, view)

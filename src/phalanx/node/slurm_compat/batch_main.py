@@ -19,6 +19,14 @@ from typing import IO, Any, Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.hostlist import expand_hostlist
+from phalanx.node.gang.job_link import (
+    JobLink,
+    LinkClosed,
+    accept_link,
+    open_link,
+    read_batch_order,
+)
+from phalanx.node.gang.step_tasks import CHUNK_BYTES, StepTasks, shell_exit_code
 from phalanx.node.logic.slurm_variables import (
     SlurmBatchJob,
     SlurmBatchNode,
@@ -33,14 +41,6 @@ from phalanx.node.logic.srun_options import (
     plan_step,
     step_hostname,
 )
-from phalanx.node.slurm_compat.job_link import (
-    JobLink,
-    LinkClosed,
-    accept_link,
-    open_link,
-    read_batch_order,
-)
-from phalanx.node.slurm_compat.step_tasks import CHUNK_BYTES, StepTasks, shell_exit_code
 
 JOIN_S: Final = 60.0  # all nodes pass the barrier together; a node that is later than this is lost, and the gang ends
 _NODE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES",)

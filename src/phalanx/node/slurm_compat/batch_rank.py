@@ -15,9 +15,9 @@ from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.dependency import ArrayPosition
 from phalanx.node.files.job_accounts import open_for_writing
+from phalanx.node.gang.job_link import BATCH_VARIABLE
 from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmBatchNode
 from phalanx.node.member.member_runtime import MemberRuntime
-from phalanx.node.slurm_compat.job_link import BATCH_VARIABLE
 
 _TOOLS: Final = ("srun", "scontrol")
 _PYTHON: Final = (sys.executable, "-I", "-m")

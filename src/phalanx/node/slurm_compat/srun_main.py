@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from typing import IO, Any, Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.node.logic.slurm_variables import SlurmBatchJob, expand_file_pattern
-from phalanx.node.logic.srun_options import SrunRequest, parse_srun
-from phalanx.node.slurm_compat.batch_main import decode_batch, show_hostnames
-from phalanx.node.slurm_compat.job_link import (
+from phalanx.node.gang.job_link import (
     JobLink,
     LinkClosed,
     open_link,
     read_batch_order,
 )
+from phalanx.node.logic.slurm_variables import SlurmBatchJob, expand_file_pattern
+from phalanx.node.logic.srun_options import SrunRequest, parse_srun
+from phalanx.node.slurm_compat.batch_main import decode_batch, show_hostnames
 
 _FAILED: Final = 1
 _DIAL_S: Final = 10.0

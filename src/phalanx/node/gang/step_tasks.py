@@ -27,11 +27,13 @@ class StepTasks:
     """All tasks of this node.
 
     Args:
-        say: receives {"step", "task", "out": 1 or 2, "data"} and finally {"step", "task", "exit"}; called from several threads.
+        send: receives {"step", "task", "out": 1 or 2, "data"} and finally {"step", "task", "exit"}; called from several threads.
+        name: of the program that asked for the tasks, for its error messages.
     """
 
-    def __init__(self, send: SendMessage) -> None:
+    def __init__(self, send: SendMessage, *, name: str = "srun") -> None:
         self._send = send
+        self._name = name
         self._lock = threading.Lock()
         self._live: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
 
@@ -60,7 +62,7 @@ class StepTasks:
         host = os.uname().nodename
         if not os.path.isdir(one["cwd"]):
             self._report_output(
-                step, task, 2, f"srun: error: {host}: no folder {one['cwd']} here; using /tmp\n".encode()
+                step, task, 2, f"{self._name}: error: {host}: no folder {one['cwd']} here; using /tmp\n".encode()
             )
             one["cwd"] = "/tmp"  # noqa: S108  # as slurmd does; Phalanx writes nothing there
         try:
@@ -74,7 +76,7 @@ class StepTasks:
                 process_group=0,
             )
         except (OSError, ValueError) as error:
-            text = f"srun: error: {host}: task {task}: {argv[0]}: {getattr(error, 'strerror', error)}\n"
+            text = f"{self._name}: error: {host}: task {task}: {argv[0]}: {getattr(error, 'strerror', error)}\n"
             self._report_output(step, task, 2, text.encode())
             code = _NOT_EXECUTABLE if isinstance(error, PermissionError) else _NOT_FOUND
             self._send({"step": step, "task": task, "exit": code})

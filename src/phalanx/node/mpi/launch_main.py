@@ -1,0 +1,246 @@
+"""One node of an MPI job: `python -I -m phalanx.node.mpi.launch_main`, started by the supervisor in place of a rank.
+
+Node rank 0 runs the launcher (`mpirun`), and forwards what its launch agents ask for (`agent_main.py`); the other nodes run the launcher's
+daemons. Both sides of each connection prove that they hold the gang's key. The job ends when the launcher ends, with its exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any, Final
+
+from phalanx.node.gang.job_link import JobLink, LinkClosed, accept_link, open_link
+from phalanx.node.gang.step_tasks import StepTasks, shell_exit_code
+from phalanx.node.logic.mpi_variables import changed_variables
+from phalanx.node.mpi.launch_order import LAUNCH_STEP, LaunchOrder, read_launch_order
+
+JOIN_S: Final = 60.0  # all nodes pass the barrier together; a node that is later than this is lost, and the gang ends
+DAEMONS_END_S: Final = 2.0  # they end within milliseconds of the launcher
+_USAGE: Final = 64
+_UNAVAILABLE: Final = 69
+_NOT_FOUND: Final = 127
+_NOT_EXECUTABLE: Final = 126
+
+
+def main() -> int:
+    """Run this node's part; returns the launcher's exit code on node rank 0, else 0."""
+    try:
+        order = read_launch_order()
+    except LinkClosed as error:
+        _complain(str(error))
+        return _USAGE
+    # Launcher, daemons and tasks get the signal themselves; this process stays to report their ends. A handler, because ignored signals
+    # stay ignored after exec.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    return _Launcher(order).run() if order.node_rank == 0 else _serve(order)
+
+
+def _serve(order: LaunchOrder) -> int:
+    """Other nodes: run what the agents ask for, until the launcher has ended."""
+    try:
+        link = open_link(order.master, order.port, order.key, {"node": order.node_rank}, within_s=JOIN_S)
+    except LinkClosed as error:
+        _complain(f"this node cannot reach the launcher: {error}")
+        return _UNAVAILABLE
+
+    def send(message: dict[str, Any]) -> None:
+        with contextlib.suppress(LinkClosed):
+            link.send(message)
+
+    tasks = StepTasks(send, name=LAUNCH_STEP)
+    while True:
+        try:
+            message = link.receive()
+        except LinkClosed:
+            tasks.signal(signal.SIGKILL)
+            return 1
+        if "bye" in message:
+            tasks.signal(signal.SIGKILL)
+            return 0
+        _handle(tasks, message, order)
+
+
+def _handle(tasks: StepTasks, message: dict[str, Any], order: LaunchOrder) -> None:
+    if "run" in message:
+        asked = message["run"]
+        cwd = asked["cwd"] if os.path.isdir(asked["cwd"]) else order.workdir
+        # This node's own variables, with its own devices and paths, and what the job's script exported.
+        task = {
+            "task": 0,
+            "argv": ["/bin/sh", "-c", asked["command"]],
+            "env": {**os.environ, **asked["env"]},
+            "cwd": cwd,
+        }
+        tasks.start(message["step"], [task])
+    elif "signal" in message:
+        tasks.signal(message["signal"], message["step"])
+    elif "end" in message:
+        tasks.end(message["end"])
+
+
+class _Launcher:
+    """Node rank 0: the launcher, the other nodes, and the agents that the launcher starts."""
+
+    def __init__(self, order: LaunchOrder) -> None:
+        self._order = order
+        self._environment = dict(os.environ)
+        self._changed = threading.Condition()
+        self._nodes: dict[int, JobLink] = {}
+        self._agents: dict[int, tuple[JobLink, int]] = {}  # by number of the request: the agent, and the node rank
+        self._requests = 0
+        self._tasks = StepTasks(self._forward, name=LAUNCH_STEP)  # a launcher may ask for its own node too
+
+    def run(self) -> int:
+        """Run the launcher to its end."""
+        try:
+            listener = self._listen()
+        except OSError as error:
+            _complain(f"cannot listen on port {self._order.port}: {error.strerror}")
+            return _UNAVAILABLE
+        threading.Thread(target=self._accept, args=(listener,), name="launch-accept", daemon=True).start()
+        missing = self._await_nodes()
+        if missing:
+            _complain(f"node {self._order.aliases[missing[0]][0]} did not connect to the launcher within {JOIN_S:g} s")
+            return _UNAVAILABLE
+        command = ["bash", "-c", self._order.script] if self._order.script else list(self._order.argv)
+        try:
+            launcher = subprocess.Popen(command, env=self._environment, process_group=0)
+        except OSError as error:
+            _complain(f"{command[0]} cannot be executed: {error.strerror}")
+            return _NOT_EXECUTABLE if isinstance(error, PermissionError) else _NOT_FOUND
+        code = shell_exit_code(launcher.wait())
+        self._end_daemons()
+        return code
+
+    def _end_daemons(self) -> None:
+        """Let the launcher's daemons end by themselves, then end the other nodes' parts."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._agents, timeout=DAEMONS_END_S)
+            links, left = list(self._nodes.values()), list(self._agents)
+        for number in left:  # an agent that outlives its launcher has nothing to wait for
+            self._answer(number, {"exit": 0})
+        for link in links:
+            with contextlib.suppress(LinkClosed):
+                link.send({"bye": True})
+        self._tasks.signal(signal.SIGKILL)
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._order.master else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._order.master, self._order.port))
+        except OSError:  # the address that others use may not be one of this host
+            listener.bind(("", self._order.port))
+        listener.listen(1024)
+        return listener
+
+    def _await_nodes(self) -> list[int]:
+        """Wait for all other nodes; return those that did not come."""
+        others = range(1, len(self._order.names))
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._nodes) >= len(others), timeout=JOIN_S)
+            return [rank for rank in others if rank not in self._nodes]
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            sock, _ = listener.accept()
+            threading.Thread(target=self._greet, args=(sock,), name="launch-peer", daemon=True).start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            link, who = accept_link(sock, self._order.key)
+            if "node" in who:
+                self._serve_node(link, int(who["node"]))
+            else:
+                self._serve_agent(link)
+        except LinkClosed:
+            sock.close()
+
+    def _serve_node(self, link: JobLink, rank: int) -> None:
+        with self._changed:
+            self._nodes[rank] = link
+            self._changed.notify_all()
+        try:
+            while True:
+                self._forward(link.receive())
+        except LinkClosed:
+            with self._changed:
+                self._nodes.pop(rank, None)
+                lost = [number for number, (_, node) in self._agents.items() if node == rank]
+            for number in lost:
+                self._answer(number, {"error": f"the connection to {self._order.names[rank]} was lost"})
+            raise
+
+    def _serve_agent(self, link: JobLink) -> None:
+        """Start the command of one agent, and forward its signals; its end ends the command."""
+        asked = link.receive()
+        rank = self._order.node_of(str(asked["host"]))
+        if rank is None:
+            link.send({"error": f"{asked['host']} is not a node of this job, which has {' '.join(self._order.names)}"})
+            return
+        with self._changed:
+            self._requests += 1
+            number = self._requests
+            self._agents[number] = link, rank
+        run = {
+            "command": str(asked["command"]),
+            "cwd": str(asked["cwd"]),
+            "env": changed_variables(self._environment, asked["env"]),
+        }
+        self._send(rank, {"step": number, "run": run}, number)
+        try:
+            while True:
+                message = link.receive()
+                self._send(rank, {"step": number, "signal": int(message["signal"])}, number)
+        except LinkClosed:
+            with self._changed:
+                running = self._agents.pop(number, None) is not None
+                self._changed.notify_all()
+            if running:
+                self._send(rank, {"end": number}, number)
+
+    def _send(self, rank: int, message: dict[str, Any], number: int) -> None:
+        """Send to a node; if that fails, tell the agent."""
+        if rank == 0:
+            _handle(self._tasks, message, self._order)
+            return
+        with self._changed:
+            link = self._nodes.get(rank)
+        try:
+            if link is None:
+                raise LinkClosed("it is gone")
+            link.send(message)
+        except LinkClosed as error:
+            self._answer(number, {"error": f"the connection to {self._order.names[rank]} was lost: {error}"})
+
+    def _forward(self, message: dict[str, Any]) -> None:
+        """Pass output and exit codes from a node to the agent."""
+        self._answer(int(message["step"]), message)
+
+    def _answer(self, number: int, message: dict[str, Any]) -> None:
+        with self._changed:
+            agent = self._agents.get(number)
+            if "exit" in message or "error" in message:
+                self._agents.pop(number, None)
+                self._changed.notify_all()
+        if agent is not None:
+            with contextlib.suppress(LinkClosed):
+                agent[0].send(message)
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{LAUNCH_STEP}: {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # threads may still hold pipes of processes that have not ended yet

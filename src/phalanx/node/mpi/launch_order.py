@@ -1,0 +1,64 @@
+"""The file that the processes of an MPI job on one node read: who is in the gang, and how to reach and recognize the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from phalanx.node.gang.job_link import LinkClosed
+
+LAUNCH_VARIABLE: Final = "PHALANX_LAUNCH"
+LAUNCH_STEP: Final = "phalanx-launch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOrder:
+    """One node's part of the launch.
+
+    Attributes:
+        node_rank: this node's.
+        names: of the nodes, by node rank, as in the host files. aliases: other names of the same nodes.
+        master, port, key: where node rank 0 listens, and the gang's secret.
+        argv: the launcher with its arguments; or script: the shell text that calls it.
+        workdir: the job's folder on this node.
+    """
+
+    node_rank: int
+    names: tuple[str, ...]
+    aliases: tuple[tuple[str, ...], ...]
+    master: str
+    port: int
+    key: str
+    argv: tuple[str, ...]
+    script: str
+    workdir: str
+
+    def node_of(self, host: str) -> int | None:
+        """Return the node rank of a host name, or None."""
+        wanted = host.rpartition("@")[2]
+        for rank, (name, others) in enumerate(zip(self.names, self.aliases, strict=True)):
+            if wanted == name or wanted in others:
+                return rank
+        return None
+
+
+def order_to_json(order: LaunchOrder) -> str:
+    """Return the file's text."""
+    return json.dumps(asdict(order))
+
+
+def read_launch_order() -> LaunchOrder:
+    """Return this node's order.
+
+    Raises:
+        LinkClosed: this process does not belong to an MPI job of Phalanx.
+    """
+    try:
+        with open(os.environ.get(LAUNCH_VARIABLE, ""), encoding="utf-8") as file:
+            found = json.load(file)
+        names, aliases = tuple(found.pop("names")), tuple(tuple(each) for each in found.pop("aliases"))
+        return LaunchOrder(names=names, aliases=aliases, argv=tuple(found.pop("argv")), **found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LinkClosed(f"not in an MPI job of Phalanx ({error})") from error

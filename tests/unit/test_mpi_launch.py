@@ -1,0 +1,202 @@
+"""MPI over several nodes: what mpirun finds in its environment, and the channel by which its daemons start on the other nodes."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.state.commands import StartTasks
+from phalanx.core.work.spec import LaunchMode
+from phalanx.node.gang.job_link import LinkClosed
+from phalanx.node.logic.environment import MemberFolders, NodeContext, rank_environment
+from phalanx.node.logic.mpi_variables import changed_variables, colon_hostfile, node_names, slots_hostfile
+from phalanx.node.logic.rendezvous import port_was_in_use, side_port
+from phalanx.node.mpi.agent_main import split_words
+from phalanx.node.mpi.launch_order import LAUNCH_VARIABLE, LaunchOrder, order_to_json, read_launch_order
+from tests.e2e.test_cli_head import free_port
+from tests.unit.test_environment import job
+
+LOOPBACK = ("127.0.0.1", "127.0.0.1")
+FOLDERS = MemberFolders(
+    hostfile="/s/hostfile", page="/s/page", reports="/s/reports", colon_hostfile="/s/hostfile.mpich", agent="/s/agent"
+)
+
+
+def mpi_job(*, slots=None, **keys):
+    order = job(launch=LaunchMode.ONCE, tasks=1, **keys)
+    role = replace(order.spec.role, tasks_per_node=slots)
+    return replace(order, spec=replace(order.spec, role=role))
+
+
+def env_of(order, *, node_rank=1, folders=FOLDERS, root=False):
+    start = StartTasks(
+        node_id=order.node_id,
+        job_id=order.job_id,
+        epoch=order.epoch,
+        generation=order.generation,
+        port=29500,
+        resume=None,
+    )
+    node = NodeContext(base={"PATH": "/bin"}, devices=("GPU-a", "GPU-b"), virtual=False, folders=folders, root=root)
+    return rank_environment(order, start, order.allocation.grants[node_rank], 0, node)[0]
+
+
+# ------------------------------------------------------------------------------------------------------ the environment
+
+
+def test_launcher_finds_the_agent_the_hosts_and_no_rank():
+    env = env_of(mpi_job())
+    agents = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
+    assert {env[name] for name in agents} == {"/s/agent"}
+    slots = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile", "PHALANX_HOSTFILE")
+    assert {env[name] for name in slots} == {"/s/hostfile"}
+    assert env["HYDRA_HOST_FILE"] == "/s/hostfile.mpich"
+    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b", (
+        "all of the job's devices on this node; ranks select by local rank"
+    )
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "TF_CONFIG", "JAX_COORDINATOR_ADDRESS"} & set(env)
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.1", "29500"), "for torch programs under mpirun"
+
+
+def test_launcher_on_one_node_needs_no_agent():
+    env = env_of(mpi_job(nodes=1), node_rank=0, folders=replace(FOLDERS, agent=""))
+    assert "OMPI_MCA_plm_rsh_agent" not in env
+    assert env["OMPI_MCA_orte_default_hostfile"] == "/s/hostfile"
+    assert slots_hostfile(mpi_job(nodes=1)) == "localhost slots=2\n"
+
+
+def test_job_may_choose_its_own_agent_and_only_root_is_allowed_to_run_as_root():
+    env = env_of(mpi_job(env=[("OMPI_MCA_plm_rsh_agent", "/own"), ("OMP_NUM_THREADS", "4")]))
+    assert (env["OMPI_MCA_plm_rsh_agent"], env["OMP_NUM_THREADS"]) == ("/own", "4")
+    assert "OMPI_ALLOW_RUN_AS_ROOT" not in env
+    assert env_of(mpi_job(), root=True)["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+
+
+def test_host_files_hold_a_slot_for_each_task_in_both_dialects():
+    assert slots_hostfile(mpi_job()) == "10.0.0.1 slots=2\n10.0.0.2 slots=2\n"
+    assert colon_hostfile(mpi_job(slots=3)) == "10.0.0.1:3\n10.0.0.2:3\n"
+    assert slots_hostfile(mpi_job(per_node=0)) == "10.0.0.1 slots=1\n10.0.0.2 slots=1\n"
+
+
+def test_virtual_nodes_have_names_that_resolve_and_differ():
+    assert node_names(mpi_job(addresses=LOOPBACK)) == ("127.0.0.1", "127.0.0.2")
+    assert node_names(mpi_job(addresses=("10.0.0.9", "10.0.0.9"))) == ("n0", "n1"), "two nodes behind one address"
+    assert env_of(mpi_job(addresses=LOOPBACK))["HYDRA_IFACE"] == "lo"
+    assert "HYDRA_IFACE" not in env_of(mpi_job())
+
+
+def test_only_what_the_script_exported_travels_to_other_nodes():
+    given = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "GPU-a", "HOME": "/h"}
+    now = given | {"LR": "0.1", "PATH": "/mpi/bin:/bin", "PMIX_RANK": "0", "_": "/usr/bin/mpirun"}
+    assert changed_variables(given, now) == {"LR": "0.1", "PATH": "/mpi/bin:/bin"}
+
+
+def test_side_port_in_use_restarts_the_gang_like_the_rendezvous_port():
+    assert port_was_in_use(b"phalanx-launch: cannot listen on port 29499: Address already in use", 29500)
+    assert not port_was_in_use(b"cannot listen on port 29498: Address already in use", 29500)
+    assert side_port(29500) == 29499
+
+
+# ---------------------------------------------------------------------------------------------------------- the channel
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["n1", "orted", "-mca", "x"], ("n1", "orted -mca x")),
+        (["-x", "n1", '"/opt/proxy"', "--id", "1"], ("n1", '"/opt/proxy" --id 1')),
+        (["-o", "StrictHostKeyChecking=no", "-p", "22", "--", "me@n1", "true"], ("me@n1", "true")),
+        (["-q"], ("", "")),
+        ([], ("", "")),
+    ],
+)
+def test_agent_reads_a_command_line_of_ssh(words, found):
+    assert split_words(words) == found
+
+
+LAUNCHER = """
+agent() { %s -I -m phalanx.node.mpi.agent_main "$@"; }
+export EXPORTED=yes CUDA_VISIBLE_DEVICES
+agent -x 127.0.0.2 'echo "on $WHERE: $EXPORTED"; echo oops >&2; exit 7' && echo wrong
+echo "code $?"
+agent n0 'echo "on $WHERE"'
+agent stranger true; echo "code $?"
+exit 5
+"""
+
+
+class Gang:
+    """Two nodes of one job, as processes."""
+
+    def __init__(self, folder, script):
+        port = free_port()
+        orders = [
+            LaunchOrder(
+                node_rank=rank,
+                names=("127.0.0.1", "127.0.0.2"),
+                aliases=(("n0",), ("n1",)),
+                master="127.0.0.1",
+                port=port,
+                key="k" * 32,
+                argv=(),
+                script=script,
+                workdir=str(folder),
+            )
+            for rank in (0, 1)
+        ]
+        self.files = [folder / f"launch-{order.node_rank}.json" for order in orders]
+        for file, order in zip(self.files, orders, strict=True):
+            file.write_text(order_to_json(order))
+
+    def start(self, rank):
+        env = os.environ | {LAUNCH_VARIABLE: str(self.files[rank]), "WHERE": f"node {rank}"}
+        return subprocess.Popen(
+            [sys.executable, "-I", "-m", "phalanx.node.mpi.launch_main"],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_launcher_starts_its_daemons_on_the_other_node_and_gets_their_output_and_codes(tmp_path):
+    gang = Gang(tmp_path, LAUNCHER % sys.executable)
+    second, first = gang.start(1), gang.start(0)
+    said, errors = first.communicate(timeout=60)
+    assert second.wait(timeout=60) == 0, "the other node's part ends with the launcher"
+    second.communicate()
+    assert (first.returncode, said.splitlines()) == (5, ["on node 1: yes", "code 7", "on node 0", "code 255"])
+    assert "oops" in errors
+    assert "stranger is not a node of this job, which has 127.0.0.1 127.0.0.2" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_launcher_learns_of_a_node_that_died_and_what_ran_there_is_over(tmp_path):
+    mark = tmp_path / "runs"
+    gang = Gang(
+        tmp_path, f"{sys.executable} -I -m phalanx.node.mpi.agent_main n1 'touch {mark}; exec sleep 5'; echo code $?"
+    )
+    second, first = gang.start(1), gang.start(0)
+    while not mark.exists():
+        assert first.poll() is None
+    second.kill()
+    second.communicate()
+    said, errors = first.communicate(timeout=60)
+    assert said == "code 255\n"
+    assert "the connection to 127.0.0.2 was lost" in errors
+
+
+def test_order_of_another_program_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
+    with pytest.raises(LinkClosed, match="not in an MPI job of Phalanx"):
+        read_launch_order()
+    (tmp_path / "order").write_text(json.dumps({"names": 3}))
+    monkeypatch.setenv(LAUNCH_VARIABLE, str(tmp_path / "order"))
+    with pytest.raises(LinkClosed, match="not in an MPI job of Phalanx"):
+        read_launch_order()
