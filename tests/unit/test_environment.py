@@ -1,6 +1,5 @@
 """The environment of a rank: complete, the same for every framework, and free of what it must not see."""
 
-import json
 from dataclasses import replace
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
@@ -84,18 +83,6 @@ def test_torch_finds_its_rendezvous():
         "GROUP_RANK",
     )
     assert [env[name] for name in names] == ["10.0.0.1", "29500", "4", "3", "1", "2", "1", "1"]
-
-
-def test_tensorflow_and_jax_find_theirs():
-    env, _ = env_of(job())
-    config = json.loads(env["TF_CONFIG"])
-    assert config["task"] == {"type": "worker", "index": 3}
-    assert config["cluster"]["worker"] == ["10.0.0.1:29501", "10.0.0.1:29502", "10.0.0.2:29503", "10.0.0.2:29504"]
-    assert (env["JAX_COORDINATOR_ADDRESS"], env["JAX_NUM_PROCESSES"], env["JAX_PROCESS_ID"]) == (
-        "10.0.0.1:29500",
-        "4",
-        "3",
-    )
 
 
 def test_job_finds_its_place_and_folders():

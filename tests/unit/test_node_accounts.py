@@ -26,7 +26,7 @@ from phalanx.node.files.job_accounts import (
 from phalanx.node.files.preparation_error import PreparationFailed
 from phalanx.node.logic.accounts import NodeAccount, is_account_name, login_environment
 from phalanx.node.member.scratch import Scratch
-from phalanx.node.prepare import container_images, member_preparation
+from phalanx.node.prepare import command_check, container_images
 from phalanx.node.slurm_compat import batch_rank
 from phalanx.wire.rank import LeasePage
 
@@ -238,7 +238,7 @@ def test_a_pipe_in_the_place_of_a_script_holds_nobody(tmp_path, monkeypatch):
     os.mkfifo(script)
     monkeypatch.setattr(os.path, "isfile", lambda _: True)  # as it was when it was looked at
     present: Any = SimpleNamespace(workdir=str(tmp_path))
-    why = ended_with(lambda: member_preparation._judge_script("t.py", present, must_exist=True))
+    why = ended_with(lambda: command_check.judge_script("t.py", present, must_exist=True))
     assert why == errno.EINVAL
 
 

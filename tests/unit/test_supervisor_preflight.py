@@ -16,7 +16,7 @@ from phalanx.node.logic.script_check import (
     find_script_error,
     script_path,
 )
-from phalanx.node.prepare import member_preparation
+from phalanx.node.prepare import command_check
 
 VIRTUAL = ScriptContext(nodes=2, world_size=4, cuda=False)
 GPUS = ScriptContext(nodes=2, world_size=4, cuda=True)
@@ -145,7 +145,10 @@ def test_one_script_is_judged_at_a_time_on_a_node(tmp_path, monkeypatch):
         workdir=str(tmp_path),
         environment={"PHALANX_VIRTUAL": "1"},
         grant=SimpleNamespace(devices=()),
-        prepare=SimpleNamespace(allocation=SimpleNamespace(grants=(1,), world_size=1, gpus=0)),
+        prepare=SimpleNamespace(
+            allocation=SimpleNamespace(grants=(1,), world_size=1, gpus=0),
+            spec=SimpleNamespace(role=SimpleNamespace(launch=None)),
+        ),
     )
     at_once, most = [], []
     second = threading.Event()
@@ -158,7 +161,7 @@ def test_one_script_is_judged_at_a_time_on_a_node(tmp_path, monkeypatch):
 
     monkeypatch.setattr(script_check, "find_script_error", judge)
     threads = [
-        threading.Thread(target=member_preparation._judge_script, args=("t.py", present), kwargs={"must_exist": True})
+        threading.Thread(target=command_check.judge_script, args=("t.py", present), kwargs={"must_exist": True})
         for _ in range(3)
     ]
     for thread in threads:

@@ -21,7 +21,9 @@ from phalanx.core.work.plan_key import planned_layout
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic import local_copies
+from phalanx.node.logic.jax_variables import jax_detected_variables, jax_rank_variables
 from phalanx.node.logic.mpi_variables import mpi_defaults
+from phalanx.node.logic.tf_config import tf_config
 from phalanx.wire.rank import (
     EPOCH_VARIABLE,
     GENERATION_VARIABLE,
@@ -81,7 +83,6 @@ CLIENT_VARIABLES: Final = frozenset(
 )  # a job may use a head of its choice
 _RESERVED: Final = "PHALANX_"  # prefix that a job's own variables may not have, so that they are not mistaken for ours
 _LOOPBACK: Final = ("127.", "localhost", "::1")
-_TENSORFLOW_PORTS: Final = 1  # the first TensorFlow worker listens right above the rendezvous port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class NodeContext:
     """The node's part of the environment.
 
     `devices`: UUIDs of the grant's devices or MIG slices, by local rank; `base`: the supervisor's environment; `mps`: pipe folder of its MPS daemon, or "".
-    `root`: whether its processes run as root.
+    `root`: whether its processes run as root; `jax`: whether the job's script imports JAX; `ipv6`: whether this node can bind `[::]`.
     """
 
     base: Mapping[str, str]
@@ -117,6 +118,8 @@ class NodeContext:
     folders: MemberFolders
     mps: str = ""
     root: bool = False
+    jax: bool = False
+    ipv6: bool = True
 
 
 def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -161,7 +164,7 @@ def _fixed(
     variables = {
         "MASTER_ADDR": prepare.addresses[0],
         "MASTER_PORT": str(start.port),
-        **_rank(prepare, start, grant, local_rank),
+        **_rank(prepare, start, grant, local_rank, node),
         **_place(prepare, grant, node),
         **_own_slice(grant, local_rank, node),
         LEASE_PAGE_VARIABLE: node.folders.page,
@@ -182,22 +185,27 @@ def _fixed(
     return variables
 
 
-def _rank(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant, local_rank: int) -> dict[str, str]:
+def _rank(
+    prepare: PrepareTasks, start: StartTasks, grant: NodeGrant, local_rank: int, node: NodeContext
+) -> dict[str, str]:
     """Return the variables of one rank; none for an MPI launcher, whose tasks would all take them for their own."""
     if prepare.spec.role.launch is LaunchMode.ONCE:
         return {}
     rank, world_size = grant.first_rank + local_rank, prepare.allocation.world_size
+    detected: dict[str, str] = {}
+    if node.jax:
+        devices = 1 if _own_slice(grant, local_rank, node) else grant.visible_devices
+        detected = jax_detected_variables(prepare, start, grant, local_rank, devices=devices, ipv6=node.ipv6)
     return {
+        **detected,
         "WORLD_SIZE": str(world_size),
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(grant.tasks),
         "NODE_RANK": str(grant.node_rank),
         "GROUP_RANK": str(grant.node_rank),
-        "TF_CONFIG": _tf_config(prepare, start.port, rank),
-        "JAX_COORDINATOR_ADDRESS": f"{prepare.addresses[0]}:{start.port}",
-        "JAX_NUM_PROCESSES": str(world_size),
-        "JAX_PROCESS_ID": str(rank),
+        "TF_CONFIG": tf_config(prepare, start.port, rank),
+        **jax_rank_variables(prepare, start, rank),
     }
 
 
@@ -309,7 +317,9 @@ def _array(prepare: PrepareTasks) -> dict[str, str]:
 def _defaults(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant, node: NodeContext) -> dict[str, str]:
     """Return the defaults that a job may override."""
     variables, role = _defaults_of_python(), prepare.spec.role
-    started = grant.tasks if grant.tasks > 1 else slots_on_node(role, len(grant.devices))  # by a launcher, if not by us
+    started = (
+        grant.tasks if grant.tasks > 1 else slots_on_node(role, grant.visible_devices)
+    )  # by a launcher, if not by us
     if started > 1:
         variables["OMP_NUM_THREADS"] = "1"  # as torchrun does: thread pools of several ranks would compete for cores
     if all(address.startswith(_LOOPBACK) for address in prepare.addresses):
@@ -351,16 +361,6 @@ def _launcher(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant) -> dic
         "PET_MAX_RESTARTS": "0",  # Phalanx restarts the whole gang, with a new rendezvous
         "PET_LOCAL_ADDR": prepare.addresses[grant.node_rank],
     }
-
-
-def _tf_config(prepare: PrepareTasks, port: int, rank: int) -> str:
-    """Return TensorFlow's cluster description: each task at its node's address, with its own port above the rendezvous port."""
-    workers = [
-        f"{address}:{port + _TENSORFLOW_PORTS + worker}"
-        for address, grant in zip(prepare.addresses, prepare.allocation.grants, strict=True)
-        for worker in range(grant.first_rank, grant.first_rank + grant.tasks)
-    ]
-    return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
 
 
 def task_command(argv: Sequence[str], script: str) -> tuple[str, ...] | str:

@@ -45,7 +45,7 @@ def needs_agent(prepare: PrepareTasks) -> bool:
 
 def slots_by_node(prepare: PrepareTasks) -> tuple[int, ...]:
     """Return the number of tasks that a launcher shall start on each node."""
-    return tuple(slots_on_node(prepare.spec.role, len(grant.devices)) for grant in prepare.allocation.grants)
+    return tuple(slots_on_node(prepare.spec.role, grant.visible_devices) for grant in prepare.allocation.grants)
 
 
 def slots_hostfile(prepare: PrepareTasks) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from phalanx.node.logic.separate_worlds import python_world
+
 # A longer script is generated; parsing it is not worth the cost. This many bytes in lines of one letter take 0.2 s and 57 MiB, and the
 # parser blocks all other threads of the supervisor meanwhile, including lease and fence.
 SCRIPT_BYTES_MAX: Final = 64 << 10
@@ -73,6 +75,14 @@ def find_script_error(name: str, text: bytes, around: ScriptContext) -> str | No
         return None
     line, why = min(found.objections)
     return f"{os.path.basename(name)}, line {line}: {why}"
+
+
+def line_of_mpi4py(text: bytes) -> int | None:
+    """Return the line where a Python script imports mpi4py unconditionally; None if it does not, or does not parse."""
+    try:
+        return python_world(ast.parse(text)) if len(text) <= SCRIPT_BYTES_MAX else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _encoding_objection(name: str, text: bytes) -> str | None:

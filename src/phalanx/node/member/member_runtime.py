@@ -60,6 +60,7 @@ class MemberRuntime:
         local_checkpoint: the complete local checkpoint to resume from.
         may_publish: whether a job may resume from checkpoints that its ranks save.
         crashed: one of its tasks was ended by a signal.
+        imports_jax: its script, or a module beside it, imports JAX.
         account: the account of its processes and files; None for the supervisor's own.
         pace: of its ranks' steps; `watch` updates and reads it.
         stuck_positions: stuck position of each rank, once its stacks were taken.
@@ -96,6 +97,7 @@ class MemberRuntime:
     outputs: str = ""
     local_checkpoint: PublishedCheckpoint | None = None
     may_publish: bool = True
+    imports_jax: bool = False
     account: NodeAccount | None = None
     crashed: bool = False
     pace: HangDetector | None = None

@@ -9,9 +9,6 @@ import contextlib
 import errno
 import logging
 import os
-import shlex
-import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +27,7 @@ from phalanx.node.files.job_accounts import (
 )
 from phalanx.node.files.preparation_error import PreparationFailed
 from phalanx.node.head_link.head_connection import HeadAccess, HeadUnavailable, RequestRejected
-from phalanx.node.logic import environment, local_copies, script_check
+from phalanx.node.logic import environment, local_copies
 from phalanx.node.logic.accounts import login_environment
 from phalanx.node.logic.environment import MemberFolders, NodeContext
 from phalanx.node.logic.events import MemberPrepared, MemberStartFailed
@@ -50,17 +47,16 @@ from phalanx.node.prepare import (
     path_probe,
     resume_checkpoint,
 )
+from phalanx.node.prepare.command_check import check_program_and_script
 from phalanx.node.prepare.member_slices import hold_slices
 from phalanx.node.prepare.mps_daemons import MpsDaemons, MpsUnavailable
-from phalanx.node.prepare.rendezvous_port import free_port
+from phalanx.node.prepare.rendezvous_port import free_port, has_ipv6
 from phalanx.node.prepare.service_port import reserve_port
 from phalanx.node.prepare.setup_runner import SETUP_TASK, run_setup_command
 from phalanx.node.probes.devices import DeviceFacts, DeviceReading
 from phalanx.node.probes.preflight_checks import PreflightChecks, skipped
 from phalanx.node.processes.attempt_limits import limits_of_job
 from phalanx.node.processes.attempt_processes import (
-    NOT_EXECUTABLE,
-    NOT_FOUND,
     ProcessesUnavailable,
     ProcessHost,
     TaskSpec,
@@ -71,7 +67,6 @@ from phalanx.node.transfer.checkpoint_upload import CheckpointUploader
 from phalanx.node.transfer.output_sync import OutputSync
 from phalanx.node.transfer.spool import Spool
 from phalanx.node.transfer.stream_upload import StreamName, StreamUploader
-from phalanx.wire.manifest import open_regular
 
 _log = logging.getLogger(__name__)
 _FREE_SHARE: Final = 0.9  # of a GPU's memory must be free; drivers and a display server hold a little
@@ -79,8 +74,6 @@ _FREE_WAIT_S: Final = 10.0  # the memory of a killed rank is freed within a seco
 _POLL_S: Final = 0.2
 # After this the ranks start cold, each with the same import: 16 nodes on two cores took 18 s.
 _ZYGOTE_WAIT_S: Final = 120.0
-# One script check at a time on a node: each may take 60 MiB and block other threads.
-_script_checks: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +133,8 @@ class NodeServices:
                 colon_hostfile=scratch.colon_hostfile,
                 agent=agent_path(scratch.path) if needs_agent(member.prepare) else "",
             ),
+            jax=member.imports_jax,
+            ipv6=has_ipv6(),
             root=(os.geteuid() if member.account is None else member.account.uid) == 0,
         )
 
@@ -427,7 +422,7 @@ def _check_command(member: MemberRuntime, services: NodeServices) -> None:
     variables = package_install.dressed(member, variables)
     member.environment = variables
     with acting_as(member.account):
-        _check_program_and_script(command, member, variables)
+        check_program_and_script(command, member, variables)
     if spec.warm and member.account is not None:
         services.note(
             member,
@@ -442,21 +437,6 @@ def _check_command(member: MemberRuntime, services: NodeServices) -> None:
             if warm is None
             else services.zygotes.request(warm, env=_first_environment(member, services), cwd=member.workdir)
         )
-
-
-def _check_program_and_script(
-    command: tuple[str, ...] | str, member: MemberRuntime, variables: Mapping[str, str]
-) -> None:
-    spec = member.prepare.spec
-    if not isinstance(command, str):
-        # Otherwise the setup or the image may provide it; exec reports.
-        known = not spec.setup and not spec.image
-        if known:
-            _resolve(command[0], member.workdir, variables)
-        _judge_script(script_check.script_path(command), member, must_exist=known)
-    elif "\n" not in command.strip():
-        with contextlib.suppress(ValueError):
-            _judge_script(script_check.script_path(shlex.split(command)), member, must_exist=False)
 
 
 def _first_environment(member: MemberRuntime, services: NodeServices) -> dict[str, str]:
@@ -475,52 +455,6 @@ def _first_environment(member: MemberRuntime, services: NodeServices) -> dict[st
     return package_install.dressed(
         member, environment.rank_environment(order, start, member.grant, 0, services.node_view(member))[0]
     )
-
-
-def _resolve(program: str, workdir: str, variables: Mapping[str, str]) -> None:
-    if "/" in program:
-        path: str | None = os.path.join(workdir, program)
-        if not os.path.exists(path or ""):
-            raise PreparationFailed(f"{program}: no such file in {workdir}", charge=True, exit_code=NOT_FOUND)
-        if os.path.isdir(path or "") or not os.access(path or "", os.X_OK):
-            raise PreparationFailed(
-                f"{program}: is not executable; use chmod +x, or name its interpreter",
-                charge=True,
-                exit_code=NOT_EXECUTABLE,
-            )
-        return
-    folders = variables.get("PATH", os.defpath)
-    path = shutil.which(
-        program, path=os.pathsep.join(os.path.join(workdir, part) for part in folders.split(os.pathsep))
-    )
-    if path is None:
-        raise PreparationFailed(
-            f"{program}: command not found; searched PATH={folders}", charge=True, exit_code=NOT_FOUND
-        )
-
-
-def _judge_script(script: str | None, member: MemberRuntime, *, must_exist: bool) -> None:
-    if script is None:
-        return
-    path = os.path.join(member.workdir, script)
-    if not os.path.exists(path):
-        if must_exist:
-            raise PreparationFailed(f"{script}: no such file in {member.workdir}", charge=True)
-        return
-    if not path.endswith(".py") or not os.path.isfile(path):
-        return
-    with open_regular(path) as file:  # its owner may replace it at any time, even by a pipe
-        text = file.read(script_check.SCRIPT_BYTES_MAX + 1)
-    allocation = member.prepare.allocation
-    context = script_check.ScriptContext(
-        nodes=len(allocation.grants),
-        world_size=max(allocation.world_size, allocation.gpus),
-        cuda=bool(member.grant.devices) and member.environment["PHALANX_VIRTUAL"] != "1",
-    )
-    with _script_checks:
-        why = script_check.find_script_error(script, text, context)
-    if why is not None:
-        raise PreparationFailed(why, charge=True)
 
 
 def _open_processes(member: MemberRuntime, services: NodeServices) -> None:

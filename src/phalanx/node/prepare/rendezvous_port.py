@@ -33,11 +33,11 @@ def port_is_free(port: int) -> bool:
         except OSError:
             if family == socket.AF_INET:
                 return False
-            return not socket.has_ipv6 or not _has_ipv6()
+            return not socket.has_ipv6 or not has_ipv6()
     return True
 
 
-def _has_ipv6() -> bool:
+def has_ipv6() -> bool:
     """Whether this kernel allows binding the IPv6 wildcard."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
