@@ -28,7 +28,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools trace-tools ray test test-engines prove shards fuzz soak check lint types types-house types-examples contracts quick suite bench wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools mpi-tools trace-tools ray test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -107,6 +107,14 @@ redis-tools:
 	  $(APT_UPDATE) && $(APT_INSTALL) redis-server >/dev/null; \
 	else echo "redis-server is not here, and only root on Debian could install it: Ray with Redis is not tried." >&2; fi
 
+# Open MPI and its compiler wrapper, for the tests of MPI with a real program.
+mpi-tools:
+	@command -v mpicc >/dev/null && command -v mpirun >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing openmpi-bin and libopenmpi-dev."; \
+	  $(APT_UPDATE) && $(APT_INSTALL) openmpi-bin libopenmpi-dev gcc >/dev/null; \
+	else echo "Open MPI is not here, and only root on Debian could install it: what needs it is skipped." >&2; fi
+
 trace-tools:
 	@command -v strace >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -168,6 +176,9 @@ prove: $(READYDEV) ## campaigns, in shards of at most 12 minutes (SHARD=3 runs o
 
 shards: $(READYDEV) ## the shards of `make prove`, with what each needs
 	@$(BIN)/python -m tests.shards
+
+examples: $(READYDEV) ## the examples of MPI, JAX, TensorFlow and others, each killed once (1.2 GB to download, once; ARGS="jax_line mpi_pi")
+	@$(BIN)/python -m tests.examples $(ARGS)
 
 fuzz: $(READYDEV) ## 100,000 hostile requests against a head (ARGS="--inputs 1000 --seed 7")
 	$(BIN)/python -m tests.hostile $(ARGS)

@@ -291,6 +291,17 @@ SHARDS: tuple[Shard, ...] = (
         sources=("cli", "client", "api", "app", "node"),
     ),
     Shard(
+        title="MPI, and the examples of other frameworks",
+        tests=("tests/e2e/test_mpi.py", "tests/e2e/test_examples.py::test_e"),
+        sources=("node", "core/work"),
+        needs=("mpi-tools",),
+    ),
+    Shard(
+        title="a hundred starts of JAX with one slow node",
+        tests=("tests/e2e/test_examples.py::test_jax_starts",),
+        sources=("node",),
+    ),
+    Shard(
         title="several heads over one PostgreSQL",
         tests=("tests/e2e/test_heads.py",),
         sources=HEAD,

@@ -1,0 +1,236 @@
+"""Runs the examples of other frameworks as real jobs on two virtual nodes, each in a Python environment of its own, and kills each once.
+
+    python -m tests.examples                    all of them, what `make examples` calls
+    python -m tests.examples jax_line mpi_pi    some
+
+An environment holds exactly the `requirements.txt` of its example. It is made once, in PHALANX_EXAMPLES_CACHE or ~/.cache/phalanx-examples,
+under a hash of that file and of this Python; the repository stays as it is. Making all of them downloads about 1.2 GB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.e2e.test_cli_head import Shell, free_port
+
+FOLDER: Final = Path(__file__).resolve().parents[1] / "examples"
+_INSTALL_S: Final = 1200.0
+_STEP_S: Final = 180.0  # to the first step: TensorFlow on a loaded machine takes most of a minute
+_END_S: Final = 240.0
+
+
+class ExampleFailed(Exception):
+    """An example did not do what it should; the text has the job's last lines."""
+
+
+class EnvironmentMissing(Exception):
+    """The packages of an example cannot be installed here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One example.
+
+    Attributes:
+        name: its folder.
+        options: of `phalanx submit`.
+        command: of the job; its programs are those of the example's environment.
+        ends: a pattern for each line that the whole output must hold.
+        victim: words of the command line of the processes, one of which is killed after the first step.
+    """
+
+    name: str
+    options: tuple[str, ...]
+    command: tuple[str, ...]
+    ends: tuple[str, ...]
+    victim: str
+
+
+EXAMPLES: Final = (
+    Example(
+        name="mpi_pi",
+        options=("--nodes", "2", "--gpus", "4"),
+        command=("mpirun", "python", "pi.py"),
+        ends=(r"rank 3 of 4", r"done: pi 3\.14159265"),
+        victim="pi.py",
+    ),
+    Example(
+        name="jax_line",
+        options=("--gpus", "2x1"),
+        command=("python", "train.py"),
+        ends=(r"process 1 of 2, 1 devices here", r"\[rank 1\] done: weight 3\.000"),
+        victim="train.py",
+    ),
+    Example(
+        name="tensorflow_workers",
+        options=("--gpus", "4", "-e", "TF_ROLES=chief,evaluator"),
+        command=("python", "train.py"),
+        ends=(
+            r"chief 0: 3 replicas",
+            r"worker 1: 3 replicas",
+            r"resumed at step \d+",
+            r"done: evaluated",
+            r"done: weight 3\.0",
+        ),
+        victim="train.py",
+    ),
+    Example(
+        name="torchrun_line",
+        options=("--gpus", "2x2"),
+        command=("torchrun", "train.py"),
+        ends=(r"rank 3 of 4, local rank 1", r"done: weight 3\.000"),
+        victim="train.py",
+    ),
+    Example(
+        name="accelerate_line",
+        options=("--gpus", "2x1"),
+        command=("python", "train.py"),
+        ends=(r"process 1 of 2", r"done: weight 3\.000"),
+        victim="train.py",
+    ),
+    Example(
+        name="lightning_line",
+        options=("--gpus", "2x1"),
+        command=("python", "train.py"),
+        ends=(r"rank 1 of 2", r"done: weight 3\.000"),
+        victim="train.py",
+    ),
+    Example(
+        name="dask_in_a_job",
+        options=("--gpus", "2x2"),
+        command=("python", "count.py"),
+        ends=(r"step 0: 3 workers", r"done: sum 70210"),
+        victim="count.py",
+    ),
+)
+
+
+def environment_of(name: str) -> Path:
+    """Return the `bin` folder of an example's environment; make it if it is not there.
+
+    Raises:
+        EnvironmentMissing: pip cannot install it.
+    """
+    requirements = FOLDER / name / "requirements.txt"
+    key = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    root = Path(os.environ.get("PHALANX_EXAMPLES_CACHE") or Path.home() / ".cache" / "phalanx-examples")
+    made = root / key
+    if (made / "complete").exists():
+        return made / "bin"
+    shutil.rmtree(made, ignore_errors=True)
+    root.mkdir(parents=True, exist_ok=True)
+    print(f"{name}: installing {' '.join(requirements.read_text().split())}", flush=True)
+    try:
+        _call(sys.executable, "-m", "venv", str(made))
+        _call(str(made / "bin" / "python"), "-m", "pip", "install", "-q", "-r", str(requirements))
+    except subprocess.SubprocessError as error:
+        raise EnvironmentMissing(f"{name}: {_last_lines(getattr(error, 'stderr', '') or str(error), 3)}") from error
+    (made / "complete").touch()
+    return made / "bin"
+
+
+def run_example(example: Example, shell: Shell) -> str:
+    """Run one example on a cluster that is up, kill one of its processes after the first step, and return its output.
+
+    Raises:
+        ExampleFailed: it did not end well, or printed something else.
+        EnvironmentMissing: its packages cannot be installed.
+    """
+    path = f"{environment_of(example.name)}{os.pathsep}{os.environ['PATH']}"
+    words = ("submit", "--quiet", "--retry", "1", "-e", f"PATH={path}", "--workdir", str(FOLDER / example.name))
+    job = shell(*words, *example.options, "--", *example.command).stdout.strip()
+    _await_step(shell, job)
+    _kill_one(shell, job, example.victim)
+    until_s = time.monotonic() + _END_S
+    found = shell.json("show", job)
+    while found["job"]["state"] in {"pending", "running"}:
+        if time.monotonic() > until_s:
+            raise ExampleFailed(f"{example.name}: job {job} does not end\n{_last_lines(shell('logs', job).stdout, 20)}")
+        time.sleep(0.5)
+        found = shell.json("show", job)
+    said = str(shell("logs", job).stdout)
+    if found["job"]["state"] != "succeeded":
+        raise ExampleFailed(f"{example.name}: job {job} is {found['job']['state']}\n{_last_lines(said, 30)}")
+    missing = [pattern for pattern in example.ends if not re.search(pattern, said)]
+    if missing:
+        raise ExampleFailed(f"{example.name}: the output lacks {missing}\n{_last_lines(said, 30)}")
+    return said
+
+
+def _await_step(shell: Shell, job: str) -> None:
+    until_s = time.monotonic() + _STEP_S
+    while not re.search(r"step \d+", shell("logs", job).stdout):
+        state = shell.json("show", job)["job"]["state"]
+        if state not in {"pending", "running"} or time.monotonic() > until_s:
+            raise ExampleFailed(f"job {job} is {state} and made no step\n{_last_lines(shell('logs', job).stdout, 30)}")
+        time.sleep(0.3)
+
+
+def _kill_one(shell: Shell, job: str, victim: str) -> None:
+    """Kill the youngest process of the job that runs the program: a rank."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words, environ = (entry / "cmdline").read_bytes().split(b"\0"), (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            home = f"{shell.home}".encode()
+            runs = victim.encode() in words and b"python" in words[0]
+            if runs and f"\0PHALANX_JOB_ID={job}\0".encode() in b"\0" + environ and home in environ:
+                found.append(int(entry.name))
+    if not found:
+        raise ExampleFailed(f"job {job} has no process that runs {victim}")
+    os.kill(max(found), signal.SIGKILL)
+
+
+def _call(*words: str) -> None:
+    environment = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    subprocess.run(words, check=True, capture_output=True, text=True, timeout=_INSTALL_S, env=environment)
+
+
+def _last_lines(text: str, count: int) -> str:
+    return "\n".join(text.splitlines()[-count:])
+
+
+def main(names: Sequence[str]) -> int:
+    """Run the named examples, or all; returns 1 if one failed."""
+    unknown = set(names) - {example.name for example in EXAMPLES}
+    if unknown:
+        print(
+            f"no example {min(unknown)}; there are: {' '.join(example.name for example in EXAMPLES)}", file=sys.stderr
+        )
+        return 64
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="phalanx-examples-") as folder:
+        shell = Shell(Path(folder))
+        shell("up", "--virtual", "2x2", "--port", str(free_port()))
+        try:
+            for example in EXAMPLES:
+                if names and example.name not in names:
+                    continue
+                try:
+                    run_example(example, shell)
+                    print(f"{example.name}: ran, was killed once, and ended well", flush=True)
+                except (ExampleFailed, EnvironmentMissing) as error:
+                    failed += 1
+                    print(error, file=sys.stderr, flush=True)
+        finally:
+            shell("down", "--cancel-jobs")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
