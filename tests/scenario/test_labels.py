@@ -8,6 +8,7 @@ import pytest
 from phalanx.core.errors import BadRequest, NeverFits, NotFound
 from phalanx.core.ids import NodeId, UserId
 from phalanx.core.state.events import LabelNodes
+from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.spec import LaunchMode, TopologyConstraint
 from tests.builders import spec
 from tests.harness import Harness
@@ -93,6 +94,16 @@ def test_launcher_that_makes_a_world_at_each_call_is_kept_on_one_node(cluster):
     """Else the shape could become 2 nodes once the only large ones are away."""
     wanted = spec(gpus=4)
     job = cluster.submit(
-        replace(wanted, role=replace(wanted.role, argv=("mpirun", "./train"), launch=LaunchMode.PER_NODE))
+        replace(wanted, role=replace(wanted.role, argv=("horovodrun", "./train"), launch=LaunchMode.PER_NODE))
     )
     assert str(cluster.job(job).spec.role.gpus) == "1x4"
+
+
+def test_mpi_launcher_is_kept_on_one_node_in_an_image_only(cluster):
+    """The image does not hold our launch agent."""
+    wanted = spec(gpus=4)
+    role = replace(wanted.role, argv=("mpirun", "./train"), launch=LaunchMode.ONCE)
+    alone, free = (cluster.submit(replace(wanted, role=role, image=image)) for image in ("python:3.11", ""))
+    assert [str(cluster.job(job).spec.role.gpus) for job in (alone, free)] == ["1x4", "4"]
+    with pytest.raises(BadRequest, match="mpirun in an image cannot start tasks on other nodes"):
+        cluster.submit(replace(wanted, role=replace(role, gpus=parse_gpus("2x2")), image="python:3.11"))

@@ -140,7 +140,7 @@ def _in_one_world(request: SubmitJob) -> SubmitJob:
         if in_image:
             raise BadRequest(
                 f"{launcher} in an image cannot start tasks on other nodes: our launch agent is not in the image",
-                hint=Hint(HintCode.RUN_RANKS),
+                hint=Hint(HintCode.GIVE_VALUE, key="nodes", value="1"),
             )
         raise BadRequest(
             f"{launcher} starts once on each of the {several.nodes} nodes and would create {several.nodes} separate worlds",
