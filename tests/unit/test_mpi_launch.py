@@ -131,7 +131,7 @@ exit 5
 class Gang:
     """Two nodes of one job, as processes."""
 
-    def __init__(self, folder, script):
+    def __init__(self, folder, script, argv=()):
         port = free_port()
         orders = [
             LaunchOrder(
@@ -141,7 +141,7 @@ class Gang:
                 master="127.0.0.1",
                 port=port,
                 key="k" * 32,
-                argv=(),
+                argv=argv,
                 script=script,
                 workdir=str(folder),
             )
@@ -190,6 +190,28 @@ def test_launcher_learns_of_a_node_that_died_and_what_ran_there_is_over(tmp_path
     said, errors = first.communicate(timeout=60)
     assert said == "code 255\n"
     assert "the connection to 127.0.0.2 was lost" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("version", "blocked"), [("mpirun (Open MPI) 5.0.11", "4000"), ("HYDRA build details:", "0000")]
+)
+def test_stop_signal_is_left_to_the_ranks_of_open_mpi(tmp_path, version, blocked):
+    """Its launcher and daemons would kill them at once; MPICH's do not, and would block the signal for their ranks too."""
+    daemon = tmp_path / ("orted" if blocked == "4000" else "hydra_pmi_proxy")
+    daemon.write_text("#!/bin/bash\ngrep ^SigBlk /proc/self/status\n")
+    launcher = tmp_path / "mpirun"
+    agent = f"{sys.executable} -I -m phalanx.node.mpi.agent_main"
+    launcher.write_text(
+        f'#!/bin/bash\n[ "$1" = --version ] && echo "{version}" && exit\n{daemon}\n{agent} n1 "{daemon} --id 1"\n'
+    )
+    for file in (daemon, launcher):
+        file.chmod(0o755)
+    gang = Gang(tmp_path, "", argv=(str(launcher), "./solver"))
+    second, first = gang.start(1), gang.start(0)
+    assert [line[-4:] for line in first.communicate(timeout=60)[0].splitlines()] == [blocked, blocked]
+    second.communicate(timeout=60)
 
 
 def test_order_of_another_program_is_refused_in_one_line(tmp_path, monkeypatch):

@@ -57,7 +57,9 @@ def _follow(link: JobLink) -> int:
     Raises:
         LinkClosed: the launcher's node is gone.
     """
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    # The daemon is left alone by SIGTERM as the launcher is (`launch_main.py`), so this process stays with it.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _: _forward(link, got))
     while True:
         message = link.receive()

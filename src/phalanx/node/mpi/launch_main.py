@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
 from phalanx.node.gang.job_link import JobLink, LinkClosed, accept_link, open_link
 from phalanx.node.gang.step_tasks import StepTasks, shell_exit_code
 from phalanx.node.logic.mpi_variables import changed_variables
 from phalanx.node.mpi.launch_order import LAUNCH_STEP, LaunchOrder, read_launch_order
 
+_OPEN_MPI_DAEMON: Final = re.compile(r"(^|[/;\s])(orted|prted)\s")
+_VERSION_S: Final = 10.0  # milliseconds, unless the disk hangs
 JOIN_S: Final = 60.0  # all nodes pass the barrier together; a node that is later than this is lost, and the gang ends
 DAEMONS_END_S: Final = 2.0  # they end within milliseconds of the launcher
 _USAGE: Final = 64
@@ -35,8 +40,8 @@ def main() -> int:
     except LinkClosed as error:
         _complain(str(error))
         return _USAGE
-    # Launcher, daemons and tasks get the signal themselves; this process stays to report their ends. A handler, because ignored signals
-    # stay ignored after exec.
+    # The supervisor signals every process of the job; this one stays to report the others' ends. A handler, because ignored signals stay
+    # ignored after exec.
     signal.signal(signal.SIGTERM, lambda *_: None)
     return _Launcher(order).run() if order.node_rank == 0 else _serve(order)
 
@@ -70,18 +75,48 @@ def _handle(tasks: StepTasks, message: dict[str, Any], order: LaunchOrder) -> No
     if "run" in message:
         asked = message["run"]
         cwd = asked["cwd"] if os.path.isdir(asked["cwd"]) else order.workdir
-        # This node's own variables, with its own devices and paths, and what the job's script exported.
+        # bash, as dash would unblock signals. This node's own variables, with its own devices and paths, and what the job's script exported.
         task = {
             "task": 0,
-            "argv": ["/bin/sh", "-c", asked["command"]],
+            "argv": ["bash", "-c", asked["command"]],
             "env": {**os.environ, **asked["env"]},
             "cwd": cwd,
         }
-        tasks.start(message["step"], [task])
+        with _stop_signal_blocked(when=_OPEN_MPI_DAEMON.search(asked["command"]) is not None):
+            tasks.start(message["step"], [task])
     elif "signal" in message:
         tasks.signal(message["signal"], message["step"])
     elif "end" in message:
         tasks.end(message["end"])
+
+
+@contextlib.contextmanager
+def _stop_signal_blocked(*, when: bool) -> Iterator[None]:
+    """Start processes with SIGTERM blocked.
+
+    Open MPI's launcher and daemons would kill the ranks within 0.5 to 2 s of the supervisor's signal. So the signal is left to the ranks, for
+    which Open MPI unblocks it. MPICH does not unblock, and gives its ranks the time that they need.
+    """
+    if not when:
+        yield
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _is_open_mpi(argv: Sequence[str]) -> bool:
+    """Whether the command's launcher is Open MPI's. A script's is not looked for: it may change PATH, and its other commands need the signal."""
+    launcher = next((word for word in argv if os.path.basename(word) in MPI_LAUNCHERS), None)
+    if launcher is None or find_launcher(argv) != os.path.basename(launcher):
+        return False
+    try:
+        said = subprocess.run([launcher, "--version"], capture_output=True, timeout=_VERSION_S, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return b"Open MPI" in said or b"PRRTE" in said
 
 
 class _Launcher:
@@ -110,7 +145,8 @@ class _Launcher:
             return _UNAVAILABLE
         command = ["bash", "-c", self._order.script] if self._order.script else list(self._order.argv)
         try:
-            launcher = subprocess.Popen(command, env=self._environment, process_group=0)
+            with _stop_signal_blocked(when=_is_open_mpi(self._order.argv)):
+                launcher = subprocess.Popen(command, env=self._environment, process_group=0)
         except OSError as error:
             _complain(f"{command[0]} cannot be executed: {error.strerror}")
             return _NOT_EXECUTABLE if isinstance(error, PermissionError) else _NOT_FOUND
