@@ -244,6 +244,21 @@ def test_jobs_are_listed_newest_first_and_paged(many):
     assert many.jobs(JobFilter(limit=0)) == []
 
 
+def test_jobs_are_found_by_their_end_whenever_they_were_submitted(store):
+    put(
+        store,
+        replace(job(1, FAILED), ended_s=100.0),
+        replace(job(2, SUCCEEDED), ended_s=50.0),
+        job(3, RUNNING),
+        replace(job(4, SUCCEEDED), ended_s=99.0),
+    )
+    assert seqs(store.jobs(JobFilter(ended_since_s=99.0))) == [4, 1]
+    assert seqs(store.jobs(JobFilter(ended_since_s=99.0, states=frozenset({FAILED})))) == [1]
+    assert seqs(store.jobs(JobFilter(ended_since_s=0.0, limit=2))) == [4, 2]
+    assert seqs(store.jobs(JobFilter(ended_since_s=0.0, limit=2, before_seq=2))) == [1]
+    assert seqs(store.jobs(JobFilter(ended_since_s=101.0))) == []
+
+
 @pytest.mark.parametrize(
     ("wanted", "matches"),
     [

@@ -425,3 +425,20 @@ def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(path, wanted):
     assert not any(step.startswith("SCAN jobs") for _, step in plan), plan
     sorted_inside = [step for up, step in plan if "TEMP B-TREE" in step and up in {inside for inside, _ in searches}]
     assert sorted_inside == []
+
+
+def test_jobs_that_ended_lately_are_found_by_their_end(path):
+    store = SqliteStore(path)
+    plan: list[str] = []
+
+    def explain(sql, values=()):
+        plan.extend(step for *_, step in connection.execute("EXPLAIN QUERY PLAN " + sql, values))
+        return []
+
+    connection = apsw.Connection(path)
+    for owner in (None, UserId("ann")):
+        reading.list_jobs(reading.SqlReader(SQLITE, explain), JobFilter(user=owner, ended_since_s=1.0))
+    connection.close()
+    store.close()
+    assert not any("jobs_by_state" in step or "SCAN jobs" in step for step in plan), plan
+    assert sum("jobs_by_end" in step for step in plan) >= 6, plan

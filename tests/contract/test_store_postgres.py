@@ -597,8 +597,10 @@ def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(dsn, store):
         JobFilter(user=UserId("u7")),
         JobFilter(queue=QueueId("q3"), before_seq=900),
         JobFilter(name="n5"),
+        JobFilter(ended_since_s=1.0),
     ):
         reading.list_jobs(reading.SqlReader(POSTGRES, explain), wanted)
+    assert "jobs_by_end" in plans.pop()
     assert len(plans) == 4
     for plan in plans:
         assert "Seq Scan" not in plan, plan

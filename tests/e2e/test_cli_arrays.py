@@ -40,8 +40,14 @@ def test_array_runs_every_element_with_its_own_variables_and_outputs(phalanx):
     assert (phalanx.work / "got" / "id.txt").read_text() == "5"
     page = phalanx("show", array).stdout
     assert f"array {array} says.py: 3 elements, {array}_[3-7:2], at most 2 at once" in page
-    refused = phalanx("logs", array, code=64).stderr
-    assert f"name one element, {array}_3 to {array}_7" in refused
+    lines = [f"[{array}_{index}] {array}_{index} {array} {index} 3 3 7\n" for index in (3, 5, 7)]
+    assert phalanx("logs", array).stdout == "".join(lines)
+    phalanx("get", array, "all")
+    assert [(phalanx.work / "all" / f"{array}_{index}" / "id.txt").read_text() for index in (3, 5, 7)] == [
+        "3",
+        "5",
+        "7",
+    ]
 
 
 def test_wait_for_an_array_ends_with_a_failure_of_any_element(phalanx):

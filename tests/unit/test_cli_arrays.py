@@ -1,16 +1,20 @@
 """Arrays and later begins on the screen, and the words that a command answers with."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from phalanx.cli.jobs.array_logs import print_array_logs
 from phalanx.cli.jobs.array_page import array_page, array_view
 from phalanx.cli.jobs.job_actions import _summary
 from phalanx.cli.jobs.job_end import end_summary
 from phalanx.cli.jobs.ps import job_lines, waiting_reason
 from phalanx.cli.terminal import Terminal
 from phalanx.cli.top.rendering import job_line
+from phalanx.core.ids import Epoch
 from phalanx.core.work.job import JobState
+from phalanx.wire.api.output import LogChunk, LogsReply
 from tests.golden.cli.views import NOW_S, job
 
 WIDE = Terminal(width=160, height=40, interactive=False, colour=False, blocks=True)
@@ -22,8 +26,9 @@ def element(index, state=PENDING, **more):
     return job(17 + index, "eval", state, **{"id": f"17_{index}", **fields, **more})
 
 
-def whole(states, detail="", state=PENDING):
-    return element(0, state, id="17", array_max=8, elements="0-99", states=states, detail=detail, array_index=None)
+def whole(states, detail="", state=PENDING, **more):
+    fields = {"array_max": 8, "elements": "0-99", "states": states, "detail": detail, "array_index": None}
+    return element(0, state, id="17", **fields, **more)
 
 
 def test_waiting_elements_are_one_line():
@@ -69,7 +74,95 @@ def test_a_whole_array_on_one_screen():
 
 def test_what_comes_next_depends_on_whether_any_is_left():
     assert array_view(whole({PENDING: 100})).next_command == "phalanx ps --name eval"
-    assert array_view(whole({JobState.SUCCEEDED: 100}, state=JobState.SUCCEEDED)).next_command == "phalanx logs 17_0"
+    assert array_view(whole({JobState.SUCCEEDED: 100}, state=JobState.SUCCEEDED)).next_command == "phalanx get 17"
+    failed = whole(
+        {JobState.SUCCEEDED: 99, JobState.FAILED: 1},
+        state=JobState.FAILED,
+        state_elements={JobState.SUCCEEDED: "0-4,6-99", JobState.FAILED: "5"},
+    )
+    assert array_view(failed).next_command == "phalanx logs 17_5"
+    assert [line.split()[-1] for line in array_page(failed, WIDE)[-2:]] == ["0-4,6-99", "5"]
+
+
+def test_ended_elements_are_one_line():
+    fields = {"started_s": NOW_S - 9, "ended_s": NOW_S - 5}
+    lines = job_lines(
+        [
+            element(
+                7, JobState.FAILED, elements="2,7", array_max=8, exit_code=3, detail="rank 0: exit code 3", **fields
+            ),
+            element(9, JobState.FAILED, exit_code=4, detail="rank 0: exit code 4", **fields),
+        ],
+        WIDE,
+        NOW_S,
+    )
+    assert lines[1].split() == [
+        "17_[2,7]",
+        "eval",
+        "failed",
+        "1x1",
+        "ada",
+        *["17_7:", "rank", "0:", "exit", "code", "3"],
+    ]
+    assert lines[2].split()[:5] == ["17_9", "eval", "failed", "1x1", "4.0s"]
+
+
+def test_output_of_all_elements_names_each(capsys):
+    head = ArrayHead({0: ["zero\n"], 1: ["one\npart"], 2: []}, {"succeeded": "0-1", "pending": "2"})
+    head.print_logs(follow=False)
+    assert capsys.readouterr().out == "[17_0] zero\n[17_1] one\n[17_1] part\n"
+    assert "17_2" not in head.read, "it has not started"
+
+
+def test_following_an_array_ends_with_its_last_element(capsys, monkeypatch):
+    head = ArrayHead(
+        {0: ["a", "b\n"], 1: ["late\n"]},
+        {"running": "0", "pending": "1"},
+        {"running": "0-1"},
+        {"succeeded": "0", "failed": "1"},
+    )
+    monkeypatch.setattr("time.sleep", lambda _: head.go_on())
+    head.print_logs(follow=True)
+    assert capsys.readouterr().out == "[17_0] ab\n[17_1] late\n"
+
+
+class ArrayHead:
+    """A head with one array: pieces of output by index, one in each answer, and the states of its elements, one step after the other."""
+
+    def __init__(self, pieces, *steps):
+        self.pieces = {f"17_{index}": list(parts) for index, parts in pieces.items()}
+        self.steps = list(steps)
+        self.read = []
+
+    def print_logs(self, *, follow):
+        print_array_logs(self, self.array(), rank=None, tail=None, attempt=None, follow=follow, as_json=False)  # type: ignore[arg-type]
+
+    def go_on(self):
+        self.steps.pop(0)
+
+    def array(self):
+        elements = {JobState(state): numbers for state, numbers in self.steps[0].items()}
+        state = (
+            PENDING if PENDING in elements else JobState.RUNNING if JobState.RUNNING in elements else JobState.FAILED
+        )
+        return whole(dict.fromkeys(elements, 1), state=state, state_elements=elements)
+
+    def job(self, job_id):
+        if job_id == "17":
+            return SimpleNamespace(job=self.array())
+        return SimpleNamespace(attempts=[SimpleNamespace(grants=[SimpleNamespace(tasks=1)])])
+
+    def logs(self, job_id, *, rank, epoch, cursor):
+        self.read.append(job_id)
+        parts = self.pieces[job_id]
+        if self.steps[0].get("running") or not parts:
+            texts = [parts.pop(0)] if parts else []
+        else:
+            texts, self.pieces[job_id] = parts, []
+        return LogsReply(
+            chunks=[LogChunk(stream="rank-0", rank=0, epoch=Epoch(1), offset=0, end=0, text=text) for text in texts],
+            cursor="c",
+        )
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,13 @@ from phalanx.cli.cluster import up
 from phalanx.cli.cluster.doctor import _fix_for_silence
 from phalanx.cli.cluster.machine_checks import check_accounts, check_packages, check_permissions
 from phalanx.cli.cluster.state_folder import RecordedHead, own_node_names
+from phalanx.cli.jobs import exec as exec_module
 from phalanx.cli.jobs.ps import _where_or_why
 from phalanx.cli.jobs.show import _facts
 from phalanx.cli.jobs.show import _usage_lines as usage_lines
 from phalanx.cli.root import COMMANDS, main
 from phalanx.cli.terminal import terminal
+from phalanx.cli.top.rendering import job_line
 from phalanx.core.accounting.usage_summary import UsageSummary
 from phalanx.core.fleet.node import NodeState
 from tests.golden.cli import views
@@ -478,6 +480,11 @@ def test_usage_summary_says_what_of_a_huge_job_it_leaves_out():
     assert usage_lines(cut_off)[-1] == "the last 3 MiB of reports are not included: too many to read"
 
 
+def test_a_job_that_reports_no_steps_claims_no_goodput():
+    bare = dataclasses.replace(msgspec.convert(views.usage(), UsageSummary), measured_by="attempts", goodput=None)
+    assert usage_lines(bare)[0].endswith("GPU-seconds, goodput unknown: no steps reported")
+
+
 def test_doctor_looks_for_every_dependency_of_the_package(monkeypatch):
     """Found by reading: a list of its own had 11 of 14, and an install without cryptography, h11 or numpy passed."""
     with open(os.path.join(os.path.dirname(__file__), "../../pyproject.toml"), "rb") as file:
@@ -552,6 +559,42 @@ def test_the_reason_of_a_failure_is_told(head, typed):
         assert f"job 21 failed with exit code 127 after 2.0s: {why}\n" in err
     assert _where_or_why(views.job(20, "x", "failed", exit_code=127, detail=why), 0.0) == f"exit code 127: {why}"
     assert _where_or_why(views.job(20, "x", "failed", exit_code=127), 0.0) == "exit code 127"
+
+
+def test_an_exit_code_is_told_once(head, typed):
+    why = "rank 0 on n1: exit code 3"
+    head.log_events = run_events(state="failed", exit_code=3)
+    head.detail = why
+    assert f"job 21 failed after 2.0s: {why}\n" in typed("attach", "21")[2]
+    ended = views.job(20, "x", "failed", exit_code=3, detail=why)
+    assert _where_or_why(ended, 0.0) == why
+    assert job_line(ended).startswith(f"job 20 failed: {why} ")
+    other = views.job(20, "x", "failed", exit_code=1, detail="rank 0 on n1: exit code 13")
+    assert _where_or_why(other, 0.0) == "exit code 1: rank 0 on n1: exit code 13"
+
+
+@pytest.mark.parametrize(
+    ("words", "node_rank", "command"),
+    [
+        (["21", "--node-rank", "1", "--", "hostname"], 1, ["hostname"]),
+        (["21", "--node-rank=1", "-t", "hostname"], 1, ["hostname"]),
+        (["--node-rank", "1", "21", "hostname", "-f"], 1, ["hostname", "-f"]),
+        (["21", "ls", "--node-rank", "1"], 0, ["ls", "--node-rank", "1"]),
+        (["21", "--", "--node-rank", "1"], 0, ["--node-rank", "1"]),
+        (["--", "21", "ls", "-l"], 0, ["ls", "-l"]),
+    ],
+)
+def test_options_of_exec_stand_on_either_side_of_the_job(typed, monkeypatch, words, node_rank, command):
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(
+        exec_module, "run_command", lambda job, argv, **more: asked.update(job=job, argv=list(argv), **more)
+    )
+    assert typed("exec", *words)[0] == 0
+    assert (asked["job"], asked["argv"], asked["node_rank"]) == ("21", command, node_rank)
+
+
+def test_exec_refuses_an_option_that_it_does_not_have(typed):
+    assert typed("exec", "21", "--nod-rank", "1", "--", "ls")[0] == 64
 
 
 def test_ps_shows_no_more_rows_than_asked(head, typed):

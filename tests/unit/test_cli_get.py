@@ -7,6 +7,7 @@ import tarfile
 import pytest
 
 from phalanx.cli.jobs.get import ArchiveExtractor, ProgressReader
+from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile
 
 
@@ -101,3 +102,12 @@ def test_an_archive_cut_short_says_so(tmp_path):
     raw = archive(("a.txt", "A" * 10_000)).getvalue()
     with pytest.raises(BadFile, match="download is incomplete"):
         fetch(tmp_path / "out", io.BytesIO(raw[:4000]))
+
+
+def test_progress_shows_the_share_and_the_time_left():
+    screen = Terminal(width=80, height=24, interactive=True, colour=False, blocks=False)
+    progress = ProgressReader(io.BytesIO(bytes(30 << 20)), label="element 2 of 8: ", screen=screen)
+    progress.read()
+    assert progress.line(2.0) == "element 2 of 8: 30 MiB downloaded, 15 MiB/s"
+    progress.expect(120 << 20)
+    assert progress.line(2.0) == "element 2 of 8: #####............... 25%  30 MiB of 120 MiB, 15 MiB/s, 6.0s left"

@@ -37,6 +37,11 @@ def test_wide_enough_cuts_nothing():
     ]
 
 
+def test_a_long_text_ends_at_its_columns_limit_even_in_a_pipe():
+    columns = (Column(title="ID"), Column(title="TEXT", max_width=10), Column(title="R"))
+    assert table(columns, [["1", "a" * 400, "done"]], screen(10_000)) == ["ID  TEXT        R", "1   aaaaaaaaa…  done"]
+
+
 def test_narrow_cuts_the_widest_first_then_drops_columns():
     rows = [["1", "training", "abc", "waits for four more"]]
     assert table(COLUMNS, rows, screen(30)) == ["ID  NAME      X    WHY", " 1  training  abc  waits for …"]

@@ -63,7 +63,7 @@ def told(run, **keys):
 def test_shape_and_tasks_are_told_before_the_start():
     assert told("python train.py", gpus="2x8") == ["2 nodes x 8 = 16 GPUs", "16 tasks: 2 nodes x 8, one per GPU"]
     assert told("python train.py", gpus=1) == ["1 node x 1 = 1 GPU", "1 task: 1 node x 1, one per GPU"]
-    assert told("python prepare.py") == ["1 node, no GPU", "1 task: 1 node x 1, one per node"]
+    assert told("python prepare.py") == ["0 GPUs: 1 task on CPUs"]
     assert told("python x.py", gpus="2x4", tasks_per_node=3) == [
         "2 nodes x 4 = 8 GPUs",
         "6 tasks: 2 nodes x 3, 3 per node as asked",
@@ -85,7 +85,8 @@ def test_an_open_shape_is_told_as_open():
 def test_placed_shapes_may_be_uneven():
     role = Role(argv=("x",), gpus=parse_gpus(4))
     assert launch_notes(role, [3, 1]) == ["2 nodes, 3 + 1 = 4 GPUs", "4 tasks: 3 + 1, one per GPU"]
-    assert shape_note([0, 0]) == "2 nodes, no GPU"
+    assert shape_note([0, 0]) == "0 GPUs: CPUs of 2 nodes"
+    assert launch_notes(Role(argv=("x",)), [0, 0]) == ["0 GPUs: 2 tasks on CPUs of 2 nodes, one per node"]
 
 
 def test_an_mpi_launcher_starts_once_and_gets_a_slot_for_each_task():

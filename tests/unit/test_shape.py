@@ -138,7 +138,7 @@ def test_elastic_gang_fits_if_the_fewest_do():
             "64",
             "n0=8 n1=8",
             {},
-            "8 nodes x 8 = 64 GPUs can never fit: the fleet has 2 nodes, at most 8 matching GPUs on one node, 16 in total",
+            "64 GPUs can never fit: the fleet has 2 nodes, at most 8 matching GPUs on one node, 16 in total",
             "2x8 would fit",
         ),
         (

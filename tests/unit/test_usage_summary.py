@@ -209,6 +209,7 @@ def test_a_job_that_reports_nothing_is_judged_by_its_attempts():
     ]
     usage = build_usage_summary(make_job(ended_s=20), attempts, {}, now_s=T + 20)
     assert usage.measured_by == "attempts"
+    assert usage.goodput is None, "a script without steps may have hung all the time"
     assert usage.gpu_seconds.productive == 9 * 4
     assert usage.gpu_seconds.lost == 8 * 4
     assert usage.gpu_seconds.restarting == 3 * 4

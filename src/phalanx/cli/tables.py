@@ -35,6 +35,7 @@ class Column:
         title: heading.
         right: whether the cells are aligned to the right.
         min_width: width down to which the column may shrink; 0 never shrinks it.
+        max_width: width at which the column ends also where there is room, as in a file or pipe; 0 never cuts it.
         drop_order: the column with the highest value is dropped first when space is short; 0 is never dropped.
         hide_empty: whether the column is hidden when all its cells are empty.
     """
@@ -42,6 +43,7 @@ class Column:
     title: str
     right: bool = False
     min_width: int = 0
+    max_width: int = 0
     drop_order: int = 0
     hide_empty: bool = False
 
@@ -70,6 +72,7 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], room: int
     natural = []
     for index, column in enumerate(columns):
         widest = max((display_width(row[index].text) for row in rows), default=0)
+        widest = min(widest, column.max_width or widest)
         hidden = column.hide_empty and widest == 0
         natural.append(0 if hidden else max(widest, display_width(column.title) if titles else 0, 1))
     while True:

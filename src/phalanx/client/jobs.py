@@ -78,12 +78,14 @@ class JobsApi(ApiCalls):
         queue: str | None = None,
         name: str | None = None,
         before_seq: int | None = None,
+        ended_since_s: float | None = None,
         limit: int = 100,
         fold: bool = False,
     ) -> api.JobList:
         """Return one page of jobs, newest first. For the next page, pass `next` of the reply as `before_seq`.
 
-        `fold` combines the waiting elements of an array into one entry.
+        `ended_since_s` leaves out jobs that ended earlier, and those that have not ended. `fold` combines the waiting elements of an array into
+        one entry, and its ended ones into one for each state.
         """
         states = [("state", str(word)) for word in state]
         filters = {
@@ -92,6 +94,7 @@ class JobsApi(ApiCalls):
             "queue": queue,
             "name": name,
             "before_seq": before_seq,
+            "ended_since_s": ended_since_s,
             "limit": limit,
             "fold": 1 if fold else None,
         }

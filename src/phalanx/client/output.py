@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import IO, TYPE_CHECKING, Final
 
@@ -82,14 +82,21 @@ class OutputsApi(ApiCalls):
             f"/v1/jobs/{path_segment(job_id)}/files" + query_string({"path": path or None}), api.FilesReply
         )
 
-    def download_archive(self, job_id: str, out: IO[bytes], path: str = "") -> int:
+    def download_archive(
+        self, job_id: str, out: IO[bytes], path: str = "", *, on_size: Callable[[int], None] | None = None
+    ) -> int:
         """Write a tar archive of a job's outputs to `out`; return its size in bytes.
+
+        `on_size` is called before the first byte with the expected size, if the head knows it.
 
         Raises:
             Unreachable: the connection broke; `out` holds an incomplete archive.
         """
         path = f"/v1/jobs/{path_segment(job_id)}/files/archive" + query_string({"path": path or None})
         reply, written = self._open(path), 0
+        expected = reply.headers.get(api.ARCHIVE_BYTES_HEADER, "")
+        if on_size is not None and expected.isdecimal():
+            on_size(int(expected))
         try:
             while piece := reply.read(_COPY_BYTES):
                 out.write(piece)

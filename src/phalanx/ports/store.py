@@ -68,7 +68,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs to list; newest first. `before_seq`: continue after the previous page."""
+    """Which jobs to list; newest first. `before_seq`: continue after the previous page. `ended_since_s`: only jobs that ended then or later."""
 
     states: frozenset[JobState] = frozenset()
     user: UserId | None = None
@@ -76,6 +76,7 @@ class JobFilter:
     queue: QueueId | None = None
     name: str | None = None
     before_seq: int | None = None
+    ended_since_s: float | None = None
     limit: int = 100
 
 

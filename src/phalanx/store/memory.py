@@ -240,6 +240,7 @@ def _matches(job: Job, wanted: JobFilter) -> bool:
         and wanted.queue in (None, job.queue)
         and wanted.name in (None, job.name)
         and (wanted.before_seq is None or job.seq < wanted.before_seq)
+        and (wanted.ended_since_s is None or (job.ended_s is not None and job.ended_s >= wanted.ended_since_s))
     )
 
 

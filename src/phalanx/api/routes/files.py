@@ -13,8 +13,8 @@ from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.core.ids import JobId
 from phalanx.core.work.users import Action
-from phalanx.store.outputs.folder import list_folder, tar_archive
-from phalanx.wire.api.output import FilesReply
+from phalanx.store.outputs.folder import archive_bytes, list_folder, tar_archive
+from phalanx.wire.api.output import ARCHIVE_BYTES_HEADER, FilesReply
 
 routes = RouteTable()
 
@@ -28,9 +28,13 @@ async def list_files(request: Request, job_id: JobId, path: str = "") -> Respons
 @routes.get("/v1/jobs/{job_id}/files/archive", Action.VIEW_OUTPUT, reply=MediaType.TAR)
 async def archive_files(request: Request, job_id: JobId, path: str = "") -> Response:
     """Stream a job's outputs, or one file or folder of them, as a tar archive."""
-    pieces = await run_in_thread(tar_archive, _folder(request, job_id), path)
-    disposition = f'attachment; filename="job-{job_id}.tar"'
-    return StreamingResponse(pieces, media_type=MediaType.TAR.value, headers={"content-disposition": disposition})
+    folder = _folder(request, job_id)
+    pieces = await run_in_thread(tar_archive, folder, path)
+    headers = {"content-disposition": f'attachment; filename="job-{job_id}.tar"'}
+    size = await run_in_thread(archive_bytes, folder, path)
+    if size is not None:
+        headers[ARCHIVE_BYTES_HEADER] = str(size)
+    return StreamingResponse(pieces, media_type=MediaType.TAR.value, headers=headers)
 
 
 def _folder(request: Request, job_id: JobId) -> str:

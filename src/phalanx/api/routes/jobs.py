@@ -64,10 +64,14 @@ async def list_jobs(
     queue: QueueId | None = None,
     name: str | None = None,
     before_seq: OptionalNonNegative = None,
+    ended_since_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
     fold: bool = False,
 ) -> Response:
-    """List jobs, newest first. `state` may be repeated. With `fold` the waiting elements of an array are one entry."""
+    """List jobs, newest first. `state` may be repeated. `ended_since_s` lists only jobs that ended then or later.
+
+    With `fold` the elements of an array that wait are one entry, and so are those of each end state.
+    """
     services, caller = runtime_of(request).services, caller_of(request)
     wanted = JobFilter(
         states=frozenset(state or ()),
@@ -76,6 +80,7 @@ async def list_jobs(
         queue=queue,
         name=name,
         before_seq=before_seq,
+        ended_since_s=ended_since_s,
         limit=limit,
     )
 

@@ -38,7 +38,7 @@ from phalanx.core.scheduling.outlook.forecast import NEVER, ExpectedStart, Forec
 from phalanx.core.scheduling.outlook.what_if import trim_snapshot, what_if
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import Job, JobState, WaitReasonCode
+from phalanx.core.work.job import Job, JobState, WaitReasonCode, code_beside
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
 from phalanx.wire.api.jobs import JobBody
@@ -127,7 +127,8 @@ def _started_or_ended(services: HeadServices, job: Job, whole: bool) -> WhyReply
             since_s=since_s,
             speeds=services.controller.speeds_of(job),
         )
-    code = f" with exit code {job.exit_code}" if job.exit_code else ""
+    named = code_beside(job.exit_code, job.detail if whole else "")
+    code = f" with {named}" if named else ""
     by = f" by {job.cancelled_by}" if job.cancelled_by else ""
     ago = "" if job.ended_s is None else f" {format_duration(max(0.0, now_s - job.ended_s))} ago"
     headline = f"{job.state.value}{code}{by}{ago}" + (f": {job.detail}" if job.detail and whole else "")

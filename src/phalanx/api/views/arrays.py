@@ -1,4 +1,4 @@
-"""Views of job arrays: all elements as one job, waiting elements folded in a list, and the state of the parents of a submitted job.
+"""Views of job arrays: all elements as one job, waiting and ended elements folded in a list, and the state of the parents of a submitted job.
 
 Elements have consecutive submit numbers and the first number names the array, so the store finds a whole array by range.
 """
@@ -6,7 +6,7 @@ Elements have consecutive submit numbers and the first number names the array, s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,7 +14,7 @@ import msgspec
 
 from phalanx.api.auth.authenticator import first_element
 from phalanx.api.services import HeadServices
-from phalanx.api.views.live import live_job_view
+from phalanx.api.views.live import live_job_view, live_job_views
 from phalanx.core.access.caller import Caller, may
 from phalanx.core.errors import NotFound, NotPermitted
 from phalanx.core.hints import Hint, HintCode
@@ -56,6 +56,9 @@ def whole_array_view(services: HeadServices, caller: Caller, first: Job) -> JobV
         array_index=None,
         elements=format_indices(_index(id_) for id_ in states),
         states=dict(counts),
+        state_elements={
+            state: format_indices(_index(id_) for id_, one in states.items() if one is state) for state in counts
+        },
         output_dir="",
         unmet=[],
         checkpoints=[],
@@ -66,31 +69,77 @@ def whole_array_view(services: HeadServices, caller: Caller, first: Job) -> JobV
 
 
 def collapsed_page(services: HeadServices, caller: Caller, wanted: JobFilter) -> tuple[list[JobView], int | None]:
-    """Return a page of jobs, newest first, with the waiting elements of an array as one view, and where the next page begins."""
-    rows: list[JobView] = []
-    arrays: dict[JobId, list[tuple[JobId, JobState]]] = {}
-    before = wanted.before_seq
-    while len(rows) < wanted.limit:
+    """Return a page of jobs, newest first, and where the next page begins.
+
+    The elements of an array that wait are one entry, and so are those of each end state. An entry shows its newest element, and has the numbers
+    of all if there are several. Running elements stay apart.
+    """
+    found: list[tuple[Job, str]] = []
+    arrays: dict[JobId, _ArrayEntries] = {}
+    before: int | None = wanted.before_seq
+    full = False
+    while not full:
         page = services.store.jobs(replace(wanted, before_seq=before))
         if not page:
-            return rows, None
+            before = None
+            break
         for job in page:
             if before is not None and job.seq >= before:
-                continue  # an element of an array that is already folded
+                continue  # an element of an entry that is listed already
             before = job.seq
-            if job.array is None or job.state is not JobState.PENDING:
-                rows.append(live_job_view(services, caller, job))
+            if job.array is None:
+                found.append((job, ""))
             else:
                 array_id = job.array.array_id
                 if array_id not in arrays:
-                    arrays[array_id] = services.store.states(int(array_id), job.array.size)
-                    waiting = [id_ for id_, state in arrays[array_id] if state is JobState.PENDING]
-                    view = live_job_view(services, caller, job)
-                    rows.append(msgspec.structs.replace(view, elements=format_indices(map(_index, waiting))))
-                before = _after_waiting(job, arrays[array_id])
-            if len(rows) >= wanted.limit:
-                return rows, before
+                    states = services.store.states(int(array_id), job.array.size)
+                    arrays[array_id] = _ArrayEntries(int(array_id), states, wanted)
+                entries = arrays[array_id]
+                if job.state is JobState.RUNNING or entries.take(job.state):
+                    found.append((job, entries.numbers(job.state)))
+                before = entries.next_before(job.seq)
+            full = len(found) >= wanted.limit
+            if full:
+                break
+    views = live_job_views(services, caller, [job for job, _ in found])
+    rows = [
+        msgspec.structs.replace(view, elements=numbers) if numbers else view
+        for view, (_, numbers) in zip(views, found, strict=True)
+    ]
     return rows, before
+
+
+class _ArrayEntries:
+    """The entries of one array in a list: which of its states are listed already, and where the list continues."""
+
+    def __init__(self, first_seq: int, states: Sequence[tuple[JobId, JobState]], wanted: JobFilter) -> None:
+        self._first_seq = first_seq
+        self._states = states
+        self._wanted = wanted.states or frozenset(JobState)
+        start = None if wanted.before_seq is None else max(0, wanted.before_seq - first_seq)
+        listed = [] if start is None else states[start:]  # on the pages before
+        self._taken: set[JobState] = {state for _, state in listed if state is not JobState.RUNNING}
+
+    def take(self, state: JobState) -> bool:
+        """Whether the entry of a state is not listed yet; it is from now on."""
+        new = state not in self._taken
+        self._taken.add(state)
+        return new
+
+    def numbers(self, state: JobState) -> str:
+        """The numbers of the elements in an entry; empty for a single one, which is listed as itself unless it waits."""
+        found = [] if state is JobState.RUNNING else [_index(id_) for id_, one in self._states if one is state]
+        return format_indices(found) if len(found) > 1 or state is JobState.PENDING else ""
+
+    def next_before(self, seq: int) -> int:
+        """The seq at which the list continues below an element: elements of entries that are listed already are skipped."""
+        place = seq - self._first_seq
+        while place > 0 and self._is_listed(self._states[place - 1][1]):
+            place -= 1
+        return self._first_seq + place
+
+    def _is_listed(self, state: JobState) -> bool:
+        return state in self._taken or state not in self._wanted
 
 
 def dependency_states(
@@ -130,16 +179,6 @@ def _summary(counts: Mapping[JobState, int], failed: list[int]) -> str:
         return text
     more = "" if len(failed) <= _NAMED_MAX else ", ..."
     return f"{text}; unsuccessful: {format_indices(failed[:_NAMED_MAX])}{more}"
-
-
-def _after_waiting(job: Job, states: list[tuple[JobId, JobState]]) -> int:
-    """Return the seq at which a list continues below a waiting element: past all waiting elements before it."""
-    assert job.array is not None  # callers pass elements only
-    first_seq = int(job.array.array_id)
-    place = job.seq - first_seq
-    while place > 0 and states[place - 1][1] is JobState.PENDING:
-        place -= 1
-    return first_seq + place
 
 
 def _index(element: JobId) -> int:

@@ -22,6 +22,7 @@ from phalanx.core.units import parse_duration_s
 from phalanx.wire.api.audit import AuditLineView
 
 _DONE = "done"
+_WHAT_MAX = 80  # columns; --json has the whole text
 
 
 @click.group(cls=CommandGroup, invoke_without_command=True)
@@ -68,10 +69,10 @@ def _list(user: str | None, since: str | None, limit: int, *, as_json: bool, wat
             Column(title="LINE", right=True),
             Column(title="AGO", right=True),
             Column(title="USER", min_width=6),
-            Column(title="TOKEN", min_width=6),
-            Column(title="FROM", min_width=6),
+            Column(title="TOKEN", min_width=6, drop_order=2),
+            Column(title="FROM", min_width=6, drop_order=1),
             Column(title="CALL", min_width=16),
-            Column(title="WHAT", min_width=16),
+            Column(title="WHAT", min_width=24, max_width=_WHAT_MAX),
             Column(title="RESULT"),
         )
         return ListView(

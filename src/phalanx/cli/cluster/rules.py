@@ -19,6 +19,7 @@ from phalanx.wire.api.rules import RulesReply, RuleView
 if TYPE_CHECKING:
     from phalanx.client import Client
 
+_TEXT_MAX = 48  # columns; --json has the whole texts
 _NAMES = {number: name for name, number in SIGNALS.items()}
 _STYLES = {"user": "yellow", "infrastructure": "red", "preempted": "blue", "echo": "dim"}
 
@@ -27,7 +28,12 @@ _STYLES = {"user": "yellow", "infrastructure": "red", "preempted": "blue", "echo
 def rules(head: Client, _now_s: float) -> ListView:
     """Show the active rules, in the order of evaluation."""
     found = head.rules()
-    return ListView(value=found, lines=lambda screen: _lines(found, screen), next_command="phalanx rules apply FILE")
+    return ListView(
+        value=found,
+        lines=lambda screen: _lines(found, screen),
+        next_command="phalanx rules apply FILE",
+        notes=("whole conditions and sources: phalanx rules --json",),
+    )
 
 
 @rules.command()
@@ -56,11 +62,11 @@ def apply(file: str) -> None:
 def _lines(found: RulesReply, screen: Terminal) -> list[str]:
     columns = (
         Column(title="RULE", min_width=12),
-        Column(title="CONDITIONS", min_width=20),
+        Column(title="CONDITIONS", min_width=20, max_width=_TEXT_MAX),
         Column(title="BLAME"),
         Column(title="REMEDY"),
         Column(title="CHARGED"),
-        Column(title="MEANS", min_width=16, hide_empty=True, drop_order=2),
+        Column(title="MEANS", min_width=16, max_width=_TEXT_MAX, hide_empty=True, drop_order=2),
         Column(title="FROM", hide_empty=True, drop_order=1, min_width=12),
     )
     return table(columns, [_row(rule) for rule in found.rules], screen)
@@ -74,8 +80,13 @@ def _row(rule: RuleView) -> Sequence[Cell | str]:
         rule.remedy.value,
         "retry" if rule.charge.value == "retry" else "no progress",
         rule.says,
-        "yours" if rule.own else rule.source,
+        "yours" if rule.own else _source_name(rule.source),
     ]
+
+
+def _source_name(source: str) -> str:
+    """Return the name of a source without its address and the place in it; --json has all."""
+    return source.partition(" (")[0].partition(":")[0]
 
 
 def rule_conditions(rule: RuleView) -> str:

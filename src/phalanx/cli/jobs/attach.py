@@ -8,7 +8,8 @@ from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.jobs.interrupt import detach_or_cancel
 from phalanx.cli.jobs.job_follower import follow_job
 from phalanx.cli.jobs.job_lookup import resolve_job
-from phalanx.cli.jobs.logs import check_rank, print_tail
+from phalanx.cli.jobs.log_pages import check_rank
+from phalanx.cli.jobs.logs import print_tail
 from phalanx.cli.option_types import RANK
 
 

@@ -35,7 +35,26 @@ _NODE_RANK = click.option(
 )
 
 
-@click.command(name="exec", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+class ExecCommand(click.Command):
+    """A command whose options may stand before or behind JOB. Everything from the command to run on is left to it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Move the options that stand behind JOB before it, then parse."""
+        before, rest = self._split_options(ctx, args)
+        behind, command = self._split_options(ctx, rest[1:])
+        return super().parse_args(ctx, [*before, *behind, *rest[:1], *command])
+
+    def _split_options(self, ctx: click.Context, words: list[str]) -> tuple[list[str], list[str]]:
+        """Split before the first word that is no option, and no value of one."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        with_value = {name for option in options if not option.is_flag for name in option.opts}
+        place = 0
+        while place < len(words) and words[place].startswith("-") and words[place] != "--":
+            place += 2 if words[place] in with_value else 1
+        return words[:place], words[place:]
+
+
+@click.command(name="exec", cls=ExecCommand, context_settings={"allow_interspersed_args": False})
 @click.argument("job", metavar="JOB")
 @click.argument("command", metavar="[--] COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @_NODE_RANK

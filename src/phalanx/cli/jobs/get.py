@@ -11,17 +11,22 @@ from typing import IO, TYPE_CHECKING, Final
 
 import click
 
+from phalanx.cli.cells import bar, percent
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
 from phalanx.cli.jobs.job_lookup import resolve_job
-from phalanx.cli.terminal import strip_control, terminal
-from phalanx.core.errors import BadFile, PhalanxError
-from phalanx.core.units import format_bytes
+from phalanx.cli.terminal import Terminal, strip_control, terminal, truncate
+from phalanx.core.errors import BadFile, NotFound, PhalanxError
+from phalanx.core.units import format_bytes, format_duration
+from phalanx.core.work.array import parse_array
+from phalanx.core.work.job import JobState
 
 if TYPE_CHECKING:
     from phalanx.client import Client
+    from phalanx.wire.api.jobs import JobView
 
 _CHUNK_BYTES: Final = 1 << 20
+_BAR: Final = 20  # columns
 _PROGRESS_AFTER_S: Final = 0.7  # short downloads print no progress
 
 
@@ -30,36 +35,71 @@ _PROGRESS_AFTER_S: Final = 0.7  # short downloads print no progress
 @click.argument("dest", metavar="[DEST]", required=False, type=click.Path(file_okay=False))
 @click.option("--path", default="", metavar="PATH", help="Only this file or folder of the outputs.")
 def get(job: str, dest: str | None, path: str) -> None:
-    """Download the outputs of a job into DEST (default: job-N). Replaces files of the same name."""
+    """Download the outputs of a job into DEST (default: job-N). Replaces files of the same name.
+
+    Of an array, every element that has started gets a folder of its own: DEST/17_0, DEST/17_1, ...
+    """
     head = connect()
     job_id = resolve_job(head, job)
     folder = dest or f"job-{job_id}"
-    fetched = _fetch(head, job_id, path, folder)
-    if not fetched.files:
-        print(f"job {job_id} wrote no files to PHALANX_OUTPUT_DIR")
-        return
-    print(f"{fetched.files} {'file' if fetched.files == 1 else 'files'}, {format_bytes(fetched.bytes)}, in {folder}")
+    found = head.job(job_id).job
+    elements = _started_elements(found)
+    files, size = 0, 0
+    for place, element in enumerate(elements, start=1):
+        label = f"element {place} of {len(elements)}: " if found.states else ""
+        target = os.path.join(folder, element) if found.states else folder
+        try:
+            fetched = _fetch(head, element, path, target, label=label)
+        except NotFound:
+            if not (found.states and path):  # not every element has to have that file
+                raise
+            continue
+        files, size = files + fetched.files, size + fetched.bytes
+    if not files:
+        raise _no_files(found, path)
+    print(f"{files} {'file' if files == 1 else 'files'}, {format_bytes(size)}, in {folder}")
     print(f"next: ls {folder}")
 
 
-def _fetch(head: Client, job_id: str, path: str, folder: str) -> ArchiveExtractor:
+def _started_elements(job: JobView) -> list[str]:
+    """Return the ids of the jobs that may have outputs: of an array the elements that run or have ended, else the job itself."""
+    if not job.states:
+        return [job.id]
+    started = [numbers for state, numbers in job.state_elements.items() if state is not JobState.PENDING]
+    return [f"{job.id}_{index}" for index in parse_array(",".join(started)).indices] if started else []
+
+
+def _no_files(job: JobView, path: str) -> NotFound:
+    where = f"{path} of its outputs" if path else "PHALANX_OUTPUT_DIR"
+    what = "array" if job.states else "job"
+    if not job.state.terminal:
+        return NotFound(
+            f"{what} {job.id} is {job.state} and has written no files to {where} yet", hint="try again later"
+        )
+    return NotFound(
+        f"{what} {job.id} wrote no files to {where}", hint=f"its program must write there; phalanx logs {job.id}"
+    )
+
+
+def _fetch(head: Client, job_id: str, path: str, folder: str, *, label: str) -> ArchiveExtractor:
     """Unpack during the download: a thread writes the archive into a pipe, and it is read from the other end."""
     read_end, write_end = os.pipe()
     errors: list[PhalanxError] = []
-
-    def receive() -> None:
-        with open(write_end, "wb", buffering=0) as out:
-            try:
-                head.download_archive(job_id, out, path)
-            except PhalanxError as error:
-                errors.append(error)
-            except BrokenPipeError:
-                pass  # the reader stopped, and reports why
-
-    thread = threading.Thread(target=receive, name="fetch", daemon=True)
-    thread.start()
     with open(read_end, "rb", buffering=0) as source:
-        fetched = ArchiveExtractor(folder, ProgressReader(source))
+        progress = ProgressReader(source, label=label)
+
+        def receive() -> None:
+            with open(write_end, "wb", buffering=0) as out:
+                try:
+                    head.download_archive(job_id, out, path, on_size=progress.expect)
+                except PhalanxError as error:
+                    errors.append(error)
+                except BrokenPipeError:
+                    pass  # the reader stopped, and reports why
+
+        thread = threading.Thread(target=receive, name="fetch", daemon=True)
+        thread.start()
+        fetched = ArchiveExtractor(folder, progress)
         try:
             fetched.run()
         except BadFile:
@@ -72,14 +112,20 @@ def _fetch(head: Client, job_id: str, path: str, folder: str) -> ArchiveExtracto
 
 
 class ProgressReader:
-    """A reader that shows progress on a terminal if the download takes long."""
+    """A reader that shows a progress bar on a terminal if the download takes long."""
 
-    def __init__(self, source: IO[bytes]) -> None:
+    def __init__(self, source: IO[bytes], *, label: str = "", screen: Terminal | None = None) -> None:
         self._source = source
-        self._screen = terminal(sys.stderr)
+        self._label = label
+        self._screen = screen or terminal(sys.stderr)
         self._begun = self._drawn = time.monotonic()
         self._bytes = 0
+        self._expected = 0
         self._shown = False
+
+    def expect(self, size: int) -> None:
+        """Set the expected number of bytes, so that the bar can show a share and the time left."""
+        self._expected = size
 
     def read(self, size: int = -1) -> bytes:
         """Read from the source; may draw the progress."""
@@ -87,11 +133,21 @@ class ProgressReader:
         self._bytes += len(data)
         now = time.monotonic()
         if self._screen.interactive and now - self._begun > _PROGRESS_AFTER_S and now - self._drawn > 0.1:
-            rate = self._bytes / (now - self._begun)
-            sys.stderr.write(f"\r\x1b[K{format_bytes(self._bytes)} downloaded, {format_bytes(rate)}/s")
+            line = self.line(now - self._begun)
+            sys.stderr.write(f"\r\x1b[K{truncate(line, self._screen.width - 1)}")
             sys.stderr.flush()
             self._drawn, self._shown = now, True
         return data
+
+    def line(self, elapsed_s: float) -> str:
+        """Return the progress: `[bar] 45%  540 MiB of 1.2 GiB, 110 MiB/s, 6.0s left`; without a known size the bytes and the rate."""
+        rate = self._bytes / max(elapsed_s, 1e-3)
+        if not self._expected:
+            return f"{self._label}{format_bytes(self._bytes)} downloaded, {format_bytes(rate)}/s"
+        share = min(1.0, self._bytes / self._expected)
+        left = f", {format_duration((self._expected - self._bytes) / rate)} left" if rate and share < 1.0 else ""
+        amount = f"{format_bytes(self._bytes)} of {format_bytes(self._expected)}, {format_bytes(rate)}/s{left}"
+        return f"{self._label}{bar(share, _BAR, self._screen)} {percent(share)}  {amount}"
 
     def clear(self) -> None:
         """Remove the progress line."""

@@ -10,7 +10,7 @@ from phalanx.cli.cells import wait_text
 from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import WaitTimedOut
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState
+from phalanx.core.work.job import JobState, code_beside
 from phalanx.wire.api.jobs import JobView
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def end_summary(job: JobView) -> str:
     word = {JobState.TIMEOUT: "exceeded its time limit", JobState.CANCELLED: "was cancelled"}.get(
         job.state, str(job.state)
     )
-    code = f" with exit code {job.exit_code}" if job.state is JobState.FAILED and job.exit_code is not None else ""
+    named = code_beside(job.exit_code, job.detail) if job.state is JobState.FAILED else ""
+    code = f" with {named}" if named else ""
     took = (
         "" if job.started_s is None or job.ended_s is None else f" after {format_duration(job.ended_s - job.started_s)}"
     )

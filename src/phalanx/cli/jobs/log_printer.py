@@ -6,6 +6,8 @@ import re
 import sys
 from typing import Final, TextIO
 
+import msgspec
+
 from phalanx.cli.terminal import Terminal, rank_style, terminal
 
 _HELD_MAX: Final = 64 * 1024  # characters of an incomplete line that are buffered
@@ -27,12 +29,23 @@ _CUT_MAX: Final = 4096
 class LogPrinter:
     """Prints chunks of a job's streams.
 
-    With `prefix` every line starts with its rank, and lines of ranks never mix. Without, text is printed as it arrives, so that the
+    With `prefix` every line starts with its rank, and lines of ranks never mix. With an `owner`, the id of an array's element, the prefix names
+    it: `[17_3 rank 1]`, or `[17_3]` if the element is one task (`alone`). Without, text is printed as it arrives, so that the
     progress bar of a single task works. On a terminal other control sequences are removed; a file or pipe gets the text unchanged.
     """
 
-    def __init__(self, *, prefix: bool, out: TextIO | None = None, screen: Terminal | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        prefix: bool,
+        owner: str = "",
+        alone: bool = False,
+        out: TextIO | None = None,
+        screen: Terminal | None = None,
+    ) -> None:
         self.prefix = prefix
+        self._owner = owner
+        self._alone = alone
         self._out = sys.stdout if out is None else out
         self._screen = screen or terminal(self._out)
         self._open: dict[tuple[int, str], str] = {}
@@ -82,13 +95,17 @@ class LogPrinter:
     def _new_attempt(self, epoch: int) -> None:
         if self._epoch:
             self.finish()
-            print(f"--- attempt {epoch} ---", file=sys.stderr)
+            owner = f"{self._owner}: " if self._owner else ""
+            print(f"--- {owner}attempt {epoch} ---", file=sys.stderr)
         self._epoch = epoch
 
     def _line(self, stream: str, line: str) -> None:
-        label = "[" + stream.replace("-", " ", 1) + "]"
         rank = stream.removeprefix("rank-")
-        style = rank_style(int(rank)) if rank.isdigit() else "dim"
+        words = [self._owner] if self._owner else []
+        words += [] if self._alone and rank == "0" else [stream.replace("-", " ", 1)]
+        label = f"[{' '.join(words)}]"
+        colour = self._owner.rpartition("_")[2] or rank
+        style = rank_style(int(colour)) if rank.isdigit() and colour.isdigit() else "dim"
         # Of a line that was overwritten (\r), print the last state.
         shown = line.rstrip("\r").rsplit("\r", 1)[-1]
         if self._screen.interactive:
@@ -97,3 +114,22 @@ class LogPrinter:
 
     def _reset(self, shown: str) -> str:
         return "\x1b[0m" if self._screen.colour and "\x1b[" in shown else ""
+
+
+class JsonPrinter:
+    """Prints chunks of streams as JSON, one per line; those of an array with the element's id as `job`."""
+
+    def __init__(self, job_id: str = "") -> None:
+        self._owner = {"job": job_id} if job_id else {}
+
+    def write(self, epoch: int, stream: str, text: str) -> None:
+        """Print one chunk."""
+        print(msgspec.json.encode({**self._owner, "epoch": epoch, "stream": stream, "text": text}).decode())
+
+    def flush(self) -> None:
+        """Flush standard output."""
+        sys.stdout.flush()
+
+    def finish(self) -> None:
+        """Flush standard output."""
+        sys.stdout.flush()

@@ -15,7 +15,8 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState, WaitReasonCode
+from phalanx.core.work.array import parse_array
+from phalanx.core.work.job import JobState, WaitReasonCode, code_beside
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.wire.api.jobs import JobView
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 _LIMIT: Final = 100  # jobs on a page
 _RECENT_S: Final = 600.0  # ended jobs stay in the short list for this long
-_RECENT_MAX: Final = 5
+_RECENT_MAX: Final = 5  # rows of ended jobs in the short list
+_RECENT_READ_MAX: Final = 1000  # the head's limit for a page
 _NUMBERS_MAX: Final = 24  # characters of element numbers in one line
 _REASONS_MAX: Final = 3  # printed in full below the table
 _STATES: Final = tuple(state.value for state in JobState)
@@ -47,7 +49,7 @@ _STATES: Final = tuple(state.value for state in JobState)
     metavar="N",
     help="Maximum number of jobs.",
 )
-@click.option("-1", "--no-fold", "no_fold", is_flag=True, help="List each waiting element of an array, as --json does.")
+@click.option("-1", "--no-fold", "no_fold", is_flag=True, help="List each element of an array, as --json does.")
 @list_options
 def ps(
     everything: bool, states: tuple[str, ...], limit: int, no_fold: bool, as_json: bool, watch: bool, **only: str | None
@@ -73,23 +75,19 @@ def _shown(
     head: Client, *, everything: bool, states: Sequence[str], limit: int, filters: dict[str, Any], with_services: bool
 ) -> ListView:
     now_s = time.time()
+    extra: tuple[str, ...] = ()
     if everything or states:
         found = head.jobs(state=states, limit=limit, **filters)
-        jobs, more = found.jobs, found.next is not None
+        jobs, more = sorted(found.jobs, key=lambda job: job.seq), found.next is not None
     else:
         active = head.jobs(state=["pending", "running"], limit=limit, **filters)
-        ended = head.jobs(state=_ENDED, limit=_RECENT_MAX, **filters)
-        # Without replicas that their service replaced: those are no news to its user.
-        recent = [
-            job
-            for job in ended.jobs
-            if now_s - (job.ended_s or 0.0) < _RECENT_S and not (job.service and job.cancelled_by)
-        ]
-        both = [*active.jobs, *recent]
-        jobs, more = both[:limit], active.next is not None or len(both) > limit
-    jobs = sorted(jobs, key=lambda job: job.seq)
+        recent = _recently_ended(head, now_s, filters)
+        listed = sorted(active.jobs, key=lambda job: job.seq)
+        shown = recent[: min(_RECENT_MAX, max(0, limit - len(listed)))]
+        jobs, more = [*listed, *shown][:limit], active.next is not None or len(listed) > limit
+        extra = _unlisted_note(recent[len(shown) :])
     services = head.services() if with_services else []
-    extra = (f"only the newest {limit} jobs; -n lists more",) if more else ()
+    extra = (*((f"only the newest {limit} jobs; -n lists more",) if more else ()), *extra)
     return ListView(
         value=jobs,
         lines=lambda screen: [*job_lines(jobs, screen, now_s), *_service_table(services, screen)],
@@ -98,6 +96,31 @@ def _shown(
     )
 
 
+def _recently_ended(head: Client, now_s: float, filters: dict[str, Any]) -> list[JobView]:
+    """Return the jobs that ended in the last minutes: failed ones first, then the newest end first.
+
+    Without replicas that their service replaced: those are no news to its user.
+    """
+    found = head.jobs(state=_ENDED, ended_since_s=max(0.0, now_s - _RECENT_S), limit=_RECENT_READ_MAX, **filters)
+    ended = [job for job in found.jobs if not (job.service and job.cancelled_by)]
+    return sorted(ended, key=lambda job: (job.state not in _UNSUCCESSFUL, -(job.ended_s or 0.0), -job.seq))
+
+
+def _unlisted_note(jobs: Sequence[JobView]) -> tuple[str, ...]:
+    """Return the line that counts recently ended jobs without a row: `12 more ended in the last 10 minutes, 1 failed: phalanx ps -a`."""
+    if not jobs:
+        return ()
+    failed = sum(_size(job) for job in jobs if job.state in _UNSUCCESSFUL)
+    failures = f", {failed} failed" if failed else ""
+    return (f"{sum(map(_size, jobs))} more ended in the last {_RECENT_S / 60:.0f} minutes{failures}: phalanx ps -a",)
+
+
+def _size(job: JobView) -> int:
+    """Return the number of jobs in a row: one, or the elements of an array."""
+    return len(parse_array(job.elements).indices) if job.elements else 1
+
+
+_UNSUCCESSFUL: Final = (JobState.FAILED, JobState.TIMEOUT)
 _ENDED: Final = [state.value for state in JobState if state.terminal]
 _COLUMNS: Final = (
     Column(title="JOB", right=True),
@@ -131,7 +154,7 @@ def job_lines(jobs: Sequence[JobView], screen: Terminal, now_s: float) -> list[s
             else [cell for cell, column in zip(row, _COLUMNS, strict=True) if column.title != "QUEUE"]
         )
     lines = table(columns, rows, screen)
-    return [*lines, *_truncated_reasons(jobs, lines)]
+    return [*lines, *_truncated_reasons(jobs, lines, now_s)]
 
 
 def _service_table(services: Sequence[ServiceView], screen: Terminal) -> list[str]:
@@ -142,14 +165,11 @@ def _service_table(services: Sequence[ServiceView], screen: Terminal) -> list[st
     return ["", *service_lines(services, screen)]
 
 
-def _truncated_reasons(jobs: Sequence[JobView], lines: Sequence[str]) -> list[str]:
+def _truncated_reasons(jobs: Sequence[JobView], lines: Sequence[str], now_s: float) -> list[str]:
     """Return in full the reasons of waiting jobs that are truncated in the table."""
-    waiting = [job for job in jobs if job.state is JobState.PENDING and job.detail]
-    cut = [job for job in waiting if not any(strip_control(job.detail) in line for line in lines)]
-    reasons = [
-        f"job {_display_id(job)} waits: {strip_control(cells.wait_text(job.reason, job.detail))}"
-        for job in cut[:_REASONS_MAX]
-    ]
+    waiting = [(job, strip_control(waiting_reason(job, now_s))) for job in jobs if job.state is JobState.PENDING]
+    cut = [(job, reason) for job, reason in waiting if not any(reason in line for line in lines)]
+    reasons = [f"job {_display_id(job)} waits: {reason}" for job, reason in cut[:_REASONS_MAX]]
     more = len(cut) - _REASONS_MAX
     return [*reasons, *([f"and {more} more; see phalanx show JOB"] if more > 0 else [])]
 
@@ -177,10 +197,10 @@ def _row(job: JobView, screen: Terminal, now_s: float) -> list[Cell | str]:
 
 
 def _display_id(job: JobView) -> str:
-    """Return the id for tables: `17`, `17_3`, or `17_[40-99]%8` for waiting elements."""
+    """Return the id for tables: `17`, `17_3`, `17_[40-99]%8` for waiting elements, `17_[0-4]` for ended ones."""
     if not job.elements:
         return job.id
-    at_once = "" if job.array_max is None else f"%{job.array_max}"
+    at_once = "" if job.array_max is None or job.state.terminal else f"%{job.array_max}"
     numbers = (
         job.elements if len(job.elements) <= _NUMBERS_MAX else job.elements[:_NUMBERS_MAX].rpartition(",")[0] + ",..."
     )
@@ -196,7 +216,9 @@ def _state(job: JobView) -> str:
 
 
 def _time(job: JobView, now_s: float) -> str:
-    """Return how long the job ran, has been running, or has waited."""
+    """Return how long the job ran, has been running, or has waited; nothing for several ended elements."""
+    if job.elements and job.state.terminal:
+        return ""
     begun = job.started_s if job.started_s is not None and job.state is not JobState.PENDING else job.submit_s
     return format_duration(max(0.0, (job.ended_s or now_s) - begun))
 
@@ -218,19 +240,21 @@ def _where_or_why(job: JobView, now_s: float) -> Cell | str:
         return ", ".join(job.nodes) + ready
     if job.state is JobState.SUCCEEDED:
         return ""
-    code = f"exit code {job.exit_code}" if job.exit_code else ""
-    return ": ".join(part for part in (code, job.detail) if part)
+    why = ": ".join(part for part in (code_beside(job.exit_code, job.detail), job.detail) if part)
+    return f"{job.id}: {why}" if job.elements and why else why
 
 
 def _next(jobs: Sequence[JobView]) -> str:
     """Return the next command: for a running job first, then a waiting, a failed, a succeeded one."""
+    newest_first = sorted(jobs, key=lambda job: job.seq, reverse=True)
     for state, command in (
         (JobState.RUNNING, "logs -f"),
         (JobState.PENDING, "show"),
         (JobState.FAILED, "logs"),
-        (JobState.SUCCEEDED, "get"),
+        (JobState.SUCCEEDED, "show"),
     ):
-        match = next((job for job in reversed(jobs) if job.state is state), None)
+        match = next((job for job in newest_first if job.state is state), None)
         if match is not None:
-            return f"phalanx {command} {match.array_id if match.elements else match.id}"
+            whole = match.elements and state is not JobState.FAILED  # of failed elements the one that the row shows
+            return f"phalanx {command} {match.array_id if whole else match.id}"
     return "phalanx run --gpus 1 -- python train.py"

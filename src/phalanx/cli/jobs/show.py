@@ -21,6 +21,7 @@ from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.accounting.usage_summary import GpuSeconds, UsageSummary
+from phalanx.core.errors import PhalanxError
 from phalanx.core.resources import amount_time_text
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_bytes, format_duration
@@ -69,7 +70,7 @@ def _shown(head: Client, job_id: str, *, whole_history: bool) -> ListView:
     return ListView(
         value=value,
         lines=lambda screen: job_page(value, screen, now_s, whole_history=whole_history),
-        next_command=_next(detail.job),
+        next_command=_next(detail.job, has_files=_has_files(head, detail.job)),
     )
 
 
@@ -101,7 +102,7 @@ def job_page(value: _Job, screen: Terminal, now_s: float, *, whole_history: bool
 
 def _headline(job: JobView, screen: Terminal) -> str:
     state = cells.state_cell("held" if job.held and job.state is JobState.PENDING else str(job.state))
-    code = f" with exit code {job.exit_code}" if job.exit_code else ""
+    code = f" with exit code {job.exit_code}" if job.exit_code else ""  # `why` is on a line of its own
     return f"{screen.paint(f'job {job.id}', 'bold')} {strip_control(job.name)}: {screen.paint(state.text, state.style)}{code}"
 
 
@@ -283,9 +284,11 @@ def _usage_lines(usage: UsageSummary) -> list[str]:
             "restarting": spent.restarting,
             "idle": spent.idle,
         }
-        goodput = "" if usage.goodput is None else f", goodput {cells.percent(usage.goodput)}"
-        lines.append(f"{spent.total:.1f} GPU-seconds{goodput}")
-        lines.append("  " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
+        without_steps = usage.measured_by != "steps"
+        goodput = "unknown: no steps reported" if without_steps else cells.percent(usage.goodput)
+        lines.append(f"{spent.total:.1f} GPU-seconds, goodput {goodput}")
+        if not without_steps or spent.lost:
+            lines.append("  " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
     if usage.other_seconds:
         lines.append(", ".join(amount_time_text(name, each) for name, each in usage.other_seconds.items()))
     lines.append(f"{format_duration(usage.wall_s)} in total, {format_duration(usage.queued_s)} of it waiting")
@@ -315,7 +318,15 @@ def _clock(at_s: float) -> str:
     return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)
 
 
-def _next(job: JobView) -> str:
+def _has_files(head: Client, job: JobView) -> bool:
+    """Whether the job succeeded and wrote outputs that the caller may see."""
+    try:
+        return job.state is JobState.SUCCEEDED and bool(head.files(job.id).entries)
+    except PhalanxError:
+        return False
+
+
+def _next(job: JobView, *, has_files: bool) -> str:
     match job.state:
         case JobState.PENDING:
             return f"phalanx release {job.id}" if job.held else f"phalanx why {job.id}"
@@ -324,4 +335,4 @@ def _next(job: JobView) -> str:
         case JobState.FAILED | JobState.TIMEOUT:
             return f"phalanx logs {job.id}"
         case _:
-            return f"phalanx get {job.id}"
+            return f"phalanx {'get' if has_files else 'logs'} {job.id}"

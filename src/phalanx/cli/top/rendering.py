@@ -13,7 +13,7 @@ from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.fleet.node_pool import PoolNodeState
 from phalanx.core.units import format_duration
-from phalanx.core.work.job import JobState
+from phalanx.core.work.job import JobState, code_beside
 from phalanx.wire.api.head import Overview
 from phalanx.wire.api.jobs import JobView
 from phalanx.wire.api.nodes import DeviceView, NodeView, OrderedNodeView
@@ -117,7 +117,8 @@ def job_line(job: JobView) -> str:
         case JobState.RUNNING:
             status = f"runs on {', '.join(job.nodes)}"
         case _:
-            code = f" with exit code {job.exit_code}" if job.exit_code else ""
+            named = code_beside(job.exit_code, job.detail)
+            code = f" with {named}" if named else ""
             status = f"{job.state}{code}{f': {job.detail}' if job.detail else ''}"
     return strip_control(f"job {job.id} {status}   {job.command}")
 

@@ -103,7 +103,8 @@ class UsageSummary:
     Attributes:
         virtual: devices were slots on CPUs; the seconds are real, the GPUs are not.
         measured_by: "steps", or "attempts" for a job that reports none: then an attempt counts as kept or lost as a whole.
-        goodput: share of the held time that became kept progress, 0 to 1; None before anything was held.
+        goodput: share of the held time that became kept progress, 0 to 1; None before anything was held, and for a job that
+            reports no steps, whose use of the time is unknown.
         wall_s: from submission to the end, or to now.
         queued_s: the part of `wall_s` in which the job held nothing.
         steps_lost: steps that are not part of the result; `steps_redone` of them were repeated.
@@ -163,6 +164,7 @@ def build_usage_summary(
     ledger = sum_ledgers(spans[attempt.epoch].times(attempt.allocation.milli) for attempt in ordered)
     held = sum_ledgers(spans[attempt.epoch] for attempt in ordered)
     weighed = ledger if ledger.total else held  # a job without GPUs is measured by time
+    measured = bool(lineage.kept or lineage.lost)
     end_s = now_s if job.ended_s is None else job.ended_s
     wall_us = max(0, round(end_s * 1e6) - round(job.submit_s * 1e6))
     granted = [
@@ -175,9 +177,9 @@ def build_usage_summary(
         state=job.state.value,
         gpus=gpus_of(max((attempt.allocation.milli for attempt in ordered), default=0)),
         virtual=any(node.virtual for node in granted),
-        measured_by="steps" if lineage.kept or lineage.lost else "attempts",
+        measured_by="steps" if measured else "attempts",
         gpu_seconds=_seconds(ledger),
-        goodput=weighed.productive / weighed.total if weighed.total else None,
+        goodput=weighed.productive / weighed.total if weighed.total and measured else None,
         wall_s=wall_us / 1e6,
         queued_s=max(0, wall_us - held.total) / 1e6,
         attempts=tuple(_line(attempt, read[attempt.epoch], lineage, spans[attempt.epoch]) for attempt in ordered),

@@ -37,6 +37,7 @@ from phalanx.core.work.job import (
     Job,
     JobState,
     WaitReasonCode,
+    code_beside,
 )
 
 _REASON = {
@@ -273,11 +274,10 @@ def _end(
         detail=attempt.why if state is not JobState.SUCCEEDED else "",
         reason=WaitReasonCode.NEW,
     )
-    text = (
-        state.value
-        if state is JobState.SUCCEEDED
-        else f"{state.value} with exit code {code}: {attempt.why or cause.value}"
-    )
+    why = attempt.why or cause.value
+    named = code_beside(code, why)
+    with_code = f" with {named}" if named else ""
+    text = state.value if state is JobState.SUCCEEDED else f"{state.value}{with_code}: {why}"
     entry = history_line(case, facts, state.value, text)
     return TransitionResult(job=job, attempt=ended, commands=gang_commands.clean_up(attempt), history=(entry,))
 

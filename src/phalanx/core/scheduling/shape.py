@@ -332,9 +332,11 @@ def _never_fits(role: Role, summary: FleetSummary, fleet_text: str) -> NeverFits
     # The most frequent model represents the fleet; ties go to the preferred one.
     best, sizes = max(has, key=lambda one: sum(size * nodes for size, nodes in one[1].items()))
     shape = _message_shape(best, role, sizes)
-    requested = f"{shape}" if shape.node_devices else f"{shape.nodes} node{'s' if shape.nodes > 1 else ''}"
     usable = _usable_sizes(best, best.model, best.exact, summary)
     enough = _nodes_with(sizes, shape.node_devices) >= shape.nodes  # then CPUs or memory are the problem
+    requested = f"{shape}" if shape.node_devices else f"{shape.nodes} node{'s' if shape.nodes > 1 else ''}"
+    if request.nodes is None and request.share is None and shape.node_devices and not enough:
+        requested = f"{request.total} GPU{'s' if request.total > 1 else ''}"  # the user chose no shape
     if shape.cpus > max(kind.cpus for kind, _ in summary.kinds) or (enough and shape.cpus):
         requested += f" with {shape.cpus} CPUs each"
     if shape.memory_bytes > max(kind.memory_bytes for kind, _ in summary.kinds) or (enough and shape.memory_bytes):

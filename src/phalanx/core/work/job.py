@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -143,3 +144,9 @@ class Job:
     def name(self) -> str:
         """The name given, or the command's first word."""
         return self.spec.name
+
+
+def code_beside(code: int | None, why: str) -> str:
+    """`exit code 3` of a failed job, to be printed beside why it failed; empty for success, and if `why` names the code itself."""
+    text = f"exit code {code}"
+    return "" if not code or re.search(rf"\b{text}\b", why) else text

@@ -103,7 +103,7 @@ def known_task_count(role: Role) -> int | None:
 
 
 def launch_notes(role: Role, devices_by_node: Sequence[int] = ()) -> list[str]:
-    """Two lines shown before a start: the shape, and the number of tasks.
+    """Lines shown before a start: the shape, and the number of tasks; one for a job without GPUs.
 
     Args:
         role: the request.
@@ -120,7 +120,7 @@ def launch_notes(role: Role, devices_by_node: Sequence[int] = ()) -> list[str]:
         )
         return [f"{nodes} {_plural('node', nodes)} x {part}", _tasks_note(role, [share.count] * nodes)]
     if shape:
-        return [shape_note(shape), _tasks_note(role, shape)]
+        return [_cpu_note(role, shape)] if not any(shape) else [shape_note(shape), _tasks_note(role, shape)]
     count = role.gpus.total
     kind = "" if role.gpus.model is None else f" {role.gpus.model.upper()}"
     return [f"{count}{kind} {_plural('GPU', count)}, on as few nodes as possible", _unplaced_note(role, count)]
@@ -146,13 +146,22 @@ def alternatives_notes(role: Role, devices: Sequence[Sequence[int] | None]) -> l
 
 
 def shape_note(devices_by_node: Sequence[int]) -> str:
-    """`2 nodes x 8 = 16 GPUs`; uneven ones as `2 nodes, 3 + 1 = 4 GPUs`; `1 node, no GPU`."""
+    """`2 nodes x 8 = 16 GPUs`; uneven ones as `2 nodes, 3 + 1 = 4 GPUs`; `0 GPUs: CPUs of 1 node`."""
     nodes, total = len(devices_by_node), sum(devices_by_node)
     if total == 0:
-        return f"{nodes} {_plural('node', nodes)}, no GPU"
+        return f"0 GPUs: CPUs of {nodes} {_plural('node', nodes)}"
     if len(set(devices_by_node)) == 1:
         return f"{nodes} {_plural('node', nodes)} x {devices_by_node[0]} = {total} {_plural('GPU', total)}"
     return f"{nodes} nodes, {' + '.join(map(str, devices_by_node))} = {total} GPUs"
+
+
+def _cpu_note(role: Role, devices_by_node: Sequence[int]) -> str:
+    """`0 GPUs: 1 task on CPUs`; with its nodes if there are several, and with what decided the number of tasks."""
+    nodes = len(devices_by_node)
+    tasks = sum(tasks_on_node(role, devices) for devices in devices_by_node)
+    where = "" if nodes == 1 else f" of {nodes} nodes"
+    frequency = "" if nodes == tasks == 1 else f", {_frequency_text(role, cpu_only=True)}"
+    return f"0 GPUs: {tasks} {_plural('task', tasks)} on CPUs{where}{frequency}"
 
 
 def _tasks_note(role: Role, devices_by_node: Sequence[int]) -> str:

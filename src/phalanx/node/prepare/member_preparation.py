@@ -186,6 +186,8 @@ def prepare_member(member: MemberRuntime, services: NodeServices) -> MemberPrepa
             return MemberPrepared(key=member.key, bad_links=bad_links, clock_off_s=clock_off_s)
         resume, port, service_port = _prepare(member, services)
     except PreparationFailed as refusal:
+        if refusal.note:
+            services.note(member, refusal.note)
         use = member.find_memory_overuse() if refusal.charge else None
         return MemberStartFailed(
             key=member.key,

@@ -238,7 +238,7 @@ class AttemptProcesses:
                 program = "bash" if isinstance(spec.command, str) else spec.command[0]
                 message = f"{program} cannot be executed: {reason}"
                 if number == errno.ENOENT:
-                    message += f"; searched PATH={spec.env.get('PATH', os.defpath)}"
+                    message += f"; searched the {path_text(spec.env.get('PATH', os.defpath))}"
             case "cgroup":
                 message = f"it could not enter its cgroup: {reason}"
             case "account":
@@ -480,3 +480,11 @@ class ProcessHost:
                 self._idle_keepers.append(keeper)
             else:
                 keeper.channel.close()
+
+
+def path_text(folders: str) -> str:
+    """Describe a search path in a few words: `11 folders of its PATH (/usr/local/bin to /bin)`."""
+    parts = folders.split(os.pathsep)
+    if len(parts) == 1:
+        return f"folder of its PATH ({folders})"
+    return f"{len(parts)} folders of its PATH ({parts[0]} to {parts[-1]})"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from itertools import islice
 from typing import Final
 
 from phalanx.core.errors import BadRequest, NotFound
@@ -73,6 +74,49 @@ def tar_archive(root: str, path: str) -> Iterator[bytes]:
         os.close(parent)
     # Start the generator here, so that its descriptor is closed even if no more is read.
     return _closed_archive(next(pieces, b""), pieces)
+
+
+def archive_bytes(root: str, path: str) -> int | None:
+    """Return about how long an archive of `path` is now, for a progress bar; None if it has too many entries to count quickly.
+
+    Raises:
+        NotFound, BadRequest: as in `list_folder`.
+    """
+    words = _words(path)
+    parent = _open(root, words[:-1])
+    try:
+        seen = _stat(parent, words[-1], path) if words else os.fstat(parent)
+        if not stat.S_ISDIR(seen.st_mode):
+            return _packed_bytes(seen)
+        sizes = _entry_sizes(_open_below(parent, words[-1], path) if words else os.dup(parent), 0)
+        found = list(islice(sizes, ENTRIES_MAX + 1))
+        sizes.close()
+        return sum(found) + 2 * tarfile.BLOCKSIZE if len(found) <= ENTRIES_MAX else None
+    finally:
+        os.close(parent)
+
+
+def _entry_sizes(folder: int, depth: int) -> Generator[int, None, None]:
+    try:
+        for name in os.listdir(folder):
+            seen = _stat_or_none(folder, name)
+            if seen is None:
+                continue
+            yield _packed_bytes(seen)
+            if stat.S_ISDIR(seen.st_mode) and depth < DEPTH_MAX:
+                try:
+                    below = os.open(name, _FOLDER, dir_fd=folder)
+                except OSError:  # removed, or replaced by a link
+                    continue
+                yield from _entry_sizes(below, depth + 1)
+    finally:
+        os.close(folder)
+
+
+def _packed_bytes(seen: os.stat_result) -> int:
+    """Return the size of one entry in an archive: its header, and its content in whole blocks."""
+    content = seen.st_size if stat.S_ISREG(seen.st_mode) else 0
+    return tarfile.BLOCKSIZE * (1 + -(-content // tarfile.BLOCKSIZE))
 
 
 def _closed_archive(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -86,6 +86,7 @@ def list_jobs(look: SqlReader, wanted: JobFilter) -> list[Job]:
         ("queue =", wanted.queue),
         ("name =", wanted.name),
         ("seq <", wanted.before_seq),
+        ("ended_s >=", wanted.ended_since_s),
     )
     for condition, value in conditions:
         if value is not None:
@@ -94,7 +95,8 @@ def list_jobs(look: SqlReader, wanted: JobFilter) -> list[Job]:
     states = sorted(wanted.states or set(JobState))
     limit = max(0, min(wanted.limit, _INTEGER_MAX))
     reads = look.dialect.reads
-    part = f"SELECT * FROM ({reads['newest_seqs_in_state'].format(where=where)}) AS part"  # noqa: S608  # our own SQL; values are bound
+    by_state = "newest_seqs_in_state" if wanted.ended_since_s is None else "newest_seqs_of_recent_ends"
+    part = f"SELECT * FROM ({reads[by_state].format(where=where)}) AS part"  # noqa: S608  # our own SQL; values are bound
     seqs = " UNION ALL ".join([part] * len(states))
     bound = [column for state in states for column in (state.value, *values, limit)]
     found = list(look.execute(reads["jobs_of_seqs"].format(seqs=seqs), (*bound, limit)))

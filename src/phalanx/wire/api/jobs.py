@@ -60,7 +60,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         plan: how its model is split: "auto", or a layout as "tp=2,fsdp=4"; "" if not set.
         budgets: restart budgets used so far, in words: "2 of 5 restarts without progress"; empty if none is used.
         array_id, array_index, array_size, array_max: its place in an array, and how many elements may run at once.
-        elements: for a view of several elements, which: "40-99". `states`: number of elements of the whole array by state.
+        elements: for a view of several elements, which: "40-99". `states`: number of elements of the whole array by state;
+            `state_elements`: their numbers.
         paces: how fast its steps ran on each model of GPU, as its attempts reported, newest last: "0.21 s a step on a100, 8 ranks".
         speeds: of a single job, how fast it runs on the models of the fleet and how that is known, the fastest first; empty if it is not.
         service, revision: of a replica. `port`: on its first node, 0 before it is chosen; `ready`: it answers there.
@@ -114,8 +115,12 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     array_max: int | None = None
     elements: str = ""
     states: dict[JobState, int] = {}
+<<<<<<< HEAD
     paces: list[str] = []
     speeds: list[str] = []
+=======
+    state_elements: dict[JobState, str] = {}
+>>>>>>> 23d0fa1 (CLI: whole arrays in logs and get, failures first in ps, exec takes its options behind JOB; exit codes once, no goodput without steps)
     service: str = ""
     revision: int | None = None
     port: int = 0

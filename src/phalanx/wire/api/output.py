@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
+
+ARCHIVE_BYTES_HEADER: Final = "phalanx-archive-bytes"  # of an archive's reply: its expected length
 
 
 class HistoryReply(msgspec.Struct, frozen=True, kw_only=True):

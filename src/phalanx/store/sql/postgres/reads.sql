@@ -69,6 +69,10 @@ SELECT doc, crc FROM idempotency ORDER BY number DESC LIMIT %s;
 -- One state's part of a list; `{where}`: further conditions from a fixed set (reading.py), never a caller's text.
 SELECT seq FROM jobs WHERE state = %s{where} ORDER BY seq DESC LIMIT %s;
 
+-- name: newest_seqs_of_recent_ends
+-- The same for jobs that ended lately. The + 0 keeps the planner from the order of the index by state, which has all jobs that ever ended.
+SELECT seq FROM jobs WHERE state = %s{where} ORDER BY seq + 0 DESC LIMIT %s;
+
 -- name: jobs_of_seqs
 SELECT doc, crc FROM jobs WHERE seq = ANY (ARRAY(SELECT seq FROM ({seqs}) AS parts ORDER BY seq DESC LIMIT %s)) ORDER BY seq DESC;
 

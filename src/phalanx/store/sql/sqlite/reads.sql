@@ -36,6 +36,10 @@ SELECT doc, crc FROM idempotency ORDER BY number DESC LIMIT ?;
 -- One state's part of a list; `{where}`: further conditions from a fixed set (reading.py), never a caller's text.
 SELECT seq FROM jobs WHERE state = ?{where} ORDER BY seq DESC LIMIT ?;
 
+-- name: newest_seqs_of_recent_ends
+-- The same for jobs that ended lately. The + keeps SQLite from the index by state, which has all jobs that ever ended.
+SELECT seq FROM jobs WHERE +state = ?{where} ORDER BY +seq DESC LIMIT ?;
+
 -- name: jobs_of_seqs
 SELECT doc, crc FROM jobs WHERE seq IN (SELECT seq FROM ({seqs}) ORDER BY seq DESC LIMIT ?) ORDER BY seq DESC;
 

@@ -27,6 +27,8 @@ CREATE INDEX jobs_by_user ON jobs ("user", state, seq);
 CREATE INDEX jobs_by_project ON jobs (project, state, seq);
 CREATE INDEX jobs_by_queue ON jobs (queue, state, seq);
 CREATE INDEX jobs_by_name ON jobs (name, state, seq);
+-- Jobs that ended lately, whenever they were submitted.
+CREATE INDEX jobs_by_end ON jobs (ended_s) WHERE ended_s IS NOT NULL;
 
 CREATE TABLE attempts (
     job_id text COLLATE "C" NOT NULL REFERENCES jobs (id),

@@ -27,6 +27,8 @@ CREATE INDEX jobs_by_user ON jobs (user, state);
 CREATE INDEX jobs_by_project ON jobs (project, state);
 CREATE INDEX jobs_by_queue ON jobs (queue, state);
 CREATE INDEX jobs_by_name ON jobs (name, state);
+-- Jobs that ended lately, whenever they were submitted.
+CREATE INDEX jobs_by_end ON jobs (ended_s) WHERE ended_s IS NOT NULL;
 
 CREATE TABLE attempts (
     job_id TEXT NOT NULL REFERENCES jobs (id),

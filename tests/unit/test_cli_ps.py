@@ -1,0 +1,64 @@
+"""The short list of `phalanx ps`: what ended lately, failures first, and reasons in the clock of the reader."""
+
+from types import SimpleNamespace
+
+from phalanx.cli.jobs import ps
+from phalanx.cli.terminal import Terminal
+from phalanx.core.work.job import JobState
+from tests.golden.cli.views import NOW_S, job
+
+NARROW = Terminal(width=60, height=40, interactive=False, colour=False, blocks=True)
+
+
+def ended(seq, state, ago_s, **more):
+    return job(seq, f"job-{seq}", state, started_s=NOW_S - ago_s - 5, ended_s=NOW_S - ago_s, **more)
+
+
+class Head:
+    """A head with ended jobs; it answers only what was asked for."""
+
+    def __init__(self, *jobs):
+        self._jobs = jobs
+
+    def jobs(self, *, state, limit, ended_since_s=None, **_):
+        found = [one for one in self._jobs if one.state in state]
+        if ended_since_s is not None:
+            found = [one for one in found if one.ended_s >= ended_since_s]
+        return SimpleNamespace(jobs=found[:limit], next=None)
+
+    def services(self):
+        return []
+
+
+def listed(monkeypatch, head, limit=100):
+    monkeypatch.setattr("time.time", lambda: NOW_S)
+    return ps._shown(head, everything=False, states=(), limit=limit, filters={}, with_services=True)
+
+
+def test_a_failure_of_a_minute_ago_is_shown_behind_a_hundred_newer_successes(monkeypatch):
+    successes = [ended(seq, JobState.SUCCEEDED, 30) for seq in range(101, 1, -1)]
+    failures = [ended(1, JobState.FAILED, 60, exit_code=3), ended(200, JobState.TIMEOUT, 400)]
+    view = listed(monkeypatch, Head(*successes, *failures, ended(201, JobState.FAILED, 700)))
+    assert [one.seq for one in view.value] == [1, 200, 101, 100, 99]
+    assert view.notes == ("97 more ended in the last 10 minutes: phalanx ps -a",)
+    assert view.next_command == "phalanx logs 1"
+
+
+def test_failures_without_a_row_are_counted(monkeypatch):
+    rows = [ended(seq, JobState.FAILED, 30) for seq in range(1, 6)]
+    folded = ended(30, JobState.FAILED, 40, array_id="20", array_index=10, elements="0-9")
+    view = listed(monkeypatch, Head(*rows, folded, ended(40, JobState.SUCCEEDED, 5)))
+    assert view.notes == ("11 more ended in the last 10 minutes, 10 failed: phalanx ps -a",)
+
+
+def test_the_line_below_the_table_does_not_count_down_from_an_old_answer():
+    waits = job(
+        5, "later", JobState.PENDING, reason="begin_time", detail="requested begin time is in 2h00m", begin_s=NOW_S + 60
+    )
+    lines = ps.job_lines([waits], Terminal(width=44, height=40, interactive=False, colour=False, blocks=True), NOW_S)
+    assert lines[-1].startswith("job 5 waits: not before ")
+
+
+def test_a_short_reason_is_not_repeated_below_the_table():
+    waits = job(5, "x", JobState.PENDING, reason="held", detail="held")
+    assert len(ps.job_lines([waits], NARROW, NOW_S)) == 2
