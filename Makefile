@@ -50,16 +50,19 @@ $(BIN)/python:
 # Sizes were measured with `make sizes` (pip 23.2, x86_64, CPython 3.11, November 2026). The lines of pip are the progress bar.
 SHOW := awk '/^(Collecting|Downloading|Installing collected)/ { sub(/ \(from .*/, ""); print "  " substr($$0, 1, 110); fflush() }'
 
+# A line every 15 s: unpacking torch takes minutes on a slow disk, and pip prints nothing meanwhile.
+BEAT := set -o pipefail; ( while sleep 15 >/dev/null 2>&1; do echo "  still installing after $$SECONDS s"; done ) & trap "kill $$! 2>/dev/null" EXIT;
+
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing Phalanx into $(VENV): 229 MB to download with torch for CPUs (192 MB), or 2.8 GB where pip offers torch with CUDA."
 	@echo "Packages in pip's cache are not downloaded again. Later calls of make start at once."
-	@set -o pipefail; $(PIP) install -c constraints.txt setuptools | $(SHOW)
-	@set -o pipefail; $(PIP) install -c constraints.txt --no-build-isolation -e '.[torch]' | $(SHOW)
+	@$(BEAT) $(PIP) install -c constraints.txt setuptools | $(SHOW)
+	@$(BEAT) $(PIP) install -c constraints.txt --no-build-isolation -e '.[torch]' | $(SHOW)
 	@touch $@
 
 $(READYDEV): $(READY)
 	@echo "Installing what tests, lint and types need: 58 MB to download."
-	@$(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[torch,dev]'
+	@$(BEAT) $(PIP) install -c constraints.txt --no-build-isolation -e '.[torch,dev]' | $(SHOW)
 	@touch $@
 
 # ----------------------------------------------------------------------------------------------------------------- run

@@ -257,6 +257,42 @@ def test_an_anchor_kept_elsewhere_shows_a_trail_that_was_written_anew(trail, tmp
     assert (flaw["seq"], "rewritten" in flaw["text"]) == (5, True)
 
 
+def test_a_trail_of_another_head_is_one_flaw():
+    theirs = signed_lines(60, b"their key")
+    ours = signed_lines(5, b"our key", follows=theirs[-1])
+    (flaw,) = flaws_of([*theirs, *ours], b"our key", [])
+    assert flaw.text.startswith("lines 1 to 60 were signed with another key: they come from a backup of another head")
+
+
+def test_a_trail_that_goes_on_from_an_older_backup_is_one_flaw():
+    before = signed_lines(80, b"key")
+    anchors = [ChainTip(seq=line.seq, mac=line.mac) for line in before[::5]]
+    after = signed_lines(30, b"key", follows=before[39], user="bob")
+    (flaw,) = flaws_of([*before[:40], *after], b"key", anchors)
+    assert (flaw.seq, "restored from an older backup" in flaw.text) == (41, True)
+
+
+def signed_lines(count, key, *, follows=None, user="ann"):
+    """The first lines of a trail, or those after the line `follows`."""
+    tip = ChainTip()
+    if follows is not None:
+        tip = ChainTip(seq=follows.seq, mac=follows.mac)
+    found = []
+    for _ in range(count):
+        line = next_line(AuditCall(user=user, token_id="t", origin="here", action="PUT"), tip, 1.0, key)
+        tip = ChainTip(seq=line.seq, mac=line.mac)
+        found.append(line)
+    return found
+
+
+def flaws_of(lines, key, anchors):
+    examined = ChainVerifier.for_anchors(key, anchors)
+    for line in lines:
+        examined.verify(line)
+    examined.finish()
+    return examined.flaws
+
+
 def test_a_damaged_line_is_a_flaw_and_no_fault_of_ours(trail, tmp_path):
     base = sqlite3.connect(tmp_path / "phalanx.db", isolation_level=None)
     base.execute("UPDATE audit SET doc = replace(doc, 'opal', 'root') WHERE seq = 3")  # the checksum as it was

@@ -194,6 +194,23 @@ def test_barrier_opens_when_the_last_node_is_ready():
     ]
 
 
+@pytest.mark.parametrize(
+    ("used", "said"),
+    [
+        (None, "the checkpoints of steps 9, 7 are damaged or incomplete: the job starts again from the beginning"),
+        (7, "the checkpoint of step 9 is damaged or incomplete: the job resumes from step 7"),
+        (9, ""),
+    ],
+)
+def test_a_checkpoint_that_could_not_be_used_is_in_the_history(used, said):
+    case = at(placed(), S.PLACED, n1="ready")
+    case = replace(case, job=replace(case.job, checkpoints=(checkpoint(7), checkpoint(9))))
+    resume = None if used is None else checkpoint(used)
+    outcome = transition(case, MemberReady(**keyed(case.attempt), node_id=N0, port=29777, resume=resume), facts(1))
+    texts = [line.text for line in outcome.history if line.kind == "checkpoint_rejected"]
+    assert [text.partition(";")[0] for text in texts] == [said] * bool(said)
+
+
 def test_only_node_rank_zero_chooses_port_and_checkpoint():
     case = placed()
     after = transition(case, MemberReady(**keyed(case.attempt), node_id=N1, port=1, resume=checkpoint(99)), facts(1))

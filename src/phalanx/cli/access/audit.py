@@ -50,9 +50,10 @@ def verify(context: click.Context, anchors: tuple[str, ...], as_json: bool) -> N
         print(to_json(report, indent=2))
     else:
         for flaw in report.flaws:
-            print(strip_control(f"line {flaw.seq}: {flaw.text}"))
+            where = "" if flaw.text.startswith("lines ") else f"line {flaw.seq}: "
+            print(strip_control(f"{where}{flaw.text}"))
         flaws = cells.count(len(report.flaws), "flaw")
-        result = f"{flaws}: the trail was changed after it was written" if report.flaws else "unchanged"
+        result = f"{flaws}: this is not the trail that this head wrote" if report.flaws else "unchanged"
         print(f"{cells.count(report.lines, 'line')}, {cells.count(report.anchors, 'anchor')} compared: {result}")
         print(f"anchor {report.anchor}: store it where the head's account cannot write")
     context.exit(1 if report.flaws else 0)

@@ -11,9 +11,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from phalanx.cli.demo.keyboard import Keyboard
 from phalanx.cli.demo.live_screen import plain_text, rate, render
 from phalanx.cli.demo.state import DemoState
+from phalanx.cli.keyboard import Keyboard
 from phalanx.core.state.history import HistoryLine
 
 _FRAME_S: Final = 0.2

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -18,6 +15,7 @@ from textual.worker import get_current_worker
 
 from phalanx.cli.hints import error_line
 from phalanx.cli.terminal import strip_control, truncate
+from phalanx.cli.top.log_view import show_log
 from phalanx.cli.top.rendering import (
     fleet_text,
     headline,
@@ -179,24 +177,12 @@ class TopApp(App[None]):
         self.action_logs()
 
     def action_logs(self) -> None:
-        """Suspend the screen and show the log of the job until it ends or Ctrl-C."""
+        """Suspend the screen and show the log of the job until q."""
         job = self._selected()
         if job is None:
             return
-        follow = [] if job.state.terminal else ["-f"]
         with self.suspend():
-            # A handler, not SIG_IGN: the child would inherit an ignored signal.
-            before = signal.signal(signal.SIGINT, lambda *_: None)
-            try:
-                print(f"log of job {job.id} ({strip_control(job.name)}); Ctrl-C returns to top", flush=True)
-                subprocess.run(
-                    [sys.executable, "-P", "-m", "phalanx.app.cli", "logs", "--tail", "200", *follow, job.id],
-                    check=False,
-                )
-                if not follow:
-                    input("Enter returns to top ")
-            finally:
-                signal.signal(signal.SIGINT, before)
+            show_log(job.id, job.name, follow=not job.state.terminal)
         self.refresh()
 
     def action_cancel(self) -> None:

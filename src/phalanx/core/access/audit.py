@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.core.errors import BadRequest
@@ -25,6 +25,7 @@ _SECRET_NAMES: Final = frozenset({"session_name"})
 _encode: Final = json.JSONEncoder(
     separators=(",", ":")
 ).encode  # created once: `dumps` with an option creates one per call
+_RUN_MAX: Final = 5  # lines in a row without a valid code that are named one by one
 _KEY_OF: Final = b"phalanx audit"
 
 
@@ -134,9 +135,10 @@ def _mac(words: tuple[str | int | float, ...], key: bytes) -> str:
 
 @dataclass(slots=True)
 class ChainVerifier:
-    """Verifies a chain line by line. `flaws`: those found so far; `anchors`: those not reached yet.
+    """Verifies a chain line by line. `flaws`: those found so far, complete after `finish`; `anchors`: those not reached yet.
 
-    After a flaw, verification continues from the line found, so that one changed line is one flaw.
+    After a flaw, verification continues from the line found, so that one changed line is one flaw. Flaws with one cause are one flaw: lines in
+    a row that another key signed, and all anchors of a trail that was replaced by an older copy.
     """
 
     key: bytes
@@ -144,6 +146,8 @@ class ChainVerifier:
     flaws: list[ChainFlaw]
     tip: ChainTip = ChainTip()
     lines: int = 0
+    unsigned: list[int] = field(default_factory=list)  # the current run of lines without a valid code
+    unmatched: list[int] = field(default_factory=list)  # lines that do not match their anchor
 
     @classmethod
     def for_anchors(cls, key: bytes, anchors: Iterable[ChainTip]) -> ChainVerifier:
@@ -157,27 +161,56 @@ class ChainVerifier:
     def verify(self, line: AuditLine) -> None:
         """Verify the next line, in order of seq."""
         wanted = self.tip.seq + 1
+        signed = line.seq > wanted or hmac.compare_digest(line.mac, mac_of(line, self.tip.mac, self.key))
+        if signed:
+            self._end_unsigned()
+        else:
+            self.unsigned.append(line.seq)
         if line.seq > wanted:
             gone = str(wanted) if line.seq == wanted + 1 else f"{wanted} to {line.seq - 1}"
             self.add_flaw(wanted, f"missing: line {gone} was removed")
-        elif not hmac.compare_digest(line.mac, mac_of(line, self.tip.mac, self.key)):
-            self.add_flaw(line.seq, "changed or inserted without the head's key")
         if any(line.mac != mac for mac in self.anchors.pop(line.seq, ())):
-            self.add_flaw(line.seq, "does not match its anchor: the trail was rewritten")
+            self.unmatched.append(line.seq)
         self.tip = ChainTip(seq=line.seq, mac=line.mac)
         self.lines += 1
 
     def add_flaw(self, seq: int, text: str) -> None:
         """Record a flaw."""
+        self._end_unsigned()
         self.flaws.append(ChainFlaw(seq=seq, text=text))
 
     def finish(self) -> None:
         """Finish after the last line: anchors that were not reached belong to removed lines."""
-        if self.anchors:
+        self._end_unsigned()
+        if len(self.unmatched) > 1:
+            first = min(self.unmatched)
+            self.add_flaw(
+                first,
+                f"lines {first} to {self.tip.seq} do not match {len(self.unmatched)} anchors: the records were restored from an older backup and "
+                "continued, or the trail was rewritten",
+            )
+        elif self.unmatched:
+            self.add_flaw(self.unmatched[0], "does not match its anchor: the trail was rewritten")
+        if self.anchors and len(self.unmatched) <= 1:
             last = max(self.anchors)
             self.add_flaw(
                 self.tip.seq + 1, f"truncated: the trail had at least {last} lines and ends at {self.tip.seq}"
             )
+
+    def _end_unsigned(self) -> None:
+        """Record the run of lines without a valid code: each line of a short one, a long one as one flaw."""
+        run, self.unsigned = self.unsigned, []
+        if len(run) <= _RUN_MAX:
+            self.flaws += [ChainFlaw(seq=seq, text="changed or inserted without the head's key") for seq in run]
+        elif run[0] == 1:
+            text = (
+                f"lines 1 to {run[-1]} were signed with another key: they come from a backup of another head, or from before its node_secret "
+                "was replaced; only that key verifies them"
+            )
+            self.flaws.append(ChainFlaw(seq=1, text=text))
+        else:
+            text = f"lines {run[0]} to {run[-1]} were changed or inserted without the head's key"
+            self.flaws.append(ChainFlaw(seq=run[0], text=text))
 
 
 def parse_anchor(text: str) -> ChainTip:

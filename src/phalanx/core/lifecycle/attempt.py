@@ -122,9 +122,27 @@ def _ready(case: AttemptCase, attempt: Attempt, happening: MemberReady, facts: T
     entry = history_line(
         case, facts, "starting", f"{len(attempt.members)} of {len(attempt.members)} nodes ready; ranks start{source}"
     )
+    rejected = _rejected_checkpoints(case, attempt, facts)
     return TransitionResult(
-        job=case.job, attempt=attempt, commands=gang_commands.start(attempt), history=(*late, entry)
+        job=case.job, attempt=attempt, commands=gang_commands.start(attempt), history=(*late, *rejected, entry)
     )
+
+
+def _rejected_checkpoints(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> tuple[HistoryLine, ...]:
+    """Report published checkpoints that node rank 0 could not use: the job repeats the steps since the one that it resumes from."""
+    used, steps = attempt.resume_from, [one.step for one in reversed(case.job.checkpoints)]
+    if used is not None:
+        steps = steps[: steps.index(used.step)] if used.step in steps else []
+    if not steps:
+        return ()
+    several = ", ".join(map(str, steps))
+    names = f"checkpoint of step {several} is" if len(steps) == 1 else f"checkpoints of steps {several} are"
+    then = "starts again from the beginning" if used is None else f"resumes from step {used.step}"
+    first = attempt.allocation.grants[0].node_id
+    text = (
+        f"the {names} damaged or incomplete: the job {then}; details: phalanx logs {attempt.job_id} --rank supervisor"
+    )
+    return (history_line(case, facts, "checkpoint_rejected", text, node_id=first),)
 
 
 def _clock_lines(case: AttemptCase, happening: MemberReady, facts: TransitionContext) -> tuple[HistoryLine, ...]:
