@@ -128,7 +128,14 @@ def test_the_reason_of_a_wait_names_each_alternative():
 # fleet, queues, request -> outlook and what its sentence contains
 OUTLOOKS = [
     ("one alternative is enough", "r: n0=h100:8", (), EITHER, Outlook.POSSIBLE, ()),
-    ("none fits the fleet", "r: n0=h100:4 n1=a100:8", (), EITHER, Outlook.NEVER, ("2 nodes x 4 = 8", "2 nodes x 8")),
+    (
+        "none fits the fleet",
+        "r: n0=h100:4 n1=a100:8",
+        (),
+        EITHER,
+        Outlook.NEVER,
+        ("8 GPUs can never fit", "16 GPUs can never fit"),
+    ),
     (
         "the quota allows one, but the fleet only holds the other",
         "r: s0=a100:8 s1=a100:8",
