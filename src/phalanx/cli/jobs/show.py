@@ -262,15 +262,18 @@ def _history(history: Sequence[HistoryLine], screen: Terminal, *, whole: bool) -
     for line in shown:
         by = f" (by {line.by})" if line.by else ""
         lines.append(
-            truncate(f"{_clock(line.at_s)}  {strip_control(line.text)}{by}{_stacks_hint(line)}", screen.width - 2)
+            truncate(f"{_clock(line.at_s)}  {strip_control(line.text)}{by}{_details_hint(line)}", screen.width - 2)
         )
     return lines
 
 
-def _stacks_hint(line: HistoryLine) -> str:
-    """Return the command that prints the stacks, for the line that explains a hang; the earlier lines of its nodes have none."""
-    explains_hang = line.kind == "hung" and line.node_id is None
-    return f"; stacks: phalanx logs {line.job_id} --stacks" if explains_hang else ""
+def _details_hint(line: HistoryLine) -> str:
+    """Return the command that prints the details, for a line that has some elsewhere."""
+    if line.kind == "hung" and line.node_id is None:  # the earlier lines of its nodes have no stacks
+        return f"; stacks: phalanx logs {line.job_id} --stacks"
+    if line.kind == "checkpoint_rejected":
+        return f"; details: phalanx logs {line.job_id} --rank supervisor"
+    return ""
 
 
 def _usage_lines(usage: UsageSummary) -> list[str]:

@@ -139,9 +139,7 @@ def _rejected_checkpoints(case: AttemptCase, attempt: Attempt, facts: Transition
     names = f"checkpoint of step {several} is" if len(steps) == 1 else f"checkpoints of steps {several} are"
     then = "starts again from the beginning" if used is None else f"resumes from step {used.step}"
     first = attempt.allocation.grants[0].node_id
-    text = (
-        f"the {names} damaged or incomplete: the job {then}; details: phalanx logs {attempt.job_id} --rank supervisor"
-    )
+    text = f"the {names} damaged or incomplete: the job {then}"
     return (history_line(case, facts, "checkpoint_rejected", text, node_id=first),)
 
 
