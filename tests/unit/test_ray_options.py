@@ -1,8 +1,10 @@
 """What is refused of `up --engine ray` and of a server that joins it, before anything is written or started."""
 
 import importlib.util
+import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from phalanx.app.options import parse_arguments, resolve_options
 from phalanx.app.state_folder import StateFolder
 from phalanx.core.errors import BadRequest, Conflict, Unreachable
 from phalanx.engines.ray import head_setup, joined_node, redis
+from phalanx.engines.ray.cluster import why_silent
 from phalanx.engines.ray.engine_type import RayEngineType
 from phalanx.engines.ray.protocol import RayJoin
 from phalanx.ports.engine import HeadSetup
@@ -55,6 +58,38 @@ def test_a_ray_head_that_does_not_listen_is_told(monkeypatch):
     ray_is(monkeypatch, "2.60.0")
     with pytest.raises(Unreachable, match=r"no Ray head listens at 127\.0\.0\.2:9"):
         checked(address="127.0.0.2:9")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (bytes((0, 0, 6, 4, 0, 0, 0, 0, 0)) + bytes(6), ""),  # SETTINGS, as a gRPC server sends it first
+        (b"HTTP/1.1 400 Bad Request\r\n", "is no Ray head: it answers b'HTTP/1.1 400 Bad'"),
+        (b"", "closes the connection without an answer; it is no Ray head, or it needs TLS"),
+        (None, "nothing answers at"),
+    ],
+)
+def test_a_dead_ray_head_is_told_without_a_driver(answer, said):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def serve():
+            client, _ = server.accept()
+            with client:
+                client.recv(1 << 10)
+                if answer is None:
+                    ended.wait(10)
+                elif answer:
+                    client.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        limit_s = 0.2 if answer is None else 10.0
+        found = why_silent(f"127.0.0.1:{server.getsockname()[1]}", tls=False, timeout_s=limit_s)
+        ended.set()
+        thread.join()
+    assert said in found
+    assert bool(found) == bool(said)
 
 
 def test_the_address_of_before_is_kept_until_another_is_given(monkeypatch):

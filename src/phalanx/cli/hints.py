@@ -82,6 +82,7 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.CHECK_OR_START_HEAD: "run phalanx doctor, or start a head with phalanx up",
     HintCode.READ_HEAD_LOG: "the head's log has the cause: phalanx doctor",
     HintCode.CREATE_TOKEN_FILE: "phalanx up creates it; or set PHALANX_TOKEN",
+    HintCode.TAKE_TOKEN: "on the head: phalanx tokens add; here: export PHALANX_TOKEN=...",
     HintCode.USE_PRINTED_URL: "use the URL that `phalanx up` printed",
     HintCode.USE_PRINTED_ADDRESS: "use the address and port that `phalanx up --listen` printed",
     HintCode.USE_PRINTED_HTTPS: "use the https address that `phalanx up --listen ADDRESS` prints on the head",

@@ -19,7 +19,8 @@ def state_folder(home: str | None = None) -> str:
 
 
 def find_urls(home: str | None = None) -> list[str]:
-    """Return the URLs of the heads to try, in order: those of PHALANX_URL (separated by commas), else those that this folder's head wrote.
+    """Return the URLs of the heads to try, in order: those of PHALANX_URL (separated by commas), else those that this folder's head wrote,
+    else those of the head that this server has joined.
 
     Raises:
         Unreachable: no head is known, or the head of this folder has died and recorded no other.
@@ -35,6 +36,8 @@ def find_urls(home: str | None = None) -> list[str]:
         held = lock_holder(state_folder(home))
         if held is not None:
             return [held[0]]
+        if joined := membership_urls(home):
+            return joined
         raise Unreachable(f"no head is running ({path} does not exist)", hint=_UP) from error
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise Unreachable(f"{path} does not contain the URL of a head: {error}", hint=_UP) from error
@@ -42,7 +45,19 @@ def find_urls(home: str | None = None) -> list[str]:
         return [str(url).rstrip("/"), *others]
     if others:
         return others
+    if joined := membership_urls(home):
+        return joined
     raise Unreachable(f"the head (process {pid}) has died", hint=Hint(HintCode.RESTART_HEAD))
+
+
+def membership_urls(home: str | None) -> list[str]:
+    """Return the URLs of the head that this server has joined, as `phalanx join` wrote them; none if it is no member."""
+    try:
+        record = read_small_json(f"{state_folder(home)}/joined/heads.json")
+        urls = [str(record["url"]), *map(str, record.get("heads") or [])]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    return list(dict.fromkeys(url.rstrip("/") for url in urls if url))
 
 
 def split_urls(text: str) -> list[str]:
@@ -51,8 +66,10 @@ def split_urls(text: str) -> list[str]:
 
 
 def own_ca_file(home: str | None, url: str) -> str | None:
-    """Return the CA file of the state folder if `url` is its head or one of that head's peers, else None."""
+    """Return the CA file of the state folder if `url` is its head or one of that head's peers, or the head that it joined; else None."""
     folder = state_folder(home)
+    if url.rstrip("/") in membership_urls(home):
+        return f"{folder}/joined/ca.pem"
     path = os.path.join(folder, "tls", "ca.pem")
     return path if _is_own_head(url, folder) and os.path.exists(path) else None
 
@@ -91,6 +108,11 @@ def find_token(home: str | None = None, url: str | None = None) -> str:
     token = os.environ.get("PHALANX_TOKEN") if home is None else None
     if token is not None:
         return _checked_token(token.strip(), "PHALANX_TOKEN")
+    if url and url.rstrip("/") in membership_urls(home) and not _is_own_head(url, state_folder(home)):
+        raise NotSignedIn(
+            f"this server is a node of the head at {url}, and commands here need a token of yours",
+            hint=Hint(HintCode.TAKE_TOKEN),
+        )
     target = url or (split_urls(os.environ.get("PHALANX_URL", ""))[0] if home is None else "")
     if target and not _is_own_head(target, state_folder(home)):
         raise NotSignedIn(

@@ -102,6 +102,7 @@ class HintCode(enum.Enum):
     CHECK_OR_START_HEAD = "check-or-start-head", "check the head, or start one"
     READ_HEAD_LOG = "read-head-log", "the head's log has the cause"
     CREATE_TOKEN_FILE = "create-token-file", "start a head, which creates it; or set PHALANX_TOKEN"
+    TAKE_TOKEN = "take-token", "create a token on the head, and set PHALANX_TOKEN to it here"
     USE_PRINTED_URL = "use-printed-url", "use the URL that the head printed when it started"
     USE_PRINTED_ADDRESS = "use-printed-address", "use the address and port that the head printed when it started"
     USE_PRINTED_HTTPS = "use-printed-https", "use the https address that the head printed when it started"

@@ -1,6 +1,6 @@
 """The membership record of a joined server: its head, its name, and what it needs to reconnect after a restart.
 
-    <state folder>/joined/   joined.json  token  ca.pem  keeper.lock  keeper.log  nodes/<name>/  [files of its engine]
+    <state folder>/joined/   joined.json  heads.json  token  ca.pem  keeper.lock  keeper.log  nodes/<name>/  [files of its engine]
 
 The token is in its own file, readable by its owner alone; it is in no argv and in no log.
 """
@@ -20,6 +20,7 @@ from phalanx.node.files.private_files import write_private
 from phalanx.ports.engine import Membership
 
 _RECORD: Final = "joined.json"
+_HEADS: Final = "heads.json"
 _LOCK: Final = "keeper.lock"
 
 
@@ -46,7 +47,14 @@ def write(folder: str, joined: Membership, *, token: str, ca_pem: str) -> None:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     write_private(folder, "token", token)
     write_private(folder, "ca.pem", ca_pem)
+    others = [url for url in joined.heads.split(",") if url]
+    write_private(folder, _HEADS, json.dumps({"url": joined.url, "heads": others}))
     write_private(folder, _RECORD, json.dumps(asdict(joined)))
+
+
+def heads_file(folder: str) -> str:
+    """Return the path of the file with the addresses of the heads. A supervisor whose head is silent reads it again."""
+    return os.path.join(folder, _HEADS)
 
 
 def read_token(folder: str) -> str:

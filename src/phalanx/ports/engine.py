@@ -237,6 +237,7 @@ class EngineType:
         selectable: `phalanx up --engine` offers it; otherwise only servers that join use it.
         nodes_start_s: how long `phalanx up` waits for the nodes.
         member_starts_s: how long `phalanx join` waits for the node.
+        members_follow: a running member finds its head at another address, once `phalanx join` has recorded it.
         job_account: the account of jobs, in words; empty if the head's `--jobs-as` decides.
     """
 
@@ -248,6 +249,7 @@ class EngineType:
     selectable: ClassVar[bool] = True
     nodes_start_s: ClassVar[float] = 10.0
     member_starts_s: ClassVar[float] = 30.0
+    members_follow: ClassVar[bool] = False
     job_account: ClassVar[str] = ""
 
     def check(self, given: Mapping[str, str], previous: Mapping[str, str] | None, setup: HeadSetup) -> dict[str, str]:

@@ -35,16 +35,18 @@ PORT_DEFAULT: Final = 7600  # DESIGN 4
 ANSWER_S: Final = 10.0  # of the head, which may have to generate a key
 STOP_S: Final = 30.0  # for the keeper to stop its supervisor
 _POLL_S: Final = 0.1
+_ADDRESS_HINT: Final = "write HEAD:PORT, as `phalanx up --listen` prints it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
-    """Address and CA of the head."""
+    """Address and CA of the head. `others`: URLs of further heads that the user named or that this server knew."""
 
     name: str
     port: int
     ca_pem: str
     fingerprint: str
+    others: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -52,7 +54,7 @@ class _Head:
 
 
 @click.command()
-@click.argument("head", metavar="HEAD[:PORT]", required=False)
+@click.argument("head", metavar="HEAD[:PORT][,HEAD...]", required=False)
 @click.option(
     "--token",
     envvar="PHALANX_JOIN_TOKEN",
@@ -81,7 +83,10 @@ def join(
     show: bool,
     new_token: bool,
 ) -> None:
-    """Make this server a node of the head at HEAD. Idempotent. Without HEAD, rejoin the last head."""
+    """Make this server a node of the head at HEAD. Idempotent. Without HEAD, rejoin the last head.
+
+    If that head has moved, HEAD is its new address: jobs here continue. Several addresses are tried in turn, now and whenever one is silent.
+    """
     if show or new_token:
         if head is not None:
             raise BadRequest("--print and --new-token run on the head itself", hint="leave HEAD out")
@@ -95,7 +100,8 @@ def join(
         print(f"{known.node_id} has already joined {known.url}; next: phalanx nodes, on the head")
         return
     if known is not None and known.url != where.url and records.keeper_pid(folder):
-        raise Conflict(f"this server has joined {known.url}", hint="leave it first with phalanx down on this server")
+        _follow_head(where, folder, known)
+        return
     began_s = time.monotonic()
     before = known.offers if known is not None and known.url == where.url else ""
     offered = before if offers is None else parse_offers(offers)
@@ -127,32 +133,86 @@ def _refuse_beside_head() -> None:
 
 
 def _verified_head(head: str | None, wanted: str | None, known: Membership | None) -> _Head:
-    """Return the named head, or the one that this server joined, with its CA verified by the fingerprint.
+    """Return the first of the named heads that answers, or of those of this server's membership, with its CA verified by the fingerprint.
 
     Raises:
-        PhalanxError: no head is known, or its fingerprint differs.
+        PhalanxError: no head is known, none answers, or a fingerprint differs.
     """
-    if head is None:
-        if known is None:
-            raise BadRequest(
-                "HEAD is missing: this server has not joined a head before",
-                hint="`phalanx join --print` on the head prints the command",
-            )
-        head = known.url
-    name, named_port = split_address(head.removeprefix("https://").rstrip("/"))
-    port = str(PORT_DEFAULT) if named_port is None else named_port
-    if not name or not port.isdecimal() or "/" in name or head.startswith("http://"):
+    if head is None and known is None:
         raise BadRequest(
-            f"{head!r} is not the address of a head", hint="write HEAD:PORT, as `phalanx up --listen` prints it"
+            "HEAD is missing: this server has not joined a head before",
+            hint="`phalanx join --print` on the head prints the command",
         )
+    words = head.split(",") if head is not None else []
+    if head is None and known is not None:
+        words = [known.url, *known.heads.split(",")]
+    addresses = [_parsed_address(word) for word in words if word.strip()]
+    if not addresses:
+        raise BadRequest(f"{head!r} is not the address of a head", hint=_ADDRESS_HINT)
     fingerprint = wanted or (known.fingerprint if known is not None else "")
     if not fingerprint:
         raise BadRequest(
             "--fingerprint is missing: it proves the identity of the head",
             hint="`phalanx join --print` on the head prints the command",
         )
-    ca_pem = fetch_ca(name, int(port), fingerprint)
-    return _Head(name=name, port=int(port), ca_pem=ca_pem, fingerprint=fingerprint)
+    for place, (name, port) in enumerate(addresses):
+        try:
+            ca_pem = fetch_ca(name, port, fingerprint)
+        except Unreachable:
+            if place + 1 == len(addresses):
+                raise
+            continue
+        others = tuple(f"https://{joined_address(*one)}" for one in addresses if one != (name, port))
+        return _Head(name=name, port=port, ca_pem=ca_pem, fingerprint=fingerprint, others=others)
+    raise AssertionError  # the loop returns or raises at its last address
+
+
+def _parsed_address(word: str) -> tuple[str, int]:
+    text = word.strip()
+    name, named_port = split_address(text.removeprefix("https://").rstrip("/"))
+    port = str(PORT_DEFAULT) if named_port is None else named_port
+    if not name or not port.isdecimal() or "/" in name or text.startswith("http://"):
+        raise BadRequest(f"{text!r} is not the address of a head", hint=_ADDRESS_HINT)
+    return name, int(port)
+
+
+def _follow_head(where: _Head, folder: str, known: Membership) -> None:
+    """Record that the head of this server has moved. The supervisor reads the record when the old address is silent; jobs continue.
+
+    Raises:
+        Conflict: it is another head, by its CA or because it does not know this server; or the engine keeps addresses of its own.
+    """
+    leave_first = "leave it first with phalanx down on this server"
+    if where.fingerprint != known.fingerprint:
+        raise Conflict(
+            f"this server has joined {known.url}, and {where.url} is another head: its CA differs", hint=leave_first
+        )
+    if not engine_type(known.engine).members_follow:
+        raise Conflict(f"this server has joined {known.url}; nodes of {known.engine} cannot follow", hint=leave_first)
+    try:
+        reply = _post(where, _join_request(known), records.read_token(folder))
+    except NotSignedIn as error:
+        raise Conflict(
+            f"this server has joined {known.url}; the head at {where.url} does not know it", hint=leave_first
+        ) from error
+    moved = replace(known, url=where.url, heads=_other_heads(where, reply))
+    records.write(folder, moved, token=records.read_token(folder), ca_pem=where.ca_pem)
+    until = time.monotonic() + engine_type(known.engine).member_starts_s
+    while not reply.up and time.monotonic() < until:
+        time.sleep(_POLL_S)
+        with contextlib.suppress(Unreachable, TryLater):
+            reply = _post(where, _join_request(known), records.read_token(folder))
+    state = "" if reply.up else "; its supervisor has not reached it yet, see phalanx doctor"
+    print(f"{known.node_id} follows its head from {known.url} to {where.url}; its jobs continue{state}")
+
+
+def _join_request(joined: Membership) -> JoinRequest:
+    return JoinRequest(node_id=joined.node_id, address=joined.address, devices=joined.devices, virtual=joined.virtual)
+
+
+def _other_heads(where: _Head, reply: JoinReply) -> str:
+    """Return the URLs of the heads besides `where`, comma-separated: those that it reports, and those that the user named."""
+    return ",".join(url for url in dict.fromkeys([*reply.heads, *where.others]) if url != where.url)
 
 
 def _request_join(
@@ -170,7 +230,7 @@ def _request_join(
     Raises:
         PhalanxError: the head refuses, or this server has no GPU.
     """
-    ours = known if known is not None and known.url == where.url else None
+    ours = known if known is not None and known.fingerprint == where.fingerprint else None  # its address may be new
     node_id = NodeId(name or (ours.node_id if ours is not None else socket.gethostname().split(".")[0]))
     own = records.read_token(folder) if ours is not None and ours.node_id == node_id else ""
     if not (own or token):
@@ -203,7 +263,7 @@ def _request_join(
         address=request.address,
         devices=devices,
         virtual=request.virtual,
-        heads=",".join(reply.heads),
+        heads=_other_heads(where, reply),
     )
     return joined, reply
 
@@ -269,9 +329,7 @@ def _wait_until_up(where: _Head, folder: str, joined: Membership, began_s: float
     Raises:
         TryLater: the node did not come up in time.
     """
-    request = JoinRequest(
-        node_id=joined.node_id, address=joined.address, devices=joined.devices, virtual=joined.virtual
-    )
+    request = _join_request(joined)
     limit_s = engine_type(joined.engine).member_starts_s
     until = time.monotonic() + limit_s
     while time.monotonic() < until:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from phalanx.cli.cells import count
 from phalanx.cli.cluster.join_command import fetch_join_command
 from phalanx.cli.cluster.state_folder import (
     find_local_head,
@@ -19,6 +20,7 @@ from phalanx.cli.cluster.state_folder import (
     is_alive,
     listen_url,
     own_node_names,
+    read_cluster_file,
     read_head_file,
     shares_files,
 )
@@ -44,6 +46,7 @@ _ANSWER_S: Final = 5.0  # for the answer of a running head, which may be startin
 _NODES_S: Final = 10.0  # for the nodes to register; the head is ready without them
 _LEADER_S: Final = 30.0  # for a leader election: the last leader may have died without ending its term
 _POLL_S: Final = 0.03
+_MEMBERS_MAX: Final = 8  # joined servers named in a warning
 _PORT_DEFAULT: Final = 7600  # DESIGN 4
 
 
@@ -144,11 +147,27 @@ def up(foreground: bool, systemd: bool, **given: Any) -> None:
         print("the head runs in the foreground; Ctrl-C stops it", file=sys.stderr, flush=True)
         os.environ["PHALANX_HOME"] = home
         os.execv(sys.executable, _command(arguments))  # noqa: S606  # no shell is wanted
+    listened = str(read_cluster_file(home).get("listen") or "")
     url = _start(home, arguments)
     head = connect(retry_limit_s=_LEADER_S)
     _wait_for_membership(head, home)
     _wait_for_nodes(head, own_node_names(home), engine_type(given["engine"] or DEFAULT_ENGINE).nodes_start_s)
     _print_summary(head, url, "is up")
+    _warn_members(head, listened, str(read_cluster_file(home).get("listen") or ""))
+
+
+def _warn_members(head: Client, before: str, now: str) -> None:
+    """If the address for other servers changed: name the joined servers, which know the old one."""
+    if before in ("", "off", now):
+        return
+    members = [node.id for node in head.nodes() if engine_type(node.engine).members_follow]
+    if not members:
+        return
+    follow = f"run on each: phalanx join {now}" if now not in ("", "off") else "they need a head with --listen"
+    names = ", ".join(members[:_MEMBERS_MAX]) + (", ..." if len(members) > _MEMBERS_MAX else "")
+    warn(
+        f"{count(len(members), 'joined server')} ({names}) only know the old address {before}; {follow}. Their jobs continue"
+    )
 
 
 def _export_store_url(given: str | None) -> None:

@@ -14,6 +14,7 @@ class JoinedEngineType(EngineType):
     title = "joined"
     selectable = False
     nodes_offer_extras = True
+    members_follow = True
 
     def keep_member(self, folder: str, membership: Membership, ended: threading.Event) -> None:
         """Keep the supervisor running."""

@@ -56,6 +56,7 @@ def _supervisor_engine(folder: str, membership: Membership) -> LocalEngine:
         ],
         environment=lambda: {
             "PHALANX_HEAD_URL": ",".join(filter(None, [membership.url, membership.heads])),
+            "PHALANX_HEAD_FILE": records.heads_file(folder),
             "PHALANX_HEAD_CA": records.ca_file(folder),
             "PHALANX_NODE_ENGINE": membership.engine,
             "PHALANX_NODE_ADDRESS": membership.address,

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import socket
+import ssl
 import tempfile
 import threading
 import time
@@ -43,6 +44,10 @@ from phalanx.ports.engine import LocalNode
 STARTED: Final = "Ray runtime started"  # printed by `ray start` when its node is registered
 STARTED_S: Final = 60.0  # 4 to 5 s on an idle machine
 _POLL_S: Final = 0.1
+# What an HTTP/2 client sends first (RFC 9113, 3.4): the preface and an empty SETTINGS frame.
+_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_FRAME_BYTES: Final = 9  # of a frame's header
+_SETTINGS: Final = 4  # type of a frame
 _PORTS: Final = range(6379, 6479)  # Ray's default port and the next ones; ports in use are skipped
 _CLIENT_PORTS: Final = range(9801, 9901)  # below the ports of Ray's workers (10002 to 19999)
 
@@ -211,6 +216,47 @@ def reachable(address: str, timeout_s: float = 1.0) -> bool:
             return True
     except (OSError, ValueError):
         return False
+
+
+def why_silent(address: str, *, tls: bool, timeout_s: float) -> str:
+    """Return why no Ray head can be at the address; empty if a server answers there as Ray's head does, in HTTP/2.
+
+    A driver finds that out only after half a minute.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        plain = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+        with plain, _unverified_tls(plain) if tls else plain as connection:
+            connection.sendall(_HTTP2_PREFACE)
+            answer = connection.recv(64)
+    except TimeoutError:
+        return f"nothing answers at {address} within {timeout_s:.0f} s"
+    except (ConnectionRefusedError, ValueError):
+        return f"no Ray head listens at {address}"
+    except ssl.SSLError as error:
+        return f"the server at {address} does not speak TLS as RAY_USE_TLS=1 asks ({error.reason or error})"
+    except OSError as error:
+        return f"{address} cannot be reached: {error.strerror or error}"
+    if not answer:
+        return f"the server at {address} closes the connection without an answer; it is no Ray head, or it needs TLS (RAY_USE_TLS=1)"
+    return "" if _is_http2(answer) else f"the server at {address} is no Ray head: it answers {answer[:16]!r}"
+
+
+def _is_http2(answer: bytes) -> bool:
+    """Whether an answer begins with a SETTINGS frame (RFC 9113, 3.4): three bytes of length, its type, no flags, stream 0."""
+    return len(answer) >= _FRAME_BYTES and answer[3] == _SETTINGS and answer[5:_FRAME_BYTES] == bytes(4)
+
+
+def _unverified_tls(plain: socket.socket) -> ssl.SSLSocket:
+    """Return a TLS connection that is only asked whether it works; Ray's own client verifies the certificate and presents its own."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    certificate, key = os.environ.get("RAY_TLS_SERVER_CERT", ""), os.environ.get("RAY_TLS_SERVER_KEY", "")
+    if certificate and key:
+        context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["h2"])
+    return context.wrap_socket(plain)
 
 
 def _free(host: str, port: int) -> bool:

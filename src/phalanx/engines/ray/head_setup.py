@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping
 from typing import Final
@@ -10,7 +11,7 @@ import msgspec
 
 from phalanx.core.errors import BadRequest, Conflict, TryLater, Unreachable
 from phalanx.engines.ray import joined_node, redis
-from phalanx.engines.ray.cluster import ManagedRayCluster, reachable
+from phalanx.engines.ray.cluster import ManagedRayCluster, why_silent
 from phalanx.engines.ray.engine import RayEngine, driver_command, driver_environment
 from phalanx.engines.ray.options import ADDRESS, ENGINE_NAME, OWN_CLUSTER, REDIS, REDIS_OFF
 from phalanx.engines.ray.parse import MISMATCH
@@ -19,6 +20,7 @@ from phalanx.ports.engine import EngineContext, HeadSetup
 
 RAY_VERSION_SERIES: Final = "2.60."  # of Ray: built and tested with it (constraints.txt)
 CONNECT_TIMEOUT_S: Final = 30.0  # for a driver to connect to a Ray cluster; 1 to 3 s on an idle one
+ANSWER_S: Final = 3.0  # for a Ray head to answer a connection; milliseconds on an idle network
 RAY_LOOPBACK: Final = "127.0.0.2"  # Ray replaces 127.0.0.1 by this machine's external address
 
 
@@ -73,10 +75,9 @@ def create_engine(options: Mapping[str, str], head: EngineContext) -> RayEngine:
 
 def _check_driver_connects(address: str) -> None:
     """Check that a driver can connect to that Ray cluster, in a separate process: Ray aborts a process that loses its cluster."""
-    if not reachable(address, timeout_s=3.0):
-        raise Unreachable(
-            f"no Ray head listens at {address}", hint="--ray-address HOST:PORT, the port of Ray's GCS, mostly 6379"
-        )
+    silent = why_silent(address, tls=os.environ.get("RAY_USE_TLS", "") in ("1", "true", "True"), timeout_s=ANSWER_S)
+    if silent:
+        raise Unreachable(silent, hint="--ray-address HOST:PORT, the port of Ray's GCS, mostly 6379")
     try:
         done = subprocess.run(
             driver_command(address, "check", "--check"),
