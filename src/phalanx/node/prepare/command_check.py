@@ -19,7 +19,7 @@ from phalanx.node.logic import script_check
 from phalanx.node.logic.script_imports import imports_package, module_file
 from phalanx.node.logic.separate_worlds import independent_tasks, mpi_library, shell_world
 from phalanx.node.member.member_runtime import MemberRuntime
-from phalanx.node.processes.attempt_processes import NOT_EXECUTABLE, NOT_FOUND
+from phalanx.node.processes.attempt_processes import NOT_EXECUTABLE, NOT_FOUND, path_text
 from phalanx.wire.manifest import open_regular
 
 # One script check at a time on a node: each may take 60 MiB and block other threads.
@@ -104,7 +104,10 @@ def _resolve(program: str, workdir: str, variables: Mapping[str, str]) -> str:
     )
     if path is None:
         raise PreparationFailed(
-            f"{program}: command not found; searched PATH={folders}", charge=True, exit_code=NOT_FOUND
+            f"{program}: command not found in the {path_text(folders)}",
+            charge=True,
+            exit_code=NOT_FOUND,
+            note=f"{program}: command not found; searched PATH={folders}",
         )
     return path
 

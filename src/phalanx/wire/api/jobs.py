@@ -115,12 +115,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     array_max: int | None = None
     elements: str = ""
     states: dict[JobState, int] = {}
-<<<<<<< HEAD
     paces: list[str] = []
     speeds: list[str] = []
-=======
     state_elements: dict[JobState, str] = {}
->>>>>>> 23d0fa1 (CLI: whole arrays in logs and get, failures first in ps, exec takes its options behind JOB; exit codes once, no goodput without steps)
     service: str = ""
     revision: int | None = None
     port: int = 0
