@@ -92,7 +92,9 @@ def test_placed_shapes_may_be_uneven():
 def test_an_mpi_launcher_starts_once_and_gets_a_slot_for_each_task():
     assert told("mpirun ./solver", gpus="2x2")[1] == "4 tasks: 2 nodes x 2, started by mpirun, which runs once"
     assert told("mpirun ./solver", gpus=16)[1] == "16 tasks, started by mpirun, which runs once"
-    assert told("mpirun ./solver", nodes=2, tasks_per_node=3)[1].startswith("6 tasks: 2 nodes x 3, started by mpirun")
+    assert told("mpirun ./solver", nodes=2, tasks_per_node=3) == [
+        "0 GPUs: 6 tasks on CPUs of 2 nodes, started by mpirun, which runs once"
+    ]
     assert told("cd src\nmpiexec ./solver", gpus="2x2")[1].endswith("started by mpiexec, which runs once")
     assert told(["bash", "-lc", "module load mpi; mpirun ./solver"], gpus="2x2")[1].endswith(
         "started by mpirun, which runs once"

@@ -158,15 +158,19 @@ def shape_note(devices_by_node: Sequence[int]) -> str:
 def _cpu_note(role: Role, devices_by_node: Sequence[int]) -> str:
     """`0 GPUs: 1 task on CPUs`; with its nodes if there are several, and with what decided the number of tasks."""
     nodes = len(devices_by_node)
-    tasks = sum(tasks_on_node(role, devices) for devices in devices_by_node)
+    tasks = sum(_tasks_shown(role, devices) for devices in devices_by_node)
     where = "" if nodes == 1 else f" of {nodes} nodes"
     frequency = "" if nodes == tasks == 1 else f", {_frequency_text(role, cpu_only=True)}"
     return f"0 GPUs: {tasks} {_plural('task', tasks)} on CPUs{where}{frequency}"
 
 
+def _tasks_shown(role: Role, devices: int) -> int:
+    """Tasks on a node as a user counts them: those of an MPI launcher, which itself runs once, are its slots."""
+    return slots_on_node(role, devices) if role.launch is LaunchMode.ONCE else tasks_on_node(role, devices)
+
+
 def _tasks_note(role: Role, devices_by_node: Sequence[int]) -> str:
-    count = slots_on_node if role.launch is LaunchMode.ONCE else tasks_on_node
-    tasks = [count(role, devices) for devices in devices_by_node]
+    tasks = [_tasks_shown(role, devices) for devices in devices_by_node]
     total, nodes = sum(tasks), len(tasks)
     layout = f"{nodes} {_plural('node', nodes)} x {tasks[0]}" if len(set(tasks)) == 1 else " + ".join(map(str, tasks))
     return f"{total} {_plural('task', total)}: {layout}, {_frequency_text(role, cpu_only=not any(devices_by_node))}"
