@@ -137,6 +137,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_lab.py",
     "tests/e2e/test_lab_slurm.py",
     "tests/e2e/test_lab_slurm_users.py",
+    "tests/e2e/test_slurm_scripts.py",
     "tests/e2e/test_live_scheduling.py::test_elastic_job_starts_wide_shrinks_for_another_and_grows_again",
     "tests/e2e/test_live_scheduling.py::test_gang_of_a_drained_node_gets_its_place_back_before_a_newcomer",
     "tests/e2e/test_live_scheduling.py::test_gang_of_higher_priority_preempts_a_training_job_which_saves_and_resumes",
@@ -370,6 +371,12 @@ SHARDS: tuple[Shard, ...] = (
             "tests/contract/test_slurm_limits_here.py",
         ),
         sources=("engines/slurm", "node", "app"),
+        needs=("lab-tools", "slurm-tools"),
+    ),
+    Shard(
+        title="#SBATCH scripts beside real Slurm",
+        tests=("tests/e2e/test_slurm_scripts.py",),
+        sources=("node", "core", "cli"),
         needs=("lab-tools", "slurm-tools"),
     ),
     Shard(

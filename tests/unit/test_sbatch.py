@@ -5,7 +5,8 @@ import pytest
 from phalanx.core.errors import BadFile
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.sbatch_scripts.sbatch import is_sbatch_script, parse_script_options
-from phalanx.core.work.sbatch_scripts.sbatch_job import convert_script, parse_slurm_seconds
+from phalanx.core.work.sbatch_scripts.sbatch_job import convert_script
+from phalanx.core.work.sbatch_scripts.script_times import parse_slurm_seconds
 from phalanx.core.work.spec import LaunchMode
 
 
@@ -45,6 +46,8 @@ def test_directives_end_at_the_first_command_and_the_later_of_two_counts():
         ("--ntasks-per-n=4", {"ntasks-per-node": "4"}),
         ("-H -N1", {"hold": "", "nodes": "1"}),
         ("--exclusive", {"exclusive": ""}),
+        ("--tasks-per-node=8", {"ntasks-per-node": "8"}),
+        ("--wait-all-nodes=1 --err=e.txt", {"wait-all-nodes": "1", "error": "e.txt"}),
         ("-o out\\ put.txt", {"output": "out put.txt"}),
     ],
 )
@@ -73,6 +76,28 @@ def test_what_only_looks_like_a_directive_is_a_comment(text):
 def test_what_sbatch_would_refuse_is_refused_by_line(line, why):
     with pytest.raises(BadFile, match=why):
         parse_script_options(script(line))
+
+
+def test_directives_after_the_first_command_make_a_batch_script_without_options():
+    text = "#!/bin/bash -l\necho hi\n#SBATCH --mem=32g\n"
+    assert is_sbatch_script(text)
+    assert options(text) == {}
+
+
+def test_options_of_the_command_line_replace_those_of_the_script():
+    found = read("-N 4", "-J inside", given=["-N", "2", "--job-name=outside"])
+    assert (found.mapping["nodes"], found.mapping["name"]) == (2, "outside")
+
+
+def test_cpus_are_counted_for_each_gpu():
+    found = read("--gpus-per-node=4", "-N2", "--cpus-per-gpu=8", "--mem-per-gpu=10G").mapping
+    assert (found["cpus"], found["memory"], found["slurm"]["cpus_per_gpu"]) == (32, "40960M", "8")
+    with pytest.raises(BadFile, match="exclude each other"):
+        read("--gpus-per-node=4", "--cpus-per-gpu=8", "-c 2")
+
+
+def test_only_an_exclusive_script_wants_whole_nodes():
+    assert [read(*lines).exclusive for lines in ([], ["--exclusive"], ["--exclusive=user"])] == [False, True, False]
 
 
 def test_a_script_begins_with_its_interpreter():
@@ -277,7 +302,6 @@ def test_licences_and_disk_space_are_resources():
 @pytest.mark.parametrize(
     ("line", "note"),
     [
-        ("--exclusive", "line 2: --exclusive is not honoured: nodes are shared by device"),
         ("--qos=high", "line 2: --qos=high is not honoured"),
         ("-C haswell", "line 2: --constraint=haswell is not honoured"),
         ("-C a100", "line 2: --constraint=a100 is not honoured"),  # no GPU is asked for

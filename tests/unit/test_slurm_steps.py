@@ -19,6 +19,8 @@ from phalanx.node.logic.srun_options import (
     plan_step,
     step_hostname,
 )
+from phalanx.node.logic.step_containers import container_command
+from phalanx.node.slurm_compat.script_tools import with_tools_after_profile
 
 
 def batch(nodes=2, ntasks=4, devices=2, address="10.0.0.{}", **asked):
@@ -50,6 +52,8 @@ def step(line, of=None):
         ("-x gpu0 -n2 hostname", (1,), (2,)),
         ("-N2 -l -u hostname -x y", (0, 1), (2, 2)),
         ("-w 10.0.0.2 -N1 -n1 hostname", (1,), (1,)),
+        ("--jobid 17 --overlap --wait=60 -n1 hostname", (0,), (1,)),
+        ("--tasks-per-node=1 hostname", (0, 1), (1, 1)),
     ],
 )
 def test_where_tasks_go(line, nodes, counts):
@@ -67,6 +71,8 @@ def test_options_end_at_the_command():
     [
         ("-N3 hostname", "the job has 2"),
         ("-w gpu7 hostname", "gpu7 is not a node of this job"),
+        ("--jobid=18 hostname", "a step runs in the job that starts it, which is 17"),
+        ("--container-save=x.sqsh hostname", "--container-save is not supported"),
         ("--pty bash", "--pty is not supported here"),
         ("--mpi=pmix ./a.out", "--mpi=pmix is not supported here"),
         ("--nodez=2 x", "no option --nodez"),
@@ -104,7 +110,14 @@ def test_tasks_spread(tasks, nodes, per, counts):
 
 def test_the_script_sees_its_job():
     seen = batch_variables(
-        batch(ntasks_per_node="2", cpus_per_task="4", submit_dir="/home/me", partition="gpu", mem="64G")
+        batch(
+            ntasks_per_node="2",
+            cpus_per_task="4",
+            submit_dir="/home/me",
+            partition="gpu",
+            mem="64G",
+            gpus_per_node="h100:2",
+        )
     )
     wanted = {
         "SLURM_JOB_ID": "17",
@@ -117,7 +130,7 @@ def test_the_script_sees_its_job():
         "SLURM_TASKS_PER_NODE": "2(x2)",
         "SLURM_CPUS_PER_TASK": "4",
         "SLURM_GPUS_ON_NODE": "2",
-        "SLURM_GPUS_PER_NODE": "2",
+        "SLURM_GPUS_PER_NODE": "h100:2",
         "SLURM_JOB_GPUS": "0,1",
         "SLURM_SUBMIT_DIR": "/home/me",
         "SLURM_JOB_PARTITION": "gpu",
@@ -144,6 +157,99 @@ def test_a_task_sees_its_place_in_the_step():
         "SLURM_JOB_NUM_NODES": "2",
     }
     assert wanted.items() <= seen.items()
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "absent"),
+    [
+        ({"ntasks_given": "0"}, {"SLURM_TASKS_PER_NODE": "8(x2)"}, "SLURM_NTASKS"),
+        ({"ntasks_given": "0", "cpus_per_task": "4"}, {"SLURM_TASKS_PER_NODE": "2(x2)"}, "SLURM_NPROCS"),
+        ({"gpus_wanted": "0", "exclusive": "1"}, {"SLURM_JOB_GPUS": "0,1"}, "SLURM_GPUS_ON_NODE"),
+        ({"gpus_wanted": "1"}, {"SLURM_GPUS_ON_NODE": "2", "ROCR_VISIBLE_DEVICES": "0,1"}, "SLURM_GPUS"),
+        (
+            {"mem_per_gpu": "40G", "cpus_per_gpu": "8"},
+            {"SLURM_MEM_PER_GPU": "40960", "SLURM_CPUS_PER_GPU": "8"},
+            "SLURM_HINT",
+        ),
+        ({"dependency": "afterok:3"}, {"SLURM_JOB_DEPENDENCY": "afterok:3"}, "SLURM_EXPORT_ENV"),
+        ({"export": "NONE"}, {"SLURM_EXPORT_ENV": "NONE", "SLURM_GET_USER_ENV": "1"}, "SLURM_RESTART_COUNT"),
+        ({"hint": "nomultithread"}, {"SLURM_HINT": "nomultithread", "SLURM_THREADS_PER_CORE": "1"}, "SLURM_UMASK"),
+    ],
+)
+def test_a_variable_is_there_when_slurm_sets_it(asked, there, absent):
+    seen = batch_variables(batch(**asked))
+    assert there.items() <= seen.items()
+    assert absent not in seen
+
+
+def test_a_task_sees_the_numbers_of_the_devices_that_the_job_has_on_its_node():
+    nodes = tuple(
+        SlurmBatchNode(name=f"gpu{n}", address=f"10.0.0.{n}", devices=2, cpus=8, indices=(2 * n, 2 * n + 1))
+        for n in (0, 1)
+    )
+    of = SlurmBatchJob(job_number="17", name="my", nodes=nodes, options={"ntasks": "2"}, user="me", uid=1, gid=100)
+    seen = step_variables(of, step("hostname", of), 1, host="10.0.0.0", label=True, umask=0o027)
+    wanted = {
+        "SLURM_STEP_GPUS": "2,3",
+        "SLURM_JOB_GPUS": "2,3",
+        "SLURM_JOB_GID": "100",
+        "SLURM_LABELIO": "1",
+        "SLURM_UMASK": "0027",
+        "SLURM_DISTRIBUTION": "cyclic",
+    }
+    assert wanted.items() <= seen.items()
+
+
+def test_cyclic_tasks_go_round_the_nodes():
+    found = step("-n5 -m cyclic hostname")
+    assert [found.node_of(task) for task in range(5)] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
+    assert found.tasks_on(0) == [0, 2, 4]
+    assert (found.distribution, step("-n5 hostname").distribution) == ("cyclic", "block")
+
+
+# ---- the machine's own commands, and containers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "first", ["#!/bin/bash -l", "#!/bin/bash --login", "#!/usr/bin/env -S bash -el", "#!/bin/zsh -l"]
+)
+def test_in_a_login_shell_the_tools_come_back_into_path_after_the_profile(first):
+    found = with_tools_after_profile(f"{first}\n#SBATCH -N1\nsrun x\n", "/scratch/my bin")
+    assert found.splitlines() == [first, "export PATH='/scratch/my bin':\"$PATH\"; #SBATCH -N1", "srun x"]
+
+
+@pytest.mark.parametrize(
+    "first", ["#!/bin/bash", "#!/bin/bash -e", "#!/usr/bin/python3 -l", "#!/bin/sh", "#!/bin/csh -l"]
+)
+def test_no_other_script_is_changed(first):
+    text = f"{first}\nsrun x\n"
+    assert with_tools_after_profile(text, "/scratch") == text
+
+
+def in_image(image, runtimes=("apptainer", "podman"), gpus=False, **options):
+    asked = {"container-image": image, **{name.replace("_", "-"): value for name, value in options.items()}}
+    paths = {name: f"/usr/bin/{name}" for name in runtimes}
+    return " ".join(container_command(asked, paths, ["python", "x.py"], folder="/work", home="/home/me", gpus=gpus))
+
+
+def test_a_task_in_an_image_is_started_by_the_runtime_of_the_node():
+    assert container_command({}, {}, ["python"], folder="/", home="/", gpus=False) == ("python",)
+    assert in_image("torch.sqsh") == "/usr/bin/apptainer exec --no-home /work/torch.sqsh python x.py"
+    assert in_image("/i/t.sqsh", gpus=True, container_mounts="/data,/a:/b:ro", container_workdir="/b") == (
+        "/usr/bin/apptainer exec --nv --no-home --bind /data:/data --bind /a:/b:ro --pwd /b /i/t.sqsh python x.py"
+    )
+    assert "docker://nvcr.io/nvidia/pytorch:24.05 python" in in_image("nvcr.io#nvidia/pytorch:24.05")
+    assert "--env-host" in in_image("docker://python:3.11", runtimes=("podman",))
+    assert "--bind /home/me:/home/me" in in_image("a.sqsh", container_mount_home="")
+
+
+@pytest.mark.parametrize(
+    ("image", "runtimes", "why"),
+    [("a.sqsh", (), "has no apptainer"), ("a.sqsh", ("podman",), "podman runs images of a registry, not files")],
+)
+def test_a_node_that_cannot_run_the_image_says_so(image, runtimes, why):
+    with pytest.raises(BadRequest, match=why):
+        in_image(image, runtimes)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +289,7 @@ def test_virtual_nodes_are_shown_by_addresses_that_work_and_differ():
     of = batch(address="127.0.0.1")
     assert [step_hostname(of, rank) for rank in range(2)] == ["127.0.0.1", "127.0.0.2"]
     assert step_hostname(batch(), 1) == "gpu1"
+    assert [step(f"-w {name} -n1 x", of).nodes for name in ("127.0.0.1", "127.0.0.2", "gpu1")] == [(0,), (1,), (1,)]
 
 
 @pytest.mark.parametrize(

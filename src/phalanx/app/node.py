@@ -9,6 +9,7 @@ Settings are environment variables. They are removed from the environment before
     PHALANX_NODE_TOKEN    its token for the head
     PHALANX_NODE_OFFERS   named amounts that the node offers, such as scratch=2TiB,nic=8
     PHALANX_NODE_VIRTUAL  virtual devices as `core.fleet.virtual_devices` writes them; 0 for the GPUs that NVML finds
+    PHALANX_VIRTUAL_CPUS, PHALANX_VIRTUAL_MEMORY  what a virtual node claims to have; by default the machine's
     PHALANX_NODE_ADDRESS  the address at which other nodes reach its ranks
     PHALANX_NODE_ENGINE   the engine's name
     PHALANX_NODE_SEAT     the seat of a supervisor that runs for one attempt (app.seat) and ends with it
@@ -29,6 +30,7 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -36,8 +38,16 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.mig import DeviceMig
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.fleet.virtual_devices import MODEL_PREFIX, VirtualDevices, parse_virtual_devices
+from phalanx.core.fleet.virtual_devices import (
+    MODEL_PREFIX,
+    VIRTUAL_CPUS_MAX,
+    VIRTUAL_CPUS_VARIABLE,
+    VIRTUAL_MEMORY_VARIABLE,
+    VirtualDevices,
+    parse_virtual_devices,
+)
 from phalanx.core.ids import NodeId, SupervisorId
+from phalanx.core.units import parse_memory_bytes
 from phalanx.core.work.extras import parse_extras
 from phalanx.core.work.seats import parse_seat
 from phalanx.node.files.job_accounts import ACCOUNT_VARIABLES, JobAccountPolicy
@@ -103,6 +113,8 @@ def run() -> SupervisorResult:
     scratch.remove_old_scratch(folder, accounts.folder)
     facts = node_facts(folder)
     probe, virtual = _probe(given, facts)
+    if virtual:
+        facts = claimed_facts(given, facts)
     links = LinkProbeListener(given["PHALANX_NODE_ID"], given.get("PHALANX_NODE_ADDRESS", "127.0.0.1"))
     slices = _slice_keeper(given, facts)
     settings = _settings(given, facts, probe, slices, links.port, accounts, virtual=virtual)
@@ -185,6 +197,22 @@ def _memory_bytes(model: str) -> int:
     except BadRequest:
         divisible = find_mig_gpu(model)
         return 0 if divisible is None else divisible.memory_bytes
+
+
+def claimed_facts(given: Mapping[str, str], facts: NodeFacts) -> NodeFacts:
+    """Return the facts of a virtual node, with the CPUs and the memory that it claims to have: a script for a larger machine can be tried.
+
+    Raises:
+        BadRequest: the variable is not a number of CPUs, or not an amount of memory.
+    """
+    cpus, memory = given.get(VIRTUAL_CPUS_VARIABLE, ""), given.get(VIRTUAL_MEMORY_VARIABLE, "")
+    if cpus and not (cpus.isdecimal() and 1 <= int(cpus) <= VIRTUAL_CPUS_MAX):
+        raise BadRequest(f"{VIRTUAL_CPUS_VARIABLE}={cpus[:20]!r} is not a number from 1 to {VIRTUAL_CPUS_MAX}")
+    return replace(
+        facts,
+        cpus=int(cpus) if cpus else facts.cpus,
+        memory_bytes=parse_memory_bytes(memory, what=VIRTUAL_MEMORY_VARIABLE) if memory else facts.memory_bytes,
+    )
 
 
 def _slice_keeper(given: dict[str, str], facts: NodeFacts) -> SliceKeeper | None:

@@ -58,11 +58,23 @@ class DoubleDashCommand(click.Command):
             cut = args.index("--")
             ctx.meta[_AFTER_DASHES] = args[cut + 1 :]
             args = args[:cut]
+        else:
+            args = _end_options_at_script(args)
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return `[OPTIONS] [FILE] [-- COMMAND...]`."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def _end_options_at_script(args: list[str]) -> list[str]:
+    """Return the arguments with `--` before an `#SBATCH` script: what follows it are its own arguments, as for sbatch."""
+    for place, word in enumerate(args):
+        if not word.startswith("-") and os.path.isfile(word) and not word.lower().endswith(_FILE_ENDINGS):
+            from phalanx.cli.jobs.sbatch_script import is_batch_script
+
+            return [*args[:place], "--", *args[place:]] if is_batch_script(word) else args
+    return args
 
 
 def job_options(command: F) -> F:
@@ -94,7 +106,7 @@ def job_request(context: click.Context, given: Mapping[str, Any]) -> JobRequest:
     if script is not None:
         from phalanx.cli.jobs.sbatch_script import batch_mapping
 
-        mapping, named = batch_mapping(script, given["file"][1:])
+        mapping, named = batch_mapping(script, given["file"][1:], lower=bool(given.get("scale_down")))
         where = lambda key: _flag(key) if key in options else script or key  # noqa: E731  # shorter than a function
     elif path is None:
         mapping, where = {}, _flag
@@ -349,6 +361,11 @@ _OPTIONS: Final = (
     click.option("-b", "--begin", metavar="WHEN", help="Earliest start: 2h (from now), 16:00, 2026-12-01T08:00."),
     click.option("--hold", is_flag=True, default=None, help="Hold until `phalanx release`."),
     click.option("--allow-never", is_flag=True, default=None, help="Submit the job even if it can never start here."),
+    click.option(
+        "--scale-down",
+        is_flag=True,
+        help="Lower the numbers of an #SBATCH script to what the cluster has, for a trial.",
+    ),
     click.option("--grace", type=DURATION, metavar="TIME", help="Time from SIGTERM to SIGKILL; default 30s."),
     click.option("--collective-timeout", type=DURATION, metavar="TIME", help="Timeout of collectives; default 10m."),
 )  # a table: one option a line

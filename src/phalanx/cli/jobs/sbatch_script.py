@@ -14,6 +14,13 @@ from phalanx.cli.errors import warn
 from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile, TooLarge
 from phalanx.core.work.request import VALUE_BYTES_MAX
+from phalanx.core.work.sbatch_scripts.fleet_fit import (
+    NodeShape,
+    numbers_too_large,
+    scale_down,
+    spread_tasks,
+    take_whole_nodes,
+)
 from phalanx.core.work.sbatch_scripts.sbatch import is_sbatch_script
 from phalanx.core.work.sbatch_scripts.sbatch_job import SHARDS_PER_GPU, convert_script
 
@@ -33,10 +40,20 @@ _ENVIRONMENT_BYTES_MAX: Final = 512 << 10  # half of the limit of a job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNames:
-    """Slurm names in the script that only the head can resolve."""
+    """What a script asks for that only the head can resolve.
 
+    Attributes:
+        script: the name of its file, for messages.
+        partition, account: Slurm names.
+        exclusive: it wants whole nodes.
+        scale_down: its numbers may be lowered to what the cluster has.
+    """
+
+    script: str
     partition: str
     account: str
+    exclusive: bool = False
+    scale_down: bool = False
 
 
 def is_batch_script(path: str) -> bool:
@@ -51,8 +68,16 @@ def is_batch_script(path: str) -> bool:
         return isinstance(error, BadFile)  # malformed #SBATCH lines: reported later with the line
 
 
-def batch_mapping(path: str, args: Sequence[str]) -> tuple[dict[str, object], SlurmNames]:
+def batch_mapping(
+    path: str, args: Sequence[str], given: Sequence[str] = (), *, lower: bool = False
+) -> tuple[dict[str, object], SlurmNames]:
     """Return the job of a script as the mapping of a job file; warn about ignored options.
+
+    Args:
+        path: of the script.
+        args: its arguments.
+        given: options of sbatch's command line, which replace those of the script.
+        lower: its numbers may be lowered to what the cluster has.
 
     Raises:
         BadFile: the script cannot be read, or an option is wrong; the message names the line.
@@ -60,7 +85,12 @@ def batch_mapping(path: str, args: Sequence[str]) -> tuple[dict[str, object], Sl
     data = read_file_bytes(path, _SCRIPT_BYTES_MAX, "batch script")
     try:
         found = convert_script(
-            data.decode(), name=os.path.basename(path), args=args, folder=os.getcwd(), shards_per_gpu=_shards_per_gpu()
+            data.decode(),
+            name=os.path.basename(path),
+            args=args,
+            folder=os.getcwd(),
+            shards_per_gpu=_shards_per_gpu(),
+            given=given,
         )
     except UnicodeDecodeError as error:
         raise BadFile(f"{path}: byte {error.start} is not UTF-8") from error
@@ -69,9 +99,23 @@ def batch_mapping(path: str, args: Sequence[str]) -> tuple[dict[str, object], Sl
     for note in found.notes:
         warn(f"{os.path.basename(path)}: {note}")
     slurm = dict(found.mapping["slurm"]) if isinstance(found.mapping["slurm"], Mapping) else {}
-    slurm |= {"key": secrets.token_hex(16), "submit_host": socket.gethostname()}
+    slurm |= {"key": secrets.token_hex(16), "submit_host": socket.gethostname(), "home": _head_of_views()}
     mapping = {**found.mapping, "slurm": slurm, "env": exported_environment(found.export, os.environ)}
-    return mapping, SlurmNames(partition=found.partition, account=found.account)
+    named = SlurmNames(
+        script=os.path.basename(path),
+        partition=found.partition,
+        account=found.account,
+        exclusive=found.exclusive,
+        scale_down=lower,
+    )
+    return mapping, named
+
+
+def _head_of_views() -> str:
+    """Return where the commands of Slurm find the head in the job: as the submitter does, by a folder or a URL, without a token."""
+    from phalanx.client.discovery import state_folder
+
+    return os.environ.get("PHALANX_URL") or state_folder()
 
 
 def _shards_per_gpu() -> int:
@@ -108,8 +152,12 @@ def exported_environment(words: str, here: Mapping[str, str]) -> dict[str, str]:
 
 
 def resolve_slurm_names(head: Client, mapping: dict[str, object], named: SlurmNames) -> dict[str, object]:
-    """Add the queue named like the partition and the project named like the account; warn if they do not exist."""
-    found = dict(mapping)
+    """Add the queue named like the partition and the project named like the account; warn if they do not exist.
+
+    Raises:
+        BadRequest: `--exclusive`, and no node fits.
+    """
+    found = _fitted(head, mapping, named)
     if named.partition and "queue" not in found:
         if any(queue.id == named.partition for queue in head.queues()):
             found["queue"] = named.partition
@@ -121,3 +169,36 @@ def resolve_slurm_names(head: Client, mapping: dict[str, object], named: SlurmNa
         else:
             warn(f"--account={named.account} is ignored: there is no project of that name (see phalanx projects)")
     return found
+
+
+def _fitted(head: Client, mapping: Mapping[str, object], named: SlurmNames) -> dict[str, object]:
+    """Return the job with whole nodes, and with numbers that the cluster has, as the script asks."""
+    nodes = node_shapes(head)
+    found = spread_tasks(mapping, nodes)
+    if named.scale_down and (large := numbers_too_large(found, nodes)):
+        warn(f"{named.script}: --scale-down lowers {', '.join(large)}")
+        found = scale_down(found, nodes)
+    if named.exclusive and nodes:
+        found, line = take_whole_nodes(found, nodes)
+        warn(f"{named.script}: {line}")
+    return found
+
+
+def node_shapes(head: Client) -> list[NodeShape]:
+    """Return what each node of the cluster has."""
+    return [
+        NodeShape(
+            id=node.id,
+            gpus=len(node.devices),
+            cpus=node.cpus,
+            memory_bytes=node.memory_bytes,
+            model=node.devices[0].model if len({device.model for device in node.devices}) == 1 else "",
+        )
+        for node in head.nodes()
+    ]
+
+
+def explain_too_large(head: Client, mapping: Mapping[str, object], named: SlurmNames) -> str:
+    """Return one sentence that says which numbers of a script are too large for the cluster; "" if none is."""
+    large = numbers_too_large(mapping, node_shapes(head))
+    return f"{named.script} is written for a larger cluster: it requests {', '.join(large)}" if large else ""

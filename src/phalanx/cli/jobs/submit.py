@@ -97,4 +97,14 @@ def submit_job(head: Client, wanted: JobRequest) -> Submission:
     Raises:
         PhalanxError: the head rejects the job, or does not answer.
     """
-    return head.submit(sendable_mapping(head, wanted))
+    mapping = sendable_mapping(head, wanted)
+    try:
+        return head.submit(mapping)
+    except BadRequest as error:
+        if wanted.slurm_names is not None:
+            from phalanx.cli.jobs.sbatch_script import explain_too_large
+
+            if why := explain_too_large(head, mapping, wanted.slurm_names):
+                hint = "lower them, or give --scale-down to lower them for a trial here"
+                raise BadRequest(why, hint=hint) from error
+        raise

@@ -10,6 +10,10 @@ from phalanx.core.errors import BadRequest
 
 MODEL_PREFIX: Final = "virtual "
 """Begins the model of a virtual device that stands in for a GPU, as in "virtual h100-80gb": requests for `h100` match it."""
+VIRTUAL_CPUS_VARIABLE: Final = "PHALANX_VIRTUAL_CPUS"
+VIRTUAL_MEMORY_VARIABLE: Final = "PHALANX_VIRTUAL_MEMORY"
+"""Set for `phalanx up`: the CPUs and the memory that each virtual node claims to have, by default this machine's."""
+VIRTUAL_CPUS_MAX: Final = 4096
 _TEXT: Final = re.compile(r"(?:([a-z0-9][a-z0-9.-]{0,39}):)?([0-9]{1,6})(\+mig)?")
 
 

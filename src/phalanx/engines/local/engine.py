@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.fleet.virtual_devices import VirtualDevices
+from phalanx.core.fleet.virtual_devices import VIRTUAL_CPUS_VARIABLE, VIRTUAL_MEMORY_VARIABLE, VirtualDevices
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.state.events import NodeDied
 from phalanx.core.work.attempt import Attempt
@@ -41,7 +41,14 @@ MEMBER_ENGINE: Final = "joined"  # keeps the supervisor of a server that joins (
 START_ATTEMPT_S: Final = 2.0  # a supervisor that dies sooner is restarted with growing pauses
 _WATCH_EVERY_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
-_PASSED: Final = ("PHALANX_LOG", "PHALANX_CONTAINMENT", "PHALANX_LIMITS", *job_accounts.ACCOUNT_VARIABLES)
+_PASSED: Final = (
+    "PHALANX_LOG",
+    "PHALANX_CONTAINMENT",
+    "PHALANX_LIMITS",
+    VIRTUAL_CPUS_VARIABLE,
+    VIRTUAL_MEMORY_VARIABLE,
+    *job_accounts.ACCOUNT_VARIABLES,
+)
 _log = logging.getLogger("phalanx.engines.local")
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Final
 
 CHUNK_BYTES: Final = 1 << 16
@@ -21,6 +21,32 @@ SendMessage = Callable[[dict[str, Any]], None]
 def shell_exit_code(returncode: int) -> int:
     """The exit code as a shell gives it, from Popen's: 128 + signal for a process that a signal killed."""
     return returncode if returncode >= 0 else 128 - returncode
+
+
+def start_process(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, *, stderr: int = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
+    """Start a process in a process group of its own, with pipes for its output and its own number in SLURM_TASK_PID.
+
+    Raises:
+        OSError, ValueError: it cannot be started.
+    """
+
+    def with_own_number() -> None:
+        # In the child, which alone knows its number. If this fails, Popen tries the same and reports the error.
+        with contextlib.suppress(OSError, ValueError):
+            os.execvpe(argv[0], list(argv), {**env, "SLURM_TASK_PID": str(os.getpid())})  # noqa: S606  # as Popen does
+
+    return subprocess.Popen(
+        list(argv),
+        env=dict(env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        process_group=0,
+        preexec_fn=with_own_number,  # noqa: PLW1509  # it takes no lock: a few system calls, then exec
+    )
 
 
 class StepTasks:
@@ -57,6 +83,11 @@ class StepTasks:
         timer.daemon = True
         timer.start()
 
+    def refuse(self, step: int, task: int, why: str, code: int) -> None:
+        """Report a task that cannot be started."""
+        self._report_output(step, task, 2, f"srun: error: {os.uname().nodename}: task {task}: {why}\n".encode())
+        self._send({"step": step, "task": task, "exit": code})
+
     def _start(self, step: int, one: dict[str, Any]) -> None:
         task, argv = int(one["task"]), [str(word) for word in one["argv"]]
         host = os.uname().nodename
@@ -66,15 +97,7 @@ class StepTasks:
             )
             one["cwd"] = "/tmp"  # noqa: S108  # as slurmd does; Phalanx writes nothing there
         try:
-            process = subprocess.Popen(
-                argv,
-                env=one["env"],
-                cwd=one["cwd"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                process_group=0,
-            )
+            process = start_process(argv, one["env"], one["cwd"])
         except (OSError, ValueError) as error:
             text = f"{self._name}: error: {host}: task {task}: {argv[0]}: {getattr(error, 'strerror', error)}\n"
             self._report_output(step, task, 2, text.encode())

@@ -13,38 +13,51 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.work.nearest_match import nearest_match
 from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmStep, tasks_per_node
+from phalanx.node.logic.step_containers import CONTAINER_FLAGS, CONTAINER_OPTIONS
 
+# long name -> short name, and what it does here
 _VALUES: Final = {
-    "ntasks": "n",
-    "nodes": "N",
-    "ntasks-per-node": "",
-    "cpus-per-task": "c",
-    "nodelist": "w",
-    "exclude": "x",
-    "output": "o",
-    "error": "e",
-    "chdir": "D",
-    "export": "",
-    "gpus-per-task": "",
-    "job-name": "J",
-    "wait": "W",
+    "ntasks": ("n", "tasks of the step"),
+    "nodes": ("N", "nodes of the step; of a range the lower end"),
+    "ntasks-per-node": ("", "tasks of each node"),
+    "cpus-per-task": ("c", "`SLURM_CPUS_PER_TASK`"),
+    "nodelist": ("w", "these nodes"),
+    "exclude": ("x", "not these nodes"),
+    "output": ("o", "file of the output, one for each task with `%t`"),
+    "error": ("e", "file of the error output"),
+    "chdir": ("D", "working directory"),
+    "export": ("", "which variables are passed"),
+    "gpus-per-task": ("", "each task sees only its own GPUs"),
+    "job-name": ("J", "accepted"),
+    "wait": ("W", "accepted: `srun` waits for all tasks"),
+    "jobid": ("", "the job itself, as in `--jobid=$SLURM_JOB_ID`"),
+    "distribution": ("m", "`block` or `cyclic`; other words mean block"),
+    "gres-flags": ("", "accepted"),
+    "accel-bind": ("", "accepted"),
+    **{name: ("", does) for name, does in CONTAINER_OPTIONS.items()},
 }
 _FLAGS: Final = {
-    "label": "l",
-    "unbuffered": "u",
-    "quiet": "Q",
-    "verbose": "v",
-    "exact": "",
-    "overlap": "",
-    "no-kill": "k",
+    "label": ("l", "the task's number before each line"),
+    "unbuffered": ("u", "output is passed on at once"),
+    "quiet": ("Q", "accepted"),
+    "verbose": ("v", "accepted"),
+    "exact": ("", "accepted"),
+    "overlap": ("", "always so: steps share the job's CPUs and devices"),
+    "no-kill": ("k", "accepted"),
+    **{name: ("", does) for name, does in CONTAINER_FLAGS.items()},
 }
-_OPTIONAL_VALUE: Final = {"kill-on-bad-exit": "K", "exclusive": ""}
+_OPTIONAL_VALUE: Final = {
+    "kill-on-bad-exit": ("K", "a task that fails ends the others"),
+    "exclusive": ("", "accepted: steps share the job's CPUs and devices"),
+}
+_ALIASES: Final = {"tasks-per-node": "ntasks-per-node"}
 _NOT_BOUND: Final = "tasks are not bound to their own cores or devices"
 _WHOLE_MEMORY: Final = "a step can use all memory of the job"
 _ALL_DEVICES: Final = "a step sees all devices of the job"
 _CLOCKS: Final = "clock rates are not changed"
 _SAMPLED: Final = "devices are always sampled"
-_IGNORED: Final = {
+IGNORED_SRUN_OPTIONS: Final = {
+    "cpus-per-gpu": "a step can use all CPUs of the job",
     "cpu-bind": _NOT_BOUND,
     "mem-bind": _NOT_BOUND,
     "gpu-bind": _NOT_BOUND,
@@ -54,7 +67,6 @@ _IGNORED: Final = {
     "ntasks-per-socket": _NOT_BOUND,
     "cores-per-socket": _NOT_BOUND,
     "sockets-per-node": _NOT_BOUND,
-    "distribution": "tasks are placed node by node (block)",
     "mem": _WHOLE_MEMORY,
     "mem-per-cpu": _WHOLE_MEMORY,
     "mem-per-gpu": _WHOLE_MEMORY,
@@ -89,7 +101,6 @@ _IGNORED: Final = {
     "compress": "files are not sent",
 }
 _IGNORED_SHORT: Final = {
-    "m": "distribution",
     "t": "time",
     "G": "gpus",
     "p": "partition",
@@ -100,16 +111,18 @@ _IGNORED_SHORT: Final = {
     "r": "relative",
     "I": "immediate",
 }
-_REFUSED: Final = {
+REFUSED_SRUN_OPTIONS: Final = {
     "pty": "use phalanx shell JOB",
     "multi-prog": "start each program with its own srun",
     "bcast": "copy the file first",
     "het-group": "heterogeneous jobs are not supported",
-    "jobid": "a step runs in the job that starts it",
-    "container": "the job already has its image",
+    "container": "OCI bundles are not supported; --container-image names an image",
+    "container-save": "build the image before",
     "x11": "there is no display",
     "preserve-env": "use -n and -N",
 }
+HONOURED_SRUN_OPTIONS: Final = {**_VALUES, **_FLAGS, **_OPTIONAL_VALUE}
+"""Long name -> short name, and what the option does here."""
 _WITHOUT_VALUE: Final = frozenset({"pty", "multi-prog", "x11", "preserve-env", "exclusive", "kill-on-bad-exit"})
 
 
@@ -155,15 +168,15 @@ def parse_srun(words: Sequence[str]) -> SrunRequest:
         if word == "--":
             break
         name, value = _split(word, left)
-        if name in _REFUSED:
-            raise BadRequest(f"--{name} is not supported here", hint=_REFUSED[name])
+        if name in REFUSED_SRUN_OPTIONS:
+            raise BadRequest(f"--{name} is not supported here", hint=REFUSED_SRUN_OPTIONS[name])
         if name == "mpi":
             if value not in {"none", ""}:
                 raise BadRequest(
                     f"--mpi={value} is not supported here", hint='start MPI by mpirun --hostfile "$PHALANX_HOSTFILE"'
                 )
-        elif name in _IGNORED:
-            notes.append(f"--{name}{f'={value}' if value else ''} is ignored: {_IGNORED[name]}")
+        elif name in IGNORED_SRUN_OPTIONS:
+            notes.append(f"--{name}{f'={value}' if value else ''} is ignored: {IGNORED_SRUN_OPTIONS[name]}")
         else:
             given[name] = value
     if not left:
@@ -177,12 +190,14 @@ def plan_step(asked: SrunRequest, batch: SlurmBatchJob, number: int) -> SlurmSte
     Raises:
         BadRequest: more nodes than the job has, nodes it does not have, or a number of tasks that does not fit them.
     """
+    wanted = asked.options.get("jobid", batch.job_number)
+    if wanted not in {batch.job_number, batch.array.get("SLURM_ARRAY_JOB_ID", "")}:
+        raise BadRequest(
+            f"--jobid={wanted}: a step runs in the job that starts it, which is {batch.job_number}",
+            hint=f"phalanx exec {wanted} runs a command beside another job",
+        )
     ranks = list(range(len(batch.nodes)))
-    names = {
-        name: rank
-        for rank, node in enumerate(batch.nodes)
-        for name in (step_hostname(batch, rank), node.address, node.name)
-    }
+    names = _ranks_by_name(batch)
     if "nodelist" in asked.options:
         ranks = [_rank(names, name) for name in expand_hostlist(asked.options["nodelist"])]
     if "exclude" in asked.options:
@@ -213,6 +228,7 @@ def plan_step(asked: SrunRequest, batch: SlurmBatchJob, number: int) -> SlurmSte
         nodes=tuple(ranks),
         counts=counts,
         cpus_per_task=asked.options.get("cpus-per-task") or batch.options.get("cpus_per_task", ""),
+        cyclic=(asked.options.get("distribution") or batch.options.get("distribution", "")).startswith("cyclic"),
     )
 
 
@@ -243,6 +259,15 @@ def exported_environment(words: str, here: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def _ranks_by_name(batch: SlurmBatchJob) -> dict[str, int]:
+    """Return the rank of each node by the names it has: virtual nodes share one address, which then means the first of them."""
+    found = {step_hostname(batch, rank): rank for rank in range(len(batch.nodes))}
+    for rank, node in enumerate(batch.nodes):
+        found.setdefault(node.name, rank)
+        found.setdefault(node.address, rank)
+    return found
+
+
 def _rank(names: Mapping[str, int], name: str) -> int:
     if name not in names:
         raise BadRequest(f"{name} is not a node of this job", hint="scontrol show hostnames lists them")
@@ -251,18 +276,24 @@ def _rank(names: Mapping[str, int], name: str) -> int:
 
 def _split(word: str, left: list[str]) -> tuple[str, str]:
     """Return long name and value of an option; the value may be the next word."""
-    known = {**_VALUES, **_FLAGS, **_OPTIONAL_VALUE}
+    known = HONOURED_SRUN_OPTIONS
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
-        if name not in known and name not in _IGNORED and name not in _REFUSED and name != "mpi":
-            near = nearest_match(name, [*known, *_IGNORED])
+        name = _ALIASES.get(name, name)
+        if (
+            name not in known
+            and name not in IGNORED_SRUN_OPTIONS
+            and name not in REFUSED_SRUN_OPTIONS
+            and name != "mpi"
+        ):
+            near = nearest_match(name, [*known, *IGNORED_SRUN_OPTIONS])
             raise BadRequest(
                 f"srun has no option --{name}", hint=f"did you mean --{near}?" if near else "man srun lists them"
             )
         if not equals and name not in _FLAGS and name not in _WITHOUT_VALUE and left:
             value = left.pop(0)
         return name, value
-    letters = {short: name for name, short in known.items() if short} | _IGNORED_SHORT
+    letters = {short: name for name, (short, _) in known.items() if short} | _IGNORED_SHORT
     name = letters.get(word[1], "")
     if not name:
         raise BadRequest(f"srun has no option -{word[1]}", hint="man srun lists them")

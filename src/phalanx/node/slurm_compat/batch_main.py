@@ -7,6 +7,7 @@ with its exit code. Layouts come from `logic.srun_options`, variables from `logi
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from phalanx.node.gang.job_link import (
     open_link,
     read_batch_order,
 )
-from phalanx.node.gang.step_tasks import CHUNK_BYTES, StepTasks, shell_exit_code
+from phalanx.node.gang.step_tasks import CHUNK_BYTES, StepTasks, shell_exit_code, start_process
 from phalanx.node.logic.slurm_variables import (
     SlurmBatchJob,
     SlurmBatchNode,
@@ -36,15 +37,17 @@ from phalanx.node.logic.slurm_variables import (
     step_variables,
 )
 from phalanx.node.logic.srun_options import (
+    SrunRequest,
     exported_environment,
     parse_srun,
     plan_step,
     step_hostname,
 )
+from phalanx.node.slurm_compat.node_context import BatchNodeContext, handle_order
 
 JOIN_S: Final = 60.0  # all nodes pass the barrier together; a node that is later than this is lost, and the gang ends
-_NODE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES",)
 _USAGE: Final = 64
+_UMASK: Final = 0o022
 RANK_ONLY_VARIABLES: Final = frozenset(
     {
         "RANK",
@@ -92,7 +95,7 @@ def _serve_tasks(order: dict[str, Any]) -> int:
             link.send(message)
 
     tasks = StepTasks(send)
-    node = _NodeContext(order["workdir"])
+    node = BatchNodeContext(order)
     while True:
         try:
             message = link.receive()
@@ -102,41 +105,7 @@ def _serve_tasks(order: dict[str, Any]) -> int:
         if message.get("bye"):
             tasks.signal(signal.SIGKILL)
             return 0
-        _handle(tasks, message, node)
-
-
-class _NodeContext:
-    """The values that differ on each node: the job's folder, Phalanx variables, and devices."""
-
-    def __init__(self, workdir: str) -> None:
-        self.workdir = workdir
-        self.variables = {
-            name: value for name, value in os.environ.items() if name.startswith("PHALANX_") or name in _NODE_VARIABLES
-        }
-
-    def folder(self, cwd: str, first: str) -> str:
-        """The folder here that corresponds to `cwd` on node rank 0, where the job's folder is `first`: each node may have its own copy."""
-        inside = cwd == first or cwd.startswith(f"{first}/")
-        return self.workdir + cwd[len(first) :] if inside else cwd
-
-
-def _handle(tasks: StepTasks, message: dict[str, Any], node: _NodeContext) -> None:
-    if "run" in message:
-        for one in message["run"]:
-            one["cwd"] = node.folder(one["cwd"], one["first"])
-            one["env"] = {**one["env"], **node.variables}
-            places = one.get("places")
-            if places is not None:
-                devices = node.variables.get("PHALANX_DEVICES", "").split(",")
-                mine = ",".join(devices[place] for place in places if place < len(devices))
-                one["env"] |= {"PHALANX_DEVICES": mine} | (
-                    {"CUDA_VISIBLE_DEVICES": mine} if node.variables.get("CUDA_VISIBLE_DEVICES") else {}
-                )
-        tasks.start(message["step"], message["run"])
-    elif "signal" in message:
-        tasks.signal(message["signal"], message.get("step"))
-    elif "end" in message:
-        tasks.end(message["end"])
+        handle_order(tasks, message, node)
 
 
 class _Script:
@@ -150,25 +119,18 @@ class _Script:
         self._unfinished: dict[int, int] = {}
         self._number = 0
         self._tasks = StepTasks(self._forward)
-        self._node = _NodeContext(order["workdir"])
+        self._node = BatchNodeContext(order)
 
     def run(self) -> int:
         """Run the script to its end."""
         listener = self._listen()
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         self._await_nodes()
-        environment = {name: value for name, value in os.environ.items() if name not in RANK_ONLY_VARIABLES}
-        environment |= batch_variables(self._batch)
-        environment["PATH"] = f"{self._order['bin']}{os.pathsep}{environment.get('PATH', os.defpath)}"
         try:
-            script = subprocess.Popen(
-                [self._order["script"], *self._order["args"]],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if self._order["batch"]["options"].get("error") else subprocess.STDOUT,
-                process_group=0,
-            )
+            script = self._start_script()
+        except PhalanxError as error:
+            _complain(f"phalanx: {error.message}" + (f" ({error.hint})" if error.hint else ""))
+            return _USAGE
         except OSError as error:
             _complain(
                 f"{self._order['script']}: {error.strerror}; check that its first line is the path of an interpreter"
@@ -182,6 +144,30 @@ class _Script:
         for copy in copies:
             copy.join(timeout=1.0)  # a background child may keep the output open; Slurm ends it with the job
         return shell_exit_code(code)
+
+    def _start_script(self) -> subprocess.Popen[bytes]:
+        """Start the script, with the environment that a script has under Slurm.
+
+        Raises:
+            BadRequest: its image cannot be run here.
+            OSError: its interpreter cannot be started.
+        """
+        tools = self._order["bin"]
+        environment = {name: value for name, value in os.environ.items() if name not in RANK_ONLY_VARIABLES}
+        environment |= batch_variables(self._batch) | self._node.devices()
+        environment["PATH"] = f"{tools}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        container = json.loads(self._batch.options.get("container") or "{}")
+        argv = self._node.in_container(
+            [self._order["script"], *self._order["args"]],
+            {f"container-{name}": value for name, value in container.items()},
+            os.getcwd(),
+        )
+        return start_process(
+            argv,
+            environment,
+            os.getcwd(),
+            stderr=subprocess.PIPE if self._order["batch"]["options"].get("error") else subprocess.STDOUT,
+        )
 
     # ---- the script's output and its signal -----------------------------------------------------------------------------
 
@@ -292,9 +278,9 @@ class _Script:
         with self._lock:
             self._clients[number], self._unfinished[number] = link, step.tasks
         link.send({"begun": number, "tasks": step.tasks, "notes": list(srun.notes)})
-        share = int(srun.options.get("gpus-per-task") or self._batch.options.get("gpus_per_task") or 0)
+        share = _gpus_per_task(srun, self._batch)
         environment = exported_environment(srun.options.get("export", ""), asked["env"])
-        self._start(step, list(srun.command), environment, srun.options.get("chdir") or asked["cwd"], share)
+        self._start(step, srun, environment, srun.options.get("chdir") or asked["cwd"], share)
         try:
             while True:
                 message = link.receive()
@@ -308,24 +294,26 @@ class _Script:
                 self._each_node({"end": number})
                 self._tasks.end(number)
 
-    def _start(self, step: SlurmStep, argv: Sequence[str], environment: dict[str, str], cwd: str, share: int) -> None:
-        host = self._batch.nodes[0].address
+    def _start(self, step: SlurmStep, srun: SrunRequest, environment: dict[str, str], cwd: str, share: int) -> None:
+        host, label, umask = self._batch.nodes[0].address, "label" in srun.options, _umask()
+        container = {name: value for name, value in srun.options.items() if "container" in name}
         parts: dict[int, list[dict[str, Any]]] = {}
         for task in range(step.tasks):
             place, local = step.node_of(task)
             one: dict[str, Any] = {
                 "task": task,
-                "argv": list(argv),
+                "argv": list(srun.command),
                 "cwd": cwd,
                 "first": self._node.workdir,
-                "env": {**environment, **step_variables(self._batch, step, task, host=host)},
+                "env": environment | step_variables(self._batch, step, task, host=host, label=label, umask=umask),
+                "container": container,
             }
             if share:  # GPUs per task
                 one["places"] = list(range(local * share, (local + 1) * share))
             parts.setdefault(step.nodes[place], []).append(one)
         for rank, tasks in parts.items():
             if rank == 0:
-                _handle(self._tasks, {"step": step.number, "run": tasks}, self._node)
+                handle_order(self._tasks, {"step": step.number, "run": tasks}, self._node)
                 continue
             for one in tasks:  # one task in a message: environments may be large, and messages are bounded
                 self._nodes[rank].send({"step": step.number, "run": [one]})
@@ -346,6 +334,19 @@ class _Script:
         for link in links:
             with contextlib.suppress(LinkClosed):
                 link.send(message)
+
+
+def _gpus_per_task(srun: SrunRequest, batch: SlurmBatchJob) -> int:
+    """The GPUs that each task sees; 0 for all of the job."""
+    text = srun.options.get("gpus-per-task") or batch.options.get("gpus_per_task") or "0"
+    number = text.rpartition(":")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _umask() -> int:
+    """This process's umask, from the kernel: the call that reads it would also set it, in all threads."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        return next((int(line.split()[1], 8) for line in status if line.startswith("Umask:")), _UMASK)
 
 
 def show_hostnames(words: Sequence[str]) -> list[str]:

@@ -18,8 +18,10 @@ from phalanx.node.files.job_accounts import open_for_writing
 from phalanx.node.gang.job_link import BATCH_VARIABLE
 from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmBatchNode
 from phalanx.node.member.member_runtime import MemberRuntime
+from phalanx.node.slurm_compat.script_tools import TOOLS, with_tools_after_profile
 
-_TOOLS: Final = ("srun", "scontrol")
+SCRIPT_NAME: Final = "slurm_script"
+"""The name under which Slurm runs a script, which some print or compare."""
 _PYTHON: Final = (sys.executable, "-I", "-m")
 
 
@@ -33,12 +35,12 @@ def batch_command(member: MemberRuntime, port: int) -> tuple[tuple[str, ...], di
     folder = os.path.join(member.scratch.path, "batch")
     os.makedirs(os.path.join(folder, "bin"), mode=0o700, exist_ok=True)
     options = dict(order.spec.slurm)
-    name = os.path.basename(options.get("script_name", "")) or "script"
-    script = os.path.join(folder, name if name not in {"bin", "batch.json"} else "script")
-    _write(script, order.spec.role.script, 0o700)
-    for tool in _TOOLS:
-        words = shlex.join((*_PYTHON, "phalanx.node.slurm_compat.srun_main", tool))
-        _write(os.path.join(folder, "bin", tool), f'#!/bin/sh\nexec {words} "$@"\n', 0o700)
+    script = os.path.join(folder, SCRIPT_NAME)
+    tools = os.path.join(folder, "bin")
+    _write(script, with_tools_after_profile(order.spec.role.script, tools), 0o700)
+    for tool, module in TOOLS.items():
+        words = shlex.join((*_PYTHON, module, tool))
+        _write(os.path.join(tools, tool), f'#!/bin/sh\nexec {words} "$@"\n', 0o700)
     config = {
         "node_rank": member.grant.node_rank,
         "key": options.get("key", ""),
@@ -47,28 +49,24 @@ def batch_command(member: MemberRuntime, port: int) -> tuple[tuple[str, ...], di
         "script": script,
         "workdir": member.workdir,
         "args": json.loads(options.get("args", "[]")),
-        "bin": os.path.join(folder, "bin"),
-        "batch": asdict(_batch(order, options, *_uid_and_name(member))),
+        "bin": tools,
+        "devices": list(member.grant.devices),
+        "batch": asdict(_batch(order, options, member)),
     }
     path = os.path.join(folder, "batch.json")
     _write(path, json.dumps(config), 0o600)
     return (*_PYTHON, "phalanx.node.slurm_compat.batch_main"), {BATCH_VARIABLE: path}
 
 
-def _uid_and_name(member: MemberRuntime) -> tuple[int, str]:
-    """The account that the member's ranks run under."""
-    account = member.account
-    return (os.getuid(), getpass.getuser()) if account is None else (account.uid, account.name)
-
-
-def _batch(order: PrepareTasks, options: dict[str, str], uid: int, user: str) -> SlurmBatchJob:
-    grants = order.allocation.grants
+def _batch(order: PrepareTasks, options: dict[str, str], member: MemberRuntime) -> SlurmBatchJob:
+    grants, account = order.allocation.grants, member.account
     tasks = int(options.get("tasks_per_node") or 1)
     nodes = tuple(
         SlurmBatchNode(
             name=grant.node_id,
             address=address,
             devices=grant.visible_devices,
+            indices=tuple(grant.devices) if len(grant.devices) == grant.visible_devices else (),
             cpus=grant.cpus or tasks * int(options.get("cpus_per_task") or 1),
         )
         for grant, address in zip(grants, order.addresses, strict=True)
@@ -77,8 +75,9 @@ def _batch(order: PrepareTasks, options: dict[str, str], uid: int, user: str) ->
         job_number=_number(order, options),
         name=order.spec.name,
         nodes=nodes,
-        uid=uid,
-        user=user,
+        uid=os.getuid() if account is None else account.uid,
+        gid=os.getgid() if account is None else account.gid,
+        user=getpass.getuser() if account is None else account.name,
         restarts=order.restarts,
         options={name: value for name, value in options.items() if name not in {"key", "args"}},
         end_s=order.deadline_s,

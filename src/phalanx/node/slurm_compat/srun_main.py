@@ -93,6 +93,7 @@ class _Output:
             LinkClosed: node rank 0 is gone.
         """
         worst, left = 0, self._tasks
+        self._create_files()
         kill = "kill-on-bad-exit" in self._asked.options and self._asked.options["kill-on-bad-exit"] != "0"
         while left:
             message = link.receive()
@@ -109,6 +110,13 @@ class _Output:
             worst = max(worst, code)
         self._end()
         return worst
+
+    def _create_files(self) -> None:
+        """Create the files of --output and --error: a task that writes nothing leaves an empty one."""
+        for out, option in ((1, "output"), (2, "error")):
+            if self._asked.options.get(option):
+                for task in range(self._tasks):
+                    self._sink(task, out)
 
     def _write(self, task: int, out: int, data: bytes) -> None:
         # By lines, as Slurm does: lines of different tasks must not mix.

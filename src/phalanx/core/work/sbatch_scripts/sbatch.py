@@ -28,12 +28,13 @@ class OptionArity(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SbatchOption:
-    """One option. `unsupported_reason`: why Phalanx does not honour it, for users; empty if it does."""
+    """One option. `unsupported_reason`: why Phalanx does not honour it, for users; empty if it does. `meaning`: what it does if it does."""
 
     name: str
     short: str = ""
     takes: OptionArity = OptionArity.YES
     unsupported_reason: str = ""
+    meaning: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,53 +46,70 @@ class ParsedOption:
     line: int
 
 
-def _honoured() -> tuple[SbatchOption, ...]:
-    yes = (
-        ("job-name", "J"),
-        ("nodes", "N"),
-        ("ntasks", "n"),
-        ("ntasks-per-node", ""),
-        ("cpus-per-task", "c"),
-        ("gpus", "G"),
-        ("gpus-per-node", ""),
-        ("gpus-per-task", ""),
-        ("ntasks-per-gpu", ""),
-        ("gres", ""),
-        ("mem", ""),
-        ("mem-per-cpu", ""),
-        ("mem-per-gpu", ""),
-        ("time", "t"),
-        ("output", "o"),
-        ("error", "e"),
-        ("open-mode", ""),
-        ("array", "a"),
-        ("dependency", "d"),
-        ("begin", "b"),
-        ("signal", ""),
-        ("chdir", "D"),
-        ("nodelist", "w"),
-        ("exclude", "x"),
-        ("reservation", ""),
-        ("comment", ""),
-        ("export", ""),
-        ("nice", ""),
-        ("partition", "p"),
-        ("account", "A"),
-        ("licenses", "L"),
-        ("tmp", ""),
-    )
-    flags = (("hold", "H"), ("requeue", ""), ("parsable", ""), ("quiet", "Q"), ("verbose", "v"))
-    kinds = {"nice": OptionArity.MAYBE}
-    return tuple(
-        SbatchOption(name=name, short=short, takes=kinds.get(name, OptionArity.YES)) for name, short in yes
-    ) + tuple(SbatchOption(name=name, short=short, takes=OptionArity.NO) for name, short in flags)
-
-
+# name, short, takes a value, what it does here
+_HONOURED: Final = (
+    ("job-name", "J", OptionArity.YES, "name"),
+    ("nodes", "N", OptionArity.YES, "nodes; of a range the lower end"),
+    ("ntasks", "n", OptionArity.YES, "tasks of the job"),
+    ("ntasks-per-node", "", OptionArity.YES, "tasks of each node"),
+    ("cpus-per-task", "c", OptionArity.YES, "CPUs of each task"),
+    ("cpus-per-gpu", "", OptionArity.YES, "CPUs for each GPU"),
+    ("gpus", "G", OptionArity.YES, "GPUs of the job, with a model if given"),
+    ("gpus-per-node", "", OptionArity.YES, "GPUs of each node, with a model if given"),
+    ("gpus-per-task", "", OptionArity.YES, "GPUs of each task, which sees only its own"),
+    ("gres", "", OptionArity.YES, "`gpu`, `mps` and `shard`; others are listed as ignored"),
+    ("mem", "", OptionArity.YES, "memory of each node; 0 requests none"),
+    ("mem-per-cpu", "", OptionArity.YES, "memory for each CPU"),
+    ("mem-per-gpu", "", OptionArity.YES, "memory for each GPU"),
+    ("exclusive", "", OptionArity.MAYBE, "all GPUs and CPUs of each node"),
+    ("time", "t", OptionArity.YES, "time limit"),
+    ("time-min", "", OptionArity.YES, "accepted: a job always gets its whole time limit"),
+    ("output", "o", OptionArity.YES, "file of the output"),
+    ("error", "e", OptionArity.YES, "file of the error output"),
+    ("open-mode", "", OptionArity.YES, "append or truncate"),
+    ("array", "a", OptionArity.YES, "array, with `%` elements at once"),
+    (
+        "dependency",
+        "d",
+        OptionArity.YES,
+        "`afterok`, `afterany`, `afternotok`, `aftercorr`, `singleton`; all must hold",
+    ),
+    ("begin", "b", OptionArity.YES, "earliest start"),
+    ("signal", "", OptionArity.YES, "signal before the time limit, to the script with `B:`, else to the tasks"),
+    ("chdir", "D", OptionArity.YES, "working directory"),
+    ("nodelist", "w", OptionArity.YES, "these nodes"),
+    ("exclude", "x", OptionArity.YES, "not these nodes"),
+    ("reservation", "", OptionArity.YES, "on the nodes of this reservation"),
+    ("comment", "", OptionArity.YES, "the label `slurm.comment`"),
+    ("export", "", OptionArity.YES, "which variables of the shell are passed"),
+    ("nice", "", OptionArity.MAYBE, "priority"),
+    ("partition", "p", OptionArity.YES, "the queue of that name, if it exists"),
+    ("account", "A", OptionArity.YES, "the project of that name, if it exists"),
+    ("licenses", "L", OptionArity.YES, "the resources of these names"),
+    ("tmp", "", OptionArity.YES, "the resource `scratch`"),
+    ("hold", "H", OptionArity.NO, "held until it is released"),
+    ("requeue", "", OptionArity.NO, "always so"),
+    ("parsable", "", OptionArity.NO, "the view `sbatch` prints only the number"),
+    ("quiet", "Q", OptionArity.NO, "accepted"),
+    ("verbose", "v", OptionArity.NO, "accepted"),
+    ("wait", "W", OptionArity.NO, "the view `sbatch` waits for the end of the job"),
+    ("wait-all-nodes", "", OptionArity.YES, "always so: a script starts when all of its nodes are ready"),
+    ("gres-flags", "", OptionArity.YES, "accepted: devices are chosen by their place anyway"),
+    ("container-image", "", OptionArity.YES, "the script runs in this image (option of the plugin pyxis)"),
+    ("container-mounts", "", OptionArity.YES, "folders that it sees"),
+    ("container-workdir", "", OptionArity.YES, "its folder in the image"),
+    ("container-name", "", OptionArity.YES, "accepted: each start is a new container"),
+    ("container-env", "", OptionArity.YES, "accepted: all variables are passed"),
+    ("container-mount-home", "", OptionArity.NO, "it sees the home folder"),
+    ("no-container-mount-home", "", OptionArity.NO, "the default"),
+    ("container-writable", "", OptionArity.NO, "changes to the image are lost at the end"),
+    ("container-remap-root", "", OptionArity.NO, "accepted: the user stays the same"),
+    ("no-container-remap-root", "", OptionArity.NO, "the default"),
+)
+_ALIASES: Final = {"tasks-per-node": "ntasks-per-node"}
 _NO_BINDING: Final = "tasks are not bound to cores, sockets or memory"
-_SHARED: Final = "nodes are shared by device: other jobs may use devices that the job leaves free"
 _NO_MAIL: Final = "Phalanx sends no mail"
 _IGNORED: Final = (
-    ("exclusive", "", OptionArity.MAYBE, _SHARED),
     ("oversubscribe", "s", OptionArity.NO, "a device is never shared by two jobs"),
     ("overcommit", "O", OptionArity.NO, "CPUs are never overcommitted"),
     ("qos", "q", OptionArity.YES, "use queues and priorities"),
@@ -106,7 +124,6 @@ _IGNORED: Final = (
     ("mail-user", "", OptionArity.YES, _NO_MAIL),
     ("no-requeue", "", OptionArity.NO, "a job that loses a node is requeued and resumes"),
     ("no-kill", "k", OptionArity.MAYBE, "a gang that loses a node restarts as a whole"),
-    ("wait", "W", OptionArity.NO, "wait for the job after it is submitted"),
     ("test-only", "", OptionArity.NO, "request a dry run when you submit"),
     ("switches", "", OptionArity.YES, "request the level leaf: within or prefer"),
     ("contiguous", "", OptionArity.NO, "neighbouring nodes are preferred anyway"),
@@ -122,7 +139,6 @@ _IGNORED: Final = (
     ("ntasks-per-core", "", OptionArity.YES, _NO_BINDING),
     ("extra-node-info", "B", OptionArity.YES, _NO_BINDING),
     ("gpus-per-socket", "", OptionArity.YES, _NO_BINDING),
-    ("cpus-per-gpu", "", OptionArity.YES, "give --cpus-per-task"),
     (
         "gpu-bind",
         "",
@@ -143,6 +159,12 @@ _IGNORED: Final = (
     ("acctg-freq", "", OptionArity.YES, "devices are sampled each second"),
     ("propagate", "", OptionArity.MAYBE, "resource limits are those of the node"),
     ("get-user-env", "", OptionArity.MAYBE, "use --export to pass the environment"),
+    ("batch", "", OptionArity.YES, "the script runs on the first node"),
+    ("ntasks-per-gpu", "", OptionArity.YES, "give --ntasks-per-node"),
+    ("umask", "", OptionArity.YES, "files get the permissions of the supervisor"),
+    ("extra", "", OptionArity.YES, "use --comment, which is stored as a label"),
+    ("oom-kill-step", "", OptionArity.MAYBE, "a job ends when the kernel kills one of its tasks for memory"),
+    ("segment", "", OptionArity.YES, "request slices of nodes: slice and slice_within"),
     ("network", "", OptionArity.YES, "Phalanx does not configure the network"),
     ("power", "", OptionArity.YES, "Phalanx does not manage power"),
     ("mcs-label", "", OptionArity.YES, "MCS labels are not supported"),
@@ -158,7 +180,7 @@ _IGNORED: Final = (
     ("tres-per-task", "", OptionArity.YES, "give --gpus-per-task"),
     ("usage", "", OptionArity.NO, "see docs/slurm.md"),
 )
-_REFUSED: Final = {
+REFUSED_SBATCH_OPTIONS: Final = {
     "clusters": "there is only this cluster",
     "container": "batch scripts run on the node itself",
     "wrap": "the script is already given",
@@ -170,7 +192,7 @@ _REFUSED_SHORT: Final = {"M": "clusters"}
 SBATCH_OPTIONS: Final = {
     option.name: option
     for option in (
-        *_honoured(),
+        *(SbatchOption(name=name, short=short, takes=takes, meaning=does) for name, short, takes, does in _HONOURED),
         *(
             SbatchOption(name=name, short=short, takes=takes, unsupported_reason=why)
             for name, short, takes, why in _IGNORED
@@ -181,8 +203,10 @@ _SHORT: Final = {option.short: option for option in SBATCH_OPTIONS.values() if o
 
 
 def is_sbatch_script(text: str) -> bool:
-    """Whether a text is a script with an effective `#SBATCH` line."""
-    return text.startswith("#!") and any(True for _ in _directives(text))
+    """Whether a text is a script with an `#SBATCH` line. Lines after the first command have no effect, as in Slurm, but show what it is."""
+    if not text.startswith("#!"):
+        return False
+    return any(line.startswith(_MARK) and line[len(_MARK) :][:1].isspace() for line in text.splitlines())
 
 
 def parse_script_options(text: str) -> tuple[ParsedOption, ...]:
@@ -288,9 +312,9 @@ def _words(text: str, line: int) -> list[str]:
 
 
 def _long_option(name: str, line: int) -> SbatchOption:
-    if name in _REFUSED:
-        raise BadFile(f"{_line_prefix(line)}--{name} is not supported: {_REFUSED[name]}")
-    option = SBATCH_OPTIONS.get(name)
+    if name in REFUSED_SBATCH_OPTIONS:
+        raise BadFile(f"{_line_prefix(line)}--{name} is not supported: {REFUSED_SBATCH_OPTIONS[name]}")
+    option = SBATCH_OPTIONS.get(_ALIASES.get(name, name))
     if option is not None:
         return option
     begun = [option for known, option in SBATCH_OPTIONS.items() if known.startswith(name)]

@@ -8,17 +8,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.errors import BadFile, BadRequest
-from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.units import GIB, MIB
-from phalanx.core.work.array import parse_array
-from phalanx.core.work.dependency import parse_dependencies
-from phalanx.core.work.sbatch_scripts.sbatch import SBATCH_OPTIONS, ParsedOption, parse_script_options
+from phalanx.core.work.sbatch_scripts.sbatch import (
+    SBATCH_OPTIONS,
+    ParsedOption,
+    parse_option_line,
+    parse_script_options,
+)
+from phalanx.core.work.sbatch_scripts.script_options import ScriptOptions
+from phalanx.core.work.sbatch_scripts.script_times import (
+    script_array,
+    script_begin,
+    script_dependency,
+    script_files,
+    script_hosts,
+    script_priority,
+    script_signal,
+    script_time,
+)
 
-_TIME: Final = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,7})(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?")
 _MEMORY: Final = re.compile(r"([0-9]{1,12})([KMGT]?)B?", re.IGNORECASE)
 _LICENCE: Final = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)(?:@[A-Za-z0-9_.-]+)?(?::([0-9]{1,7}))?")
 _SHARES: Final = {"mps": "mps", "shard": "time"}  # how Slurm's generic resources share a GPU; it does not fence shards
@@ -30,49 +41,30 @@ _GPU_FEATURE: Final = re.compile(
 _GPUS: Final = re.compile(r"(?:([A-Za-z0-9_.+\-]+):)?([0-9]{1,6})")
 _MIG_TYPE: Final = re.compile(r"(?:([a-z0-9_.-]*?)[_.-])?([0-9]{1,2}g\.[0-9]{1,4}gb(?:\+me)?)")
 _TYPE_MEMORY: Final = re.compile(r"[0-9]{1,4}gb")
-_SIGNAL: Final = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@([0-9]{1,5}))?")
-_RELATIVE: Final = re.compile(r"now(?:\+([0-9]{1,9})([a-z]*))?", re.IGNORECASE)
-_SIGNALS: Final = {
-    "HUP": 1,
-    "INT": 2,
-    "QUIT": 3,
-    "ABRT": 6,
-    "KILL": 9,
-    "USR1": 10,
-    "USR2": 12,
-    "ALRM": 14,
-    "TERM": 15,
-    "CONT": 18,
-    "STOP": 19,
-    "TSTP": 20,
-    "URG": 23,
-    "XCPU": 24,
-}
-# Sbatch(1): "If a sig_num is specified without any sig_time, the default time will be 60 seconds."
-_SIGNAL_LEAD_S: Final = 60
-_UNLIMITED: Final = ("UNLIMITED", "INFINITE", "0", "-1")
-_UNITS_S: Final = {
-    "": 1,
-    "seconds": 1,
-    "second": 1,
-    "minutes": 60,
-    "minute": 60,
-    "hours": 3600,
-    "hour": 3600,
-    "days": 86400,
-    "day": 86400,
-    "weeks": 604800,
-    "week": 604800,
-}
 SLURM_KEYS: Final = frozenset(
     {
         "ntasks",
+        "ntasks_given",
+        "nodes_given",
         "ntasks_per_node",
         "cpus_per_task",
+        "cpus_per_gpu",
+        "gpus",
+        "gpus_per_node",
         "gpus_per_task",
+        "gpus_wanted",
         "mem",
         "mem_per_cpu",
+        "mem_per_gpu",
+        "exclusive",
         "tasks_per_node",
+        "dependency",
+        "reservation",
+        "hint",
+        "threads_per_core",
+        "distribution",
+        "container",
+        "home",
         "output",
         "error",
         "open_mode",
@@ -89,8 +81,6 @@ SLURM_KEYS: Final = frozenset(
     }
 )
 """The keys of a job's `slurm`."""
-DEFAULT_OUTPUT: Final = "slurm-%j.out"
-DEFAULT_ARRAY_OUTPUT: Final = "slurm-%A_%a.out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +92,7 @@ class ConvertedScript:
         notes: options that are not honoured, one line each.
         partition, account: as written, for the caller to map to a queue and a project.
         export: the part of the submitter's environment that is passed on: "ALL", "NONE", or names and values.
+        exclusive: the nodes are the job's alone; the caller, who knows the nodes, replaces GPUs and CPUs by all that they have.
     """
 
     mapping: dict[str, object]
@@ -109,39 +100,17 @@ class ConvertedScript:
     partition: str = ""
     account: str = ""
     export: str = "ALL"
-
-
-@dataclass(slots=True)
-class _Options:
-    """The options by name, with their lines for error messages."""
-
-    given: Mapping[str, ParsedOption]
-    notes: list[str] = field(default_factory=list)
-    honoured: set[str] = field(default_factory=set)  # options that are honoured in this script only
-
-    def text(self, name: str) -> str:
-        found = self.given.get(name)
-        return "" if found is None else found.value.strip()
-
-    def has(self, name: str) -> bool:
-        return name in self.given
-
-    def number(self, name: str, *, low: int = 1) -> int | None:
-        text = self.text(name)
-        if not text:
-            return None
-        if not text.isdecimal() or not low <= int(text) <= 1_000_000:
-            raise self.wrong(name, f"is not a number of at least {low}")
-        return int(text)
-
-    def wrong(self, name: str, why: str, hint: str = "") -> BadFile:
-        found = self.given[name]
-        at = f"line {found.line}: " if found.line else ""
-        return BadFile(f"{at}--{name}={found.value}: {why}", hint=hint)
+    exclusive: bool = False
 
 
 def convert_script(
-    text: str, *, name: str, args: Sequence[str] = (), folder: str, shards_per_gpu: int = SHARDS_PER_GPU
+    text: str,
+    *,
+    name: str,
+    args: Sequence[str] = (),
+    folder: str,
+    shards_per_gpu: int = SHARDS_PER_GPU,
+    given: Sequence[str] = (),
 ) -> ConvertedScript:
     """The job that a script requests.
 
@@ -151,24 +120,26 @@ def convert_script(
         args: arguments of the script, after its name on the command line.
         folder: absolute; where it was submitted.
         shards_per_gpu: parts that `--gres=shard` counts
+        given: options of the command line of sbatch, which replace those of the script
 
     Raises:
         BadFile: an option is wrong or unknown, with its line.
     """
-    given = {one.name: one for one in parse_script_options(text)}
-    options = _Options(given=given)
+    found = {one.name: one for one in (*parse_script_options(text), *parse_option_line(given))}
+    options = ScriptOptions(given=found)
     shape = _shape(options, shards_per_gpu)
-    options.notes[:0] = _ignored_notes(given, honoured=options.honoured)
+    options.notes[:0] = _ignored_notes(found, honoured=options.honoured)
     workdir = options.text("chdir") or folder
     slurm: dict[str, str] = {
         **shape.slurm,
-        **_files(options),
+        **script_files(options),
+        **_remembered(options),
         "args": json.dumps(list(args)),
         "submit_dir": folder,
         "script_name": name,
         "partition": options.text("partition"),
         "account": options.text("account"),
-        "signal": _signal(options),
+        "signal": script_signal(options),
         "array": options.text("array").partition("%")[0],
     }
     mapping: dict[str, object] = {
@@ -176,16 +147,16 @@ def convert_script(
         "run": text,
         "tasks_per_node": 1,
         **shape.mapping,
-        "time": _time(options),
-        "array": _array(options),
-        "depends_on": _dependency(options),
-        "begin": _begin(options),
+        "time": script_time(options),
+        "array": script_array(options),
+        "depends_on": script_dependency(options),
+        "begin": script_begin(options),
         "hold": True if options.has("hold") else None,
         "workdir": workdir if workdir.startswith("/") else f"{folder.rstrip('/')}/{workdir}",
         "reservation": options.text("reservation") or None,
-        "nodelist": _hosts(options, "nodelist"),
-        "exclude": _hosts(options, "exclude"),
-        "priority": _priority(options),
+        "nodelist": script_hosts(options, "nodelist"),
+        "exclude": script_hosts(options, "exclude"),
+        "priority": script_priority(options),
         "labels": {"slurm.comment": options.text("comment")[:256]} if options.text("comment") else None,
         "slurm": {key: value for key, value in slurm.items() if value},
     }
@@ -195,7 +166,29 @@ def convert_script(
         partition=options.text("partition").partition(",")[0],
         account=options.text("account"),
         export=options.text("export") or "ALL",
+        exclusive=options.has("exclusive") and options.text("exclusive") not in {"user", "mcs"},
     )
+
+
+def _remembered(options: ScriptOptions) -> dict[str, str]:
+    """Options that the job's variables repeat."""
+    container = {
+        option.removeprefix("container-"): options.text(option)
+        for option in ("container-image", "container-mounts", "container-workdir")
+        if options.text(option)
+    }
+    flags = [flag for flag in ("container-mount-home", "container-writable") if options.has(flag)]
+    container |= {flag.removeprefix("container-"): "1" for flag in flags}
+    return {
+        "export": options.text("export"),
+        "dependency": options.text("dependency"),
+        "reservation": options.text("reservation"),
+        "hint": options.text("hint"),
+        "threads_per_core": options.text("threads-per-core"),
+        "distribution": options.text("distribution"),
+        "exclusive": "1" if options.has("exclusive") else "",
+        "container": json.dumps(container) if options.text("container-image") else "",
+    }
 
 
 def _ignored_notes(given: Mapping[str, ParsedOption], *, honoured: Container[str] = ()) -> list[str]:
@@ -221,10 +214,10 @@ class _Shape:
     slurm: dict[str, str]
 
 
-def _shape(options: _Options, shards_per_gpu: int) -> _Shape:
+def _shape(options: ScriptOptions, shards_per_gpu: int) -> _Shape:
     """The number of nodes, tasks, CPUs and devices. Without nodes and tasks: one task on one node."""
     per_node, tasks = options.number("ntasks-per-node"), options.number("ntasks", low=0) or None
-    model, gpus_node, gpus_all, gpus_task = _devices(options, tasks)
+    model, gpus_node, gpus_all = _devices(options, tasks)
     model = model or _models_of_constraint(options)
     nodes = _nodes(options)
     if nodes is None and tasks is not None and per_node is not None:
@@ -242,13 +235,17 @@ def _shape(options: _Options, shards_per_gpu: int) -> _Shape:
     if tasks is None:
         tasks = per_node * count if per_node is not None else count
     tasks_on_node = per_node or -(-tasks // count)
-    cpus_task = options.number("cpus-per-task")
+    cpus_task, cpus_gpu = options.number("cpus-per-task"), options.number("cpus-per-gpu")
     cpus = (cpus_task or 1) * tasks_on_node if cpus_task is not None or not (gpus_node or gpus_all) else None
+    if cpus_gpu is not None:
+        if cpus_task is not None:
+            raise options.wrong("cpus-per-gpu", "and --cpus-per-task exclude each other", "give one of them")
+        cpus = cpus_gpu * (gpus_node or -(-(gpus_all or 0) // count)) or cpus
     mapping: dict[str, object] = {
         "nodes": nodes,
         "cpus": cpus,
-        "memory": _memory(options, cpus or tasks_on_node, gpus_node or 0),
         "resources": _resources(options),
+        "memory": _memory(options, cpus or tasks_on_node, gpus_node or -(-(gpus_all or 0) // count)),
     }
     if share := _slices(options, model, count, gpus_node, gpus_all) or _share(options, count, shards_per_gpu):
         mapping |= {**share, "nodes": None}
@@ -264,17 +261,24 @@ def _shape(options: _Options, shards_per_gpu: int) -> _Shape:
         mapping["nodes"] = 1
     slurm = {
         "ntasks": str(tasks),
+        "ntasks_given": "1" if options.text("ntasks") or per_node is not None else "0",
+        "nodes_given": "1" if options.text("nodes") else "0",
         "ntasks_per_node": str(per_node or ""),
         "cpus_per_task": str(cpus_task or ""),
-        "gpus_per_task": str(gpus_task or ""),
+        "cpus_per_gpu": str(cpus_gpu or ""),
+        "gpus": options.text("gpus"),
+        "gpus_per_node": options.text("gpus-per-node"),
+        "gpus_per_task": options.text("gpus-per-task"),
+        "gpus_wanted": "1" if gpus_node or gpus_all else "0",
         "mem": options.text("mem"),
         "mem_per_cpu": options.text("mem-per-cpu"),
+        "mem_per_gpu": options.text("mem-per-gpu"),
         "tasks_per_node": str(tasks_on_node),
     }
     return _Shape(mapping=mapping, slurm=slurm)
 
 
-def _nodes(options: _Options) -> int | None:
+def _nodes(options: ScriptOptions) -> int | None:
     text = options.text("nodes")
     if not text:
         return None
@@ -286,8 +290,8 @@ def _nodes(options: _Options) -> int | None:
     return int(least)
 
 
-def _devices(options: _Options, tasks: int | None) -> tuple[str, int | None, int | None, int | None]:
-    """Model, devices per node, in total, and per task; None for each that is not given."""
+def _devices(options: ScriptOptions, tasks: int | None) -> tuple[str, int | None, int | None]:
+    """Model, devices per node and in total; None for each that is not given."""
     model, node, total, task = "", None, None, None
     for option in ("gpus-per-node", "gpus", "gpus-per-task"):
         if not options.text(option):
@@ -310,13 +314,10 @@ def _devices(options: _Options, tasks: int | None) -> tuple[str, int | None, int
             node = task * per_node
         elif node is None:
             total = task * (tasks or 1)
-    per_gpu = options.number("ntasks-per-gpu")
-    if per_gpu is not None:
-        options.notes.append("--ntasks-per-gpu is not honoured: give --ntasks-per-node")
-    return model, node or None, total or None, task
+    return model, node or None, total or None
 
 
-def _models_of_constraint(options: _Options) -> str:
+def _models_of_constraint(options: ScriptOptions) -> str:
     """The GPU models that `--constraint` names, as `h100,a100`; empty if it names anything else, or the script asks for no GPUs."""
     words = [word.strip().lower() for word in options.text("constraint").strip("[]()").split("|")]
     asks = any(options.has(name) for name in ("gpus", "gpus-per-node", "gpus-per-task"))
@@ -327,7 +328,7 @@ def _models_of_constraint(options: _Options) -> str:
     return ",".join(dict.fromkeys(word.replace("_", "-") for word in words))
 
 
-def _gres(options: _Options) -> Iterator[tuple[str, str, int, str]]:
+def _gres(options: ScriptOptions) -> Iterator[tuple[str, str, int, str]]:
     """Kind, type ("" for none), number and text of each generic resource."""
     for word in [word for word in options.text("gres").split(",") if word and word.lower() != "none"]:
         kind, *rest = word.removeprefix("gres:").removeprefix("gres/").split(":")
@@ -336,7 +337,7 @@ def _gres(options: _Options) -> Iterator[tuple[str, str, int, str]]:
 
 
 def _slices(
-    options: _Options, model: str, nodes: int, gpus_node: int | None, gpus_all: int | None
+    options: ScriptOptions, model: str, nodes: int, gpus_node: int | None, gpus_all: int | None
 ) -> dict[str, object]:
     """The MIG slices that a type such as `1g.10gb`, `h100_1g.10gb` or `nvidia_h100_80gb_hbm3_1g.10gb` names; empty for another type.
 
@@ -357,7 +358,7 @@ def _slices(
     return {"gpus": f"{nodes}x{kind}{match[2]}:{gpus_node or gpus_all or 1}"}
 
 
-def _share(options: _Options, nodes: int, shards_per_gpu: int) -> dict[str, object]:
+def _share(options: ScriptOptions, nodes: int, shards_per_gpu: int) -> dict[str, object]:
     """The part of a GPU that `mps` (percent of one) or `shard` asks for on each node; empty for none."""
     found = [each for each in _gres(options) if each[0] in _SHARES]
     if not found:
@@ -378,7 +379,7 @@ def _share(options: _Options, nodes: int, shards_per_gpu: int) -> dict[str, obje
     return {"gpus": f"{nodes}x{kinds}{number}/{whole}", "share": _SHARES[kind]}
 
 
-def _resources(options: _Options) -> str | None:
+def _resources(options: ScriptOptions) -> str | None:
     """Licences of the job, and temporary disk space of each node as the resource `scratch`, in Slurm's units (a bare number is MiB)."""
     found = []
     for word in [word.strip() for word in options.text("licenses").split(",") if word.strip()]:
@@ -401,7 +402,7 @@ def _resources(options: _Options) -> str | None:
     return ",".join(found) or None
 
 
-def _memory(options: _Options, cpus: int, gpus: int) -> str | None:
+def _memory(options: ScriptOptions, cpus: int, gpus: int) -> str | None:
     """Memory per node, in Slurm's units (a bare number is MiB)."""
     for option, times in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", gpus)):
         text = options.text(option)
@@ -418,122 +419,3 @@ def _memory(options: _Options, cpus: int, gpus: int) -> str | None:
         size = int(match[1]) * {"K": 1 << 10, "": MIB, "M": MIB, "G": GIB, "T": GIB << 10}[match[2].upper()]
         return f"{max(1, size * max(1, times) // MIB)}M"
     return None
-
-
-# ---- time, order, files -------------------------------------------------------------------------------------------------
-
-
-def parse_slurm_seconds(text: str) -> int | None:
-    """Seconds of Slurm's times: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS. None if invalid."""
-    match = _TIME.fullmatch(text)
-    if match is None:
-        return None
-    days, first, second, third = (int(part) if part is not None else None for part in match.groups())
-    assert first is not None
-    if days is not None:
-        return days * 86400 + first * 3600 + (second or 0) * 60 + (third or 0)
-    if third is not None:
-        return first * 3600 + (second or 0) * 60 + third
-    return first * 60 + (second or 0)
-
-
-def _time(options: _Options) -> str | None:
-    text = options.text("time")
-    if not text or text.upper() in _UNLIMITED:
-        return None
-    seconds = parse_slurm_seconds(text)
-    if not seconds:
-        raise options.wrong("time", "is not a time in Slurm's format", "minutes, HH:MM:SS or D-HH:MM:SS")
-    return f"{seconds}s"
-
-
-def _array(options: _Options) -> str | None:
-    text = options.text("array")
-    if not text:
-        return None
-    try:
-        parse_array(text)
-    except BadRequest as error:
-        raise options.wrong("array", error.message.removeprefix("array: "), error.hint) from None
-    return text
-
-
-def _dependency(options: _Options) -> list[str] | None:
-    """All must hold (commas). Slurm's `?`, where one suffices, and `after` are not supported."""
-    text = options.text("dependency")
-    if not text:
-        return None
-    if "?" in text:
-        raise options.wrong(
-            "dependency",
-            "one of several (?) is not supported",
-            "separate dependencies by commas; all must hold",
-        )
-    words = []
-    for part in text.split(","):
-        kind, *ids = part.strip().split(":")
-        words.append(":".join([kind, *(re.sub(r"_\*$", "", one) for one in ids)]))
-    try:
-        parse_dependencies(words)
-    except BadRequest as error:
-        raise options.wrong("dependency", error.message.removeprefix("depends_on: "), error.hint) from None
-    return words
-
-
-def _begin(options: _Options) -> str | None:
-    """Slurm's `now+1hour`, `16:00`, `2026-12-01T08:00`; the command line resolves local times."""
-    text = options.text("begin")
-    match = _RELATIVE.fullmatch(text)
-    if match is None:
-        if text.lower() in {"midnight", "noon", "fika", "teatime", "today", "tomorrow"}:
-            raise options.wrong("begin", "words for times are not supported", "write 16:00 or 2026-12-01T08:00")
-        return text or None
-    unit = (match[2] or "").lower()
-    if unit not in _UNITS_S:
-        raise options.wrong("begin", f"{unit!r} is not a unit of time", "now+2hours")
-    return f"{int(match[1] or 0) * _UNITS_S[unit]}s" if match[1] else None
-
-
-def _signal(options: _Options) -> str:
-    """`target:number:seconds before the end` of `[B:]SIG[@TIME]`; the target is `batch` or `steps`."""
-    text = options.text("signal")
-    if not text:
-        return ""
-    match = _SIGNAL.fullmatch(text)
-    word = "" if match is None else match[2].upper().removeprefix("SIG")
-    if match is None or not (word in _SIGNALS or (word.isdecimal() and 0 < int(word) < 65)):
-        raise options.wrong("signal", "is not [B:]SIGNAL[@SECONDS]", "--signal=B:USR1@120")
-    if not options.text("time"):
-        options.notes.append(
-            "--signal has no effect: it is sent before the end of the time limit, and the job has none"
-        )
-    number = int(word) if word.isdecimal() else _SIGNALS[word]
-    return f"{'batch' if 'B' in (match[1] or '') else 'steps'}:{number}:{match[3] or _SIGNAL_LEAD_S}"
-
-
-def _files(options: _Options) -> dict[str, str]:
-    default = DEFAULT_ARRAY_OUTPUT if options.text("array") else DEFAULT_OUTPUT
-    mode = options.text("open-mode") or "truncate"
-    if mode not in {"append", "truncate"}:
-        raise options.wrong("open-mode", "is neither append nor truncate")
-    return {"output": options.text("output") or default, "error": options.text("error"), "open_mode": mode}
-
-
-def _hosts(options: _Options, option: str) -> str | None:
-    text = options.text(option)
-    if not text:
-        return None
-    try:
-        return ",".join(expand_hostlist(text))
-    except BadRequest as error:
-        raise options.wrong(option, error.message, error.hint) from None
-
-
-def _priority(options: _Options) -> int | None:
-    """A positive --nice lowers the priority, a negative one raises it; Slurm's scale is a thousand times ours."""
-    if not options.has("nice"):
-        return None
-    text = options.text("nice") or "100"
-    if not re.fullmatch(r"-?[0-9]{1,10}", text):
-        raise options.wrong("nice", "is not a whole number")
-    return max(-10_000, min(10_000, -int(text)))

@@ -1,0 +1,74 @@
+"""What the tasks of a batch job find on one node: its folder, its devices and its container runtime. Each node has its own copy of this."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.node.gang.step_tasks import StepTasks
+from phalanx.node.logic.step_containers import CONTAINER_RUNTIMES, container_command
+
+_REFUSED: Final = 1  # exit code of a task whose container cannot be started
+
+
+class BatchNodeContext:
+    """The values that differ on each node: the job's folder `workdir`, Phalanx variables, and devices."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self.workdir = str(order["workdir"])
+        self.variables = {name: value for name, value in os.environ.items() if name.startswith("PHALANX_")}
+        self._names = [name for name in self.variables.get("PHALANX_DEVICES", "").split(",") if name]
+        self._indices = [str(index) for index in order.get("devices", ())]
+        self._virtual = self.variables.get("PHALANX_VIRTUAL") == "1"
+        self._runtimes = {kind: path for kind in CONTAINER_RUNTIMES if (path := shutil.which(kind)) is not None}
+
+    def folder(self, cwd: str, first: str) -> str:
+        """The folder here that corresponds to `cwd` on node rank 0, where the job's folder is `first`: each node may have its own copy."""
+        inside = cwd == first or cwd.startswith(f"{first}/")
+        return self.workdir + cwd[len(first) :] if inside else cwd
+
+    def devices(self, places: Sequence[int] | None = None) -> dict[str, str]:
+        """The variables that say which devices a process may use: the job's on this node, or those at `places` among them.
+
+        On virtual nodes the names are those of virtual devices: as many as there would be GPUs, and none that CUDA could open.
+        """
+        chosen = range(len(self._names)) if places is None else [place for place in places if place < len(self._names)]
+        names = ",".join(self._names[place] for place in chosen)
+        found = {"PHALANX_DEVICES": names, "CUDA_VISIBLE_DEVICES": names}
+        if places is not None and len(self._indices) == len(self._names):
+            found["ROCR_VISIBLE_DEVICES"] = ",".join(self._indices[place] for place in chosen)
+        return found
+
+    def in_container(self, argv: Sequence[str], options: Mapping[str, str], folder: str) -> tuple[str, ...]:
+        """The command that runs `argv` in the image that the options name; `argv` itself if they name none.
+
+        Raises:
+            BadRequest: no container runtime is installed here, or it cannot run the image.
+        """
+        gpus = bool(self._names) and not self._virtual
+        home = os.path.expanduser("~")
+        return container_command(options, self._runtimes, argv, folder=folder, home=home, gpus=gpus)
+
+
+def handle_order(tasks: StepTasks, message: dict[str, Any], node: BatchNodeContext) -> None:
+    """Start, signal or end tasks of this node, as node rank 0 ordered."""
+    if "run" in message:
+        ready = []
+        for one in message["run"]:
+            one["cwd"] = node.folder(one["cwd"], one["first"])
+            one["env"] = {**one["env"], **node.variables, **node.devices(one.get("places"))}
+            try:
+                one["argv"] = node.in_container(one["argv"], one.get("container", {}), one["cwd"])
+            except PhalanxError as error:
+                hint = f" ({error.hint})" if error.hint else ""
+                tasks.refuse(message["step"], one["task"], f"{error.message}{hint}", _REFUSED)
+            else:
+                ready.append(one)
+        tasks.start(message["step"], ready)
+    elif "signal" in message:
+        tasks.signal(message["signal"], message.get("step"))
+    elif "end" in message:
+        tasks.end(message["end"])
