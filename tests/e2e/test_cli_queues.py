@@ -48,7 +48,7 @@ def test_a_wrong_file_is_refused_by_line_and_changes_nothing(phalanx):
     assert "wrong.yaml:4: unknown key 'qouta'" in refused.stderr
     assert "did you mean 'quota'?" in refused.stderr
     over = phalanx("queues", "apply", "-", stdin="queues:\n  late: {quota: 1, queues: {later: {quota: 2}}}\n", code=64)
-    assert "its quota is 1 GPUs, but the quotas below it sum to 2" in over.stderr
+    assert "its quota is 1 GPU, but the quotas below it sum to 2" in over.stderr
     assert "late" not in phalanx("queues", "show").stdout
 
 

@@ -194,6 +194,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "why": "x",
             }
         ),
+        "put_licence": Good(body={"seats": 20}),
         "put_pool": Good(
             body={
                 "provider": "virtual",

@@ -123,6 +123,7 @@ class Served:
             "reservation_id": "r1",
             "service_id": "web",
             "pool_id": "burst",
+            "name": "matlab",  # a licence
             "sha256": DIGEST,
             "session_name": self.session,
         }

@@ -265,8 +265,8 @@ class RouteTable:
         return self.add("PATCH", path, RouteDeclaration(action=action, body=body, reply=reply, **more))
 
     def delete(self, path: str, action: Action, **more: Any) -> Callable[[H], H]:
-        """Declare a route that removes."""
-        return self.add("DELETE", path, RouteDeclaration(action=action, status=204, **more))
+        """Declare a route that removes; it answers 204 unless it declares a reply."""
+        return self.add("DELETE", path, RouteDeclaration(action=action, status=200 if "reply" in more else 204, **more))
 
     def websocket(self, path: str, action: Action) -> Callable[[WebSocketHandler], WebSocketHandler]:
         """Declare a WebSocket."""
