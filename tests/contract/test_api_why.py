@@ -3,6 +3,8 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined, index"
 
+import re
+
 import pytest
 
 from phalanx.cli.jobs.why import why_page, with_commands
@@ -114,7 +116,7 @@ def test_job_that_runs_or_is_over_says_so(head, ada):
         assert found.headline.endswith(" on n0")
         node.end(job_id, code=3)
         until(lambda: ada.job(job_id).job.state == "failed")
-        assert ada.why(job_id).headline.startswith("failed with exit code 3 ")
+        assert re.fullmatch(r"failed \S+ ago: rank 0 on n0: exit code 3", ada.why(job_id).headline)
     with pytest.raises(NotFound):
         ada.why("999")
 

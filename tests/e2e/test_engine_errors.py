@@ -244,7 +244,7 @@ def test_a_line_that_was_shown_to_the_wrong_people_is_ended_and_another_printed(
     assert code == 0, said
     assert phalanx(lab, "h0", "down", "--keep-jobs")[0] == 0
     assert head.call("up")[0] == 0
-    is_one_line(phalanx(lab, "h1", "join", "--print"), 69, "no head is running")
+    is_one_line(phalanx(lab, "h1", "join", "--print"), 77, "is a node of the head at https://10.77.0.1:7600")
     assert head.state("h1") == "up", "who is in stays in"
     assert "phalanx join --print prints the command" in head.call("doctor")[1]
     assert "this server is node h1 of https://10.77.0.1:7600" in phalanx(lab, "h1", "doctor")[1]
