@@ -89,10 +89,8 @@ _HONOURED: Final = (
     ("tmp", "", OptionArity.YES, "the resource `scratch`"),
     ("hold", "H", OptionArity.NO, "held until it is released"),
     ("requeue", "", OptionArity.NO, "always so"),
-    ("parsable", "", OptionArity.NO, "the view `sbatch` prints only the number"),
     ("quiet", "Q", OptionArity.NO, "accepted"),
     ("verbose", "v", OptionArity.NO, "accepted"),
-    ("wait", "W", OptionArity.NO, "the view `sbatch` waits for the end of the job"),
     ("wait-all-nodes", "", OptionArity.YES, "always so: a script starts when all of its nodes are ready"),
     ("gres-flags", "", OptionArity.YES, "accepted: devices are chosen by their place anyway"),
     ("container-image", "", OptionArity.YES, "the script runs in this image (option of the plugin pyxis)"),
@@ -110,6 +108,8 @@ _ALIASES: Final = {"tasks-per-node": "ntasks-per-node"}
 _NO_BINDING: Final = "tasks are not bound to cores, sockets or memory"
 _NO_MAIL: Final = "Phalanx sends no mail"
 _IGNORED: Final = (
+    ("parsable", "", OptionArity.NO, "the submit prints the number of the job in its own words"),
+    ("wait", "W", OptionArity.NO, "the submit has an option of its own to wait"),
     ("oversubscribe", "s", OptionArity.NO, "a device is never shared by two jobs"),
     ("overcommit", "O", OptionArity.NO, "CPUs are never overcommitted"),
     ("qos", "q", OptionArity.YES, "use queues and priorities"),
