@@ -20,6 +20,7 @@ from benchmarks.cluster import ROOT, wait_until
 from benchmarks.cuttable_link import CuttableLink
 from benchmarks.heads import HeadGroup, HeadProcess, heads
 from phalanx.client import Client
+from phalanx.client.discovery import membership_urls
 from phalanx.core.errors import PhalanxError
 from phalanx.store.sql import backups
 from phalanx.wire.join import JoinArguments
@@ -240,10 +241,15 @@ def test_server_that_joined_one_head_goes_over_to_the_next_with_its_job(tmp_path
 def knows_both(folder: str) -> bool:
     """Whether what lies in this folder, of a head or of a server that joined, names two heads: each hears of a new one with its next beat."""
     found = [path for name in ("head.json", "heads.json") for path in glob.glob(f"{folder}/**/{name}", recursive=True)]
-    heads = [
-        path for path in found if not path.endswith("/joined/heads.json")
-    ]  # what `join` wrote, before the second head came
-    return bool(heads) and all(len(decode(pathlib.Path(path).read_bytes())["heads"]) == 2 for path in heads)
+    by_join = [
+        path for path in found if path.endswith("/joined/heads.json")
+    ]  # commands read it with what was learned since
+    heads = [path for path in found if path not in by_join]
+    return (
+        bool(heads)
+        and all(len(decode(pathlib.Path(path).read_bytes())["heads"]) == 2 for path in heads)
+        and (not by_join or len(membership_urls(folder)) == 2)
+    )
 
 
 @contextlib.contextmanager

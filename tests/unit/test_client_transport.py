@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from phalanx.client import Client
-from phalanx.client.discovery import find_token, find_urls, lock_holder
+from phalanx.client.discovery import find_token, find_urls, lock_holder, membership_urls
 from phalanx.client.event_stream import follow_stream
 from phalanx.client.transport import Transport, error_from_reply
 from phalanx.core.errors import (
@@ -477,3 +477,16 @@ def test_token_of_the_folder_is_not_shown_to_a_head_that_is_none_of_its_own(tmp_
     assert find_token(str(tmp_path), "http://127.0.0.1:10") == "secret"
     with pytest.raises(NotSignedIn):
         find_token(str(tmp_path), "http://127.0.0.1:11")
+
+
+def test_a_member_knows_the_heads_that_came_after_it_joined(tmp_path):
+    nodes = tmp_path / "joined" / "nodes" / "m1"
+    nodes.mkdir(parents=True)
+    (tmp_path / "joined" / "heads.json").write_text('{"url": "https://a:1/", "heads": []}')
+    assert membership_urls(str(tmp_path)) == ["https://a:1"]
+    (nodes / "heads.json").write_text('{"heads": ["https://a:1", "https://b:1"]}')
+    assert membership_urls(str(tmp_path)) == ["https://a:1", "https://b:1"]
+    (nodes / "heads.json").write_text('{"heads": [7, "https')
+    assert membership_urls(str(tmp_path)) == ["https://a:1"], "a damaged file hides no head"
+    (tmp_path / "joined" / "heads.json").unlink()
+    assert membership_urls(str(tmp_path)) == []

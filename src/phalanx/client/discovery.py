@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from typing import Any
 
@@ -51,13 +52,28 @@ def find_urls(home: str | None = None) -> list[str]:
 
 
 def membership_urls(home: str | None) -> list[str]:
-    """Return the URLs of the head that this server has joined, as `phalanx join` wrote them; none if it is no member."""
-    try:
-        record = read_small_json(f"{state_folder(home)}/joined/heads.json")
-        urls = [str(record["url"]), *map(str, record.get("heads") or [])]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    """Return the URLs of the heads that this server knows: those that `phalanx join` wrote, then those that its supervisor learned since.
+
+    None if it is no member.
+    """
+    folder = f"{state_folder(home)}/joined"
+    joined = _heads_in(f"{folder}/heads.json")
+    if not joined:
         return []
-    return list(dict.fromkeys(url.rstrip("/") for url in urls if url))
+    learned = [
+        url for path in sorted(glob.glob(f"{glob.escape(folder)}/nodes/*/heads.json")) for url in _heads_in(path)
+    ]
+    return list(dict.fromkeys([*joined, *learned]))
+
+
+def _heads_in(path: str) -> list[str]:
+    """Return the URLs in a file of heads; none if it is missing or damaged."""
+    try:
+        record = read_small_json(path)
+        urls = [record.get("url"), *(record.get("heads") or [])]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return []
+    return [url.rstrip("/") for url in urls if isinstance(url, str) and url]
 
 
 def split_urls(text: str) -> list[str]:
