@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import grimp
@@ -412,11 +413,12 @@ def test_what_every_import_needs_is_a_dependency():
 # -------------------------------------------------------------------------------------------------- what is written up
 
 
-def test_decision_records_have_numbers_of_their_own_and_are_listed():
+def test_decision_records_are_numbered_without_gaps_and_listed():
     folder = ROOT / "docs" / "decisions"
     records = sorted(path.name for path in folder.glob("[0-9]*.md"))
     numbers = [int(name[:4]) for name in records]
-    assert len(set(numbers)) == len(numbers), records  # branches take numbers in advance, so gaps may come and go
+    assert numbers[0] == 1
+    assert all(after == before + 1 for before, after in pairwise(numbers)), records
     index = (folder / "README.md").read_text(encoding="utf-8")
     assert [name for name in records if f"({name})" not in index] == []
 
