@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def find_service(head: Client, word: str) -> ServiceDetail | None:
-    """Return the service of this name; None if there is none. Numbers name jobs."""
+    """Return the service of this name; None if no service has it. Numbers name jobs."""
     name = word.strip()
     if not name or name.replace("_", "", 1).isdigit():
         return None

@@ -140,7 +140,7 @@ def next_life(member: PoolNode, pool: NodePool, node: Node | None, now_s: float,
         pool: its pool.
         node: what its supervisor registered; None before it did.
         now_s: Unix seconds, for the record.
-        waited_s: how long it has been starting, or DOWN, by a clock that nobody sets.
+        waited_s: how long it has been starting, or DOWN, by a clock that is never set.
     """
     up = node is not None and node.state is NodeState.UP
     lost = "its record is gone" if node is None else node.down_cause

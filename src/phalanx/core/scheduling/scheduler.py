@@ -167,7 +167,7 @@ class Scheduler:
     def rebuild(self, snapshot: ClusterSnapshot, now_s: float) -> None:
         """Rebuild the board from the records."""
         self.stale = False
-        self._judge_anew(snapshot)
+        self._rejudge(snapshot)
         self._awaited_nodes = snapshot.awaited_nodes
         self._queues = snapshot.queues
         self._pool_sizes = {pool.id: _pool_size(pool) for pool in snapshot.node_pools.values()}
@@ -222,7 +222,7 @@ class Scheduler:
             self.rebuild(snapshot, now_s)
         if self._clock_jumped:  # the clock was set: recompute everything that depends on Unix time
             self._clock_jumped = False
-            self._judge_anew(snapshot)
+            self._rejudge(snapshot)
             self._charges.rebuild(self.board.quotas, snapshot.queue_usage.values(), snapshot.attempts, self._wall_s)
             self._calendar_s = -INFINITE
             self._wake_times = [(-INFINITE, job_id) for job_id in self.ineligible]
@@ -370,11 +370,11 @@ class Scheduler:
         if node.last_choice is not before.last_choice:
             self._update_slow_nodes()
         if node.schedulable != before.schedulable:
-            self._judge_anew(snapshot)
+            self._rejudge(snapshot)
             self._shaping.invalidate(node)
             self._update_shapes(snapshot)
 
-    def _judge_anew(self, snapshot: ClusterSnapshot) -> None:
+    def _rejudge(self, snapshot: ClusterSnapshot) -> None:
         """Nodes, queues, reservations or the clock have changed, or a node has been down for so long that it does not count any more."""
         self.feasibility.drop()
         self._judged_until_s = self.feasibility.checker(snapshot, self._wall_s).valid_until_s
@@ -520,7 +520,7 @@ class Scheduler:
         return True
 
     def set_speed_facts(self, facts: SpeedFacts) -> None:
-        """Set what is known of the speed of devices; the classes of all jobs are made anew if it changed."""
+        """Set what is known of the speed of devices; the classes of all jobs are rebuilt if it changed."""
         self.stale = self.speeds.set_facts(facts) or self.stale
 
     def _refresh_speeds(self, snapshot: ClusterSnapshot, now_s: float) -> None:

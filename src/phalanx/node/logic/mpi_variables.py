@@ -71,7 +71,7 @@ def mpi_defaults(prepare: PrepareTasks, *, agent: str, slots_file: str, colon_fi
         agent: path of our launch agent; "" on a single node, which needs none.
         slots_file: path of the host file for Open MPI.
         colon_file: path of the host file for MPICH.
-        root: whether the job runs as root, which Open MPI refuses unless it is told otherwise.
+        root: whether the job runs as root, which Open MPI refuses without these variables.
     """
     variables = {
         "OMPI_MCA_orte_default_hostfile": slots_file,

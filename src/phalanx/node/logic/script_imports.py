@@ -30,7 +30,7 @@ def imports_package(package: str, script: str, read: Callable[[str], bytes | Non
     Args:
         package: the name of a top-level package.
         script: path of the script.
-        read: returns the content of a file, None if there is none.
+        read: returns the content of a file, None without the file.
     """
     folder, waiting, seen = os.path.dirname(script), [script], set[str]()
     while waiting and len(seen) < FILES_MAX:

@@ -1,6 +1,6 @@
 """Puts our `srun` and views of Slurm's commands in front of the machine's own, for a script and all that it starts. Pure.
 
-PATH alone is not enough: a login shell (`#!/bin/bash -l`) reads a profile that sets it anew. A machine that has Slurm would then run its real
+PATH alone is not enough: a login shell (`#!/bin/bash -l`) reads a profile that sets it again. A machine that has Slurm would then run its real
 `srun`, outside of the job. Exported functions of bash would come before any PATH, but `kill $!` would end the function, not the `srun` that it runs.
 """
 

@@ -345,8 +345,8 @@ class InvariantChecker:
             node = world.nodes.get(node_id)
             if node is not None and not host.fits(node.host):
                 raise InvariantBroken(1, f"{node_id} has {node.host}, and its attempts hold {host}")
-            told = (set(usage.devices), dict(usage.shares), usage.host, dict(usage.slices))
-            if told != (set(taken), shares, host, slices.get(node_id, {})):
+            counted = (set(usage.devices), dict(usage.shares), usage.host, dict(usage.slices))
+            if counted != (set(taken), shares, host, slices.get(node_id, {})):
                 raise InvariantBroken(
                     1, f"the usage of {node_id} says {usage.devices} and {usage.shares}, its attempts hold {taken}"
                 )

@@ -56,7 +56,7 @@ class SharedDeviceIndex:
                 yield room, nodes[room]
 
     def best_device(self, node: int, group: str, milli: int) -> SharedDevice | None:
-        """The device of the group on this node with the least room that suffices; None if there is none."""
+        """The device of the group on this node with the least room that suffices; None without one."""
         fitting = [one for one in self.on_node.get(node, ()) if one.group == group and one.room >= milli]
         return min(fitting, key=lambda one: one.room, default=None)
 
