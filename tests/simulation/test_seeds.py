@@ -46,6 +46,11 @@ def test_seeds_with_services_break_no_invariant():
         assert not result.violations, f"{result.violations[0]}\nreplay it: {again} --story"
 
 
+def test_a_replica_stopped_by_a_rollout_as_its_node_dies_stays_stopped():
+    """A start in the same step wrote its record of before the stop again (found by seed 443167411670)."""
+    assert not run_seed(443167411670, events=300, services=True).violations
+
+
 @pytest.mark.timeout(3600)
 def test_seeds_with_other_resources_break_no_invariant():
     for seed in range(FIRST, FIRST + SERVED):

@@ -92,10 +92,12 @@ class ServiceReconciler:
         for job_id, why in step.stop:
             context.apply(jobs.cancel(context.case(job_id), RECONCILER, why, context.facts))
         stopped = {job_id for job_id, _ in step.stop}
-        self._spread(context, [one for one in replicas if one.job.id not in stopped])
+        # Those just stopped are left out from here on: writing their records from before would undo the stop.
+        remaining = [one for one in replicas if one.job.id not in stopped]
+        self._spread(context, remaining)
         if step.start:
             # One in each step: the scheduler places it in this one, and the next avoids its node. It may also wait for devices.
-            self._start(context, step.service, revisions[step.service.revision], replicas)
+            self._start(context, step.service, revisions[step.service.revision], remaining)
             self._touched.add(service_id)
         if step.due_in_s < math.inf:
             self._due_s[service_id] = context.now.boot_s + step.due_in_s
