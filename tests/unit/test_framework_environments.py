@@ -167,12 +167,19 @@ def test_a_shell_script_that_calls_mpirun_is_found(text, launcher):
 
 
 def test_a_program_linked_with_mpi_is_found_by_its_dynamic_section(tmp_path):
-    assert mpi_library(elf("libc.so.6", "libmpi.so.40")) == "libmpi.so.40"
-    assert mpi_library(elf("libc.so.6", "libmpich.so.12")) == "libmpich.so.12"
-    assert mpi_library(elf("libc.so.6", "libmpicalc.so")) is None
-    assert mpi_library(elf("libmpi.so.40")[:150]) is None
-    assert mpi_library(b"#!/bin/sh\n") is None
-    assert mpi_library(b"") is None
+    assert mpi_library(reads(elf("libc.so.6", "libmpi.so.40"))) == "libmpi.so.40"
+    assert mpi_library(reads(elf("libc.so.6", "libmpich.so.12"))) == "libmpich.so.12"
+    assert mpi_library(reads(elf("libc.so.6", "libmpicalc.so"))) is None
+    assert mpi_library(reads(elf("libmpi.so.40")[:150])) is None
+    cut = [mpi_library(reads(elf("libmpi.so.40")[:length])) for length in range(400)]
+    assert all(found is None or found.startswith("libmpi.so") for found in cut), "cut anywhere, even in the name"
+    assert mpi_library(reads(b"#!/bin/sh\n")) is None
+    assert mpi_library(reads(b"")) is None
+
+
+def reads(data):
+    """As os.pread reads a file: nothing beyond its end."""
+    return lambda at, length: data[at : at + length]
 
 
 def elf(*libraries):

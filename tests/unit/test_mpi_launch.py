@@ -81,6 +81,15 @@ def test_host_files_hold_a_slot_for_each_task_in_both_dialects():
     assert slots_hostfile(mpi_job(per_node=0)) == "10.0.0.1 slots=1\n10.0.0.2 slots=1\n"
 
 
+def test_a_program_that_starts_once_per_node_finds_a_slot_for_each_of_its_devices():
+    """A multi-line script states tasks_per_node: 1, a batch script always has it: deepspeed and mpirun in it read the host file."""
+    script = job(per_node=8, tasks=1, launch=LaunchMode.FIXED)
+    script = replace(script, spec=replace(script.spec, role=replace(script.spec.role, tasks_per_node=1)))
+    assert slots_hostfile(script) == "10.0.0.1 slots=8\n10.0.0.2 slots=8\n"
+    batch = replace(script, spec=replace(script.spec, slurm=(("tasks_per_node", "4"),)))
+    assert slots_hostfile(batch) == "10.0.0.1 slots=4\n10.0.0.2 slots=4\n"
+
+
 def test_virtual_nodes_have_names_that_resolve_and_differ():
     assert node_names(mpi_job(addresses=LOOPBACK)) == ("127.0.0.1", "127.0.0.2")
     assert node_names(mpi_job(addresses=("10.0.0.9", "10.0.0.9"))) == ("n0", "n1"), "two nodes behind one address"
@@ -152,7 +161,8 @@ class Gang:
             file.write_text(order_to_json(order))
 
     def start(self, rank):
-        env = os.environ | {LAUNCH_VARIABLE: str(self.files[rank]), "WHERE": f"node {rank}"}
+        own = {LAUNCH_VARIABLE: str(self.files[rank]), "WHERE": f"node {rank}", "CUDA_VISIBLE_DEVICES": f"GPU-{rank}"}
+        env = os.environ | own
         return subprocess.Popen(
             [sys.executable, "-I", "-m", "phalanx.node.mpi.launch_main"],
             env=env,
@@ -173,6 +183,21 @@ def test_launcher_starts_its_daemons_on_the_other_node_and_gets_their_output_and
     assert (first.returncode, said.splitlines()) == (5, ["on node 1: yes", "code 7", "on node 0", "code 255"])
     assert "oops" in errors
     assert "stranger is not a node of this job, which has 127.0.0.1 127.0.0.2" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_a_daemon_that_starts_further_ones_passes_on_exports_but_not_its_own_devices(tmp_path):
+    agent = f"{sys.executable} -I -m phalanx.node.mpi.agent_main"
+    show = "echo $EXPORTED $CUDA_VISIBLE_DEVICES $(basename $PHALANX_LAUNCH)"
+    script = (
+        f"export EXPORTED=yes; {agent} n1 '{show}; {agent} n0 \"echo from n1: \\$EXPORTED \\$CUDA_VISIBLE_DEVICES\"'"
+    )
+    gang = Gang(tmp_path, script)
+    second, first = gang.start(1), gang.start(0)
+    said, errors = first.communicate(timeout=60)
+    second.communicate(timeout=60)
+    assert said.splitlines() == ["yes GPU-1 launch-1.json", "from n1: yes GPU-0"], errors
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.WIDEN_SERVICE: "change replicas: in its file, then: phalanx update {service} FILE",
     HintCode.UPLOAD_WORKDIR: "use --copy, which sets this key",
     HintCode.SET_WORKDIR: "--workdir sets the folder to copy",
+    HintCode.SET_WORKDIR_SHARED: "leave out --copy, and run it in a folder that all nodes see",
     HintCode.GIVE_KEY: "add {option}",
     HintCode.GIVE_VALUE: "write {option} {value}",
     HintCode.NEAREST_FIT: "{fit}; see phalanx nodes",

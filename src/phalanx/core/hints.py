@@ -40,6 +40,7 @@ class HintCode(enum.Enum):
     WIDEN_SERVICE = "widen-service", "update service {service} with another range of replicas"
     UPLOAD_WORKDIR = "upload-workdir", "upload the working directory, which sets this key"
     SET_WORKDIR = "set-workdir", "workdir names the folder to copy"
+    SET_WORKDIR_SHARED = "set-workdir-shared", "run it in a folder that all nodes see, without a copy"
     GIVE_KEY = "give-key", "give {key}"
     GIVE_VALUE = "give-value", "give {key} {value}"
     NEAREST_FIT = "nearest-fit", "{fit}"

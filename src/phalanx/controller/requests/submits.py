@@ -131,12 +131,18 @@ def _in_one_world(request: SubmitJob) -> SubmitJob:
     role = request.spec.role
     launcher = find_launcher(role.argv, role.script)
     in_image = role.launch is LaunchMode.ONCE and bool(request.spec.image)
-    if (
-        launcher not in SSH_LAUNCHERS and not in_image
-    ) or request.spec.slurm:  # a batch script runs once, whatever it calls
+    # The folder of a copy has another path on each node, and the launcher starts its tasks in that of the first.
+    of_copy = role.launch is LaunchMode.ONCE and bool(request.spec.upload)
+    bound = launcher in SSH_LAUNCHERS or in_image or of_copy
+    if not bound or request.spec.slurm:  # a batch script runs once, whatever it calls
         return request
     several = next((one for one in role.gpus.choices if (one.nodes or 1) > 1 or one.nodes_max is not None), None)
     if several is not None:
+        if of_copy:
+            raise BadRequest(
+                f"{launcher} cannot start tasks on other nodes in a copy of the working directory: its path differs from node to node",
+                hint=Hint(HintCode.SET_WORKDIR_SHARED),
+            )
         if in_image:
             raise BadRequest(
                 f"{launcher} in an image cannot start tasks on other nodes: our launch agent is not in the image",

@@ -44,8 +44,13 @@ def needs_agent(prepare: PrepareTasks) -> bool:
 
 
 def slots_by_node(prepare: PrepareTasks) -> tuple[int, ...]:
-    """Return the number of tasks that a launcher shall start on each node."""
-    return tuple(slots_on_node(prepare.spec.role, grant.visible_devices) for grant in prepare.allocation.grants)
+    """Return the number of tasks that a launcher shall start on each node: as given for an MPI launcher, else of the job, or of its devices."""
+    role, grants = prepare.spec.role, prepare.allocation.grants
+    if role.launch is LaunchMode.ONCE:
+        return tuple(slots_on_node(role, grant.visible_devices) for grant in grants)
+    asked = dict(prepare.spec.slurm).get("tasks_per_node", "")
+    each = int(asked) if asked.isdecimal() else 0
+    return tuple(each or max(1, grant.tasks if grant.tasks > 1 else grant.visible_devices) for grant in grants)
 
 
 def slots_hostfile(prepare: PrepareTasks) -> str:

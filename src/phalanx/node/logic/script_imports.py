@@ -24,33 +24,6 @@ def module_file(argv: Sequence[str]) -> str | None:
     return None
 
 
-def imports_package(package: str, script: str, read: Callable[[str], bytes | None]) -> bool:
-    """Return whether a script imports a package, itself or by modules beside it.
-
-    Args:
-        package: the name of a top-level package.
-        script: path of the script.
-        read: returns the content of a file, None without the file.
-    """
-    folder, waiting, seen = os.path.dirname(script), [script], set[str]()
-    while waiting and len(seen) < FILES_MAX:
-        path = waiting.pop(0)
-        if path in seen:
-            continue
-        seen.add(path)
-        text = read(path)
-        names = set() if text is None else imported_modules(text)
-        if any(name.partition(".")[0] == package for name in names):
-            return True
-        for name in sorted(names):
-            parts = name.split(".")
-            waiting += [
-                os.path.join(folder, *parts[:-1], f"{parts[-1]}.py"),
-                os.path.join(folder, *parts, "__init__.py"),
-            ]
-    return False
-
-
 def imported_modules(text: bytes) -> set[str]:
     """Return the names of all modules that a Python source imports anywhere; empty if it does not parse or is too long."""
     if len(text) > SCRIPT_BYTES_MAX:
@@ -66,3 +39,37 @@ def imported_modules(text: bytes) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names if alias.name != "*")}
     return names
+
+
+def imports_package(
+    package: str,
+    script: str,
+    read: Callable[[str], bytes | None],
+    *,
+    modules_of: Callable[[bytes], set[str]] = imported_modules,
+) -> bool:
+    """Return whether a script imports a package, itself or by modules beside it.
+
+    Args:
+        package: the name of a top-level package.
+        script: path of the script.
+        read: returns the content of a file, None without the file.
+        modules_of: parses one file.
+    """
+    folder, waiting, seen = os.path.dirname(script), [script], set[str]()
+    while waiting and len(seen) < FILES_MAX:
+        path = waiting.pop(0)
+        if path in seen:
+            continue
+        seen.add(path)
+        text = read(path)
+        names = set() if text is None else modules_of(text)
+        if any(name.partition(".")[0] == package for name in names):
+            return True
+        for name in sorted(names):
+            parts = name.split(".")
+            waiting += [
+                os.path.join(folder, *parts[:-1], f"{parts[-1]}.py"),
+                os.path.join(folder, *parts, "__init__.py"),
+            ]
+    return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from phalanx.core.state.commands import PrepareTasks
@@ -18,6 +19,9 @@ _ELF_64_LITTLE: Final = b"\x7fELF\x02\x01"
 _PT_LOAD, _PT_DYNAMIC = 1, 2  # Source: elf(5)
 _DT_NEEDED, _DT_STRTAB = 1, 5
 _NAME_BYTES_MAX: Final = 255
+_HEADER_BYTES: Final = 64
+_SEGMENTS_MAX: Final = 128  # a dozen is usual
+_DYNAMIC_BYTES_MAX: Final = 1 << 16
 
 
 def independent_tasks(prepare: PrepareTasks) -> int:
@@ -47,30 +51,35 @@ def shell_world(text: str) -> str | None:
     return next((launcher for launcher in found if launcher in MPI_LAUNCHERS), None)
 
 
-def mpi_library(program: bytes | memoryview) -> str | None:
-    """Return the MPI library that an executable needs, or None: also for a file that is not an ELF executable of 64 bits."""
+def mpi_library(read: Callable[[int, int], bytes]) -> str | None:
+    """Return the MPI library that an executable needs, or None: also for a file that is not an ELF executable of 64 bits.
+
+    Args:
+        read: returns so many bytes of the file from an offset; fewer at its end.
+    """
     try:
-        return next((name for name in _needed(program) if name.startswith(_MPI_LIBRARIES)), None)
+        return next((name for name in _needed(read) if name.startswith(_MPI_LIBRARIES)), None)
     except (struct.error, ValueError, IndexError, StopIteration):
         return None
 
 
-def _needed(data: bytes | memoryview) -> list[str]:
+def _needed(read: Callable[[int, int], bytes]) -> list[str]:
     """Return the shared libraries of an ELF file, from its dynamic section."""
-    if bytes(data[:6]) != _ELF_64_LITTLE:
+    header = read(0, _HEADER_BYTES)
+    if header[:6] != _ELF_64_LITTLE:
         return []
-    (offset,) = struct.unpack_from("<Q", data, 32)
-    size, count = struct.unpack_from("<HH", data, 54)
-    segments = [struct.unpack_from("<IIQQQQQ", data, offset + index * size) for index in range(min(count, 128))]
+    (offset,) = struct.unpack_from("<Q", header, 32)
+    size, count = struct.unpack_from("<HH", header, 54)
+    count = min(count, _SEGMENTS_MAX)
+    table = read(offset, size * count)
+    segments = [struct.unpack_from("<IIQQQQQ", table, index * size) for index in range(count)]
     loads = [(at, address, length) for kind, _, at, address, _, length, _ in segments if kind == _PT_LOAD]
     dynamic = next(((at, length) for kind, _, at, _, _, length, _ in segments if kind == _PT_DYNAMIC), None)
     if dynamic is None:
         return []
-    entries = [struct.unpack_from("<qQ", data, dynamic[0] + at) for at in range(0, min(dynamic[1], 1 << 16), 16)]
+    section = read(dynamic[0], min(dynamic[1], _DYNAMIC_BYTES_MAX))
+    entries = [struct.unpack_from("<qQ", section, at) for at in range(0, len(section), 16)]
     strings = next(value for tag, value in entries if tag == _DT_STRTAB)
     base = next(at + strings - address for at, address, length in loads if address <= strings < address + length)
-    return [_text(data, base + value) for tag, value in entries if tag == _DT_NEEDED]
-
-
-def _text(data: bytes | memoryview, at: int) -> str:
-    return bytes(data[at : at + _NAME_BYTES_MAX]).split(b"\0", 1)[0].decode("ascii", "replace")
+    names = [read(base + value, _NAME_BYTES_MAX) for tag, value in entries if tag == _DT_NEEDED]
+    return [name.split(b"\0", 1)[0].decode("ascii", "replace") for name in names]

@@ -20,8 +20,7 @@ from typing import Any, Final
 from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
 from phalanx.node.gang.job_link import JobLink, LinkClosed, accept_link, open_link
 from phalanx.node.gang.step_tasks import StepTasks, shell_exit_code
-from phalanx.node.logic.mpi_variables import changed_variables
-from phalanx.node.mpi.launch_order import LAUNCH_STEP, LaunchOrder, read_launch_order
+from phalanx.node.mpi.launch_order import LAUNCH_STEP, LaunchOrder, read_launch_order, write_start_environment
 
 _OPEN_MPI_DAEMON: Final = re.compile(r"(^|[/;\s])(orted|prted)\s")
 _VERSION_S: Final = 10.0  # milliseconds, unless the disk hangs
@@ -37,7 +36,8 @@ def main() -> int:
     """Run this node's part; returns the launcher's exit code on node rank 0, else 0."""
     try:
         order = read_launch_order()
-    except LinkClosed as error:
+        write_start_environment(os.environ)
+    except (LinkClosed, OSError) as error:
         _complain(str(error))
         return _USAGE
     # The supervisor signals every process of the job; this one stays to report the others' ends. A handler, because ignored signals stay
@@ -228,7 +228,7 @@ class _Launcher:
         run = {
             "command": str(asked["command"]),
             "cwd": str(asked["cwd"]),
-            "env": changed_variables(self._environment, asked["env"]),
+            "env": asked["env"],
         }
         self._send(rank, {"step": number, "run": run}, number)
         try:

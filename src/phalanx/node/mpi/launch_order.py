@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -11,6 +12,7 @@ from phalanx.node.gang.job_link import LinkClosed
 
 LAUNCH_VARIABLE: Final = "PHALANX_LAUNCH"
 LAUNCH_STEP: Final = "phalanx-launch"
+_START_ENVIRONMENT: Final = ".environment"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,30 @@ class LaunchOrder:
 def order_to_json(order: LaunchOrder) -> str:
     """Return the file's text."""
     return json.dumps(asdict(order))
+
+
+def write_start_environment(environment: Mapping[str, str]) -> None:
+    """Store the environment with which this node's part of the job started, beside its order, for the agents that start on this node.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path = os.environ[LAUNCH_VARIABLE] + _START_ENVIRONMENT
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump(dict(environment), file)
+
+
+def read_start_environment() -> dict[str, str]:
+    """Return what `write_start_environment` stored on this node.
+
+    Raises:
+        LinkClosed: it is missing or damaged.
+    """
+    try:
+        with open(os.environ.get(LAUNCH_VARIABLE, "") + _START_ENVIRONMENT, encoding="utf-8") as file:
+            return {str(name): str(value) for name, value in json.load(file).items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise LinkClosed(f"not in an MPI job of Phalanx ({error})") from error
 
 
 def read_launch_order() -> LaunchOrder:

@@ -6,7 +6,6 @@ Also finds out what decides the environment of its ranks: whether the script imp
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import shlex
 import shutil
@@ -16,7 +15,7 @@ from typing import Final, NoReturn
 
 from phalanx.node.files.preparation_error import PreparationFailed
 from phalanx.node.logic import script_check
-from phalanx.node.logic.script_imports import imports_package, module_file
+from phalanx.node.logic.script_imports import imported_modules, imports_package, module_file
 from phalanx.node.logic.separate_worlds import independent_tasks, mpi_library, shell_world
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.processes.attempt_processes import NOT_EXECUTABLE, NOT_FOUND, path_text
@@ -49,8 +48,13 @@ def check_program_and_script(
             judge_script(script_check.script_path(words), member, must_exist=False)
     script = script_check.script_path(words) or module_file(words)
     if script is not None and script.endswith(".py"):
-        with _script_checks:
-            member.imports_jax = imports_package("jax", os.path.join(member.workdir, script), _read_source)
+        path = os.path.join(member.workdir, script)
+        member.imports_jax = imports_package("jax", path, _read_source, modules_of=_parsed_imports)
+
+
+def _parsed_imports(text: bytes) -> set[str]:
+    with _script_checks:  # only while parsing: reading may hang with the user's file system
+        return imported_modules(text)
 
 
 def _read_source(path: str) -> bytes | None:
@@ -67,8 +71,8 @@ def _check_one_world(path: str, member: MemberRuntime) -> None:
     if not tasks or not os.path.isfile(path):
         return
     with contextlib.suppress(OSError, ValueError), open_regular(path) as file:
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
-            library = mpi_library(view)
+        # Not mapped: a file that its owner truncates meanwhile would end this process by SIGBUS.
+        library = mpi_library(lambda at, length: os.pread(file.fileno(), length, at))
         if library is not None:
             _refuse_worlds(f"{os.path.basename(path)} uses MPI ({library})", tasks)
 
