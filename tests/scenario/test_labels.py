@@ -107,3 +107,13 @@ def test_mpi_launcher_is_kept_on_one_node_in_an_image_only(cluster):
     assert [str(cluster.job(job).spec.role.gpus) for job in (alone, free)] == ["1x4", "4"]
     with pytest.raises(BadRequest, match="mpirun in an image cannot start tasks on other nodes"):
         cluster.submit(replace(wanted, role=replace(role, gpus=parse_gpus("2x2")), image="python:3.11"))
+
+
+def test_mpi_launcher_over_several_nodes_is_refused_in_a_copy_whose_path_differs_between_them(cluster):
+    wanted = spec(gpus="2x4")
+    role = replace(wanted.role, argv=("mpirun", "./train"), launch=LaunchMode.ONCE)
+    with pytest.raises(BadRequest, match="mpirun cannot start tasks on other nodes in a copy of the working directory"):
+        cluster.submit(replace(wanted, role=role, upload="0" * 64))
+    alone = replace(role, gpus=spec(gpus=4).role.gpus)
+    job = cluster.submit(replace(wanted, role=alone, upload="0" * 64))
+    assert str(cluster.job(job).spec.role.gpus) == "1x4"

@@ -42,7 +42,10 @@ class SlurmLimit:
                 return EndCause.LIMITED
 
 
-_JOB_WIDE: Final = ("PerJob", "QOSMin", "TimeLimit", "NodeLimit", "NotAllowed", "Invalid", "BadConstraints", "DeadLine")
+_JOB_WIDE: Final = (
+    *("PerJob", "PerNode", "QOSMin", "MemPerLimit", "TimeLimit", "NodeLimit"),
+    *("NotAllowed", "Invalid", "BadConstraints", "PartitionConfig", "DeadLine"),
+)
 _CLOSED: Final = ("PartitionDown", "PartitionInactive")
 _HELD: Final = ("JobHeldAdmin", "JobHeldUser")
 _LIMITS: Final = ("QOS", "Assoc", "Partition", "Account", "Invalid", "BadConstraints", "DeadLine", "Max")
@@ -51,17 +54,18 @@ _REMEDIES: Final = (
     ("Invalid", "start the head with an account and a QOS that Slurm knows"),
     ("NotAllowed", "start the head with an account and a QOS that the partition admits"),
     ("BadConstraints", "ask for nodes and GPUs that the partition has"),
+    ("PartitionConfig", "ask for nodes and GPUs that the partition has"),
     ("QOSMin", "ask for more, or start the head with another QOS"),
     ("Minutes", "set a shorter time limit, or ask for less"),
     ("Wall", "set a shorter time limit"),
     ("TimeLimit", "set a shorter time limit"),
     ("DeadLine", "set a shorter time limit"),
-    ("Node", "ask for fewer nodes"),
     ("GRES", "ask for fewer GPUs"),
     ("Gres", "ask for fewer GPUs"),
     ("Cpu", "ask for fewer CPUs"),
     ("CPU", "ask for fewer CPUs"),
     ("Mem", "ask for less memory"),
+    ("Node", "ask for fewer nodes"),  # last: "PerNode" limits name what is limited
 )
 _OTHER_REMEDY: Final = "ask the cluster's administrator, or start the head with another account or QOS"
 
