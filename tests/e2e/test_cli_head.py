@@ -304,7 +304,9 @@ def test_exec_on_a_terminal_takes_keys_and_new_sizes(phalanx, stays):
     shell = Terminal(phalanx, "exec", stays, "--", "bash", "--norc")
     shell.until("$ " if os.getuid() else "# ").resize(33, 91).press("tty\r").until("/dev/pts/")
     shell.press("until [ \"$(stty size)\" = '33 91' ]; do sleep 0.05; done; echo si''zed\r").until("sized")
-    shell.press("sleep 600\r").until("sleep 600\r\n").press("\x03").press("echo co''de $?\r").until("code 130")
+    # The program says when it runs: before that, Ctrl-C would reach the shell that starts it.
+    shell.press("sh -c 'echo sle''eps; exec sleep 600'\r").until("sleeps\r\n")
+    shell.press("\x03").press("echo co''de $?\r").until("code 130")
     assert shell.press("exit 7\r").code() == 7
 
 

@@ -1,15 +1,20 @@
 """Jobs with alternatives of different sizes, such as `h100:8|a100:16`: which one starts, with how many tasks, what quotas count, what users read."""
 
+from dataclasses import replace
+
 import pytest
 
 from phalanx.core.errors import BadRequest
 from phalanx.core.scheduling.feasibility import FeasibilityChecker, Outlook
+from phalanx.core.scheduling.scheduler import Scheduler
+from phalanx.core.state.snapshot import Usage
+from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.launchers import alternatives_notes, known_task_count
 from phalanx.core.work.plan_key import with_gpus_for_plan
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.spec import LaunchMode
+from tests.builders import T, make_fleet, queue, spec
 from tests.builders import job as a_job
-from tests.builders import make_fleet, queue, spec
 from tests.cell import Cell
 
 FLEET = "r: fast=h100:8 s0=a100:8 s1=a100:8"
@@ -199,3 +204,49 @@ def test_slices_must_divide_the_nodes_of_each_alternative():
     assert spec_from_mapping({**keys, "gpus": "2xh100:8|4xa100:8"}, workdir="/w").topology.slice_nodes == 2
     with pytest.raises(BadRequest, match="3 nodes do not divide into slices of 2"):
         spec_from_mapping({**keys, "gpus": "2xh100:8|3xa100:8"}, workdir="/w")
+
+
+LARGER_IS_FASTER = {"gpus": "a100:4|h100:8", "speeds": (("a100", 0.4), ("h100", 1.0))}
+TO_4 = queue("default", quota_gpus=4, borrow_gpus=0)
+
+
+@pytest.mark.parametrize("policy", ["default", "makespan"])
+def test_running_job_does_not_move_to_an_alternative_that_its_quota_refuses(policy):
+    cell = Cell(make_fleet("r: n0=a100:4 n1=h100:8").with_queues(TO_4), name=policy)
+    cell.submit(job("a", **LARGER_IS_FASTER), lasts_s=1e6)
+    for _ in range(40):
+        cell.go_on(60.0)
+    assert held(cell, "a") == "1x4, 4 tasks"
+    assert sum(len(plan.stops) for plan in cell.plans) == 0
+
+
+@pytest.mark.parametrize("policy", ["default", "makespan"])
+def test_job_starts_with_the_alternative_that_its_quota_admits_though_another_is_faster(policy):
+    cell = Cell(make_fleet("r: n0=h100:4 n1=a100:8").with_queues(TO_4), name=policy)
+    cell.submit(job("a", gpus="a100:8|h100:4"), lasts_s=1e6)
+    cell.go_on(600.0)
+    assert held(cell, "a") == "1x4, 4 tasks"
+
+
+def test_two_jobs_that_grow_by_moving_are_weighed_against_one_quota():
+    cell = Cell(
+        make_fleet("r: n0=a100:4 n1=a100:4 n2=h100:8 n3=h100:8").with_queues(
+            queue("default", quota_gpus=12, borrow_gpus=0)
+        )
+    )
+    cell.submit(job("a", **LARGER_IS_FASTER), job("b", **LARGER_IS_FASTER), lasts_s=1e6)
+    for _ in range(60):
+        cell.go_on(60.0)
+    assert sorted(held(cell, name) for name in "ab") == ["1x4, 4 tasks", "1x8, 8 tasks"]
+
+
+def test_a_job_is_not_called_impossible_for_an_alternative_that_alone_exceeds_a_limit():
+    narrow = queue("default", other_quotas=(("cpus", 16),), other_borrow=(("cpus", 0),))
+    waiting = job("a", gpus="1x8|4x1", cpus=8)
+    free = make_fleet("r: n0=8 n1=8 n2=8 n3=8").with_queues(narrow).with_jobs(waiting)
+    busy = replace(free, usage={node: Usage(devices=frozenset(range(8))) for node in free.nodes})
+    scheduler = Scheduler()
+    scheduler.plan(replace(busy, jobs={waiting.id: busy.pending[0]}), T)
+    wait = scheduler.wait_reason(waiting)
+    assert wait is not None
+    assert wait.reason is WaitReasonCode.RESOURCES

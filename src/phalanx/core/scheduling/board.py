@@ -35,6 +35,7 @@ from phalanx.core.scheduling.pool import DevicePool, HeldShare, SharePosition
 from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.scheduling.sharing.fragmentation import FragmentationIndex
 from phalanx.core.scheduling.sharing.request_mix import Demand
+from phalanx.core.work.quota_dimension import QuotaRefusal
 
 _NO_LISTENER: Final = BoardListener()
 
@@ -232,11 +233,41 @@ class Board:
         throttle = job_class.throttle
         if throttle is not None and throttle.running >= throttle.running_max:
             return False
-        if job_class.uneven_needs:
-            return any(self.admits_need(job_class, need) for need in job_class.needs)
-        return (
-            self.quotas is None or self.quotas.check_admission(job_class.queue, job_class.user, job_class.asked) is None
-        )
+        return self.refusal_of(job_class) is None
+
+    def refusal_of(self, job_class: JobClass) -> QuotaRefusal | None:
+        """Why quotas refuse every need of the class; None if they admit one. Of several, one that may pass comes first."""
+        if self.quotas is None:
+            return None
+        if not job_class.uneven_needs:
+            return self.quotas.check_admission(job_class.queue, job_class.user, job_class.asked)
+        found: list[QuotaRefusal] = []
+        for need in job_class.needs:
+            refusal = self.quotas.check_admission(job_class.queue, job_class.user, need.resources)
+            if refusal is None:
+                return None
+            found.append(refusal)
+        return next((one for one in found if one.may_pass), found[0])
+
+    def admits_moves(self, moves: Sequence[tuple[JobEntry, Need]]) -> bool:
+        """Whether quotas allow these running jobs to hold what these needs take instead, all at once."""
+        quotas = self.quotas
+        if quotas is None or not any(entry.job_class.uneven_needs for entry, _ in moves):
+            return True
+        for entry, _ in moves:
+            quotas.remove_running(entry.job_class.queue, entry.job_class.user, entry.held)
+        taken: list[tuple[JobClass, Need]] = []
+        for entry, need in moves:
+            klass = entry.job_class
+            if quotas.check_admission(klass.queue, klass.user, need.resources) is not None:
+                break
+            quotas.add_running(klass.queue, klass.user, need.resources)
+            taken.append((klass, need))
+        for klass, need in taken:
+            quotas.remove_running(klass.queue, klass.user, need.resources)
+        for entry, _ in moves:
+            quotas.add_running(entry.job_class.queue, entry.job_class.user, entry.held)
+        return len(taken) == len(moves)
 
     def admits_need(self, job_class: JobClass, need: Need) -> bool:
         """Whether quotas allow this need of a class that `admits` allows to start: a larger alternative may exceed them."""

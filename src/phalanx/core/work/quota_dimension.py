@@ -50,6 +50,11 @@ class QuotaRefusal:
         """The limit with its unit."""
         return f"{self.limit:g} running jobs" if self.counts_jobs else quantity_text(self.resource, self.limit)
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the job could start once others release what they use; if not, it exceeds the limit alone."""
+        return self.reason is WaitReasonCode.BUDGET or (1 if self.counts_jobs else self.requested) <= self.limit
+
     def describe(self) -> str:
         """The refusal as a sentence for users."""
         if self.reason is WaitReasonCode.BUDGET:

@@ -110,7 +110,7 @@ def _why_class_waits(scheduler: SchedulerView, job: Job, entry: JobEntry) -> Wai
             reason=WaitReasonCode.ARRAY_LIMIT,
             detail=f"{throttle.running} elements of its array run; at most {throttle.running_max} may",
         )
-    refusal = board.quotas.check_admission(klass.queue, klass.user, klass.asked) if board.quotas is not None else None
+    refusal = board.refusal_of(klass)
     # If no device is free in the whole fleet, the quota is not the reason.
     if refusal is not None and (refusal.queue or board.find(entry) is not None):
         return WaitReason(reason=refusal.reason, detail=refusal.describe())

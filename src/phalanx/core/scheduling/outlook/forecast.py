@@ -213,7 +213,7 @@ class Forecast:
                 counts_jobs=True,
                 holders=tuple(other for other in running if other.job_class.throttle is throttle),
             )
-        refusal = None if quotas is None else quotas.check_admission(klass.queue, klass.user, klass.asked)
+        refusal = board.refusal_of(klass)
         if refusal is None or quotas is None:
             return self._lacking_licence(entry)
         asked = 1 if refusal.counts_jobs else refusal.requested
@@ -223,7 +223,7 @@ class Forecast:
             counts_jobs=refusal.counts_jobs,
             resource=refusal.resource,
             refusal=refusal,
-            impossible=refusal.limit < asked and refusal.reason is not WaitReasonCode.BUDGET,
+            impossible=not refusal.may_pass,
             holders=tuple(
                 other
                 for other in running

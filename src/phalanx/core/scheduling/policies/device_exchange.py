@@ -147,7 +147,9 @@ class DeviceExchange:
         return moves if len(moves) == len(leaving) + 1 else []
 
     def _pays(self, moves: Sequence[Eviction], now_s: float) -> bool:
-        """Whether the moves gain more over the shortest rest of these runs than they lose."""
+        """Whether quotas allow the moves, and they gain more over the shortest rest of these runs than they lose."""
+        if not self.board.admits_moves([(move.entry, move.need) for move in moves if move.need is not None]):
+            return False
         gain = cost = 0.0
         rest_s = float("inf")
         for move in moves:

@@ -237,8 +237,12 @@ class MakespanPolicy(Policy):
             if entry.places and kind != board.kind_of(entry) and self._displaceable(entry, now_s)
         ]
         going = {entry.seq for entry in leaving}
+        # Of alternatives with different amounts, quotas may admit only some: then what is planned counts while the rest is planned.
+        quotas = board.quotas if any(entry.job_class.uneven_needs for entry, _ in targets) else None
         for entry in leaving:
             board.free_devices(entry)
+            if quotas is not None:
+                quotas.remove_running(entry.job_class.queue, entry.job_class.user, entry.held)
         found: list[tuple[JobEntry, Need, Places]] = []
         held = []
         for entry, kind in targets:
@@ -247,6 +251,13 @@ class MakespanPolicy(Policy):
                 if place is not None:
                     found.append((entry, *place))
                     held.append(board.occupy(*place))
+                    if quotas is not None:
+                        quotas.add_running(entry.job_class.queue, entry.job_class.user, place[0].resources)
+        if quotas is not None:
+            for entry, need, _ in found:
+                quotas.remove_running(entry.job_class.queue, entry.job_class.user, need.resources)
+            for entry in leaving:
+                quotas.add_running(entry.job_class.queue, entry.job_class.user, entry.held)
         placed = {entry.seq for entry, _, _ in found}
         stopped = []
         for entry in leaving:
@@ -267,7 +278,7 @@ class MakespanPolicy(Policy):
     def _find(self, entry: JobEntry, kind: int) -> tuple[Need, Places] | None:
         board, klass = self.board, entry.job_class
         for need in klass.needs:
-            if kind not in need.kinds:
+            if kind not in need.kinds or not board.admits_need(klass, need):
                 continue
             here = replace(need, kinds=(kind,))
             for avoided in (entry.avoided_nodes | board.last_choice_nodes, 0):
@@ -285,14 +296,20 @@ class MakespanPolicy(Policy):
             self._paused(entry, now_s)
             board.stop(entry, now_s, first, StopReason.MAKESPAN)
         for entry, need, places in found:
-            if entry.places:
+            if entry.places and not board.admits_moves(
+                [(entry, need)]
+            ):  # one that keeps its place after all has the quota
+                self._paused(entry, now_s)
+                board.stop(entry, now_s, first, StopReason.MAKESPAN)
+            elif entry.places:
                 faster = entry.speed_on(need.kinds[0]) >= entry.speed_on(board.kind_of(entry))
                 self._paused(entry, now_s)
                 board.move(entry, need, places, now_s, None, StopReason.FASTER if faster else StopReason.MAKESPAN)
                 entry.placed_s = now_s
                 self._began(entry, now_s)
         for entry, need, places in found:
-            if entry.started_s < 0.0 and not entry.places and board.admits(entry.job_class):
+            klass = entry.job_class
+            if entry.started_s < 0.0 and not entry.places and board.admits(klass) and board.admits_need(klass, need):
                 board.start(entry, need, places, now_s)
                 entry.placed_s = now_s
                 self._began(entry, now_s)
