@@ -75,18 +75,30 @@ def test_others_jobs_are_counted_and_named(phalanx):
 
 @pytest.mark.prove
 def test_a_place_that_went_to_others_is_given_up_after_15_s_and_the_history_names_them(phalanx):
-    # Reserved nodes are cordoned at the next poll: a job submitted before it takes the place that Slurm no longer gives.
-    phalanx.sh(
-        "scontrol create reservation starttime=now duration=10 users=nobody nodes=ALL ReservationName=taken", check=True
-    )
-    job = phalanx.submit("--gpus h100:2 -- hostname")
-    phalanx.until(lambda: phalanx.job(job)["attempts"], "it is placed before the next poll")
+    # Others take all GPUs and a job of ours comes before the next poll, so that it is placed; where the poll came first, once more.
+    for _ in range(20):
+        placed = phalanx.sh(
+            "sbatch -N3 --gres=gpu:4 -o /dev/null --job-name=others --wrap 'sleep 600' >&2 && "
+            f"{PHALANX} submit --quiet --gpus h100:2 -- hostname",
+            check=True,
+        )
+        job = placed.split()[-1]
+        phalanx.until(
+            lambda: phalanx.job(job)["attempts"] or "in use outside Phalanx" in phalanx(f"why {job}"),
+            "it is placed or waits",
+        )
+        if phalanx.job(job)["attempts"]:
+            break
+        phalanx(f"cancel {job}")
+        phalanx.sh("scancel --name=others")
+        phalanx.until(lambda: "others" not in phalanx.sh("squeue --noheader"), "the others are gone")
     phalanx.until(lambda: phalanx.job(job)["attempts"][0]["cause"], "it is taken back")
     first = phalanx.job(job)["attempts"][0]
     assert first["cause"] == "contended"
     assert 14.0 < first["ended_s"] - first["placed_s"] < 20.0
     assert "Slurm's reason: " in first["why"]
-    phalanx.sh("scontrol delete reservation taken", check=True)
+    assert "Slurm job" in first["why"].partition(" took ")[0]
+    phalanx.sh("scancel --name=others", check=True)
     assert phalanx.ended(job)["state"] == "succeeded"
 
 

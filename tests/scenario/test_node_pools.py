@@ -38,6 +38,7 @@ from phalanx.core.state.events import (
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.snapshot import Snapshot, Usage
 from phalanx.core.state.world import World, WorldChange
+from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import parse_gpus
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Project, Queue
@@ -51,6 +52,8 @@ REQUESTED, PROVISIONING, UP, DRAINING, DOWN = (
     PoolNodeState.DOWN,
 )
 WAITS = WaitReason(reason=WaitReasonCode.RESOURCES, detail="needs more")
+EITHER = parse_gpus("virtual:8|virtual:6")
+SEATS_OF_2 = Licence(id="matlab", total=2)
 START, STOP = ProviderAction.START, ProviderAction.STOP
 
 
@@ -83,7 +86,7 @@ def member(number=0, state=REQUESTED, name="p", at_s=T):
 # ---- the decision ---------------------------------------------------------------------------------------------------
 
 
-def ordered(jobs, pools, *, nodes=(), members=(), queues=(), reason=WAITS, now_s=T, usage=None):
+def ordered(jobs, pools, *, nodes=(), members=(), queues=(), reason=WAITS, now_s=T, usage=None, licences=()):
     snapshot = Snapshot(
         version=1,
         now_s=now_s,
@@ -92,6 +95,7 @@ def ordered(jobs, pools, *, nodes=(), members=(), queues=(), reason=WAITS, now_s
         queues={one.id: one for one in queues or [queue("default")]},
         node_pools={one.id: one for one in pools},
         pool_nodes={one.id: one for one in members},
+        licences={one.id: one for one in licences},
     )
     found = node_demand(snapshot, jobs, lambda _: reason, now_s)
     return dict(sum((Counter({one.pool: one.count}) for one in found.wanted), Counter()))
@@ -133,6 +137,24 @@ def gang(nodes, name="1", **fields):
         ([gang(1)], {"pools": [pool(removing=True)]}, {}),
         ([gang(1)], {"pools": [pool()], "queues": [queue("default", gpus_per_user=4)]}, {}),
         ([gang(1)], {"pools": [pool()], "reason": WaitReason(reason=WaitReasonCode.BUDGET, detail="")}, {}),
+        # The quota of one queue is nothing to the jobs of another.
+        (
+            [job("1", gpus=EITHER, queue="nlp"), job("2", seq=2, gpus=EITHER)],
+            {"pools": [pool()], "queues": [queue("default"), queue("nlp", gpus_per_user=4)]},
+            {"p": 1},
+        ),
+        # No node is ordered for a job whose licence lacks seats.
+        ([gang(1, licences="matlab:3")], {"pools": [pool()], "licences": [SEATS_OF_2]}, {}),
+        (
+            [gang(1, licences="matlab:1"), gang(1, "2", licences="matlab:1")],
+            {"pools": [pool()], "licences": [SEATS_OF_2]},
+            {"p": 2},
+        ),
+        (
+            [gang(1, licences="matlab:2"), gang(1, "2", licences="matlab:1")],
+            {"pools": [pool()], "licences": [SEATS_OF_2]},
+            {"p": 1},
+        ),
         ([gang(1, nodelist=("n7",))], {"pools": [pool()]}, {}),
         ([], {"pools": [pool(min_nodes=2)]}, {"p": 2}),
         ([gang(1)], {"pools": [pool(min_nodes=2)], "members": [member(0, DRAINING)]}, {"p": 2}),

@@ -82,11 +82,18 @@ def test_a_limit_ends_the_attempt_at_the_first_poll(reason, cause):
     assert back.why.startswith(f"Slurm does not start the job: {reason}; ")
 
 
-def test_a_limit_that_other_jobs_share_gets_two_more_looks_of_slurms_scheduler():
-    pending = row("PENDING", reason="QOSMaxJobsPerUserLimit")
+@pytest.mark.parametrize(
+    ("reason", "cause", "scope"),
+    [
+        ("QOSMaxJobsPerUserLimit", EndCause.LIMITED, USAGE),  # other jobs may end
+        ("PartitionConfig", EndCause.FAILED, JOB),  # at first, of a job over PartitionTimeLimit
+    ],
+)
+def test_a_reason_that_may_change_gets_two_more_looks_of_slurms_scheduler(reason, cause, scope):
+    pending = row("PENDING", reason=reason)
     assert look(order(), pending, 93.9).events == ()
     verdict = look(order(), pending, 94.0)
-    assert (verdict.events[0].cause, verdict.limit.scope) == (EndCause.LIMITED, USAGE)
+    assert (verdict.events[0].cause, verdict.limit.scope) == (cause, scope)
 
 
 def test_a_limit_of_a_job_that_runs_is_not_looked_at():

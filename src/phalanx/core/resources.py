@@ -130,14 +130,15 @@ def quantity(name: str, amount: int) -> float:
 def quantity_text(name: str, value: float, *, unit: bool = True) -> str:
     """What `quantity` returned, for messages: "8 GPUs", "512 GiB memory", "2 matlab"; without the unit "8", "512 GiB", "2"."""
     if name in _UNITS:
-        return f"{value:g} {_UNITS[name]}{'' if value == 1 else 's'}" if unit else f"{value:g}"
+        return f"{value:.10g} {_UNITS[name]}{'' if value == 1 else 's'}" if unit else f"{value:.10g}"
     text = format_bytes(value) if name == MEMORY else amount_text(int(value))
     return f"{text} {name}" if unit else text
 
 
 def amount_time_text(name: str, amount_s: float) -> str:
     """Amount-seconds of a resource for messages: "12.0 CPU-hours", "3.5 GiB-hours of memory", "8.0 seconds of matlab"."""
-    value, kind = (amount_s / GIB, "GiB-") if name == MEMORY or amount_s >= GIB else (amount_s, "")
+    size = name == MEMORY or (name not in _UNITS and amount_s >= GIB)
+    value, kind = (amount_s / GIB, "GiB-") if size else (amount_s, "")
     time_text = f"{value / 3600.0:.1f} {{}}hours" if value >= 3600.0 else f"{value:.1f} {{}}seconds"
     if name in _UNITS:
         return time_text.format(f"{_UNITS[name]}-")

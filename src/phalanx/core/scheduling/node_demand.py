@@ -20,7 +20,7 @@ from phalanx.core.fleet.node_pool import COMING_STATES, NodePool, members_of, te
 from phalanx.core.fleet.summary import summary_of
 from phalanx.core.ids import JobId, NodeId, PoolId, QueueId, UserId
 from phalanx.core.resources import NO_RESOURCES, Resources
-from phalanx.core.scheduling.board_builder import ClusterSnapshot
+from phalanx.core.scheduling.board_builder import ClusterSnapshot, free_licences
 from phalanx.core.scheduling.shape import Shape, acceptable_shapes
 from phalanx.core.state.plan import WaitReason, WantedNodes
 from phalanx.core.state.snapshot import EMPTY_USAGE
@@ -283,14 +283,24 @@ class _Trial:
     Args:
         slots: free capacity, nodes on their way, and new nodes, in the order in which they are used.
         quotas: on the fleet without the new nodes.
+        free_seats: of each licence.
         releasable: nodes of pools without jobs, which are released if no job needs them.
     """
 
-    def __init__(self, slots: list[_Slot], quotas: _GrowingQuotas, releasable: Container[NodeId]) -> None:
+    def __init__(
+        self,
+        slots: list[_Slot],
+        quotas: _GrowingQuotas,
+        free_seats: dict[str, int],
+        releasable: Container[NodeId],
+    ) -> None:
         self._slots = slots
         self._summary = summary_of(slot.node for slot in slots)
         self._quotas = quotas
-        self._failed: set[tuple[object, ...]] = set()
+        self._free_seats = free_seats
+        self._failed: set[tuple[object, ...]] = (
+            set()
+        )  # requests that no slots hold, or with queue and user: that quotas refuse
         self._idle = [slot for slot in slots if slot.pool is None and slot.node.id in releasable]
         self._all: dict[str, list[_Slot]] = {}
         self._free: dict[str, list[_Slot]] = {}
@@ -301,7 +311,7 @@ class _Trial:
                 self._free.setdefault(model, []).append(slot)
 
     def take_gang(self, job: Job) -> list[_Slot]:
-        """Take the parts of the job's gang from the slots, in their order; empty if they do not hold all of it, or a quota refuses it.
+        """Take the parts of the job's gang from the slots, in their order; empty if they do not hold all of it, a licence lacks seats, or a quota refuses it.
 
         Slots that the job's quota needs, although the gang does not use them, follow.
         """
@@ -314,24 +324,31 @@ class _Trial:
             job.spec.exclude,
             job.project if role.gpus.has_shares else "",
         )
-        if request in self._failed:
+        refused = (job.queue, job.user, role.licences, *request)
+        if request in self._failed or refused in self._failed:
+            return []
+        if any(self._free_seats.get(name, 0) < seats for name, seats in role.licences):
             return []
         try:
             shapes = acceptable_shapes(role, self._summary)
         except NeverFits:
             return []
+        held = False
         for shape in shapes:
             for slots in (self._free if shape.node_devices else self._all).values():
                 found = _find(_parts(shape, job), slots, job.spec.exclude)
-                taken = self._take(job, found) if found else []
-                if taken or (found and not role.gpus.alternatives):
+                held = held or bool(found)
+                if taken := self._take(job, found) if found else []:
                     return taken
-        self._failed.add(request)
+                if held and not role.gpus.alternatives:
+                    break  # other slots would be as many
+        self._failed.add(refused if held else request)
         return []
 
     def _take(self, job: Job, found: list[tuple[_Slot, _Part]]) -> list[_Slot]:
         quotas = self._quotas
-        asked = sum((slot.resources_of(part) for slot, part in found), NO_RESOURCES)
+        licences = job.spec.role.licences
+        asked = sum((slot.resources_of(part) for slot, part in found), Resources(extras=licences))
         taken = [slot for slot, _ in found]
         new = [slot for slot in taken if slot.new]
         own = _capacity(new)
@@ -352,6 +369,8 @@ class _Trial:
         quotas.take(job, asked, _capacity(new))
         for slot, part in found:
             slot.take(part)
+        for name, seats in licences:
+            self._free_seats[name] -= seats
         return taken
 
 
@@ -434,7 +453,9 @@ def _trial(cluster: ClusterSnapshot, new: list[_Slot]) -> _Trial:
     coming = _coming_slots(cluster)
     capacity = fleet_resources(cluster.nodes, seats_of(cluster.licences)) + _capacity(coming)
     idle = {name for name in cluster.pool_nodes if cluster.usage.get(name, EMPTY_USAGE) == EMPTY_USAGE}
-    return _Trial([*_free_slots(cluster), *coming, *new], _GrowingQuotas(cluster, capacity), idle)
+    return _Trial(
+        [*_free_slots(cluster), *coming, *new], _GrowingQuotas(cluster, capacity), free_licences(cluster), idle
+    )
 
 
 def _up_to_minimum(

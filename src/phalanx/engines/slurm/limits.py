@@ -31,6 +31,11 @@ class SlurmLimit:
     remedy: str
 
     @property
+    def may_change(self) -> bool:
+        """Whether another look of Slurm's scheduler may end the limit, or name it: at first a partition's limits may all read PartitionConfig."""
+        return self.scope is LimitScope.USAGE or self.reason == _ANY_OF_PARTITION
+
+    @property
     def cause(self) -> EndCause:
         """How the attempt ends: for good if Slurm would never start this job; else the job waits, on a closed partition for its nodes."""
         match self.scope:
@@ -46,6 +51,7 @@ _JOB_WIDE: Final = (
     *("PerJob", "PerNode", "QOSMin", "MemPerLimit", "TimeLimit", "NodeLimit"),
     *("NotAllowed", "Invalid", "BadConstraints", "PartitionConfig", "DeadLine"),
 )
+_ANY_OF_PARTITION: Final = "PartitionConfig"
 _CLOSED: Final = ("PartitionDown", "PartitionInactive")
 _HELD: Final = ("JobHeldAdmin", "JobHeldUser")
 _LIMITS: Final = ("QOS", "Assoc", "Partition", "Account", "Invalid", "BadConstraints", "DeadLine", "Max")

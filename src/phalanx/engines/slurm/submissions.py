@@ -15,13 +15,14 @@ from phalanx.core.state.events import (
     SeatLost,
 )
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberState
-from phalanx.engines.slurm.limits import LimitScope, SlurmLimit, limit_of
+from phalanx.engines.slurm.limits import SlurmLimit, limit_of
 from phalanx.engines.slurm.parse import SlurmJob
 from phalanx.wire.seat import SEAT_CERTIFICATE_REJECTED, SEAT_HEAD_UNREACHABLE
 
 START_LIMIT_S: Final = 15.0  # a job that Slurm has not started by then is withdrawn (issue 5); others took its nodes
-# A limit that other jobs share may be over as soon as Slurm has cleaned up the last of them: it gets two more looks of the scheduler.
-USAGE_LIMIT_S: Final = 4.0
+# A limit that other jobs share may be over as soon as Slurm has cleaned up the last of them, and Slurm may name a limit more exactly: such
+# a reason gets two more looks of the scheduler.
+LIMIT_MAY_CHANGE_S: Final = 4.0
 NUDGE_S: Final = 1.5  # Slurm first tries a batch job within 3 s (batch_sched_delay), and again after 30 s (bf_interval)
 # As BEGIN_S, while Slurm still cleans up an earlier job of ours there: KillWait (30 s by default) and its own calls.
 START_LIMIT_MAX_S: Final = 60.0
@@ -150,7 +151,7 @@ def evaluate(
         order = replace(order, cleaning_up_s=now_s)
     waited_s = now_s - max(order.since_s, order.cleaning_up_s)
     limit = limit_of(row.reason, partition) if row is not None and order.phase is SubmissionPhase.QUEUED else None
-    if limit is not None and (limit.scope is not LimitScope.USAGE or waited_s >= USAGE_LIMIT_S):
+    if limit is not None and (not limit.may_change or waited_s >= LIMIT_MAY_CHANGE_S):
         return _withdraw_limited(order, limit)
     if order.phase is SubmissionPhase.QUEUED and (
         waited_s >= START_LIMIT_S or now_s - order.since_s >= START_LIMIT_MAX_S
