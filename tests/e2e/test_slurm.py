@@ -73,9 +73,8 @@ def test_others_jobs_are_counted_and_named(phalanx):
     assert phalanx.ended(job)["state"] == "succeeded"
 
 
-@pytest.mark.prove
-def test_a_place_that_went_to_others_is_given_up_after_15_s_and_the_history_names_them(phalanx):
-    # Others take all GPUs and a job of ours comes before the next poll, so that it is placed; where the poll came first, once more.
+def _placed_after_others_took_all(phalanx):
+    """A job of ours that came before the next poll saw the others; where the poll came first, once more."""
     for _ in range(20):
         placed = phalanx.sh(
             "sbatch -N3 --gres=gpu:4 -o /dev/null --job-name=others --wrap 'sleep 600' >&2 && "
@@ -84,14 +83,20 @@ def test_a_place_that_went_to_others_is_given_up_after_15_s_and_the_history_name
         )
         job = placed.split()[-1]
         phalanx.until(
-            lambda: phalanx.job(job)["attempts"] or "in use outside Phalanx" in phalanx(f"why {job}"),
+            lambda job=job: phalanx.job(job)["attempts"] or "in use outside Phalanx" in phalanx(f"why {job}"),
             "it is placed or waits",
         )
         if phalanx.job(job)["attempts"]:
-            break
+            return job
         phalanx(f"cancel {job}")
         phalanx.sh("scancel --name=others")
         phalanx.until(lambda: "others" not in phalanx.sh("squeue --noheader"), "the others are gone")
+    raise AssertionError("it was never placed")
+
+
+@pytest.mark.prove
+def test_a_place_that_went_to_others_is_given_up_after_15_s_and_the_history_names_them(phalanx):
+    job = _placed_after_others_took_all(phalanx)
     phalanx.until(lambda: phalanx.job(job)["attempts"][0]["cause"], "it is taken back")
     first = phalanx.job(job)["attempts"][0]
     assert first["cause"] == "contended"

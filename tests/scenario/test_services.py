@@ -9,6 +9,7 @@ from phalanx.core.ids import ProjectId, QueueId, ServiceId, UserId
 from phalanx.core.state.events import (
     CancelAllJobs,
     CancelJob,
+    PutLicence,
     PutQueue,
     ScaleService,
     StopService,
@@ -17,6 +18,7 @@ from phalanx.core.state.events import (
 )
 from phalanx.core.state.records import REVISIONS, SERVICES
 from phalanx.core.work.attempt import AttemptState
+from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import JobState
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.service import ServiceState
@@ -242,6 +244,16 @@ def test_same_file_again_changes_nothing(cluster):
     assert update(cluster, web()) == before
     with pytest.raises(Conflict, match="service web exists already"):
         submit(cluster, web(setup="true"))
+
+
+def test_same_file_with_a_licence_again_changes_nothing(cluster):
+    cluster.request(PutLicence(licence=Licence(id="matlab", total=8), by=ADA))
+    asked = web(extras="matlab:1")
+    ready(cluster, asked)
+    before = service(cluster)
+    assert submit(cluster, asked) == before
+    assert update(cluster, asked) == before
+    assert replicas(cluster)[0].spec.role.licences == (("matlab", 1),)
 
 
 def test_revision_of_a_service_that_never_was_ready_is_replaced_at_once(cluster):

@@ -285,6 +285,16 @@ def test_what_was_learned_survives_a_restart_of_the_head():
     assert moved(cell, 1200.0) == {"a": "moved to fast; 3x faster on h100 (observed, 2 runs)"}
 
 
+def test_of_jobs_that_ended_nothing_is_kept():
+    cell = played(FAST_AND_SLOW, [job("a", gpus="h100:1")])
+    reports(cell, "a", pace("h100", 0.1))
+    speeds = cell.scheduler.speeds
+    assert list(speeds._learned) == ["a"]
+    cell.end("a")
+    cell.go_on(60.0)
+    assert speeds._learned == {}
+
+
 FEW = [
     ("too few steps", (pace("h100", 0.1, steps=19), pace("a100", 0.3, steps=19, epoch=2))),
     ("steps of different numbers of ranks", (pace("h100", 0.1), pace("a100", 0.3, ranks=2, epoch=2))),

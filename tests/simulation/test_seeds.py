@@ -76,6 +76,11 @@ def test_seeds_with_mig_slices_break_no_invariant():
         assert not result.violations, f"{result.violations[0]}\nreplay it: {again} --story"
 
 
+def test_a_slice_waits_for_the_one_of_a_member_whose_node_was_frozen():
+    """The head granted its place before the node heard that the attempt there had ended (found by seed 88952737051)."""
+    assert not run_seed(88952737051, events=300, mig=True).violations
+
+
 @pytest.mark.timeout(3600)
 def test_seeds_with_a_node_pool_break_no_invariant():
     for seed in range(FIRST, FIRST + POOLED):

@@ -323,8 +323,30 @@ def test_a_slice_in_use_is_tried_again_and_gives_way_to_the_next_of_its_place(tm
     gpu.instances[0].pids = []
     with slices_of_member(keeper, granted(6), "8.1.0"):
         assert [one.owner for one in keeper.own()] == ["8.1.0"]
-        with pytest.raises(Conflict, match="already"), slices_of_member(keeper, granted(6), "9.1.0"):
+        with (
+            pytest.raises(Conflict, match="already"),
+            slices_of_member(keeper, granted(6), "9.1.0", sleep=waits.append),
+        ):
             pass
+    assert gpu.instances == []
+
+
+def test_a_slice_waits_for_the_one_of_a_member_that_has_to_go(tmp_path):
+    # After a freeze, the head may grant a place again before this node hears that the attempt there has ended.
+    gpu = FakeGpu("GPU-0")
+    keeper = keeper_on(gpu, tmp_path)
+    waits: list[float] = []
+    with contextlib.ExitStack() as frozen:
+        frozen.enter_context(slices_of_member(keeper, granted(6), "7.1.0"))
+
+        def superseded_at_the_third_wait(seconds):
+            waits.append(seconds)
+            if len(waits) == 3:
+                frozen.close()
+
+        with slices_of_member(keeper, granted(6), "8.1.0", sleep=superseded_at_the_third_wait):
+            assert [one.owner for one in keeper.own()] == ["8.1.0"]
+            assert len(waits) == 3
     assert gpu.instances == []
 
 

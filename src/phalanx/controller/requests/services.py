@@ -6,7 +6,7 @@ from collections.abc import Container
 from typing import Final
 
 from phalanx.controller.requests.request_handlers import RequestHandlers
-from phalanx.controller.requests.submits import check_submission
+from phalanx.controller.requests.submits import check_submission, resolved_spec
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.hints import Hint, HintCode
@@ -39,8 +39,11 @@ def submit(context: StepContext, request: SubmitService) -> Service:
     services, service_id = context.world.table(SERVICES), ServiceId(request.spec.name)
     known = services.get(service_id)
     if known is not None and not known.stopped_by:
-        same = context.world.table(REVISIONS)[service_id, known.revision].spec == request.spec
-        if same and (known.user, known.project, known.queue) == (request.user, request.project, request.queue):
+        if _is_current(context, known, request.spec) and (known.user, known.project, known.queue) == (
+            request.user,
+            request.project,
+            request.queue,
+        ):
             return known
         raise Conflict(f"service {service_id} exists already", hint=Hint(HintCode.UPDATE_SERVICE, service=service_id))
     if sum(not one.stopped_by for one in services.values()) >= SERVICES_MAX:
@@ -83,7 +86,7 @@ def update(context: StepContext, request: UpdateService) -> Service:
     service = _live(context, request.service_id)
     number = service.last_revision
     if request.spec is not None:
-        if request.spec == context.world.table(REVISIONS)[service.id, service.revision].spec and not service.failure:
+        if not service.failure and _is_current(context, service, request.spec):
             return service
         if request.spec.name != service.id:
             raise BadRequest(
@@ -213,6 +216,12 @@ def _checked(context: StepContext, spec: JobSpec, request: SubmitService) -> Job
     return check_submission(
         context, SubmitJob(spec=spec, user=request.user, project=request.project, queue=request.queue)
     ).spec
+
+
+def _is_current(context: StepContext, service: Service, spec: JobSpec) -> bool:
+    """Whether the service has this spec; stored is what was resolved when it was submitted."""
+    current = context.world.table(REVISIONS)[service.id, service.revision].spec
+    return current in (spec, resolved_spec(context, spec))
 
 
 def _numbers(context: StepContext, service: Service) -> list[int]:

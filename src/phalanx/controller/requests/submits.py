@@ -78,15 +78,23 @@ def check_submission(context: StepContext, request: SubmitJob) -> SubmitJob:
     reservations.check_named(context, request)
     _check_nodes(context, request)
     _check_share(context, request)
-    role = checked_slices(request.spec.role, context.world.nodes.values(), has_steps=bool(request.spec.slurm))
-    if role is not request.spec.role:
-        request = replace(request, spec=replace(request.spec, role=role))
-    request = _in_one_world(request)
-    request = replace(request, spec=with_known_licences(context, request.spec))
+    request = replace(request, spec=resolved_spec(context, request.spec))
     outlook = context.feasibility.check(feasibility_request(request.spec, request.queue, request.user))
     if outlook.never and not request.spec.allow_never:
         raise outlook.error()
     return request
+
+
+def resolved_spec(context: StepContext, spec: JobSpec) -> JobSpec:
+    """The spec as it shall be carried out: MIG slices by the profiles of the fleet, launchers kept on one node, extras that are licences as seats.
+
+    Raises:
+        BadRequest: no node has such slices, or the launcher cannot start tasks on several nodes.
+    """
+    role = checked_slices(spec.role, context.world.nodes.values(), has_steps=bool(spec.slurm))
+    if role is not spec.role:
+        spec = replace(spec, role=role)
+    return with_known_licences(context, _in_one_world(spec))
 
 
 def put_replica(context: StepContext, request: SubmitJob, replica: ReplicaPosition) -> Job:
@@ -126,16 +134,16 @@ def _check_share(context: StepContext, request: SubmitJob) -> None:
         )
 
 
-def _in_one_world(request: SubmitJob) -> SubmitJob:
+def _in_one_world(spec: JobSpec) -> JobSpec:
     """Keep a launcher that cannot start tasks on other nodes on one node, even if the fleet changes before the start."""
-    role = request.spec.role
+    role = spec.role
     launcher = find_launcher(role.argv, role.script)
-    in_image = role.launch is LaunchMode.ONCE and bool(request.spec.image)
+    in_image = role.launch is LaunchMode.ONCE and bool(spec.image)
     # The folder of a copy has another path on each node, and the launcher starts its tasks in that of the first.
-    of_copy = role.launch is LaunchMode.ONCE and bool(request.spec.upload)
+    of_copy = role.launch is LaunchMode.ONCE and bool(spec.upload)
     bound = launcher in SSH_LAUNCHERS or in_image or of_copy
-    if not bound or request.spec.slurm:  # a batch script runs once, whatever it calls
-        return request
+    if not bound or spec.slurm:  # a batch script runs once, whatever it calls
+        return spec
     several = next((one for one in role.gpus.choices if (one.nodes or 1) > 1 or one.nodes_max is not None), None)
     if several is not None:
         if of_copy:
@@ -152,7 +160,7 @@ def _in_one_world(request: SubmitJob) -> SubmitJob:
             f"{launcher} starts once on each of the {several.nodes} nodes and would create {several.nodes} separate worlds",
             hint=Hint(HintCode.RUN_RANKS),
         )
-    return replace(request, spec=replace(request.spec, role=replace(role, gpus=fixed_to_one_node(role.gpus))))
+    return replace(spec, role=replace(role, gpus=fixed_to_one_node(role.gpus)))
 
 
 def _earlier_job(context: StepContext, request: SubmitJob, earlier: Idempotency) -> Job | list[Job]:

@@ -38,7 +38,7 @@ def estimate_texts(models: Sequence[str], estimate: SpeedEstimate) -> list[str]:
             if share == -1.0
             else f"{speed_ratio_text(-share)} on {models[number]} ({source})"
         )
-    return texts
+    return list(dict.fromkeys(texts))  # nodes with MIG mode on are models of their own
 
 
 TABLES_KEPT: Final = 10_000  # distinct tables of jobs; some hundred bytes each
@@ -87,11 +87,11 @@ class JobSpeeds:
 
     def learn(self, job: Job) -> None:
         """Pass the job's measured paces to the policy. Idempotent."""
-        if not job.paces or self._learned.get(job.id) == job.paces:
+        ended = job.state.terminal
+        known = self._learned.pop(job.id, ()) if ended else self._learned.get(job.id, ())
+        if job.paces == known:
             return
-        if job.state.terminal:
-            self._learned.pop(job.id, None)
-        else:
+        if not ended:
             self._learned[job.id] = job.paces
         for measured in job.paces:
             if self._policy.learn_pace(job.id, traits_of(job), measured):

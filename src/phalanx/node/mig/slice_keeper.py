@@ -94,11 +94,10 @@ class SliceKeeper:
             own = {one.uuid for one in self._own if one.device == device}
             return replace(found, slices=tuple(one for one in found.slices if one.uuid not in own or not one.uuid))
 
-    def has_left_over(self, facts: DeviceFacts) -> bool:
-        """Whether the device still has slices of this supervisor whose owners have ended."""
+    def has_own_at(self, facts: DeviceFacts, profile: str, start: int) -> bool:
+        """Whether a slice of this supervisor is where this one would be."""
         with self._lock:
-            device = self._instances.key(facts)
-            return any(one.device == device and self._is_left_over(one) for one in self._own)
+            return bool(self._overlapping(self._instances.key(facts), profile, start))
 
     def make(self, facts: DeviceFacts, profile: str, start: int, owner: str) -> OwnSlice:
         """Make a slice for `owner` from this memory slice on, while others on the device are used.
@@ -174,13 +173,20 @@ class SliceKeeper:
         Raises:
             PhalanxError: it cannot be removed.
         """
-        known = self._instances.describe(intent.device)
-        sizes = {} if known is None else {one.name: one.memory_slices for one in known.profiles}
-        wanted = slice_bits(intent.start, sizes.get(intent.profile, 1))
-        for own in list(self._own):
-            overlaps = slice_bits(own.start, sizes.get(own.profile, 1)) & wanted
-            if own.device == intent.device and overlaps and self._is_left_over(own):
+        for own in self._overlapping(intent.device, intent.profile, intent.start):
+            if self._is_left_over(own):
                 self._remove(own)
+
+    def _overlapping(self, device: str, profile: str, start: int) -> list[OwnSlice]:
+        """The slices of this supervisor with memory slices of this one."""
+        known = self._instances.describe(device)
+        sizes = {} if known is None else {one.name: one.memory_slices for one in known.profiles}
+        wanted = slice_bits(start, sizes.get(profile, 1))
+        return [
+            own
+            for own in self._own
+            if own.device == device and slice_bits(own.start, sizes.get(own.profile, 1)) & wanted
+        ]
 
     def _is_left_over(self, own: OwnSlice) -> bool:
         return not own.uuid or own.uuid in self._left_over

@@ -15,7 +15,7 @@ from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.mig.slice_keeper import SliceKeeper
 from phalanx.node.probes.devices import DeviceFacts
 
-_REMOVE_TRIES: Final = 20  # the driver may report a killed process for a second or two
+_TRIES: Final = 20  # the driver may report a killed process for a second or two
 _RETRY_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
@@ -74,12 +74,15 @@ def slices_of_member(
 def _make(
     keeper: SliceKeeper, facts: DeviceFacts, granted: GrantedSlice, owner: str, sleep: Callable[[float], None]
 ) -> str:
-    """Make one slice; returns its UUID. What an earlier supervisor left in its place goes as soon as its processes have ended."""
-    for _ in range(_REMOVE_TRIES):
+    """Make one slice; returns its UUID. The head grants a place only after the last attempt there ended, so what this supervisor has there goes.
+
+    It may be of a member that the supervisor has yet to hear about, or left over, with processes that the driver still reports.
+    """
+    for _ in range(_TRIES):
         try:
             return keeper.make(facts, granted.profile, granted.start, owner).uuid
         except Conflict:
-            if not keeper.has_left_over(facts):
+            if not keeper.has_own_at(facts, granted.profile, granted.start):
                 raise
             sleep(_RETRY_S)
     return keeper.make(facts, granted.profile, granted.start, owner).uuid
@@ -87,7 +90,7 @@ def _make(
 
 def _remove(keeper: SliceKeeper, uuid: str, sleep: Callable[[float], None]) -> None:
     why = ""
-    for _ in range(_REMOVE_TRIES):
+    for _ in range(_TRIES):
         try:
             keeper.remove(uuid)
         except (PhalanxError, OSError) as error:

@@ -1,7 +1,7 @@
 """The MIG slices that exist on one simulated node, and what a real GPU would refuse: two instances in one place, or MIG mode off.
 
 A slice exists from the preparation of its member until its output is drained, as on a real node. A supervisor that starts again removes what
-is left of its own.
+is left of its own. A member waits for the slice of one that has to go: its attempt has ended, but the node has yet to hear of it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,24 @@ class SimulatedSlices:
             require(fits, 1, f"{where} has no {one.profile} at {one.start}, for job {key.job_id}")
             taken = not occupied_bits(mig.slices) & one.bits
             require(taken, 1, f"a slice of job {key.job_id} is made where others have one, on {where}")
-            for other, owned in self._made.items():
-                overlaps = any(each.device == one.device and each.bits & one.bits for each in owned)
-                require(
-                    not overlaps, 1, f"a slice of job {key.job_id} is made where job {other.job_id} has one, on {where}"
-                )
+        other = self.holder(key, grant)
+        if other is not None:
+            where = f"{self._node_id}:{slices[0].device}"
+            require(False, 1, f"a slice of job {key.job_id} is made where job {other.job_id} has one, on {where}")
         self._made[key] = slices
+
+    def holder(self, key: MemberKey, grant: NodeGrant) -> MemberKey | None:
+        """Another member that has a slice in a place that the grant names."""
+        slices = () if grant.share is None else grant.share.slices
+        return next(
+            (
+                other
+                for other, owned in self._made.items()
+                if other != key
+                and any(one.device == each.device and one.bits & each.bits for one in slices for each in owned)
+            ),
+            None,
+        )
 
     def remove(self, key: MemberKey) -> None:
         """Remove the slices of a member. Idempotent."""

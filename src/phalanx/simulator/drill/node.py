@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from typing import Final
 
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import Node
@@ -31,6 +32,11 @@ from phalanx.simulator.drill.processes import KILL_S, SPAWN_S, NodeProcesses
 from phalanx.simulator.drill.protocols import NodeEnvironment
 from phalanx.simulator.drill.supervisor_calls import SupervisorCalls
 from phalanx.simulator.drill.violations import require
+
+SLICE_TRIES: Final = (
+    20  # as on a real node: how often a member tries to make its slice where another has to go, and how long it waits
+)
+SLICE_RETRY_S: Final = 0.5
 
 
 class DrillNode:
@@ -257,8 +263,8 @@ class DrillNode:
         """Report that a task could not be exec'd."""
         self.deliver(MemberStartFailed(key=key, why="cannot exec", charge=False))
 
-    def _prepared(self, key: MemberKey, prepare: PrepareTasks) -> None:
-        if key in self.processes.killed:
+    def _prepared(self, key: MemberKey, prepare: PrepareTasks, tries_left: int = SLICE_TRIES) -> None:
+        if key in self.processes.killed or not self.alive:
             return
         why = self.behaviour(prepare).refuses.get(self.id, "") or self.cluster.refusing_nodes.get(self.id, "")
         if why:
@@ -279,6 +285,10 @@ class DrillNode:
             return
         grant = prepare.allocation.grant_on(self.id)
         assert grant is not None
+        holder = self.slices.holder(key, grant)
+        if holder is not None and tries_left and not self._is_live(holder):
+            self.cluster.call_after(SLICE_RETRY_S, lambda: self._prepared(key, prepare, tries_left - 1))
+            return
         self.slices.make(key, grant)
         if grant.node_rank:
             self.deliver(MemberPrepared(key=key))
@@ -288,6 +298,11 @@ class DrillNode:
         self.deliver(
             MemberPrepared(key=key, port=20_000 + key.generation, resume=next(whole, None), service_port=service_port)
         )
+
+    def _is_live(self, key: MemberKey) -> bool:
+        """Whether the head counts the devices of the member's attempt as held."""
+        attempts = self.cluster.store.attempts(key.job_id)
+        return any(attempt.epoch == key.epoch and attempt.holds_allocation for attempt in attempts)
 
 
 _DEFAULT = JobBehaviour()
