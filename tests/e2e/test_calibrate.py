@@ -113,6 +113,6 @@ def test_ctrl_c_cancels_the_job(phalanx):
 
 def test_a_calibration_that_fails_shows_why(phalanx):
     failed = phalanx("calibrate", "--quick", "--python", "/bin/false", code=1)
-    assert "failed with exit code 1" in failed.stderr
+    assert "failed: rank 0 on n0: exit code 1" in failed.stderr
     assert "phalanx logs" in failed.stderr
     assert failed.stdout == ""
