@@ -29,7 +29,7 @@ from phalanx.core.work.attempt import EndCause
 from phalanx.core.work.dependency import parse_dependencies
 from phalanx.core.work.job import BACKOFF_MAX_S, JobState, WaitReasonCode
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.quota_tree import QuotaTree
+from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.core.work.reservation import Reservation
 from phalanx.ports.store import StoreRefused
 from phalanx.simulator.drill.limit_invariants import fleet_capacity

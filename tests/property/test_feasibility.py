@@ -21,7 +21,7 @@ from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import GIB
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.queue_validation import check_queue_tree
+from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.spec import TopologyConstraint
 from tests.builders import T, job

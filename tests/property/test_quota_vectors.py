@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.resources import Resources, extras_of
-from phalanx.core.work.quota_tree import QuotaTree
+from phalanx.core.work.quotas.quota_tree import QuotaTree
 from tests.effort import examples
 from tests.property.test_quota import GPU, held_below, trees
 

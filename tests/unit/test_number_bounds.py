@@ -10,7 +10,7 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.mig import DeviceMig, MigSlice
 from phalanx.core.ids import QueueId
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.queue_validation import check_queue_tree
+from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.planner.calibration.profile import Profile
 from phalanx.planner.calibration.record_codec import decode_record
 from tests.builders import make_node

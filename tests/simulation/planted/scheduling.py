@@ -19,7 +19,7 @@ from phalanx.core.state.snapshot import Usage
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import Queue, add_usage
-from phalanx.core.work.quota_tree import QuotaTree
+from phalanx.core.work.quotas.quota_tree import QuotaTree
 from tests.simulation.planted.bug import planted
 
 

@@ -28,7 +28,7 @@ from phalanx.core.state.records import QUEUE_USAGE
 from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import Amounts, Queue, QueueUsage, period_start_s
-from phalanx.core.work.queue_validation import check_queue_tree
+from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
 from phalanx.wire.api.jobs import ImpossibleJobView

@@ -151,7 +151,7 @@ def _changed(nodes: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]
 def _with_quotas(queues: tuple[Any, ...], words: tuple[str, ...]) -> tuple[Any, ...]:
     from phalanx.core.ids import QueueId
     from phalanx.core.work.queue import Queue
-    from phalanx.core.work.queue_validation import check_queue_tree
+    from phalanx.core.work.quotas.queue_validation import check_queue_tree
 
     found = {queue.id: queue for queue in queues}
     for word in words:

@@ -14,7 +14,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.resources import add_extras
 from phalanx.core.state.events import ImpossibleJob, PutLicence, RemoveLicence
 from phalanx.core.state.records import LICENCES
-from phalanx.core.work.extras import COUNT_MAX, Licence, with_licences
+from phalanx.core.work.extras import COUNT_MAX, Licence, split_licences
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.users import Action
 
@@ -67,7 +67,7 @@ def with_known_licences(context: StepContext, spec: JobSpec) -> JobSpec:
     role = spec.role
     if not role.extras:
         return spec
-    extras, licences = with_licences(role.extras, context.world.licences)
+    extras, licences = split_licences(role.extras, context.world.licences)
     if not licences:
         return spec
     return replace(spec, role=replace(role, extras=extras, licences=add_extras(role.licences, licences)))
@@ -75,7 +75,7 @@ def with_known_licences(context: StepContext, spec: JobSpec) -> JobSpec:
 
 def without_licences(context: StepContext, node: Node) -> Node:
     """The registering node without offers that have the name of a licence: such a name means the licence."""
-    extras, licences = with_licences(node.extras, context.world.licences)
+    extras, licences = split_licences(node.extras, context.world.licences)
     if not licences:
         return node
     names = ", ".join(name for name, _ in licences)

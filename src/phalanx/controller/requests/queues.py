@@ -14,7 +14,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import QueueId
 from phalanx.core.state.events import ChangeQueue, ImpossibleJob, PutQueue, PutQueues
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.queue_validation import check_queue_tree
+from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.core.work.users import Action
 
 handlers: Final = RequestHandlers()

@@ -35,7 +35,7 @@ from phalanx.core.scheduling.pool import DevicePool, HeldShare, SharePosition
 from phalanx.core.scheduling.quota import FairShareTree
 from phalanx.core.scheduling.sharing.fragmentation import FragmentationIndex
 from phalanx.core.scheduling.sharing.request_mix import Demand
-from phalanx.core.work.quota_dimension import QuotaRefusal
+from phalanx.core.work.quotas.quota_dimension import QuotaRefusal
 
 _NO_LISTENER: Final = BoardListener()
 
@@ -387,7 +387,7 @@ class Board:
             self.uneven_speeds[entry.seq] = entry
 
     def finish(self, entry: JobEntry, now_s: float, *, learn: bool = True) -> None:
-        """A running job ended; with `add_heads`, by itself."""
+        """A running job ended; with `learn` by itself, so that its run time says something of the next."""
         del self.running[entry.seq]
         if learn:
             self._listener.on_ended(entry, now_s)
@@ -501,7 +501,7 @@ class Board:
     # ---------------------------------------------------------------- trials
 
     def free_devices(self, entry: JobEntry) -> None:
-        """Free the entry's devices for a trial; `take` reverts it."""
+        """Free the entry's devices for a trial; `retake_devices` reverts it."""
         self.vacate(entry.need, entry.places, entry.shared_devices)
 
     def retake_devices(self, entry: JobEntry) -> None:

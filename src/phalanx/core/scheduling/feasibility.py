@@ -53,7 +53,7 @@ from phalanx.core.units import format_duration
 from phalanx.core.work.extras import Licence, seats_of
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.quota_tree import FLEET, QuotaDimension, QuotaRefusal, QuotaTree
+from phalanx.core.work.quotas.quota_tree import FLEET, QuotaDimension, QuotaRefusal, QuotaTree
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.spec import JobSpec, Role, TopologyConstraint

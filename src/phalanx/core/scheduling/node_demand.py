@@ -27,7 +27,7 @@ from phalanx.core.state.snapshot import EMPTY_USAGE
 from phalanx.core.units import format_duration
 from phalanx.core.work.extras import seats_of
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
-from phalanx.core.work.quota_tree import QuotaTree
+from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 JOBS_MAX: Final = 512  # waiting jobs considered at once; later ones follow when these run

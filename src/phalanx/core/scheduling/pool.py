@@ -48,7 +48,7 @@ class DevicePool:
         devices_of_node: devices of each node; -1 for a node that is not in this pool.
         free: free devices of each node; maintained while a node is away, so that it can come back.
         node_devices_max: devices of the largest node: what "a whole node" means for a gang that spans nodes.
-        buckets, counts_by_free: [free devices] the nodes with exactly this many, and their number; without nodes that are away.
+        nodes_by_free, counts_by_free: [free devices] the nodes with exactly this many, and their number; without nodes that are away.
         available_nodes: the nodes that are not away.
         free_total: sum over those.
         changed_nodes: nodes changed since a reader last cleared it.
@@ -123,8 +123,8 @@ class DevicePool:
         lowest. A gang: see `gang.place_gang`. A need without devices goes to the nodes with the fewest free CPUs that suffice.
 
         Args:
-            need: `tail` smaller than `devices`.
-            excluded: nodes not to use, in addition to those in `need.shut`.
+            need: `last_node_devices` smaller than `devices`.
+            excluded: nodes not to use, in addition to those in `need.excluded`.
         """
         wanted = need.devices
         if need.excluded:
@@ -322,7 +322,7 @@ class DevicePool:
                 self.changed_nodes.add(node)
 
     def mark_changed(self, node: int) -> None:
-        """CPUs or memory of the node changed in the board's lists. `take` and `give` imply it for their nodes."""
+        """CPUs or memory of the node changed in the board's lists. `take` and `release` imply it for their nodes."""
         self.capacity.mark_changed(node)
 
     def remove_node(self, node: int) -> None:

@@ -1,4 +1,4 @@
-"""The queue tree as the scheduler uses it: holdings (`core.work.quotas`), fair share over past and present use, and budgets.
+"""The queue tree as the scheduler uses it: holdings (`core.work.quotas.quota_tree`), fair share over past and present use, and budgets.
 
 **Fair share.** The factor of a queue is 2^(-R): 1 for one that has used nothing, 1/2 for one of two equal queues that has used the shares
 of both, and so on down. Along the path from the fleet (R = 0, S = 1) to a queue c below p, with siblings in use,
@@ -18,7 +18,7 @@ shares. Depth has no cost: a queue without siblings has its parent's factor.
 the queue or of an ancestor. Running jobs are never stopped for a budget: the jobs that run when it is reached may exceed it, and the
 excess is not charged to the next period. Run times are unknown, so nothing is set aside for a start.
 
-Time is a number passed to `advance` and `charge`; nothing happens between calls.
+Time is a number passed to `advance` and `change_rate`; nothing happens between calls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from phalanx.core.work.queue import (
     decayed_gpu_s_of_rate,
     period_start_s,
 )
-from phalanx.core.work.quota_tree import FLEET, QuotaRefusal, QuotaTree
+from phalanx.core.work.quotas.quota_tree import FLEET, QuotaRefusal, QuotaTree
 from phalanx.core.work.share import MILLI_PER_DEVICE, gpus_of
 
 _RATIO_MAX: Final = 1000.0  # 2^-1000 is still above 0; past it queues are equally last
@@ -59,9 +59,9 @@ class _Usage:
 
 
 class FairShareTree(QuotaTree):
-    """Holdings with time. `take` and `give` count decisions; `charge` counts running jobs, so that a plan that is undone leaves no usage.
+    """Holdings with time. `add_running` and `remove_running` count decisions; `change_rate` counts running jobs, so that a plan that is undone leaves no usage.
 
-    Cost: O(depth) per call, but for the first `factor` after `advance` or `charge`, which computes all queues.
+    Cost: O(depth) per call, but for the first `factor` after `advance` or `change_rate`, which computes all queues.
     """
 
     __slots__ = ("_budgets", "_exhausted", "_factors", "_queues", "_usage", "_waiting", "now_s")

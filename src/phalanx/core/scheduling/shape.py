@@ -36,7 +36,7 @@ class Shape:
 
     Attributes:
         model: as requested; the fleet's own name, with `exact`, if several models of the fleet match the request.
-        tail, last_node_tasks: devices and tasks on one more node, of an uneven request; 0 for none.
+        last_node_devices, last_node_tasks: devices and tasks on one more node, of an uneven request; 0 for none.
         nodes_max: elastic: up to this many parts; 0 for a fixed number.
         share: the part of one device on each node, instead of `devices` whole ones; None for whole devices.
         extras: named amounts of each part.

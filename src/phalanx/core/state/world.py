@@ -34,7 +34,7 @@ from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.extras import Licence, seats_of
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import Queue, QueueUsage, add_usage
-from phalanx.core.work.quota_tree import QuotaTree
+from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.core.work.reservation import Reservation
 
 K = TypeVar("K")

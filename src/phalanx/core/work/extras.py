@@ -118,7 +118,7 @@ def extras_text(extras: Extras) -> str:
     return ", ".join(f"{name} {amount_text(amount)}" for name, amount in extras)
 
 
-def with_licences(extras: Extras, licences: Collection[str]) -> tuple[Extras, Extras]:
+def split_licences(extras: Extras, licences: Collection[str]) -> tuple[Extras, Extras]:
     """The extras that nodes offer, and those that are licences, by the names of the licences that exist."""
     return (
         tuple(pair for pair in extras if pair[0] not in licences),

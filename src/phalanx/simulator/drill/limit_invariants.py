@@ -15,7 +15,7 @@ from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.extras import Licence, seats_of
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.quota_tree import QuotaTree
+from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.simulator.drill.head import DrillHead
 from phalanx.simulator.drill.protocols import ObservedCluster
 from phalanx.simulator.drill.violations import InvariantBroken

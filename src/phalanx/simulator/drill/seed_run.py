@@ -17,7 +17,7 @@ from phalanx.core.state.events import CancelJob
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt, AttemptState
 from phalanx.core.work.job import BACKOFF_MAX_S, Job, JobState, WaitReasonCode
-from phalanx.core.work.quota_tree import QuotaTree
+from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.core.work.spec import Role
 from phalanx.simulator.drill.clock import BEGIN_BOOT_S
 from phalanx.simulator.drill.cluster import DrillCluster

@@ -32,7 +32,7 @@ from phalanx.core.work.gpus import GPU_KINDS_MAX, GpuRequest
 from phalanx.core.work.job import Job, WaitReasonCode
 from phalanx.core.work.launchers import SSH_LAUNCHERS, find_launcher
 from phalanx.core.work.queue import Queue
-from phalanx.core.work.quota_tree import QuotaRefusal
+from phalanx.core.work.quotas.quota_tree import QuotaRefusal
 from phalanx.core.work.spec import LaunchMode
 
 CHANGES_MAX: Final = 5  # changes reported

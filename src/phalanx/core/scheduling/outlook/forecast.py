@@ -27,7 +27,7 @@ from phalanx.core.scheduling.run_time_prediction import RunTimePredictor, traits
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.dependency import DependencyKind
 from phalanx.core.work.job import Job, WaitReasonCode
-from phalanx.core.work.quota_tree import FLEET, QuotaRefusal
+from phalanx.core.work.quotas.quota_tree import FLEET, QuotaRefusal
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
 JOBS_AHEAD_MAX: Final = 256  # jobs ahead that are simulated; with more of them no latest start is given

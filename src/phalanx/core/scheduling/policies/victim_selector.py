@@ -393,7 +393,7 @@ class VictimSelector:
             self.board.quotas.remove_running(other.job_class.queue, other.job_class.user, other.held)
 
     def revert_trial(self, other: JobEntry, *, moves: bool = False) -> None:
-        """Revert `out`."""
+        """Revert `remove_for_trial`."""
         self.board.retake_devices(other)
         if self.board.quotas is not None and not moves:
             self.board.quotas.add_running(other.job_class.queue, other.job_class.user, other.held)

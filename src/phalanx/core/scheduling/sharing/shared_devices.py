@@ -6,7 +6,7 @@ lie on one device. Whole devices are not here: the pool counts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
@@ -112,6 +112,3 @@ class SharedDeviceIndex:
                 del of_group[group][room]
                 if not of_group[group]:
                     del of_group[group]
-
-
-NO_SHARED: Sequence[SharedDevice] = ()

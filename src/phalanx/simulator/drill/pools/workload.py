@@ -15,7 +15,7 @@ from phalanx.core.state.events import PutNodePool, RemoveNodePool, SubmitJob, Un
 from phalanx.core.state.records import NODE_POOLS, POOL_NODES
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.core.work.job import JobState
-from phalanx.core.work.quota_tree import QuotaTree
+from phalanx.core.work.quotas.quota_tree import QuotaTree
 from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.spec import JobSpec, Role
 from phalanx.simulator.drill.clock import BEGIN_UNIX_S

@@ -1,6 +1,6 @@
 """The quota tree of one resource: rights, borrowing, lending and limits per user, for one integer amount.
 
-`core.work.quota_tree` states the semantics and has one dimension for GPUs, and one for each other resource that some queue limits.
+`core.work.quotas.quota_tree` states the semantics and has one dimension for GPUs, and one for each other resource that some queue limits.
 """
 
 from __future__ import annotations
