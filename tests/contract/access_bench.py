@@ -204,9 +204,9 @@ class Bench:
 
     def rest(self):
         """Until the driver has done what it was asked, and the event loop what that set going: a change of access ends sessions there."""
-        self.head.driver.read_snapshot().result(timeout=10)
+        self.head.driver.read_snapshot().result(timeout=60)
         loop = self.head.app.state.runtime._upkeep.get_loop()
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(timeout=10)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(timeout=60)
 
     def state(self):
         """All that a call could change, but for the audit trail, which tells of refusals too."""

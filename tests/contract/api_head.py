@@ -140,7 +140,7 @@ class ApiHead:
         self.ask(PutQueue(queue=Queue(id="default")))
 
     def ask(self, event):
-        return self.driver.request(event).result(timeout=10)
+        return self.driver.request(event).result(timeout=60)
 
     def close(self):
         self.driver.stop()

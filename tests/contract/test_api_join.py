@@ -195,7 +195,7 @@ def test_who_knows_the_fingerprint_gets_the_ca_and_who_trusts_it_is_served(bench
         ca_pem = fetch_ca(ADDRESS, port, fingerprint(authority.ca_pem))
         assert ca_pem == authority.ca_pem
         context = ssl.create_default_context(cadata=ca_pem)
-        connection = http.client.HTTPSConnection(ADDRESS, port, timeout=10, context=context)
+        connection = http.client.HTTPSConnection(ADDRESS, port, timeout=60, context=context)
         for _ in range(2):  # the connection is kept
             connection.request("GET", "/v1/health")
             assert connection.getresponse().read().startswith(b'{"status":"ok"')
@@ -209,7 +209,7 @@ def test_another_fingerprint_is_refused(bench):
 
 def test_a_plain_request_is_told_so_in_one_line(bench):
     with door(bench) as port:
-        connection = http.client.HTTPConnection(ADDRESS, port, timeout=10)
+        connection = http.client.HTTPConnection(ADDRESS, port, timeout=60)
         connection.request("POST", "/v1/jobs", body=b"x" * 100_000)
         reply = connection.getresponse()
         assert (reply.status, b"serves HTTPS" in reply.read()) == (400, True)

@@ -105,7 +105,7 @@ def test_a_fault_of_ours_tells_nothing_of_its_inside(head, call, monkeypatch):
 
 def test_large_job_is_refused_before_it_is_read(call):
     parts = urlsplit(call.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=10) as line:
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as line:
         line.sendall(
             b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: "
             + bearer("user")["authorization"].encode()
@@ -116,7 +116,7 @@ def test_large_job_is_refused_before_it_is_read(call):
 
 def test_large_job_whose_caller_sends_on_still_hears_why(call):
     parts = urlsplit(call.url)
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=10)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
     try:
         connection.request("POST", "/v1/jobs", body=b"x" * (10 << 20), headers=bearer("user"))
     except (BrokenPipeError, ConnectionResetError):

@@ -236,7 +236,7 @@ def test_ends_are_learned_and_foretell_the_next(head, ada):
 
 
 def test_stopping_head_answers_no_more_questions(head):
-    assert head.driver.read_snapshot().result(timeout=10).hypothetical_jobs == ()
+    assert head.driver.read_snapshot().result(timeout=60).hypothetical_jobs == ()
     head.close()
     with pytest.raises(TryLater):
-        head.driver.read_snapshot().result(timeout=10)
+        head.driver.read_snapshot().result(timeout=60)

@@ -266,7 +266,7 @@ def test_node_rank_zero_hears_that_a_node_was_lost_before_its_part_was_here(head
     told = threading.Event()
     nodes[0].upload(7, paths[0], digest, kept=told.set)
     until(lambda: list(Path(head.parts.checkpoint_root).rglob("a.bin")))
-    head.driver.report([NodeDied(node_id="n1", supervisor_id=None, why="power", confirmed=True)]).result(timeout=10)
+    head.driver.report([NodeDied(node_id="n1", supervisor_id=None, why="power", confirmed=True)]).result(timeout=60)
     until(nodes[0].idle)
     assert not told.is_set()
     assert "n1 was lost before it had uploaded its part" in nodes[0].said[-1]

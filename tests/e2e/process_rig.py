@@ -16,7 +16,7 @@ from phalanx.node.processes.attempt_processes import ProcessHost, TaskProcessExi
 from phalanx.node.processes.containment import AttemptKey, ContainmentFactory, ContainmentKind
 from phalanx.node.processes.proctable import process_environment, read_table
 
-PATIENCE_S = 30.0  # a hang guard, not an expectation
+PATIENCE_S = 100.0  # a hang guard, not an expectation
 BARE = {"PATH": f"{os.path.dirname(sys.executable)}:{os.defpath}"}
 
 

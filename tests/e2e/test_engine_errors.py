@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(240)]
 in_the_lab = pytest.mark.skipif(bool(why_not()), reason=why_not() or "the lab")
 with_slurm = pytest.mark.skipif(bool(why_not() or why_no_slurm()), reason=why_not() or why_no_slurm() or "Slurm")
 with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-HANG_S = 90.0
+HANG_S = 200.0
 
 
 def is_one_line(answer, wanted, line):

@@ -45,7 +45,7 @@ def test_bytes_are_readable_by_offset_and_their_coming_is_told(spool, heard, tmp
     put(pipe, b"hello ")
     put(pipe, b"world\n")
     assert spool.drain("rank-0")
-    assert heard.get(timeout=10) == "rank-0"
+    assert heard.get(timeout=60) == "rank-0"
     assert (spool.length("rank-0"), spool.read("rank-0", 0, 100), spool.read("rank-0", 6, 3)) == (
         12,
         b"hello world\n",

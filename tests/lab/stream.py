@@ -14,7 +14,7 @@ import sys
 import time
 
 CHUNK = bytes(1 << 16)
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 """A guard: a cut link leaves both ends waiting."""
 
 

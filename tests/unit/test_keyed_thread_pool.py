@@ -11,7 +11,7 @@ from phalanx.node.diagnosis.rank_monitor import RankMonitor
 from phalanx.node.logic.events import MemberKey, TaskEnded
 from phalanx.node.processes.thread_pool import KeyedThreadPool
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from phalanx.node.member.member_runtime import MemberRuntimes
 from phalanx.node.transfer.checkpoint_upload import CheckpointUpload, CheckpointUploader
 from tests.unit.test_unshared_folders import folder, make_prepare, member
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 
 
 def live(tmp_path, *steps, brought=None):

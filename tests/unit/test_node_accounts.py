@@ -268,7 +268,7 @@ def ended_with(work: Callable[[], None]) -> int | None:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     return ended[0] if ended else None
 
 

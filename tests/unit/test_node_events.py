@@ -21,7 +21,7 @@ from phalanx.wire import supervisor as wire
 from tests.scenario.supervisor_world import World, key_of, prepare
 from tests.unit.test_supervisor_shell import present, started
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 NAMELESS = "/data/\udcff.bin"  # as Python has a file's name that is no UTF-8
 
 

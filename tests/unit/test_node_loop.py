@@ -24,7 +24,7 @@ from phalanx.node.shell.process_control import KILL_THREADS
 from phalanx.node.shell.supervisor_loop import NodeSettings, SupervisorLoop
 from tests.unit.test_unshared_folders import make_prepare, member
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 ACCESS = HeadAccess(address=HeadAddress("http://127.0.0.1:1", None), token="t", ca_file=None)
 
 

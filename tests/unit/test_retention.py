@@ -11,7 +11,7 @@ from phalanx.api.nodes import retention
 from phalanx.api.nodes.retention import PendingUploads, RetentionWorker
 from phalanx.ports.store import StoreRefused
 
-PATIENCE_S = 20.0
+PATIENCE_S = 100.0
 
 
 class Kept:

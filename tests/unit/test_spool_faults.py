@@ -10,7 +10,7 @@ from phalanx.node.transfer.spool import Spool
 from phalanx.wire.rank import ReportKind, encode_report
 from tests.e2e.process_rig import until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 
 
 def report(step):

@@ -95,11 +95,11 @@ def test_slow_work_of_many_holds_up_nobody_and_hands_that_came_for_it_go_again()
 
     for number in range(5):
         hands.submit(number, slow, slow=True)
-    assert all(at_it.acquire(timeout=10) for _ in range(5))
+    assert all(at_it.acquire(timeout=60) for _ in range(5))
     assert quick_is_done()
     for number in range(5, 7):
         hands.submit(number, slow, slow=True)
-    assert all(at_it.acquire(timeout=10) for _ in range(2))
+    assert all(at_it.acquire(timeout=60) for _ in range(2))
     assert not at_it.acquire(timeout=0.05), "two hands and five more are all there are"
     gate.set()
     wait_until(lambda: sum(one.name.startswith("t-") for one in threading.enumerate()) <= 2, "they are gone again")
