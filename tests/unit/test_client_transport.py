@@ -63,8 +63,9 @@ def scripted(*answers):
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", seen
     finally:
+        listener.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a connection
         listener.close()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 
 
 def receive(line):
