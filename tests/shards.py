@@ -202,8 +202,12 @@ SHARDS: tuple[Shard, ...] = (
         needs=("trace-tools", "postgres-tools"),
     ),
     Shard(
-        title="drill: fresh seeds and planted bugs",
-        tests=("tests/simulation/test_seeds.py::test_seeds_", "tests/simulation/test_planted.py"),
+        title="drill: fresh seeds",
+        tests=("tests/simulation/test_seeds.py::test_seeds_",),
+    ),
+    Shard(
+        title="drill: planted bugs",
+        tests=("tests/simulation/test_planted.py",),
     ),
     Shard(
         title="drill: every edge and every fault in every state",
