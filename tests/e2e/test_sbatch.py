@@ -1,6 +1,8 @@
 """Unchanged #SBATCH scripts on the local engine, as a user types them: a real head, virtual nodes, real srun steps over sockets."""
 
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -108,6 +110,31 @@ def test_an_array_runs_each_element_with_slurms_variables_and_files(phalanx):
     array, _ = done(phalanx, name)
     lines = [(phalanx.work / f"slurm-{array}_{index}.out").read_text() for index in (1, 3, 7)]
     assert lines == [f"{array} {index} {int(array) + place} 3\n" for place, index in enumerate((1, 3, 7))]
+
+
+def test_slurms_commands_in_a_script_and_at_the_prompt_are_views(phalanx):
+    body = """squeue --noheader --name $SLURM_JOB_NAME --format "%i %T %D"
+next=$(sbatch --parsable --hold -J later --wrap 'echo never')
+scontrol show job $next | grep -o 'Reason=[A-Za-z]*' ; scancel $next; sacct -nX -j $next -o state%-9"""
+    job, _ = done(phalanx, script(phalanx, "views.sh", "-N2", "-J looks", body=body))
+    said = phalanx("logs", job).stdout.replace("[rank 0] ", "").splitlines()
+    assert [line.strip() for line in said if "view of Phalanx" not in line] == [
+        f"{job} RUNNING 2",
+        "Reason=JobHeldUser",
+        "CANCELLED",
+    ]
+    assert sum("sbatch: this is a view of Phalanx" in line for line in said) == 1
+    told = phalanx("slurm-env").stdout
+    folder = re.findall(r"^export PATH=(\S+):", told)[0]
+    assert [(Path(folder) / name).exists() for name in ("squeue", "srun")] == [True, False]
+    shown = subprocess.run(
+        ["bash", "-c", f"{told} sacct -X -n -o jobname -j {job}"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=phalanx.env,
+    )
+    assert (shown.stdout.split(), shown.returncode) == (["looks"], 0)
 
 
 def test_a_dependency_and_a_signal_before_the_time_limit(phalanx):

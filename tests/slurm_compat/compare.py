@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from tests.slurm_compat import differences
@@ -15,8 +16,10 @@ _OUR_WORDS: Final = re.compile(r"^(phalanx|slurm(stepd)?|srun|sbatch|squeue|scan
 _ADDRESS: Final = re.compile(r"\b(?:10\.[0-9]+\.[0-9]+|127\.0\.0)\.([0-9]+)\b")
 _NODE: Final = re.compile(rf"\b[hn]([0-{NODES - 1}])\b")
 _CLOCK: Final = re.compile(r"\b[0-9]{1,2}:[0-9]{2}:[0-9]{2}\b")
-_TIMES: Final = re.compile(r"^(real|user|sys)\t.*s$")
+_SECONDS: Final = re.compile(r"^((?:real|user|sys)\t)[0-9]+m[0-9.]+s$")
 """What the shell's `time` prints."""
+_BACKGROUND: Final = re.compile(r"^[^#\n]*[^&>|\n]&[ \t]*(#.*)?$", re.MULTILINE)
+"""A command that a script starts in the background: its steps get their numbers in the order in which they happen to arrive."""
 _RUNTIMES: Final = ("apptainer",)
 
 
@@ -33,6 +36,8 @@ def compare(slurm: Outcome, ours: Outcome, text: str) -> list[str]:
         )
     found = [f"exit code: {slurm.exit_code}, here {ours.exit_code}"] if slurm.exit_code != ours.exit_code else []
     drop = _RUNTIMES if "--container-image" in text else ()
+    if _BACKGROUND.search(text):
+        slurm, ours = _steps_in_order(slurm, ours), _steps_in_order(ours, ours)
     theirs, mine = _calls(slurm, ours, drop), _calls(ours, ours, drop)
     if [key for key, _ in theirs] != [key for key, _ in mine]:
         found += _key_differences([key for key, _ in theirs], [key for key, _ in mine])
@@ -66,6 +71,25 @@ def _calls(outcome: Outcome, ours: Outcome, drop: tuple[str, ...]) -> list[tuple
     return sorted(found, key=lambda pair: pair[0])
 
 
+def _steps_in_order(outcome: Outcome, ours: Outcome) -> Outcome:
+    """Give the same numbers to the steps in the order of what they call, not of their arrival: how many there are stays to be compared."""
+    steps: dict[str, list[str]] = {}
+    for call in outcome.calls:
+        if step := call["env"].get("SLURM_STEP_ID"):
+            words = [call["program"], json.dumps(call["argv"]), call["env"].get("SLURM_STEP_NODELIST", "")]
+            steps.setdefault(step, []).append(_normal("|".join(words), outcome, ours))
+    order = sorted(steps, key=lambda step: (sorted(steps[step]), int(step)))
+    numbers = dict(zip(order, sorted(steps, key=int), strict=True))
+    calls = []
+    for call in outcome.calls:
+        env = {**call["env"]}
+        for name in ("SLURM_STEP_ID", "SLURM_STEPID"):
+            if name in env:
+                env[name] = numbers[env[name]]
+        calls.append({**call, "env": env})
+    return replace(outcome, calls=tuple(calls))
+
+
 def _normal(text: str, outcome: Outcome, ours: Outcome) -> str:
     """Write job numbers, node names, addresses and devices in one way."""
     if outcome is not ours:
@@ -75,7 +99,7 @@ def _normal(text: str, outcome: Outcome, ours: Outcome) -> str:
         )
     text = re.sub(r"\bVIRTUAL-n[0-9]+-[0-9a-f]+-([0-9]+)\b", r"\1", text)
     text = _ADDRESS.sub(lambda match: f"<{int(match[1]) - 1}>", text)
-    return _CLOCK.sub("<time>", _NODE.sub(r"<\1>", text))
+    return _SECONDS.sub(r"\1<time>", _CLOCK.sub("<time>", _NODE.sub(r"<\1>", text)))
 
 
 def _key_differences(left: list[str], right: list[str]) -> Iterator[str]:

@@ -242,6 +242,7 @@ ENGINE_NAMES_ALLOWED = {
     "cli/cluster/up.py": "the help of --engine",
     "cli/demo/node_kill.py": "the demo runs on virtual nodes of this machine, and kills one by the engine's record of it",
     "cli/demo/recovery_time.py": "compares with other systems",
+    "cli/root.py": "the command `slurm-env`, and where Slurm's commands are looked up",
     "failpoints.py": "the names of the failpoints in the engine",
     "node/gang/step_tasks.py": "SLURM_TASK_PID is set in the child, which alone knows its number",
     "providers/virtual/provider.py": "a local engine with a folder of its own starts the virtual nodes",
@@ -250,6 +251,7 @@ ENGINE_NAMES_ALLOWED = {
 # The dialect of `#SBATCH` scripts, which run on every engine.
 SBATCH_DIALECT = (
     "cli/jobs/",
+    "cli/slurm_views/",
     "controller/requests/submits.py",
     "core/work/",
     "node/logic/",

@@ -101,6 +101,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "users": CommandEntry("phalanx.cli.access.users:users", "Users and their roles."),
         "tokens": CommandEntry("phalanx.cli.access.tokens:tokens", "API tokens."),
         "audit": CommandEntry("phalanx.cli.access.audit:audit", "Audit trail: who changed what; verify it."),
+        "slurm-env": CommandEntry(
+            "phalanx.cli.slurm_views.environment:slurm_env", "Make sbatch, squeue ... views of Phalanx in this shell."
+        ),
         "version": CommandEntry("phalanx.cli.cluster.version:version", "Print the versions of command and head."),
     },
 }
@@ -145,6 +148,13 @@ class LazyGroup(click.Group):
 
 def unknown_command(word: str, known: Sequence[str] | dict[str, CommandEntry], otherwise: str) -> BadRequest:
     """Return the error for an unknown command, with the nearest known one."""
+    from phalanx.cli.slurm_views.verbs import VERBS
+
+    if word in VERBS:
+        return BadRequest(
+            f"{word} is a command of Slurm; here it is `{VERBS[word]}`",
+            hint='eval "$(phalanx slurm-env)" makes sbatch, squeue and their kin views in this shell',
+        )
     return BadRequest(f"no such command {word!r}", hint=suggestion(word, known, otherwise))
 
 

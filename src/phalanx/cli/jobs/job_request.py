@@ -137,6 +137,25 @@ def job_request(context: click.Context, given: Mapping[str, Any]) -> JobRequest:
     return JobRequest(mapping=mapping, spec=spec, copy=bool(given["copy"]), plan_request=to_plan, slurm_names=named)
 
 
+def job_request_of_sbatch(text: str, path: str, args: Sequence[str], given: Sequence[str]) -> JobRequest:
+    """Return the job of an `#SBATCH` script's text, with the options of sbatch's command line.
+
+    Raises:
+        BadFile: an option is wrong; the message names its line.
+    """
+    from phalanx.cli.jobs.sbatch_script import script_mapping
+
+    mapping, named = script_mapping(text, path, args, given, by_sbatch=True)
+    now_s = time.time()
+    try:
+        if mapping.get("begin") is not None:
+            mapping["begin"] = _begin_time(mapping["begin"], now_s)
+        spec = spec_from_mapping(mapping, workdir=os.getcwd(), now_s=now_s)
+    except InvalidKey as error:
+        raise BadFile(f"{path}: {error.message}", hint=error.hint) from None
+    return JobRequest(mapping=mapping, spec=spec, copy=False, slurm_names=named)
+
+
 def job_request_of_file(path: str, *, copy: bool) -> JobRequest:
     """Return the job or service that a job file describes, without options.
 

@@ -68,15 +68,12 @@ def is_batch_script(path: str) -> bool:
         return isinstance(error, BadFile)  # malformed #SBATCH lines: reported later with the line
 
 
-def batch_mapping(
-    path: str, args: Sequence[str], given: Sequence[str] = (), *, lower: bool = False
-) -> tuple[dict[str, object], SlurmNames]:
+def batch_mapping(path: str, args: Sequence[str], *, lower: bool = False) -> tuple[dict[str, object], SlurmNames]:
     """Return the job of a script as the mapping of a job file; warn about ignored options.
 
     Args:
         path: of the script.
         args: its arguments.
-        given: options of sbatch's command line, which replace those of the script.
         lower: its numbers may be lowered to what the cluster has.
 
     Raises:
@@ -84,23 +81,53 @@ def batch_mapping(
     """
     data = read_file_bytes(path, _SCRIPT_BYTES_MAX, "batch script")
     try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{path}: byte {error.start} is not UTF-8") from error
+    return script_mapping(text, path, args, lower=lower)
+
+
+def script_mapping(
+    text: str,
+    path: str,
+    args: Sequence[str],
+    given: Sequence[str] = (),
+    *,
+    lower: bool = False,
+    by_sbatch: bool = False,
+) -> tuple[dict[str, object], SlurmNames]:
+    """Return the job of a script's text, as `batch_mapping` does.
+
+    Args:
+        text: of the script.
+        path: the name of its file, for the job's name and for messages.
+        args: its arguments.
+        given: options of sbatch's command line, which replace those of the script.
+        lower: its numbers may be lowered.
+        by_sbatch: the caller is our `sbatch`, which honours `--parsable` and `--wait` itself, and exports the variables of the job that it runs in.
+
+    Raises:
+        BadFile: an option is wrong; the message names the line.
+    """
+    try:
         found = convert_script(
-            data.decode(),
+            text,
             name=os.path.basename(path),
             args=args,
             folder=os.getcwd(),
             shards_per_gpu=_shards_per_gpu(),
             given=given,
+            honoured=("parsable", "wait") if by_sbatch else (),
         )
-    except UnicodeDecodeError as error:
-        raise BadFile(f"{path}: byte {error.start} is not UTF-8") from error
     except BadFile as error:
         raise BadFile(f"{path}: {error.message}", hint=error.hint) from None
     for note in found.notes:
         warn(f"{os.path.basename(path)}: {note}")
     slurm = dict(found.mapping["slurm"]) if isinstance(found.mapping["slurm"], Mapping) else {}
     slurm |= {"key": secrets.token_hex(16), "submit_host": socket.gethostname(), "home": _head_of_views()}
-    mapping = {**found.mapping, "slurm": slurm, "env": exported_environment(found.export, os.environ)}
+    if os.path.isfile(path):
+        slurm["script"] = " ".join((os.path.abspath(path), *args)).replace("\n", " ")
+    mapping = {**found.mapping, "slurm": slurm, "env": exported_environment(found.export, os.environ, nested=by_sbatch)}
     named = SlurmNames(
         script=os.path.basename(path),
         partition=found.partition,
@@ -127,13 +154,18 @@ def _shards_per_gpu() -> int:
     return int(text)
 
 
-def exported_environment(words: str, here: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment to send, as `--export` selects it: ALL, NONE, or names and NAME=value."""
+def exported_environment(words: str, here: Mapping[str, str], *, nested: bool = False) -> dict[str, str]:
+    """Return the environment to send, as `--export` selects it: ALL, NONE, or names and NAME=value.
+
+    With `nested`, ALL includes `SLURM_*` of the job in which sbatch runs. As on Slurm, the new job keeps those that it does not set itself.
+    """
     parts = [part.strip() for part in words.split(",") if part.strip()]
     found: dict[str, str] = {}
     if any(part.upper() == "ALL" for part in parts):
         found = {
-            name: value for name, value in here.items() if _NAME.fullmatch(name) and not _NOT_EXPORTED.fullmatch(name)
+            name: value
+            for name, value in here.items()
+            if _NAME.fullmatch(name) and (not _NOT_EXPORTED.fullmatch(name) or (nested and name.startswith("SLURM_")))
         }
     for part in parts:
         name, equals, value = part.partition("=")

@@ -154,5 +154,7 @@ class JobSpec:
 
     @property
     def command_line(self) -> str:
-        """The command for display."""
+        """The command for display; of an `#SBATCH` script its path and arguments."""
+        if script := dict(self.slurm).get("script"):
+            return script
         return self.role.script.strip().splitlines()[0] if self.role.script.strip() else " ".join(self.role.argv)

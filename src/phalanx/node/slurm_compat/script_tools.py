@@ -11,10 +11,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Final
 
-_STEPS: Final = "phalanx.node.slurm_compat.srun_main"
+VIEWS: Final = ("sbatch", "squeue", "scancel", "scontrol", "sacct", "sinfo")
+"""Commands of Slurm that are views of Phalanx: in a job, and at a prompt that asks for them."""
 TOOLS: Final[Mapping[str, str]] = {
-    "srun": _STEPS,
-    "scontrol": _STEPS,
+    "srun": "phalanx.node.slurm_compat.srun_main",
+    **dict.fromkeys(VIEWS, "phalanx.cli.slurm_views.main"),
 }
 """Command -> the module that runs it."""
 _SHELLS: Final = ("sh", "bash", "dash", "ksh", "zsh")

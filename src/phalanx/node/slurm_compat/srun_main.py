@@ -1,4 +1,4 @@
-"""`srun` and `scontrol show hostnames` for batch jobs of Phalanx, in their PATH: `python -I -m phalanx.node.slurm_compat.srun_main NAME ...`.
+"""`srun` for batch jobs of Phalanx, in their PATH: `python -I -m phalanx.node.slurm_compat.srun_main srun ...`.
 
 srun asks the job's node rank 0 to start tasks, prints their output, and exits with the highest of their exit codes.
 """
@@ -22,7 +22,7 @@ from phalanx.node.gang.job_link import (
 )
 from phalanx.node.logic.slurm_variables import SlurmBatchJob, expand_file_pattern
 from phalanx.node.logic.srun_options import SrunRequest, parse_srun
-from phalanx.node.slurm_compat.batch_main import decode_batch, show_hostnames
+from phalanx.node.slurm_compat.batch_main import decode_batch
 
 _FAILED: Final = 1
 _DIAL_S: Final = 10.0
@@ -33,29 +33,12 @@ def main(words: list[str]) -> int:
     """Run one command; returns its exit code."""
     name, rest = os.path.basename(words[0]), words[1:]
     try:
-        if name == "scontrol":
-            return _scontrol(rest)
         order = read_batch_order()
         return _srun(rest, order, decode_batch(order["batch"]))
     except (LinkClosed, PhalanxError) as error:
         hint = f" ({error.hint})" if isinstance(error, PhalanxError) and error.hint else ""
         _complain(f"{name}: error: {error}{hint}")
         return _FAILED
-
-
-def _scontrol(words: list[str]) -> int:
-    plain = [word for word in words if not word.startswith("-")]
-    if plain[:2] not in (["show", "hostnames"], ["show", "hostname"]):
-        raise LinkClosed(
-            f"scontrol {' '.join(words[:3])} is not supported; in a job of Phalanx only `scontrol show hostnames` is"
-        )
-    sys.stdout.write("".join(f"{host}\n" for host in show_hostnames(plain[2:] or _nodelist())))
-    return 0
-
-
-def _nodelist() -> list[str]:
-    found = os.environ.get("SLURM_JOB_NODELIST", "")
-    return [found] if found else []
 
 
 def _srun(words: list[str], order: Mapping[str, Any], batch: SlurmBatchJob) -> int:

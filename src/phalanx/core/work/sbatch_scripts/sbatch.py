@@ -262,6 +262,23 @@ def parse_option_line(words: Sequence[str], line: int = 0) -> list[ParsedOption]
     return found
 
 
+def split_command_line(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the words of an sbatch command line before its first word that is neither an option nor an option's value: the script.
+
+    Raises:
+        BadFile: as in `parse_option_line`.
+    """
+    place = 0
+    while place < len(words) and words[place].startswith("-") and words[place] != "-":
+        word = words[place]
+        name, equals, _ = word.partition("=")
+        long = word.startswith("--")
+        option = _long_option(name[2:], 0) if long else _short_option(word[1], 0)
+        takes_next = option.takes is OptionArity.YES and (not equals if long else len(word) == 2)
+        place += 2 if takes_next else 1
+    return list(words[:place]), list(words[place:])
+
+
 def _directives(text: str) -> list[tuple[int, list[str]]]:
     """Lines that begin with #SBATCH, up to the first command, as words."""
     found: list[tuple[int, list[str]]] = []

@@ -71,7 +71,7 @@ SLURM_KEYS: Final = frozenset(
         "args",
         "submit_dir",
         "submit_host",
-        "script_name",
+        "script",
         "partition",
         "account",
         "signal",
@@ -111,6 +111,7 @@ def convert_script(
     folder: str,
     shards_per_gpu: int = SHARDS_PER_GPU,
     given: Sequence[str] = (),
+    honoured: Sequence[str] = (),
 ) -> ConvertedScript:
     """The job that a script requests.
 
@@ -121,6 +122,7 @@ def convert_script(
         folder: absolute; where it was submitted.
         shards_per_gpu: parts that `--gres=shard` counts
         given: options of the command line of sbatch, which replace those of the script
+        honoured: options that the caller honours itself
 
     Raises:
         BadFile: an option is wrong or unknown, with its line.
@@ -128,7 +130,7 @@ def convert_script(
     found = {one.name: one for one in (*parse_script_options(text), *parse_option_line(given))}
     options = ScriptOptions(given=found)
     shape = _shape(options, shards_per_gpu)
-    options.notes[:0] = _ignored_notes(found, honoured=options.honoured)
+    options.notes[:0] = _ignored_notes(found, honoured={*options.honoured, *honoured})
     workdir = options.text("chdir") or folder
     slurm: dict[str, str] = {
         **shape.slurm,
@@ -136,7 +138,6 @@ def convert_script(
         **_remembered(options),
         "args": json.dumps(list(args)),
         "submit_dir": folder,
-        "script_name": name,
         "partition": options.text("partition"),
         "account": options.text("account"),
         "signal": script_signal(options),
