@@ -13,6 +13,7 @@ from phalanx.core.work.spec import JobSpec, LaunchMode, Role
 from phalanx.node.logic.environment import (
     MemberFolders,
     NodeContext,
+    inheritable_environment,
     rank_environment,
     setup_environment,
 )
@@ -134,11 +135,16 @@ def test_supervisors_secrets_and_foreign_gangs_stay_behind():
         "OMPI_COMM_WORLD_RANK": "2",
         "PET_NNODES": "9",
         "TORCHELASTIC_RUN_ID": "x",
+        "I_MPI_HYDRA_BOOTSTRAP": "slurm",
+        "HYDRA_LAUNCHER_EXEC": "/usr/bin/srun",
         "NOTIFY_SOCKET": "/n",
     }
-    env, _ = env_of(job(), base=base)
+    env, _ = env_of(job(), base=base | {"HYDRA_FULL_ERROR": "1"})
     assert (base.keys() - BASE.keys()) & env.keys() == set()
+    assert env["HYDRA_FULL_ERROR"] == "1", "it is of another Hydra, which reads configurations"
     assert env["PATH"] == "/bin"
+    foreign_jax = {"JAX_PROCESS_ID": "3", "JAX_NUM_PROCESSES": "4", "JAX_LOCAL_DEVICE_IDS": "1"}
+    assert inheritable_environment(foreign_jax | {"JAX_PLATFORMS": "cpu"}) == {"JAX_PLATFORMS": "cpu"}
 
 
 def test_jobs_own_variables_win_over_defaults_and_yield_to_the_gang():

@@ -74,8 +74,12 @@ def test_without_ipv6_the_coordinator_binds_all_ipv4_addresses():
 
 
 def test_an_ipv6_address_is_in_brackets():
-    found = jax_initialize(env_of(job(addresses=("fd00::1", "fd00::2")), 1, jax=True))
-    assert found[2] == "[fd00::1]:29499"
+    two = ("fd00::1", "fd00::2")
+    env = env_of(job(addresses=two), 1, jax=True)
+    assert jax_initialize(env)[2] == "[fd00::1]:29499"
+    torchrun = env_of(job(addresses=two, launch=LaunchMode.PER_NODE, tasks=1), 0)
+    assert torchrun["PET_RDZV_ENDPOINT"] == "[fd00::1]:29500"
+    assert json.loads(env["TF_CONFIG"])["cluster"]["worker"][0] == "[fd00::1]:29501"
 
 
 def test_open_mpis_variables_are_set_for_jax_and_for_nothing_else():

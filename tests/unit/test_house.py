@@ -244,7 +244,6 @@ ENGINE_NAMES_ALLOWED = {
     "cli/demo/recovery_time.py": "compares with other systems",
     "cli/root.py": "the command `slurm-env`, and where Slurm's commands are looked up",
     "failpoints.py": "the names of the failpoints in the engine",
-    "node/gang/step_tasks.py": "SLURM_TASK_PID is set in the child, which alone knows its number",
     "providers/virtual/provider.py": "a local engine with a folder of its own starts the virtual nodes",
     "node/membership.py": "the folder of the membership of a server that joined",
 }

@@ -24,9 +24,9 @@ def shell_exit_code(returncode: int) -> int:
 
 
 def start_process(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, *, stderr: int = subprocess.PIPE
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, *, stderr: int = subprocess.PIPE, pid_variable: str = ""
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a process group of its own, with pipes for its output and its own number in SLURM_TASK_PID.
+    """Start a process in a process group of its own, with pipes for its output and, if asked, its own number in `pid_variable`.
 
     Raises:
         OSError, ValueError: it cannot be started.
@@ -35,7 +35,7 @@ def start_process(
     def with_own_number() -> None:
         # In the child, which alone knows its number. If this fails, Popen tries the same and reports the error.
         with contextlib.suppress(OSError, ValueError):
-            os.execvpe(argv[0], list(argv), {**env, "SLURM_TASK_PID": str(os.getpid())})  # noqa: S606  # as Popen does
+            os.execvpe(argv[0], list(argv), {**env, pid_variable: str(os.getpid())})  # noqa: S606  # as Popen does
 
     return subprocess.Popen(
         list(argv),
@@ -45,7 +45,7 @@ def start_process(
         stdout=subprocess.PIPE,
         stderr=stderr,
         process_group=0,
-        preexec_fn=with_own_number,  # noqa: PLW1509  # it takes no lock: a few system calls, then exec
+        preexec_fn=with_own_number if pid_variable else None,  # noqa: PLW1509  # it takes no lock: a few system calls, then exec
     )
 
 
@@ -55,11 +55,13 @@ class StepTasks:
     Args:
         send: receives {"step", "task", "out": 1 or 2, "data"} and finally {"step", "task", "exit"}; called from several threads.
         name: of the program that asked for the tasks, for its error messages.
+        pid_variable: gets each task's own process number; "" for none.
     """
 
-    def __init__(self, send: SendMessage, *, name: str = "srun") -> None:
+    def __init__(self, send: SendMessage, *, name: str, pid_variable: str = "") -> None:
         self._send = send
         self._name = name
+        self._pid_variable = pid_variable
         self._lock = threading.Lock()
         self._live: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
 
@@ -85,7 +87,7 @@ class StepTasks:
 
     def refuse(self, step: int, task: int, why: str, code: int) -> None:
         """Report a task that cannot be started."""
-        self._report_output(step, task, 2, f"srun: error: {os.uname().nodename}: task {task}: {why}\n".encode())
+        self._report_output(step, task, 2, f"{self._name}: error: {os.uname().nodename}: task {task}: {why}\n".encode())
         self._send({"step": step, "task": task, "exit": code})
 
     def _start(self, step: int, one: dict[str, Any]) -> None:
@@ -97,7 +99,7 @@ class StepTasks:
             )
             one["cwd"] = "/tmp"  # noqa: S108  # as slurmd does; Phalanx writes nothing there
         try:
-            process = start_process(argv, one["env"], one["cwd"])
+            process = start_process(argv, one["env"], one["cwd"], pid_variable=self._pid_variable)
         except (OSError, ValueError) as error:
             text = f"{self._name}: error: {host}: task {task}: {argv[0]}: {getattr(error, 'strerror', error)}\n"
             self._report_output(step, task, 2, text.encode())

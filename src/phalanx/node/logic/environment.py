@@ -23,6 +23,7 @@ from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic import local_copies
 from phalanx.node.logic.jax_variables import jax_detected_variables, jax_rank_variables
 from phalanx.node.logic.mpi_variables import mpi_defaults
+from phalanx.node.logic.rank_variables import RANK_VARIABLES, address_with_port
 from phalanx.node.logic.tf_config import tf_config
 from phalanx.wire.rank import (
     EPOCH_VARIABLE,
@@ -46,25 +47,20 @@ _NOT_INHERITED: Final = (
     "PET_",
     "TORCHELASTIC_",
     "JAX_COORDINATOR_",
+    "I_MPI_",
+    # Those of MPICH's launcher; HYDRA_FULL_ERROR and others are of a library of the same name.
+    "HYDRA_HOST_FILE",
+    "HYDRA_LAUNCHER",
+    "HYDRA_BOOTSTRAP",
+    "HYDRA_RMK",
 )
-_NOT_INHERITED_NAMES: Final = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TF_CONFIG",
-        "CUDA_VISIBLE_DEVICES",
-        "INVOCATION_ID",
-        "NOTIFY_SOCKET",
-        "LISTEN_FDS",
-        "LISTEN_PID",
-    }
-)
+_NOT_INHERITED_NAMES: Final = RANK_VARIABLES | {
+    "CUDA_VISIBLE_DEVICES",
+    "INVOCATION_ID",
+    "NOTIFY_SOCKET",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+}
 HEAD_ONLY_VARIABLES: Final = frozenset(
     {
         "PGPASSWORD",
@@ -356,7 +352,7 @@ def _launcher(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant) -> dic
         "PET_MASTER_ADDR": master,
         "PET_MASTER_PORT": str(start.port),
         "PET_RDZV_BACKEND": "static",
-        "PET_RDZV_ENDPOINT": f"{master}:{start.port}",
+        "PET_RDZV_ENDPOINT": address_with_port(master, start.port),
         "PET_RDZV_ID": f"{prepare.job_id}.{prepare.epoch}.{prepare.generation}",
         "PET_MAX_RESTARTS": "0",  # Phalanx restarts the whole gang, with a new rendezvous
         "PET_LOCAL_ADDR": prepare.addresses[grant.node_rank],

@@ -10,6 +10,7 @@ from typing import Final
 
 from phalanx.core.state.commands import PrepareTasks, StartTasks
 from phalanx.core.work.allocation import NodeGrant
+from phalanx.node.logic.rank_variables import address_with_port
 from phalanx.node.logic.rendezvous import side_port
 
 _JOB_NUMBER: Final = (
@@ -54,8 +55,7 @@ def jax_detected_variables(
 
 
 def _coordinator(prepare: PrepareTasks, start: StartTasks) -> str:
-    address = prepare.addresses[0]
-    return f"[{address}]:{side_port(start.port)}" if ":" in address else f"{address}:{side_port(start.port)}"
+    return address_with_port(prepare.addresses[0], side_port(start.port))
 
 
 def _devices_of(devices: int, tasks: int, local_rank: int) -> range:

@@ -10,6 +10,7 @@ import json
 from typing import Final
 
 from phalanx.core.state.commands import PrepareTasks
+from phalanx.node.logic.rank_variables import address_with_port
 
 ROLES_VARIABLE: Final = "TF_ROLES"  # of the job: which special roles it wants, "chief", "evaluator" or both
 _FIRST_PORT: Final = 1  # the first task listens right above the rendezvous port
@@ -23,7 +24,7 @@ def tf_config(prepare: PrepareTasks, port: int, rank: int) -> str:
     """
     world_size, asked = prepare.allocation.world_size, _asked_roles(prepare)
     addresses = [
-        f"{address}:{port + _FIRST_PORT + task}"
+        address_with_port(address, port + _FIRST_PORT + task)
         for address, grant in zip(prepare.addresses, prepare.allocation.grants, strict=True)
         for task in range(grant.first_rank, grant.first_rank + grant.tasks)
     ]

@@ -28,6 +28,7 @@ from phalanx.node.gang.job_link import (
     read_batch_order,
 )
 from phalanx.node.gang.step_tasks import CHUNK_BYTES, StepTasks, shell_exit_code, start_process
+from phalanx.node.logic.rank_variables import RANK_VARIABLES
 from phalanx.node.logic.slurm_variables import (
     SlurmBatchJob,
     SlurmBatchNode,
@@ -46,25 +47,9 @@ from phalanx.node.logic.srun_options import (
 from phalanx.node.slurm_compat.node_context import BatchNodeContext, handle_order
 
 JOIN_S: Final = 60.0  # all nodes pass the barrier together; a node that is later than this is lost, and the gang ends
+TASK_PID: Final = "SLURM_TASK_PID"
 _USAGE: Final = 64
 _UMASK: Final = 0o022
-RANK_ONLY_VARIABLES: Final = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TF_CONFIG",
-        "JAX_COORDINATOR_ADDRESS",
-        "JAX_NUM_PROCESSES",
-        "JAX_PROCESS_ID",
-    }
-)
-"""Variables of a rank that a batch script under Slurm does not have: libraries would take the script's processes for ranks."""
 
 
 def main() -> int:
@@ -94,7 +79,7 @@ def _serve_tasks(order: dict[str, Any]) -> int:
         with contextlib.suppress(LinkClosed):
             link.send(message)
 
-    tasks = StepTasks(send)
+    tasks = StepTasks(send, name="srun", pid_variable=TASK_PID)
     node = BatchNodeContext(order)
     while True:
         try:
@@ -118,7 +103,7 @@ class _Script:
         self._clients: dict[int, JobLink] = {}
         self._unfinished: dict[int, int] = {}
         self._number = 0
-        self._tasks = StepTasks(self._forward)
+        self._tasks = StepTasks(self._forward, name="srun", pid_variable=TASK_PID)
         self._node = BatchNodeContext(order)
 
     def run(self) -> int:
@@ -153,7 +138,7 @@ class _Script:
             OSError: its interpreter cannot be started.
         """
         tools = self._order["bin"]
-        environment = {name: value for name, value in os.environ.items() if name not in RANK_ONLY_VARIABLES}
+        environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
         environment |= batch_variables(self._batch) | self._node.devices()
         environment["PATH"] = f"{tools}{os.pathsep}{environment.get('PATH', os.defpath)}"
         container = json.loads(self._batch.options.get("container") or "{}")
@@ -166,6 +151,7 @@ class _Script:
             argv,
             environment,
             os.getcwd(),
+            pid_variable=TASK_PID,
             stderr=subprocess.PIPE if self._order["batch"]["options"].get("error") else subprocess.STDOUT,
         )
 
