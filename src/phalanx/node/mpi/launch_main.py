@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,13 +17,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
-from phalanx.node.gang.job_link import JobLink, LinkClosed, accept_link, open_link
+from phalanx.node.gang.gang_host import JOIN_S, GangHost, serve_gang_node
+from phalanx.node.gang.job_link import JobLink, LinkClosed
 from phalanx.node.gang.step_tasks import StepTasks, shell_exit_code
 from phalanx.node.mpi.launch_order import LAUNCH_STEP, LaunchOrder, read_launch_order, write_start_environment
 
 _OPEN_MPI_DAEMON: Final = re.compile(r"(^|[/;\s])(orted|prted)\s")
 _VERSION_S: Final = 10.0  # milliseconds, unless the disk hangs
-JOIN_S: Final = 60.0  # all nodes pass the barrier together; a node that is later than this is lost, and the gang ends
 DAEMONS_END_S: Final = 2.0  # they end within milliseconds of the launcher
 _USAGE: Final = 64
 _UNAVAILABLE: Final = 69
@@ -49,26 +48,17 @@ def main() -> int:
 def _serve(order: LaunchOrder) -> int:
     """Other nodes: run what the agents ask for, until the launcher has ended."""
     try:
-        link = open_link(order.master, order.port, order.key, {"node": order.node_rank}, within_s=JOIN_S)
+        return serve_gang_node(
+            order.master,
+            order.port,
+            order.key,
+            order.node_rank,
+            handle=lambda tasks, message: _handle(tasks, message, order),
+            name=LAUNCH_STEP,
+        )
     except LinkClosed as error:
         _complain(f"this node cannot reach the launcher: {error}")
         return _UNAVAILABLE
-
-    def send(message: dict[str, Any]) -> None:
-        with contextlib.suppress(LinkClosed):
-            link.send(message)
-
-    tasks = StepTasks(send, name=LAUNCH_STEP)
-    while True:
-        try:
-            message = link.receive()
-        except LinkClosed:
-            tasks.signal(signal.SIGKILL)
-            return 1
-        if "bye" in message:
-            tasks.signal(signal.SIGKILL)
-            return 0
-        _handle(tasks, message, order)
 
 
 def _handle(tasks: StepTasks, message: dict[str, Any], order: LaunchOrder) -> None:
@@ -126,20 +116,27 @@ class _Launcher:
         self._order = order
         self._environment = dict(os.environ)
         self._changed = threading.Condition()
-        self._nodes: dict[int, JobLink] = {}
         self._agents: dict[int, tuple[JobLink, int]] = {}  # by number of the request: the agent, and the node rank
         self._requests = 0
         self._tasks = StepTasks(self._forward, name=LAUNCH_STEP)  # a launcher may ask for its own node too
+        self._gang = GangHost(
+            order.master,
+            order.port,
+            order.key,
+            len(order.names) - 1,
+            on_message=self._forward,
+            on_client=self._serve_agent,
+            on_lost=self._end_agents_of,
+        )
 
     def run(self) -> int:
         """Run the launcher to its end."""
         try:
-            listener = self._listen()
+            self._gang.open()
         except OSError as error:
             _complain(f"cannot listen on port {self._order.port}: {error.strerror}")
             return _UNAVAILABLE
-        threading.Thread(target=self._accept, args=(listener,), name="launch-accept", daemon=True).start()
-        missing = self._await_nodes()
+        missing = self._gang.await_nodes()
         if missing:
             _complain(f"node {self._order.aliases[missing[0]][0]} did not connect to the launcher within {JOIN_S:g} s")
             return _UNAVAILABLE
@@ -158,61 +155,18 @@ class _Launcher:
         """Let the launcher's daemons end by themselves, then end the other nodes' parts."""
         with self._changed:
             self._changed.wait_for(lambda: not self._agents, timeout=DAEMONS_END_S)
-            links, left = list(self._nodes.values()), list(self._agents)
+            left = list(self._agents)
         for number in left:  # an agent that outlives its launcher has nothing to wait for
             self._answer(number, {"exit": 0})
-        for link in links:
-            with contextlib.suppress(LinkClosed):
-                link.send({"bye": True})
+        self._gang.send_all({"bye": True})
         self._tasks.signal(signal.SIGKILL)
 
-    def _listen(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._order.master else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((self._order.master, self._order.port))
-        except OSError:  # the address that others use may not be one of this host
-            listener.bind(("", self._order.port))
-        listener.listen(1024)
-        return listener
-
-    def _await_nodes(self) -> list[int]:
-        """Wait for all other nodes; return those that did not come."""
-        others = range(1, len(self._order.names))
+    def _end_agents_of(self, rank: int) -> None:
+        """Tell the agents whose commands ran on a node that is gone."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._nodes) >= len(others), timeout=JOIN_S)
-            return [rank for rank in others if rank not in self._nodes]
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            sock, _ = listener.accept()
-            threading.Thread(target=self._greet, args=(sock,), name="launch-peer", daemon=True).start()
-
-    def _greet(self, sock: socket.socket) -> None:
-        try:
-            link, who = accept_link(sock, self._order.key)
-            if "node" in who:
-                self._serve_node(link, int(who["node"]))
-            else:
-                self._serve_agent(link)
-        except LinkClosed:
-            sock.close()
-
-    def _serve_node(self, link: JobLink, rank: int) -> None:
-        with self._changed:
-            self._nodes[rank] = link
-            self._changed.notify_all()
-        try:
-            while True:
-                self._forward(link.receive())
-        except LinkClosed:
-            with self._changed:
-                self._nodes.pop(rank, None)
-                lost = [number for number, (_, node) in self._agents.items() if node == rank]
-            for number in lost:
-                self._answer(number, {"error": f"the connection to {self._order.names[rank]} was lost"})
-            raise
+            lost = [number for number, (_, node) in self._agents.items() if node == rank]
+        for number in lost:
+            self._answer(number, {"error": f"the connection to {self._order.names[rank]} was lost"})
 
     def _serve_agent(self, link: JobLink) -> None:
         """Start the command of one agent, and forward its signals; its end ends the command."""
@@ -247,12 +201,8 @@ class _Launcher:
         if rank == 0:
             _handle(self._tasks, message, self._order)
             return
-        with self._changed:
-            link = self._nodes.get(rank)
         try:
-            if link is None:
-                raise LinkClosed("it is gone")
-            link.send(message)
+            self._gang.send(rank, message)
         except LinkClosed as error:
             self._answer(number, {"error": f"the connection to {self._order.names[rank]} was lost: {error}"})
 

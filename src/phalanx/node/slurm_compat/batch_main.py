@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,13 +19,8 @@ from typing import IO, Any, Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.hostlist import expand_hostlist
-from phalanx.node.gang.job_link import (
-    JobLink,
-    LinkClosed,
-    accept_link,
-    open_link,
-    read_batch_order,
-)
+from phalanx.node.gang.gang_host import JOIN_S, GangHost, serve_gang_node
+from phalanx.node.gang.job_link import JobLink, LinkClosed, read_batch_order
 from phalanx.node.gang.step_tasks import CHUNK_BYTES, StepTasks, shell_exit_code, start_process
 from phalanx.node.logic.rank_variables import RANK_VARIABLES
 from phalanx.node.logic.slurm_variables import (
@@ -46,9 +40,9 @@ from phalanx.node.logic.srun_options import (
 )
 from phalanx.node.slurm_compat.node_context import BatchNodeContext, handle_order
 
-JOIN_S: Final = 60.0  # all nodes pass the barrier together; a node that is later than this is lost, and the gang ends
 TASK_PID: Final = "SLURM_TASK_PID"
 _USAGE: Final = 64
+_UNAVAILABLE: Final = 69
 _UMASK: Final = 0o022
 
 
@@ -73,24 +67,20 @@ def decode_batch(values: dict[str, Any]) -> SlurmBatchJob:
 
 def _serve_tasks(order: dict[str, Any]) -> int:
     """Other nodes: run tasks until the script has ended."""
-    link = open_link(order["master"], order["port"], order["key"], {"node": order["node_rank"]}, within_s=JOIN_S)
-
-    def send(message: dict[str, Any]) -> None:
-        with contextlib.suppress(LinkClosed):
-            link.send(message)
-
-    tasks = StepTasks(send, name="srun", pid_variable=TASK_PID)
     node = BatchNodeContext(order)
-    while True:
-        try:
-            message = link.receive()
-        except LinkClosed:
-            tasks.signal(signal.SIGKILL)
-            return 1
-        if message.get("bye"):
-            tasks.signal(signal.SIGKILL)
-            return 0
-        handle_order(tasks, message, node)
+    try:
+        return serve_gang_node(
+            order["master"],
+            order["port"],
+            order["key"],
+            order["node_rank"],
+            handle=lambda tasks, message: handle_order(tasks, message, node),
+            name="srun",
+            pid_variable=TASK_PID,
+        )
+    except LinkClosed as error:
+        _complain(f"phalanx batch: this node cannot reach the script's: {error}")
+        return _UNAVAILABLE
 
 
 class _Script:
@@ -98,19 +88,32 @@ class _Script:
 
     def __init__(self, order: dict[str, Any], batch: SlurmBatchJob) -> None:
         self._order, self._batch = order, batch
-        self._lock = threading.Condition()
-        self._nodes: dict[int, JobLink] = {}
+        self._lock = threading.Lock()
         self._clients: dict[int, JobLink] = {}
         self._unfinished: dict[int, int] = {}
         self._number = 0
         self._tasks = StepTasks(self._forward, name="srun", pid_variable=TASK_PID)
         self._node = BatchNodeContext(order)
+        self._gang = GangHost(
+            order["master"],
+            order["port"],
+            order["key"],
+            len(batch.nodes) - 1,
+            on_message=self._forward,
+            on_client=self._serve_step,
+        )
 
     def run(self) -> int:
         """Run the script to its end."""
-        listener = self._listen()
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-        self._await_nodes()
+        try:
+            self._gang.open()
+        except OSError as error:
+            _complain(f"phalanx batch: cannot listen on port {self._order['port']}: {error.strerror}")
+            return _UNAVAILABLE
+        missing = self._gang.await_nodes()
+        if missing:
+            _complain(f"phalanx batch: node {self._batch.nodes[missing[0]].name} did not connect within {JOIN_S:g} s")
+            return _UNAVAILABLE
         try:
             script = self._start_script()
         except PhalanxError as error:
@@ -124,7 +127,7 @@ class _Script:
         copies = self._copies(script)
         self._warn_before_end(script)
         code = script.wait()
-        self._each_node({"bye": True})
+        self._gang.send_all({"bye": True})
         self._tasks.signal(signal.SIGKILL)
         for copy in copies:
             copy.join(timeout=1.0)  # a background child may keep the output open; Slurm ends it with the job
@@ -204,51 +207,13 @@ class _Script:
                     os.kill(script.pid, int(number))
             else:
                 self._tasks.signal(int(number))
-                self._each_node({"signal": int(number)})
+                self._gang.send_all({"signal": int(number)})
 
         timer = threading.Timer(wait_s, warn)
         timer.daemon = True
         timer.start()
 
-    # ---- nodes and steps ------------------------------------------------------------------------------------------------
-
-    def _listen(self) -> socket.socket:
-        listener = socket.socket(
-            socket.AF_INET6 if ":" in self._order["master"] else socket.AF_INET, socket.SOCK_STREAM
-        )
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((self._order["master"], self._order["port"]))
-        except OSError:  # the address that others use may not be one of this host
-            listener.bind(("", self._order["port"]))
-        listener.listen(1024)
-        return listener
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            sock, _ = listener.accept()
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        try:
-            link, who = accept_link(sock, self._order["key"])
-            if "node" in who:
-                self._serve_node(link, int(who["node"]))
-            else:
-                self._serve_step(link)
-        except LinkClosed:
-            sock.close()
-
-    def _serve_node(self, link: JobLink, rank: int) -> None:
-        with self._lock:
-            self._nodes[rank] = link
-            self._lock.notify_all()
-        while True:
-            self._forward(link.receive())
-
-    def _await_nodes(self) -> None:
-        with self._lock:
-            self._lock.wait_for(lambda: len(self._nodes) >= len(self._batch.nodes) - 1, timeout=JOIN_S)
+    # ---- steps ----------------------------------------------------------------------------------------------------------
 
     def _serve_step(self, link: JobLink) -> None:
         """Serve one srun: lay out its tasks, start them, and forward output and signals."""
@@ -271,13 +236,13 @@ class _Script:
             while True:
                 message = link.receive()
                 if "signal" in message:
-                    self._each_node({"signal": int(message["signal"]), "step": number})
+                    self._gang.send_all({"signal": int(message["signal"]), "step": number})
                     self._tasks.signal(int(message["signal"]), number)
         except LinkClosed:
             with self._lock:
                 self._clients.pop(number, None)
             if self._unfinished.get(number):
-                self._each_node({"end": number})
+                self._gang.send_all({"end": number})
                 self._tasks.end(number)
 
     def _start(self, step: SlurmStep, srun: SrunRequest, environment: dict[str, str], cwd: str, share: int) -> None:
@@ -302,7 +267,10 @@ class _Script:
                 handle_order(self._tasks, {"step": step.number, "run": tasks}, self._node)
                 continue
             for one in tasks:  # one task in a message: environments may be large, and messages are bounded
-                self._nodes[rank].send({"step": step.number, "run": [one]})
+                try:
+                    self._gang.send(rank, {"step": step.number, "run": [one]})
+                except LinkClosed:
+                    self._tasks.refuse(step.number, one["task"], "the connection to its node was lost", _UNAVAILABLE)
 
     def _forward(self, message: dict[str, Any]) -> None:
         number = int(message["step"])
@@ -311,13 +279,6 @@ class _Script:
             if "exit" in message:
                 self._unfinished[number] -= 1
         if link is not None:
-            with contextlib.suppress(LinkClosed):
-                link.send(message)
-
-    def _each_node(self, message: dict[str, Any]) -> None:
-        with self._lock:
-            links = list(self._nodes.values())
-        for link in links:
             with contextlib.suppress(LinkClosed):
                 link.send(message)
 
