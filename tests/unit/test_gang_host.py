@@ -3,6 +3,7 @@
 import queue
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ KEY, WAIT_S = "k" * 32, 100.0
 @pytest.fixture
 def gang():
     """A host that expects two other nodes; `said` receives what they report, `lost` their ranks when they are gone."""
-    said, lost = queue.SimpleQueue(), queue.SimpleQueue()
+    said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    lost: queue.SimpleQueue[int] = queue.SimpleQueue()
     port = free_port()
     host = GangHost(
         "127.0.0.1",
@@ -33,7 +35,7 @@ def gang():
 
 def joined(port, rank):
     """A node's part in a thread; its exit code comes in the queue."""
-    codes = queue.SimpleQueue()
+    codes: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def serve():
         codes.put(
