@@ -85,6 +85,22 @@ def test_hello_brings_the_node_up_with_a_lease(call, supervisor):
     assert (node["state"], len(node["devices"]), node["virtual"], node["jobs"]) == ("up", 4, True, [])
 
 
+def test_the_last_renewal_of_a_supervisor_that_leaves_takes_its_node_down_at_once(call, supervisor):
+    def leave(supervisor_id):
+        last = LeaseRequest(supervisor_id=supervisor_id, node_id="n0", epochs=[], held_s=600.0, leaving=True)
+        return supervisor.post("lease", last)
+
+    def node():
+        return call("viewer", "GET", "/v1/nodes/n0").json()["node"]
+
+    assert code(leave("another")) == (409, "say_hello")
+    assert node()["state"] == "up"
+    assert leave("s1").status_code == 200
+    assert node()["state"] == "down"
+    assert "its supervisor has left" in str(node())
+    assert code(supervisor.lease()) == (409, "say_hello")
+
+
 def test_supervisor_speaks_for_its_own_node_alone(call, supervisor):
     hello = HelloRequest(version=1, supervisor_id="s1", node=make_node("n1"), members=[])
     assert code(call("node:n0", "POST", "/v1/node/hello", hello)) == (403, "not_permitted")

@@ -68,12 +68,16 @@ class HelloReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One renewal for all epochs of this supervisor. `held_s`: remaining time of its current lease (0: none)."""
+    """One renewal for all epochs of this supervisor. `held_s`: remaining time of its current lease (0: none).
+
+    `leaving`: the last one. All its processes have ended and it exits, so its lease need not be awaited.
+    """
 
     supervisor_id: SupervisorId
     node_id: NodeId
     epochs: list[tuple[JobId, Epoch]]
     held_s: float = 0.0
+    leaving: bool = False
 
 
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,14 +84,18 @@ routes = RouteTable()
 
 @routes.post("/v1/node/lease", Action.SUPERVISE, body=LeaseRequest, reply=LeaseReply, raw_request=True)
 async def renew_lease(request: Request) -> Response:
-    """Renew a supervisor's lease. Answered from memory."""
+    """Renew a supervisor's lease. Answered from memory, but for the last one, which takes the node down at once."""
     runtime = runtime_of(request)
     body = decode_body(await read_body(request, runtime.services.limits.body_bytes), LeaseRequest)
     require_own_node(caller_of(request), body.node_id)
     driver = runtime.services.controller
     now_s = runtime.services.clock.boottime_s()
-    granted = driver.leases.renew(_name_of(request), body.supervisor_id, body.epochs, now_s, held_s=body.held_s)
+    name = _name_of(request)
+    granted = driver.leases.renew(name, body.supervisor_id, body.epochs, now_s, held_s=body.held_s)
     runtime.count("lease_renewals")
+    if body.leaving and parse_seat(name) is None:  # of one that ran for one attempt, its end is reported
+        why = "its supervisor has left; all its processes have ended"
+        await runtime.report([NodeDied(node_id=name, supervisor_id=body.supervisor_id, why=why, confirmed=True)])
     return json_response(
         LeaseReply(
             head_id=driver.head_id,

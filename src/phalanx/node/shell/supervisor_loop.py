@@ -543,6 +543,8 @@ class SupervisorLoop:
         leftover = services.host.close()
         if leftover:
             _log.error("processes %s survive SIGKILL", leftover)
+        else:
+            self._renewer.leave()
         for member in self._presents.all():
             member.scratch.remove()
         if self._settings.accounts.folder:
