@@ -28,7 +28,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools mpi-tools trace-tools ray test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools mpi-tools trace-tools ray test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -75,7 +75,10 @@ bench: $(READYDEV) ## the numbers of the design beside their targets
 	$(BIN)/python -m benchmarks.control $(ARGS)
 	$(BIN)/python -m benchmarks.scheduler $(ARGS)
 
-WHEEL := rm -rf build && $(BIN)/python -m build --wheel --no-isolation --outdir dist .
+WHEEL := rm -rf build && $(BIN)/python docs/man_pages.py man && $(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+man: $(READYDEV) ## manual pages: man/phalanx.1 and one for each command (try: man -l man/phalanx-run.1)
+	$(BIN)/python docs/man_pages.py man
 
 wheel: $(READYDEV) ## dist/*.whl, what servers install
 	$(WHEEL)

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -14,6 +14,11 @@ from phalanx import __version__
 from phalanx.cli.errors import EXIT_BROKEN_PIPE, report_exception
 from phalanx.core.errors import BadRequest
 from phalanx.core.work.nearest_match import suggestion
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+COMPLETE_VARIABLE: Final = "_PHALANX_COMPLETE"  # set by the scripts of `phalanx completion`; click reads it
 
 
 class CommandEntry(NamedTuple):
@@ -104,6 +109,7 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "slurm-env": CommandEntry(
             "phalanx.cli.slurm_views.environment:slurm_env", "Make sbatch, squeue ... views of Phalanx in this shell."
         ),
+        "completion": CommandEntry("phalanx.cli.completion:completion", "Print the completion script of a shell."),
         "version": CommandEntry("phalanx.cli.cluster.version:version", "Print the versions of command and head."),
     },
 }
@@ -138,6 +144,15 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise unknown_command(args[0], COMMANDS, "phalanx --help lists all commands")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands and options that begin so; imports no command."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=verb.summary) for name, verb in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's signature
         """Write the sections of the table; imports nothing."""
@@ -203,8 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = phalanx.main(args=words, prog_name="phalanx", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except SystemExit:  # with standalone_mode=False click exits only on EPIPE
-        return EXIT_BROKEN_PIPE
+    except SystemExit as ended:  # with standalone_mode=False click exits only on EPIPE, and after it completed a line
+        return int(ended.code or 0) if COMPLETE_VARIABLE in os.environ else EXIT_BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as fault:  # noqa: BLE001  # the only place where errors become messages
         return report_exception(fault, debug=debug)
 

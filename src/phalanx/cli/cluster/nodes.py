@@ -12,6 +12,7 @@ import click
 from phalanx.cli import cells
 from phalanx.cli.cluster import mig, reservations, spares, topology
 from phalanx.cli.command_groups import list_group
+from phalanx.cli.completion import complete_nodes
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import print_error
 from phalanx.cli.impossible_jobs import impossible_lines
@@ -31,7 +32,7 @@ from phalanx.wire.api.nodes import DeviceView, NicView, NodeView, OrderedNodeVie
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-_NODES = click.argument("names", metavar="NODES", type=HOSTS)
+_NODES = click.argument("names", metavar="NODES", type=HOSTS, shell_complete=complete_nodes)
 
 
 @list_group(

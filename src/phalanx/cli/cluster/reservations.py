@@ -9,6 +9,7 @@ from typing import Final
 import click
 
 from phalanx.cli import cells
+from phalanx.cli.completion import complete_nodes
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.begin_time import format_time, with_zone
 from phalanx.cli.list_output import ListView, list_options, show_list
@@ -26,7 +27,7 @@ NAMES_MAX: Final = 100
 
 
 @click.command()
-@click.argument("nodes", metavar="NODES", type=HOSTS)
+@click.argument("nodes", metavar="NODES", type=HOSTS, shell_complete=complete_nodes)
 @click.option(
     "--start",
     default="now",

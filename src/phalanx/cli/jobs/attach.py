@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.jobs.interrupt import detach_or_cancel
 from phalanx.cli.jobs.job_follower import follow_job
@@ -14,7 +15,7 @@ from phalanx.cli.option_types import RANK
 
 
 @click.command()
-@click.argument("job", metavar="JOB")
+@JOB_ARGUMENT
 @click.option("--rank", type=RANK, metavar="RANK", help="Output of one rank, or `all`.")
 @click.option(
     "--tail",

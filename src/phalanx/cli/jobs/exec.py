@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.terminal import terminal
@@ -55,7 +56,7 @@ class ExecCommand(click.Command):
 
 
 @click.command(name="exec", cls=ExecCommand, context_settings={"allow_interspersed_args": False})
-@click.argument("job", metavar="JOB")
+@JOB_ARGUMENT
 @click.argument("command", metavar="[--] COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @_NODE_RANK
 @click.option(
@@ -71,7 +72,7 @@ def exec_(job: str, command: tuple[str, ...], node_rank: int, tty: bool | None) 
 
 
 @click.command()
-@click.argument("job", metavar="JOB")
+@JOB_ARGUMENT
 @_NODE_RANK
 def shell(job: str, node_rank: int) -> int:
     """Open a shell in the environment of a job's ranks."""

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Final
 import click
 
 from phalanx.cli.cells import bar, percent
+from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import warn
 from phalanx.cli.jobs.job_lookup import resolve_job
@@ -31,7 +32,7 @@ _PROGRESS_AFTER_S: Final = 0.7  # short downloads print no progress
 
 
 @click.command()
-@click.argument("job", metavar="JOB")
+@JOB_ARGUMENT
 @click.argument("dest", metavar="[DEST]", required=False, type=click.Path(file_okay=False))
 @click.option("--path", default="", metavar="PATH", help="Only this file or folder of the outputs.")
 def get(job: str, dest: str | None, path: str) -> None:

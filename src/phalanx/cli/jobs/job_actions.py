@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from phalanx.cli.completion import complete_jobs
 from phalanx.cli.connection import connect
 from phalanx.cli.errors import print_error
 from phalanx.cli.jobs.job_lookup import resolve_job
@@ -21,12 +22,12 @@ from phalanx.wire.api.jobs import JobView
 if TYPE_CHECKING:
     from phalanx.client import Client
 
-_JOBS = click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+_JOBS = click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_jobs)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
 
 
 @click.command()
-@click.argument("job", metavar="JOB|SERVICE")
+@click.argument("job", metavar="JOB|SERVICE", shell_complete=complete_jobs)
 @click.argument("file", metavar="[FILE]", required=False)
 @click.option(
     "--to", "revision", type=click.IntRange(1), metavar="REVISION", help="Revision of a service to return to."

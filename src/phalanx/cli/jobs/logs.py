@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import FOLLOW_PATIENCE_S, connect
 from phalanx.cli.errors import warn
 from phalanx.cli.jobs.array_logs import print_array_logs
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("job", metavar="JOB")
+@JOB_ARGUMENT
 @click.option("-f", "--follow", is_flag=True, help="Follow until the job ends; Ctrl-C stops following.")
 @click.option(
     "--rank",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from phalanx.cli.completion import complete_services
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.job_request import JobRequest, job_request_of_file
 from phalanx.cli.jobs.sendable_job import sendable_mapping
@@ -62,7 +63,7 @@ def update_service(name: str, path: str | None, revision: int | None, *, copy: b
 
 
 @click.command()
-@click.argument("service", metavar="NAME")
+@click.argument("service", metavar="NAME", shell_complete=complete_services)
 @click.argument("replicas", type=click.IntRange(0), metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print the service as JSON.")
 def scale(service: str, replicas: int, as_json: bool) -> None:

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from phalanx.cli import cells
+from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.array_page import array_view
 from phalanx.cli.jobs.grants_note import grants_note
@@ -47,7 +48,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command(name="show")
-@click.argument("job", metavar="JOB")
+@JOB_ARGUMENT
 @click.option("--story", "whole_history", is_flag=True, help="Print the whole history, not only the newest lines.")
 @list_options
 def show_(job: str, whole_history: bool, as_json: bool, watch: bool) -> None:

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from phalanx.cli import cells
+from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.hints import render_hint
 from phalanx.cli.jobs.job_lookup import resolve_job
@@ -34,7 +35,7 @@ Reply = TypeVar("Reply", WhyReply, DryRunReply)
 
 
 @click.command(name="why")
-@click.argument("job", metavar="JOB")
+@JOB_ARGUMENT
 @list_options
 def why(job: str, as_json: bool, watch: bool) -> None:
     """Explain why a job waits, which jobs block it, its expected start, and what would start it now.
