@@ -85,22 +85,6 @@ def test_hello_brings_the_node_up_with_a_lease(call, supervisor):
     assert (node["state"], len(node["devices"]), node["virtual"], node["jobs"]) == ("up", 4, True, [])
 
 
-def test_the_last_renewal_of_a_supervisor_that_leaves_takes_its_node_down_at_once(call, supervisor):
-    def leave(supervisor_id):
-        last = LeaseRequest(supervisor_id=supervisor_id, node_id="n0", epochs=[], held_s=600.0, leaving=True)
-        return supervisor.post("lease", last)
-
-    def node():
-        return call("viewer", "GET", "/v1/nodes/n0").json()["node"]
-
-    assert code(leave("another")) == (409, "say_hello")
-    assert node()["state"] == "up"
-    assert leave("s1").status_code == 200
-    assert node()["state"] == "down"
-    assert "its supervisor has left" in str(node())
-    assert code(supervisor.lease()) == (409, "say_hello")
-
-
 def test_supervisor_speaks_for_its_own_node_alone(call, supervisor):
     hello = HelloRequest(version=1, supervisor_id="s1", node=make_node("n1"), members=[])
     assert code(call("node:n0", "POST", "/v1/node/hello", hello)) == (403, "not_permitted")
@@ -135,6 +119,20 @@ def test_it_says_hello_again_with_what_it_was_told_or_is_not_heard(call, supervi
     assert code(supervisor.lease()) == (409, "say_hello")
     assert later.lease().status_code == 200
     assert later.hello(challenge="")["challenge"] == "", "it replaces nobody"
+
+
+def test_a_supervisor_ends_its_own_lease_when_it_leaves_and_no_other(call, supervisor):
+    left = NodeDied(node_id="n0", supervisor_id="s1", why="it left the cluster", confirmed=True)
+    for other in (replace(left, node_id="n1"), replace(left, supervisor_id="s2")):
+        request = EventsRequest(supervisor_id="s1", events=supervisor.framed(other))
+        assert code(supervisor.post("events", request)) == (403, "not_permitted")
+    assert supervisor.lease().status_code == 200
+    supervisor.tell(left)
+    node = call("viewer", "GET", "/v1/nodes/n0").json()["node"]
+    assert (node["state"], node["down_cause"]) == ("down", "it left the cluster")
+    assert code(supervisor.lease()) == (409, "say_hello")
+    supervisor.hello()
+    assert call("viewer", "GET", "/v1/nodes/n0").json()["node"]["state"] == "up"
 
 
 def test_lease_names_epochs_that_no_longer_count(call, supervisor):

@@ -16,8 +16,8 @@ def shells(tmp_path):
         folder.mkdir()
     head, member = (Shell(folder) for folder in folders)
     yield head, member
-    assert "m1 has left" in member("down", "--cancel-jobs").stdout
-    head("down", "--cancel-jobs")  # no node is left that could run the job
+    member("down", "--cancel-jobs")
+    head("down", "--cancel-jobs")
 
 
 def test_a_member_follows_its_head_to_another_address_and_its_job_continues(shells):
@@ -45,6 +45,11 @@ def test_a_member_follows_its_head_to_another_address_and_its_job_continues(shel
     assert f"this server is a node of the head at https://{new}" in refused
     member.env["PHALANX_TOKEN"] = (head.home / "token").read_text().strip()
     assert set(nodes(member)) == {"n0", "m1"}
+
+    del member.env["PHALANX_TOKEN"]
+    assert "m1 has left" in member("down", "--cancel-jobs").stdout
+    assert nodes(head)["m1"]["state"] == "down"  # at once, however long its lease still lasts
+    assert len(head.json("show", job)["attempts"]) == 1, "the job was placed again on the server that left"
 
 
 def nodes(shell):

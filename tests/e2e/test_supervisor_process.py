@@ -525,6 +525,25 @@ def test_sigterm_of_the_supervisor_ends_its_ranks_and_itself(head, node, tmp_pat
     assert not os.path.exists(node.folder / "attempts/1.1")
 
 
+def test_a_supervisor_that_leaves_says_so_last_and_does_not_renew_again(head, tmp_path):
+    node = Node(head, tmp_path, PHALANX_NODE_UNWATCHED="1")
+    try:
+        order = prepare(tmp_path, "sleep", "600")
+        head.say(order)
+        head.say(start_of(order, head))
+        head.heard(events.MemberStarted)
+        node.process.terminate()
+        left = head.wait(lambda: [event for event in head.events if isinstance(event, events.NodeDied)])[0]
+        assert isinstance(head.events[-2], events.MemberStopped)
+        assert (left, left.confirmed) == (head.events[-1], True)
+        assert left.supervisor_id == head.hellos[0].supervisor_id
+        head.unknown = True  # as a head that has marked the node down: a renewal would register it again
+        assert node.process.wait(GUARD_S) == 0
+        assert len(head.hellos) == 1
+    finally:
+        node.close()
+
+
 def test_sigkill_of_the_supervisor_takes_its_ranks_along(head, node, tmp_path):
     order = prepare(tmp_path, script="(setsid sleep 600 &); sleep 601")
     head.say(order)

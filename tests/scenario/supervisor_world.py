@@ -82,8 +82,8 @@ class World:
         deaf: whether ranks ignore SIGTERM.
     """
 
-    def __init__(self, *, auto=True, leased=True, deaf=True) -> None:
-        self.supervisor = Supervisor(NODE)
+    def __init__(self, *, auto=True, leased=True, deaf=True, leaves_as=None) -> None:
+        self.supervisor = Supervisor(NODE, leaves_as)
         self.now_ns = 1000 * NS_PER_S
         self.auto, self.deaf = auto, deaf
         self.alive: dict[MemberKey, set[int]] = defaultdict(set)

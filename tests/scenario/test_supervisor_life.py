@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.core.ids import SupervisorId
 from phalanx.core.state.commands import SaveNow
 from phalanx.core.state.events import (
     CheckpointSaved,
@@ -11,12 +12,14 @@ from phalanx.core.state.events import (
     MemberRefused,
     MemberStarted,
     MemberStopped,
+    NodeDied,
     TaskExited,
 )
 from phalanx.node.logic import actions as act
 from phalanx.node.logic import events as hap
 from phalanx.node.logic.checkpoint_report_limiter import BURST_MAX, REPORTS_PER_S
 from phalanx.node.logic.member import KILL_AGAIN_S, LINGER_S, MemberPhase
+from phalanx.node.logic.supervisor import LEFT
 from phalanx.wire.rank import RankStopReason
 from tests.scenario.supervisor_world import NODE, World, forget, key_of, prepare, start, stop, with_deadline
 
@@ -303,6 +306,23 @@ def test_termination_stops_gently_and_exits_when_all_is_told():
     world.wait(5.1, renewing=True)
     assert world.exited
     assert len(world.said(MemberStopped, "1") + world.said(MemberStopped, "2")) == 2
+
+
+def test_an_unwatched_supervisor_reports_that_it_leaves_once_no_process_is_left():
+    world = World(leaves_as=SupervisorId("s1")).running("1")
+    world.hear(hap.TerminationRequested()).wait(4.9, renewing=True)
+    assert not any(isinstance(report, NodeDied) for report in world.reports), "its ranks still run"
+    world.wait(0.2, renewing=True)
+    left = NodeDied(node_id=NODE, supervisor_id=SupervisorId("s1"), why=LEFT, confirmed=True)
+    assert isinstance(world.reports[world.reports.index(left) - 1], MemberStopped)
+    assert world.exited
+
+
+def test_a_supervisor_that_an_engine_watches_leaves_the_report_to_it():
+    world = World().running("1")
+    world.hear(hap.TerminationRequested()).wait(5.1, renewing=True)
+    assert world.exited
+    assert isinstance(world.reports[-1], MemberStopped)
 
 
 def test_second_termination_does_not_wait():

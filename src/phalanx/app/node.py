@@ -14,6 +14,7 @@ Settings are environment variables. They are removed from the environment before
     PHALANX_NODE_ENGINE   the engine's name
     PHALANX_NODE_SEAT     the seat of a supervisor that runs for one attempt (app.seat) and ends with it
     PHALANX_NODE_DEVICES  for a seat or a Ray node: the devices from the engine, as positions in the driver's list; virtual without a driver
+    PHALANX_NODE_UNWATCHED  set if no engine of the head watches the supervisor: it reports to the head that it leaves
     PHALANX_HEAD_URL      the head's URL when the supervisor started; of several heads all URLs, separated by commas
     PHALANX_HEAD_FILE     a JSON file with "url" and "heads", read again when the head is unreachable
     PHALANX_HEAD_CA       the file with the head's CA certificate, if the head uses TLS
@@ -295,6 +296,7 @@ def _settings(
         access=access,
         base=dict(os.environ),
         seat=parse_seat(given.get("PHALANX_NODE_SEAT", "")),
+        unwatched="PHALANX_NODE_UNWATCHED" in given,
         accounts=accounts,
         slices=slices,
     )

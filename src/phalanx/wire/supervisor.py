@@ -68,16 +68,12 @@ class HelloReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One renewal for all epochs of this supervisor. `held_s`: remaining time of its current lease (0: none).
-
-    `leaving`: the last one. All its processes have ended and it exits, so its lease need not be awaited.
-    """
+    """One renewal for all epochs of this supervisor. `held_s`: remaining time of its current lease (0: none)."""
 
     supervisor_id: SupervisorId
     node_id: NodeId
     epochs: list[tuple[JobId, Epoch]]
     held_s: float = 0.0
-    leaving: bool = False
 
 
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +217,7 @@ _EVENTS: Final[dict[str, type[Any]]] = {
         events.MemberHung,
         events.CheckpointSaved,
         events.ProgressReported,
+        events.NodeDied,
     )
 }
 _COMMANDS: Final[dict[str, type[Any]]] = {

@@ -84,18 +84,14 @@ routes = RouteTable()
 
 @routes.post("/v1/node/lease", Action.SUPERVISE, body=LeaseRequest, reply=LeaseReply, raw_request=True)
 async def renew_lease(request: Request) -> Response:
-    """Renew a supervisor's lease. Answered from memory, but for the last one, which takes the node down at once."""
+    """Renew a supervisor's lease. Answered from memory."""
     runtime = runtime_of(request)
     body = decode_body(await read_body(request, runtime.services.limits.body_bytes), LeaseRequest)
     require_own_node(caller_of(request), body.node_id)
     driver = runtime.services.controller
     now_s = runtime.services.clock.boottime_s()
-    name = _name_of(request)
-    granted = driver.leases.renew(name, body.supervisor_id, body.epochs, now_s, held_s=body.held_s)
+    granted = driver.leases.renew(_name_of(request), body.supervisor_id, body.epochs, now_s, held_s=body.held_s)
     runtime.count("lease_renewals")
-    if body.leaving and parse_seat(name) is None:  # of one that ran for one attempt, its end is reported
-        why = "its supervisor has left; all its processes have ended"
-        await runtime.report([NodeDied(node_id=name, supervisor_id=body.supervisor_id, why=why, confirmed=True)])
     return json_response(
         LeaseReply(
             head_id=driver.head_id,
@@ -153,7 +149,7 @@ async def receive_events(request: Request) -> Response:
         refusal: PhalanxError | None = None
         for framed in sorted(fresh, key=lambda framed: framed.seq):
             try:
-                reports.append(_report_of(runtime, name, framed))
+                reports.append(_report_of(runtime, name, known.supervisor_id, framed))
             except PhalanxError as error:
                 refusal = refusal or error
         if reports:
@@ -372,12 +368,12 @@ def _check_seat(name: NodeId, job_id: JobId, epoch: Epoch) -> None:
         )
 
 
-def _report_of(runtime: ApiRuntime, name: NodeId, framed: Envelope) -> Report:
-    """Decode an event, and check that this node may report it.
+def _report_of(runtime: ApiRuntime, name: NodeId, supervisor_id: SupervisorId, framed: Envelope) -> Report:
+    """Decode an event, and check that this supervisor may report it.
 
     Raises:
         BadRequest: this head does not know the event.
-        NotPermitted: it is about another node, or about a job that this node runs no part of.
+        NotPermitted: it is about another node or supervisor, or about a job that this node runs no part of.
     """
     try:
         event = decode_event(framed)
@@ -386,8 +382,12 @@ def _report_of(runtime: ApiRuntime, name: NodeId, framed: Envelope) -> Report:
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise BadRequest(f"event {framed.seq} ({framed.kind}): {error}") from error
     assert not isinstance(
-        event, (SupervisorRegistered, NodeDied, NodeListed, DiskFreed, SeatLost, AttemptWithdrawn, ProviderReported)
+        event, (SupervisorRegistered, NodeListed, DiskFreed, SeatLost, AttemptWithdrawn, ProviderReported)
     ), "these are not sent as events"
+    if isinstance(event, NodeDied):
+        if (event.node_id, event.supervisor_id) != (name, supervisor_id):  # a seat's name is not the node's
+            raise NotPermitted(f"event {framed.seq}: supervisor {supervisor_id} may report only that it leaves {name}")
+        return event
     node_id = node_of_supervisor(name)
     match event:
         case TaskExited():

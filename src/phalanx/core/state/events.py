@@ -519,7 +519,7 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDied:
-    """An engine observed the death of a node. `confirmed`: no process is left on it, so its lease need not be awaited."""
+    """An engine observed the death of a node, or its supervisor leaves. `confirmed`: no process is left on it, so its lease need not be awaited."""
 
     node_id: NodeId
     supervisor_id: SupervisorId | None

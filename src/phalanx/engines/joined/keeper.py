@@ -60,6 +60,7 @@ def _supervisor_engine(folder: str, membership: Membership) -> LocalEngine:
             "PHALANX_HEAD_CA": records.ca_file(folder),
             "PHALANX_NODE_ENGINE": membership.engine,
             "PHALANX_NODE_ADDRESS": membership.address,
+            "PHALANX_NODE_UNWATCHED": "1",
         },
         token_of=lambda _: records.read_token(folder),
         revive_after_s=REVIVE_AFTER_S,

@@ -134,7 +134,6 @@ class LeaseRenewer:
         self._on_renewed = on_renewed
         self._ended = ended
         self._now = threading.Event()
-        self._stopped = threading.Event()
         self._held_until_ns = 0
         self.renew_in_s = 0.0  # as the head requested last
         # How far our wall clock is ahead of the head's, measured at the last renewal with a short round trip.
@@ -156,28 +155,16 @@ class LeaseRenewer:
             try:
                 renew_in_s = self._renew()
             except RegistrationRequired:
-                self._registrar.register(seen)
+                if not self._ended.is_set():
+                    self._registrar.register(seen)
             except (HeadUnavailable, RequestRejected, msgspec.MsgspecError) as error:
                 _log.debug("renewal: %s", error)
                 backoff.pause()
             else:
                 backoff.reset()
                 self._now.wait(renew_in_s)
-        self._stopped.set()
 
-    def leave(self) -> None:
-        """After the supervisor's end, and when no process of it is left: end the lease, so that the head need not wait for it."""
-        self._now.set()
-        if not self._stopped.wait(2 * _RENEW_S):
-            return
-        try:
-            self._renew(leaving=True)
-        except (HeadUnavailable, RegistrationRequired, RequestRejected, msgspec.MsgspecError) as error:
-            _log.info(
-                "the head does not hear that this supervisor leaves; it waits for the end of its lease: %s", error
-            )
-
-    def _renew(self, *, leaving: bool = False) -> float:
+    def _renew(self) -> float:
         epochs = self._epochs()
         sent_ns = boottime_ns()
         request = wire.LeaseRequest(
@@ -185,7 +172,6 @@ class LeaseRenewer:
             node_id=self._node_id,
             epochs=epochs,
             held_s=max(0, self._held_until_ns - sent_ns) / 1e9,
-            leaving=leaving,
         )
         sent_s = time.time()
         body = self._connection.call("POST", "/v1/node/lease", wire.encode(request), timeout_s=_RENEW_S)

@@ -4,6 +4,7 @@ It has one member per job and one lease for all of them, and guarantees:
 - Two generations of a job never run at once: a newer one is prepared only when no process of the older is left.
 - A generation reported as stopped never starts later, even if commands are lost, duplicated or reordered (`_floor`).
 - Every StopTasks is answered by MemberStopped, and only once it is true.
+- It reports that it leaves only once no member is left (if `leaves_as` is given).
 - Without a lease members are frozen. They thaw only after an answer that confirms their epoch as current.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias, assert_never
 
-from phalanx.core.ids import Epoch, Generation, JobId, NodeId
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
 from phalanx.core.state import commands
 from phalanx.core.state.commands import (
     CleanUpAttempt,
@@ -23,7 +24,7 @@ from phalanx.core.state.commands import (
     StartTasks,
     StopTasks,
 )
-from phalanx.core.state.events import MemberRefused, MemberStopped
+from phalanx.core.state.events import MemberRefused, MemberStopped, NodeDied
 from phalanx.node.logic import member as members
 from phalanx.node.logic import rendezvous
 from phalanx.node.logic.actions import (
@@ -65,6 +66,7 @@ STOPPED_GENERATIONS_MAX: Final = (
     20_000  # ended jobs stored to reject late commands; the head's mailboxes hold far fewer
 )
 TERMINATE_GRACE_MAX_S: Final = 8.0  # engines sweep the node 10 s after SIGTERM
+LEFT: Final = "it left the cluster"
 _LAST: Final = Generation(1 << 62)
 MemberEvent: TypeAlias = (
     MemberPrepared
@@ -101,10 +103,14 @@ class _Slot:
 
 
 class Supervisor:
-    """See the module. Mutable; its shell calls `step` from one thread."""
+    """See the module. Mutable; its shell calls `step` from one thread.
 
-    def __init__(self, node_id: NodeId) -> None:
+    `leaves_as`: the id under which it reports its own end to the head; None if an engine of the head watches it.
+    """
+
+    def __init__(self, node_id: NodeId, leaves_as: SupervisorId | None = None) -> None:
         self._node_id = node_id
+        self._leaves_as = leaves_as
         self._slots: dict[JobId, _Slot] = {}
         self._floor: OrderedDict[JobId, GenerationId] = OrderedDict()
         self._lease = Lease()
@@ -381,6 +387,9 @@ class Supervisor:
         if asked:
             self._out.append(RenewLease())
         if self._ending and all(slot.member.phase is MemberPhase.STOPPED for slot in self._slots.values()):
+            if self._leaves_as is not None:
+                left = NodeDied(node_id=self._node_id, supervisor_id=self._leaves_as, why=LEFT, confirmed=True)
+                self._out.append(SendEvent(event=left))
             self._out.append(ExitSupervisor())
 
     def _next_wake_ns(self, now: StepClock) -> int | None:

@@ -112,7 +112,7 @@ _log = logging.getLogger(__name__)
 class NodeSettings:
     """The configuration of a supervisor. `base` is the environment that ranks inherit.
 
-    `slices`: makes MIG slices; None if no device can be divided. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
+    `unwatched`: no engine of the head watches it, so it reports its own end. `slices`: makes MIG slices; None if no device can be divided. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
     """
 
     node: Node
@@ -122,6 +122,7 @@ class NodeSettings:
     access: HeadAccess
     base: dict[str, str]
     seat: Seat | None = None
+    unwatched: bool = False
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
     slices: SliceKeeper | None = None
 
@@ -131,9 +132,9 @@ class SupervisorLoop:
 
     def __init__(self, settings: NodeSettings, probe: DeviceProbe) -> None:
         self._settings = settings
-        self._ended = threading.Event()
+        self._ended, self._renewals_ended = threading.Event(), threading.Event()
         self._inbox: queue.SimpleQueue[SupervisorEvent] = queue.SimpleQueue()
-        self._supervisor = Supervisor(settings.node.id)
+        self._supervisor = Supervisor(settings.node.id, settings.supervisor_id if settings.unwatched else None)
         self._presents = MemberRuntimes()
         self._running_members: tuple[MemberKey, ...] = ()
         access, ended, who = settings.access, self._ended, settings.supervisor_id
@@ -145,7 +146,7 @@ class SupervisorLoop:
             supervisor_id=who,
             epochs=self._epochs,
             on_renewed=self._inbox.put,
-            ended=ended,
+            ended=self._renewals_ended,
         )
         self._events = EventSender(access, self._registrar, supervisor_id=who, ended=ended)
         self._commands = CommandPoller(
@@ -212,6 +213,8 @@ class SupervisorLoop:
             outbox = self._supervisor.step(boottime_ns(), self._collect(wake_ns), unix_s=time.time())
             for action in outbox.actions:
                 self._perform(action)
+            if reports := [action.event for action in outbox.actions if isinstance(action, SendEvent)]:
+                self._events.put(reports)  # together: the head must not place a job again on a node that leaves
             wake_ns = outbox.wake_ns
             self._watch.check_for_hangs(self._presents.all)
             self._reap()
@@ -238,7 +241,7 @@ class SupervisorLoop:
     def _perform(self, action: SupervisorAction) -> None:
         match action:
             case SendEvent(event=event):
-                self._report([event])
+                self._note_exit(event)
             case UpdateLeasePage(key=key):
                 self.stop = action.stop or self.stop
                 if (member := self._presents.get(key)) is not None:
@@ -264,6 +267,7 @@ class SupervisorLoop:
             case RenewLease():
                 self._renewer.renew_now()
             case ExitSupervisor():
+                self._renewals_ended.set()  # a renewal after the report of the end would register the node again
                 self._leaving = True
             case _:
                 assert_never(action)
@@ -287,11 +291,9 @@ class SupervisorLoop:
         """The head's index of a device: on a seat that of the grant, whichever device the engine chose for it."""
         return self._numbers[index] if index < len(self._numbers) else index
 
-    def _report(self, events: list[ReportedEvent]) -> None:
-        for event in events:
-            if isinstance(event, TaskExited) and (event.exit.failed > self._failed or not self.exit_code):
-                self.exit_code, self._failed = event.exit.shell_code, event.exit.failed
-        self._events.put(events)
+    def _note_exit(self, event: ReportedEvent) -> None:
+        if isinstance(event, TaskExited) and (event.exit.failed > self._failed or not self.exit_code):
+            self.exit_code, self._failed = event.exit.shell_code, event.exit.failed
 
     # ---------------------------------------------------------------------------------------------------------- work lane
 
@@ -543,8 +545,6 @@ class SupervisorLoop:
         leftover = services.host.close()
         if leftover:
             _log.error("processes %s survive SIGKILL", leftover)
-        else:
-            self._renewer.leave()
         for member in self._presents.all():
             member.scratch.remove()
         if self._settings.accounts.folder:
