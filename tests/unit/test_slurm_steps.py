@@ -164,7 +164,7 @@ def test_a_task_sees_its_place_in_the_step():
     [
         ({"ntasks_given": "0"}, {"SLURM_TASKS_PER_NODE": "8(x2)"}, "SLURM_NTASKS"),
         ({"ntasks_given": "0", "cpus_per_task": "4"}, {"SLURM_TASKS_PER_NODE": "2(x2)"}, "SLURM_NPROCS"),
-        ({"gpus_wanted": "0", "exclusive": "1"}, {"SLURM_JOB_GPUS": "0,1"}, "SLURM_GPUS_ON_NODE"),
+        ({"gpus_wanted": "0"}, {"SLURM_JOB_GPUS": "0,1"}, "SLURM_GPUS_ON_NODE"),
         ({"gpus_wanted": "1"}, {"SLURM_GPUS_ON_NODE": "2", "ROCR_VISIBLE_DEVICES": "0,1"}, "SLURM_GPUS"),
         (
             {"mem_per_gpu": "40G", "cpus_per_gpu": "8"},

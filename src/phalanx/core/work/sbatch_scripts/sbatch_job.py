@@ -56,7 +56,6 @@ SLURM_KEYS: Final = frozenset(
         "mem",
         "mem_per_cpu",
         "mem_per_gpu",
-        "exclusive",
         "tasks_per_node",
         "dependency",
         "reservation",
@@ -187,7 +186,6 @@ def _remembered(options: ScriptOptions) -> dict[str, str]:
         "hint": options.text("hint"),
         "threads_per_core": options.text("threads-per-core"),
         "distribution": options.text("distribution"),
-        "exclusive": "1" if options.has("exclusive") else "",
         "container": json.dumps(container) if options.text("container-image") else "",
     }
 
