@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.core.state.commands import StartTasks
 from phalanx.core.work.spec import LaunchMode
-from phalanx.node.gang.job_link import LinkClosed
+from phalanx.node.gang.job_link import NotInJob
 from phalanx.node.logic.environment import MemberFolders, NodeContext, rank_environment
 from phalanx.node.logic.mpi_variables import changed_variables, colon_hostfile, node_names, slots_hostfile
 from phalanx.node.logic.rendezvous import port_was_in_use, side_port
@@ -241,9 +241,9 @@ def test_stop_signal_is_left_to_the_ranks_of_open_mpi(tmp_path, version, blocked
 
 def test_order_of_another_program_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
-    with pytest.raises(LinkClosed, match="not in an MPI job of Phalanx"):
+    with pytest.raises(NotInJob, match="not in an MPI job of Phalanx"):
         read_launch_order()
     (tmp_path / "order").write_text(json.dumps({"names": 3}))
     monkeypatch.setenv(LAUNCH_VARIABLE, str(tmp_path / "order"))
-    with pytest.raises(LinkClosed, match="not in an MPI job of Phalanx"):
+    with pytest.raises(NotInJob, match="not in an MPI job of Phalanx"):
         read_launch_order()

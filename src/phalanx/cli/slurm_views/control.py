@@ -80,12 +80,12 @@ def _each(verb: str, numbers: list[str], change: Callable[[str], object]) -> int
 
 
 def _show_hostnames(words: list[str]) -> int:
-    from phalanx.node.gang.job_link import LinkClosed
+    from phalanx.node.gang.job_link import NotInJob
     from phalanx.node.slurm_compat.batch_main import show_hostnames
 
     try:
         names = show_hostnames(words)
-    except LinkClosed:  # at a prompt, there is only the list to expand
+    except NotInJob:  # at a prompt, there is only the list to expand
         if not words:
             raise BadRequest("no list of names given", hint="scontrol show hostnames n[0-3]") from None
         names = list(expand_hostlist(words[0]))

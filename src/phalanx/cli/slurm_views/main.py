@@ -13,7 +13,7 @@ from typing import Final
 from phalanx.cli.slurm_views.own_job import use_head_of_job
 from phalanx.cli.slurm_views.verbs import VERBS
 from phalanx.core.errors import BadRequest, PhalanxError
-from phalanx.node.gang.job_link import BATCH_VARIABLE, LinkClosed
+from phalanx.node.gang.job_link import BATCH_VARIABLE
 from phalanx.node.slurm_compat.script_tools import VIEWS
 
 SHELL_VARIABLE: Final = "PHALANX_SLURM_SHELL"
@@ -29,8 +29,8 @@ def main(words: Sequence[str]) -> int:
         if name != "scontrol" or rest[:2] not in (["show", "hostnames"], ["show", "hostname"]):
             _say_once(name)
         return _view(name)(rest)
-    except (PhalanxError, LinkClosed) as error:
-        hint = f" ({error.hint})" if isinstance(error, PhalanxError) and error.hint else ""
+    except PhalanxError as error:
+        hint = f" ({error.hint})" if error.hint else ""
         sys.stderr.write(f"{name}: error: {error}{hint}\n")
         return _FAILED
     except BrokenPipeError:

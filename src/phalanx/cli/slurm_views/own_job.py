@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from phalanx.node.gang.job_link import LinkClosed, read_batch_order
+from phalanx.node.gang.job_link import NotInJob, read_batch_order
 
 
 def use_head_of_job() -> None:
@@ -13,7 +13,7 @@ def use_head_of_job() -> None:
         return
     try:
         place = str(read_batch_order()["batch"]["options"].get("home", ""))
-    except LinkClosed:  # at a prompt
+    except NotInJob:  # at a prompt
         return
     if place:
         os.environ["PHALANX_URL" if "://" in place else "PHALANX_HOME"] = place
@@ -26,7 +26,7 @@ def job_id(number: str) -> str:
     """
     try:
         batch = read_batch_order()["batch"]
-    except LinkClosed:
+    except NotInJob:
         return number
     array = batch["array"]
     if not array or number != batch["job_number"] or number == array["SLURM_ARRAY_JOB_ID"]:

@@ -13,6 +13,8 @@ import threading
 import time
 from typing import Any, Final
 
+from phalanx.core.errors import BadRequest
+
 FRAME_BYTES_MAX: Final = 1 << 22  # a step request holds argv and environment, on Linux at most 2 MB
 BATCH_VARIABLE: Final = "PHALANX_BATCH"
 _LENGTH: Final = struct.Struct(">I")
@@ -22,6 +24,10 @@ _RETRY_EVERY_S: Final = 0.1
 
 class LinkClosed(Exception):
     """The connection is closed, or the peer is not part of this job."""
+
+
+class NotInJob(BadRequest):
+    """This process does not belong to a batch or MPI job of Phalanx."""
 
 
 class JobLink:
@@ -62,7 +68,7 @@ class JobLink:
         return found
 
     def close(self) -> None:
-        """Close it; a thread blocked in `receive` gets Closed."""
+        """Close it; a thread blocked in `receive` gets LinkClosed."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -86,7 +92,7 @@ def open_link(address: str, port: int, key: str, who: dict[str, Any], *, within_
     """Connect and prove that we belong to the job.
 
     Raises:
-        LinkClosed: no listener within the time limit, or it does not have the job's key.
+        LinkClosed: no listener within the time limit, it does not have the job's key, or the connection ended.
     """
     sock = _connected(address, port, time.monotonic() + within_s)
     link = JobLink(sock)
@@ -113,7 +119,7 @@ def accept_link(sock: socket.socket, key: str) -> tuple[JobLink, dict[str, Any]]
     """Answer a `open_link`; returns the link and the peer's `who`.
 
     Raises:
-        LinkClosed: the peer does not have the job's key.
+        LinkClosed: the peer does not have the job's key, or the connection ended.
     """
     sock.settimeout(_HANDSHAKE_S)
     link, nonce = JobLink(sock), secrets.token_hex(16)
@@ -131,13 +137,13 @@ def read_batch_order() -> dict[str, Any]:
     """This node's part of the job, as written by the supervisor.
 
     Raises:
-        LinkClosed: this process does not belong to a batch job.
+        NotInJob: its order is missing or damaged.
     """
     try:
         with open(os.environ.get(BATCH_VARIABLE, ""), encoding="utf-8") as file:
             return dict(json.load(file))
     except (OSError, ValueError) as error:
-        raise LinkClosed(f"not in a batch job of Phalanx ({error})") from error
+        raise NotInJob(f"not in a batch job of Phalanx ({error})") from error
 
 
 def _finish_handshake(sock: socket.socket) -> None:

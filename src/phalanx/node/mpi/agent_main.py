@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from phalanx.node.gang.job_link import JobLink, LinkClosed, open_link
+from phalanx.node.gang.job_link import JobLink, LinkClosed, NotInJob, open_link
 from phalanx.node.logic.mpi_variables import changed_variables
 from phalanx.node.mpi.launch_order import LAUNCH_STEP, read_launch_order, read_start_environment
 
@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
         exported = changed_variables(read_start_environment(), os.environ)
         link.send({"host": host, "command": command, "env": exported, "cwd": os.getcwd()})
         return _follow(link)
-    except LinkClosed as error:
+    except (NotInJob, LinkClosed) as error:
         _complain(f"cannot start on {host}: {error}")
         return _SSH_FAILED
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
 from phalanx.node.gang.gang_host import JOIN_S, GangHost, serve_gang_node
-from phalanx.node.gang.job_link import JobLink, LinkClosed
+from phalanx.node.gang.job_link import JobLink, LinkClosed, NotInJob
 from phalanx.node.gang.step_tasks import StepTasks, shell_exit_code
 from phalanx.node.mpi.launch_order import LAUNCH_STEP, LaunchOrder, read_launch_order, write_start_environment
 
@@ -36,7 +36,7 @@ def main() -> int:
     try:
         order = read_launch_order()
         write_start_environment(os.environ)
-    except (LinkClosed, OSError) as error:
+    except (NotInJob, OSError) as error:
         _complain(str(error))
         return _USAGE
     # The supervisor signals every process of the job; this one stays to report the others' ends. A handler, because ignored signals stay

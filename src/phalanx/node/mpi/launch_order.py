@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from phalanx.node.gang.job_link import LinkClosed
+from phalanx.node.gang.job_link import NotInJob
 
 LAUNCH_VARIABLE: Final = "PHALANX_LAUNCH"
 LAUNCH_STEP: Final = "phalanx-launch"
@@ -66,20 +66,20 @@ def read_start_environment() -> dict[str, str]:
     """Return what `write_start_environment` stored on this node.
 
     Raises:
-        LinkClosed: it is missing or damaged.
+        NotInJob: it is missing or damaged.
     """
     try:
         with open(os.environ.get(LAUNCH_VARIABLE, "") + _START_ENVIRONMENT, encoding="utf-8") as file:
             return {str(name): str(value) for name, value in json.load(file).items()}
     except (OSError, ValueError, AttributeError) as error:
-        raise LinkClosed(f"not in an MPI job of Phalanx ({error})") from error
+        raise NotInJob(f"not in an MPI job of Phalanx ({error})") from error
 
 
 def read_launch_order() -> LaunchOrder:
     """Return this node's order.
 
     Raises:
-        LinkClosed: this process does not belong to an MPI job of Phalanx.
+        NotInJob: the order is missing or damaged.
     """
     try:
         with open(os.environ.get(LAUNCH_VARIABLE, ""), encoding="utf-8") as file:
@@ -87,4 +87,4 @@ def read_launch_order() -> LaunchOrder:
         names, aliases = tuple(found.pop("names")), tuple(tuple(each) for each in found.pop("aliases"))
         return LaunchOrder(names=names, aliases=aliases, argv=tuple(found.pop("argv")), **found)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LinkClosed(f"not in an MPI job of Phalanx ({error})") from error
+        raise NotInJob(f"not in an MPI job of Phalanx ({error})") from error

@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.node.gang.gang_host import JOIN_S, GangHost, serve_gang_node
-from phalanx.node.gang.job_link import JobLink, LinkClosed, read_batch_order
+from phalanx.node.gang.job_link import JobLink, LinkClosed, NotInJob, read_batch_order
 from phalanx.node.gang.step_tasks import CHUNK_BYTES, StepTasks, shell_exit_code, start_process
 from phalanx.node.logic.rank_variables import RANK_VARIABLES
 from phalanx.node.logic.slurm_variables import (
@@ -50,7 +50,7 @@ def main() -> int:
     """Run this node's part; returns the script's exit code on node rank 0, else 0."""
     try:
         order = read_batch_order()
-    except LinkClosed as error:
+    except NotInJob as error:
         _complain(f"phalanx batch: {error}")
         return _USAGE
     # Script and tasks get the signal themselves; this process stays to report their exits. A handler: ignored signals stay ignored after exec.
@@ -300,7 +300,8 @@ def show_hostnames(words: Sequence[str]) -> list[str]:
     """The host names that `scontrol show hostnames [LIST]` prints in the job: names that can be reached.
 
     Raises:
-        LinkClosed: not in a batch job.
+        NotInJob: not in a batch job.
+        BadRequest: the list is malformed.
     """
     batch = decode_batch(read_batch_order()["batch"])
     ranks = {node.name: rank for rank, node in enumerate(batch.nodes)}
