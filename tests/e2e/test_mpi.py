@@ -114,6 +114,16 @@ def test_open_mpi_starts_a_task_for_each_gpu_without_being_told(phalanx, program
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize("option", ["", "--mpi=pmix", "--mpi=pmi2"])
+def test_srun_gives_an_open_mpi_program_one_world_over_both_nodes(phalanx, program, option):
+    script = phalanx.work / "world.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=2\nsrun {option} {program}\n")
+    job = re.findall(r"job (\d+) submitted", phalanx("submit", "--wait", "world.sh").stdout)[0]
+    said = phalanx("logs", job).stdout.replace("[rank 0] ", "").splitlines()
+    assert sorted(said) == [f"rank {rank} of 4, sum 6, node {rank // 2}" for rank in range(4)]
+
+
+@pytest.mark.prove
 def test_an_mpi_program_without_a_launcher_is_refused(phalanx, program):
     assert "its 4 tasks would be 4 worlds of size 1" in phalanx("run", "--gpus", "2x2", "--", program, code=1).stderr
 

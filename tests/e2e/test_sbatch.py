@@ -37,6 +37,23 @@ dist.all_reduce(ones)
 print("sum", ones.item(), flush=True)
 dist.destroy_process_group()
 """
+# What MPICH's library says to find the other ranks: each puts a value, and reads that of the last rank after the barrier.
+WORLD = """
+import os, socket, sys
+with socket.socket(fileno=int(os.environ["PMI_FD"])) as pmi, pmi.makefile("rw") as lines:
+    def ask(words):
+        lines.write(words + "\\n")
+        lines.flush()
+        return lines.readline().strip()
+    rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+    ask("cmd=init pmi_version=1 pmi_subversion=1")
+    if sys.argv[1:] == [str(rank)]:
+        sys.exit(3)
+    ask(f"cmd=put kvsname=k key=card{rank} value=at-{os.environ['SLURMD_NODENAME']}")
+    ask("cmd=barrier_in")
+    print(rank, "of", size, ask(f"cmd=get kvsname=k key=card{size - 1}").split("value=")[1], flush=True)
+    ask("cmd=finalize")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +105,28 @@ def test_the_scripts_exit_code_is_the_jobs_and_sruns_is_the_highest_of_its_tasks
 def test_steps_take_some_of_the_nodes_files_per_task_and_each_its_own_gpu(phalanx):
     body = """srun -N1 -n1 -w $(scontrol show hostnames | tail -n1) bash -c 'echo on $SLURMD_NODENAME'
 srun --gpus-per-task=1 --output=task-%t.txt bash -c 'echo ${PHALANX_DEVICES##*-}'
-srun --mpi=pmix true || echo refused
+srun --mpi=cray_shasta true || echo refused
 srun --cpu-bind=cores -n1 true"""
     job, _ = done(phalanx, script(phalanx, "steps.sh", "-N2", "--ntasks-per-node=2", "--gres=gpu:2", body=body))
     said = phalanx("logs", job).stdout
     assert "on n1\n" in said
     assert [(phalanx.work / f"task-{task}.txt").read_text() for task in range(4)] == ["0\n", "1\n", "0\n", "1\n"]
-    assert "--mpi=pmix is not supported here" in said
+    assert "--mpi=cray_shasta is not supported here" in said
     assert "refused\n" in said
     assert "srun: --cpu-bind=cores is ignored" in said
+
+
+def test_ranks_of_srun_are_one_world_over_both_nodes_and_one_that_fails_ends_it(phalanx):
+    write(phalanx, "world.py", WORLD)
+    body = """srun --mpi=pmi2 python world.py
+srun --mpi=pmi2 python world.py 2; echo srun $?
+srun --mpi=list"""
+    job, _ = done(phalanx, script(phalanx, "world.sh", "-N2", "--ntasks-per-node=2", body=body))
+    said = phalanx("logs", job).stdout.replace("[rank 0] ", "").splitlines()
+    assert sorted(line for line in said if " of 4 " in line) == [f"{rank} of 4 at-n1" for rank in range(4)]
+    assert "srun: error: rank 2 of an MPI world ended before MPI_Finalize; the step ends" in said
+    assert "srun 143" in said, "the others waited for it"
+    assert said[-3:] == ["\tnone", "\tpmi2", "\tpmix"]
 
 
 def test_an_array_runs_each_element_with_slurms_variables_and_files(phalanx):

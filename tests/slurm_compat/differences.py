@@ -34,6 +34,25 @@ ALLOWED: Final = (
     _allow(Kind.VALUE, "each cluster has a name of its own", "SLURM_CLUSTER_NAME"),
     _allow(Kind.VALUE, "so has its default partition", "SLURM_JOB_PARTITION", values="lab"),
     _allow(Kind.VALUE, "process ids", "SLURM_TASK_PID"),
+    _allow(Kind.VALUE, "where a rank finds the PMIx server of its node", r"PMIX_SERVER_(URI\d+|TMPDIR)", "PMI_FD"),
+    _allow(Kind.VALUE, "munge signs nothing here: the server knows its ranks by their user", "PMIX_SECURITY_MODE"),
+    _allow(
+        Kind.VALUE,
+        "ranks get the data of a job by messages, not by shared memory of one version of the library",
+        "PMIX_GDS_MODULE",
+    ),
+    _allow(
+        Kind.ABSENT,
+        "files of the shared memory by which Slurm's PMIx passes on the data of a job; here it goes by messages",
+        "PMIX_DSTORE_21_BASE_PATH",
+        "PMIX_DSTORE_ESH_BASE_PATH",
+    ),
+    _allow(Kind.ABSENT, "of Slurm's own plugin", "SLURM_PMIXP_ABORT_AGENT_PORT", "SLURM_PMIX_MAPPING_SERV"),
+    _allow(
+        Kind.EXTRA,
+        "virtual nodes share one host name, from which Open MPI derives the names of shared memory",
+        "OMPI_MCA_(btl|coll|btl_tcp_if_include|oob_tcp_if_include)",
+    ),
     _allow(
         Kind.VALUE,
         "Slurm numbers the elements of an array when they start; here they are numbered in order",

@@ -98,9 +98,17 @@ def _examples() -> tuple[set[str], set[str]]:
     job = SlurmBatchJob(
         job_number="1", name="a", nodes=(node,), options=options, user="me", uid=1, array=array, restarts=1, end_s=1.0
     )
-    task = step_variables(job, SlurmStep(number=0, nodes=(0,), counts=(2,)), 0, host="10.0.0.1", label=True)
+    task = step_variables(job, SlurmStep(number=0, nodes=(0,), counts=(2,), mpi="pmix"), 0, host="10.0.0.1", label=True)
     own = {"CUDA_VISIBLE_DEVICES", "SLURM_TASK_PID"}
-    return {*batch_variables(job), *own}, {*task, *own}
+    servers = {
+        "PMI_FD",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "PMI_JOBID",
+        "PMIX_NAMESPACE",
+        "PMIX_RANK",
+    }  # of the process that starts a task
+    return {*batch_variables(job), *own}, {*task, *own, *servers}
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def test_options_end_at_the_command():
         ("--jobid=18 hostname", "a step runs in the job that starts it, which is 17"),
         ("--container-save=x.sqsh hostname", "--container-save is not supported"),
         ("--pty bash", "--pty is not supported here"),
-        ("--mpi=pmix ./a.out", "--mpi=pmix is not supported here"),
+        ("--mpi=cray_shasta ./a.out", "--mpi=cray_shasta is not supported here"),
         ("--nodez=2 x", "no option --nodez"),
         ("-n x y", "must be a whole number"),
         ("-n2", "no command"),

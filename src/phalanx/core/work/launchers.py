@@ -39,7 +39,7 @@ _WRAPPERS: Final = frozenset(
 _WRAPPED_RUN: Final = frozenset(
     {"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba"}
 )  # `uv run torchrun`
-_SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
+SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _PYTHON: Final = re.compile(r"(python|pypy)(\d+(\.\d+)*)?")
 _PYTHON_WITH_VALUE: Final = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
@@ -206,20 +206,20 @@ def _fixed(gpus: GpuRequest) -> list[int]:
 
 
 def _launcher_in(words: Sequence[str]) -> str | None:
-    rest = _unwrapped(words)
+    rest = unwrapped(words)
     if not rest:
         return None
     name = rest[0].rsplit("/", 1)[-1]
     if name in _LAUNCHERS:
         return name
-    if name in _SHELLS:
-        return find_launcher((), _shell_text(rest[1:]))
+    if name in SHELLS:
+        return find_launcher((), shell_text(rest[1:]))
     if name == "accelerate":  # other subcommands, such as `accelerate config`, launch nothing
         return "accelerate" if "launch" in rest[1:] else None
     return _module_launcher(rest[1:]) if _PYTHON.fullmatch(name) else None
 
 
-def _shell_text(arguments: Sequence[str]) -> str:
+def shell_text(arguments: Sequence[str]) -> str:
     """The text that `bash -c TEXT` runs; "" for a script file."""
     for index, word in enumerate(arguments[:-1]):
         if not word.startswith("-"):
@@ -229,7 +229,7 @@ def _shell_text(arguments: Sequence[str]) -> str:
     return ""
 
 
-def _unwrapped(words: Sequence[str]) -> Sequence[str]:
+def unwrapped(words: Sequence[str]) -> Sequence[str]:
     """The words of the command itself, after `env A=1`, `nice -n 5`, `uv run` and the like."""
     rest = list(words)
     while rest:

@@ -24,9 +24,17 @@ def shell_exit_code(returncode: int) -> int:
 
 
 def start_process(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, *, stderr: int = subprocess.PIPE, pid_variable: str = ""
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    *,
+    stderr: int = subprocess.PIPE,
+    pid_variable: str = "",
+    descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process in a process group of its own, with pipes for its output and, if asked, its own number in `pid_variable`.
+
+    It inherits the `descriptors`.
 
     Raises:
         OSError, ValueError: it cannot be started.
@@ -45,6 +53,7 @@ def start_process(
         stdout=subprocess.PIPE,
         stderr=stderr,
         process_group=0,
+        pass_fds=tuple(descriptors),
         preexec_fn=with_own_number if pid_variable else None,  # noqa: PLW1509  # it takes no lock: a few system calls, then exec
     )
 
@@ -56,17 +65,22 @@ class StepTasks:
         send: receives {"step", "task", "out": 1 or 2, "data"} and finally {"step", "task", "exit"}; called from several threads.
         name: of the program that asked for the tasks, for its error messages.
         pid_variable: gets each task's own process number; "" for none.
+
+    Attributes:
+        report: `send`.
+        on_exit: receives step, task and exit code after they were sent.
     """
 
     def __init__(self, send: SendMessage, *, name: str, pid_variable: str = "") -> None:
-        self._send = send
+        self.report = send
+        self.on_exit: Callable[[int, int, int], None] = lambda *_: None
         self._name = name
         self._pid_variable = pid_variable
         self._lock = threading.Lock()
         self._live: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
 
     def start(self, step: int, tasks: list[dict[str, Any]]) -> None:
-        """Start tasks of a step, each {"task", "argv", "env", "cwd"}."""
+        """Start tasks of a step, each {"task", "argv", "env", "cwd"}, and perhaps {"descriptors"} that it inherits."""
         for one in tasks:
             self._start(step, one)
 
@@ -88,7 +102,7 @@ class StepTasks:
     def refuse(self, step: int, task: int, why: str, code: int) -> None:
         """Report a task that cannot be started."""
         self._report_output(step, task, 2, f"{self._name}: error: {os.uname().nodename}: task {task}: {why}\n".encode())
-        self._send({"step": step, "task": task, "exit": code})
+        self._report_exit(step, task, code)
 
     def _start(self, step: int, one: dict[str, Any]) -> None:
         task, argv = int(one["task"]), [str(word) for word in one["argv"]]
@@ -99,12 +113,18 @@ class StepTasks:
             )
             one["cwd"] = "/tmp"  # noqa: S108  # as slurmd does; Phalanx writes nothing there
         try:
-            process = start_process(argv, one["env"], one["cwd"], pid_variable=self._pid_variable)
+            process = start_process(
+                argv,
+                one["env"],
+                one["cwd"],
+                pid_variable=self._pid_variable,
+                descriptors=one.get("descriptors", ()),
+            )
         except (OSError, ValueError) as error:
             text = f"{self._name}: error: {host}: task {task}: {argv[0]}: {getattr(error, 'strerror', error)}\n"
             self._report_output(step, task, 2, text.encode())
             code = _NOT_EXECUTABLE if isinstance(error, PermissionError) else _NOT_FOUND
-            self._send({"step": step, "task": task, "exit": code})
+            self._report_exit(step, task, code)
             return
         with self._lock:
             self._live[step, task] = process
@@ -122,7 +142,7 @@ class StepTasks:
         code = process.wait()
         with self._lock:
             self._live.pop((step, task), None)
-        self._send({"step": step, "task": task, "exit": shell_exit_code(code)})
+        self._report_exit(step, task, shell_exit_code(code))
 
     def _copy(self, step: int, task: int, out: int, pipe: IO[bytes]) -> None:
         with contextlib.suppress(OSError):
@@ -130,5 +150,9 @@ class StepTasks:
                 self._report_output(step, task, out, data)
         pipe.close()
 
+    def _report_exit(self, step: int, task: int, code: int) -> None:
+        self.report({"step": step, "task": task, "exit": code})
+        self.on_exit(step, task, code)
+
     def _report_output(self, step: int, task: int, out: int, data: bytes) -> None:
-        self._send({"step": step, "task": task, "out": out, "data": base64.b64encode(data).decode()})
+        self.report({"step": step, "task": task, "out": out, "data": base64.b64encode(data).decode()})

@@ -92,11 +92,11 @@ def mpi_defaults(prepare: PrepareTasks, *, agent: str, slots_file: str, colon_fi
     if agent:
         variables |= _agent_variables(agent)
         if all(address.startswith(_LOOPBACK) for address in prepare.addresses):
-            variables |= _VIRTUAL_NODES
+            variables |= VIRTUAL_NODES
     return variables
 
 
-_VIRTUAL_NODES: Final = {
+VIRTUAL_NODES: Final = {
     # Virtual nodes have one host name, from which Open MPI derives the names of shared memory: ranks of two nodes would use the same.
     "OMPI_MCA_btl": "self,tcp",
     "OMPI_MCA_coll": "^sm,han,acoll",

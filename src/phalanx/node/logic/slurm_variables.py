@@ -65,13 +65,14 @@ class SlurmBatchJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmStep:
-    """One `srun`: `counts` tasks on each of `nodes` (node ranks). `cyclic`: task 0 on the first node, task 1 on the second ..."""
+    """One `srun`: `counts` tasks on each of `nodes` (node ranks). `cyclic`: task 0 on the first node, task 1 on the second ... `mpi`: of --mpi."""
 
     number: int
     nodes: tuple[int, ...]
     counts: tuple[int, ...]
     cpus_per_task: str = ""
     cyclic: bool = False
+    mpi: str = ""
 
     @property
     def tasks(self) -> int:
@@ -258,6 +259,8 @@ def step_variables(
     )
     if step.cpus_per_task:
         found["SLURM_CPUS_PER_TASK"] = step.cpus_per_task
+    if step.mpi:
+        found["SLURM_MPI_TYPE"] = step.mpi
     if label:
         found["SLURM_LABELIO"] = "1"
     found.pop("ENVIRONMENT", None)

@@ -34,6 +34,10 @@ _VALUES: Final = {
     "distribution": ("m", "`block` or `cyclic`; other words mean block"),
     "gres-flags": ("", "accepted"),
     "accel-bind": ("", "accepted"),
+    "mpi": (
+        "",
+        "`pmi2` (PMI-1, for MPICH and Intel MPI), `pmix` (Open MPI), `none`, `list`; without it, as the program needs",
+    ),
     **{name: ("", does) for name, does in CONTAINER_OPTIONS.items()},
 }
 _FLAGS: Final = {
@@ -50,6 +54,7 @@ _OPTIONAL_VALUE: Final = {
     "kill-on-bad-exit": ("K", "a task that fails ends the others"),
     "exclusive": ("", "accepted: steps share the job's CPUs and devices"),
 }
+_MPI_TYPES: Final = ("none", "pmi2", "pmix", "pmix_v2", "pmix_v3", "pmix_v4", "pmix_v5", "openmpi", "list")
 _ALIASES: Final = {"tasks-per-node": "ntasks-per-node"}
 _NOT_BOUND: Final = "tasks are not bound to their own cores or devices"
 _WHOLE_MEMORY: Final = "a step can use all memory of the job"
@@ -170,16 +175,13 @@ def parse_srun(words: Sequence[str]) -> SrunRequest:
         name, value = _split(word, left)
         if name in REFUSED_SRUN_OPTIONS:
             raise BadRequest(f"--{name} is not supported here", hint=REFUSED_SRUN_OPTIONS[name])
-        if name == "mpi":
-            if value not in {"none", ""}:
-                raise BadRequest(
-                    f"--mpi={value} is not supported here", hint='start MPI by mpirun --hostfile "$PHALANX_HOSTFILE"'
-                )
-        elif name in IGNORED_SRUN_OPTIONS:
+        if name == "mpi" and value not in _MPI_TYPES:
+            raise BadRequest(f"--mpi={value} is not supported here", hint="srun --mpi=list, or mpirun PROGRAM")
+        if name in IGNORED_SRUN_OPTIONS:
             notes.append(f"--{name}{f'={value}' if value else ''} is ignored: {IGNORED_SRUN_OPTIONS[name]}")
         else:
             given[name] = value
-    if not left:
+    if not left and given.get("mpi") != "list":
         raise BadRequest("no command given", hint="srun [options] program [arguments]")
     return SrunRequest(command=tuple(left), options=given, notes=tuple(notes))
 
@@ -228,6 +230,7 @@ def plan_step(asked: SrunRequest, batch: SlurmBatchJob, number: int) -> SlurmSte
         nodes=tuple(ranks),
         counts=counts,
         cpus_per_task=asked.options.get("cpus-per-task") or batch.options.get("cpus_per_task", ""),
+        mpi=asked.options.get("mpi", ""),
         cyclic=(asked.options.get("distribution") or batch.options.get("distribution", "")).startswith("cyclic"),
     )
 
@@ -280,12 +283,7 @@ def _split(word: str, left: list[str]) -> tuple[str, str]:
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
         name = _ALIASES.get(name, name)
-        if (
-            name not in known
-            and name not in IGNORED_SRUN_OPTIONS
-            and name not in REFUSED_SRUN_OPTIONS
-            and name != "mpi"
-        ):
+        if name not in known and name not in IGNORED_SRUN_OPTIONS and name not in REFUSED_SRUN_OPTIONS:
             near = nearest_match(name, [*known, *IGNORED_SRUN_OPTIONS])
             raise BadRequest(
                 f"srun has no option --{name}", hint=f"did you mean --{near}?" if near else "man srun lists them"

@@ -6,6 +6,7 @@ with its exit code. Layouts come from `logic.srun_options`, variables from `logi
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -38,6 +39,8 @@ from phalanx.node.logic.srun_options import (
     plan_step,
     step_hostname,
 )
+from phalanx.node.mpi.program_server import wanted_server
+from phalanx.node.mpi.step_worlds import FenceCollector
 from phalanx.node.slurm_compat.node_context import BatchNodeContext, handle_order
 
 TASK_PID: Final = "SLURM_TASK_PID"
@@ -94,6 +97,7 @@ class _Script:
         self._number = 0
         self._tasks = StepTasks(self._forward, name="srun", pid_variable=TASK_PID)
         self._node = BatchNodeContext(order)
+        self._fences = FenceCollector()
         self._gang = GangHost(
             order["master"],
             order["port"],
@@ -242,12 +246,12 @@ class _Script:
             with self._lock:
                 self._clients.pop(number, None)
             if self._unfinished.get(number):
-                self._gang.send_all({"end": number})
-                self._tasks.end(number)
+                self._end_step(number)
 
     def _start(self, step: SlurmStep, srun: SrunRequest, environment: dict[str, str], cwd: str, share: int) -> None:
         host, label, umask = self._batch.nodes[0].address, "label" in srun.options, _umask()
         container = {name: value for name, value in srun.options.items() if "container" in name}
+        mpi = self._mpi_order(step, wanted_server(srun.options.get("mpi", ""), srun.command, cwd, environment))
         parts: dict[int, list[dict[str, Any]]] = {}
         for task in range(step.tasks):
             place, local = step.node_of(task)
@@ -258,6 +262,8 @@ class _Script:
                 "first": self._node.workdir,
                 "env": environment | step_variables(self._batch, step, task, host=host, label=label, umask=umask),
                 "container": container,
+                "tools": self._order["bin"],
+                "mpi": mpi,
             }
             if share:  # GPUs per task
                 one["places"] = list(range(local * share, (local + 1) * share))
@@ -272,8 +278,34 @@ class _Script:
                 except LinkClosed:
                     self._tasks.refuse(step.number, one["task"], "the connection to its node was lost", _UNAVAILABLE)
 
+    def _mpi_order(self, step: SlurmStep, server: str) -> dict[str, Any]:
+        """What each node needs to serve the world of a step; empty for a step that is none."""
+        if not server:
+            return {}
+        name = f"{self._batch.job_number}.{step.number}"
+        return {
+            "server": server,
+            "name": name,
+            "namespace": f"slurm.pmix.{name}",
+            "nodes": list(step.nodes),
+            "hosts": [self._batch.nodes[rank].name for rank in step.nodes],
+            "ranks": [list(step.tasks_on(place)) for place in range(len(step.nodes))],
+        }
+
     def _forward(self, message: dict[str, Any]) -> None:
+        """Handle what a node reports about a step: its output and exits go to its srun."""
         number = int(message["step"])
+        if "fence" in message:
+            for part in self._fences.add(message):
+                for rank in message["nodes"]:
+                    self._to_node(rank, part)
+            return
+        if "abort" in message:
+            if self._fences.is_closed(number):  # ranks that were ended with the step
+                return
+            self._end_step(number)
+            text = f"srun: error: {message['why']}; the step ends\n" if message["why"] else ""
+            message = {"step": number, "task": 0, "out": 2, "data": base64.b64encode(text.encode()).decode()}
         with self._lock:
             link = self._clients.get(number)
             if "exit" in message:
@@ -281,6 +313,19 @@ class _Script:
         if link is not None:
             with contextlib.suppress(LinkClosed):
                 link.send(message)
+
+    def _to_node(self, rank: int, message: dict[str, Any]) -> None:
+        """Send an order to one node, also to this one."""
+        if rank == 0:
+            handle_order(self._tasks, message, self._node)
+            return
+        with contextlib.suppress(LinkClosed):  # the gang ends with its node
+            self._gang.send(rank, message)
+
+    def _end_step(self, number: int) -> None:
+        self._fences.close(number)
+        self._gang.send_all({"end": number})
+        self._tasks.end(number)
 
 
 def _gpus_per_task(srun: SrunRequest, batch: SlurmBatchJob) -> int:

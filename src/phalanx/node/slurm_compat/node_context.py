@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from socket import socket
 from typing import Any, Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.node.gang.step_tasks import StepTasks
+from phalanx.node.logic.mpi_variables import VIRTUAL_NODES
 from phalanx.node.logic.step_containers import CONTAINER_RUNTIMES, container_command
+from phalanx.node.mpi.step_worlds import StepWorlds, WorldFailed
 
 _REFUSED: Final = 1  # exit code of a task whose container cannot be started
 
@@ -19,6 +22,9 @@ class BatchNodeContext:
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self.workdir = str(order["workdir"])
+        self._worlds: StepWorlds | None = None
+        self._scratch = os.path.dirname(order["script"])
+        self._tools = str(order["bin"])
         self.variables = {name: value for name, value in os.environ.items() if name.startswith("PHALANX_")}
         self._names = [name for name in self.variables.get("PHALANX_DEVICES", "").split(",") if name]
         self._indices = [str(index) for index in order.get("devices", ())]
@@ -42,6 +48,34 @@ class BatchNodeContext:
             found["ROCR_VISIBLE_DEVICES"] = ",".join(self._indices[place] for place in chosen)
         return found
 
+    def environment(self, one: Mapping[str, Any]) -> dict[str, str]:
+        """The environment of a task, with what differs on this node, as the folder of our commands in PATH."""
+        path = os.pathsep.join(
+            self._tools if folder == one["tools"] else folder for folder in one["env"].get("PATH", "").split(os.pathsep)
+        )
+        return {**one["env"], "PATH": path, **self.variables, **self.devices(one.get("places"))}
+
+    def worlds(self, tasks: StepTasks) -> StepWorlds:
+        """The MPI worlds of the steps on this node."""
+        if self._worlds is None:
+            self._worlds = StepWorlds(tasks.report, self._scratch)
+            tasks.on_exit = self._worlds.ended
+        return self._worlds
+
+    def connect(
+        self, tasks: StepTasks, step: int, one: Mapping[str, Any], env: Mapping[str, str]
+    ) -> tuple[dict[str, str], list[socket]]:
+        """The variables of a task of an MPI world, and the sockets that its process inherits; none of another task.
+
+        Raises:
+            WorldFailed: a server that it needs cannot run here.
+        """
+        if not one.get("mpi"):
+            return {}, []
+        variables, sockets = self.worlds(tasks).connect(step, one["mpi"], one["task"], env)
+        shared = VIRTUAL_NODES if self._virtual and len(one["mpi"]["nodes"]) > 1 else {}
+        return {**shared, **variables}, sockets
+
     def in_container(self, argv: Sequence[str], options: Mapping[str, str], folder: str) -> tuple[str, ...]:
         """The command that runs `argv` in the image that the options name; `argv` itself if they name none.
 
@@ -56,18 +90,27 @@ class BatchNodeContext:
 def handle_order(tasks: StepTasks, message: dict[str, Any], node: BatchNodeContext) -> None:
     """Start, signal or end tasks of this node, as node rank 0 ordered."""
     if "run" in message:
-        ready = []
+        ready: list[dict[str, Any]] = []
+        inherited: list[socket] = []
         for one in message["run"]:
             one["cwd"] = node.folder(one["cwd"], one["first"])
-            one["env"] = {**one["env"], **node.variables, **node.devices(one.get("places"))}
+            env = node.environment(one)
             try:
                 one["argv"] = node.in_container(one["argv"], one.get("container", {}), one["cwd"])
+                variables, sockets = node.connect(tasks, message["step"], one, env)
             except PhalanxError as error:
                 hint = f" ({error.hint})" if error.hint else ""
                 tasks.refuse(message["step"], one["task"], f"{error.message}{hint}", _REFUSED)
+            except WorldFailed as error:
+                tasks.refuse(message["step"], one["task"], str(error), _REFUSED)
             else:
-                ready.append(one)
+                inherited += sockets
+                ready.append({**one, "env": {**env, **variables}, "descriptors": [sock.fileno() for sock in sockets]})
         tasks.start(message["step"], ready)
+        for sock in inherited:
+            sock.close()
+    elif "exchanged" in message:
+        node.worlds(tasks).exchanged(message)
     elif "signal" in message:
         tasks.signal(message["signal"], message.get("step"))
     elif "end" in message:

@@ -43,6 +43,9 @@ def main(words: list[str]) -> int:
 
 def _srun(words: list[str], order: Mapping[str, Any], batch: SlurmBatchJob) -> int:
     asked = parse_srun(words)
+    if asked.options.get("mpi") == "list":
+        sys.stdout.write("MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\n")
+        return 0
     link = open_link(order["master"], order["port"], order["key"], {"step": True}, within_s=_DIAL_S)
     link.send({"argv": words, "env": dict(os.environ), "cwd": os.getcwd()})
     begun = link.receive()
