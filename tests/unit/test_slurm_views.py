@@ -9,6 +9,7 @@ from phalanx.cli.jobs.sbatch_script import exported_environment, script_mapping
 from phalanx.cli.slurm_views import main as views
 from phalanx.cli.slurm_views.arguments import parse_words
 from phalanx.cli.slurm_views.formats import parse_columns, parse_letters, parse_past_s, render_columns, render_letters
+from phalanx.cli.slurm_views.lists import print_lines
 from phalanx.cli.slurm_views.own_job import job_id, use_head_of_job
 from phalanx.cli.slurm_views.rows import (
     SQUEUE_TITLES,
@@ -204,3 +205,14 @@ def test_each_view_says_once_that_it_is_one(in_element, capsys):
         "scontrol: this is a view of Phalanx; its own command is `phalanx show JOB, phalanx nodes show NODE or phalanx update JOB`"
     ]
     assert sum("scontrol update x is not in this view" in line for line in said) == 2
+
+
+def test_a_job_of_another_user_does_not_control_the_terminal(capsys):
+    name = "\x1b]0;owned\x07a\nb"
+    print_lines(render_letters(*parse_letters("%i %j", SQUEUE_TITLES), [squeue_row(job(name=name), 0.0)], None))
+    print_lines(job_lines(job(name=name), 0.0))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert shown.splitlines()[0].startswith("17 ")
+    assert shown.splitlines()[1].startswith("JobId=17")

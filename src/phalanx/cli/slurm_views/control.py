@@ -94,7 +94,7 @@ def _show_hostnames(words: list[str]) -> int:
 
 
 def _show_jobs(numbers: list[str], *, one_line: bool) -> int:
-    from phalanx.cli.slurm_views.lists import find_jobs, jobs_of
+    from phalanx.cli.slurm_views.lists import find_jobs, jobs_of, print_lines
     from phalanx.cli.slurm_views.rows import job_lines
 
     head, now_s = connect(), time.time()
@@ -103,15 +103,16 @@ def _show_jobs(numbers: list[str], *, one_line: bool) -> int:
         jobs = find_jobs(head, {}, tuple(JobState))
     for job in jobs:
         lines = job_lines(job, now_s)
-        print(" ".join(line.strip() for line in lines) if one_line else "\n".join([*lines, ""]))
+        print_lines([" ".join(line.strip() for line in lines)] if one_line else [*lines, ""])
     return 0
 
 
 def _show_nodes(names: list[str]) -> int:
+    from phalanx.cli.slurm_views.lists import print_lines
     from phalanx.cli.slurm_views.rows import node_lines
 
     head = connect()
     wanted = [head.node(name) for name in names] if names else head.nodes()
     for node in wanted:
-        print("\n".join([*node_lines(node), ""]))
+        print_lines([*node_lines(node), ""])
     return 0

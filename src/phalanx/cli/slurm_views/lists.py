@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.connection import connect
@@ -19,6 +19,7 @@ from phalanx.cli.slurm_views.rows import (
     sinfo_rows,
     squeue_row,
 )
+from phalanx.cli.terminal import strip_control
 from phalanx.core.errors import NotFound
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.work.job import JobState
@@ -55,7 +56,7 @@ def squeue(words: list[str]) -> int:
     text = options.get("format") or (_SQUEUE_LONG if "long" in options else _SQUEUE)
     fields, rest = parse_letters(text, SQUEUE_TITLES)
     titles = None if "noheader" in options else SQUEUE_TITLES
-    _print(render_letters(fields, rest, [squeue_row(job, now_s) for job in jobs], titles))
+    print_lines(render_letters(fields, rest, [squeue_row(job, now_s) for job in jobs], titles))
     return 0
 
 
@@ -91,7 +92,7 @@ def sacct(words: list[str]) -> int:
     lines = render_columns(
         columns, [sacct_row(job, now_s) for job in jobs], titles="noheader" not in options, separator=separator
     )
-    _print([line + separator for line in lines] if "parsable" in options else lines)
+    print_lines([line + separator for line in lines] if "parsable" in options else lines)
     return 0
 
 
@@ -109,7 +110,7 @@ def sinfo(words: list[str]) -> int:
     fields, rest = parse_letters(options.get("format") or (_SINFO_NODES if each else _SINFO), SINFO_TITLES)
     states = {state.lower() for state in _words(options, "states")}
     rows = [row for row in sinfo_rows(nodes, queues, each=each) if not states or states & {row["t"], row["T"]}]
-    _print(render_letters(fields, rest, rows, None if "noheader" in options else SINFO_TITLES))
+    print_lines(render_letters(fields, rest, rows, None if "noheader" in options else SINFO_TITLES))
     return 0
 
 
@@ -173,6 +174,7 @@ def jobs_of(head: Client, number: str) -> list[JobView]:
     return elements
 
 
-def _print(lines: list[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines that hold names of other users' jobs, which must not control the terminal."""
     for line in lines:
-        print(line)
+        print(strip_control(line))
