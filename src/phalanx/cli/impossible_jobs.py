@@ -1,11 +1,21 @@
-"""Prints the waiting jobs that a change of the queues or nodes makes impossible."""
+"""Prints a change of the fleet, and the waiting jobs that it makes impossible."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from phalanx.cli.cells import count
+from phalanx.cli.list_output import to_json
+from phalanx.cli.terminal import strip_control
 from phalanx.wire.api.jobs import ImpossibleJobView
+from phalanx.wire.api.licences import LicenceChanged
+from phalanx.wire.api.pools import PoolRemoved
+
+
+def print_change(changed: LicenceChanged | PoolRemoved, text: str, *, as_json: bool) -> None:
+    """Print the text and these jobs; as JSON what the head replied."""
+    lines = impossible_lines(changed.impossible, changed.impossible_more, dry_run=False)
+    print(to_json(changed, indent=2) if as_json else strip_control("\n".join([text, *lines])))
 
 
 def impossible_lines(jobs: Sequence[ImpossibleJobView], more: int, *, dry_run: bool) -> Iterator[str]:

@@ -8,12 +8,12 @@ import click
 
 from phalanx.cli.command_groups import list_group
 from phalanx.cli.connection import connect
-from phalanx.cli.impossible_jobs import impossible_lines
-from phalanx.cli.list_output import ListView, show_list
+from phalanx.cli.impossible_jobs import print_change
+from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control
 from phalanx.core.work.extras import check_extra_name
-from phalanx.wire.api.licences import LicenceChanged, LicenceView
+from phalanx.wire.api.licences import LicenceView
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -41,7 +41,7 @@ def set_(name: str, seats: int, as_json: bool) -> None:
     """Set how many seats of a licence the whole fleet shares; adds the licence if it is new. Jobs keep the seats that they hold."""
     name = check_extra_name(name, key="licence")
     changed = connect().put_licence(name, seats)
-    _print_change(changed, f"licence {name} has {seats} seat{'' if seats == 1 else 's'}", as_json=as_json)
+    print_change(changed, f"licence {name} has {seats} seat{'' if seats == 1 else 's'}", as_json=as_json)
     if not as_json:
         print(strip_control(f"next: phalanx submit --resources {name}:1 ..."))
 
@@ -52,15 +52,7 @@ def set_(name: str, seats: int, as_json: bool) -> None:
 def remove(name: str, as_json: bool) -> None:
     """Remove a licence that no job holds."""
     name = check_extra_name(name, key="licence")
-    _print_change(connect().remove_licence(name), f"licence {name} is removed", as_json=as_json)
-
-
-def _print_change(changed: LicenceChanged, text: str, *, as_json: bool) -> None:
-    if as_json:
-        show_list(lambda: ListView(value=changed, lines=lambda _: ()), as_json=True, watch=False)
-        return
-    lines = impossible_lines(changed.impossible, changed.impossible_more, dry_run=False)
-    print(strip_control("\n".join([text, *lines])))
+    print_change(connect().remove_licence(name), f"licence {name} is removed", as_json=as_json)
 
 
 def _lines(found: list[LicenceView], screen: Terminal) -> list[str]:

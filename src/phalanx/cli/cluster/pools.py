@@ -11,7 +11,7 @@ import click
 from phalanx.cli import cells
 from phalanx.cli.command_groups import check_new, list_group
 from phalanx.cli.connection import connect
-from phalanx.cli.impossible_jobs import impossible_lines
+from phalanx.cli.impossible_jobs import print_change
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.option_types import DURATION
 from phalanx.cli.tables import Cell, Column, table
@@ -104,12 +104,7 @@ def show(name: str, as_json: bool, watch: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def remove(name: str, as_json: bool) -> None:
     """Release all nodes of a pool after their jobs were saved and moved, and remove the pool."""
-    removed = connect().remove_pool(name)
-    if as_json:
-        show_list(lambda: ListView(value=removed, lines=lambda _: ()), as_json=True, watch=False)
-        return
-    lines = impossible_lines(removed.impossible, removed.impossible_more, dry_run=False)
-    print(strip_control("\n".join([f"pool {name} releases its nodes and is then removed", *lines])))
+    print_change(connect().remove_pool(name), f"pool {name} releases its nodes and is then removed", as_json=as_json)
 
 
 def _price_per_h(text: str) -> float:
