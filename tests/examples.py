@@ -31,7 +31,7 @@ _STEP_S: Final = 180.0  # to the first step: TensorFlow on a loaded machine take
 _END_S: Final = 240.0
 
 
-class ExampleFailed(Exception):
+class ExampleFailed(AssertionError):
     """An example did not do what it should; the text has the job's last lines."""
 
 
@@ -152,17 +152,14 @@ def run_example(example: Example, shell: Shell) -> str:
     words = ("submit", "--quiet", "--retry", "1", "-e", f"PATH={path}", "--workdir", str(FOLDER / example.name))
     job = shell(*words, *example.options, "--", *example.command).stdout.strip()
     _await_step(shell, job)
-    _kill_one(shell, job, example.victim)
-    until_s = time.monotonic() + _END_S
-    found = shell.json("show", job)
-    while found["job"]["state"] in {"pending", "running"}:
-        if time.monotonic() > until_s:
-            raise ExampleFailed(f"{example.name}: job {job} does not end\n{_last_lines(shell('logs', job).stdout, 20)}")
-        time.sleep(0.5)
-        found = shell.json("show", job)
+    programs = shell.processes(example.victim, PHALANX_JOB_ID=job)
+    if not programs:
+        raise ExampleFailed(f"job {job} has no process that runs {example.victim}")
+    os.kill(programs[-1], signal.SIGKILL)  # the youngest is a rank
+    found = shell.until(job, "succeeded", "failed", "cancelled", "timeout", within_s=_END_S)
     said = str(shell("logs", job).stdout)
-    if found["job"]["state"] != "succeeded":
-        raise ExampleFailed(f"{example.name}: job {job} is {found['job']['state']}\n{_last_lines(said, 30)}")
+    if found["state"] != "succeeded":
+        raise ExampleFailed(f"{example.name}: job {job} is {found['state']}\n{_last_lines(said, 30)}")
     missing = [pattern for pattern in example.ends if not re.search(pattern, said)]
     if missing:
         raise ExampleFailed(f"{example.name}: the output lacks {missing}\n{_last_lines(said, 30)}")
@@ -176,24 +173,6 @@ def _await_step(shell: Shell, job: str) -> None:
         if state not in {"pending", "running"} or time.monotonic() > until_s:
             raise ExampleFailed(f"job {job} is {state} and made no step\n{_last_lines(shell('logs', job).stdout, 30)}")
         time.sleep(0.3)
-
-
-def _kill_one(shell: Shell, job: str, victim: str) -> None:
-    """Kill the youngest process of the job that runs the program: a rank."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                words, environ = (entry / "cmdline").read_bytes().split(b"\0"), (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            home = f"{shell.home}".encode()
-            runs = victim.encode() in words and b"python" in words[0]
-            if runs and f"\0PHALANX_JOB_ID={job}\0".encode() in b"\0" + environ and home in environ:
-                found.append(int(entry.name))
-    if not found:
-        raise ExampleFailed(f"job {job} has no process that runs {victim}")
-    os.kill(max(found), signal.SIGKILL)
 
 
 def _call(*words: str) -> None:
@@ -224,7 +203,7 @@ def main(names: Sequence[str]) -> int:
                 try:
                     run_example(example, shell)
                     print(f"{example.name}: ran, was killed once, and ended well", flush=True)
-                except (ExampleFailed, EnvironmentMissing) as error:
+                except (AssertionError, EnvironmentMissing) as error:
                     failed += 1
                     print(error, file=sys.stderr, flush=True)
         finally:

@@ -14,9 +14,11 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 
+from phalanx.node.processes.proctable import process_environment, read_table
 from tests import canaries
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -73,14 +75,24 @@ class Shell:
     def json(self, *words):
         return json.loads(self(*words, "--json").stdout)
 
-    def until(self, job, *states):
-        found = {}
-        for _ in range(600):
-            found = self.json("show", job)["job"]
-            if found["state"] in states:
-                return found
+    def until(self, job, *states, within_s=120.0):
+        limit_s = time.monotonic() + within_s
+        while (found := self.json("show", job)["job"])["state"] not in states:
+            assert time.monotonic() < limit_s, f"job {job} never became {states}: {found}"
             time.sleep(0.1)
-        raise AssertionError(f"job {job} never became {states}: {found}")
+        return found
+
+    def processes(self, word="", **variables):
+        """Pids of this cluster's processes with these variables and this word in their command line, the oldest first."""
+        home, found = os.fsencode(self.home), []
+        for row in sorted(read_table().values(), key=lambda row: row.started_ticks):
+            environment = process_environment(row.pid)
+            ours = any(home in value for value in environment.values())
+            if ours and all(environment.get(os.fsencode(name)) == value.encode() for name, value in variables.items()):
+                with contextlib.suppress(OSError):
+                    if not word or word.encode() in Path(f"/proc/{row.pid}/cmdline").read_bytes().split(b"\0"):
+                        found.append(row.pid)
+        return found
 
 
 @pytest.fixture(scope="module")

@@ -48,21 +48,6 @@ def eventually(condition):
     assert condition()
 
 
-def supervisor(phalanx):
-    """Its pid."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                environment = file.read()
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                command = file.read()
-        except OSError:
-            continue
-        if b"phalanx.app.node" in command and str(phalanx.home).encode() in environment:
-            return int(pid)
-    raise AssertionError("no supervisor")
-
-
 def test_two_projects_share_a_gpu_by_slices_and_a_third_job_waits(phalanx):
     first = phalanx("submit", "--quiet", "--gpus", "h100.3g.40gb", *WAITS).stdout.strip()
     phalanx("projects", "add", "nlp", "--member", phalanx.json("show", first)["job"]["user"])
@@ -94,7 +79,7 @@ def test_a_killed_supervisor_leaves_no_slice_and_the_job_gets_another(phalanx):
     job = phalanx("submit", "--quiet", "--gpus", "h100.4g.40gb", *WAITS).stdout.strip()
     phalanx.until(job, "running")
     assert slices(phalanx) == {("4g.40gb", 0)}
-    os.kill(supervisor(phalanx), signal.SIGKILL)
+    os.kill(phalanx.processes("phalanx.app.node")[0], signal.SIGKILL)
     eventually(
         lambda: (
             phalanx.json("show", job)["job"]["epoch"] == 2 and phalanx.json("show", job)["job"]["state"] == "running"
