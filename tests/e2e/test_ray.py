@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -103,12 +104,8 @@ def taken(address, environment):
 OTHER = """
 import sys, time, ray
 ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)
-@ray.remote(num_gpus=1, num_cpus=0)
-class Theirs:
-    def there(self):
-        return True
-theirs = Theirs.remote()
-ray.get(theirs.there.remote())
+from ray.util.placement_group import placement_group
+ray.get(placement_group([{"GPU": 1}]).ready())
 print("held", flush=True)
 time.sleep(600)
 """
@@ -116,7 +113,7 @@ time.sleep(600)
 
 @contextlib.contextmanager
 def somebody_elses_ray(token):
-    """A Ray node with three GPUs, one of them held by another user's actor; its address and environment."""
+    """A Ray node with three GPUs, one of them held by another user's placement group; its address, environment and that user's process."""
     folder = tempfile.mkdtemp(prefix="ray-")
     file = os.path.join(folder, "token")
     with open(file, "w", encoding="ascii") as out:
@@ -155,7 +152,7 @@ def somebody_elses_ray(token):
             )
             assert other.stdout is not None
             assert other.stdout.readline() == "held\n"
-            yield address, mine
+            yield address, mine, other
             other.kill()
             other.wait()
             other.stdout.close()
@@ -166,7 +163,7 @@ def somebody_elses_ray(token):
 
 def test_a_ray_cluster_that_is_there_is_used_beside_its_other_users(tmp_path, monkeypatch):
     token = "ab" * 32
-    with somebody_elses_ray(token) as (address, theirs):
+    with somebody_elses_ray(token) as (address, theirs, other):
         home = str(tmp_path / "home")
         environment = {**os.environ, "PHALANX_HOME": home, "HOME": str(tmp_path), **theirs}
 
@@ -196,16 +193,70 @@ def test_a_ray_cluster_that_is_there_is_used_beside_its_other_users(tmp_path, mo
         code, told, said = ours("up", "--engine", "ray", "--ray-address", address, "--port", str(free_port()))
         try:
             assert code == 0, said
-            assert "2 virtual devices" in told, told  # three, but one is another's
+            assert "3 virtual devices" in told, told
+            wait_until(
+                lambda: ours("nodes")[1].count("other users of the Ray cluster") == 1, "one of them is another's"
+            )
             assert list(taken(address, theirs).values()) == [3.0]
             code, told, said = ours(
                 "run", "--gpus", "2", "--", sys.executable, "-c", "import os; print('rank', os.environ['RANK'])"
             )
             assert code == 0, said
             assert sorted(line.split()[-1] for line in told.splitlines() if "rank " in line) == ["0", "1"], told
+            code, told, said = ours("submit", "--quiet", "--gpus", "1x3", "--", "sleep", "600")
+            assert code == 0, said
+            wide = told.split()[-1]
+            wait_until(
+                lambda: "1 in use outside Phalanx by other users of the Ray cluster" in ours("why", wide)[1], "it waits"
+            )
+            other.kill()  # with it ends its placement group
+            wait_until(lambda: state_of(ours, wide) == "running", "it starts on what they released")
+            ours("cancel", wide)
+            wait_until(lambda: state_of(ours, wide) is None, "it ends")
         finally:
             assert ours("down", "--cancel-jobs")[0] == 0
-        assert list(taken(address, theirs).values()) == [1.0], "what we held is given back, what is theirs stays"
+        assert list(taken(address, theirs).values()) == [0.0], "what we held is given back"
+
+
+def state_of(ours, job):
+    """Of its attempt; None while it has none."""
+    return json.loads(ours("show", job, "--json")[1])["job"]["attempt_state"]
+
+
+def test_a_killed_head_of_a_ray_cluster_of_others_is_named_as_the_cause(tmp_path, monkeypatch):
+    with somebody_elses_ray("ab" * 32) as (address, theirs, _):
+        environment = {**os.environ, "PHALANX_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), **theirs}
+
+        def ours(*words):
+            command = [sys.executable, "-m", "phalanx.app.cli", *words]
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+            )
+            return done.returncode, done.stdout, done.stderr
+
+        code, _, said = ours("up", "--engine", "ray", "--ray-address", address, "--port", str(free_port()))
+        assert code == 0, said
+        try:
+            job = ours("submit", "--quiet", "--gpus", "1", "--", "sleep", "600")[1].split()[-1]
+            wait_until(lambda: state_of(ours, job) == "running", "it runs")
+            port = address.rpartition(":")[2]
+            (head,) = [
+                pid
+                for pid in read_table()
+                if command_words(pid)[:1]
+                and command_words(pid)[0].endswith("/gcs_server")
+                and port in " ".join(command_words(pid))
+            ]
+            os.kill(head, signal.SIGKILL)
+            wait_until(
+                lambda: (
+                    f"the Ray head at {address} does not answer, and Ray ends its nodes without it" in ours("nodes")[1]
+                ),
+                "the node names its cause",
+            )
+            wait_until(lambda: state_of(ours, job) is None, "the attempt is over")
+        finally:
+            assert ours("down", "--cancel-jobs")[0] == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ in the lab

@@ -20,7 +20,7 @@ from phalanx.core.ids import NodeId
 from phalanx.engines.local import engine as local_engine
 from phalanx.engines.local import records
 from phalanx.engines.ray import engine, node_actor
-from phalanx.engines.ray.driver import RayDriver
+from phalanx.engines.ray.driver import RayDriver, _ActorState
 from phalanx.engines.ray.engine import RayEngine
 from phalanx.engines.ray.protocol import (
     DriverProblem,
@@ -399,3 +399,49 @@ def test_deaths_in_the_words_of_an_older_actor_have_no_name():
     assert _died(N0, {"supervisor_id": "n0-1", "why": "it died"}) == SupervisorDied(
         node_id=N0, why="it died", supervisor_id="n0-1"
     )
+
+
+# ---- a Ray cluster of others ------------------------------------------------------------------------------------------
+
+
+def test_gpus_that_others_released_are_taken_by_a_new_actor_once_the_node_is_idle(monkeypatch):
+    monkeypatch.setattr("phalanx.engines.ray.driver.free_gpus", lambda ray_id: 1.0)
+    monkeypatch.setattr("phalanx.engines.ray.driver.FREED_POLL_S", 0.0)
+    ray, told, started = PlayedRay({N0: 0.0}), Told(), []
+    driver = RayDriver(ray, told, queue.SimpleQueue())
+    driver._start_supervisor = lambda order, gpus=None: started.append((order, gpus))
+    actor = ray.actor(N0)
+    actor.poll = actor.release_if_idle = actor
+    order = StartSupervisor(node=ray_node(), spec=carried())
+    answers = [{"carrying": True, "deaths": [], "gpus": 1}, False, {"carrying": True, "deaths": [], "gpus": 1}, True]
+    ray.get = lambda reference, timeout=None: answers.pop(0)
+    state = driver._actors[N0] = _ActorState(order, actor, -60.0)
+    while answers:
+        assert started == [], "while a task runs there, nothing is replaced"
+        state.asked_s = -60.0
+        driver._poll_actor(N0, state, time.monotonic())
+    assert started == [(order, 2)], "what it held and what was released"
+    assert (ray.killed, driver._actors, told) == ([N0], {}, [])
+
+
+def test_a_lost_ray_head_of_others_is_reported_and_named_by_the_nodes_that_end_with_it(tmp_path, monkeypatch, caplog):
+    cluster = Harness("r: n0=4")
+    ray = made(tmp_path)
+    ray._on_message(NodesListed(nodes=[ray_node()]))
+    answers = [True, False, False, False, True]
+    monkeypatch.setattr(engine, "KEEP_EVERY_S", 0.0)
+    monkeypatch.setattr(engine, "LOSS_REPORTS_S", (0.0, 0.0))
+    monkeypatch.setattr(engine, "reachable", lambda address: answers.pop(0) if answers else not ray._ended.set())
+    ray.address = "10.0.0.1:6379"
+    ray._watch_others_cluster()
+    first, again = ray.observe()
+    assert (first, first.confirmed) == (again, False)
+    assert caplog.text.count("The Ray head at 10.0.0.1:6379 does not answer") == 1
+    cluster.turn([first])
+    assert cluster.world.nodes[N0].state == "up", "its lease decides"
+    cluster.kill_node("n0", silent=True)
+    while cluster.world.nodes[N0].state == "up":
+        cluster.run(1.0)
+    cluster.turn([again])
+    cluster.turn([again])
+    assert cluster.world.nodes[N0].down_cause.count("its lease expired; the Ray head at 10.0.0.1:6379 does not") == 1

@@ -15,6 +15,7 @@ Settings are environment variables. They are removed from the environment before
     PHALANX_NODE_SEAT     the seat of a supervisor that runs for one attempt (app.seat) and ends with it
     PHALANX_NODE_DEVICES  for a seat or a Ray node: the devices from the engine, as positions in the driver's list; virtual without a driver
     PHALANX_NODE_UNWATCHED  set if no engine of the head watches the supervisor: it reports to the head that it leaves
+    PHALANX_NODE_OUTSIDE  for a Ray node: positions in that list of the devices that others hold; PHALANX_NODE_OUTSIDE_BY: who
     PHALANX_HEAD_URL      the head's URL when the supervisor started; of several heads all URLs, separated by commas
     PHALANX_HEAD_FILE     a JSON file with "url" and "heads", read again when the head is unreachable
     PHALANX_HEAD_CA       the file with the head's CA certificate, if the head uses TLS
@@ -38,7 +39,7 @@ from typing import Final
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.mig import DeviceMig
-from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.fleet.node import NO_FOREIGN_USAGE, ForeignUsage, Node, NodeState
 from phalanx.core.fleet.virtual_devices import (
     MODEL_PREFIX,
     VIRTUAL_CPUS_MAX,
@@ -277,6 +278,7 @@ def _settings(
         nics=sysfs.nics(),
         extras=parse_extras(given.get("PHALANX_NODE_OFFERS", ""), key="PHALANX_NODE_OFFERS"),
         supervisor_account=accounts.supervisor_account,
+        foreign_usage=_foreign_usage(given),
     )
     access = HeadAccess(
         address=HeadAddress(
@@ -300,6 +302,12 @@ def _settings(
         accounts=accounts,
         slices=slices,
     )
+
+
+def _foreign_usage(given: Mapping[str, str]) -> ForeignUsage:
+    """Return the devices that other users of the node's engine held when the engine started the supervisor."""
+    places = tuple(int(word) for word in given.get("PHALANX_NODE_OUTSIDE", "").split(",") if word)
+    return ForeignUsage(devices=places, owners=(given["PHALANX_NODE_OUTSIDE_BY"],)) if places else NO_FOREIGN_USAGE
 
 
 def _head_uids(given: dict[str, str]) -> frozenset[int]:

@@ -202,6 +202,9 @@ def _node_dead(context: StepContext, dead: NodeDied) -> None:
     elif dead.confirmed:
         lose_node(context, dead.node_id, dead.why)
         context.lost[dead.node_id] = None  # if a supervisor still runs there (a late report), it must register first
+    elif node.state is NodeState.DOWN:
+        if dead.why not in node.down_cause:
+            context.change.put(replace(node, down_cause=f"{node.down_cause}; {dead.why}"))
     else:
         context.add_history(
             "node_silent", f"{dead.node_id}: {dead.why}; lost once its lease expires", node_id=dead.node_id

@@ -130,13 +130,13 @@ class LocalEngine:
             if node.id in self._watched:
                 continue
             watched = _Watched(node=node)
-            living = records.read(self._folder(node.id))
+            living = records.read(self.node_folder(node.id))
             if living is not None and alive(living.identity):
                 watched.living = living
                 _log.info("adopted the supervisor of %s, pid %d", node.id, living.identity.pid)
             elif living is not None:
                 self._sweep(living)
-                records.remove(self._folder(node.id))
+                records.remove(self.node_folder(node.id))
             self._watched[node.id] = watched
         return self.running_nodes()
 
@@ -245,7 +245,7 @@ class LocalEngine:
         if alive(living.identity):
             return
         self._sweep(living)
-        records.remove(self._folder(living.id))
+        records.remove(self.node_folder(living.id))
         with self._guard:
             watched.living, watched.process = None, None
             young = now_s - watched.started_s < START_ATTEMPT_S
@@ -273,7 +273,7 @@ class LocalEngine:
     # ---- starting and ending ------------------------------------------------------------------------------------------
 
     def _spawn(self, node: LocalNode) -> tuple[subprocess.Popen[bytes], StartedNode]:
-        folder = self._folder(node.id)
+        folder = self.node_folder(node.id)
         make_directory("local.spawn", folder)
         node_key = f"{node.id}-{secrets.token_hex(6)}"
         supervisor_id = SupervisorId(f"{node.id}-{secrets.token_hex(8)}")
@@ -349,7 +349,8 @@ class LocalEngine:
         self._sweep(living)
         if process is not None:
             process.poll()
-        records.remove(self._folder(living.id))
+        records.remove(self.node_folder(living.id))
 
-    def _folder(self, node_id: NodeId) -> str:
+    def node_folder(self, node_id: NodeId) -> str:
+        """Return the folder in which the node keeps its record, log and scratch."""
         return os.path.join(self.home, "nodes", node_id)

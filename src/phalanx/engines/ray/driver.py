@@ -38,12 +38,18 @@ from phalanx.engines.ray.render import actor_options
 NODES_POLL_S: Final = 0.5  # poll interval of Ray's list of nodes: one call to its head for any size
 ACTOR_POLL_S: Final = 0.5  # poll interval of each actor: one call that it answers from memory
 ACTOR_ANSWER_S: Final = 20.0  # after that an actor is asked again
+FREED_POLL_S: Final = (
+    5.0  # interval at which GPUs that others have released are looked for: one call for each node that lacks some
+)
 ACTOR_START_S: Final = 60.0  # an actor's process imports Ray and Phalanx: 1 to 3 s on an idle machine
 _ORDER_WAIT_S: Final = 0.1
 
 
 class _ActorState:
-    """One node's actor. `start_call` and `poll` are references of pending calls."""
+    """One node's actor. `start_call`, `pulse` and `growth_call` are references of pending calls; at most one of them is not None.
+
+    `growth_gpus`: how many GPUs it will hold if it can be replaced; `looked_s`: when it was last compared with what is free.
+    """
 
     def __init__(self, order: StartSupervisor, actor: Any, now_s: float) -> None:
         self.order, self.actor = order, actor
@@ -51,6 +57,9 @@ class _ActorState:
         self.asked_s = now_s
         self.pulse: Any = None
         self.start_call: Any = None
+        self.growth_call: Any = None
+        self.growth_gpus = 0
+        self.looked_s = now_s
 
 
 class _PendingRelease:
@@ -120,7 +129,8 @@ class RayDriver:
             case ReleaseNode(node_id=node_id):
                 self._begin_release(node_id)
 
-    def _start_supervisor(self, order: StartSupervisor) -> None:
+    def _start_supervisor(self, order: StartSupervisor, gpus: int | None = None) -> None:
+        """Start the node's supervisor. `gpus`: of a new actor; None for all that are free, because others use the same Ray cluster."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from phalanx.engines.ray.node_actor import NodeActor
@@ -128,9 +138,9 @@ class RayDriver:
         node = order.node
         state = self._actors.get(node.node_id)
         if state is None:
-            # GPUs in use belong to another user of the same Ray cluster.
-            gpus = float(int(min(node.gpus, free_gpus(node.ray_id))))
-            options = actor_options(node.node_id, node.ray_id, gpus)
+            if gpus is None:
+                gpus = int(min(node.gpus, free_gpus(node.ray_id)))
+            options = actor_options(node.node_id, node.ray_id, float(gpus))
             pin = NodeAffinitySchedulingStrategy(node.ray_id, soft=False)
             actor = self._ray.remote(NodeActor).options(**options, scheduling_strategy=pin).remote()
             state = self._actors[node.node_id] = _ActorState(order, actor, time.monotonic())
@@ -178,7 +188,7 @@ class RayDriver:
 
     def _poll_actor(self, node_id: NodeId, state: _ActorState, now_s: float) -> None:
         """Handle the actor's answer to the last call, or call it again. Never blocks."""
-        reference = state.start_call if state.start_call is not None else state.pulse
+        reference = next((one for one in (state.start_call, state.growth_call, state.pulse) if one is not None), None)
         if reference is None:
             if now_s - state.asked_s >= ACTOR_POLL_S:
                 state.asked_s, state.pulse = now_s, state.actor.poll.remote()
@@ -189,7 +199,9 @@ class RayDriver:
             if now_s - state.asked_s >= limit_s:
                 self._on_late_answer(node_id, state, limit_s)
             return
-        start_call, state.start_call, state.pulse, state.asked_s = state.start_call, None, None, now_s
+        start_call, growth_call = state.start_call, state.growth_call
+        state.start_call = state.growth_call = state.pulse = None
+        state.asked_s = now_s
         try:
             answer = self._ray.get(done[0])
         except Exception as error:  # noqa: BLE001  # Ray restarts the actor, or its node is dead
@@ -202,13 +214,39 @@ class RayDriver:
             if answer:
                 self._send(DriverProblem(text=answer, node_id=node_id))
             return
+        if growth_call is not None:
+            if answer:
+                self._replace_actor(node_id, state)
+            return
         for death in answer["deaths"]:
             self._send(_died(node_id, death))
         if not answer["carrying"]:
             self._call_start(state)  # Ray restarted the actor after its process died
+        elif now_s - state.looked_s >= FREED_POLL_S:
+            state.looked_s = now_s
+            self._take_freed_gpus(state, answer.get("gpus"))
+
+    def _take_freed_gpus(self, state: _ActorState, held: int | None) -> None:
+        """If others have released GPUs of this node since its actor started, ask the actor to stop, which it does while it is idle."""
+        node = state.order.node
+        if held is None or held >= int(node.gpus):
+            return
+        freed = int(min(node.gpus - held, free_gpus(node.ray_id)))
+        if freed > 0:
+            state.growth_gpus = held + freed
+            state.growth_call = state.actor.release_if_idle.remote()
+
+    def _replace_actor(self, node_id: NodeId, state: _ActorState) -> None:
+        """Start an actor that holds more GPUs, in place of one that has stopped its supervisor."""
+        self._ray.kill(state.actor)
+        del self._actors[node_id]
+        try:
+            self._start_supervisor(state.order, state.growth_gpus)
+        except Exception as error:  # noqa: BLE001  # an error of one node must not affect the others
+            self._send(DriverProblem(text=_error_line(error), node_id=node_id))
 
     def _on_late_answer(self, node_id: NodeId, state: _ActorState, limit_s: float) -> None:
-        state.start_call = state.pulse = None
+        state.start_call = state.growth_call = state.pulse = None
         state.asked_s = time.monotonic()
         if not state.reported:
             state.reported = True

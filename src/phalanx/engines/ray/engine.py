@@ -55,6 +55,8 @@ DRIVER_PAUSE_S: Final = 1.0  # before an ended driver is restarted; doubles up t
 DRIVER_PAUSE_MAX_S: Final = 15.0
 START_RETRY_S: Final = 10.0  # before a failed start of a supervisor is retried
 REACH_EVERY_S: Final = 0.25  # interval of connection tests to a Ray head
+# When a lost Ray head of others is reported, after its loss: at once for the history, and once leases have expired, as a node's cause.
+LOSS_REPORTS_S: Final = (0.0, 15.0)
 NODES_LISTED_S: Final = (
     15.0  # for a starting driver to list the Ray nodes: it imports Ray in 1 to 3 s on an idle machine
 )
@@ -126,7 +128,8 @@ class RayEngine:
         """Start Ray if the cluster is ours, and the driver; from then on every Ray node gets a supervisor."""
         if self._threads:
             return
-        for name, run in (("ray-cluster", self._run_cluster), ("ray-driver", self._run_drivers)):
+        keep = self._watch_others_cluster if self.cluster is None else self._run_cluster
+        for name, run in (("ray-cluster", keep), ("ray-driver", self._run_drivers)):
             thread = threading.Thread(target=run, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -210,6 +213,24 @@ class RayEngine:
             except (PhalanxError, OSError) as error:
                 _log.error("%s", error)
             self._ended.wait(KEEP_EVERY_S)
+
+    def _watch_others_cluster(self) -> None:
+        """Report a lost Ray head of a cluster that we do not run. A driver notices it late, and ends without a reason."""
+        why = f"the Ray head at {self.address} does not answer, and Ray ends its nodes without it"
+        lost_s: float | None = None
+        reports: list[float] = []
+        while not self._ended.wait(KEEP_EVERY_S):
+            if reachable(self.address):
+                lost_s = None
+                continue
+            if lost_s is None:
+                lost_s, reports = time.monotonic(), list(LOSS_REPORTS_S)
+                _log.error("%s; start that Ray cluster again at this address", why[0].upper() + why[1:])
+            if reports and time.monotonic() - lost_s >= reports[0]:
+                del reports[0]
+                self._events.extend(
+                    NodeDied(node_id=node_id, supervisor_id=None, why=why, confirmed=False) for node_id in self.nodes()
+                )
 
     def _run_drivers(self) -> None:
         pause_s = DRIVER_PAUSE_S
@@ -350,6 +371,7 @@ class RayEngine:
             virtual_devices=node.virtual_devices,
             address=node.address,
             cluster=self.cluster_id,
+            gpus=int(node.gpus),
         )
         self._started[node_id] = node.ray_id
         self._send(StartSupervisor(node=node, spec=what))

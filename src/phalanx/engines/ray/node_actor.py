@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from phalanx.engines.local import records
 from phalanx.engines.local.engine import LocalEngine
 from phalanx.engines.ray.options import ENGINE_NAME
 from phalanx.engines.ray.protocol import SupervisorSpec
 from phalanx.engines.ray.render import without_ray_variables
 from phalanx.node.files.private_files import write_private
+from phalanx.node.processes.proctable import process_environment, read_table
+from phalanx.node.processes.sweeps import node_role
 from phalanx.ports.engine import LocalNode
 
 FOLDER_VARIABLE = "PHALANX_RAY_FOLDER"  # set when we start a Ray node: the folder of its supervisor
@@ -37,11 +41,11 @@ class NodeActor:
             return self._start(msgspec.convert(given, SupervisorSpec))
 
     def poll(self) -> dict[str, Any]:
-        """Return whether a node is managed, and the deaths since the last call, each with its supervisor's id."""
+        """Return whether a node is managed, the deaths since the last call with their supervisors' ids, and the number of GPUs held."""
         if self._engine is None:
             return {"carrying": False, "deaths": []}
         deaths = [{"supervisor_id": death.supervisor_id, "why": death.why} for death in self._engine.observe()]
-        return {"carrying": True, "deaths": deaths}
+        return {"carrying": True, "deaths": deaths, "gpus": len(_assigned_devices())}
 
     def release(self) -> None:
         """Stop the supervisor and all its processes; none is left on return."""
@@ -49,6 +53,23 @@ class NodeActor:
             if self._engine is not None:
                 self._engine.close(keep_nodes=False)
                 self._engine = None
+
+    def release_if_idle(self) -> bool:
+        """Stop the supervisor if no task of a job runs here; return whether it is stopped.
+
+        A job that the head placed here in the same moment starts elsewhere, as after the death of a supervisor.
+        """
+        with self._guard:
+            if self._engine is None or self._spec is None:
+                return self._engine is None
+            living = records.read(self._engine.node_folder(self._spec.node_id))
+            if living is None or any(
+                node_role(process_environment(pid), living.node_key) == "task" for pid in read_table()
+            ):
+                return False
+            self._engine.close(keep_nodes=False)
+            self._engine = None
+            return True
 
     def _start(self, what: SupervisorSpec) -> str:
         self._spec = what
@@ -74,7 +95,9 @@ class NodeActor:
         return ""
 
     def _make_engine(self, folder: str, what: SupervisorSpec) -> LocalEngine:
-        devices = _assigned_devices()
+        held = _assigned_devices()
+        devices = node_devices(held, what.gpus, process_environment(os.getppid()))
+        outside = [place for place, device in enumerate(devices) if device not in held]
 
         def environment() -> dict[str, str]:
             assert self._spec is not None
@@ -83,11 +106,13 @@ class NodeActor:
                 found["PHALANX_HEAD_CA"] = os.path.join(folder, "ca.pem")
             if what.virtual_devices is None:
                 found["PHALANX_NODE_DEVICES"] = ",".join(map(str, devices))
+                found["PHALANX_NODE_OUTSIDE"] = ",".join(map(str, outside))
+                found["PHALANX_NODE_OUTSIDE_BY"] = "other users of the Ray cluster"
             return found
 
         engine = LocalEngine(
             home=folder,
-            own_nodes=[LocalNode(id=what.node_id, virtual_devices=0 if what.virtual_devices is None else len(devices))],
+            own_nodes=[LocalNode(id=what.node_id, virtual_devices=0 if what.virtual_devices is None else len(held))],
             environment=environment,
             token_of=lambda _: self._spec.token if self._spec else "",
             revive_after_s=REVIVE_AFTER_S,
@@ -99,6 +124,20 @@ class NodeActor:
 
 def _start_error(folder: str, what: SupervisorSpec, error: OSError) -> str:
     return f"{folder} on {what.node_id}: {error.strerror or error}"
+
+
+def node_devices(held: Sequence[int], gpus: int, raylet: Mapping[bytes, bytes]) -> list[int]:
+    """Return the indices of all GPUs of the Ray node, ascending, also of those that other users of the Ray cluster hold.
+
+    Args:
+        held: those that Ray assigned to us.
+        gpus: the number of GPUs of the Ray node.
+        raylet: the environment of the node's Ray daemon, which offers the GPUs that it may see, from the first.
+    """
+    visible = raylet.get(b"CUDA_VISIBLE_DEVICES", b"").split(b",")
+    known = [int(word) for word in visible] if all(word.isdigit() for word in visible) else list(range(gpus))
+    found = known[:gpus]
+    return sorted(found) if set(held) <= set(found) else sorted(held)
 
 
 def _assigned_devices() -> list[int]:

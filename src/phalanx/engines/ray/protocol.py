@@ -29,7 +29,10 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments with which an actor starts a supervisor. `environment` holds the head's URL; `cluster` is part of the folder's name."""
+    """Arguments with which an actor starts a supervisor. `environment` holds the head's URL; `cluster` is part of the folder's name.
+
+    `gpus`: number of GPUs of the Ray node, whoever holds them.
+    """
 
     node_id: NodeId
     token: str
@@ -38,6 +41,7 @@ class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
     virtual_devices: int | None
     address: str
     cluster: str
+    gpus: int = 0
 
 
 class RayJoin(msgspec.Struct, frozen=True, kw_only=True):
