@@ -113,13 +113,13 @@ redis-tools:
 	  $(APT_UPDATE) && $(APT_INSTALL) redis-server >/dev/null; \
 	else echo "redis-server is not here, and only root on Debian could install it: Ray with Redis is not tried." >&2; fi
 
-# Open MPI and its compiler wrapper, for the tests of MPI with a real program.
+# Open MPI and MPICH with their compiler wrappers, for the tests of MPI with a real program. `mpirun` stays Open MPI's.
 mpi-tools:
-	@command -v mpicc >/dev/null && command -v mpirun >/dev/null && exit 0; \
+	@command -v mpicc.openmpi >/dev/null && command -v mpicc.mpich >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "Installing openmpi-bin and libopenmpi-dev."; \
-	  $(APT_UPDATE) && $(APT_INSTALL) openmpi-bin libopenmpi-dev gcc >/dev/null; \
-	else echo "Open MPI is not here, and only root on Debian could install it: what needs it is skipped." >&2; fi
+	  echo "Installing openmpi-bin, libopenmpi-dev, mpich and libmpich-dev."; \
+	  $(APT_UPDATE) && $(APT_INSTALL) openmpi-bin libopenmpi-dev mpich libmpich-dev gcc >/dev/null; \
+	else echo "Open MPI or MPICH is not here, and only root on Debian could install it: what needs it is skipped." >&2; fi
 
 trace-tools:
 	@command -v strace >/dev/null && exit 0; \

@@ -153,6 +153,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_sbatch.py::test_torch_reduces_over_the_tasks_of_a_step",
     "tests/e2e/test_slurm.py",
     "tests/e2e/test_soak.py",
+    "tests/e2e/test_frameworks_on_engines.py",
     "tests/e2e/test_training_on_engines.py",
     "tests/e2e/test_wide.py",
     "tests/simulation/test_seeds.py::test_a_fixed_campaign_meets_every_edge_that_is_not_rare_and_every_fault_in_every_state",
@@ -394,6 +395,12 @@ SHARDS: tuple[Shard, ...] = (
         tests=("tests/e2e/test_training_on_engines.py",),
         sources=ENGINES,
         needs=("lab-tools", "slurm-tools", "ray"),
+    ),
+    Shard(
+        title="MPI, JAX and TensorFlow over two nodes, on every engine",
+        tests=("tests/e2e/test_frameworks_on_engines.py",),
+        sources=("node", "core/work", "engines"),
+        needs=("mpi-tools", "lab-tools", "slurm-tools", "ray"),
     ),
     Shard(
         title="images and packages",

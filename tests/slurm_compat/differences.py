@@ -104,6 +104,11 @@ ALLOWED: Final = (
         "Phalanx always names the devices that a process may use, also none; Slurm only for a job that requested GPUs",
         "CUDA_VISIBLE_DEVICES",
     ),
+    _allow(
+        Kind.EXTRA,
+        "virtual nodes share one host name, from which Open MPI derives the names of shared memory",
+        "OMPI_MCA_(btl|coll|btl_tcp_if_include|oob_tcp_if_include)",
+    ),
 )
 
 

@@ -12,7 +12,13 @@ from phalanx.core.state.commands import StartTasks
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.gang.job_link import NotInJob
 from phalanx.node.logic.environment import MemberFolders, NodeContext, rank_environment
-from phalanx.node.logic.mpi_variables import changed_variables, colon_hostfile, node_names, slots_hostfile
+from phalanx.node.logic.mpi_variables import (
+    changed_variables,
+    colon_hostfile,
+    node_names,
+    script_defaults,
+    slots_hostfile,
+)
 from phalanx.node.logic.rendezvous import port_was_in_use, side_port
 from phalanx.node.mpi.agent_main import split_words
 from phalanx.node.mpi.launch_order import LAUNCH_VARIABLE, LaunchOrder, order_to_json, read_launch_order
@@ -156,8 +162,9 @@ class Gang:
             )
             for rank in (0, 1)
         ]
-        self.files = [folder / f"launch-{order.node_rank}.json" for order in orders]
+        self.files = [folder / f"node-{order.node_rank}" / "launch.json" for order in orders]
         for file, order in zip(self.files, orders, strict=True):
+            file.parent.mkdir()
             file.write_text(order_to_json(order))
 
     def start(self, rank):
@@ -187,9 +194,10 @@ def test_launcher_starts_its_daemons_on_the_other_node_and_gets_their_output_and
 
 @pytest.mark.slow
 @pytest.mark.serial
-def test_a_daemon_that_starts_further_ones_passes_on_exports_but_not_its_own_devices(tmp_path):
+def test_a_daemon_that_starts_further_ones_passes_on_exports_but_not_its_own_devices_or_folder(tmp_path):
     agent = f"{sys.executable} -I -m phalanx.node.mpi.agent_main"
-    show = "echo $EXPORTED $CUDA_VISIBLE_DEVICES $(basename $PHALANX_LAUNCH)"
+    # Found live: Open MPI names its agent in the daemon's command, by a path that the other server does not have.
+    show = f"echo $EXPORTED $CUDA_VISIBLE_DEVICES {tmp_path}/node-0/agent"
     script = (
         f"export EXPORTED=yes; {agent} n1 '{show}; {agent} n0 \"echo from n1: \\$EXPORTED \\$CUDA_VISIBLE_DEVICES\"'"
     )
@@ -197,7 +205,7 @@ def test_a_daemon_that_starts_further_ones_passes_on_exports_but_not_its_own_dev
     second, first = gang.start(1), gang.start(0)
     said, errors = first.communicate(timeout=60)
     second.communicate(timeout=60)
-    assert said.splitlines() == ["yes GPU-1 launch-1.json", "from n1: yes GPU-0"], errors
+    assert said.splitlines() == [f"yes GPU-1 {tmp_path}/node-1/agent", "from n1: yes GPU-0"], errors
 
 
 @pytest.mark.slow
@@ -247,3 +255,20 @@ def test_order_of_another_program_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv(LAUNCH_VARIABLE, str(tmp_path / "order"))
     with pytest.raises(NotInJob, match="not in an MPI job of Phalanx"):
         read_launch_order()
+
+
+def test_launchers_in_a_batch_script_give_each_node_its_own_devices(tmp_path):
+    """Found live: Hydra gave the ranks of the second node the first one's devices, and Open MPI's ranks of two virtual nodes crashed."""
+    assert script_defaults(["10.0.0.1"]) == {}
+    assert script_defaults(["10.0.0.1", "10.0.0.2"]) == {"HYDRA_ENV": "none", "I_MPI_HYDRA_ENV": "none"}
+    assert (
+        script_defaults(["127.0.0.1", "127.0.0.1"]).items() >= {"HYDRA_ENV": "none", "OMPI_MCA_btl": "self,tcp"}.items()
+    )
+    job = mpi_job()
+    script = replace(
+        job,
+        spec=replace(
+            job.spec, slurm=(("tasks_per_node", "2"),), role=replace(job.spec.role, launch=LaunchMode.PER_NODE)
+        ),
+    )
+    assert env_of(script)["HYDRA_ENV"] == "none"

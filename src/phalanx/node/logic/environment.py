@@ -22,7 +22,7 @@ from phalanx.core.work.share import MILLI_PER_DEVICE
 from phalanx.core.work.spec import LaunchMode
 from phalanx.node.logic import local_copies
 from phalanx.node.logic.jax_variables import jax_detected_variables, jax_rank_variables
-from phalanx.node.logic.mpi_variables import mpi_defaults
+from phalanx.node.logic.mpi_variables import mpi_defaults, script_defaults
 from phalanx.node.logic.rank_variables import RANK_VARIABLES, address_with_port
 from phalanx.node.logic.tf_config import tf_config
 from phalanx.wire.rank import (
@@ -332,6 +332,8 @@ def _defaults(prepare: PrepareTasks, start: StartTasks, grant: NodeGrant, node: 
             colon_file=folders.colon_hostfile,
             root=node.root,
         )
+    if prepare.spec.slurm:
+        variables |= script_defaults(prepare.addresses)
     return variables
 
 

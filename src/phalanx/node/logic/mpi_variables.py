@@ -6,7 +6,7 @@ process manager (HYDRA_*), Intel MPI 2021 developer reference, "Hydra Environmen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from phalanx.core.state.commands import PrepareTasks
@@ -96,6 +96,15 @@ def mpi_defaults(prepare: PrepareTasks, *, agent: str, slots_file: str, colon_fi
     return variables
 
 
+def script_defaults(addresses: Sequence[str]) -> dict[str, str]:
+    """Return the defaults of an `#SBATCH` script's environment, whose launchers start their daemons by `srun`; a job may override them."""
+    if len(addresses) == 1:
+        return {}
+    return _OWN_VARIABLES | (VIRTUAL_NODES if all(address.startswith(_LOOPBACK) for address in addresses) else {})
+
+
+# Else Hydra gives all ranks the variables of the first node, also its devices. The agent, or srun, passes on what the job exports.
+_OWN_VARIABLES: Final = {"HYDRA_ENV": "none", "I_MPI_HYDRA_ENV": "none"}
 VIRTUAL_NODES: Final = {
     # Virtual nodes have one host name, from which Open MPI derives the names of shared memory: ranks of two nodes would use the same.
     "OMPI_MCA_btl": "self,tcp",
@@ -116,11 +125,9 @@ def _agent_variables(agent: str) -> dict[str, str]:
         "PRTE_MCA_prte_leave_session_attached": "1",
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": agent,
-        # Else Hydra gives all ranks the variables of the first node, also its devices. The agent passes on what the job exports.
-        "HYDRA_ENV": "none",
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
         "I_MPI_HYDRA_BOOTSTRAP_EXEC": agent,
-        "I_MPI_HYDRA_ENV": "none",
+        **_OWN_VARIABLES,
     }
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from phalanx.node.gang.job_link import JobLink, LinkClosed, NotInJob, open_link
 from phalanx.node.logic.mpi_variables import changed_variables
-from phalanx.node.mpi.launch_order import LAUNCH_STEP, read_launch_order, read_start_environment
+from phalanx.node.mpi.launch_order import LAUNCH_STEP, launch_folder, read_launch_order, read_start_environment
 
 _DIAL_S: Final = 10.0
 _SSH_FAILED: Final = 255  # as ssh's own errors
@@ -35,7 +35,8 @@ def main(words: Sequence[str]) -> int:
         link = open_link(order.master, order.port, order.key, {"agent": order.node_rank}, within_s=_DIAL_S)
         # Only what the job exported: the other node has devices, paths and an agent of its own.
         exported = changed_variables(read_start_environment(), os.environ)
-        link.send({"host": host, "command": command, "env": exported, "cwd": os.getcwd()})
+        folder = launch_folder()
+        link.send({"host": host, "command": command, "folder": folder, "env": exported, "cwd": os.getcwd()})
         return _follow(link)
     except (NotInJob, LinkClosed) as error:
         _complain(f"cannot start on {host}: {error}")

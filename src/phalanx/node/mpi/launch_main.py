@@ -20,7 +20,13 @@ from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
 from phalanx.node.gang.gang_host import JOIN_S, GangHost, serve_gang_node
 from phalanx.node.gang.job_link import JobLink, LinkClosed, NotInJob
 from phalanx.node.gang.step_tasks import StepTasks, shell_exit_code
-from phalanx.node.mpi.launch_order import LAUNCH_STEP, LaunchOrder, read_launch_order, write_start_environment
+from phalanx.node.mpi.launch_order import (
+    LAUNCH_STEP,
+    LaunchOrder,
+    launch_folder,
+    read_launch_order,
+    write_start_environment,
+)
 
 _OPEN_MPI_DAEMON: Final = re.compile(r"(^|[/;\s])(orted|prted)\s")
 _VERSION_S: Final = 10.0  # milliseconds, unless the disk hangs
@@ -65,14 +71,16 @@ def _handle(tasks: StepTasks, message: dict[str, Any], order: LaunchOrder) -> No
     if "run" in message:
         asked = message["run"]
         cwd = asked["cwd"] if os.path.isdir(asked["cwd"]) else order.workdir
+        # Open MPI repeats its settings in the daemon's command: the path of the agent is that of the asking node.
+        command = asked["command"].replace(asked["folder"], launch_folder())
         # bash, as dash would unblock signals. This node's own variables, with its own devices and paths, and what the job's script exported.
         task = {
             "task": 0,
-            "argv": ["bash", "-c", asked["command"]],
+            "argv": ["bash", "-c", command],
             "env": {**os.environ, **asked["env"]},
             "cwd": cwd,
         }
-        with _stop_signal_blocked(when=_OPEN_MPI_DAEMON.search(asked["command"]) is not None):
+        with _stop_signal_blocked(when=_OPEN_MPI_DAEMON.search(command) is not None):
             tasks.start(message["step"], [task])
     elif "signal" in message:
         tasks.signal(message["signal"], message["step"])
@@ -182,6 +190,7 @@ class _Launcher:
         run = {
             "command": str(asked["command"]),
             "cwd": str(asked["cwd"]),
+            "folder": str(asked["folder"]),
             "env": asked["env"],
         }
         self._send(rank, {"step": number, "run": run}, number)

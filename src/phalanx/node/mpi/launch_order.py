@@ -75,6 +75,11 @@ def read_start_environment() -> dict[str, str]:
         raise NotInJob(f"not in an MPI job of Phalanx ({error})") from error
 
 
+def launch_folder() -> str:
+    """Return the attempt's folder on this node, which holds the launch agent and the host files."""
+    return os.path.dirname(os.environ[LAUNCH_VARIABLE])
+
+
 def read_launch_order() -> LaunchOrder:
     """Return this node's order.
 
