@@ -294,6 +294,83 @@ def test_supervisor_that_is_killed_leaves_no_container_once_the_next_is_there(wo
     until(lambda: world.left() == [], "nothing is left")
 
 
+def submitted(world, text, *words):
+    (world.work / "job.sh").write_text(text)
+    return world("submit", "--quiet", *words, "job.sh").stdout.strip()
+
+
+def ended(world, job):
+    until(lambda: world.json("show", job)["job"]["state"] in {"succeeded", "failed", "cancelled"}, f"job {job} ends")
+    return world("logs", job).stdout
+
+
+STEP = f"srun --container-image={IMAGE}"
+
+
+def test_steps_of_a_script_run_in_the_image_with_the_jobs_folders_and_variables(world):
+    (world.work / "beside.txt").write_text("beside\n")
+    (world.work / "data").mkdir(exist_ok=True)
+    (world.work / "data" / "in.txt").write_text("mounted\n")
+    text = f"""#!/bin/bash
+#SBATCH -n 2
+export MANY=$'x\\ny'
+{STEP} --label sh -c 'cat /made-by beside.txt; echo "$SLURM_PROCID $MANY"; echo kept >"$PHALANX_OUTPUT_DIR/step-$SLURM_PROCID"'
+{STEP} -n 1 --container-mounts={world.work}/data:/mnt/data:ro sh -c 'cat /mnt/data/in.txt; touch /mnt/data/x || echo read only'
+{STEP} -n 1 sh -c 'grep -e NoNewPrivs -e CapBnd /proc/self/status; readlink /proc/self/ns/net'
+readlink /proc/self/ns/net
+{STEP} -n 1 sh -c 'exit 7'; echo "code $?"
+{STEP} -n 1 sh -c no-such-program; echo "code $?"
+"""
+    job = submitted(world, text)
+    lines = ended(world, job).splitlines()
+    for rank in range(2):
+        assert {f"{rank}: the image", f"{rank}: beside", f"{rank}: {rank} x", f"{rank}: y"} <= set(lines)
+    assert {"mounted", "read only", "NoNewPrivs:\t1", "code 7", "code 127"} <= set(lines), lines
+    bound = next(line.split()[1] for line in lines if line.startswith("CapBnd"))
+    assert int(bound, 16) < (1 << 32), "podman's own short list of capabilities"
+    assert len({line for line in lines if line.startswith("net:")}) == 1, "the network is the node's"
+    world("get", job, "outputs")
+    assert {"step-0", "step-1"} <= set(os.listdir(world.work / "outputs"))
+    assert world.left() == []
+
+
+def test_a_script_with_an_image_runs_in_it_itself(world):
+    (world.work / "beside.txt").write_text("beside\n")
+    text = f'#!/bin/sh\n#SBATCH --container-image={IMAGE}\ncat /made-by beside.txt; echo "$SLURM_JOB_ID $1"; exit 3\n'
+    (world.work / "job.sh").write_text(text)
+    job = world("submit", "--quiet", "job.sh", "word").stdout.strip()
+    assert ended(world, job) == f"the image\nbeside\n{job} word\n"
+    assert world.json("show", job)["job"]["state"] == "failed"
+    assert world.left() == []
+
+
+def test_a_step_whose_srun_is_killed_leaves_no_container_while_the_script_goes_on(world):
+    text = f"""#!/bin/bash
+#SBATCH -n 1
+{STEP} sh -c 'trap "" TERM; echo ready; while true; do sleep 1; done' & srun=$!
+while [ -z "$(podman ps --quiet)" ]; do sleep 0.2; done
+kill -KILL $srun; wait
+while [ -n "$(podman ps --all --quiet)" ]; do sleep 0.2; done
+echo gone; exec sleep 3000
+"""
+    job = submitted(world, text)
+    until(lambda: "gone" in world("logs", job).stdout, "its container is gone")
+    assert world.left() == []
+    world("cancel", job)
+    ended(world, job)
+
+
+def test_cancel_of_a_script_leaves_no_container_of_its_steps(world):
+    job = submitted(
+        world, f"#!/bin/bash\n#SBATCH -n 1\n{STEP} sh -c 'trap \"\" TERM; echo ready; while true; do sleep 1; done'\n"
+    )
+    until(lambda: "ready" in world("logs", job).stdout, "the step runs")
+    assert len(world.podman("ps", "--quiet").split()) == 1
+    world("cancel", job)
+    ended(world, job)
+    until(lambda: world.left() == [], "nothing is left")
+
+
 def test_image_that_nobody_has_fails_the_job_in_one_line(world):
     done = world("run", "--image", "no-registry-here/px-none:1", "--", "true", code=1)
     assert "image no-registry-here/px-none:1 cannot be pulled: " in done.stderr

@@ -1,8 +1,13 @@
 """What an srun line asks for, how its tasks are laid out, and the SLURM_* variables that scripts and tasks see."""
 
+import json
+from dataclasses import asdict, replace
+
 import pytest
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.work.spec import JobSpec, Role
+from phalanx.node.logic.images import ContainerSettings, InstalledRuntime, RuntimeKind, podman_run_options
 from phalanx.node.logic.slurm_variables import (
     SlurmBatchJob,
     SlurmBatchNode,
@@ -19,7 +24,7 @@ from phalanx.node.logic.srun_options import (
     plan_step,
     step_hostname,
 )
-from phalanx.node.logic.step_containers import container_command
+from phalanx.node.logic.step_containers import StepContainers, container_start, runs_images
 from phalanx.node.slurm_compat.script_tools import with_tools_after_profile
 
 
@@ -226,21 +231,82 @@ def test_no_other_script_is_changed(first):
     assert with_tools_after_profile(text, "/scratch") == text
 
 
-def in_image(image, runtimes=("apptainer", "podman"), gpus=False, **options):
+SETTINGS = ContainerSettings(
+    image="",
+    name="phalanx-7.1.0.k",
+    owner="boot/1/2/3",
+    workdir="/work",
+    uid=1000,
+    gid=1000,
+    mounts=("/scratch/7.1", "/work"),
+    folder="/scratch/7.1",
+    nofile=(1024, 4096),
+    processes=(100, 100),
+)
+
+
+def started(image, runtimes=("apptainer", "podman"), gpus=(), cwd="/work", unavailable=(), **options):
     asked = {"container-image": image, **{name.replace("_", "-"): value for name, value in options.items()}}
-    paths = {name: f"/usr/bin/{name}" for name in runtimes}
-    return " ".join(container_command(asked, paths, ["python", "x.py"], folder="/work", home="/home/me", gpus=gpus))
+    there = tuple(InstalledRuntime(kind=RuntimeKind(name), path=f"/usr/bin/{name}") for name in runtimes)
+    offer = StepContainers(settings=SETTINGS, runtimes=there, unavailable=dict(unavailable))
+    argv = ["python", "x.py"]
+    offer = StepContainers.from_json(json.loads(json.dumps(asdict(offer))))  # as it comes to the batch process
+    return container_start(asked, offer, argv, task="step-0.1", cwd=cwd, home="/home/me", gpus=gpus)
+
+
+def in_image(image, **given):
+    return " ".join(started(image, **given).argv)
+
+
+OURS = "--bind /scratch/7.1:/scratch/7.1 --bind /work:/work"
 
 
 def test_a_task_in_an_image_is_started_by_the_runtime_of_the_node():
-    assert container_command({}, {}, ["python"], folder="/", home="/", gpus=False) == ("python",)
-    assert in_image("torch.sqsh") == "/usr/bin/apptainer exec --no-home /work/torch.sqsh python x.py"
-    assert in_image("/i/t.sqsh", gpus=True, container_mounts="/data,/a:/b:ro", container_workdir="/b") == (
-        "/usr/bin/apptainer exec --nv --no-home --bind /data:/data --bind /a:/b:ro --pwd /b /i/t.sqsh python x.py"
+    assert started("").argv == ("python", "x.py")
+    assert (
+        in_image("torch.sqsh") == f"/usr/bin/apptainer exec --no-home {OURS} --pwd /work /work/torch.sqsh python x.py"
+    )
+    assert in_image("/i/t.sqsh", gpus=["GPU-1"], container_mounts="/data,/a:/b:ro", container_workdir="/b") == (
+        f"/usr/bin/apptainer exec --nv --no-home {OURS} --bind /data:/data --bind /a:/b:ro --pwd /b /i/t.sqsh python x.py"
     )
     assert "docker://nvcr.io/nvidia/pytorch:24.05 python" in in_image("nvcr.io#nvidia/pytorch:24.05")
-    assert "--env-host" in in_image("docker://python:3.11", runtimes=("podman",))
     assert "--bind /home/me:/home/me" in in_image("a.sqsh", container_mount_home="")
+    assert "--pwd" not in in_image("a.sqsh", cwd="/elsewhere"), "a folder that the image does not have"
+
+
+def test_podman_contains_a_step_as_it_contains_a_job_with_an_image():
+    podman = InstalledRuntime(kind=RuntimeKind.PODMAN, path="/usr/bin/podman")
+    start = started(
+        "docker://python:3.11", runtimes=("podman",), gpus=["GPU-1"], container_mounts="/work:/work:ro,/a:/b"
+    )
+    own = replace(SETTINGS, gpus=("GPU-1",), mounts=("/scratch/7.1",))  # the user's own mount of /work counts more
+    contained = podman_run_options(podman, own, "step-0.1")
+    assert {"--cgroups=disabled", "--security-opt=no-new-privileges", "--user=1000:1000"} < set(contained)
+    assert start.argv == (
+        *contained,
+        "--env-host",
+        "--volume=/work:/work:ro",
+        "--volume=/a:/b",
+        "--workdir=/work",
+        "docker.io/python:3.11",
+        "python",
+        "x.py",
+    )
+    assert start.container == "phalanx-7.1.0.k-step-0.1"
+    assert start.removal == ("/usr/bin/podman", "rm", "--force", "--time=0", "--ignore", start.container)
+    assert "localhost/a:1" in started("localhost/a:1", runtimes=("podman",)).argv
+
+
+def test_a_script_that_names_an_image_gets_what_rootless_podman_needs():
+    def runs(script, **spec):
+        return runs_images(JobSpec(name="x", workdir="/", role=Role(script=script), **spec))
+
+    batch = (("key", "k"),)
+    assert runs("srun --container-image=x true", slurm=batch)
+    assert runs("true", slurm=(*batch, ("container", "{}")))
+    assert runs("true", image="x")
+    assert not runs("srun true", slurm=batch)
+    assert not runs("echo --container-image"), "no batch script"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +315,14 @@ def test_a_task_in_an_image_is_started_by_the_runtime_of_the_node():
 )
 def test_a_node_that_cannot_run_the_image_says_so(image, runtimes, why):
     with pytest.raises(BadRequest, match=why):
-        in_image(image, runtimes)
+        in_image(image, runtimes=runtimes)
+
+
+def test_a_runtime_that_cannot_be_used_on_this_node_says_why():
+    why = "podman has no CDI specification"
+    with pytest.raises(BadRequest, match=why):
+        in_image("a", runtimes=("podman",), unavailable={"podman": why})
+    assert "apptainer" in in_image("a", unavailable={"podman": why})
 
 
 @pytest.mark.parametrize(

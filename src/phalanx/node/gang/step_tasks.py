@@ -80,7 +80,10 @@ class StepTasks:
         self._live: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
 
     def start(self, step: int, tasks: list[dict[str, Any]]) -> None:
-        """Start tasks of a step, each {"task", "argv", "env", "cwd"}, and perhaps {"descriptors"} that it inherits."""
+        """Start tasks of a step, each {"task", "argv", "env", "cwd"}.
+
+        Perhaps with "descriptors" that it inherits, and "if_killed": a command that ends what outlives the process's SIGKILL.
+        """
         for one in tasks:
             self._start(step, one)
 
@@ -129,17 +132,24 @@ class StepTasks:
         with self._lock:
             self._live[step, task] = process
         threading.Thread(
-            target=self._attend, args=(step, task, process), name=f"step-{step}.{task}", daemon=True
+            target=self._attend,
+            args=(step, task, process, one.get("if_killed", ())),
+            name=f"step-{step}.{task}",
+            daemon=True,
         ).start()
 
-    def _attend(self, step: int, task: int, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        errors = threading.Thread(target=self._copy, args=(step, task, 2, process.stderr), daemon=True)
-        errors.start()
-        self._copy(step, task, 1, process.stdout)
-        errors.join()
+    def _attend(self, step: int, task: int, process: subprocess.Popen[bytes], if_killed: Sequence[str]) -> None:
+        copies = [
+            threading.Thread(target=self._copy, args=(step, task, out, pipe), daemon=True)
+            for out, pipe in ((1, process.stdout), (2, process.stderr))
+        ]
+        for copy in copies:
+            copy.start()
         code = process.wait()
+        if if_killed and code == -signal.SIGKILL:  # before the end of the output, which may still be open
+            subprocess.run(list(if_killed), stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        for copy in copies:
+            copy.join()
         with self._lock:
             self._live.pop((step, task), None)
         self._report_exit(step, task, shell_exit_code(code))

@@ -283,10 +283,26 @@ def command_exit(code: int | None, signal: int | None) -> tuple[int | None, int 
 def _podman_run(
     runtime: InstalledRuntime, what: ContainerSettings, task: str, argv: tuple[str, ...], variables: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Source: podman-run(1), 4.3. Without a daemon and with `--cgroups=disabled` all processes stay below the keeper and in its cgroup."""
+    own = _own_variables(runtime, variables)
+    return (
+        *podman_run_options(runtime, what, task),
+        "--pull=never",
+        f"--workdir={what.workdir}",
+        *([f"--env-file={_path_of_variables(what, task)}"] if own else []),
+        # By name, so that a value with several lines stays one value.
+        *(f"--env={name}" for name in sorted(variables) if name not in own),
+        what.image,
+        *argv,
+    )
+
+
+def podman_run_options(runtime: InstalledRuntime, what: ContainerSettings, task: str) -> tuple[str, ...]:
+    """Return `podman run` with the options of every container of a job: they keep it in the job's limits, account and folders.
+
+    Source: podman-run(1), 4.3. Without a daemon and with `--cgroups=disabled` all processes stay below the keeper and in its cgroup.
+    """
     # Root's containers run as root; for any other user a user namespace maps them to themselves, with their own groups.
     user = [f"--user={what.uid}:{what.gid}", *(["--userns=keep-id", "--group-add=keep-groups"] if what.uid else [])]
-    own = _own_variables(runtime, variables)
     return (
         runtime.path,
         "run",
@@ -296,7 +312,6 @@ def _podman_run(
         "--cgroups=disabled",
         "--network=host",
         "--ipc=host",
-        "--pull=never",
         "--http-proxy=false",
         "--log-driver=passthrough",
         "--security-opt=no-new-privileges",
@@ -306,16 +321,15 @@ def _podman_run(
         *([f"--init-path={runtime.init}", "--init"] if runtime.init else []),
         f"--ulimit=nofile={what.nofile[0]}:{what.nofile[1]}",
         f"--ulimit=nproc={what.processes[0]}:{what.processes[1]}",
-        f"--workdir={what.workdir}",
         *(f"--mount=type=bind,source={path},target={path},bind-propagation=rslave" for path in what.mounts),
         *(f"--device=nvidia.com/gpu={uuid}" for uuid in what.gpus),
         *(f"--device={path}" for path in what.devices),
-        *([f"--env-file={_path_of_variables(what, task)}"] if own else []),
-        # By name, so that a value with several lines stays one value.
-        *(f"--env={name}" for name in sorted(variables) if name not in own),
-        what.image,
-        *argv,
     )
+
+
+def podman_remove_command(program: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that kills and removes containers; those that do not exist are no error."""
+    return (program, "rm", "--force", "--time=0", "--ignore", *names)
 
 
 def _apptainer_exec(runtime: InstalledRuntime, what: ContainerSettings, argv: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
 from phalanx.core.errors import BadRequest
+from phalanx.core.work.spec import JobSpec
+from phalanx.node.logic.images import (
+    ContainerSettings,
+    InstalledRuntime,
+    RuntimeKind,
+    container_name,
+    podman_remove_command,
+    podman_run_options,
+)
 
 CONTAINER_OPTIONS: Final[Mapping[str, str]] = {
     "container-image": "the tasks run in this image",
@@ -28,79 +38,150 @@ CONTAINER_FLAGS: Final[Mapping[str, str]] = {
     "no-container-entrypoint": "the default",
     "container-entrypoint": "accepted: the command runs without the image's entry point",
 }
-CONTAINER_RUNTIMES: Final = ("apptainer", "singularity", "podman")
-"""Programs that can run images, in order of preference: the first also runs the squashfs files that pyxis users have."""
+STEP_RUNTIMES: Final = (RuntimeKind.APPTAINER, RuntimeKind.SINGULARITY, RuntimeKind.PODMAN)
+"""Programs that can run images, in order of preference: the first two also run the squashfs files that pyxis users have."""
 _REMOTE: Final = re.compile(r"(?:docker://)?(?:[^@/#]+@)?(?:([^#/]+)#)?(.+)")
 
 
-def container_command(
-    options: Mapping[str, str], runtimes: Mapping[str, str], argv: Sequence[str], *, folder: str, home: str, gpus: bool
-) -> tuple[str, ...]:
-    """Return the command that runs `argv` in the image of the options; `argv` itself without an image.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContainers:
+    """What a node offers to the steps of a script.
+
+    Attributes:
+        settings: of each container; its image is the step's.
+        runtimes: the installed ones of STEP_RUNTIMES, in this order.
+        unavailable: why a kind of runtime cannot be used here.
+    """
+
+    settings: ContainerSettings
+    runtimes: tuple[InstalledRuntime, ...]
+    unavailable: Mapping[str, str]
+
+    @property
+    def notes(self) -> str:
+        """The folder with an empty file for each podman container that was started, under its name."""
+        return f"{self.settings.folder}/step-containers"
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return it from the values that `dataclasses.asdict` and JSON make of it."""
+        settings: dict[str, Any] = {
+            name: tuple(one) if isinstance(one, list) else one for name, one in values["settings"].items()
+        }
+        runtimes = tuple(InstalledRuntime(**{**one, "kind": RuntimeKind(one["kind"])}) for one in values["runtimes"])
+        return cls(settings=ContainerSettings(**settings), runtimes=runtimes, unavailable=values["unavailable"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerStart:
+    """How a task starts. `container`: the name of its podman container, "" without one; `removal`: the command that kills and removes it."""
+
+    argv: tuple[str, ...]
+    container: str = ""
+    removal: tuple[str, ...] = ()
+
+
+def runs_images(spec: JobSpec) -> bool:
+    """Whether a job's processes start containers: it has an image, or its batch script names one. Rootless podman needs privileges for it."""
+    options = dict(spec.slurm)
+    return bool(spec.image or options.get("container")) or (bool(options) and "--container-image" in spec.role.script)
+
+
+def container_start(
+    options: Mapping[str, str],
+    offer: StepContainers,
+    argv: Sequence[str],
+    *,
+    task: str,
+    cwd: str,
+    home: str,
+    gpus: Sequence[str],
+) -> ContainerStart:
+    """Return how to start `argv` in the image of the options; without one, `argv` itself.
+
+    The container has the account, limits, folders and devices of one of a job with an image. All variables are passed, and those of the image
+    count more, as with pyxis.
 
     Args:
         options: those of pyxis, without `--`.
-        runtimes: installed programs by kind, of CONTAINER_RUNTIMES.
+        offer: of the node.
         argv: the task's command.
-        folder: the task's folder on the node.
+        task: suffix of the container's name.
+        cwd: the task's folder on the node.
         home: the user's home folder.
-        gpus: whether the task has real devices.
+        gpus: UUIDs of the task's real devices.
 
     Raises:
-        BadRequest: no runtime is installed, or it cannot run this kind of image.
+        BadRequest: no runtime is installed, or it cannot run this image.
     """
     image = options.get("container-image", "")
     if not image:
-        return tuple(argv)
-    kind = next((one for one in CONTAINER_RUNTIMES if one in runtimes), "")
-    if not kind:
-        raise BadRequest(
-            f"--container-image={image}: this node has no apptainer, singularity or podman",
-            hint="install one of them on the nodes",
-        )
+        return ContainerStart(argv=tuple(argv))
+    what = f"--container-image={image}"
     is_file = image.startswith(("/", ".")) or image.endswith((".sqsh", ".sif", ".squashfs"))
-    path = image if image.startswith("/") else f"{folder.rstrip('/')}/{image}"
-    mounts = [mount for mount in options.get("container-mounts", "").split(",") if mount]
-    binds = [mount if ":" in mount else f"{mount}:{mount}" for mount in mounts]
-    if "container-mount-home" in options:
-        binds.append(f"{home}:{home}")
-    workdir = options.get("container-workdir", "")
-    if kind == "podman":
-        if is_file:
-            raise BadRequest(
-                f"--container-image={image}: podman runs images of a registry, not files",
-                hint="install apptainer on the nodes",
-            )
-        return _podman(runtimes[kind], _registry_name(image), binds, workdir, argv, gpus=gpus)
-    return (
-        runtimes[kind],
-        "exec",
-        *(["--nv"] if gpus else []),
-        *([] if "container-mount-home" in options else ["--no-home"]),
-        *(["--writable-tmpfs"] if "container-writable" in options else []),
-        *(word for bind in binds for word in ("--bind", bind)),
-        *(["--pwd", workdir] if workdir else []),
-        path if is_file else f"docker://{_registry_name(image)}",
-        *argv,
+    usable = [one for one in offer.runtimes if not is_file or one.kind is not RuntimeKind.PODMAN]
+    if not usable and offer.runtimes:
+        raise BadRequest(f"{what}: podman runs images of a registry, not files", hint="install apptainer on the nodes")
+    if not usable:
+        raise BadRequest(
+            f"{what}: this node has no apptainer, singularity or podman", hint="install one of them on the nodes"
+        )
+    runtime = usable[0]
+    if why := offer.unavailable.get(runtime.kind):
+        raise BadRequest(f"{what}: {why}")
+    binds = _binds(options, home)
+    targets = {bind.split(":")[1] for bind in binds}
+    # The user's own mount counts more than ours of the same folder.
+    mounts = tuple(path for path in offer.settings.mounts if path not in targets)
+    settings = replace(offer.settings, mounts=mounts, gpus=tuple(gpus))
+    mounted = any(cwd == folder or cwd.startswith(f"{folder}/") for folder in (*mounts, *targets))
+    workdir = options.get("container-workdir", "") or (cwd if mounted else "")  # else the image's own
+    if runtime.kind is RuntimeKind.PODMAN:
+        return _podman(runtime, settings, _registry_name(image), binds, workdir, argv, task=task)
+    path = image if image.startswith("/") else f"{cwd.rstrip('/')}/{image}"
+    return ContainerStart(
+        argv=(
+            runtime.path,
+            "exec",
+            *(["--nv"] if gpus else []),
+            *([] if "container-mount-home" in options else ["--no-home"]),
+            *(["--writable-tmpfs"] if "container-writable" in options else []),
+            *(word for bind in (*(f"{path}:{path}" for path in mounts), *binds) for word in ("--bind", bind)),
+            *(["--pwd", workdir] if workdir else []),
+            path if is_file else f"docker://{_registry_name(image)}",
+            *argv,
+        )
     )
 
 
+def _binds(options: Mapping[str, str], home: str) -> list[str]:
+    mounts = [mount for mount in options.get("container-mounts", "").split(",") if mount]
+    binds = [mount.replace("+", ",") if ":" in mount else f"{mount}:{mount}" for mount in mounts]
+    return [*binds, f"{home}:{home}"] if "container-mount-home" in options else binds
+
+
 def _podman(
-    program: str, image: str, binds: Sequence[str], workdir: str, argv: Sequence[str], *, gpus: bool
-) -> tuple[str, ...]:
-    return (
-        program,
-        "run",
-        "--rm",
-        "--network=host",
-        "--ipc=host",
-        "--env-host",
-        "--entrypoint=",
-        *(["--device=nvidia.com/gpu=all"] if gpus else []),
-        *(f"--volume={bind}" for bind in binds),
-        *([f"--workdir={workdir}"] if workdir else []),
-        image,
-        *argv,
+    runtime: InstalledRuntime,
+    settings: ContainerSettings,
+    image: str,
+    binds: Sequence[str],
+    workdir: str,
+    argv: Sequence[str],
+    *,
+    task: str,
+) -> ContainerStart:
+    name = container_name(settings, task)
+    return ContainerStart(
+        argv=(
+            *podman_run_options(runtime, settings, task),
+            "--env-host",
+            *(f"--volume={bind}" for bind in binds),
+            *([f"--workdir={workdir}"] if workdir else []),
+            _with_registry(image),
+            *argv,
+        ),
+        container=name,
+        removal=podman_remove_command(runtime.path, [name]),
     )
 
 
@@ -110,3 +191,9 @@ def _registry_name(image: str) -> str:
     assert match is not None
     registry, name = match[1], match[2]
     return f"{registry}/{name}" if registry else name
+
+
+def _with_registry(name: str) -> str:
+    """Return an image's name with the registry that pyxis takes for one without: podman itself may have no default."""
+    first, slash, _ = name.partition("/")
+    return name if slash and (first == "localhost" or "." in first or ":" in first) else f"docker.io/{name}"

@@ -6,9 +6,11 @@ survive a SIGKILL of all three. So a member's containers are removed when it end
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import logging
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -22,6 +24,7 @@ from phalanx.node.files.preparation_error import PreparationFailed
 from phalanx.node.logic import images
 from phalanx.node.logic.accounts import NodeAccount
 from phalanx.node.logic.images import ContainerSettings, InstalledRuntime, RuntimeKind
+from phalanx.node.logic.step_containers import STEP_RUNTIMES, StepContainers
 from phalanx.node.member.container_runtime import ContainerRuntime
 from phalanx.node.member.member_runtime import MemberRuntime, rank_task_id
 from phalanx.node.prepare.setup_runner import IMAGE_TASK, SETUP_TASK, run_setup_command
@@ -37,10 +40,12 @@ _INITS: Final = (
     "/usr/bin/tini-static",
 )
 _CDI: Final = ("/etc/cdi/*", "/var/run/cdi/*")  # container device interface: the device files of each GPU
+_NO_CDI: Final = "podman has no CDI specification of this node's GPUs; generate it with nvidia-ctk cdi generate --device-name-strategy=uuid"
 _FABRIC: Final = "/dev/infiniband"
 _REMOVE_LIMIT_S: Final = 60.0  # podman waits some seconds for a killed conmon
 _TAIL_BYTES: Final = 4096  # of a pull's output
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # the job can write the file
+_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,255}")
 _SIGTERM: Final = 15
 _SIGKILL: Final = 9
 _log = logging.getLogger(__name__)
@@ -74,16 +79,10 @@ def prepare_container(
         if not images.is_image_file(image):
             missing = "neither podman nor apptainer is installed on this node; install one"
         raise PreparationFailed(f"image {image}: {missing}, or submit without image", charge=True)
-    if gpus and runtime.kind is RuntimeKind.PODMAN and not any(glob.glob(place) for place in _CDI):
-        raise PreparationFailed(
-            f"image {image}: podman has no CDI specification of this node's GPUs; generate it with nvidia-ctk cdi generate --device-name-strategy=uuid",
-            charge=False,
-        )
+    if gpus and runtime.kind is RuntimeKind.PODMAN and not _has_cdi():
+        raise PreparationFailed(f"image {image}: {_NO_CDI}", charge=False)
     account = member.account
-    folder = os.path.join(cache, "images")
-    with acting_as(account):
-        make_cache(cache, account)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+    folder = make_image_cache(cache, account)
     base = _with_runtime_dir(base, account)
     reference, pull = images.resolve_image(runtime, image, workdir=member.workdir, cache=folder)
     if pull:
@@ -93,35 +92,87 @@ def prepare_container(
             exists = os.path.isfile(reference)
         if not exists:
             raise PreparationFailed(f"image {reference}: no such file on this node", charge=True)
+    inside = ContainerRuntime(runtime=runtime, container=_settings(member, reference, gpus), base=base, account=account)
+    member.cleanup.callback(_remove_containers, inside, member)
+    return inside
+
+
+def make_image_cache(cache: str, account: NodeAccount | None) -> str:
+    """Make the folder of image files in the account's cache and return its path. It also shows that images were used here."""
+    folder = os.path.join(cache, "images")
+    with acting_as(account):
+        make_cache(cache, account)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    return folder
+
+
+def offer_step_containers(member: MemberRuntime, *, base: Mapping[str, str], gpus: Sequence[str]) -> StepContainers:
+    """Return what the steps of a batch script need to start containers like those of a job with an image; they are removed with the member.
+
+    Args:
+        member: its processes must be open.
+        base: as in `prepare_container`.
+        gpus: as in `prepare_container`.
+    """
+    path = base.get("PATH", os.defpath)
+    unavailable: dict[str, str] = {}
+    found = [runtime for kind in STEP_RUNTIMES if (runtime := _installed(kind, path)) is not None]
+    if gpus and not _has_cdi():
+        unavailable[RuntimeKind.PODMAN.value] = _NO_CDI
+    try:
+        settings = _settings(member, "", gpus)
+    except PreparationFailed as error:  # only for a step that has an image
+        settings = _settings(member, "", gpus, mounts=())
+        unavailable = dict.fromkeys(STEP_RUNTIMES, str(error))
+    offer = StepContainers(settings=settings, runtimes=tuple(found), unavailable=unavailable)
+    podman = next((runtime for runtime in found if runtime.kind is RuntimeKind.PODMAN), None)
+    if podman is not None:
+        member.cleanup.callback(_remove_step_containers, podman, offer, _with_runtime_dir(base, member.account), member)
+    return offer
+
+
+def _settings(
+    member: MemberRuntime, image: str, gpus: Sequence[str], *, mounts: tuple[str, ...] | None = None
+) -> ContainerSettings:
+    """The settings of the member's containers. `mounts`: instead of its folders.
+
+    Raises:
+        PreparationFailed: a folder cannot be mounted.
+    """
+    account = member.account
     assert member.processes is not None
-    container = ContainerSettings(
-        image=reference,
+    return ContainerSettings(
+        image=image,
         name=f"phalanx-{member.processes.key.marker}",
         owner=_owner(os.getpid()),
         workdir=member.workdir,
         uid=os.getuid() if account is None else account.uid,
         gid=os.getgid() if account is None else account.gid,
-        mounts=_mounts(member),
+        mounts=_mounts(member) if mounts is None else mounts,
         folder=member.scratch.path,
         gpus=tuple(gpus),
         devices=(_FABRIC,) if os.path.isdir(_FABRIC) and gpus else (),
         nofile=rank_file_limits(),
         processes=_process_limit(),
     )
-    inside = ContainerRuntime(runtime=runtime, container=container, base=base, account=account)
-    member.cleanup.callback(_remove_containers, inside, member)
-    return inside
 
 
 def find_runtime(path: str, image: str) -> InstalledRuntime | None:
     """The program that can run this image here; None without one. Only apptainer runs a .sif."""
-    for kind in RuntimeKind:
-        found = shutil.which(kind.value, path=path)
-        if found is None or (kind is RuntimeKind.PODMAN and images.is_image_file(image)):
-            continue
-        init = next((one for one in _INITS if os.access(one, os.X_OK)), "") if kind is RuntimeKind.PODMAN else ""
-        return InstalledRuntime(kind=kind, path=found, init=init)
-    return None
+    kinds = [kind for kind in RuntimeKind if kind is not RuntimeKind.PODMAN or not images.is_image_file(image)]
+    return next((found for kind in kinds if (found := _installed(kind, path)) is not None), None)
+
+
+def _installed(kind: RuntimeKind, path: str) -> InstalledRuntime | None:
+    found = shutil.which(kind.value, path=path)
+    if found is None:
+        return None
+    init = next((one for one in _INITS if os.access(one, os.X_OK)), "") if kind is RuntimeKind.PODMAN else ""
+    return InstalledRuntime(kind=kind, path=found, init=init)
+
+
+def _has_cdi() -> bool:
+    return any(glob.glob(place) for place in _CDI)
 
 
 def terminate_container_tasks(processes: AttemptProcesses, inside: ContainerRuntime) -> None:
@@ -156,7 +207,7 @@ def remove_dead_containers(cache: str, path: str) -> None:
         name, _, owner = line.partition(" ")
         if _is_dead(owner):
             _log.info("removing container %s of a dead supervisor", name)
-            _podman([podman, "rm", "--force", "--time=0", "--ignore", name])
+            _podman(images.podman_remove_command(podman, [name]))
 
 
 def _pull(member: MemberRuntime, pull: str, base: Mapping[str, str], open_output: Callable[[], int]) -> None:
@@ -214,7 +265,20 @@ def _remove_containers(inside: ContainerRuntime, member: MemberRuntime) -> None:
     if inside.runtime.kind is RuntimeKind.PODMAN:
         tasks = [SETUP_TASK, *map(rank_task_id, member.stream_starts)]
         names = [images.container_name(inside.container, task) for task in tasks]
-        _podman([inside.runtime.path, "rm", "--force", "--time=0", "--ignore", *names], inside.base, member.account)
+        _podman(images.podman_remove_command(inside.runtime.path, names), inside.base, member.account)
+
+
+def _remove_step_containers(
+    podman: InstalledRuntime, offer: StepContainers, base: Mapping[str, str], member: MemberRuntime
+) -> None:
+    """Remove the containers of a script's steps, after a kill. Each step noted the name of its own; the job can write there, too."""
+    prefix = images.container_name(offer.settings, "")
+    noted: list[str] = []
+    with acting_as(member.account), contextlib.suppress(OSError):
+        noted = os.listdir(offer.notes)
+    names = [name for name in noted if name.startswith(prefix) and _NAME.fullmatch(name)]
+    if names:
+        _podman(images.podman_remove_command(podman.path, names), base, member.account)
 
 
 def _with_runtime_dir(base: Mapping[str, str], account: NodeAccount | None) -> Mapping[str, str]:

@@ -34,6 +34,7 @@ from phalanx.node.logic.events import MemberPrepared, MemberStartFailed
 from phalanx.node.logic.local_copies import checkpoints_folder, outputs_folder
 from phalanx.node.logic.mpi_variables import colon_hostfile, needs_agent, slots_hostfile
 from phalanx.node.logic.requirements import names_python_by_path
+from phalanx.node.logic.step_containers import runs_images
 from phalanx.node.logic.utf8 import replace_invalid_utf8
 from phalanx.node.logic.warm_start import parse_warm_command
 from phalanx.node.member.member_runtime import MemberRuntime
@@ -141,6 +142,10 @@ class NodeServices:
     def visible_devices(self, member: MemberRuntime) -> tuple[str, ...]:
         """UUIDs of the devices that it may use, or of its MIG slices, by local rank."""
         return member.slices or tuple(self.devices[index].uuid for index in member.grant.devices)
+
+    def image_gpus(self, member: MemberRuntime) -> tuple[str, ...]:
+        """UUIDs of the devices that its containers get: none if they are virtual."""
+        return () if self.virtual else self.visible_devices(member)
 
     def base_environment(self, member: MemberRuntime) -> Mapping[str, str]:
         """The initial environment of its processes: the supervisor's own, or that of a login of its account."""
@@ -382,6 +387,8 @@ def _make_slices(member: MemberRuntime, services: NodeServices) -> None:
 
 def _bring_image(member: MemberRuntime, services: NodeServices) -> None:
     """Pull the image if it is not here yet."""
+    if runs_images(member.prepare.spec):
+        container_images.make_image_cache(services.cache_folder(member), member.account)
     if not member.prepare.spec.image:
         return
     _open(member, services)
@@ -390,7 +397,7 @@ def _bring_image(member: MemberRuntime, services: NodeServices) -> None:
         cache=services.cache_folder(member),
         base=environment.inheritable_environment(services.base_environment(member)),
         open_output=lambda: services.open_supervisor_output(member),
-        gpus=() if services.virtual else services.visible_devices(member),
+        gpus=services.image_gpus(member),
     )
 
 

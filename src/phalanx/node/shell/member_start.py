@@ -16,10 +16,11 @@ from phalanx.node.logic.events import MemberStartFailed, TasksSpawned
 from phalanx.node.logic.hang_detector import HangDetector
 from phalanx.node.logic.local_copies import head_stores_checkpoints
 from phalanx.node.logic.mpi_variables import needs_agent
+from phalanx.node.logic.step_containers import runs_images
 from phalanx.node.logic.warm_start import parse_warm_command
 from phalanx.node.member.member_runtime import MemberRuntime, rank_task_id
 from phalanx.node.mpi.mpi_rank import mpi_command
-from phalanx.node.prepare import path_probe
+from phalanx.node.prepare import container_images, path_probe
 from phalanx.node.prepare.member_preparation import NodeServices
 from phalanx.node.prepare.package_install import dressed
 from phalanx.node.processes.attempt_processes import TaskNotStarted, TaskSpec
@@ -60,8 +61,13 @@ def start_member_tasks(
         view = services.node_view(member)
         extra: dict[str, str] = {}
         if member.prepare.spec.slurm:
+            containers = container_images.offer_step_containers(
+                member,
+                base=environment.inheritable_environment(services.base_environment(member)),
+                gpus=services.image_gpus(member),
+            )
             with acting_as(member.account):
-                command, extra = batch_command(member, start.port)
+                command, extra = batch_command(member, start.port, containers)
         elif needs_agent(member.prepare):
             with acting_as(member.account):
                 command, extra = mpi_command(member, start.port)
@@ -80,7 +86,7 @@ def start_member_tasks(
                 env={**variables, **extra},
                 warm=warm,
                 account=member.account,
-                no_new_privileges=member.container is None,
+                no_new_privileges=not runs_images(member.prepare.spec),
             )
             if member.container is not None:
                 task = member.container.wrap_task(member.processes.key, task)

@@ -149,13 +149,14 @@ class _Script:
         environment |= batch_variables(self._batch) | self._node.devices()
         environment["PATH"] = f"{tools}{os.pathsep}{environment.get('PATH', os.defpath)}"
         container = json.loads(self._batch.options.get("container") or "{}")
-        argv = self._node.in_container(
+        start = self._node.in_container(
             [self._order["script"], *self._order["args"]],
             {f"container-{name}": value for name, value in container.items()},
-            os.getcwd(),
+            task="script",
+            cwd=os.getcwd(),
         )
         return start_process(
-            argv,
+            start.argv,
             environment,
             os.getcwd(),
             pid_variable=TASK_PID,

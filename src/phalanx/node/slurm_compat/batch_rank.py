@@ -17,6 +17,7 @@ from phalanx.core.work.dependency import ArrayPosition
 from phalanx.node.files.job_accounts import open_for_writing
 from phalanx.node.gang.job_link import BATCH_VARIABLE
 from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmBatchNode
+from phalanx.node.logic.step_containers import StepContainers
 from phalanx.node.member.member_runtime import MemberRuntime
 from phalanx.node.slurm_compat.script_tools import TOOLS, with_tools_after_profile
 
@@ -25,8 +26,10 @@ SCRIPT_NAME: Final = "slurm_script"
 _PYTHON: Final = (sys.executable, "-I", "-m")
 
 
-def batch_command(member: MemberRuntime, port: int) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Command and extra variables of this node's single task.
+def batch_command(
+    member: MemberRuntime, port: int, containers: StepContainers
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Command and extra variables of this node's single task. `containers`: what this node offers to its steps.
 
     Raises:
         OSError: the scratch folder cannot be written.
@@ -51,6 +54,7 @@ def batch_command(member: MemberRuntime, port: int) -> tuple[tuple[str, ...], di
         "args": json.loads(options.get("args", "[]")),
         "bin": tools,
         "devices": list(member.grant.devices),
+        "containers": asdict(containers),
         "batch": asdict(_batch(order, options, member)),
     }
     path = os.path.join(folder, "batch.json")

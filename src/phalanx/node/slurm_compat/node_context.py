@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from socket import socket
 from typing import Any, Final
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.node.gang.step_tasks import StepTasks
 from phalanx.node.logic.mpi_variables import VIRTUAL_NODES
-from phalanx.node.logic.step_containers import CONTAINER_RUNTIMES, container_command
+from phalanx.node.logic.step_containers import ContainerStart, StepContainers, container_start
 from phalanx.node.mpi.step_worlds import StepWorlds, WorldFailed
 
 _REFUSED: Final = 1  # exit code of a task whose container cannot be started
@@ -29,7 +28,7 @@ class BatchNodeContext:
         self._names = [name for name in self.variables.get("PHALANX_DEVICES", "").split(",") if name]
         self._indices = [str(index) for index in order.get("devices", ())]
         self._virtual = self.variables.get("PHALANX_VIRTUAL") == "1"
-        self._runtimes = {kind: path for kind in CONTAINER_RUNTIMES if (path := shutil.which(kind)) is not None}
+        self._containers = StepContainers.from_json(order["containers"])
 
     def folder(self, cwd: str, first: str) -> str:
         """The folder here that corresponds to `cwd` on node rank 0, where the job's folder is `first`: each node may have its own copy."""
@@ -76,15 +75,40 @@ class BatchNodeContext:
         shared = VIRTUAL_NODES if self._virtual and len(one["mpi"]["nodes"]) > 1 else {}
         return {**shared, **variables}, sockets
 
-    def in_container(self, argv: Sequence[str], options: Mapping[str, str], folder: str) -> tuple[str, ...]:
-        """The command that runs `argv` in the image that the options name; `argv` itself if they name none.
+    def in_container(
+        self,
+        argv: Sequence[str],
+        options: Mapping[str, str],
+        *,
+        task: str,
+        cwd: str,
+        places: Sequence[int] | None = None,
+    ) -> ContainerStart:
+        """How to start `argv` in the image that the options name, with all devices or those at `places`; `argv` itself if they name none.
 
         Raises:
             BadRequest: no container runtime is installed here, or it cannot run the image.
+            OSError: the job's folder cannot be written.
         """
-        gpus = bool(self._names) and not self._virtual
+        gpus = [] if self._virtual else self.devices(places)["PHALANX_DEVICES"].split(",")
         home = os.path.expanduser("~")
-        return container_command(options, self._runtimes, argv, folder=folder, home=home, gpus=gpus)
+        start = container_start(
+            options, self._containers, argv, task=task, cwd=cwd, home=home, gpus=[name for name in gpus if name]
+        )
+        if start.container:  # noted first: the supervisor removes the containers that are left after a kill
+            if os.getuid() != 0 and _may_gain_no_privileges():
+                raise BadRequest(
+                    "podman may not map user ids for this script", hint="write --container-image in the script itself"
+                )
+            os.makedirs(self._containers.notes, mode=0o700, exist_ok=True)
+            with open(os.path.join(self._containers.notes, start.container), "wb"):
+                pass
+        return start
+
+
+def _may_gain_no_privileges() -> bool:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        return "NoNewPrivs:\t1\n" in status
 
 
 def handle_order(tasks: StepTasks, message: dict[str, Any], node: BatchNodeContext) -> None:
@@ -96,8 +120,17 @@ def handle_order(tasks: StepTasks, message: dict[str, Any], node: BatchNodeConte
             one["cwd"] = node.folder(one["cwd"], one["first"])
             env = node.environment(one)
             try:
-                one["argv"] = node.in_container(one["argv"], one.get("container", {}), one["cwd"])
+                start = node.in_container(
+                    one["argv"],
+                    one.get("container", {}),
+                    task=f"step-{message['step']}.{one['task']}",
+                    cwd=one["cwd"],
+                    places=one.get("places"),
+                )
+                one["argv"], one["if_killed"] = start.argv, start.removal
                 variables, sockets = node.connect(tasks, message["step"], one, env)
+            except OSError as error:
+                tasks.refuse(message["step"], one["task"], f"{error.filename}: {error.strerror}", _REFUSED)
             except PhalanxError as error:
                 hint = f" ({error.hint})" if error.hint else ""
                 tasks.refuse(message["step"], one["task"], f"{error.message}{hint}", _REFUSED)
