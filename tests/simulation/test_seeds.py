@@ -51,6 +51,11 @@ def test_a_replica_stopped_by_a_rollout_as_its_node_dies_stays_stopped():
     assert not run_seed(443167411670, events=300, services=True).violations
 
 
+def test_a_stop_that_a_head_lost_with_its_commit_is_one_preemption():
+    """The next head stopped the same attempt again (found by seed 186349174922)."""
+    assert not run_seed(186349174922, events=600, services=True).violations
+
+
 @pytest.mark.timeout(3600)
 def test_seeds_with_other_resources_break_no_invariant():
     for seed in range(FIRST, FIRST + SERVED):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 
 from phalanx.controller.controller import SCHEDULER
@@ -28,7 +27,9 @@ class LimitChecker:
 
     def __init__(self, cluster: ObservedCluster) -> None:
         self._cluster, self._knobs = cluster, cluster.policy.parameters
-        self._stops: Counter[JobId] = Counter()
+        self._stops: dict[
+            JobId, set[Epoch | None]
+        ] = {}  # attempts preempted; a head that died may have to stop one again
         self._placed: dict[tuple[JobId, Epoch | None], tuple[int, float]] = {}  # head incarnation and time
         self._limits: object = None
         self._over: dict[str, int] = {}
@@ -70,8 +71,9 @@ class LimitChecker:
 
     def _stopped(self, job_id: JobId, epoch: Epoch | None, text: str, head: DrillHead) -> None:
         if text.startswith("preempted: ") and RECLAIM_TEXT not in text:
-            self._stops[job_id] += 1
-            stops = self._stops[job_id]
+            stopped = self._stops.setdefault(job_id, set())
+            stopped.add(epoch)
+            stops = len(stopped)
             if stops > self._knobs.stops_max:
                 raise InvariantBroken(13, f"job {job_id} was preempted {stops} times: {text}")
         number, placed_s = self._placed[job_id, epoch]
