@@ -293,6 +293,7 @@ SHARDS: tuple[Shard, ...] = (
             "tests/e2e/test_sbatch.py",
             "tests/e2e/test_requirements.py",
             "tests/e2e/test_engine_errors.py",
+            "tests/e2e/test_tutorial.py",
         ),
         sources=("cli", "client", "api", "app", "node"),
     ),
