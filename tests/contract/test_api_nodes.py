@@ -122,7 +122,7 @@ def test_it_says_hello_again_with_what_it_was_told_or_is_not_heard(call, supervi
 
 
 def test_a_supervisor_ends_its_own_lease_when_it_leaves_and_no_other(call, supervisor):
-    left = NodeDied(node_id="n0", supervisor_id="s1", why="it left the cluster", confirmed=True)
+    left = NodeDied(node_id="n0", supervisor_id="s1", why="it left the cluster", confirmed=True, planned=True)
     for other in (replace(left, node_id="n1"), replace(left, supervisor_id="s2")):
         request = EventsRequest(supervisor_id="s1", events=supervisor.framed(other))
         assert code(supervisor.post("events", request)) == (403, "not_permitted")
@@ -130,6 +130,7 @@ def test_a_supervisor_ends_its_own_lease_when_it_leaves_and_no_other(call, super
     supervisor.tell(left)
     node = call("viewer", "GET", "/v1/nodes/n0").json()["node"]
     assert (node["state"], node["down_cause"]) == ("down", "it left the cluster")
+    assert node["failures"] == 0, "no failure that would shorten the expected time between failures"
     assert code(supervisor.lease()) == (409, "say_hello")
     supervisor.hello()
     assert call("viewer", "GET", "/v1/nodes/n0").json()["node"]["state"] == "up"

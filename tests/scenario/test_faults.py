@@ -100,6 +100,17 @@ def test_unconfirmed_death_is_the_leases_to_judge(cluster):
     assert cluster.job(job).epoch == 1
 
 
+@pytest.mark.parametrize(("planned", "counted"), [(False, 1), (True, 0)])
+def test_node_that_was_stopped_with_a_part_of_a_gang_has_not_failed(cluster, planned, counted):
+    job = running(cluster)
+    who = cluster.world.nodes[N1].supervisor_id
+    cluster.nodes[N1].power_off()
+    cluster.turn([NodeDied(node_id=N1, supervisor_id=who, why="it left", confirmed=True, planned=planned)])
+    node = cluster.world.nodes[N1]
+    assert (node.state, node.failure_count, node.fault_score > 0.5) == (NodeState.DOWN, counted, not planned)
+    cluster.until(lambda: cluster.job(job).epoch == 2)
+
+
 def test_death_of_an_earlier_life_is_nobodys(cluster):
     cluster.turn([NodeDied(node_id=N1, supervisor_id=SupervisorId("n1-life0"), why="old news", confirmed=True)])
     assert cluster.world.nodes[N1].state is NodeState.UP

@@ -313,7 +313,7 @@ def test_an_unwatched_supervisor_reports_that_it_leaves_once_no_process_is_left(
     world.hear(hap.TerminationRequested()).wait(4.9, renewing=True)
     assert not any(isinstance(report, NodeDied) for report in world.reports), "its ranks still run"
     world.wait(0.2, renewing=True)
-    left = NodeDied(node_id=NODE, supervisor_id=SupervisorId("s1"), why=LEFT, confirmed=True)
+    left = NodeDied(node_id=NODE, supervisor_id=SupervisorId("s1"), why=LEFT, confirmed=True, planned=True)
     assert isinstance(world.reports[world.reports.index(left) - 1], MemberStopped)
     assert world.exited
 

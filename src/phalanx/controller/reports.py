@@ -62,8 +62,8 @@ def _return_with_room(context: StepContext, freed: DiskFreed) -> None:
     context.add_history("undrained", text, node_id=node.id, by=FULL_DISK)
 
 
-def lose_node(context: StepContext, node_id: NodeId, why: str) -> None:
-    """Mark the node DOWN and remove its members from every gang."""
+def lose_node(context: StepContext, node_id: NodeId, why: str, *, planned: bool = False) -> None:
+    """Mark the node DOWN and remove its members from every gang. A planned stop does not count as a failure of the node."""
     node = context.world.nodes.get(node_id)
     if node is None or node.state is NodeState.DOWN:
         return
@@ -73,12 +73,12 @@ def lose_node(context: StepContext, node_id: NodeId, why: str) -> None:
             state=NodeState.DOWN,
             down_cause=why,
             changed_s=context.now.wall_s,
-            failure_count=node.failure_count + 1,
+            failure_count=node.failure_count + (not planned),
         )
     )
     context.add_history("node_down", f"{node_id} is down: {why}", node_id=node_id)
     held = context.world.attempts_on(node_id)
-    if held:  # an idle node that is switched off fails no job
+    if held and not planned:  # an idle node that is switched off fails no job
         context.add_marks(FaultMark(node_id=node_id, weight=1.0, why=why))
     for attempt in held:
         context.apply_event(attempt.job_id, MemberLost(node_id=node_id, why=why))
@@ -200,7 +200,7 @@ def _node_dead(context: StepContext, dead: NodeDied) -> None:
     if node.per_attempt:
         _mark_down(context, node, dead.why)
     elif dead.confirmed:
-        lose_node(context, dead.node_id, dead.why)
+        lose_node(context, dead.node_id, dead.why, planned=dead.planned)
         context.lost[dead.node_id] = None  # if a supervisor still runs there (a late report), it must register first
     elif node.state is NodeState.DOWN:
         if dead.why not in node.down_cause:

@@ -519,12 +519,16 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDied:
-    """An engine observed the death of a node, or its supervisor leaves. `confirmed`: no process is left on it, so its lease need not be awaited."""
+    """An engine observed the death of a node, or its supervisor leaves.
+
+    `confirmed`: no process is left on it, so its lease need not be awaited. `planned`: it was stopped, which is no failure of the node.
+    """
 
     node_id: NodeId
     supervisor_id: SupervisorId | None
     why: str
     confirmed: bool
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -388,7 +388,9 @@ class Supervisor:
             self._out.append(RenewLease())
         if self._ending and all(slot.member.phase is MemberPhase.STOPPED for slot in self._slots.values()):
             if self._leaves_as is not None:
-                left = NodeDied(node_id=self._node_id, supervisor_id=self._leaves_as, why=LEFT, confirmed=True)
+                left = NodeDied(
+                    node_id=self._node_id, supervisor_id=self._leaves_as, why=LEFT, confirmed=True, planned=True
+                )
                 self._out.append(SendEvent(event=left))
             self._out.append(ExitSupervisor())
 
