@@ -146,6 +146,7 @@ class SoakNode(SoakChannels):
                 self.renew_now.set()
             case (
                 actions.ExitSupervisor()
+                | actions.CallSleepHook()
                 | actions.DumpStacks()
                 | actions.UpdateLeasePage()
                 | actions.RemoveScratch()

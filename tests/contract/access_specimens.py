@@ -114,9 +114,10 @@ def template(name, **more):
 
 
 def change_service(case):
-    """One of its owner: by turns another revision, and another number of replicas."""
+    """One of its owner: by turns another revision, another number of replicas, and another number awake."""
     name, number = case.service(), case.number  # two numbers for each call
-    body = {"spec": template(name, env={"N": str(number)})} if number // 2 % 2 else {"replicas": number % 9}
+    bodies = ({"spec": template(name, env={"N": str(number)})}, {"replicas": number % 9}, {"awake": number % 9})
+    body = bodies[number // 2 % 3]
     return Ask(f"/v1/services/{name}", body)
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from phalanx.core.state.events import MemberReady, MemberStarted, ReadinessChanged
+from phalanx.core.state.events import MemberReady, MemberStarted, ReadinessChanged, SleepHookEnded
 from tests.contract.api_head import JOB, Supervisor, code, until
 
 WEB = {**JOB, "gpus": 1, "name": "web", "type": "service", "replicas": "1..3", "port": 8000, "ready": "/health"}
@@ -103,11 +103,43 @@ def test_changes(n0, call):
     assert code(refused) == (409, "conflict")
 
 
+def test_sleep_and_wake_are_told_to_the_node_and_shown(n0, call):
+    submit(call, sleep="/sleep?level=1", wake="/wake_up")
+    job_id = serve(n0, call)
+    place = {"job_id": job_id, "epoch": 1, "generation": 0, "node_id": "n0"}
+    path = "/v1/services/web"
+
+    def view(source):
+        one = source["service"]
+        return one["state"], one["asleep_wanted"], one["asleep"], one["ready"]
+
+    def replica():
+        (one,) = show(call)["replicas"]
+        return one["sleep"], one["gpu_count"]
+
+    assert call("user", "PATCH", path, {"asleep": 99}).json()["service"]["asleep_wanted"] == 1
+    until(lambda: replica() == ("falling asleep", 1))
+    assert call("user", "GET", "/v1/nodes/n0").json()["node"]["devices"][0]["job_id"] == job_id
+    n0.tell(SleepHookEnded(**place, turn=1, sleep=True))
+    until(lambda: replica() == ("asleep", 0))
+    assert view(show(call)) == ("sleeping", 1, 1, 0)
+    node = call("user", "GET", "/v1/nodes/n0").json()["node"]
+    assert (node["devices"][0]["job_id"], node["jobs"]) == (None, [job_id])
+    assert call("user", "GET", f"/v1/jobs/{job_id}/why").json()["headline"].startswith("is asleep; has run for ")
+    assert call("user", "PATCH", path, {"awake": 1}).json()["service"]["asleep_wanted"] == 0
+    until(lambda: replica() == ("waking", 1))
+    n0.tell(SleepHookEnded(**place, turn=2, sleep=False))
+    until(lambda: view(show(call)) == ("ready", 0, 0, 1))
+
+
 BAD = [
-    ({}, 400, "exactly one of spec, revision and replicas"),
-    ({"revision": 1, "replicas": 2}, 400, "exactly one of spec, revision and replicas"),
+    ({}, 400, "exactly one of spec, revision, replicas, asleep, awake"),
+    ({"revision": 1, "replicas": 2}, 400, "exactly one of spec, revision, replicas, asleep, awake"),
     ({"replicas": 9}, 400, "replicas: 1..3; 9 is outside"),
     ({"replicas": -1}, 400, "is outside"),
+    ({"asleep": 1, "awake": 1}, 400, "exactly one of spec, revision, replicas, asleep, awake"),
+    ({"asleep": -1}, 400, "asleep"),
+    ({"asleep": 1}, 400, "service web has no sleep hook"),
     ({"revision": 7}, 404, "no revision 7"),
     ({"spec": {**WEB, "name": "other"}}, 400, "the file names service other, not web"),
     ({"spec": {**JOB, "name": "web"}}, 400, "the spec is not of a service"),

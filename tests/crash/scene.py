@@ -144,6 +144,9 @@ def services_change(home):
     changed = {**sleeping, "name": "mark-web", "env": {"A": "mark-revision"}}
     ask("PATCH", "/v1/services/mark-web", {"spec": changed}, mark="mark-revision")
     ask("PATCH", "/v1/services/mark-web", {"replicas": 1}, mark="mark-web: scaled to 1 replicas")
+    hooks = {**sleeping, "name": "mark-nap", "replicas": 1, "sleep": "/sleep", "wake": "/wake"}
+    ask("POST", "/v1/services", hooks, mark="mark-nap")
+    ask("PATCH", "/v1/services/mark-nap", {"asleep": 1}, mark="mark-nap: 1 of 1 replicas shall sleep")
     ask("POST", "/v1/services/mark-web/stop", mark="mark-web: stopped by root")
 
 

@@ -69,6 +69,9 @@ SERVICE = {
     "port": 8000,
     "ready": "/health",
     "ready_within": "1m",
+    "gpus": 1,
+    "sleep": "/sleep?level=1",
+    "wake": "/wake_up",
 }
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.ids import JobId, ProjectId, QueueId, ServiceId, UserId
-from phalanx.core.lifecycle.service import SURGE, Replica, reconcile
-from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.lifecycle.service import ROOM_WAIT_S, SURGE, Replica, ReplicaCondition, reconcile
+from phalanx.core.work.attempt import Attempt, AttemptState, Sleep, SleepPhase
 from phalanx.core.work.job import JobState, WaitReasonCode
 from phalanx.core.work.service import NO_REVISION, Revision, Service, ServiceState
 from phalanx.core.work.service_terms import ReplicaPosition, ServiceTerms
@@ -17,15 +17,27 @@ WEB = ServiceId("web")
 HIGHEST = 5
 
 
-def revision(number, low, high):
-    terms = ServiceTerms(replicas_min=low, replicas_max=high, ready_within_s=60.0)
+def _sleep(phase):
+    gave_back = phase in (SleepPhase.ASLEEP, SleepPhase.WAITING)
+    return Sleep(phase=phase, devices=((0,),) if gave_back else (), since_s=1.0)
+
+
+def revision(number, low, high, hooks):
+    terms = ServiceTerms(
+        replicas_min=low,
+        replicas_max=high,
+        ready_within_s=60.0,
+        sleep="/sleep" if hooks else "",
+        wake="/wake" if hooks else "",
+    )
     return Revision(service=WEB, number=number, spec=spec("web", service=terms), by=UserId("ada"), created_s=0.0)
 
 
 @st.composite
 def replica(draw, number):
-    """Waiting for devices, failing, starting, running or serving; for a moment or for long."""
-    kind = draw(st.sampled_from(["no room", "failing", "starting", "unready", "serving"]))
+    """Waiting for devices, failing, starting, running, serving or somewhere between sleep and wakefulness; for a moment or for long."""
+    kind = draw(st.sampled_from(["no room", "failing", "starting", "unready", "serving", "serving", *SleepPhase]))
+    phase = SleepPhase(kind) if kind in list(SleepPhase) else None
     one = job(
         str(number),
         seq=number,
@@ -43,13 +55,16 @@ def replica(draw, number):
             allocation=allocation("n0:0"),
             placed_s=0.0,
             state=AttemptState.STARTING if kind == "starting" else AttemptState.RUNNING,
-            ready=kind == "serving",
+            ready=kind == "serving" or phase is not None,
+            sleep=None if phase is None else _sleep(phase),
+            sleep_refusal=draw(st.sampled_from(["", "", "no"])),
         )
     return Replica(job=one, attempt=attempt, since_s=draw(st.sampled_from([0.0, 20.0, 100.0])))
 
 
 @st.composite
 def situation(draw):
+    hooks = draw(st.booleans())
     low = draw(st.integers(0, HIGHEST))
     high = draw(st.integers(max(1, low), HIGHEST))
     found = [draw(replica(number)) for number in range(draw(st.integers(0, 7)))]
@@ -63,11 +78,12 @@ def situation(draw):
         revision=current,
         last_revision=2,
         served_revision=draw(st.sampled_from([NO_REVISION, 1, 2])),
+        asleep=draw(st.integers(0, HIGHEST)),
         scale=draw(st.one_of(st.none(), st.integers(0, HIGHEST))),
         state=draw(st.sampled_from([one for one in ServiceState if one is not ServiceState.STOPPED])),
         stopped_by=UserId(draw(st.sampled_from(["", "", "", "ada"]))),
     )
-    return service, {1: revision(1, low, high), 2: revision(2, low, high)}, found
+    return service, {1: revision(1, low, high, hooks), 2: revision(2, low, high, hooks)}, found
 
 
 @given(situation())
@@ -83,12 +99,19 @@ def test_a_step_keeps_what_serves_and_starts_no_more_than_it_may(drawn):
         assert step.start == 0
         return
     desired, serving = step.service.desired, sum(one.serving for one in found)
-    still = sum(one.serving for one in left)
-    if desired:
-        assert still >= min(serving, max(1, desired - 1)), "at most one fewer than wanted, and never the last"
+    awake = desired - _asleep_wanted(step.service, revisions)
+    still = sum(one.serving and one.job.id not in step.sleep for one in left)
+    if awake:
+        assert still >= min(serving, max(1, awake - 1)), "at most one fewer than wanted, and never the last"
+    current = [one for one in left if one.revision == step.service.revision]
+    stuck = sum(one.condition is ReplicaCondition.WAITING and one.since_s >= ROOM_WAIT_S for one in current)
     if step.start:
-        assert len(left) + step.start <= desired + SURGE
-        assert sum(one.revision == step.service.revision for one in left) + step.start <= desired
+        assert len(left) + step.start <= desired + stuck + SURGE
+        assert len(current) + step.start <= desired + stuck
+    assert {*step.sleep, *step.wake} <= {one.job.id for one in current}, "the others end soon"
+    assert not (step.sleep and step.wake)
+    if step.sleep:
+        assert sum(one.condition is ReplicaCondition.ASLEEP for one in current) + len(step.sleep) <= desired - awake
     assert step.due_in_s > 0.0, "no step without a wait in between"
     assert step.service.revision in (service.revision, service.served_revision)
 
@@ -101,13 +124,13 @@ def test_repeated_steps_end_at_the_wanted_replicas_of_one_revision(drawn):
     for _ in range(4 * HIGHEST + 8):
         step = reconcile(service, revisions, found, 1000.0)
         stopped = {job_id for job_id, _ in step.stop}
-        if step.service == service and not stopped and not step.start:
+        if step.service == service and not stopped and not step.start and not step.sleep and not step.wake:
             break
         service, found = step.service, [one for one in found if one.job.id not in stopped]
         for _ in range(step.start):
             number += 1
             found.append(_served(number, service.revision))
-        found = [_served(one.job.seq, one.revision) for one in found]
+        found = [_after(one, step) for one in found]
     else:
         raise AssertionError(f"no rest at {service}")
     if service.stopped_by:
@@ -115,7 +138,20 @@ def test_repeated_steps_end_at_the_wanted_replicas_of_one_revision(drawn):
         return
     assert len(found) == service.desired
     assert all(one.revision == service.revision for one in found)
-    assert service.state is (ServiceState.READY if service.desired else ServiceState.SLEEPING)
+    asleep = _asleep_wanted(service, revisions)
+    assert sum(one.condition is ReplicaCondition.ASLEEP for one in found) == asleep
+    assert service.state is (ServiceState.READY if service.desired > asleep else ServiceState.SLEEPING)
+
+
+def _asleep_wanted(service, revisions):
+    return min(service.asleep, service.desired) if revisions[service.revision].terms.sleep else 0
+
+
+def _after(one, step):
+    """It does what it was asked, and is ready or sleeps."""
+    fresh = _served(one.job.seq, one.revision)
+    falls = one.job.id in step.sleep or (one.condition is ReplicaCondition.ASLEEP and one.job.id not in step.wake)
+    return replace(fresh, attempt=replace(fresh.attempt, sleep=_sleep(SleepPhase.ASLEEP))) if falls else fresh
 
 
 def _served(number, revision):

@@ -68,6 +68,12 @@ def stop(job="1", epoch=1, generation=0, *, reason="cancelled", grace_s=5.0):
     )
 
 
+def sleep_hook(job="1", epoch=1, generation=0, *, turn=1, sleep=True):
+    return commands.RunSleepHook(
+        node_id=NODE, job_id=JobId(job), epoch=Epoch(epoch), generation=Generation(generation), turn=turn, sleep=sleep
+    )
+
+
 def forget(job="1", epoch=1):
     return commands.CleanUpAttempt(node_id=NODE, job_id=JobId(job), epoch=Epoch(epoch))
 
@@ -195,7 +201,7 @@ class World:
 
     def _perform(self, action: act.SupervisorAction) -> None:
         match action:
-            case act.PrepareMember() | act.SpawnTasks() | act.DrainOutput():
+            case act.PrepareMember() | act.SpawnTasks() | act.DrainOutput() | act.CallSleepHook():
                 self.work.append(action)
             case act.UpdateLeasePage(key=key):
                 page = self.pages[key]
@@ -261,6 +267,8 @@ class World:
             case act.DrainOutput(key=key):
                 assert not self.alive[key], "wound up under living processes"
                 self.inbox.append(hap.OutputDrained(key=key, tail=self.tail))
+            case act.CallSleepHook(key=key, turn=turn, sleep=sleep):
+                self.inbox.append(hap.SleepHookAnswered(key=key, turn=turn, sleep=sleep))
             case _:
                 raise AssertionError(f"{action} is no work")
 

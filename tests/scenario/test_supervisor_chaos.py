@@ -7,8 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from phalanx.core.state import commands
 from phalanx.core.state.events import MemberStopped
 from phalanx.node.logic import events as hap
+from phalanx.node.logic.actions import CallSleepHook
 from phalanx.node.logic.events import GenerationId
-from tests.scenario.supervisor_world import LEASE_S, World, forget, prepare, start, stop
+from tests.scenario.supervisor_world import LEASE_S, World, forget, prepare, sleep_hook, start, stop
 
 JOBS = st.sampled_from(["1", "2"])
 EPOCHS = st.integers(1, 3)
@@ -43,6 +44,11 @@ class Chaos(RuleBasedStateMachine):
     def stop(self, job, epoch, generation, grace_s):
         self.stops.add((job, epoch, generation))
         self.world.tell(stop(job, epoch, generation, grace_s=grace_s))
+
+    @rule(job=JOBS, epoch=EPOCHS, generation=GENERATIONS, turn=st.integers(1, 4))
+    def run_sleep_hook(self, job, epoch, generation, turn):
+        """Odd turns sleep, even ones wake, as the head has it."""
+        self.world.tell(sleep_hook(job, epoch, generation, turn=turn, sleep=turn % 2 == 1))
 
     @rule(job=JOBS, epoch=EPOCHS)
     def forget(self, job, epoch):
@@ -89,6 +95,13 @@ class Chaos(RuleBasedStateMachine):
     def nothing_runs_past_the_lease(self):
         if self.world.supervisor.lease.over(self.world.now_ns):
             assert {key for key, ranks in self.world.alive.items() if ranks} <= self.world.frozen
+
+    @invariant()
+    def each_hook_of_a_generation_is_called_once_and_none_after_a_later_one(self):
+        calls = self.world.did(CallSleepHook)
+        for key in {call.key for call in calls}:
+            turns = [call.turn for call in calls if call.key == key]
+            assert turns == sorted(set(turns))
 
     @invariant()
     def no_page_is_good_for_longer_than_the_lease(self):
@@ -146,4 +159,5 @@ def test_every_kind_of_command_is_obeyed_or_named():
         commands.CleanUpAttempt,
         commands.DeleteCheckpoints,
         commands.SaveNow,
+        commands.RunSleepHook,
     }

@@ -11,15 +11,20 @@ from phalanx.core.ids import Epoch, Generation, NodeId, ServiceId
 from phalanx.core.lifecycle import attempt as machine
 from phalanx.core.lifecycle.attempt import TRANSITIONS
 from phalanx.core.lifecycle.events import (
+    DevicesRegained,
     MemberLost,
     ReminderDue,
+    SleepRequested,
     StartOverdue,
     StopRequested,
+    WakeDelayed,
+    WakeRequested,
 )
 from phalanx.core.state.commands import (
     CleanUpAttempt,
     DeleteCheckpoints,
     PrepareTasks,
+    RunSleepHook,
     StartTasks,
     StopTasks,
 )
@@ -35,9 +40,10 @@ from phalanx.core.state.events import (
     MemberStopped,
     ProgressReported,
     ReadinessChanged,
+    SleepHookEnded,
     TaskExited,
 )
-from phalanx.core.work.attempt import AttemptState, EndCause, MemberState
+from phalanx.core.work.attempt import AttemptState, EndCause, MemberState, Sleep, SleepPhase
 from phalanx.core.work.job import JobState
 from phalanx.core.work.pace import MeasuredPace, StepPace
 from phalanx.core.work.service_terms import ReplicaPosition
@@ -63,6 +69,11 @@ def one_of_each(attempt):
         MemberRefused: MemberRefused(**key, node_id=N0, why="device 1 is sick", job_at_fault=False),
         MemberStarted: MemberStarted(**key, node_id=N0, at_s=T),
         ReadinessChanged: ReadinessChanged(**key, node_id=N0, ready=True),
+        SleepRequested: SleepRequested(),
+        WakeRequested: WakeRequested(),
+        WakeDelayed: WakeDelayed(why="device 0 of n0 is in use by job 7"),
+        DevicesRegained: DevicesRegained(),
+        SleepHookEnded: SleepHookEnded(**key, node_id=N0, turn=attempt.sleep_turn, sleep=True),
         TaskExited: TaskExited(**key, exit=exited(0, "n0", 1)),
         MemberStopped: MemberStopped(**key, node_id=N0, at_s=T),
         MemberFrozen: MemberFrozen(**key, node_id=N0, frozen_s=400.0, thawed=False),
@@ -89,6 +100,9 @@ EDGES = {
     MemberRefused: ("STOPPING K1", "STOPPING K1", ".", "."),
     MemberStarted: (".", "STARTING -", ".", "."),
     ReadinessChanged: (".", "STARTING -", "RUNNING -", "."),
+    **dict.fromkeys(
+        (SleepRequested, WakeRequested, WakeDelayed, DevicesRegained, SleepHookEnded), (".", ".", "RUNNING -", ".")
+    ),  # of a job that does not sleep; TABLE_OF_SLEEP has the others
     TaskExited: (".", "STOPPING K0K1", "STOPPING K0K1", "STOPPING -"),
     MemberStopped: ("STOPPING K1", "STOPPING K1", "STOPPING K1", "STOPPING -"),
     MemberFrozen: ("STOPPING K0K1", "STOPPING K0K1", "STOPPING K0K1", "."),
@@ -102,7 +116,14 @@ EDGES = {
     ReminderDue: ("PLACED P0", "STARTING S0", "RUNNING -", "STOPPING K0"),
     AttemptWithdrawn: ("ENDED F0F1", ".", ".", "ENDED F0F1"),
 }
-LETTER = {PrepareTasks: "P", StartTasks: "S", StopTasks: "K", CleanUpAttempt: "F", DeleteCheckpoints: "D"}
+LETTER = {
+    PrepareTasks: "P",
+    StartTasks: "S",
+    RunSleepHook: "H",
+    StopTasks: "K",
+    CleanUpAttempt: "F",
+    DeleteCheckpoints: "D",
+}
 
 
 def commands(outcome):
@@ -154,7 +175,113 @@ def test_readiness_counts_for_replicas_alone_and_from_their_first_node():
     assert not stopped.attempt.serving
 
 
-REPORTS = [kind for kind in KINDS if kind not in (MemberLost, StopRequested, StartOverdue, ReminderDue)]
+P = SleepPhase
+AWAKE = None
+# What follows in each phase, whose devices are held then ("2" both nodes', "0" none), and which commands go out.
+TABLE_OF_SLEEP = {
+    #             awake               FALLING_ASLEEP      ASLEEP       WAITING      WAKING
+    "sleep": ("FALLING_ASLEEP 2 H0", ".", ".", "ASLEEP 0 -", "."),
+    "wake": (".", ".", "WAITING 0 -", ".", "."),
+    "delay": (".", ".", ".", "WAITING 0 -", "."),
+    "devices": (".", ".", ".", "WAKING 2 H0", "."),
+    "slept": (".", "ASLEEP 0 -", ".", ".", "."),
+    "did not sleep": (".", "WAKING 2 H0", ".", ".", "."),
+    "woke": (".", ".", ".", ".", "AWAKE 2 -"),
+    "did not wake": (".", ".", ".", ".", "STOPPING 2 K0K1"),
+    "late answer": (".", ".", ".", ".", "."),
+    "answer of n1": (".", ".", ".", ".", "."),
+    "remind": (".", "FALLING_ASLEEP 2 H0", ".", ".", "WAKING 2 H0"),
+    "stop": ("STOPPING 2 K0K1", "STOPPING 2 K0K1", "STOPPING 0 K0K1", "STOPPING 0 K0K1", "STOPPING 2 K0K1"),
+}
+PHASES = (AWAKE, P.FALLING_ASLEEP, P.ASLEEP, P.WAITING, P.WAKING)
+
+
+def replica_in(phase):
+    """A ready replica on both nodes that has come to this phase by the table itself."""
+    case = at(placed(), S.RUNNING)
+    place = ReplicaPosition(service=ServiceId("web"), revision=2)
+    case = replace(
+        case, job=replace(case.job, replica=place), attempt=replace(case.attempt, service_port=8000, ready=True)
+    )
+    for name in {
+        AWAKE: (),
+        P.FALLING_ASLEEP: ("sleep",),
+        P.ASLEEP: ("sleep", "slept"),
+        P.WAITING: ("sleep", "slept", "wake"),
+        P.WAKING: ("sleep", "slept", "wake", "devices"),
+    }[phase]:
+        case = replace(case, attempt=transition(case, sleep_event(name, case.attempt), facts(5)).attempt)
+    return case
+
+
+def sleep_event(name, attempt):
+    answer = {**keyed(attempt), "node_id": N0, "turn": attempt.sleep_turn}
+    falls = attempt.sleep is not None and attempt.sleep.phase is P.FALLING_ASLEEP
+    return {
+        "sleep": SleepRequested(),
+        "wake": WakeRequested(),
+        "delay": WakeDelayed(why="device 0 of n0 is in use by job 7"),
+        "devices": DevicesRegained(),
+        "slept": SleepHookEnded(**answer, sleep=True),
+        "did not sleep": SleepHookEnded(**answer, sleep=True, why="POST /sleep answered 500"),
+        "woke": SleepHookEnded(**answer, sleep=False),
+        "did not wake": SleepHookEnded(**answer, sleep=False, why="POST /wake_up answered 500"),
+        "late answer": SleepHookEnded(**{**answer, "turn": attempt.sleep_turn - 1}, sleep=falls),
+        "answer of n1": SleepHookEnded(**{**answer, "node_id": N1}, sleep=falls),
+        "remind": ReminderDue(node_id=N0),
+        "stop": StopRequested(cause=EndCause.REQUEUED, why="requeued by ada"),
+    }[name]
+
+
+@pytest.mark.parametrize("name", TABLE_OF_SLEEP)
+@pytest.mark.parametrize("phase", PHASES)
+def test_edge_of_the_table_of_sleep(phase, name):
+    case = replica_in(phase)
+    outcome = transition(case, sleep_event(name, case.attempt), facts(9))
+    expected = TABLE_OF_SLEEP[name][PHASES.index(phase)]
+    if expected == ".":
+        assert (outcome.attempt, outcome.commands, outcome.history) == (case.attempt, (), ())
+        return
+    after = outcome.attempt
+    word = "STOPPING" if after.state is S.STOPPING else "AWAKE" if after.sleep is None else after.sleep.phase.name
+    held = sum(bool(grant.devices) for grant in after.allocation.grants)
+    assert f"{word} {held} {commands(outcome)}" == expected
+    assert after.full_allocation == placed().attempt.allocation
+    assert after.allocation.resources.besides_gpus() == case.attempt.allocation.resources.besides_gpus()
+    assert after.serving == (word == "AWAKE")
+    assert sum(line.facts.get("ready", 1) == 0 for line in outcome.history) == (
+        case.attempt.serving and word != "AWAKE"
+    )
+
+
+def test_sleeping_attempt_that_ends_is_billed_for_all_its_devices_without_the_time_asleep():
+    case = replica_in(P.ASLEEP)
+    assert case.attempt.sleep == Sleep(phase=P.ASLEEP, devices=((0, 1), (0, 1)), since_s=facts(5).now_s)
+    case = replace(case, attempt=transition(case, sleep_event("stop", case.attempt), facts(9)).attempt)
+    for node in (N0, N1):
+        stopped = MemberStopped(**keyed(case.attempt), node_id=node, at_s=T)
+        case = replace(case, attempt=transition(case, stopped, facts(25)).attempt)
+    assert case.attempt.state is S.ENDED
+    assert (case.attempt.allocation, case.attempt.sleep) == (placed().attempt.allocation, None)
+    assert case.attempt.asleep_s == 20.0
+    assert case.attempt.device_s(facts(99).now_s) == 5.0
+
+
+REPORTS = [
+    kind
+    for kind in KINDS
+    if kind
+    not in (
+        MemberLost,
+        StopRequested,
+        StartOverdue,
+        ReminderDue,
+        SleepRequested,
+        WakeRequested,
+        WakeDelayed,
+        DevicesRegained,
+    )
+]
 
 
 @pytest.mark.parametrize("kind", REPORTS)

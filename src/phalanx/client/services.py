@@ -37,8 +37,13 @@ class ServicesApi(ApiCalls):
         return self._change_service(name, {"revision": revision})
 
     def scale_service(self, name: str, replicas: int) -> api.ServiceView:
-        """Set the number of replicas; 0 lets the service sleep."""
+        """Set the number of replicas; 0 ends all."""
         return self._change_service(name, {"replicas": replicas})
+
+    def sleep_service(self, name: str, *, asleep: int | None = None, awake: int | None = None) -> api.ServiceView:
+        """Set how many replicas sleep, or how many are awake: exactly one is given. Larger numbers mean all."""
+        change = {"asleep": asleep, "awake": awake}
+        return self._change_service(name, {key: value for key, value in change.items() if value is not None})
 
     def stop_service(self, name: str) -> api.ServiceView:
         """Stop a service and its replicas."""

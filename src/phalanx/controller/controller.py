@@ -404,7 +404,7 @@ class Controller:
             )  # checkpoints from the head
             start_s = SETUP_LIMIT_S if spec.has_long_preparation or downloads else START_LIMIT_S
             self._timers.arm(boot_s + start_s, DeadlineKind.START, job_id, epoch, generation)
-        if attempt.state is AttemptState.RUNNING:
+        if attempt.state is AttemptState.RUNNING and not attempt.runs_hook:
             self._commanded.pop(job_id, None)
         elif fresh or job_id not in self._commanded or self._commanded[job_id][0] is not attempt.state:
             self._arm_reminder(attempt, boot_s)

@@ -13,19 +13,22 @@ from phalanx.controller.requests.services import add_service_history
 from phalanx.controller.step_context import StepContext
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, ServiceId, UserId
 from phalanx.core.lifecycle import job as jobs
+from phalanx.core.lifecycle.events import DevicesRegained, SleepRequested, WakeDelayed, WakeRequested
 from phalanx.core.lifecycle.service import Replica, ReplicaCondition, reconcile
 from phalanx.core.lifecycle.transitions import AVOID_MAX
+from phalanx.core.lifecycle.verify import wake_rejection
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.records import REVISIONS, SERVICES, Record
 from phalanx.core.state.world import World
-from phalanx.core.work.attempt import FIRST_GENERATION, Attempt
+from phalanx.core.work.attempt import FIRST_GENERATION, Attempt, SleepPhase
 from phalanx.core.work.job import Job
 from phalanx.core.work.service import Revision, Service
 from phalanx.core.work.service_terms import ReplicaPosition
 
 RECONCILER: Final = UserId("services")  # `by` of cancels that a service decides
 _FAILED_NODES: Final = 2  # newest nodes that failed a replica, which it avoids besides
+WAKE_EVERY_S: Final = 5.0  # between two tries without any event: a reservation or a budget may have ended
 _Condition = tuple[Epoch, Generation, ReplicaCondition]
 
 
@@ -37,12 +40,14 @@ class ServiceReconciler:
         _touched: services to examine in the next step.
         _due_s: when each service is to be examined again without a change (CLOCK_BOOTTIME).
         _since_s: the condition of each replica, and since when it has it (CLOCK_BOOTTIME).
+        _wakers: replicas that waited to wake when their service was last examined; each step tries their devices.
     """
 
     world: World
     _touched: set[ServiceId] = field(default_factory=set)
     _due_s: dict[ServiceId, float] = field(default_factory=dict)
     _since_s: dict[JobId, tuple[_Condition, float]] = field(default_factory=dict)
+    _wakers: set[JobId] = field(default_factory=set)
 
     def touch_all(self) -> None:
         """Examine every service in the next step: the head starts, or a step was undone."""
@@ -68,10 +73,30 @@ class ServiceReconciler:
         examined, self._touched = sorted(self._touched | due), set()
         for service_id in examined:
             self._reconcile(context, service_id)
+        for job_id in sorted(self._wakers):
+            self._wake(context, job_id)
 
     def due_in_s(self, boot_s: float) -> float:
         """Time until a service is to be examined without a change; infinite for none."""
-        return 0.0 if self._touched else min(self._due_s.values(), default=math.inf) - boot_s
+        if self._touched:
+            return 0.0
+        due_s = min(self._due_s.values(), default=math.inf) - boot_s
+        return min(due_s, WAKE_EVERY_S) if self._wakers else due_s
+
+    def _wake(self, context: StepContext, job_id: JobId) -> None:
+        """Grant a replica its devices again if they are free. Before the scheduler's cycle, so that it goes before jobs that wait."""
+        attempt = self.world.attempts.get(job_id)
+        sleep = None if attempt is None else attempt.sleep
+        if attempt is None or sleep is None or sleep.phase is not SleepPhase.WAITING:
+            self._wakers.discard(job_id)
+            return
+        why = wake_rejection(self.world, attempt)
+        if why == sleep.why != "":
+            return
+        context.apply_event(job_id, WakeDelayed(why=why) if why else DevicesRegained())
+        replica = self.world.jobs[job_id].replica
+        assert replica is not None  # no other job sleeps
+        self._touched.add(replica.service)
 
     def _reconcile(self, context: StepContext, service_id: ServiceId) -> None:
         self._due_s.pop(service_id, None)
@@ -91,6 +116,13 @@ class ServiceReconciler:
             add_service_history(context, step.service, text)
         for job_id, why in step.stop:
             context.apply(jobs.cancel(context.case(job_id), RECONCILER, why, context.facts))
+        for job_id in step.sleep:
+            context.apply_event(job_id, SleepRequested())
+        for job_id in step.wake:
+            context.apply_event(job_id, WakeRequested())
+            self._wakers.add(job_id)
+        if step.sleep or step.wake:
+            self._touched.add(service_id)  # what they wait for counts from now
         stopped = {job_id for job_id, _ in step.stop}
         # Those just stopped are left out from here on: writing their records from before would undo the stop.
         remaining = [one for one in replicas if one.job.id not in stopped]
@@ -116,6 +148,8 @@ class ServiceReconciler:
             known = self._since_s.get(job_id)
             if known is None or known[0] != condition:
                 known = self._since_s[job_id] = (condition, boot_s)
+            if replica.condition is ReplicaCondition.WAITING:
+                self._wakers.add(job_id)
             found.append(replace(replica, since_s=boot_s - known[1]))
         return sorted(found, key=lambda one: one.job.seq)
 

@@ -211,6 +211,7 @@ _EVENTS: Final[dict[str, type[Any]]] = {
         events.MemberRefused,
         events.MemberStarted,
         events.ReadinessChanged,
+        events.SleepHookEnded,
         events.TaskExited,
         events.MemberStopped,
         events.MemberFrozen,
@@ -229,6 +230,7 @@ _COMMANDS: Final[dict[str, type[Any]]] = {
         commands.CleanUpAttempt,
         commands.DeleteCheckpoints,
         commands.SaveNow,
+        commands.RunSleepHook,
         OpenExec,
     )
 }

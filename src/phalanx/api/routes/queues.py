@@ -21,7 +21,7 @@ from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, QueueId
 from phalanx.core.resources import Extras
 from phalanx.core.scheduling.feasibility import FeasibilityChecker, newly_impossible
-from phalanx.core.scheduling.quota import FairShareTree
+from phalanx.core.scheduling.quota import FairShareTree, charge_from_start
 from phalanx.core.state.events import ChangeQueue, ImpossibleJob, PutQueues
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import QUEUE_USAGE
@@ -224,7 +224,7 @@ def _views(services: HeadServices, only: QueueId | None = None) -> list[QueueVie
         if job.queue in known:
             number, held = tree.job_node(job.queue), attempt.allocation.resources
             tree.add_running(number, job.user, held)
-            tree.change_rate(number, held.milli, now_s, since_s=attempt.placed_s)
+            charge_from_start(tree, number, attempt, now_s)
             other = held.besides_gpus()
             # A queue with others below it is on the path twice: with its own jobs, and with all.
             for name in {tree.ids[node] for node in tree.paths[number]} if other else ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +18,7 @@ from phalanx.core.errors import BadRequest, NotFound, NotPermitted
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import ServiceId
 from phalanx.core.state.events import Request as Command
-from phalanx.core.state.events import ScaleService, StopService, SubmitService, UpdateService
+from phalanx.core.state.events import ScaleService, SleepReplicas, StopService, SubmitService, UpdateService
 from phalanx.core.state.records import SERVICES
 from phalanx.core.work.service import Service
 from phalanx.core.work.users import Action
@@ -26,6 +26,7 @@ from phalanx.ports.store import Store
 from phalanx.wire.api.jobs import JobBody
 from phalanx.wire.api.services import ServiceChange, ServiceDetail, ServiceList, ServiceReply
 
+_CHANGES: Final = ("spec", "revision", "replicas", "asleep", "awake")
 routes = RouteTable()
 
 
@@ -62,17 +63,20 @@ async def submit_service(request: Request) -> Response:
 
 @routes.patch("/v1/services/{service_id}", Action.CHANGE_OWN, body=ServiceChange, reply=ServiceReply)
 async def change_service(request: Request, service_id: ServiceId) -> Response:
-    """Roll out a new revision (`spec`) or an existing one (`revision`), or set the number of replicas (`replicas`)."""
+    """Roll out a new revision (`spec`) or an existing one (`revision`), or set how many replicas exist, sleep or are awake."""
     runtime = runtime_of(request)
     _authorize(runtime.services.store, caller_of(request), service_id)
     body = await read_record(request, ServiceChange, runtime.services.limits.body_bytes)
     caller = caller_of(request)
     _authorize(runtime.services.store, caller, service_id)  # again: permissions may have changed while the body arrived
-    given = [name for name in ("spec", "revision", "replicas") if getattr(body, name) is not None]
+    given = [name for name in _CHANGES if getattr(body, name) is not None]
     if len(given) != 1:
-        raise BadRequest("a change has exactly one of spec, revision and replicas", hint="send one of them")
+        raise BadRequest(f"a change has exactly one of {', '.join(_CHANGES)}", hint="send one of them")
     if body.replicas is not None:
         return await _done(request, ScaleService(service_id=service_id, replicas=body.replicas, by=caller.user))
+    if body.asleep is not None or body.awake is not None:
+        asked = SleepReplicas(service_id=service_id, by=caller.user, asleep=body.asleep, awake=body.awake)
+        return await _done(request, asked)
     spec = None if body.spec is None else submitted_spec(runtime, body.spec)
     return await _done(request, UpdateService(service_id=service_id, by=caller.user, spec=spec, revision=body.revision))
 

@@ -117,7 +117,10 @@ def _started_or_ended(services: HeadServices, job: Job, whole: bool) -> WhyReply
     nodes = [grant.node_id for grant in attempts[-1].allocation.grants] if attempts else []
     if job.state is JobState.RUNNING:
         since_s = attempts[-1].placed_s if attempts else job.started_s
+        sleep = attempts[-1].sleep if attempts else None
         headline = f"has run for {format_duration(max(0.0, now_s - (since_s or now_s)))} on {_names(nodes)}"
+        if sleep is not None:
+            headline = f"is {sleep.phase}{f': {sleep.why}' if sleep.why else ''}; {headline}"
         return WhyReply(
             job_id=job.id,
             state=job.state,

@@ -162,6 +162,8 @@ def _place_in_service(job: Job, attempt: Attempt | None) -> dict[str, Any]:
         "revision": job.replica.revision,
         "port": attempt.service_port if attempt is not None and serves else 0,
         "ready": attempt is not None and attempt.serving,
+        "sleep": "" if attempt is None or attempt.sleep is None else attempt.sleep.phase.value,
+        "sleep_why": "" if attempt is None or attempt.sleep is None else attempt.sleep.why,
     }
 
 

@@ -236,7 +236,7 @@ def _where_or_why(job: JobView, now_s: float) -> Cell | str:
     if job.state is JobState.PENDING:
         return Cell(waiting_reason(job, now_s), "red" if job.reason == WaitReasonCode.NEVER else "yellow")
     if job.state is JobState.RUNNING:
-        ready = "" if not job.service else " ready" if job.ready else " not ready"
+        ready = "" if not job.service else " ready" if job.ready else f" {job.sleep or 'not ready'}"
         return ", ".join(job.nodes) + ready
     if job.state is JobState.SUCCEEDED:
         return ""

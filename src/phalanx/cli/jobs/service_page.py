@@ -71,7 +71,7 @@ def service_page(detail: ServiceDetail, screen: Terminal, now_s: float) -> list[
     facts = {
         "command": service.command,
         "who": f"{service.user}, project {service.project}, queue {service.queue}",
-        "replicas": f"{service.ready} of {service.desired} ready, range {service.replicas}, {service.gpus} {'GPU' if service.gpus == '1' else 'GPUs'} each",
+        "replicas": f"{_ready_text(service)}, range {service.replicas}, {service.gpus} {'GPU' if service.gpus == '1' else 'GPUs'} each",
         "port": f"{service.port or 'any free one'}, ready when {_check(service)}",
         "waits": service.detail,
         "failure": service.failure,
@@ -95,6 +95,8 @@ def replica_state(job: JobView) -> str:
         return str(job.state)
     if job.cancelled_by:
         return "stopping"
+    if job.sleep:
+        return job.sleep
     return "ready" if job.ready else "starting" if job.attempt_state == "running" else str(job.attempt_state)
 
 
@@ -111,7 +113,7 @@ def _replica_rows(detail: ServiceDetail) -> list[list[Cell | str]]:
                 ", ".join(job.nodes) if job.state is JobState.RUNNING else "",
                 "" if end is None else f"{end.address}:{end.port}",
                 str(job.restarts) if job.restarts else "",
-                cells.wait_text(job.reason, job.detail) if job.state is JobState.PENDING else "",
+                cells.wait_text(job.reason, job.detail) if job.state is JobState.PENDING else job.sleep_why,
             ]
         )
     return rows
@@ -123,7 +125,13 @@ def _revision_row(one: RevisionView, service: ServiceView, now_s: float) -> list
 
 
 def _ready(service: ServiceView) -> str:
-    return f"{service.ready}/{service.desired}"
+    asleep = f" {service.asleep} asleep" if service.asleep else ""
+    return f"{service.ready}/{service.desired - service.asleep_wanted}{asleep}"
+
+
+def _ready_text(service: ServiceView) -> str:
+    awake = f"{service.ready} of {service.desired - service.asleep_wanted} ready"
+    return f"{awake}, {service.asleep} of {service.asleep_wanted} asleep" if service.asleep_wanted else awake
 
 
 def _check(service: ServiceView) -> str:
@@ -135,6 +143,6 @@ def _next(service: ServiceView) -> str:
         case ServiceState.STOPPED:
             return "phalanx submit FILE"
         case ServiceState.SLEEPING:
-            return f"phalanx scale {service.name} 1"
+            return f"phalanx wake {service.name}" if service.asleep_wanted else f"phalanx scale {service.name} 1"
         case _:
             return f"phalanx logs {service.name}"

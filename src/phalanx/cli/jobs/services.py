@@ -1,8 +1,8 @@
-"""What commands do with services: submit, update, scale and stop them, and print the output of their replicas."""
+"""What commands do with services: submit, update, scale and stop them, let replicas sleep and wake, and print the output of replicas."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -17,6 +17,9 @@ from phalanx.core.errors import BadRequest, NotFound
 if TYPE_CHECKING:
     from phalanx.client import Client
     from phalanx.wire.api.services import ServiceDetail, ServiceView
+
+
+_ALL: Final = 1_000_000  # more replicas than a service can have
 
 
 def find_service(head: Client, word: str) -> ServiceDetail | None:
@@ -67,9 +70,37 @@ def update_service(name: str, path: str | None, revision: int | None, *, copy: b
 @click.argument("replicas", type=click.IntRange(0), metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print the service as JSON.")
 def scale(service: str, replicas: int, as_json: bool) -> None:
-    """Set the number of replicas of a service, within the range of its file; 0 lets it sleep."""
+    """Set the number of replicas of a service, within the range of its file; 0 ends all replicas."""
     changed = connect().scale_service(service, replicas)
     print(to_json({"service": changed}, indent=2) if as_json else f"service {changed.name}: {replicas} replicas wanted")
+
+
+_REPLICAS_OPTION: Final = click.option(
+    "--replicas", type=click.IntRange(0), metavar="N", help="How many in all; without it, all replicas."
+)
+
+
+@click.command("sleep")
+@click.argument("service", metavar="NAME")
+@_REPLICAS_OPTION
+@click.option("--json", "as_json", is_flag=True, help="Print the service as JSON.")
+def sleep(service: str, replicas: int | None, as_json: bool) -> None:
+    """Let replicas of a service free their GPUs and keep their processes and memory."""
+    _print_sleep(connect().sleep_service(service, asleep=_ALL if replicas is None else replicas), as_json)
+
+
+@click.command("wake")
+@click.argument("service", metavar="NAME")
+@_REPLICAS_OPTION
+@click.option("--json", "as_json", is_flag=True, help="Print the service as JSON.")
+def wake(service: str, replicas: int | None, as_json: bool) -> None:
+    """Let sleeping replicas of a service take their GPUs again and serve."""
+    _print_sleep(connect().sleep_service(service, awake=_ALL if replicas is None else replicas), as_json)
+
+
+def _print_sleep(service: ServiceView, as_json: bool) -> None:
+    text = f"service {service.name}: {service.asleep_wanted} of {service.desired} replicas shall sleep"
+    print(to_json({"service": service}, indent=2) if as_json else text)
 
 
 def _wanted(service: ServiceView) -> str:

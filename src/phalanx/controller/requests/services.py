@@ -11,7 +11,15 @@ from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import BadRequest, Conflict, NotFound
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import QueueId, ServiceId, UserId
-from phalanx.core.state.events import ScaleService, StopService, SubmitJob, SubmitService, UpdateService
+from phalanx.core.lifecycle.service import desired_replicas
+from phalanx.core.state.events import (
+    ScaleService,
+    SleepReplicas,
+    StopService,
+    SubmitJob,
+    SubmitService,
+    UpdateService,
+)
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import REVISIONS, SERVICES
@@ -144,9 +152,45 @@ def scale(context: StepContext, request: ScaleService) -> Service:
         )
     if service.scale == request.replicas:
         return service
-    after = replace(service, scale=request.replicas)
+    before = desired_replicas(service, context.world.table(REVISIONS)[service.id, service.revision])
+    asleep = max(0, service.asleep - max(0, before - request.replicas))  # sleeping replicas end first
+    after = replace(service, scale=request.replicas, asleep=asleep)
     context.change.put(after)
     add_service_history(context, after, f"scaled to {request.replicas} replicas by {request.by}", by=request.by)
+    return after
+
+
+@handlers.add(
+    SleepReplicas,
+    Action.CHANGE_OWN,
+    audit=lambda request, answer: (
+        f"service {request.service_id} asleep {answer.asleep if isinstance(answer, Service) else request.asleep}"
+    ),
+)
+def sleep(context: StepContext, request: SleepReplicas) -> Service:
+    """Set the number of sleeping replicas.
+
+    Raises:
+        NotFound: no such service.
+        Conflict: the service is stopped.
+        BadRequest: its replicas cannot sleep.
+    """
+    service = _live(context, request.service_id)
+    revision = context.world.table(REVISIONS)[service.id, service.revision]
+    desired = desired_replicas(service, revision)
+    asleep = request.asleep if request.asleep is not None else desired - (request.awake or 0)
+    asleep = max(0, min(asleep, desired))
+    if asleep and not revision.terms.sleep:
+        raise BadRequest(
+            f"service {service.id} has no sleep hook: its file has no sleep and wake",
+            hint="add sleep: /PATH and wake: /PATH to its file, and update the service with it",
+        )
+    if asleep == service.asleep:
+        return service
+    after = replace(service, asleep=asleep)
+    context.change.put(after)
+    text = f"{asleep} of {desired} replicas shall sleep, by {request.by}"
+    add_service_history(context, after, text, by=request.by)
     return after
 
 

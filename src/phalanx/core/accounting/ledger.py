@@ -54,6 +54,21 @@ class Ledger:
         return Ledger(**{name.value: getattr(self, name.value) + getattr(other, name.value) for name in TimeCategory})
 
 
+def device_ledger(attempt: Attempt, span: Ledger, *, now_s: float) -> Ledger:
+    """The ledger of all devices of an attempt, given that of its whole span: without the time in which it slept.
+
+    That time is taken from PRODUCTIVE first: a replica falls asleep while it serves.
+    """
+    _, end_us = span_us(attempt, now_s=now_s)
+    left_us = round(attempt.sleep_s(end_us / 1e6) * 1e6)
+    parts: dict[str, int] = {}
+    for name in TimeCategory:
+        own = getattr(span, name.value)
+        taken = min(own, left_us)
+        parts[name.value], left_us = own - taken, left_us - taken
+    return Ledger(**parts).times(attempt.full_allocation.milli)
+
+
 def sum_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
     """The sum of all ledgers."""
     total = Ledger()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from phalanx.core.accounting.ledger import Ledger, attempt_ledgers, sum_ledgers
+from phalanx.core.accounting.ledger import Ledger, attempt_ledgers, device_ledger, sum_ledgers
 from phalanx.core.accounting.lineage import (
     StepLineage,
     overlapping_steps,
@@ -161,7 +161,7 @@ def build_usage_summary(
     read = {attempt.epoch: read_reports(attempt.epoch, reports.get(attempt.epoch, ())) for attempt in ordered}
     lineage = split_steps(job, ordered, read)
     spans = attempt_ledgers(ordered, read, lineage.kept, succeeded=job.state is JobState.SUCCEEDED, now_s=now_s)
-    ledger = sum_ledgers(spans[attempt.epoch].times(attempt.allocation.milli) for attempt in ordered)
+    ledger = sum_ledgers(device_ledger(attempt, spans[attempt.epoch], now_s=now_s) for attempt in ordered)
     held = sum_ledgers(spans[attempt.epoch] for attempt in ordered)
     weighed = ledger if ledger.total else held  # a job without GPUs is measured by time
     measured = bool(lineage.kept or lineage.lost)
@@ -175,14 +175,17 @@ def build_usage_summary(
         job_id=job.id,
         name=job.name,
         state=job.state.value,
-        gpus=gpus_of(max((attempt.allocation.milli for attempt in ordered), default=0)),
+        gpus=gpus_of(max((attempt.full_allocation.milli for attempt in ordered), default=0)),
         virtual=any(node.virtual for node in granted),
         measured_by="steps" if measured else "attempts",
         gpu_seconds=_seconds(ledger),
         goodput=weighed.productive / weighed.total if weighed.total and measured else None,
         wall_s=wall_us / 1e6,
         queued_s=max(0, wall_us - held.total) / 1e6,
-        attempts=tuple(_line(attempt, read[attempt.epoch], lineage, spans[attempt.epoch]) for attempt in ordered),
+        attempts=tuple(
+            _line(attempt, read[attempt.epoch], lineage, device_ledger(attempt, spans[attempt.epoch], now_s=now_s))
+            for attempt in ordered
+        ),
         steps_total=max((each.steps_total for each in read.values() if each.steps_total is not None), default=None),
         steps_kept=len(lineage.kept),
         steps_lost=len(lineage.lost),
@@ -221,7 +224,7 @@ def _loss_first(lineage: StepLineage) -> float | None:
     return next((record.loss for record in made if record.loss is not None), None)
 
 
-def _line(attempt: Attempt, reports: Reports, lineage: StepLineage, span: Ledger) -> AttemptSummary:
+def _line(attempt: Attempt, reports: Reports, lineage: StepLineage, held: Ledger) -> AttemptSummary:
     steps = reports.steps
     kept = [record for record in lineage.kept if record.epoch == attempt.epoch]
     numbers = sorted(
@@ -242,7 +245,7 @@ def _line(attempt: Attempt, reports: Reports, lineage: StepLineage, span: Ledger
             NodeShare(node=grant.node_id, devices=grant.devices, first_rank=grant.first_rank, tasks=grant.tasks)
             for grant in attempt.allocation.grants
         ),
-        gpus=gpus_of(attempt.allocation.milli),
+        gpus=gpus_of(attempt.full_allocation.milli),
         placed_s=attempt.placed_s,
         running_s=attempt.first_running_s if attempt.first_running_s is not None else attempt.running_s,
         ended_s=attempt.ended_s,
@@ -254,7 +257,7 @@ def _line(attempt: Attempt, reports: Reports, lineage: StepLineage, span: Ledger
         resumed_from_step=generations[0].resumed_from_step,
         steps=len(steps),
         generations=generations,
-        gpu_seconds=_seconds(span.times(attempt.allocation.milli)),
+        gpu_seconds=_seconds(held),
     )
 
 

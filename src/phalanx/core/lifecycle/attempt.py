@@ -11,14 +11,18 @@ from typing import Any, Final
 
 from phalanx.core.fleet.fitness import FULL_DISK, PREFLIGHT, NodeFault, find_faulty_nodes
 from phalanx.core.ids import NodeId
-from phalanx.core.lifecycle import gang_commands
+from phalanx.core.lifecycle import gang_commands, sleep
 from phalanx.core.lifecycle.endpoints import endpoint_line
 from phalanx.core.lifecycle.events import (
     AttemptEvent,
+    DevicesRegained,
     MemberLost,
     ReminderDue,
+    SleepRequested,
     StartOverdue,
     StopRequested,
+    WakeDelayed,
+    WakeRequested,
 )
 from phalanx.core.lifecycle.settle import settle
 from phalanx.core.lifecycle.transitions import (
@@ -39,6 +43,7 @@ from phalanx.core.state.events import (
     MemberStopped,
     ProgressReported,
     ReadinessChanged,
+    SleepHookEnded,
     TaskExited,
 )
 from phalanx.core.state.fast_replace import replace
@@ -70,6 +75,7 @@ _FROM_A_NODE: Final = (
     MemberFrozen,
     MemberHung,
     ReadinessChanged,
+    SleepHookEnded,
 )
 
 
@@ -229,7 +235,8 @@ def _readiness(
     if not serves or happening.ready == attempt.ready or happening.node_id != attempt.allocation.grants[0].node_id:
         return _unchanged(case)
     attempt = replace(attempt, ready=happening.ready, ready_s=facts.now_s)
-    running = attempt.state is _S.RUNNING  # before, other nodes of its gang are still starting
+    # Before, other nodes of its gang are still starting. Asleep, its port may answer, but it serves no requests.
+    running = attempt.state is _S.RUNNING and attempt.sleep is None
     return TransitionResult(
         job=case.job,
         attempt=attempt,
@@ -447,9 +454,23 @@ def _remind(case: AttemptCase, attempt: Attempt, happening: ReminderDue, facts: 
         commands = gang_commands.prepare(case.job, attempt, facts, only=node_id)
     elif attempt.state is _S.STARTING and state is MemberState.READY:
         commands = gang_commands.start(attempt, only=node_id)
+    elif attempt.state is _S.RUNNING and node_id == attempt.allocation.grants[0].node_id:
+        commands = gang_commands.sleep_hook(attempt)
     else:
         commands = ()
     return TransitionResult(job=case.job, attempt=attempt, commands=commands)
+
+
+def _hook_ended(
+    case: AttemptCase, attempt: Attempt, happening: SleepHookEnded, facts: TransitionContext
+) -> TransitionResult:
+    if not sleep.answers(attempt, happening):
+        return _unchanged(case)
+    if happening.sleep or not happening.why:
+        return sleep.finish_hook(case, attempt, happening, facts)
+    why = f"{happening.node_id}: it did not wake: {happening.why}"
+    entry = history_line(case, facts, "wake_failed", why, node_id=happening.node_id)
+    return _stopping(case, attempt, EndCause.CRASH, why, facts, entry)
 
 
 def _stopping(
@@ -568,6 +589,11 @@ TRANSITIONS: Final[dict[tuple[AttemptState, type[Any]], Handler]] = {
     **{(state, MemberFrozen): _froze for state in (_S.PLACED, _S.STARTING, _S.RUNNING)},
     **{(state, ReadinessChanged): _readiness for state in (_S.STARTING, _S.RUNNING)},
     (_S.RUNNING, MemberHung): _hung,
+    (_S.RUNNING, SleepRequested): sleep.fall_asleep,
+    (_S.RUNNING, WakeRequested): sleep.wish_to_wake,
+    (_S.RUNNING, WakeDelayed): sleep.delay_wake,
+    (_S.RUNNING, DevicesRegained): sleep.wake,
+    (_S.RUNNING, SleepHookEnded): _hook_ended,
     **{(state, MemberStopped): _stopped for state in _ALL},
     **{(state, CheckpointSaved): _saved for state in _ALL},
     **{(state, CheckpointFailed): _save_failed for state in _ALL},

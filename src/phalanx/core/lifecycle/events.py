@@ -17,6 +17,7 @@ from phalanx.core.state.events import (
     MemberStopped,
     ProgressReported,
     ReadinessChanged,
+    SleepHookEnded,
     TaskExited,
 )
 from phalanx.core.work.attempt import EndCause
@@ -58,11 +59,38 @@ class ReminderDue:
     probe_port: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepRequested:
+    """Its service has more replicas awake than wanted: a ready replica runs its sleep hook, one that waits to wake sleeps on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeRequested:
+    """Its service wants a sleeping replica awake: it waits for its devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeDelayed:
+    """The devices of a replica that waits to wake cannot be granted now."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesRegained:
+    """The devices of a replica that waits to wake were verified as free, and are granted to it again."""
+
+
 AttemptEvent = (
     MemberReady
     | MemberRefused
     | MemberStarted
     | ReadinessChanged
+    | SleepHookEnded
+    | SleepRequested
+    | WakeRequested
+    | WakeDelayed
+    | DevicesRegained
     | TaskExited
     | MemberStopped
     | MemberFrozen

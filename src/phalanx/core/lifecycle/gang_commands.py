@@ -11,6 +11,7 @@ from phalanx.core.state.commands import (
     Command,
     DeleteCheckpoints,
     PrepareTasks,
+    RunSleepHook,
     StartTasks,
     StopTasks,
 )
@@ -20,6 +21,7 @@ from phalanx.core.work.attempt import (
     EndCause,
     Member,
     MemberState,
+    SleepPhase,
 )
 from phalanx.core.work.gang_topology import gang_topology
 from phalanx.core.work.job import Job
@@ -117,6 +119,21 @@ def stop(case: AttemptCase, attempt: Attempt, *, only: NodeId | None = None) -> 
         for member in attempt.members
         if member.state not in (MemberState.STOPPED, MemberState.LOST) and (only is None or member.node_id == only)
     )
+
+
+def sleep_hook(attempt: Attempt) -> tuple[Command, ...]:
+    """`RunSleepHook` for the first node, if a hook was requested and has not answered."""
+    if attempt.sleep is None or not attempt.runs_hook:
+        return ()
+    order = RunSleepHook(
+        node_id=attempt.allocation.grants[0].node_id,
+        job_id=attempt.job_id,
+        epoch=attempt.epoch,
+        generation=attempt.generation,
+        turn=attempt.sleep_turn,
+        sleep=attempt.sleep.phase is SleepPhase.FALLING_ASLEEP,
+    )
+    return (order,)
 
 
 def clean_up(attempt: Attempt) -> tuple[Command, ...]:

@@ -15,12 +15,13 @@ from typing import Final
 from phalanx.core.ids import JobId
 from phalanx.core.state.fast_replace import replace
 from phalanx.core.units import format_duration
-from phalanx.core.work.attempt import Attempt, AttemptState
+from phalanx.core.work.attempt import Attempt, AttemptState, SleepPhase
 from phalanx.core.work.job import Job, JobState, WaitReasonCode
 from phalanx.core.work.service import NO_REVISION, Revision, Service, ServiceState
 
 SURGE: Final = 1  # replicas that a rollout starts beyond the wanted number
 ROOM_WAIT_S: Final = 15.0  # a new replica that waits this long for devices counts as having no room beside the old ones
+SLEEP_RETRY_S: Final = 60.0  # from a sleep hook that failed to the next try
 ROLLOUT_RESTARTS_MAX: Final = 3  # failures of a new replica that stop a rollout
 _FAILING: Final = (WaitReasonCode.CRASH, WaitReasonCode.START_FAIL)
 
@@ -31,7 +32,17 @@ class ReplicaCondition(enum.Enum):
     SERVING = enum.auto()
     UNREADY = enum.auto()  # its ranks run, and its port does not answer yet
     NO_ROOM = enum.auto()  # it waits for devices
-    STARTING = enum.auto()  # it is placed, is stopping, or waits after a failure
+    STARTING = enum.auto()  # it is placed, is stopping, runs a sleep or wake hook, or waits after a failure
+    ASLEEP = enum.auto()  # it gave its devices back, or is about to
+    WAITING = enum.auto()  # it shall wake, and waits for the devices that it gave back
+
+
+_SLEEP_CONDITIONS: Final = {
+    SleepPhase.FALLING_ASLEEP: ReplicaCondition.ASLEEP,
+    SleepPhase.ASLEEP: ReplicaCondition.ASLEEP,
+    SleepPhase.WAITING: ReplicaCondition.WAITING,
+    SleepPhase.WAKING: ReplicaCondition.STARTING,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +61,30 @@ class Replica:
             return ReplicaCondition.NO_ROOM if waits else ReplicaCondition.STARTING
         if self.attempt.state is not AttemptState.RUNNING:
             return ReplicaCondition.STARTING
+        if self.attempt.sleep is not None:
+            return _SLEEP_CONDITIONS[self.attempt.sleep.phase]
         return ReplicaCondition.SERVING if self.attempt.ready else ReplicaCondition.UNREADY
 
     @property
     def serving(self) -> bool:
         """Whether it may get requests."""
         return self.condition is ReplicaCondition.SERVING
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has been ready, and now serves or sleeps."""
+        return self.condition in (ReplicaCondition.SERVING, ReplicaCondition.ASLEEP)
+
+    @property
+    def gave_devices_back(self) -> bool:
+        """Whether it sleeps without its devices."""
+        return self.attempt is not None and self.attempt.gave_devices_back
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether it may be asked to sleep now."""
+        refused = self.attempt is not None and bool(self.attempt.sleep_refusal)
+        return self.serving and (not refused or self.since_s >= SLEEP_RETRY_S)
 
     @property
     def revision(self) -> int:
@@ -72,6 +101,7 @@ class ServiceStep:
         service: its record; the same object if nothing changed.
         start: number of replicas to create, of `service.revision`.
         stop: replicas to cancel, each with the reason.
+        sleep, wake: replicas to ask.
         news: what happened to the service, in words that every user may read.
         due_in_s: reconcile again after this time even if nothing happens.
     """
@@ -79,6 +109,8 @@ class ServiceStep:
     service: Service
     start: int = 0
     stop: tuple[tuple[JobId, str], ...] = ()
+    sleep: tuple[JobId, ...] = ()
+    wake: tuple[JobId, ...] = ()
     news: tuple[str, ...] = ()
     due_in_s: float = math.inf
 
@@ -112,42 +144,52 @@ def reconcile(
     desired = desired_replicas(service, revisions[service.revision])
     new = [one for one in replicas if one.revision == service.revision]
     old = [one for one in replicas if one.revision != service.revision]
-    ready_new = sum(one.serving for one in new)
-    stop = _replaced(service, desired, new, old) + _surplus(new, len(new) - desired, f"{desired} replicas are wanted")
+    asleep = min(service.asleep, desired) if terms.sleep else 0
+    settled_new = sum(one.settled for one in new)
+    # Each replica that cannot wake is replaced by a fresh one; whichever is ready first stays.
+    stuck = sum(one.condition is ReplicaCondition.WAITING and one.since_s >= ROOM_WAIT_S for one in new)
+    spare = stuck if settled_new < desired else 0
+    stop = _replaced(service, desired, desired - asleep, new, old)
+    stop += _surplus(new, len(new) - desired - spare, f"{desired} replicas are wanted")
     left = len(new) + len(old) - len(stop)
-    room = desired + SURGE - left if len(old) > 0 else desired
-    start = max(0, min(desired - len(new), room))
+    room = desired + spare + SURGE - left if len(old) > 0 else desired
+    start = max(0, min(desired + spare - len(new), room))
     stopped = {job_id for job_id, _ in stop}
     served, replaced = service.served_revision, all(one.job.id in stopped for one in old)
-    if ready_new >= desired > 0 and replaced:
+    if settled_new >= desired > 0 and replaced:
         served = service.revision
         if service.served_revision != served or service.rollout_s is not None:
             news.append(f"revision {served} serves with {desired} of {desired} replicas")
     rolling = not replaced or served not in (service.revision, NO_REVISION)
     service = replace(service, served_revision=served, desired=desired)
-    serving = sum(one.serving for one in replicas if one.job.id not in stopped)
-    state = _state(service, serving, rolling=rolling)
+    to_sleep, to_wake = _sleep_changes([one for one in new if one.job.id not in stopped], asleep, desired - asleep)
+    serving = sum(one.serving for one in replicas if one.job.id not in stopped and one.job.id not in to_sleep)
+    state = _state(service, desired - asleep, serving, rolling=rolling)
     service = replace(
         service,
         state=state,
-        detail=_detail(new, old, desired),
+        detail=_detail(new, old, desired - asleep),
         rollout_s=(service.rollout_s or now_s) if state is ServiceState.UPDATING else None,
     )
     if state is not before.state:
-        news.append(f"{before.state} -> {state}: {serving} of {desired} replicas ready")
+        news.append(f"{before.state} -> {state}: {serving} of {desired - asleep} replicas ready")
     waits = [ROOM_WAIT_S - one.since_s for one in new if one.condition is ReplicaCondition.NO_ROOM]
     waits += [terms.ready_within_s - one.since_s for one in new if one.condition is ReplicaCondition.UNREADY]
+    waits += [ROOM_WAIT_S - one.since_s for one in new if one.condition is ReplicaCondition.WAITING]
+    waits += [SLEEP_RETRY_S - one.since_s for one in new if one.serving and not one.may_sleep]
     return ServiceStep(
         service=before if service == before else service,
         start=start,
         stop=stop,
+        sleep=to_sleep,
+        wake=to_wake,
         news=tuple(news),
         due_in_s=min((wait for wait in waits if wait > 0), default=math.inf),
     )
 
 
 def desired_replicas(service: Service, revision: Revision) -> int:
-    """The number of replicas wanted: that of `phalanx scale` within the range, else the lower bound. A scale of 0 lets the service sleep."""
+    """The number of replicas wanted: that of `phalanx scale` within the range, else the lower bound. A scale of 0 ends all."""
     if service.scale == 0:
         return 0
     return revision.terms.replicas_min if service.scale is None else revision.terms.clamp(service.scale)
@@ -168,19 +210,35 @@ def _rollout_failure(service: Service, revision: Revision, replicas: Sequence[Re
     return ""
 
 
+def _sleep_changes(new: Sequence[Replica], asleep: int, awake: int) -> tuple[tuple[JobId, ...], tuple[JobId, ...]]:
+    """The replicas to ask to sleep, newest first, and those to ask to wake, oldest first.
+
+    A ready replica falls asleep only if so many others serve as shall be awake. One that waits to wake sleeps on at once.
+    """
+    sleeping = [one.job.id for one in new if one.condition is ReplicaCondition.ASLEEP]
+    waiting = [one.job.id for one in new if one.condition is ReplicaCondition.WAITING]
+    missing = asleep - len(sleeping)
+    if missing <= 0:
+        return (), tuple(sleeping[: -missing or None]) if missing else ()
+    serving = sum(one.serving for one in new)
+    ready = [one.job.id for one in reversed(new) if one.may_sleep][: max(0, serving - awake)]
+    return tuple((*reversed(waiting), *ready)[:missing]), ()
+
+
 def _replaced(
-    service: Service, desired: int, new: Sequence[Replica], old: Sequence[Replica]
+    service: Service, desired: int, awake: int, new: Sequence[Replica], old: Sequence[Replica]
 ) -> tuple[tuple[JobId, str], ...]:
-    """The replicas of other revisions to stop: one for each ready new one, and one more if there is no room for both."""
-    ready_new = sum(one.serving for one in new)
+    """The replicas of other revisions to stop: one for each settled new one, and one more if there is no room for both."""
+    settled_new = sum(one.settled for one in new)
     why = f"revision {service.revision} replaces it"
     if service.served_revision == NO_REVISION:  # no revision ever served: its replicas only hold devices
         idle = tuple((one.job.id, why) for one in old if not one.serving)
-        return idle + _surplus([one for one in old if one.serving], len(old) - len(idle) - (desired - ready_new), why)
-    surplus = len(old) - max(0, desired - ready_new)
-    if surplus <= 0 and len(old) + ready_new >= desired and _lacks_room(new):
-        ready_left = ready_new + sum(one.serving for one in old) - all(one.serving for one in old)
-        surplus = int(ready_left >= max(1, desired - 1))
+        return idle + _surplus([one for one in old if one.serving], len(old) - len(idle) - (desired - settled_new), why)
+    surplus = len(old) - max(0, desired - settled_new)
+    if surplus <= 0 and len(old) + settled_new >= desired and _lacks_room(new):
+        holders = [one for one in old if not one.gave_devices_back]  # the end of another makes no room
+        ready_left = sum(one.serving for one in (*new, *old)) - all(one.serving for one in holders)
+        return _surplus(holders, int(ready_left >= max(1, awake - 1)), why)
     return _surplus(old, surplus, why)
 
 
@@ -189,30 +247,39 @@ def _lacks_room(new: Sequence[Replica]) -> bool:
 
 
 def _surplus(replicas: Sequence[Replica], count: int, why: str) -> tuple[tuple[JobId, str], ...]:
-    """The replicas to stop so that `count` fewer remain: first those that do not serve, then the newest."""
-    order = sorted(replicas, key=lambda one: (one.serving, -one.job.seq))
+    """The replicas to stop so that `count` fewer remain: first sleeping ones, then others that do not serve, then the newest."""
+    order = sorted(replicas, key=lambda one: (one.serving, not one.gave_devices_back, -one.job.seq))
     return tuple((one.job.id, why) for one in order[: max(0, count)])
 
 
-def _state(service: Service, serving: int, *, rolling: bool) -> ServiceState:
+def _state(service: Service, awake: int, serving: int, *, rolling: bool) -> ServiceState:
     if service.desired == 0:
         return ServiceState.SLEEPING
     if service.served_revision == NO_REVISION:
         return ServiceState.STARTING
     if rolling:
         return ServiceState.UPDATING
-    if serving >= service.desired:
+    if not awake and not serving:
+        return ServiceState.SLEEPING
+    if serving >= awake:
         return ServiceState.READY
     woken = service.state in (ServiceState.STARTING, ServiceState.SLEEPING)
     return ServiceState.STARTING if woken else ServiceState.DEGRADED
 
 
-def _detail(new: Sequence[Replica], old: Sequence[Replica], desired: int) -> str:
+def _detail(new: Sequence[Replica], old: Sequence[Replica], awake: int) -> str:
     """What the service waits for."""
+    for one in new:
+        sleep = None if one.attempt is None else one.attempt.sleep
+        if sleep is not None and sleep.why:
+            return f"replica {one.job.id} waits to wake: {sleep.why}"
+    for one in new:
+        if one.serving and one.attempt is not None and one.attempt.sleep_refusal:
+            return f"replica {one.job.id} did not fall asleep: {one.attempt.sleep_refusal}"
     if not _lacks_room(new):
         return ""
     waiting = next(one.job.id for one in new if one.condition is ReplicaCondition.NO_ROOM)
     serving = sum(one.serving for one in (*new, *old))
-    last = bool(old) and serving <= max(1, desired - 1)
+    last = bool(old) and serving <= max(1, awake - 1)
     reason = "; the last ready replica of the earlier revision keeps running" if last else ""
     return f"replica {waiting} waits for devices{reason}"

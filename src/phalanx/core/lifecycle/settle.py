@@ -313,6 +313,8 @@ def _restart_in_place(job: Job, attempt: Attempt, cause: EndCause, facts: Transi
     """Start the next generation in place: same nodes, same epoch, new rendezvous."""
     if any(member.state is MemberState.LOST for member in attempt.members):
         return _requeue(job, attempt, EndCause.NODE_FAIL, WaitReasonCode.NODE_FAIL, 0.0, facts)
+    if attempt.gave_devices_back:  # others may use them by now
+        return _requeue(job, attempt, cause, WaitReasonCode.REQUEUED, 0.0, facts)
     fresh = replace(
         attempt,
         generation=Generation(attempt.generation + 1),
@@ -328,6 +330,7 @@ def _restart_in_place(job: Job, attempt: Attempt, cause: EndCause, facts: Transi
         service_port=0,
         ready=False,
         ready_s=None,
+        sleep=None,
         causes=(*attempt.causes, cause),
     )
     entry = history_line(
@@ -343,6 +346,9 @@ def _ended(attempt: Attempt, cause: EndCause, facts: TransitionContext, code: in
     return replace(
         attempt,
         state=AttemptState.ENDED,
+        allocation=attempt.full_allocation,  # for its bill: an ended attempt holds nothing
+        asleep_s=attempt.sleep_s(facts.now_s),
+        sleep=None,
         ended_s=facts.now_s,
         stop_cause=cause,
         causes=(*attempt.causes, cause),

@@ -245,7 +245,7 @@ class QuotaCharges:
         """The job runs; its run time before now is charged too. Idempotent."""
         if quotas is not None and job_id not in self._held:
             self._held[job_id] = (queue, attempt.allocation.milli, attempt.speed)
-            quotas.change_rate(queue, attempt.allocation.milli, wall_s, attempt.placed_s, attempt.speed)
+            charge_from_start(quotas, queue, attempt, wall_s)
 
     def stop(self, quotas: FairShareTree | None, job_id: JobId, wall_s: float) -> None:
         """The job no longer runs. Does nothing if it was not charged."""
@@ -266,4 +266,18 @@ class QuotaCharges:
         quotas.reset_usage(spent, wall_s)
         for job_id, (queue, milli, speed) in self._held.items():
             attempt = attempts.get(job_id)
-            quotas.change_rate(queue, milli, wall_s, None if attempt is None else attempt.placed_s, speed)
+            if attempt is None:
+                quotas.change_rate(queue, milli, wall_s, None, speed)
+            else:
+                charge_from_start(quotas, queue, attempt, wall_s)
+
+
+def charge_from_start(quotas: FairShareTree, queue: int, attempt: Attempt, wall_s: float) -> None:
+    """Charge a running job, for the time before now too, in which it may have slept."""
+    since_s = wall_s - attempt.device_s(wall_s)
+    if attempt.gave_devices_back:
+        full = attempt.full_allocation.milli
+        quotas.change_rate(queue, full, wall_s, since_s, attempt.speed)
+        quotas.change_rate(queue, -full, wall_s, speed=attempt.speed)
+    else:
+        quotas.change_rate(queue, attempt.allocation.milli, wall_s, since_s, attempt.speed)

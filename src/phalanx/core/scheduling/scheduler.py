@@ -126,6 +126,7 @@ class Scheduler:
         self._clock_jumped = False
         self._line_changes = WaitingChanges()
         self._history_learned = False
+        self._asleep: set[JobId] = set()  # running jobs whose devices the board counts as free
         self._awaited_nodes = ""
         self._judged_until_s = INFINITE
         self._queues: Mapping[QueueId, Queue] = {}
@@ -151,6 +152,9 @@ class Scheduler:
                     self.stale = True
                 case NodePool():
                     self.stale = self.stale or self._pool_sizes.get(record.id) != _pool_size(record)
+                case Attempt() if record.holds_allocation:
+                    # A replica fell asleep or regained its devices. Rare, so that its entry is not changed in place.
+                    self.stale = self.stale or record.gave_devices_back != (record.job_id in self._asleep)
                 case _:
                     pass  # an attempt's job changes with it whenever that matters here
         self._set_time(now_s, wall_s)
@@ -169,6 +173,7 @@ class Scheduler:
         self.stale = False
         self._rejudge(snapshot)
         self._awaited_nodes = snapshot.awaited_nodes
+        self._asleep = {job_id for job_id, attempt in snapshot.attempts.items() if attempt.gave_devices_back}
         self._queues = snapshot.queues
         self._pool_sizes = {pool.id: _pool_size(pool) for pool in snapshot.node_pools.values()}
         self.fleet_index = index_fleet(snapshot.nodes)
@@ -459,6 +464,7 @@ class Scheduler:
     def _adopt(self, job: Job, attempt: Attempt) -> JobEntry:
         """The job runs but is not on the board: after a start of the head or a rebuild of the board."""
         entry = self._new_entry(job, self._shaping.needs_of(job) or (need_of_attempt(attempt),))
+        entry.never_stopped |= attempt.gave_devices_back  # its end frees no device
         places, indices = self.fleet_index.places(attempt.allocation)
         share = attempt.allocation.grants[0].share
         need = need_of_places(

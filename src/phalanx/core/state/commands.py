@@ -109,7 +109,22 @@ class SaveNow:
     epoch: Epoch
 
 
-Command = PrepareTasks | StartTasks | StopTasks | CleanUpAttempt | DeleteCheckpoints | SaveNow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSleepHook:
+    """Ask a replica's program to free its devices (`sleep`), or to use them again; answer `SleepHookEnded`. Sent to its first node.
+
+    `turn`: `Attempt.sleep_turn`. A node ignores a lower turn than its last, and repeats its answer for the same one.
+    """
+
+    node_id: NodeId
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    turn: int
+    sleep: bool
+
+
+Command = PrepareTasks | StartTasks | StopTasks | CleanUpAttempt | DeleteCheckpoints | SaveNow | RunSleepHook
 
 
 class ProviderAction(enum.StrEnum):

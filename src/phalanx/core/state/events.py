@@ -131,11 +131,21 @@ class UpdateService(Request[Service]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleService(Request[Service]):
-    """Set the number of replicas, within the range of the service; 0 lets it sleep."""
+    """Set the number of replicas, within the range of the service; 0 ends all."""
 
     service_id: ServiceId
     replicas: int
     by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepReplicas(Request[Service]):
+    """Set how many replicas of a service sleep: `asleep`, or all but `awake`. Exactly one is given; both are limited to the number of replicas."""
+
+    service_id: ServiceId
+    by: UserId
+    asleep: int | None = None
+    awake: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,6 +440,19 @@ class ReadinessChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SleepHookEnded:
+    """The program of a replica answered its hook: it has freed its devices (`sleep`), or uses them again and is ready. `why`: it failed."""
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    node_id: NodeId
+    turn: int
+    sleep: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskExited:
     """One task ended."""
 
@@ -598,6 +621,7 @@ Report = (
     | MemberRefused
     | MemberStarted
     | ReadinessChanged
+    | SleepHookEnded
     | TaskExited
     | MemberStopped
     | MemberFrozen

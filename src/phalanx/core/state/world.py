@@ -269,8 +269,10 @@ class WorldChange:
         before = world.attempts.get(attempt.job_id)
         held_before = before is not None and before.holds_allocation
         if held_before != attempt.holds_allocation:
-            self._count_in_queue(attempt)
+            self._count_in_queue(attempt, before)
             self._count_licences(attempt)
+        elif before is not None and before.allocation != attempt.allocation:  # its devices were given back or regained
+            self._count_change(before, attempt)
         if attempt.holds_allocation:
             self._set(world.attempts, attempt.job_id, attempt)
         elif before is not None:
@@ -283,9 +285,12 @@ class WorldChange:
                 self._set(on_node, attempt.job_id, attempt)
             else:
                 self._drop(on_node, attempt.job_id)
-            if held_before != attempt.holds_allocation:
-                held = world.usage.get(grant.node_id, EMPTY_USAGE)
-                usage = held.plus(grant) if attempt.holds_allocation else held.minus(grant)
+            old = None if before is None or not held_before else before.allocation.grant_on(grant.node_id)
+            new = grant if attempt.holds_allocation else None
+            if old != new:
+                usage = world.usage.get(grant.node_id, EMPTY_USAGE)
+                usage = usage if old is None else usage.minus(old)
+                usage = usage if new is None else usage.plus(new)
                 node = world.nodes.get(grant.node_id)
                 if node is not None and node.foreign_usage.devices:
                     # The engine may have assigned our devices to others meanwhile.
@@ -293,7 +298,15 @@ class WorldChange:
                 self._set(world.usage, grant.node_id, usage)
         self.epochs[attempt.job_id] = attempt.epoch
 
-    def _count_in_queue(self, attempt: Attempt) -> None:
+    def _count_change(self, before: Attempt, attempt: Attempt) -> None:
+        """Update what is held in the queue of a live attempt whose allocation changed."""
+        world, job = self.world, self.world.jobs[attempt.job_id]
+        if world.holdings_cache is not None and job.queue in world.queues:
+            number = world.holdings_cache.job_node(job.queue)
+            world.holdings_cache.remove_running(number, job.user, before.allocation.resources)
+            world.holdings_cache.add_running(number, job.user, attempt.allocation.resources)
+
+    def _count_in_queue(self, attempt: Attempt, before: Attempt | None) -> None:
         """Update what is held in the queue of an attempt that was placed or ended; at its end, record the usage."""
         world, held = self.world, attempt.allocation.resources
         job = world.jobs.get(attempt.job_id)
@@ -303,12 +316,20 @@ class WorldChange:
             count = (
                 world.holdings_cache.add_running if attempt.holds_allocation else world.holdings_cache.remove_running
             )
-            count(world.holdings_cache.job_node(job.queue), job.user, held)
+            last = attempt if attempt.holds_allocation or before is None else before
+            count(world.holdings_cache.job_node(job.queue), job.user, last.allocation.resources)
         if not held:
             return
         if not attempt.holds_allocation and attempt.ended_s is not None:
             for record in add_usage(
-                world.queues, world.queue_usage, job.queue, held, attempt.placed_s, attempt.ended_s, attempt.speed
+                world.queues,
+                world.queue_usage,
+                job.queue,
+                held,
+                attempt.placed_s,
+                attempt.ended_s,
+                attempt.speed,
+                attempt.asleep_s,
             ):
                 self.put(record)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from phalanx.core.fleet.fitness import BadLink
@@ -61,6 +61,31 @@ class EndCause(enum.StrEnum):
     HANG = "hang"  # no step for far longer than usual: stacks are captured, it restarts in place
     # Another process held the rendezvous port: retried on another port, uncharged a few times
     PORT_TAKEN = "port_taken"
+
+
+class SleepPhase(enum.StrEnum):
+    """Where a replica is on its way to sleep and back. Devices are free for others in ASLEEP and WAITING only."""
+
+    FALLING_ASLEEP = "falling asleep"  # its sleep hook runs; it holds its devices until the hook has succeeded
+    ASLEEP = "asleep"
+    WAITING = "waiting to wake"  # for the devices that it gave back
+    WAKING = "waking"  # it holds its devices again; its wake hook runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep:
+    """The sleep of a replica.
+
+    Attributes:
+        devices: those that it gave back, by node rank; empty while it holds them.
+        since_s: when it gave them back (Unix seconds); 0 before.
+        why: what it waits for in WAITING.
+    """
+
+    phase: SleepPhase
+    devices: tuple[tuple[int, ...], ...] = ()
+    since_s: float = 0.0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +147,7 @@ class Attempt:
     Attributes:
         folder: of its logs and checkpoints, inside the job's folder; also with a random key, since epochs are assigned again too.
         generation: in-place restarts so far.
-        placed_s: start of billing; GPU-seconds are billed from here to `ended_s`.
+        placed_s: start of billing; GPU-seconds are billed from here to `ended_s`, except while it sleeps.
         generation_s: when the current generation was requested.
         running_s: when every rank of the current generation was exec'd; None before.
         first_running_s: the same for the first generation.
@@ -136,6 +161,10 @@ class Attempt:
         ready: of a replica, whether its port answered the last probes.
         speed: of the job where it runs, as a share of that on its fastest model, as observed before the placement; 1 if it was not.
         ready_s: when `ready` last changed; None before it was first ready.
+        sleep: of a replica that sleeps or changes between sleep and wakefulness; None while it is awake.
+        sleep_turn: number of hooks that were requested; late answers and repeated commands of earlier ones have a lower number.
+        asleep_s: time that it spent without its devices, before the present sleep; not billed for devices.
+        sleep_refusal: why it did not fall asleep when it was last asked to; empty if it did.
     """
 
     job_id: JobId
@@ -162,11 +191,43 @@ class Attempt:
     ready: bool = False
     ready_s: float | None = None
     speed: float = 1.0
+    sleep: Sleep | None = None
+    sleep_turn: int = 0
+    asleep_s: float = 0.0
+    sleep_refusal: str = ""
 
     @property
     def serving(self) -> bool:
         """Whether it is a replica that is ready to serve."""
-        return self.ready and self.state is AttemptState.RUNNING
+        return self.ready and self.state is AttemptState.RUNNING and self.sleep is None
+
+    @property
+    def gave_devices_back(self) -> bool:
+        """Whether it sleeps: its processes live and hold CPUs and memory, and its devices are free for others."""
+        return self.sleep is not None and bool(self.sleep.devices)
+
+    @property
+    def runs_hook(self) -> bool:
+        """Whether a hook was requested and has not answered."""
+        return self.sleep is not None and self.sleep.phase in (SleepPhase.FALLING_ASLEEP, SleepPhase.WAKING)
+
+    @property
+    def full_allocation(self) -> Allocation:
+        """The allocation with the devices that it gave back."""
+        if self.sleep is None or not self.sleep.devices:
+            return self.allocation
+        grants = zip(self.allocation.grants, self.sleep.devices, strict=True)
+        return replace(self.allocation, grants=tuple(replace(grant, devices=devices) for grant, devices in grants))
+
+    def sleep_s(self, now_s: float) -> float:
+        """How long it was without its devices, at its end or at `now_s`."""
+        since_s = self.sleep.since_s if self.sleep is not None and self.sleep.devices else now_s
+        return self.asleep_s + max(0.0, now_s - since_s)
+
+    def device_s(self, now_s: float) -> float:
+        """How long it held its devices, until its end or `now_s`."""
+        end_s = now_s if self.ended_s is None else self.ended_s
+        return max(0.0, end_s - self.placed_s - self.sleep_s(end_s))
 
     @property
     def holds_allocation(self) -> bool:

@@ -72,6 +72,8 @@ KEY_KINDS: Final[Mapping[str, ValueKind]] = {
     "port": ValueKind.TEXT,
     "ready": ValueKind.TEXT,
     "ready_within": ValueKind.TEXT,
+    "sleep": ValueKind.TEXT,
+    "wake": ValueKind.TEXT,
 }
 
 # Names of the same key in other tools, for a helpful error message.

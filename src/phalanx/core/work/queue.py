@@ -142,10 +142,12 @@ def add_usage(
     from_s: float,
     to_s: float,
     speed: float = 1.0,
+    asleep_s: float = 0.0,
 ) -> list[QueueUsage]:
     """The records after these resources were held from `from_s` to `to_s`: of the queue and of all its ancestors, the lowest first.
 
     `speed`: of the work on them, as a share of that on the fastest model: the fair share counts it, budgets do not.
+    `asleep_s`: of this time, how long GPUs were not held; it counts as the first part.
     """
     changed: list[QueueUsage] = []
     seen: set[QueueId] = set()
@@ -161,18 +163,22 @@ def add_usage(
                 from_s,
                 to_s,
                 speed,
+                asleep_s,
             )
         )
         above = queue.parent
     return changed
 
 
-def _spend(queue: Queue, before: QueueUsage, held: Resources, from_s: float, to_s: float, speed: float) -> QueueUsage:
+def _spend(
+    queue: Queue, before: QueueUsage, held: Resources, from_s: float, to_s: float, speed: float, asleep_s: float
+) -> QueueUsage:
     gpus = held.milli / MILLI_PER_DEVICE
     ahead_s = before.at_s - to_s  # attempts end out of order if the clocks of several heads differ
     at_s = to_s if ahead_s > CLOCK_SKEW_MAX_S else max(before.at_s, to_s)
     period_s = period_start_s(queue, at_s)
     counted_s = max(0.0, to_s - max(from_s, period_s))
+    gpus_from_s = min(to_s, from_s + asleep_s)
     other_s = dict(before.other_s) if before.period_s == period_s else {}
     for name, amount in held.besides_gpus():
         other_s[name] = other_s.get(name, 0.0) + amount * counted_s
@@ -180,9 +186,10 @@ def _spend(queue: Queue, before: QueueUsage, held: Resources, from_s: float, to_
         queue=queue.id,
         at_s=at_s,
         period_s=period_s,
-        gpu_s=(before.gpu_s if before.period_s == period_s else 0.0) + gpus * counted_s,
+        gpu_s=(before.gpu_s if before.period_s == period_s else 0.0)
+        + gpus * max(0.0, to_s - max(gpus_from_s, period_s)),
         decayed_gpu_s=before.decayed_gpu_s * decay_factor(at_s - before.at_s)
-        + speed * gpus * decayed_gpu_s_of_rate(to_s - from_s) * decay_factor(at_s - to_s),
+        + speed * gpus * decayed_gpu_s_of_rate(to_s - gpus_from_s) * decay_factor(at_s - to_s),
         other_s=tuple(sorted(other_s.items())),
     )
 

@@ -177,6 +177,10 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         ),
         plan,
     )
+    if service is not None and service.sleep and (not role.gpus.milli or role.gpus.has_shares):
+        raise InvalidKey(
+            "sleep: only replicas on whole GPUs can sleep", key="sleep", hint="write gpus: 1, or remove sleep and wake"
+        )
     spec = JobSpec(
         name=name,
         role=role,

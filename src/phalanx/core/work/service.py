@@ -21,7 +21,7 @@ class ServiceState(enum.StrEnum):
     READY = "ready"  # as many replicas are ready as wanted, all of the newest revision
     DEGRADED = "degraded"  # fewer are ready than wanted
     UPDATING = "updating"  # a rollout replaces the replicas of another revision
-    SLEEPING = "sleeping"  # no replica is wanted
+    SLEEPING = "sleeping"  # no replica is wanted, or all shall sleep
     STOPPED = "stopped"  # for good; its replicas end
 
 
@@ -57,7 +57,8 @@ class Service:
         last_revision: the newest number so far.
         served_revision: the last revision whose rollout was completed, to which a failed rollout returns; NO_REVISION before the first.
         scale: number of replicas that a user asked for; None for the lower bound of the range.
-        desired: number of replicas wanted now.
+        desired: number of replicas wanted now, sleeping ones included.
+        asleep: how many of them shall sleep; all, if it is larger.
         detail: what it waits for; "" for nothing.
         failure: why the last rollout was stopped; "" if it was not. May quote the program.
         rollout_s: when the current rollout began; None without one.
@@ -74,6 +75,7 @@ class Service:
     served_revision: int = NO_REVISION
     scale: int | None = None
     desired: int = 0
+    asleep: int = 0
     state: ServiceState = ServiceState.STARTING
     detail: str = ""
     failure: str = ""

@@ -1,4 +1,4 @@
-"""What a service asks for beyond one replica's command: the keys `type`, `replicas`, `port`, `ready` and `ready_within` of a job file."""
+"""What a service asks for beyond one replica's command: the keys `type`, `replicas`, `port`, `ready`, `sleep` and so on of a job file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RANGE: Final = re.compile(r"(\d{1,6})(?:\s*\.\.\s*(\d{1,6}))?")
 _PATH: Final = re.compile(r"/[!-~]{0,1023}")
 # Keys that end a job, or start it later: a service has no end, and starts when it is submitted.
 _KEYS_OF_JOBS: Final = ("array", "time", "retry", "depends_on", "begin", "hold", "slurm", "warm", "plan")
-_KEYS_OF_SERVICES: Final = ("replicas", "port", "ready", "ready_within")
+_KEYS_OF_SERVICES: Final = ("replicas", "port", "ready", "ready_within", "sleep", "wake")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,7 @@ class ServiceTerms:
         port: each replica listens on this port if it is free on its node, else on any free one; 0 for any.
         ready: a path that answers HTTP requests with a status from 200 to 399, or READY_TCP.
         ready_within_s: time from the start of a replica's ranks within which it must be ready for a rollout to continue.
+        sleep, wake: paths that a POST asks to free the replica's devices, and to use them again; empty if it cannot sleep.
     """
 
     replicas_min: int
@@ -44,6 +45,8 @@ class ServiceTerms:
     port: int = 0
     ready: str = READY_TCP
     ready_within_s: float = READY_WITHIN_DEFAULT_S
+    sleep: str = ""
+    wake: str = ""
 
     @property
     def range_text(self) -> str:
@@ -97,12 +100,19 @@ def parse_service_terms(given: Mapping[str, object], name: str) -> ServiceTerms 
             hint=f"lower-case letters, digits and -, beginning with a letter, at most {SERVICE_NAME_MAX} characters",
         )
     low, high = _replicas(given.get("replicas", 1))
+    hooks = {key: _path(given[key], key) for key in ("sleep", "wake") if given.get(key)}
+    if len(hooks) == 1:
+        (one,) = hooks
+        other = "wake" if one == "sleep" else "sleep"
+        raise InvalidKey(f"{one}: a service that sleeps also needs {other}", key=one, hint=f"add {other}: /PATH")
     return ServiceTerms(
         replicas_min=low,
         replicas_max=high,
         port=_port(given.get("port", "auto")),
         ready=_ready(given.get("ready", READY_TCP)),
         ready_within_s=_ready_within_s(given.get("ready_within", READY_WITHIN_DEFAULT_S)),
+        sleep=hooks.get("sleep", ""),
+        wake=hooks.get("wake", ""),
     )
 
 
@@ -129,12 +139,13 @@ def _port(value: object) -> int:
 
 def _ready(value: object) -> str:
     text = str(value).strip()
-    if text.lower() == READY_TCP:
-        return READY_TCP
+    return READY_TCP if text.lower() == READY_TCP else _path(text, "ready", "write a path such as /health, or tcp")
+
+
+def _path(value: object, key: str, hint: str = "write a path such as /sleep?level=1") -> str:
+    text = str(value).strip()
     if not _PATH.fullmatch(text):
-        raise InvalidKey(
-            f"ready: {text[:40]!r} is not a path", key="ready", hint="write a path such as /health, or tcp"
-        )
+        raise InvalidKey(f"{key}: {text[:40]!r} is not a path", key=key, hint=hint)
     return text
 
 

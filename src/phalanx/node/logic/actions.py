@@ -91,6 +91,15 @@ class CheckEmpty:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallSleepHook:
+    """Ask the program of a replica to free its devices (`sleep`), or to use them again. Answered by SleepHookAnswered; bounded in time."""
+
+    key: MemberKey
+    turn: int
+    sleep: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainOutput:
     """Close a member without processes: drain its output and reports to the spool. Answered by OutputDrained with the output tail of rank `tail_of`."""
 
@@ -159,6 +168,7 @@ SupervisorAction = (
     | KillMember
     | CheckEmpty
     | DrainOutput
+    | CallSleepHook
     | RemoveScratch
     | RemoveCheckpoints
     | SendEvent

@@ -174,6 +174,16 @@ class ReadinessProbed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SleepHookAnswered:
+    """A `CallSleepHook` is done. `why`: it failed; "" if the program has freed its devices, or uses them again and is ready."""
+
+    key: MemberKey
+    turn: int
+    sleep: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRequested:
     """The supervisor is asked to end; the second time immediately."""
 
@@ -193,5 +203,6 @@ SupervisorEvent = (
     | HangDetected
     | MemoryExceeded
     | ReadinessProbed
+    | SleepHookAnswered
     | TerminationRequested
 )

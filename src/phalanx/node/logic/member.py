@@ -15,13 +15,14 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from phalanx.core.state.commands import PrepareTasks, StartTasks, StopTasks
+from phalanx.core.state.commands import PrepareTasks, RunSleepHook, StartTasks, StopTasks
 from phalanx.core.state.events import (
     MemberFrozen,
     MemberHung,
     MemberReady,
     MemberStarted,
     ReadinessChanged,
+    SleepHookEnded,
     TaskExited,
 )
 from phalanx.core.work.allocation import NodeGrant
@@ -29,6 +30,7 @@ from phalanx.core.work.attempt import TIME_LIMIT_NOTE, TaskExit
 from phalanx.node.logic import rendezvous
 from phalanx.node.logic.actions import (
     AppendNote,
+    CallSleepHook,
     CheckEmpty,
     DrainOutput,
     DumpStacks,
@@ -54,6 +56,7 @@ from phalanx.node.logic.events import (
     MemberStartFailed,
     MemoryExceeded,
     ReadinessProbed,
+    SleepHookAnswered,
     TaskEnded,
 )
 from phalanx.node.logic.lease import NS_PER_S, may_thaw
@@ -117,6 +120,8 @@ class LocalMember:
         superseded: a newer epoch is current: end this one and report none of its results as current.
         forgotten: the head has asked to forget the attempt, or never will ask.
         out_of_memory: its processes are killed because they need more memory than the job asked for: the job's own failure.
+        hook_turn: turn of the last sleep or wake hook; 0 before the first.
+        hook_answer: its answer; None while it runs.
     """
 
     key: MemberKey
@@ -139,6 +144,8 @@ class LocalMember:
     superseded: bool = False
     forgotten: bool = False
     out_of_memory: bool = False
+    hook_turn: int = 0
+    hook_answer: SleepHookEnded | None = None
 
     @property
     def generation_id(self) -> GenerationId:
@@ -292,6 +299,36 @@ def on_readiness(member: LocalMember, found: ReadinessProbed) -> MemberTransitio
         why=replace_invalid_utf8(found.why),
     )
     return member, [SendEvent(event=event)]
+
+
+def run_sleep_hook(member: LocalMember, command: RunSleepHook) -> MemberTransition:
+    """Call a hook of a later turn than the last one, or repeat the answer of the last one.
+
+    A command of an earlier turn arrived late. It must not wake a program whose devices others may hold.
+    """
+    if member.phase is not MemberPhase.RUNNING or member.superseded or command.turn < member.hook_turn:
+        return member, []
+    if command.turn == member.hook_turn:
+        return member, [] if member.hook_answer is None else [SendEvent(event=member.hook_answer)]
+    call = CallSleepHook(key=member.key, turn=command.turn, sleep=command.sleep)
+    return replace(member, hook_turn=command.turn, hook_answer=None), [call]
+
+
+def on_sleep_hook_answered(member: LocalMember, found: SleepHookAnswered) -> MemberTransition:
+    """Report the answer of a hook. Of a member that is asked to end, its end is reported instead."""
+    if found.turn != member.hook_turn or member.phase is not MemberPhase.RUNNING or member.superseded:
+        return member, []
+    key = member.key
+    answer = SleepHookEnded(
+        job_id=key.job_id,
+        epoch=key.epoch,
+        generation=key.generation,
+        node_id=member.grant.node_id,
+        turn=found.turn,
+        sleep=found.sleep,
+        why=replace_invalid_utf8(found.why),
+    )
+    return replace(member, hook_answer=answer), [SendEvent(event=answer)]
 
 
 def _report_held(member: LocalMember, now: StepClock) -> MemberTransition:

@@ -53,6 +53,7 @@ from phalanx.node.logic.events import (
     MemoryExceeded,
     OutputDrained,
     ReadinessProbed,
+    SleepHookAnswered,
     SupervisorEvent,
     TaskEnded,
     TasksSpawned,
@@ -81,6 +82,7 @@ MemberEvent: TypeAlias = (
     | HangDetected
     | MemoryExceeded
     | ReadinessProbed
+    | SleepHookAnswered
 )
 """The events of one member."""
 
@@ -176,6 +178,8 @@ class Supervisor:
                 self._apply(slot, members.on_memory_exceeded(member, happening, now))
             case ReadinessProbed():
                 self._apply(slot, members.on_readiness(member, happening))
+            case SleepHookAnswered():
+                self._apply(slot, members.on_sleep_hook_answered(member, happening))
             case CheckpointReported():
                 self._apply(slot, members.on_checkpoint(member, happening, now))
             case OutputDrained(tail=tail):
@@ -200,6 +204,11 @@ class Supervisor:
                 slot = self._slots.get(command.job_id)
                 if slot is not None and slot.member.key.epoch == command.epoch:
                     self._out.append(UpdateLeasePage(key=slot.member.key, save_now=True))
+            case commands.RunSleepHook():
+                slot = self._slots.get(command.job_id)
+                place = GenerationId(command.epoch, command.generation)
+                if slot is not None and slot.member.generation_id == place:
+                    self._apply(slot, members.run_sleep_hook(slot.member, command))
             case commands.DeleteCheckpoints():
                 self._out.append(RemoveCheckpoints(job_id=command.job_id, paths=command.paths, user=command.user))
             case _:

@@ -60,6 +60,7 @@ class MemberRuntime:
         local_checkpoint: the complete local checkpoint to resume from.
         may_publish: whether a job may resume from checkpoints that its ranks save.
         crashed: one of its tasks was ended by a signal.
+        asleep: its program has freed its devices, which others may use.
         imports_jax: its script, or a module beside it, imports JAX.
         account: the account of its processes and files; None for the supervisor's own.
         pace: of its ranks' steps; `watch` updates and reads it.
@@ -100,6 +101,7 @@ class MemberRuntime:
     imports_jax: bool = False
     account: NodeAccount | None = None
     crashed: bool = False
+    asleep: bool = False
     pace: HangDetector | None = None
     stuck_positions: dict[int, StuckPosition] = field(default_factory=dict)
     asked_to_end: bool = False
@@ -239,7 +241,7 @@ class MemberRuntimes:
         return found
 
     def _live(self) -> list[MemberRuntime]:
-        return [member for member in self.all() if member.pids]
+        return [member for member in self.all() if member.pids and not member.asleep]
 
 
 def member_key(key: AttemptKey) -> MemberKey:

@@ -283,19 +283,22 @@ def _prove_devices(member: MemberRuntime, services: NodeServices) -> None:
         raise PreparationFailed(why, charge=False, node_fault=True)
     if services.virtual or not wanted or (member.grant.share is not None and member.grant.share.slices):
         return  # a slice has memory of its own, which no other process can hold
-    until_s = time.monotonic() + _FREE_WAIT_S
+    problem, gone = wait_for_free_devices(member, services)
+    if problem:  # memory in use belongs to another process, it is not a fault of the node
+        raise PreparationFailed(problem, charge=False, node_fault=gone)
+
+
+def wait_for_free_devices(member: MemberRuntime, services: NodeServices) -> tuple[str, bool]:
+    """Wait until the memory of the member's devices is free; return what is wrong after a while, and whether a device does not answer."""
+    until_s, wanted = time.monotonic() + _FREE_WAIT_S, member.grant.devices
     while True:
         samples = services.fresh_samples(_FREE_WAIT_S)
-        share = member.grant.share
-        problems = (_device_problem(index, samples.get(index), share) for index in wanted)
+        problems = (_device_problem(index, samples.get(index), member.grant.share) for index in wanted)
         problem = next(filter(None, problems), "")
         if not problem:
-            return
+            return "", False
         if time.monotonic() >= until_s or member.cancelled.wait(_POLL_S):
-            gone = any(
-                samples.get(index) is None for index in wanted
-            )  # memory in use belongs to another process, it is not a fault of the node
-            raise PreparationFailed(problem, charge=False, node_fault=gone)
+            return problem, any(samples.get(index) is None for index in wanted)
 
 
 def _check_node(member: MemberRuntime, services: NodeServices) -> None:

@@ -37,6 +37,7 @@ from phalanx.node.head_link.channels import (
 from phalanx.node.head_link.head_connection import HeadAccess, HeadConnection, RequestRejected
 from phalanx.node.logic.actions import (
     AppendNote,
+    CallSleepHook,
     CheckEmpty,
     DrainOutput,
     DumpStacks,
@@ -85,6 +86,7 @@ from phalanx.node.probes.devices import DeviceProbe
 from phalanx.node.probes.preflight_checks import PreflightChecks
 from phalanx.node.probes.readiness import probe_until_closed
 from phalanx.node.probes.sampling import Sampler
+from phalanx.node.probes.sleep_hooks import call_sleep_hook
 from phalanx.node.processes.attempt_processes import ProcessHost, TaskProcessExit
 from phalanx.node.processes.containment import AttemptKey, ContainmentFactory
 from phalanx.node.processes.thread_pool import KeyedThreadPool
@@ -252,6 +254,8 @@ class SupervisorLoop:
                 self._do_work(action)
             case SendSigterm() | DumpStacks() | FreezeMember() | ThawMember() | KillMember() | CheckEmpty():
                 self._fence.submit(self._member(action.key), action)
+            case CallSleepHook():
+                self._call_sleep_hook(self._member(action.key), action)
             case RemoveScratch(job_id=job_id, epoch=epoch):
                 self._clean_up(job_id, epoch)
             case RemoveCheckpoints(job_id=job_id, paths=paths):
@@ -344,6 +348,14 @@ class SupervisorLoop:
 
     def _after_work(self, member: MemberRuntime, then: Callable[[], None]) -> None:
         self._work.submit(_lane(member.key), then)
+
+    def _call_sleep_hook(self, member: MemberRuntime, action: CallSleepHook) -> None:
+        def memory_in_use() -> str:
+            if self._settings.node.virtual:  # its devices have no memory of their own
+                return ""
+            return member_preparation.wait_for_free_devices(member, self._services)[0]
+
+        call_sleep_hook(member, action, memory_in_use, self._inbox.put)
 
     def _clean_up(self, job_id: JobId, epoch: Epoch) -> None:
         self._uploads.stop_attempt(job_id, epoch)

@@ -28,6 +28,8 @@ class JobBehaviour:
         failing_save: number of the save that fails; 0 for none.
         children_live_s: how long child processes outlive the tasks.
         ready_s: of a replica of a service, time from the start of its tasks until its port answers; None for never.
+        hook_s: of a replica, time until its sleep and wake hooks answer.
+        failing_hooks: numbers of the hooks of a generation that fail, after they did half of their work.
         unspawnable_generations: number of generations whose tasks cannot be exec'd on node rank 0.
         evidence: (key, rank) -> evidence that the supervisor finds after a failure.
     """
@@ -42,6 +44,8 @@ class JobBehaviour:
     port_taken_generations: int = 0
     failing_save: int = 0
     children_live_s: float = 0.0
+    hook_s: float = 0.5
+    failing_hooks: frozenset[int] = frozenset()
     unspawnable_generations: int = 0
     ready_s: float | None = None
     evidence: Callable[[MemberKey, int], FailureEvidence | None] = lambda _key, _rank: None
@@ -65,3 +69,4 @@ class SimulatedTask:
     timer_number: int = 0
     ended: bool = False
     saved: int = 0
+    freed_milli: dict[int, int] = field(default_factory=dict)  # of devices, while it sleeps

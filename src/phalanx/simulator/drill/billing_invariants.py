@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from phalanx.controller.step_result import ControllerTime
 from phalanx.core.accounting.ledger import attempt_ledgers, span_us
 from phalanx.core.ids import Epoch, JobId, QueueId
+from phalanx.core.resources import Extras
 from phalanx.core.state.records import Record
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job, JobState
@@ -35,6 +37,9 @@ class BillingChecker:
     def __init__(self, cluster: ObservedCluster) -> None:
         self._cluster = cluster
         self._begun: dict[tuple[JobId, Epoch], tuple[float, float]] = {}  # CLOCK_BOOTTIME and the wall's offset
+        self._others: dict[tuple[JobId, Epoch], Extras] = {}  # CPUs, memory and so on at the placement
+        # Devices at the placement, sum of finished sleeps, start of the present one (CLOCK_BOOTTIME), and the wall's offset.
+        self._sleeps: dict[tuple[JobId, Epoch], tuple[int, float, float | None, float]] = {}
         self._charged: dict[QueueId, float] = {}
         self._charged_others: dict[QueueId, dict[str, float]] = {}
         self._periods: dict[QueueId, float] = {}
@@ -61,6 +66,7 @@ class BillingChecker:
         place, offset_s = (attempt.job_id, attempt.epoch), now.wall_s - now.boot_s
         if attempt.holds_allocation:
             self._begun.setdefault(place, (now.boot_s, offset_s))
+            self._count_sleep(attempt, now)
             return
         begun = self._begun.pop(place, None)
         if begun is None or attempt.ended_s is None:
@@ -71,6 +77,7 @@ class BillingChecker:
                 raise InvariantBroken(
                     18, f"job {attempt.job_id} held its devices for {held_s:.3f} s and is billed {span_s:.3f} s"
                 )
+        asleep_s = self._check_sleep(attempt, now)
         queues = self._cluster.store.queues()
         parents = {queue.id: queue.parent for queue in queues}
         job = self._cluster.store.job(attempt.job_id)
@@ -78,9 +85,39 @@ class BillingChecker:
         while at is not None:
             held_s = max(0.0, attempt.ended_s - attempt.placed_s)
             others = {name: amount * held_s for name, amount in attempt.allocation.resources.besides_gpus()}
-            gpu_s = attempt.allocation.milli / MILLI_PER_DEVICE * held_s
+            gpu_s = attempt.allocation.milli / MILLI_PER_DEVICE * max(0.0, held_s - asleep_s)
             charged.setdefault(at, []).append(_Charge(attempt.placed_s, gpu_s, others))
             at = parents.get(at)
+
+    def _count_sleep(self, attempt: Attempt, now: ControllerTime) -> None:
+        """Sum the time in which a live attempt held none of the devices that it was placed on. It keeps all else (1)."""
+        place, offset_s = (attempt.job_id, attempt.epoch), now.wall_s - now.boot_s
+        held = sum(len(grant.devices) for grant in attempt.allocation.grants)
+        others = attempt.allocation.resources.besides_gpus()
+        if self._others.setdefault(place, others) != others:
+            raise InvariantBroken(1, f"job {attempt.job_id} was placed with {self._others[place]} and holds {others}")
+        whole, asleep_s, since, known_offset_s = self._sleeps.get(place, (held, 0.0, None, offset_s))
+        if since is not None and held == whole:
+            asleep_s, since = asleep_s + now.boot_s - since, None
+        elif since is None and held < whole:
+            since = now.boot_s
+        # A clock that was set while it slept: the sum by the wall's clock is not known here.
+        known_offset_s = offset_s if abs(known_offset_s - offset_s) < TOLERANCE_S else math.nan
+        self._sleeps[place] = (whole, asleep_s, since, known_offset_s)
+
+    def _check_sleep(self, attempt: Attempt, now: ControllerTime) -> float:
+        """Check the time for which an ended attempt is not billed for devices, and return it."""
+        whole, asleep_s, since, offset_s = self._sleeps.pop((attempt.job_id, attempt.epoch), (0, 0.0, None, 0.0))
+        asleep_s += 0.0 if since is None else now.boot_s - since
+        self._others.pop((attempt.job_id, attempt.epoch), None)
+        held = sum(len(grant.devices) for grant in attempt.allocation.grants)
+        if held != whole:
+            raise InvariantBroken(18, f"job {attempt.job_id} is billed for {held} devices and was placed on {whole}")
+        if abs(offset_s - (now.wall_s - now.boot_s)) < TOLERANCE_S and abs(asleep_s - attempt.asleep_s) > TOLERANCE_S:
+            raise InvariantBroken(
+                18, f"job {attempt.job_id} slept for {asleep_s:.3f} s and is not billed for {attempt.asleep_s:.3f} s"
+            )
+        return attempt.asleep_s
 
     def _spent(self, spent: QueueUsage, fresh: list[_Charge]) -> None:
         """Check a queue's charge. `fresh`: of each attempt that ended in this commit. A new period starts at 0."""

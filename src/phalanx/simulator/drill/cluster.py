@@ -33,10 +33,10 @@ from phalanx.core.state.events import (
 from phalanx.core.state.world import World
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.users import User, UserRole
-from phalanx.node.logic.events import SupervisorEvent
+from phalanx.node.logic.events import MemberKey, SupervisorEvent
 from phalanx.planner.facts.failure_rules import shipped_rules
 from phalanx.ports.store import StoreRefused
-from phalanx.simulator.drill.behaviour import JobBehaviour
+from phalanx.simulator.drill.behaviour import JobBehaviour, SimulatedTask
 from phalanx.simulator.drill.clock import BEGIN_UNIX_S, VirtualClock
 from phalanx.simulator.drill.coverage import Coverage, MemberStates
 from phalanx.simulator.drill.disk import CommitCrash, DrillMemoryStore, HeadDied
@@ -142,6 +142,10 @@ class DrillCluster:
     def boot_s(self) -> float:
         """CLOCK_BOOTTIME."""
         return self.clock.boot_s
+
+    def gang_tasks(self, key: MemberKey) -> list[SimulatedTask]:
+        """Return the executing tasks of one generation on all nodes."""
+        return [task for node in self.nodes.values() for task in node.executing_tasks() if task.key == key]
 
     def call_after(self, delay_s: float, what: Callable[[], None]) -> None:
         """Schedule a call."""

@@ -19,7 +19,18 @@ _STATES: Final = (AttemptState.PLACED, AttemptState.STARTING, AttemptState.RUNNI
 
 
 UNREACHABLE_PAIRS: Final[dict[str, str]] = {
-    **dict.fromkeys(("starting ReadinessChanged", "running ReadinessChanged"), "drills without --services have none"),
+    **dict.fromkeys(
+        (
+            "starting ReadinessChanged",
+            "running ReadinessChanged",
+            "running SleepRequested",
+            "running SleepHookEnded",
+            "running WakeRequested",
+            "running WakeDelayed",
+            "running DevicesRegained",
+        ),
+        "drills without --services have none",
+    ),
     "placed MemberFrozen": "a supervisor reports a freeze only for ranks that start or run, which this generation does only after the barrier",
 }
 """Pairs that no drill covers, and why; the table has them to handle reports of older releases and unusual timing safely."""

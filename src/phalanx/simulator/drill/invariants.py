@@ -387,6 +387,7 @@ class InvariantChecker:
     def check_processes(self) -> None:
         """Check the executing processes: one epoch per job, one job per device, none of an ended attempt."""
         places: dict[JobId, tuple[Epoch, Generation]] = {}
+        users: set[JobId] = set()  # of devices
         for node in self._cluster.nodes.values():
             on_device: dict[int, dict[JobId, int]] = {}
             for task in node.executing_tasks():
@@ -397,6 +398,8 @@ class InvariantChecker:
                         4,
                         f"job {key.job_id} executes as {place} and {places[key.job_id]} at the same time\n{self._cluster.event_lines(key.job_id)}",
                     )
+                if task.device_milli:
+                    users.add(key.job_id)
                 for device, milli in task.device_milli.items():
                     here = on_device.setdefault(device, {})
                     here[key.job_id] = milli
@@ -409,6 +412,9 @@ class InvariantChecker:
                     10,
                     f"epoch {epoch} of job {job_id} executes after its attempt ended\n{self._cluster.event_lines(job_id)}",
                 )
+            if job.replica is not None and job_id in users:
+                attempt = self._cluster.store.newest_attempts([job_id])[job_id]
+                require(not attempt.gave_devices_back, 1, f"job {job_id} gave its devices back and uses them")
 
     def check_settled(self) -> None:
         """Check after healing that head and nodes agree (17) and no process of an ended attempt is left (10)."""

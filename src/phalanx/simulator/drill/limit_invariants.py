@@ -22,6 +22,9 @@ from phalanx.simulator.drill.violations import InvariantBroken
 RECLAIM_TEXT = "reclaims the GPUs it had lent"  # what `core.scheduling.explanations` sends the borrower; a loan may be called in at any time
 
 
+_Holder = tuple[JobId, Epoch, bool]  # a live attempt, and whether it sleeps without its devices
+
+
 class LimitChecker:
     """Checks limits. Usage above a limit that was lowered is allowed, but may only decrease."""
 
@@ -33,11 +36,11 @@ class LimitChecker:
         self._placed: dict[tuple[JobId, Epoch | None], tuple[int, float]] = {}  # head incarnation and time
         self._limits: object = None
         self._over: dict[str, int] = {}
-        self._holders: set[tuple[JobId, Epoch]] | None = None
+        self._holders: set[_Holder] | None = None
 
     def check(self, world: World, outbox: StepResult, head: DrillHead) -> None:
         """Check a commit; sum up the usage only if allocations or limits have changed."""
-        holders = {(one.job_id, one.epoch) for one in world.attempts.values()}
+        holders = {_holder(one) for one in world.attempts.values()}
         limited = any(isinstance(record, (Queue, Node, Licence)) for record in outbox.change.records)
         if holders != self._holders or limited or outbox.change.removed:
             before, self._holders = self._holders or set(), holders
@@ -50,7 +53,7 @@ class LimitChecker:
             elif line.kind == "stopping" and line.by == SCHEDULER:
                 self._stopped(line.job_id, line.epoch, line.text, head)
 
-    def _sum(self, world: World, before: set[tuple[JobId, Epoch]]) -> None:
+    def _sum(self, world: World, before: set[_Holder]) -> None:
         """Check the sums. `before`: earlier allocations; after a change of limits only these may exceed them."""
         over, limits = over_limit(world, world.attempts.values()), (tuple(world.queues.values()), fleet_capacity(world))
         counted, known = usage_tree(world, world.attempts.values()), world.holdings()
@@ -62,7 +65,7 @@ class LimitChecker:
             raise InvariantBroken(6, f"licences in use are {dict(seats)}, but the head counts {world.licence_usage}")
         allowed = self._over
         if limits != self._limits:
-            stayed = [one for one in world.attempts.values() if (one.job_id, one.epoch) in before]
+            stayed = [one for one in world.attempts.values() if _holder(one) in before]
             allowed = over_limit(world, stayed)
         for what, by in over.items():
             if by > allowed.get(what, 0):
@@ -84,6 +87,10 @@ class LimitChecker:
                 raise InvariantBroken(
                     13, f"job {job_id} was stopped after {age_s:.3f} s of its guaranteed {least_s} s: {text}"
                 )
+
+
+def _holder(attempt: Attempt) -> _Holder:
+    return attempt.job_id, attempt.epoch, attempt.gave_devices_back
 
 
 def usage_tree(world: World, attempts: Iterable[Attempt]) -> QuotaTree:

@@ -205,6 +205,8 @@ class DrillNode:
                 self.slices.remove(key)
                 taken = self.behaviour_of(key).port_taken_generations > key.generation
                 self.deliver_later(0.01, OutputDrained(key=key, tail=b"Address already in use" if taken else b""))
+            case actions.CallSleepHook():
+                self.processes.call_sleep_hook(action)
             case actions.RemoveCheckpoints(paths=paths):
                 self.cluster.deleted_checkpoints.update(paths)
             case actions.SendEvent(event=event):

@@ -7,20 +7,24 @@ from phalanx.core.state.events import CheckpointFailed, ProgressReported
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.job import PublishedCheckpoint
 from phalanx.core.work.share import MILLI_PER_DEVICE
+from phalanx.node.logic.actions import CallSleepHook
 from phalanx.node.logic.events import (
     CheckpointReported,
     MemberEmptied,
     MemberKey,
     MemberKilled,
     ReadinessProbed,
+    SleepHookAnswered,
     TaskEnded,
     TasksSpawned,
 )
-from phalanx.simulator.drill.behaviour import SimulatedTask
+from phalanx.simulator.drill.behaviour import JobBehaviour, SimulatedTask
 from phalanx.simulator.drill.protocols import NodeInterface
 
 KILL_S = 0.02
 SPAWN_S = 0.02
+HOOK_LIMIT_S = 20.0
+HOOK_RETRY_S = 0.5
 
 
 class NodeProcesses:
@@ -91,6 +95,36 @@ class NodeProcesses:
         """The port of a replica answers, if its tasks still run."""
         if self.tasks_of(key) and self._node.alive:
             self._node.deliver(ReadinessProbed(key=key, ready=True))
+
+    def call_sleep_hook(self, call: CallSleepHook) -> None:
+        """Let the program free the devices of all its ranks, or use them again; it waits for ranks that do not execute."""
+        behaviour = self._node.behaviour_of(call.key)
+        world_size = next(
+            one.prepare.allocation.world_size for one in self._node.logic.members() if one.key == call.key
+        )
+        self._hook_due(call, behaviour, world_size, behaviour.hook_s, HOOK_LIMIT_S)
+
+    def _hook_due(
+        self, call: CallSleepHook, behaviour: JobBehaviour, world_size: int, after_s: float, left_s: float
+    ) -> None:
+        self._cluster.call_after(after_s, lambda: self._hook_called(call, behaviour, world_size, left_s - after_s))
+
+    def _hook_called(self, call: CallSleepHook, behaviour: JobBehaviour, world_size: int, left_s: float) -> None:
+        if not self._node.alive or not self.tasks_of(call.key):
+            return
+        tasks = self._cluster.gang_tasks(call.key)
+        if len(tasks) < world_size and left_s > 0.0:
+            self._hook_due(call, behaviour, world_size, HOOK_RETRY_S, left_s)
+            return
+        fails = call.turn in behaviour.failing_hooks or len(tasks) < world_size
+        for task in tasks:
+            if call.sleep and not fails:
+                task.device_milli, task.freed_milli = {}, task.freed_milli or task.device_milli
+            elif not call.sleep:
+                task.device_milli, task.freed_milli = task.freed_milli or task.device_milli, {}
+        self._cluster.processes_changed = True
+        why = "POST /hook answered 500" if fails else ""
+        self._node.deliver(SleepHookAnswered(key=call.key, turn=call.turn, sleep=call.sleep, why=why))
 
     def terminate(self, key: MemberKey) -> None:
         """Send SIGTERM."""

@@ -89,6 +89,10 @@ class NodeEnvironment(Protocol):
         """Nodes that refuse every member, with the reason."""
         ...
 
+    def gang_tasks(self, key: MemberKey) -> Sequence[SimulatedTask]:
+        """Return the executing tasks of one generation on all nodes."""
+        ...
+
     def call_after(self, delay_s: float, what: Callable[[], None]) -> None:
         """Schedule a call."""
         ...

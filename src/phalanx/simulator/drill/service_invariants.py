@@ -11,7 +11,7 @@ from phalanx.controller.service_reconciler import RECONCILER
 from phalanx.core.ids import JobId, ServiceId
 from phalanx.core.lifecycle.endpoints import ENDPOINT
 from phalanx.core.state.history import HistoryLine
-from phalanx.core.state.records import SERVICES
+from phalanx.core.state.records import REVISIONS, SERVICES
 from phalanx.core.state.world import World
 from phalanx.simulator.drill.violations import require
 
@@ -20,7 +20,9 @@ def check_services(history: Sequence[HistoryLine], world: World) -> None:
     """Check the services that stop ready replicas in a commit: at most one fewer than wanted may be ready then, and never none."""
     for service_id, dropped in _dropped(history, world).items():
         service = world.table(SERVICES)[service_id]
-        if service.stopped_by or service.desired == 0:
+        terms = world.table(REVISIONS)[service_id, service.revision].terms
+        awake = service.desired - (min(service.asleep, service.desired) if terms.sleep else 0)
+        if service.stopped_by or awake == 0:
             continue
         ready = [
             job_id
@@ -28,9 +30,9 @@ def check_services(history: Sequence[HistoryLine], world: World) -> None:
             if job_id in world.attempts and world.attempts[job_id].serving
         ]
         require(
-            len(ready) >= min(len(ready) + len(dropped), max(1, service.desired - 1)),
+            len(ready) >= min(len(ready) + len(dropped), max(1, awake - 1)),
             26,
-            f"service {service_id} wants {service.desired} replicas and stopped {dropped}; ready are {ready}",
+            f"service {service_id} wants {awake} replicas awake and stopped {dropped}; ready are {ready}",
         )
 
 

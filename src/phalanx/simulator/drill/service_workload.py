@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +11,7 @@ from phalanx.core.state.events import (
     CancelJob,
     RequeueJob,
     ScaleService,
+    SleepReplicas,
     StopService,
     SubmitService,
     UpdateService,
@@ -49,7 +51,8 @@ def _crashes_after(after_s: float) -> Any:
 KINDS: Final = (
     _GOOD,
     _GOOD,
-    JobBehaviour(run_s=1e9, ready_s=4.0, prepare_s=1.0),
+    JobBehaviour(run_s=1e9, ready_s=4.0, prepare_s=1.0, hook_s=5.0),
+    JobBehaviour(run_s=1e9, ready_s=0.5, failing_hooks=frozenset({1, 4})),
     JobBehaviour(run_s=1e9, ready_s=0.5, ignores_sigterm=True),
     JobBehaviour(run_s=1e9, ready_s=0.5, ends=_crashes_after(20.0)),
     JobBehaviour(run_s=1e9),  # never ready
@@ -82,12 +85,10 @@ class ServiceUserSimulator(UserSimulator):
         if service is None or service.stopped_by:
             self._submit_service(self._template(name))
         else:
-            self._dice.choice((self._update, self._update, self._scale, self._scale, self._disturb, self._stop))(
-                service
-            )
+            self._dice.choice(_REQUESTS)(self, service)
 
     def settle_services(self) -> None:
-        """Check that every service serves once its revision works and its replicas fit; then stop all (14, 17)."""
+        """Check that every service serves once its revision works and its replicas fit, sleeps and wakes; then stop all (14, 17)."""
         cluster = self._cluster
         for name in NAMES:
             if (service := cluster.world.table(SERVICES).get(name)) is not None and not service.stopped_by:
@@ -95,10 +96,8 @@ class ServiceUserSimulator(UserSimulator):
                 cluster.request(UpdateService(service_id=name, by=_ADA, spec=spec))
                 if service.scale == 0:
                     cluster.request(ScaleService(service_id=name, replicas=2, by=_ADA))
-        end_s = cluster.clock.boot_s + SETTLE_S
-        while unsettled := [text for name in NAMES if (text := self._unsettled(name))]:
-            require(cluster.clock.boot_s < end_s, 14, f"after {SETTLE_S:.0f} s: {'; '.join(unsettled)}")
-            cluster.run_next()
+        for asleep in (0, 1, 0):
+            self._settle_sleep(asleep)
         for name in NAMES:
             if cluster.world.table(SERVICES).get(name) is not None:
                 once = cluster.request(StopService(service_id=name, by=_ADA))
@@ -108,7 +107,18 @@ class ServiceUserSimulator(UserSimulator):
         left = {name: sorted(found) for name, found in cluster.world.relations.replicas.items()}
         require(not left, 12, f"replicas of stopped services live: {left}")
 
-    def _unsettled(self, name: ServiceId) -> str:
+    def _settle_sleep(self, asleep: int) -> None:
+        """Let so many replicas of each service sleep, and wait until they do and the others serve."""
+        cluster = self._cluster
+        for name in NAMES:
+            if (service := cluster.world.table(SERVICES).get(name)) is not None and not service.stopped_by:
+                cluster.request(SleepReplicas(service_id=name, by=_ADA, asleep=asleep))
+        end_s = cluster.clock.boot_s + SETTLE_S
+        while unsettled := [text for name in NAMES if (text := self._unsettled(name, asleep))]:
+            require(cluster.clock.boot_s < end_s, 14, f"after {SETTLE_S:.0f} s: {'; '.join(unsettled)}")
+            cluster.run_next()
+
+    def _unsettled(self, name: ServiceId, asleep: int) -> str:
         """Why a service is not as it shall be; "" if it is."""
         world = self._cluster.world
         service = world.table(SERVICES).get(name)
@@ -117,9 +127,11 @@ class ServiceUserSimulator(UserSimulator):
         jobs = [world.jobs[job_id] for job_id in world.relations.replicas.get(name, ())]
         ready = [job.id for job in jobs if job.id in world.attempts and world.attempts[job.id].serving]
         right = all(job.replica is not None and job.replica.revision == service.last_revision for job in jobs)
-        if service.state is ServiceState.READY and right and len(jobs) == len(ready) == 2:
+        sleeping = [job.id for job in jobs if job.id in world.attempts and world.attempts[job.id].gave_devices_back]
+        numbers = (len(jobs), len(ready), len(sleeping))
+        if service.state is ServiceState.READY and right and numbers == (2, 2 - asleep, asleep):
             return ""
-        return f"{name} is {service.state} with {ready} of {[job.id for job in jobs]} ready, {service.failure or 'no failure'}"
+        return f"{name} is {service.state} with {sleeping} asleep, {ready} of {[job.id for job in jobs]} ready, {service.failure or 'no failure'}"
 
     # ---- requests --------------------------------------------------------------------------------------------------------
 
@@ -132,9 +144,13 @@ class ServiceUserSimulator(UserSimulator):
         low, high = dice.choice(_RANGES)
         known = self._cluster.behaviours
         known[f"{name}#{self._revisions}"] = kind or dice.choice(KINDS)
+        gpus = parse_gpus(shape or dice.choice(_SHAPES))
+        asked = terms or ServiceTerms(replicas_min=low, replicas_max=high, ready_within_s=15.0)
+        if not gpus.has_shares:
+            asked = replace(asked, sleep="/sleep", wake="/wake_up")
         role = Role(
             argv=("python", "serve.py"),
-            gpus=parse_gpus(shape or dice.choice(_SHAPES)),
+            gpus=gpus,
             launch=LaunchMode.FIXED,
             tasks_per_node=1,
         )
@@ -147,7 +163,7 @@ class ServiceUserSimulator(UserSimulator):
             labels=(("behaviour", f"{name}#{self._revisions}"),),
             allow_never=True,
             preemptible=dice.random() < 0.3,
-            service=terms or ServiceTerms(replicas_min=low, replicas_max=high, ready_within_s=15.0),
+            service=asked,
         )
 
     def _submit_service(self, spec: JobSpec) -> None:
@@ -174,6 +190,12 @@ class ServiceUserSimulator(UserSimulator):
     def _scale(self, service: Service) -> None:
         self._ask(ScaleService(service_id=service.id, replicas=self._dice.randint(0, 4), by=_ADA))
 
+    def _sleep(self, service: Service) -> None:
+        """Let some replicas sleep, or wake some."""
+        number, awake = self._dice.randint(0, 3), self._dice.random() < 0.4
+        asked = {"awake": number} if awake else {"asleep": number}
+        self._ask(SleepReplicas(service_id=service.id, by=_ADA, **asked))
+
     def _disturb(self, service: Service) -> None:
         """Cancel or requeue one replica, as if it were a job."""
         found = sorted(self._cluster.world.relations.replicas.get(service.id, ())) if self._cluster.head else []
@@ -184,3 +206,16 @@ class ServiceUserSimulator(UserSimulator):
     def _stop(self, service: Service) -> None:
         if self._dice.random() < 0.2:
             self._ask(StopService(service_id=service.id, by=_ADA))
+
+
+_REQUESTS: Final = (
+    ServiceUserSimulator._update,  # noqa: SLF001  # a table of this module
+    ServiceUserSimulator._update,  # noqa: SLF001
+    ServiceUserSimulator._scale,  # noqa: SLF001
+    ServiceUserSimulator._scale,  # noqa: SLF001
+    ServiceUserSimulator._sleep,  # noqa: SLF001
+    ServiceUserSimulator._sleep,  # noqa: SLF001
+    ServiceUserSimulator._sleep,  # noqa: SLF001
+    ServiceUserSimulator._disturb,  # noqa: SLF001
+    ServiceUserSimulator._stop,  # noqa: SLF001
+)

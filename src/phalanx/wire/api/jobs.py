@@ -65,6 +65,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         paces: how fast its steps ran on each model of GPU, as its attempts reported, newest last: "0.21 s a step on a100, 8 ranks".
         speeds: of a single job, how fast it runs on the models of the fleet and how that is known, the fastest first; empty if it is not.
         service, revision: of a replica. `port`: on its first node, 0 before it is chosen; `ready`: it answers there.
+        sleep: of a replica that is not awake, "asleep", "falling asleep", "waiting to wake" or "waking"; `sleep_why`: what it waits for.
     """
 
     id: JobId
@@ -122,6 +123,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     revision: int | None = None
     port: int = 0
     ready: bool = False
+    sleep: str = ""
+    sleep_why: str = ""
 
 
 class ImpossibleJobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,6 +267,8 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     port: int | str | None = None
     ready: str | None = None
     ready_within: str | None = None
+    sleep: str | None = None
+    wake: str | None = None
 
 
 class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

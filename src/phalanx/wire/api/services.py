@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -27,7 +27,9 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         revision: that its replicas shall have; `served_revision`: the last one whose rollout was completed, 0 before the first.
-        replicas: the range, as in its file; `desired`: wanted now; `ready`: ready now.
+        replicas: the range, as in its file; `desired`: wanted now, sleeping ones included; `ready`: ready now.
+        asleep_wanted: how many of them shall sleep; `asleep`: how many sleep now, without devices.
+        can_sleep: its revision has hooks for it.
         detail: what it waits for.
         failure: why its last rollout was stopped; only for its owner and project.
         ready_check: how readiness is probed: a path or "tcp".
@@ -45,6 +47,9 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     replicas: str
     desired: int
     ready: int
+    asleep_wanted: int = 0
+    asleep: int = 0
+    can_sleep: bool = False
     port: int = 0
     ready_check: str = ""
     detail: str = ""
@@ -93,9 +98,12 @@ class ServiceChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         spec: the keys of a job file, which become a new revision.
         revision: number of an existing revision.
-        replicas: the number wanted, within the range; 0 lets the service sleep.
+        replicas: the number wanted, within the range; 0 ends all replicas.
+        asleep: how many of the replicas shall sleep; `awake`: how many shall be awake. Larger numbers mean all.
     """
 
     spec: dict[str, Any] | None = None
     revision: int | None = None
     replicas: int | None = None
+    asleep: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    awake: Annotated[int, msgspec.Meta(ge=0)] | None = None
