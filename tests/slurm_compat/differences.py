@@ -49,11 +49,6 @@ ALLOWED: Final = (
     ),
     _allow(Kind.ABSENT, "of Slurm's own plugin", "SLURM_PMIXP_ABORT_AGENT_PORT", "SLURM_PMIX_MAPPING_SERV"),
     _allow(
-        Kind.EXTRA,
-        "virtual nodes share one host name, from which Open MPI derives the names of shared memory",
-        "OMPI_MCA_(btl|coll|btl_tcp_if_include|oob_tcp_if_include)",
-    ),
-    _allow(
         Kind.VALUE,
         "Slurm numbers the elements of an array when they start; here they are numbered in order",
         r"SLURM_JOB_?ID of an element",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from phalanx.cli.jobs.sbatch_script import SlurmNames, too_large
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import GIB
 from phalanx.core.work.sbatch_scripts.fleet_fit import NodeShape, numbers_too_large, scale_down, take_whole_nodes
@@ -45,6 +46,15 @@ def test_an_exclusive_job_gets_all_of_each_node(lines, nodes, gpus, each):
 def test_an_exclusive_job_that_no_node_fits_is_refused(lines, why):
     with pytest.raises(BadRequest, match=why):
         take_whole_nodes(job(*lines), fleet((2, 8, 64)))
+
+
+def test_too_small_a_cluster_for_whole_nodes_offers_to_lower_the_numbers():
+    named = SlurmNames(script="job.sh", partition="", account="", exclusive=True)
+    refused = too_large(job("--exclusive", "-N 4", "--gres=gpu:16"), fleet((2, 8, 64)), named)
+    assert refused is not None
+    assert "16 GPUs on a node (a node has at most 8)" in refused.message
+    assert "--scale-down" in refused.hint
+    assert too_large(job("--exclusive", "-N 2", "--gres=gpu:8"), fleet((2, 8, 64)), named) is None
 
 
 def test_each_number_that_is_too_large_is_named_once():

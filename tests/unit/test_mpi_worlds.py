@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from phalanx.node.mpi import program_server
+from phalanx.node.mpi import program_server, step_worlds
 from phalanx.node.mpi.pmi_server import PmiServer
 from phalanx.node.mpi.program_server import PMI, PMIX, wanted_server
-from phalanx.node.mpi.step_worlds import FenceCollector, StepWorlds
+from phalanx.node.mpi.step_worlds import FenceCollector, StepWorlds, WorldFailed
 from phalanx.node.mpi.world import MpiWorld, process_mapping
 
 
@@ -169,6 +169,13 @@ def test_rank_that_fails_inside_mpi_ends_the_step(tmp_path, says, ended):
     worlds.ended(5, 0, 0)
     said = [told.get(timeout=60) for _ in range(told.qsize())]
     assert [one["abort"] for one in said if "abort" in one] == ([3] if ended else [])
+
+
+def test_without_libpmix_the_step_fails_and_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_worlds, "_libraries", lambda env: ["libnone.so.2", "libc.so.6"])
+    order = {"server": PMIX, "name": "17.0", "namespace": "p", "nodes": [0], "hosts": ["n0"], "ranks": [[0, 1]]}
+    with pytest.raises(WorldFailed, match=r"libnone.so.2: cannot open .* or start the program by mpirun"):
+        StepWorlds(lambda message: None, str(tmp_path)).connect(5, order, 0, {})
 
 
 # ---- which server -------------------------------------------------------------------------------------------------------

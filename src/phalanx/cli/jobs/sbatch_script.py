@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from phalanx.cli.errors import warn
 from phalanx.client.input_files import read_file_bytes
-from phalanx.core.errors import BadFile, TooLarge
+from phalanx.core.errors import BadFile, BadRequest, TooLarge
 from phalanx.core.work.request import VALUE_BYTES_MAX
 from phalanx.core.work.sbatch_scripts.fleet_fit import (
     NodeShape,
@@ -211,7 +211,10 @@ def _fitted(head: Client, mapping: Mapping[str, object], named: SlurmNames) -> d
         warn(f"{named.script}: --scale-down lowers {', '.join(large)}")
         found = scale_down(found, nodes)
     if named.exclusive and nodes:
-        found, line = take_whole_nodes(found, nodes)
+        try:
+            found, line = take_whole_nodes(found, nodes)
+        except BadRequest as error:
+            raise too_large(found, nodes, named) or error from None
         warn(f"{named.script}: {line}")
     return found
 
@@ -230,7 +233,12 @@ def node_shapes(head: Client) -> list[NodeShape]:
     ]
 
 
-def explain_too_large(head: Client, mapping: Mapping[str, object], named: SlurmNames) -> str:
-    """Return one sentence that says which numbers of a script are too large for the cluster; "" if none is."""
-    large = numbers_too_large(mapping, node_shapes(head))
-    return f"{named.script} is written for a larger cluster: it requests {', '.join(large)}" if large else ""
+def too_large(mapping: Mapping[str, object], nodes: Sequence[NodeShape], named: SlurmNames) -> BadRequest | None:
+    """Return the error that names the numbers of a script that are too large for the cluster; None if none is."""
+    large = numbers_too_large(mapping, nodes)
+    if not large:
+        return None
+    return BadRequest(
+        f"{named.script} is written for a larger cluster: it requests {', '.join(large)}",
+        hint="lower them, or give --scale-down to lower them for a trial here",
+    )

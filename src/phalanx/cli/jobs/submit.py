@@ -102,9 +102,8 @@ def submit_job(head: Client, wanted: JobRequest) -> Submission:
         return head.submit(mapping)
     except BadRequest as error:
         if wanted.slurm_names is not None:
-            from phalanx.cli.jobs.sbatch_script import explain_too_large
+            from phalanx.cli.jobs.sbatch_script import node_shapes, too_large
 
-            if why := explain_too_large(head, mapping, wanted.slurm_names):
-                hint = "lower them, or give --scale-down to lower them for a trial here"
-                raise BadRequest(why, hint=hint) from error
+            if larger := too_large(mapping, node_shapes(head), wanted.slurm_names):
+                raise larger from error
         raise

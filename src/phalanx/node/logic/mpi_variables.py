@@ -92,7 +92,7 @@ def mpi_defaults(prepare: PrepareTasks, *, agent: str, slots_file: str, colon_fi
     if agent:
         variables |= _agent_variables(agent)
         if all(address.startswith(_LOOPBACK) for address in prepare.addresses):
-            variables |= VIRTUAL_NODES
+            variables |= _VIRTUAL_NODES
     return variables
 
 
@@ -100,12 +100,12 @@ def script_defaults(addresses: Sequence[str]) -> dict[str, str]:
     """Return the defaults of an `#SBATCH` script's environment, whose launchers start their daemons by `srun`; a job may override them."""
     if len(addresses) == 1:
         return {}
-    return _OWN_VARIABLES | (VIRTUAL_NODES if all(address.startswith(_LOOPBACK) for address in addresses) else {})
+    return _OWN_VARIABLES | (_VIRTUAL_NODES if all(address.startswith(_LOOPBACK) for address in addresses) else {})
 
 
 # Else Hydra gives all ranks the variables of the first node, also its devices. The agent, or srun, passes on what the job exports.
 _OWN_VARIABLES: Final = {"HYDRA_ENV": "none", "I_MPI_HYDRA_ENV": "none"}
-VIRTUAL_NODES: Final = {
+_VIRTUAL_NODES: Final = {
     # Virtual nodes have one host name, from which Open MPI derives the names of shared memory: ranks of two nodes would use the same.
     "OMPI_MCA_btl": "self,tcp",
     "OMPI_MCA_coll": "^sm,han,acoll",

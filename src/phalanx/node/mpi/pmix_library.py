@@ -103,7 +103,8 @@ class PmixServer:
         """
         try:
             self._pmix = ctypes.CDLL(library)
-        except OSError as error:
+            self._pmix.PMIx_Get_version.restype = ctypes.c_char_p
+        except (OSError, AttributeError) as error:  # AttributeError: another library of this name
             raise PmixFailed(str(error)) from None
         self._world, self._send = world, send
         self._name = world.namespace.encode()
@@ -180,7 +181,6 @@ class PmixServer:
     # ---- what the library is told --------------------------------------------------------------------------------------
 
     def _check_version(self) -> None:
-        self._pmix.PMIx_Get_version.restype = ctypes.c_char_p
         said = self._pmix.PMIx_Get_version().decode("ascii", "replace")
         version = re.search(r"([0-9]+)\.[0-9]+", said)
         if version is None or int(version[1]) < VERSION_MIN:

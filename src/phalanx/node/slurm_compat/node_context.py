@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.node.gang.step_tasks import StepTasks
-from phalanx.node.logic.mpi_variables import VIRTUAL_NODES
 from phalanx.node.logic.step_containers import ContainerStart, StepContainers, container_start
 from phalanx.node.mpi.step_worlds import StepWorlds, WorldFailed
 
@@ -71,9 +70,7 @@ class BatchNodeContext:
         """
         if not one.get("mpi"):
             return {}, []
-        variables, sockets = self.worlds(tasks).connect(step, one["mpi"], one["task"], env)
-        shared = VIRTUAL_NODES if self._virtual and len(one["mpi"]["nodes"]) > 1 else {}
-        return {**shared, **variables}, sockets
+        return self.worlds(tasks).connect(step, one["mpi"], one["task"], env)
 
     def in_container(
         self,
