@@ -16,8 +16,10 @@ import termios
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from phalanx.client import Client
 from phalanx.node.processes.proctable import process_environment, read_table
 from tests import canaries
 
@@ -74,6 +76,10 @@ class Shell:
 
     def json(self, *words):
         return json.loads(self(*words, "--json").stdout)
+
+    def job(self, job):
+        """Job and attempts as `show --json` prints them, asked without a process of its own: cheap enough to repeat."""
+        return msgspec.to_builtins(Client(home=str(self.home)).job(job))
 
     def until(self, job, *states, within_s=120.0):
         limit_s = time.monotonic() + within_s
