@@ -21,8 +21,9 @@ from phalanx.cli.slurm_views.rows import (
     squeue_row,
 )
 from phalanx.cli.slurm_views.submit import take_wrap
-from phalanx.core.errors import BadRequest
+from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.fleet.node import NodeState
+from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId
 from phalanx.core.work.job import JobState
 from phalanx.core.work.sbatch_scripts.sbatch import split_command_line
@@ -125,12 +126,21 @@ def test_sinfo_folds_nodes_of_one_state_and_marks_the_default_partition():
         NodeView(id=NodeId(f"n{n}"), state=state, engine="local", devices=[], cpus=8, memory_bytes=1 << 30)
         for n, state in enumerate((NodeState.UP, NodeState.UP, NodeState.DOWN))
     ]
-    rows = sinfo_rows(nodes, ["default"], each=False)
+    rows = sinfo_rows(nodes, ["default"], "PDtN", each=False)
     assert [(row["P"], row["D"], row["t"], row["N"]) for row in rows] == [
-        ("default*", "1", "down", "n2"),
         ("default*", "2", "idle", "n[0-1]"),
+        ("default*", "1", "down", "n2"),
     ]
-    assert len(sinfo_rows(nodes, ["default"], each=True)) == 3
+    assert [row["N"] for row in sinfo_rows(nodes, ["default", "big"], "N", each=False)] == ["n[0-2]"], "nodes once"
+    assert [row["D"] for row in sinfo_rows(nodes, ["default", "big"], "Dt", each=False)] == ["2", "1"]
+    assert [row["n"] for row in sinfo_rows(nodes, ["default", "big"], "n", each=True)] == [
+        "n0",
+        "n0",
+        "n1",
+        "n1",
+        "n2",
+        "n2",
+    ]
 
 
 # ---- sbatch -------------------------------------------------------------------------------------------------------------
@@ -166,6 +176,15 @@ def test_a_nested_sbatch_exports_the_variables_of_its_job_as_on_slurm():
     here = {"SLURM_NTASKS": "4", "PHALANX_RANK": "0", "PATH": "/bin"}
     assert exported_environment("ALL", here, nested=True) == {"SLURM_NTASKS": "4", "PATH": "/bin"}
     assert exported_environment("ALL", here) == {"PATH": "/bin"}
+
+
+def test_errors_have_hints_in_the_words_of_the_command_line(capsys, monkeypatch):
+    def refuse(_):
+        raise NotFound("no job 9", hint=Hint(HintCode.LIST_JOBS))
+
+    monkeypatch.setattr(views, "_view", lambda name: refuse)
+    assert views.main(["squeue", "-j", "9"]) == 1
+    assert "squeue: error: no job 9 (phalanx ps -a lists them)" in capsys.readouterr().err
 
 
 # ---- the job of a view --------------------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ def scancel(words: list[str]) -> int:
         options.setdefault("name", options.get("jobname", ""))
         states = job_states(options["state"]) if options.get("state") else (JobState.PENDING, JobState.RUNNING)
         found = [job.id for job in find_jobs(head, options, states)]
-    return _each("scancel", found, lambda number: head.cancel(number, f"scancel by {getpass.getuser()}"))
+    _each("scancel", found, lambda number: head.cancel(number, f"scancel by {getpass.getuser()}"))
+    return 0  # also for jobs that do not exist, as Slurm's
 
 
 def scontrol(words: list[str]) -> int:

@@ -11,10 +11,12 @@ from phalanx.cli.slurm_views.arguments import parse_words
 from phalanx.cli.slurm_views.formats import parse_columns, parse_letters, parse_past_s, render_columns, render_letters
 from phalanx.cli.slurm_views.own_job import job_id
 from phalanx.cli.slurm_views.rows import (
+    NODE_STATE_CODES,
     SACCT_WIDTHS,
     SINFO_TITLES,
     SQUEUE_TITLES,
     job_states,
+    node_state,
     sacct_row,
     sinfo_rows,
     squeue_row,
@@ -109,7 +111,9 @@ def sinfo(words: list[str]) -> int:
     each = "Node" in options
     fields, rest = parse_letters(options.get("format") or (_SINFO_NODES if each else _SINFO), SINFO_TITLES)
     states = {state.lower() for state in _words(options, "states")}
-    rows = [row for row in sinfo_rows(nodes, queues, each=each) if not states or states & {row["t"], row["T"]}]
+    if states:
+        nodes = [node for node in nodes if states & {node_state(node), NODE_STATE_CODES[node_state(node)]}]
+    rows = sinfo_rows(nodes, queues, [field.name for field in fields], each=each)
     print_lines(render_letters(fields, rest, rows, None if "noheader" in options else SINFO_TITLES))
     return 0
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from phalanx.cli.hints import error_line
 from phalanx.cli.slurm_views.own_job import use_head_of_job
 from phalanx.cli.slurm_views.verbs import VERBS
 from phalanx.core.errors import BadRequest, PhalanxError
@@ -30,8 +31,7 @@ def main(words: Sequence[str]) -> int:
             _say_once(name)
         return _view(name)(rest)
     except PhalanxError as error:
-        hint = f" ({error.hint})" if error.hint else ""
-        sys.stderr.write(f"{name}: error: {error}{hint}\n")
+        sys.stderr.write(f"{name}: error: {error_line(str(error), error.hint)}\n")
         return _FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

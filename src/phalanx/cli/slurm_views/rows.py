@@ -222,33 +222,40 @@ SINFO_TITLES: Final = {
 }
 
 
-def sinfo_rows(nodes: Sequence[NodeView], partitions: Sequence[str], *, each: bool) -> list[dict[str, str]]:
-    """One row for each partition and state, or with `each` for each node of each partition."""
-    rows = []
+def sinfo_rows(
+    nodes: Sequence[NodeView], partitions: Sequence[str], letters: Sequence[str], *, each: bool
+) -> list[dict[str, str]]:
+    """One row for the nodes of which all `letters` that are shown are equal; with `each`, one for each node of each partition."""
+    if each:
+        pairs = [(node, partition) for node in nodes for partition in partitions]
+        return [_sinfo_row([node], partition) for node, partition in pairs]
+    shown = [letter for letter in letters if letter not in {"D", "N"}]
+    groups: dict[tuple[str, ...], tuple[str, dict[str, NodeView]]] = {}
     for partition in partitions:
-        groups: dict[tuple[str, str], list[NodeView]] = {}
         for node in nodes:
-            groups.setdefault((node_state(node), node.id if each else ""), []).append(node)
-        for (state, _), members in sorted(groups.items()):
-            models = Counter(device.model.replace(" ", "_") for device in members[0].devices)
-            rows.append(
-                {
-                    "P": f"{partition}*" if partition == _DEFAULT_PARTITION else partition,
-                    "R": partition,
-                    "a": "up",
-                    "l": "infinite",
-                    "D": str(len(members)),
-                    "t": NODE_STATE_CODES[state],
-                    "T": state,
-                    "N": fold_hostlist([node.id for node in members]),
-                    "n": members[0].id,
-                    "c": str(members[0].cpus),
-                    "m": str(members[0].memory_bytes // MIB),
-                    "G": ",".join(f"gpu:{model}:{count}" for model, count in models.items()) or "(null)",
-                    "f": "(null)",
-                }
-            )
-    return rows
+            row = _sinfo_row([node], partition)
+            groups.setdefault(tuple(row[letter] for letter in shown), (partition, {}))[1][node.id] = node
+    return [_sinfo_row(list(members.values()), partition) for partition, members in groups.values()]
+
+
+def _sinfo_row(nodes: Sequence[NodeView], partition: str) -> dict[str, str]:
+    first, state = nodes[0], node_state(nodes[0])
+    models = Counter(device.model.replace(" ", "_") for device in first.devices)
+    return {
+        "P": f"{partition}*" if partition == _DEFAULT_PARTITION else partition,
+        "R": partition,
+        "a": "up",
+        "l": "infinite",
+        "D": str(len(nodes)),
+        "t": NODE_STATE_CODES[state],
+        "T": state,
+        "N": fold_hostlist([node.id for node in nodes]),
+        "n": first.id,
+        "c": str(first.cpus),
+        "m": str(first.memory_bytes // MIB),
+        "G": ",".join(f"gpu:{model}:{count}" for model, count in models.items()) or "(null)",
+        "f": "(null)",
+    }
 
 
 # ---- values -------------------------------------------------------------------------------------------------------------
