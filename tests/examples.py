@@ -4,7 +4,7 @@
     python -m tests.examples jax_line mpi_pi    some
 
 An environment holds exactly the `requirements.txt` of its example. It is made once, in PHALANX_EXAMPLES_CACHE or ~/.cache/phalanx-examples,
-under a hash of that file and of this Python; the repository stays as it is. Making all of them downloads about 1.2 GB.
+under a hash of that file and of this Python; the repository stays as it is. Making all of them downloads about 1.3 GB.
 """
 
 from __future__ import annotations
@@ -113,6 +113,20 @@ EXAMPLES: Final = (
         command=("python", "count.py"),
         ends=(r"step 0: 3 workers", r"done: sum 70210"),
         victim="count.py",
+    ),
+    Example(
+        name="ray_in_a_job",
+        options=("--gpus", "2x2", "--tasks-per-node", "1"),
+        command=("python", "count.py"),
+        ends=(r"step 0: 2 Ray nodes", r"done: sum 70210 on 2 nodes"),
+        victim="count.py",
+    ),
+    Example(
+        name="deepspeed_line",
+        options=("--gpus", "2x1"),
+        command=("python", "train.py"),
+        ends=(r"rank 1 of 2, ZeRO stage 1", r"done: weight 3\.00"),
+        victim="train.py",
     ),
 )
 

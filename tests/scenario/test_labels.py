@@ -90,13 +90,33 @@ def test_job_that_no_rack_holds_is_refused_at_submit_until_the_labels_say_otherw
     cluster.runs(cluster.submit(gpus="2x4", topology=within))
 
 
-def test_launcher_that_makes_a_world_at_each_call_is_kept_on_one_node(cluster):
+@pytest.mark.parametrize(
+    "argv", [("horovodrun", "./train"), ("deepspeed", "train.py"), ("bash", "-c", "make && deepspeed train.py")]
+)
+def test_launcher_that_makes_a_world_at_each_call_is_kept_on_one_node(cluster, argv):
     """Else the shape could become 2 nodes once the only large ones are away."""
     wanted = spec(gpus=4)
-    job = cluster.submit(
-        replace(wanted, role=replace(wanted.role, argv=("horovodrun", "./train"), launch=LaunchMode.PER_NODE))
-    )
+    role = replace(wanted.role, argv=argv, launch=LaunchMode.PER_NODE)
+    job = cluster.submit(replace(wanted, role=role))
     assert str(cluster.job(job).spec.role.gpus) == "1x4"
+    with pytest.raises(BadRequest, match=r"starts once on each of the 2 nodes and would create 2 separate worlds"):
+        cluster.submit(replace(wanted, role=replace(role, gpus=parse_gpus("2x2"))))
+
+
+@pytest.mark.parametrize(
+    ("argv", "launch"),
+    [
+        (("bash", "-c", "deepspeed --hostfile $PHALANX_HOSTFILE --no_ssh train.py"), LaunchMode.PER_NODE),
+        (("bash", "-c", "test $PHALANX_NODE_RANK != 0 || deepspeed train.py"), LaunchMode.FIXED),
+    ],
+)
+def test_deepspeed_starts_on_several_nodes_if_each_call_joins_the_others_or_the_script_says_how_often(
+    cluster, argv, launch
+):
+    wanted = spec(gpus="2x2")
+    tasks = 1 if launch is LaunchMode.FIXED else None
+    role = replace(wanted.role, argv=argv, launch=launch, tasks_per_node=tasks)
+    cluster.runs(cluster.submit(replace(wanted, role=role)))
 
 
 def test_mpi_launcher_is_kept_on_one_node_in_an_image_only(cluster):

@@ -28,7 +28,7 @@ from phalanx.core.work.dependency import (
     array_element_id,
 )
 from phalanx.core.work.job import Job
-from phalanx.core.work.launchers import SSH_LAUNCHERS, find_launcher
+from phalanx.core.work.launchers import find_launcher, single_node_launcher
 from phalanx.core.work.service_terms import ReplicaPosition
 from phalanx.core.work.spec import JobSpec, LaunchMode
 from phalanx.core.work.topology_constraint import fixed_to_one_node
@@ -141,7 +141,7 @@ def _in_one_world(spec: JobSpec) -> JobSpec:
     in_image = role.launch is LaunchMode.ONCE and bool(spec.image)
     # The folder of a copy has another path on each node, and the launcher starts its tasks in that of the first.
     of_copy = role.launch is LaunchMode.ONCE and bool(spec.upload)
-    bound = launcher in SSH_LAUNCHERS or in_image or of_copy
+    bound = single_node_launcher(role) is not None or in_image or of_copy
     if not bound or spec.slurm:  # a batch script runs once, whatever it calls
         return spec
     several = next((one for one in role.gpus.choices if (one.nodes or 1) > 1 or one.nodes_max is not None), None)

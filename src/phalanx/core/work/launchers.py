@@ -57,6 +57,17 @@ def find_launcher(argv: Sequence[str], script: str = "") -> str | None:
     return None
 
 
+def single_node_launcher(role: Role) -> str | None:
+    """The launcher of a role that would create a separate world on each node, or None. `deepspeed` does without `--no_ssh`, in a command that
+    starts once per node; a script with its own `tasks_per_node` may call it on the first node alone.
+    """
+    found = find_launcher(role.argv, role.script)
+    if found == "deepspeed":
+        joins = "--no_ssh" in " ".join((*role.argv, role.script)).split()
+        return found if role.launch is LaunchMode.PER_NODE and not joins else None
+    return found if found in SSH_LAUNCHERS else None
+
+
 def split_commands(script: str) -> list[str]:
     """The commands of a shell text, roughly: split at `&&`, `||`, `;`, `|` and line ends, comments dropped. Good enough to look
     for a launcher, but not a shell parser.

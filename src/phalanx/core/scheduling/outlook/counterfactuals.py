@@ -30,7 +30,7 @@ from phalanx.core.state.snapshot import Snapshot
 from phalanx.core.units import format_duration
 from phalanx.core.work.gpus import GPU_KINDS_MAX, GpuRequest
 from phalanx.core.work.job import Job, WaitReasonCode
-from phalanx.core.work.launchers import SSH_LAUNCHERS, find_launcher
+from phalanx.core.work.launchers import single_node_launcher
 from phalanx.core.work.queue import Queue
 from phalanx.core.work.quotas.quota_tree import QuotaRefusal
 from phalanx.core.work.spec import LaunchMode
@@ -208,13 +208,12 @@ class CounterfactualSearch:
     def _shapes(self) -> Iterator[_Candidate]:
         """The same GPUs on another number of nodes."""
         request, role = self.job.spec.role.gpus, self.job.spec.role
-        one_world = find_launcher(role.argv, role.script) in SSH_LAUNCHERS
         if (
             request.alternatives
             or request.total < 2
             or request.nodes_max is not None
             or role.launch is LaunchMode.FIXED
-            or one_world
+            or single_node_launcher(role)
         ):
             return
         for nodes in _NODES_TRIED:
