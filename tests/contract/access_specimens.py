@@ -167,7 +167,7 @@ def down_node(case):
     supervisor.hello()
     case.bench.head.driver.report(
         [NodeDied(node_id=supervisor.node_id, supervisor_id="s9", why="unplugged", confirmed=True)]
-    ).result(10)
+    ).result(100)
     return Ask(f"/v1/nodes/{supervisor.node_id}")
 
 

@@ -165,7 +165,7 @@ class ApiHead:
             yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(timeout=20)
+            thread.join(timeout=100)
             assert not thread.is_alive(), "the server did not stop"
 
 

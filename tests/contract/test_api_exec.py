@@ -254,7 +254,7 @@ def test_no_session_beside_a_job_that_does_not_run(call, job_id):
 
 
 def test_command_that_does_not_arrive_in_time_is_not_waited_for(tmp_path):
-    head = ApiHead(str(tmp_path), limits=ApiLimits(body_s=0.05))
+    head = ApiHead(str(tmp_path), limits=ApiLimits(body_s=2.0))
     with head.calling() as call:
         job_id = call.submit()
         assert ExecSocket(call.url, job_id, bearer("user")).error() == ("try_later", 1008)
@@ -356,7 +356,7 @@ def test_user_who_leaves_is_gone_for_the_node_at_once(call, job_id):
     )
     polling.start()
     user.line.socket.shutdown(socket.SHUT_RDWR)  # without a closing handshake, as if it was killed
-    polling.join(timeout=20)
+    polling.join(timeout=100)
     assert found == [404]
     assert printed(call, name, 0, b"x").status_code == 404
 
@@ -395,7 +395,7 @@ def test_reader_that_lags_slows_the_command(call, job_id, head):
     user.read(offset)
     assert held == []  # read, but not acknowledged
     user.send({"type": "ack", "offset": 65536})
-    thread.join(timeout=20)
+    thread.join(timeout=100)
     assert held == [204]
     assert len(user.read(offset + 65536)) == offset + 65536
 

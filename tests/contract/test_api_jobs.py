@@ -195,7 +195,7 @@ def test_stop_is_refused_while_jobs_run_and_keeps_or_cancels_them_as_told(head, 
         "running": 0,
         "relieved": False,
     }
-    assert head.stopped.wait(10)
+    assert head.stopped.wait(100)
 
 
 def test_stop_that_keeps_jobs_grants_long_leases_first(head, call):
@@ -209,7 +209,7 @@ def test_stop_that_keeps_jobs_grants_long_leases_first(head, call):
         "running": 1,
         "relieved": False,
     }
-    assert head.stopped.wait(10)
+    assert head.stopped.wait(100)
 
 
 @pytest.mark.parametrize("verb", ["hold", "release"])

@@ -113,7 +113,7 @@ def test_a_join_token_that_ends_while_its_body_is_held_back_brings_nobody_in(ben
 
     def halves():
         yield b'{"node_id": '
-        assert admitted.wait(20)
+        assert admitted.wait(100)
         assert call("admin", "POST", "/v1/join/renew").status_code == 200
         yield b'"h1"}'
 
@@ -185,7 +185,7 @@ def door(bench):
         yield port
     finally:
         server.should_exit = True
-        thread.join(timeout=20)
+        thread.join(timeout=100)
         assert not thread.is_alive(), "the server did not stop"
 
 

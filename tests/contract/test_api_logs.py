@@ -306,7 +306,7 @@ def test_all_events_begin_now_and_carry_every_job(call, supervisor):
         thread.start()
         # The first event can only be of what happens after the stream began: submit until one is heard.
         until(lambda: call.submit(name="new", hold=True) and heard)
-        thread.join(timeout=20)
+        thread.join(timeout=100)
     assert heard[0].kind == "story"
     assert heard[0].fields["job_id"] != "1"
 

@@ -165,7 +165,7 @@ def test_long_poll_wakes_when_a_command_comes(call, supervisor):
     thread = threading.Thread(target=lambda: got.append(commands(call, wait_s=3)), daemon=True)
     thread.start()
     job_id = call.submit()
-    thread.join(timeout=20)
+    thread.join(timeout=100)
     command = decode_command(got[0].commands[0])
     assert isinstance(command, PrepareTasks)
     assert command.job_id == job_id
@@ -184,7 +184,7 @@ def test_commands_that_came_of_anothers_hello_are_not_for_an_open_poll(head, cal
     head.driver.leases.drop(["n0"])
     head.driver.leases.grant("n0", "s2", now_s)
     head.mailboxes.post("n0", CleanUpAttempt(node_id="n0", job_id="1", epoch=1))
-    thread.join(timeout=20)
+    thread.join(timeout=100)
     assert code(got[0]) == (409, "say_hello")
 
 
@@ -372,10 +372,10 @@ def test_drain_undrain_forget(call, supervisor):
 
 
 def test_forgetting_a_node_names_the_waiting_jobs_that_needed_it(head, call, supervisor):
-    head.driver.report([SupervisorRegistered(node=replace(make_node(), id="n1"), supervisor_id="n1-life1")]).result(10)
+    head.driver.report([SupervisorRegistered(node=replace(make_node(), id="n1"), supervisor_id="n1-life1")]).result(100)
     job_id = call("user", "POST", "/v1/jobs", {**JOB, "gpus": 8, "hold": True}).json()["job"]["id"]
     dead = NodeDied(node_id="n1", supervisor_id=None, why="no power", confirmed=True)
-    head.driver.report([dead]).result(10)
+    head.driver.report([dead]).result(100)
     why = "8 GPUs can never fit: the fleet has 1 node, at most 4 matching GPUs on one node, 4 in total"
     assert call("operator", "DELETE", "/v1/nodes/n1").json() == {
         "impossible": [{"id": job_id, "why": why}],

@@ -165,7 +165,7 @@ def test_an_effect_and_its_line_are_committed_together_or_not_at_all(head, monke
     monkeypatch.setattr(head.store, "commit", commit)
     told = AuditCall(user="root", token_id="t", origin="here", action="PUT")
     with pytest.raises(StoreRefused):
-        head.driver.request(PutUser(user=User(id="eve", role=UserRole.ADMIN)), told).result(10)
+        head.driver.request(PutUser(user=User(id="eve", role=UserRole.ADMIN)), told).result(100)
     monkeypatch.undo()
     assert head.store.user("eve") is None
     assert head.driver.audit_tip == ChainTip()

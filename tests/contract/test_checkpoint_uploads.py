@@ -163,7 +163,7 @@ def publish(nodes, step):
     kept = threading.Event()
     nodes[1].upload(step, paths[1], digest)
     nodes[0].upload(step, paths[0], digest, kept=kept.set)
-    assert kept.wait(20), nodes[0].said + nodes[1].said
+    assert kept.wait(100), nodes[0].said + nodes[1].said
     until(lambda: all(node.idle() for node in nodes))
     order = nodes[0].present.prepare
     resume = PublishedCheckpoint(
@@ -195,7 +195,7 @@ def test_parts_of_two_nodes_become_one_checkpoint_that_is_told_only_when_it_is_w
     assert not kept.wait(0.5)
     assert not os.path.exists(f"{order.checkpoint_dir}/step-00000007")
     nodes[1].upload(7, paths[1], digest)
-    assert kept.wait(20)
+    assert kept.wait(100)
     manifest.verify(f"{order.checkpoint_dir}/step-00000007", expected_digest=digest)
     assert not list(Path(head.parts.checkpoint_root).rglob("*.tmp-*"))
     assert nodes[0].said == nodes[1].said == []
@@ -282,7 +282,7 @@ def test_a_head_that_goes_away_in_mid_upload_gets_the_rest_when_it_is_back(head,
     assert not kept.wait(1.0)
     assert nodes[0].uploader.unfinished_folders() == {path}
     with head.served(port=port):
-        assert kept.wait(20), nodes[0].said
+        assert kept.wait(100), nodes[0].said
     manifest.verify(f"{nodes[0].present.prepare.checkpoint_dir}/step-00000007", expected_digest=digest)
 
 
@@ -296,7 +296,7 @@ def test_node_begins_again_when_the_head_restarted_and_lost_its_open_uploads(hea
     until(lambda: any(set(upload.ends) >= {"a.bin"} for upload in copies._uploads.values()))
     copies._uploads.clear()
     nodes[1].upload(7, paths[1], digest)
-    assert stored.wait(20), nodes[0].said
+    assert stored.wait(100), nodes[0].said
     assert nodes[0].said == nodes[1].said == []
 
 
@@ -310,10 +310,10 @@ def test_the_end_of_a_member_waits_for_its_checkpoint_while_bytes_move_and_for_a
     key = nodes[0].present.key
     nodes[0].uploader.notify_when_uploaded(key.job_id, key.epoch, in_haste.set, patient=False)
     nodes[0].uploader.notify_when_uploaded(key.job_id, key.epoch, order.set, patient=True)
-    assert in_haste.wait(20), "it starts again here, and brings the rest then"
+    assert in_haste.wait(100), "it starts again here, and brings the rest then"
     assert not order.is_set()
     with head.served(port=port):
-        assert order.wait(20)
+        assert order.wait(100)
     assert nodes[0].idle()
 
 
@@ -455,7 +455,7 @@ def slow_disk(tmp_path, monkeypatch):
 
     def slowly(path):
         reading.set()
-        assert goes_on.wait(20)
+        assert goes_on.wait(100)
         return checksum(path)
 
     monkeypatch.setattr(manifest, "checksum", slowly)
@@ -463,10 +463,10 @@ def slow_disk(tmp_path, monkeypatch):
     said = []
     opening = threading.Thread(target=lambda: said.append(kept.begin_upload(place, encoded, published=())))
     opening.start()
-    assert reading.wait(20)
+    assert reading.wait(100)
     yield kept, goes_on, said, opening
     goes_on.set()
-    opening.join(20)
+    opening.join(100)
 
 
 def test_a_checkpoint_that_is_read_after_a_restart_holds_up_no_other(slow_disk):
@@ -479,7 +479,7 @@ def test_a_checkpoint_that_is_read_after_a_restart_holds_up_no_other(slow_disk):
     with pytest.raises(TryLater, match="is reading the files"):
         kept.begin_upload(*checkpoint_of("7"), published=())
     goes_on.set()
-    opening.join(20)
+    opening.join(100)
     assert said == [(False, 995, {"a": 5})]
     assert kept.begin_upload(*checkpoint_of("7"), published=()) == said[0]
 
@@ -490,7 +490,7 @@ def test_what_was_being_read_of_an_attempt_that_is_over_does_not_come_back(slow_
     settling.start()
     goes_on.set()
     for thread in (opening, settling):
-        thread.join(20)
+        thread.join(100)
     with pytest.raises(Conflict, match="no upload has begun"):
         kept.upload_state(checkpoint_of("7")[0])
     assert not (tmp_path / "c" / "7-k").exists()

@@ -70,10 +70,10 @@ def test_client_has_room_again_once_the_command_has_read(head, call, job_id):
         reading = threading.Thread(target=session.read)
         reading.start()
         given(call, name, 1000)
-        assert told.wait(20)
+        assert told.wait(100)
         assert session.room == 1000
         prints(call, name, 0, exit_code=0)
-        reading.join(20)
+        reading.join(100)
 
 
 def test_client_acknowledges_what_it_has_handled(head, call, job_id):
@@ -91,7 +91,7 @@ def test_client_acknowledges_what_it_has_handled(head, call, job_id):
         got = 0
         while (data := session.read()) is not None:
             got += len(data)
-        thread.join(20)
+        thread.join(100)
         assert got == pieces * len(piece)
 
 
@@ -183,7 +183,7 @@ def test_standby_refers_the_session_to_the_leader(call, job_id):
         prints(call, name_of(call), 0, b"led", exit_code=0)
         assert session.read() == b"led"
     server.should_exit = True
-    thread.join(20)
+    thread.join(100)
 
 
 def test_too_many_sessions_are_told_at_once(tmp_path):

@@ -184,7 +184,7 @@ def test_a_pipe_in_the_place_of_what_is_brought_holds_no_hand(head, gang, call, 
     monkeypatch.setattr(os, "makedirs", making)
     thread = threading.Thread(target=begin, daemon=True)
     thread.start()
-    thread.join(timeout=20)
+    thread.join(timeout=100)
     assert ended == ["not a regular file"]
 
 

@@ -134,7 +134,7 @@ def test_who_follows_everything_is_told_no_words_of_others_jobs(call, job_id):
     for one in following:
         one.start()
     for one in following:
-        one.join(timeout=20)
+        one.join(timeout=100)
     assert "canary-why" in heard["user"]
     assert not [word for word in SECRETS if word in heard["other"]]
 

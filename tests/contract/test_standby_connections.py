@@ -47,7 +47,7 @@ def standing(tmp_path) -> Iterator[tuple[HeadServer, threading.Thread, int, int]
         yield server, thread, port, secure
     finally:
         server.should_exit = True
-        thread.join(timeout=20)
+        thread.join(timeout=100)
 
 
 def asked(wire: socket.socket, port: int) -> bytes:

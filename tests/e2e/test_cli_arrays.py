@@ -50,6 +50,15 @@ def test_array_runs_every_element_with_its_own_variables_and_outputs(phalanx):
     ]
 
 
+def test_get_of_an_array_brings_what_there_is_though_an_element_never_started(phalanx):
+    array = submitted(phalanx, "--array", "0-1", "--hold", "--", PYTHON, "says.py", "9")
+    phalanx("cancel", f"{array}_0")
+    phalanx("release", f"{array}_1")
+    phalanx.until(f"{array}_1", "succeeded")
+    phalanx("get", array, "some")
+    assert [path.name for path in (phalanx.work / "some").iterdir()] == [f"{array}_1"]
+
+
 def test_wait_for_an_array_ends_with_a_failure_of_any_element(phalanx):
     done = phalanx("submit", "--wait", "--array", "0-3", "--", PYTHON, "says.py", "2", code=1)
     assert "failed: 3 succeeded, 1 failed; unsuccessful: 2" in done.stderr

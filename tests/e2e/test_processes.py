@@ -236,9 +236,8 @@ def test_freeze_converges_on_a_rank_that_forks_without_pause(rig):
 
 def test_sigterm_reaches_every_member(rig):
     attempt = rig.open()
-    rig.run(attempt, "sleep 1000 & sleep 1000 & trap 'echo asked; exit 5' TERM; wait")
-    until(lambda: len(attempt.members()) == 3, "the children")
-    time.sleep(0.05)  # for the trap to be set
+    rig.run(attempt, "trap 'echo asked; exit 5' TERM; sleep 1000 & sleep 1000 & wait")
+    until(lambda: len(attempt.members()) == 3, "the children, after the trap")
     assert attempt.signal(signal.SIGTERM) == 3
     assert rig.exit().code == 5
     assert rig.emptied() == attempt.key

@@ -184,7 +184,7 @@ def listener():
     thread.start()
     yield made
     made.close()
-    thread.join(5.0)
+    thread.join(100)
     assert not thread.is_alive()
 
 
@@ -264,7 +264,7 @@ def test_a_listener_that_could_not_take_a_probe_takes_the_next(monkeypatch):
     monkeypatch.setattr(link_probe, "LINK_PROBE_S", 2.0)
     assert bounds.link_problem(probe_peer("n1", "127.0.0.1", made.port, bulk=False)) == ""
     made.close()
-    thread.join(5.0)
+    thread.join(100)
     assert not thread.is_alive()
 
 

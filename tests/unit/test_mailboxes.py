@@ -113,5 +113,5 @@ def test_posts_of_many_threads_are_all_there():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=100)
     assert [framed.seq for framed in boxes.take("n0", 0)[0]] == list(range(1, 201))

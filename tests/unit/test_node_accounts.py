@@ -140,7 +140,7 @@ def test_one_threads_rights_are_not_anothers_and_come_back_after_an_error():
     inside, looked = threading.Event(), threading.Event()
 
     def other() -> None:
-        inside.wait(10)
+        inside.wait(100)
         meanwhile.append(Path("/proc/thread-self/status").read_text())
         looked.set()
 
@@ -151,7 +151,7 @@ def test_one_threads_rights_are_not_anothers_and_come_back_after_an_error():
     def fails() -> None:
         with acting_as(SOMEBODY):
             inside.set()
-            looked.wait(10)
+            looked.wait(100)
             seen.append(Path("/proc/thread-self/status").read_text())
             raise KeyError
 

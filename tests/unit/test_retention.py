@@ -64,7 +64,7 @@ def test_what_could_not_be_settled_is_settled_later():
     """Found by reading: the first refusal of the store or the disk ended the thread, and nothing was ever removed again."""
     kept = Kept(a=1, b=0)
     settling(kept).start()
-    assert kept.told.wait(20)
+    assert kept.told.wait(100)
     assert set(kept.settled) == {"a", "b"}
 
 
@@ -82,7 +82,7 @@ def test_a_job_that_never_settles_is_given_up_until_it_is_touched_again(monkeypa
 
     monkeypatch.setattr(found, "_schedule_retry", trying)
     found.start()
-    assert over.wait(20)
+    assert over.wait(100)
     assert len(kept.tries) == 2  # the store refused one of three
 
 

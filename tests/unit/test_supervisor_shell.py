@@ -71,12 +71,12 @@ def test_lane_keeps_its_order_while_others_go_on():
     hands.submit("slow", lambda: done.append("after"))
     other = threading.Event()
     hands.submit("quick", other.set)
-    assert other.wait(10)
+    assert other.wait(100)
     assert done == []
     gate.set()
     last = threading.Event()
     hands.submit("slow", last.set)
-    assert last.wait(10)
+    assert last.wait(100)
     assert done == ["after"]
     hands.close(10)
 
@@ -91,7 +91,7 @@ def test_slow_work_of_many_holds_up_nobody_and_hands_that_came_for_it_go_again()
     def quick_is_done() -> bool:
         done = threading.Event()
         hands.submit("quick", done.set)
-        return done.wait(10)
+        return done.wait(100)
 
     for number in range(5):
         hands.submit(number, slow, slow=True)
@@ -115,7 +115,7 @@ def test_failed_work_takes_no_hand_away(caplog):
 
     hands.submit("a", fail)
     hands.submit("a", done.set)
-    assert done.wait(10)
+    assert done.wait(100)
     hands.close(10)
     assert "failed" in caplog.text
 

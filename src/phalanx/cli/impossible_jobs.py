@@ -14,8 +14,11 @@ from phalanx.wire.api.pools import PoolRemoved
 
 def print_change(changed: LicenceChanged | PoolRemoved, text: str, *, as_json: bool) -> None:
     """Print the text and these jobs; as JSON what the head replied."""
-    lines = impossible_lines(changed.impossible, changed.impossible_more, dry_run=False)
-    print(to_json(changed, indent=2) if as_json else strip_control("\n".join([text, *lines])))
+    if as_json:
+        print(to_json(changed, indent=2))
+        return
+    for line in (text, *impossible_lines(changed.impossible, changed.impossible_more, dry_run=False)):
+        print(strip_control(line))
 
 
 def impossible_lines(jobs: Sequence[ImpossibleJobView], more: int, *, dry_run: bool) -> Iterator[str]:

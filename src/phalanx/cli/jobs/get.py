@@ -52,7 +52,7 @@ def get(job: str, dest: str | None, path: str) -> None:
         try:
             fetched = _fetch(head, element, path, target, label=label)
         except NotFound:
-            if not (found.states and path):  # not every element has to have that file
+            if not found.states:  # not every element has that file, or any
                 raise
             continue
         files, size = files + fetched.files, size + fetched.bytes

@@ -18,7 +18,7 @@ from phalanx.cli.jobs.job_request import (
 from phalanx.cli.jobs.sendable_job import sendable_mapping
 from phalanx.cli.option_types import DURATION
 from phalanx.cli.terminal import strip_control
-from phalanx.core.errors import BadRequest
+from phalanx.core.errors import BadRequest, NeverFits
 from phalanx.core.units import parse_duration_s
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def submit_job(head: Client, wanted: JobRequest) -> Submission:
     mapping = sendable_mapping(head, wanted)
     try:
         return head.submit(mapping)
-    except BadRequest as error:
+    except (BadRequest, NeverFits) as error:
         if wanted.slurm_names is not None:
             from phalanx.cli.jobs.sbatch_script import node_shapes, too_large
 
