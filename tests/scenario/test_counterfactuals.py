@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.core.fleet.node import Cordon
+from phalanx.core.fleet.node import Cordon, ForeignUsage
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import Epoch
 from phalanx.core.scheduling.board import Board
@@ -109,6 +109,17 @@ def test_history_narrows_the_range():
     seen = snapshot(TWO, [(a, "n0:0,1,2,3", 500.0), (b, "n1:0,1,2,3", 100.0)], [job("x", gpus=8)])
     found = Asked(seen, history=[(a, 1000.0 + number) for number in range(9)])
     assert found.range_s == (900.0, 908.0)  # the later of the two, each ending after 1000 to 1008 s in all
+
+
+def test_devices_in_use_by_others_are_free_at_an_unknown_time():
+    """Found live: beside a placement group of others that held all GPUs, a job was expected to start now."""
+    fleet = make_fleet("r0: n0=4")
+    held = replace(fleet.nodes["n0"], foreign_usage=ForeignUsage(devices=(0, 1, 2), owners=("others",)))
+    shared = replace(fleet, nodes={"n0": held})
+    expected = Asked(snapshot(shared, waits=[job("x", gpus="2")])).expected
+    assert (expected.earliest_s, expected.latest_s) == (None, None)
+    assert expected.unknown == "it waits for devices in use outside Phalanx, whose end is unknown"
+    assert Asked(snapshot(shared, waits=[job("x", gpus="1")])).expected.latest_s == 0.0
 
 
 def test_nothing_known_is_told_as_unknown():

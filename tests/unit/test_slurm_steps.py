@@ -100,6 +100,8 @@ def test_what_is_not_done_is_named():
         "--gres=gpu:1",
         "--time=5",
     ]
+    assert parse_srun(["--input", "none", "hydra_pmi_proxy"]).notes == (), "tasks have no standard input anyway"
+    assert parse_srun(["--input=all", "hostname"]).notes == ("--input=all is ignored: tasks have no standard input",)
 
 
 @pytest.mark.parametrize(

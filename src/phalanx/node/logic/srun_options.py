@@ -177,6 +177,8 @@ def parse_srun(words: Sequence[str]) -> SrunRequest:
             raise BadRequest(f"--{name} is not supported here", hint=REFUSED_SRUN_OPTIONS[name])
         if name == "mpi" and value not in _MPI_TYPES:
             raise BadRequest(f"--mpi={value} is not supported here", hint="srun --mpi=list, or mpirun PROGRAM")
+        if (name, value) == ("input", "none"):  # as here anyway; Hydra gives it when it starts its daemons
+            continue
         if name in IGNORED_SRUN_OPTIONS:
             notes.append(f"--{name}{f'={value}' if value else ''} is ignored: {IGNORED_SRUN_OPTIONS[name]}")
         else:

@@ -333,6 +333,8 @@ class Forecast:
                     ends[number].append(_room_at_s(holders, run_s, need))
                 else:
                     ends[number] += [run_s[holders[0].seq]] * count
+        for number, count in board.foreign_devices.items():
+            ends[number] += [NEVER] * count
         for number, found in enumerate(ends):
             if found:
                 times[number, : len(found)] = found[:unit]
@@ -409,6 +411,8 @@ class Forecast:
             )
             if usable and left.high_s == NEVER:
                 return f"job {scheduler.job_id_by_seq[seq]} has no time limit, and too few similar jobs have finished"
+        if any(scheduler.board.pool_of_node[number] in kinds for number in scheduler.board.foreign_devices):
+            return "it waits for devices in use outside Phalanx, whose end is unknown"
         return _UNKNOWN_TEXT[WaitReasonCode.NODES_DOWN]
 
 
