@@ -52,7 +52,8 @@ KINDS: Final = (
     _GOOD,
     _GOOD,
     JobBehaviour(run_s=1e9, ready_s=4.0, prepare_s=1.0, hook_s=5.0),
-    JobBehaviour(run_s=1e9, ready_s=0.5, failing_hooks=frozenset({1, 4})),
+    JobBehaviour(run_s=1e9, ready_s=0.5, failing_hooks=frozenset({1})),  # it falls asleep at the second try
+    JobBehaviour(run_s=1e9, ready_s=0.5, failing_hooks=frozenset({2})),  # it does not wake
     JobBehaviour(run_s=1e9, ready_s=0.5, ignores_sigterm=True),
     JobBehaviour(run_s=1e9, ready_s=0.5, ends=_crashes_after(20.0)),
     JobBehaviour(run_s=1e9),  # never ready
