@@ -19,7 +19,7 @@ TASKS = 60
 
 def square(number: int) -> int:
     """One task."""
-    time.sleep(0.1)
+    time.sleep(0.3)
     return number * number
 
 

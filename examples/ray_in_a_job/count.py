@@ -24,7 +24,7 @@ START_S = 120.0
 @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
 def square(number: int) -> tuple[int, str]:
     """One task, and the Ray node on which it ran."""
-    time.sleep(0.1)
+    time.sleep(0.5)
     return number * number, ray.get_runtime_context().get_node_id()
 
 
