@@ -138,6 +138,14 @@ def test_mpirun_in_a_batch_script_makes_one_world_over_both_nodes(cluster, mpi):
     ]
 
 
+def test_srun_in_a_batch_script_makes_one_world_over_both_nodes(cluster, mpi):
+    cluster.put(f"srun_{mpi}.sh", BATCH.format(program=f"ring_{mpi}").replace("mpirun", "srun"))
+    said = cluster.said("run", f"srun_{mpi}.sh")
+    assert sorted(line for line in said.splitlines() if "sum" in line) == [
+        f"[rank 0] rank {rank} of 4, sum 6, node {rank // 2}" for rank in range(4)
+    ]
+
+
 def test_jax_initializes_without_arguments_on_both_nodes(cluster):
     python = environment("jax_line") / "python"
     cluster.put("start_jax.py", JAX)
