@@ -173,6 +173,8 @@ def nodes_change(home):
     pool = {"provider": "virtual", "node": "1x1", "max_nodes": 1}
     ask("PUT", "/v1/pools/mark-pool", pool, mark="mark-pool")
     ask("DELETE", "/v1/pools/mark-pool", mark="mark-pool releases its nodes")
+    ask("PUT", "/v1/licences/mark-licence", {"seats": 2}, mark="mark-licence")
+    ask("DELETE", "/v1/licences/mark-licence", mark="licence mark-licence was removed")
     found = NodeMeasurement(node=NodeId(n0), gpu="virtual", devices=4, virtual=True, memory_bytes_per_s=9.0)
     profile = encode_record(Profile(at="2026-11-21", at_s=time.time(), nodes=(found,), job="mark-profile"))
     ask("PUT", "/v1/profile", profile, mark="mark-profile")
