@@ -82,7 +82,10 @@ class Registrar:
         self.registered = threading.Event()
 
     def register(self, seen: int) -> None:
-        """Register unless another thread did since `seen`; returns once the head knows us, or the supervisor ends."""
+        """Register unless another thread did since `seen`; returns once the head knows us, or the supervisor leaves."""
+        if self._ended.is_set():
+            time.sleep(_PAUSE_MAX_S)  # callers ask again until they end too
+            return
         backoff = Backoff(self._ended)
         challenge = ""
         with self._lock:

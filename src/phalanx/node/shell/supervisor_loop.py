@@ -134,13 +134,13 @@ class SupervisorLoop:
 
     def __init__(self, settings: NodeSettings, probe: DeviceProbe) -> None:
         self._settings = settings
-        self._ended, self._renewals_ended = threading.Event(), threading.Event()
+        self._ended, self._leaves = threading.Event(), threading.Event()
         self._inbox: queue.SimpleQueue[SupervisorEvent] = queue.SimpleQueue()
         self._supervisor = Supervisor(settings.node.id, settings.supervisor_id if settings.unwatched else None)
         self._presents = MemberRuntimes()
         self._running_members: tuple[MemberKey, ...] = ()
         access, ended, who = settings.access, self._ended, settings.supervisor_id
-        self._registrar = Registrar(access, self._hello, ended, on_refused=self._on_registration_refused)
+        self._registrar = Registrar(access, self._hello, self._leaves, on_refused=self._on_registration_refused)
         self._renewer = LeaseRenewer(
             access,
             self._registrar,
@@ -148,7 +148,7 @@ class SupervisorLoop:
             supervisor_id=who,
             epochs=self._epochs,
             on_renewed=self._inbox.put,
-            ended=self._renewals_ended,
+            ended=self._leaves,
         )
         self._events = EventSender(access, self._registrar, supervisor_id=who, ended=ended)
         self._commands = CommandPoller(
@@ -271,7 +271,7 @@ class SupervisorLoop:
             case RenewLease():
                 self._renewer.renew_now()
             case ExitSupervisor():
-                self._renewals_ended.set()  # a renewal after the report of the end would register the node again
+                self._leaves.set()  # a request after the report of the end would register the node again
                 self._leaving = True
             case _:
                 assert_never(action)
