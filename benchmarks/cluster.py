@@ -62,7 +62,7 @@ class BenchmarkCluster:
             )
         wait_until(self.answers, "the head serves", every_s=0.005)
         if wait_nodes:
-            expected = int(self.virtual.split("x")[0])
+            expected = sum(int(part.partition("x")[0]) for part in self.virtual.split(","))
             wait_until(lambda: sum(node["state"] == "up" for node in self.nodes()) == expected, "all nodes are up")
 
     def kill_head(self) -> None:
