@@ -18,6 +18,7 @@ export PATH={path} HOME=/tmp
 for kind in proc:/proc sysfs:/sys tmpfs:/tmp tmpfs:/run cgroup2:/sys/fs/cgroup; do
   mount -t "${{kind%%:*}}" none "${{kind#*:}}" || echo "no ${{kind#*:}}"
 done
+[ -d {folder} ] || {{ mkdir -p {folder}; mount -t hostfs none {folder} -o {folder}; }}  # a checkout below /tmp
 ip link set lo up
 cd {folder} && {command}
 echo "exit code $?"
