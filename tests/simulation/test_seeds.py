@@ -56,6 +56,16 @@ def test_a_stop_that_a_head_lost_with_its_commit_is_one_preemption():
     assert not run_seed(186349174922, events=600, services=True).violations
 
 
+def test_a_replica_that_others_stop_right_after_a_rollout_stopped_one_was_ready_for_it():
+    """Found by seed 188140791056: a preemption in the same step, after the service's decision."""
+    assert not run_seed(188140791056, events=300, services=True).violations
+
+
+def test_a_node_that_its_pool_has_released_does_not_come_back_by_a_late_registration():
+    """It stayed DOWN in the list of nodes for ever (found by seed 685214248514)."""
+    assert not run_seed(685214248514, events=600, pools=True).violations
+
+
 @pytest.mark.timeout(3600)
 def test_seeds_with_other_resources_break_no_invariant():
     for seed in range(FIRST, FIRST + SERVED):

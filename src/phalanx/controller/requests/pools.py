@@ -24,7 +24,7 @@ from phalanx.core.fleet.node_pool import (
     next_life,
 )
 from phalanx.core.hints import Hint, HintCode
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import NodeId, PoolId
 from phalanx.core.state.commands import ProviderAction, ProviderCall
 from phalanx.core.state.events import (
     ImpossibleJob,
@@ -118,6 +118,14 @@ def with_pool_cordon(context: StepContext, node: Node) -> Node:
     if member is None or not member.leaving or node.cordon is not None:
         return node
     return replace(node, cordon=_cordon_of(member, context.now.wall_s))
+
+
+def was_released(context: StepContext, node_id: NodeId) -> bool:
+    """Whether the node had been a pool's, which has released it: its supervisor registers too late."""
+    world, (name, _, number) = context.world, node_id.rpartition("-")
+    pool = world.node_pools.get(PoolId(name))
+    named_by_pool = pool is not None and number.isdecimal() and int(number) < pool.next_number
+    return named_by_pool and node_id not in world.pool_nodes and node_id not in world.nodes
 
 
 def leaving_member(context: StepContext, node_id: NodeId) -> PoolNode | None:
