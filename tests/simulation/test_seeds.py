@@ -61,6 +61,11 @@ def test_a_replica_that_others_stop_right_after_a_rollout_stopped_one_was_ready_
     assert not run_seed(188140791056, events=300, services=True).violations
 
 
+def test_a_replica_that_sleeps_though_it_shall_not_replaces_no_ready_one():
+    """Found by seed 904378361531: a rollout, a sleep, and a scale that wants the sleeping one awake."""
+    assert not run_seed(904378361531, events=600, services=True).violations
+
+
 def test_a_node_that_its_pool_has_released_does_not_come_back_by_a_late_registration():
     """It stayed DOWN in the list of nodes for ever (found by seed 685214248514)."""
     assert not run_seed(685214248514, events=600, pools=True).violations

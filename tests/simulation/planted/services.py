@@ -17,10 +17,10 @@ def service_drops_its_last_ready_replica_in_a_rollout(patch):
     """A rollout counts new replicas whose ranks run as ready, and stops the old ones before a port answers."""
     replaced = services._replaced
 
-    def hasty(service, desired, awake, new, old):
+    def hasty(service, desired, asleep, new, old):
         runs = sum(one.attempt is not None and one.attempt.state is AttemptState.RUNNING for one in new)
-        settled = sum(one.settled for one in new)
-        return replaced(service, desired - runs + settled, awake, new, old)
+        settled = services._settled(new, asleep)
+        return replaced(service, desired - runs + settled, asleep, new, old)
 
     patch.setattr(services, "_replaced", hasty)
 

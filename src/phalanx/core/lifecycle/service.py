@@ -71,11 +71,6 @@ class Replica:
         return self.condition is ReplicaCondition.SERVING
 
     @property
-    def settled(self) -> bool:
-        """Whether it has been ready, and now serves or sleeps."""
-        return self.condition in (ReplicaCondition.SERVING, ReplicaCondition.ASLEEP)
-
-    @property
     def gave_devices_back(self) -> bool:
         """Whether it sleeps without its devices."""
         return self.attempt is not None and self.attempt.gave_devices_back
@@ -145,11 +140,11 @@ def reconcile(
     new = [one for one in replicas if one.revision == service.revision]
     old = [one for one in replicas if one.revision != service.revision]
     asleep = min(service.asleep, desired) if terms.sleep else 0
-    settled_new = sum(one.settled for one in new)
+    settled_new = _settled(new, asleep)
     # Each replica that cannot wake is replaced by a fresh one; whichever is ready first stays.
     stuck = sum(one.condition is ReplicaCondition.WAITING and one.since_s >= ROOM_WAIT_S for one in new)
     spare = stuck if settled_new < desired else 0
-    stop = _replaced(service, desired, desired - asleep, new, old)
+    stop = _replaced(service, desired, asleep, new, old)
     stop += _surplus(new, len(new) - desired - spare, f"{desired} replicas are wanted")
     left = len(new) + len(old) - len(stop)
     room = desired + spare + SURGE - left if len(old) > 0 else desired
@@ -226,10 +221,10 @@ def _sleep_changes(new: Sequence[Replica], asleep: int, awake: int) -> tuple[tup
 
 
 def _replaced(
-    service: Service, desired: int, awake: int, new: Sequence[Replica], old: Sequence[Replica]
+    service: Service, desired: int, asleep: int, new: Sequence[Replica], old: Sequence[Replica]
 ) -> tuple[tuple[JobId, str], ...]:
     """The replicas of other revisions to stop: one for each settled new one, and one more if there is no room for both."""
-    settled_new = sum(one.settled for one in new)
+    settled_new = _settled(new, asleep)
     why = f"revision {service.revision} replaces it"
     if service.served_revision == NO_REVISION:  # no revision ever served: its replicas only hold devices
         idle = tuple((one.job.id, why) for one in old if not one.serving)
@@ -238,8 +233,14 @@ def _replaced(
     if surplus <= 0 and len(old) + settled_new >= desired and _lacks_room(new):
         holders = [one for one in old if not one.gave_devices_back]  # the end of another makes no room
         ready_left = sum(one.serving for one in (*new, *old)) - all(one.serving for one in holders)
-        return _surplus(holders, int(ready_left >= max(1, awake - 1)), why)
+        return _surplus(holders, int(ready_left >= max(1, desired - asleep - 1)), why)
     return _surplus(old, surplus, why)
+
+
+def _settled(new: Sequence[Replica], asleep: int) -> int:
+    """The replicas that are as they shall be: those that serve, and as many that sleep as shall sleep."""
+    sleeping = sum(one.condition is ReplicaCondition.ASLEEP for one in new)
+    return sum(one.serving for one in new) + min(sleeping, asleep)
 
 
 def _lacks_room(new: Sequence[Replica]) -> bool:
