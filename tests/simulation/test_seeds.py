@@ -71,6 +71,11 @@ def test_a_node_that_its_pool_has_released_does_not_come_back_by_a_late_registra
     assert not run_seed(685214248514, events=600, pools=True).violations
 
 
+def test_a_job_whose_request_has_no_shape_any_more_keeps_to_the_kind_of_its_nodes():
+    """Stopped in the same plan, it was placed on GPUs that are not divided (found by seed 592195346787)."""
+    assert not run_seed(592195346787, events=600, mig=True).violations
+
+
 @pytest.mark.timeout(3600)
 def test_seeds_with_other_resources_break_no_invariant():
     for seed in range(FIRST, FIRST + SERVED):

@@ -5,7 +5,7 @@ Running attempts are expressed as needs too, so that a board that did not start 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.core.resources import Extras, Resources
@@ -113,12 +113,13 @@ def need_of_places(needs: Iterable[Need], places: Places, kind: Sequence[int], s
     return None
 
 
-def need_of_attempt(attempt: Attempt) -> Need:
-    """The resources of an attempt as a need; for a job whose request no longer has a shape on this fleet."""
+def need_of_attempt(attempt: Attempt, kinds: Collection[int]) -> Need:
+    """The resources of an attempt as a need on nodes of the `kinds` where it runs; for a job whose request no longer has a shape on this fleet."""
     grants = attempt.allocation.grants
     share = grants[0].share
     return Need(
         nodes=len(grants),
+        kinds=tuple(sorted(kinds)) or (0,),
         devices=max(grant.whole_devices for grant in grants),
         share_milli=0 if share is None else share.milli,
         share_group="" if share is None else share.group,

@@ -463,13 +463,13 @@ class Scheduler:
 
     def _adopt(self, job: Job, attempt: Attempt) -> JobEntry:
         """The job runs but is not on the board: after a start of the head or a rebuild of the board."""
-        entry = self._new_entry(job, self._shaping.needs_of(job) or (need_of_attempt(attempt),))
-        entry.never_stopped |= attempt.gave_devices_back  # its end frees no device
         places, indices = self.fleet_index.places(attempt.allocation)
+        as_it_runs = need_of_attempt(attempt, {self.fleet_index.model_of_node[number] for number, _ in places})
+        entry = self._new_entry(job, self._shaping.needs_of(job) or (as_it_runs,))
+        entry.never_stopped |= attempt.gave_devices_back  # its end frees no device
         share = attempt.allocation.grants[0].share
-        need = need_of_places(
-            entry.job_class.needs, places, self.fleet_index.model_of_node, 0 if share is None else share.milli
-        ) or need_of_attempt(attempt)
+        milli = 0 if share is None else share.milli
+        need = need_of_places(entry.job_class.needs, places, self.fleet_index.model_of_node, milli) or as_it_runs
         # A placement in the future means that the clock was set back while the head was down.
         placed_s = self._known_starts_s.get(job.id, min(attempt.placed_s - self._wall_offset_s, self._now_s))
         self.board.add_running(entry, need, places, placed_s, indices)

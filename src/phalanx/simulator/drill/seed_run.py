@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
@@ -10,10 +11,11 @@ from typing import Final
 from phalanx.controller.step_result import StepResult
 from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.capacity import nodes_resources
-from phalanx.core.ids import NodeId, UserId
+from phalanx.core.fleet.fitness import RECOVERY
+from phalanx.core.ids import JobId, NodeId, UserId
 from phalanx.core.resources import Resources
 from phalanx.core.scheduling.shape import acceptable_shapes
-from phalanx.core.state.events import CancelJob
+from phalanx.core.state.events import CancelJob, UncordonNode
 from phalanx.core.state.world import World
 from phalanx.core.work.attempt import Attempt, AttemptState
 from phalanx.core.work.job import BACKOFF_MAX_S, Job, JobState, WaitReasonCode
@@ -300,10 +302,23 @@ class IdleChecker:
             and not job.unmet_dependencies
             and not 0 < job.not_before_s - now.wall_s <= BACKOFF_MAX_S
         ]
-        if not ready:
+        if not ready or self._repaired(ready):
             self._since_s = now.boot_s
         if now.boot_s - self._since_s > IDLE_MAX_S:
             raise InvariantBroken(14, f"nothing runs, but {ready} do not start")
+
+    def _repaired(self, ready: Sequence[JobId]) -> bool:
+        """Let an operator return a node that recovery took out after the healing, if the jobs wait for nothing else; whether there was one."""
+        cluster, head = self._cluster, self._cluster.head
+        out = [
+            node.id for node in cluster.world.nodes.values() if node.cordon is not None and node.cordon.by == RECOVERY
+        ]
+        waits = {} if head is None else head.controller.waits
+        if not out or any(job not in waits or waits[job].reason is not WaitReasonCode.NODES_DOWN for job in ready):
+            return False
+        for node_id in out:
+            cluster.request(UncordonNode(node_id=node_id, by=UserId("op")))
+        return True
 
 
 def can_ever_run(world: World, job: Job, pool_nodes: int) -> bool:
