@@ -526,6 +526,16 @@ def test_planned_stop_lengthens_the_leases_and_a_late_head_believes_them(cluster
     assert "thawed" not in cluster.kinds(job)
 
 
+def test_leases_are_normal_again_if_a_planned_stop_does_not_follow(cluster):
+    """Else a head that went on granted long ones past the end that it had recorded for the next head (found by drill seed 807538811120)."""
+    cluster.request(PreparePlannedStop(lease_s=600.0, grants_until_s=cluster.boot_s + 10.0))
+    cluster.run(5.0)
+    leases = cluster.head.controller.leases
+    assert leases.terms[0] == 600.0
+    cluster.run(20.0)
+    assert leases.terms[0] < 60.0
+
+
 # ---- many at once ---------------------------------------------------------------------------------------------------
 
 

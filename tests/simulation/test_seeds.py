@@ -71,6 +71,11 @@ def test_a_node_that_its_pool_has_released_does_not_come_back_by_a_late_registra
     assert not run_seed(685214248514, events=600, pools=True).violations
 
 
+def test_a_planned_stop_that_does_not_follow_leaves_no_long_leases():
+    """The next head did not know of them, and placed a job again that still ran (found by seed 807538811120)."""
+    assert not run_seed(807538811120, events=600, resources=True).violations
+
+
 def test_a_job_whose_request_has_no_shape_any_more_keeps_to_the_kind_of_its_nodes():
     """Stopped in the same plan, it was placed on GPUs that are not divided (found by seed 592195346787)."""
     assert not run_seed(592195346787, events=600, mig=True).violations

@@ -23,6 +23,7 @@ from phalanx.api.live.hub import Broadcast, FollowerHub
 from phalanx.api.nodes.retention import PendingUploads, RetentionWorker
 from phalanx.api.nodes.supervisors import SupervisorRegistry
 from phalanx.api.services import HeadServices
+from phalanx.controller.leases import LONG_LEASES_GRANTED_WITHIN_S
 from phalanx.controller.step_result import Answer
 from phalanx.core.access.audit import AuditCall
 from phalanx.core.access.caller import Caller
@@ -147,8 +148,9 @@ class ApiRuntime:
         """Grant long leases from now on, and wait until every supervisor that still renews has one."""
         limits = self.services.limits
         lease_s = limits.plan_stop_lease_s
+        until_s = self.services.clock.boottime_s() + LONG_LEASES_GRANTED_WITHIN_S
         await run_in_thread(self.services.before_long_leases, lease_s)
-        await self.request(PreparePlannedStop(lease_s=lease_s))
+        await self.request(PreparePlannedStop(lease_s=lease_s, grants_until_s=until_s))
         for _ in range(int(limits.plan_stop_wait_s / _POLL_S)):
             if self.services.controller.leases.all_long():
                 return

@@ -43,7 +43,7 @@ from phalanx.cli.hints import error_line
 from phalanx.controller.audit_trail import AuditTrail
 from phalanx.controller.controller import Controller
 from phalanx.controller.driver import ControllerDriver
-from phalanx.controller.leases import MARGIN_S, LeaseBook
+from phalanx.controller.leases import LONG_LEASES_GRANTED_WITHIN_S, MARGIN_S, LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.provider_calls import ProviderCalls
 from phalanx.controller.step_context import ControllerSettings
@@ -77,7 +77,6 @@ from phalanx.store.unknown_files import describe_unknown
 if TYPE_CHECKING:
     from phalanx.app.certificates import CertificateAuthority
 
-LEASES_GRANTED_WITHIN_S: Final = 10.0  # a stopping head grants long leases for at most this long
 M_ARENA_MAX: Final = -8  # of mallopt(3)
 ARENAS_MAX: Final = 2  # one for the interpreter, which runs one thread at a time, one for SQLite and disk access
 LOG_BYTES_MAX: Final = 10_000_000
@@ -373,9 +372,9 @@ class Head:
     def _remember_long_leases(self, lease_s: float) -> None:
         """Record long leases before the first is granted: a head that starts while they last must not mark silent nodes down."""
         if self._resources.elector is not None:
-            self._resources.elector.record_long_leases(lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
+            self._resources.elector.record_long_leases(lease_s + LONG_LEASES_GRANTED_WITHIN_S + MARGIN_S)
             return
-        self._home.record_long_leases(self._clock.boottime_s() + lease_s + LEASES_GRANTED_WITHIN_S + MARGIN_S)
+        self._home.record_long_leases(self._clock.boottime_s() + lease_s + LONG_LEASES_GRANTED_WITHIN_S + MARGIN_S)
 
     def _shut_down(self) -> None:
         """Shut down in order. If jobs run, all nodes continue without the head; otherwise they end with it."""

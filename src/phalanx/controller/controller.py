@@ -295,7 +295,7 @@ class Controller:
         except PhalanxError as error:
             return error
         if isinstance(event, PreparePlannedStop):
-            self.leases.grant_long(event.lease_s)
+            self.leases.grant_long(event.lease_s, event.grants_until_s)
         return answer
 
     def _check_incarnation(self, hello: SupervisorRegistered, boot_s: float) -> None:

@@ -24,6 +24,7 @@ UNCLAIMED: Final = SupervisorId("")  # holds a seat's lease until the supervisor
 # The same after a restart of the head: a supervisor may hold the seat, with any lease that was granted before.
 PRESUMED_HOLDER: Final = SupervisorId("?")
 MARGIN_S: Final = 1.0  # for network delay and clock drift
+LONG_LEASES_GRANTED_WITHIN_S: Final = 10.0  # a stopping head grants long leases for at most this long
 
 
 class UnknownSupervisor(Conflict):
@@ -65,6 +66,7 @@ class LeaseBook:
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
     _leases: dict[NodeId, _Lease] = field(default_factory=dict)
     _long_s: float | None = None
+    _long_until_s: float = math.inf
     _earliest_s: float = math.inf
     _over: set[NodeId] = field(default_factory=set)
     _floor_s: float = 0.0
@@ -88,6 +90,7 @@ class LeaseBook:
         seat whose lease SOMEBODY holds.
         """
         with self.guard:
+            self._end_long(now_s)
             ends_s = max(now_s + self.terms[0] + MARGIN_S, until_s)
             held = self._leases.get(node_id)
             if held is not None and held.supervisor_id in (supervisor_id, PRESUMED_HOLDER) and not held.over:
@@ -129,6 +132,7 @@ class LeaseBook:
                 raise UnknownSupervisor(
                     f"supervisor {supervisor_id} holds no lease for {node_id}", hint="register again"
                 )
+            self._end_long(now_s)
             lease_s, renew_in_s = self.terms
             lease.renewed_s = now_s
             granted_s = self._touched(lease).ends_s - now_s - MARGIN_S
@@ -196,15 +200,19 @@ class LeaseBook:
         with self.guard:
             return 0.0 if self._over else self._earliest_s
 
-    def grant_long(self, lease_s: float) -> None:
-        """Grant `lease_s` at every renewal from now on: the head will stop as planned."""
+    def grant_long(self, lease_s: float, until_s: float = math.inf) -> None:
+        """Grant `lease_s` at every renewal until `until_s`: the head will stop as planned. If it does not, leases are normal from then on."""
         with self.guard:
-            self._long_s = lease_s
+            self._long_s, self._long_until_s = lease_s, until_s
 
     def all_long(self) -> bool:
         """Whether every supervisor holds a long lease."""
         with self.guard:
             return all(lease.renewed_long or lease.over for lease in self._leases.values())
+
+    def _end_long(self, now_s: float) -> None:
+        if now_s >= self._long_until_s:
+            self._long_s = None
 
     def _touched(self, lease: _Lease) -> _Lease:
         """Apply the last `presume_live` to the lease and return it."""

@@ -7,6 +7,7 @@ Requests come from users through the API (each gets an answer), reports from sup
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -342,9 +343,14 @@ class RecordTokenUse(Request[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparePlannedStop(Request[None]):
-    """Prepare a planned stop of the head: grant every supervisor a lease of `lease_s`."""
+    """Prepare a planned stop of the head: grant every supervisor a lease of `lease_s`.
+
+    Only until `grants_until_s` (CLOCK_BOOTTIME): the end of the longest such lease is recorded before, for the next head. If the stop does not
+    follow, leases are normal again from then on.
+    """
 
     lease_s: float
+    grants_until_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from phalanx.controller.leases import MARGIN_S
+from phalanx.controller.leases import LONG_LEASES_GRANTED_WITHIN_S, MARGIN_S
 from phalanx.core.errors import TryLater
 from phalanx.core.ids import JobId, SupervisorId
 from phalanx.core.state.events import AttemptWithdrawn, NodeDied, PreparePlannedStop
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 FAULT_DURATIONS_S: Final = (0.3, 3.0, 5.5, 9.0, 25.0)  # around the lease of 6 s, and well above it
 LONG_LEASE_S: Final = 30.0  # length of leases granted before a planned stop
 STOP_DELAY_S: Final = 2.0  # enough for a renewal of every supervisor
-LEASE_GRANT_MARGIN_S: Final = 10.0  # margin that the head records, as app.head does
 HANG_NOTICED_S: Final = 3.0  # scaled to the short jobs of a drill
 _BY_SCHEDULER: Final = (EndCause.PREEMPTED, EndCause.MOVED)
 _S = AttemptState
@@ -179,9 +178,10 @@ class FaultInjector:
         cluster = self._cluster
         if cluster.head is None:
             return False
-        cluster.leases_until_s = cluster.clock.boot_s + LONG_LEASE_S + LEASE_GRANT_MARGIN_S + MARGIN_S
+        cluster.leases_until_s = cluster.clock.boot_s + LONG_LEASE_S + LONG_LEASES_GRANTED_WITHIN_S + MARGIN_S
         try:
-            cluster.request(PreparePlannedStop(lease_s=LONG_LEASE_S))
+            until_s = cluster.clock.boot_s + LONG_LEASES_GRANTED_WITHIN_S
+            cluster.request(PreparePlannedStop(lease_s=LONG_LEASE_S, grants_until_s=until_s))
         except TryLater:
             return False
         head = cluster.head
