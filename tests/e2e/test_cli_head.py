@@ -329,7 +329,7 @@ def test_exec_on_a_terminal_takes_keys_and_new_sizes(phalanx, stays):
 
 
 def test_ctrl_c_without_a_terminal_reaches_the_command_and_a_second_one_leaves_it(phalanx, stays):
-    trap = "trap 'echo told; exit 9' INT; echo ready; sleep 600 & wait"
+    trap = "trap 'echo told; exit 9' INT; echo ready; while :; do sleep 0.1; done"  # `wait` of dash may miss a signal
     told = Terminal(phalanx, "exec", "--no-tty", stays, "--", "sh", "-c", trap)
     assert told.until("ready").press("\x03").until("told").code() == 9
     stubborn = Terminal(phalanx, "exec", "--no-tty", stays, "--", "sh", "-c", "trap '' INT; echo $$; exec sleep 600")
