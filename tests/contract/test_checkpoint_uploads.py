@@ -3,6 +3,7 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
+import math
 import os
 import threading
 import zlib
@@ -47,7 +48,7 @@ BIG = 9 << 20  # more than two pieces
 @pytest.fixture
 def head(tmp_path):
     head = ApiHead(str(tmp_path / "head"))
-    head.driver.leases.grant_long(3600.0)  # nobody renews here
+    head.driver.leases.grant_long(3600.0, math.inf)  # nobody renews here
     yield head
     head.close()
 

@@ -3,6 +3,7 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
+import math
 import os
 import threading
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.contract.test_checkpoint_uploads import Server
 @pytest.fixture
 def head(tmp_path):
     head = ApiHead(str(tmp_path / "head"))
-    head.driver.leases.grant_long(3600.0)  # nobody renews here
+    head.driver.leases.grant_long(3600.0, math.inf)  # nobody renews here
     yield head
     head.close()
 

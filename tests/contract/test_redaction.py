@@ -4,6 +4,7 @@
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
 import logging
+import math
 import threading
 
 import httpx
@@ -39,7 +40,7 @@ def refused(head, call, *, charge):
     head.ask(PutProject(project=Project(id="nlp", members=frozenset({"ada"}))))
     supervisor = Supervisor(call)
     supervisor.hello()
-    head.driver.leases.grant_long(3600.0)  # nobody renews here
+    head.driver.leases.grant_long(3600.0, math.inf)  # nobody renews here
     supervisor.lease()
     job_id = call.submit(
         run=["train", "--key", "canary-argv"],

@@ -3,6 +3,7 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated"
 
+import math
 import zlib
 from contextlib import contextmanager
 from urllib.parse import urlencode
@@ -66,7 +67,7 @@ class Leadership:
 def leading(home, place, key):
     with opened(place) as store:
         head = ApiHead(str(home), store=store, storage_key=key)
-        head.driver.leases.grant_long(3600.0)  # nobody renews here
+        head.driver.leases.grant_long(3600.0, math.inf)  # nobody renews here
         with head.calling() as call:
             yield Leadership(head, call)
         head.close()

@@ -512,7 +512,7 @@ def test_large_fleet_is_presumed_live_for_its_own_long_lease():
 def test_planned_stop_lengthens_the_leases_and_a_late_head_believes_them(cluster):
     job = cluster.submit(gpus="2x4", behaviour=JobBehaviour(run_s=90.0))
     cluster.runs(job)
-    cluster.request(PreparePlannedStop(lease_s=600.0))
+    cluster.request(PreparePlannedStop(lease_s=600.0, grants_until_s=cluster.boot_s + 10.0))
     cluster.run(2.0)
     assert cluster.head.controller.leases.all_long()
     until_s = cluster.boot_s + 600.0 + 1.0

@@ -519,7 +519,7 @@ def test_new_head_loses_no_node_before_a_full_lease(cluster):
 def test_partition_after_the_first_hello_to_a_new_head_does_not_cut_a_long_lease(cluster):
     """Found by reading: two epochs ran at once, for up to ten minutes."""
     job = running(cluster, JobBehaviour(run_s=300.0, save_every_s=2.0))
-    cluster.request(PreparePlannedStop(lease_s=100.0))
+    cluster.request(PreparePlannedStop(lease_s=100.0, grants_until_s=cluster.boot_s + 10.0))
     cluster.run(3.0)
     until_s = cluster.boot_s + 101.0
     cluster.kill_head()

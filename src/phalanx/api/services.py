@@ -64,10 +64,6 @@ class LeaseService(Protocol):
         """Whether another supervisor has registered for this node, even if it was not answered yet."""
         ...
 
-    def grant_long(self, lease_s: float) -> None:
-        """Grant `lease_s` to every renewal from now on."""
-        ...
-
     def all_long(self) -> bool:
         """Whether every supervisor has a long lease."""
         ...

@@ -200,7 +200,7 @@ class LeaseBook:
         with self.guard:
             return 0.0 if self._over else self._earliest_s
 
-    def grant_long(self, lease_s: float, until_s: float = math.inf) -> None:
+    def grant_long(self, lease_s: float, until_s: float) -> None:
         """Grant `lease_s` at every renewal until `until_s`: the head will stop as planned. If it does not, leases are normal from then on."""
         with self.guard:
             self._long_s, self._long_until_s = lease_s, until_s

@@ -97,9 +97,7 @@ def _register(context: StepContext, hello: SupervisorRegistered) -> None:
         _update_node_of_seat(context, hello.node)
         return
     node_id = hello.node.id
-    if pools.was_released(context, node_id):
-        context.lost[node_id] = None
-        return
+    pools.check_not_released(context, node_id)
     context.lost.pop(node_id, None)
     known = context.world.nodes.get(node_id)
     if known is not None and known.supervisor_id not in (None, hello.supervisor_id):

@@ -120,12 +120,17 @@ def with_pool_cordon(context: StepContext, node: Node) -> Node:
     return replace(node, cordon=_cordon_of(member, context.now.wall_s))
 
 
-def was_released(context: StepContext, node_id: NodeId) -> bool:
-    """Whether the node had been a pool's, which has released it: its supervisor registers too late."""
+def check_not_released(context: StepContext, node_id: NodeId) -> None:
+    """Check that a registering node is not one that its pool has released: its supervisor registers too late, and will be ended.
+
+    Raises:
+        Conflict: it is.
+    """
     world, (name, _, number) = context.world, node_id.rpartition("-")
     pool = world.node_pools.get(PoolId(name))
     named_by_pool = pool is not None and number.isdecimal() and int(number) < pool.next_number
-    return named_by_pool and node_id not in world.pool_nodes and node_id not in world.nodes
+    if named_by_pool and node_id not in world.pool_nodes and node_id not in world.nodes:
+        raise Conflict(f"pool {name} has released {node_id}, and uses no name again", hint="join with another --name")
 
 
 def leaving_member(context: StepContext, node_id: NodeId) -> PoolNode | None:

@@ -7,7 +7,6 @@ Requests come from users through the API (each gets an answer), reports from sup
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -350,7 +349,7 @@ class PreparePlannedStop(Request[None]):
     """
 
     lease_s: float
-    grants_until_s: float = math.inf
+    grants_until_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
