@@ -75,6 +75,16 @@ def test_nodes_that_do_not_come_are_named_and_get_nothing(gang):
         host.send(1, {"step": 0, "run": []})
 
 
+def test_what_is_missing_is_said_by_name(monkeypatch):
+    monkeypatch.setattr("phalanx.node.gang.gang_host.JOIN_S", 0.1)
+    port = free_port()
+    parts = {"on_message": lambda _: None, "on_client": lambda _: None}
+    host = GangHost("127.0.0.1", port, KEY, 1, **parts)
+    assert host.gather(["n0", "n1"]) == "node n1 did not connect within 0.1 s"
+    second = GangHost("127.0.0.1", port, KEY, 0, **parts)
+    assert second.gather(["n0"]) == f"cannot listen on port {port}: Address already in use"
+
+
 def test_a_node_that_is_lost_is_reported_and_gets_nothing_more(gang):
     host, port, _, lost = gang
     link = open_link("127.0.0.1", port, KEY, {"node": 1}, within_s=WAIT_S)

@@ -9,7 +9,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from phalanx.node.gang.job_link import JobLink, LinkClosed, accept_link, open_link
@@ -63,7 +63,16 @@ class GangHost:
         listener.listen(1024)
         threading.Thread(target=self._accept, args=(listener,), name="gang-accept", daemon=True).start()
 
-    def await_nodes(self, within_s: float = JOIN_S) -> list[int]:
+    def gather(self, names: Sequence[str]) -> str:
+        """Accept connections and wait for all other nodes. Return why not all are there, with the node's name from `names`; "" if they are."""
+        try:
+            self.open()
+        except OSError as error:
+            return f"cannot listen on port {self._port}: {error.strerror}"
+        missing = self.await_nodes(JOIN_S)
+        return f"node {names[missing[0]]} did not connect within {JOIN_S:g} s" if missing else ""
+
+    def await_nodes(self, within_s: float) -> list[int]:
         """Wait for all other nodes; return the node ranks of those that did not come."""
         others = range(1, self._others + 1)
         with self._joined:

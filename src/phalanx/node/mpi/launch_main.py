@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from phalanx.core.work.launchers import MPI_LAUNCHERS, find_launcher
-from phalanx.node.gang.gang_host import JOIN_S, GangHost, serve_gang_node
+from phalanx.node.gang.gang_host import GangHost, serve_gang_node
 from phalanx.node.gang.job_link import JobLink, LinkClosed, NotInJob
 from phalanx.node.gang.step_tasks import StepTasks, shell_exit_code
 from phalanx.node.mpi.launch_order import (
@@ -139,14 +139,8 @@ class _Launcher:
 
     def run(self) -> int:
         """Run the launcher to its end."""
-        try:
-            self._gang.open()
-        except OSError as error:
-            _complain(f"cannot listen on port {self._order.port}: {error.strerror}")
-            return _UNAVAILABLE
-        missing = self._gang.await_nodes()
-        if missing:
-            _complain(f"node {self._order.aliases[missing[0]][0]} did not connect to the launcher within {JOIN_S:g} s")
+        if why := self._gang.gather([aliases[0] for aliases in self._order.aliases]):
+            _complain(why)
             return _UNAVAILABLE
         command = ["bash", "-c", self._order.script] if self._order.script else list(self._order.argv)
         try:

@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.hostlist import expand_hostlist
-from phalanx.node.gang.gang_host import JOIN_S, GangHost, serve_gang_node
+from phalanx.node.gang.gang_host import GangHost, serve_gang_node
 from phalanx.node.gang.job_link import JobLink, LinkClosed, NotInJob, read_batch_order
 from phalanx.node.gang.step_tasks import CHUNK_BYTES, StepTasks, shell_exit_code, start_process
 from phalanx.node.logic.rank_variables import RANK_VARIABLES
@@ -109,14 +109,8 @@ class _Script:
 
     def run(self) -> int:
         """Run the script to its end."""
-        try:
-            self._gang.open()
-        except OSError as error:
-            _complain(f"phalanx batch: cannot listen on port {self._order['port']}: {error.strerror}")
-            return _UNAVAILABLE
-        missing = self._gang.await_nodes()
-        if missing:
-            _complain(f"phalanx batch: node {self._batch.nodes[missing[0]].name} did not connect within {JOIN_S:g} s")
+        if why := self._gang.gather([node.name for node in self._batch.nodes]):
+            _complain(f"phalanx batch: {why}")
             return _UNAVAILABLE
         try:
             script = self._start_script()
@@ -280,7 +274,7 @@ class _Script:
                     self._tasks.refuse(step.number, one["task"], "the connection to its node was lost", _UNAVAILABLE)
 
     def _mpi_order(self, step: SlurmStep, server: str) -> dict[str, Any]:
-        """What each node needs to serve the world of a step; empty for a step that is none."""
+        """What each node needs to serve the world of a step; empty for a step without one."""
         if not server:
             return {}
         name = f"{self._batch.job_number}.{step.number}"
