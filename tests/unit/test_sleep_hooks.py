@@ -161,6 +161,17 @@ def test_program_that_keeps_the_memory_of_its_devices_is_not_asleep(program):
         assert member.asleep == (not in_use)
 
 
+def test_a_look_at_the_devices_that_fails_is_an_answer_too(program):
+    def fails():
+        raise RuntimeError("the driver is gone")
+
+    member: Any = Member(program.server_address[1])
+    found: queue.Queue[SleepHookAnswered] = queue.Queue()
+    sleep_hooks.call_sleep_hook(member, CallSleepHook(key=running().key, turn=1, sleep=True), fails, found.put)
+    assert found.get(timeout=60).why == "RuntimeError: the driver is gone"
+    assert not member.asleep
+
+
 # ---- the keys -------------------------------------------------------------------------------------------------------
 
 FILE = {"type": "service", "name": "web", "run": "serve", "gpus": 1}

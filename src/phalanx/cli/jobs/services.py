@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _ALL: Final = 1_000_000  # more replicas than a service can have
+_SERVICE: Final = click.argument("service", metavar="NAME", shell_complete=complete_services)
 
 
 def find_service(head: Client, word: str) -> ServiceDetail | None:
@@ -66,7 +67,7 @@ def update_service(name: str, path: str | None, revision: int | None, *, copy: b
 
 
 @click.command()
-@click.argument("service", metavar="NAME", shell_complete=complete_services)
+@_SERVICE
 @click.argument("replicas", type=click.IntRange(0), metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print the service as JSON.")
 def scale(service: str, replicas: int, as_json: bool) -> None:
@@ -81,7 +82,7 @@ _REPLICAS_OPTION: Final = click.option(
 
 
 @click.command("sleep")
-@click.argument("service", metavar="NAME")
+@_SERVICE
 @_REPLICAS_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print the service as JSON.")
 def sleep(service: str, replicas: int | None, as_json: bool) -> None:
@@ -90,7 +91,7 @@ def sleep(service: str, replicas: int | None, as_json: bool) -> None:
 
 
 @click.command("wake")
-@click.argument("service", metavar="NAME")
+@_SERVICE
 @_REPLICAS_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print the service as JSON.")
 def wake(service: str, replicas: int | None, as_json: bool) -> None:

@@ -46,10 +46,13 @@ def call_sleep_hook(
             why = "its revision has no sleep hook"
         else:
             member.asleep = False
-            why = run_hook(member.prepare.addresses[0], start.service_port, terms, sleep=call.sleep)
-            if call.sleep and not why:
-                why = memory_in_use()
-                member.asleep = not why
+            try:
+                why = run_hook(member.prepare.addresses[0], start.service_port, terms, sleep=call.sleep)
+                if call.sleep and not why:
+                    why = memory_in_use()
+            except Exception as error:  # noqa: BLE001  # the head waits for an answer
+                why = f"{type(error).__name__}: {error}"
+            member.asleep = call.sleep and not why
         on_event(SleepHookAnswered(key=call.key, turn=call.turn, sleep=call.sleep, why=why))
 
     threading.Thread(target=run, name="sleep-hook", daemon=True).start()
