@@ -111,7 +111,7 @@ def parse_past_s(text: str, now_s: float) -> float:
     """Return the Unix seconds of sacct's `--starttime` or `--endtime`: `2026-12-01[T08:00[:00]]` in local time, `now-2hours`, `today`.
 
     Raises:
-        BadRequest: it is none of these.
+        BadRequest: another text.
     """
     if (match := _AGO.fullmatch(text)) is not None:
         return now_s - int(match[1] or 0) * _UNITS_S[match[2] or "second"]

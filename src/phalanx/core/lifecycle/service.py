@@ -168,10 +168,6 @@ def reconcile(
     )
     if state is not before.state:
         news.append(f"{before.state} -> {state}: {serving} of {desired - asleep} replicas ready")
-    waits = [ROOM_WAIT_S - one.since_s for one in new if one.condition is ReplicaCondition.NO_ROOM]
-    waits += [terms.ready_within_s - one.since_s for one in new if one.condition is ReplicaCondition.UNREADY]
-    waits += [ROOM_WAIT_S - one.since_s for one in new if one.condition is ReplicaCondition.WAITING]
-    waits += [SLEEP_RETRY_S - one.since_s for one in new if one.serving and not one.may_sleep]
     return ServiceStep(
         service=before if service == before else service,
         start=start,
@@ -179,8 +175,20 @@ def reconcile(
         sleep=to_sleep,
         wake=to_wake,
         news=tuple(news),
-        due_in_s=min((wait for wait in waits if wait > 0), default=math.inf),
+        due_in_s=_due_in_s(new, terms.ready_within_s),
     )
+
+
+def _due_in_s(new: Sequence[Replica], ready_within_s: float) -> float:
+    """Time until one of the replicas has been in its condition for so long that something follows."""
+    limits_s = {
+        ReplicaCondition.NO_ROOM: ROOM_WAIT_S,
+        ReplicaCondition.WAITING: ROOM_WAIT_S,
+        ReplicaCondition.UNREADY: ready_within_s,
+    }
+    waits = [limits_s[one.condition] - one.since_s for one in new if one.condition in limits_s]
+    waits += [SLEEP_RETRY_S - one.since_s for one in new if one.serving and not one.may_sleep]
+    return min((wait for wait in waits if wait > 0), default=math.inf)
 
 
 def desired_replicas(service: Service, revision: Revision) -> int:

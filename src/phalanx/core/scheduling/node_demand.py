@@ -298,9 +298,8 @@ class _Trial:
         self._summary = summary_of(slot.node for slot in slots)
         self._quotas = quotas
         self._free_seats = free_seats
-        self._failed: set[tuple[object, ...]] = (
-            set()
-        )  # requests that no slots hold, or with queue and user: that quotas refuse
+        # Requests that no slots hold; with queue, user and licences those that quotas refuse.
+        self._failed: set[tuple[object, ...]] = set()
         self._idle = [slot for slot in slots if slot.pool is None and slot.node.id in releasable]
         self._all: dict[str, list[_Slot]] = {}
         self._free: dict[str, list[_Slot]] = {}

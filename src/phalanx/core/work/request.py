@@ -32,7 +32,7 @@ from phalanx.core.work.launchers import MPI_LAUNCHERS, count_logical_lines, find
 from phalanx.core.work.plan_key import parse_plan, with_gpus_for_plan
 from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_requirements
 from phalanx.core.work.sbatch_scripts.sbatch_job import SLURM_KEYS
-from phalanx.core.work.service_terms import parse_service_terms
+from phalanx.core.work.service_terms import ServiceTerms, parse_service_terms
 from phalanx.core.work.spec import (
     COLLECTIVE_TIMEOUT_DEFAULT_S,
     GRACE_DEFAULT_S,
@@ -160,27 +160,8 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
     array = _read(given, "array", parse_array, None)
     name = _name(given, argv, script)
     service = parse_service_terms(given, name)
-    tasks = _number(given, "tasks_per_node", low=1, high=_TASKS_PER_NODE_MAX)
-    if service is not None and tasks is None:
-        tasks = 1  # a server itself uses all devices of its node
     plan = parse_plan(given.get("plan", ""))
-    role = with_gpus_for_plan(
-        Role(
-            argv=argv,
-            script=script,
-            gpus=_gpus(given),
-            cpus=_number(given, "cpus", low=0, high=_CPUS_MAX) or 0,
-            memory_bytes=_read(given, "memory", parse_memory_bytes, 0),
-            extras=_read(given, "resources", parse_extras, ()),
-            launch=_launch(argv, script, tasks, starts_alone=bool(given.get("slurm")) or service is not None),
-            tasks_per_node=tasks,
-        ),
-        plan,
-    )
-    if service is not None and service.sleep and (not role.gpus.milli or role.gpus.has_shares):
-        raise InvalidKey(
-            "sleep: only replicas on whole GPUs can sleep", key="sleep", hint="write gpus: 1, or remove sleep and wake"
-        )
+    role = _role(given, argv, script, service, plan)
     spec = JobSpec(
         name=name,
         role=role,
@@ -227,6 +208,37 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
     )
     _bounded(spec)
     return spec
+
+
+def _role(
+    given: Mapping[str, object], argv: tuple[str, ...], script: str, service: ServiceTerms | None, plan: str
+) -> Role:
+    """What each task runs, and on what.
+
+    Raises:
+        InvalidKey: an invalid value, or replicas that sleep though they have no whole GPUs.
+    """
+    tasks = _number(given, "tasks_per_node", low=1, high=_TASKS_PER_NODE_MAX)
+    if service is not None and tasks is None:
+        tasks = 1  # a server itself uses all devices of its node
+    role = with_gpus_for_plan(
+        Role(
+            argv=argv,
+            script=script,
+            gpus=_gpus(given),
+            cpus=_number(given, "cpus", low=0, high=_CPUS_MAX) or 0,
+            memory_bytes=_read(given, "memory", parse_memory_bytes, 0),
+            extras=_read(given, "resources", parse_extras, ()),
+            launch=_launch(argv, script, tasks, starts_alone=bool(given.get("slurm")) or service is not None),
+            tasks_per_node=tasks,
+        ),
+        plan,
+    )
+    if service is not None and service.sleep and (not role.gpus.milli or role.gpus.has_shares):
+        raise InvalidKey(
+            "sleep: only replicas on whole GPUs can sleep", key="sleep", hint="write gpus: 1, or remove sleep and wake"
+        )
+    return role
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

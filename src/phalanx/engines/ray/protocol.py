@@ -31,7 +31,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments with which an actor starts a supervisor. `environment` holds the head's URL; `cluster` is part of the folder's name.
 
-    `gpus`: number of GPUs of the Ray node, whoever holds them.
+    `gpus`: number of GPUs of the Ray node, also of those that others hold.
     """
 
     node_id: NodeId

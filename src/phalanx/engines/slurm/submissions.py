@@ -19,7 +19,7 @@ from phalanx.engines.slurm.limits import SlurmLimit, limit_of
 from phalanx.engines.slurm.parse import SlurmJob
 from phalanx.wire.seat import SEAT_CERTIFICATE_REJECTED, SEAT_HEAD_UNREACHABLE
 
-START_LIMIT_S: Final = 15.0  # a job that Slurm has not started by then is withdrawn (issue 5); others took its nodes
+START_LIMIT_S: Final = 15.0  # a job that Slurm has not started by then is withdrawn; others took its nodes
 # A limit that other jobs share may be over as soon as Slurm has cleaned up the last of them, and Slurm may name a limit more exactly: such
 # a reason gets two more looks of the scheduler.
 LIMIT_MAY_CHANGE_S: Final = 4.0

@@ -110,7 +110,6 @@ class MemberRuntime:
     oom_kills_before: int | None = None
     machine_oom_kills_before: int | None = None
     memory_overuse: MemoryOveruse | None = None
-
     _page_lock: threading.Lock = field(default_factory=threading.Lock)
     _page: LeasePage | None = None
     _page_fields: dict[str, int] = field(default_factory=dict)

@@ -178,7 +178,7 @@ class PmixServer:
         self._send({"fence": fence, "places": self._world.places(ranks), "data": blob})
         return _SUCCESS
 
-    # ---- what the library is told --------------------------------------------------------------------------------------
+    # ---- what the library gets to know -------------------------------------------------------------------------------
 
     def _check_version(self) -> None:
         said = self._pmix.PMIx_Get_version().decode("ascii", "replace")
