@@ -3,6 +3,7 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -202,7 +203,7 @@ def test_stop_that_keeps_jobs_grants_long_leases_first(head, call):
     supervisor = Supervisor(call)
     supervisor.hello()
     supervisor.run(call.submit())
-    head.driver.leases.grant_long(600.0)  # as PreparePlannedStop will
+    head.driver.leases.grant_long(600.0, math.inf)  # as PreparePlannedStop will
     assert supervisor.lease([("1", 1)]).json()["lease_s"] == 600.0
     assert call("admin", "POST", "/v1/stop", {"keep_jobs": True}).json() == {
         "stopping": True,

@@ -4,6 +4,7 @@
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
 import hashlib
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -285,7 +286,7 @@ class Follower(threading.Thread):
 def job_id(head, call):
     supervisor = Supervisor(call)
     supervisor.hello()
-    head.driver.leases.grant_long(3600.0)  # nobody renews here
+    head.driver.leases.grant_long(3600.0, math.inf)  # nobody renews here
     supervisor.lease()
     job_id = call.submit()
     until(lambda: head.store.attempts(job_id))

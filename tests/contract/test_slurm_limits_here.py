@@ -71,9 +71,14 @@ def test_a_drain_of_slurm_is_undone_in_slurm(rig, update):
 
 @pytest.mark.parametrize("cancels", [False, True])
 def test_a_node_that_goes_down_before_the_start_costs_seconds(rig, update, cancels):
-    job = rig.submit(run="sleep 1", gpus="2x2")
-    wait_until(lambda: rig.slurm.run("squeue", "--noheader", "--states=R", "--format=%N").strip(), "Slurm allocates it")
-    second = f"n{rig.slurm.run('squeue', '--noheader', '--states=R', '--format=%N').strip()[-2]}"
+    job, allocated = rig.submit(run="sleep 1", gpus="2x2"), []
+
+    def allocates():
+        allocated[:] = rig.slurm.run("squeue", "--noheader", "--states=R", "--format=%N").split()
+        return allocated and "[" in allocated[-1]  # both nodes: a job that ends beside it has other ones
+
+    wait_until(allocates, "Slurm allocates it")
+    second = f"n{allocated[-1][-2]}"
     update(f"NodeName={second}", ["State=DOWN", "Reason=power"], ["State=RESUME"])
     if cancels:
         rig.call("POST", f"/v1/jobs/{job}/cancel", {})

@@ -1,5 +1,7 @@
 """Leases: the head must never believe one over that a supervisor still holds."""
 
+import math
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -107,7 +109,7 @@ def test_hello_of_another_supervisor_begins_with_nothing():
 def test_planned_stop_is_ready_once_every_supervisor_holds_a_long_lease():
     leases = book()
     leases.grant(N1, B, 100.0)
-    leases.grant_long(600.0)
+    leases.grant_long(600.0, math.inf)
     assert not leases.all_long()
     assert leases.renew(N0, A, [], 101.0).lease_s == 600.0
     assert not leases.all_long()
@@ -117,7 +119,7 @@ def test_planned_stop_is_ready_once_every_supervisor_holds_a_long_lease():
 
 def test_planned_stop_does_not_wait_for_the_dead():
     leases = book()
-    leases.grant_long(600.0)
+    leases.grant_long(600.0, math.inf)
     leases.expire(300.0)
     assert leases.all_long()
 
@@ -184,7 +186,7 @@ def test_head_never_believes_over_what_the_supervisor_holds(history):
     for what, wait_s, way_s in history:
         now += wait_s
         if what == "lengthen":
-            leases.grant_long(50.0)
+            leases.grant_long(50.0, math.inf)
             continue
         if what == "hello":
             leases.grant(N0, A, now)

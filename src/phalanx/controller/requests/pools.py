@@ -130,7 +130,7 @@ def check_not_released(context: StepContext, node_id: NodeId) -> None:
     pool = world.node_pools.get(PoolId(name))
     named_by_pool = pool is not None and number.isdecimal() and int(number) < pool.next_number
     if named_by_pool and node_id not in world.pool_nodes and node_id not in world.nodes:
-        raise Conflict(f"pool {name} has released {node_id}, and uses no name again", hint="join with another --name")
+        raise Conflict(f"pool {name} has released {node_id}, and uses no name again", hint="join under another name")
 
 
 def leaving_member(context: StepContext, node_id: NodeId) -> PoolNode | None:
