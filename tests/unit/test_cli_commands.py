@@ -121,6 +121,15 @@ def test_options_go_over_the_job_file(head, typed, tmp_path):
     }
 
 
+def test_the_value_of_an_option_is_not_taken_for_the_script(head, typed, tmp_path):
+    """A folder may hold a script by the name that an option gives."""
+    for name in ("x", "job.sh"):
+        (tmp_path / "work" / name).write_text(f"#!/bin/bash\n#SBATCH -N 1\necho {name}\n")
+    assert typed("submit", "--name", "x", "--quiet", "job.sh", "--lr", "1")[0] == 0
+    sent = head.sent("POST", "/v1/jobs")[0]["body"]
+    assert (sent["name"], "echo job.sh" in str(sent), "--lr" in str(sent)) == ("x", True, True)
+
+
 def test_options_of_the_job_are_not_ours(head, typed):
     typed("submit", "--", "python", "train.py", "--gpus", "4", "--help", "--debug", "--", "x")
     assert head.sent("POST", "/v1/jobs")[0]["body"]["run"] == [

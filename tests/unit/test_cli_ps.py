@@ -17,14 +17,15 @@ def ended(seq, state, ago_s, **more):
 class Head:
     """A head with ended jobs; it answers only what was asked for."""
 
-    def __init__(self, *jobs):
-        self._jobs = jobs
+    def __init__(self, *jobs, page=1000):
+        self._jobs, self._page = jobs, page
 
     def jobs(self, *, state, limit, ended_since_s=None, **_):
         found = [one for one in self._jobs if one.state in state]
         if ended_since_s is not None:
             found = [one for one in found if one.ended_s >= ended_since_s]
-        return SimpleNamespace(jobs=found[:limit], next=None)
+        limit = min(limit, self._page)
+        return SimpleNamespace(jobs=found[:limit], next="more" if len(found) > limit else None)
 
     def services(self):
         return []
@@ -49,6 +50,11 @@ def test_failures_without_a_row_are_counted(monkeypatch):
     folded = ended(30, JobState.FAILED, 40, array_id="20", array_index=10, elements="0-9")
     view = listed(monkeypatch, Head(*rows, folded, ended(40, JobState.SUCCEEDED, 5)))
     assert view.notes == ("11 more ended in the last 10 minutes, 10 failed: phalanx ps -a",)
+
+
+def test_a_count_of_one_page_says_that_there_are_more(monkeypatch):
+    view = listed(monkeypatch, Head(*[ended(seq, JobState.SUCCEEDED, 30) for seq in range(20)], page=10))
+    assert view.notes == ("at least 5 more ended in the last 10 minutes: phalanx ps -a",)
 
 
 def test_the_line_below_the_table_does_not_count_down_from_an_old_answer():

@@ -82,3 +82,17 @@ def test_a_script_that_fits_is_not_changed():
     found = scale_down(wanted, fleet((2, 4, 16)))
     assert {**found, "slurm": None} == {**wanted, "slurm": None}
     assert numbers_too_large(wanted, fleet((2, 4, 16))) == []
+
+
+def test_nodes_of_other_gpu_models_do_not_count():
+    mixed = [
+        NodeShape(id=name, gpus=gpus, cpus=64, memory_bytes=64 * GIB, model=model)
+        for name, gpus, model in [("a0", 8, "a100"), ("a1", 8, "a100"), ("h0", 4, "h100"), ("c0", 0, "")]
+    ]
+    wanted = job("-N 3", "--gres=gpu:8")
+    assert numbers_too_large(wanted, mixed) == ["3 nodes (the cluster has 2 of one GPU model)"]
+    found = scale_down(wanted, mixed)
+    assert (found["nodes"], found["gpus"], numbers_too_large(found, mixed)) == (2, 16, [])
+    of_h100 = scale_down(job("-N 3", "--gres=gpu:h100:8"), mixed)
+    assert (of_h100["nodes"], of_h100["gpus"], numbers_too_large(of_h100, mixed)) == (1, "h100:4", [])
+    assert numbers_too_large(job("-N 4"), mixed) == []

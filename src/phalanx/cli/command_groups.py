@@ -83,3 +83,13 @@ def check_new(kind: str, name: str, known: Iterable[str]) -> None:
     """
     if name in known:
         raise Conflict(f"{kind} {name} exists already", hint=f"change it with phalanx {kind}s set {name}")
+
+
+def split_options(command: click.Command, ctx: click.Context, words: list[str]) -> tuple[list[str], list[str]]:
+    """Split the words before the first one that is no option of the command, and no value of one."""
+    options = [param for param in command.get_params(ctx) if isinstance(param, click.Option)]
+    with_value = {name for option in options if not (option.is_flag or option.count) for name in option.opts}
+    place = 0
+    while place < len(words) and words[place].startswith("-") and words[place] != "--":
+        place += 2 if words[place] in with_value else 1
+    return words[:place], words[place:]

@@ -15,6 +15,7 @@ from phalanx.core.scheduling.sharing.mig_placement import mig_geometry
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
+from phalanx.core.work.gpus import ShareRequest
 from phalanx.core.work.job import (
     Job,
     JobState,
@@ -202,7 +203,16 @@ def _shape(job: Job, attempt: Attempt | None) -> str:
         if attempt is None:
             return ""  # which one holds is not decided
         grants = attempt.allocation.grants
-        request = next((one for one in request.choices if (one.share is None) == (grants[0].share is None)), request)
+        alike = [one for one in request.choices if (one.share is None) == (grants[0].share is None)]
+        share = grants[0].share
+        if len(alike) > 1 and share is not None:  # several are parts: say what is held
+            part = (
+                ShareRequest(profile=share.slices[0].profile, count=len(share.slices))
+                if share.slices
+                else ShareRequest(milli=share.milli)
+            )
+            return f"{len(grants)} x {part}"
+        request = alike[0] if alike else request
     if request.share is not None:
         return f"{request.nodes} x {request.share}"
     if attempt is not None:

@@ -42,7 +42,7 @@ def set_(name: str, seats: int, as_json: bool) -> None:
     name = check_extra_name(name, key="licence")
     changed = connect().put_licence(name, seats)
     print_change(changed, f"licence {name} has {seats} seat{'' if seats == 1 else 's'}", as_json=as_json)
-    if not as_json:
+    if seats and not as_json:
         print(strip_control(f"next: phalanx submit --resources {name}:1 ..."))
 
 

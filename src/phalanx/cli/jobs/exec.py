@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from phalanx.cli.command_groups import split_options
 from phalanx.cli.completion import JOB_ARGUMENT
 from phalanx.cli.connection import connect
 from phalanx.cli.jobs.job_lookup import resolve_job
@@ -41,18 +42,9 @@ class ExecCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Move the options that stand behind JOB before it, then parse."""
-        before, rest = self._split_options(ctx, args)
-        behind, command = self._split_options(ctx, rest[1:])
+        before, rest = split_options(self, ctx, args)
+        behind, command = split_options(self, ctx, rest[1:])
         return super().parse_args(ctx, [*before, *behind, *rest[:1], *command])
-
-    def _split_options(self, ctx: click.Context, words: list[str]) -> tuple[list[str], list[str]]:
-        """Split before the first word that is no option, and no value of one."""
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        with_value = {name for option in options if not option.is_flag for name in option.opts}
-        place = 0
-        while place < len(words) and words[place].startswith("-") and words[place] != "--":
-            place += 2 if words[place] in with_value else 1
-        return words[:place], words[place:]
 
 
 @click.command(name="exec", cls=ExecCommand, context_settings={"allow_interspersed_args": False})

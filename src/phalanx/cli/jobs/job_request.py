@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from phalanx.cli.command_groups import split_options
 from phalanx.cli.option_types import (
     DURATION,
     GPUS,
@@ -59,7 +60,7 @@ class DoubleDashCommand(click.Command):
             ctx.meta[_AFTER_DASHES] = args[cut + 1 :]
             args = args[:cut]
         else:
-            args = _end_options_at_script(args)
+            args = _end_options_at_script(self, ctx, args)
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -67,14 +68,14 @@ class DoubleDashCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
-def _end_options_at_script(args: list[str]) -> list[str]:
+def _end_options_at_script(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
     """Return the arguments with `--` before an `#SBATCH` script: what follows it are its own arguments, as for sbatch."""
-    for place, word in enumerate(args):
-        if not word.startswith("-") and os.path.isfile(word) and not word.lower().endswith(_FILE_ENDINGS):
-            from phalanx.cli.jobs.sbatch_script import is_batch_script
+    options, rest = split_options(command, ctx, args)
+    if not rest or not os.path.isfile(rest[0]) or rest[0].lower().endswith(_FILE_ENDINGS):
+        return args
+    from phalanx.cli.jobs.sbatch_script import is_batch_script
 
-            return [*args[:place], "--", *args[place:]] if is_batch_script(word) else args
-    return args
+    return [*options, "--", *rest] if is_batch_script(rest[0]) else args
 
 
 def job_options(command: F) -> F:

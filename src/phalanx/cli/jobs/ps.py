@@ -81,11 +81,11 @@ def _shown(
         jobs, more = sorted(found.jobs, key=lambda job: job.seq), found.next is not None
     else:
         active = head.jobs(state=["pending", "running"], limit=limit, **filters)
-        recent = _recently_ended(head, now_s, filters)
+        recent, more_ended = _recently_ended(head, now_s, filters)
         listed = sorted(active.jobs, key=lambda job: job.seq)
         shown = recent[: min(_RECENT_MAX, max(0, limit - len(listed)))]
         jobs, more = [*listed, *shown][:limit], active.next is not None or len(listed) > limit
-        extra = _unlisted_note(recent[len(shown) :])
+        extra = _unlisted_note(recent[len(shown) :], more=more_ended)
     services = head.services() if with_services else []
     extra = (*((f"only the newest {limit} jobs; -n lists more",) if more else ()), *extra)
     return ListView(
@@ -96,23 +96,25 @@ def _shown(
     )
 
 
-def _recently_ended(head: Client, now_s: float, filters: dict[str, Any]) -> list[JobView]:
-    """Return the jobs that ended in the last minutes: failed ones first, then the newest end first.
+def _recently_ended(head: Client, now_s: float, filters: dict[str, Any]) -> tuple[list[JobView], bool]:
+    """Return the jobs that ended in the last minutes, and whether there are more: failed ones first, then the newest end first.
 
     Without replicas that their service replaced: those are no news to its user.
     """
     found = head.jobs(state=_ENDED, ended_since_s=max(0.0, now_s - _RECENT_S), limit=_RECENT_READ_MAX, **filters)
     ended = [job for job in found.jobs if not (job.service and job.cancelled_by)]
-    return sorted(ended, key=lambda job: (job.state not in _UNSUCCESSFUL, -(job.ended_s or 0.0), -job.seq))
+    ended.sort(key=lambda job: (job.state not in _UNSUCCESSFUL, -(job.ended_s or 0.0), -job.seq))
+    return ended, found.next is not None
 
 
-def _unlisted_note(jobs: Sequence[JobView]) -> tuple[str, ...]:
+def _unlisted_note(jobs: Sequence[JobView], *, more: bool) -> tuple[str, ...]:
     """Return the line that counts recently ended jobs without a row: `12 more ended in the last 10 minutes, 1 failed: phalanx ps -a`."""
     if not jobs:
         return ()
     failed = sum(_size(job) for job in jobs if job.state in _UNSUCCESSFUL)
     failures = f", {failed} failed" if failed else ""
-    return (f"{sum(map(_size, jobs))} more ended in the last {_RECENT_S / 60:.0f} minutes{failures}: phalanx ps -a",)
+    count = f"{'at least ' if more else ''}{sum(map(_size, jobs))}"
+    return (f"{count} more ended in the last {_RECENT_S / 60:.0f} minutes{failures}: phalanx ps -a",)
 
 
 def _size(job: JobView) -> int:

@@ -124,10 +124,12 @@ def numbers_too_large(mapping: Mapping[str, object], nodes: Sequence[NodeShape])
     """Return a line for each number of the job that no node, or not enough nodes, can give; empty if the job fits."""
     if not _of_whole_gpus(mapping):
         return []
-    job, most = _Job(mapping), _largest(nodes)
-    found = []
-    if job.nodes > len(nodes):
-        found.append(f"{job.nodes} nodes (the cluster has {len(nodes)})")
+    job = _Job(mapping)
+    usable = _usable(job, nodes)
+    most, found = _largest(usable), []
+    if job.nodes > len(usable):
+        of_one = " of one GPU model" if len(usable) < len(nodes) else ""
+        found.append(f"{job.nodes} nodes (the cluster has {len(usable)}{of_one})")
     if job.gpus > most.gpus:
         found.append(f"{job.gpus} GPUs on a node (a node has at most {most.gpus})")
     if job.cpus > most.cpus:
@@ -146,8 +148,10 @@ def scale_down(mapping: Mapping[str, object], nodes: Sequence[NodeShape]) -> dic
     """
     if not _of_whole_gpus(mapping):
         return dict(mapping)
-    job, most = _Job(mapping), _largest(nodes)
-    job.nodes = min(job.nodes, max(1, len(nodes)))
+    job = _Job(mapping)
+    usable = _usable(job, nodes)
+    most = _largest(usable)
+    job.nodes = min(job.nodes, max(1, len(usable)))
     if job.gpus > most.gpus:
         if job.tasks == job.gpus and most.gpus:
             job.tasks = most.gpus
@@ -167,6 +171,21 @@ def scale_down(mapping: Mapping[str, object], nodes: Sequence[NodeShape]) -> dic
             job.slurm["cpus_per_gpu"] = str(max(1, most.cpus // job.gpus))
     job.memory_bytes = min(job.memory_bytes, most.memory_bytes)
     return job.put()
+
+
+def _usable(job: _Job, nodes: Sequence[NodeShape]) -> Sequence[NodeShape]:
+    """The nodes that the job can use together: with GPUs those of one model, which holds the job if one does, else the one with most nodes."""
+    models: dict[str, list[NodeShape]] = {}
+    for node in nodes:
+        if job.gpus and node.gpus and _has_model(node, job.model):
+            models.setdefault(node.model, []).append(node)
+
+    def rank(group: list[NodeShape]) -> tuple[bool, int, int]:
+        most = _largest(group)
+        holds = job.gpus <= most.gpus and job.cpus <= most.cpus and job.memory_bytes <= most.memory_bytes
+        return holds and job.nodes <= len(group), len(group), most.gpus
+
+    return max(models.values(), key=rank, default=list(nodes))
 
 
 def _largest(nodes: Sequence[NodeShape]) -> NodeShape:
