@@ -71,7 +71,8 @@ def test_a_drain_of_slurm_is_undone_in_slurm(rig, update):
 
 @pytest.mark.parametrize("cancels", [False, True])
 def test_a_node_that_goes_down_before_the_start_costs_seconds(rig, update, cancels):
-    job, allocated = rig.submit(run="sleep 1", gpus="2x2"), []
+    job = rig.submit(run="sleep 1", gpus="2x2")
+    allocated: list[str] = []
 
     def allocates():
         allocated[:] = rig.slurm.run("squeue", "--noheader", "--states=R", "--format=%N").split()
