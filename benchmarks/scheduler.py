@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -64,8 +65,8 @@ NODES, PENDING, QUEUES = 12_500, 50_000, 200
 GPUS_PER_NODE = 8
 HELD_SHARE = 0.95
 PLACED_LEAST, CLASSES_LEAST = 500, 2_000
-SHARED_TURNOVER = 650  # the same with shares: most of the jobs that end are small
-ENDS = ARRIVALS = 450  # between two passes: enough that more than PLACED_LEAST can start
+TURNOVER = 450  # jobs that end and arrive between two passes: enough that more than PLACED_LEAST can start
+SHARED_TURNOVER = 650  # the same for part `shared`, in both worlds: with shares most of the jobs that end are small
 WARM_UP = 3  # uncounted passes: a new scheduler fits its history again at every tenth end
 T = 1_700_000_000.0
 
@@ -114,15 +115,16 @@ def measure_part(part: str, repeat: int) -> PartResult:
     """Measure one part, in this process."""
     facts: dict[str, object] = {}
     if part == "pass":
-        passes = measure_passes(repeat)
-        runs = {"pass_50k_ms": [1000 * one.seconds for one in passes]}
+        measured = list(passes(repeat, TURNOVER))
+        runs = {"pass_50k_ms": [1000 * one.seconds for one in measured]}
         facts = {
-            "pass_cpu_ms": round(1000 * median_cpu_s(passes), 1),
-            "pass_placed": min(one.placed for one in passes),
-            "pass_classes": min(one.classes for one in passes),
+            "pass_cpu_ms": round(1000 * median_cpu_s(measured), 1),
+            "pass_placed": min(one.placed for one in measured),
+            "pass_classes": min(one.classes for one in measured),
         }
-    elif part == "shared":  # in one process and one run, so that the ratio does not depend on other load
-        plain, shared = measure_passes(repeat), measure_passes(repeat, shared=True)
+    elif part == "shared":  # in one process, one pass after the other, so that the ratio does not depend on other load
+        worlds = (passes(repeat, SHARED_TURNOVER), passes(repeat, SHARED_TURNOVER, shared=True))
+        plain, shared = zip(*zip(*worlds, strict=True), strict=True)
         ratio = statistics.median(one.seconds for one in shared) / statistics.median(one.seconds for one in plain)
         runs = {"pass_shared_ratio": [ratio]}
         facts = {
@@ -130,6 +132,7 @@ def measure_part(part: str, repeat: int) -> PartResult:
             "pass_shared_cpu_ms": round(1000 * median_cpu_s(shared), 1),
             "pass_shared_cpu_ratio": round(median_cpu_s(shared) / median_cpu_s(plain), 2),
             "pass_shared_placed": min(one.placed for one in shared),
+            "pass_whole_placed": min(one.placed for one in plain),
         }
     elif part == "place":
         runs = {"placements_per_s": [placements_per_s(seed) for seed in range(repeat)]}
@@ -142,9 +145,9 @@ def measure_part(part: str, repeat: int) -> PartResult:
     return PartResult(runs=runs, facts=facts, peak_mib=peak_mib())
 
 
-def median_cpu_s(passes: list[SchedulingPass]) -> float:
-    """Return the median processor time of the passes."""
-    return statistics.median(one.cpu_s for one in passes)
+def median_cpu_s(measured: Sequence[SchedulingPass]) -> float:
+    """Return the median processor time of these passes."""
+    return statistics.median(one.cpu_s for one in measured)
 
 
 def measure_in_child(part: str, runs: int) -> PartResult:
@@ -201,8 +204,8 @@ def figure_with_range(name: str, runs: list[float], ranges: dict[str, dict[str, 
 # ---- one pass on a full fleet -------------------------------------------------------------------------------------------
 
 
-def measure_passes(repeat: int, *, shared: bool = False) -> list[SchedulingPass]:
-    """Measure passes: 450 jobs end, 450 arrive, the policy decides. Each pass continues from the state after the previous one.
+def passes(repeat: int, turnover: int, *, shared: bool = False) -> Iterator[SchedulingPass]:
+    """Measure passes: `turnover` jobs end, as many arrive, the policy decides. Each pass continues from the state after the previous one.
 
     With `shared`, a third of the devices is shared, and a third of the jobs asks for shares.
     """
@@ -212,14 +215,14 @@ def measure_passes(repeat: int, *, shared: bool = False) -> list[SchedulingPass]
     now_s = T
     scheduler.plan(world, now_s)
     tune_gc()  # as the head does at start
-    found = []
-    ends, arrivals = (SHARED_TURNOVER, SHARED_TURNOVER) if shared else (ENDS, ARRIVALS)
     for number in range(WARM_UP + repeat):
         now_s += 60.0
         seen = len(change.records)
-        for attempt in random_.sample(sorted(world.attempts.values(), key=lambda attempt: int(attempt.job_id)), ends):
+        for attempt in random_.sample(
+            sorted(world.attempts.values(), key=lambda attempt: int(attempt.job_id)), turnover
+        ):
             end(world, change, attempt, now_s)
-        for _ in range(arrivals):
+        for _ in range(turnover):
             change.put(new_job(change.new_job_seq(), random_, now_s, share=shared))
         changed = change.records[seen:]
         begun, begun_cpu_s = time.perf_counter(), time.process_time()
@@ -228,12 +231,12 @@ def measure_passes(repeat: int, *, shared: bool = False) -> list[SchedulingPass]
         seconds, cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu_s
         classes = len({entry.job_class.number for entry in scheduler.board.waiting.values()})
         if number >= WARM_UP:
-            found.append(SchedulingPass(seconds=seconds, cpu_s=cpu_s, placed=len(plan.placements), classes=classes))
-            assert len(plan.placements) >= PLACED_LEAST, found[-1]
-            assert classes >= CLASSES_LEAST, found[-1]
+            measured = SchedulingPass(seconds=seconds, cpu_s=cpu_s, placed=len(plan.placements), classes=classes)
+            assert len(plan.placements) >= PLACED_LEAST, measured
+            assert classes >= CLASSES_LEAST, measured
+            yield measured
         commit(world, change, scheduler, plan, now_s)
     gc.unfreeze()
-    return found
 
 
 def full_world(random_: random.Random, *, shared: bool = False) -> tuple[World, WorldChange]:
