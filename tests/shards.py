@@ -202,9 +202,9 @@ SHARDS: tuple[Shard, ...] = (
         sources=HEAD,
         needs=("trace-tools", "postgres-tools"),
     ),
-    Shard(
-        title="drill: fresh seeds",
-        tests=("tests/simulation/test_seeds.py::test_seeds_",),
+    *(
+        Shard(title="drill: fresh seeds", tests=("tests/simulation/test_seeds.py::test_seeds_",), part=(k, 3))
+        for k in range(3)
     ),
     Shard(
         title="drill: planted bugs",

@@ -28,11 +28,12 @@ task = json.loads(os.environ["TF_CONFIG"])["task"]
 total = strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(task["index"] + 1.0)))
 print(f"{task['type']} {task['index']} of {strategy.num_replicas_in_sync}, sum {float(total):.0f}", flush=True)
 """
+RANKS = 4
 # As a person's script that was written for Slurm.
 BATCH = """#!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
-#SBATCH --time=5
+#SBATCH --time=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpirun ./{program}
 """
@@ -123,27 +124,35 @@ def environment(name):
     return found
 
 
+def assert_one_world(cluster, *words, prefix=""):
+    """MPICH 4.0 over UCX does not always return from MPI_Finalize between PID namespaces, with its own mpirun and without Phalanx too (in 9 of 100
+    runs, after all output). Such a run is repeated."""
+    for last in (False, False, False, True):
+        try:
+            said = cluster.said("run", *words)
+        except AssertionError as error:
+            if last or "time limit" not in str(error) or str(error).count("sum 6") < RANKS:
+                raise
+            continue
+        assert sorted(line for line in said.splitlines() if "sum" in line) == [
+            f"{prefix}rank {rank} of {RANKS}, sum 6, node {rank // 2}" for rank in range(RANKS)
+        ]
+        return
+
+
 def test_mpirun_makes_one_world_over_both_nodes(cluster, mpi):
-    said = cluster.said("run", "--nodes", "2", "--gpus", "4", "--", f"mpirun.{mpi}", f"./ring_{mpi}")
-    assert sorted(line for line in said.splitlines() if "sum" in line) == [
-        f"rank {rank} of 4, sum 6, node {rank // 2}" for rank in range(4)
-    ]
+    words = ["--nodes", "2", "--gpus", str(RANKS), "--time", "1m"]
+    assert_one_world(cluster, *words, "--", f"mpirun.{mpi}", f"./ring_{mpi}")
 
 
 def test_mpirun_in_a_batch_script_makes_one_world_over_both_nodes(cluster, mpi):
     cluster.put(f"batch_{mpi}.sh", BATCH.format(program=f"ring_{mpi}").replace("mpirun", f"mpirun.{mpi}"))
-    said = cluster.said("run", f"batch_{mpi}.sh")
-    assert sorted(line for line in said.splitlines() if "sum" in line) == [
-        f"[rank 0] rank {rank} of 4, sum 6, node {rank // 2}" for rank in range(4)
-    ]
+    assert_one_world(cluster, f"batch_{mpi}.sh", prefix="[rank 0] ")
 
 
 def test_srun_in_a_batch_script_makes_one_world_over_both_nodes(cluster, mpi):
     cluster.put(f"srun_{mpi}.sh", BATCH.format(program=f"ring_{mpi}").replace("mpirun", "srun"))
-    said = cluster.said("run", f"srun_{mpi}.sh")
-    assert sorted(line for line in said.splitlines() if "sum" in line) == [
-        f"[rank 0] rank {rank} of 4, sum 6, node {rank // 2}" for rank in range(4)
-    ]
+    assert_one_world(cluster, f"srun_{mpi}.sh", prefix="[rank 0] ")
 
 
 def test_jax_initializes_without_arguments_on_both_nodes(cluster):
