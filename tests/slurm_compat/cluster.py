@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -149,8 +150,9 @@ class World:
                 host.path(f"/home/lab/{file}").write_text(text, encoding="utf-8")
             self.lab.run(name, ["mount", "--bind", str(self.shared.programs), "/usr/local/bin"])
             for file in (".profile", ".bashrc"):  # of this machine's root, whom --export=NONE signs in
-                if (Path.home() / file).exists():
-                    self.lab.run(name, ["mount", "--bind", "/home/lab/.bashrc", str(Path.home() / file)])
+                path = Path(pwd.getpwuid(0).pw_dir) / file
+                if path.exists():
+                    self.lab.run(name, ["mount", "--bind", "/home/lab/.bashrc", str(path)])
         self.slurm.start()
         self.phalanx("up", "--virtual", f"{NODES}xh100:{GPUS}", "--port", str(PHALANX_PORT))
         return self
