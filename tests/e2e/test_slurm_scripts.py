@@ -1,4 +1,4 @@
-"""Sixty `#SBATCH` scripts beside real Slurm: the same exit code, calls, variables and files, but for differences with a reason."""
+"""Sixty `#SBATCH` scripts, and three of heterogeneous jobs, beside real Slurm: the same exit code, calls, variables and files, but for differences with a reason."""
 
 import tempfile
 from pathlib import Path
@@ -29,7 +29,7 @@ def world():
         yield built
 
 
-@pytest.mark.parametrize("script", cases.SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.parametrize("script", [*cases.SCRIPTS, *cases.HET_SCRIPTS], ids=lambda script: script.stem)
 def test_a_script_does_what_it_does_on_slurm(world, script):
     slurm, ours = world.on_slurm(script), world.on_phalanx(script)
     found = compare(slurm, ours, script.read_text(encoding="utf-8"))

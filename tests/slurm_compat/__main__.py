@@ -28,7 +28,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--keep", type=Path, metavar="FILE")
     parser.add_argument("--again", type=Path, metavar="FILE")
     asked = parser.parse_args(words)
-    scripts = [script for script in cases.SCRIPTS if not asked.numbers or script.name[:2] in asked.numbers]
+    known = (*cases.SCRIPTS, *cases.HET_SCRIPTS)
+    scripts = [script for script in known if not asked.numbers or script.name[:2] in asked.numbers]
     equal, kept = 0, {}
     for script, slurm, ours in _again(asked.again, scripts) if asked.again else _outcomes(scripts):
         kept[script.name] = (asdict(slurm), asdict(ours))

@@ -9,6 +9,9 @@ from typing import Final
 FOLDER: Final = Path(__file__).parent
 SCRIPTS: Final = tuple(sorted((FOLDER / "scripts").glob("*.sbatch")))
 """Each is written in the shape of the public script of the same number in `sources.tsv`."""
+HET_SCRIPTS: Final = tuple(sorted((FOLDER / "scripts" / "het").glob("*.sbatch")))
+"""Heterogeneous jobs, of which none was drawn. The components of one step have the same name, partition, tasks per node and distribution: real srun sets
+these variables for one component while it starts the other, so that a task sees now its own, now those of the last."""
 
 PROGRAMS: Final = (
     *("python", "python3", "module", "ml", "conda", "pip", "uv", "matlab", "R", "Rscript", "mpirun", "torchrun"),

@@ -139,7 +139,7 @@ class World:
             lab=self.lab,
             cpus=CPUS,
             memory_mib=MEMORY_GIB * 1024,
-            more=f"FirstJobId={FIRST_JOB}\n{partitions}\n",
+            more=f"FirstJobId={FIRST_JOB}\nSchedulerParameters=bf_interval=1\n{partitions}\n",  # which starts heterogeneous jobs
             also={"plugstack.conf": f"required {plugin}\n"},
         )
 

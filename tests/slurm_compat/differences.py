@@ -72,7 +72,7 @@ ALLOWED: Final = (
     _allow(
         Kind.ABSENT,
         "default of the lab's Slurm for a script that requests no memory; here it has no limit",
-        "SLURM_MEM_PER_CPU",
+        r"SLURM_MEM_PER_CPU(_(HET|PACK)_GROUP_\d+)?",
         values="10240",
     ),
     _allow(

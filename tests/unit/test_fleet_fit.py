@@ -49,7 +49,7 @@ def test_an_exclusive_job_that_no_node_fits_is_refused(lines, why):
 
 
 def test_too_small_a_cluster_for_whole_nodes_offers_to_lower_the_numbers():
-    named = SlurmNames(script="job.sh", partition="", account="", exclusive=True)
+    named = SlurmNames(script="job.sh", partition="", account="", exclusive=(0,))
     refused = too_large(job("--exclusive", "-N 4", "--gres=gpu:16"), fleet((2, 8, 64)), named)
     assert refused is not None
     assert "16 GPUs on a node (a node has at most 8)" in refused.message

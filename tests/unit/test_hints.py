@@ -33,6 +33,7 @@ BELOW_THE_COMMAND_LINE = ("core", "controller", "store", "api", "client", "engin
 LABELS = {"core/access/node_tokens.py"}  # labels that keys are derived from
 OPTIONS_OF_OTHERS = {  # of sbatch and of programs that the engines start
     "core/work/sbatch_scripts/sbatch.py",
+    "core/work/sbatch_scripts/het_components.py",
     "core/work/sbatch_scripts/sbatch_job.py",
     "engines/ray/driver.py",
     "engines/ray/engine.py",

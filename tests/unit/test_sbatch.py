@@ -66,7 +66,7 @@ def test_what_only_looks_like_a_directive_is_a_comment(text):
         ("--gpu-per-node=4", r"line 2: sbatch has no option --gpu-per-node"),
         ("-Z 3", "line 2: sbatch has no option -Z"),
         ("--nodes", "--nodes has no value"),
-        ("hetjob", "heterogeneous jobs"),
+        ("hetjob -N 2", "stands alone"),
         ("-J 'open", "missing closing '"),
         ("--container=x", "--container is not supported"),
         ("-M other", "--clusters is not supported"),
@@ -97,7 +97,7 @@ def test_cpus_are_counted_for_each_gpu():
 
 
 def test_only_an_exclusive_script_wants_whole_nodes():
-    assert [read(*lines).exclusive for lines in ([], ["--exclusive"], ["--exclusive=user"])] == [False, True, False]
+    assert [read(*lines).exclusive for lines in ([], ["--exclusive"], ["--exclusive=user"])] == [(), (0,), ()]
 
 
 def test_a_script_begins_with_its_interpreter():

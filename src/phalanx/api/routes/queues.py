@@ -260,7 +260,7 @@ def _count_waiting(counts: _JobCounts, job: Job, waits: Mapping[JobId, WaitReaso
     wait = waits.get(job.id)
     # Only before its first attempt does the head write the job's own detail. Later the detail may quote the job's program.
     reason, detail = (wait.reason, wait.detail) if wait is not None else (job.reason, "" if job.epoch else job.detail)
-    milli = job.spec.role.gpus.milli
+    milli = job.spec.role.milli
     counts.pending += 1
     counts.pending_milli += milli
     counts.jobs[reason] += 1

@@ -34,7 +34,7 @@ from phalanx.core.scheduling.submission import plan_notes, topology_notes, with_
 from phalanx.core.state.events import SubmitJob
 from phalanx.core.work.dependency import ArrayPosition
 from phalanx.core.work.job import Job, JobState
-from phalanx.core.work.launchers import alternatives_notes, launch_notes
+from phalanx.core.work.launchers import alternatives_notes, launch_notes, role_notes
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import requirements_note
 from phalanx.core.work.spec import JobSpec, LaunchMode, Role
@@ -163,6 +163,9 @@ def _shape_notes(runtime: ApiRuntime, role: Role) -> list[str]:
     """Return the notes on shape and number of tasks, as the current fleet would place them."""
     fleet = _fleet(runtime)
     known = runtime.notes.get(role)
+    if known is None and role.others:
+        alone = [_devices(one, fleet) for one in role.each]
+        known = runtime.notes[role] = role_notes(role, [devices or () for devices in alone])
     if known is None:
         each = [_devices(replace(role, gpus=one), fleet) for one in role.gpus.choices]
         known = alternatives_notes(role, each) if role.gpus.alternatives else launch_notes(role, each[0] or ())

@@ -183,7 +183,7 @@ def _dry_run(services: HeadServices, found: ReadSnapshot, notes: list[str], warn
         starts = trial.starts(job.id)
         low_s, high_s, ends, likes = answer.forecast.run_time_of(job)
         entry = trial.scheduler.entries.get(job.id)
-        gpus = gpus_of(entry.job_class.milli if entry is not None else job.spec.role.gpus.milli)
+        gpus = gpus_of(entry.job_class.milli if entry is not None else job.spec.role.milli)
         hours = gpus * len(found.hypothetical_jobs) / 3600.0
         waiting = None if starts else answer.waiting
         blockers, more = ([], 0) if waiting is None else answer.blockers(waiting)
@@ -270,7 +270,7 @@ class _Explanation:
         if left is not None:
             latest_s = None if left.high_s == NEVER else self.now_s + left.high_s
             end = StartView(earliest_s=self.now_s + left.low_s, latest_s=latest_s)
-        milli = attempt.allocation.milli if attempt is not None else job.spec.role.gpus.milli
+        milli = attempt.allocation.milli if attempt is not None else job.spec.role.milli
         return BlockerView(
             id=job.id,
             user=job.user,

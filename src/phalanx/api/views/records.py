@@ -35,6 +35,7 @@ from phalanx.wire.api.jobs import (
     GrantView,
     JobView,
     Progress,
+    RoleView,
 )
 from phalanx.wire.api.nodes import (
     CordonView,
@@ -92,8 +93,8 @@ def job_view(
         started_s=job.started_s,
         ended_s=job.ended_s,
         exit_code=job.exit_code,
-        gpus=str(spec.role.gpus),
-        gpu_count=gpus_of(spec.role.gpus.milli if attempt is None else attempt.allocation.milli),
+        gpus=spec.role.gpus_text,
+        gpu_count=gpus_of(spec.role.milli if attempt is None else attempt.allocation.milli),
         shape=_shape(job, attempt),
         nodes=[] if attempt is None else _nodes(attempt.allocation),
         epoch=job.epoch,
@@ -119,6 +120,7 @@ def job_view(
         plan=spec.plan,
         resources=dict(spec.role.extras),
         licences=dict(spec.role.licences),
+        roles=_roles(job, attempt),
         budgets=used_budgets(job),
         paces=_paces(job),
         **_place_in_array(job),
@@ -218,7 +220,22 @@ def _shape(job: Job, attempt: Attempt | None) -> str:
     if attempt is not None:
         each = [grant.visible_devices for grant in attempt.allocation.grants]
         return f"{len(each)} x {each[0]}" if len(set(each)) == 1 else " + ".join(map(str, each))
-    return f"{request.nodes} x {request.per_node}" if request.nodes is not None else ""
+    shapes = [f"{one.nodes or 1} x {one.per_node or one.total}" for one in (role.gpus for role in job.spec.role.each)]
+    return " + ".join(shapes) if len(shapes) > 1 or request.nodes is not None else ""
+
+
+def _roles(job: Job, attempt: Attempt | None) -> list[RoleView]:
+    """Return the roles of a gang with several, in their order; none of any other job."""
+    grants = () if attempt is None else attempt.allocation.grants
+    return [
+        RoleView(
+            gpus=str(role.gpus),
+            cpus=role.cpus,
+            memory_bytes=role.memory_bytes,
+            nodes=[grant.node_id for grant in grants if grant.role == number],
+        )
+        for number, role in enumerate(job.spec.role.each if job.spec.role.others else ())
+    ]
 
 
 def _nodes(allocation: Allocation) -> list[NodeId]:

@@ -22,6 +22,7 @@ from phalanx.core.errors import BadFile, BadRequest
 from phalanx.core.work.keys import KEY_KINDS, InvalidKey
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.core.work.requirements import NO_REQUIREMENTS
+from phalanx.core.work.sbatch_scripts.het_components import ROLE_KEYS, slurm_settings
 from phalanx.core.work.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def job_request(context: click.Context, given: Mapping[str, Any]) -> JobRequest:
         from phalanx.cli.jobs.sbatch_script import batch_mapping
 
         mapping, named = batch_mapping(script, given["file"][1:], lower=bool(given.get("scale_down")))
+        _check_component_options(mapping, options)
         where = lambda key: _flag(key) if key in options else script or key  # noqa: E731  # shorter than a function
     elif path is None:
         mapping, where = {}, _flag
@@ -136,6 +138,21 @@ def job_request(context: click.Context, given: Mapping[str, Any]) -> JobRequest:
         raise _with_location(error, where(error.key), from_file=path is not None and error.key not in options) from None
     mapping = {key: value for key, value in mapping.items() if value is not None}
     return JobRequest(mapping=mapping, spec=spec, copy=bool(given["copy"]), plan_request=to_plan, slurm_names=named)
+
+
+def _check_component_options(mapping: Mapping[str, object], options: Mapping[str, object]) -> None:
+    """Reject options that say what nodes are, for a script whose components each say so.
+
+    Raises:
+        BadRequest: such an option is given.
+    """
+    several = "components" in slurm_settings(mapping)
+    wrong = next((key for key in (*ROLE_KEYS, "share", "tasks_per_node") if several and key in options), None)
+    if wrong is not None:
+        raise BadRequest(
+            f"{_flag(wrong)}: the script has several components, and the option does not say for which it is",
+            hint="change the lines of the component in the script",
+        )
 
 
 def job_request_of_sbatch(text: str, path: str, args: Sequence[str], given: Sequence[str]) -> JobRequest:

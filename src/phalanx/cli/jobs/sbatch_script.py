@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ from phalanx.core.work.sbatch_scripts.fleet_fit import (
     spread_tasks,
     take_whole_nodes,
 )
+from phalanx.core.work.sbatch_scripts.het_components import read_components, slurm_settings
 from phalanx.core.work.sbatch_scripts.sbatch import is_sbatch_script
 from phalanx.core.work.sbatch_scripts.sbatch_job import SHARDS_PER_GPU, convert_script
 
@@ -45,14 +47,14 @@ class SlurmNames:
     Attributes:
         script: the name of its file, for messages.
         partition, account: Slurm names.
-        exclusive: it wants whole nodes.
+        exclusive: the components that want whole nodes, by number; 0 for a job of one.
         scale_down: its numbers may be lowered to what the cluster has.
     """
 
     script: str
     partition: str
     account: str
-    exclusive: bool = False
+    exclusive: tuple[int, ...] = ()
     scale_down: bool = False
 
 
@@ -123,7 +125,7 @@ def script_mapping(
         raise BadFile(f"{path}: {error.message}", hint=error.hint) from None
     for note in found.notes:
         warn(f"{os.path.basename(path)}: {note}")
-    slurm = dict(found.mapping["slurm"]) if isinstance(found.mapping["slurm"], Mapping) else {}
+    slurm = slurm_settings(found.mapping)
     slurm |= {"key": secrets.token_hex(16), "submit_host": socket.gethostname(), "home": _head_of_views()}
     if os.path.isfile(path):
         slurm["script"] = " ".join((os.path.abspath(path), *args)).replace("\n", " ")
@@ -206,11 +208,22 @@ def resolve_slurm_names(head: Client, mapping: dict[str, object], named: SlurmNa
 def _fitted(head: Client, mapping: Mapping[str, object], named: SlurmNames) -> dict[str, object]:
     """Return the job with whole nodes, and with numbers that the cluster has, as the script asks."""
     nodes = node_shapes(head)
+    others = read_components(slurm_settings(mapping).get("components", ""))
+    found = _fitted_component(mapping, nodes, named, 0)
+    if others:
+        fitted = [_fitted_component(one, nodes, named, number) for number, one in enumerate(others, start=1)]
+        found["slurm"] = slurm_settings(found) | {"components": json.dumps(fitted)}
+    return found
+
+
+def _fitted_component(
+    mapping: Mapping[str, object], nodes: Sequence[NodeShape], named: SlurmNames, number: int
+) -> dict[str, object]:
     found = spread_tasks(mapping, nodes)
     if named.scale_down and (large := numbers_too_large(found, nodes)):
         warn(f"{named.script}: --scale-down lowers {', '.join(large)}")
         found = scale_down(found, nodes)
-    if named.exclusive and nodes:
+    if number in named.exclusive and nodes:
         try:
             found, line = take_whole_nodes(found, nodes)
         except BadRequest as error:
@@ -235,7 +248,8 @@ def node_shapes(head: Client) -> list[NodeShape]:
 
 def too_large(mapping: Mapping[str, object], nodes: Sequence[NodeShape], named: SlurmNames) -> BadRequest | None:
     """Return the error that names the numbers of a script that are too large for the cluster; None if none is."""
-    large = numbers_too_large(mapping, nodes)
+    components = [mapping, *read_components(slurm_settings(mapping).get("components", ""))]
+    large = list(dict.fromkeys(line for one in components for line in numbers_too_large(one, nodes)))
     if not large:
         return None
     return BadRequest(

@@ -28,7 +28,7 @@ from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_bytes, format_duration
 from phalanx.core.work.extras import extras_text
 from phalanx.core.work.job import JobState
-from phalanx.wire.api.jobs import AttemptView, JobView
+from phalanx.wire.api.jobs import AttemptView, JobView, RoleView
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -127,6 +127,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "who": f"{job.user}, project {job.project}, queue {job.queue}, priority {job.priority}",
         "when": f"{_clock(job.submit_s)}{waited}{ran}{limit}",
         "shape": shape + (" (virtual devices)" if job.virtual else ""),
+        "roles": "; ".join(_role(number, role) for number, role in enumerate(job.roles)),
         "resources": _resources(job),
         "layout": _layout(job),
         "terms": ", ".join(job.terms),
@@ -141,6 +142,14 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
     return [
         truncate(f"  {fact_label(name)}{strip_control(text)}", screen.width) for name, text in facts.items() if text
     ]
+
+
+def _role(number: int, role: RoleView) -> str:
+    """Format what one role of a gang asks for, and its nodes."""
+    gpus = "no GPUs" if role.gpus.endswith("x0") else f"{role.gpus} GPUs"
+    host = [f"{role.cpus} CPUs"] * bool(role.cpus) + [format_bytes(role.memory_bytes)] * bool(role.memory_bytes)
+    each = f", {' and '.join(host)} a node" if host else ""
+    return f"{number}: {gpus}{each}" + (f" on {', '.join(role.nodes)}" if role.nodes else "")
 
 
 def _resources(job: JobView) -> str:

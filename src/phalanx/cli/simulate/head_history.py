@@ -80,9 +80,9 @@ def read_head_history(head: Client, since_s: float, *, jobs_max: int, page: int)
 
 
 def _trace_job(view: JobView, run_s: float) -> TraceJob:
-    asked = parse_gpus(view.gpus)
+    choices = [one for role in view.gpus.split(" + ") if not role.endswith("x0") for one in parse_gpus(role).choices]
     # The run time was measured with the number of GPUs held: of alternatives, only those with this number are comparable.
-    held = [one for one in asked.choices if one.milli == view.gpu_count * MILLI_PER_DEVICE] or asked.choices
+    held = [one for one in choices if one.milli == view.gpu_count * MILLI_PER_DEVICE] or choices
     models = tuple(dict.fromkeys(normalize_model(model) for one in held for model, _ in one.kinds if model is not None))
     return TraceJob(
         id=view.id,

@@ -13,7 +13,12 @@ from phalanx.cli.jobs.submit import submit_job
 from phalanx.client.input_files import read_file_bytes
 from phalanx.core.errors import BadFile
 from phalanx.core.work.request import VALUE_BYTES_MAX
-from phalanx.core.work.sbatch_scripts.sbatch import parse_option_line, parse_script_options, split_command_line
+from phalanx.core.work.sbatch_scripts.sbatch import (
+    parse_option_line,
+    parse_script_options,
+    split_command_line,
+    split_components,
+)
 
 _WRAP: Final = "--wrap"
 
@@ -37,7 +42,8 @@ def sbatch(words: list[str]) -> int:
         raise BadFile(
             f"{path}: this does not look like a batch script: the first line must begin with #!", hint="#!/bin/bash"
         )
-    options = {option.name for option in (*parse_script_options(text), *parse_option_line(given))}
+    first = split_components(given)[0]
+    options = {option.name for option in (*parse_script_options(text), *parse_option_line(first))}
     head = connect()
     taken = submit_job(head, job_request_of_sbatch(text, path, args, given))
     for line in taken.warnings:

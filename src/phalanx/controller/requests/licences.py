@@ -39,7 +39,9 @@ def put_licence(context: StepContext, request: PutLicence) -> tuple[ImpossibleJo
     context.change.put(licence)
     context.add_history("licence_set", f"licence {licence.id} has {licence.total} seats", by=request.by)
     if known is None:
-        for job in [job for job in world.pending.values() if licence.id in dict(job.spec.role.extras)]:
+        for job in [
+            job for job in world.pending.values() if any(licence.id in dict(role.extras) for role in job.spec.role.each)
+        ]:
             context.change.put(replace(job, spec=with_known_licences(context, job.spec)))
     return record_impossible_jobs(context, before, f"licence {licence.id} has {licence.total} seats")
 
@@ -64,13 +66,15 @@ def remove_licence(context: StepContext, request: RemoveLicence) -> tuple[Imposs
 
 def with_known_licences(context: StepContext, spec: JobSpec) -> JobSpec:
     """The spec whose extras with the name of a licence are seats of it."""
-    role = spec.role
-    if not role.extras:
+    first, *others = spec.role.each
+    seats, found = first.licences, []
+    for role in (first, *others):
+        extras, licences = split_licences(role.extras, context.world.licences) if role.extras else ((), ())
+        seats = add_extras(seats, licences)
+        found.append(replace(role, extras=extras) if licences else role)
+    if seats == first.licences:
         return spec
-    extras, licences = split_licences(role.extras, context.world.licences)
-    if not licences:
-        return spec
-    return replace(spec, role=replace(role, extras=extras, licences=add_extras(role.licences, licences)))
+    return replace(spec, role=replace(found[0], licences=seats, others=tuple(found[1:])))
 
 
 def without_licences(context: StepContext, node: Node) -> Node:

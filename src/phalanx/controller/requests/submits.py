@@ -40,7 +40,11 @@ handlers: Final = RequestHandlers()
 def _describe(request: SubmitJob, answer: object) -> str:
     jobs = [job for job in (answer if isinstance(answer, list) else [answer]) if isinstance(job, Job)]
     made = "" if not jobs else f"job {jobs[0].id} " if len(jobs) == 1 else f"jobs {jobs[0].id} to {jobs[-1].id} "
-    return f"{made}project {request.project} queue {request.queue} gpus {request.spec.role.gpus.amount_text}"
+    return f"{made}project {request.project} queue {request.queue} gpus {_amount_text(request.spec)}"
+
+
+def _amount_text(spec: JobSpec) -> str:
+    return " + ".join(role.gpus.amount_text for role in spec.role.each)
 
 
 @handlers.add(SubmitJob, Action.SUBMIT, audit=_describe)
@@ -120,12 +124,17 @@ def _check_nodes(context: StepContext, request: SubmitJob) -> None:
 
 
 def _check_share(context: StepContext, request: SubmitJob) -> None:
-    """Check that some node could grant a part of a device.
+    """Check that some node could grant a part of a device, or nodes of several kinds to one job.
 
     Raises:
-        BadRequest: the engine of all nodes grants whole devices only.
+        BadRequest: the engine of all nodes grants whole devices, in equal parts, only.
     """
     gpus, nodes = request.spec.role.gpus, context.world.nodes.values()
+    if request.spec.role.others and nodes and all(node.per_attempt for node in nodes):
+        raise BadRequest(
+            f"a heterogeneous job: the engine {next(iter(nodes)).engine} gets the nodes of a job as equal parts",
+            hint="submit the components one by one",
+        )
     if gpus.has_shares and nodes and all(node.per_attempt for node in nodes):
         engine = next(iter(nodes)).engine
         raise BadRequest(
@@ -228,6 +237,8 @@ def _pairs(one: Dependency, states: JobStates, indices: Sequence[int]) -> dict[J
 
 def _put(context: StepContext, request: SubmitJob, parents: Mapping[JobId, JobStates]) -> Job:
     seq = context.change.new_job_seq()
+    for _ in request.spec.role.others:  # components of a heterogeneous job have numbers of their own
+        context.change.new_job_seq()
     unmet, never = dependencies.unmet_of(
         context.world, (request.user, request.spec.name), request.spec.dependencies, parents
     )
@@ -302,7 +313,7 @@ def _put_one(
     context.change.put(job)
     share = spec.role.gpus.share
     unit = "GPUs" if share is None or not share.profile else "MIG slices"
-    text = f"submitted by {request.user} for {request.project}: {spec.role.gpus.amount_text} {unit}" + (
+    text = f"submitted by {request.user} for {request.project}: {_amount_text(spec)} {unit}" + (
         f"; {detail}" if unmet else ""
     )
     context.change.add_history(

@@ -30,9 +30,10 @@ from phalanx.core.scheduling.board_records import (
     StopReason,
 )
 from phalanx.core.scheduling.needs import Need, Places
-from phalanx.core.scheduling.node_bitsets import lowest_member, lowest_members, members_of
+from phalanx.core.scheduling.node_bitsets import bitset_of, lowest_member, lowest_members, members_of
 from phalanx.core.scheduling.pool import DevicePool, HeldShare, SharePosition
 from phalanx.core.scheduling.quota import FairShareTree
+from phalanx.core.scheduling.shape import hardest_first
 from phalanx.core.scheduling.sharing.fragmentation import FragmentationIndex
 from phalanx.core.scheduling.sharing.request_mix import Demand
 from phalanx.core.work.quotas.quota_dimension import QuotaRefusal
@@ -304,6 +305,8 @@ class Board:
 
     def find_need(self, need: Need, excluded: int = 0) -> Places | None:
         """Where the need fits now: a part of one node where it fragments the free capacity least, a gang in the first kind that holds it."""
+        if need.others:
+            return self._find_roles(need, excluded)
         if self.fragmentation is not None and need.nodes == 1 and not need.last_node_devices and not need.mig_profile:
             return self._find_by_fragmentation(self.fragmentation, need, excluded)
         for kind in need.kinds:
@@ -311,6 +314,29 @@ class Board:
             if places is not None:
                 return places
         return None
+
+    def _find_roles(self, need: Need, excluded: int) -> Places | None:
+        """Where each role of a gang fits on nodes of its own, chosen in the order of the roles, else for the largest parts first."""
+        roles = need.roles
+        largest = hardest_first([(role.devices, role.cpus, role.memory_bytes) for role in roles])
+        return self._find_in_order(roles, range(len(roles)), excluded) or self._find_in_order(roles, largest, excluded)
+
+    def _find_in_order(self, roles: Sequence[Need], order: Iterable[int], excluded: int) -> Places | None:
+        """The same in one order. The parts of a role without devices may lie on nodes of several kinds."""
+        found: list[Places] = [()] * len(roles)
+        for number in order:
+            role = roles[number]
+            for part in (role,) if role.devices else (replace(role, nodes=1),) * role.nodes:
+                places = self.find_need(part, excluded)
+                if places is None:
+                    return None
+                found[number] += places
+                excluded |= self.nodes_of(places)
+        return tuple([place for places in found for place in sorted(places)])
+
+    def nodes_of(self, places: Iterable[tuple[int, int]]) -> int:
+        """The nodes of these places as a bitset of all their numbers."""
+        return bitset_of(number for node, _ in places for number in self.twins.get(node, (node,)))
 
     def _widest(self, job_class: JobClass, need: Need, places: Places, excluded: int) -> tuple[Need, Places]:
         """Widen an elastic job to as many nodes as are free, up to its maximum and its queue's limits."""
@@ -510,12 +536,12 @@ class Board:
 
     def can_retake(self, entry: JobEntry) -> bool:
         """Whether the devices that `free_devices` freed are still free."""
-        pool = self.pools[self.pool_of_node[entry.places[0][0]]]
         need = entry.need
         if entry.shared_devices and need is not None:
+            pool = self.pools[self.pool_of_node[entry.places[0][0]]]
             held = zip(entry.places, entry.shared_devices, strict=True)
             return all(pool.can_hold(need, node, one) for (node, _), one in held)
-        return all(pool.free[node] >= count for node, count in entry.places)
+        return all(self.pools[self.pool_of_node[node]].free[node] >= count for node, count in entry.places)
 
     def whole_holders(self, node: int) -> list[tuple[tuple[JobEntry, ...], int]]:
         """The jobs on the node that free whole devices by leaving, with the number: each alone, or all that share one device together."""
@@ -540,7 +566,10 @@ class Board:
     ) -> tuple[HeldShare, ...]:
         """Take these places without a job; `vacate` releases them. Returns the shared devices; the rest as in `DevicePool.hold_shares`."""
         held: tuple[HeldShare, ...] = ()
-        if places:
+        if need is not None and need.others:
+            for role, place in self._each_place(need, places, -1):
+                self.occupy(role, (place,))
+        elif places:
             self._mark_rescored(places)
             pool = self.pools[self.pool_of_node[places[0][0]]]
             if need is not None and need.share_milli:
@@ -553,7 +582,10 @@ class Board:
 
     def vacate(self, need: Need | None, places: Places, shared: Sequence[HeldShare] = ()) -> None:
         """Release places taken by `occupy`, and the shared devices that it returned."""
-        if places:
+        if need is not None and need.others:
+            for role, place in self._each_place(need, places, 1):
+                self.vacate(role, (place,))
+        elif places:
             self._mark_rescored(places)
             pool = self.pools[self.pool_of_node[places[0][0]]]
             if need is not None and need.share_milli:
@@ -562,6 +594,11 @@ class Board:
                 pool.release(places)
             if need is not None and need.asks_host:
                 self._adjust_host_use(need, places, 1)
+
+    def _each_place(self, need: Need, places: Places, sign: int) -> list[tuple[Need, tuple[int, int]]]:
+        """Each place of a gang with several roles with its role's need: they may lie in several pools. Counts the gang's licences."""
+        self._adjust_host_use(need, (), sign)
+        return [(role, place) for role, own in need.places_by_role(places) for place in own]
 
     # ---------------------------------------------------------------- fragmentation
 

@@ -45,9 +45,9 @@ from phalanx.core.fleet.node_pool import NodePool, PoolNode, startable_nodes
 from phalanx.core.fleet.summary import FleetSummary, summary_of
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, PoolId, QueueId, ReservationId, UserId
-from phalanx.core.resources import GPUS, Resources, extras_of, quantity, quantity_text
+from phalanx.core.resources import GPUS, NO_RESOURCES, Resources, extras_of, quantity, quantity_text
 from phalanx.core.scheduling.node_filter import ALL_NODES, NodeFilter, node_filter_of
-from phalanx.core.scheduling.shape import Shape, acceptable_shapes, alternatives_text
+from phalanx.core.scheduling.shape import Shape, acceptable_shapes, alternatives_text, placement_part
 from phalanx.core.scheduling.submission import check_topology, could_hold_part
 from phalanx.core.units import format_duration
 from phalanx.core.work.extras import Licence, seats_of
@@ -134,6 +134,7 @@ def feasibility_request(spec: JobSpec, queue: QueueId, user: UserId) -> Feasibil
             memory_bytes=role.memory_bytes,
             extras=role.extras,
             licences=role.licences,
+            others=tuple(placement_part(one) for one in role.others),
         ),
         spec.topology,
         spec.nodelist,
@@ -305,11 +306,12 @@ class FeasibilityChecker:
         shapes = self._shapes(request, chosen, _Scope.KNOWN)
         if isinstance(shapes, NeverFits):
             return asked
-        return min(shape.host * shape.parts for shape in shapes) + Resources(asked.milli, extras=request.role.licences)
+        host = min(sum((one.host * one.parts for one in shape.each), NO_RESOURCES) for shape in shapes)
+        return host + Resources(asked.milli, extras=request.role.licences)
 
     def _limit_refusal(self, request: FeasibilityRequest) -> Feasibility | None:
         """The limit of a queue that the job alone exceeds, whatever the fleet."""
-        gpus = gpus_of(request.role.gpus.milli)
+        gpus = gpus_of(request.role.milli)
         refusal = self._refusal(request)
         if refusal is not None and refusal.reason is WaitReasonCode.USER_LIMIT:
             if refusal.counts_jobs:
@@ -439,7 +441,7 @@ class FeasibilityChecker:
         try:
             shapes = acceptable_shapes(request.role, summary, fleet_text=chosen.text)
             self._check_topology(request, shapes, nodes, chosen)
-            if not shapes[0].node_devices and shapes[0].nodes > 1:
+            if not shapes[0].node_devices and shapes[0].nodes > 1 and not shapes[0].others:
                 self._check_one_model(request, shapes, nodes, chosen)
         except NeverFits as error:
             return error

@@ -8,8 +8,8 @@ kind of their own, because they are granted in slices only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from phalanx.core.errors import NeverFits
@@ -126,6 +126,9 @@ class FleetIndex:
 
         A share that is asked for as memory is one need for each size of device memory, the smallest share first.
         """
+        shapes = tuple(shapes)
+        if any(shape.others for shape in shapes):
+            return tuple(need for shape in shapes for need in self._needs_of_roles(shape, topology))
         within = self._level(topology.within)
         slice_within = self._level(topology.slice_within)
         if (topology.required and within < 0) or (topology.slice_nodes and slice_within < 0):
@@ -159,6 +162,12 @@ class FleetIndex:
                     )
                 )
         return tuple(found)
+
+    def _needs_of_roles(self, shape: Shape, topology: TopologyConstraint) -> Iterator[Need]:
+        """The need of a gang with several roles, of which each takes whole devices; none if the fleet lacks those of one."""
+        alone = [self.needs((one,), topology) for one in shape.each]
+        if all(alone):
+            yield replace(alone[0][0], others=tuple(needs[0] for needs in alone[1:]))
 
     def _parts(self, shape: Shape, project: str) -> list[_Part]:
         """What a shape takes of a node, in as many ways as the fleet's devices differ, the smallest part first."""
@@ -205,15 +214,15 @@ class FleetIndex:
 
     def places(self, allocation: Allocation) -> tuple[Places, tuple[SharePosition, ...]]:
         """The places of an allocation, and where on each node its share lies; grants on nodes that are gone are ignored."""
-        found: list[tuple[tuple[int, int], SharePosition]] = []
+        found: list[tuple[int, tuple[int, int], SharePosition]] = []
         for grant in allocation.grants:
             number = self._number_of(grant)
             if number is not None:
                 count = min(grant.whole_devices, len(self.healthy_devices[number]))
-                found.append(((number, count), _position(grant)))
-        found.sort(key=lambda one: one[0])
-        shared = any(position != _NO_SHARE for _, position in found)
-        return tuple([place for place, _ in found]), tuple([position for _, position in found]) if shared else ()
+                found.append((grant.role, (number, count), _position(grant)))
+        found.sort(key=lambda one: one[:2])
+        shared = any(position != _NO_SHARE for *_, position in found)
+        return tuple([place for _, place, _ in found]), tuple([position for *_, position in found]) if shared else ()
 
     def _number_of(self, grant: NodeGrant) -> int | None:
         """The number of its node that has its devices; if some became unhealthy, one of their kind (divided or not), else any."""
@@ -240,7 +249,10 @@ class FleetIndex:
         grants: list[NodeGrant] = []
         chosen: tuple[int, ...]
         first = 0
+        roles, parts = role.each, need.places_by_role(places)
+        owners = [own for own, (_, held) in enumerate(parts) for _ in held] if need.others else [0] * len(places)
         for rank, (number, count) in enumerate(places):
+            own, part = owners[rank], parts[owners[rank]][0]
             node = self.nodes[number]
             held = taken.usage_of(node.id)
             free = [index for index in self.healthy_devices[number] if index not in held.devices]
@@ -262,18 +274,19 @@ class FleetIndex:
                 return None
             else:
                 chosen = _adjacent(free, count)
-            tasks = tasks_per_node(role, need.mig_slices or count)
+            tasks = tasks_per_node(roles[own], need.mig_slices or count)
             grants.append(
                 NodeGrant(
                     node_id=node.id,
                     node_rank=rank,
                     devices=chosen,
                     share=share,
-                    cpus=need.cpus,
-                    memory_bytes=need.memory_bytes,
-                    extras=need.extras,
+                    cpus=part.cpus,
+                    memory_bytes=part.memory_bytes,
+                    extras=part.extras,
                     tasks=tasks,
                     first_rank=first,
+                    role=own,
                 )
             )
             first += tasks

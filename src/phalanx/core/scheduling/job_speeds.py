@@ -108,7 +108,7 @@ class JobSpeeds:
     def estimate(self, job: Job) -> SpeedEstimate:
         """The job's speed on each model. Cost: what the policy has of its name; for a job that nothing is known of, one look."""
         models, spec = self._models, job.spec
-        if len(models) < 2 or not spec.role.gpus.milli:
+        if len(models) < 2 or not spec.role.gpus.milli or spec.role.others:
             return NO_ESTIMATE
         if self._of_facts is None:
             self._of_facts = (

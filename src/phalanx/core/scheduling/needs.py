@@ -5,10 +5,12 @@ Running attempts are expressed as needs too, so that a board that did not start 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from phalanx.core.ids import NodeId
 from phalanx.core.resources import Extras, Resources
+from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.share import MILLI_PER_DEVICE
 
@@ -32,6 +34,7 @@ class Need:
         mig_profile, mig_slices: MIG slices of each part, and their number; "" and 0 for none. `share_milli` is that of all of them.
         extras: named amounts of each part.
         licences: seats of licences for the whole gang.
+        others: the further roles of a gang with several, each on nodes of its own. Its places are those of this role, then those of the others.
     """
 
     nodes: int
@@ -52,6 +55,7 @@ class Need:
     mig_slices: int = 0
     extras: Extras = ()
     licences: Extras = ()
+    others: tuple[Need, ...] = ()
 
     @property
     def milli(self) -> int:
@@ -59,13 +63,35 @@ class Need:
         return self.gpus * MILLI_PER_DEVICE + self.nodes * self.share_milli
 
     @property
+    def parts(self) -> int:
+        """Nodes of the smallest acceptable gang, without those of its other roles."""
+        return self.nodes + (self.last_node_devices > 0)
+
+    @property
+    def roles(self) -> tuple[Need, ...]:
+        """The need of each role alone, without the licences of the gang."""
+        return (replace(self, others=(), licences=()), *self.others) if self.others else (self,)
+
+    def places_by_role(self, places: Places) -> list[tuple[Need, Places]]:
+        """The part of these places that belongs to each role."""
+        if not self.others:
+            return [(self, places)]
+        found, first = [], 0
+        for role in self.roles:
+            found.append((role, places[first : first + role.parts]))
+            first += role.parts
+        return found
+
+    @property
     def resources(self) -> Resources:
         """Everything that the smallest acceptable gang takes."""
-        parts = self.nodes + (self.last_node_devices > 0)
-        return self.resources_of(parts, self.milli)
+        return self.resources_of(self.parts, self.milli)
 
     def resources_of(self, parts: int, milli: int) -> Resources:
-        """Everything that so many parts with these thousandths of devices take."""
+        """Everything that so many parts with these thousandths of devices take; of several roles, the parts are those of the need."""
+        if self.others:
+            host = sum((role.resources for role in self.roles), Resources(extras=self.licences))
+            return host + Resources(milli - host.milli)
         if not (self.extras or self.licences):
             return Resources(milli, self.cpus * parts, self.memory_bytes * parts)
         part = Resources(0, self.cpus, self.memory_bytes, self.extras)
@@ -74,7 +100,7 @@ class Need:
     @property
     def asks_host(self) -> bool:
         """Whether it takes anything besides devices."""
-        return bool(self.cpus or self.memory_bytes or self.extras or self.licences)
+        return bool(self.cpus or self.memory_bytes or self.extras or self.licences or self.others)
 
     @property
     def node_devices(self) -> int:
@@ -84,7 +110,8 @@ class Need:
     @property
     def gpus(self) -> int:
         """Whole devices of the smallest acceptable gang."""
-        return self.nodes * self.devices + self.last_node_devices
+        own = self.nodes * self.devices + self.last_node_devices
+        return own + sum([role.gpus for role in self.others]) if self.others else own
 
     @property
     def devices_only(self) -> bool:
@@ -102,7 +129,9 @@ def need_of_places(needs: Iterable[Need], places: Places, kind: Sequence[int], s
         share_milli: thousandths of a device that each part holds, instead of whole devices.
     """
     for need in needs:
-        parts = need.nodes + (need.last_node_devices > 0)
+        parts = need.parts
+        if need.others:
+            continue  # its places belong to roles, which only the attempt knows: see `need_of_attempt`
         serves = (
             parts <= len(places) <= max(parts, need.nodes_max)
             and max((count for _, count in places), default=-1) == need.devices
@@ -113,9 +142,23 @@ def need_of_places(needs: Iterable[Need], places: Places, kind: Sequence[int], s
     return None
 
 
-def need_of_attempt(attempt: Attempt, kinds: Collection[int]) -> Need:
-    """The resources of an attempt as a need on nodes of the `kinds` where it runs; for a job whose request no longer has a shape on this fleet."""
-    grants = attempt.allocation.grants
+def need_of_attempt(attempt: Attempt, kinds: Collection[int], known: Container[NodeId]) -> Need:
+    """The resources of an attempt as a need on nodes of the `kinds` where it runs; for a job whose request no longer has a shape on this fleet.
+
+    Of a gang with several roles, only the grants on `known` nodes count, which have places.
+    """
+    allocation = attempt.allocation
+    if not allocation.grants[-1].role:
+        return _need_of_grants(allocation.grants, kinds, allocation.licences)
+    roles: dict[int, list[NodeGrant]] = {}
+    for grant in allocation.grants:
+        if grant.node_id in known:
+            roles.setdefault(grant.role, []).append(grant)
+    first, *others = [_need_of_grants(grants, kinds) for grants in roles.values()] or [Need(0, 0)]
+    return replace(first, others=tuple(others), licences=allocation.licences)
+
+
+def _need_of_grants(grants: Sequence[NodeGrant], kinds: Collection[int], licences: Extras = ()) -> Need:
     share = grants[0].share
     return Need(
         nodes=len(grants),
@@ -128,5 +171,5 @@ def need_of_attempt(attempt: Attempt, kinds: Collection[int]) -> Need:
         cpus=grants[0].cpus,
         memory_bytes=grants[0].memory_bytes,
         extras=grants[0].extras,
-        licences=attempt.allocation.licences,
+        licences=licences,
     )

@@ -320,6 +320,7 @@ class _Trial:
             role.cpus,
             role.memory_bytes,
             role.extras,
+            role.others,
             job.spec.exclude,
             job.project if role.gpus.has_shares else "",
         )
@@ -334,7 +335,8 @@ class _Trial:
             return []
         held = False
         for shape in shapes:
-            for slots in (self._free if shape.node_devices else self._all).values():
+            groups = self._free if shape.node_devices else self._all
+            for slots in [self._slots] if role.others else groups.values():  # each role may have a model of its own
                 found = _find(_parts(shape, job), slots, job.spec.exclude)
                 held = held or bool(found)
                 if taken := self._take(job, found) if found else []:
@@ -378,9 +380,12 @@ def _capacity(slots: Iterable[_Slot]) -> Resources:
 
 
 def _parts(shape: Shape, job: Job) -> list[_Part]:
-    group = "" if shape.share is None else f"{shape.share.kind}:{job.project}"
-    last = [_Part(shape, shape.last_node_devices, "")] if shape.last_node_devices else []
-    return [_Part(shape, shape.devices, group)] * shape.nodes + last
+    found: list[_Part] = []
+    for one in shape.each:
+        group = "" if one.share is None else f"{one.share.kind}:{job.project}"
+        last = [_Part(one, one.last_node_devices, "")] if one.last_node_devices else []
+        found += [_Part(one, one.devices, group)] * one.nodes + last
+    return found
 
 
 def _find(parts: list[_Part], slots: list[_Slot], exclude: Container[str]) -> list[tuple[_Slot, _Part]]:

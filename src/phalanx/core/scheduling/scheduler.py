@@ -464,7 +464,8 @@ class Scheduler:
     def _adopt(self, job: Job, attempt: Attempt) -> JobEntry:
         """The job runs but is not on the board: after a start of the head or a rebuild of the board."""
         places, indices = self.fleet_index.places(attempt.allocation)
-        as_it_runs = need_of_attempt(attempt, {self.fleet_index.model_of_node[number] for number, _ in places})
+        kinds = {self.fleet_index.model_of_node[number] for number, _ in places}
+        as_it_runs = need_of_attempt(attempt, kinds, self.fleet_index.numbers_of_node)
         entry = self._new_entry(job, self._shaping.needs_of(job) or (as_it_runs,))
         entry.never_stopped |= attempt.gave_devices_back  # its end frees no device
         share = attempt.allocation.grants[0].share

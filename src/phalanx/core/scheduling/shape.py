@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from math import isqrt
 from typing import Final
 
@@ -28,6 +29,7 @@ from phalanx.core.work.spec import LaunchMode, Role
 
 Sizes = dict[int, int]  # matching devices on a node -> number of such nodes
 WHOLE_FLEET: Final = "the fleet"  # the nodes that a request is judged against, in words
+ROLE_SHAPES_MAX: Final = 32  # of a gang with several roles: more combinations of models than anyone prefers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class Shape:
         share: the part of one device on each node, instead of `devices` whole ones; None for whole devices.
         extras: named amounts of each part.
         licences: seats of licences for the whole gang.
+        others: the shapes of the further roles of a gang with several.
     """
 
     nodes: int
@@ -57,10 +60,16 @@ class Shape:
     share: ShareRequest | None = None
     extras: Extras = ()
     licences: Extras = ()
+    others: tuple[Shape, ...] = ()
+
+    @property
+    def each(self) -> tuple[Shape, ...]:
+        """The shape of each role alone, that of the first role first."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
 
     @property
     def gpus(self) -> int:
-        """Whole devices of the smallest acceptable gang."""
+        """Whole devices of the smallest acceptable gang, without those of its other roles."""
         return self.nodes * self.devices + self.last_node_devices
 
     @property
@@ -100,6 +109,8 @@ class Shape:
         return 0 if profile is None else mig_geometry(profiles).room(profile.name, EMPTY)
 
     def __str__(self) -> str:
+        if self.others:
+            return ", and ".join(map(str, self.each))
         if self.share is not None and self.share.profile:
             return f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {self.share.count} MIG slice{'s' if self.share.count > 1 else ''} {self.share.profile}"
         if self.share is not None:
@@ -137,6 +148,8 @@ def acceptable_shapes(
         NeverFits: even the empty fleet could not hold it. A fleet without nodes rejects nothing.
     """
     summary = fleet if isinstance(fleet, FleetSummary) else summary_of(fleet)
+    if role.others:
+        return _shapes_of_roles(role, summary, fleet_text)
     if role.gpus.alternatives:
         return _shapes_of_alternatives(role, summary, fleet_text)
     if not summary.kinds:
@@ -171,6 +184,55 @@ def _shapes_of_alternatives(role: Role, summary: FleetSummary, fleet_text: str) 
     return tuple(dict.fromkeys(found))
 
 
+def _shapes_of_roles(role: Role, summary: FleetSummary, fleet_text: str) -> tuple[Shape, ...]:
+    """The shapes of a gang with several roles: each role has nodes of its own, so that there must be enough nodes for all.
+
+    Raises:
+        NeverFits: a role does not fit alone, or there are too few nodes for all.
+    """
+    alone: list[tuple[Shape, ...]] = []
+    for number, one in enumerate(role.each):
+        try:
+            alone.append(acceptable_shapes(one, summary, fleet_text=fleet_text))
+        except NeverFits as refusal:
+            raise NeverFits(f"role {number} of the job: {refusal.message}", hint=refusal.hint) from None
+    together = islice(product(*alone), ROLE_SHAPES_MAX)
+    found = [replace(first, others=tuple(others)) for first, *others in together]
+    fitting = tuple(one for one in found if not summary.kinds or _fit_together(one.each, summary))
+    if fitting:
+        return fitting
+    nodes = sum(shape.parts for shape in found[0].each)
+    raise NeverFits(
+        f"the {len(alone)} roles of the job need {nodes} nodes of their own ({found[0]}); {fleet_text} has"
+        f" {summary.nodes} node{'s' if summary.nodes != 1 else ''}, which cannot hold all roles at once",
+        hint="request fewer nodes, or put the work of two roles into one",
+    )
+
+
+def _fit_together(shapes: Sequence[Shape], summary: FleetSummary) -> bool:
+    """Whether the roles fit on the empty nodes in the order in which the board places them: each part on the smallest node that can hold it."""
+    free = dict(summary.kinds)
+    for number in hardest_first([(one.node_devices, one.cpus, one.memory_bytes) for one in shapes]):
+        shape = shapes[number]
+        for devices in [shape.devices] * shape.nodes + [shape.last_node_devices] * (shape.last_node_devices > 0):
+            fitting = [
+                kind
+                for kind, count in free.items()
+                if count
+                and shape.host.fits(kind.host)
+                and kind.count(shape.model, shape.device_memory_bytes, exact=shape.exact) >= devices
+            ]
+            if not fitting:
+                return False
+            free[min(fitting, key=lambda kind: (sum(one[2] for one in kind.devices), kind.host))] -= 1
+    return True
+
+
+def hardest_first(sizes: Sequence[tuple[int, int, int]]) -> list[int]:
+    """The roles of a gang, by number: those with the most devices, CPUs and memory on a node first."""
+    return sorted(range(len(sizes)), key=lambda number: (*(-size for size in sizes[number]), number))
+
+
 def alternatives_text(refusals: Sequence[tuple[str, str]]) -> str:
     """Why each alternative is impossible, in one sentence each; a reason that all share stands alone."""
     reasons = dict.fromkeys(reason for _, reason in refusals)
@@ -200,6 +262,7 @@ def placement_part(role: Role) -> Role:
         tasks_per_node=role.tasks_per_node,
         extras=role.extras,
         licences=role.licences,
+        others=tuple(placement_part(one) for one in role.others),
     )
 
 

@@ -91,7 +91,7 @@ def _levels_text(tree: TopologyTree) -> str:
 
 def could_hold_part(shapes: Iterable[Shape], node: Node) -> bool:
     """Whether the node could hold a part of one of the shapes if it ran nothing else."""
-    return any(_holds(shape, node) for shape in shapes)
+    return any(_holds(one, node) for shape in shapes for one in shape.each)
 
 
 def _refusal(

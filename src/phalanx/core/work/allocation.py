@@ -20,6 +20,7 @@ class NodeGrant:
         tasks: processes started here: ranks `first_rank .. first_rank + tasks - 1`.
         share: the part of the device that is granted; None for whole devices.
         extras: named amounts of what the node offers.
+        role: number of its role in the gang, as `Role.each` counts.
     """
 
     node_id: NodeId
@@ -31,6 +32,7 @@ class NodeGrant:
     first_rank: int
     share: DeviceShare | None = None
     extras: Extras = ()
+    role: int = 0
 
     @property
     def whole_devices(self) -> int:

@@ -137,6 +137,17 @@ def launch_notes(role: Role, devices_by_node: Sequence[int] = ()) -> list[str]:
     return [f"{count}{kind} {_plural('GPU', count)}, on as few nodes as possible", _unplaced_note(role, count)]
 
 
+def role_notes(role: Role, devices: Sequence[Sequence[int]]) -> list[str]:
+    """The two lines for a job with several roles: the shape of each, and that the script starts once."""
+    shapes = []
+    for one, on_nodes in zip(role.each, devices, strict=True):
+        nodes = one.gpus.nodes or 1
+        on_cpus = f"CPUs of {nodes} {_plural('node', nodes)}"
+        shapes.append(launch_notes(one, on_nodes)[0] if one.gpus.total else on_cpus)
+    named = [f"component {number}: {shape}" for number, shape in enumerate(shapes)]
+    return ["; ".join(named), "1 task: the script, on the first node of component 0"]
+
+
 def alternatives_notes(role: Role, devices: Sequence[Sequence[int] | None]) -> list[str]:
     """The two lines for a job with alternatives: the shape and the number of tasks of each.
 

@@ -31,6 +31,7 @@ from phalanx.core.work.keys import InvalidKey, check_key
 from phalanx.core.work.launchers import MPI_LAUNCHERS, count_logical_lines, find_launcher, split_commands
 from phalanx.core.work.plan_key import parse_plan, with_gpus_for_plan
 from phalanx.core.work.requirements import NO_REQUIREMENTS, parse_requirements
+from phalanx.core.work.sbatch_scripts.het_components import read_components
 from phalanx.core.work.sbatch_scripts.sbatch_job import SLURM_KEYS
 from phalanx.core.work.service_terms import ServiceTerms, parse_service_terms
 from phalanx.core.work.spec import (
@@ -39,6 +40,7 @@ from phalanx.core.work.spec import (
     JobSpec,
     LaunchMode,
     Role,
+    TopologyConstraint,
 )
 from phalanx.core.work.speeds import parse_speeds
 from phalanx.core.work.topology_constraint import fixed_to_one_node, parse_topology_constraint
@@ -206,6 +208,8 @@ def spec_from_mapping(mapping: Mapping[str, object], *, workdir: str, now_s: flo
         planned_speeds=parse_speeds(_table(given, "planned_speeds"), key="planned_speeds"),
         service=service,
     )
+    if role.others:
+        _check_roles(spec)
     _bounded(spec)
     return spec
 
@@ -231,6 +235,7 @@ def _role(
             extras=_read(given, "resources", parse_extras, ()),
             launch=_launch(argv, script, tasks, starts_alone=bool(given.get("slurm")) or service is not None),
             tasks_per_node=tasks,
+            others=_other_roles(given),
         ),
         plan,
     )
@@ -239,6 +244,49 @@ def _role(
             "sleep: only replicas on whole GPUs can sleep", key="sleep", hint="write gpus: 1, or remove sleep and wake"
         )
     return role
+
+
+def _other_roles(given: Mapping[str, object]) -> tuple[Role, ...]:
+    """The roles of the further components of a heterogeneous `#SBATCH` script; the script runs once, so that they start nothing themselves."""
+    try:
+        components = read_components(dict(_table(given, "slurm")).get("components", ""))
+    except ValueError as error:
+        raise InvalidKey(f"slurm: {error}", key="slurm") from None
+    return tuple(
+        Role(
+            gpus=_gpus(one),
+            cpus=_number(one, "cpus", low=0, high=_CPUS_MAX) or 0,
+            memory_bytes=_read(one, "memory", parse_memory_bytes, 0),
+            extras=_read(one, "resources", parse_extras, ()),
+            launch=LaunchMode.FIXED,
+            tasks_per_node=1,
+        )
+        for one in components
+    )
+
+
+def _check_roles(spec: JobSpec) -> None:
+    """Reject what a gang of several roles cannot have.
+
+    Raises:
+        BadRequest: it has such a thing.
+    """
+    gpus = [role.gpus for role in spec.role.each]
+    wrong = {
+        "an array": bool(spec.array),
+        "a topology level": spec.topology != TopologyConstraint(),
+        "a list of nodes": bool(spec.nodelist),
+        "a part of a GPU": any(one.has_shares for one in gpus),
+        "alternatives": any(one.alternatives for one in gpus),
+        "a range of nodes": any(one.nodes_max is not None for one in gpus),
+        "a plan": bool(spec.plan),
+    }
+    for what, given in wrong.items():
+        if given:
+            raise BadRequest(
+                f"a heterogeneous job of {len(gpus)} components cannot have {what}",
+                hint="leave it out, or submit the components one by one",
+            )
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.core.ids import NodeId
 from phalanx.core.resources import Extras, Resources
+from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.dependency import Dependency
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.requirements import NO_REQUIREMENTS
@@ -37,6 +38,8 @@ class Role:
         cpus, memory_bytes: per node; 0 requests only the node's default share.
         extras: named amounts that each node must offer.
         licences: seats of licences for the whole job.
+        others: further roles of the same gang, each on nodes of its own: the other components of a heterogeneous `#SBATCH` script. They have none
+            themselves, and no command: the script runs once, on node rank 0.
     """
 
     name: str = "main"
@@ -49,13 +52,30 @@ class Role:
     tasks_per_node: int | None = None
     extras: Extras = ()
     licences: Extras = ()
+    others: tuple[Role, ...] = ()
+
+    @property
+    def each(self) -> tuple[Role, ...]:
+        """Every role of the gang alone, this one first."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
+
+    @property
+    def milli(self) -> int:
+        """Thousandths of devices of all roles, as `GpuRequest.milli` counts them."""
+        return self.gpus.milli + sum(role.gpus.milli for role in self.others)
+
+    @property
+    def gpus_text(self) -> str:
+        """The GPUs in the grammar; those of several roles with a + between them."""
+        return " + ".join(str(role.gpus) for role in self.each)
 
     @property
     def asked(self) -> Resources:
-        """Everything that it takes at least, on as few nodes as it may lie on."""
+        """Everything that all roles take at least, on as few nodes as they may lie on."""
         nodes = self.gpus.nodes or 1
         per_node = Resources(0, self.cpus, self.memory_bytes, self.extras)
-        return per_node * nodes + Resources(self.gpus.milli, extras=self.licences)
+        alone = per_node * nodes + Resources(self.gpus.milli, extras=self.licences)
+        return sum((role.asked for role in self.others), alone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +163,10 @@ class JobSpec:
     allow_never: bool = False
     service: ServiceTerms | None = None
     gang_key: str = field(default="", repr=False)
+
+    def role_of(self, grant: NodeGrant) -> Role:
+        """The role that a node of the job has."""
+        return self.role.others[grant.role - 1] if grant.role else self.role
 
     @property
     def has_long_preparation(self) -> bool:

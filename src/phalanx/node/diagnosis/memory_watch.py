@@ -85,7 +85,8 @@ def _overuse(
         return None, False
     if member.start is not None and not member.pids:  # its tasks have ended
         return None, False
-    use = member.processes.memory_overuse(read) if member.prepare.spec.role.memory_bytes else None
+    limited = member.prepare.spec.role_of(member.grant).memory_bytes
+    use = member.processes.memory_overuse(read) if limited else None
     if use is not None:
         return use, not member.processes.containment.limits.measured
     return _gpu_overuse(member, member.processes, read, devices), False

@@ -32,6 +32,8 @@ class SlurmBatchJob:
         job_number: the job's number; for an element of an array its own, not the array's.
         options: the job's `slurm` options.
         array: SLURM_ARRAY_* variables; empty without an array.
+        components: of a heterogeneous job, each as a job of its own with its nodes and options; empty for any other job.
+        first_rank: of a component, the rank of its first node in the job.
     """
 
     job_number: str
@@ -46,6 +48,8 @@ class SlurmBatchJob:
     restarts: int = 0
     end_s: float | None = None
     start_s: float = 0.0
+    components: tuple[SlurmBatchJob, ...] = ()
+    first_rank: int = 0
 
     @property
     def ntasks(self) -> int:

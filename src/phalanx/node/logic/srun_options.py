@@ -28,6 +28,10 @@ _VALUES: Final = {
     "chdir": ("D", "working directory"),
     "export": ("", "which variables are passed"),
     "gpus-per-task": ("", "each task sees only its own GPUs"),
+    "het-group": (
+        "",
+        "the components of a heterogeneous job on which it starts tasks, such as `0,1`; without it, component 0",
+    ),
     "job-name": ("J", "accepted"),
     "wait": ("W", "accepted: `srun` waits for all tasks"),
     "jobid": ("", "the job itself, as in `--jobid=$SLURM_JOB_ID`"),
@@ -55,7 +59,7 @@ _OPTIONAL_VALUE: Final = {
     "exclusive": ("", "accepted: steps share the job's CPUs and devices"),
 }
 _MPI_TYPES: Final = ("none", "pmi2", "pmix", "pmix_v2", "pmix_v3", "pmix_v4", "pmix_v5", "openmpi", "list")
-_ALIASES: Final = {"tasks-per-node": "ntasks-per-node"}
+_ALIASES: Final = {"tasks-per-node": "ntasks-per-node", "pack-group": "het-group"}
 _NOT_BOUND: Final = "tasks are not bound to their own cores or devices"
 _WHOLE_MEMORY: Final = "a step can use all memory of the job"
 _ALL_DEVICES: Final = "a step sees all devices of the job"
@@ -120,7 +124,6 @@ REFUSED_SRUN_OPTIONS: Final = {
     "pty": "use phalanx shell JOB",
     "multi-prog": "start each program with its own srun",
     "bcast": "copy the file first",
-    "het-group": "heterogeneous jobs are not supported",
     "container": "OCI bundles are not supported; --container-image names an image",
     "container-save": "build the image before",
     "x11": "there is no display",
@@ -159,8 +162,8 @@ class SrunRequest:
         return int(least)
 
 
-def parse_srun(words: Sequence[str]) -> SrunRequest:
-    """Parse options and command.
+def parse_srun(words: Sequence[str], command: Sequence[str] = ()) -> SrunRequest:
+    """Parse options and command; without a command it is `command`, if that is given.
 
     Raises:
         BadRequest: an unknown option, one that is refused here, or no command.
@@ -183,6 +186,7 @@ def parse_srun(words: Sequence[str]) -> SrunRequest:
             notes.append(f"--{name}{f'={value}' if value else ''} is ignored: {IGNORED_SRUN_OPTIONS[name]}")
         else:
             given[name] = value
+    left = left or list(command)
     if not left and given.get("mpi") != "list":
         raise BadRequest("no command given", hint="srun [options] program [arguments]")
     return SrunRequest(command=tuple(left), options=given, notes=tuple(notes))
@@ -242,8 +246,8 @@ def step_hostname(batch: SlurmBatchJob, rank: int) -> str:
 
     Virtual nodes share one loopback network, where every 127.x address works.
     """
-    address = batch.nodes[rank].address
-    return f"127.0.{(rank + 1) >> 8}.{(rank + 1) & 255}" if address.startswith("127.") else batch.nodes[rank].name
+    address, number = batch.nodes[rank].address, batch.first_rank + rank + 1
+    return f"127.0.{number >> 8}.{number & 255}" if address.startswith("127.") else batch.nodes[rank].name
 
 
 def exported_environment(words: str, here: Mapping[str, str]) -> dict[str, str]:

@@ -488,7 +488,7 @@ def _open(member: MemberRuntime, services: NodeServices, zygote: Zygote | None =
         job_id=member.key.job_id, epoch=member.key.epoch, generation=member.key.generation, node_key=services.node_key
     )
     limits = limits_of_job(
-        member.prepare.spec.role,
+        member.prepare.spec.role_of(member.grant),
         member.grant,
         virtual=services.virtual,
         node_cpus=len(os.sched_getaffinity(0)),

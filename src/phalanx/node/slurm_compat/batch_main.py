@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, Any, Final
 
 from phalanx.core.errors import PhalanxError
@@ -23,20 +23,23 @@ from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.node.gang.gang_host import GangHost, serve_gang_node
 from phalanx.node.gang.job_link import JobLink, LinkClosed, NotInJob, read_batch_order
 from phalanx.node.gang.step_tasks import CHUNK_BYTES, StepTasks, shell_exit_code, start_process
+from phalanx.node.logic.het_steps import (
+    StepPart,
+    joined_step,
+    parse_sruns,
+    part_variables,
+    plan_parts,
+    script_variables,
+)
 from phalanx.node.logic.rank_variables import RANK_VARIABLES
 from phalanx.node.logic.slurm_variables import (
     SlurmBatchJob,
     SlurmBatchNode,
-    SlurmStep,
-    batch_variables,
     expand_file_pattern,
-    step_variables,
 )
 from phalanx.node.logic.srun_options import (
     SrunRequest,
     exported_environment,
-    parse_srun,
-    plan_step,
     step_hostname,
 )
 from phalanx.node.mpi.program_server import wanted_server
@@ -65,7 +68,8 @@ def main() -> int:
 def decode_batch(values: dict[str, Any]) -> SlurmBatchJob:
     """The batch record from the supervisor's JSON."""
     nodes = tuple(SlurmBatchNode(**node) for node in values["nodes"])
-    return SlurmBatchJob(**{**values, "nodes": nodes})
+    components = tuple(decode_batch(one) for one in values["components"])
+    return SlurmBatchJob(**{**values, "nodes": nodes, "components": components})
 
 
 def _serve_tasks(order: dict[str, Any]) -> int:
@@ -140,7 +144,7 @@ class _Script:
         """
         tools = self._order["bin"]
         environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-        environment |= batch_variables(self._batch) | self._node.devices()
+        environment |= script_variables(self._batch) | self._node.devices()
         environment["PATH"] = f"{tools}{os.pathsep}{environment.get('PATH', os.defpath)}"
         container = json.loads(self._batch.options.get("container") or "{}")
         start = self._node.in_container(
@@ -220,17 +224,16 @@ class _Script:
         with self._lock:
             number, self._number = self._number, self._number + 1
         try:
-            srun = parse_srun(asked["argv"])
-            step = plan_step(srun, self._batch, number)
+            parts = plan_parts(parse_sruns(asked["argv"], len(self._batch.components)), self._batch, number)
         except PhalanxError as error:
             link.send({"error": error.message, "hint": str(error.hint)})
             return
+        counts = [part.step.tasks for part in parts]
         with self._lock:
-            self._clients[number], self._unfinished[number] = link, step.tasks
-        link.send({"begun": number, "tasks": step.tasks, "notes": list(srun.notes)})
-        share = _gpus_per_task(srun, self._batch)
-        environment = exported_environment(srun.options.get("export", ""), asked["env"])
-        self._start(step, srun, environment, srun.options.get("chdir") or asked["cwd"], share)
+            self._clients[number], self._unfinished[number] = link, sum(counts)
+        notes = list(dict.fromkeys(note for part in parts for note in part.srun.notes))
+        link.send({"begun": number, "tasks": counts, "notes": notes})
+        self._start(number, parts, asked["env"], asked["cwd"])
         try:
             while True:
                 message = link.receive()
@@ -243,48 +246,72 @@ class _Script:
             if self._unfinished.get(number):
                 self._end_step(number)
 
-    def _start(self, step: SlurmStep, srun: SrunRequest, environment: dict[str, str], cwd: str, share: int) -> None:
-        host, label, umask = self._batch.nodes[0].address, "label" in srun.options, _umask()
-        container = {name: value for name, value in srun.options.items() if "container" in name}
-        mpi = self._mpi_order(step, wanted_server(srun.options.get("mpi", ""), srun.command, cwd, environment))
-        parts: dict[int, list[dict[str, Any]]] = {}
-        for task in range(step.tasks):
-            place, local = step.node_of(task)
-            one: dict[str, Any] = {
-                "task": task,
-                "argv": list(srun.command),
-                "cwd": cwd,
-                "first": self._node.workdir,
-                "env": environment | step_variables(self._batch, step, task, host=host, label=label, umask=umask),
-                "container": container,
-                "tools": self._order["bin"],
-                "mpi": mpi,
-            }
-            if share:  # GPUs per task
-                one["places"] = list(range(local * share, (local + 1) * share))
-            parts.setdefault(step.nodes[place], []).append(one)
-        for rank, tasks in parts.items():
+    def _start(self, number: int, parts: Sequence[StepPart], env: dict[str, str], cwd: str) -> None:
+        """Start the tasks of all parts of a step on their nodes."""
+        sruns = [
+            (
+                part.srun,
+                (
+                    part.srun.options.get("chdir") or cwd,
+                    exported_environment(part.srun.options.get("export", ""), env),
+                ),
+            )
+            for part in parts
+        ]
+        servers = (wanted_server(srun.options.get("mpi", ""), srun.command, *where) for srun, where in sruns)
+        mpi = self._mpi_order(number, parts, next(filter(None, servers), ""))
+        orders: dict[int, list[dict[str, Any]]] = {}
+        for part, (_, where) in zip(parts, sruns, strict=True):
+            for rank, one in self._tasks_of(parts, part, *where):
+                orders.setdefault(rank, []).append(one | {"mpi": mpi})
+        for rank, tasks in orders.items():
             if rank == 0:
-                handle_order(self._tasks, {"step": step.number, "run": tasks}, self._node)
+                handle_order(self._tasks, {"step": number, "run": tasks}, self._node)
                 continue
             for one in tasks:  # one task in a message: environments may be large, and messages are bounded
                 try:
-                    self._gang.send(rank, {"step": step.number, "run": [one]})
+                    self._gang.send(rank, {"step": number, "run": [one]})
                 except LinkClosed:
-                    self._tasks.refuse(step.number, one["task"], "the connection to its node was lost", _UNAVAILABLE)
+                    self._tasks.refuse(number, one["task"], "the connection to its node was lost", _UNAVAILABLE)
 
-    def _mpi_order(self, step: SlurmStep, server: str) -> dict[str, Any]:
+    def _tasks_of(
+        self, parts: Sequence[StepPart], part: StepPart, cwd: str, environment: dict[str, str]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield what each task of a part is, with the rank of its node."""
+        srun, host = part.srun, self._batch.nodes[0].address
+        share, umask = _gpus_per_task(srun, part.batch), _umask()
+        container = {name: value for name, value in srun.options.items() if "container" in name}
+        for task in range(part.step.tasks):
+            place, local = part.step.node_of(task)
+            variables = part_variables(
+                self._batch, parts, part, task, host=host, label="label" in srun.options, umask=umask
+            )
+            one: dict[str, Any] = {
+                "task": part.first_task + task,
+                "argv": list(srun.command),
+                "cwd": cwd,
+                "first": self._node.workdir,
+                "env": environment | variables,
+                "container": container,
+                "tools": self._order["bin"],
+            }
+            if share:  # GPUs per task
+                one["places"] = list(range(local * share, (local + 1) * share))
+            yield part.node_ranks[place], one
+
+    def _mpi_order(self, number: int, parts: Sequence[StepPart], server: str) -> dict[str, Any]:
         """What each node needs to serve the world of a step; empty for a step without one."""
         if not server:
             return {}
-        name = f"{self._batch.job_number}.{step.number}"
+        name = f"{self._batch.job_number}.{number}"
+        nodes, tasks = joined_step(parts)
         return {
             "server": server,
             "name": name,
             "namespace": f"slurm.pmix.{name}",
-            "nodes": list(step.nodes),
-            "hosts": [self._batch.nodes[rank].name for rank in step.nodes],
-            "ranks": [list(step.tasks_on(place)) for place in range(len(step.nodes))],
+            "nodes": nodes,
+            "hosts": [self._batch.nodes[rank].name for rank in nodes],
+            "ranks": tasks,
         }
 
     def _forward(self, message: dict[str, Any]) -> None:
@@ -345,7 +372,8 @@ def show_hostnames(words: Sequence[str]) -> list[str]:
     """
     batch = decode_batch(read_batch_order()["batch"])
     ranks = {node.name: rank for rank, node in enumerate(batch.nodes)}
-    names = expand_hostlist(words[0]) if words else tuple(ranks)
+    listed = words[0] if words else os.environ.get("SLURM_JOB_NODELIST", "") if batch.components else ""
+    names = expand_hostlist(listed) if listed else tuple(ranks)
     return [step_hostname(batch, ranks[name]) if name in ranks else name for name in names]
 
 

@@ -8,14 +8,17 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
 
 from phalanx.core.state.commands import PrepareTasks
 from phalanx.core.work.array import parse_array
 from phalanx.core.work.dependency import ArrayPosition
+from phalanx.core.work.sbatch_scripts.het_components import read_components, slurm_settings
 from phalanx.node.files.job_accounts import open_for_writing
 from phalanx.node.gang.job_link import BATCH_VARIABLE
+from phalanx.node.logic.het_steps import components_of
 from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmBatchNode
 from phalanx.node.logic.step_containers import StepContainers
 from phalanx.node.member.member_runtime import MemberRuntime
@@ -64,18 +67,19 @@ def batch_command(
 
 def _batch(order: PrepareTasks, options: dict[str, str], member: MemberRuntime) -> SlurmBatchJob:
     grants, account = order.allocation.grants, member.account
-    tasks = int(options.get("tasks_per_node") or 1)
+    others = read_components(options.get("components", ""))
+    settings = [options, *(slurm_settings(one) for one in others)]
     nodes = tuple(
         SlurmBatchNode(
             name=grant.node_id,
             address=address,
             devices=grant.visible_devices,
             indices=tuple(grant.devices) if len(grant.devices) == grant.visible_devices else (),
-            cpus=grant.cpus or tasks * int(options.get("cpus_per_task") or 1),
+            cpus=grant.cpus or _cpus(settings[grant.role]),
         )
         for grant, address in zip(grants, order.addresses, strict=True)
     )
-    return SlurmBatchJob(
+    whole = SlurmBatchJob(
         job_number=_number(order, options),
         name=order.spec.name,
         nodes=nodes,
@@ -83,11 +87,17 @@ def _batch(order: PrepareTasks, options: dict[str, str], member: MemberRuntime) 
         gid=os.getgid() if account is None else account.gid,
         user=getpass.getuser() if account is None else account.name,
         restarts=order.restarts,
-        options={name: value for name, value in options.items() if name not in {"key", "args"}},
+        options={name: value for name, value in options.items() if name not in {"key", "args", "components"}},
         end_s=order.deadline_s,
         start_s=time.time(),
         array=_array(order.array),
     )
+    return components_of(whole, [grant.role for grant in grants], settings[1:]) if others else whole
+
+
+def _cpus(settings: Mapping[str, str]) -> int:
+    """The CPUs that the tasks of a node need."""
+    return int(settings.get("tasks_per_node") or 1) * int(settings.get("cpus_per_task") or 1)
 
 
 def _number(order: PrepareTasks, options: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any, Final
 
 from phalanx.core.errors import PhalanxError
@@ -20,8 +20,9 @@ from phalanx.node.gang.job_link import (
     open_link,
     read_batch_order,
 )
+from phalanx.node.logic.het_steps import parse_sruns
 from phalanx.node.logic.slurm_variables import SlurmBatchJob, expand_file_pattern
-from phalanx.node.logic.srun_options import SrunRequest, parse_srun
+from phalanx.node.logic.srun_options import SrunRequest
 from phalanx.node.slurm_compat.batch_main import decode_batch
 
 _FAILED: Final = 1
@@ -42,8 +43,8 @@ def main(words: list[str]) -> int:
 
 
 def _srun(words: list[str], order: Mapping[str, Any], batch: SlurmBatchJob) -> int:
-    asked = parse_srun(words)
-    if asked.options.get("mpi") == "list":
+    asked = parse_sruns(words, len(batch.components))
+    if any(srun.options.get("mpi") == "list" for _, srun in asked):
         sys.stdout.write("MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\n")
         return 0
     link = open_link(order["master"], order["port"], order["key"], {"step": True}, within_s=_DIAL_S)
@@ -67,8 +68,14 @@ def _send_signal(link: JobLink, number: int) -> None:
 class _Output:
     """The output of the tasks: to ours, with labels on request, or to the files of --output."""
 
-    def __init__(self, asked: SrunRequest, batch: SlurmBatchJob, step: int, tasks: int) -> None:
-        self._asked, self._batch, self._step, self._tasks = asked, batch, step, tasks
+    def __init__(
+        self, asked: Sequence[tuple[int, SrunRequest]], batch: SlurmBatchJob, step: int, tasks: Sequence[int]
+    ) -> None:
+        """`asked`: what is started on each component, and `tasks` how many of each."""
+        parts = [one for one, count in zip(asked, tasks, strict=True) for _ in range(count)]
+        self._asked = [srun for _, srun in parts]  # by task
+        self._batches = [batch.components[group] if batch.components else batch for group, _ in parts]
+        self._step, self._tasks = step, sum(tasks)
         self._files: dict[str, IO[bytes]] = {}
         self._partial: dict[tuple[int, int], bytes] = {}
 
@@ -80,7 +87,7 @@ class _Output:
         """
         worst, left = 0, self._tasks
         self._create_files()
-        kill = "kill-on-bad-exit" in self._asked.options and self._asked.options["kill-on-bad-exit"] != "0"
+        kill = any(srun.options.get("kill-on-bad-exit", "0") != "0" for srun in self._asked)
         while left:
             message = link.receive()
             if "data" in message:
@@ -100,13 +107,14 @@ class _Output:
     def _create_files(self) -> None:
         """Create the files of --output and --error: a task that writes nothing leaves an empty one."""
         for out, option in ((1, "output"), (2, "error")):
-            if self._asked.options.get(option):
-                for task in range(self._tasks):
+            for task, srun in enumerate(self._asked):
+                if srun.options.get(option):
                     self._sink(task, out)
 
     def _write(self, task: int, out: int, data: bytes) -> None:
         # By lines, as Slurm does: lines of different tasks must not mix.
-        if "unbuffered" not in self._asked.options or "label" in self._asked.options:
+        options = self._asked[task].options
+        if "unbuffered" not in options or "label" in options:
             lines = (self._partial.pop((task, out), b"") + data).split(b"\n")
             if lines[-1]:
                 self._partial[task, out] = lines[-1]
@@ -115,16 +123,22 @@ class _Output:
         self._sink(task, out).flush()
 
     def _label(self, task: int) -> bytes:
-        return f"{task:>{len(str(self._tasks - 1))}}: ".encode() if "label" in self._asked.options else b""
+        return f"{task:>{len(str(self._tasks - 1))}}: ".encode() if self._has_labels(task) else b""
+
+    def _has_labels(self, task: int) -> bool:
+        return "label" in self._asked[task].options
 
     def _sink(self, task: int, out: int) -> IO[bytes]:
-        pattern = self._asked.options.get("output", "")
-        if out == 2 and self._asked.options.get("error"):
-            pattern = self._asked.options["error"]
+        options = self._asked[task].options
+        pattern = options.get("output", "")
+        if out == 2 and options.get("error"):
+            pattern = options["error"]
         if not pattern or pattern == "all":
             return sys.stdout.buffer if out == 1 else sys.stderr.buffer
         path = (
-            os.devnull if pattern == "none" else expand_file_pattern(pattern, self._batch, step=self._step, task=task)
+            os.devnull
+            if pattern == "none"
+            else expand_file_pattern(pattern, self._batches[task], step=self._step, task=task)
         )
         if path not in self._files:
             self._files[path] = open(path, "wb")  # noqa: SIM115  # closed at the end
@@ -132,7 +146,7 @@ class _Output:
 
     def _end(self) -> None:
         for (task, out), rest in self._partial.items():
-            self._sink(task, out).write(self._label(task) + rest + (b"\n" if "label" in self._asked.options else b""))
+            self._sink(task, out).write(self._label(task) + rest + (b"\n" if self._has_labels(task) else b""))
         sys.stdout.flush()
         for file in self._files.values():
             file.close()

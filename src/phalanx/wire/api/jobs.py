@@ -41,6 +41,15 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     saved_s: float = 0.0
 
 
+class RoleView(msgspec.Struct, frozen=True, kw_only=True):
+    """One role of a gang with several: the GPUs as requested, CPUs and memory of each node, and its nodes while the job runs."""
+
+    gpus: str
+    cpus: int = 0
+    memory_bytes: int = 0
+    nodes: list[NodeId] = []
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job.
 
@@ -109,6 +118,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     plan: str = ""
     resources: dict[str, int] = {}
     licences: dict[str, int] = {}
+    roles: list[RoleView] = []
     budgets: list[str] = []
     array_id: str = ""
     array_index: int | None = None

@@ -33,7 +33,7 @@ def find_blockers(forecast: Forecast, entry: JobEntry | None) -> list[JobId]:
 def _on_needed_devices(forecast: Forecast, board: Board, entry: JobEntry) -> list[JobEntry]:
     if not entry.job_class.milli or board.find(entry) is not None:
         return []
-    kinds = {kind for need in entry.job_class.needs for kind in need.kinds}
+    kinds = {kind for need in entry.job_class.needs for role in need.roles for kind in role.kinds}
     usable = (
         other
         for other in board.running.values()

@@ -210,6 +210,7 @@ class CounterfactualSearch:
         request, role = self.job.spec.role.gpus, self.job.spec.role
         if (
             request.alternatives
+            or role.others
             or request.total < 2
             or request.nodes_max is not None
             or role.launch is LaunchMode.FIXED
@@ -233,6 +234,8 @@ class CounterfactualSearch:
 
     def _model(self) -> Iterator[_Candidate]:
         request = self.job.spec.role.gpus
+        if self.job.spec.role.others:
+            return  # a script states what each role needs, and options of the submit cannot
         yield from self._other_models(request)
         if any(model is not None for one in request.choices for model, _ in one.kinds):
             anything = replace(request, model=None, memory_gib=None, alternative_models=(), alternatives=())
@@ -321,6 +324,8 @@ class CounterfactualSearch:
     def _fewer(self) -> Iterator[_Candidate]:
         """The most GPUs that fit now."""
         asked_for = self.job.spec.role.gpus
+        if self.job.spec.role.others:
+            return
         request = min(asked_for.choices, key=lambda one: one.milli)  # of alternatives, the smallest
         if request.nodes is not None and request.per_node:
             shapes = [(nodes, request.per_node) for nodes in range(request.nodes - 1, 0, -1)]
@@ -476,7 +481,7 @@ class CounterfactualSearch:
     def _current_shape(self) -> str:
         entry = self.entry
         if entry is None:
-            return str(self.job.spec.role.gpus)
+            return self.job.spec.role.gpus_text
         need = entry.job_class.needs[0]
         if need.mig_profile:
             return f"{need.nodes} x {need.mig_slices} {need.mig_profile}"

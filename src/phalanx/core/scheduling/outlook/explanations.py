@@ -191,6 +191,8 @@ def _free_extras_text(board: Board, need: Need) -> str:
 
 def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, excluded: int) -> WaitReason:
     board = scheduler.board
+    if need.others:
+        return _lacks_room_for_roles(scheduler, need, excluded)
     pools = [board.pools[kind] for kind in need.kinds]
     if not need.milli:
         return WaitReason(
@@ -225,6 +227,20 @@ def _lacks_capacity(scheduler: SchedulerView, need: Need, gpus: int, excluded: i
     return WaitReason(
         reason=WaitReasonCode.RESOURCES,
         detail=f"needs {shape}; {free} free in total, at most {most} on one node{_foreign_usage(scheduler, need)}",
+    )
+
+
+def _lacks_room_for_roles(scheduler: SchedulerView, need: Need, excluded: int) -> WaitReason:
+    """The first role of a gang that does not fit alone; if each does, that their nodes are not free at once."""
+    roles = need.roles
+    for number, role in enumerate(roles):
+        if scheduler.board.find_need(role, excluded) is None:
+            alone = _lacks_capacity(scheduler, role, role.gpus, excluded)
+            return replace(alone, detail=f"role {number} of {len(roles)} {alone.detail}")
+    nodes = sum(role.parts for role in roles)
+    return WaitReason(
+        reason=WaitReasonCode.RESOURCES,
+        detail=f"each of its {len(roles)} roles fits alone; {nodes} nodes that hold all of them at once are not free",
     )
 
 

@@ -374,20 +374,27 @@ class Forecast:
         if start_s == NEVER:
             return
         end_s = start_s + self.remaining_time(other).high_s
-        for at, number in enumerate(nodes):
-            devices = need.last_node_devices if need.last_node_devices and at == need.nodes else need.node_devices
-            times[number, :devices] = end_s
+        devices = [
+            count
+            for role in need.roles
+            for count in [role.node_devices] * role.nodes + [role.last_node_devices] * (role.last_node_devices > 0)
+        ]
+        for number, count in zip(nodes, devices, strict=True):
+            times[number, :count] = end_s
             times[number].sort()
 
     def _place(self, times: Times, need: Need, excluded: int) -> tuple[float, list[int]]:
         """When and where enough nodes have enough devices free."""
         board = self.trial.scheduler.board
+        if need.others:
+            return self._place_roles(times, need, excluded)
         kind = np.array(board.pool_of_node)
-        ready = np.where(np.isin(kind, need.kinds), times[:, need.node_devices - 1], NEVER)
+        free_s = times[:, need.node_devices - 1] if need.node_devices else 0.0  # CPUs are not forecast
+        ready = np.where(np.isin(kind, need.kinds), free_s, NEVER)
         closed = excluded | need.excluded
         if closed:
             ready[[number for number in range(len(ready)) if closed >> number & 1]] = NEVER
-        parts = need.nodes + (need.last_node_devices > 0)
+        parts = need.parts
         if not (need.required and need.within >= 0):
             return _soonest(ready, parts)
         domains = board.domains(need.within)
@@ -398,10 +405,21 @@ class Forecast:
             best = min(best, (start_s, [int(inside[at]) for at in chosen]))
         return best
 
+    def _place_roles(self, times: Times, need: Need, excluded: int) -> tuple[float, list[int]]:
+        """The same for a gang with several roles: it starts when the last of them has its nodes."""
+        latest_s, found = 0.0, list[int]()
+        for role in need.roles:
+            taken = self.trial.scheduler.board.nodes_of((number, 0) for number in found)
+            start_s, nodes = self._place(times, role, excluded | taken)
+            if start_s == NEVER:
+                return NEVER, []
+            latest_s, found = max(latest_s, start_s), found + nodes
+        return latest_s, found
+
     def _unknown_end(self, needs: Sequence[Need], excluded: int) -> str:
         """The first job with an unknown end, on nodes that it could use."""
         scheduler = self.trial.scheduler
-        kinds = {kind for need in needs for kind in need.kinds}
+        kinds = {kind for need in needs for role in need.roles for kind in role.kinds}
         for seq in sorted(scheduler.board.running):
             entry = scheduler.board.running[seq]
             left = self.remaining_time(entry)

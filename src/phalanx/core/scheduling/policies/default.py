@@ -470,7 +470,7 @@ class DefaultPolicy(Policy):
                 lines.skip_class()
 
     def _displace_by_value(self, entry: JobEntry, value: float, now_s: float) -> bool:
-        if not any(need.devices for need in entry.job_class.needs):
+        if not any(need.gpus for need in entry.job_class.needs):
             return False  # jobs without whole devices displace others by right only
         prices = self._prices(entry.job_class.rank)
         self._refresh(now_s)
@@ -540,13 +540,25 @@ class DefaultPolicy(Policy):
 
         Not off nodes of jobs that are never stopped, such as replicas of services: they may never become free, and would idle.
         """
-        board, need = self.board, entry.job_class.needs[0]
+        found: list[int] = []
+        for need in entry.job_class.needs[0].roles:
+            nodes = self._soonest_free(entry, need, excluded=self.board.nodes_of((node, 0) for node in found))
+            if len(nodes) < need.parts:
+                return
+            found += nodes[: need.parts]
+        self.reserved, self.reserved_for = found, entry
+        for node in found:
+            self.board.pools[self.board.pool_of_node[node]].remove_node(node)
+
+    def _soonest_free(self, entry: JobEntry, need: Need, excluded: int) -> list[int]:
+        """The nodes for the need whose jobs may be stopped, the soonest first."""
+        board = self.board
         ready: list[tuple[float, int]] = []
         for node, entries in enumerate(board.jobs_on_node):
             fits = (
                 board.pool_of_node[node] in need.kinds
                 and board.devices_of_node[node] >= need.devices
-                and not (entry.job_class.excluded | need.excluded) >> node & 1
+                and not (entry.job_class.excluded | need.excluded | excluded) >> node & 1
             )
             if (
                 fits
@@ -554,13 +566,7 @@ class DefaultPolicy(Policy):
                 and not any(other.overdue or other.never_stopped for other in entries)
             ):
                 ready.append((max((other.protected_until_s for other in entries), default=0.0), node))
-        ready.sort()
-        parts = need.nodes + (need.last_node_devices > 0)
-        if len(ready) >= parts:
-            self.reserved = [node for _, node in ready[:parts]]
-            self.reserved_for = entry
-            for node in self.reserved:
-                board.pools[board.pool_of_node[node]].remove_node(node)
+        return [node for _, node in sorted(ready)]
 
     # ---------------------------------------------------------------- elastic
 

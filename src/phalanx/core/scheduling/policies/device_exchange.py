@@ -200,7 +200,7 @@ class DeviceExchange:
             bool(entry.places)
             and not entry.shared_devices
             and not entry.never_stopped
-            and not (entry.need is not None and entry.need.nodes_max)
+            and not (entry.need is not None and (entry.need.nodes_max or entry.need.others))
             and entry.placed_s < now_s
             and entry.placed_s + self.move_min_s <= now_s
         )

@@ -87,6 +87,14 @@ class DisplacementCosts:
 
     def cheapest(self, rows: Rows, need: Need, excluded: int) -> list[tuple[int, int]] | None:
         """The (node, devices wanted) that are cheapest for the need; None if there are too few. Ties by number."""
+        if need.others:
+            found: list[tuple[int, int]] = []
+            for role in need.roles:
+                chosen_of_role = self.cheapest(rows, role, excluded | self.board.nodes_of(found))
+                if chosen_of_role is None:
+                    return None
+                found += chosen_of_role
+            return found
         is_open = self.allowed_nodes(need, excluded)
         column = np.where(is_open, rows[:, need.devices], INFINITE)
         chosen = self._in_one_domain(column, need) if need.required else np.argsort(column, kind="stable")[: need.nodes]

@@ -221,7 +221,7 @@ class MakespanPolicy(Policy):
         return (
             not entry.never_stopped
             and not entry.shared_devices
-            and not (entry.need is not None and entry.need.nodes_max)
+            and not (entry.need is not None and (entry.need.nodes_max or entry.need.others))
             and entry.protected_until_s <= now_s
             and entry.placed_s < now_s
         )

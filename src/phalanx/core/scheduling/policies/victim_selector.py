@@ -58,10 +58,10 @@ class VictimSelector:
     def select_moves(self, entry: JobEntry, prices: DisplacementCosts, now_s: float) -> list[Eviction] | None:
         """Move small jobs into free gaps so that the job fits."""
         for need in entry.job_class.needs:
-            if need.devices == 0 or not self.board.admits_need(entry.job_class, need):
+            if not need.gpus or not self.board.admits_need(entry.job_class, need):
                 continue
             excluded = entry.job_class.excluded
-            if need.nodes == 1 and not need.last_node_devices and not need.required:
+            if need.nodes == 1 and not need.last_node_devices and not need.required and not need.others:
                 column = prices.move_costs[:, need.devices]
                 if len(self.board.pools) > 1 or excluded or need.excluded:
                     column = np.where(prices.allowed_nodes(need, excluded), column, INFINITE)
@@ -86,7 +86,7 @@ class VictimSelector:
     ) -> list[Eviction] | None:
         """Stop the cheapest set on one node (on whole nodes for a gang), if its total cost is at most `limit`."""
         for need in entry.job_class.needs:
-            if need.devices == 0 or not self.board.admits_need(entry.job_class, need):
+            if not need.gpus or not self.board.admits_need(entry.job_class, need):
                 continue
             wanted = prices.cheapest(prices.stop_costs, need, entry.job_class.excluded)
             if wanted is None or (len(wanted) == 1 and prices.stop_costs[wanted[0]] > limit):
@@ -265,9 +265,9 @@ class VictimSelector:
         for other in victims:
             for node, count in other.places:
                 on_node.setdefault(node, []).append((other, count))
-        for need in entry.job_class.needs:
+        for need in [need for need in entry.job_class.needs if not need.others]:
             prices: list[tuple[int, float, int, list[JobEntry]]] = []
-            parts = need.nodes + (need.last_node_devices > 0)
+            parts = need.parts
             for node in self._nodes_by_cost(entry, need, on_node, cost)[: NODES_COSTED + parts]:
                 free = board.pools[board.pool_of_node[node]].free[node]
                 found = self._cheapest_on_node(on_node.get(node, ()), need.devices - free, cost)

@@ -15,6 +15,8 @@ from phalanx.core.errors import BadFile
 from phalanx.core.work.nearest_match import nearest_match
 
 _MARK: Final = "#SBATCH"
+HET_WORDS: Final = ("hetjob", "packjob")  # the newer and the older word between two components
+COMPONENTS_MAX: Final = 128  # MAX_HET_JOB_COMPS of Slurm's slurm_protocol_defs
 SCRIPT_LINES_MAX: Final = 10_000  # searched for directives; they end at the first command
 
 
@@ -210,27 +212,39 @@ def is_sbatch_script(text: str) -> bool:
 
 
 def parse_script_options(text: str) -> tuple[ParsedOption, ...]:
-    """The options of a script, in the order written; if one is given twice, the later counts.
+    """The options of a script, in the order written; if one is given twice, the later counts. Of a heterogeneous job those of component 0.
 
     Raises:
-        BadFile: no `#!` in the first line, an option unknown to Slurm, one that is not supported at all, or a heterogeneous job.
+        BadFile: as in `parse_script_components`.
+    """
+    return parse_script_components(text)[0]
+
+
+def parse_script_components(text: str) -> list[tuple[ParsedOption, ...]]:
+    """The options of each component of a script: a line `#SBATCH hetjob` begins the next one.
+
+    Raises:
+        BadFile: no `#!` in the first line, an option unknown to Slurm, one that is not supported at all, or too many components.
     """
     if not text.startswith("#!"):
         raise BadFile(
             "not a batch script: the first line must begin with #! and the path of an interpreter",
             hint="#!/bin/bash",
         )
-    found: dict[str, ParsedOption] = {}
+    found: list[dict[str, ParsedOption]] = [{}]
     for line, words in _directives(text):
-        if words[:1] in (["hetjob"], ["packjob"]):
-            raise BadFile(
-                f"line {line}: heterogeneous jobs are not supported",
-                hint="submit the parts one by one",
-            )
+        if words[0] in HET_WORDS:
+            if len(words) > 1 or len(found) == COMPONENTS_MAX:
+                why = (
+                    f"a job has at most {COMPONENTS_MAX} components" if len(words) == 1 else f"{words[0]} stands alone"
+                )
+                raise BadFile(f"line {line}: {why}", hint=f"write #SBATCH {words[0]} between two components")
+            found.append({})
+            continue
         for given in parse_option_line(words, line):
-            found.pop(given.name, None)
-            found[given.name] = given
-    return tuple(found.values())
+            found[-1].pop(given.name, None)
+            found[-1][given.name] = given
+    return [tuple(component.values()) for component in found]
 
 
 def parse_option_line(words: Sequence[str], line: int = 0) -> list[ParsedOption]:
@@ -269,14 +283,28 @@ def split_command_line(words: Sequence[str]) -> tuple[list[str], list[str]]:
         BadFile: as in `parse_option_line`.
     """
     place = 0
-    while place < len(words) and words[place].startswith("-") and words[place] != "-":
+    while place < len(words) and (words[place] == ":" or (words[place].startswith("-") and words[place] != "-")):
         word = words[place]
+        if word == ":":  # before the options of the next component
+            place += 1
+            continue
         name, equals, _ = word.partition("=")
         long = word.startswith("--")
         option = _long_option(name[2:], 0) if long else _short_option(word[1], 0)
         takes_next = option.takes is OptionArity.YES and (not equals if long else len(word) == 2)
         place += 2 if takes_next else 1
     return list(words[:place]), list(words[place:])
+
+
+def split_components(words: Sequence[str]) -> list[list[str]]:
+    """Split words at each `:` that stands alone: the options, or commands, of the components of a heterogeneous job."""
+    found: list[list[str]] = [[]]
+    for word in words:
+        if word == ":":
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
 
 
 def _directives(text: str) -> list[tuple[int, list[str]]]:

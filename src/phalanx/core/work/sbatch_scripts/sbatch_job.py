@@ -12,11 +12,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.units import GIB, MIB
+from phalanx.core.work.sbatch_scripts.het_components import (
+    ComponentOptions,
+    check_whole_gpus,
+    component_mapping,
+    component_notes,
+    component_options,
+)
 from phalanx.core.work.sbatch_scripts.sbatch import (
     SBATCH_OPTIONS,
     ParsedOption,
-    parse_option_line,
-    parse_script_options,
 )
 from phalanx.core.work.sbatch_scripts.script_options import ScriptOptions
 from phalanx.core.work.sbatch_scripts.script_times import (
@@ -75,6 +80,7 @@ SLURM_KEYS: Final = frozenset(
         "account",
         "signal",
         "array",
+        "components",
         "key",
         "export",
     }
@@ -91,7 +97,8 @@ class ConvertedScript:
         notes: options that are not honoured, one line each.
         partition, account: as written, for the caller to map to a queue and a project.
         export: the part of the submitter's environment that is passed on: "ALL", "NONE", or names and values.
-        exclusive: the nodes are the job's alone; the caller, who knows the nodes, replaces GPUs and CPUs by all that they have.
+        exclusive: the components whose nodes are the job's alone, by number; 0 for a job of one. The caller, who knows the nodes, replaces
+            GPUs and CPUs by all that they have.
     """
 
     mapping: dict[str, object]
@@ -99,7 +106,7 @@ class ConvertedScript:
     partition: str = ""
     account: str = ""
     export: str = "ALL"
-    exclusive: bool = False
+    exclusive: tuple[int, ...] = ()
 
 
 def convert_script(
@@ -120,16 +127,20 @@ def convert_script(
         args: arguments of the script, after its name on the command line.
         folder: absolute; where it was submitted.
         shards_per_gpu: parts that `--gres=shard` counts
-        given: options of the command line of sbatch, which replace those of the script
+        given: options of the command line of sbatch, which replace those of the script; with a `:` between components
         honoured: options that the caller honours itself
 
     Raises:
         BadFile: an option is wrong or unknown, with its line.
     """
-    found = {one.name: one for one in (*parse_script_options(text), *parse_option_line(given))}
+    components = component_options(text, given)
+    found, *others = components
     options = ScriptOptions(given=found)
     shape = _shape(options, shards_per_gpu)
     options.notes[:0] = _ignored_notes(found, honoured={*options.honoured, *honoured})
+    if others:
+        check_whole_gpus(shape.mapping, 0)
+        options.notes += component_notes(components)
     workdir = options.text("chdir") or folder
     slurm: dict[str, str] = {
         **shape.slurm,
@@ -141,6 +152,7 @@ def convert_script(
         "account": options.text("account"),
         "signal": script_signal(options),
         "array": options.text("array").partition("%")[0],
+        "components": _components(others, shards_per_gpu, options.notes),
     }
     mapping: dict[str, object] = {
         "name": options.text("job-name") or name,
@@ -166,8 +178,23 @@ def convert_script(
         partition=options.text("partition").partition(",")[0],
         account=options.text("account"),
         export=options.text("export") or "ALL",
-        exclusive=options.has("exclusive") and options.text("exclusive") not in {"user", "mcs"},
+        exclusive=tuple(
+            number
+            for number, own in enumerate(components)
+            if "exclusive" in own and own["exclusive"].value not in {"user", "mcs"}
+        ),
     )
+
+
+def _components(others: Sequence[ComponentOptions], shards_per_gpu: int, notes: list[str]) -> str:
+    """The further components of a heterogeneous job, as JSON; empty for any other job."""
+    found = []
+    for number, own in enumerate(others, start=1):
+        options = ScriptOptions(given=own)
+        shape = _shape(options, shards_per_gpu)
+        found.append(component_mapping(shape.mapping, shape.slurm, own, number))
+        notes += [*_ignored_notes(own, honoured=options.honoured), *options.notes]
+    return json.dumps(found) if found else ""
 
 
 def _remembered(options: ScriptOptions) -> dict[str, str]:
