@@ -11,7 +11,7 @@ from phalanx.core.ids import Epoch, Generation, JobId, NodeId
 from phalanx.core.work.allocation import NodeGrant
 from phalanx.core.work.failure import MemoryOveruse
 from phalanx.core.work.share import DeviceShare, ShareKind
-from phalanx.core.work.spec import Role
+from phalanx.core.work.spec import JobSpec, Role
 from phalanx.node.diagnosis.memory_watch import OVER_S, MemoryWatch
 from phalanx.node.logic.events import MemberKey
 from phalanx.node.probes.devices import DeviceReading
@@ -67,8 +67,8 @@ def watched():
         key=MemberKey(JobId("1"), Epoch(1), Generation(0)),
         processes=processes,
         memory_overuse=None,
-        prepare=SimpleNamespace(spec=SimpleNamespace(role=Role(memory_bytes=2 * GIB))),
-        grant=SimpleNamespace(share=None, devices=()),
+        prepare=SimpleNamespace(spec=JobSpec(name="job", role=Role(memory_bytes=2 * GIB), workdir="/work")),
+        grant=SimpleNamespace(share=None, devices=(), role=0),
         start=None,
         pids={},
     )
@@ -77,6 +77,17 @@ def watched():
         lambda: [member], box.events.append, threading.Event(), devices=lambda: box.gpu, clock=lambda: box.now_s
     )
     return box
+
+
+def test_a_node_of_another_role_has_the_limit_of_that_role(watched):
+    spec = watched.member.prepare.spec
+    watched.use = USE
+    watched.member.prepare.spec = replace(spec, role=replace(spec.role, memory_bytes=0, others=(spec.role,)))
+    for role, reported in ((0, 0), (1, 1)):
+        watched.member.grant = SimpleNamespace(share=None, devices=(), role=role)
+        for watched.now_s in (watched.now_s, watched.now_s + OVER_S, watched.now_s + 2 * OVER_S):
+            watched.watch.check()
+        assert len(watched.events) == reported
 
 
 def test_a_short_peak_ends_no_job(watched):
@@ -117,7 +128,9 @@ def reading(**process_bytes):
 
 
 def test_only_the_job_that_is_over_its_share_of_a_gpu_ends(watched):
-    watched.member.grant = SimpleNamespace(share=replace(part(ShareKind.MPS), memory_bytes=20 * GIB), devices=(3,))
+    watched.member.grant = SimpleNamespace(
+        share=replace(part(ShareKind.MPS), memory_bytes=20 * GIB), devices=(3,), role=0
+    )
     watched.gpu = {3: reading(p10=12 * GIB, p11=7 * GIB, p99=60 * GIB)}
     for watched.now_s in (0.0, 3.0):
         watched.watch.check()
@@ -133,7 +146,7 @@ def test_only_the_job_that_is_over_its_share_of_a_gpu_ends(watched):
 
 
 def test_time_slices_and_a_driver_that_does_not_know_end_nobody(watched):
-    watched.member.grant = SimpleNamespace(share=replace(part(ShareKind.TIME), memory_bytes=GIB), devices=(3,))
+    watched.member.grant = SimpleNamespace(share=replace(part(ShareKind.TIME), memory_bytes=GIB), devices=(3,), role=0)
     watched.gpu = {3: reading(p10=12 * GIB)}
     for watched.now_s in (0.0, 3.0):
         watched.watch.check()
