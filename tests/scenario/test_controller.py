@@ -1,6 +1,7 @@
 """The life of jobs under the real controller and supervisors, in virtual time, and what users may ask meanwhile."""
 
 import heapq
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,6 +142,18 @@ def test_same_key_holds_within_one_step_and_over_a_restart(cluster):
     cluster.kill_head()
     cluster.start_head()
     assert cluster.request(event).id == one.id
+
+
+def test_numbers_of_the_components_of_a_job_are_given_to_no_other_job(cluster):
+    role = spec("a", gpus="1x1").role
+    several = replace(spec("a"), role=replace(role, others=(role, role)))
+    event = SubmitJob(spec=several, user=ADA, project=ProjectId("gpt"), queue=QueueId("default"))
+    first = int(cluster.request(event).id)
+    assert int(cluster.submit("b")) == first + 3
+    second = int(cluster.request(event).id)
+    cluster.kill_head()
+    cluster.start_head()
+    assert int(cluster.submit("c")) == second + 3
 
 
 def test_key_of_one_user_is_not_anothers(cluster):

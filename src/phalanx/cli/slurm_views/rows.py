@@ -25,6 +25,11 @@ STATES: Final = {
 """A job's state in Slurm's words: long and short."""
 
 
+def raw_number(job: JobView) -> str:
+    """The number of a job; of an element of an array its own."""
+    return job.id if job.id.isdecimal() else str(job.seq)
+
+
 def job_states(text: str) -> tuple[JobState, ...]:
     """The states that `--states` names, long or short; all for "all"."""
     words = {word.strip().upper() for word in text.split(",")}
@@ -39,7 +44,7 @@ def squeue_row(job: JobView, now_s: float) -> dict[str, str]:
     used_s = run_time_s(job, now_s)
     return {
         "i": job.id,
-        "A": str(job.seq),
+        "A": raw_number(job),
         "F": job.array_id or job.id,
         "K": "N/A" if job.array_index is None else str(job.array_index),
         "j": job.name,
@@ -104,7 +109,7 @@ def sacct_row(job: JobView, now_s: float) -> dict[str, str]:
     tres = f"gres/gpu={job.gpu_count},node={node_count(job)}" if job.gpu_count else f"node={node_count(job)}"
     return {
         "JobID": job.id,
-        "JobIDRaw": str(job.seq),
+        "JobIDRaw": raw_number(job),
         "JobName": job.name,
         "Partition": job.queue,
         "Account": job.project,

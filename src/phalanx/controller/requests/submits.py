@@ -236,13 +236,13 @@ def _pairs(one: Dependency, states: JobStates, indices: Sequence[int]) -> dict[J
 
 
 def _put(context: StepContext, request: SubmitJob, parents: Mapping[JobId, JobStates]) -> Job:
-    seq = context.change.new_job_seq()
-    for _ in request.spec.role.others:  # components of a heterogeneous job have numbers of their own
-        context.change.new_job_seq()
+    # The components of a heterogeneous job have numbers of their own. The last is the job's seq, so that a restart does not give it away.
+    number, *others = [context.change.new_job_seq() for _ in request.spec.role.each]
+    seq = others[-1] if others else number
     unmet, never = dependencies.unmet_of(
         context.world, (request.user, request.spec.name), request.spec.dependencies, parents
     )
-    job = _put_one(context, request, request.spec, (JobId(str(seq)), seq, None), (unmet, never))
+    job = _put_one(context, request, request.spec, (JobId(str(number)), seq, None), (unmet, never))
     _remember_key(context, request, job)
     return job
 

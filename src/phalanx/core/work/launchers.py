@@ -104,6 +104,9 @@ def known_task_count(role: Role) -> int | None:
     """Number of tasks of the job if the request determines it; None if it depends on the placement."""
     if role.launch is LaunchMode.ONCE:  # the output of all tasks is that of the launcher
         return 1
+    if role.others:
+        counted = [known_task_count(one) for one in role.each]
+        return None if None in counted else sum(count or 0 for count in counted)
     if role.gpus.alternatives:
         counts = {known_task_count(replace(role, gpus=one)) for one in role.gpus.choices}
         return counts.pop() if len(counts) == 1 else None
