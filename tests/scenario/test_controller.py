@@ -149,11 +149,11 @@ def test_numbers_of_the_components_of_a_job_are_given_to_no_other_job(cluster):
     several = replace(spec("a"), role=replace(role, others=(role, role)))
     event = SubmitJob(spec=several, user=ADA, project=ProjectId("gpt"), queue=QueueId("default"))
     first = int(cluster.request(event).id)
-    assert int(cluster.submit("b")) == first + 3
+    assert int(cluster.submit()) == first + 3
     second = int(cluster.request(event).id)
     cluster.kill_head()
     cluster.start_head()
-    assert int(cluster.submit("c")) == second + 3
+    assert int(cluster.submit()) == second + 3
 
 
 def test_key_of_one_user_is_not_anothers(cluster):

@@ -33,6 +33,7 @@ from phalanx.core.work.job import (
     PublishedCheckpoint,
 )
 from phalanx.core.work.share import MILLI_PER_DEVICE
+from phalanx.core.work.spec import Role
 from phalanx.simulator.drill.behaviour import CANARY_VALUE
 from phalanx.simulator.drill.billing_invariants import BillingChecker
 from phalanx.simulator.drill.head import DrillHead
@@ -192,34 +193,11 @@ class InvariantChecker:
 
     def _placed(self, attempt: Attempt, world: World) -> None:
         role = world.jobs[attempt.job_id].spec.role
-        choices = role.gpus.choices
-        for grant in attempt.allocation.grants:
-            require(
-                grant.extras == role.extras and grant.cpus >= role.cpus,
-                5,
-                f"job {attempt.job_id} requested {role.extras} and {role.cpus} CPUs of each node and has {grant.host} of {grant.node_id}",
-            )
         held = attempt.allocation.licences
         require(held == role.licences, 5, f"job {attempt.job_id} requested {role.licences} and holds {held}")
-        got = attempt.allocation.gpus
-        shares = any(grant.share is not None for grant in attempt.allocation.grants)
-        # One of the alternatives must hold: the one with this number of devices, else the first, which is then reported.
-        asked = next((one for one in choices if one.total == got and (one.share is not None) == shares), choices[0])
-        if asked.share is not None:
-            given = [grant.share.milli if grant.share else 0 for grant in attempt.allocation.grants]
-            # Of MIG, a part is the smallest profile that holds it.
-            wanted = [each if asked.is_mig else asked.share.milli or each for each in given]
-            require(
-                len(given) == asked.nodes and given == wanted and all(given),
-                5,
-                f"job {attempt.job_id} requested {asked} and has {given}",
-            )
-        elif asked.nodes_max is None:
-            require(got == asked.total, 5, f"job {attempt.job_id} requested {asked.total} GPUs and has {got}")
-        else:
-            nodes, least, each = len(attempt.allocation.grants), asked.nodes or 1, asked.per_node or 0
-            whole = least <= nodes <= asked.nodes_max and got == nodes * each
-            require(whole, 5, f"job {attempt.job_id} requested {asked} and has {got} GPUs on {nodes} nodes")
+        for number, one in enumerate(role.each):
+            grants = [grant for grant in attempt.allocation.grants if grant.role == number]
+            _check_grants(f"job {attempt.job_id}", one, grants)
         for grant in attempt.allocation.grants:
             node = world.nodes[grant.node_id]
             if not node.schedulable:
@@ -457,3 +435,31 @@ def _check_mig_mode(node: Node | None, grant: NodeGrant) -> None:
         what = "a slice" if slices else "a whole device or a share"
         agrees = divided.get(index, bool(slices)) == bool(slices)
         require(agrees, 1, f"{what} is granted of {grant.node_id}:{index}, whose MIG mode is {divided.get(index)}")
+
+
+def _check_grants(name: str, role: Role, grants: Sequence[NodeGrant]) -> None:
+    """Check that the grants of a role are what it requested."""
+    choices = role.gpus.choices
+    for grant in grants:
+        require(
+            grant.extras == role.extras and grant.cpus >= role.cpus,
+            5,
+            f"{name} requested {role.extras} and {role.cpus} CPUs of each node and has {grant.host} of {grant.node_id}",
+        )
+    got = sum(grant.visible_devices for grant in grants)
+    shares = any(grant.share is not None for grant in grants)
+    # One of the alternatives must hold: the one with this number of devices, else the first, which is then reported.
+    asked = next((one for one in choices if one.total == got and (one.share is not None) == shares), choices[0])
+    if asked.share is not None:
+        given = [grant.share.milli if grant.share else 0 for grant in grants]
+        # Of MIG, a part is the smallest profile that holds it.
+        wanted = [each if asked.is_mig else asked.share.milli or each for each in given]
+        require(
+            len(given) == asked.nodes and given == wanted and all(given), 5, f"{name} requested {asked} and has {given}"
+        )
+    elif asked.nodes_max is None:
+        require(got == asked.total, 5, f"{name} requested {asked.total} GPUs and has {got}")
+    else:
+        nodes, least, each = len(grants), asked.nodes or 1, asked.per_node or 0
+        whole = least <= nodes <= asked.nodes_max and got == nodes * each
+        require(whole, 5, f"{name} requested {asked} and has {got} GPUs on {nodes} nodes")

@@ -13,7 +13,7 @@ from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.capacity import nodes_resources
 from phalanx.core.fleet.fitness import RECOVERY
 from phalanx.core.ids import JobId, NodeId, UserId
-from phalanx.core.resources import Resources
+from phalanx.core.resources import NO_RESOURCES, Resources
 from phalanx.core.scheduling.shape import acceptable_shapes
 from phalanx.core.state.events import CancelJob, UncordonNode
 from phalanx.core.state.world import World
@@ -296,7 +296,7 @@ class IdleChecker:
         ready = [
             job.id
             for job in world.pending.values()
-            if (job.spec.role.gpus.nodes or 1) <= self._nodes
+            if sum(role.gpus.nodes or 1 for role in job.spec.role.each) <= self._nodes
             and can_ever_run(world, job, 0)
             and not job.held
             and not job.unmet_dependencies
@@ -333,8 +333,10 @@ def can_ever_run(world: World, job: Job, pool_nodes: int) -> bool:
 def _least(role: Role, world: World) -> Resources:
     """Return everything that the role takes on the nodes of the fleet, at least."""
     try:
-        parts = min(shape.parts for shape in acceptable_shapes(role, world.nodes.values()))
+        parts = min(shape.parts for shape in acceptable_shapes(replace(role, others=()), world.nodes.values()))
     except NeverFits:
         return role.asked
+    if role.others:
+        return _least(replace(role, others=()), world) + sum((_least(one, world) for one in role.others), NO_RESOURCES)
     host = Resources(0, role.cpus, role.memory_bytes, role.extras)
     return host * parts + Resources(role.gpus.milli, extras=role.licences)
