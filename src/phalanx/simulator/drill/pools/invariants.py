@@ -78,5 +78,5 @@ def _parts(records: Sequence[Record], world: World) -> int:
 
 
 def _nodes_of(job: Job) -> int:
-    gpus = job.spec.role.gpus
-    return gpus.nodes_max or gpus.nodes or max(1, gpus.total)
+    each = [role.gpus for role in job.spec.role.each]
+    return sum(gpus.nodes_max or gpus.nodes or max(1, gpus.total) for gpus in each)
