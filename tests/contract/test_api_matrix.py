@@ -64,8 +64,17 @@ def test_there_are_routes_for_all_that_the_contract_names(every_route):
     assert promised - offered == set()
 
 
-def test_only_health_and_the_public_certificate_are_open(every_route):
-    assert [route.path for route, _ in every_route if route.declared.open_to_all] == ["/v1/health", "/v1/ca"]
+def test_only_health_the_public_certificate_and_the_sign_in_are_open(every_route):
+    opened = {(method, route.path) for route, method in every_route if route.declared.open_to_all}
+    assert opened == {
+        ("GET", "/v1/health"),
+        ("GET", "/v1/ca"),
+        ("GET", "/"),
+        ("GET", "/sign-in"),
+        ("POST", "/sign-in"),
+        ("POST", "/sign-out"),
+        ("GET", "/web/{version}/{name:path}"),
+    }
 
 
 def test_node_tokens_reach_the_supervisors_channel_and_the_way_in_alone(every_route):
@@ -104,6 +113,9 @@ def test_description_names_action_bodies_and_refusals_of_every_route(bench, ever
         if isinstance(route, AuthorizedWebSocketRoute):
             continue  # OpenAPI has no words for it: docs/api.md
         assert isinstance(route, AuthorizedRoute)
+        if route.declared.reply in (MediaType.HTML, MediaType.ASSET):
+            assert route.path not in document["paths"]  # a page is for people
+            continue
         operation = document["paths"][route.path][method.lower()]
         assert operation["x-phalanx-action"] == route.declared.action
         assert operation["summary"], route.path

@@ -70,7 +70,7 @@ def test_host_with_port_loses_the_port_alone():
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [
-        ("GET", "/", (404, "not_found")),
+        ("GET", "/nothing", (404, "not_found")),
         ("GET", "/v1/nothing", (404, "not_found")),
         ("GET", "/v1/jobs/", (404, "not_found")),
         ("DELETE", "/v1/jobs", (405, "bad_request")),

@@ -71,11 +71,11 @@ def test_overview_reads_the_store_as_often_for_1_job_as_for_200(tmp_path):
 
 def test_one_queue_is_computed_alone_with_the_figures_of_the_list(monkeypatch, tmp_path):
     head = head_with(tmp_path, 7, queue_names=("a", "b", "default"))
-    listed = {view.id: view for view in queues._views(head)}
+    listed = {view.id: view for view in queues.read_queues(head)}
     computed = []
     monkeypatch.setattr(
         queues, "_view", lambda queue, *_, view=queues._view: computed.append(queue.id) or view(queue, *_)
     )
-    assert queues._views(head, "b") == [listed["b"]]
+    assert queues.read_queues(head, "b") == [listed["b"]]
     assert computed == ["b"]
-    assert queues._views(head, "none") == []
+    assert queues.read_queues(head, "none") == []

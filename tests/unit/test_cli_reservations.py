@@ -5,7 +5,7 @@ import time
 import msgspec
 import pytest
 
-from phalanx.cli.cluster.nodes import node_lines, node_state
+from phalanx.cli.cluster.nodes import node_lines
 from phalanx.cli.cluster.reservations import (
     _lines,
     _name,
@@ -15,7 +15,7 @@ from phalanx.cli.cluster.reservations import (
 from phalanx.cli.root import main
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadRequest
-from phalanx.wire.api.nodes import ReservationView, ReservedView
+from phalanx.wire.api.nodes import ReservationView, ReservedView, node_state
 from tests.golden.cli import views
 from tests.golden.cli.fake_head import TOKEN, FakeHead
 

@@ -17,6 +17,7 @@ from phalanx.api.nodes import (
     output_routes,
     supervisor_routes,
 )
+from phalanx.api.pages import pages, sign_in
 from phalanx.api.routes import (
     audit,
     blobs,
@@ -74,6 +75,8 @@ _RESOURCES = (
     audit,
     queues,
     metrics,
+    pages,
+    sign_in,
 )
 
 

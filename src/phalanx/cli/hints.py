@@ -66,6 +66,7 @@ RENDERINGS: Final[Mapping[HintCode, str]] = {
     HintCode.LIST_PROJECTS: "phalanx projects lists them",
     HintCode.LIST_TOKENS: "phalanx tokens lists them",
     HintCode.ADD_TOKEN: "create another: phalanx tokens add",
+    HintCode.OPEN_DASHBOARD: "phalanx dashboard",
     HintCode.SEND_TOKEN: "send `Authorization: Bearer <token>`; `phalanx tokens` makes tokens",
     HintCode.GIVE_ANCHOR: "write SEQ:CODE, as in the last line of `phalanx audit`",
     # plans

@@ -74,6 +74,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
             "phalanx.cli.cluster.topology:topology", "Show the network topology with free capacity."
         ),
         "top": CommandEntry("phalanx.cli.top.command:top", "Show devices and jobs live."),
+        "dashboard": CommandEntry(
+            "phalanx.cli.cluster.dashboard:dashboard", "Open the dashboard in a browser, by a link that works once."
+        ),
         "plan": CommandEntry(
             "phalanx.cli.plan.command:plan",
             "Estimate fit, best layout, training time and cost of a model.",

@@ -100,6 +100,11 @@ class Client(
         """Return nodes, running and pending jobs of one snapshot."""
         return self._get("/v1/overview", api.Overview)
 
+    def dashboard_link(self) -> str:
+        """Return a link that signs one browser in, once, within a minute, with the rights of this client's token."""
+        made = decode_record(self._post("/v1/dashboard/link", None), api.DashboardLink)
+        return self.transport.url() + made.path
+
     def metrics(self) -> str:
         """Return the metrics in Prometheus text format."""
         return self.transport.json("GET", "/metrics").decode()

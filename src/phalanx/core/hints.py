@@ -86,6 +86,7 @@ class HintCode(enum.Enum):
     LIST_PROJECTS = "list-projects", "list the projects"
     LIST_TOKENS = "list-tokens", "list the tokens"
     ADD_TOKEN = "add-token", "create another token"
+    OPEN_DASHBOARD = "open-dashboard", "sign in again, by a token or a new link"
     SEND_TOKEN = "send-token", "send `Authorization: Bearer <token>`"
     GIVE_ANCHOR = "give-anchor", "write SEQ:CODE, as at the end of the audit trail"
     # plans

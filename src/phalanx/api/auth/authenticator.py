@@ -10,9 +10,12 @@ another user's job is refused with 403, and 404 means that the job does not exis
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
+from phalanx.api.auth.browser_sessions import BrowserSession, BrowserSessions
 from phalanx.core.access.caller import Caller, may, may_access_job
 from phalanx.core.access.node_tokens import join_expiry, looks_like_join, node_of_token
 from phalanx.core.access.rules import (
@@ -57,7 +60,10 @@ _HINT: Final = Hint(HintCode.SEND_TOKEN)
 
 
 class Authenticator:
-    """Finds callers by their token. Use it on the event loop only. `join_salt` returns the current salt of join tokens."""
+    """Finds callers by their token or by their browser's session. Use it on the event loop only.
+
+    `join_salt` returns the current salt of join tokens.
+    """
 
     def __init__(
         self, store: Store, node_secret: bytes, clock: Clock, join_salt: Callable[[], str] = lambda: ""
@@ -66,6 +72,7 @@ class Authenticator:
         self._node_secret = node_secret
         self._join_salt = join_salt
         self._clock = clock
+        self.browser_sessions = BrowserSessions(clock)
         self._version: object = None
         self._cached: dict[str, tuple[Caller, Token]] = {}
         self._used: dict[TokenId, float] = {}  # last use; only of existing tokens, so it is bounded
@@ -93,10 +100,31 @@ class Authenticator:
             return Caller(
                 user=UserId(f"node:{node_id}"), role=UserRole.NODE, token_id=TokenId(f"node:{node_id}"), node_id=node_id
             )
-        digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+        return self.caller_of_digest(hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest())
+
+    def caller_of_digest(self, digest: str) -> Caller:
+        """Return the caller whose token has that SHA-256, and note the use of the token.
+
+        Raises:
+            NotSignedIn: the token is unknown, expired, revoked or of a disabled user.
+        """
         caller = self._cached_caller(digest)
         self._used[caller.token_id] = self._clock.now_s()
         return caller
+
+    def authenticate_session(self, secret: str) -> tuple[Caller, BrowserSession]:
+        """Return the caller and the session that a browser's cookie identifies; a session of an invalid token is closed.
+
+        Raises:
+            NotSignedIn: the session or its token is no longer valid.
+        """
+        session = self.browser_sessions.find(secret)
+        try:
+            caller = self.caller_of_digest(session.token_sha256)
+        except NotSignedIn:
+            self.browser_sessions.close(secret)
+            raise
+        return replace(caller, session=session.key), session
 
     def refresh(self, caller: Caller, action: Action) -> Caller:
         """Return the caller with its current permissions; called while a stream or session is open. Derived tokens do not change.
@@ -107,6 +135,9 @@ class Authenticator:
         if not caller.sha256:
             return caller
         fresh = self._cached_caller(caller.sha256)
+        if caller.session:
+            self.browser_sessions.require_open(caller.session)
+            fresh = replace(fresh, session=caller.session)
         require_action(fresh, action)
         return fresh
 
@@ -172,6 +203,16 @@ def require_action(caller: Caller, action: Action) -> None:
             f"{caller.user} ({caller.role}{scoped}) may not {_DESCRIPTIONS[action]}",
             hint="ask an admin for a role or token with that permission",
         )
+
+
+def require_csrf(session: BrowserSession, value: str) -> None:
+    """Check that a change by a session repeats the session's CSRF value, which pages of other sites cannot read.
+
+    Raises:
+        NotPermitted: it does not.
+    """
+    if not hmac.compare_digest(session.csrf.encode(), value.encode("utf-8", "surrogateescape")):
+        raise NotPermitted("the request does not come from a page of this head", hint=Hint(HintCode.OPEN_DASHBOARD))
 
 
 def require_project_admin(caller: Caller, project_id: ProjectId) -> None:

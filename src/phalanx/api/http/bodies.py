@@ -27,9 +27,20 @@ async def read_body(request: Request, limit: int) -> bytes:
     """Read the whole body, then authorize the caller again: call `caller_of` after it, not before.
 
     Raises:
+        TooLarge, SlowBody: as in `read_open_body`.
+        NotSignedIn, NotPermitted: the caller lost the permission while the body arrived.
+    """
+    body = await read_open_body(request, limit)
+    reauthorize_caller(request)
+    return body
+
+
+async def read_open_body(request: Request, limit: int) -> bytes:
+    """Read the whole body of a request that anyone may send.
+
+    Raises:
         TooLarge: the body is over `limit`; raised as soon as that is known.
         SlowBody: the body was not complete within `Limits.body_s`.
-        NotSignedIn, NotPermitted: the caller lost the permission while the body arrived.
     """
     parts: list[bytes] = []
     size = 0
@@ -50,7 +61,6 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise BadRequest(
             f"{request.method} {request.url.path}: the connection closed before the whole body arrived"
         ) from error
-    reauthorize_caller(request)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

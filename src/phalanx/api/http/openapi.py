@@ -15,6 +15,7 @@ from phalanx.wire.api.jobs import IDEMPOTENCY_HEADER
 from phalanx.wire.api.output import EndEvent, LogChunk, StateEvent
 
 ACTION_KEY: Final = "x-phalanx-action"
+_FOR_BROWSERS: Final = (MediaType.HTML, MediaType.ASSET)
 _REF: Final = "#/components/schemas/{name}"
 _REFUSALS: Final = {
     "400": "The request is invalid.",
@@ -32,7 +33,11 @@ _EVENTS: Final = (LogChunk, StateEvent, EndEvent)
 def openapi_document(app: FastAPI, version: str) -> dict[str, Any]:
     """Return the OpenAPI document of the app; it is built once."""
     if app.openapi_schema is None:
-        routes = [route for route in app.router.routes if isinstance(route, AuthorizedRoute)]
+        routes = [
+            route
+            for route in app.router.routes
+            if isinstance(route, AuthorizedRoute) and route.declared.reply not in _FOR_BROWSERS
+        ]
         document = get_openapi(title="Phalanx", version=version, description=__doc__, routes=routes)
         schemas = _schemas(routes)
         for route in routes:

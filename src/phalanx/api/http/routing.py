@@ -26,7 +26,8 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from phalanx.api.auth.audited_call import CURRENT_CALL, AuditedCall, audit_call_of
-from phalanx.api.auth.authenticator import require_action
+from phalanx.api.auth.authenticator import require_action, require_csrf
+from phalanx.api.auth.session_cookie import CSRF_HEADER, session_secret
 from phalanx.api.http.errors import error_body, error_response
 from phalanx.api.runtime import ApiRuntime, caller_of, runtime_of
 from phalanx.core.access.caller import Caller
@@ -58,6 +59,8 @@ class MediaType(enum.Enum):
     TEXT = "text/plain"
     EVENTS = "text/event-stream"
     ANY_JSON = "application/json"
+    HTML = "text/html"  # for people with a browser: not part of the described API
+    ASSET = "*/*"  # a file that a page loads; likewise
 
 
 Body = type[Any] | MediaType
@@ -68,12 +71,13 @@ class RouteDeclaration:
     """The declaration of a route.
 
     Attributes:
-        open_to_all: answered without a token: health, and the CA's public certificate.
+        open_to_all: answered without a token: health, the CA's public certificate, and the sign-in of browsers.
         raw_request: the handler takes only the request; FastAPI's parameter parsing is skipped (hot routes).
         body_limit: name of the field of `Limits` that limits the body.
         scope: whose objects it acts on, if that differs from the default of its action (core.access.rules).
         other_replies: further kinds of replies.
         transient: its changes do not last (a dry run), so it leaves no line in the audit trail.
+        error_page: returns the response to a request that is refused, for pages; the error reply of the API otherwise.
     """
 
     action: Action
@@ -86,6 +90,7 @@ class RouteDeclaration:
     other_replies: tuple[Body, ...] = ()
     transient: bool = False
     scope: AccessScope | None = None
+    error_page: Callable[[Request, PhalanxError], Response] | None = None
 
 
 class AuthorizedRoute(APIRoute):
@@ -104,7 +109,12 @@ class AuthorizedRoute(APIRoute):
     def audited(self) -> bool:
         """Whether a call leaves a line in the audit trail. Reports of supervisors are recorded in the history instead."""
         changes = bool((self.methods or set()) - _READING)
-        return changes and not self.declared.transient and self.declared.action is not Action.SUPERVISE
+        return (
+            changes
+            and not self.declared.open_to_all
+            and not self.declared.transient
+            and self.declared.action is not Action.SUPERVISE
+        )
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler with all checks before it."""
@@ -125,7 +135,17 @@ class AuthorizedRoute(APIRoute):
             response: Response = await handle(request)
             return response
 
-        return gated
+        page = declared.error_page
+        if page is None:
+            return gated
+
+        async def gated_page(request: Request) -> Response:
+            try:
+                return await gated(request)
+            except PhalanxError as error:
+                return page(request, error)
+
+        return gated_page
 
 
 class AuthorizedWebSocketRoute(WebSocketRoute):
@@ -181,7 +201,7 @@ def _authenticate(connection: HTTPConnection, action: Action, audited_path: str 
         NotSignedIn, NotPermitted: the caller may not.
     """
     runtime = runtime_of(connection)
-    caller = runtime.authenticator.authenticate(connection.headers.get("authorization"))
+    caller = identify_caller(connection)
     connection.state.caller, connection.state.action = caller, action
     try:
         require_action(caller, action)
@@ -189,6 +209,29 @@ def _authenticate(connection: HTTPConnection, action: Action, audited_path: str 
         if audited_path is not None:
             runtime.record_refusal(audit_call_of(connection, caller, audited_path), error)
         raise
+    return caller
+
+
+def identify_caller(connection: HTTPConnection) -> Caller:
+    """Return the caller that the Authorization header identifies, or without one the session of the browser.
+
+    A session counts for HTTP requests only, and a change must repeat its CSRF value in a header.
+
+    Raises:
+        NotSignedIn: neither is valid.
+        NotPermitted: a change does not come from a page of this head.
+    """
+    authenticator = runtime_of(connection).authenticator
+    authorization = connection.headers.get("authorization")
+    if authorization is not None or connection.scope["type"] != "http":
+        return authenticator.authenticate(authorization)
+    secret = session_secret(connection)
+    if secret is None:
+        return authenticator.authenticate(None)
+    caller, session = authenticator.authenticate_session(secret)
+    if connection.scope["method"] not in _READING:
+        require_csrf(session, connection.headers.get(CSRF_HEADER, ""))
+    connection.state.browser_session = session
     return caller
 
 
@@ -278,11 +321,12 @@ class RouteTable:
         return make
 
 
-OPEN_ROUTES: Final = frozenset({"/v1/health", "/v1/ca"})
+ASSET_PATH: Final = "/web/{version}/{name:path}"
+OPEN_ROUTES: Final = frozenset({"/v1/health", "/v1/ca", "/", "/sign-in", "/sign-out", ASSET_PATH})
 
 
 def check_every_route_is_authorized(app: FastAPI) -> None:
-    """Check that each route of the app declares an action, and that only health and the public certificate are open.
+    """Check that each route of the app declares an action, and that only health, the public certificate and the sign-in are open.
 
     Raises:
         TypeError: a route violates this; the app must not be served.

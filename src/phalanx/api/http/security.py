@@ -2,8 +2,9 @@
 
 Host and Origin are checked because a browser on the user's machine can reach loopback. A page that rebinds its DNS name to 127.0.0.1
 sends its own name in Host, and a script of any page sends the page's Origin. Requests without Origin (images, links, forms of old
-browsers) name the kind of their source in Sec-Fetch-Site. None of these requests can carry a token: there are no cookies, and nothing is
-read from the URL. So the content type of a body need not be checked.
+browsers) name the kind of their source in Sec-Fetch-Site. None of these requests can carry a token: it is read from a header only. The
+cookie of a browser's session is sent with requests of the head's own pages only (SameSite), and opens a change only together with a header
+that no other site can set. So the content type of a body need not be checked.
 """
 
 from __future__ import annotations

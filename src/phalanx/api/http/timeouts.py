@@ -29,8 +29,9 @@ class ReadTimeoutProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  #
     _upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the timer."""
+        """Start the timer. The connection logs no requests, whoever listens to uvicorn's log: a query may hold a sign-in code."""
         super().connection_made(transport)
+        self.access_log = False
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:

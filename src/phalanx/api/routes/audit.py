@@ -44,7 +44,7 @@ async def list_audit(
     services = runtime_of(request).services
     tip = services.controller.audit_tip
     lines = await run_in_thread(services.store.audit, after=after, user=user, since_s=since_s, limit=limit)
-    return json_response(AuditList(lines=[_view(line) for line in lines], anchor=str(tip) if tip.seq else ""))
+    return json_response(AuditList(lines=[audit_line_view(line) for line in lines], anchor=str(tip) if tip.seq else ""))
 
 
 @routes.get("/v1/audit/verify", Action.ADMINISTER, reply=AuditReport)
@@ -59,7 +59,8 @@ async def verify_audit(request: Request, anchor: Annotated[list[str] | None, Que
     return json_response(await run_in_thread(_verify, runtime_of(request).services, anchors))
 
 
-def _view(line: AuditLine) -> AuditLineView:
+def audit_line_view(line: AuditLine) -> AuditLineView:
+    """Return the view of one line."""
     return AuditLineView(
         seq=line.seq,
         at_s=line.at_s,

@@ -39,13 +39,13 @@ routes = RouteTable()
 @routes.get("/v1/nodes", Action.VIEW, reply=NodeList)
 async def list_nodes(request: Request) -> Response:
     """List all nodes with their devices, the jobs on them, and their newest samples; and the nodes that pools have ordered."""
-    return json_response(await run_in_thread(_all, runtime_of(request).services))
+    return json_response(await run_in_thread(read_nodes, runtime_of(request).services))
 
 
 @routes.get("/v1/nodes/{node_id}", Action.VIEW, reply=NodeReply)
 async def show_node(request: Request, node_id: NodeId) -> Response:
     """Show one node."""
-    return json_response(NodeReply(node=await run_in_thread(_seen, runtime_of(request).services, node_id)))
+    return json_response(NodeReply(node=await run_in_thread(read_node, runtime_of(request).services, node_id)))
 
 
 @routes.patch("/v1/nodes", Action.OPERATE, body=LabelsBody, reply=NodeList)
@@ -67,7 +67,7 @@ async def drain_node(request: Request, node_id: NodeId) -> Response:
     command = CordonNode(node_id=node_id, by=caller_of(request).user, why=body.why[:500], drain=not body.cordon_only)
     await runtime.request(command)
     runtime.hub.notify(())
-    return json_response(NodeReply(node=await run_in_thread(_seen, runtime.services, node_id)))
+    return json_response(NodeReply(node=await run_in_thread(read_node, runtime.services, node_id)))
 
 
 @routes.post("/v1/nodes/{node_id}/undrain", Action.OPERATE, body=MediaType.NOTHING, reply=NodeReply)
@@ -76,7 +76,7 @@ async def undrain_node(request: Request, node_id: NodeId) -> Response:
     runtime = runtime_of(request)
     await runtime.request(UncordonNode(node_id=node_id, by=caller_of(request).user))
     runtime.hub.notify(())
-    return json_response(NodeReply(node=await run_in_thread(_seen, runtime.services, node_id)))
+    return json_response(NodeReply(node=await run_in_thread(read_node, runtime.services, node_id)))
 
 
 @routes.delete("/v1/nodes/{node_id}", Action.OPERATE, reply=NodeRemoved)
@@ -97,7 +97,8 @@ async def show_overview(request: Request) -> Response:
     return json_response(await run_in_thread(_overview, runtime.services, caller_of(request)))
 
 
-def _all(services: HeadServices) -> NodeList:
+def read_nodes(services: HeadServices) -> NodeList:
+    """Return all nodes, and those that pools have ordered. Not on the event loop."""
     nodes = services.store.nodes()
     return NodeList(
         nodes=live_node_views(services, nodes, live_attempts(services)), ordered=ordered_node_views(services, nodes)
@@ -123,7 +124,12 @@ def _overview(services: HeadServices, caller: Caller) -> Overview:
     )
 
 
-def _seen(services: HeadServices, node_id: NodeId) -> NodeView:
+def read_node(services: HeadServices, node_id: NodeId) -> NodeView:
+    """Return one node. Not on the event loop.
+
+    Raises:
+        NotFound: it does not exist.
+    """
     return live_node_views(services, [_known(services, node_id)], live_attempts(services))[0]
 
 

@@ -54,14 +54,14 @@ routes = RouteTable()
 @routes.get("/v1/queues", Action.VIEW, reply=QueueList)
 async def list_queues(request: Request) -> Response:
     """List all queues with their quotas, usage and waiting jobs."""
-    views = await run_in_thread(_views, runtime_of(request).services)
+    views = await run_in_thread(read_queues, runtime_of(request).services)
     return json_response(QueueList(queues=views))
 
 
 @routes.get("/v1/queues/{queue_id}", Action.VIEW, reply=QueueReply)
 async def show_queue(request: Request, queue_id: QueueId) -> Response:
     """Show one queue."""
-    views = await run_in_thread(_views, runtime_of(request).services, queue_id)
+    views = await run_in_thread(read_queues, runtime_of(request).services, queue_id)
     if not views:
         raise NotFound(f"no queue {queue_id!r}", hint=Hint(HintCode.LIST_QUEUES))
     return json_response(QueueReply(queue=views[0]))
@@ -77,7 +77,7 @@ async def put_queue(request: Request, queue_id: QueueId) -> Response:
         queue_id=queue_id if known else QueueId(check_name(queue_id, "queue")), priority=body.priority, open=body.open
     )
     await runtime.request(command)
-    (view,) = await run_in_thread(_views, runtime.services, queue_id)
+    (view,) = await run_in_thread(read_queues, runtime.services, queue_id)
     return json_response(QueueReply(queue=view))
 
 
@@ -209,8 +209,8 @@ class _JobCounts:
     first: dict[WaitReasonCode, str] = field(default_factory=dict)
 
 
-def _views(services: HeadServices, only: QueueId | None = None) -> list[QueueView]:
-    """The current figures of every queue, by id; with `only` those of one queue, or nothing if it does not exist.
+def read_queues(services: HeadServices, only: QueueId | None = None) -> list[QueueView]:
+    """Return the current figures of every queue, by id; with `only` those of one queue, or nothing if it does not exist.
 
     The quota tree always counts the running jobs of all queues, since queues lend to each other. Cost: live jobs + queues.
     """

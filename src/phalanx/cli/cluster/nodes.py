@@ -27,7 +27,7 @@ from phalanx.core.fleet.node import NodeState
 from phalanx.core.fleet.node_pool import COMING_STATES
 from phalanx.core.resources import amount_text
 from phalanx.core.units import format_bytes
-from phalanx.wire.api.nodes import DeviceView, NicView, NodeView, OrderedNodeView
+from phalanx.wire.api.nodes import DeviceView, NicView, NodeView, OrderedNodeView, node_state
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -133,17 +133,6 @@ def _each(names: str, act: Callable[[Client, str], str]) -> int:
 def _summary(node: NodeView, verb: str) -> str:
     jobs = f"; {cells.count(len(node.jobs), 'job')} on it: {', '.join(node.jobs)}" if node.jobs else ""
     return f"node {node.id} {verb}{jobs}"
-
-
-def node_state(node: NodeView) -> str:
-    """Return the state of a node for tables: `up`, or why it takes no new work."""
-    if node.state is NodeState.DOWN:
-        return "down"
-    if node.cordon is None:
-        return "reserved" if any(reserved.begun for reserved in node.reserved) else "up"
-    if not node.cordon.drain:
-        return "cordoned"
-    return "draining" if node.jobs else "drained"
 
 
 def node_lines(

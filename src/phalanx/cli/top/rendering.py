@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from phalanx.cli import cells
-from phalanx.cli.cluster.nodes import node_state
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.fleet.node_pool import PoolNodeState
@@ -16,7 +15,7 @@ from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState, code_beside
 from phalanx.wire.api.head import Overview
 from phalanx.wire.api.jobs import JobView
-from phalanx.wire.api.nodes import DeviceView, NodeView, OrderedNodeView
+from phalanx.wire.api.nodes import DeviceView, NodeView, OrderedNodeView, node_state
 
 # Textual can draw block characters on every terminal.
 SCREEN = Terminal(width=10_000, height=24, interactive=True, colour=False, blocks=True)

@@ -24,7 +24,12 @@ __all__ = ["Action", "Caller", "Token", "User", "UserRole", "may", "may_access_j
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The owner of a request's token. `sha256`: of the token, to check it again while a stream is open; empty for derived tokens."""
+    """The owner of a request's token.
+
+    Attributes:
+        sha256: of the token, to check it again while a stream is open; empty for derived tokens.
+        session: key of the browser's session that the request came with; empty if the request carried the token itself.
+    """
 
     user: UserId
     role: UserRole
@@ -34,6 +39,7 @@ class Caller:
     projects: frozenset[ProjectId] = frozenset()
     admin_of: frozenset[ProjectId] = frozenset()
     sha256: str = field(default="", repr=False)
+    session: str = field(default="", repr=False)
 
 
 def may(caller: Caller, action: Action) -> bool:

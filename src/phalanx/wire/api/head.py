@@ -94,6 +94,13 @@ class StopReply(msgspec.Struct, frozen=True, kw_only=True):
     relieved: bool = False
 
 
+class DashboardLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A link that signs a browser in once: the path on this head, and how long it is valid."""
+
+    path: str
+    lifetime_s: float
+
+
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot for `top` and the demo. `recent` are the newest ended jobs, `ordered` the nodes that pools have ordered."""
 

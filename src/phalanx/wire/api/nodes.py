@@ -152,6 +152,17 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     price_per_h: float | None = None
 
 
+def node_state(node: NodeView) -> str:
+    """Return the state of a node in one word: `up`, or why it takes no new work."""
+    if node.state is NodeState.DOWN:
+        return "down"
+    if node.cordon is None:
+        return "reserved" if any(reserved.begun for reserved in node.reserved) else "up"
+    if not node.cordon.drain:
+        return "cordoned"
+    return "draining" if node.jobs else "drained"
+
+
 class OrderedNodeView(msgspec.Struct, frozen=True, kw_only=True):
     """A node that a pool has ordered and whose supervisor has not registered: requested, provisioning, or given up and down or draining.
 

@@ -1,0 +1,63 @@
+"""The cookie of a browser's session.
+
+Browsers send a cookie to every port of a host, so its name contains the port: the dashboards of two heads on one machine, or behind two
+forwarded ports, do not replace each other's. Over TLS the prefix `__Host-` makes browsers refuse the cookie from any other host.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from phalanx.api.auth.browser_sessions import SESSION_LIFETIME_S
+
+CSRF_HEADER: Final = "x-phalanx-csrf"
+_TLS: Final = frozenset({"https", "wss"})
+
+
+def session_secret(connection: HTTPConnection) -> str | None:
+    """Return the secret in the session's cookie; None without one, or with several, as another port of this host can plant one."""
+    wanted = _name(connection) + "="
+    found = [
+        part.strip().removeprefix(wanted)
+        for header in connection.headers.getlist("cookie")
+        for part in header.split(";")
+        if part.strip().startswith(wanted)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def set_session_cookie(response: Response, connection: HTTPConnection, secret: str) -> None:
+    """Make the browser keep the secret: out of reach of scripts, and sent with requests of this head's own pages only."""
+    _set(response, connection, secret, int(SESSION_LIFETIME_S))
+
+
+def clear_session_cookie(response: Response, connection: HTTPConnection) -> None:
+    """Make the browser drop the secret."""
+    _set(response, connection, "", 0)
+
+
+def _set(response: Response, connection: HTTPConnection, value: str, lifetime_s: int) -> None:
+    response.set_cookie(
+        _name(connection),
+        value,
+        max_age=lifetime_s,
+        path="/",
+        secure=_encrypted(connection),
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def _encrypted(connection: HTTPConnection) -> bool:
+    return connection.scope["scheme"] in _TLS
+
+
+def _name(connection: HTTPConnection) -> str:
+    """Return the cookie's name, with the port that the browser uses."""
+    encrypted = _encrypted(connection)
+    port = connection.headers.get("host", "").rpartition(":")[2]
+    prefix = "__Host-" if encrypted else ""
+    return f"{prefix}phalanx-session-{port if port.isdecimal() else 443 if encrypted else 80}"

@@ -1,0 +1,141 @@
+"""The pages: each answers what the API answers the same caller, as HTML."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.auth.authenticator import may_see_all_of, require_action, require_job
+from phalanx.api.auth.redaction import JobRedactor
+from phalanx.api.http.routing import MediaType, OptionalNonNegative, RouteTable, identify_caller
+from phalanx.api.pages.responses import error_page, page_response, sign_in_page, viewer_of
+from phalanx.api.routes.audit import audit_line_view
+from phalanx.api.routes.nodes import read_node, read_nodes
+from phalanx.api.routes.queues import read_queues
+from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.api.views.fleet import fleet_frame
+from phalanx.api.views.live import live_job_view, live_job_views
+from phalanx.api.views.records import attempt_view
+from phalanx.core.access.caller import may_access_job
+from phalanx.core.errors import BadRequest, NotPermitted, NotSignedIn
+from phalanx.core.ids import JobId, NodeId, QueueId, UserId
+from phalanx.core.state.history import HistoryLine
+from phalanx.core.work.job import JobState
+from phalanx.core.work.users import Action
+from phalanx.ports.store import JobFilter
+from phalanx.web import pages
+from phalanx.web.html import Html
+from phalanx.wire.api.jobs import JobDetail
+
+JOBS_SHOWN: Final = 100  # on one page
+HISTORY_SHOWN: Final = 1000  # lines of one job, oldest first
+NODE_HISTORY_SHOWN: Final = 500  # lines of one node
+
+routes = RouteTable()
+
+
+@routes.get("/", Action.VIEW, reply=MediaType.HTML, open_to_all=True, error_page=error_page)
+async def show_fleet(request: Request) -> Response:
+    """Show the fleet; to a browser that is not signed in, the sign-in page."""
+    try:
+        caller = identify_caller(request)
+        require_action(caller, Action.VIEW)
+    except (NotSignedIn, NotPermitted):  # no error, since nothing was asked for
+        return sign_in_page(request)
+    request.state.caller = caller
+    frame = await run_in_thread(fleet_frame, runtime_of(request).services)
+    return page_response(request, pages.fleet_page(frame, viewer_of(request)))
+
+
+@routes.get("/jobs", Action.VIEW, reply=MediaType.HTML, error_page=error_page)
+async def show_jobs(
+    request: Request,
+    state: str = "",
+    user: str = "",
+    queue: str = "",
+    name: str = "",
+    before: OptionalNonNegative = None,
+) -> Response:
+    """Show jobs, newest first."""
+    if state and state not in pages.JOB_STATES:
+        raise BadRequest(f"state: {state[:60]!r} is not one", hint=f"use one of {', '.join(pages.JOB_STATES)}")
+    services, caller, viewer = runtime_of(request).services, caller_of(request), viewer_of(request)
+    wanted = JobFilter(
+        states=frozenset([JobState(state)] if state else ()),
+        user=UserId(user) if user else None,
+        queue=QueueId(queue) if queue else None,
+        name=name or None,
+        before_seq=before,
+        limit=JOBS_SHOWN,
+    )
+
+    def read() -> Html:
+        jobs = services.store.jobs(wanted)
+        asked = {"state": state, "user": user, "queue": queue, "name": name}
+        after = jobs[-1].seq if len(jobs) == JOBS_SHOWN else None
+        return pages.jobs_page(live_job_views(services, caller, jobs), after, asked, viewer)
+
+    return page_response(request, await run_in_thread(read))
+
+
+@routes.get("/jobs/{job_id}", Action.VIEW, reply=MediaType.HTML, error_page=error_page)
+async def show_job_page(request: Request, job_id: JobId) -> Response:
+    """Show one job."""
+    services, caller, viewer = runtime_of(request).services, caller_of(request), viewer_of(request)
+
+    def read() -> Html:
+        job = require_job(services.store, job_id)
+        attempts = services.store.attempts(job_id)
+        whole = may_see_all_of(caller, job)
+        detail = JobDetail(
+            job=live_job_view(services, caller, job, attempts),
+            attempts=[attempt_view(attempt, show_all=whole) for attempt in attempts],
+        )
+        lines = services.store.history(job_id=job_id, after=0, limit=HISTORY_SHOWN)
+        history = JobRedactor(services.store, caller).redact_all(lines)
+        may_change = may_access_job(caller, Action.CHANGE_OWN, owner=job.user, project=job.project)
+        return pages.job_page(detail, history, viewer, may_change=may_change)
+
+    return page_response(request, await run_in_thread(read))
+
+
+@routes.get("/queues", Action.VIEW, reply=MediaType.HTML, error_page=error_page)
+async def show_queues(request: Request) -> Response:
+    """Show the tree of queues."""
+    queues = await run_in_thread(read_queues, runtime_of(request).services)
+    return page_response(request, pages.queues_page(queues, viewer_of(request)))
+
+
+@routes.get("/nodes", Action.VIEW, reply=MediaType.HTML, error_page=error_page)
+async def show_nodes(request: Request) -> Response:
+    """Show all nodes with their health."""
+    found = await run_in_thread(read_nodes, runtime_of(request).services)
+    viewer = viewer_of(request)
+    return page_response(request, await run_in_thread(pages.nodes_page, found.nodes, viewer))
+
+
+@routes.get("/nodes/{node_id}", Action.VIEW, reply=MediaType.HTML, error_page=error_page)
+async def show_node_page(request: Request, node_id: NodeId) -> Response:
+    """Show one node."""
+    services, caller, viewer = runtime_of(request).services, caller_of(request), viewer_of(request)
+
+    def read() -> Html:
+        node = read_node(services, node_id)
+        lines: list[HistoryLine] = []
+        after = 0
+        while page := services.store.history(node_id=node_id, after=after, limit=NODE_HISTORY_SHOWN):
+            lines, after = [*lines, *page][-NODE_HISTORY_SHOWN:], page[-1].seq
+        return pages.node_page(node, JobRedactor(services.store, caller).redact_all(lines), viewer)
+
+    return page_response(request, await run_in_thread(read))
+
+
+@routes.get("/audit", Action.ADMINISTER, reply=MediaType.HTML, error_page=error_page)
+async def show_audit_trail(request: Request) -> Response:
+    """Show the newest lines of the audit trail."""
+    lines = await run_in_thread(
+        runtime_of(request).services.store.audit, after=None, user=None, since_s=0.0, limit=JOBS_SHOWN
+    )
+    return page_response(request, pages.audit_page([audit_line_view(line) for line in lines], viewer_of(request)))

