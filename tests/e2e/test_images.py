@@ -14,6 +14,7 @@ import pytest
 from benchmarks.cluster import free_port
 from phalanx.engines.local import records
 from tests import canaries
+from tests.e2e.test_mpi import PROGRAM
 
 PODMAN, BUSYBOX = shutil.which("podman"), shutil.which("busybox")
 pytestmark = [
@@ -332,6 +333,18 @@ readlink /proc/self/ns/net
     world("get", job, "outputs")
     assert {"step-0", "step-1"} <= set(os.listdir(world.work / "outputs"))
     assert world.left() == []
+
+
+@pytest.mark.parametrize("implementation", ["openmpi", "mpich"])
+def test_mpi_programs_of_a_step_in_the_image_are_one_world(world, implementation):
+    if shutil.which(f"mpicc.{implementation}") is None:
+        pytest.skip(f"mpicc.{implementation} is not installed: make mpi-tools")
+    (world.work / "ring.c").write_text(PROGRAM)
+    subprocess.run([f"mpicc.{implementation}", str(world.work / "ring.c"), "-o", str(world.work / "ring")], check=True)
+    here = ",".join(f"{folder}:{folder}:ro" for folder in ("/usr", "/lib", "/lib64", "/etc") if os.path.exists(folder))
+    text = f"#!/bin/bash\n#SBATCH -n 2 --time=3\n{STEP} --container-mounts={here} sh -c 'cat /made-by; exec ./ring'\n"
+    lines = ended(world, submitted(world, text)).splitlines()
+    assert {"the image", "rank 0 of 2, sum 1, node 0", "rank 1 of 2, sum 1, node 0"} <= set(lines), lines
 
 
 def test_a_script_with_an_image_runs_in_it_itself(world):

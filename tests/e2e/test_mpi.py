@@ -114,13 +114,29 @@ def test_open_mpi_starts_a_task_for_each_gpu_without_being_told(phalanx, program
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("option", ["", "--mpi=pmix", "--mpi=pmi2"])
-def test_srun_gives_an_open_mpi_program_one_world_over_both_nodes(phalanx, program, option):
+@pytest.mark.parametrize("implementation", ["openmpi", "mpich"])
+def test_srun_gives_one_world_over_both_nodes_wherever_the_program_is_hidden(phalanx, implementation):
+    if shutil.which(f"mpicc.{implementation}") is None:
+        pytest.skip(f"mpicc.{implementation} is not installed: make mpi-tools")
+    (phalanx.work / "ring.c").write_text(PROGRAM)
+    ring = phalanx.work / f"ring_{implementation}"
+    subprocess.run([f"mpicc.{implementation}", str(phalanx.work / "ring.c"), "-o", str(ring)], check=True)
+    (phalanx.work / "late.py").write_text(f"import subprocess\nsubprocess.run(['./{ring.name}'], check=True)\n")
+    steps = [
+        f"srun ./{ring.name}",
+        f"srun --mpi=pmix ./{ring.name}",
+        f"srun --mpi=pmi2 ./{ring.name}",
+        f"srun env A=1 bash -lc 'eval ./{ring.name}'",
+        "srun python3 late.py",
+        f"srun sh -c './{ring.name}; ./{ring.name}'",
+    ]
     script = phalanx.work / "world.sh"
-    script.write_text(f"#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=2\nsrun {option} {program}\n")
+    lines = ["#!/bin/bash", "#SBATCH -N 2 --ntasks-per-node=2 --time=3", *(f"{step} || echo code $?" for step in steps)]
+    script.write_text("\n".join([*lines, ""]))
     job = re.findall(r"job (\d+) submitted", phalanx("submit", "--wait", "world.sh").stdout)[0]
     said = phalanx("logs", job).stdout.replace("[rank 0] ", "").splitlines()
-    assert sorted(said) == [f"rank {rank} of 4, sum 6, node {rank // 2}" for rank in range(4)]
+    world = [f"rank {rank} of 4, sum 6, node {rank // 2}" for rank in range(4)]
+    assert sorted(said) == sorted(world * (len(steps) + 1))
 
 
 @pytest.mark.prove

@@ -40,12 +40,21 @@ dist.destroy_process_group()
 # What MPICH's library says to find the other ranks: each puts a value, and reads that of the last rank after the barrier.
 WORLD = """
 import os, socket, sys
-with socket.socket(fileno=int(os.environ["PMI_FD"])) as pmi, pmi.makefile("rw") as lines:
+def connect():
+    if "PMI_FD" in os.environ:
+        return socket.socket(fileno=int(os.environ["PMI_FD"]))
+    host, port = os.environ["PMI_PORT"].split(":")
+    return socket.create_connection((host, int(port)))
+with connect() as pmi, pmi.makefile("rw") as lines:
     def ask(words):
         lines.write(words + "\\n")
         lines.flush()
         return lines.readline().strip()
-    rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+    if "PMI_FD" in os.environ:
+        rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+    else:
+        ask("cmd=initack pmiid=" + os.environ["PMI_ID"])
+        size, rank, _ = (int(lines.readline().split("=")[-1]) for _ in range(3))
     ask("cmd=init pmi_version=1 pmi_subversion=1")
     if sys.argv[1:] == [str(rank)]:
         sys.exit(3)
@@ -119,13 +128,20 @@ srun --cpu-bind=cores -n1 true"""
 def test_ranks_of_srun_are_one_world_over_both_nodes_and_one_that_fails_ends_it(phalanx):
     write(phalanx, "world.py", WORLD)
     body = """srun --mpi=pmi2 python world.py
+srun sh -c 'eval exec python world.py' | sed 's/$/, hidden/'
 srun --mpi=pmi2 python world.py 2; echo srun $?
+srun sh -c 'test $SLURM_PROCID = 3 || exec python world.py'; echo absent $?
+srun -n1 -N1 sh -c 'srun --mpi=none -n1 -N1 env' | grep -c -E '^(PMI_|PMIX_SERVER_URI|PMIX_NAMESPACE)'
 srun --mpi=list"""
     job, _ = done(phalanx, script(phalanx, "world.sh", "-N2", "--ntasks-per-node=2", body=body))
     said = phalanx("logs", job).stdout.replace("[rank 0] ", "").splitlines()
-    assert sorted(line for line in said if " of 4 " in line) == [f"{rank} of 4 at-n1" for rank in range(4)]
+    whole = [f"{rank} of 4 at-n1{how}" for rank in range(4) for how in ("", ", hidden")]
+    assert sorted(line for line in said if " of 4 " in line) == whole
     assert "srun: error: rank 2 of an MPI world ended before MPI_Finalize; the step ends" in said
     assert "srun 143" in said, "the others waited for it"
+    assert any("rank 3 ended without MPI_Init, and others wait there for it" in line for line in said)
+    assert "absent 143" in said
+    assert said[-5] == "0", "a step without MPI does not take the world of another one for its own"
     assert said[-3:] == ["\tnone", "\tpmi2", "\tpmix"]
 
 

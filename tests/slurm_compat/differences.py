@@ -35,6 +35,7 @@ ALLOWED: Final = (
     _allow(Kind.VALUE, "so has its default partition", "SLURM_JOB_PARTITION", values="lab"),
     _allow(Kind.VALUE, "process ids", "SLURM_TASK_PID"),
     _allow(Kind.VALUE, "where a rank finds the PMIx server of its node", r"PMIX_SERVER_(URI\d+|TMPDIR)", "PMI_FD"),
+    _allow(Kind.VALUE, "unique on a node, also beside jobs of another head with the same number", "PMIX_NAMESPACE"),
     _allow(Kind.VALUE, "munge signs nothing here: the server knows its ranks by their user", "PMIX_SECURITY_MODE"),
     _allow(
         Kind.VALUE,
@@ -47,6 +48,14 @@ ALLOWED: Final = (
         "PMIX_DSTORE_21_BASE_PATH",
         "PMIX_DSTORE_ESH_BASE_PATH",
     ),
+    _allow(
+        Kind.EXTRA,
+        "each step can become an MPI world, of PMI-1 or PMIx, whatever --mpi says but none; Slurm serves the one of --mpi or MpiDefault",
+        "PMI_PORT",
+        "PMI_ID",
+        r"PMIX_\w+",
+    ),
+    _allow(Kind.ABSENT, "ranks learn the version of their server from the server", "PMIX_VERSION"),
     _allow(Kind.ABSENT, "of Slurm's own plugin", "SLURM_PMIXP_ABORT_AGENT_PORT", "SLURM_PMIX_MAPPING_SERV"),
     _allow(
         Kind.VALUE,

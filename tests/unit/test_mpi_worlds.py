@@ -1,17 +1,20 @@
-"""MPI worlds that srun starts: what each node exchanges, the wire protocol of PMI-1, and which server a program needs."""
+"""MPI worlds that srun starts: what each node exchanges, the wire protocol of PMI-1, and what a rank gets."""
 
 import queue
+import re
 import socket
-import stat
-import sys
+from dataclasses import replace
 
 import pytest
 
-from phalanx.node.mpi import program_server, step_worlds
-from phalanx.node.mpi.pmi_server import PmiServer
-from phalanx.node.mpi.program_server import PMI, PMIX, wanted_server
-from phalanx.node.mpi.step_worlds import FenceCollector, StepWorlds, WorldFailed
+from phalanx.node.logic.het_steps import StepPart
+from phalanx.node.logic.slurm_variables import SlurmBatchJob, SlurmBatchNode, SlurmStep
+from phalanx.node.logic.srun_options import SrunRequest
+from phalanx.node.mpi import pmix_process
+from phalanx.node.mpi.pmi_server import PMI_FENCE, PmiServer
+from phalanx.node.mpi.step_worlds import FenceCollector, StepWorlds
 from phalanx.node.mpi.world import MpiWorld, process_mapping
+from phalanx.node.slurm_compat.batch_main import mpi_order
 
 
 def world(*ranks, place=0):
@@ -98,7 +101,7 @@ def two_nodes():
                 return
             parts = fences.add({**message, "step": 0, "node": node, "nodes": message["places"]})
             for server in servers if parts else ():
-                server.exchanged("all", [part["part"] for part in parts])
+                server.exchanged(PMI_FENCE, [part["part"] for part in parts])
 
         return send
 
@@ -158,9 +161,8 @@ def test_name_service_and_spawn_are_refused_and_not_left_without_an_answer(two_n
 def test_rank_that_fails_inside_mpi_ends_the_step(tmp_path, says, ended):
     told: queue.Queue = queue.Queue()
     worlds = StepWorlds(told.put, str(tmp_path))
-    order = {"server": PMI, "name": "17.0", "namespace": "pmix.17.0", "nodes": [0], "hosts": ["n0"], "ranks": [[0, 1]]}
     for rank in (0, 1):
-        _, (sock,) = worlds.connect(5, order, rank, {})
+        _, (sock,) = worlds.connect(5, order(0, 1, inherited=True), rank, {})
         if says:
             sock.sendall(f"{says}\n".encode())
             sock.recv(100)
@@ -171,62 +173,103 @@ def test_rank_that_fails_inside_mpi_ends_the_step(tmp_path, says, ended):
     assert [one["abort"] for one in said if "abort" in one] == ([3] if ended else [])
 
 
-def test_without_libpmix_the_step_fails_and_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(step_worlds, "_libraries", lambda env: ["libnone.so.2", "libc.so.6"])
-    order = {"server": PMIX, "name": "17.0", "namespace": "p", "nodes": [0], "hosts": ["n0"], "ranks": [[0, 1]]}
-    with pytest.raises(WorldFailed, match=r"libnone.so.2: cannot open .* or start the program by mpirun"):
-        StepWorlds(lambda message: None, str(tmp_path)).connect(5, order, 0, {})
+def test_without_libpmix_a_rank_that_asks_for_pmix_ends_the_step_which_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(pmix_process, "_libraries", lambda env: ["libnone.so.2", "libc.so.6"])
+    told: queue.Queue = queue.Queue()
+    worlds = StepWorlds(told.put, str(tmp_path))
+    variables = worlds.connect(5, order(0, 1), 0, {})[0]
+    with connect({"PMI_PORT": variables["PMIX_SERVER_URI4"].split("//")[1]}) as rank:
+        assert rank.recv(1) == b"", "it does not wait"
+    said = told.get(timeout=60)
+    assert said["abort"] == 1
+    assert re.search(r"n0: PMIx: libnone.so.2: cannot open .* or start the program by mpirun", said["why"])
+    for rank in (0, 1):
+        worlds.ended(5, rank, 0)
 
 
 # ---- which server -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def programs(tmp_path, monkeypatch):
-    """Programs of which the first line says the library that they are linked with."""
-    for name, library in (("open", "libmpi.so.40"), ("mpich", "libmpi.so.12"), ("plain", "libc.so.6")):
-        path = tmp_path / name
-        path.write_text(f"{library}\n")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-    def linked(read):
-        word = read(0, 100).decode("ascii", "replace").strip()
-        return word if word.startswith("libmpi") else None
-
-    monkeypatch.setattr(program_server, "mpi_library", linked)
-    (tmp_path / "run.sh").write_text("#!/bin/bash\nset -e\necho 'two\nlines'\nexec ./mpich --fast\n")
-    (tmp_path / "hello.py").write_text("from mpi4py import MPI\n")
-    (tmp_path / "other.py").write_text("import json\n")
-    (tmp_path / "mpi4py.py").write_text("class rc: pass\nclass MPI:\n    Get_library_version = lambda: 'Open MPI v5'\n")
-    return tmp_path
+def order(*ranks, inherited=False):
+    return {
+        "inherited": inherited,
+        "name": "17.0",
+        "namespace": "pmix.17.0",
+        "nodes": [0],
+        "hosts": ["n0"],
+        "ranks": [list(ranks)],
+    }
 
 
-@pytest.mark.parametrize(
-    ("option", "command", "server"),
-    [
-        ("", "./open", PMIX),
-        ("", "./mpich -x", PMI),
-        ("", "./plain", ""),
-        ("pmi2", "./plain", PMI),
-        ("pmix_v4", "./plain", PMIX),
-        ("pmi2", "./open", PMIX),
-        ("pmix", "./mpich", PMI),
-        ("none", "./open", ""),
-        ("", "bash run.sh", PMI),
-        ("", "env A=1 nice -n 5 ./open", PMIX),
-        ("", "PYTHON hello.py", PMIX),
-        ("", "PYTHON other.py", ""),
-        ("", "./absent", ""),
-    ],
-)
-def test_a_program_gets_the_server_that_it_speaks(programs, option, command, server):
-    words = command.replace("PYTHON", sys.executable).split()
-    assert wanted_server(option, words, str(programs), {"PATH": "/usr/bin:/bin"}) == server
+def connect(variables):
+    host, port = variables["PMI_PORT"].split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
-def test_a_command_in_a_shell_text_is_found(programs):
-    words = ["bash", "-c", "cd . && exec ./open | tee log"]
-    assert wanted_server("", words, str(programs), {"PATH": "/usr/bin:/bin"}) == PMIX
+def test_a_rank_finds_both_servers_and_nothing_by_which_a_program_without_mpi_would_take_itself_for_a_rank(tmp_path):
+    worlds = StepWorlds(lambda message: None, str(tmp_path))
+    variables, sockets = worlds.connect(5, order(0, 1), 1, {})
+    assert sockets == []
+    assert {"PMI_PORT", "PMI_ID", "PMIX_NAMESPACE", "PMIX_RANK", "PMIX_SERVER_URI41"} < set(variables)
+    assert not {"PMI_RANK", "PMI_SIZE", "PMI_FD", "RANK", "WORLD_SIZE"} & set(variables)
+    assert variables["MPIR_CVAR_PMI_VERSION"] == "1", "MPICH 5 would refuse to start"
+    assert list(tmp_path.joinpath("mpi-5").iterdir()) == [], "no server of PMIx runs until a rank asks for it"
+    variables, (sock,) = worlds.connect(6, order(0, inherited=True), 0, {})
+    assert {"PMI_FD", "PMI_RANK", "PMI_SIZE"} < set(variables), "as Slurm's --mpi=pmi2"
+    sock.close()
+    for step, rank in ((5, 0), (5, 1), (6, 0)):
+        worlds.ended(step, rank, 0)
+    with pytest.raises(OSError, match="refused"):
+        connect(worlds.connect(7, order(0), 0, {})[0] | {"PMI_PORT": variables["PMIX_SERVER_URI2"].split("//")[1]})
+
+
+def test_jobs_of_two_heads_with_the_same_number_have_worlds_of_different_names():
+    node = SlurmBatchNode(name="n0", address="10.0.0.1", devices=0, cpus=2)
+    batch = SlurmBatchJob(job_number="17", name="a", nodes=(node,), options={}, user="me", uid=1)
+    step = SlurmStep(number=0, nodes=(0,), counts=(2,))
+    parts = [StepPart(group=0, batch=batch, step=step, srun=SrunRequest(options={}, command=("true",), notes=()))]
+    made = [mpi_order(0, parts, batch) for _ in range(2)]
+    assert made[0]["name"] == made[1]["name"] == "17.0"
+    assert made[0]["namespace"] != made[1]["namespace"], "Open MPI names its shared memory by it"
+    assert mpi_order(0, [replace(parts[0], step=replace(step, mpi="none"))], batch) == {}
+
+
+def test_a_rank_proves_itself_by_its_number(tmp_path):
+    worlds = StepWorlds(lambda message: None, str(tmp_path))
+    variables = worlds.connect(5, order(0, 1), 1, {})[0]
+    with connect(variables) as other:
+        other.sendall(b"cmd=initack pmiid=1\n")
+        assert other.recv(100) == b""
+    with connect(variables) as sock, sock.makefile("rb") as lines:
+        sock.sendall(f"cmd=initack pmiid={variables['PMI_ID']}\n".encode())
+        assert [lines.readline() for _ in range(4)] == [
+            b"cmd=initack\n",
+            b"cmd=set size=2\n",
+            b"cmd=set rank=1\n",
+            b"cmd=set debug=0\n",
+        ]
+        for rank in (0, 1):
+            worlds.ended(5, rank, 0)
+        assert lines.readline() == b"", "the connections end with the step"
+
+
+@pytest.mark.parametrize("first", ["init", "end"])
+def test_a_rank_that_ends_without_mpi_is_reported_once_others_wait_for_it(tmp_path, first):
+    fences = FenceCollector()
+    told: queue.Queue = queue.Queue()
+    worlds = StepWorlds(told.put, str(tmp_path))
+    ranks = [worlds.connect(5, order(0, 1, 2, inherited=True), rank, {})[1][0] for rank in range(3)]
+
+    def begin():
+        ranks[0].sendall(b"cmd=init\n")
+        ranks[0].recv(100)
+
+    steps = (begin, lambda: worlds.ended(5, 2, 0))
+    for step in steps if first == "init" else reversed(steps):
+        step()
+    assert [fences.absent(told.get(timeout=60)) for _ in range(2)] == [None, 2]
+    for sock in ranks:
+        sock.close()
 
 
 def test_sockets_of_other_ranks_are_not_inherited():

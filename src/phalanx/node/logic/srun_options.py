@@ -40,7 +40,7 @@ _VALUES: Final = {
     "accel-bind": ("", "accepted"),
     "mpi": (
         "",
-        "`pmi2` (PMI-1, for MPICH and Intel MPI), `pmix` (Open MPI), `none`, `list`; without it, as the program needs",
+        "`none`: no MPI world; with all others and without it, ranks find PMI-1 (MPICH, Intel MPI) and PMIx (Open MPI); `list`",
     ),
     **{name: ("", does) for name, does in CONTAINER_OPTIONS.items()},
 }

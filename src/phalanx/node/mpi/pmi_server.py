@@ -1,20 +1,30 @@
 """Serves PMI-1 to the ranks of one node: the wire protocol by which MPICH, Intel MPI and MVAPICH find each other.
 
-Each rank has one end of a socket pair in `PMI_FD`. Values that ranks put are exchanged with the other nodes at each barrier. Source: MPICH,
-src/pmi/src/pmi_wire.c and pmi_v1.c ("cmd=put key=... value=...", one command on a line).
+Each rank connects to `PMI_PORT`, or has one end of a socket pair in `PMI_FD`. Values that ranks put are exchanged with the other nodes at each
+barrier. Source: MPICH, src/pmi/src/pmi_wire.c and pmi_v1.c ("cmd=put key=... value=...", one command on a line).
+
+The port does not need `PMI_RANK` and `PMI_SIZE`, which some programs without MPI would take for theirs (Accelerate), and it survives programs that
+close what they inherit (Python's `subprocess`). `PMI_FD` is what Slurm sets for `--mpi=pmi2`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from phalanx.node.mpi.loopback import LOOPBACK, LoopbackListener
 from phalanx.node.mpi.world import MpiWorld, process_mapping
 
+PMI_FENCE: Final = "pmi"
+PMI_VARIABLES: Final = ("PMI_PORT", "PMI_ID", "PMI_FD", "PMI_RANK", "PMI_SIZE", "PMI_JOBID")
 _LINE_BYTES_MAX: Final = 1 << 16
+_ID_MAX: Final = 1 << 31  # a C int
+_ONLY_PMI_1: Final = {"MPIR_CVAR_PMI_VERSION": "1"}
+"""MPICH 4.2 and newer would refuse to start if it finds the variables of PMIx too."""
 _LIMITS: Final = "kvsname_max=256 keylen_max=64 vallen_max=1024"
 
 
@@ -22,7 +32,7 @@ class PmiServer:
     """PMI of one step on this node.
 
     Args:
-        send: receives {"fence": "all", "places", "data": pairs} at a barrier, {"initialized": rank}, {"finalized": rank} and {"abort": code}.
+        send: receives {"fence": PMI_FENCE, "places", "data": pairs} at a barrier, {"initialized": rank}, {"finalized": rank} and {"abort": code}.
     """
 
     def __init__(self, world: MpiWorld, send: Callable[[dict[str, Any]], None]) -> None:
@@ -32,9 +42,17 @@ class PmiServer:
         self._new: dict[str, str] = {}
         self._waiting: list[socket.socket] = []
         self._sockets: list[socket.socket] = []
+        self._ids: dict[str, int] = {}
+        self._listener = LoopbackListener(self._greet, "pmi")
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """Return the variables by which a rank finds the port. Its number is a secret: other users can connect too."""
+        number = str(secrets.randbelow(_ID_MAX))
+        self._ids[number] = rank
+        return {"PMI_PORT": f"{LOOPBACK}:{self._listener.port}", "PMI_ID": number, **_ONLY_PMI_1}
 
     def connect(self, rank: int) -> tuple[dict[str, str], list[socket.socket]]:
-        """Return a rank's variables and its end of the connection, to be closed here once the process has started."""
+        """Return a rank's variables and its end of a connection, to be closed here once the process has started."""
         ours, theirs = socket.socketpair()
         self._sockets.append(ours)
         threading.Thread(target=self._serve, args=(ours, rank), name=f"pmi-{rank}", daemon=True).start()
@@ -43,6 +61,7 @@ class PmiServer:
             "PMI_RANK": str(rank),
             "PMI_SIZE": str(self._world.size),
             "PMI_JOBID": self._world.name,
+            **_ONLY_PMI_1,
         }
         return variables, [theirs]
 
@@ -57,8 +76,21 @@ class PmiServer:
 
     def close(self) -> None:
         """End all connections."""
+        self._listener.close()
         for sock in self._sockets:
             sock.close()
+
+    def _greet(self, sock: socket.socket) -> None:
+        with sock.makefile("rb") as lines:
+            words = dict(
+                word.partition("=")[::2] for word in lines.readline(_LINE_BYTES_MAX).decode("ascii", "replace").split()
+            )
+        rank = self._ids.get(words.get("pmiid", ""))
+        if rank is None:
+            return
+        for answer in ("initack", f"set size={self._world.size}", f"set rank={rank}", "set debug=0"):
+            _reply(sock, f"cmd={answer}")
+        self._serve(sock, rank)
 
     def _serve(self, sock: socket.socket, rank: int) -> None:
         with contextlib.suppress(OSError, ValueError), sock.makefile("rb") as lines:
@@ -116,7 +148,7 @@ class PmiServer:
             if len(self._waiting) < len(self._world.local):
                 return
             values, self._new = self._new, {}
-        self._send({"fence": "all", "places": self._world.places(()), "data": values})
+        self._send({"fence": PMI_FENCE, "places": self._world.places(()), "data": values})
 
 
 def _words(line: str) -> list[str]:

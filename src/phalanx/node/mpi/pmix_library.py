@@ -15,6 +15,7 @@ from typing import Any, Final
 from phalanx.node.mpi.world import MpiWorld
 
 VERSION_MIN: Final = 3
+SERVER_NAME: Final = "pmix-server"
 _STRING, _BOOL, _UINT16, _UINT32, _INFO, _ARRAY, _RANK = 3, 1, 13, 14, 24, 39, 40  # pmix_common.h, PMIX_STRING ...
 _WILDCARD: Final = 0xFFFFFFFE
 _SUCCESS, _DONE_AT_ONCE, _ERROR = 0, -157, -1
@@ -122,25 +123,26 @@ class PmixServer:
             ("pmix.srvr.tmpdir", _STRING, folder),
             ("pmix.sys.tmpdir", _STRING, tempfile.gettempdir()),
             ("pmix.hname", _STRING, world.hosts[world.place]),
+            ("pmix.srv.nspace", _STRING, SERVER_NAME),
+            ("pmix.srv.rank", _RANK, 0),
         )
         self._call("PMIx_server_init", module, self._infos(about), ctypes.c_size_t(len(about)))
         self._register(folder)
 
-    def environment(self, rank: int) -> dict[str, str]:
-        """Return the variables of a rank of this node.
+    def port(self) -> int:
+        """Return the port of 127.0.0.1 where it listens.
 
         Raises:
             PmixFailed: the library refused.
         """
         variables = ctypes.POINTER(ctypes.c_char_p)()
-        self._call("PMIx_server_setup_fork", ctypes.byref(self._proc(rank)), ctypes.byref(variables))
-        found: dict[str, str] = {}
+        self._call("PMIx_server_setup_fork", ctypes.byref(self._proc(self._world.local[0])), ctypes.byref(variables))
         place = 0
         while (word := variables[place]) is not None:
-            name, _, value = word.decode().partition("=")
-            found[name] = value
+            if (found := re.match(rb"PMIX_SERVER_URI.*:([0-9]+)$", word)) is not None:
+                return int(found[1])
             place += 1
-        return found
+        raise PmixFailed("libpmix does not listen on a TCP port")
 
     def exchanged(self, fence: str, parts: Sequence[bytes]) -> None:
         """End a fence, with the data of all of its nodes."""

@@ -1,7 +1,7 @@
 """The PMIx server of one step on one node: `python -I -m phalanx.node.mpi.pmix_main`, a child of the node's part of a batch job.
 
 A process of its own, because libpmix has global state, and an error in it must end the step only. Lines of JSON: the first of standard input
-is the world, then the results of fences; standard output has the variables of the ranks, then what `PmixServer` sends.
+is the world, then the results of fences; standard output has the port of the server, then what `PmixServer` sends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
     for library in order["libraries"]:
         try:
             server = PmixServer(library, world, order["folder"], send)
-            send({"variables": {str(rank): server.environment(rank) for rank in world.local}})
+            send({"port": server.port()})
         except PmixFailed as error:
             errors.append(str(error))
             continue

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import shutil
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import IO, Any, Final
+from typing import Any, Final
 
-from phalanx.node.mpi.pmi_server import PmiServer
-from phalanx.node.mpi.program_server import PMI
+from phalanx.node.mpi.pmi_server import PMI_FENCE, PMI_VARIABLES, PmiServer
+from phalanx.node.mpi.pmix_process import PMIX_VARIABLES, PmixProcess
 from phalanx.node.mpi.world import MpiWorld
 
-_START_S: Final = 30.0
-_SERVER: Final = (sys.executable, "-I", "-m", "phalanx.node.mpi.pmix_main")
+WORLD_VARIABLES: Final = frozenset({*PMI_VARIABLES, *PMIX_VARIABLES})
+"""What a task of another step must not take for its own."""
 Send = Callable[[dict[str, Any]], None]
-
-
-class WorldFailed(Exception):
-    """The server of a world cannot run here."""
 
 
 class StepWorlds:
     """The MPI worlds of the steps on this node.
 
     Args:
-        send: receives {"step", "fence", "node", "nodes", "data"} and {"step", "abort", "why"}.
+        send: receives {"step", "fence", "node", "nodes", "data"}, {"step", "abort", "why"}, {"step", "initialized": the first rank here} and
+            {"step", "absent": a rank that ended without MPI_Init}.
         folder: for files of the servers, removed with the job.
     """
 
@@ -45,7 +37,7 @@ class StepWorlds:
         """Return a rank's variables, and the sockets that its process inherits; the first rank of a step starts the servers.
 
         Raises:
-            WorldFailed: a server cannot run here.
+            OSError: no port or folder can be had.
         """
         with self._lock:
             world = self._worlds.get(step)
@@ -70,12 +62,17 @@ class StepWorlds:
 
 
 class _StepWorld:
-    """The servers of one step on this node."""
+    """The servers of one step on this node: of PMI-1 and of PMIx, since only a rank knows which of them it will ask.
+
+    Both cost a port until then. Reading it from the program failed for programs behind something else: each task was a world of size 1, with exit
+    code 0.
+    """
 
     def __init__(
         self, step: int, order: Mapping[str, Any], first: int, folder: str, env: Mapping[str, str], send: Send
     ) -> None:
         self._step, self._send = step, send
+        self._inherited = bool(order["inherited"])
         self._nodes = list(order["nodes"])
         self._world = MpiWorld(
             name=order["name"],
@@ -86,18 +83,18 @@ class _StepWorld:
             uid=os.getuid(),
             gid=os.getgid(),
         )
+        self._lock = threading.Lock()
         self._inside: set[int] = set()
+        self._came: set[int] = set()
         self._left = set(self._world.local)
         self._parts: dict[str, list[Any]] = {}
-        self._server: PmiServer | _PmixProcess
-        if order["server"] == PMI:
-            self._server = PmiServer(self._world, self._from_server)
-        else:
-            self._server = _PmixProcess(self._world, folder, env, self._from_server)
+        self._pmi = PmiServer(self._world, self._from_server)
+        self._pmix = PmixProcess(self._world, folder, env, self._from_server)
 
     def connect(self, rank: int) -> tuple[dict[str, str], list[socket.socket]]:
         """Return variables and sockets of a rank."""
-        return self._server.connect(rank)
+        variables, sockets = self._pmi.connect(rank) if self._inherited else (self._pmi.variables(rank), [])
+        return variables | self._pmix.variables(rank), sockets
 
     def ended(self, rank: int, code: int) -> bool:
         """Note the end of a rank; return whether it was the last one here."""
@@ -105,6 +102,8 @@ class _StepWorld:
             self._send(
                 {"step": self._step, "abort": code, "why": f"rank {rank} of an MPI world ended before MPI_Finalize"}
             )
+        elif rank not in self._came and self._world.size > 1:
+            self._send({"step": self._step, "absent": rank})
         self._left.discard(rank)
         return not self._left
 
@@ -115,15 +114,22 @@ class _StepWorld:
         parts.append(message["part"])
         if len(parts) == message["of"]:
             del self._parts[fence]
-            self._server.exchanged(fence, parts)
+            (self._pmi if fence == PMI_FENCE else self._pmix).exchanged(fence, parts)
 
     def close(self) -> None:
-        """End the server."""
-        self._server.close()
+        """End the servers."""
+        self._pmi.close()
+        self._pmix.close()
 
     def _from_server(self, message: dict[str, Any]) -> None:
         if "initialized" in message:
-            self._inside.add(message["initialized"])
+            rank = message["initialized"]
+            with self._lock:
+                first = not self._came
+                self._came.add(rank)
+                self._inside.add(rank)
+            if first:
+                self._send({"step": self._step, "initialized": rank})
         elif "finalized" in message:
             self._inside.discard(message["finalized"])
         elif "fence" in message:
@@ -133,70 +139,6 @@ class _StepWorld:
             self._send({"why": "", **message, "step": self._step})
 
 
-class _PmixProcess:
-    """The process with the PMIx server of a step (`pmix_main`)."""
-
-    def __init__(self, world: MpiWorld, folder: str, env: Mapping[str, str], send: Send) -> None:
-        paths = {name: env[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in env}
-        self._process = subprocess.Popen(
-            _SERVER,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **paths},
-            process_group=0,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input: IO[bytes] = self._process.stdin
-        self._lock = threading.Lock()
-        self._write({"world": world.to_json(), "folder": folder, "libraries": _libraries(env)})
-        guard = threading.Timer(_START_S, self._process.kill)
-        guard.start()
-        first = self._process.stdout.readline()
-        guard.cancel()
-        said: dict[str, Any] = json.loads(first) if first else {"failed": "its server did not start"}
-        if "failed" in said:
-            self.close()
-            raise WorldFailed(f"PMIx: {said['failed']}; install Open MPI's libpmix, or start the program by mpirun")
-        self._variables: dict[str, dict[str, str]] = said["variables"]
-        threading.Thread(target=self._read, args=(self._process.stdout, send), name="pmix", daemon=True).start()
-
-    def connect(self, rank: int) -> tuple[dict[str, str], list[socket.socket]]:
-        """Return the variables of a rank, which finds the server by them."""
-        return self._variables[str(rank)], []
-
-    def exchanged(self, fence: str, parts: list[str]) -> None:
-        """End a fence."""
-        self._write({"fence": fence, "parts": parts})
-
-    def close(self) -> None:
-        """End it: its input ends."""
-        with contextlib.suppress(OSError):
-            self._input.close()
-        self._process.wait()
-
-    def _write(self, message: dict[str, Any]) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            self._input.write(json.dumps(message).encode() + b"\n")
-            self._input.flush()
-
-    @staticmethod
-    def _read(output: IO[bytes], send: Send) -> None:
-        for line in output:
-            send(json.loads(line))
-
-
-def _libraries(env: Mapping[str, str]) -> list[str]:
-    """Return where libpmix may be: where the linker finds it, and beside the mpirun in PATH."""
-    found = ["libpmix.so.2"]
-    launcher = shutil.which("mpirun", path=env.get("PATH"))
-    if launcher is not None:
-        prefix = os.path.dirname(os.path.dirname(os.path.realpath(launcher)))
-        places = (os.path.join(prefix, part, "libpmix.so.2") for part in ("lib", "lib64", "lib/openmpi", "lib/pmix"))
-        found += [path for path in places if os.path.exists(path)]
-    return found
-
-
 class FenceCollector:
     """Collects, on the first node of the job, what the nodes of a world give to each fence."""
 
@@ -204,6 +146,8 @@ class FenceCollector:
         self._lock = threading.Lock()
         self._parts: dict[tuple[int, str], dict[int, Any]] = {}
         self._closed: set[int] = set()
+        self._begun: set[int] = set()
+        self._absent: dict[int, int] = {}
 
     def add(self, message: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Add one node's part; once it is the last, return the messages for each of the fence's nodes, one for each part: messages are bounded."""
@@ -217,13 +161,22 @@ class FenceCollector:
         step, fence = key
         return [{"step": step, "exchanged": fence, "part": part, "of": len(parts)} for _, part in sorted(parts.items())]
 
-    def close(self, step: int) -> None:
-        """Drop the fences of a step that is ended."""
+    def absent(self, message: Mapping[str, Any]) -> int | None:
+        """Note that ranks of a step are in MPI_Init, or that one ended without it. Return this one if others wait for it."""
+        step = message["step"]
         with self._lock:
+            if "absent" in message:
+                self._absent[step] = message["absent"]
+            else:
+                self._begun.add(step)
+            return self._absent.get(step) if step in self._begun else None
+
+    def close(self, step: int) -> bool:
+        """Drop the fences of a step that is ended before its end. Return whether it was not yet."""
+        with self._lock:
+            if step in self._closed:
+                return False
             self._closed.add(step)
             for key in [key for key in self._parts if key[0] == step]:
                 del self._parts[key]
-
-    def is_closed(self, step: int) -> bool:
-        """Return whether a step was ended before its end."""
-        return step in self._closed
+            return True

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -42,8 +43,7 @@ from phalanx.node.logic.srun_options import (
     exported_environment,
     step_hostname,
 )
-from phalanx.node.mpi.program_server import wanted_server
-from phalanx.node.mpi.step_worlds import FenceCollector
+from phalanx.node.mpi.step_worlds import WORLD_VARIABLES, FenceCollector
 from phalanx.node.slurm_compat.node_context import BatchNodeContext, handle_order
 
 TASK_PID: Final = "SLURM_TASK_PID"
@@ -248,21 +248,13 @@ class _Script:
 
     def _start(self, number: int, parts: Sequence[StepPart], env: dict[str, str], cwd: str) -> None:
         """Start the tasks of all parts of a step on their nodes."""
-        sruns = [
-            (
-                part.srun,
-                (
-                    part.srun.options.get("chdir") or cwd,
-                    exported_environment(part.srun.options.get("export", ""), env),
-                ),
-            )
-            for part in parts
-        ]
-        servers = (wanted_server(srun.options.get("mpi", ""), srun.command, *where) for srun, where in sruns)
-        mpi = self._mpi_order(number, parts, next(filter(None, servers), ""))
+        outside = {name: value for name, value in env.items() if name not in WORLD_VARIABLES}
+        mpi = mpi_order(number, parts, self._batch)
         orders: dict[int, list[dict[str, Any]]] = {}
-        for part, (_, where) in zip(parts, sruns, strict=True):
-            for rank, one in self._tasks_of(parts, part, *where):
+        for part in parts:
+            options = part.srun.options
+            environment = exported_environment(options.get("export", ""), outside)
+            for rank, one in self._tasks_of(parts, part, options.get("chdir") or cwd, environment):
                 orders.setdefault(rank, []).append(one | {"mpi": mpi})
         for rank, tasks in orders.items():
             if rank == 0:
@@ -299,21 +291,6 @@ class _Script:
                 one["places"] = list(range(local * share, (local + 1) * share))
             yield part.node_ranks[place], one
 
-    def _mpi_order(self, number: int, parts: Sequence[StepPart], server: str) -> dict[str, Any]:
-        """What each node needs to serve the world of a step; empty for a step without one."""
-        if not server:
-            return {}
-        name = f"{self._batch.job_number}.{number}"
-        nodes, tasks = joined_step(parts)
-        return {
-            "server": server,
-            "name": name,
-            "namespace": f"slurm.pmix.{name}",
-            "nodes": nodes,
-            "hosts": [self._batch.nodes[rank].name for rank in nodes],
-            "ranks": tasks,
-        }
-
     def _forward(self, message: dict[str, Any]) -> None:
         """Handle what a node reports about a step: its output and exits go to its srun."""
         number = int(message["step"])
@@ -322,12 +299,21 @@ class _Script:
                 for rank in message["nodes"]:
                     self._to_node(rank, part)
             return
-        if "abort" in message:
-            if self._fences.is_closed(number):  # ranks that were ended with the step
+        if "initialized" in message or "absent" in message:
+            if (absent := self._fences.absent(message)) is None:
                 return
-            self._end_step(number)
-            text = f"srun: error: {message['why']}; the step ends\n" if message["why"] else ""
-            message = {"step": number, "task": 0, "out": 2, "data": base64.b64encode(text.encode()).decode()}
+            why = f"rank {absent} ended without MPI_Init, and others wait there for it (srun --mpi=none: no MPI world)"
+            message = {"step": number, "abort": 1, "why": why}
+        if "abort" in message:
+            if self._fences.close(number):  # else these are ranks that were ended with the step
+                text = f"srun: error: {message['why']}; the step ends\n" if message["why"] else ""
+                self._to_srun({"step": number, "task": 0, "out": 2, "data": base64.b64encode(text.encode()).decode()})
+                self._end_step(number)
+            return
+        self._to_srun(message)
+
+    def _to_srun(self, message: dict[str, Any]) -> None:
+        number = int(message["step"])
         with self._lock:
             link = self._clients.get(number)
             if "exit" in message:
@@ -348,6 +334,26 @@ class _Script:
         self._fences.close(number)
         self._gang.send_all({"end": number})
         self._tasks.end(number)
+
+
+def mpi_order(number: int, parts: Sequence[StepPart], batch: SlurmBatchJob) -> dict[str, Any]:
+    """What each node needs to serve the world of a step; empty for a step without one.
+
+    The namespace is like no other: Open MPI names its shared memory by it, and jobs of two heads may have the same number on one node.
+    """
+    asked = {part.step.mpi for part in parts}
+    if "none" in asked:
+        return {}
+    name = f"{batch.job_number}.{number}"
+    nodes, tasks = joined_step(parts)
+    return {
+        "inherited": "pmi2" in asked,  # Slurm's plugin of this name sets PMI_FD
+        "name": name,
+        "namespace": f"slurm.pmix.{name}.{secrets.token_hex(4)}",
+        "nodes": nodes,
+        "hosts": [batch.nodes[rank].name for rank in nodes],
+        "ranks": tasks,
+    }
 
 
 def _gpus_per_task(srun: SrunRequest, batch: SlurmBatchJob) -> int:

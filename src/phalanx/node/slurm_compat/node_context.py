@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from phalanx.core.errors import BadRequest, PhalanxError
 from phalanx.node.gang.step_tasks import StepTasks
+from phalanx.node.logic.mpi_variables import IN_PID_NAMESPACES
 from phalanx.node.logic.step_containers import ContainerStart, StepContainers, container_start
-from phalanx.node.mpi.step_worlds import StepWorlds, WorldFailed
+from phalanx.node.mpi.step_worlds import StepWorlds
 
 _REFUSED: Final = 1  # exit code of a task whose container cannot be started
 
@@ -66,7 +67,7 @@ class BatchNodeContext:
         """The variables of a task of an MPI world, and the sockets that its process inherits; none of another task.
 
         Raises:
-            WorldFailed: a server that it needs cannot run here.
+            OSError: no port or folder can be had.
         """
         if not one.get("mpi"):
             return {}, []
@@ -131,10 +132,10 @@ def handle_order(tasks: StepTasks, message: dict[str, Any], node: BatchNodeConte
             except PhalanxError as error:
                 hint = f" ({error.hint})" if error.hint else ""
                 tasks.refuse(message["step"], one["task"], f"{error.message}{hint}", _REFUSED)
-            except WorldFailed as error:
-                tasks.refuse(message["step"], one["task"], str(error), _REFUSED)
             else:
                 inherited += sockets
+                if start.container and one.get("mpi"):
+                    env = {**IN_PID_NAMESPACES, **env}
                 ready.append({**one, "env": {**env, **variables}, "descriptors": [sock.fileno() for sock in sockets]})
         tasks.start(message["step"], ready)
         for sock in inherited:
