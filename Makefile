@@ -28,7 +28,7 @@ QUICK    := tests/unit tests/scenario tests/property
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools mpi-tools trace-tools ray test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
+.PHONY: help install install-dev demo lab lab-slurm lab-down lab-tools slurm-tools redis-tools postgres-tools uml-tools image-tools browser-tools mpi-tools trace-tools ray test test-engines prove shards examples fuzz soak check lint types types-house types-examples contracts quick suite bench man wheel release format changelog constraints sizes clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -131,6 +131,14 @@ trace-tools:
 # Only the tests that start Ray's daemons need Ray: 95 MB.
 ray: $(READYDEV)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
+
+# A browser for the tests of the dashboard.
+browser-tools:
+	@command -v chromium >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing chromium and fonts-dejavu-core."; \
+	  $(APT_UPDATE) && $(APT_INSTALL) chromium fonts-dejavu-core >/dev/null; \
+	else echo "chromium is not here, and only root on Debian could install it: the dashboard is not tried in a browser." >&2; fi
 
 # A second kernel as a process, for the tests of cgroup version 2 on machines whose controllers belong to version 1.
 uml-tools:

@@ -104,6 +104,7 @@ SAMPLES: tuple[Sample, ...] = (
 # These are campaigns as a whole: their subjects have smaller tests in `make test`.
 CAMPAIGNS: tuple[str, ...] = (
     "tests/contract/test_backups.py::test_a_slow_disk_between_two_statements_ends_neither_a_backup_nor_a_restore",
+    "tests/contract/test_dashboard_browser.py",
     "tests/contract/test_engine_contract.py::test_a_preempted_training_saves_and_resumes_where_it_was",
     "tests/contract/test_engine_contract.py::test_a_training_whose_node_dies_goes_on_elsewhere_from_its_checkpoint",
     "tests/contract/test_packages_contract.py",
@@ -261,6 +262,12 @@ SHARDS: tuple[Shard, ...] = (
             "tests/unit/test_hostile_yaml.py",
         ),
         sources=("api", "wire", "core/access", "controller", "cli"),
+    ),
+    Shard(
+        title="dashboard in a real Chromium: sign-in, every page, fifty scripts in names",
+        tests=("tests/contract/test_dashboard_browser.py",),
+        sources=("web", "api", "wire"),
+        needs=("browser-tools",),
     ),
     Shard(
         title="hostile input: every option of every command",

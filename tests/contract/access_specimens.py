@@ -253,6 +253,8 @@ SPECIMENS = {
     "POST /sign-out": plain("/sign-out", content=b"", ok=(303,)),
     "GET /web/{version}/{name:path}": plain("/web/none/dashboard.js", ok=(404,)),
     "POST /v1/dashboard/link": plain("/v1/dashboard/link"),
+    "GET /v1/fleet": plain("/v1/fleet"),
+    "GET /v1/fleet/events": plain("/v1/fleet/events"),
     "GET /jobs": plain("/jobs"),
     "GET /jobs/{job_id}": lambda case: Ask(f"/jobs/{case.job('running')}"),
     "GET /queues": plain("/queues"),

@@ -19,10 +19,12 @@ from phalanx.api.auth.audited_call import CURRENT_CALL
 from phalanx.api.auth.authenticator import Authenticator
 from phalanx.api.live.controller_futures import ControllerFutures
 from phalanx.api.live.exec_sessions import ExecSessionRegistry
+from phalanx.api.live.fleet_feed import FleetFeed
 from phalanx.api.live.hub import Broadcast, FollowerHub
 from phalanx.api.nodes.retention import PendingUploads, RetentionWorker
 from phalanx.api.nodes.supervisors import SupervisorRegistry
 from phalanx.api.services import HeadServices
+from phalanx.api.views.fleet import fleet_frame
 from phalanx.controller.leases import LONG_LEASES_GRANTED_WITHIN_S
 from phalanx.controller.step_result import Answer
 from phalanx.core.access.audit import AuditCall
@@ -67,6 +69,7 @@ class ApiRuntime:
             join_salt=lambda: "" if welcome is None else welcome.salt.value,
         )
         self.hub = FollowerHub()
+        self.fleet_feed = FleetFeed(partial(fleet_frame, services), heartbeat_s=services.limits.heartbeat_s)
         self.access_changes = Broadcast()
         self.sessions = ExecSessionRegistry(services.limits)
         self.websockets: set[asyncio.Task[None]] = set()
@@ -167,7 +170,7 @@ class ApiRuntime:
             if self.services.store.access_version != known:
                 known = self.services.store.access_version
                 access()
-            if self.hub.follower_count:
+            if self.hub.follower_count or self.fleet_feed.is_running:
                 self._touched.append(job_ids)
                 wake()
 
@@ -204,7 +207,9 @@ class ApiRuntime:
 
     def _wake_followers(self) -> None:
         while self._touched:
-            self.hub.notify(self._touched.popleft())
+            job_ids = self._touched.popleft()
+            self.hub.notify(job_ids)
+            self.fleet_feed.note_changes(job_ids)
 
     def count(self, what: str, by: int = 1) -> None:
         """Count for /metrics."""
@@ -215,6 +220,7 @@ class ApiRuntime:
         if self._upkeep is not None:
             self._upkeep.cancel()
         self.hub.close()
+        self.fleet_feed.close()
         self.sessions.close()
 
     async def wait_for_websockets(self, timeout_s: float) -> None:

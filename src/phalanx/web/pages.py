@@ -11,7 +11,7 @@ from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
 from phalanx.web.document import Viewer, document
 from phalanx.web.html import Html, element, facts, join, link, page_path, table
-from phalanx.web.states import CellState
+from phalanx.web.states import HELD_STATES, CellState
 from phalanx.wire.api.audit import AuditLineView
 from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.jobs import JobDetail, JobView
@@ -39,6 +39,20 @@ def fleet_page(frame: FleetFrame, viewer: Viewer) -> Html:
         for state in CellState
     ]
     legend = element("ul", counts, class_="legend", id="legend")
+    summary = element(
+        "div",
+        [
+            element("div", element("strong", value, data_count=key), f" {words}")
+            for key, value, words in (
+                ("held", str(sum(letters.count(state.letter) for state in HELD_STATES)), "GPUs held"),
+                ("gpus", str(len(letters)), "GPUs"),
+                ("nodes", str(len(frame.nodes)), "nodes"),
+                ("running", str(frame.counts.get("running", 0)), "jobs running"),
+                ("pending", str(frame.counts.get("pending", 0)), "jobs waiting"),
+            )
+        ],
+        class_="summary",
+    )
     rows = [
         (
             link(name, "nodes", name),
@@ -52,7 +66,7 @@ def fleet_page(frame: FleetFrame, viewer: Viewer) -> Html:
     shown = table(("Node", "Place", "State", "GPUs", "Jobs"), rows, caption="Nodes", empty="No node has joined yet.")
     more = len(frame.nodes) - len(rows)
     rest = element("p", f"{more} more nodes: ", link("all nodes", "nodes")) if more > 0 else None
-    return document("fleet", "Fleet", legend, _live(shown, rest), viewer=viewer)
+    return document("fleet", "Fleet", summary, legend, _live(shown, rest), viewer=viewer)
 
 
 def jobs_page(jobs: Sequence[JobView], after: int | None, asked: Mapping[str, str], viewer: Viewer) -> Html:
@@ -106,9 +120,10 @@ def job_page(detail: JobDetail, history: Sequence[HistoryLine], viewer: Viewer, 
         element("a", "Output of all ranks", href=f"/v1{page_path('jobs', job.id, 'logs')}"),
         " (JSON; needs the right to read the output)",
     )
-    body = join(shown, element("h2", "History"), lines, element("h2", "Output"), logs)
+    body = join(shown, element("h2", "History"), lines)
     live = element("div", body, id="live", data_job=job.id, data_may_change="yes" if may_change else None)
-    return document("job", f"Job {job.id} {job.name}", live, viewer=viewer)
+    output = element("div", element("h2", "Output"), logs, id="output")
+    return document("job", f"Job {job.id} {job.name}", live, output, viewer=viewer)
 
 
 def queues_page(queues: Sequence[QueueView], viewer: Viewer) -> Html:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Self
+from typing import Final, Self
 
 
 class CellState(enum.Enum):
@@ -30,3 +30,6 @@ class CellState(enum.Enum):
     DRAINING = "draining", "D", "draining: no new jobs, jobs leave"
     BROKEN = "broken", "B", "broken"
     DOWN = "down", "X", "node is down"
+
+
+HELD_STATES: Final = (CellState.ACTIVE, CellState.HELD, CellState.IDLE)

@@ -1,4 +1,4 @@
-"""Server-sent events: their framing, the lifetime of a stream, and the limit on open streams."""
+"""Streams of server-sent events: their lifetime, and the limit on open streams."""
 
 from __future__ import annotations
 
@@ -6,28 +6,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from phalanx.api.http.errors import error_body
+from phalanx.api.live.event_framing import encode_event
 from phalanx.api.runtime import ApiRuntime
 from phalanx.api.services import per_user_share
 from phalanx.core.errors import PhalanxError, TryLater
 from phalanx.core.ids import UserId
 from phalanx.wire.api.head import ErrorReply
 
-HEARTBEAT: Final = b": still here\n\n"
 _HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _log: Final = logging.getLogger("phalanx.api")
-
-
-def encode_event(kind: str, record: Any, cursor: str = "") -> bytes:
-    """Encode one event. One data line is enough, as encoded JSON has no line breaks."""
-    mark = f"id: {cursor}\n" if cursor else ""
-    return f"event: {kind}\n{mark}data: ".encode() + msgspec.json.encode(record) + b"\n\n"
 
 
 class EventStream(Response):

@@ -18,7 +18,8 @@ from phalanx.api.http.routing import (
     OptionalNonNegative,
     RouteTable,
 )
-from phalanx.api.live.event_streams import HEARTBEAT, EventStream, encode_event
+from phalanx.api.live.event_framing import HEARTBEAT, encode_event
+from phalanx.api.live.event_streams import EventStream
 from phalanx.api.runtime import (
     ApiRuntime,
     caller_of,

@@ -7,11 +7,14 @@ from collections.abc import Container
 from starlette.requests import Request
 from starlette.responses import Response
 
+from phalanx.api.auth.authenticator import reauthorize
 from phalanx.api.http.bodies import json_response, read_record
 from phalanx.api.http.routing import MediaType, RouteTable
+from phalanx.api.live.event_streams import EventStream
 from phalanx.api.routes.queues import impossible_views
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
+from phalanx.api.views.fleet import fleet_frame
 from phalanx.api.views.live import live_attempts, live_job_views, live_node_views, ordered_node_views
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import NotFound
@@ -27,6 +30,7 @@ from phalanx.core.state.events import (
 from phalanx.core.work.job import TERMINAL_STATES, JobState
 from phalanx.core.work.users import Action
 from phalanx.ports.store import JobFilter
+from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.head import Overview
 from phalanx.wire.api.nodes import DrainBody, LabelsBody, NodeList, NodeRemoved, NodeReply, NodeView
 
@@ -95,6 +99,21 @@ async def show_overview(request: Request) -> Response:
     """Return everything that `phalanx top` and the demo show, in one reply."""
     runtime = runtime_of(request)
     return json_response(await run_in_thread(_overview, runtime.services, caller_of(request)))
+
+
+@routes.get("/v1/fleet", Action.VIEW, reply=FleetFrame)
+async def show_fleet(request: Request) -> Response:
+    """Return the state of every GPU as one letter each, by columns."""
+    return json_response(await run_in_thread(fleet_frame, runtime_of(request).services))
+
+
+@routes.get("/v1/fleet/events", Action.VIEW, reply=MediaType.EVENTS)
+async def follow_fleet(request: Request) -> Response:
+    """Follow the state of every GPU: a `frame` with all, then a `delta` each second in which something changed. Resume by `Last-Event-ID`."""
+    runtime, caller = runtime_of(request), caller_of(request)
+    check = reauthorize(runtime.authenticator, runtime.services.store, caller, Action.VIEW)
+    source = runtime.fleet_feed.follow(request.headers.get("last-event-id", ""))
+    return EventStream(runtime, caller.user, source, check)
 
 
 def read_nodes(services: HeadServices) -> NodeList:

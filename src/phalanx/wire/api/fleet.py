@@ -26,6 +26,11 @@ class FleetFrame(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[list[JobId]]
     counts: dict[str, int]
 
+    @property
+    def sizes(self) -> list[int]:
+        """The number of GPUs of each node."""
+        return [len(letters) for letters in self.cells]
+
 
 class FleetDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What changed since the frame or delta before.

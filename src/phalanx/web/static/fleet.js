@@ -1,0 +1,280 @@
+// The fleet: every GPU a cell of a canvas, with a colour and a letter; below it the node that was picked.
+import { h, render } from "./vendor/preact.js";
+import htm from "./vendor/htm.js";
+import { effect, signal } from "./vendor/signals.js";
+import { path } from "./head.js";
+import { changedNodes, fleet, version } from "./stream.js";
+
+const html = htm.bind(h);
+const SIZES = [[800, 20], [3000, 15], [12000, 11], [40000, 8], [Infinity, 6]]; // largest number of GPUs, and the side of a cell in pixels
+const LETTER_FROM = 11; // smaller cells have a pattern alone
+const NAMES_UP_TO = 400; // nodes; with more, the pointer and the arrow keys tell the name
+const TITLE = 20; // height of a place's title
+const NAME = 15;
+const HELD = "AHI"; // letters of the states in which a job holds a GPU
+
+/** The states of the legend: by letter, in its order. */
+const states = new Map();
+const picked = signal(-1);
+const wanted = signal("");
+
+let canvas, pen, sprites, boxes, titles, cell, named;
+
+export function start() {
+  for (const one of document.querySelectorAll("#legend li")) {
+    states.set(one.dataset.letter, { key: one.dataset.state, words: one.dataset.words, count: one.querySelector(".count"), item: one });
+  }
+  let shown = false;
+  effect(() => {
+    if (version.value === 0) return;
+    if (!shown) {
+      shown = true;
+      build();
+    }
+    count();
+    if (changedNodes.value === null) layout();
+    else for (const at of changedNodes.value) drawNode(at);
+  });
+}
+
+function build() {
+  const live = document.getElementById("live");
+  const find = document.createElement("div");
+  find.className = "toolbar";
+  render(html`<label>Find a node or job<input type="search" maxlength="100" autocomplete="off" onInput=${(event) => (wanted.value = event.target.value.trim())} /></label>`, find);
+  const grid = document.createElement("div");
+  grid.className = "grid";
+  canvas = document.createElement("canvas");
+  canvas.tabIndex = 0;
+  canvas.setAttribute("role", "application");
+  canvas.setAttribute("aria-label", "GPUs by node. Arrow keys pick a node, Enter opens it. The page Nodes has the same as a table.");
+  pen = canvas.getContext("2d");
+  const below = document.createElement("div");
+  below.className = "picked";
+  below.setAttribute("role", "status");
+  grid.append(canvas);
+  live.replaceChildren(find, grid, below);
+  canvas.addEventListener("click", (event) => (picked.value = nodeAt(event.offsetX, event.offsetY)));
+  canvas.addEventListener("dblclick", open);
+  canvas.addEventListener("mousemove", (event) => (canvas.title = hint(nodeAt(event.offsetX, event.offsetY))));
+  canvas.addEventListener("keydown", move);
+  new ResizeObserver(() => layout()).observe(grid);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", layout);
+  effect(() => {
+    wanted.value;
+    drawAll();
+  });
+  let before = -1;
+  effect(() => {
+    version.value;
+    const at = picked.value;
+    if (before !== at) {
+      if (before >= 0) drawNode(before);
+      if (at >= 0) drawNode(at);
+      before = at;
+    }
+    render(at >= 0 && at < fleet.nodes.length ? html`<${Picked} at=${at} />` : html`<p class="note">Click a node, or pick one with the arrow keys, to see its GPUs.</p>`, below);
+  });
+}
+
+function count() {
+  const found = new Map();
+  for (const letters of fleet.cells) for (const letter of letters) found.set(letter, (found.get(letter) ?? 0) + 1);
+  for (const [letter, state] of states) {
+    state.count.textContent = found.get(letter) ?? 0;
+    state.item.classList.toggle("none", !found.get(letter));
+  }
+  const sum = (letters) => [...letters].reduce((all, letter) => all + (found.get(letter) ?? 0), 0);
+  const shown = { held: sum(HELD), gpus: sum(states.keys()), nodes: fleet.nodes.length, running: fleet.counts.running ?? 0, pending: fleet.counts.pending ?? 0 };
+  for (const [key, value] of Object.entries(shown)) document.querySelector(`[data-count="${key}"]`).textContent = value;
+}
+
+/** Place every node: places below each other, nodes of a place in rows. */
+function layout() {
+  if (!canvas) return;
+  const gpus = fleet.cells.reduce((sum, letters) => sum + letters.length, 0);
+  cell = SIZES.find(([most]) => gpus <= most)[1];
+  named = fleet.nodes.length <= NAMES_UP_TO;
+  const width = canvas.parentElement.clientWidth - 24;
+  const gap = cell >= LETTER_FROM ? 10 : 4;
+  pen.font = font(12);
+  boxes = [];
+  titles = [];
+  let [x, y, tallest, place] = [0, 0, 0, null];
+  fleet.nodes.forEach((name, at) => {
+    if (fleet.places[at] !== place) {
+      place = fleet.places[at];
+      if (at) y += tallest + gap;
+      [x, tallest] = [0, 0];
+      if (place) {
+        titles.push([place, y]);
+        y += TITLE;
+      }
+    }
+    const number = Math.max(1, fleet.cells[at].length);
+    const wide = Math.min(number, 8) * cell;
+    const box = { x, y, w: named ? Math.max(wide, Math.min(150, pen.measureText(name).width)) : wide, h: Math.ceil(number / 8) * cell + (named ? NAME : 0) };
+    if (x && x + box.w > width) {
+      y += tallest + gap;
+      [x, tallest] = [0, 0];
+      Object.assign(box, { x, y });
+    }
+    x += box.w + gap;
+    tallest = Math.max(tallest, box.h);
+    boxes.push(box);
+  });
+  const [ratio, height] = [devicePixelRatio || 1, y + tallest + 4];
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  makeSprites(ratio);
+  drawAll();
+}
+
+const font = (size) => `${size}px system-ui, "DejaVu Sans", sans-serif`;
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** One picture for each state, so that a cell costs one copy. */
+function makeSprites(ratio) {
+  const inset = cell >= LETTER_FROM ? 2 : 1;
+  const side = cell - inset;
+  sprites = new Map();
+  for (const [letter, state] of states) {
+    const picture = document.createElement("canvas");
+    picture.width = picture.height = Math.max(1, Math.round(side * ratio));
+    const brush = picture.getContext("2d");
+    brush.scale(ratio, ratio);
+    brush.fillStyle = colour(`--c-${state.key}`);
+    brush.fillRect(0, 0, side, side);
+    const light = ["broken", "down"].includes(state.key);
+    brush.fillStyle = brush.strokeStyle = light ? "#ffffff" : state.key === "free" ? colour("--soft") : colour("--c-ink");
+    if (cell >= LETTER_FROM) {
+      brush.font = `${Math.round(side * 0.68)}px ui-monospace, "DejaVu Sans Mono", monospace`;
+      brush.textAlign = "center";
+      brush.textBaseline = "middle";
+      brush.fillText(letter, side / 2, side / 2 + 0.5);
+    } else pattern(brush, state.key, side);
+    sprites.set(letter, picture);
+  }
+}
+
+/** A mark for cells that are too small for a letter, so that no state is told by colour alone. */
+function pattern(brush, key, side) {
+  const line = (...points) => {
+    brush.beginPath();
+    points.forEach(([x, y], at) => (at ? brush.lineTo(x * side, y * side) : brush.moveTo(x * side, y * side)));
+    brush.stroke();
+  };
+  brush.lineWidth = 1;
+  if (key === "idle") line([0, 1], [1, 0]);
+  else if (key === "held") line([0, 0.5], [1, 0.5]);
+  else if (key === "broken") (line([0, 0], [1, 1]), line([0, 1], [1, 0]));
+  else if (key === "down") (line([0, 0.5], [1, 0.5]), line([0.5, 0], [0.5, 1]));
+  else if (key === "draining") line([0, 0], [1, 1]);
+  else if (key === "cordoned") brush.strokeRect(0.5, 0.5, side - 1, side - 1);
+  else if (key === "reserved") brush.fillRect(side * 0.35, side * 0.35, side * 0.3, side * 0.3);
+  else if (key === "outside") line([0.5, 0], [0.5, 1]);
+}
+
+function drawAll() {
+  if (!boxes) return;
+  pen.clearRect(0, 0, canvas.width, canvas.height);
+  pen.textBaseline = "top";
+  pen.font = `600 ${font(13)}`;
+  pen.fillStyle = colour("--soft");
+  for (const [text, y] of titles) pen.fillText(text, 0, y + 2);
+  const ink = colour("--ink");
+  for (let at = 0; at < boxes.length; at += 1) drawNode(at, ink);
+}
+
+function drawNode(at, ink = colour("--ink")) {
+  const box = boxes?.[at];
+  if (!box) return;
+  pen.clearRect(box.x - 2, box.y - 2, box.w + 4, box.h + 4);
+  pen.globalAlpha = matches(at) ? 1 : 0.2;
+  let top = box.y;
+  if (named) {
+    pen.font = font(12);
+    pen.textBaseline = "top";
+    pen.fillStyle = ink;
+    pen.fillText(shortened(fleet.nodes[at], box.w), box.x, top);
+    top += NAME;
+  }
+  const letters = fleet.cells[at];
+  for (let index = 0; index < letters.length; index += 1) {
+    const picture = sprites.get(letters[index]);
+    const side = cell - (cell >= LETTER_FROM ? 2 : 1);
+    if (picture) pen.drawImage(picture, box.x + (index % 8) * cell, top + Math.floor(index / 8) * cell, side, side);
+  }
+  pen.globalAlpha = 1;
+  if (at === picked.value) {
+    pen.strokeStyle = colour("--accent");
+    pen.lineWidth = 2;
+    pen.strokeRect(box.x - 1, box.y - 1, box.w + 1, box.h + 1);
+  }
+}
+
+function shortened(name, width) {
+  if (pen.measureText(name).width <= width) return name;
+  let text = name;
+  while (text && pen.measureText(`${text}\u2026`).width > width) text = text.slice(0, -1);
+  return `${text}\u2026`;
+}
+
+/** Whether a node is what the reader looks for: a part of its name, or the number of a job on it. */
+function matches(at) {
+  const text = wanted.value;
+  return !text || fleet.nodes[at].includes(text) || fleet.jobs[at].includes(text);
+}
+
+function nodeAt(x, y) {
+  return boxes.findIndex((box) => x >= box.x && x < box.x + box.w && y >= box.y && y < box.y + box.h);
+}
+
+const jobOf = (at, index) => (fleet.jobs[at].length === 1 ? fleet.jobs[at][0] : (fleet.jobs[at][index] ?? ""));
+const hint = (at) => (at < 0 ? "" : `${fleet.nodes[at]}: ${fleet.states[at]}, ${fleet.cells[at]}`);
+
+function open() {
+  if (picked.value >= 0) location.assign(path("nodes", fleet.nodes[picked.value]));
+}
+
+function move(event) {
+  const at = picked.value;
+  if (event.key === "Enter") return open();
+  if (event.key === "Escape") return void (picked.value = -1);
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  let next = at;
+  if (step) next = at < 0 ? 0 : at + step;
+  else if (event.key === "ArrowDown" || event.key === "ArrowUp") next = at < 0 ? 0 : beside(at, event.key === "ArrowDown");
+  else return;
+  event.preventDefault();
+  picked.value = Math.min(Math.max(next, 0), fleet.nodes.length - 1);
+}
+
+/** The nearest node in the row below or above. */
+function beside(at, down) {
+  const from = boxes[at];
+  let [best, least] = [at, Infinity];
+  boxes.forEach((box, number) => {
+    if (down ? box.y <= from.y : box.y >= from.y) return;
+    const far = Math.abs(box.y - from.y) * 10 + Math.abs(box.x - from.x);
+    if (far < least) [best, least] = [number, far];
+  });
+  return best;
+}
+
+function Picked({ at }) {
+  const rows = [...fleet.cells[at]].map((letter, index) => {
+    const [state, job] = [states.get(letter), HELD.includes(letter) ? jobOf(at, index) : ""];
+    return html`<tr>
+      <td>${index}</td>
+      <td><span class=${`cell ${state.key}`} aria-hidden="true">${letter}</span> ${state.words}</td>
+      <td>${job && html`<a href=${path("jobs", job)}>job ${job}</a>`}</td>
+    </tr>`;
+  });
+  return html`<h2><a href=${path("nodes", fleet.nodes[at])}>${fleet.nodes[at]}</a> <span class=${`state ${fleet.states[at]}`}>${fleet.states[at]}</span></h2>
+    <div class="scroll"><table><caption class="unseen">GPUs of the node</caption>
+      <thead><tr><th scope="col">GPU</th><th scope="col">State</th><th scope="col">Job</th></tr></thead><tbody>${rows}</tbody></table></div>`;
+}

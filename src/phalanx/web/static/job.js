@@ -1,0 +1,198 @@
+// A job: what may be done with it, why it waits, its history as a timeline, its curves, and the output of its ranks as it comes.
+import { h, render } from "./vendor/preact.js";
+import htm from "./vendor/htm.js";
+import { useEffect, useState } from "./vendor/preact-hooks.js";
+import { effect, signal } from "./vendor/signals.js";
+import { confirmed } from "./dialog.js";
+import { ask, path } from "./head.js";
+import { watchOutput } from "./output.js";
+import { changedJobs, version } from "./stream.js";
+import { duration, moment, refresh } from "./tables.js";
+
+const html = htm.bind(h);
+const WHY_MS = 5000; // at most one explanation in this time: each computes what would start the job
+const STEPS_MAX = 20000;
+const BAD = /fail|lost|died|dead|down|timeout|timed|crash|hang|killed|refused|broken|unhealthy|evict/;
+const GOOD = /^(running|succeeded|ready|resumed|placed|released|saved|checkpoint)/;
+const WARN = /held|preempt|requeue|cancel|drain|shrunk|slow|wait|stop/;
+
+const live = document.getElementById("live");
+const id = live.dataset.job;
+const route = `/v1${path("jobs", id)}`;
+const mayChange = "mayChange" in live.dataset;
+const job = signal(null);
+const problem = signal("");
+
+export function start() {
+  const above = document.createElement("div");
+  live.before(above);
+  render(html`<${Tools} />`, above);
+  timeline();
+  watchOutput(document.getElementById("output"), route);
+  const curves = document.createElement("div");
+  live.after(curves);
+  showCurves(curves).catch(() => {});
+  read();
+  let waiting = false;
+  effect(() => {
+    if (version.value <= 1 || waiting) return;
+    if (changedJobs.value && !changedJobs.value.includes(id)) return;
+    waiting = true;
+    setTimeout(async () => {
+      waiting = false;
+      await Promise.allSettled([read(), refresh()]);
+      timeline();
+    }, 500);
+  });
+}
+
+async function read() {
+  try {
+    job.value = (await ask(route)).job;
+  } catch (error) {
+    problem.value = error.message;
+  }
+}
+
+function Tools() {
+  const [shown, setShown] = useState(null);
+  const [trouble, setTrouble] = useState("");
+  useEffect(() => effect(() => setShown(job.value)), []);
+  useEffect(() => effect(() => setTrouble(problem.value)), []);
+  if (!shown) return trouble ? html`<p class="problem" role="alert">${trouble}</p>` : null;
+  return html`${trouble && html`<p class="problem" role="alert">${trouble}</p>`}
+    ${mayChange && html`<${Actions} shown=${shown} />`} ${shown.state === "pending" && html`<${Why} />`}
+    ${shown.progress && html`<${Progress} progress=${shown.progress} />`}`;
+}
+
+/** The commands that the state of the job allows, each with what it does. */
+function Actions({ shown }) {
+  const [busy, setBusy] = useState(false);
+  const act = async (name, title, text, asksWhy, danger) => {
+    const why = await confirmed({ title, text, asksWhy, danger, button: title });
+    if (why === null) return;
+    setBusy(true);
+    problem.value = "";
+    try {
+      job.value = (await ask(`${route}/${name}`, { method: "POST", body: asksWhy ? { why } : undefined })).job;
+    } catch (error) {
+      problem.value = error.message;
+    }
+    setBusy(false);
+  };
+  const ended = ["succeeded", "failed", "cancelled", "timeout"].includes(shown.state);
+  if (ended) return null;
+  const button = (name, title, text, asksWhy = false, danger = false) =>
+    html`<button type="button" class=${danger ? "danger" : ""} disabled=${busy} onClick=${() => act(name, title, text, asksWhy, danger)}>${title}</button>`;
+  return html`<div class="actions">
+    ${shown.state === "pending" && !shown.held && button("hold", "Hold", "The job stays in the queue and does not start until it is released.")}
+    ${shown.state === "pending" && shown.held && button("release", "Release", "The job may start again.")}
+    ${shown.state === "running" && button("requeue", "Requeue", "The job stops after a checkpoint and waits in its queue again.")}
+    ${button("cancel", "Cancel job", "The job ends and never runs again.", true, true)}
+  </div>`;
+}
+
+function Why() {
+  const [found, setFound] = useState(null);
+  useEffect(() => {
+    let [open, timer, last] = [true, 0, 0];
+    const load = async () => {
+      last = performance.now();
+      const reply = await ask(`${route}/why`).catch(() => null);
+      if (open && reply) setFound(reply);
+    };
+    load();
+    const stop = effect(() => {
+      version.value;
+      clearTimeout(timer);
+      timer = setTimeout(load, Math.max(500, WHY_MS - (performance.now() - last)));
+    });
+    return () => ((open = false), clearTimeout(timer), stop());
+  }, []);
+  if (!found) return html`<div class="why"><p class="note">Computing why it waits ...</p></div>`;
+  const starts = found.start?.latest_s
+    ? `Expected start: ${found.start.earliest_s ? `${moment(found.start.earliest_s)} to ` : "by "}${moment(found.start.latest_s)}.`
+    : found.start?.unknown
+      ? `Start time unknown: ${found.start.unknown}.`
+      : "";
+  return html`<div class="why">
+    <p><strong>${found.headline}</strong></p>
+    ${found.detail && !found.headline.includes(found.detail) && html`<p>${found.detail}</p>`} ${starts && html`<p>${starts}</p>`}
+    ${found.blockers.length > 0 &&
+    html`<p>In its way:</p>
+      <ul>${found.blockers.map((one) => html`<li><a href=${path("jobs", one.id)}>job ${one.id}</a> ${one.name} of ${one.user}, ${one.gpus} GPUs, ${one.state}</li>`)}
+      ${found.blockers_more > 0 && html`<li>and ${found.blockers_more} more</li>`}</ul>`}
+    ${found.changes.length > 0 &&
+    html`<p>It would start now:</p><ul>${found.changes.map((one) => html`<li>${one.text}${one.hint && `: ${one.hint}`}${one.operator && " (an operator)"}</li>`)}</ul>`}
+  </div>`;
+}
+
+function Progress({ progress }) {
+  const of = progress.steps_total ? ` of ${progress.steps_total}` : "";
+  const facts = [
+    progress.loss != null && `loss ${progress.loss.toPrecision(4)}`,
+    progress.step_s != null && `${progress.step_s.toPrecision(3)} s a step`,
+    progress.tokens_per_s != null && `${Math.round(progress.tokens_per_s).toLocaleString()} tokens/s`,
+    progress.checkpoint_step != null && `checkpoint of step ${progress.checkpoint_step}`,
+    progress.steps_total && progress.step_s ? `${duration((progress.steps_total - progress.step) * progress.step_s)} left` : null,
+  ].filter(Boolean);
+  return html`<p>Step <strong>${progress.step}</strong>${of} ${progress.steps_total && html`<meter min="0" max=${progress.steps_total} value=${progress.step}></meter>`} ${facts.join(", ")}</p>`;
+}
+
+/** Show the history, which the head sends as a table, as a timeline. */
+function timeline() {
+  const table = [...live.querySelectorAll("table")].find((one) => one.caption?.textContent === "History");
+  if (!table) return;
+  const list = document.createElement("ol");
+  list.className = "timeline";
+  for (const row of table.tBodies[0].rows) {
+    const [at, kind, text] = row.cells;
+    const item = document.createElement("li");
+    const word = kind.textContent;
+    item.className = BAD.test(word) ? "bad" : GOOD.test(word) ? "good" : WARN.test(word) ? "warn" : "";
+    const what = document.createElement("span");
+    what.className = "what";
+    what.textContent = `${word} `;
+    item.append(...at.childNodes, what, ...text.childNodes);
+    list.append(item);
+  }
+  table.closest(".scroll").replaceWith(list);
+}
+
+/** Draw loss and step time by step, if the job reports steps. */
+async function showCurves(place) {
+  const steps = [];
+  let [after, more] = ["", true];
+  while (more && steps.length < STEPS_MAX) {
+    const page = await ask(`${route}/steps?limit=5000&after=${encodeURIComponent(after)}`);
+    steps.push(...page.steps);
+    [after, more] = [page.cursor, page.more];
+  }
+  if (steps.length < 2) return;
+  const { default: Plot } = await import("./vendor/uplot.js");
+  const sheet = document.createElement("link");
+  sheet.rel = "stylesheet";
+  sheet.href = new URL("./vendor/uplot.css", import.meta.url).href;
+  document.head.append(sheet);
+  const newest = new Map(steps.map((one) => [one.step, one])); // a repeated step counts once, as it ran last
+  const rows = [...newest.values()].sort((a, b) => a.step - b.step);
+  const curves = [
+    ["Loss", rows.filter((one) => one.loss !== null), (one) => one.loss],
+    ["Seconds a step", rows.filter((one) => one.end_ns > one.begin_ns), (one) => (one.end_ns - one.begin_ns) / 1e9],
+  ].filter(([, points]) => points.length > 1);
+  if (!curves.length) return;
+  const title = document.createElement("h2");
+  title.textContent = "Curves";
+  const box = document.createElement("div");
+  box.className = "curves";
+  place.replaceChildren(title, box);
+  const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  for (const [name, points, value] of curves) {
+    const one = document.createElement("div");
+    box.append(one);
+    const axis = { stroke: ink("--soft"), grid: { stroke: ink("--line") }, ticks: { stroke: ink("--line") } };
+    const width = Math.min(560, box.clientWidth - 20);
+    const series = [{ label: "Step" }, { label: name, stroke: ink("--accent"), width: 1.5, points: { show: false } }];
+    new Plot({ title: name, width, height: 220, scales: { x: { time: false } }, series, axes: [axis, { ...axis, size: 60 }] }, [points.map((p) => p.step), points.map(value)], one);
+  }
+}
