@@ -66,6 +66,11 @@ def test_a_replica_that_sleeps_though_it_shall_not_replaces_no_ready_one():
     assert not run_seed(904378361531, events=600, services=True).violations
 
 
+def test_a_replica_that_ends_by_itself_as_it_is_preempted_is_preempted():
+    """It was started again in its place, and stopped once more (found by seed 1017049734917)."""
+    assert not run_seed(1017049734917, events=600, services=True).violations
+
+
 def test_a_node_that_its_pool_has_released_does_not_come_back_by_a_late_registration():
     """It stayed DOWN in the list of nodes for ever (found by seed 685214248514)."""
     assert not run_seed(685214248514, events=600, pools=True).violations

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.errors import Conflict
-from phalanx.core.ids import NodeId, UserId
+from phalanx.core.ids import NodeId, ServiceId, UserId
 from phalanx.core.lifecycle import attempt as machine
 from phalanx.core.lifecycle import job as requests
 from phalanx.core.lifecycle import settle as verdicts
@@ -30,6 +30,7 @@ from phalanx.core.state.events import (
 )
 from phalanx.core.work.attempt import TIME_LIMIT_NOTE, AttemptState, EndCause
 from phalanx.core.work.job import BACKOFF_MAX_S, JobState, WaitReasonCode
+from phalanx.core.work.service_terms import ReplicaPosition
 from tests.builders import T, allocation, at, checkpoint, exited, facts, job, keyed, placed
 
 S = AttemptState
@@ -118,6 +119,15 @@ VERDICTS = [
 @pytest.mark.parametrize(("words", "ending", "lost", "diagnosis"), VERDICTS)
 def test_verdict(words, ending, lost, diagnosis):
     assert judge(evidence(words, ending, lost).attempt) is diagnosis
+
+
+@pytest.mark.parametrize("ending", [C.PREEMPTED, C.MOVED, C.DRAINED, C.REQUEUED])
+def test_a_replica_that_ends_by_itself_before_its_stop_reaches_it_is_stopped_all_the_same(ending):
+    """It was started again in its place, which others waited for."""
+    case = evidence("0:0 1:0 2:0 3:0", ending)
+    case = replace(case, job=replace(case.job, replica=ReplicaPosition(service=ServiceId("chat"), revision=1)))
+    outcome = settle(case, case.attempt, facts())
+    assert (outcome.job.state, outcome.attempt.stop_cause) == (JobState.PENDING, ending)
 
 
 # diagnosis -> the job's state, why it waits, and what it is charged

@@ -49,6 +49,7 @@ _REASON = {
 }
 STEADY_S: Final = BACKOFF_MAX_S  # a replica ready for this long has recovered from its last failure
 _NODE_FAILURES: Final = (EndCause.NODE_FAIL, EndCause.FAULT, EndCause.START_FAIL, EndCause.UNFIT)
+_STOPS: Final = (EndCause.TIMEOUT, EndCause.PREEMPTED, EndCause.MOVED, EndCause.DRAINED, EndCause.REQUEUED)
 _REPLICA_FAILURES: Final = (
     *_NODE_FAILURES,
     EndCause.SUCCEEDED,
@@ -65,7 +66,7 @@ _HANG_WEIGHT = 0.3  # of a hang against the culprit's node: the program is at fa
 
 def settle(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> TransitionResult:
     """End the attempt or start its next generation in place, with the diagnosis in the history and marks against faulty nodes."""
-    cause = determine_cause(attempt)
+    cause = determine_cause(attempt, completes=case.job.replica is None)
     outcome = _settled(case, failure_attribution.with_explanation(attempt, cause), cause, facts)
     if cause is EndCause.START_FAIL:
         against = tuple(
@@ -224,23 +225,21 @@ def _hung(case: AttemptCase, attempt: Attempt, facts: TransitionContext) -> Tran
     return replace(outcome, history=(entry, *outcome.history), marks=(*outcome.marks, *against))
 
 
-def determine_cause(attempt: Attempt) -> EndCause:
-    """The cause from all evidence: requested stops first, then lost nodes, then signals, then exit codes."""
+def determine_cause(attempt: Attempt, *, completes: bool = True) -> EndCause:
+    """The cause from all evidence: requested stops first, then lost nodes, then signals, then exit codes.
+
+    Ranks that ended with exit code 0 before a stop reached them have completed the job; a service's replica never completes: its stop holds.
+    """
     finished = len(attempt.exits) == attempt.allocation.world_size and all(
         exit.shell_code == 0 and not exit.requested_by_phalanx for exit in attempt.exits
     )
     if attempt.stop_cause is EndCause.CANCELLED:
         return EndCause.CANCELLED
-    if finished:
+    to_stop = attempt.stop_cause in _STOPS
+    if finished and (completes or not to_stop):
         return EndCause.SUCCEEDED
     lost = any(member.state is MemberState.LOST for member in attempt.members)
-    if attempt.stop_cause in (
-        EndCause.TIMEOUT,
-        EndCause.PREEMPTED,
-        EndCause.MOVED,
-        EndCause.DRAINED,
-        EndCause.REQUEUED,
-    ):
+    if attempt.stop_cause is not None and to_stop:
         return attempt.stop_cause
     if any(exit.note == TIME_LIMIT_NOTE for exit in attempt.exits):  # enforced by a supervisor without the head
         return EndCause.TIMEOUT
