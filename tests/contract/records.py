@@ -21,6 +21,7 @@ from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.service import Revision, Service
 from phalanx.core.work.service_terms import ServiceTerms
 from phalanx.core.work.spec import JobSpec, Role
+from phalanx.core.work.usage_hour import USAGE_MARK, CountedNode, UsageHour, UsageMark, UsageRow
 from phalanx.core.work.users import (
     Action,
     Token,
@@ -214,12 +215,25 @@ def one_of_each_kind():
         node_pool(),
         pool_node(),
         Licence(id="matlab", total=20),
+        usage_hour(),
+        UsageMark(
+            id=USAGE_MARK,
+            until_ms=7_200_250,
+            nodes=(CountedNode(id=NodeId("n0"), devices=(0,), model="h100", pool=""),),
+        ),
         job(1, RUNNING, epoch=1),
         attempt(1),
         service(),
         revision(),
         key(1),
     )
+
+
+def usage_hour(begin_s=3600):
+    row = UsageRow(
+        model="h100", pool="", project="vision", user="ann", queue="default", job="1", amounts=(("idle", "", 250_000),)
+    )
+    return UsageHour(id=str(begin_s), fleet=250_000, rows=(row,))
 
 
 def submitted(first, count=1):

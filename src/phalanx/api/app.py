@@ -40,6 +40,7 @@ from phalanx.api.routes import (
     services,
     steps,
     submit,
+    usage,
     why,
 )
 from phalanx.api.runtime import ApiRuntime, runtime_of_app
@@ -73,6 +74,7 @@ _RESOURCES = (
     blobs,
     people,
     audit,
+    usage,
     queues,
     metrics,
     pages,

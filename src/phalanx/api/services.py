@@ -22,6 +22,7 @@ from phalanx.core.state.events import Report, Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
+from phalanx.core.work.usage_hour import UsageHour
 from phalanx.ports.blobs import Blobs
 from phalanx.ports.clock import Clock
 from phalanx.ports.election import HeadRecord, Leader
@@ -289,6 +290,7 @@ class HeadServices:
         before_long_leases: called with the length in seconds before the first long lease is granted.
         leader_status: of a head that shares its store with others; a head that no longer leads sends no answers.
         output_elsewhere: the other heads that have output which this head lacks; empty if it has all output.
+        usage_hours: the hours of the ledger of states since a Unix time.
         offer: returns what a node has, given the name of a provider and its text; raises BadRequest. None without providers.
     """
 
@@ -312,5 +314,6 @@ class HeadServices:
     leader_status: LeaderStatus | None = None
     output_elsewhere: str = ""
     offer: Callable[[str, str], NodeTemplate] | None = None
+    usage_hours: Callable[[float], list[UsageHour]] = lambda _: []
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: ApiLimits = field(default_factory=ApiLimits)

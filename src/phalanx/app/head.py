@@ -48,6 +48,7 @@ from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.provider_calls import ProviderCalls
 from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
+from phalanx.controller.usage_recorder import UsageRecorder
 from phalanx.core.access.audit import AuditCall, audit_key
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import NodeState
@@ -163,6 +164,7 @@ class Head:
             head_id=self._head_id,
             device_facts=device_speed_facts,
         )
+        self._usage = UsageRecorder(world, self._store, self._telemetry, self._clock, waits=controller.waits)
         self._driver = ControllerDriver(
             controller=controller,
             store=self._store,
@@ -172,6 +174,7 @@ class Head:
             head_id=self._head_id,
             engines=self._engines,
             providers=self._providers,
+            on_commit=self._usage.committed,
             audit=AuditTrail(key=self._audit_key),
             on_superseded=lambda why: None if resources.elector is None else resources.elector.lose_term(why),
         )
@@ -187,6 +190,7 @@ class Head:
         live = [(world.jobs[attempt.job_id], attempt) for attempt in world.attempts.values()]
         found = [engine.discover(known, live) for engine in self._engines]
         self._driver.start(leases_until_s=self._long_leases_until_s())
+        self._usage.start(self._driver.report)
         try:
             self._anchors.check_not_truncated(self._driver.audit_tip)
             self._bootstrap()
@@ -213,6 +217,7 @@ class Head:
                 blobs=FileBlobs(self._files("blobs")),
                 mailboxes=self._mailboxes,
                 telemetry=self._telemetry,
+                usage_hours=self._usage.hours,
                 clock=self._clock,
                 node_secret=self._secret,
                 version=__version__,
@@ -379,6 +384,7 @@ class Head:
     def _shut_down(self) -> None:
         """Shut down in order. If jobs run, all nodes continue without the head; otherwise they end with it."""
         running = bool(self._driver.controller.world.attempts)
+        self._usage.stop()
         self._driver.stop()
         self._anchors.record(self._driver.audit_tip)
         for engine in self._engines:

@@ -77,6 +77,9 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "dashboard": CommandEntry(
             "phalanx.cli.cluster.dashboard:dashboard", "Open the dashboard in a browser, by a link that works once."
         ),
+        "report": CommandEntry(
+            "phalanx.cli.report.command:report", "Report what the GPUs of the fleet were used for, by state."
+        ),
         "plan": CommandEntry(
             "phalanx.cli.plan.command:plan",
             "Estimate fit, best layout, training time and cost of a model.",

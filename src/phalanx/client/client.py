@@ -24,6 +24,7 @@ from phalanx.client.queues import QueuesApi
 from phalanx.client.rules import FailureRulesApi
 from phalanx.client.services import ServicesApi
 from phalanx.client.transport import ANSWER_S, PATIENCE_S, Transport
+from phalanx.client.usage import UsageApi
 from phalanx.core.errors import WaitTimedOut
 from phalanx.core.hints import Hint, HintCode
 
@@ -48,6 +49,7 @@ class Client(
     QueuesApi,
     FailureRulesApi,
     AuditApi,
+    UsageApi,
 ):
     """Client of one cluster. Thread-safe.
 

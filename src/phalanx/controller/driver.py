@@ -95,6 +95,7 @@ class ControllerDriver:
         head_id: identifies this incarnation of the head; supervisors register again when it changes.
         audit: the end of the audit trail.
         providers: carries out the calls of the providers of node pools; None: none are made.
+        on_commit: called on the driver's thread with each step that was committed; it must not block.
         on_superseded: called on the driver's thread when the store refuses a commit because another head leads.
     """
 
@@ -108,6 +109,7 @@ class ControllerDriver:
     audit: AuditTrail = field(default_factory=AuditTrail)
     on_superseded: Callable[[str], None] = lambda _: None
     providers: ProviderCalls | None = None
+    on_commit: Callable[[StepResult], None] = lambda _: None
     _listeners: list[Callable[[frozenset[JobId]], None]] = field(default_factory=list)
     _inbox: deque[_InboxItem] = field(default_factory=deque)
     _retries: list[_InboxItem] = field(default_factory=list)  # items of a refused commit; first in the next step
@@ -353,6 +355,7 @@ class ControllerDriver:
         """Perform what follows from the commit. An internal error in one part stops neither the other parts nor the thread."""
         parts: tuple[Callable[[], None], ...] = (
             partial(self.controller.committed, outbox, now),
+            partial(self.on_commit, outbox),
             partial(self._send_commands, outbox),
             partial(self._notify_engines, outbox),
             partial(self._send_provider_calls, outbox),

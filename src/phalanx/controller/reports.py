@@ -20,6 +20,7 @@ from phalanx.core.state.events import (
     Report,
     SeatLost,
     SupervisorRegistered,
+    UsageCounted,
 )
 from phalanx.core.units import format_bytes
 from phalanx.core.work.attempt import MemberState
@@ -48,6 +49,10 @@ def handle_report(context: StepContext, report: Report) -> None:
                 lose_seat(context, Seat(node_id=node_id, job_id=report.job_id, epoch=report.epoch), report.why)
         case ProviderReported():
             pools.apply_outcome(context, report)
+        case UsageCounted():
+            for hour in report.hours:
+                context.change.put(hour)
+            context.change.put(report.mark)
         case _:
             context.apply_event(report.job_id, report)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from phalanx.core.accounting.usage_states import StepActivity
 from phalanx.core.ids import Epoch, Generation, JobId, NodeId, SupervisorId
 from phalanx.core.jsonline import finite_float, parse_object
 from phalanx.core.state.events import CheckpointFailed, ProgressReported
@@ -40,7 +41,14 @@ PROGRESSED_EVERY_S: Final = 2.0  # at most one event per job in this time: 10,00
 
 @dataclass(slots=True)
 class _Track:
-    """One job's reports so far. `steps`: the newest of this generation as (begin_ns, end_ns, tokens)."""
+    """One job's reports so far.
+
+    Attributes:
+        steps: the newest of this generation as (begin_ns, end_ns, tokens).
+        waits: the parts of the same steps, 0 to 1, that waited for data and for other ranks.
+        paused: training stands still for a save that has not been staged.
+        announced: it said that no step comes for a while.
+    """
 
     epoch: Epoch
     generation: Generation
@@ -55,13 +63,23 @@ class _Track:
     checkpoint_step: int | None = None
     saving: bool = False
     save_failed: bool = False
+    waits: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
+    paused: bool = False
+    announced: bool = False
     progressed_at_s: float = -math.inf  # when the last `ProgressReported` was emitted
 
 
 class Telemetry:
-    """Newest samples and progress."""
+    """Newest samples and progress.
+
+    Attributes:
+        on_samples: called with the samples of a supervisor.
+        on_steps: called with a job whose ranks reported something.
+    """
 
     def __init__(self) -> None:
+        self.on_samples: Callable[[SamplesRequest], None] = lambda _: None
+        self.on_steps: Callable[[JobId], None] = lambda _: None
         self._lock = threading.Lock()
         self._samples: OrderedDict[NodeId, dict[SupervisorId, SamplesRequest]] = OrderedDict()
         self._tracks: OrderedDict[JobId, _Track] = OrderedDict()
@@ -85,6 +103,7 @@ class Telemetry:
             self._index(request.node_id, newest, present=True)
             if len(self._samples) > NODES_MAX:
                 self._index(*self._samples.popitem(last=False), present=False)
+        self.on_samples(request)
 
     def put_steps(
         self, job_id: JobId, epoch: Epoch, node_rank: int, data: bytes
@@ -107,8 +126,9 @@ class Telemetry:
             self._tracks.move_to_end(job_id)
             *lines, partial = (track.partial + data).split(b"\n")
             track.partial = partial if len(partial) <= REPORT_BYTES_MAX else b""
-            events = (_read(job_id, track, report) for line in lines if (report := parse_object(line)) is not None)
-            return [event for event in events if event is not None]
+            events = [_read(job_id, track, report) for line in lines if (report := parse_object(line)) is not None]
+        self.on_steps(job_id)
+        return [event for event in events if event is not None]
 
     def progress(self, job_id: JobId) -> Progress | None:
         """The job's progress; None before its first step under this head."""
@@ -128,6 +148,24 @@ class Telemetry:
                 step_s=step_s,
                 saving=track.saving,
                 checkpoint_step=track.checkpoint_step,
+            )
+
+    def step_activity(self, job_id: JobId, epoch: Epoch) -> tuple[int, StepActivity] | None:
+        """Number of steps that this attempt's generation reported, and what they show, as if the newest came now; None without a report."""
+        with self._lock:
+            track = self._tracks.get(job_id)
+            if track is None or track.epoch != epoch:
+                return None
+            ends = [end_ns for _, end_ns, _ in track.steps]
+            gaps = [later - earlier for earlier, later in pairwise(ends)]
+            return track.reported, StepActivity(
+                silent_s=0.0,
+                gap_s=median(gaps) / 1e9 if gaps else 0.0,
+                data_share=median(data for data, _ in track.waits) if track.waits else 0.0,
+                communication_share=median(other for _, other in track.waits) if track.waits else 0.0,
+                saving=track.paused,
+                announced=track.announced,
+                stepped=track.reported > 0,
             )
 
     def steps_total(self, job_id: JobId) -> int | None:
@@ -195,8 +233,9 @@ def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> ProgressRepor
     if fresh:
         track.generation = Generation(generation)
         track.steps.clear()
+        track.waits.clear()
         track.reported = 0
-        track.saving = False
+        track.saving = track.paused = track.announced = False
     match report.get("k"):
         case ReportKind.STEP:
             return _read_step(job_id, track, report)
@@ -211,7 +250,13 @@ def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> ProgressRepor
             return _read_failed_save(job_id, track, report)
         case ReportKind.STALL:
             # A save's stall is reported when its asynchronous write begins; the CHECKPOINT report ends it.
-            track.saving = track.saving or report.get("cause") == "save"
+            if report.get("cause") == "save":
+                track.saving, track.paused = True, False
+        case ReportKind.BUSY:
+            if report.get("what") == "save":
+                track.paused = True
+            else:
+                track.announced = True
         case _:
             pass
     return None
@@ -219,7 +264,7 @@ def _read(job_id: JobId, track: _Track, report: dict[str, Any]) -> ProgressRepor
 
 def _read_failed_save(job_id: JobId, track: _Track, report: dict[str, Any]) -> CheckpointFailed | None:
     step, reported = report.get("step"), track.save_failed
-    track.saving, track.save_failed = False, True
+    track.saving, track.save_failed, track.paused = False, True, False
     if reported or not isinstance(step, int):
         return None
     error = str(report.get("error", "no reason given"))[:ERROR_CHARS_MAX]
@@ -232,16 +277,25 @@ def _read_step(job_id: JobId, track: _Track, report: dict[str, Any]) -> Progress
     if not isinstance(step, int) or when_s is None:
         return None
     track.step, track.step_generation, track.at_s = step, track.generation, when_s
+    track.paused = track.announced = False
     loss, tokens = report.get("loss"), report.get("tokens")
     # JSON has no NaN: a loss of NaN is left out.
     track.loss = finite_float(loss)
     if isinstance(begin_ns, int) and isinstance(end_ns, int) and end_ns >= begin_ns:
         track.steps.append((begin_ns, end_ns, tokens if isinstance(tokens, int) else None))
+        track.waits.append(_wait_shares(report, end_ns - begin_ns))
         track.reported += 1
     if 0 <= track.at_s - track.progressed_at_s < PROGRESSED_EVERY_S:
         return None
     track.progressed_at_s = track.at_s
     return ProgressReported(job_id=job_id, epoch=track.epoch, generation=track.generation, step=step, pace=_pace(track))
+
+
+def _wait_shares(report: dict[str, Any], step_ns: int) -> tuple[float, float]:
+    """The parts of a step that waited for data and for other ranks, 0 to 1."""
+    data_s, communication_s = (finite_float(report.get(name)) or 0.0 for name in ("data_s", "communication_s"))
+    length_s = max(step_ns / 1e9, 1e-9)
+    return min(max(data_s / length_s, 0.0), 1.0), min(max(communication_s / length_s, 0.0), 1.0)
 
 
 def _pace(track: _Track) -> StepPace | None:

@@ -19,7 +19,7 @@ def build_world(
     world = World(next_job_seq=last_job_seq + 1, next_history_seq=last_history_seq + 1)
     change = WorldChange(world=world)
     for kind in RECORDS:
-        if kind is not IDEMPOTENCY:
+        if kind is not IDEMPOTENCY and kind.in_world:
             for record in read(kind):
                 change.put(record)
     # Directly, since there may be many.

@@ -96,7 +96,15 @@ def plan(*, steps_total: int, tokens_total: int | None = None) -> None:
         session.pipe.send(ReportKind.PLANNED, steps_total=steps_total, **known)
 
 
-def report(*, step: int, loss: float | None = None, tokens: int | None = None, mfu: float | None = None) -> None:
+def report(
+    *,
+    step: int,
+    loss: float | None = None,
+    tokens: int | None = None,
+    mfu: float | None = None,
+    data_s: float | None = None,
+    communication_s: float | None = None,
+) -> None:
     """Report the end of step `step`. Call it in every rank after every step; it is not a collective.
 
     Blocks while the lease has expired, and ends the process if a newer epoch has replaced it.
@@ -106,8 +114,11 @@ def report(*, step: int, loss: float | None = None, tokens: int | None = None, m
         loss: loss of this step. Waits for a tensor on a device.
         tokens: tokens of the whole gang in this step.
         mfu: model FLOP/s over peak, if the script knows it.
+        data_s: seconds of this step that waited for the loader; `phalanx report usage` shows them.
+        communication_s: seconds of this step that waited for other ranks, likewise.
     """
-    _session.current_session().report(step=step, loss=loss, tokens=tokens, mfu=mfu)
+    measured = {"tokens": tokens, "mfu": mfu, "data_s": data_s, "communication_s": communication_s}
+    _session.current_session().report(step=step, loss=loss, measured=measured)
 
 
 def busy(what: str) -> None:

@@ -83,14 +83,14 @@ class RankSession:
             self.pipe.send(ReportKind.STALL, seconds=blocked_ns / 1e9, cause="fence")
         return self._begin_ns
 
-    def report(self, *, step: int, loss: float | None, tokens: int | None, mfu: float | None) -> None:
+    def report(self, *, step: int, loss: float | None, measured: dict[str, float | None]) -> None:
         """Implement `phalanx.torch.report`."""
         begin_ns, end_ns, at_s = self._begin_ns, boottime_ns(), time.time()
         # The fence comes first: a superseded rank does not report its last step.
         self.pass_fence()
-        given = {"loss": None if loss is None else float(loss), "tokens": tokens, "mfu": mfu}
-        measured = {name: value for name, value in given.items() if value is not None}
-        self.pipe.send(ReportKind.STEP, step=step, begin_ns=begin_ns, end_ns=end_ns, at_s=at_s, **measured)
+        given = {"loss": None if loss is None else float(loss), **measured}
+        known = {name: value for name, value in given.items() if value is not None}
+        self.pipe.send(ReportKind.STEP, step=step, begin_ns=begin_ns, end_ns=end_ns, at_s=at_s, **known)
 
     def exchange_requests(self, caller: str) -> AgreedRequest:
         """Return the agreement of all ranks at this point of the loop; callers between two steps share one. Collective."""

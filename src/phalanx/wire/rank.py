@@ -67,7 +67,8 @@ class RankStopReason(enum.IntEnum):
 class ReportKind(enum.StrEnum):
     """The kinds of reports, with their fields.
 
-    STEP: step, begin_ns, end_ns, at_s, and optionally loss, tokens.
+    STEP: step, begin_ns, end_ns, at_s, and optionally loss, tokens, and the seconds of it that waited for data (data_s) or for other ranks
+        (communication_s).
     CHECKPOINT: step, path (absolute step folder), digest (sha256 of manifest.json), bytes, stall_s, write_s; sent by rank 0 only,
         after the rename is durable. `waited`: the ranks waited for it, as before a stop.
     SHARDS: step, path, digest, waited; sent by the first rank of every other node if each node has its own checkpoint folder, when the

@@ -145,7 +145,10 @@ class StreamsReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample of a device. `utilization` 0..1 of the named counter; None if the device does not report it."""
+    """One sample of a device. `utilization` 0..1 of the named counter; None if the device does not report it.
+
+    `processes`: number of processes on it; None if the supervisor does not know.
+    """
 
     index: int
     uuid: str
@@ -158,6 +161,7 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
     throttle: tuple[str, ...] = ()
     virtual: bool = False
     job_id: JobId | None = None
+    processes: int | None = None
 
 
 class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):

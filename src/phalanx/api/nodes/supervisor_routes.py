@@ -47,6 +47,7 @@ from phalanx.core.state.events import (
     SeatLost,
     SupervisorRegistered,
     TaskExited,
+    UsageCounted,
 )
 from phalanx.core.work.seats import node_of_supervisor, parse_seat
 from phalanx.core.work.users import Action
@@ -382,7 +383,7 @@ def _report_of(runtime: ApiRuntime, name: NodeId, supervisor_id: SupervisorId, f
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise BadRequest(f"event {framed.seq} ({framed.kind}): {error}") from error
     assert not isinstance(
-        event, (SupervisorRegistered, NodeListed, DiskFreed, SeatLost, AttemptWithdrawn, ProviderReported)
+        event, (SupervisorRegistered, NodeListed, DiskFreed, SeatLost, AttemptWithdrawn, ProviderReported, UsageCounted)
     ), "these are not sent as events"
     if isinstance(event, NodeDied):
         if (event.node_id, event.supervisor_id) != (name, supervisor_id):  # a seat's name is not the node's

@@ -39,6 +39,7 @@ from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.seats import Seat
 from phalanx.core.work.service import Service
 from phalanx.core.work.spec import JobSpec
+from phalanx.core.work.usage_hour import UsageHour, UsageMark
 from phalanx.core.work.users import Token, User, UserRole
 
 A_co = TypeVar("A_co", covariant=True)
@@ -620,6 +621,14 @@ class ProviderReported:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageCounted:
+    """The ledger of states has counted up to `mark`: replaces these hours."""
+
+    hours: tuple[UsageHour, ...]
+    mark: UsageMark
+
+
 Report = (
     SupervisorRegistered
     | MemberReady
@@ -640,5 +649,6 @@ Report = (
     | SeatLost
     | AttemptWithdrawn
     | ProviderReported
+    | UsageCounted
 )
 Event = Request[Any] | Report

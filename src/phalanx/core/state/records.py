@@ -29,6 +29,7 @@ from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
 from phalanx.core.work.service import Revision, Service
+from phalanx.core.work.usage_hour import UsageHour, UsageMark
 from phalanx.core.work.users import Token, User
 
 K = TypeVar("K")
@@ -69,6 +70,7 @@ class RecordKind(Generic[K, R]):
         order: attributes by which lists are sorted; the key by default.
         pages: columns by which a long table is read in pages, each with a value before its first one.
         append_only: records are never replaced; writing an existing one is an error.
+        in_world: the world holds its records; False for those that are only written, and read from the store when a question needs them.
         key_of: the key of a record; a tuple if it has several attributes.
         order_of: the sort key of a record.
     """
@@ -82,6 +84,7 @@ class RecordKind(Generic[K, R]):
     order: tuple[str, ...] = ()
     pages: tuple[tuple[str, str | int], ...] = ()
     append_only: bool = False
+    in_world: bool = True
     key_of: Callable[[R], K] = field(init=False, repr=False)
     order_of: Callable[[R], Any] = field(init=False, repr=False)
 
@@ -114,6 +117,8 @@ FAILURE_RULES: Final = RecordKind[str, FailureRules]("failure rules", FailureRul
 NODES: Final = RecordKind[NodeId, Node]("node", Node, "nodes", 1, columns=(RecordColumn("id"), RecordColumn("state")))
 NODE_POOLS: Final = RecordKind[PoolId, NodePool]("node pool", NodePool, "node_pools", 1)
 POOL_NODES: Final = RecordKind[NodeId, PoolNode]("pooled node", PoolNode, "pool_nodes", 1)
+USAGE_HOURS: Final = RecordKind[str, UsageHour]("usage of an hour", UsageHour, "usage_hours", 4, in_world=False)
+USAGE_MARKS: Final = RecordKind[str, UsageMark]("end of the counted usage", UsageMark, "usage_marks", 4)
 LICENCES: Final = RecordKind[str, Licence]("licence", Licence, "licences", 3)
 JOBS: Final = RecordKind[JobId, Job](
     "job",
@@ -175,6 +180,8 @@ Record = (
     | NodePool
     | PoolNode
     | Licence
+    | UsageHour
+    | UsageMark
     | Job
     | Attempt
     | Service
@@ -195,6 +202,8 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     NODE_POOLS,
     POOL_NODES,
     LICENCES,
+    USAGE_HOURS,
+    USAGE_MARKS,
     JOBS,
     ATTEMPTS,
     SERVICES,

@@ -59,7 +59,7 @@ class World:
     # Without ended ones. Replaced as a whole at each change, so that caches detect a change by identity.
     reservations: Mapping[ReservationId, Reservation] = field(default_factory=dict)
     tables: dict[str, dict[Any, Any]] = field(
-        default_factory=lambda: {kind.table: {} for kind in RECORDS if kind.record not in _INDEXED}
+        default_factory=lambda: {kind.table: {} for kind in RECORDS if kind.in_world and kind.record not in _INDEXED}
     )
     pending: dict[JobId, Job] = field(default_factory=dict)
     relations: JobRelations = field(default_factory=JobRelations)
@@ -172,7 +172,7 @@ class WorldChange:
         put_indexed = _INDEXED.get(kind.record)
         if put_indexed is not None:
             put_indexed(self, record)
-        else:
+        elif kind.in_world:
             self._set(self.world.tables[kind.table], kind.key_of(record), record)
             self._note_capacity(kind)
         if self.removed:  # removed and put again in one step

@@ -53,6 +53,7 @@ class DeviceReading:
         xids: XID errors since the previous sample, in order.
         ecc_uncorrected: uncorrectable memory errors since the driver was loaded.
         process_bytes: device memory of each process, by pid; empty where the driver does not say.
+        processes: number of processes on it, on a virtual device of those of its ranks; None where the driver does not say.
     """
 
     index: int
@@ -68,6 +69,7 @@ class DeviceReading:
     xids: tuple[int, ...] = ()
     ecc_uncorrected: int | None = None
     process_bytes: Mapping[int, int] = field(default_factory=dict)
+    processes: int | None = None
 
 
 class DeviceProbe(Protocol):

@@ -7,7 +7,7 @@ the bus has no sample. Counters are explained in the NVML API reference (docs.nv
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -162,6 +162,7 @@ class NvmlProbe:
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         power_mw = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
         temperature = self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+        running = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         return DeviceReading(
             index=device.facts.index,
             uuid=device.facts.uuid,
@@ -173,7 +174,8 @@ class NvmlProbe:
             temperature_c=None if temperature is None else float(temperature),
             throttle=self._throttle(handle),
             xids=xids,
-            process_bytes=self._process_bytes(handle),
+            process_bytes=_process_bytes(running or []),
+            processes=None if running is None else len(running),
             ecc_uncorrected=self._ask(
                 nvml.nvmlDeviceGetTotalEccErrors,
                 handle,
@@ -181,11 +183,6 @@ class NvmlProbe:
                 nvml.NVML_VOLATILE_ECC,
             ),
         )
-
-    def _process_bytes(self, handle: Any) -> dict[int, int]:
-        """The driver reports no figure, or one above all memory, where it does not know (in some containers)."""
-        found = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-        return {int(one.pid): int(one.usedGpuMemory) for one in found if one.usedGpuMemory is not None}
 
     def _utilization(self, device: _Device) -> tuple[float | None, str]:
         """GPM's share of busy SM-cycles where the chip has it, else NVML's share of time with any kernel."""
@@ -265,3 +262,8 @@ def _bus(bus_id: str) -> str:
     """A PCI bus id, normalised in the number of digits of its domain."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{int(domain or '0', 16):x}:{rest}"
+
+
+def _process_bytes(running: Iterable[Any]) -> dict[int, int]:
+    """The driver reports no figure, or one above all memory, where it does not know (in some containers)."""
+    return {int(one.pid): int(one.usedGpuMemory) for one in running if one.usedGpuMemory is not None}

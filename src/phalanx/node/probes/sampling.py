@@ -146,6 +146,7 @@ class Sampler:
                 throttle=sample.throttle,
                 virtual=sample.virtual,
                 job_id=jobs.get(sample.index),
+                processes=sample.processes,
             )
             for sample in taken
         ]

@@ -85,6 +85,7 @@ class VirtualProbe:
                     memory_used_bytes=sum(row.resident_bytes for row in rows),
                     memory_total_bytes=facts.memory_bytes,
                     virtual=True,
+                    processes=len(rows),
                 )
             )
         return tuple(samples)

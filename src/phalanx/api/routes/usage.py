@@ -1,0 +1,68 @@
+"""The usage report: what every GPU-second of the fleet was used for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.api.http.bodies import json_response
+from phalanx.api.http.routing import RouteTable
+from phalanx.api.runtime import run_in_thread, runtime_of
+from phalanx.api.services import HeadServices
+from phalanx.core.accounting.usage_report import UsageKey, UsageSum, sum_usage
+from phalanx.core.accounting.usage_states import UsageState
+from phalanx.core.work.users import Action
+from phalanx.wire.api.usage import UsageReportView, UsageRowView, UsageTotalView
+
+ROWS_MAX: Final = 1000  # in one answer: at most half a megabyte
+HOUR_S: Final = 3600
+HOUR_US: Final = 3_600_000_000
+routes = RouteTable()
+
+
+@routes.get("/v1/usage", Action.VIEW, reply=UsageReportView)
+async def usage_report(
+    request: Request,
+    since_s: Annotated[float, Query(ge=0, le=1e11)],
+    by: UsageKey = UsageKey.PROJECT,
+    limit: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_MAX,
+) -> Response:
+    """Report the GPU-hours of the fleet by state since the hour of a Unix time; they add up to fleet x time."""
+    return json_response(await run_in_thread(_report, runtime_of(request).services, since_s, by, limit))
+
+
+def _report(services: HeadServices, since_s: float, by: UsageKey, limit: int) -> UsageReportView:
+    found = sum_usage(services.usage_hours(since_s), by, rows_max=limit)
+    by_state_us = {state.value: found.total.by_state.get(state.value, 0) for state in UsageState}
+    return UsageReportView(
+        by=by.value,
+        since_s=since_s - since_s % HOUR_S,
+        until_s=services.clock.now_s(),
+        rows=[_row(one) for one in found.rows],
+        total=UsageTotalView(
+            fleet_gpu_hours=found.fleet / HOUR_US,
+            fleet_gpu_us=found.fleet,
+            by_state={state: amount / HOUR_US for state, amount in by_state_us.items()},
+            by_state_us=by_state_us,
+            by_note=_hours_by_note(found.total),
+        ),
+    )
+
+
+def _row(one: UsageSum) -> UsageRowView:
+    return UsageRowView(
+        key=one.key,
+        gpu_hours=one.total / HOUR_US,
+        gpu_us=one.total,
+        by_state={state: amount / HOUR_US for state, amount in one.by_state.items()},
+        by_state_us=one.by_state,
+        by_note=_hours_by_note(one),
+        merged=one.merged,
+    )
+
+
+def _hours_by_note(one: UsageSum) -> dict[str, dict[str, float]]:
+    return {state: {note: amount / HOUR_US for note, amount in notes.items()} for state, notes in one.by_note.items()}

@@ -1,0 +1,1 @@
+"""`phalanx report`: what the GPUs of the fleet were used for."""

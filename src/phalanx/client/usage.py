@@ -1,0 +1,22 @@
+"""API calls for usage reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.client.api_calls import ApiCalls, LazyModule, query_string
+
+if TYPE_CHECKING:
+    from phalanx.wire.api import usage as api
+else:
+    api = LazyModule("phalanx.wire.api.usage")
+
+
+class UsageApi(ApiCalls):
+    """Report what GPUs were used for."""
+
+    def usage_report(self, *, by: str, since_s: float, limit: int = 1000) -> api.UsageReportView:
+        """Return the GPU-hours of the fleet by state, since the hour of a Unix time, with a row for each project, user, queue, gpu or job."""
+        return self._get(
+            "/v1/usage" + query_string({"by": by, "since_s": since_s, "limit": limit}), api.UsageReportView
+        )

@@ -1,0 +1,373 @@
+"""Accounts for every GPU-second of the fleet: follows committed records, samples and step reports, and keeps the ledger of states.
+
+Time is an argument, in Unix milliseconds. Nothing here is stored or sent; `usage_recorder` runs it on a thread of its own. A change costs the
+devices of its node; a step without changes looks at one heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from phalanx.controller.telemetry import silence_s
+from phalanx.controller.usage_demand import UsageDemand
+from phalanx.core.accounting.activity import Activity, ActivityWindow
+from phalanx.core.accounting.state_ledger import Account, Part, StateLedger
+from phalanx.core.accounting.usage_states import (
+    STARTING_MAX_S,
+    UNOBSERVED,
+    FreeCapacity,
+    NodeCondition,
+    NodeRequest,
+    PartState,
+    StepActivity,
+    UsageState,
+    attempt_phase,
+    free_state,
+    held_state,
+    hung_after_s,
+    node_condition,
+)
+from phalanx.core.fleet.device import Device
+from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.node_pool import NodePool, PoolNode
+from phalanx.core.ids import Epoch, Generation, JobId, NodeId, PoolId, ReservationId
+from phalanx.core.resources import NO_RESOURCES
+from phalanx.core.state.records import NODES, POOL_NODES, RecordKind
+from phalanx.core.work.allocation import NodeGrant
+from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.job import Job
+from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.share import MILLI_PER_DEVICE
+from phalanx.core.work.usage_hour import CountedNode
+from phalanx.wire.supervisor import DeviceSample, SamplesRequest
+
+DEMAND_EVERY_MS: Final = 5000  # between two comparisons of free devices with the jobs that wait
+StepSource = Callable[[JobId, Epoch], tuple[int, StepActivity] | None]
+_NO_STEPS: Final[Mapping[NodeRequest, str]] = {}
+
+
+@dataclass(slots=True)
+class _Window:
+    """Samples of one device for one generation of one job. `silent_at_ms`: when they are too old to say anything."""
+
+    of: tuple[JobId, Epoch, Generation] | None
+    window: ActivityWindow = field(default_factory=ActivityWindow)
+    activity: Activity | None = None
+    silent_at_ms: int = 0
+
+
+@dataclass(slots=True)
+class _Steps:
+    epoch: Epoch
+    reported: int
+    arrived_ms: int
+    found: StepActivity
+
+
+class UsageAccountant:
+    """See the module.
+
+    Args:
+        step_source: what an attempt's steps show (`Telemetry.step_activity`).
+        wait_reason: why a job waits, as a word.
+    """
+
+    def __init__(self, step_source: StepSource, wait_reason: Callable[[JobId], str]) -> None:
+        self.ledger = StateLedger()
+        self.unobserved = False  # a time is replayed in which no head ran
+        self._step_source = step_source
+        self._demand = UsageDemand(wait_reason)
+        self._nodes: dict[NodeId, Node] = {}
+        self._members: dict[NodeId, PoolNode] = {}
+        self._pools: dict[PoolId, NodePool] = {}
+        self._jobs: dict[JobId, Job] = {}  # those that have not ended
+        self._attempts: dict[JobId, Attempt] = {}
+        self._on_node: dict[NodeId, dict[JobId, None]] = {}
+        self._reservations: dict[ReservationId, Reservation] = {}
+        self._windows: dict[tuple[NodeId, int], _Window] = {}
+        self._steps: dict[JobId, _Steps] = {}
+        self._changed: dict[NodeId, None] = {}
+        self._due: list[tuple[int, NodeId]] = []  # nodes to look at again
+        self._waiting: Mapping[NodeRequest, str] = _NO_STEPS
+        self._usual: frozenset[NodeRequest] = frozenset()
+        self._demand_at_ms = 0
+
+    # ---- what happened ------------------------------------------------------------------------------------------------
+
+    def apply(self, records: Iterable[Any], removed: Iterable[tuple[RecordKind[Any, Any], Any]], now_ms: int) -> None:
+        """Apply committed records, in their order. The devices that they concern are accounted for by the next `update`."""
+        for record in records:
+            match record:
+                case Attempt():
+                    self._put_attempt(record)
+                case Job():
+                    self._put_job(record, now_ms)
+                case Node():
+                    self._nodes[record.id] = record
+                    self._changed[record.id] = None
+                case PoolNode():
+                    self._members[record.id] = record
+                    self._changed[record.id] = None
+                case NodePool():
+                    self._pools[record.id] = record
+                case Reservation():
+                    self._reservations.pop(record.id, None)
+                    if not record.ended:
+                        self._reservations[record.id] = record
+                    self._changed.update(dict.fromkeys(record.nodes))
+                case _:
+                    pass
+        for kind, key in removed:
+            if kind in (NODES, POOL_NODES):
+                table: dict[NodeId, Any] = self._nodes if kind is NODES else self._members
+                table.pop(key, None)
+                self._changed[key] = None
+
+    def add_samples(self, request: SamplesRequest, now_ms: int) -> None:
+        """Take samples of a supervisor, which have just arrived."""
+        silent_at_ms = now_ms + int(silence_s(request) * 1000)
+        for sample in request.devices:
+            self._add_sample(request.node_id, sample, now_ms, silent_at_ms)
+        self._changed[request.node_id] = None
+        heapq.heappush(self._due, (silent_at_ms + 1, request.node_id))
+
+    def steps_reported(self, job_id: JobId, now_ms: int) -> None:
+        """Take the reports of a job's ranks, which have just arrived."""
+        attempt = self._attempts.get(job_id)
+        found = None if attempt is None else self._step_source(job_id, attempt.epoch)
+        if attempt is None or found is None:
+            return
+        reported, activity = found
+        known = self._steps.get(job_id)
+        fresh = known is None or known.epoch != attempt.epoch or known.reported != reported
+        arrived_ms = now_ms if fresh or known is None else known.arrived_ms
+        self._steps[job_id] = _Steps(attempt.epoch, reported, arrived_ms, activity)
+        hung_at_ms = arrived_ms + int(hung_after_s(activity.gap_s) * 1000) + 1
+        for grant in attempt.allocation.grants:
+            self._changed[grant.node_id] = None
+            if activity.stepped and fresh:
+                heapq.heappush(self._due, (hung_at_ms, grant.node_id))
+
+    def counted_node(self, node_id: NodeId) -> CountedNode:
+        """What the ledger must know again of a node that counts now, if the node is gone by then."""
+        devices = self._devices(node_id)
+        account = self._account(node_id, devices[0]) if devices else Account()
+        indices = tuple(self.ledger.device_indices(node_id))
+        return CountedNode(id=node_id, devices=indices, model=account.model, pool=account.pool)
+
+    def _put_attempt(self, attempt: Attempt) -> None:
+        known = self._attempts.get(attempt.job_id)
+        if known is not None and known.epoch > attempt.epoch:
+            return
+        for grant in (*(known.allocation.grants if known is not None else ()), *attempt.allocation.grants):
+            self._changed[grant.node_id] = None
+            self._on_node.get(grant.node_id, {}).pop(attempt.job_id, None)
+        if not attempt.holds_allocation:
+            self._attempts.pop(attempt.job_id, None)
+            self._steps.pop(attempt.job_id, None)
+            return
+        if (known is None or known.epoch != attempt.epoch) and attempt.job_id in self._jobs:
+            self._demand.placed(self._jobs[attempt.job_id])
+        self._attempts[attempt.job_id] = attempt
+        for grant in attempt.allocation.grants:
+            self._on_node.setdefault(grant.node_id, {})[attempt.job_id] = None
+            if attempt.running_s is not None:
+                due_ms = int((attempt.running_s + STARTING_MAX_S) * 1000) + 1
+                heapq.heappush(self._due, (due_ms, grant.node_id))
+
+    def _put_job(self, job: Job, now_ms: int) -> None:
+        self._demand.put(job, now_ms / 1000)
+        if job.state.terminal:
+            self._jobs.pop(job.id, None)
+        else:
+            self._jobs[job.id] = job
+
+    def _add_sample(self, node_id: NodeId, sample: DeviceSample, now_ms: int, silent_at_ms: int) -> None:
+        attempt = None if sample.job_id is None else self._attempts.get(sample.job_id)
+        of = None if attempt is None else (attempt.job_id, attempt.epoch, attempt.generation)
+        known = self._windows.get((node_id, sample.index))
+        if known is None or known.of != of:
+            known = self._windows[node_id, sample.index] = _Window(of)
+        known.silent_at_ms = silent_at_ms
+        if sample.utilization is not None:
+            known.activity = known.window.add(now_ms, sample.utilization, empty=sample.processes == 0)
+
+    # ---- what it means ------------------------------------------------------------------------------------------------
+
+    def update(self, now_ms: int) -> None:
+        """Account for everything that changed, and for what the time alone changes."""
+        while self._due and self._due[0][0] <= now_ms:
+            self._changed[heapq.heappop(self._due)[1]] = None
+        if now_ms - self._demand_at_ms >= DEMAND_EVERY_MS:
+            self._demand_at_ms = now_ms
+            self._update_demand(now_ms)
+        changed, self._changed = self._changed, {}
+        for node_id in changed:
+            self._update_node(node_id, now_ms)
+
+    def _update_demand(self, now_ms: int) -> None:
+        waiting, usual = self._demand.waiting(now_ms / 1000), self._demand.usual()
+        if waiting == self._waiting and usual == self._usual:
+            return
+        self._waiting, self._usual = waiting, usual
+        for node_id in self._nodes:
+            if any(key == "" for _, key, _ in self.ledger.parts(node_id)):
+                self._changed[node_id] = None
+
+    def _update_node(self, node_id: NodeId, now_ms: int) -> None:
+        devices = self._devices(node_id)
+        counted = self.ledger.device_indices(node_id)
+        if counted != [device.index for device in devices]:
+            if counted:
+                self.ledger.close_node(node_id, now_ms)
+            if devices:
+                whole = Part(self._account(node_id, devices[0]), MILLI_PER_DEVICE, PartState(UsageState.PROVISIONING))
+                self.ledger.open_node(node_id, {device.index: whole for device in devices}, now_ms)
+            for key in [key for key in self._windows if key[0] == node_id]:
+                del self._windows[key]
+        if not devices:
+            return
+        condition = node_condition(self._nodes.get(node_id), self._members.get(node_id))
+        grants = [
+            (self._attempts[job_id], grant)
+            for job_id in self._on_node.get(node_id, ())
+            if (grant := self._attempts[job_id].allocation.grant_on(node_id)) is not None
+        ]
+        capacity = self._free_capacity(node_id, devices, [grant for _, grant in grants])
+        for device in devices:
+            parts = self._held_parts(node_id, device, condition, grants, now_ms)
+            left = MILLI_PER_DEVICE - sum(part.milli for part in parts.values())
+            if left:
+                parts[""] = self._free_part(node_id, device, condition, capacity, left, now_ms)
+            self.ledger.set_device(node_id, device.index, parts, now_ms)
+
+    def _devices(self, node_id: NodeId) -> Sequence[Device]:
+        node = self._nodes.get(node_id)
+        if node is not None:
+            return node.devices
+        member = self._members.get(node_id)
+        pool = None if member is None else self._pools.get(member.pool)
+        return () if pool is None else pool.template.devices
+
+    def _held_parts(
+        self,
+        node_id: NodeId,
+        device: Device,
+        condition: NodeCondition,
+        grants: Sequence[tuple[Attempt, NodeGrant]],
+        now_ms: int,
+    ) -> dict[str, Part]:
+        parts: dict[str, Part] = {}
+        left = MILLI_PER_DEVICE
+        for attempt, grant in grants:
+            if device.index not in grant.devices:
+                continue
+            milli = min(left, MILLI_PER_DEVICE if grant.share is None else grant.share.milli_on(device.index))
+            if milli <= 0:
+                continue
+            left -= milli
+            state, since_ms = self._held_state(node_id, device, condition, attempt, grant, now_ms)
+            account = self._account(node_id, device, self._jobs.get(attempt.job_id), attempt.job_id)
+            parts[attempt.job_id] = Part(account, milli, state, since_ms)
+        return parts
+
+    def _held_state(
+        self,
+        node_id: NodeId,
+        device: Device,
+        condition: NodeCondition,
+        attempt: Attempt,
+        grant: NodeGrant,
+        now_ms: int,
+    ) -> tuple[PartState, int | None]:
+        """The state of what an attempt holds of a device, and since when if that became known only now."""
+        activity = self._activity(node_id, device, attempt, now_ms, shared=grant.share is not None)
+        steps, arrived_ms = self._step_activity(attempt, now_ms)
+        running_s = 0.0 if attempt.running_s is None else max(0.0, now_ms / 1000 - attempt.running_s)
+        state = held_state(
+            condition,
+            attempt_phase(attempt),
+            activity,
+            steps,
+            running_s=running_s,
+            healthy=device.healthy,
+        )
+        if self.unobserved:
+            return replace(state, note=UNOBSERVED), None
+        if state.state is UsageState.HUNG and steps is not None:
+            return state, arrived_ms
+        before = self.ledger.state(node_id, device.index, attempt.job_id)
+        follows = _BY_ACTIVITY if steps is None else _BY_STEPS
+        if activity is not None and before is not None and before.state in follows and state.state in follows:
+            return state, activity.since_ms
+        return state, None
+
+    def _activity(
+        self, node_id: NodeId, device: Device, attempt: Attempt, now_ms: int, *, shared: bool
+    ) -> Activity | None:
+        """The activity of a device; of a shared one, that of all its jobs together. None without recent samples."""
+        window = self._windows.get((node_id, device.index))
+        if window is None or window.of is None or now_ms >= window.silent_at_ms:
+            return None
+        of_attempt = window.of == (attempt.job_id, attempt.epoch, attempt.generation)
+        return window.activity if of_attempt or shared else None
+
+    def _step_activity(self, attempt: Attempt, now_ms: int) -> tuple[StepActivity | None, int]:
+        known = self._steps.get(attempt.job_id)
+        if known is None or known.epoch != attempt.epoch:
+            return None, now_ms
+        silent_s = max(0, now_ms - known.arrived_ms) / 1000
+        return replace(known.found, silent_s=silent_s), known.arrived_ms + int(known.found.gap_s * 1000)
+
+    def _free_part(
+        self,
+        node_id: NodeId,
+        device: Device,
+        condition: NodeCondition,
+        capacity: FreeCapacity,
+        milli: int,
+        now_ms: int,
+    ) -> Part:
+        node = self._nodes.get(node_id)
+        state = free_state(
+            condition,
+            capacity,
+            milli,
+            waiting=self._waiting,
+            usual=self._usual,
+            reserved=any(node_id in one.nodes and one.is_active(now_ms / 1000) for one in self._reservations.values()),
+            foreign=node is not None and device.index in node.foreign_usage.devices,
+            healthy=device.healthy,
+        )
+        return Part(
+            self._account(node_id, device), milli, replace(state, note=UNOBSERVED) if self.unobserved else state
+        )
+
+    def _free_capacity(self, node_id: NodeId, devices: Sequence[Device], grants: Sequence[NodeGrant]) -> FreeCapacity:
+        node = self._nodes.get(node_id)
+        if node is None:
+            return FreeCapacity(model="", size=len(devices), whole=len(devices), cpus=0, memory_bytes=0)
+        held = sum((grant.host for grant in grants), node.foreign_usage.host or NO_RESOURCES)
+        used = {index for grant in grants for index in grant.devices} | set(node.foreign_usage.devices)
+        return FreeCapacity(
+            model=devices[0].model.lower(),
+            size=len(devices),
+            whole=sum(device.index not in used and device.healthy for device in devices),
+            cpus=node.cpus - held.cpus,
+            memory_bytes=node.memory_bytes - held.memory_bytes,
+        )
+
+    def _account(self, node_id: NodeId, device: Device, job: Job | None = None, job_id: str = "") -> Account:
+        member = self._members.get(node_id)
+        pool = "" if member is None else member.pool
+        if job is None:
+            return Account(model=device.model, pool=pool, job=job_id)
+        return Account(device.model, pool, job.project, job.user, job.queue, job.id)
+
+
+# States that follow each other by activity alone, so that a change counts from the sample with which it began.
+_BY_STEPS: Final = frozenset({UsageState.COMPUTING, UsageState.LOW})
+_BY_ACTIVITY: Final = frozenset({UsageState.STARTING, UsageState.IDLE, UsageState.UNOCCUPIED, *_BY_STEPS})

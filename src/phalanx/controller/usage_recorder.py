@@ -1,0 +1,177 @@
+"""The thread that keeps the ledger of states of a head: takes commits, samples and steps from other threads, and stores hours once a minute.
+
+The controller's thread and the API pay one append each. After a restart the ledger goes on from what was stored: the time in between is replayed
+from the records, with every state noted as unobserved, so that no second of the fleet is missing (docs/decisions/0060).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
+from typing import Any, Final
+
+from phalanx.controller.step_result import StepResult
+from phalanx.controller.telemetry import Telemetry
+from phalanx.controller.usage_accounting import UsageAccountant
+from phalanx.controller.usage_resume import resume_ledger, usage_hour
+from phalanx.core.accounting.state_ledger import HOUR_MS, Part
+from phalanx.core.errors import PhalanxError
+from phalanx.core.ids import JobId, NodeId
+from phalanx.core.state.events import Report, UsageCounted
+from phalanx.core.state.plan import WaitReason
+from phalanx.core.state.records import USAGE_HOURS, USAGE_MARKS
+from phalanx.core.state.world import World
+from phalanx.core.work.usage_hour import USAGE_MARK, UsageHour, UsageMark
+from phalanx.ports.clock import Clock
+from phalanx.ports.store import Store
+from phalanx.wire.supervisor import SamplesRequest
+
+TICK_S: Final = 1.0
+STORE_EVERY_MS: Final = 60_000  # as much as a crash makes unobserved
+WAITING_MAX: Final = 200_000  # items from other threads; past that the oldest samples are dropped
+STORED_READS_MAX: Final = 2000  # hours that are read one by one; more are read all at once
+STOP_TIMEOUT_S: Final = 30.0
+_log = logging.getLogger("phalanx.usage")
+
+
+class UsageRecorder:
+    """See the module. Create it before the controller starts; `start` it after.
+
+    Args:
+        world: as loaded; read only here.
+        submit: sends reports to the controller (`ControllerDriver.report`).
+        waits: why jobs wait (`ControllerDriver.wait_reasons`).
+    """
+
+    def __init__(
+        self,
+        world: World,
+        store: Store,
+        telemetry: Telemetry,
+        clock: Clock,
+        *,
+        waits: Mapping[JobId, WaitReason],
+    ) -> None:
+        self._store, self._clock = store, clock
+        self._inbox: deque[Callable[[], None]] = deque(maxlen=WAITING_MAX)
+        self._lock = threading.Lock()  # of the accountant
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._submit: Callable[[Sequence[Report]], Future[Any]] | None = None
+        self._accountant = UsageAccountant(telemetry.step_activity, partial(_wait_word, waits))
+        mark = world.table(USAGE_MARKS).get(USAGE_MARK)
+        # Never behind what was counted, if the wall clock was set back.
+        wall_ms = max(int(clock.now_s() * 1000), mark.until_ms if mark is not None else 0)
+        self._offset_ms = wall_ms - int(clock.boottime_s() * 1000)
+        self._stored_ms = self._now_ms()
+        resume_ledger(self._accountant, world, store, mark, self._stored_ms)
+        telemetry.on_samples, telemetry.on_steps = self._on_samples, self._on_steps
+
+    def committed(self, result: StepResult) -> None:
+        """Take what a step committed. Costs one append."""
+        change, now_ms = result.change, self._now_ms()
+        if change.records or change.removed:
+            records, removed = tuple(change.records), tuple(change.removed)
+            self._inbox.append(lambda: self._accountant.apply(records, removed, now_ms))
+
+    def start(self, submit: Callable[[Sequence[Report]], Future[Any]]) -> None:
+        """Start the thread."""
+        self._submit = submit
+        self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Store everything up to now and end the thread; the controller must still run."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout=STOP_TIMEOUT_S)
+
+    def hours(self, since_s: float) -> list[UsageHour]:
+        """All hours from the one that contains `since_s` (Unix seconds) up to now, oldest first."""
+        since_ms = int(since_s * 1000)
+        with self._lock:
+            now_ms = self._now_ms()
+            self._catch_up(now_ms)
+            self._accountant.ledger.settle(now_ms)
+            newest = [usage_hour(hour, found) for hour, found in sorted(self._accountant.ledger.hours.items())]
+        first = since_ms - since_ms % HOUR_MS
+        known = {hour.id for hour in newest}
+        end_ms = min((int(hour.id) * 1000 for hour in newest), default=now_ms)
+        earlier = self._stored_hours(first, end_ms)
+        kept = [hour for hour in newest if int(hour.id) * 1000 >= first]
+        return [*(hour for hour in earlier if hour.id not in known), *kept]
+
+    def parts(self, node_id: NodeId) -> list[tuple[int, str, Part]]:
+        """The parts of a node's devices now: device, job or "", and the part."""
+        with self._lock:
+            self._catch_up(self._now_ms())
+            return list(self._accountant.ledger.parts(node_id))
+
+    def _stored_hours(self, begin_ms: int, end_ms: int) -> list[UsageHour]:
+        """The stored hours of a span. One read of all, or one for each hour, whichever is less."""
+        wanted = [str(hour // 1000) for hour in range(begin_ms, end_ms, HOUR_MS)]
+        if len(wanted) > STORED_READS_MAX:
+            found = self._store.records(USAGE_HOURS)
+        else:
+            found = [one for each in wanted if (one := self._store.record(USAGE_HOURS, each)) is not None]
+        return sorted((one for one in found if begin_ms <= int(one.id) * 1000 < end_ms), key=lambda one: int(one.id))
+
+    # ---- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.wait(TICK_S):
+            try:
+                with self._lock:
+                    self._catch_up(self._now_ms())
+                if self._now_ms() - self._stored_ms >= STORE_EVERY_MS:
+                    self._store_hours()
+            except Exception:  # noqa: BLE001  # an internal error must not end the accounting; the next tick judges again
+                _log.exception("internal error in the ledger of states")
+        self._store_hours()
+
+    def _catch_up(self, now_ms: int) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+        self._accountant.update(now_ms)
+
+    def _store_hours(self) -> None:
+        """Store the hours in memory; those of which a part cannot change any more are then dropped from it."""
+        assert self._submit is not None
+        ledger = self._accountant.ledger
+        with self._lock:
+            now_ms = self._now_ms()
+            self._catch_up(now_ms)
+            ledger.settle(now_ms)
+            hours = tuple(usage_hour(hour, found) for hour, found in ledger.hours.items())
+            nodes = tuple(map(self._accountant.counted_node, ledger.nodes))
+        mark = UsageMark(id=USAGE_MARK, until_ms=now_ms, nodes=nodes)
+        self._stored_ms = now_ms
+        try:
+            self._submit([UsageCounted(hours=hours, mark=mark)]).result(timeout=STOP_TIMEOUT_S)
+        except (PhalanxError, FutureTimeoutError) as error:
+            _log.warning("the usage of the last minute is not stored yet: %s", error)
+            return
+        with self._lock:
+            ledger.drop_hours(now_ms - now_ms % HOUR_MS - HOUR_MS)
+
+    def _on_samples(self, request: SamplesRequest) -> None:
+        now_ms = self._now_ms()
+        self._inbox.append(lambda: self._accountant.add_samples(request, now_ms))
+
+    def _on_steps(self, job_id: JobId) -> None:
+        now_ms = self._now_ms()
+        self._inbox.append(lambda: self._accountant.steps_reported(job_id, now_ms))
+
+    def _now_ms(self) -> int:
+        """Unix milliseconds that do not jump when the wall clock is set."""
+        return int(self._clock.boottime_s() * 1000) + self._offset_ms
+
+
+def _wait_word(waits: Mapping[JobId, WaitReason], job_id: JobId) -> str:
+    found = waits.get(job_id)
+    return "" if found is None else found.reason.value

@@ -1,0 +1,89 @@
+"""Adds up hours of the ledger of states by project, user, queue, GPU model or job. Sums are integers in GPU-microseconds, so they are exact."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from phalanx.core.work.usage_hour import UsageHour, UsageRow
+
+
+class UsageKey(enum.StrEnum):
+    """By what a report groups its rows. GPU: the model of the devices."""
+
+    PROJECT = "project"
+    USER = "user"
+    QUEUE = "queue"
+    GPU = "gpu"
+    JOB = "job"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageSum:
+    """One row. Amounts are GPU-microseconds: a thousandth of a device for a millisecond.
+
+    Attributes:
+        key: "" for time that belongs to none, such as that of free devices.
+        by_state: without states that did not occur.
+        by_note: of each state with notes, the amount of each note.
+        merged: rows that are added up in this one because there were too many; 0 for a row of its own.
+    """
+
+    key: str
+    total: int
+    by_state: dict[str, int]
+    by_note: dict[str, dict[str, int]]
+    merged: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageTotals:
+    """Rows, the largest first, and their sum. `fleet`: what the ledger counted of all nodes; equal to the total of the sum."""
+
+    rows: tuple[UsageSum, ...]
+    total: UsageSum
+    fleet: int
+
+
+def sum_usage(hours: Iterable[UsageHour], by: UsageKey, *, rows_max: int) -> UsageTotals:
+    """The totals of these hours. Rows past `rows_max` are added up in one last row."""
+    sums: dict[str, Counter[tuple[str, str]]] = {}
+    fleet = 0
+    for hour in hours:
+        fleet += hour.fleet
+        for row in hour.rows:
+            amounts = sums.setdefault(_key_of(row, by), Counter())
+            for state, note, amount in row.amounts:
+                amounts[state, note] += amount
+    ordered = sorted(sums.items(), key=lambda item: (-item[1].total(), item[0]))
+    shown, rest = ordered[:rows_max], ordered[rows_max:]
+    rows = [_sum(key, amounts) for key, amounts in shown]
+    if rest:
+        rows.append(_sum("", sum((amounts for _, amounts in rest), Counter()), merged=len(rest)))
+    return UsageTotals(rows=tuple(rows), total=_sum("", sum(sums.values(), Counter())), fleet=fleet)
+
+
+def _key_of(row: UsageRow, by: UsageKey) -> str:
+    match by:
+        case UsageKey.PROJECT:
+            return row.project
+        case UsageKey.USER:
+            return row.user
+        case UsageKey.QUEUE:
+            return row.queue
+        case UsageKey.GPU:
+            return row.model
+        case UsageKey.JOB:
+            return row.job
+
+
+def _sum(key: str, amounts: Counter[tuple[str, str]], *, merged: int = 0) -> UsageSum:
+    by_state: dict[str, int] = {}
+    by_note: dict[str, dict[str, int]] = {}
+    for (state, note), amount in sorted(amounts.items()):
+        by_state[state] = by_state.get(state, 0) + amount
+        if note:
+            by_note.setdefault(state, {})[note] = amount
+    return UsageSum(key=key, total=amounts.total(), by_state=by_state, by_note=by_note, merged=merged)
