@@ -21,6 +21,7 @@ from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.step_context import ControllerSettings
 from phalanx.controller.telemetry import Telemetry
+from phalanx.controller.usage_recorder import UsageRecorder
 from phalanx.core.access.node_tokens import node_token
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
@@ -103,7 +104,9 @@ class ApiHead:
             settings=settings,
             head_id=self.head_id,
         )
+        self.usage = UsageRecorder(controller.world, self.store, self.telemetry, self.clock, waits=controller.waits)
         self.driver = ControllerDriver(
+            on_commit=self.usage.committed,
             controller=controller,
             store=self.store,
             mailboxes=self.mailboxes,
@@ -122,6 +125,7 @@ class ApiHead:
             blobs=FileBlobs(f"{self.home}/blobs"),
             mailboxes=self.mailboxes,
             telemetry=self.telemetry,
+            usage_hours=self.usage.hours,
             clock=self.clock,
             node_secret=SECRET,
             version="0.1.0",

@@ -54,6 +54,7 @@ HELD = [
     (IN_SERVICE, RUNNING, QUIET, STEPS, 500, "low", ""),  # it makes steps: never idle
     (IN_SERVICE, RUNNING, None, STEPS, 500, "computing", UNOBSERVED),
     (IN_SERVICE, RUNNING, None, None, 500, "computing", UNOBSERVED),
+    (IN_SERVICE, RUNNING, None, None, 9, "starting", ""),  # the first sample has not come yet
     (IN_SERVICE, RUNNING, QUIET, None, 500, "idle", ""),
     (IN_SERVICE, RUNNING, EMPTY, None, 500, "unoccupied", ""),
     (IN_SERVICE, RUNNING, EMPTY, None, 5, "unoccupied", ""),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Final
 
 from phalanx.controller.telemetry import silence_s
@@ -16,6 +17,7 @@ from phalanx.controller.usage_demand import UsageDemand
 from phalanx.core.accounting.activity import Activity, ActivityWindow
 from phalanx.core.accounting.state_ledger import Account, Part, StateLedger
 from phalanx.core.accounting.usage_states import (
+    FIRST_SAMPLE_S,
     STARTING_MAX_S,
     UNOBSERVED,
     FreeCapacity,
@@ -175,8 +177,8 @@ class UsageAccountant:
         for grant in attempt.allocation.grants:
             self._on_node.setdefault(grant.node_id, {})[attempt.job_id] = None
             if attempt.running_s is not None:
-                due_ms = int((attempt.running_s + STARTING_MAX_S) * 1000) + 1
-                heapq.heappush(self._due, (due_ms, grant.node_id))
+                for limit_s in (FIRST_SAMPLE_S, STARTING_MAX_S):
+                    heapq.heappush(self._due, (int((attempt.running_s + limit_s) * 1000) + 1, grant.node_id))
 
     def _put_job(self, job: Job, now_ms: int) -> None:
         self._demand.put(job, now_ms / 1000)
@@ -287,6 +289,8 @@ class UsageAccountant:
         activity = self._activity(node_id, device, attempt, now_ms, shared=grant.share is not None)
         steps, arrived_ms = self._step_activity(attempt, now_ms)
         running_s = 0.0 if attempt.running_s is None else max(0.0, now_ms / 1000 - attempt.running_s)
+        if self.unobserved:  # nothing says when it had started
+            running_s = inf
         state = held_state(
             condition,
             attempt_phase(attempt),
@@ -300,8 +304,8 @@ class UsageAccountant:
         if state.state is UsageState.HUNG and steps is not None:
             return state, arrived_ms
         before = self.ledger.state(node_id, device.index, attempt.job_id)
-        follows = _BY_ACTIVITY if steps is None else _BY_STEPS
-        if activity is not None and before is not None and before.state in follows and state.state in follows:
+        may_follow = _FOLLOWING if steps is None else _FOLLOWING_BY_STEPS
+        if activity is not None and before is not None and state.state in may_follow.get(before.state, ()):
             return state, activity.since_ms
         return state, None
 
@@ -369,5 +373,7 @@ class UsageAccountant:
 
 
 # States that follow each other by activity alone, so that a change counts from the sample with which it began.
-_BY_STEPS: Final = frozenset({UsageState.COMPUTING, UsageState.LOW})
-_BY_ACTIVITY: Final = frozenset({UsageState.STARTING, UsageState.IDLE, UsageState.UNOCCUPIED, *_BY_STEPS})
+_ACTIVE: Final = frozenset({UsageState.COMPUTING, UsageState.LOW})
+_BY_ACTIVITY: Final = frozenset({UsageState.IDLE, UsageState.UNOCCUPIED, *_ACTIVE})
+_FOLLOWING: Final = {**dict.fromkeys(_BY_ACTIVITY, _BY_ACTIVITY), UsageState.STARTING: _ACTIVE}
+_FOLLOWING_BY_STEPS: Final = dict.fromkeys(_ACTIVE, _ACTIVE)

@@ -76,17 +76,16 @@ class UsageDemand:
 
 
 def node_requests(role: Role) -> Iterator[NodeRequest]:
-    """What a part of the job takes of a node, for each of its alternatives; nothing for a job without GPUs."""
-    for gpus in role.gpus.choices:
-        if not gpus.milli:
-            continue
-        models = frozenset(model for model, _ in gpus.kinds if model is not None)
-        share = 0 if gpus.share is None else gpus.share.milli_min
-        yield NodeRequest(
-            devices=0 if share else gpus.per_node or gpus.total,
-            share_milli=share,
-            cpus=role.cpus,
-            memory_bytes=role.memory_bytes,
-            total=gpus.per_node is None,
-            models=models,
-        )
+    """What a part of the job takes of a node, for each of its roles and alternatives; nothing for a role without GPUs."""
+    for one in (role, *role.others):
+        for gpus in one.gpus.choices:
+            if gpus.milli:
+                share = 0 if gpus.share is None else gpus.share.milli_min
+                yield NodeRequest(
+                    devices=0 if share else gpus.per_node or gpus.total,
+                    share_milli=share,
+                    cpus=one.cpus,
+                    memory_bytes=one.memory_bytes,
+                    total=gpus.per_node is None,
+                    models=frozenset(model for model, _ in gpus.kinds if model is not None),
+                )

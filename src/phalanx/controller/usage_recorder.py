@@ -77,7 +77,7 @@ class UsageRecorder:
         change, now_ms = result.change, self._now_ms()
         if change.records or change.removed:
             records, removed = tuple(change.records), tuple(change.removed)
-            self._inbox.append(lambda: self._accountant.apply(records, removed, now_ms))
+            self._inbox.append(partial(self._apply, records, removed, now_ms))
 
     def start(self, submit: Callable[[Sequence[Report]], Future[Any]]) -> None:
         """Start the thread."""
@@ -158,6 +158,11 @@ class UsageRecorder:
             return
         with self._lock:
             ledger.drop_hours(now_ms - now_ms % HOUR_MS - HOUR_MS)
+
+    def _apply(self, records: Sequence[Any], removed: Sequence[Any], at_ms: int) -> None:
+        """Account for a commit at its own time, however late the thread comes to it."""
+        self._accountant.apply(records, removed, at_ms)
+        self._accountant.update(at_ms)
 
     def _on_samples(self, request: SamplesRequest) -> None:
         now_ms = self._now_ms()

@@ -22,6 +22,9 @@ from phalanx.core.work.attempt import Attempt, AttemptState, EndCause, MemberSta
 STARTING_MAX_S: Final = 120.0
 """A job without step reports that was not active so long after its processes began is idle, no longer starting. Imports and the loading of
 weights take up to about two minutes; longer starts of jobs with step reports are recognized by the missing first step."""
+FIRST_SAMPLE_S: Final = (
+    10.0  # a job without samples for so long after its processes began is unobserved, no longer starting
+)
 HUNG_GAPS: Final = 10.0
 """Steps that fail to come for so many usual gaps: the factor over the p99 at which a supervisor ends a gang as hung (`node.logic.hang_detector`)."""
 HUNG_MIN_S: Final = (
@@ -221,7 +224,9 @@ def held_state(
 def _still_starts(activity: Activity | None, steps: StepActivity | None, running_s: float) -> bool:
     if steps is not None:
         return not steps.stepped and not steps.announced
-    return activity is not None and not activity.began and not activity.empty and running_s < STARTING_MAX_S
+    if activity is None:
+        return running_s < FIRST_SAMPLE_S
+    return not activity.began and not activity.empty and running_s < STARTING_MAX_S
 
 
 def _state_by_activity(activity: Activity | None, steps: StepActivity | None) -> PartState:
