@@ -27,7 +27,7 @@ SERVED = size(6, 1000)  # seeds with services; each costs a tenth of the others
 DIVIDED = size(4, 1000)  # seeds with MIG slices, as short
 REGRESSION = 48  # seeds of the fixed campaign
 SELDOM_MISSED = 6  # of some fifty rare edges: which are met changes with any change of the scheduler
-ROLES = size(1, 300)  # seeds whose gangs have several roles
+ROLES = size(2, 300)  # seeds whose gangs have several roles
 POOLED = size(12, 1000)  # seeds with a node pool
 FIRST = int(os.environ.get("PHALANX_DRILL_SEED") or (randbelow(1 << 40) if FULL else 1_000_000))
 """Quick runs take the same seeds each time, so that a commit has one verdict; full runs draw fresh ones."""
@@ -51,14 +51,14 @@ def test_seeds_with_services_break_no_invariant():
 
 @pytest.fixture
 def several_roles(monkeypatch):
-    """Half of the jobs whose request allows it have a second role, on as many nodes as the drill has for it."""
+    """Most jobs whose request allows it have a second role, on as many nodes as the drill has for it."""
     spec_of_one_role = workload.UserSimulator._spec
 
     def with_roles(users, **fields):
         spec = spec_of_one_role(users, **fields)
         asked, dice = spec.role.gpus, users._dice
         fixed = not (fields or asked.has_shares or asked.alternatives or asked.nodes_max or spec.topology.slice_nodes)
-        if not fixed or spec.topology.within or asked.total > workload.DEVICES or dice.random() < 0.5:
+        if not fixed or spec.topology.within or asked.total > workload.DEVICES or dice.random() < 0.2:
             return spec
         gpus = dice.choice((GpuRequest(total=0, nodes=1, per_node=0), *map(parse_gpus, ("1x1", "2x1", "1x2", "1x4"))))
         other = replace(spec.role, gpus=gpus, cpus=dice.choice((0, 1)), licences=())
