@@ -1,5 +1,6 @@
 """A fleet of virtual nodes is really measured, as a user would: gloo between ranks, files on this disk, short trainings on the CPU."""
 
+import re
 import signal
 import subprocess
 
@@ -113,6 +114,6 @@ def test_ctrl_c_cancels_the_job(phalanx):
 
 def test_a_calibration_that_fails_shows_why(phalanx):
     failed = phalanx("calibrate", "--quick", "--python", "/bin/false", code=1)
-    assert "failed: rank 0 on n0: exit code 1" in failed.stderr
+    assert re.search(r"failed: rank \d on n\d: exit code 1", failed.stderr)  # whichever ends first
     assert "phalanx logs" in failed.stderr
     assert failed.stdout == ""

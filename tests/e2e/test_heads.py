@@ -109,6 +109,7 @@ def test_leader_killed_under_a_stream_of_submits_loses_none_and_doubles_none(tmp
 
 
 @pytest.mark.prove
+@pytest.mark.timeout(600)
 def test_leader_killed_ten_times_in_a_row_of_three_heads(tmp_path):
     diary = str(tmp_path / "ran")
     with heads(postgres_here.server().empty(), "1x2", "1x2", "1x2") as cluster:
