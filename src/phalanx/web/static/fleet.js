@@ -7,10 +7,12 @@ import { changedNodes, fleet, version } from "./stream.js";
 
 const html = htm.bind(h);
 const SIZES = [[800, 20], [3000, 15], [12000, 11], [40000, 8], [Infinity, 6]]; // largest number of GPUs, and the side of a cell in pixels
-const LETTER_FROM = 11; // smaller cells have a pattern alone
+const LETTER_FROM = 13; // smaller cells have a pattern alone
+const WIDE_FROM = 11; // smaller cells are closer together
 const NAMES_UP_TO = 400; // nodes; with more, the pointer and the arrow keys tell the name
 const TITLE = 20; // height of a place's title
 const NAME = 15;
+const EDGE = 3; // room for the frame of the picked node
 const HELD = "AHI"; // letters of the states in which a job holds a GPU
 
 /** The states of the legend: by letter, in its order. */
@@ -96,16 +98,16 @@ function layout() {
   cell = SIZES.find(([most]) => gpus <= most)[1];
   named = fleet.nodes.length <= NAMES_UP_TO;
   const width = canvas.parentElement.clientWidth - 24;
-  const gap = cell >= LETTER_FROM ? 10 : 4;
+  const gap = cell >= WIDE_FROM ? 10 : 4;
   pen.font = font(12);
   boxes = [];
   titles = [];
-  let [x, y, tallest, place] = [0, 0, 0, null];
+  let [x, y, tallest, place] = [EDGE, EDGE, 0, null];
   fleet.nodes.forEach((name, at) => {
     if (fleet.places[at] !== place) {
       place = fleet.places[at];
       if (at) y += tallest + gap;
-      [x, tallest] = [0, 0];
+      [x, tallest] = [EDGE, 0];
       if (place) {
         titles.push([place, y]);
         y += TITLE;
@@ -114,9 +116,9 @@ function layout() {
     const number = Math.max(1, fleet.cells[at].length);
     const wide = Math.min(number, 8) * cell;
     const box = { x, y, w: named ? Math.max(wide, Math.min(150, pen.measureText(name).width)) : wide, h: Math.ceil(number / 8) * cell + (named ? NAME : 0) };
-    if (x && x + box.w > width) {
+    if (x > EDGE && x + box.w > width) {
       y += tallest + gap;
-      [x, tallest] = [0, 0];
+      [x, tallest] = [EDGE, 0];
       Object.assign(box, { x, y });
     }
     x += box.w + gap;
@@ -138,7 +140,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 
 /** One picture for each state, so that a cell costs one copy. */
 function makeSprites(ratio) {
-  const inset = cell >= LETTER_FROM ? 2 : 1;
+  const inset = cell >= WIDE_FROM ? 2 : 1;
   const side = cell - inset;
   sprites = new Map();
   for (const [letter, state] of states) {
@@ -205,7 +207,7 @@ function drawNode(at, ink = colour("--ink")) {
   const letters = fleet.cells[at];
   for (let index = 0; index < letters.length; index += 1) {
     const picture = sprites.get(letters[index]);
-    const side = cell - (cell >= LETTER_FROM ? 2 : 1);
+    const side = cell - (cell >= WIDE_FROM ? 2 : 1);
     if (picture) pen.drawImage(picture, box.x + (index % 8) * cell, top + Math.floor(index / 8) * cell, side, side);
   }
   pen.globalAlpha = 1;
