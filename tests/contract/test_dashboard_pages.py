@@ -9,10 +9,11 @@ from html.parser import HTMLParser
 import pytest
 
 from phalanx.api.views.fleet import cell_state, fleet_frame
+from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.fleet.node import NodeState
 from phalanx.core.state.events import LabelNodes
 from phalanx.web.assets import load_assets
-from tests.contract.api_head import Supervisor, code
+from tests.contract.api_head import Supervisor, code, until
 from tests.contract.xss_payloads import PAYLOADS
 
 OUR_TAGS = frozenset(
@@ -97,6 +98,33 @@ def test_node_that_is_down_shows_all_its_gpus_down(head, call):
     (node,) = head.store.nodes()
     down = replace(node, state=NodeState.DOWN)
     assert {cell_state(down, device, held=True, utilization=1.0).letter for device in node.devices} == {"X"}
+
+
+def test_held_gpu_shows_what_the_ledger_of_states_says(head, call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    supervisor.run(call.submit())
+    parts = replace(head.parts, usage_parts=head.usage.parts)
+    until(lambda: fleet_frame(parts).cells == ["SSFF"])  # its ranks have just begun
+
+
+@pytest.mark.parametrize(
+    ("state", "note", "letter"),
+    [
+        ("computing", "", "A"),
+        ("computing", "progress unknown", "A"),
+        ("computing", "unobserved", "H"),
+        ("data_bound", "", "W"),
+        ("hung", "", "G"),
+        ("unoccupied", "", "U"),
+        ("free", "", "A"),  # the ledger has not seen the allocation yet: the sample decides
+    ],
+)
+def test_state_of_the_ledger_gives_the_letter(head, call, state, note, letter):
+    Supervisor(call).hello()
+    (node,) = head.store.nodes()
+    usage = PartState(UsageState(state), note)
+    assert cell_state(node, node.devices[0], held=True, utilization=0.9, usage=usage).letter == letter
 
 
 def test_jobs_are_filtered_and_paged_from_the_newest(call, page):

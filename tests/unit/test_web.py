@@ -10,6 +10,7 @@ import pytest
 
 from phalanx.web.assets import load_assets
 from phalanx.web.html import element, join, page_path, table
+from phalanx.web.states import CellState
 
 STATIC = files("phalanx.web").joinpath("static")
 VENDOR = STATIC.joinpath("vendor")
@@ -55,6 +56,14 @@ def test_own_files_hold_no_address_of_another_host():
         if not name.startswith("vendor/"):
             found = set(re.findall(rb"https?://[^\s\"')]+", asset.body))
             assert found <= {b"http://www.w3.org/2000/svg"}, name
+
+
+def test_every_state_has_a_letter_and_a_colour_of_its_own():
+    style = load_assets().by_name["dashboard.css"].body.decode()
+    assert len({state.letter for state in CellState}) == len(CellState)
+    for state in CellState:
+        assert f".cell.{state.value} {{ background: var(--c-{state.value});" in style
+        assert style.count(f"--c-{state.value}:") == 2  # light and dark
 
 
 def test_path_of_the_files_changes_with_their_content():

@@ -13,6 +13,7 @@ from phalanx.controller.read_snapshot import ReadSnapshot
 from phalanx.controller.step_result import Answer
 from phalanx.controller.telemetry import Telemetry
 from phalanx.core.access.audit import AuditCall, ChainTip
+from phalanx.core.accounting.state_ledger import Part
 from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node_pool import NodeTemplate
 from phalanx.core.ids import Epoch, JobId, NodeId, SupervisorId
@@ -291,6 +292,7 @@ class HeadServices:
         leader_status: of a head that shares its store with others; a head that no longer leads sends no answers.
         output_elsewhere: the other heads that have output which this head lacks; empty if it has all output.
         usage_hours: the hours of the ledger of states since a Unix time.
+        usage_parts: the parts of a node's devices now: device, job or "", and the part with its state.
         offer: returns what a node has, given the name of a provider and its text; raises BadRequest. None without providers.
     """
 
@@ -315,5 +317,6 @@ class HeadServices:
     output_elsewhere: str = ""
     offer: Callable[[str, str], NodeTemplate] | None = None
     usage_hours: Callable[[float], list[UsageHour]] = lambda _: []
+    usage_parts: Callable[[NodeId], list[tuple[int, str, Part]]] = lambda _: []
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: ApiLimits = field(default_factory=ApiLimits)

@@ -218,6 +218,7 @@ class Head:
                 mailboxes=self._mailboxes,
                 telemetry=self._telemetry,
                 usage_hours=self._usage.hours,
+                usage_parts=self._usage.parts,
                 clock=self._clock,
                 node_secret=self._secret,
                 version=__version__,

@@ -35,6 +35,7 @@ def fleet_page(frame: FleetFrame, viewer: Viewer) -> Html:
             data_state=state.value,
             data_letter=state.letter,
             data_words=state.words,
+            data_held="yes" if state in HELD_STATES else None,
         )
         for state in CellState
     ]

@@ -20,9 +20,17 @@ class CellState(enum.Enum):
         member.words = words
         return member
 
-    ACTIVE = "active", "A", "held by a job, active"
-    HELD = "held", "H", "held by a job, activity unknown"
-    IDLE = "idle", "I", "held by a job, idle"
+    ACTIVE = "active", "A", "held, computing"
+    LOW = "low", "L", "held, low activity"
+    WAITING = "waiting", "W", "held, waiting for data or other ranks"
+    CHECKPOINTING = "checkpointing", "K", "held, saving a checkpoint"
+    STARTING = "starting", "S", "held, starting"
+    HELD = "held", "H", "held, activity unknown"
+    PREEMPTED = "preempted", "P", "held, stopping for other jobs"
+    IDLE = "idle", "I", "held, idle"
+    UNOCCUPIED = "unoccupied", "U", "held without a process"
+    HUNG = "hung", "G", "held, hung"
+    LOST = "lost", "T", "held by a job that failed"
     FREE = "free", "F", "free"
     RESERVED = "reserved", "R", "reserved"
     OUTSIDE = "outside", "O", "used outside Phalanx"
@@ -32,4 +40,16 @@ class CellState(enum.Enum):
     DOWN = "down", "X", "node is down"
 
 
-HELD_STATES: Final = (CellState.ACTIVE, CellState.HELD, CellState.IDLE)
+HELD_STATES: Final = (
+    CellState.ACTIVE,
+    CellState.LOW,
+    CellState.WAITING,
+    CellState.CHECKPOINTING,
+    CellState.STARTING,
+    CellState.HELD,
+    CellState.PREEMPTED,
+    CellState.IDLE,
+    CellState.UNOCCUPIED,
+    CellState.HUNG,
+    CellState.LOST,
+)

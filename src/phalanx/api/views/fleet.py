@@ -7,6 +7,7 @@ from typing import Final
 
 from phalanx.api.services import HeadServices
 from phalanx.api.views.live import live_attempts
+from phalanx.core.accounting.usage_states import UNOBSERVED, PartState, UsageState
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.topology import LEVELS
@@ -15,17 +16,47 @@ from phalanx.web.states import CellState
 from phalanx.wire.api.fleet import FleetFrame
 
 _ACTIVE_FROM: Final = 0.05  # share of sampled time in which a GPU computed; below it is idle
+_OF_USAGE: Final = {
+    UsageState.COMPUTING: CellState.ACTIVE,
+    UsageState.LOW: CellState.LOW,
+    UsageState.DATA_BOUND: CellState.WAITING,
+    UsageState.COMMUNICATING: CellState.WAITING,
+    UsageState.CHECKPOINTING: CellState.CHECKPOINTING,
+    UsageState.STARTING: CellState.STARTING,
+    UsageState.IDLE: CellState.IDLE,
+    UsageState.UNOCCUPIED: CellState.UNOCCUPIED,
+    UsageState.HUNG: CellState.HUNG,
+    UsageState.LOST: CellState.LOST,
+    UsageState.PREEMPTED: CellState.PREEMPTED,
+}
 
 
 def cell_state(
-    node: Node, device: Device, *, held: bool, utilization: float | None, reserved: bool = False
+    node: Node,
+    device: Device,
+    *,
+    held: bool,
+    utilization: float | None,
+    reserved: bool = False,
+    usage: PartState | None = None,
 ) -> CellState:
-    """Return the state of one GPU. `held`: a job holds it; `utilization`: of its newest sample, None if unknown."""
+    """Return the state of one GPU.
+
+    Args:
+        node: of the GPU.
+        device: the GPU.
+        held: whether a job holds it.
+        utilization: of its newest sample; None if unknown.
+        reserved: whether an active reservation keeps it.
+        usage: of the ledger of states, for a held GPU; None if that does not know it.
+    """
     if node.state is NodeState.DOWN:
         return CellState.DOWN
     if not device.healthy:
         return CellState.BROKEN
     if held:
+        if usage is not None and usage.state in _OF_USAGE:
+            return CellState.HELD if usage.note == UNOBSERVED else _OF_USAGE[usage.state]
         if utilization is None:
             return CellState.HELD
         return CellState.ACTIVE if utilization >= _ACTIVE_FROM else CellState.IDLE
@@ -73,9 +104,16 @@ def _jobs_by_node(services: HeadServices) -> dict[NodeId, dict[int, JobId]]:
 def _letters(services: HeadServices, node: Node, held: Mapping[int, JobId], *, reserved: bool) -> str:
     samples = services.telemetry.node_samples(node.id) if held else None
     used = {} if samples is None else {sample.index: sample.utilization for sample in samples.devices}
+    parts = services.usage_parts(node.id) if held else []
+    usage = {index: part.state for index, job, part in parts if job and job == held.get(index)}
     return "".join(
         cell_state(
-            node, device, held=device.index in held, utilization=used.get(device.index), reserved=reserved
+            node,
+            device,
+            held=device.index in held,
+            utilization=used.get(device.index),
+            reserved=reserved,
+            usage=usage.get(device.index),
         ).letter
         for device in node.devices
     )

@@ -13,10 +13,10 @@ const NAMES_UP_TO = 400; // nodes; with more, the pointer and the arrow keys tel
 const TITLE = 20; // height of a place's title
 const NAME = 15;
 const EDGE = 3; // room for the frame of the picked node
-const HELD = "AHI"; // letters of the states in which a job holds a GPU
 
 /** The states of the legend: by letter, in its order. */
 const states = new Map();
+const heldLetters = new Set();
 const picked = signal(-1);
 const wanted = signal("");
 
@@ -24,6 +24,7 @@ let canvas, pen, sprites, boxes, titles, cell, named;
 
 export function start() {
   for (const one of document.querySelectorAll("#legend li")) {
+    if (one.dataset.held) heldLetters.add(one.dataset.letter);
     states.set(one.dataset.letter, { key: one.dataset.state, words: one.dataset.words, count: one.querySelector(".count"), item: one });
   }
   let shown = false;
@@ -87,7 +88,7 @@ function count() {
     state.item.classList.toggle("none", !found.get(letter));
   }
   const sum = (letters) => [...letters].reduce((all, letter) => all + (found.get(letter) ?? 0), 0);
-  const shown = { held: sum(HELD), gpus: sum(states.keys()), nodes: fleet.nodes.length, running: fleet.counts.running ?? 0, pending: fleet.counts.pending ?? 0 };
+  const shown = { held: sum(heldLetters), gpus: sum(states.keys()), nodes: fleet.nodes.length, running: fleet.counts.running ?? 0, pending: fleet.counts.pending ?? 0 };
   for (const [key, value] of Object.entries(shown)) document.querySelector(`[data-count="${key}"]`).textContent = value;
 }
 
@@ -150,7 +151,7 @@ function makeSprites(ratio) {
     brush.scale(ratio, ratio);
     brush.fillStyle = colour(`--c-${state.key}`);
     brush.fillRect(0, 0, side, side);
-    const light = ["broken", "down"].includes(state.key);
+    const light = ["broken", "down", "hung", "lost"].includes(state.key);
     brush.fillStyle = brush.strokeStyle = light ? "#ffffff" : state.key === "free" ? colour("--soft") : colour("--c-ink");
     if (cell >= LETTER_FROM) {
       brush.font = `${Math.round(side * 0.68)}px ui-monospace, "DejaVu Sans Mono", monospace`;
@@ -171,7 +172,12 @@ function pattern(brush, key, side) {
   };
   brush.lineWidth = 1;
   if (key === "idle") line([0, 1], [1, 0]);
-  else if (key === "held") line([0, 0.5], [1, 0.5]);
+  else if (key === "held" || key === "starting") line([0, 0.5], [1, 0.5]);
+  else if (key === "low") line([0, 1], [0.5, 0.5]);
+  else if (key === "waiting") (line([0, 0.35], [1, 0.35]), line([0, 0.7], [1, 0.7]));
+  else if (key === "checkpointing") line([0.5, 0], [0.5, 1]);
+  else if (key === "unoccupied" || key === "preempted") (line([0, 1], [1, 0]), brush.strokeRect(0.5, 0.5, side - 1, side - 1));
+  else if (key === "hung" || key === "lost") (line([0, 0], [0.5, 1]), line([0.5, 1], [1, 0]));
   else if (key === "broken") (line([0, 0], [1, 1]), line([0, 1], [1, 0]));
   else if (key === "down") (line([0, 0.5], [1, 0.5]), line([0.5, 0], [0.5, 1]));
   else if (key === "draining") line([0, 0], [1, 1]);
@@ -269,7 +275,7 @@ function beside(at, down) {
 
 function Picked({ at }) {
   const rows = [...fleet.cells[at]].map((letter, index) => {
-    const [state, job] = [states.get(letter), HELD.includes(letter) ? jobOf(at, index) : ""];
+    const [state, job] = [states.get(letter), heldLetters.has(letter) ? jobOf(at, index) : ""];
     return html`<tr>
       <td>${index}</td>
       <td><span class=${`cell ${state.key}`} aria-hidden="true">${letter}</span> ${state.words}</td>
