@@ -148,6 +148,49 @@ def test_slurms_books_say_how_each_attempt_ended(alice, books):
     ]
 
 
+QOS, ACCOUNT = ("qos", "normal"), ("account", "chemistry")
+LIMITS = [  # whose, the limit, what goes over it, Slurm's reason with our remedy
+    (QOS, "MaxTRESPerJob=gres/gpu=1", "--gpus 2", "QOSMaxGRESPerJob; ask for fewer GPUs"),
+    (QOS, "MaxTRESPerJob=node=1", "--gpus 2x1", "QOSMaxNodePerJobLimit; ask for fewer nodes"),
+    (QOS, "MaxWall=2", "--gpus 1 --time 10m", "QOSMaxWallDurationPerJobLimit; set a shorter time limit"),
+    (ACCOUNT, "MaxTRES=gres/gpu=1", "--gpus 2", "AssocMaxGRESPerJob; ask for fewer GPUs"),
+    (ACCOUNT, "MaxTRES=node=1", "--gpus 2x1", "AssocMaxNodePerJobLimit; ask for fewer nodes"),
+    (ACCOUNT, "MaxWall=2", "--gpus 1 --time 10m", "AssocMaxWallDurationPerJobLimit; set a shorter time limit"),
+]
+
+
+@contextlib.contextmanager
+def limited(slurm, whose, limit):
+    """A limit in Slurm's books, lifted afterwards."""
+    change = ["sacctmgr", "-i", "modify", *whose, "set"]
+    slurm.lab.run("h0", [*change, limit])
+    try:
+        yield
+    finally:
+        slurm.lab.run("h0", [*change, limit.rpartition("=")[0] + "=-1"])
+
+
+def test_a_job_over_a_limit_of_qos_or_association_ends_at_once_with_slurms_reason(alice, books):
+    alice.up("--account chemistry")
+    for whose, limit, words, why in LIMITS:
+        with limited(books, whose, limit):
+            ended = alice.ended(alice.submit(f"{words} -- true"))
+            assert (limit, ended["state"], ended["attempts"]) == (limit, "failed", 1), ended
+            assert why in ended["detail"]
+    assert alice.ended(alice.submit("--gpus 2x1 --time 10m -- true"))["state"] == "succeeded"
+
+
+def test_a_limit_that_other_jobs_use_up_lets_a_job_wait_with_slurms_reason(alice, books):
+    alice.up("--account chemistry")
+    with limited(books, QOS, "MaxTRESPerUser=gres/gpu=1"):
+        first = alice.submit("--gpus 1 -- sleep 600")
+        alice.runs(first)
+        second = alice.submit("--gpus 1 -- true")
+        alice.until(lambda: "QOSMaxGRESPerUser" in alice(f"why {second}"), "why says Slurm's reason")
+        alice(f"cancel {first}")
+        assert alice.ended(second)["state"] == "succeeded"
+
+
 def over(slurm, job):
     row = sacct(slurm, job, "End")
     return row is not None and row != ["Unknown"]
