@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from phalanx.api.pages import pages as page_routes
 from phalanx.api.views.fleet import cell_state, fleet_frame
 from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.fleet.node import NodeState
@@ -136,6 +137,25 @@ def test_jobs_are_filtered_and_paged_from_the_newest(call, page):
     assert [row[1] for row in page("/jobs?name=j7").cells] == ["j7"]
     assert page("/jobs?state=failed").cells == []
     assert call("admin", "GET", "/jobs?state=asleep").status_code == 400
+
+
+def test_nodes_come_in_pages_by_name(call, page, monkeypatch):
+    monkeypatch.setattr(page_routes, "NODES_SHOWN", 2)
+    for name in ("n2", "n0", "n1"):
+        Supervisor(call, name, f"s-{name}").hello()
+    first = page("/nodes")
+    assert [row[0] for row in first.cells] == ["n0", "n1"]
+    (further,) = [attrs["href"] for tag, attrs in first.tags if tag == "a" and "after=" in attrs.get("href", "")]
+    assert [row[0] for row in page(further).cells] == ["n2"]
+
+
+def test_node_shows_its_newest_history_first(call, page):
+    Supervisor(call).hello()
+    for why in ("first", "second"):
+        assert call("operator", "POST", "/v1/nodes/n0/drain", {"why": why}).status_code == 200
+        assert call("operator", "POST", "/v1/nodes/n0/undrain").status_code == 200
+    drained = [row[2] for row in page("/nodes/n0").cells if row[1] == "drained"]
+    assert drained == ["n0 is drained by opal: second", "n0 is drained by opal: first"]
 
 
 def test_job_shows_its_history_and_hides_from_others_what_the_api_hides(call, page):

@@ -9,8 +9,11 @@ from http.cookies import SimpleCookie
 
 import httpx
 import pytest
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
 from phalanx.api.auth.browser_sessions import CODE_LIFETIME_S, CODES_PER_USER, SESSION_LIFETIME_S, SESSIONS_PER_USER
+from phalanx.api.auth.session_cookie import session_secret, set_session_cookie
 from phalanx.core.access.node_tokens import node_token
 from phalanx.core.state.events import ChangeUser, PutToken, RevokeToken
 from phalanx.web.document import CONTENT_SECURITY_POLICY
@@ -176,6 +179,27 @@ def test_cookie_is_out_of_reach_of_scripts_and_of_other_sites(browser):
     assert "path=/" in cookie
     assert "domain" not in cookie
     assert "secure" not in cookie  # plain HTTP on loopback
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "name"),
+    [
+        ("http", b"127.0.0.1:7600", "phalanx-session-7600"),
+        ("http", b"[::1]:7601", "phalanx-session-7601"),
+        ("https", b"gpu-a:7600", "__Host-phalanx-session-7600"),
+        ("https", b"gpu-a", "__Host-phalanx-session-443"),
+    ],
+)
+def test_cookie_is_of_one_host_and_port_and_secure_over_tls(scheme, host, name):
+    connection = HTTPConnection({"type": "http", "scheme": scheme, "headers": [(b"host", host)]})
+    response = Response()
+    set_session_cookie(response, connection, "secret")
+    found, *attributes = response.headers["set-cookie"].split("; ")
+    assert found == f"{name}=secret"
+    assert ("Secure" in attributes) == (scheme == "https")
+    assert not any(attribute.lower().startswith("domain") for attribute in attributes)
+    sent = {**connection.scope, "headers": [(b"host", host), (b"cookie", f"a=b; {found}".encode())]}
+    assert session_secret(HTTPConnection(sent)) == "secret"
 
 
 def test_sign_in_makes_a_new_secret_and_ends_the_session_before(browser, another):

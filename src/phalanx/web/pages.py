@@ -163,8 +163,8 @@ def in_tree_order(queues: Sequence[QueueView]) -> list[tuple[QueueView, int]]:
     return found
 
 
-def nodes_page(nodes: Sequence[NodeView], viewer: Viewer) -> Html:
-    """Return all nodes with their health."""
+def nodes_page(nodes: Sequence[NodeView], more: int, viewer: Viewer) -> Html:
+    """Return nodes with their health. `more`: how many follow on further pages."""
     rows = [
         (
             link(node.id, "nodes", node.id),
@@ -179,7 +179,8 @@ def nodes_page(nodes: Sequence[NodeView], viewer: Viewer) -> Html:
     ]
     titles = ("Node", "State", "GPUs", "Held", "Load", "Failures", "Health")
     shown = table(titles, rows, caption="Nodes", empty="No node has joined yet.")
-    return document("nodes", "Nodes", _live(shown), viewer=viewer)
+    further = element("p", link(f"{more} more nodes", "nodes", after=nodes[-1].id)) if more else None
+    return document("nodes", "Nodes", _live(shown, further), viewer=viewer)
 
 
 def node_page(node: NodeView, history: Sequence[HistoryLine], viewer: Viewer) -> Html:

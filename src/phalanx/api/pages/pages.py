@@ -12,11 +12,12 @@ from phalanx.api.auth.redaction import JobRedactor
 from phalanx.api.http.routing import MediaType, OptionalNonNegative, RouteTable, identify_caller
 from phalanx.api.pages.responses import error_page, page_response, sign_in_page, viewer_of
 from phalanx.api.routes.audit import audit_line_view
-from phalanx.api.routes.nodes import read_node, read_nodes
+from phalanx.api.routes.events import newest_seq
+from phalanx.api.routes.nodes import read_node
 from phalanx.api.routes.queues import read_queues
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.views.fleet import fleet_frame
-from phalanx.api.views.live import live_job_view, live_job_views
+from phalanx.api.views.live import live_attempts, live_job_view, live_job_views, live_node_views
 from phalanx.api.views.records import attempt_view
 from phalanx.core.access.caller import may_access_job
 from phalanx.core.errors import BadRequest, NotPermitted, NotSignedIn
@@ -31,7 +32,9 @@ from phalanx.wire.api.jobs import JobDetail
 
 JOBS_SHOWN: Final = 100  # on one page
 HISTORY_SHOWN: Final = 1000  # lines of one job, oldest first
-NODE_HISTORY_SHOWN: Final = 500  # lines of one node
+NODES_SHOWN: Final = 500  # on one page
+NODE_HISTORY_SHOWN: Final = 500  # lines of one node, the newest first
+NODE_HISTORY_SEARCHED: Final = 100_000  # newest lines of all nodes and jobs, among which those are looked for
 
 routes = RouteTable()
 
@@ -109,25 +112,31 @@ async def show_queues(request: Request) -> Response:
 
 
 @routes.get("/nodes", Action.VIEW, reply=MediaType.HTML, error_page=error_page)
-async def show_nodes(request: Request) -> Response:
-    """Show all nodes with their health."""
-    found = await run_in_thread(read_nodes, runtime_of(request).services)
-    viewer = viewer_of(request)
-    return page_response(request, await run_in_thread(pages.nodes_page, found.nodes, viewer))
+async def show_nodes(request: Request, after: str = "") -> Response:
+    """Show nodes with their health, by id, from the first one after `after`."""
+    services, viewer = runtime_of(request).services, viewer_of(request)
+
+    def read() -> Html:
+        found = sorted((node for node in services.store.nodes() if node.id > after), key=lambda node: node.id)
+        shown = live_node_views(services, found[:NODES_SHOWN], live_attempts(services))
+        return pages.nodes_page(shown, len(found) - len(shown), viewer)
+
+    return page_response(request, await run_in_thread(read))
 
 
 @routes.get("/nodes/{node_id}", Action.VIEW, reply=MediaType.HTML, error_page=error_page)
 async def show_node_page(request: Request, node_id: NodeId) -> Response:
-    """Show one node."""
-    services, caller, viewer = runtime_of(request).services, caller_of(request), viewer_of(request)
+    """Show one node, with its history among the newest lines of the head."""
+    runtime, caller, viewer = runtime_of(request), caller_of(request), viewer_of(request)
+    store = runtime.services.store
 
     def read() -> Html:
-        node = read_node(services, node_id)
+        node = read_node(runtime.services, node_id)
         lines: list[HistoryLine] = []
-        after = 0
-        while page := services.store.history(node_id=node_id, after=after, limit=NODE_HISTORY_SHOWN):
+        after = max(0, newest_seq(runtime) - NODE_HISTORY_SEARCHED)
+        while page := store.history(node_id=node_id, after=after, limit=NODE_HISTORY_SHOWN):
             lines, after = [*lines, *page][-NODE_HISTORY_SHOWN:], page[-1].seq
-        return pages.node_page(node, JobRedactor(services.store, caller).redact_all(lines), viewer)
+        return pages.node_page(node, JobRedactor(store, caller).redact_all(lines), viewer)
 
     return page_response(request, await run_in_thread(read))
 

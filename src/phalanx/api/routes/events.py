@@ -54,7 +54,7 @@ async def all_events(request: Request, after: OptionalNonNegative = None) -> Res
     """Follow all jobs from now on, or after a seq: `story` events, and after each batch the `state` of its jobs."""
     runtime = runtime_of(request)
     last_id = request.headers.get("last-event-id")
-    start = _after(request, after or 0) if last_id or after is not None else await run_in_thread(_newest, runtime)
+    start = _after(request, after or 0) if last_id or after is not None else await run_in_thread(newest_seq, runtime)
     caller = caller_of(request)
     return EventStream(runtime, caller.user, _follow_all(runtime, caller, start), _permission_check(request))
 
@@ -156,8 +156,8 @@ def _lines(
     return runtime.services.store.history(job_id=job_id, node_id=node_id, after=after, limit=limit)
 
 
-def _newest(runtime: ApiRuntime) -> int:
-    """Return the seq of the newest line. Seqs are dense and the store pages forward, so bisect: about 40 short reads."""
+def newest_seq(runtime: ApiRuntime) -> int:
+    """Return the seq of the newest line of the history. Seqs are dense and the store pages forward, so bisect: about 40 short reads."""
     history = runtime.services.store.history
     low, high = 0, 1
     while history(after=high, limit=1):
