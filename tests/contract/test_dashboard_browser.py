@@ -147,7 +147,7 @@ def test_job_is_cancelled_by_keyboard_with_its_reason(head, call, page):
 
 
 def test_others_job_has_no_buttons_and_a_viewer_no_drain(call, page, supervisor):
-    job = call.submit()
+    job = call.submit(gpus=64, allow_never=True)  # it waits
     sign_in(call, page, "viewer")
     page.open(f"{call.url}/jobs/{job}")
     live(page)
