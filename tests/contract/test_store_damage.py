@@ -107,6 +107,7 @@ def judged(home, every, *large):
     return tuple(int(word) for word in lines[-1].split()[1:])
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("large", [(), ("large",)], ids=["checked at the start", "too large for that"])
 def test_damaged_copies_open_clean_or_are_refused(home, large):
     count, refused, earlier = judged(home, EVERY, *large)
