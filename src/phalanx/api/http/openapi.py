@@ -43,8 +43,10 @@ def openapi_document(app: FastAPI, version: str) -> dict[str, Any]:
         for route in routes:
             for method in route.methods or ():
                 _describe(document["paths"][route.path_format][method.lower()], route, schemas)
+        found = document.get("components", {}).get("schemas", {})
+        enumerations = {name: schema for name, schema in found.items() if "enum" in schema}  # of query parameters
         document["components"] = {
-            "schemas": schemas.components,
+            "schemas": enumerations | schemas.components,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         }
         app.openapi_schema = document
