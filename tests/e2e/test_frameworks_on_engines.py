@@ -124,10 +124,13 @@ def environment(name):
     return found
 
 
-def assert_one_world(cluster, *words, prefix=""):
-    """MPICH 4.0 over UCX does not always return from MPI_Finalize between PID namespaces, with its own mpirun and without Phalanx too (in 9 of 100
-    runs, after all output). Such a run is repeated."""
-    for last in (False, False, False, True):
+def assert_one_world(cluster, mpi, *words, prefix=""):
+    """Run it, and look for one world of all ranks.
+
+    MPICH 4.0 over UCX does not always return from MPI_Finalize between PID namespaces, with its own mpirun and without Phalanx too (in 9 of 100
+    runs, after all output). Such a run is repeated, three times at most; Open MPI has one try.
+    """
+    for last in (False, False, False, True) if mpi == "mpich" else (True,):
         try:
             said = cluster.said("run", *words)
         except AssertionError as error:
@@ -142,17 +145,17 @@ def assert_one_world(cluster, *words, prefix=""):
 
 def test_mpirun_makes_one_world_over_both_nodes(cluster, mpi):
     words = ["--nodes", "2", "--gpus", str(RANKS), "--time", "1m"]
-    assert_one_world(cluster, *words, "--", f"mpirun.{mpi}", f"./ring_{mpi}")
+    assert_one_world(cluster, mpi, *words, "--", f"mpirun.{mpi}", f"./ring_{mpi}")
 
 
 def test_mpirun_in_a_batch_script_makes_one_world_over_both_nodes(cluster, mpi):
     cluster.put(f"batch_{mpi}.sh", BATCH.format(program=f"ring_{mpi}").replace("mpirun", f"mpirun.{mpi}"))
-    assert_one_world(cluster, f"batch_{mpi}.sh", prefix="[rank 0] ")
+    assert_one_world(cluster, mpi, f"batch_{mpi}.sh", prefix="[rank 0] ")
 
 
 def test_srun_in_a_batch_script_makes_one_world_over_both_nodes(cluster, mpi):
     cluster.put(f"srun_{mpi}.sh", BATCH.format(program=f"ring_{mpi}").replace("mpirun", "srun"))
-    assert_one_world(cluster, f"srun_{mpi}.sh", prefix="[rank 0] ")
+    assert_one_world(cluster, mpi, f"srun_{mpi}.sh", prefix="[rank 0] ")
 
 
 def test_jax_initializes_without_arguments_on_both_nodes(cluster):
