@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from phalanx.core.errors import NeverFits
-from phalanx.core.fleet.summary import node_kind, summary_of
+from phalanx.core.fleet.summary import NodeKinds, node_kind, summary_of
 from phalanx.core.scheduling.shape import acceptable_shapes, preferred_shape
 from phalanx.core.work.gpus import GpuRequest, parse_gpus
 from phalanx.core.work.spec import Role
@@ -215,3 +215,11 @@ def test_every_shape_fits_the_empty_fleet_and_a_refused_total_has_none(sizes, to
 def test_kind_of_a_node_does_not_know_its_name():
     assert node_kind(make_node("n0", 8)) == node_kind(make_node("n1", 8))
     assert node_kind(make_node("n0", 8)) != node_kind(make_node("n1", 8, cpus=64))
+
+
+def test_the_kind_of_a_node_follows_its_record():
+    kinds, one = NodeKinds(), make_node("n0", 2)
+    before = kinds.summary_of([one])
+    assert kinds.kind_of(one) is kinds.kind_of(one)
+    smaller = replace(one, devices=one.devices[:1])
+    assert kinds.summary_of([smaller]) == summary_of([smaller]) != before

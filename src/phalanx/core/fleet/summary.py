@@ -10,10 +10,12 @@ from typing import Final
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.mig import MigProfile
 from phalanx.core.fleet.node import Node
+from phalanx.core.ids import NodeId
 from phalanx.core.resources import NO_RESOURCES, Extras, Resources
 
 SlicesOf = Callable[[tuple[MigProfile, ...]], int]
 """How many MIG slices of a request's kind an empty device with these profiles has room for."""
+_KINDS_KEPT: Final = 100_000  # nodes, of which some are gone: 8 fleets of 12,500
 _MEMORY_GRANTED: Final = 0.95  # vendors' "80 GB" cards report a little less than 80 GiB
 
 
@@ -140,6 +142,28 @@ def summary_of(nodes: Iterable[Node]) -> FleetSummary:
 def summary_from_counts(kinds: Counter[NodeKind]) -> FleetSummary:
     """The summary of nodes that the caller has already counted by kind."""
     return FleetSummary(tuple(sorted((kind, count) for kind, count in kinds.items() if count > 0)))
+
+
+class NodeKinds:
+    """The kind of each node, computed once for each version of its record. Safe for several threads: a race only repeats work."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[NodeId, tuple[Node, NodeKind]] = {}
+
+    def kind_of(self, node: Node) -> NodeKind:
+        """The kind of a node."""
+        known = self._known.get(node.id)
+        if known is None or known[0] is not node:
+            if len(self._known) >= _KINDS_KEPT:
+                self._known.clear()
+            known = self._known[node.id] = (node, node_kind(node))
+        return known[1]
+
+    def summary_of(self, nodes: Iterable[Node]) -> FleetSummary:
+        """Summarise the fleet. Linear in its nodes."""
+        return summary_from_counts(Counter(map(self.kind_of, nodes)))
 
 
 def node_kind(node: Node) -> NodeKind:

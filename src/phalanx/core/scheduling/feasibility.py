@@ -42,7 +42,7 @@ from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.capacity import nodes_resources
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.node_pool import NodePool, PoolNode, startable_nodes
-from phalanx.core.fleet.summary import FleetSummary, summary_of
+from phalanx.core.fleet.summary import FleetSummary, NodeKinds, summary_of
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId, PoolId, QueueId, ReservationId, UserId
 from phalanx.core.resources import GPUS, NO_RESOURCES, Resources, extras_of, quantity, quantity_text
@@ -179,6 +179,7 @@ class FeasibilityChecker:
     __slots__ = (
         "_awaited",
         "_licences",
+        "_node_kinds",
         "_nodes",
         "_outlooks",
         "_pooled",
@@ -191,7 +192,8 @@ class FeasibilityChecker:
         "valid_until_s",
     )
 
-    def __init__(self, cluster: ClusterLimits, now_s: float) -> None:
+    def __init__(self, cluster: ClusterLimits, now_s: float, node_kinds: NodeKinds | None = None) -> None:
+        self._node_kinds = node_kinds or NodeKinds()
         self._nodes = dict(sorted(cluster.nodes.items()))  # messages must not depend on the order of the nodes
         startable = startable_nodes(list(cluster.node_pools.values()), dict(cluster.pool_nodes), self._nodes)
         self._pooled = {node.id: (pool, node) for pool, node in startable}
@@ -432,7 +434,9 @@ class FeasibilityChecker:
         if chosen is ALL_NODES:
             summary = self._summaries.get(scope)
             if summary is None:
-                summary = self._summaries[scope] = summary_of(nodes.values())
+                known = scope is _Scope.NOW  # nodes of the other scopes are restored ones, new each time
+                summary = self._node_kinds.summary_of(nodes.values()) if known else summary_of(nodes.values())
+                self._summaries[scope] = summary
         else:
             nodes = {node_id: node for node_id, node in nodes.items() if chosen.admits(node_id)}
             summary = summary_of(nodes.values())
@@ -586,11 +590,15 @@ class FeasibilityCache:
     """The checker of the present state; another one once that has changed.
 
     A world counts its changes (`capacity_version`). A snapshot does not, so that its owner must call `drop` after a change.
+
+    Attributes:
+        node_kinds: what is known of the nodes; it outlives a checker, since most nodes stay as they are.
     """
 
-    __slots__ = ("_checker", "_version")
+    __slots__ = ("_checker", "_version", "node_kinds")
 
     def __init__(self) -> None:
+        self.node_kinds = NodeKinds()
         self._checker: FeasibilityChecker | None = None
         self._version: int | None = None
 
@@ -608,7 +616,7 @@ class FeasibilityCache:
             or self._version != cluster.capacity_version
             or not found.now_s - CLOCK_STEP_S <= now_s < found.valid_until_s
         ):
-            found = self._checker = FeasibilityChecker(cluster, now_s)
+            found = self._checker = FeasibilityChecker(cluster, now_s, self.node_kinds)
             self._version = cluster.capacity_version
         return found
 

@@ -16,7 +16,7 @@ from phalanx.core.errors import NeverFits
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.mig import DeviceMig, MigProfile
 from phalanx.core.fleet.node import Node, NodeState
-from phalanx.core.fleet.summary import node_kind, summary_from_counts, summary_of
+from phalanx.core.fleet.summary import NodeKinds, summary_from_counts, summary_of
 from phalanx.core.fleet.topology import TopologyTree, build_topology_tree
 from phalanx.core.ids import NodeId, ReservationId
 from phalanx.core.scheduling.needs import Need, Places
@@ -433,19 +433,21 @@ class ShapeCache:
         self,
         nodes: Mapping[NodeId, Node],
         fit: FleetIndex,
+        node_kinds: NodeKinds,
         reservations: Mapping[ReservationId, Reservation] = NO_RESERVATIONS,
     ) -> None:
         self._nodes = nodes
+        self._kind_of = node_kinds.kind_of
         self._fit = fit
         self._reservations = reservations
         self._shapes: dict[tuple[Role, NodeFilter], tuple[Shape, ...] | WaitReason] = {}
         self._needs: dict[tuple[object, ...], tuple[Need, ...]] = {}
-        self._kinds = Counter(node_kind(node) for node in nodes.values() if node.schedulable)
+        self._kinds = Counter(self._kind_of(node) for node in nodes.values() if node.schedulable)
         self._summary = summary_from_counts(self._kinds)
 
     def invalidate(self, node: Node) -> None:
         """The node accepts work now, or no longer does: drop the cached results."""
-        self._kinds[node_kind(node)] += 1 if node.schedulable else -1
+        self._kinds[self._kind_of(node)] += 1 if node.schedulable else -1
         self._summary = summary_from_counts(self._kinds)
         self._shapes.clear()
         self._needs.clear()

@@ -113,7 +113,7 @@ class Scheduler:
         self.more_due = False
         self.stale = True
         self._seen_nodes: dict[NodeId, Node] = {}
-        self._shaping = ShapeCache(self._seen_nodes, self.fleet_index)
+        self._shaping = ShapeCache(self._seen_nodes, self.fleet_index, self.feasibility.node_kinds)
         self._classes = JobClassRegistry()
         self.speeds = JobSpeeds(self.policy)
         self._charges = QuotaCharges()
@@ -200,7 +200,9 @@ class Scheduler:
         ):
             known.clear()
         self._classes.clear_throttles()
-        self._shaping = ShapeCache(self._seen_nodes, self.fleet_index, snapshot.reservations)
+        self._shaping = ShapeCache(
+            self._seen_nodes, self.fleet_index, self.feasibility.node_kinds, snapshot.reservations
+        )
         jobs = sorted(snapshot.jobs.values(), key=lambda job: job.seq)
         if not self._history_learned:
             self._learn_history(jobs)
