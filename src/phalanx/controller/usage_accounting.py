@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
 
+from phalanx.controller.free_device_demand import FreeDeviceDemand
 from phalanx.controller.telemetry import silence_s
-from phalanx.controller.usage_demand import UsageDemand
 from phalanx.core.accounting.activity import Activity, ActivityWindow
 from phalanx.core.accounting.state_ledger import Account, Part, StateLedger
 from phalanx.core.accounting.usage_states import (
@@ -81,7 +81,7 @@ class UsageAccountant:
         self.ledger = StateLedger()
         self.unobserved = False  # a time is replayed in which no head ran
         self._step_source = step_source
-        self._demand = UsageDemand(wait_reason)
+        self._demand = FreeDeviceDemand(wait_reason)
         self._nodes: dict[NodeId, Node] = {}
         self._members: dict[NodeId, PoolNode] = {}
         self._pools: dict[PoolId, NodePool] = {}

@@ -17,7 +17,7 @@ JOBS_FOR_USUAL: Final = 20  # before so many jobs were seen, a job for one devic
 _ONE_DEVICE: Final = NodeRequest(devices=1)
 
 
-class UsageDemand:
+class FreeDeviceDemand:
     """See the module. `wait_reason`: why a job waits, as a word; empty if it does not wait any more."""
 
     def __init__(self, wait_reason: Callable[[JobId], str]) -> None:
@@ -41,7 +41,7 @@ class UsageDemand:
         if job.spec.begin_s is not None and job.spec.begin_s > now_s:
             self._later[job.id] = job
             return
-        requests = tuple(node_requests(job.spec.role))
+        requests = tuple(requests_of_role(job.spec.role))
         for request in requests:
             self._waiting.setdefault(request, {})[job.id] = None
         if requests:
@@ -50,7 +50,7 @@ class UsageDemand:
     def placed(self, job: Job) -> None:
         """Count a job that starts among the usual ones."""
         self._seen += 1
-        for request in node_requests(job.spec.role):
+        for request in requests_of_role(job.spec.role):
             self._usual[request] = None
             self._usual.move_to_end(request)
         while len(self._usual) > USUAL_MAX:
@@ -75,7 +75,7 @@ class UsageDemand:
         return found
 
 
-def node_requests(role: Role) -> Iterator[NodeRequest]:
+def requests_of_role(role: Role) -> Iterator[NodeRequest]:
     """What a part of the job takes of a node, for each of its roles and alternatives; nothing for a role without GPUs."""
     for one in (role, *role.others):
         for gpus in one.gpus.choices:
