@@ -150,7 +150,11 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
                 "at_s": 1.0,
                 "devices": [sample],
                 "load_1m": 1.0,
+                "cpu_utilization": 0.5,
                 "memory_available_bytes": 1,
+                "memory_total_bytes": 2,
+                "network_received_bytes_per_s": 1.0,
+                "network_sent_bytes_per_s": 1.0,
                 "disk_free_bytes": 1,
                 "every_s": 1.0,
             }

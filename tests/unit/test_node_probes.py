@@ -140,6 +140,11 @@ def test_every_sample_of_gpm_is_freed():
     assert held == []
 
 
+def test_a_gpu_that_does_not_say_why_it_is_slow_has_unknown_throttle_reasons():
+    probe = opened(fake_nvml(nvmlDeviceGetCurrentClocksThrottleReasons=refuse))
+    assert [sample.throttle for sample in probe.sample()] == [None, None]
+
+
 OPTIONAL = [
     name
     for name in vars(fake_nvml())

@@ -147,7 +147,7 @@ class StreamsReply(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
     """One sample of a device. `utilization` 0..1 of the named counter; None if the device does not report it.
 
-    `processes`: number of processes on it; None if the supervisor does not know.
+    `throttle`: why its clocks are held down, by name. `processes`: number of processes on it. None: the supervisor does not know.
     """
 
     index: int
@@ -158,21 +158,28 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
     memory_total_bytes: int | None = None
     power_w: float | None = None
     temperature_c: float | None = None
-    throttle: tuple[str, ...] = ()
+    throttle: tuple[str, ...] | None = None
     virtual: bool = False
     job_id: JobId | None = None
     processes: int | None = None
 
 
 class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples of a node and all its devices. `every_s`: usual time to the next request."""
+    """Samples of a node and all its devices. `every_s`: usual time to the next request.
+
+    CPU (0..1 of all its CPUs) and network are means since the request before; None if the node does not know.
+    """
 
     supervisor_id: SupervisorId
     node_id: NodeId
     at_s: float
     devices: list[DeviceSample]
     load_1m: float = 0.0
-    memory_available_bytes: int = 0
+    cpu_utilization: float | None = None
+    memory_available_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    network_received_bytes_per_s: float | None = None
+    network_sent_bytes_per_s: float | None = None
     disk_free_bytes: int = 0
     every_s: float = 1.0
 

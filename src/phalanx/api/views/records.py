@@ -435,7 +435,7 @@ def _device_view(
         memory_used_bytes=None if sample is None else sample.memory_used_bytes,
         power_w=None if sample is None else sample.power_w,
         temperature_c=None if sample is None else sample.temperature_c,
-        throttle=[] if sample is None else list(sample.throttle),
+        throttle=[] if sample is None else list(sample.throttle or ()),
         outside=job_id is None and device.index in node.foreign_usage.devices,
         nvlinks=list(device.nvlinks),
         pci_bus=device.pci_bus,

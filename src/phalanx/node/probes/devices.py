@@ -48,7 +48,7 @@ class DeviceReading:
         memory_total_bytes: of the device.
         power_w: drawn now.
         temperature_c: of the chip.
-        throttle: why the clocks are held down, by name, sorted; idleness is not included.
+        throttle: why the clocks are held down, by name, sorted; idleness is not included. None where the driver does not say.
         virtual: True on a virtual device.
         xids: XID errors since the previous sample, in order.
         ecc_uncorrected: uncorrectable memory errors since the driver was loaded.
@@ -64,7 +64,7 @@ class DeviceReading:
     memory_total_bytes: int | None
     power_w: float | None = None
     temperature_c: float | None = None
-    throttle: tuple[str, ...] = ()
+    throttle: tuple[str, ...] | None = None
     virtual: bool = False
     xids: tuple[int, ...] = ()
     ecc_uncorrected: int | None = None

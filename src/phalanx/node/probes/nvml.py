@@ -218,10 +218,10 @@ class NvmlProbe:
             return None
         return sample
 
-    def _throttle(self, handle: Any) -> tuple[str, ...]:
+    def _throttle(self, handle: Any) -> tuple[str, ...] | None:
         bits = self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         if bits is None:
-            return ()
+            return None
         names = {
             name for tail, name in _THROTTLE.items() if bits & getattr(self._nvml, f"nvmlClocksThrottleReason{tail}", 0)
         }

@@ -21,6 +21,7 @@ from phalanx.node.head_link.head_connection import (
     RequestRejected,
 )
 from phalanx.node.probes.devices import DeviceProbe, DeviceReading, node_facts
+from phalanx.node.probes.host_load import HostLoad
 from phalanx.node.probes.virtual_devices import VirtualProbe
 from phalanx.wire import supervisor as wire
 
@@ -63,6 +64,7 @@ class Sampler:
         self._reported_s = -math.inf
         self._connection = HeadConnection(access)
         self._probe = probe
+        self._host = HostLoad(time.monotonic)
         self._node_id = node_id
         self._supervisor_id = supervisor_id
         self._folder = folder
@@ -150,6 +152,7 @@ class Sampler:
             )
             for sample in taken
         ]
+        host = self._host.read()
         try:
             request = wire.SamplesRequest(
                 supervisor_id=self._supervisor_id,
@@ -157,7 +160,11 @@ class Sampler:
                 at_s=time.time(),
                 devices=devices,
                 load_1m=os.getloadavg()[0],
-                memory_available_bytes=_memory_available_bytes(),
+                cpu_utilization=host.cpu_utilization,
+                memory_available_bytes=host.memory_available_bytes,
+                memory_total_bytes=host.memory_total_bytes,
+                network_received_bytes_per_s=host.network_received_bytes_per_s,
+                network_sent_bytes_per_s=host.network_sent_bytes_per_s,
                 disk_free_bytes=node_facts(self._folder).disk_free_bytes,
                 every_s=every_s,
             )
@@ -170,11 +177,3 @@ def report_every_s(renew_in_s: float, *, busy: bool) -> float:
     """The interval between samples sent to the head, if it requests a renewal every `renew_in_s`."""
     least_s = BUSY_S if busy else IDLE_S
     return least_s if renew_in_s <= _SMALL_S else max(least_s, renew_in_s)
-
-
-def _memory_available_bytes() -> int:
-    with open("/proc/meminfo", encoding="ascii") as meminfo:
-        for line in meminfo:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0

@@ -1,4 +1,4 @@
-"""The node's network ports and PCI attachments from /sys. Read once, when the supervisor starts.
+"""The node's network ports and PCI attachments from /sys. Read once, when the supervisor starts (`host_load` reads their counters).
 
 Sources: Documentation/ABI/testing/sysfs-class-net, sysfs-class-infiniband and sysfs-bus-pci of the Linux kernel.
 """
@@ -22,10 +22,16 @@ _ETHERNET: Final = "1"  # ARPHRD_ETHER; IP over InfiniBand is 32, and reported b
 def nics(root: str = _SYS) -> tuple[Nic, ...]:
     """Ports by name: those with hardware; if there are none (a container, the lab), all except loopback."""
     network = os.path.join(root, "class", "net")
+    found = [_port(network, name) for name in ethernet_ports(root)]
+    return tuple(sorted([*found, *_adapters(os.path.join(root, "class", "infiniband"))], key=lambda nic: nic.name))
+
+
+def ethernet_ports(root: str = _SYS) -> list[str]:
+    """The names of the Ethernet ports with hardware; if there are none, of all except loopback."""
+    network = os.path.join(root, "class", "net")
     names = [name for name in _listed(network) if _text(network, name, "type") == _ETHERNET]
     real = [name for name in names if os.path.exists(os.path.join(network, name, "device"))]
-    found = [_port(network, name) for name in real or names if name != "lo"]
-    return tuple(sorted([*found, *_adapters(os.path.join(root, "class", "infiniband"))], key=lambda nic: nic.name))
+    return [name for name in real or names if name != "lo"]
 
 
 def numa_of(pci_bus: str, root: str = _SYS) -> int | None:
