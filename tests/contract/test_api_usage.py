@@ -6,7 +6,8 @@
 import msgspec
 import pytest
 
-from phalanx.cli.report.command import _lines, _notes
+from phalanx.cli.report.report_table import report_page
+from phalanx.cli.report.usage import usage_table
 from phalanx.cli.terminal import Terminal
 from phalanx.core.accounting.usage_states import UsageState
 from phalanx.core.state.records import USAGE_MARKS
@@ -57,6 +58,17 @@ def test_rows_past_the_limit_are_added_up_in_one(head, call):
     assert [row["merged"] for row in found["rows"]] == [0, 1]
 
 
+def test_a_period_has_the_hours_that_it_touches(head, call):
+    Supervisor(call).hello()
+    head.clock.ahead_s += 3 * 3600.0
+    now_s = head.clock.now_s()
+    middle = report(call, since_s=now_s - 7200.0, until_s=now_s - 3600.0)
+    assert middle["since_s"] == now_s - 7200.0 - (now_s - 7200.0) % 3600.0
+    hours = (middle["until_s"] - middle["since_s"]) / 3600
+    devices = len(head.store.nodes()[0].devices)
+    assert check_sums(middle) == devices * 3600e6 * hours > 0
+
+
 @pytest.mark.parametrize("query", ["", "since_s=-1", "since_s=nan", "since_s=0&by=colour", "since_s=0&limit=0"])
 def test_wrong_parameters_are_refused(call, query):
     assert 400 <= call("viewer", "GET", f"/v1/usage?{query}").status_code < 500
@@ -89,7 +101,9 @@ def test_the_table_shows_states_that_occurred_and_what_is_unsure(head, call):
     call("user", "POST", "/v1/jobs", {"run": ["true"], "gpus": 1, "workdir": "/w"})
     head.clock.ahead_s += 3600.0
     found = msgspec.convert(report(call, by="user"), UsageReportView)
-    title, *rows = _lines(found, WIDE)
+    shown = usage_table(found)
+    title, *rows = shown.lines(WIDE)
     assert title.split() == ["USER", "GPU-HOURS", "STARTING", "FREE"]
     assert [row.split()[0] for row in rows] == ["(no", "ada", "total"]
-    assert _notes(found) == ()
+    assert shown.notes == ()
+    assert report_page(shown, "phalanx report usage <x>").count("<tr>") == 4

@@ -30,13 +30,14 @@ def write_picture(path: str, panels: Sequence[tuple[str, Panel]], *, title: str,
 
 
 def build_figure_page(
-    panels: Sequence[tuple[str, Panel]], *, title: str, lead: str, command: str, table: str = ""
+    panels: Sequence[tuple[str, Panel]], *, title: str, lead: str, command: str, table: str = "", texts: str = ""
 ) -> str:
-    """Return the page as HTML: the rows of a table if there is one, then each panel, given with its name."""
+    """Return the page as HTML: the rows of a table if there is one, then each panel, given with its name, then paragraphs."""
     from phalanx import __version__
 
     sections = [f"<table>{table}</table>"] if table else []
     sections += [inline_svg(panel, name) for name, panel in panels]
+    sections += [texts] if texts else []
     return Template(files("phalanx.cli").joinpath("figure_page.html").read_text(encoding="utf-8")).substitute(
         theme=theme_css(),
         title=escape(title),

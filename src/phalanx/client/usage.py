@@ -15,8 +15,11 @@ else:
 class UsageApi(ApiCalls):
     """Report what GPUs were used for."""
 
-    def usage_report(self, *, by: str, since_s: float, limit: int = 1000) -> api.UsageReportView:
-        """Return the GPU-hours of the fleet by state, since the hour of a Unix time, with a row for each project, user, queue, gpu or job."""
+    def usage_report(
+        self, *, by: str, since_s: float, until_s: float | None = None, limit: int = 1000
+    ) -> api.UsageReportView:
+        """Return the GPU-hours of the fleet by state in the hours of a period, with a row for each project, user, queue, gpu or job."""
         return self._get(
-            "/v1/usage" + query_string({"by": by, "since_s": since_s, "limit": limit}), api.UsageReportView
+            "/v1/usage" + query_string({"by": by, "since_s": since_s, "until_s": until_s, "limit": limit}),
+            api.UsageReportView,
         )

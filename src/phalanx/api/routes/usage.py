@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from fastapi import Query
 from starlette.requests import Request
@@ -14,6 +14,7 @@ from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.core.accounting.usage_report import UsageKey, UsageSum, sum_usage
 from phalanx.core.accounting.usage_states import UsageState
+from phalanx.core.work.usage_hour import UsageHour
 from phalanx.core.work.users import Action
 from phalanx.wire.api.usage import UsageReportView, UsageRowView, UsageTotalView
 
@@ -27,20 +28,39 @@ routes = RouteTable()
 async def usage_report(
     request: Request,
     since_s: Annotated[float, Query(ge=0, le=1e11)],
+    until_s: Annotated[float | None, Query(ge=0, le=1e11)] = None,
     by: UsageKey = UsageKey.PROJECT,
     limit: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_MAX,
 ) -> Response:
-    """Report the GPU-hours of the fleet by state since the hour of a Unix time; they add up to fleet x time."""
-    return json_response(await run_in_thread(_report, runtime_of(request).services, since_s, by, limit))
+    """Report the GPU-hours of the fleet by state, in the hours that a period of Unix times touches; they add up to fleet x time."""
+    return json_response(await run_in_thread(_report, runtime_of(request).services, Hours(since_s, until_s), by, limit))
 
 
-def _report(services: HeadServices, since_s: float, by: UsageKey, limit: int) -> UsageReportView:
-    found = sum_usage(services.usage_hours(since_s), by, rows_max=limit)
+class Hours(NamedTuple):
+    """The hours that a period touches, in Unix seconds. `until_s`: None for now."""
+
+    since_s: float
+    until_s: float | None
+
+    def read(self, services: HeadServices) -> list[UsageHour]:
+        """The hours of the ledger."""
+        hours = services.usage_hours(self.since_s)
+        return hours if self.until_s is None else [hour for hour in hours if int(hour.id) < self.until_s]
+
+    def bounds_s(self, now_s: float) -> tuple[float, float]:
+        """Its beginning, and its end, which is never later than now."""
+        end_s = now_s if self.until_s is None else min(now_s, self.until_s + -self.until_s % HOUR_S)
+        return self.since_s - self.since_s % HOUR_S, end_s
+
+
+def _report(services: HeadServices, hours: Hours, by: UsageKey, limit: int) -> UsageReportView:
+    found = sum_usage(hours.read(services), by, rows_max=limit)
+    since_s, until_s = hours.bounds_s(services.clock.now_s())
     by_state_us = {state.value: found.total.by_state.get(state.value, 0) for state in UsageState}
     return UsageReportView(
         by=by.value,
-        since_s=since_s - since_s % HOUR_S,
-        until_s=services.clock.now_s(),
+        since_s=since_s,
+        until_s=until_s,
         rows=[_row(one) for one in found.rows],
         total=UsageTotalView(
             fleet_gpu_hours=found.fleet / HOUR_US,

@@ -36,7 +36,7 @@ class UsageTotalView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageReportView(msgspec.Struct, frozen=True, kw_only=True):
-    """A usage report. `since_s`: Unix time from which it counts, the beginning of an hour; `until_s`: when it was made."""
+    """A usage report. `since_s`: Unix time from which it counts, the beginning of an hour; `until_s`: to which, the end of an hour or now."""
 
     by: str
     since_s: float
