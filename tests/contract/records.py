@@ -8,11 +8,24 @@ from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.node import Node, NodeState
 from phalanx.core.fleet.node_pool import NodePool, NodeTemplate, PoolNode, PoolNodeState
-from phalanx.core.ids import Epoch, JobId, NodeId, PoolId, ProjectId, QueueId, ReservationId, ServiceId, TokenId, UserId
+from phalanx.core.ids import (
+    Epoch,
+    Generation,
+    JobId,
+    NodeId,
+    PoolId,
+    ProjectId,
+    QueueId,
+    ReservationId,
+    ServiceId,
+    TokenId,
+    UserId,
+)
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.state.records import RECORDS, Idempotency
 from phalanx.core.work.allocation import Allocation, NodeGrant
 from phalanx.core.work.attempt import Attempt, AttemptState, EndCause
+from phalanx.core.work.attempt_use import AttemptUse, DeviceUse, NodeUse
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job, JobState
@@ -221,12 +234,19 @@ def one_of_each_kind():
             until_ms=7_200_250,
             nodes=(CountedNode(id=NodeId("n0"), devices=(0,), model="h100", pool=""),),
         ),
+        attempt_use(1),
         job(1, RUNNING, epoch=1),
         attempt(1),
         service(),
         revision(),
         key(1),
     )
+
+
+def attempt_use(seq, epoch=1):
+    device = DeviceUse(node=NodeId("n0"), index=0, observed_ms=1000, busy_ms=250.5, peak=0.9, memory_peak_bytes=1 << 30)
+    node = NodeUse(node=NodeId("n0"), generation=Generation(1), earlier_cpu_s=1.5, memory_peak_bytes=1 << 33)
+    return AttemptUse(job_id=JobId(str(seq)), epoch=Epoch(epoch), counter="nvml_gpu", devices=(device,), nodes=(node,))
 
 
 def usage_hour(begin_s=3600):

@@ -138,6 +138,14 @@ def test_cpu_and_memory_of_a_task_are_reported(rig):
     assert attempt.containment.cpu_seconds() > 0.01
 
 
+def test_the_memory_of_all_tasks_is_measured_while_they_run(rig):
+    attempt = rig.open()
+    script = "x = bytearray(b'1') * 50_000_000; import signal; signal.pause()"
+    for number in range(2):
+        rig.run(attempt, (sys.executable, "-S", "-E", "-c", script), task=f"rank-{number}")
+    until(lambda: attempt.containment.memory_bytes() > 100_000_000)
+
+
 @pytest.mark.parametrize(
     ("command", "cwd", "stage", "code"),
     [

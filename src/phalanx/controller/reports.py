@@ -52,6 +52,8 @@ def handle_report(context: StepContext, report: Report) -> None:
         case UsageCounted():
             for hour in report.hours:
                 context.change.put(hour)
+            for use in report.attempts:
+                context.change.put(use)
             context.change.put(report.mark)
         case _:
             context.apply_event(report.job_id, report)

@@ -153,6 +153,10 @@ class UsageAccountant:
             if activity.stepped and fresh:
                 heapq.heappush(self._due, (hung_at_ms, grant.node_id))
 
+    def live_attempt(self, job_id: JobId) -> Attempt | None:
+        """The attempt of a job that holds its allocation now."""
+        return self._attempts.get(job_id)
+
     def counted_node(self, node_id: NodeId) -> CountedNode:
         """What the ledger must know again of a node that counts now, if the node is gone by then."""
         devices = self._devices(node_id)

@@ -15,17 +15,19 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any, Final
 
+from phalanx.controller.attempt_use_tracker import AttemptUseTracker
 from phalanx.controller.step_result import StepResult
 from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.usage_accounting import UsageAccountant
 from phalanx.controller.usage_resume import resume_ledger, usage_hour
 from phalanx.core.accounting.state_ledger import HOUR_MS, Part
 from phalanx.core.errors import PhalanxError
-from phalanx.core.ids import JobId, NodeId
+from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.state.events import Report, UsageCounted
 from phalanx.core.state.plan import WaitReason
-from phalanx.core.state.records import USAGE_HOURS, USAGE_MARKS
+from phalanx.core.state.records import ATTEMPT_USES, USAGE_HOURS, USAGE_MARKS
 from phalanx.core.state.world import World
+from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.usage_hour import USAGE_MARK, UsageHour, UsageMark
 from phalanx.ports.clock import Clock
 from phalanx.ports.store import Store
@@ -64,6 +66,9 @@ class UsageRecorder:
         self._thread: threading.Thread | None = None
         self._submit: Callable[[Sequence[Report]], Future[Any]] | None = None
         self._accountant = UsageAccountant(telemetry.step_activity, partial(_wait_word, waits))
+        self._attempt_uses = AttemptUseTracker(
+            self._accountant.live_attempt, lambda key: store.record(ATTEMPT_USES, key)
+        )
         mark = world.table(USAGE_MARKS).get(USAGE_MARK)
         # Never behind what was counted, if the wall clock was set back.
         wall_ms = max(int(clock.now_s() * 1000), mark.until_ms if mark is not None else 0)
@@ -112,6 +117,13 @@ class UsageRecorder:
             self._catch_up(self._now_ms())
             return list(self._accountant.ledger.parts(node_id))
 
+    def attempt_use(self, job_id: JobId, epoch: Epoch) -> AttemptUse | None:
+        """What an attempt used of its devices and nodes; None if nothing was measured."""
+        with self._lock:
+            self._catch_up(self._now_ms())
+            found = self._attempt_uses.find(job_id, epoch)
+        return found or self._store.record(ATTEMPT_USES, (job_id, epoch))
+
     def _stored_hours(self, begin_ms: int, end_ms: int) -> list[UsageHour]:
         """The stored hours of a span. One read of all, or one for each hour, whichever is less."""
         wanted = [str(hour // 1000) for hour in range(begin_ms, end_ms, HOUR_MS)]
@@ -129,18 +141,18 @@ class UsageRecorder:
                 with self._lock:
                     self._catch_up(self._now_ms())
                 if self._now_ms() - self._stored_ms >= STORE_EVERY_MS:
-                    self._store_hours()
+                    self._store_all()
             except Exception:  # noqa: BLE001  # an internal error must not end the accounting; the next tick judges again
                 _log.exception("internal error in the ledger of states")
-        self._store_hours()
+        self._store_all(stopping=True)
 
     def _catch_up(self, now_ms: int) -> None:
         while self._inbox:
             self._inbox.popleft()()
         self._accountant.update(now_ms)
 
-    def _store_hours(self) -> None:
-        """Store the hours in memory; those of which a part cannot change any more are then dropped from it."""
+    def _store_all(self, *, stopping: bool = False) -> None:
+        """Store the hours in memory, and the use of attempts; what cannot change any more is then dropped from it."""
         assert self._submit is not None
         ledger = self._accountant.ledger
         with self._lock:
@@ -149,14 +161,16 @@ class UsageRecorder:
             ledger.settle(now_ms)
             hours = tuple(usage_hour(hour, found) for hour, found in ledger.hours.items())
             nodes = tuple(map(self._accountant.counted_node, ledger.nodes))
+            uses = self._attempt_uses.to_store(now_ms, everything=stopping)
         mark = UsageMark(id=USAGE_MARK, until_ms=now_ms, nodes=nodes)
         self._stored_ms = now_ms
         try:
-            self._submit([UsageCounted(hours=hours, mark=mark)]).result(timeout=STOP_TIMEOUT_S)
+            self._submit([UsageCounted(hours=hours, mark=mark, attempts=tuple(uses))]).result(timeout=STOP_TIMEOUT_S)
         except (PhalanxError, FutureTimeoutError) as error:
             _log.warning("the usage of the last minute is not stored yet: %s", error)
             return
         with self._lock:
+            self._attempt_uses.stored(uses, now_ms)
             ledger.drop_hours(now_ms - now_ms % HOUR_MS - HOUR_MS)
 
     def _apply(self, records: Sequence[Any], removed: Sequence[Any], at_ms: int) -> None:
@@ -166,7 +180,11 @@ class UsageRecorder:
 
     def _on_samples(self, request: SamplesRequest) -> None:
         now_ms = self._now_ms()
-        self._inbox.append(lambda: self._accountant.add_samples(request, now_ms))
+        self._inbox.append(partial(self._add_samples, request, now_ms))
+
+    def _add_samples(self, request: SamplesRequest, now_ms: int) -> None:
+        self._accountant.add_samples(request, now_ms)
+        self._attempt_uses.add_samples(request, now_ms)
 
     def _on_steps(self, job_id: JobId) -> None:
         now_ms = self._now_ms()

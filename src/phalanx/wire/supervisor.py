@@ -164,6 +164,19 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
     processes: int | None = None
 
 
+class JobSample(msgspec.Struct, frozen=True, kw_only=True):
+    """What the processes of one member used since its generation began.
+
+    `memory_peak_bytes`: the highest memory of all of them together; pages that they share may count for each.
+    """
+
+    job_id: JobId
+    epoch: Epoch
+    generation: Generation
+    cpu_s: float
+    memory_peak_bytes: int
+
+
 class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Samples of a node and all its devices. `every_s`: usual time to the next request.
 
@@ -182,6 +195,7 @@ class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
     network_sent_bytes_per_s: float | None = None
     disk_free_bytes: int = 0
     every_s: float = 1.0
+    jobs: list[JobSample] = []
 
 
 class OpenExec(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ from phalanx.core.ids import (
     UserId,
 )
 from phalanx.core.work.attempt import EndCause, TaskExit
+from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job, JobState, PublishedCheckpoint
 from phalanx.core.work.pace import StepPace
@@ -623,10 +624,11 @@ class ProviderReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageCounted:
-    """The ledger of states has counted up to `mark`: replaces these hours."""
+    """The ledger of states has counted up to `mark`: replaces these hours, and the measured use of these attempts."""
 
     hours: tuple[UsageHour, ...]
     mark: UsageMark
+    attempts: tuple[AttemptUse, ...] = ()
 
 
 Report = (

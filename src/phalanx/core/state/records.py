@@ -24,6 +24,7 @@ from phalanx.core.ids import (
     UserId,
 )
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Project, Queue, QueueUsage
@@ -119,6 +120,16 @@ NODE_POOLS: Final = RecordKind[PoolId, NodePool]("node pool", NodePool, "node_po
 POOL_NODES: Final = RecordKind[NodeId, PoolNode]("pooled node", PoolNode, "pool_nodes", 1)
 USAGE_HOURS: Final = RecordKind[str, UsageHour]("usage of an hour", UsageHour, "usage_hours", 4, in_world=False)
 USAGE_MARKS: Final = RecordKind[str, UsageMark]("end of the counted usage", UsageMark, "usage_marks", 4)
+ATTEMPT_USES: Final = RecordKind[tuple[JobId, Epoch], AttemptUse](
+    "use of an attempt",
+    AttemptUse,
+    "attempt_uses",
+    5,
+    key=("job_id", "epoch"),
+    columns=(RecordColumn("job_id"), RecordColumn("epoch", int)),
+    pages=(("job_id", ""), ("epoch", -1)),
+    in_world=False,
+)
 LICENCES: Final = RecordKind[str, Licence]("licence", Licence, "licences", 3)
 JOBS: Final = RecordKind[JobId, Job](
     "job",
@@ -182,6 +193,7 @@ Record = (
     | Licence
     | UsageHour
     | UsageMark
+    | AttemptUse
     | Job
     | Attempt
     | Service
@@ -204,6 +216,7 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     LICENCES,
     USAGE_HOURS,
     USAGE_MARKS,
+    ATTEMPT_USES,
     JOBS,
     ATTEMPTS,
     SERVICES,

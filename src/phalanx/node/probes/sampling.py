@@ -39,6 +39,7 @@ class Sampler:
         busy: the job on each device index now.
         pids: the ranks on each device index now.
         number: the head's index of a device.
+        job_samples: what the processes of each member used.
         on_xids: receives errors of the GPU driver: the device's index here, and the XIDs.
         pace: the head's renewal interval in seconds; it grows with the fleet, and samples follow it.
     """
@@ -56,9 +57,11 @@ class Sampler:
         ended: threading.Event,
         head_index: Callable[[int], int] = lambda index: index,
         renew_interval_s: Callable[[], float] = lambda: 0.0,
+        job_samples: Callable[[], list[wire.JobSample]] = list,
         on_xids: Callable[[int, tuple[int, ...]], None] = lambda _index, _xids: None,
     ) -> None:
         self._on_xids = on_xids
+        self._job_samples = job_samples
         self._number = head_index
         self._pace = renew_interval_s
         self._reported_s = -math.inf
@@ -167,6 +170,7 @@ class Sampler:
                 network_sent_bytes_per_s=host.network_sent_bytes_per_s,
                 disk_free_bytes=node_facts(self._folder).disk_free_bytes,
                 every_s=every_s,
+                jobs=self._job_samples(),
             )
             self._connection.call("POST", "/v1/node/samples", wire.encode(request), timeout_s=_ASK_S)
         except (OSError, HeadUnavailable, RegistrationRequired, RequestRejected, msgspec.MsgspecError) as error:

@@ -182,6 +182,18 @@ class Cgroup:
             pass
         return 0.0
 
+    def memory_bytes(self) -> int | None:
+        """The memory of its processes without files, which the kernel can drop; None without the memory controller.
+
+        Source: Documentation/admin-guide/cgroup-v2.rst, memory.stat: `anon` and `shmem`.
+        """
+        try:
+            with open(f"{self.folder}/memory.stat") as stat:
+                found = dict(line.split() for line in stat)
+            return int(found["anon"]) + int(found["shmem"])
+        except (OSError, KeyError, ValueError):
+            return None
+
     def remove(self) -> bool:
         """Remove it with all descendants; False if a process still lives in it."""
         limit = time.monotonic() + _REMOVE_LIMIT_S

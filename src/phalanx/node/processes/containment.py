@@ -219,11 +219,19 @@ class Containment:
             return None
         return MemoryOveruse(used_bytes=used_bytes, asked_bytes=limits.memory_bytes)
 
-    def cpu_seconds(self) -> float:
+    def memory_bytes(self, read: Callable[[], sweeps.Table] = read_table) -> int:
+        """The memory of all members. Without the memory controller of a cgroup, pages that members share count for each of them."""
+        counted = None if self._cgroup is None else self._cgroup.memory_bytes()
+        if counted is not None:
+            return counted
+        table = read()
+        return sum(table[pid].resident_bytes for pid in self._members(table))
+
+    def cpu_seconds(self, read: Callable[[], sweeps.Table] = read_table) -> float:
         """CPU time of all members, including dead ones that their parents waited for."""
         if self._cgroup is not None:
             return self._cgroup.cpu_seconds()
-        table = read_table()
+        table = read()
         ticks = sum(table[pid].cpu_ticks for pid in self._members(table))
         keeper = table.get(self._keeper.pid)
         if keeper is not None and keeper.identity == self._keeper:

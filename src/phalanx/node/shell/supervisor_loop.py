@@ -21,6 +21,7 @@ from phalanx.core.state.commands import Command
 from phalanx.core.state.events import Report as ReportedEvent
 from phalanx.core.state.events import TaskExited
 from phalanx.core.work.seats import Seat
+from phalanx.node.diagnosis.job_usage import JobUsageProbe
 from phalanx.node.diagnosis.memory_watch import MemoryWatch
 from phalanx.node.diagnosis.rank_monitor import RankMonitor
 from phalanx.node.files import checkpoint_folders, job_accounts
@@ -167,6 +168,7 @@ class SupervisorLoop:
             ended=ended,
             head_index=self._number,
             renew_interval_s=lambda: self._renewer.renew_in_s,
+            job_samples=JobUsageProbe(self._presents.all).sample,
             on_xids=self._watch.kernel_log.add_xids,
         )
         self._memory_watch = MemoryWatch(
