@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
 
+from phalanx.controller.energy_accounting import count_energy
 from phalanx.controller.free_device_demand import FreeDeviceDemand
 from phalanx.controller.telemetry import silence_s
 from phalanx.core.accounting.activity import Activity, ActivityWindow
+from phalanx.core.accounting.energy_ledger import EnergyLedger
 from phalanx.core.accounting.state_ledger import Account, Part, StateLedger
 from phalanx.core.accounting.usage_states import (
     FIRST_SAMPLE_S,
@@ -79,6 +81,7 @@ class UsageAccountant:
 
     def __init__(self, step_source: StepSource, wait_reason: Callable[[JobId], str]) -> None:
         self.ledger = StateLedger()
+        self.energy = EnergyLedger()
         self.unobserved = False  # a time is replayed in which no head ran
         self._step_source = step_source
         self._demand = FreeDeviceDemand(wait_reason)
@@ -133,6 +136,7 @@ class UsageAccountant:
         silent_at_ms = now_ms + int(silence_s(request) * 1000)
         for sample in request.devices:
             self._add_sample(request.node_id, sample, now_ms, silent_at_ms)
+        count_energy(self.energy, self.ledger, request, now_ms)
         self._changed[request.node_id] = None
         heapq.heappush(self._due, (silent_at_ms + 1, request.node_id))
 
@@ -162,7 +166,8 @@ class UsageAccountant:
         devices = self._devices(node_id)
         account = self._account(node_id, devices[0]) if devices else Account()
         indices = tuple(self.ledger.device_indices(node_id))
-        return CountedNode(id=node_id, devices=indices, model=account.model, pool=account.pool)
+        meters = self.energy.meters(node_id)
+        return CountedNode(id=node_id, devices=indices, model=account.model, pool=account.pool, meters=meters)
 
     def _put_attempt(self, attempt: Attempt) -> None:
         known = self._attempts.get(attempt.job_id)
@@ -232,6 +237,7 @@ class UsageAccountant:
             if devices:
                 whole = Part(self._account(node_id, devices[0]), MILLI_PER_DEVICE, PartState(UsageState.PROVISIONING))
                 self.ledger.open_node(node_id, {device.index: whole for device in devices}, now_ms)
+            self.energy.keep(node_id, [device.index for device in devices])
             for key in [key for key in self._windows if key[0] == node_id]:
                 del self._windows[key]
         if not devices:
@@ -249,6 +255,8 @@ class UsageAccountant:
             if left:
                 parts[""] = self._free_part(node_id, device, condition, capacity, left, now_ms)
             self.ledger.set_device(node_id, device.index, parts, now_ms)
+            holders = tuple((part.milli, part.account) for part in parts.values())
+            self.energy.hold(node_id, device.index, holders, now_ms)
 
     def _devices(self, node_id: NodeId) -> Sequence[Device]:
         node = self._nodes.get(node_id)

@@ -29,17 +29,25 @@ def usage_hour(hour_ms: int, found: HourAmounts) -> UsageHour:
     by_account: dict[Account, list[tuple[str, str, int]]] = {}
     for (account, state), amount in found.amounts.items():
         by_account.setdefault(account, []).append((state.state.value, state.note, amount))
-    rows = tuple(UsageRow(**account._asdict(), amounts=tuple(amounts)) for account, amounts in by_account.items())
-    return UsageHour(id=str(hour_ms // 1000), fleet=found.fleet, rows=rows)
+    energy: dict[Account, list[tuple[str, int, int]]] = {}
+    for (account, source), (millijoules, covered) in found.energy.items():
+        energy.setdefault(account, []).append((source, millijoules, covered))
+    rows = tuple(
+        UsageRow(**account._asdict(), amounts=tuple(by_account.get(account, ())), energy=tuple(energy.get(account, ())))
+        for account in {**by_account, **energy}
+    )
+    return UsageHour(id=str(hour_ms // 1000), fleet=found.fleet, rows=rows, millijoules=found.millijoules)
 
 
 def hour_amounts(hour: UsageHour) -> HourAmounts:
     """The hour of the ledger that a record stores."""
-    found = HourAmounts(fleet=hour.fleet)
+    found = HourAmounts(fleet=hour.fleet, millijoules=hour.millijoules)
     for row in hour.rows:
         account = Account(row.model, row.pool, row.project, row.user, row.queue, row.job)
         for state, note, amount in row.amounts:
             found.amounts[account, PartState(UsageState(state), note)] = amount
+        for source, millijoules, covered in row.energy:
+            found.energy[account, source] = (millijoules, covered)
     return found
 
 
@@ -53,12 +61,15 @@ def resume_ledger(accountant: UsageAccountant, world: World, store: Store, mark:
     if mark is not None:
         begin_ms = min(mark.until_ms, now_ms)
         _load_hours(accountant, store, begin_ms)
+        for node in mark.nodes:
+            accountant.energy.resume(node.id, node.meters)
         accountant.unobserved = True
         for at_ms, _, change in sorted(_changes(accountant, world, store, mark), key=lambda one: one[:2]):
             change(min(max(at_ms, begin_ms), now_ms))
         accountant.unobserved = False
     accountant.apply((*world.attempts.values(), *world.nodes.values(), *world.pool_nodes.values()), (), now_ms)
     accountant.update(now_ms)
+    accountant.energy.keep_nodes(accountant.ledger.nodes)
 
 
 def _load_hours(accountant: UsageAccountant, store: Store, begin_ms: int) -> None:

@@ -177,10 +177,26 @@ class JobSample(msgspec.Struct, frozen=True, kw_only=True):
     memory_peak_bytes: int
 
 
+class EnergyReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The energy that a meter has counted, in millijoules, at a moment of the node's boot clock.
+
+    `meter`: names what counts; two readings can be subtracted only if it is the same. `integrated`: the supervisor adds up samples of the power,
+    since the device has no counter.
+    """
+
+    index: int
+    meter: str
+    millijoules: int
+    at_ns: int
+    integrated: bool = False
+
+
 class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Samples of a node and all its devices. `every_s`: usual time to the next request.
 
     CPU (0..1 of all its CPUs) and network are means since the request before; None if the node does not know.
+    `energy`: readings since the last request that was answered, oldest first: of these samples, and of the begin and end of attempts. `sent_ns`:
+    the node's boot clock as it was sent.
     """
 
     supervisor_id: SupervisorId
@@ -196,6 +212,8 @@ class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
     disk_free_bytes: int = 0
     every_s: float = 1.0
     jobs: list[JobSample] = []
+    energy: list[EnergyReading] = []
+    sent_ns: int = 0
 
 
 class OpenExec(msgspec.Struct, frozen=True, kw_only=True):

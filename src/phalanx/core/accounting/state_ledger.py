@@ -41,10 +41,18 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class HourAmounts:
-    """One hour. `fleet`: thousandths times milliseconds of all nodes."""
+    """One hour.
+
+    Attributes:
+        fleet: thousandths times milliseconds of all nodes.
+        energy: by account and by what counted it, millijoules and the thousandths times milliseconds that they cover.
+        millijoules: what all meters counted.
+    """
 
     amounts: dict[tuple[Account, PartState], int] = field(default_factory=dict)
     fleet: int = 0
+    energy: dict[tuple[Account, str], tuple[int, int]] = field(default_factory=dict)
+    millijoules: int = 0
 
 
 class _OpenPart:
@@ -139,6 +147,17 @@ class StateLedger:
         """Count everything up to now."""
         for node in self._nodes.values():
             self._settle_node(node, at_ms)
+
+    def add_energy(self, hour_ms: int, source: str, shares: Mapping[Account, tuple[int, int]], total: int) -> None:
+        """Count the energy of a device in one hour: millijoules and time of each account, and their total.
+
+        Energy of an hour that is no longer in memory, since its reading came so late, counts in the oldest one that is.
+        """
+        hour = self._hour(max(hour_ms, min(self.hours, default=hour_ms)))
+        hour.millijoules += total
+        for account, (millijoules, covered) in shares.items():
+            known = hour.energy.get((account, source), (0, 0))
+            hour.energy[account, source] = (known[0] + millijoules, known[1] + covered)
 
     def drop_hours(self, before_ms: int) -> None:
         """Drop hours that began earlier; states can no longer be changed back there."""

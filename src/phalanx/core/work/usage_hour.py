@@ -16,6 +16,7 @@ class UsageRow:
 
     Attributes:
         amounts: state, note, and thousandths of a device times milliseconds.
+        energy: what counted it (`core.accounting.energy_ledger.EnergySource`), millijoules, and the thousandths times milliseconds that it covers.
     """
 
     model: str
@@ -25,15 +26,41 @@ class UsageRow:
     queue: str
     job: str
     amounts: tuple[tuple[str, str, int], ...]
+    energy: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageHour:
-    """What all devices did in one hour. `id`: its beginning in Unix seconds, as text; `fleet`: the sum that all rows must have."""
+    """What all devices did in one hour.
+
+    Attributes:
+        id: its beginning in Unix seconds, as text.
+        fleet: the sum that the amounts of all rows must have.
+        millijoules: what the meters of all devices counted; the sum that the energy of all rows must have.
+    """
 
     id: str
     fleet: int
     rows: tuple[UsageRow, ...]
+    millijoules: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedMeter:
+    """The newest reading of a device's energy. Later energy is counted from it.
+
+    Attributes:
+        sender: the supervisor that sent it, and the node's boot clock then, so that an older reading is recognized.
+        spans: since when (Unix milliseconds) who held the device after it, as (thousandths, words of the account); empty if it was one holder.
+    """
+
+    index: int
+    meter: str
+    source: str
+    millijoules: int
+    at_ms: int
+    sender: tuple[str, int] = ("", 0)
+    spans: tuple[tuple[int, tuple[tuple[int, tuple[str, ...]], ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +71,7 @@ class CountedNode:
     devices: tuple[int, ...]
     model: str
     pool: str
+    meters: tuple[CountedMeter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

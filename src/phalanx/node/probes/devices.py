@@ -53,6 +53,7 @@ class DeviceReading:
         xids: XID errors since the previous sample, in order.
         ecc_uncorrected: uncorrectable memory errors since the driver was loaded.
         process_bytes: device memory of each process, by pid; empty where the driver does not say.
+        energy_mj: millijoules that the device's own counter has counted since the driver was loaded.
         processes: number of processes on it, on a virtual device of those of its ranks; None where the driver does not say.
     """
 
@@ -70,6 +71,7 @@ class DeviceReading:
     ecc_uncorrected: int | None = None
     process_bytes: Mapping[int, int] = field(default_factory=dict)
     processes: int | None = None
+    energy_mj: int | None = None
 
 
 class DeviceProbe(Protocol):

@@ -161,6 +161,7 @@ class NvmlProbe:
         utilization, counter = self._utilization(device)
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         power_mw = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
+        energy_mj = self._ask(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
         temperature = self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
         running = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         return DeviceReading(
@@ -176,6 +177,7 @@ class NvmlProbe:
             xids=xids,
             process_bytes=_process_bytes(running or []),
             processes=None if running is None else len(running),
+            energy_mj=None if energy_mj is None else int(energy_mj),
             ecc_uncorrected=self._ask(
                 nvml.nvmlDeviceGetTotalEccErrors,
                 handle,

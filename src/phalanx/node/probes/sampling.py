@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -20,15 +21,18 @@ from phalanx.node.head_link.head_connection import (
     RegistrationRequired,
     RequestRejected,
 )
+from phalanx.node.logic.energy_meters import EnergyMeters, EnergySample
 from phalanx.node.probes.devices import DeviceProbe, DeviceReading, node_facts
 from phalanx.node.probes.host_load import HostLoad
 from phalanx.node.probes.virtual_devices import VirtualProbe
 from phalanx.wire import supervisor as wire
+from phalanx.wire.rank import boottime_ns
 
 BUSY_S: Final = 1.0
 IDLE_S: Final = 5.0
 _SMALL_S: Final = 2.0  # a fleet that renews as often as this is small enough for a sample of every node each second
 _ASK_S: Final = 3.0
+_READINGS_MAX: Final = 4096  # of energy that wait for a head that does not answer; 256 attempts on 8 devices
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +46,7 @@ class Sampler:
         job_samples: what the processes of each member used.
         on_xids: receives errors of the GPU driver: the device's index here, and the XIDs.
         pace: the head's renewal interval in seconds; it grows with the fleet, and samples follow it.
+        indices_known: whether `head_index` says them; no energy is reported before that.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Sampler:
         pids_by_device: Callable[[], Mapping[int, tuple[int, ...]]],
         ended: threading.Event,
         head_index: Callable[[int], int] = lambda index: index,
+        indices_known: Callable[[], bool] = lambda: True,
         renew_interval_s: Callable[[], float] = lambda: 0.0,
         job_samples: Callable[[], list[wire.JobSample]] = list,
         on_xids: Callable[[int, tuple[int, ...]], None] = lambda _index, _xids: None,
@@ -63,6 +69,9 @@ class Sampler:
         self._on_xids = on_xids
         self._job_samples = job_samples
         self._number = head_index
+        self._indices_known = indices_known
+        self._meters = EnergyMeters(supervisor_id)
+        self._readings: deque[wire.EnergyReading] = deque(maxlen=_READINGS_MAX)  # not answered yet
         self._pace = renew_interval_s
         self._reported_s = -math.inf
         self._connection = HeadConnection(access)
@@ -94,6 +103,12 @@ class Sampler:
             self._fresh.wait_for(lambda: self._answered >= asked or self._ended.is_set(), timeout_s)
             return self._latest
 
+    def sample_now(self) -> None:
+        """Take a sample soon, so that the energy is read at this moment; does not wait."""
+        with self._fresh:
+            self._asked += 1
+            self._wake.set()
+
     def run(self) -> None:
         """Run until the supervisor ends."""
         sampled_s = -IDLE_S
@@ -108,6 +123,7 @@ class Sampler:
             sampled_s = time.monotonic()
             try:
                 self._bind()
+                at_ns = boottime_ns()
                 taken = self._probe.sample()
             except OSError as error:  # out of descriptors: no fault of the devices, so nothing is reported
                 _log.warning("cannot sample the devices now: %s", error)
@@ -118,12 +134,18 @@ class Sampler:
                     self._on_xids(one.index, one.xids)
             with self._fresh:
                 self._latest = {sample.index: sample for sample in taken}
+                at_boundary = asked > self._answered
                 self._answered = asked
                 self._fresh.notify_all()
+            read = self._energy(taken, at_ns)
+            if at_boundary:
+                self._readings.extend(read)
             every_s = report_every_s(self._pace(), busy=bool(jobs))
             if sampled_s - self._reported_s > every_s - BUSY_S / 2:  # the loop runs about once a second
                 self._reported_s = sampled_s
-                self._report(taken, jobs, every_s)
+                readings = [*self._readings, *(() if at_boundary else read)]
+                if self._report(taken, jobs, every_s, readings):
+                    self._readings.clear()
             self._wake.wait(BUSY_S)
 
     def _bind(self) -> None:
@@ -137,7 +159,23 @@ class Sampler:
                 self._probe.bind(slot, now)
         self._bound = pids
 
-    def _report(self, taken: tuple[DeviceReading, ...], jobs: Mapping[int, JobId], every_s: float) -> None:
+    def _energy(self, taken: tuple[DeviceReading, ...], at_ns: int) -> list[wire.EnergyReading]:
+        if not self._indices_known():
+            return []
+        samples = (
+            EnergySample(index=self._number(one.index), uuid=one.uuid, energy_mj=one.energy_mj, power_w=one.power_w)
+            for one in taken
+        )
+        return self._meters.read(samples, at_ns)
+
+    def _report(
+        self,
+        taken: tuple[DeviceReading, ...],
+        jobs: Mapping[int, JobId],
+        every_s: float,
+        energy: list[wire.EnergyReading],
+    ) -> bool:
+        """Report samples, and return whether the head has taken them."""
         devices = [
             wire.DeviceSample(
                 index=self._number(sample.index),
@@ -171,10 +209,14 @@ class Sampler:
                 disk_free_bytes=node_facts(self._folder).disk_free_bytes,
                 every_s=every_s,
                 jobs=self._job_samples(),
+                energy=energy,
+                sent_ns=boottime_ns(),
             )
             self._connection.call("POST", "/v1/node/samples", wire.encode(request), timeout_s=_ASK_S)
         except (OSError, HeadUnavailable, RegistrationRequired, RequestRejected, msgspec.MsgspecError) as error:
             _log.debug("samples: %s", error)  # the next sample follows in a second
+            return False
+        return True
 
 
 def report_every_s(renew_in_s: float, *, busy: bool) -> float:

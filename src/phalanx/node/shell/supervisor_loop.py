@@ -167,6 +167,7 @@ class SupervisorLoop:
             pids_by_device=self._presents.pids_by_device,
             ended=ended,
             head_index=self._number,
+            indices_known=lambda: settings.seat is None or bool(self._numbers),
             renew_interval_s=lambda: self._renewer.renew_in_s,
             job_samples=JobUsageProbe(self._presents.all).sample,
             on_xids=self._watch.kernel_log.add_xids,
@@ -326,6 +327,7 @@ class SupervisorLoop:
             outputs=outputs_folder(scratch.path),
         )
         self._presents.add(member)
+        self._sampler.sample_now()  # its energy counts from here
 
         def work() -> None:
             self._inbox.put(member_preparation.prepare_member(member, self._services))
@@ -342,6 +344,7 @@ class SupervisorLoop:
                 self._inbox.put(member_start.start_member_tasks(member, action, self._services))
                 probe_until_closed(member, self._inbox.put)
                 return
+            self._sampler.sample_now()  # its processes have ended
             tail = member_start.close_member(member, action.tail_of, self._services)
             over = OutputDrained(key=action.key, tail=tail)
             self._uploads.finish_member(member, lambda: self._inbox.put(over))

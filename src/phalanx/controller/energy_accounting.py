@@ -1,0 +1,36 @@
+"""Counts the energy readings that supervisors send, each at the time at which the node took it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from phalanx.core.accounting.energy_ledger import EnergyLedger, EnergySource, MeterReading
+from phalanx.core.accounting.state_ledger import StateLedger
+from phalanx.wire.supervisor import SamplesRequest
+
+NS_PER_MS: Final = 1_000_000
+_log = logging.getLogger("phalanx.usage")
+
+
+def count_energy(energy: EnergyLedger, ledger: StateLedger, request: SamplesRequest, now_ms: int) -> None:
+    """Count the readings of a request that has just arrived, and add what they show to the hours of the ledger."""
+    for one in request.energy:
+        source = EnergySource.INTEGRATED if one.integrated else EnergySource.COUNTER
+        reading = MeterReading(
+            meter=one.meter,
+            source=source,
+            millijoules=max(0, one.millijoules),
+            at_ms=now_ms - max(0, request.sent_ns - one.at_ns) // NS_PER_MS,
+            sender=(request.supervisor_id, one.at_ns),
+        )
+        found = energy.read(request.node_id, one.index, reading)
+        for hour in found.hours:
+            ledger.add_energy(hour.hour_ms, source, hour.shares, hour.total)
+        if found.restarted:
+            _log.info(
+                "node %s, device %d: energy since its last reading is unknown: %s",
+                request.node_id,
+                one.index,
+                found.restarted,
+            )
