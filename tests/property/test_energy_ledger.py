@@ -141,4 +141,4 @@ def test_jobs_and_idle_get_what_the_meters_counted(happenings):
     assert sum(found.values()) == one.counted
     for account in found.keys() | one.expected.keys():
         # Each reading rounds at each piece: less than a millijoule.
-        assert abs(found.get(account, 0) - one.expected.get(account, 0)) <= len(one.held) + 4 * one.readings
+        assert abs(found.get(account, 0) - one.expected.get(account, Fraction(0))) <= len(one.held) + 4 * one.readings

@@ -23,7 +23,7 @@ def held(*parts, at_ms=0):
 
 def shares(count):
     """Millijoules of each account."""
-    found = {}
+    found: dict[Account, int] = {}
     for hour in count.hours:
         for account, (millijoules, _) in hour.shares.items():
             found[account] = found.get(account, 0) + millijoules

@@ -71,6 +71,7 @@ def fake_nvml(count=2, **changes):
         "nvmlDeviceGetMaxPcieLinkWidth": lambda handle: 16,
         "nvmlDeviceGetCurrPcieLinkWidth": lambda handle: 16,
         "nvmlDeviceGetPowerUsage": lambda handle: 350_500,
+        "nvmlDeviceGetTotalEnergyConsumption": lambda handle: 7_000_123 + handle,
         "nvmlDeviceGetTemperature": lambda handle, sensor: 61,
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 1 | 4 | 64,
         "nvmlDeviceGetTotalEccErrors": lambda handle, kind, counter: 2,
@@ -114,7 +115,7 @@ def test_a_sample_tells_all_that_the_gpu_tells():
     sample = opened(fake_nvml(xids=[(1, 79), (0, 31), (1, 48)])).sample()[1]
     assert (sample.utilization, sample.counter) == (0.625, "gpm_sm")
     assert (sample.memory_used_bytes, sample.memory_total_bytes) == (1 << 30, 80 << 30)
-    assert (sample.power_w, sample.temperature_c) == (350.5, 61.0)
+    assert (sample.power_w, sample.energy_mj, sample.temperature_c) == (350.5, 7_000_124, 61.0)
     assert sample.throttle == ("hw_thermal_slowdown", "sw_power_cap")
     assert (sample.xids, sample.ecc_uncorrected) == ((79, 48), 2)
     assert sample.process_bytes == {4711: 5 << 30}
