@@ -126,6 +126,7 @@ class ApiHead:
             mailboxes=self.mailboxes,
             telemetry=self.telemetry,
             usage_hours=self.usage.hours,
+            waste=self.usage.waste,
             clock=self.clock,
             node_secret=SECRET,
             version="0.1.0",

@@ -10,8 +10,10 @@ from phalanx.cli.access.queue_tree import change_lines, tree_view
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile, NotFound
 from phalanx.core.units import GIB
+from phalanx.core.work.waste_terms import IdleAction, WasteKind
 from phalanx.wire.api.jobs import ImpossibleJobView
 from phalanx.wire.api.queues import (
+    IdleSettings,
     QueueChange,
     QueuesApplied,
     QueueSettings,
@@ -214,3 +216,63 @@ def test_jobs_that_a_change_makes_impossible_are_named_below_it():
     ]
     alone = QueuesApplied(impossible=told.impossible)
     assert list(change_lines(alone, dry_run=True))[1] == "1 waiting job could never start any more:"
+
+
+WASTE = """\
+queues:
+  research:
+    idle: {after: 30m, action: Release, grace: 5m, states: [idle, low], exempt: keep-gpus=yes}
+    alarms: {idle: 10m, low: off, hung: 90s}
+    queues:
+      debug: {idle: off}
+"""
+
+
+def test_idle_policies_and_alarms_are_read():
+    research, debug = parse_queue_file(WASTE, path="q.yaml")
+    assert research.idle == IdleSettings(
+        action=IdleAction.RELEASE,
+        after_s=1800.0,
+        grace_s=300.0,
+        states=(WasteKind.IDLE, WasteKind.LOW),
+        exempt="keep-gpus=yes",
+    )
+    assert research.alarms == {WasteKind.IDLE: 600.0, WasteKind.LOW: None, WasteKind.HUNG: 90.0}
+    assert debug.idle == IdleSettings(action=IdleAction.OFF)
+
+
+@pytest.mark.parametrize(
+    ("keys", "why", "hint"),
+    [
+        ("idle: {action: stop}", "idle: after is missing", "write idle: {after: 1h, action: release}"),
+        ("idle: {after: 1h}", "idle: action is missing", ""),
+        ("idle: {after: 1h, action: kill}", "idle: action: 'kill' is not known", "warn, notify, release, stop"),
+        ("idle: {after: soon, action: stop}", "idle: after", ""),
+        ("idle: {after: 1h, action: stop, states: [idel]}", "'idel' is not known", "idle"),
+        ("idle: {time_window: 1h, action: stop}", "unknown key 'time_window'", "after"),
+        ("idle: 30m", "expected keys and values", ""),
+        ("idle: {after: 1h, action: stop, exempt: [a]}", "expected one value", ""),
+        ("alarms: {broken: 1h}", "'broken' is no waste of jobs", "one of"),
+        ("alarms: {idle: [1h]}", "expected one value", ""),
+    ],
+)
+def test_wrong_idle_policies_name_the_line_and_the_right_words(keys, why, hint):
+    with pytest.raises(BadFile) as caught:
+        parse_queue_file(f"queues:\n  a:\n    {keys}\n", path="q.yaml")
+    assert caught.value.message.startswith("q.yaml:3:")
+    assert why in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_queue_shows_its_idle_policy():
+    view = QueueView(
+        id="research",
+        idle=IdleSettings(action=IdleAction.RELEASE, after_s=1800.0, exempt="keep"),
+        alarms={WasteKind.LOW: None, WasteKind.IDLE: 600.0},
+    )
+    notes = tree_view([view], "research").notes
+    assert (
+        "  idle policy: release after 30m00s idle or unoccupied, warning 5m00s before, not jobs with label keep"
+        in notes
+    )
+    assert "  alarms of waste: low off, idle 10m00s" in notes

@@ -41,6 +41,7 @@ from phalanx.api.routes import (
     steps,
     submit,
     usage,
+    waste,
     why,
 )
 from phalanx.api.runtime import ApiRuntime, runtime_of_app
@@ -75,6 +76,7 @@ _RESOURCES = (
     people,
     audit,
     usage,
+    waste,
     queues,
     metrics,
     pages,

@@ -12,6 +12,7 @@ from phalanx.controller.mailboxes import Mailboxes
 from phalanx.controller.read_snapshot import ReadSnapshot
 from phalanx.controller.step_result import Answer
 from phalanx.controller.telemetry import Telemetry
+from phalanx.controller.waste_monitor import WasteNow
 from phalanx.core.access.audit import AuditCall, ChainTip
 from phalanx.core.accounting.state_ledger import Part
 from phalanx.core.errors import PhalanxError
@@ -293,6 +294,7 @@ class HeadServices:
         output_elsewhere: the other heads that have output which this head lacks; empty if it has all output.
         usage_hours: the hours of the ledger of states since a Unix time.
         usage_parts: the parts of a node's devices now: device, job or "", and the part with its state.
+        waste: what is wasted now.
         offer: returns what a node has, given the name of a provider and its text; raises BadRequest. None without providers.
     """
 
@@ -318,5 +320,6 @@ class HeadServices:
     offer: Callable[[str, str], NodeTemplate] | None = None
     usage_hours: Callable[[float], list[UsageHour]] = lambda _: []
     usage_parts: Callable[[NodeId], list[tuple[int, str, Part]]] = lambda _: []
+    waste: Callable[[], WasteNow] = WasteNow
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})
     limits: ApiLimits = field(default_factory=ApiLimits)

@@ -219,6 +219,7 @@ class Head:
                 telemetry=self._telemetry,
                 usage_hours=self._usage.hours,
                 usage_parts=self._usage.parts,
+                waste=self._usage.waste,
                 clock=self._clock,
                 node_secret=self._secret,
                 version=__version__,

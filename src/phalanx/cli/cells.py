@@ -64,6 +64,13 @@ def age(then_s: float | None, now_s: float) -> str:
     return "" if not then_s else format_duration(max(0.0, now_s - then_s))
 
 
+def hours(amount: float) -> str:
+    """Format hours with as many digits as matter; empty for none."""
+    if not amount:
+        return ""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.1f}" if amount >= 10 else f"{amount:.3f}"
+
+
 def count(number: int, noun: str) -> str:
     """Format a number with its noun: `1 job`, `2 jobs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -77,6 +77,7 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "dashboard": CommandEntry(
             "phalanx.cli.cluster.dashboard:dashboard", "Open the dashboard in a browser, by a link that works once."
         ),
+        "waste": CommandEntry("phalanx.cli.report.waste:waste", "List who wastes GPUs now, and what mends it."),
         "report": CommandEntry(
             "phalanx.cli.report.command:report", "Report what the GPUs of the fleet were used for, by state."
         ),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from phalanx.client.api_calls import ApiCalls, LazyModule, query_string
 
 if TYPE_CHECKING:
     from phalanx.wire.api import usage as api
+    from phalanx.wire.api import waste as waste_api
 else:
     api = LazyModule("phalanx.wire.api.usage")
+    waste_api = LazyModule("phalanx.wire.api.waste")
 
 
 class UsageApi(ApiCalls):
@@ -22,4 +25,12 @@ class UsageApi(ApiCalls):
         return self._get(
             "/v1/usage" + query_string({"by": by, "since_s": since_s, "until_s": until_s, "limit": limit}),
             api.UsageReportView,
+        )
+
+    def waste(
+        self, *, early: bool = False, limit: int = 500, only: Mapping[str, str] | None = None
+    ) -> waste_api.WasteView:
+        """Return who wastes GPUs now. `early`: also those below their threshold. `only`: user, project, queue, kind."""
+        return self._get(
+            "/v1/waste" + query_string({"early": early, "limit": limit, **(only or {})}), waste_api.WasteView
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.controller import reports
+from phalanx.controller.idle_jobs import IdlePolicyKeeper
 from phalanx.controller.leases import (
     MARGIN_S,
     PRESUMED_HOLDER,
@@ -49,6 +50,7 @@ from phalanx.core.scheduling.scheduler import Scheduler
 from phalanx.core.scheduling.settings import PolicySettings
 from phalanx.core.state.events import (
     Event,
+    IdleJobsObserved,
     PreparePlannedStop,
     Request,
     SubmitJob,
@@ -119,6 +121,7 @@ class Controller:
     _rulebook: Rulebook = field(init=False)
     _steady_offset_s: float | None = None
     _pools: PoolKeeper = field(default_factory=PoolKeeper)
+    _idle: IdlePolicyKeeper = field(default_factory=IdlePolicyKeeper)
     _speed_facts: SpeedFactsKeeper | None = None
 
     def __post_init__(self) -> None:
@@ -178,6 +181,7 @@ class Controller:
             self._expire_leases(context)
             self._windows.update(context)
             self._fire_deadlines(context)
+            self._idle.update(context)
             context.update_bad_nodes()
             self._services.update(context)
             context.settle_dependents()  # before the cycle, so that released jobs and new replicas can start in this step
@@ -199,6 +203,7 @@ class Controller:
             commands=context.commands,
             lost=list(context.lost),
             provider_calls=context.provider_calls,
+            audit_calls=context.audit_calls,
             due_in_s=self._due_in_s(now, wake_in_s),
         )
 
@@ -252,6 +257,7 @@ class Controller:
         """A step's change was undone: judge everything again."""
         self._timers.undo()
         self._pools.undo()
+        self._idle.undo()
         self._losses.invalidate()
         self._services.touch_all()
         self.scheduler.stale = True
@@ -294,6 +300,8 @@ class Controller:
                     self._republish(context, event)
         except PhalanxError as error:
             return error
+        if isinstance(event, IdleJobsObserved):
+            self._idle.observe(event, context.now.boot_s)
         if isinstance(event, PreparePlannedStop):
             self.leases.grant_long(event.lease_s, event.grants_until_s)
         return answer
@@ -427,7 +435,8 @@ class Controller:
     def _due_in_s(self, now: ControllerTime, cycle_due_s: float) -> float:
         at_s = min(self._timers.next_s(self._still_applies), self.leases.next_check_s())
         opens_s = self._windows.due_in_s(self.world.reservations, now.wall_s)
-        return max(0.0, min(cycle_due_s, at_s - now.boot_s, opens_s, self._services.due_in_s(now.boot_s)))
+        kept_s = min(self._services.due_in_s(now.boot_s), self._idle.due_in_s(self.world, now.boot_s))
+        return max(0.0, min(cycle_due_s, at_s - now.boot_s, opens_s, kept_s))
 
     # ---- scheduling ---------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from phalanx.controller.audit_trail import AuditTrail
+from phalanx.controller.audit_trail import AnsweredCalls, AuditTrail
 from phalanx.controller.controller import Controller
 from phalanx.controller.leases import LeaseBook
 from phalanx.controller.mailboxes import Mailboxes
@@ -344,7 +344,10 @@ class ControllerDriver:
 
     def _audit_lines(self, items: list[_InboxItem], outbox: StepResult, now: ControllerTime) -> list[AuditLine]:
         answers = iter(outbox.answers)
-        answered = [(item.calls, item.events, [next(answers) for _ in item.events]) for item in items]
+        answered: list[AnsweredCalls] = [
+            (item.calls, item.events, [next(answers) for _ in item.events]) for item in items
+        ]
+        answered.append((outbox.audit_calls, (), ()))
         return self.audit.next_lines(answered, now.wall_s)
 
     def _current_epoch(self, job_id: JobId) -> Epoch:

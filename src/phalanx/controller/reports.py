@@ -14,6 +14,7 @@ from phalanx.core.lifecycle.events import MemberLost, ReminderDue
 from phalanx.core.lifecycle.transitions import FaultMark
 from phalanx.core.state.events import (
     DiskFreed,
+    IdleJobsObserved,
     NodeDied,
     NodeListed,
     ProviderReported,
@@ -55,6 +56,8 @@ def handle_report(context: StepContext, report: Report) -> None:
             for use in report.attempts:
                 context.change.put(use)
             context.change.put(report.mark)
+        case IdleJobsObserved():
+            pass  # for the idle policies of queues, which judge them in the same step
         case _:
             context.apply_event(report.job_id, report)
 

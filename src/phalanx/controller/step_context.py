@@ -8,6 +8,7 @@ from functools import partial
 
 from phalanx.controller.rulebook import Rulebook
 from phalanx.controller.step_result import ControllerTime
+from phalanx.core.access.audit import AuditCall
 from phalanx.core.fleet.fitness import (
     FULL_DISK,
     PREFLIGHT,
@@ -63,6 +64,7 @@ class StepContext:
     """Context of one step.
 
     Attributes:
+        audit_calls: what the head itself decides in this step, for the audit trail.
         lost: nodes whose lease ends with this step.
         ended: jobs that ended and whose dependents are not settled yet.
         renamed: names that live jobs gave up and whose dependents are not settled yet.
@@ -77,6 +79,7 @@ class StepContext:
     change: WorldChange
     commands: list[Command] = field(default_factory=list)
     provider_calls: list[ProviderCall] = field(default_factory=list)
+    audit_calls: list[AuditCall] = field(default_factory=list)
     lost: dict[NodeId, None] = field(default_factory=dict)
     ended: list[Job] = field(default_factory=list)
     renamed: list[UserJobName] = field(default_factory=list)

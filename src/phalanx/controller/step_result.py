@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.access.audit import AuditLine
+from phalanx.core.access.audit import AuditCall, AuditLine
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import NodeId
 from phalanx.core.state.commands import Command, ProviderCall
@@ -33,6 +33,7 @@ class StepResult:
         answers: one for each event of the inbox, in order; an error for a refused one.
         commands: for supervisors, in order.
         provider_calls: for the providers of node pools, in order.
+        audit_calls: what the head decided by itself, for the audit trail.
         lost: nodes whose leases end with this commit.
         due_in_s: time until the next deadline; infinite if only an event can change anything.
     """
@@ -43,6 +44,7 @@ class StepResult:
     lost: Sequence[NodeId]
     due_in_s: float
     provider_calls: Sequence[ProviderCall] = ()
+    audit_calls: Sequence[AuditCall] = ()
 
     @property
     def wake_in_s(self) -> float:

@@ -161,6 +161,14 @@ class UsageAccountant:
         """The attempt of a job that holds its allocation now."""
         return self._attempts.get(job_id)
 
+    def job(self, job_id: JobId) -> Job | None:
+        """A job that has not ended."""
+        return self._jobs.get(job_id)
+
+    def node(self, node_id: NodeId) -> Node | None:
+        """The record of a node; None if it is not registered."""
+        return self._nodes.get(node_id)
+
     def counted_node(self, node_id: NodeId) -> CountedNode:
         """What the ledger must know again of a node that counts now, if the node is gone by then."""
         devices = self._devices(node_id)

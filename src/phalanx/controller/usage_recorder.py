@@ -20,10 +20,11 @@ from phalanx.controller.step_result import StepResult
 from phalanx.controller.telemetry import Telemetry
 from phalanx.controller.usage_accounting import UsageAccountant
 from phalanx.controller.usage_resume import resume_ledger, usage_hour
+from phalanx.controller.waste_monitor import WasteMonitor, WasteNow
 from phalanx.core.accounting.state_ledger import HOUR_MS, Part
 from phalanx.core.errors import PhalanxError
 from phalanx.core.ids import Epoch, JobId, NodeId
-from phalanx.core.state.events import Report, UsageCounted
+from phalanx.core.state.events import IdleJob, Report, UsageCounted
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.state.records import ATTEMPT_USES, USAGE_HOURS, USAGE_MARKS
 from phalanx.core.state.world import World
@@ -75,6 +76,9 @@ class UsageRecorder:
         self._offset_ms = wall_ms - int(clock.boottime_s() * 1000)
         self._stored_ms = self._now_ms()
         resume_ledger(self._accountant, world, store, mark, self._stored_ms)
+        self._monitor = WasteMonitor(self._accountant)
+        self._monitor.apply((*world.queues.values(), *world.jobs.values()), (), self._stored_ms)
+        self._reported_idle: tuple[IdleJob, ...] = ()  # as the controller knows them
         telemetry.on_samples, telemetry.on_steps = self._on_samples, self._on_steps
 
     def committed(self, result: StepResult) -> None:
@@ -124,6 +128,10 @@ class UsageRecorder:
             found = self._attempt_uses.find(job_id, epoch)
         return found or self._store.record(ATTEMPT_USES, (job_id, epoch))
 
+    def waste(self) -> WasteNow:
+        """What is wasted now, from the newest look of the thread."""
+        return self._monitor.now
+
     def _stored_hours(self, begin_ms: int, end_ms: int) -> list[UsageHour]:
         """The stored hours of a span. One read of all, or one for each hour, whichever is less."""
         wanted = [str(hour // 1000) for hour in range(begin_ms, end_ms, HOUR_MS)]
@@ -138,8 +146,7 @@ class UsageRecorder:
     def _run(self) -> None:
         while not self._stopping.wait(TICK_S):
             try:
-                with self._lock:
-                    self._catch_up(self._now_ms())
+                self._look_for_waste()
                 if self._now_ms() - self._stored_ms >= STORE_EVERY_MS:
                     self._store_all()
             except Exception:  # noqa: BLE001  # an internal error must not end the accounting; the next tick judges again
@@ -150,6 +157,20 @@ class UsageRecorder:
         while self._inbox:
             self._inbox.popleft()()
         self._accountant.update(now_ms)
+
+    def _look_for_waste(self) -> None:
+        """Catch up, look for waste if it is time, and report the jobs that are idle if they are others than those reported before."""
+        assert self._submit is not None
+        with self._lock:
+            now_ms = self._now_ms()
+            self._catch_up(now_ms)
+            idle = self._monitor.look(now_ms)
+        if idle is not None and idle.jobs != self._reported_idle:
+            try:
+                self._submit([idle]).result(timeout=STOP_TIMEOUT_S)
+                self._reported_idle = idle.jobs
+            except (PhalanxError, FutureTimeoutError) as error:
+                _log.warning("idle jobs are reported again at the next look: %s", error)
 
     def _store_all(self, *, stopping: bool = False) -> None:
         """Store the hours in memory, and the use of attempts; what cannot change any more is then dropped from it."""
@@ -176,6 +197,7 @@ class UsageRecorder:
     def _apply(self, records: Sequence[Any], removed: Sequence[Any], at_ms: int) -> None:
         """Account for a commit at its own time, however late the thread comes to it."""
         self._accountant.apply(records, removed, at_ms)
+        self._monitor.apply(records, removed, at_ms)
         self._accountant.update(at_ms)
 
     def _on_samples(self, request: SamplesRequest) -> None:

@@ -32,6 +32,14 @@ class HintCode(enum.Enum):
     REQUEUE_JOB = "requeue-job", "requeue job {job}, which stops it first"
     UPDATE_JOB = "update-job", "set {key} of job {job} to {value}"
     RUN_RANKS = "run-ranks", "request one node, or submit the command of one rank: it starts once for each GPU"
+    CANCEL_JOB = "cancel-job", "cancel job {job}"
+    RESTART_JOB = "restart-job", "restart job {job} from its newest checkpoint"
+    END_FAILING_JOB = "end-failing-job", "read why job {job} fails, and cancel it"
+    READ_JOB_LOG = "read-job-log", "read the log of job {job}"
+    MOVE_JOB = "move-job", "requeue job {job}, so that it makes room on {node}"
+    COMPARE_LAYOUTS = "compare-layouts", "compare the layouts of the model of job {job}"
+    SLEEP_SERVICE = "sleep-service", "let replicas of service {service} sleep"
+    SCALE_SERVICE = "scale-service", "scale service {service} down"
     SUBMIT_WITH = "submit-with", "submit it with {key} {value}"
     SUBMIT_UNHELD = "submit-unheld", "submit it without holding it"
     SUBMIT_SERVICE = "submit-service", "submit it as a service"
@@ -51,6 +59,9 @@ class HintCode(enum.Enum):
     PREFER_LEVEL = "prefer-level", "prefer one {level} to accept other placements"
     SMALLER_SLICES = "smaller-slices", "request smaller or fewer slices"
     LIST_NODES = "list-nodes", "list the nodes"
+    SHOW_NODE = "show-node", "see what is free on node {node}"
+    REPAIR_NODE = "repair-node", "drain node {node}, and repair it"
+    FORGET_NODE = "forget-node", "start node {node} again, or remove it"
     SWITCH_MIG_ON = (
         "switch-mig-on",
         "an operator switches it on while the GPU is idle, on a drained node: nvidia-smi -i GPU -mig 1, then starts the node again",

@@ -19,7 +19,18 @@ from phalanx.ports.store import Store
 
 # Kinds of lines whose text the head alone writes, from numbers and the names of nodes and users. Other kinds are shown without text.
 PUBLIC_KINDS: Final = frozenset(
-    {"submitted", "placed", "running", "held", "released", "dependencies_met", "port_in_use"}
+    {
+        "submitted",
+        "placed",
+        "running",
+        "held",
+        "released",
+        "dependencies_met",
+        "port_in_use",
+        "idle_warning",
+        "idle_notice",
+        "idle_ended",
+    }
 )
 REDACTED: Final = "(for its owner and project)"
 

@@ -39,6 +39,7 @@ from phalanx.core.state.events import (
     CheckpointFailed,
     CheckpointSaved,
     DiskFreed,
+    IdleJobsObserved,
     NodeDied,
     NodeListed,
     ProgressReported,
@@ -369,6 +370,18 @@ def _check_seat(name: NodeId, job_id: JobId, epoch: Epoch) -> None:
         )
 
 
+_OF_THE_HEAD: Final = (
+    SupervisorRegistered,
+    NodeListed,
+    DiskFreed,
+    SeatLost,
+    AttemptWithdrawn,
+    ProviderReported,
+    UsageCounted,
+    IdleJobsObserved,
+)
+
+
 def _report_of(runtime: ApiRuntime, name: NodeId, supervisor_id: SupervisorId, framed: Envelope) -> Report:
     """Decode an event, and check that this supervisor may report it.
 
@@ -382,9 +395,7 @@ def _report_of(runtime: ApiRuntime, name: NodeId, supervisor_id: SupervisorId, f
         raise BadRequest(f"event {framed.seq}: {error}", hint="update the head to the supervisor's release") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise BadRequest(f"event {framed.seq} ({framed.kind}): {error}") from error
-    assert not isinstance(
-        event, (SupervisorRegistered, NodeListed, DiskFreed, SeatLost, AttemptWithdrawn, ProviderReported, UsageCounted)
-    ), "these are not sent as events"
+    assert not isinstance(event, _OF_THE_HEAD), "these are not sent as events"
     if isinstance(event, NodeDied):
         if (event.node_id, event.supervisor_id) != (name, supervisor_id):  # a seat's name is not the node's
             raise NotPermitted(f"event {framed.seq}: supervisor {supervisor_id} may report only that it leaves {name}")

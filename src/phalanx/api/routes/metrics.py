@@ -21,11 +21,14 @@ from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.runtime import ApiRuntime, run_in_thread, runtime_of
 from phalanx.api.services import LeaderStatus
 from phalanx.controller.telemetry import silence_s
+from phalanx.controller.waste_monitor import WasteNow
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.node import Node
+from phalanx.core.resources import MILLI_PER_DEVICE
 from phalanx.core.units import MIB
 from phalanx.core.work.job import JobState
 from phalanx.core.work.users import Action
+from phalanx.core.work.waste_terms import WasteKind
 from phalanx.wire.supervisor import DeviceSample, SamplesRequest
 
 _TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -71,6 +74,7 @@ class _Head(Collector):
         yield from self._jobs()
         yield from _fleet(nodes)
         yield from self._loop()
+        yield from _waste(self._runtime.services.waste())
         yield from self._devices(nodes)
 
     def _jobs(self) -> Iterator[Metric]:
@@ -139,6 +143,22 @@ _COUNTED: Final = {
     "events": "Events received from supervisors.",
     "stream_bytes": "Bytes of logs and step reports stored.",
 }
+
+
+def _waste(found: WasteNow) -> Iterator[Metric]:
+    """Every kind has a series, also without alarms, so that rules on them can be written."""
+    alarmed = [spell for spell in found.spells if spell.alarmed]
+    count = GaugeMetricFamily("phalanx_waste_alarms", "Alarms of waste now, by kind.", labels=["kind"])
+    gpus = GaugeMetricFamily("phalanx_waste_alarm_gpus", "GPUs that alarms name now, by kind.", labels=["kind"])
+    begun = CounterMetricFamily(
+        "phalanx_waste_alarms_begun", "Alarms of waste that began since the head started, by kind.", labels=["kind"]
+    )
+    for kind in WasteKind:
+        of_kind = [spell.newest.milli for spell in alarmed if spell.newest.kind is kind]
+        count.add_metric([kind.value], len(of_kind))
+        gpus.add_metric([kind.value], sum(of_kind) / MILLI_PER_DEVICE)
+        begun.add_metric([kind.value], found.begun.get(kind.value, 0))
+    yield from (count, gpus, begun)
 
 
 def _leading(among: LeaderStatus) -> Iterator[Metric]:

@@ -31,8 +31,10 @@ from phalanx.core.work.queue import Amounts, Queue, QueueUsage, period_start_s
 from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
+from phalanx.core.work.waste_terms import IdlePolicy, WasteKind, alarms_text
 from phalanx.wire.api.jobs import ImpossibleJobView
 from phalanx.wire.api.queues import (
+    IdleSettings,
     QueueBody,
     QueueChange,
     QueueList,
@@ -145,6 +147,8 @@ def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ..
             other_per_user=_amounts(facts.other_per_user),
             budget_gpu_h=facts.budget_gpu_h,
             budget_period_s=facts.budget_period_s,
+            idle=_idle_policy(facts.idle),
+            alarms=tuple(sorted(facts.alarms.items())),
         )
     return tuple(found.values())
 
@@ -175,7 +179,32 @@ def _amounts(given: Mapping[str, int]) -> Amounts:
     return tuple(sorted((name.strip().lower(), amount) for name, amount in given.items()))
 
 
+def _idle_policy(given: IdleSettings | None) -> IdlePolicy | None:
+    if given is None:
+        return None
+    states = tuple(kind for kind in WasteKind if kind in given.states)
+    return IdlePolicy(
+        action=given.action, after_s=given.after_s, grace_s=given.grace_s, states=states, exempt=given.exempt.strip()
+    )
+
+
+def _idle_settings(policy: IdlePolicy | None) -> IdleSettings | None:
+    if policy is None:
+        return None
+    return IdleSettings(
+        action=policy.action,
+        after_s=policy.after_s,
+        grace_s=policy.grace_s,
+        states=policy.states,
+        exempt=policy.exempt,
+    )
+
+
 def _setting(queue: Queue, name: str) -> QueueSetting:
+    if name == "idle":
+        return None if queue.idle is None else queue.idle.text
+    if name == "alarms":
+        return alarms_text(queue.alarms) or None
     value: QueueSetting | Amounts = getattr(queue, name)
     return dict(value) if isinstance(value, tuple) else value
 
@@ -305,6 +334,8 @@ def _view(queue: Queue, tree: FairShareTree, counts: _JobCounts, other_s: dict[s
         lent_gpus=gpus_of(max(0, idle - tree.available_milli(whole))),
         room_gpus=gpus_of(tree.available_milli(tree.job_node(queue.id))),
         pending_gpus=gpus_of(counts.pending_milli),
+        idle=_idle_settings(queue.idle),
+        alarms=dict(queue.alarms),
         factor=tree.fair_share_factor(tree.job_node(queue.id)),
         waiting=waiting[:_REASONS_MAX],
     )

@@ -9,6 +9,8 @@ queues:
     priority: 0                   # added to the priority of its jobs; default 0
     users: {gpus: 8, jobs: 4}     # limits of each user: GPUs in use, running jobs; cpus, memory and extras too
     budget: 1000 GPU-h per 30d
+    idle: {after: 1h, action: release, grace: 10m, states: [idle, unoccupied], exempt: keep-gpus=yes}   # warn, notify, release, stop; or off
+    alarms: {idle: 15m, low: off} # time of waste after which `phalanx waste` lists it
     open: true                    # unchanged if the key is missing
     queues:
       nlp: {quota: 16}
@@ -21,6 +23,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from phalanx.cli.access.waste_keys import alarm_settings, idle_settings
 from phalanx.cli.yaml_file import FileKind, YamlValue, parse_yaml, read_yaml_file
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration, parse_duration_s, parse_memory_bytes
@@ -38,7 +41,7 @@ QUEUE_FILE: Final = FileKind(
     depth_max=22,  # two for each level of queues; the head allows eight levels
     events_max=20_000,  # more than a thousand queues with all their keys; takes the scanner a second
 )
-_KEYS: Final = ("quota", "borrow", "lend", "weight", "priority", "users", "budget", "open", "queues")
+_KEYS: Final = ("quota", "borrow", "lend", "weight", "priority", "users", "budget", "idle", "alarms", "open", "queues")
 _OWN_AMOUNTS: Final = ("gpus", "jobs", "cpus", "memory")
 # Names of the same keys in Kueue, Slurm and YARN, to suggest the right key.
 _SYNONYMS: Final = {
@@ -113,6 +116,10 @@ def _queue(name: str, parent: str | None, inside: Mapping[str, YamlValue]) -> Qu
                 found |= _users(value)
             case "budget":
                 found |= _budget(value)
+            case "idle":
+                found["idle"] = idle_settings(value)
+            case "alarms":
+                found["alarms"] = alarm_settings(value)
             case "open":
                 found["open"] = _flag(value)
             case _:  # `queues`: handled by _level

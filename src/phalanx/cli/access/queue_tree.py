@@ -13,6 +13,7 @@ from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import NotFound
 from phalanx.core.resources import amount_time_text, quantity_text
 from phalanx.core.work.nearest_match import suggestion
+from phalanx.core.work.waste_terms import IdlePolicy, alarms_text
 
 if TYPE_CHECKING:
     from phalanx.wire.api.queues import QueuesApplied, QueueView
@@ -52,9 +53,17 @@ _LABELS: Final = {
     "other_per_user": "users: others than GPUs",
     "budget_gpu_h": "budget",
     "budget_period_s": "budget period",
+    "idle": "idle policy",
 }
 _PLAIN: Final = str.maketrans("└├│─", "`|| ")  # for terminals without line-drawing characters
-_NO_LIMIT: Final = {"quota": "none", "borrow": "all", "lend": "all", "parent": "the top"}
+_NO_LIMIT: Final = {
+    "quota": "none",
+    "borrow": "all",
+    "lend": "all",
+    "parent": "the top",
+    "idle": "as above",
+    "alarms": "as above",
+}
 
 
 def tree_view(queues: Sequence[QueueView], top: str | None) -> ListView:
@@ -188,6 +197,18 @@ def _limit_lines(queue: QueueView) -> Iterator[str]:
     if queue.budget_gpu_h is not None:
         parts.append(f"budget {format_budget(queue.budget_gpu_h, queue.budget_period_s)}")
     yield f"{queue.id}: {', '.join(parts)}"
+    if queue.idle is not None:
+        idle = queue.idle
+        policy = IdlePolicy(
+            action=idle.action,
+            after_s=idle.after_s,
+            grace_s=idle.grace_s,
+            states=idle.states,
+            exempt=idle.exempt,
+        )
+        yield f"  idle policy: {policy.text}"
+    if queue.alarms:
+        yield f"  alarms of waste: {alarms_text(queue.alarms.items())}"
     if queue.gpu_s or queue.other_s:
         spent = {"gpus": queue.gpu_s, **queue.other_s}
         period = format_budget(0, queue.budget_period_s).rpartition(" ")[2]

@@ -21,7 +21,13 @@ handlers: Final = RequestHandlers()
 
 
 def _settings(queue: Queue) -> str:
-    parts = {"priority": queue.priority, "open": queue.open, "parent": queue.parent, "quota_gpus": queue.quota_gpus}
+    parts = {
+        "priority": queue.priority,
+        "open": queue.open,
+        "parent": queue.parent,
+        "quota_gpus": queue.quota_gpus,
+        "idle": None if queue.idle is None else f"({queue.idle.text})",
+    }
     return " ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
 
 

@@ -139,6 +139,7 @@ _STOP_PHASES: Final = {
     EndCause.CANCELLED: AttemptPhase.ENDING,
     EndCause.TIMEOUT: AttemptPhase.ENDING,
     EndCause.REQUEUED: AttemptPhase.ENDING,
+    EndCause.IDLE: AttemptPhase.ENDING,
 }  # every other cause is a failure
 _PHASE_STATES: Final = {
     AttemptPhase.STARTING: UsageState.STARTING,

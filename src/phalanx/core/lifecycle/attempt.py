@@ -565,8 +565,10 @@ _REQUESTED: Final = (
     EndCause.PREEMPTED,
     EndCause.MOVED,
     EndCause.DRAINED,
+    EndCause.IDLE,
 )
-_WITH_SAVE: Final = (EndCause.PREEMPTED, EndCause.MOVED, EndCause.REQUEUED, EndCause.DRAINED)  # stops with time to save
+# stops with time to save
+_WITH_SAVE: Final = (EndCause.PREEMPTED, EndCause.MOVED, EndCause.REQUEUED, EndCause.DRAINED, EndCause.IDLE)
 _FAILURES: Final = (
     EndCause.FREEZE,
     EndCause.HANG,

@@ -31,6 +31,7 @@ _STOP_REASON: Final = {
     EndCause.PREEMPTED: "preempted",
     EndCause.MOVED: "preempted",
     EndCause.REQUEUED: "preempted",
+    EndCause.IDLE: "preempted",
     EndCause.DRAINED: "drain",
     EndCause.TIMEOUT: "deadline",
     EndCause.HANG: "hang",  # the supervisor records the stacks of its ranks before it ends them

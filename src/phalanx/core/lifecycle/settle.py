@@ -49,7 +49,14 @@ _REASON = {
 }
 STEADY_S: Final = BACKOFF_MAX_S  # a replica ready for this long has recovered from its last failure
 _NODE_FAILURES: Final = (EndCause.NODE_FAIL, EndCause.FAULT, EndCause.START_FAIL, EndCause.UNFIT)
-_STOPS: Final = (EndCause.TIMEOUT, EndCause.PREEMPTED, EndCause.MOVED, EndCause.DRAINED, EndCause.REQUEUED)
+_STOPS: Final = (
+    EndCause.TIMEOUT,
+    EndCause.PREEMPTED,
+    EndCause.MOVED,
+    EndCause.DRAINED,
+    EndCause.REQUEUED,
+    EndCause.IDLE,
+)
 _REPLICA_FAILURES: Final = (
     *_NODE_FAILURES,
     EndCause.SUCCEEDED,
@@ -118,6 +125,8 @@ def _settled(case: AttemptCase, attempt: Attempt, cause: EndCause, facts: Transi
             preempted = cause is EndCause.PREEMPTED
             after = replace(job, preemptions=job.preemptions + preempted, moves=job.moves + (cause is EndCause.MOVED))
             return _requeue(after, attempt, cause, _REASON[cause], 0.0, facts)
+        case EndCause.IDLE:
+            return _requeue(replace(job, held=True), attempt, cause, WaitReasonCode.HELD, 0.0, facts)
         case EndCause.LIMITED:
             return _requeue(job, attempt, cause, WaitReasonCode.ENGINE_LIMIT, facts.now_s + BACKOFF_MAX_S, facts)
         case EndCause.FREEZE:

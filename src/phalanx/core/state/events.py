@@ -42,6 +42,7 @@ from phalanx.core.work.service import Service
 from phalanx.core.work.spec import JobSpec
 from phalanx.core.work.usage_hour import UsageHour, UsageMark
 from phalanx.core.work.users import Token, User, UserRole
+from phalanx.core.work.waste_terms import WasteKind
 
 A_co = TypeVar("A_co", covariant=True)
 
@@ -631,6 +632,31 @@ class UsageCounted:
     attempts: tuple[AttemptUse, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleJob:
+    """A job that uses none of its GPUs, in the states that the idle policy of its queue counts.
+
+    Attributes:
+        state: that most of its GPUs are in.
+        since_ms: since when, by the clock of the ledger of states (Unix milliseconds); it also identifies this time of idleness.
+        paused: it is at work now, for too short a time to end this time of idleness.
+    """
+
+    job_id: JobId
+    epoch: Epoch
+    state: WasteKind
+    since_ms: int
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleJobsObserved:
+    """All jobs that are idle at `at_ms`, of queues with an idle policy; replaces the report before. `at_ms`: by the same clock."""
+
+    at_ms: int
+    jobs: tuple[IdleJob, ...]
+
+
 Report = (
     SupervisorRegistered
     | MemberReady
@@ -652,5 +678,6 @@ Report = (
     | AttemptWithdrawn
     | ProviderReported
     | UsageCounted
+    | IdleJobsObserved
 )
 Event = Request[Any] | Report

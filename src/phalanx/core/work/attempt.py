@@ -49,6 +49,7 @@ class EndCause(enum.StrEnum):
     # A node failed its preflight: placed again without it, uncharged while there are other nodes to try
     UNFIT = "unfit"
     PREEMPTED = "preempted"
+    IDLE = "idle"  # the idle policy of its queue took its GPUs back; the job is held
     MOVED = "moved"  # to make room for another job: continues elsewhere at once
     DRAINED = "drained"
     CANCELLED = "cancelled"

@@ -8,13 +8,14 @@ Usage decays by half every FAIR_HALF_LIFE_S. A constant rate r (GPUs) that began
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.ids import ProjectId, QueueId, UserId
 from phalanx.core.resources import GPUS, Resources
 from phalanx.core.work.share import MILLI_PER_DEVICE
+from phalanx.core.work.waste_terms import ALARM_AFTER_S, IdleAction, IdlePolicy, WasteKind
 
 BUDGET_PERIOD_S: Final = 30 * 86400.0
 FAIR_HALF_LIFE_S: Final = 7 * 86400.0  # the usual PriorityDecayHalfLife of Slurm, by its documentation and most sites
@@ -52,6 +53,8 @@ class Queue:
         budget_period_s: its length, counted from the Unix epoch.
         other_quotas, other_borrow, other_lend, other_per_user: the same terms for CPUs ("cpus"), memory ("memory", in bytes) and
             extras, by name; a name that is missing has no such limit.
+        idle: what happens to its jobs that do not use their GPUs; None: as in the queue above.
+        alarms: seconds of waste after which it is an alarm, by kind; None for never. A kind that is missing: as in the queue above.
     """
 
     id: QueueId
@@ -70,6 +73,8 @@ class Queue:
     other_borrow: Amounts = ()
     other_lend: Amounts = ()
     other_per_user: Amounts = ()
+    idle: IdlePolicy | None = None
+    alarms: tuple[tuple[WasteKind, float | None], ...] = ()
 
     def terms_of(self, resource: str) -> QuotaTerms:
         """Its terms for one resource, in the units of `Resources.amount_of`."""
@@ -114,6 +119,33 @@ class Project:
     created_s: float = 0.0
 
 
+def idle_policy(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> IdlePolicy | None:
+    """The idle policy for jobs of a queue: its own or the nearest above it; None for none."""
+    for queue in with_ancestors(queues, queue_id):
+        if queue.idle is not None:
+            return None if queue.idle.action is IdleAction.OFF else queue.idle
+    return None
+
+
+def alarm_after_s(queues: Mapping[QueueId, Queue], queue_id: QueueId, kind: WasteKind) -> float | None:
+    """The time of waste after which it is an alarm, for jobs of a queue; None for never."""
+    for queue in with_ancestors(queues, queue_id):
+        for named, after_s in queue.alarms:
+            if named is kind:
+                return after_s
+    return ALARM_AFTER_S[kind]
+
+
+def with_ancestors(queues: Mapping[QueueId, Queue], queue_id: QueueId) -> Iterator[Queue]:
+    """A queue and those above it, the lowest first."""
+    seen: set[QueueId] = set()
+    above: QueueId | None = queue_id
+    while above is not None and above in queues and above not in seen:
+        seen.add(above)
+        yield queues[above]
+        above = queues[above].parent
+
+
 HOUR_S: Final = 3600.0  # of a GPU-hour
 CLOCK_SKEW_MAX_S: Final = 300.0  # heads differ by less; beyond it a clock was wrong and has been set since
 _E_FOLD_S: Final = FAIR_HALF_LIFE_S / math.log(2.0)
@@ -149,25 +181,18 @@ def add_usage(
     `speed`: of the work on them, as a share of that on the fastest model: the fair share counts it, budgets do not.
     `asleep_s`: of this time, how long GPUs were not held; it counts as the first part.
     """
-    changed: list[QueueUsage] = []
-    seen: set[QueueId] = set()
-    above: QueueId | None = queue_id
-    while above is not None and above in queues and above not in seen:
-        seen.add(above)
-        queue = queues[above]
-        changed.append(
-            _spend(
-                queue,
-                usage_records.get(above) or QueueUsage(queue=above, at_s=to_s),
-                held,
-                from_s,
-                to_s,
-                speed,
-                asleep_s,
-            )
+    return [
+        _spend(
+            queue,
+            usage_records.get(queue.id) or QueueUsage(queue=queue.id, at_s=to_s),
+            held,
+            from_s,
+            to_s,
+            speed,
+            asleep_s,
         )
-        above = queue.parent
-    return changed
+        for queue in with_ancestors(queues, queue_id)
+    ]
 
 
 def _spend(

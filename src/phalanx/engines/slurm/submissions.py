@@ -33,7 +33,14 @@ MISSED_POLLS_MAX: Final = (
 )
 _BEFORE_START: Final = (AttemptState.PLACED, AttemptState.STOPPING)
 _NOT_FOUND: Final = (126, 127)
-_CANCELLED_TOO: Final = (EndCause.CANCELLED, EndCause.PREEMPTED, EndCause.MOVED, EndCause.DRAINED, EndCause.REQUEUED)
+_CANCELLED_TOO: Final = (
+    EndCause.CANCELLED,
+    EndCause.PREEMPTED,
+    EndCause.MOVED,
+    EndCause.DRAINED,
+    EndCause.REQUEUED,
+    EndCause.IDLE,
+)
 """Ends requested by users or the scheduler: Slurm's accounting shows CANCELLED. Other jobs end with their own exit code, and at their time
 limit as TIMEOUT (`render.EXIT_COMMANDS`)."""
 

@@ -38,6 +38,7 @@ Times are Unix seconds (`_s`), names of amounts carry their unit. Bytes are sent
     GET    /v1/tokens                    -> TokenList (the caller's; all for an admin);  POST TokenBody -> TokenCreated (201)
     DELETE /v1/tokens/{id}               -> 204
     HEAD|PUT /v1/blobs/{sha256}          raw bytes -> BlobReply
+    GET    /v1/usage ?since_s=&by=&limit=&waste_first=  -> UsageReportView;  GET /v1/waste ?user=&project=&queue=&kind=&early=&limit= -> WasteView
     GET    /v1/overview                  -> Overview
     POST   /v1/stop                      StopBody -> StopReply
 

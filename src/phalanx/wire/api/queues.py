@@ -7,7 +7,18 @@ import msgspec
 from phalanx.core.ids import QueueId
 from phalanx.core.work.job import WaitReasonCode
 from phalanx.core.work.queue import BUDGET_PERIOD_S
+from phalanx.core.work.waste_terms import IDLE_STATES, IdleAction, WasteKind
 from phalanx.wire.api.jobs import ImpossibleJobView
+
+
+class IdleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An idle policy: as `core.work.waste_terms.IdlePolicy`."""
+
+    action: IdleAction
+    after_s: float = 0.0
+    grace_s: float | None = None
+    states: tuple[WasteKind, ...] = IDLE_STATES
+    exempt: str = ""
 
 
 class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +44,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
         borrowed_gpus: held beyond `right_gpus`.
         lent_gpus: of `right_gpus`, now held by other queues; it would have to reclaim them.
         room_gpus: GPUs that it may use now without reclaiming.
+        idle: what happens to its jobs that do not use their GPUs; None: as in the queue above.
+        alarms: seconds of waste after which it is an alarm, by kind; None for never.
         factor: fair share, in (0, 1]; a higher factor starts jobs sooner.
     """
 
@@ -65,6 +78,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     other_room: dict[str, int] = {}
     gpu_s: float = 0.0
     other_s: dict[str, float] = {}
+    idle: IdleSettings | None = None
+    alarms: dict[WasteKind, float | None] = {}
     factor: float = 1.0
     waiting: list[QueueWait] = []
 
@@ -107,6 +122,8 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     other_per_user: dict[str, int] = {}
     budget_gpu_h: float | None = None
     budget_period_s: float = BUDGET_PERIOD_S
+    idle: IdleSettings | None = None
+    alarms: dict[WasteKind, float | None] = {}
 
 
 class QueuesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

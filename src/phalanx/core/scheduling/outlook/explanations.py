@@ -65,7 +65,8 @@ _NAMED_MAX: Final = 3  # names listed in one sentence
 def ineligibility(job: Job, queue: Queue | None, now_s: float) -> WaitReason | None:
     """Why the job may not start regardless of free capacity; ELIGIBLE if it may."""
     if job.held:
-        return WaitReason(reason=WaitReasonCode.HELD, detail=f"job {job.id} is held")
+        why = job.detail if job.reason is WaitReasonCode.HELD else ""  # of an idle policy; a hold by a user has none
+        return WaitReason(reason=WaitReasonCode.HELD, detail=f"held: {why}" if why else f"job {job.id} is held")
     if queue is not None and not queue.open:
         return WaitReason(reason=WaitReasonCode.QUEUE_CLOSED, detail=f"queue {queue.id} is closed")
     if job.unmet_dependencies:

@@ -9,9 +9,11 @@ from phalanx.core.errors import BadRequest
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import QueueId
 from phalanx.core.resources import CPUS, GPUS, MEMORY, quantity, quantity_text
+from phalanx.core.units import format_duration
 from phalanx.core.work.extras import EXTRAS_MAX, check_extra_name
 from phalanx.core.work.gpus import GPUS_MAX
 from phalanx.core.work.queue import Amounts, Queue
+from phalanx.core.work.waste_terms import OF_QUEUES, POLICY_STATES, IdleAction
 
 QUEUES_MAX: Final = 10_000  # each is shown and sent; no known site has a tenth of that
 TREE_DEPTH_MAX: Final = 8  # bounds the cost of every start; the deepest known trees of Slurm and Kueue have five
@@ -19,6 +21,8 @@ _COUNT_MAX: Final = 1_000_000_000  # jobs and priorities; bounds a typo
 _AMOUNT_MAX: Final = 1 << 60  # an exbibyte; bounds a typo
 _WEIGHT_MAX: Final = 1_000_000.0
 _BUDGET_MAX_GPU_H: Final = 1e12
+IDLE_AFTER_MIN_S: Final = 10.0  # a shorter time is less than the samples that show idleness
+WASTE_TIME_MAX_S: Final = 366 * 86400.0  # bounds a typo
 BUDGET_PERIOD_MIN_S: Final = 3600.0  # an hour: shorter periods would be a throttle, not a budget
 BUDGET_PERIOD_MAX_S: Final = 3660 * 86400.0  # ten years
 
@@ -74,9 +78,42 @@ def _check_numbers(queue: Queue) -> None:
         ("limit per user", queue.other_per_user),
     ):
         _check_amounts(queue, what, amounts)
+    _check_waste_terms(queue)
     if not 0.0 < queue.weight <= _WEIGHT_MAX:
         raise BadRequest(
             f"queue {queue.id}: weight is {_number_text(queue.weight)}", hint=f"above 0, at most {_WEIGHT_MAX:g}"
+        )
+
+
+def _check_waste_terms(queue: Queue) -> None:
+    for kind, after_s in queue.alarms:
+        if kind not in OF_QUEUES:
+            raise BadRequest(
+                f"queue {queue.id}: alarms: {kind} is no waste of jobs", hint=f"one of {', '.join(OF_QUEUES)}"
+            )
+        _check_time(queue, f"alarms: {kind}", after_s or 0.0, 0.0)
+    idle = queue.idle
+    if idle is None or idle.action is IdleAction.OFF:
+        return
+    _check_time(queue, "idle: after", idle.after_s, IDLE_AFTER_MIN_S)
+    unknown = [state for state in idle.states if state not in POLICY_STATES]
+    if unknown or not idle.states:
+        raise BadRequest(
+            f"queue {queue.id}: idle: states: {unknown[0] if unknown else 'none'}",
+            hint=f"some of {', '.join(POLICY_STATES)}",
+        )
+    if idle.grace_s is not None and not 0.0 <= idle.grace_s < idle.after_s:
+        raise BadRequest(
+            f"queue {queue.id}: idle: grace is {format_duration(idle.grace_s)}, after {format_duration(idle.after_s)}",
+            hint="the warning comes that long before the end of the time: give a shorter grace",
+        )
+
+
+def _check_time(queue: Queue, what: str, seconds: float, least_s: float) -> None:
+    if not least_s <= seconds <= WASTE_TIME_MAX_S:
+        raise BadRequest(
+            f"queue {queue.id}: {what} is {_number_text(seconds)} seconds",
+            hint=f"from {format_duration(least_s)} to {format_duration(WASTE_TIME_MAX_S)}",
         )
 
 

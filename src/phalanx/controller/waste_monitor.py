@@ -1,0 +1,220 @@
+"""Finds waste in the ledger of states, on its thread: alarms for people, and the jobs to which an idle policy of their queue applies.
+
+Time is an argument, in Unix milliseconds. One look costs some microseconds for each device, so that it is taken every few seconds only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from phalanx.controller.usage_accounting import UsageAccountant
+from phalanx.core.accounting.state_ledger import Part
+from phalanx.core.accounting.usage_alarms import Seen, Spell, SpellTracker, WastedPart, WasteSighting
+from phalanx.core.accounting.usage_states import FOREIGN_USE, UsageState
+from phalanx.core.fleet.node import Node, NodeState
+from phalanx.core.ids import JobId, NodeId, QueueId
+from phalanx.core.resources import MILLI_PER_DEVICE
+from phalanx.core.state.events import IdleJob, IdleJobsObserved
+from phalanx.core.state.records import QUEUES, RecordKind
+from phalanx.core.work.job import Job
+from phalanx.core.work.queue import Queue, alarm_after_s, idle_policy
+from phalanx.core.work.waste_terms import ALARM_AFTER_S, CRASHES_MIN, WasteKind
+
+LOOK_EVERY_MS: Final = 5000  # an alarm begins at most so late, and 10 s for the sample that shows it
+_KIND_OF: Final[Mapping[UsageState, WasteKind]] = {
+    UsageState(kind.value): kind for kind in WasteKind if kind is not WasteKind.CRASH_LOOP
+}
+
+
+class _Held(NamedTuple):
+    node: NodeId
+    part: Part
+
+
+@dataclass(slots=True)
+class _Failures:
+    """Failures of a job since its last progress. `retries`: how many of its own retries came before that."""
+
+    progress_step: int
+    retries: int
+    count: int = 0
+    since_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WasteNow:
+    """What is wasted now, the most first. `begun`: alarms since the head started, by kind."""
+
+    at_ms: int = 0
+    spells: tuple[Spell[WasteSighting], ...] = ()
+    begun: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def alarms(self) -> dict[JobId, Spell[WasteSighting]]:
+        """The alarm of each job that has one; of several, that which lost the most."""
+        found: dict[JobId, Spell[WasteSighting]] = {}
+        for spell in self.spells:
+            if spell.alarmed and spell.newest.job is not None:
+                found.setdefault(spell.newest.job.id, spell)
+        return found
+
+
+class WasteMonitor:
+    """See the module. `now` is replaced as a whole, so that other threads may read it."""
+
+    def __init__(self, accountant: UsageAccountant) -> None:
+        self.now = WasteNow()
+        self._accountant = accountant
+        self._queues: dict[QueueId, Queue] = {}
+        self._failures: dict[JobId, _Failures] = {}
+        self._alarms: SpellTracker[WasteSighting] = SpellTracker(lambda seen: seen.kind.value)
+        self._idle: SpellTracker[IdleJob] = SpellTracker(lambda _: "idle")
+        self._looked_ms = 0
+
+    def apply(self, records: Iterable[Any], removed: Iterable[tuple[RecordKind[Any, Any], Any]], now_ms: int) -> None:
+        """Take committed records, in their order."""
+        for record in records:
+            if isinstance(record, Job):
+                self._put_job(record, now_ms)
+            elif isinstance(record, Queue):
+                self._queues[record.id] = record
+        for kind, key in removed:
+            if kind is QUEUES:
+                self._queues.pop(key, None)
+
+    def look(self, now_ms: int) -> IdleJobsObserved | None:
+        """Look at every device if it is time; return the jobs to which an idle policy may apply, or None if it is not time."""
+        if now_ms - self._looked_ms < LOOK_EVERY_MS:
+            return None
+        self._looked_ms = now_ms
+        held, free = self._parts()
+        seen = [*self._wasting_jobs(held), *self._wasting_nodes(free, held), *self._crash_loops(held)]
+        spells = self._alarms.update((one for each in seen if (one := self._seen(each)) is not None), now_ms)
+        self.now = WasteNow(now_ms, spells, dict(self._alarms.begun))
+        idle = self._idle.update(self._idle_jobs(held), now_ms)
+        jobs = (replace(one.newest, since_ms=one.since_ms, paused=one.seen_ms != now_ms) for one in idle)
+        return IdleJobsObserved(at_ms=now_ms, jobs=tuple(sorted(jobs, key=lambda one: one.job_id)))
+
+    def _put_job(self, job: Job, now_ms: int) -> None:
+        if job.state.terminal:
+            self._failures.pop(job.id, None)
+            return
+        failed = job.charged_restarts + job.user_retries
+        known = self._failures.get(job.id)
+        if known is None and not failed:
+            return  # most jobs never fail
+        if known is None or job.progress_step > known.progress_step:
+            known = self._failures[job.id] = _Failures(job.progress_step, job.user_retries if known else 0)
+        count = job.charged_restarts + job.user_retries - known.retries
+        if count and not known.count:
+            known.since_ms = now_ms
+        known.count = count
+
+    # ---- one look -----------------------------------------------------------------------------------------------------
+
+    def _parts(self) -> tuple[dict[JobId, list[_Held]], dict[NodeId, list[Part]]]:
+        """The parts that jobs hold, and those of each node that nobody can use: broken or fragmented ones."""
+        ledger = self._accountant.ledger
+        held: dict[JobId, list[_Held]] = {}
+        free: dict[NodeId, list[Part]] = {}
+        for node_id in ledger.nodes:
+            for _, key, part in ledger.parts(node_id):
+                if key:
+                    held.setdefault(JobId(key), []).append(_Held(node_id, part))
+                state = part.state.state
+                if state is UsageState.BROKEN or (
+                    state is UsageState.FRAGMENTED and part.state.note != FOREIGN_USE and not key
+                ):
+                    free.setdefault(node_id, []).append(part)
+        return held, free
+
+    def _wasting_jobs(self, held: Mapping[JobId, list[_Held]]) -> Iterator[WasteSighting]:
+        for job_id, parts in held.items():
+            job = self._accountant.job(job_id)
+            kinds: dict[WasteKind, list[_Held]] = {}
+            for one in parts:
+                kind = _KIND_OF.get(one.part.state.state)
+                if kind is not None and kind is not WasteKind.BROKEN:
+                    kinds.setdefault(kind, []).append(one)
+            for kind, wasted in kinds.items() if job is not None else ():
+                yield _sighting(kind, job, wasted, parts)
+
+    def _crash_loops(self, held: Mapping[JobId, list[_Held]]) -> Iterator[WasteSighting]:
+        for job_id, failures in self._failures.items():
+            job, parts = self._accountant.job(job_id), held.get(job_id, [])
+            if failures.count >= CRASHES_MIN and job is not None and parts:
+                begun = [one._replace(part=one.part._replace(since_ms=failures.since_ms)) for one in parts]
+                yield _sighting(WasteKind.CRASH_LOOP, job, begun, parts)
+
+    def _wasting_nodes(
+        self, free: Mapping[NodeId, list[Part]], held: Mapping[JobId, list[_Held]]
+    ) -> Iterator[WasteSighting]:
+        on: dict[NodeId, Counter[JobId]] = {}
+        if free:
+            for job_id, parts in held.items():
+                for one in parts:
+                    on.setdefault(one.node, Counter())[job_id] += one.part.milli
+        for node_id, found in free.items():
+            node = self._accountant.node(node_id)
+            for kind in (WasteKind.BROKEN, WasteKind.FRAGMENTED):
+                broken = [part for part in found if part.state.state is UsageState(kind.value)]
+                if broken:
+                    holders = on.get(node_id, Counter())
+                    yield WasteSighting(
+                        kind=kind,
+                        job=None,
+                        nodes=(node_id,),
+                        parts=tuple(WastedPart(part.milli, part.since_ms or 0) for part in broken),
+                        held_milli=MILLI_PER_DEVICE * (0 if node is None else len(node.devices)),
+                        model=broken[0].account.model,
+                        holders=tuple(sorted(holders, key=lambda job_id: (holders[job_id], job_id))),
+                        why=_fault(node) if kind is WasteKind.BROKEN else "",
+                        down=node is not None and node.state is NodeState.DOWN,
+                        cordoned=node is not None and node.cordon is not None,
+                    )
+
+    def _seen(self, seen: WasteSighting) -> Seen[WasteSighting] | None:
+        queue = None if seen.job is None else seen.job.queue
+        after_s = ALARM_AFTER_S[seen.kind] if queue is None else alarm_after_s(self._queues, queue, seen.kind)
+        return None if after_s is None else Seen(seen.key, seen, seen.parts, after_s)
+
+    def _idle_jobs(self, held: Mapping[JobId, list[_Held]]) -> Iterator[Seen[IdleJob]]:
+        """The jobs that use none of their GPUs, in queues that have an idle policy."""
+        for job_id, parts in held.items():
+            job = self._accountant.job(job_id)
+            policy = None if job is None else idle_policy(self._queues, job.queue)
+            if job is None or policy is None:
+                continue
+            kinds = {_KIND_OF.get(one.part.state.state) for one in parts}
+            if not kinds <= set(policy.states):
+                continue
+            since_ms = max(one.part.since_ms or 0 for one in parts)
+            state = max(policy.states, key=lambda kind: sum(one.part.state.state.value == kind for one in parts))
+            idle = IdleJob(job_id=job_id, epoch=job.epoch, state=state, since_ms=since_ms)
+            yield Seen((job_id, job.epoch), idle, (WastedPart(0, since_ms),), policy.after_s)
+
+
+def _sighting(kind: WasteKind, job: Job | None, wasted: Iterable[_Held], parts: Iterable[_Held]) -> WasteSighting:
+    wasted = tuple(wasted)
+    return WasteSighting(
+        kind=kind,
+        job=job,
+        nodes=tuple(sorted({one.node for one in wasted})),
+        parts=tuple(WastedPart(one.part.milli, one.part.since_ms or 0) for one in wasted),
+        held_milli=sum(one.part.milli for one in parts),
+        model=wasted[0].part.account.model,
+    )
+
+
+def _fault(node: Node | None) -> str:
+    if node is None:
+        return ""
+    if node.state is NodeState.DOWN:
+        return node.down_cause
+    if node.cordon is not None:
+        return node.cordon.why
+    sick = [f"GPU {device.index}" for device in node.devices if not device.healthy]
+    return f"{', '.join(sick)} of {node.id} unhealthy" if sick else ""
