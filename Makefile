@@ -132,8 +132,13 @@ trace-tools:
 ray: $(READYDEV)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install $(QUIET) -c constraints.txt --no-build-isolation -e '.[ray]'
 
-# A browser for the tests of the dashboard.
-browser-tools:
+# A browser for the tests of the dashboard, and axe-core (MPL-2.0), which Phalanx does not ship.
+AXE = 4.14.1
+browser-tools: $(READYDEV)
+	@if [ ! -f .venv/axe/axe.min.js ] && command -v npm >/dev/null; then \
+	  echo "Fetching axe-core $(AXE): it looks for what people with other senses or devices cannot use."; \
+	  mkdir -p .venv/axe && cd .venv/axe && npm pack --silent axe-core@$(AXE) >/dev/null \
+	    && tar -xzf axe-core-$(AXE).tgz --strip-components=1 package/axe.min.js && rm axe-core-$(AXE).tgz; fi
 	@command -v chromium >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing chromium and fonts-dejavu-core."; \

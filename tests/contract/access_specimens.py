@@ -257,6 +257,9 @@ SPECIMENS = {
     "GET /v1/fleet/events": plain("/v1/fleet/events"),
     "GET /jobs": plain("/jobs"),
     "GET /jobs/{job_id}": lambda case: Ask(f"/jobs/{case.job('running')}"),
+    "GET /services": plain("/services"),
+    "GET /services/{service_id}": lambda case: Ask(f"/services/{case.service()}"),
+    "GET /settings": plain("/settings"),
     "GET /queues": plain("/queues"),
     "GET /nodes": plain("/nodes"),
     "GET /nodes/{node_id}": plain("/nodes/n0"),
@@ -310,6 +313,7 @@ SPECIMENS = {
     "GET /v1/queues": plain("/v1/queues"),
     "GET /v1/queues/{queue_id}": plain("/v1/queues/default"),
     "PUT /v1/queues/{queue_id}": lambda case: Ask("/v1/queues/fast", {"priority": case.number}),
+    "POST /v1/queues/parse": plain("/v1/queues/parse", content=b"queues: {slow: {priority: 3}}"),
     "PUT /v1/queues": lambda case: Ask("/v1/queues", {"queues": [{"id": "slow", "priority": case.number}]}),
     # A planned stop ends the bench: with running jobs it is refused past the gate. tests/contract/test_api_nodes.py stops heads.
     "POST /v1/stop": plain("/v1/stop", {}, ok=(409,)),

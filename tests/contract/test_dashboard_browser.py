@@ -11,8 +11,8 @@ from urllib.parse import quote
 import pytest
 
 from phalanx.core.state.events import LabelNodes, RevokeToken
-from tests import chromium_here
-from tests.contract.api_head import TOKENS, Supervisor, until
+from tests import axe_here, chromium_here
+from tests.contract.api_head import JOB, TOKENS, Supervisor, until
 from tests.contract.xss_payloads import PAYLOADS
 
 pytestmark = [
@@ -20,7 +20,15 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(chromium_here.program() is None, reason="no chromium here: make browser-tools"),
 ]
-PAGES = ("/", "/jobs", "/queues", "/nodes", "/nodes/n0", "/audit")
+PAGES = ("/", "/jobs", "/services", "/services/web", "/queues", "/nodes", "/nodes/n0", "/audit", "/settings")
+# What the script of a page shows last.
+READY = {
+    "/": "document.querySelector('canvas')",
+    "/jobs/2": "document.querySelector('.why strong')",
+    "/services/web": "document.querySelector('.actions')",
+    "/settings": "document.body.classList.contains('scripted')",
+}
+SERVICE = {**JOB, "gpus": 1, "name": "web", "type": "service", "replicas": "1..3"}
 
 
 @pytest.fixture
@@ -111,6 +119,7 @@ def test_form_signs_in_and_every_page_reads_without_javascript(call, page, super
 @pytest.mark.parametrize("path", PAGES)
 def test_pages_load_without_an_error_and_fit_a_narrow_screen(call, page, supervisor, path):
     supervisor.run(call.submit())
+    assert call("user", "POST", "/v1/services", SERVICE).status_code == 201
     sign_in(call, page)
     size = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": False}
     page.send("Emulation.setDeviceMetricsOverride", **size)
@@ -118,6 +127,21 @@ def test_pages_load_without_an_error_and_fit_a_narrow_screen(call, page, supervi
     live(page)
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
     assert page.problems == []
+
+
+@pytest.mark.skipif(not axe_here.SCRIPT.exists(), reason="no axe-core here: make browser-tools")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_has_no_serious_finding(call, page, supervisor, scheme):
+    supervisor.run(call.submit())
+    call.submit(gpus=64, allow_never=True)  # it waits
+    assert call("user", "POST", "/v1/services", SERVICE).status_code == 201
+    sign_in(call, page)
+    page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    for path in (*PAGES, "/jobs/1", "/jobs/2"):
+        page.open(call.url + path)
+        live(page)
+        page.until(READY.get(path, "true"))
+        assert axe_here.findings(page) == [], path
 
 
 def test_job_is_cancelled_by_keyboard_with_its_reason(head, call, page):
@@ -204,6 +228,9 @@ def test_fifty_scripts_in_names_labels_reasons_and_output_never_run(head, call, 
     for text_ in PAYLOADS:
         call("operator", "POST", "/v1/nodes/n0/drain", {"why": text_, "cordon_only": True})
     sign_in(call, page)
+    assert call("admin", "POST", "/v1/services", {**SERVICE, "run": ["echo", *PAYLOADS[:9]]}).status_code == 201
+    for text_ in PAYLOADS:
+        assert call("admin", "POST", "/v1/tokens", {"note": text_}).status_code == 201
     for path in (*PAGES, *(f"/jobs/{job}" for job in jobs)):
         page.open(call.url + path)
         live(page)
@@ -219,6 +246,83 @@ def test_fifty_scripts_in_names_labels_reasons_and_output_never_run(head, call, 
     assert page.run("window.xss === undefined")
     assert page.dialogs == []
     assert page.problems == []
+
+
+def press_button(page, text_):
+    """Press a button of the page by the keyboard."""
+    found = f"[...document.querySelectorAll('main button')].find((one) => one.textContent === {json.dumps(text_)})"
+    page.until(found)
+    page.run(f"{found}.focus()")
+    page.press("Enter")
+
+
+def test_service_is_scaled_and_stopped_by_keyboard(call, page):
+    assert call("user", "POST", "/v1/services", SERVICE).status_code == 201
+    sign_in(call, page, "user")
+    page.open(f"{call.url}/services/web")
+    press_button(page, "Scale")
+    page.until("document.activeElement?.type === 'number'")
+    page.run("document.activeElement.select()")
+    page.type("3")
+    page.press("Enter")
+    page.until("document.querySelector('#live').dataset.desired === '3'")
+    press_button(page, "Scale")
+    page.until("document.activeElement?.type === 'number'")
+    page.run("document.activeElement.select()")
+    page.type("9")
+    page.press("Enter")
+    page.until("document.querySelector('.problem:not([hidden])')?.innerText.includes('3')")  # the head's own words
+    press_button(page, "Stop service")
+    page.until("document.querySelector('dialog[open]')")
+    page.press("Tab")
+    page.press("Enter")
+    page.until("document.querySelector('.facts').innerText.includes('by ada')")
+    page.until("document.querySelector('.actions').hidden")
+
+
+def test_token_is_shown_once_and_revoked(call, page):
+    sign_in(call, page)
+    page.open(f"{call.url}/settings")
+    page.until("document.querySelector('form[data-form=token]').offsetHeight")
+    page.click("form[data-form=token] input[name=note]")
+    page.type("laptop")
+    page.press("Enter")
+    secret = page.until("document.querySelector('.secret')?.textContent")
+    assert call.client.get("/v1/me", headers={"authorization": f"Bearer {secret}"}).json()["user"] == "root"
+    page.until("document.querySelector('#live-tokens').innerText.includes('laptop')")
+    page.run(
+        "[...document.querySelectorAll('tr')].find((one) => one.innerText.includes('laptop')).querySelector('button').focus()"
+    )
+    page.press("Enter")
+    page.until("document.querySelector('dialog[open]')")
+    page.click("dialog button[type=submit]")
+    page.until("!document.querySelector('#live-tokens').innerText.includes('laptop')")
+    assert call.client.get("/v1/me", headers={"authorization": f"Bearer {secret}"}).status_code == 401
+    page.open(f"{call.url}/settings")
+    assert secret not in page.run("document.documentElement.outerHTML")
+    assert page.problems == []
+
+
+def test_queue_file_is_tried_before_it_is_applied(head, call, page):
+    sign_in(call, page, "operator")
+    page.open(f"{call.url}/settings")
+    page.until("document.querySelector('#apply-queues').offsetHeight")
+    page.run(
+        "document.querySelector('#queue-file').value = 'queues:\\n  ml:\\n    quota: <img src=x onerror=window.xss=1>\\n'"
+    )
+    press_button(page, "Dry run")
+    page.until("document.querySelector('#queue-changes .problem')?.innerText.includes('line:3')")
+    assert page.run("window.xss === undefined && document.querySelector('#apply-queues').disabled")
+    page.run("document.querySelector('#queue-file').value = 'queues:\\n  ml: {quota: 2}\\n'")
+    press_button(page, "Dry run")
+    page.until("document.querySelector('#queue-changes')?.innerText.includes('Dry run: 1 added')")
+    assert [queue.id for queue in head.store.queues()] == ["default"]
+    press_button(page, "Apply")
+    page.until("document.querySelector('dialog[open]')")
+    page.click("dialog button[type=submit]")
+    page.until("document.querySelector('#queue-changes')?.innerText.includes('Applied: 1 added')")
+    assert sorted(queue.id for queue in head.store.queues()) == ["default", "ml"]
+    assert page.run("document.querySelector('#apply-queues').disabled")
 
 
 def quoted(text_):

@@ -3,18 +3,21 @@
 # Ids are written as plain words here, as in a drawing.
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
+import time
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 
 from phalanx.api.pages import pages as page_routes
+from phalanx.api.pages import service_pages
 from phalanx.api.views.fleet import cell_state, fleet_frame
 from phalanx.core.accounting.usage_states import PartState, UsageState
 from phalanx.core.fleet.node import NodeState
-from phalanx.core.state.events import LabelNodes
+from phalanx.core.state.events import LabelNodes, MemberReady, MemberStarted, ReadinessChanged
 from phalanx.web.assets import load_assets
-from tests.contract.api_head import Supervisor, code, until
+from tests.contract.api_head import JOB, TOKENS, Supervisor, code, until
 from tests.contract.xss_payloads import PAYLOADS
 
 OUR_TAGS = frozenset(
@@ -22,9 +25,11 @@ OUR_TAGS = frozenset(
         *("html", "head", "meta", "title", "link", "script", "body", "header", "main", "nav", "a", "span", "form"),
         *("input", "button", "h1", "h2", "p", "ul", "li", "strong", "div", "table", "caption", "thead", "tbody"),
         *("tr", "th", "td", "dl", "dt", "dd", "code", "time", "label", "select", "option"),
+        *("section", "noscript", "fieldset", "legend", "textarea", "meter"),
     )
 )
-PAGES = ("/", "/jobs", "/queues", "/nodes", "/nodes/n0", "/audit")
+PAGES = ("/", "/jobs", "/services", "/queues", "/nodes", "/nodes/n0", "/audit", "/settings")
+SERVICE = {**JOB, "gpus": 1, "name": "web", "type": "service", "replicas": "1..3", "port": 8000, "ready": "/health"}
 
 
 class Page(HTMLParser):
@@ -167,6 +172,82 @@ def test_job_shows_its_history_and_hides_from_others_what_the_api_hides(call, pa
     assert call("user", "GET", "/jobs/999").status_code == 404
 
 
+def test_service_shows_replicas_revisions_and_rollout(head, call, page):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    assert "no services" in page("/services").text
+    assert call("user", "POST", "/v1/services", SERVICE).status_code == 201
+    until(lambda: page("/services/web").cells[0][:2] == ["1", "1"])
+    place = {"job_id": "1", "epoch": 1, "generation": 0, "node_id": "n0"}
+    supervisor.tell(MemberReady(**place, port=29500, service_port=8000))
+    supervisor.tell(MemberStarted(**place, at_s=time.time()), ReadinessChanged(**place, ready=True))
+    until(lambda: page("/services").cells[0][:4] == ["web", "ready", "1 of 1 ready 1 of 1 ready", "1"])  # text and bar
+    assert page("/services").cells[0][7].strip() == "127.0.0.1:8000"
+    assert (
+        call("user", "PATCH", "/v1/services/web", {"spec": {**SERVICE, "run": ["python", "two.py"]}}).status_code == 200
+    )
+    shown = page("/services/web", "user")
+    assert "rollout from 1 to 2: 0 of 1 ready" in shown.text
+    assert [row[0] for row in shown.cells if "two.py" in row[-1] or "train.py" in row[-1]] == ["2 (wanted now)", "1"]
+    assert "train.py" not in page("/services/web", "other").text
+    assert live_data(shown)["data-may-change"] == "yes"
+    assert "data-may-change" not in live_data(page("/services/web", "other"))
+    assert call("user", "POST", "/v1/services/web/stop").status_code == 200
+    assert page("/services").cells == []
+    assert "data-may-change" not in live_data(page("/services/web", "user"))
+    assert call("user", "GET", "/services/nothing").status_code == 404
+
+
+def live_data(page):
+    return next(attributes for _, attributes in page.tags if attributes.get("id") == "live")
+
+
+def test_services_come_in_pages_by_name(call, page, monkeypatch):
+    monkeypatch.setattr(service_pages, "SERVICES_SHOWN", 2)
+    for name in ("s2", "s0", "s1"):
+        assert call("user", "POST", "/v1/services", {**SERVICE, "name": name}).status_code == 201
+    first = page("/services")
+    assert [row[0] for row in first.cells] == ["s0", "s1"]
+    (further,) = [attrs["href"] for tag, attrs in first.tags if tag == "a" and "after=" in attrs.get("href", "")]
+    assert [row[0] for row in page(further).cells] == ["s2"]
+
+
+def test_settings_show_tokens_and_forms_as_the_role_has_rights(call, page):
+    def forms(role):
+        return [attributes["data-form"] for _, attributes in page("/settings", role).tags if "data-form" in attributes]
+
+    assert call("user", "PUT", "/v1/projects/nlp", {}).status_code == 403
+    assert call("admin", "PUT", "/v1/projects/nlp", {"members": ["ada"], "admins": ["ada"]}).status_code == 200
+    assert forms("admin") == ["token", "user", "project", "queues"]
+    assert forms("operator") == ["token", "queues"]
+    assert forms("user") == ["token", "project"]  # she administers one
+    assert forms("other") == ["token"]
+    own, every = page("/settings", "other"), page("/settings")
+    assert {row[1] for row in own.cells if "all that the user may" in row} == {"bob"}
+    assert {row[1] for row in every.cells if "all that the user may" in row} == {"vic", "ada", "bob", "opal", "root"}
+    assert not any(secret in every.text for secret in TOKENS.values())
+    made = call("user", "POST", "/v1/tokens", {"note": "laptop", "scope": ["see"]}).json()
+    (row,) = [row for row in page("/settings", "user").cells if row[2] == "laptop"]
+    assert (row[0], row[3]) == (made["token"]["id"], "see")
+    assert call("user", "DELETE", f"/v1/tokens/{made['token']['id']}").status_code == 204
+    assert "laptop" not in page("/settings", "user").text
+
+
+def test_queue_file_on_the_page_changes_nothing_when_it_is_applied(call, page):
+    tree = "queues:\n  ml:\n    quota: {gpus: 4, memory: 3GiB}\n    queues:\n      nlp: {weight: 2, open: false}\n"
+    parsed = call("operator", "POST", "/v1/queues/parse", content=tree)
+    assert parsed.status_code == 200
+    assert call("operator", "PUT", "/v1/queues", parsed.json()).json()["added"] == ["ml", "nlp"]
+    shown = call("operator", "GET", "/settings").text
+    text = unescape(shown.partition("<textarea")[2].partition(">")[2].partition("</textarea>")[0])
+    again = call("operator", "POST", "/v1/queues/parse", content=text).json()
+    outcome = call("operator", "PUT", "/v1/queues", {**again, "prune": True, "dry_run": True}).json()
+    assert (outcome["added"], outcome["changed"], outcome["removed"], outcome["unchanged"]) == ([], [], [], 3)
+    wrong = call("operator", "POST", "/v1/queues/parse", content="queues:\n  ml:\n    quota: many\n")
+    assert (wrong.status_code, wrong.json()["error"]["message"].split(":")[:2]) == (422, ["line", "3"])
+    assert call("user", "POST", "/v1/queues/parse", content=tree).status_code == 403
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_pages_ask_for_the_right_that_the_api_asks_for(call, path):
     Supervisor(call).hello()
@@ -187,8 +268,13 @@ def test_no_text_of_a_user_becomes_markup(head, call, page):
         check(shown)
         check(page("/nodes/n0"))
     assert all(any(row[1] == text for row in page("/jobs").cells) for text in PAYLOADS)
-    for path in PAGES:
+    for text in PAYLOADS[:5]:
+        assert call("admin", "POST", "/v1/tokens", {"note": text}).status_code == 201
+    run = {"run": ["echo", PAYLOADS[0]], "labels": {"note": PAYLOADS[6]}}
+    assert call("admin", "POST", "/v1/services", {**SERVICE, **run}).status_code == 201
+    for path in (*PAGES, "/services/web"):
         check(page(path))
+    assert all(text in page("/settings").text for text in PAYLOADS[:5])
     for text in PAYLOADS:  # and what a link of another site puts into an address
         for path in ("/jobs", "/nodes/" + text.replace("/", "").replace("?", "").replace("#", ""), "/sign-in"):
             reply = call("admin", "GET", path, params={"name": text, "user": text, "queue": text, "code": text})

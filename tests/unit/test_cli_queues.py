@@ -5,12 +5,12 @@
 
 import pytest
 
-from phalanx.cli.access.queue_file import parse_queue_file
 from phalanx.cli.access.queue_tree import change_lines, tree_view
 from phalanx.cli.terminal import Terminal
 from phalanx.core.errors import BadFile, NotFound
 from phalanx.core.units import GIB
 from phalanx.core.work.waste_terms import IdleAction, WasteKind
+from phalanx.user_files.queue_file import parse_queue_file, queue_file_text
 from phalanx.wire.api.jobs import ImpossibleJobView
 from phalanx.wire.api.queues import (
     IdleSettings,
@@ -276,3 +276,30 @@ def test_a_queue_shows_its_idle_policy():
         in notes
     )
     assert "  alarms of waste: low off, idle 10m00s" in notes
+
+
+def test_queues_are_written_as_a_file_that_says_the_same():
+    queues = parse_queue_file(TREE, path="q.yaml")
+    odd = [
+        QueueSettings(
+            id="odd.q@x",
+            quota_gpus=None,
+            other_quotas={"cpus": 12, "memory": (3 << 40) + 1025, "matlab": 4, "scratch": 7 << 30},
+            borrow_gpus=0,
+            other_borrow={"memory": (1 << 30) + 1},
+            lend_gpus=3,
+            weight=0.125,
+            gpus_per_user=0,
+            other_per_user={"matlab": 1},
+            budget_gpu_h=12.5,
+            budget_period_s=90_061.5,
+            idle=IdleSettings(action=IdleAction.STOP, after_s=5400.0, grace_s=90.0, exempt="it's=#1"),
+            alarms={WasteKind.IDLE: 0.5, WasteKind.LOW: None, WasteKind.HUNG: 86_400.0},
+        ),
+        QueueSettings(id="off", idle=IdleSettings(action=IdleAction.OFF)),
+        QueueSettings(id="bare"),
+    ]
+    by_id = sorted([*queues, *odd], key=lambda queue: queue.id)
+    found = parse_queue_file(queue_file_text([*queues, *odd]), path="q.yaml")
+    assert sorted(found, key=lambda queue: queue.id) == by_id
+    assert [queue.id for queue in found] == ["bare", "odd.q@x", "off", "prod", "research", "nlp", "vision"]

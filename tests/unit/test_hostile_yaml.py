@@ -4,9 +4,9 @@ import tracemalloc
 
 import pytest
 
-from phalanx.cli.access.queue_file import parse_queue_file
 from phalanx.cli.jobs.job_file import FILE_BYTES_MAX, parse_job_file
 from phalanx.core.errors import BadFile
+from phalanx.user_files.queue_file import parse_queue_file
 
 LONG = FILE_BYTES_MAX - 100
 HOSTILE = {

@@ -17,7 +17,7 @@ from phalanx.api.nodes import (
     output_routes,
     supervisor_routes,
 )
-from phalanx.api.pages import pages, sign_in
+from phalanx.api.pages import pages, service_pages, settings, sign_in
 from phalanx.api.routes import (
     audit,
     blobs,
@@ -80,6 +80,8 @@ _RESOURCES = (
     queues,
     metrics,
     pages,
+    service_pages,
+    settings,
     sign_in,
 )
 

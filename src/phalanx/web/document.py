@@ -12,7 +12,15 @@ CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
-PAGES: Final = {"fleet": "Fleet", "jobs": "Jobs", "queues": "Queues", "nodes": "Nodes", "audit": "Audit"}
+PAGES: Final = {
+    "fleet": "Fleet",
+    "jobs": "Jobs",
+    "services": "Services",
+    "queues": "Queues",
+    "nodes": "Nodes",
+    "audit": "Audit",
+    "settings": "Settings",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ from typing import Final
 from urllib.parse import quote
 
 _VOID: Final = frozenset({"input", "link", "meta", "br"})
+# A browser drops a line break that is the first of their text.
+_DROPS_FIRST_BREAK: Final = frozenset({"textarea", "pre"})
 
 
 class Html(str):
@@ -31,7 +33,8 @@ def element(tag: str, /, *children: Child, **attributes: str | bool | None) -> H
     )
     if tag in _VOID:
         return Html(f"<{tag}{written}>")
-    return Html(f"<{tag}{written}>{join(*children)}</{tag}>")
+    start = "\n" if tag in _DROPS_FIRST_BREAK else ""
+    return Html(f"<{tag}{written}>{start}{join(*children)}</{tag}>")
 
 
 def join(*children: Child) -> Html:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
+from phalanx.web.cells import live, moment, number, state_word
 from phalanx.web.document import Viewer, document
 from phalanx.web.html import Html, element, facts, join, link, page_path, table
 from phalanx.web.states import HELD_STATES, CellState
@@ -67,7 +67,7 @@ def fleet_page(frame: FleetFrame, viewer: Viewer) -> Html:
     shown = table(("Node", "Place", "State", "GPUs", "Jobs"), rows, caption="Nodes", empty="No node has joined yet.")
     more = len(frame.nodes) - len(rows)
     rest = element("p", f"{more} more nodes: ", link("all nodes", "nodes")) if more > 0 else None
-    return document("fleet", "Fleet", summary, legend, _live(shown, rest), viewer=viewer)
+    return document("fleet", "Fleet", summary, legend, live(shown, rest), viewer=viewer)
 
 
 def jobs_page(jobs: Sequence[JobView], after: int | None, asked: Mapping[str, str], viewer: Viewer) -> Html:
@@ -77,11 +77,11 @@ def jobs_page(jobs: Sequence[JobView], after: int | None, asked: Mapping[str, st
         (
             link(job.id, "jobs", job.id),
             job.name,
-            _state(_job_state(job)),
+            state_word(_job_state(job)),
             job.user,
             job.queue,
-            _number(job.gpu_count),
-            _moment(job.submit_s),
+            number(job.gpu_count),
+            moment(job.submit_s),
             ", ".join(job.nodes) if job.state is JobState.RUNNING else job.detail,
         )
         for job in jobs
@@ -89,7 +89,7 @@ def jobs_page(jobs: Sequence[JobView], after: int | None, asked: Mapping[str, st
     titles = ("Job", "Name", "State", "User", "Queue", "GPUs", "Submitted", "Where or why")
     shown = table(titles, rows, caption="Jobs", empty="No job matches.")
     more = element("p", link("Older jobs", "jobs", **older, before=str(after))) if after is not None else None
-    return document("jobs", "Jobs", _job_filter(asked), _live(shown, more), viewer=viewer)
+    return document("jobs", "Jobs", _job_filter(asked), live(shown, more), viewer=viewer)
 
 
 def job_page(detail: JobDetail, history: Sequence[HistoryLine], viewer: Viewer, *, may_change: bool) -> Html:
@@ -97,14 +97,14 @@ def job_page(detail: JobDetail, history: Sequence[HistoryLine], viewer: Viewer, 
     job = detail.job
     shown = facts(
         (
-            ("State", join(_state(_job_state(job)), f" {job.detail}" if job.detail else "")),
+            ("State", join(state_word(_job_state(job)), f" {job.detail}" if job.detail else "")),
             ("User", f"{job.user}, project {job.project}"),
             ("Queue", f"{job.queue}, priority {job.priority}"),
             ("GPUs", job.shape or job.gpus),
             ("Nodes", [join(link(node, "nodes", node), " ") for node in job.nodes]),
-            ("Submitted", _moment(job.submit_s)),
-            ("Started", _moment(job.started_s)),
-            ("Ended", _moment(job.ended_s)),
+            ("Submitted", moment(job.submit_s)),
+            ("Started", moment(job.started_s)),
+            ("Ended", moment(job.ended_s)),
             ("Exit code", "" if job.exit_code is None else str(job.exit_code)),
             ("Command", element("code", job.command) if job.command else ""),
             ("Folder", element("code", job.workdir) if job.workdir else ""),
@@ -114,7 +114,7 @@ def job_page(detail: JobDetail, history: Sequence[HistoryLine], viewer: Viewer, 
             ("Restarts", str(job.restarts) if job.restarts else ""),
         )
     )
-    rows = [(_moment(line.at_s), line.kind.replace("_", " "), line.text) for line in history]
+    rows = [(moment(line.at_s), line.kind.replace("_", " "), line.text) for line in history]
     lines = table(("Time", "Event", "What happened"), rows, caption="History", empty="Nothing has happened yet.")
     logs = element(
         "p",
@@ -122,9 +122,9 @@ def job_page(detail: JobDetail, history: Sequence[HistoryLine], viewer: Viewer, 
         " (JSON; needs the right to read the output)",
     )
     body = join(shown, element("h2", "History"), lines)
-    live = element("div", body, id="live", data_job=job.id, data_may_change="yes" if may_change else None)
+    shown_live = element("div", body, id="live", data_job=job.id, data_may_change="yes" if may_change else None)
     output = element("div", element("h2", "Output"), logs, id="output")
-    return document("job", f"Job {job.id} {job.name}", live, output, viewer=viewer)
+    return document("job", f"Job {job.id} {job.name}", shown_live, output, viewer=viewer)
 
 
 def queues_page(queues: Sequence[QueueView], viewer: Viewer) -> Html:
@@ -134,10 +134,10 @@ def queues_page(queues: Sequence[QueueView], viewer: Viewer) -> Html:
             element("span", queue.id, class_=f"depth-{min(depth, 6)}"),
             "open" if queue.open else "closed",
             "" if queue.quota_gpus is None else str(queue.quota_gpus),
-            _number(queue.used_gpus),
-            _number(queue.borrowed_gpus),
-            _number(queue.lent_gpus),
-            _number(queue.room_gpus),
+            number(queue.used_gpus),
+            number(queue.borrowed_gpus),
+            number(queue.lent_gpus),
+            number(queue.room_gpus),
             str(queue.running),
             link(str(queue.pending), "jobs", queue=queue.id, state="pending") if queue.pending else "0",
             "; ".join(f"{one.jobs} wait: {one.detail or one.reason}" for one in queue.waiting),
@@ -146,7 +146,7 @@ def queues_page(queues: Sequence[QueueView], viewer: Viewer) -> Html:
     ]
     titles = ("Queue", "State", "Quota", "Used", "Borrowed", "Lent", "Room", "Running", "Waiting", "Why they wait")
     shown = table(titles, rows, caption="Queues, in GPUs", empty="There are no queues.")
-    return document("queues", "Queues", _live(shown), viewer=viewer)
+    return document("queues", "Queues", live(shown), viewer=viewer)
 
 
 def in_tree_order(queues: Sequence[QueueView]) -> list[tuple[QueueView, int]]:
@@ -168,9 +168,9 @@ def nodes_page(nodes: Sequence[NodeView], more: int, viewer: Viewer) -> Html:
     rows = [
         (
             link(node.id, "nodes", node.id),
-            _state(node_state(node)),
+            state_word(node_state(node)),
             _models(node),
-            _number(sum(device.job_id is not None for device in node.devices)),
+            number(sum(device.job_id is not None for device in node.devices)),
             "" if node.load_1m is None else f"{node.load_1m:.1f}",
             str(node.failures) if node.failures else "",
             _health(node),
@@ -180,20 +180,20 @@ def nodes_page(nodes: Sequence[NodeView], more: int, viewer: Viewer) -> Html:
     titles = ("Node", "State", "GPUs", "Held", "Load", "Failures", "Health")
     shown = table(titles, rows, caption="Nodes", empty="No node has joined yet.")
     further = element("p", link(f"{more} more nodes", "nodes", after=nodes[-1].id)) if more else None
-    return document("nodes", "Nodes", _live(shown, further), viewer=viewer)
+    return document("nodes", "Nodes", live(shown, further), viewer=viewer)
 
 
 def node_page(node: NodeView, history: Sequence[HistoryLine], viewer: Viewer) -> Html:
     """Return one node: its facts, its GPUs and its newest history."""
     shown = facts(
         (
-            ("State", join(_state(node_state(node)), f" {_health(node)}" if _health(node) else "")),
+            ("State", join(state_word(node_state(node)), f" {_health(node)}" if _health(node) else "")),
             ("Address", node.address),
             ("Engine", node.engine),
             ("CPUs", str(node.cpus)),
             ("Memory", _gib(node.memory_bytes)),
             ("Labels", ", ".join(f"{key}={value}" for key, value in sorted(node.labels.items()))),
-            ("Joined", _moment(node.joined_s)),
+            ("Joined", moment(node.joined_s)),
             ("Reserved", "; ".join(f"{one.id} for {one.holders}" for one in node.reserved)),
             ("Pool", node.pool),
         )
@@ -204,27 +204,22 @@ def node_page(node: NodeView, history: Sequence[HistoryLine], viewer: Viewer) ->
         caption="GPUs",
         empty="This node has no GPU.",
     )
-    rows = [(_moment(line.at_s), line.kind.replace("_", " "), line.text) for line in reversed(history)]
+    rows = [(moment(line.at_s), line.kind.replace("_", " "), line.text) for line in reversed(history)]
     lines = table(("Time", "Event", "What happened"), rows, caption="History", empty="Nothing is recorded.")
     body = join(shown, element("h2", "GPUs"), devices, element("h2", "History"), lines)
-    live = element("div", body, id="live", data_node=node.id)
-    return document("node", f"Node {node.id}", live, viewer=viewer)
+    shown_live = element("div", body, id="live", data_node=node.id)
+    return document("node", f"Node {node.id}", shown_live, viewer=viewer)
 
 
 def audit_page(lines: Sequence[AuditLineView], viewer: Viewer) -> Html:
     """Return the newest lines of the audit trail, newest first."""
     rows = [
-        (str(line.seq), _moment(line.at_s), line.user, line.origin, line.action, line.target, line.detail, line.result)
+        (str(line.seq), moment(line.at_s), line.user, line.origin, line.action, line.target, line.detail, line.result)
         for line in reversed(lines)
     ]
     titles = ("Line", "Time", "User", "From", "Request", "Object", "Detail", "Result")
     shown = table(titles, rows, caption="Audit trail", empty="Nothing has been changed yet.")
-    return document("audit", "Audit trail", _live(shown), viewer=viewer)
-
-
-def _live(*fallback: Html | None) -> Html:
-    """Return the part of a page that its script replaces by a live view."""
-    return element("div", *fallback, id="live")
+    return document("audit", "Audit trail", live(shown), viewer=viewer)
 
 
 def _job_filter(asked: Mapping[str, str]) -> Html:
@@ -246,10 +241,6 @@ def _job_filter(asked: Mapping[str, str]) -> Html:
 
 def _cell(letter: str) -> Html:
     return element("span", letter, class_=f"cell {_STATE_OF_LETTER[letter].value}")
-
-
-def _state(word: str) -> Html:
-    return element("span", word, class_=f"state {word.replace(' ', '-')}")
 
 
 def _job_state(job: JobView) -> str:
@@ -286,17 +277,3 @@ def _device_row(device: DeviceView) -> tuple[Html | str, ...]:
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 30):.1f} GiB"
-
-
-def _number(value: float) -> str:
-    return f"{value:g}"
-
-
-def _moment(at_s: float | None) -> Html | str:
-    """Return a time in UTC, which the script shows in the browser's own time zone."""
-    if not at_s:
-        return ""
-    parts = time.gmtime(at_s)
-    return element(
-        "time", time.strftime("%Y-%m-%d %H:%M:%S UTC", parts), datetime=time.strftime("%Y-%m-%dT%H:%M:%SZ", parts)
-    )

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from phalanx.api.http.bodies import json_response, read_record
-from phalanx.api.http.routing import RouteTable
+from phalanx.api.http.bodies import json_response, read_body, read_record
+from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.routes.people import check_name
 from phalanx.api.runtime import run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
-from phalanx.core.errors import BadRequest, Conflict, NotFound
+from phalanx.core.errors import BadFile, BadRequest, Conflict, NotFound
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import JobId, QueueId
 from phalanx.core.resources import Extras
@@ -32,6 +33,7 @@ from phalanx.core.work.quotas.queue_validation import check_queue_tree
 from phalanx.core.work.share import gpus_of
 from phalanx.core.work.users import Action
 from phalanx.core.work.waste_terms import IdlePolicy, WasteKind, alarms_text
+from phalanx.user_files.queue_file import QUEUE_FILE, parse_queue_file
 from phalanx.wire.api.jobs import ImpossibleJobView
 from phalanx.wire.api.queues import (
     IdleSettings,
@@ -42,6 +44,7 @@ from phalanx.wire.api.queues import (
     QueuesApplied,
     QueuesBody,
     QueueSetting,
+    QueueSettings,
     QueueView,
     QueueWait,
 )
@@ -107,6 +110,18 @@ async def put_queues(request: Request) -> Response:
     return json_response(msgspec.structs.replace(applied, impossible=views, impossible_more=more))
 
 
+@routes.post("/v1/queues/parse", Action.OPERATE, body=MediaType.TEXT, reply=QueuesBody, transient=True)
+async def parse_queues(request: Request) -> Response:
+    """Turn a queue file (YAML) into the body of `PUT /v1/queues`; nothing changes. Errors name the line."""
+    body = await read_body(request, QUEUE_FILE.bytes_max)
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadFile(f"queues:1: not UTF-8 at byte {error.start}", hint="save it as UTF-8") from None
+    queues = await run_in_thread(partial(parse_queue_file, text, path="line"))
+    return json_response(QueuesBody(queues=queues))
+
+
 def impossible_views(jobs: Sequence[ImpossibleJob]) -> tuple[list[ImpossibleJobView], int]:
     """Return the first of the jobs, and the number of the others."""
     views = [ImpossibleJobView(id=one.job_id, why=one.why) for one in jobs[:IMPOSSIBLE_MAX]]
@@ -151,6 +166,13 @@ def _wanted(body: QueuesBody, known: Mapping[QueueId, Queue]) -> tuple[Queue, ..
             alarms=tuple(sorted(facts.alarms.items())),
         )
     return tuple(found.values())
+
+
+def queue_settings(queue: Queue) -> QueueSettings:
+    """Return all settings of a queue, as `PUT /v1/queues` takes them."""
+    names = (part.name for part in fields(Queue) if part.name not in ("idle", "alarms"))
+    plain = msgspec.convert({name: _setting(queue, name) for name in names}, QueueSettings)
+    return msgspec.structs.replace(plain, idle=_idle_settings(queue.idle), alarms=dict(queue.alarms))
 
 
 def _difference(known: Mapping[QueueId, Queue], wanted: Iterable[Queue], remove: Iterable[QueueId]) -> QueuesApplied:

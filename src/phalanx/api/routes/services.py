@@ -46,7 +46,7 @@ async def list_services(request: Request, stopped: bool = False) -> Response:
 async def show_service(request: Request, service_id: ServiceId) -> Response:
     """Show a service with its revisions, replicas and endpoints."""
     services, caller = runtime_of(request).services, caller_of(request)
-    service = _known(services.store, service_id)
+    service = known_service(services.store, service_id)
     return json_response(await run_in_thread(service_detail, services, caller, service))
 
 
@@ -94,12 +94,17 @@ async def _done(request: Request, command: Command[Service], status: int = 200) 
     runtime, caller = runtime_of(request), caller_of(request)
     service: Any = await runtime.request(command)
     runtime.hub.notify(())
-    known = _known(runtime.services.store, service.id)
+    known = known_service(runtime.services.store, service.id)
     views = await run_in_thread(service_views, runtime.services, caller, [known])
     return json_response(ServiceReply(service=views[0]), status)
 
 
-def _known(store: Store, service_id: ServiceId) -> Service:
+def known_service(store: Store, service_id: ServiceId) -> Service:
+    """Return the service.
+
+    Raises:
+        NotFound: there is none of this name.
+    """
     service = store.record(SERVICES, service_id)
     if service is None:
         raise NotFound(f"no service {service_id!r}", hint=Hint(HintCode.LIST_SERVICES))
@@ -113,7 +118,7 @@ def _authorize(store: Store, caller: Caller, service_id: ServiceId) -> None:
         NotFound: it does not exist.
         NotPermitted: it belongs to another user.
     """
-    service = _known(store, service_id)
+    service = known_service(store, service_id)
     if not may_access_job(caller, Action.CHANGE_OWN, owner=service.user, project=service.project):
         whose = f" of {service.user}" if may_see_all_of(caller, service) else ""
         raise NotPermitted(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from phalanx.cli.access.queue_file import format_budget
 from phalanx.cli.impossible_jobs import impossible_lines
 from phalanx.cli.list_output import ListView
 from phalanx.cli.tables import Cell, Column, table
@@ -14,6 +13,7 @@ from phalanx.core.errors import NotFound
 from phalanx.core.resources import amount_time_text, quantity_text
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.core.work.waste_terms import IdlePolicy, alarms_text
+from phalanx.user_files.queue_file import format_budget
 
 if TYPE_CHECKING:
     from phalanx.wire.api.queues import QueuesApplied, QueueView

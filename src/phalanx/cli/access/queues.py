@@ -78,10 +78,11 @@ def set_(name: str, priority: int | None, is_open: bool | None) -> None:
 @click.option("--prune", is_flag=True, help="Remove queues that are not in the file, except default.")
 def apply(file: str, dry_run: bool, prune: bool) -> None:
     """Apply the queue tree of a YAML file, all or nothing (docs/queues.md)."""
-    from phalanx.cli.access.queue_file import read_queue_file
     from phalanx.cli.access.queue_tree import change_lines
+    from phalanx.cli.yaml_file import read_yaml_file
+    from phalanx.user_files.queue_file import QUEUE_FILE, queues_of_document
 
-    applied = connect().put_queues(read_queue_file(file), prune=prune, dry_run=dry_run)
+    applied = connect().put_queues(queues_of_document(read_yaml_file(file, QUEUE_FILE)), prune=prune, dry_run=dry_run)
     print("\n".join(strip_control(line) for line in change_lines(applied, dry_run=dry_run)))
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from phalanx.cli.yaml_file import FileKind, YamlValue, parse_yaml, read_yaml_file
+from phalanx.cli.yaml_file import read_yaml_file
 from phalanx.core.errors import BadRequest
 from phalanx.core.recovery.failure_rules import KEYS, RULES_MAX, parse_rule
+from phalanx.user_files.yaml_document import FileKind, YamlValue, parse_yaml
 
 RULE_FILE: Final = FileKind(
     name="rule file",

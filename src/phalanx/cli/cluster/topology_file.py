@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from phalanx.cli.yaml_file import FileKind, YamlValue, read_yaml_file
+from phalanx.cli.yaml_file import read_yaml_file
 from phalanx.core.errors import BadRequest
 from phalanx.core.fleet.hostlist import expand_hostlist
 from phalanx.core.fleet.topology import LEVELS
 from phalanx.core.ids import NodeId
 from phalanx.core.work.nearest_match import suggestion
+from phalanx.user_files.yaml_document import FileKind, YamlValue
 
 _EXAMPLE: Final = "write rack r1: gpu[001-004]"
 TOPOLOGY_FILE: Final = FileKind(

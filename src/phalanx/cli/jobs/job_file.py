@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from phalanx.cli.yaml_file import FLAG_WORDS, FileKind, YamlValue, parse_yaml, read_yaml_file
+from phalanx.cli.yaml_file import read_yaml_file
 from phalanx.core.work.keys import KEY_KINDS, KEY_OF_SYNONYM, ValueKind
+from phalanx.user_files.yaml_document import FLAG_WORDS, FileKind, YamlValue, parse_yaml
 
 _MISSING: Final = "for a command, write -- before it: phalanx run -- python train.py"
 FILE_BYTES_MAX: Final = 256 << 10  # a script of 5,000 lines; the worst case takes the scanner half a second

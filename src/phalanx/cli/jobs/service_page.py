@@ -11,8 +11,7 @@ from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
 from phalanx.core.work.job import JobState
 from phalanx.core.work.service import ServiceState
-from phalanx.wire.api.jobs import JobView
-from phalanx.wire.api.services import RevisionView, ServiceDetail, ServiceView
+from phalanx.wire.api.services import RevisionView, ServiceDetail, ServiceView, replica_state
 
 _REVISIONS_MAX: Final = 5  # newest ones
 _SERVICES: Final = (
@@ -87,17 +86,6 @@ def service_page(detail: ServiceDetail, screen: Terminal, now_s: float) -> list[
     newest = detail.revisions[:_REVISIONS_MAX]
     rows = [_revision_row(one, service, now_s) for one in newest]
     return [*lines, "", screen.paint("revisions", "bold"), *table(_REVISIONS, rows, screen)]
-
-
-def replica_state(job: JobView) -> str:
-    """Return what a replica does, in a word: `ready` once its port answers."""
-    if job.state is not JobState.RUNNING:
-        return str(job.state)
-    if job.cancelled_by:
-        return "stopping"
-    if job.sleep:
-        return job.sleep
-    return "ready" if job.ready else "starting" if job.attempt_state == "running" else str(job.attempt_state)
 
 
 def _replica_rows(detail: ServiceDetail) -> list[list[Cell | str]]:

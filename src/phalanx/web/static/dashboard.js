@@ -3,9 +3,12 @@ import { followFleet } from "./stream.js";
 import { enhance, refreshOnChanges } from "./tables.js";
 
 const page = document.body.dataset.page;
+const STILL = new Set(["settings", "plan", "what-if", "use"]); // nothing that these show changes with each job
 enhance(document);
 followFleet();
 if (page === "fleet") import("./fleet.js").then((module) => module.start());
 else if (page === "job") import("./job.js").then((module) => module.start());
-else refreshOnChanges();
+else if (!STILL.has(page)) refreshOnChanges();
+if (page === "settings") import("./settings.js").then((module) => module.start());
 if (page === "node") import("./node.js").then((module) => module.start());
+if (page === "service") import("./service.js").then((module) => module.start());

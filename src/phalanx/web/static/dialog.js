@@ -1,7 +1,12 @@
 // Asks before a change: a dialog of the browser, which keeps the keyboard inside and closes by Escape.
 
-/** The reason that was given ("" if none was asked for), or null if the reader does not want the change. */
-export function confirmed({ title, text, button, asksWhy = false, danger = false }) {
+const WHY = { label: "Reason (others read it in the history)", maxLength: 500, name: "why" };
+
+/**
+ * What was typed ("" if nothing was asked for), or null if the reader does not want the change.
+ * `input`: properties of a field that asks for a number or word, and its `label`; `asksWhy` asks for a reason.
+ */
+export function confirmed({ title, text, button, asksWhy = false, input = asksWhy ? WHY : null, danger = false }) {
   const dialog = document.createElement("dialog");
   const form = document.createElement("form");
   form.method = "dialog";
@@ -10,13 +15,13 @@ export function confirmed({ title, text, button, asksWhy = false, danger = false
   const body = document.createElement("span");
   body.textContent = text;
   form.append(head, body);
-  const reason = document.createElement("input");
-  if (asksWhy) {
+  const typed = document.createElement("input");
+  if (input) {
+    const { label: words, ...properties } = input;
     const label = document.createElement("label");
-    label.textContent = "Reason (others read it in the history)";
-    reason.maxLength = 500;
-    reason.name = "why";
-    label.append(reason);
+    label.textContent = words;
+    Object.assign(typed, properties);
+    label.append(typed);
     form.append(label);
   }
   const [no, yes] = [document.createElement("button"), document.createElement("button")];
@@ -37,9 +42,9 @@ export function confirmed({ title, text, button, asksWhy = false, danger = false
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       dialog.remove();
-      resolve(dialog.returnValue === "yes" ? reason.value.trim() : null);
+      resolve(dialog.returnValue === "yes" ? typed.value.trim() : null);
     });
     dialog.showModal();
-    (asksWhy ? reason : no).focus();
+    (input ? typed : no).focus();
   });
 }

@@ -2,13 +2,14 @@
 const csrf = document.querySelector('meta[name="csrf"]')?.content ?? "";
 export const actions = new Set((document.body.dataset.actions ?? "").split(" "));
 
-/** The reply of a route as an object. Throws an Error with the head's own words. */
-export async function ask(path, { method = "GET", body } = {}) {
+/** The reply of a route as an object. `body` is sent as JSON, `text` as it is. Throws an Error with the head's own words. */
+export async function ask(path, { method = "GET", body, text } = {}) {
   const headers = method === "GET" ? {} : { "X-Phalanx-Csrf": csrf };
   if (body !== undefined) headers["Content-Type"] = "application/json";
+  if (text !== undefined) headers["Content-Type"] = "text/plain";
   let reply;
   try {
-    reply = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    reply = await fetch(path, { method, headers, body: body === undefined ? text : JSON.stringify(body) });
   } catch {
     throw new Error("The head does not answer. Check the connection, then try again.");
   }

@@ -68,12 +68,21 @@ export async function refresh() {
   const reply = await fetch(location.href, { headers: { Accept: "text/html" } });
   if (reply.status === 401) return location.reload();
   if (!reply.ok) return;
-  const fresh = new DOMParser().parseFromString(await reply.text(), "text/html").getElementById("live");
-  const shown = document.getElementById("live");
-  if (!fresh || !shown || getSelection()?.toString()) return; // a reader who marks text keeps it
+  const page = new DOMParser().parseFromString(await reply.text(), "text/html");
+  if (getSelection()?.toString()) return; // a reader who marks text keeps it
+  for (const shown of document.querySelectorAll("#live, .live")) {
+    const fresh = page.getElementById(shown.id);
+    if (fresh) replace(shown, document.adoptNode(fresh));
+  }
+  document.dispatchEvent(new Event("refreshed"));
+}
+
+function replace(shown, fresh) {
   const scrolled = [...shown.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
   const focused = shown.contains(document.activeElement) ? focusKey(document.activeElement) : null;
-  shown.replaceChildren(...document.adoptNode(fresh).childNodes);
+  for (const name of Object.keys(shown.dataset)) delete shown.dataset[name];
+  Object.assign(shown.dataset, fresh.dataset);
+  shown.replaceChildren(...fresh.childNodes);
   [...shown.querySelectorAll(".scroll")].forEach((one, at) => (one.scrollLeft = scrolled[at] ?? 0));
   enhance(shown);
   if (focused) [...shown.querySelectorAll(FOCUSABLE)].find((one) => focusKey(one) === focused)?.focus({ preventScroll: true });

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from phalanx.core.ids import JobId, NodeId, ProjectId, QueueId, ServiceId, UserId
+from phalanx.core.work.job import JobState
 from phalanx.core.work.service import ServiceState
 from phalanx.wire.api.jobs import JobView
 
@@ -107,3 +108,14 @@ class ServiceChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     replicas: int | None = None
     asleep: Annotated[int, msgspec.Meta(ge=0)] | None = None
     awake: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+def replica_state(job: JobView) -> str:
+    """Return what a replica does, in a word: `ready` once its port answers."""
+    if job.state is not JobState.RUNNING:
+        return job.state.value
+    if job.cancelled_by:
+        return "stopping"
+    if job.sleep:
+        return job.sleep
+    return "ready" if job.ready else "starting" if job.attempt_state == "running" else str(job.attempt_state)

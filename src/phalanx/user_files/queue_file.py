@@ -20,15 +20,15 @@ queues:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from phalanx.cli.access.waste_keys import alarm_settings, idle_settings
-from phalanx.cli.yaml_file import FileKind, YamlValue, parse_yaml, read_yaml_file
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import format_duration, parse_duration_s, parse_memory_bytes
-from phalanx.core.work.extras import check_extra_name, parse_amount
+from phalanx.core.work.extras import COUNT_MAX, check_extra_name, parse_amount
 from phalanx.core.work.nearest_match import nearest_match
+from phalanx.user_files.waste_keys import alarm_settings, alarms_text, idle_settings, idle_text, seconds_text
+from phalanx.user_files.yaml_document import FileKind, YamlValue, parse_yaml
 
 if TYPE_CHECKING:
     from phalanx.wire.api.queues import QueueSettings
@@ -42,7 +42,8 @@ QUEUE_FILE: Final = FileKind(
     events_max=20_000,  # more than a thousand queues with all their keys; takes the scanner a second
 )
 _KEYS: Final = ("quota", "borrow", "lend", "weight", "priority", "users", "budget", "idle", "alarms", "open", "queues")
-_OWN_AMOUNTS: Final = ("gpus", "jobs", "cpus", "memory")
+_COUNTED: Final = ("gpus", "jobs", "cpus")
+_OWN_AMOUNTS: Final = (*_COUNTED, "memory")
 # Names of the same keys in Kueue, Slurm and YARN, to suggest the right key.
 _SYNONYMS: Final = {
     **dict.fromkeys(("nominalquota", "capacity", "gpus"), "quota"),
@@ -60,27 +61,85 @@ _BUDGET: Final = re.compile(
 _FLAGS: Final = {"true": True, "false": False}
 
 
-def read_queue_file(path: str) -> list[QueueSettings]:
-    """Return the queues of the file at `path`, each after its parent; `-` reads standard input.
-
-    Raises:
-        BadFile: the file cannot be read, is not YAML, or has a wrong key or value; the message names the line.
-        TooLarge: the file is larger than 256 KiB.
-    """
-    return _queues(read_yaml_file(path, QUEUE_FILE))
-
-
 def parse_queue_file(text: str, *, path: str) -> list[QueueSettings]:
     """Return the queues of a text; `path` is for messages.
 
     Raises:
-        BadFile: as for `read_queue_file`.
+        BadFile: it is not YAML, or has a wrong key or value; the message names the line.
     """
-    return _queues(parse_yaml(text, QUEUE_FILE, path=path))
+    return queues_of_document(parse_yaml(text, QUEUE_FILE, path=path))
 
 
-def _queues(root: YamlValue) -> list[QueueSettings]:
+def queues_of_document(root: YamlValue) -> list[QueueSettings]:
+    """Return the queues of a document, each after its parent.
+
+    Raises:
+        BadFile: a key or value is wrong.
+    """
     return list(_level(root.mapping("queue file", ("queues",), _SYNONYMS)["queues"], None, {}))
+
+
+def queue_file_text(queues: Sequence[QueueSettings]) -> str:
+    """Return a queue file that describes these queues exactly; `parse_queue_file` reads it. Closed queues say so, open ones nothing."""
+    below: dict[str | None, list[QueueSettings]] = {}
+    for queue in sorted(queues, key=lambda one: one.id):
+        below.setdefault(queue.parent, []).append(queue)
+    lines = ["queues:"]
+    pending = [(queue, 1) for queue in reversed(below.get(None, []))]
+    while pending:
+        queue, depth = pending.pop()
+        own = [f"{key}: {value}" for key, value in _own_terms(queue).items() if value]
+        inside = below.get(queue.id, [])
+        lines.append(f"{'  ' * (2 * depth - 1)}{queue.id}:{'' if own or inside else ' {}'}")
+        lines += [f"{'  ' * (2 * depth)}{line}" for line in own]
+        if inside:
+            lines.append(f"{'  ' * (2 * depth)}queues:")
+        pending += [(child, depth + 1) for child in reversed(inside)]
+    return "\n".join(lines) + "\n"
+
+
+def _own_terms(queue: QueueSettings) -> dict[str, str]:
+    """Return the keys of one queue; "" for those with their default."""
+    users = {"jobs": queue.jobs_per_user, **queue.other_per_user}
+    budget = queue.budget_gpu_h
+    return {
+        "quota": _terms_text(queue.quota_gpus, queue.other_quotas),
+        "borrow": _terms_text(queue.borrow_gpus, queue.other_borrow),
+        "lend": _terms_text(queue.lend_gpus, queue.other_lend),
+        "weight": "" if queue.weight == 1.0 else _decimal(queue.weight),
+        "priority": str(queue.priority) if queue.priority else "",
+        "users": _amounts_text({"gpus": queue.gpus_per_user, **users}),
+        "budget": "" if budget is None else f"{_decimal(budget)} GPU-h per {seconds_text(queue.budget_period_s)}",
+        "idle": "" if queue.idle is None else idle_text(queue.idle),
+        "alarms": alarms_text(queue.alarms),
+        "open": "false" if queue.open is False else "",
+    }
+
+
+def _terms_text(gpus: int | None, others: Mapping[str, int]) -> str:
+    if others:
+        return _amounts_text({"gpus": gpus, **others})
+    return "" if gpus is None else str(gpus)
+
+
+def _amounts_text(amounts: Mapping[str, int | None]) -> str:
+    given = [f"{name}: {_amount_text(name, amount)}" for name, amount in amounts.items() if amount is not None]
+    return f"{{{', '.join(given)}}}" if given else ""
+
+
+def _amount_text(name: str, amount: int) -> str:
+    """Return an amount exactly as it is written: memory, and extras past the largest count, with a unit."""
+    if name == "memory" or (amount > COUNT_MAX and name not in _COUNTED):
+        for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
+            if amount % size == 0:
+                return f"{amount // size}{unit}"
+        whole, rest = divmod(amount, 1024)
+        return f"{whole}.{-(-rest * 1_000_000_000 // 1024):09d}KiB"
+    return str(amount)
+
+
+def _decimal(value: float) -> str:
+    return f"{value:.9f}".rstrip("0").rstrip(".")
 
 
 def _level(level: YamlValue, parent: str | None, lines: dict[str, int]) -> Iterator[QueueSettings]:

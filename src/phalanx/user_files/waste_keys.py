@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from phalanx.cli.yaml_file import YamlValue
 from phalanx.core.errors import BadRequest
 from phalanx.core.units import parse_duration_s
 from phalanx.core.work.nearest_match import suggestion
 from phalanx.core.work.waste_terms import OF_QUEUES, POLICY_STATES, IdleAction, WasteKind
+from phalanx.user_files.yaml_document import YamlValue
 
 if TYPE_CHECKING:
     from phalanx.wire.api.queues import IdleSettings
@@ -67,6 +68,34 @@ def alarm_settings(value: YamlValue) -> dict[WasteKind, float | None]:
         off = isinstance(one.content, str) and one.content.strip().lower() in _OFF
         found[WasteKind(name)] = None if off else _time(f"alarms: {name}", one)
     return found
+
+
+def idle_text(idle: IdleSettings) -> str:
+    """Return an idle policy as a file has it."""
+    if idle.action is IdleAction.OFF:
+        return "off"
+    keys = {
+        "action": idle.action.value,
+        "after": seconds_text(idle.after_s),
+        "grace": "" if idle.grace_s is None else seconds_text(idle.grace_s),
+        "states": f"[{', '.join(idle.states)}]",
+        "exempt": f"'{idle.exempt.replace(chr(39), chr(39) * 2)}'" if idle.exempt else "",
+    }
+    return f"{{{', '.join(f'{key}: {value}' for key, value in keys.items() if value)}}}"
+
+
+def alarms_text(alarms: Mapping[WasteKind, float | None]) -> str:
+    """Return thresholds of alarms as a file has them; "" for none."""
+    given = [f"{kind}: {'off' if after_s is None else seconds_text(after_s)}" for kind, after_s in alarms.items()]
+    return f"{{{', '.join(given)}}}" if given else ""
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time exactly, in the largest unit that divides it."""
+    for size, unit in ((86_400.0, "d"), (3600.0, "h"), (60.0, "m")):
+        if seconds and seconds % size == 0.0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 def _word(key: str, value: YamlValue, known: tuple[str, ...] | list[str]) -> str:
