@@ -135,6 +135,8 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "blobs.put.sync_directory": _AROUND,
     "blobs.take_back.remove": _IGNORED,
     "blobs.sweep.remove": _AROUND,
+    "blobs.used.touch": _IGNORED,
+    "blobs.unused.remove": _AROUND,
     "files.open.directory": _AROUND,  # the directory that several heads share
     "home.open.directory": _AROUND,
     "home.lock.create": _AROUND,
@@ -172,6 +174,8 @@ FAILPOINTS: Final[dict[str, frozenset[FailureMode]]] = {
     "kept.settled_epoch.remove": _IGNORED,
     "kept.settled_job.remove": _IGNORED,
     "outputs.sweep.remove": _IGNORED,
+    "outputs.delete.remove": _AROUND,
+    "outputs.delete_owners.remove": _AROUND,
     "outputs.extend.write": _WRITE,
     "outputs.extend.sync": _AROUND,
     "outputs.extend.sync_directory": _AROUND,

@@ -308,6 +308,11 @@ SPECIMENS = {
     "DELETE /v1/pools/{pool_id}": pool("DELETE"),
     "GET /v1/profile": plain("/v1/profile"),
     "PUT /v1/profile": profile,
+    "GET /v1/retention": plain("/v1/retention"),
+    "PUT /v1/retention": lambda case: Ask("/v1/retention", {"periods_s": {"logs": 1e9 + case.number}}),
+    "POST /v1/retention/runs": lambda case: Ask(
+        "/v1/retention/runs", {"older_than_s": 1e9 + case.number, "kinds": ["logs"]}, ok=(200, 409)
+    ),
     "GET /v1/rules": plain("/v1/rules"),
     "PUT /v1/rules": lambda case: Ask("/v1/rules", {"rules": [{**SPOT, "name": f"spot-{case.number}"}]}),
     "GET /v1/queues": plain("/v1/queues"),

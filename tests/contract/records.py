@@ -31,6 +31,7 @@ from phalanx.core.work.gpus import GpuRequest
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
 from phalanx.core.work.service import Revision, Service
 from phalanx.core.work.service_terms import ServiceTerms
 from phalanx.core.work.spec import JobSpec, Role
@@ -228,6 +229,7 @@ def one_of_each_kind():
         node_pool(),
         pool_node(),
         Licence(id="matlab", total=20),
+        RetentionPolicy(periods=((RetainedFiles.LOGS, 7_776_000.0),), by=UserId("root"), at_s=5.0),
         usage_hour(),
         UsageMark(
             id=USAGE_MARK,

@@ -21,6 +21,7 @@ from phalanx.api.live.controller_futures import ControllerFutures
 from phalanx.api.live.exec_sessions import ExecSessionRegistry
 from phalanx.api.live.fleet_feed import FleetFeed
 from phalanx.api.live.hub import Broadcast, FollowerHub
+from phalanx.api.nodes.file_cleaner import FileCleaner
 from phalanx.api.nodes.retention import PendingUploads, RetentionWorker
 from phalanx.api.nodes.supervisors import SupervisorRegistry
 from phalanx.api.services import HeadServices
@@ -76,6 +77,7 @@ class ApiRuntime:
         self.supervisors = SupervisorRegistry(services.store)
         self.checkpoint_copies = CheckpointCopies(services.checkpoint_root, services.output_root)
         self.output_copies = OutputCopies(services.output_root)
+        self.file_cleaner = FileCleaner(services, self.checkpoint_copies, self.output_copies)
         self.pending_uploads = PendingUploads()
         self.counts: dict[str, int] = {}
         self.streams_by_user: Counter[UserId] = Counter()
@@ -183,12 +185,13 @@ class ApiRuntime:
         self._upkeep = asyncio.get_running_loop().create_task(self._run_upkeep())
 
     async def upkeep(self) -> None:
-        """Record when tokens were last used, and the tip of the audit trail."""
+        """Record when tokens were last used, and the tip of the audit trail; remove files past their retention."""
         used_s = self.authenticator.take_unrecorded_uses()
         if used_s:
             await self.controller_futures.result_of(self.services.controller.request(RecordTokenUse(used_s=used_s)))
         if self.services.audit_checkpoints is not None:
             await run_in_thread(self.services.audit_checkpoints.record, self.services.controller.audit_tip)
+        await run_in_thread(self.file_cleaner.sweep)
 
     async def _run_upkeep(self) -> None:
         while not self.hub.closing:

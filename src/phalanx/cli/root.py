@@ -92,6 +92,12 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "restore": CommandEntry(
             "phalanx.cli.cluster.backup:restore", "Restore the records, also into another database."
         ),
+        "clean": CommandEntry(
+            "phalanx.cli.cluster.retention:clean", "Remove logs, outputs and checkpoints of jobs that ended long ago."
+        ),
+        "retention": CommandEntry(
+            "phalanx.cli.cluster.retention:retention", "Show and set how long files of ended jobs are kept."
+        ),
         "doctor": CommandEntry(
             "phalanx.cli.cluster.doctor:doctor", "Check this machine and its head, and suggest fixes."
         ),

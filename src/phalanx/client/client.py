@@ -21,6 +21,7 @@ from phalanx.client.output import OutputsApi
 from phalanx.client.people import AccountsApi
 from phalanx.client.pools import NodePoolsApi
 from phalanx.client.queues import QueuesApi
+from phalanx.client.retention import RetentionApi
 from phalanx.client.rules import FailureRulesApi
 from phalanx.client.services import ServicesApi
 from phalanx.client.transport import ANSWER_S, PATIENCE_S, Transport
@@ -48,6 +49,7 @@ class Client(
     AccountsApi,
     QueuesApi,
     FailureRulesApi,
+    RetentionApi,
     AuditApi,
     UsageApi,
 ):

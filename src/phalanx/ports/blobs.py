@@ -19,7 +19,15 @@ class Blobs(Protocol):
         ...
 
     def has(self, sha256: str) -> bool:
-        """Whether the complete blob is stored."""
+        """Whether the complete blob is stored; if it is, it counts as used now."""
+        ...
+
+    def unused(self, before_s: float) -> list[tuple[str, int]]:
+        """Name and size of each blob that was last used before a Unix time."""
+        ...
+
+    def remove_unused(self, sha256: str, before_s: float) -> bool:
+        """Remove a blob unless it was used since `before_s`. Returns whether it is removed. Idempotent."""
         ...
 
     def path(self, sha256: str) -> str:

@@ -54,6 +54,14 @@ class Logs(Protocol):
         """Close all files. Idempotent."""
         ...
 
+    def job_folders(self) -> list[tuple[str, JobId]]:
+        """The folders of all jobs that have streams, by name, with the id of the job."""
+        ...
+
+    def stored_bytes(self, job_folder: str) -> int:
+        """What the streams of a job occupy on the disk."""
+        ...
+
     def delete(self, job_folder: str) -> None:
         """Remove all streams of a job. Idempotent."""
         ...

@@ -11,7 +11,10 @@ from phalanx.api.auth.authenticator import authorize_job
 from phalanx.api.http.bodies import json_response
 from phalanx.api.http.routing import MediaType, RouteTable
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
+from phalanx.api.views.removed_files import removal_note
+from phalanx.core.errors import NotFound
 from phalanx.core.ids import JobId
+from phalanx.core.work.retention import RetainedFiles
 from phalanx.core.work.users import Action
 from phalanx.store.outputs.folder import archive_bytes, list_folder, tar_archive
 from phalanx.wire.api.output import ARCHIVE_BYTES_HEADER, FilesReply
@@ -40,4 +43,9 @@ async def archive_files(request: Request, job_id: JobId, path: str = "") -> Resp
 def _folder(request: Request, job_id: JobId) -> str:
     services = runtime_of(request).services
     job = authorize_job(services.store, caller_of(request), Action.VIEW_OUTPUT, job_id)
-    return os.path.join(services.output_root, job.folder)
+    folder = os.path.join(services.output_root, job.folder)
+    if job.state.terminal and not os.path.isdir(folder):
+        note = removal_note(services.store, job_id, RetainedFiles.OUTPUTS)
+        if note:
+            raise NotFound(note)
+    return folder

@@ -34,10 +34,12 @@ from phalanx.api.runtime import (
 )
 from phalanx.api.services import HeadServices
 from phalanx.api.views.records import end_event, state_event
+from phalanx.api.views.removed_files import removal_note
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId
 from phalanx.core.work.attempt import Attempt
 from phalanx.core.work.job import Job
+from phalanx.core.work.retention import RetainedFiles
 from phalanx.core.work.users import Action
 from phalanx.ports.logs import StreamKey
 from phalanx.wire.api.output import LogChunk, LogsReply, StateEvent
@@ -131,7 +133,10 @@ def read_batch(
 
 
 def _missing_output_note(services: HeadServices, job: Job, attempts: Sequence[Attempt]) -> str:
-    """Explain why the output of a job is missing: another head led when it ran, and that head does not share its files."""
+    """Explain why the output of a job is missing: it was removed, or another head led when it ran that does not share its files."""
+    removed = removal_note(services.store, job.id, RetainedFiles.LOGS)
+    if removed:
+        return removed
     if (
         not services.output_elsewhere
         or services.leader_status is None

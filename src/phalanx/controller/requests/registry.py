@@ -15,6 +15,7 @@ from phalanx.controller.requests import (
     pools,
     queues,
     reservations,
+    retention,
     services,
     submits,
 )
@@ -32,6 +33,7 @@ _MODULES: Final = (
     licences,
     queues,
     reservations,
+    retention,
     fleet_requests,
     services,
 )

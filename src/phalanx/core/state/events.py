@@ -7,7 +7,7 @@ Requests come from users through the API (each gets an answer), reports from sup
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -37,6 +37,7 @@ from phalanx.core.work.job import Job, JobState, PublishedCheckpoint
 from phalanx.core.work.pace import StepPace
 from phalanx.core.work.queue import Project, Queue
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
 from phalanx.core.work.seats import Seat
 from phalanx.core.work.service import Service
 from phalanx.core.work.spec import JobSpec
@@ -319,6 +320,22 @@ class PutFailureRules(Request[None]):
     """Replace the operators' failure rules; an empty list removes them."""
 
     rules: FailureRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutRetention(Request[None]):
+    """Replace the policy by which files of ended jobs are removed."""
+
+    policy: RetentionPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRemovedFiles(Request[None]):
+    """Note in the history of ended jobs that files of theirs are removed, and why. Sent before the files go."""
+
+    jobs: Sequence[tuple[JobId, RetainedFiles]]
+    why: str
+    by: UserId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

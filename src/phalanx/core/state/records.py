@@ -29,6 +29,7 @@ from phalanx.core.work.extras import Licence
 from phalanx.core.work.job import Job
 from phalanx.core.work.queue import Project, Queue, QueueUsage
 from phalanx.core.work.reservation import Reservation
+from phalanx.core.work.retention import RetentionPolicy
 from phalanx.core.work.service import Revision, Service
 from phalanx.core.work.usage_hour import UsageHour, UsageMark
 from phalanx.core.work.users import Token, User
@@ -131,6 +132,7 @@ ATTEMPT_USES: Final = RecordKind[tuple[JobId, Epoch], AttemptUse](
     in_world=False,
 )
 LICENCES: Final = RecordKind[str, Licence]("licence", Licence, "licences", 3)
+RETENTION: Final = RecordKind[str, RetentionPolicy]("retention policy", RetentionPolicy, "retention", 5)
 JOBS: Final = RecordKind[JobId, Job](
     "job",
     Job,
@@ -191,6 +193,7 @@ Record = (
     | NodePool
     | PoolNode
     | Licence
+    | RetentionPolicy
     | UsageHour
     | UsageMark
     | AttemptUse
@@ -214,6 +217,7 @@ RECORDS: Final[tuple[RecordKind[Any, Any], ...]] = (
     NODE_POOLS,
     POOL_NODES,
     LICENCES,
+    RETENTION,
     USAGE_HOURS,
     USAGE_MARKS,
     ATTEMPT_USES,

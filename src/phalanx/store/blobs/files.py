@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Final
 
@@ -18,6 +20,7 @@ from phalanx.ports.store import StoreRefused
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY: Final = ".coming-"
+_FOLDER_DIGITS: Final = 2  # of the hash, in the name of its folder
 
 
 class FileBlobs:
@@ -32,6 +35,7 @@ class FileBlobs:
 
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
+        self._lock = threading.Lock()  # between the last use of a blob and its removal
         try:
             make_directory("blobs.open", self._root)
             self._sweep()
@@ -67,8 +71,45 @@ class FileBlobs:
         return size
 
     def has(self, sha256: str) -> bool:
-        """Whether the complete blob is stored."""
-        return _SHA256.fullmatch(sha256) is not None and os.path.isfile(self._file(sha256))
+        """Whether the complete blob is stored. If it is, it counts as used now, so that `remove_unused` leaves it to who asked."""
+        if _SHA256.fullmatch(sha256) is None:
+            return False
+        with self._lock:
+            try:
+                with around("blobs.used.touch"):
+                    os.utime(self._file(sha256))
+            except OSError:  # it does not exist, or the disk refuses writes, and then nothing is removed either
+                return os.path.isfile(self._file(sha256))
+        return True
+
+    def unused(self, before_s: float) -> list[tuple[str, int]]:
+        """Name and size of each blob that was last used before a Unix time."""
+        found = []
+        for folder in sorted(os.listdir(self._root)):
+            for name in sorted(os.listdir(os.path.join(self._root, folder)) if len(folder) == _FOLDER_DIGITS else ()):
+                with contextlib.suppress(FileNotFoundError):
+                    seen = os.stat(os.path.join(self._root, folder, name))
+                    if seen.st_mtime < before_s and _SHA256.fullmatch(name):
+                        found.append((name, seen.st_size))
+        return found
+
+    def remove_unused(self, sha256: str, before_s: float) -> bool:
+        """Remove a blob unless it was used since `before_s` (Unix seconds). Returns whether it is removed. Idempotent.
+
+        Raises:
+            StoreRefused: it could not be removed.
+        """
+        path = self._file(sha256)
+        with self._lock:
+            try:
+                if os.stat(path).st_mtime >= before_s:
+                    return False
+                remove_file("blobs.unused", path)
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                raise _refusal(error, path) from error
+        return True
 
     def path(self, sha256: str) -> str:
         """Path of the blob's file.

@@ -252,6 +252,31 @@ class CheckpointCopies:
             with contextlib.suppress(OSError):
                 remove_folder("kept.settled_job", folder)
 
+    def stale_folders(self, job: Job, attempts: Sequence[Attempt]) -> list[str]:
+        """The stored checkpoints of an ended job but its newest valid one, which is verified: one pass over its bytes.
+
+        Empty if none of those that the job published is valid: then each may be worth something to someone.
+        """
+        found = {
+            os.path.join(self.root, attempt.folder, entry)
+            for attempt in attempts
+            for entry in _names(os.path.join(self.root, attempt.folder))
+            if _STEP.fullmatch(entry)
+        }
+        folders = {attempt.epoch: attempt.folder for attempt in attempts}
+        for one in reversed(job.checkpoints):
+            newest = self._folder(folders[one.epoch], one.step) if one.epoch in folders else one.path
+            if newest in found:
+                with contextlib.suppress(CheckpointInvalid, OSError):
+                    manifests.verify(newest, expected_digest=one.digest)
+                    return sorted(found - {newest})
+        return []
+
+    def remove_stale(self, folders: Iterable[str]) -> None:
+        """Remove what `stale_folders` returned. Idempotent."""
+        for folder in folders:
+            _retire(folder)
+
     @contextlib.contextmanager
     def _opened_alone(self, place: CheckpointKey) -> Iterator[_Upload | None]:
         """Yield the upload at a place, and exclude other callers from that step meanwhile.

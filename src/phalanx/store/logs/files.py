@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Final
 
+from phalanx.core.ids import JobId
 from phalanx.core.work.attempt import Attempt
 from phalanx.durable_files import (
     create_file,
@@ -27,6 +28,7 @@ from phalanx.durable_files import (
 from phalanx.failpoints import hit
 from phalanx.ports.logs import StreamKey, stream_key
 from phalanx.ports.store import StoreRefused
+from phalanx.store.disk_usage import job_folders, tree_bytes
 from phalanx.store.logs.names import (
     STREAM,
     sort_key,
@@ -116,6 +118,14 @@ class FileLogs:
                 if stream != name and STREAM.fullmatch(stream):
                     found.append(stream_key(attempt, stream))
         return sorted(found, key=sort_key)
+
+    def job_folders(self) -> list[tuple[str, JobId]]:
+        """The folders of all jobs that have streams, by name, with the id of the job."""
+        return job_folders(self._root)
+
+    def stored_bytes(self, job_folder: str) -> int:
+        """What the streams of a job occupy on the disk."""
+        return tree_bytes(os.path.join(self._root, validated_job(job_folder)))
 
     def delete(self, job_folder: str) -> None:
         """Remove all streams of a job. Idempotent.

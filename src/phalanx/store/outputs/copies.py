@@ -185,6 +185,18 @@ class OutputCopies:
                 except OSError:  # already removed, now a folder, or not empty
                     return
 
+    def delete(self, folder: str) -> None:
+        """Remove all files of a job. Idempotent; the job has ended, so no node uploads to it.
+
+        Raises:
+            TryLater: a file could not be removed.
+        """
+        with self._lock, disk_errors(self._root):
+            with contextlib.suppress(FileNotFoundError):
+                remove_tree("outputs.delete", os.path.join(self._root, folder), ignore_errors=False)
+            with contextlib.suppress(FileNotFoundError):
+                remove_file("outputs.delete_owners", os.path.join(self._root, _NOTES, f"{folder}.json"))
+
     def open_file(self, folder: str, path: str) -> int:
         """Open a file for sending, and return its descriptor; the caller closes it.
 

@@ -1,0 +1,186 @@
+"""`phalanx clean` and `phalanx retention`: the files of jobs that ended long ago."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from phalanx.cli import cells
+from phalanx.cli.command_groups import list_group
+from phalanx.cli.connection import connect
+from phalanx.cli.list_output import ListView, to_json
+from phalanx.cli.option_types import GrammarType
+from phalanx.cli.tables import Column, table
+from phalanx.cli.terminal import Terminal, strip_control, terminal
+from phalanx.core.errors import BadRequest, PhalanxError
+from phalanx.core.units import format_bytes, format_duration, parse_duration_s
+from phalanx.core.work.retention import RetainedFiles, check_age
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+    from phalanx.wire.api.retention import RetentionRun, RetentionView
+
+_KINDS: Final = [kind.value for kind in RetainedFiles]
+_POLL_S: Final = 0.3
+_KEPT_FOREVER: Final = ("never", "forever")
+_MEANING: Final = {
+    "logs": "output of the ranks",
+    "outputs": "files in PHALANX_OUTPUT_DIR",
+    "checkpoints": "all but the newest valid one of a job",
+    "uploads": "working directories that no job needs",
+}
+
+
+def _age(text: str) -> float:
+    return check_age(parse_duration_s(text, what="--older-than"), what="--older-than")
+
+
+def _period(text: str) -> float | None:
+    """Seconds; None for never."""
+    if text in _KEPT_FOREVER:
+        return None
+    return check_age(parse_duration_s(text, what="period"), what="period")
+
+
+_PERIOD: Final = GrammarType("TIME", _period)
+
+
+@click.command()
+@click.option(
+    "--older-than",
+    type=GrammarType("TIME", _age),
+    required=True,
+    help="Time since the end of the job, such as 30d.",
+)
+@click.option(
+    "--only", "kinds", type=click.Choice(_KINDS), multiple=True, help="Only this kind of files; may be repeated."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; removes nothing without --yes.")
+def clean(older_than: str, kinds: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Remove logs, outputs, checkpoints and uploads of jobs that ended long ago; shows them first, and asks.
+
+    The newest valid checkpoint of a job always stays.
+    """  # fmt: skip
+    head, age_s = connect(), _age(older_than)
+    asks = not yes and not dry_run
+    if not yes or dry_run:
+        found = _run(head, age_s, kinds, dry_run=True)
+        if as_json:
+            print(to_json(found, indent=2))
+            return
+        print("\n".join(_run_lines(found, terminal())))
+        if not found.removed or not asks:
+            return
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            only = "".join(f" --only {kind}" for kind in kinds)
+            print(f"next: phalanx clean --older-than {older_than}{only} --yes")
+            return
+        if not click.confirm("Remove them?"):
+            return
+    done = _run(head, age_s, kinds, dry_run=False)
+    print(to_json(done, indent=2) if as_json else "\n".join(_run_lines(done, terminal())))
+
+
+@list_group("Show and set how long files of ended jobs are kept.", subcommand="show")
+def retention(head: Client, now_s: float) -> ListView:
+    """Show how long each kind of files is kept, and the newest run that removed some."""
+    found = head.retention()
+    return ListView(
+        value=found,
+        lines=lambda screen: _policy_lines(found, screen, now_s),
+        next_command="phalanx retention set --logs 90d" if not found.periods_s else "",
+    )
+
+
+@retention.command("set")
+@click.option("--logs", type=_PERIOD, help="Such as 90d, or never.")
+@click.option("--outputs", type=_PERIOD, help="The same for output files.")
+@click.option(
+    "--checkpoints", type=_PERIOD, help="The same for checkpoints; the newest valid one of a job always stays."
+)
+@click.option("--uploads", type=_PERIOD, help="The same for uploaded working directories that no job needs.")
+def set_(**given: str | None) -> None:
+    """Set after which time files of ended jobs are removed, every hour; `never` keeps them. Kinds that you do not name keep their period."""
+    changes = {kind: text for kind, text in given.items() if text is not None}
+    if not changes:
+        raise BadRequest("nothing to set", hint="phalanx retention set --logs 90d --outputs never")
+    head = connect()
+    periods: dict[str, float] = dict(head.retention().periods_s)
+    for kind, text in changes.items():
+        period_s = _period(text)
+        periods.pop(kind, None)
+        if period_s is not None:
+            periods[kind] = period_s
+    print("\n".join(_policy_lines(head.put_retention(periods), terminal(), time.time())))
+
+
+def _run(head: Client, age_s: float, kinds: tuple[str, ...], *, dry_run: bool) -> RetentionRun:
+    """Start a run, and wait for its end with a progress line on a terminal.
+
+    Raises:
+        PhalanxError: the run stopped before its end.
+    """
+    run = head.start_retention_run(age_s, kinds=kinds, dry_run=dry_run)
+    shown = sys.stderr.isatty()
+    while run.ended_s is None:
+        if shown:
+            print(f"\r\x1b[K{run.folders_done} of {run.folders} folders", end="", file=sys.stderr, flush=True)
+        time.sleep(_POLL_S)
+        newest = head.retention().run
+        if newest is None or newest.number != run.number:
+            raise PhalanxError("the head was restarted during the run", hint="run the same command again")
+        run = newest
+    if shown:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    if run.error:
+        raise PhalanxError(f"the run stopped: {run.error}", hint="phalanx doctor; then run the same command again")
+    return run
+
+
+def _run_lines(run: RetentionRun, screen: Terminal) -> list[str]:
+    if not run.removed:
+        ages = " or ".join(sorted({format_duration(age_s) for age_s in run.ages_s.values()}))
+        return [f"no files of jobs that ended more than {ages} ago"]
+    columns = (
+        Column(title="FILES"),
+        Column(title="JOBS", right=True),
+        Column(title="SIZE", right=True),
+        Column(title="WHAT", drop_order=1),
+    )
+    rows = [[kind, str(found.count), format_bytes(found.bytes), _MEANING[kind]] for kind, found in run.removed.items()]
+    total = format_bytes(sum(found.bytes for found in run.removed.values()))
+    words = "would free" if run.dry_run else "freed"
+    lines = table(columns, rows, screen)
+    if run.dry_run and len(run.largest) > 1:
+        titles = (
+            Column(title="LARGEST"),
+            Column(title="JOB"),
+            Column(title="NAME", min_width=8, max_width=24, drop_order=1),
+            Column(title="USER"),
+            Column(title="SIZE", right=True),
+        )
+        rows = [[one.kind, one.name, one.job_name, one.user, format_bytes(one.bytes)] for one in run.largest]
+        lines += ["", *table(titles, rows, screen)]
+    return [*lines, f"{words} {total}"]
+
+
+def _policy_lines(found: RetentionView, screen: Terminal, now_s: float) -> list[str]:
+    columns = (Column(title="FILES"), Column(title="KEPT AFTER THE JOB"), Column(title="WHAT", drop_order=1))
+    kept = found.periods_s
+    rows = [[kind, format_duration(kept[kind]) if kind in kept else "forever", _MEANING[kind]] for kind in _KINDS]
+    lines = table(columns, rows, screen)
+    if found.at_s is not None:
+        lines.append(strip_control(f"set by {found.by} {format_duration(max(0.0, now_s - found.at_s))} ago"))
+    run = found.run
+    if run is not None and run.ended_s is None:
+        lines.append(f"a run is under way: {run.folders_done} of {cells.count(run.folders, 'folder')}")
+    elif run is not None and not run.dry_run and run.ended_s is not None:
+        freed = format_bytes(sum(one.bytes for one in run.removed.values()))
+        lines.append(f"last run {format_duration(max(0.0, now_s - run.ended_s))} ago: freed {freed}")
+        lines += [strip_control(f"it stopped: {run.error}")] if run.error else []
+    return lines

@@ -1,0 +1,48 @@
+"""Requests about the files of ended jobs: the policy of their removal, and the note that they are removed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from phalanx.controller.requests.request_handlers import RequestHandlers
+from phalanx.controller.step_context import StepContext
+from phalanx.core.state.events import PutRetention, RecordRemovedFiles
+from phalanx.core.state.history import HistoryLine
+from phalanx.core.units import format_duration
+from phalanx.core.work.retention import RetainedFiles, RetentionPolicy
+from phalanx.core.work.users import Action
+
+FILES_REMOVED: Final = "files_removed"
+handlers: Final = RequestHandlers()
+_SUBJECTS: Final = {
+    RetainedFiles.LOGS: "logs",
+    RetainedFiles.OUTPUTS: "output files",
+    RetainedFiles.CHECKPOINTS: "checkpoints before the newest",
+    RetainedFiles.UPLOADS: "uploaded working directory",
+}
+
+
+@handlers.add(PutRetention, Action.ADMINISTER, audit=lambda request, _: describe_policy(request.policy))
+def put_retention(context: StepContext, request: PutRetention) -> None:
+    """Replace the policy."""
+    policy = request.policy
+    context.change.put(policy)
+    context.add_history("retention", f"retention: {describe_policy(policy)}", by=policy.by)
+
+
+@handlers.add(RecordRemovedFiles, None, audit=lambda request, _: f"files of {len(request.jobs)} jobs: {request.why}")
+def record_removed_files(context: StepContext, request: RecordRemovedFiles) -> None:
+    """Add a line to the history of each job. The jobs have ended, most of them so long ago that the world no longer holds them."""
+    for job_id, kind in request.jobs:
+        text = f"its {_SUBJECTS[kind]} are removed: {request.why}"
+        line = HistoryLine(
+            seq=0, at_s=context.now.wall_s, kind=FILES_REMOVED, text=text, job_id=job_id, by=request.by,
+            facts={"files": kind.value},
+        )  # fmt: skip
+        context.change.add_history(line)
+
+
+def describe_policy(policy: RetentionPolicy) -> str:
+    """Describe a policy in one line."""
+    kept = [f"{kind} for {format_duration(period_s)}" for kind, period_s in policy.periods]
+    return f"keep {', '.join(kept)}" if kept else "keep all files"
