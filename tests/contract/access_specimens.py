@@ -4,6 +4,7 @@
 # mypy: disable-error-code="arg-type, var-annotated, list-item, dict-item, union-attr, attr-defined"
 
 import hashlib
+import itertools
 import zlib
 from dataclasses import dataclass, field
 
@@ -113,11 +114,14 @@ def template(name, **more):
     return {**JOB, "name": name, "type": "service", "replicas": "0..9", **more}
 
 
+SERVICE_CHANGES = itertools.count()
+
+
 def change_service(case):
     """One of its owner: by turns another revision, another number of replicas, and another number awake."""
-    name, number = case.service(), case.number  # two numbers for each call
+    name, number = case.service(), case.number
     bodies = ({"spec": template(name, env={"N": str(number)})}, {"replicas": number % 9}, {"awake": number % 9})
-    body = bodies[number // 2 % 3]
+    body = bodies[next(SERVICE_CHANGES) % len(bodies) if case.fresh else 0]  # refused calls send none
     return Ask(f"/v1/services/{name}", body)
 
 
@@ -269,6 +273,7 @@ SPECIMENS = {
     "GET /v1/jobs/{job_id}/why": of_job("/why"),
     "GET /v1/jobs/{job_id}/story": of_job("/story"),
     "GET /v1/jobs/{job_id}/receipt": of_job("/receipt"),
+    "GET /v1/jobs/{job_id}/usage": of_job("/usage"),
     "GET /v1/jobs/{job_id}/steps": of_job("/steps"),
     "GET /v1/jobs/{job_id}/events": of_job("/events"),
     "GET /v1/jobs/{job_id}/logs": of_job("/logs?follow=1"),

@@ -127,6 +127,7 @@ class ApiHead:
             telemetry=self.telemetry,
             usage_hours=self.usage.hours,
             waste=self.usage.waste,
+            attempt_use=self.usage.attempt_use,
             clock=self.clock,
             node_secret=SECRET,
             version="0.1.0",

@@ -26,6 +26,8 @@ EVERY = size(5, 1)  # one caller of so many for each route
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "access-matrix.md"
 
 
+# Routes whose specimen has several bodies by turns: each is sent.
+BODIES = {"PATCH /v1/services/{service_id}": 3}
 # (route, type of the request that it sends to the controller). The bench's stop is refused before it sends any.
 SENT: set[tuple[str, type]] = {("POST /v1/stop", CancelAllJobs), ("POST /v1/stop", PreparePlannedStop)}
 
@@ -76,7 +78,7 @@ def test_every_call_is_answered_as_the_table_says_and_a_refused_one_does_nothing
             else [one for one in CALLS if one[1] is not CallerRelation.SAME_PROJECT]
         )
         # In turn another share of the callers, so that a few routes meet all of them.
-        asks = [*asks[turn % EVERY :: EVERY], (ADMIN, CallerRelation.OWN)]
+        asks = [*asks[turn % EVERY :: EVERY], *[(ADMIN, CallerRelation.OWN)] * BODIES.get(name, 1)]
         # What is refused first: afterwards nothing moves that an allowed call has set going.
         for who, tie in asks:
             if expected(route, who, tie) is not AccessDecision.ALLOWED:

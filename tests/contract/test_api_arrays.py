@@ -77,7 +77,7 @@ def test_several_jobs_and_arrays_end_in_one_call(call):
 def test_others_may_not_touch_an_array_and_one_element_must_be_meant_for_its_output(call):
     post(call, ARRAY)
     assert code(call("other", "POST", "/v1/jobs/1/cancel", {})) == (403, "not_permitted")
-    for path in ("logs", "story", "receipt", "files", "steps"):
+    for path in ("logs", "story", "receipt", "usage", "files", "steps"):
         reply = call("user", "GET", f"/v1/jobs/1/{path}")
         assert code(reply) == (400, "bad_request"), path
         assert "is an array of 10 elements" in reply.json()["error"]["message"]

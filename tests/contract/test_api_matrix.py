@@ -45,7 +45,7 @@ def test_there_are_routes_for_all_that_the_contract_names(every_route):
         ("GET", f"{job}/logs"),
         *(("POST", f"{job}/{verb}") for verb in ("cancel", "hold", "release", "requeue")),
         ("WEBSOCKET", f"{job}/exec"),
-        *(("GET", f"{job}/{noun}") for noun in ("events", "steps", "receipt", "files", "files/archive")),
+        *(("GET", f"{job}/{noun}") for noun in ("events", "steps", "receipt", "usage", "files", "files/archive")),
         ("GET", "/v1/nodes"),
         ("DELETE", "/v1/nodes/{node_id}"),
         ("GET", "/v1/me"),

@@ -60,7 +60,7 @@ def refused(head, call, *, charge):
 
 def told(call, role, job_id, *, over=True):
     """Every reading route that may tell of the job, and its stream, which ends where the job is over."""
-    nouns = ("", "/why", "/story", "/receipt", "/steps", *(("/events",) if over else ()))
+    nouns = ("", "/why", "/story", "/receipt", "/usage", "/steps", *(("/events",) if over else ()))
     paths = [f"/v1/jobs/{job_id}{noun}" for noun in nouns] + [
         "/v1/jobs",
         "/v1/story",
@@ -110,6 +110,7 @@ def test_its_owner_and_operators_see_why(call, job_id, role):
     assert "canary-why" in call(role, "GET", f"/v1/jobs/{job_id}/story").text
     assert "canary-argv" in call(role, "GET", f"/v1/jobs/{job_id}").text
     assert "canary-why" in call(role, "GET", f"/v1/jobs/{job_id}/receipt").text
+    assert "canary-why" in call(role, "GET", f"/v1/jobs/{job_id}/usage").text
 
 
 @pytest.mark.parametrize("role", ["user", "operator", "admin", "other", "viewer"])

@@ -23,6 +23,7 @@ from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.state.events import Report, Request, SubmitJob
 from phalanx.core.state.plan import WaitReason
 from phalanx.core.work.attempt import Attempt
+from phalanx.core.work.attempt_use import AttemptUse
 from phalanx.core.work.job import Job
 from phalanx.core.work.usage_hour import UsageHour
 from phalanx.ports.blobs import Blobs
@@ -292,7 +293,8 @@ class HeadServices:
         before_long_leases: called with the length in seconds before the first long lease is granted.
         leader_status: of a head that shares its store with others; a head that no longer leads sends no answers.
         output_elsewhere: the other heads that have output which this head lacks; empty if it has all output.
-        usage_hours: the hours of the ledger of states since a Unix time.
+        usage_hours: the hours of the ledger of states since a Unix time, and up to another if one is given.
+        attempt_use: what an attempt used of its devices and nodes; None if nothing was measured.
         usage_parts: the parts of a node's devices now: device, job or "", and the part with its state.
         waste: what is wasted now.
         offer: returns what a node has, given the name of a provider and its text; raises BadRequest. None without providers.
@@ -318,7 +320,8 @@ class HeadServices:
     leader_status: LeaderStatus | None = None
     output_elsewhere: str = ""
     offer: Callable[[str, str], NodeTemplate] | None = None
-    usage_hours: Callable[[float], list[UsageHour]] = lambda _: []
+    usage_hours: Callable[..., list[UsageHour]] = lambda *_: []
+    attempt_use: Callable[[JobId, Epoch], AttemptUse | None] = lambda *_: None
     usage_parts: Callable[[NodeId], list[tuple[int, str, Part]]] = lambda _: []
     waste: Callable[[], WasteNow] = WasteNow
     hosts_allowed: frozenset[str] = frozenset({"127.0.0.1", "localhost", "[::1]"})

@@ -218,6 +218,7 @@ class Head:
                 mailboxes=self._mailboxes,
                 telemetry=self._telemetry,
                 usage_hours=self._usage.hours,
+                attempt_use=self._usage.attempt_use,
                 usage_parts=self._usage.parts,
                 waste=self._usage.waste,
                 clock=self._clock,

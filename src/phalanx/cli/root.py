@@ -39,6 +39,7 @@ SECTIONS: Final[dict[str, dict[str, CommandEntry]]] = {
         "show": CommandEntry(
             "phalanx.cli.jobs.show:show_", "Show one job (history, attempts, ranks, usage) or one service."
         ),
+        "usage": CommandEntry("phalanx.cli.jobs.usage:usage", "Show what one job used, and advice for its next run."),
         "logs": CommandEntry("phalanx.cli.jobs.logs:logs", "Print or follow the output of a job."),
         "get": CommandEntry("phalanx.cli.jobs.get:get", "Download the files that a job wrote to PHALANX_OUTPUT_DIR."),
         "attach": CommandEntry("phalanx.cli.jobs.attach:attach", "Follow the output of a job again."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from phalanx.client.api_calls import ApiCalls, LazyModule, query_string
+from phalanx.client.api_calls import ApiCalls, LazyModule, path_segment, query_string
 
 if TYPE_CHECKING:
     from phalanx.wire.api import usage as api
@@ -34,3 +34,7 @@ class UsageApi(ApiCalls):
         return self._get(
             "/v1/waste" + query_string({"early": early, "limit": limit, **(only or {})}), waste_api.WasteView
         )
+
+    def job_usage(self, job_id: str) -> api.JobUsageView:
+        """Return what a job held, what it did with it, and advice for the next run."""
+        return self._get(f"/v1/jobs/{path_segment(job_id)}/usage", api.JobUsageView)

@@ -7,7 +7,7 @@ about 150 bytes for each device and node of an attempt.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 from phalanx.controller.telemetry import silence_s
@@ -21,9 +21,20 @@ AttemptKey = tuple[JobId, Epoch]
 
 
 @dataclass(slots=True)
+class _DeviceTotals:
+    """As `DeviceUse`; changed by every sample."""
+
+    observed_ms: int = 0
+    busy_ms: float | None = None
+    peak: float = 0.0
+    memory_peak_bytes: int | None = None
+    memory_bytes: int = 0
+
+
+@dataclass(slots=True)
 class _Track:
     counter: str = ""
-    devices: dict[tuple[NodeId, int], DeviceUse] = field(default_factory=dict)
+    devices: dict[tuple[NodeId, int], _DeviceTotals] = field(default_factory=dict)
     nodes: dict[NodeId, NodeUse] = field(default_factory=dict)
     sampled_ms: dict[tuple[NodeId, int], int] = field(
         default_factory=dict
@@ -36,7 +47,10 @@ class _Track:
             job_id=key[0],
             epoch=key[1],
             counter=self.counter,
-            devices=tuple(self.devices[each] for each in sorted(self.devices)),
+            devices=tuple(
+                DeviceUse(node=node, index=index, **asdict(self.devices[node, index]))
+                for node, index in sorted(self.devices)
+            ),
             nodes=tuple(self.nodes[each] for each in sorted(self.nodes)),
         )
 
@@ -111,7 +125,16 @@ class AttemptUseTracker:
             known = self._stored(key)
             if known is not None:
                 track.counter = known.counter
-                track.devices = {(one.node, one.index): one for one in known.devices}
+                track.devices = {
+                    (one.node, one.index): _DeviceTotals(
+                        observed_ms=one.observed_ms,
+                        busy_ms=one.busy_ms,
+                        peak=one.peak,
+                        memory_peak_bytes=one.memory_peak_bytes,
+                        memory_bytes=one.memory_bytes,
+                    )
+                    for one in known.devices
+                }
                 track.nodes = {one.node: one for one in known.nodes}
         track.changed = True
         return track
@@ -127,21 +150,17 @@ def _lasted_ms(track: _Track, key: tuple[NodeId, int], now_ms: int, longest_ms: 
 
 def _add_device(track: _Track, node_id: NodeId, sample: DeviceSample, lasted_ms: int) -> None:
     key = node_id, sample.index
-    known = track.devices.get(key) or DeviceUse(node=node_id, index=sample.index)
-    memory = [each for each in (known.memory_peak_bytes, sample.memory_used_bytes) if each is not None]
+    known = track.devices.get(key)
+    if known is None:
+        known = track.devices[key] = _DeviceTotals()
     if sample.utilization is not None:
         track.counter = sample.counter
-        known = replace(
-            known,
-            observed_ms=known.observed_ms + lasted_ms,
-            busy_ms=(known.busy_ms or 0.0) + sample.utilization * lasted_ms,
-            peak=max(known.peak, sample.utilization),
-        )
-    track.devices[key] = replace(
-        known,
-        memory_peak_bytes=max(memory, default=None),
-        memory_bytes=sample.memory_total_bytes or known.memory_bytes,
-    )
+        known.observed_ms += lasted_ms
+        known.busy_ms = (known.busy_ms or 0.0) + sample.utilization * lasted_ms
+        known.peak = max(known.peak, sample.utilization)
+    if sample.memory_used_bytes is not None:
+        known.memory_peak_bytes = max(known.memory_peak_bytes or 0, sample.memory_used_bytes)
+    known.memory_bytes = sample.memory_total_bytes or known.memory_bytes
 
 
 def _add_job(track: _Track, node_id: NodeId, job: JobSample, lasted_ms: int) -> None:

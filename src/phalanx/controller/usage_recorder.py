@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from phalanx.controller.attempt_use_tracker import AttemptUseTracker
@@ -100,8 +101,8 @@ class UsageRecorder:
         if self._thread is not None:
             self._thread.join(timeout=STOP_TIMEOUT_S)
 
-    def hours(self, since_s: float) -> list[UsageHour]:
-        """All hours from the one that contains `since_s` (Unix seconds) up to now, oldest first."""
+    def hours(self, since_s: float, until_s: float = inf) -> list[UsageHour]:
+        """All hours from the one that contains `since_s` (Unix seconds) up to now, or to the one that contains `until_s`, oldest first."""
         since_ms = int(since_s * 1000)
         with self._lock:
             now_ms = self._now_ms()
@@ -110,9 +111,10 @@ class UsageRecorder:
             newest = [usage_hour(hour, found) for hour, found in sorted(self._accountant.ledger.hours.items())]
         first = since_ms - since_ms % HOUR_MS
         known = {hour.id for hour in newest}
-        end_ms = min((int(hour.id) * 1000 for hour in newest), default=now_ms)
+        last_ms = now_ms if until_s == inf else int(until_s * 1000)
+        end_ms = min(last_ms + 1, min((int(hour.id) * 1000 for hour in newest), default=now_ms))
         earlier = self._stored_hours(first, end_ms)
-        kept = [hour for hour in newest if int(hour.id) * 1000 >= first]
+        kept = [hour for hour in newest if first <= int(hour.id) * 1000 <= last_ms]
         return [*(hour for hour in earlier if hour.id not in known), *kept]
 
     def parts(self, node_id: NodeId) -> list[tuple[int, str, Part]]:

@@ -9,13 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from phalanx.core.recovery.interval import daly_interval_s
+from phalanx.core.recovery.interval import checkpoint_interval_s
 
 _FIRST_S: Final = 2.0
 """Training time before the first checkpoint, which measures the stall that the formula needs."""
-_LONGEST_S: Final = 1800.0
-_WRITE_SHARE: Final = 2.0
-"""The interval is at least this multiple of the write, so that the disk is free half of the time."""
 _SMOOTHING: Final = 0.5
 """Weight of the newest measurement. The first save of a process is slower, because it allocates the staging buffers."""
 
@@ -40,8 +37,7 @@ class CheckpointTimer:
         """Seconds of training between two checkpoints."""
         if self.stall_s is None:
             return _FIRST_S
-        optimum_s = daly_interval_s(stall_s=self.stall_s, mtbf_s=self.mtbf_s)
-        return max(_WRITE_SHARE * (self.write_s or 0.0), min(_LONGEST_S, optimum_s))
+        return checkpoint_interval_s(stall_s=self.stall_s, write_s=self.write_s or 0.0, mtbf_s=self.mtbf_s)
 
     @property
     def save_s(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from phalanx.core.accounting.advice.evidence import Advice
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.units import format_duration
 from phalanx.core.work.job import JobState
@@ -92,8 +93,15 @@ def jobs_page(jobs: Sequence[JobView], after: int | None, asked: Mapping[str, st
     return document("jobs", "Jobs", _job_filter(asked), live(shown, more), viewer=viewer)
 
 
-def job_page(detail: JobDetail, history: Sequence[HistoryLine], viewer: Viewer, *, may_change: bool) -> Html:
-    """Return one job: its facts, its attempts and its history."""
+def job_page(
+    detail: JobDetail,
+    history: Sequence[HistoryLine],
+    viewer: Viewer,
+    *,
+    may_change: bool,
+    advice: Sequence[Advice] = (),
+) -> Html:
+    """Return one job: its facts, its attempts and its history, and advice for its next run."""
     job = detail.job
     shown = facts(
         (
@@ -124,7 +132,9 @@ def job_page(detail: JobDetail, history: Sequence[HistoryLine], viewer: Viewer, 
     body = join(shown, element("h2", "History"), lines)
     shown_live = element("div", body, id="live", data_job=job.id, data_may_change="yes" if may_change else None)
     output = element("div", element("h2", "Output"), logs, id="output")
-    return document("job", f"Job {job.id} {job.name}", shown_live, output, viewer=viewer)
+    tips = [element("li", element("code", one.flag), f": {one.change}. {one.measured}.") for one in advice]
+    shown_advice = element("div", element("h2", "Advice"), element("ul", tips), id="advice") if tips else None
+    return document("job", f"Job {job.id} {job.name}", shown_live, shown_advice, output, viewer=viewer)
 
 
 def queues_page(queues: Sequence[QueueView], viewer: Viewer) -> Html:

@@ -84,6 +84,8 @@ class FakeHead:
                 return {"stopping": True, "running": 0}
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/receipt", path):
                 return views.usage()
+            case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/usage", path):
+                return views.job_usage()
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/story", path):
                 return {"story": json.loads(views.encoded(views.history())), "last": 4}
             case "GET", _ if re.fullmatch(r"/v1/jobs/\d+/logs", path):

@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.cli.cluster.nodes import node_lines, node_page
 from phalanx.cli.cluster.systemd_unit import systemd_unit
-from phalanx.cli.jobs import show
+from phalanx.cli.jobs import show, usage
 from phalanx.cli.jobs.ps import job_lines
 from phalanx.cli.root import main
 from phalanx.cli.terminal import Terminal
@@ -21,6 +21,7 @@ from phalanx.cli.top.rendering import (
     job_titles,
 )
 from phalanx.core.accounting.usage_summary import UsageSummary
+from phalanx.wire.api.usage import JobUsageView
 from tests.golden.cli import views
 
 FOLDER = Path(__file__).parent
@@ -66,7 +67,14 @@ def test_show(width):
         history=views.history(),
         usage=msgspec.convert(views.usage(), UsageSummary),
     )
-    same_as(f"show-{width}", show.job_page(value, screen(width), views.NOW_S, whole_history=False))
+    advice = msgspec.convert(views.job_usage(), JobUsageView).advice
+    same_as(f"show-{width}", show.job_page(value, screen(width), views.NOW_S, whole_history=False, advice=advice))
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_usage(width):
+    found = msgspec.convert(views.job_usage(), JobUsageView)
+    same_as(f"usage-{width}", usage.usage_page(found, screen(width)))
 
 
 @pytest.mark.parametrize("width", [80, 140])

@@ -293,6 +293,67 @@ def usage():
     }
 
 
+def _attempt_summary():
+    seconds = usage()["gpu_seconds"]
+    nodes = [{"node": node, "devices": [0, 1], "first_rank": 0, "tasks": 2} for node in ("n0", "n1")]
+    times = {"placed_s": NOW_S - 192.0, "running_s": NOW_S - 190.0, "ended_s": None, "kept_until_s": NOW_S}
+    steps = {"first_step_s": NOW_S - 180.0, "last_step_s": NOW_S, "first_step": 1, "last_step": 129, "steps": 129}
+    why: dict[str, object] = {"cause": "running", "why": "", "causes": [], "exit_code": None, "resumed_from_step": None}
+    return {"epoch": 2, "gpus": 4, "nodes": nodes, "generations": [], "gpu_seconds": seconds, **times, **steps, **why}
+
+
+def job_usage():
+    """A job's usage as the API sends it."""
+    device = {"mean": 0.06, "peak": 0.31, "memory_peak_bytes": 3 << 30, "memory_bytes": 80 << 30}
+    where = [(node, index) for node in ("n0", "n1") for index in (0, 1)]
+    host = {"cpu_s": 576.0, "busy_cpus": 0.96, "memory_peak_bytes": 6 << 30}
+    return {
+        "summary": {**usage(), "attempts": [_attempt_summary()]},
+        "gpu_hours": 0.213,
+        "by_state": {"data_bound": 0.12, "computing": 0.086, "starting": 0.007},
+        "by_note": {},
+        "energy_kwh": 0.041,
+        "energy_share": 0.97,
+        "gpus": "2x2",
+        "cpus": 16,
+        "memory_bytes": 64 << 30,
+        "time_limit_s": 86_400.0,
+        "measured": {
+            "epoch": 2,
+            "run_s": 600.0,
+            "counter": "gpm_sm",
+            "mean": 0.06,
+            "device_count": 4,
+            "devices": [{"node": node, "index": index, **device} for node, index in where],
+            "nodes": [{"node": node, **host} for node in ("n0", "n1")],
+        },
+        "advice": [
+            {
+                "check": "spread_over_nodes",
+                "measured": "It ran on 2 nodes with 2 GPUs each; a node has 8",
+                "change": "use one node",
+                "flag": "--gpus 1x4 --cpus 32",
+                "gpu_hours": 0.0,
+            },
+            {
+                "check": "waits_for_data",
+                "measured": "56% of the time (0.12 of 0.21 GPU-hours) its steps waited for data",
+                "change": "load with more workers and ahead of time, in the script",
+                "flag": "DataLoader(num_workers=8, prefetch_factor=4)",
+                "gpu_hours": 0.12,
+            },
+            {
+                "check": "long_limit",
+                "measured": "It ended after 10m00s of a time limit of 1d00h",
+                "change": "a shorter limit starts sooner: it fits into gaps",
+                "flag": "--time 15m",
+                "gpu_hours": 0.0,
+            },
+        ],
+        "no_advice": "",
+    }
+
+
 def overview():
     return make(
         Overview,

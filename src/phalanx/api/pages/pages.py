@@ -17,6 +17,7 @@ from phalanx.api.routes.nodes import read_node
 from phalanx.api.routes.queues import read_queues
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.views.fleet import fleet_frame
+from phalanx.api.views.job_usage import job_advice
 from phalanx.api.views.live import live_attempts, live_job_view, live_job_views, live_node_views
 from phalanx.api.views.records import attempt_view
 from phalanx.core.access.caller import may_access_job
@@ -99,7 +100,8 @@ async def show_job_page(request: Request, job_id: JobId) -> Response:
         lines = services.store.history(job_id=job_id, after=0, limit=HISTORY_SHOWN)
         history = JobRedactor(services.store, caller).redact_all(lines)
         may_change = may_access_job(caller, Action.CHANGE_OWN, owner=job.user, project=job.project)
-        return pages.job_page(detail, history, viewer, may_change=may_change)
+        advice = job_advice(services, job)
+        return pages.job_page(detail, history, viewer, may_change=may_change, advice=advice)
 
     return page_response(request, await run_in_thread(read))
 

@@ -27,6 +27,7 @@ from phalanx.api.http.routing import (
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.arrays import collapsed_page, element_states, whole_array_view
+from phalanx.api.views.job_usage import job_usage_view
 from phalanx.api.views.live import live_job_view, live_job_views
 from phalanx.api.views.records import attempt_view
 from phalanx.api.views.usage_summaries import usage_summary_of
@@ -48,6 +49,7 @@ from phalanx.core.work.users import Action
 from phalanx.ports.store import JobFilter, Store
 from phalanx.wire.api.jobs import CancelBody, JobDetail, JobList, JobReply, JobsReply, JobView, UpdateBody, WhyBody
 from phalanx.wire.api.output import HistoryReply
+from phalanx.wire.api.usage import JobUsageView
 
 PAGE_MAX = 1000
 CANCEL_MAX = 4096  # in one call: as many events as the controller handles in one step
@@ -228,12 +230,23 @@ async def job_history(
 @routes.get("/v1/jobs/{job_id}/receipt", Action.VIEW, reply=UsageSummary)
 async def job_usage_summary(request: Request, job_id: JobId) -> Response:
     """Show GPU-seconds used and lost, goodput, attempts and their causes."""
-    services = runtime_of(request).services
-    job = require_job(services.store, job_id)
+    return json_response(await _usage_summary(request, require_job(runtime_of(request).services.store, job_id)))
+
+
+@routes.get("/v1/jobs/{job_id}/usage", Action.VIEW, reply=JobUsageView)
+async def job_usage(request: Request, job_id: JobId) -> Response:
+    """Show GPU-hours by state, what the job used of what it asked for, and advice for the next run."""
+    runtime = runtime_of(request)
+    job = require_job(runtime.services.store, job_id)
+    summary = await _usage_summary(request, job)
+    return json_response(await run_in_thread(job_usage_view, runtime.services, job, summary))
+
+
+async def _usage_summary(request: Request, job: Job) -> UsageSummary:
     usage = await usage_summary_of(runtime_of(request), job)
     if not may_see_all_of(caller_of(request), job):
         usage = replace(usage, attempts=tuple(replace(attempt, why="") for attempt in usage.attempts))
-    return json_response(usage)
+    return usage
 
 
 async def _changed(request: Request, command: Command[Job | list[Job]]) -> Response:

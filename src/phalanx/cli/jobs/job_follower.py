@@ -12,8 +12,11 @@ from phalanx.cli.jobs.grants_note import grants_note
 from phalanx.cli.jobs.job_end import end_summary, exit_code
 from phalanx.cli.jobs.log_printer import LogPrinter
 from phalanx.cli.terminal import strip_control, terminal, truncate
+from phalanx.core.accounting.advice.evidence import JUDGED_MIN_S
+from phalanx.core.errors import PhalanxError
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
+from phalanx.wire.api.jobs import JobView
 from phalanx.wire.api.output import EndEvent, StateEvent
 
 if TYPE_CHECKING:
@@ -120,5 +123,18 @@ class _StatePrinter:
 
 def _end(head: Client, job_id: str, event: EndEvent | None) -> int:
     job = head.job(job_id).job
-    print(end_summary(job), file=sys.stderr, flush=True)
+    print("\n".join([end_summary(job), *_advice(head, job)]), file=sys.stderr, flush=True)
     return exit_code(job.state if event is None else event.state, job.exit_code if event is None else event.exit_code)
+
+
+def _advice(head: Client, job: JobView) -> list[str]:
+    """The most valuable advice after a job that ran long enough; none if it cannot be had."""
+    if job.states or job.started_s is None or job.ended_s is None or job.ended_s - job.started_s < JUDGED_MIN_S:
+        return []
+    from phalanx.cli.jobs.usage import SHORT_ADVICE, advice_lines  # loads records that only few runs need
+
+    try:
+        found = head.job_usage(job.id)
+    except PhalanxError:
+        return []
+    return [f"advice: {line}" for line in advice_lines(found.advice, most=SHORT_ADVICE)]

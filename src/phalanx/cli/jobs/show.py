@@ -18,9 +18,11 @@ from phalanx.cli.jobs.job_lookup import resolve_job
 from phalanx.cli.jobs.ps import waiting_reason
 from phalanx.cli.jobs.service_page import service_view
 from phalanx.cli.jobs.services import find_service
+from phalanx.cli.jobs.usage import SHORT_ADVICE, advice_lines
 from phalanx.cli.list_output import ListView, list_options, show_list
 from phalanx.cli.tables import Cell, Column, table
 from phalanx.cli.terminal import Terminal, strip_control, truncate
+from phalanx.core.accounting.advice.evidence import Advice
 from phalanx.core.accounting.usage_summary import GpuSeconds, UsageSummary
 from phalanx.core.errors import PhalanxError
 from phalanx.core.resources import amount_time_text
@@ -65,12 +67,19 @@ def _shown(head: Client, job_id: str, *, whole_history: bool) -> ListView:
     detail = head.job(job_id)
     if detail.job.states:
         return array_view(detail.job)
-    usage = msgspec.convert(head.usage(job_id), UsageSummary) if detail.attempts else None
-    value = _Job(job=detail.job, attempts=detail.attempts, history=_read_job_history(head, job_id), usage=usage)
+    usage = head.job_usage(job_id) if detail.attempts else None
+    value = _Job(
+        job=detail.job,
+        attempts=detail.attempts,
+        history=_read_job_history(head, job_id),
+        usage=None if usage is None else usage.summary,
+    )
     now_s = time.time()
     return ListView(
         value=value,
-        lines=lambda screen: job_page(value, screen, now_s, whole_history=whole_history),
+        lines=lambda screen: job_page(
+            value, screen, now_s, whole_history=whole_history, advice=() if usage is None else usage.advice
+        ),
         next_command=_next(detail.job, has_files=_has_files(head, detail.job)),
     )
 
@@ -86,8 +95,10 @@ def _read_job_history(head: Client, job_id: str) -> list[HistoryLine]:
         after = reply.last
 
 
-def job_page(value: _Job, screen: Terminal, now_s: float, *, whole_history: bool) -> list[str]:
-    """Return the lines of the page."""
+def job_page(
+    value: _Job, screen: Terminal, now_s: float, *, whole_history: bool, advice: Sequence[Advice] = ()
+) -> list[str]:
+    """Return the lines of the page. Of the advice, the most valuable lines."""
     job = value.job
     lines = [_headline(job, screen), *_facts(job, value.attempts, screen, now_s)]
     if value.attempts:
@@ -98,6 +109,8 @@ def job_page(value: _Job, screen: Terminal, now_s: float, *, whole_history: bool
     lines += _section("history", _history(value.history, screen, whole=whole_history), screen)
     if value.usage is not None:
         lines += _section("usage", _usage_lines(value.usage), screen)
+    if advice:
+        lines += _section(f"advice (phalanx usage {job.id})", advice_lines(advice, most=SHORT_ADVICE), screen)
     return lines
 
 

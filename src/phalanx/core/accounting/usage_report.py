@@ -65,6 +65,28 @@ def sum_usage(hours: Iterable[UsageHour], by: UsageKey, *, rows_max: int) -> Usa
     return UsageTotals(rows=tuple(rows), total=_sum("", sum(sums.values(), Counter())), fleet=fleet)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHours:
+    """One job. `millijoules`: the energy of its devices, of the part `metered` of the total; both 0 if none was counted."""
+
+    amounts: UsageSum
+    millijoules: int = 0
+    metered: int = 0
+
+
+def sum_job_hours(hours: Iterable[UsageHour], job: str) -> JobHours:
+    """The amounts and the energy of one job."""
+    amounts: Counter[tuple[str, str]] = Counter()
+    millijoules = metered = 0
+    for row in (row for hour in hours for row in hour.rows if row.job == job):
+        for state, note, amount in row.amounts:
+            amounts[state, note] += amount
+        for _, energy, covered in row.energy:
+            millijoules += energy
+            metered += covered
+    return JobHours(amounts=_sum(job, amounts), millijoules=millijoules, metered=metered)
+
+
 def _key_of(row: UsageRow, by: UsageKey) -> str:
     match by:
         case UsageKey.PROJECT:

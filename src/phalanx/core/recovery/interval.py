@@ -54,6 +54,21 @@ def daly_interval_s(*, stall_s: float, mtbf_s: float) -> float:
     return first_order * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - stall_s
 
 
+LONGEST_INTERVAL_S: Final = 1800.0
+"""Failures that no rate includes (power, operators) must not cost more work than that."""
+WRITE_SHARE: Final = 2.0
+"""The interval is at least this multiple of the write, so that the disk is free half of the time."""
+
+
+def checkpoint_interval_s(*, stall_s: float, write_s: float, mtbf_s: float) -> float:
+    """The interval that phalanx.torch saves at: Daly's optimum within two bounds.
+
+    Raises:
+        ValueError: as for `daly_interval_s`.
+    """
+    return max(WRITE_SHARE * write_s, min(LONGEST_INTERVAL_S, daly_interval_s(stall_s=stall_s, mtbf_s=mtbf_s)))
+
+
 def expected_wall_s(*, work_s: float, interval_s: float, stall_s: float, mtbf_s: float, restart_s: float) -> float:
     """Expected wall time of `work_s` seconds of computation with a checkpoint every `interval_s` of it.
 

@@ -17,7 +17,7 @@ Times are Unix seconds (`_s`), names of amounts carry their unit. Bytes are sent
            with ?follow=1 or Accept: text/event-stream an SSE stream: `log` LogChunk, `state` StateEvent, `end` EndEvent
     GET    /v1/jobs/{id}/events ?after=  SSE: `story` HistoryLine, `state` StateEvent, `end` EndEvent; /v1/events the same for all jobs
     GET    /v1/jobs/{id}/steps ?after=CURSOR&rank=0|all&limit=  -> StepsReply
-    GET    /v1/jobs/{id}/receipt         -> core.accounting.usage_summary.UsageSummary
+    GET    /v1/jobs/{id}/receipt         -> core.accounting.usage_summary.UsageSummary;  /v1/jobs/{id}/usage -> JobUsageView
     GET    /v1/jobs/{id}/files ?path=    -> FilesReply;  /v1/jobs/{id}/files/archive ?path= -> tar
     POST   /v1/jobs/{id}/exec            ExecBody -> ExecOpened
     GET    /v1/exec/{s}/output ?after=&wait_s=  -> ExecOutputReply

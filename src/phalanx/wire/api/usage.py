@@ -1,8 +1,11 @@
-"""Records of the usage report."""
+"""Records of the usage report, and of the usage of one job."""
 
 from __future__ import annotations
 
 import msgspec
+
+from phalanx.core.accounting.advice.evidence import Advice
+from phalanx.core.accounting.usage_summary import UsageSummary
 
 
 class UsageRowView(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,3 +46,70 @@ class UsageReportView(msgspec.Struct, frozen=True, kw_only=True):
     until_s: float
     rows: list[UsageRowView]
     total: UsageTotalView
+
+
+class MeasuredDeviceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One device that an attempt held alone. `mean` and `peak`: utilization, 0 to 1; None for what was not measured."""
+
+    node: str
+    index: int
+    mean: float | None
+    peak: float
+    memory_peak_bytes: int | None
+    memory_bytes: int
+
+
+class MeasuredNodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """The processes of an attempt on one node. `busy_cpus`: CPU time per second of the run."""
+
+    node: str
+    cpu_s: float
+    busy_cpus: float | None
+    memory_peak_bytes: int
+
+
+class MeasuredUseView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the longest attempt of a job used. Shared devices and what no sample covered are left out.
+
+    Attributes:
+        run_s: from the start of its tasks to its end, or to now.
+        counter: of the utilization: "gpm_sm", "nvml_gpu" or "rank_cpu".
+        mean: utilization over all its devices; None if that of one is unknown.
+        devices: at most so many as the head sends, the least used first; `device_count` counts all.
+    """
+
+    epoch: int
+    run_s: float
+    counter: str
+    mean: float | None
+    device_count: int
+    devices: list[MeasuredDeviceView]
+    nodes: list[MeasuredNodeView]
+
+
+class JobUsageView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job held, what it did with it, and advice for the next run.
+
+    Attributes:
+        summary: steps, goodput, checkpoints and attempts.
+        gpu_hours: held; `by_state` and `by_note`: of these, as in the usage report.
+        energy_kwh: of its devices, over the share `energy_share` of these hours; None if none was counted.
+        cpus, memory_bytes: requested for each node; 0 for none.
+        measured: None if nothing was.
+        advice: what would have saved most first.
+        no_advice: why there is none although the job was not judged; "" if it was.
+    """
+
+    summary: UsageSummary
+    gpu_hours: float
+    by_state: dict[str, float]
+    by_note: dict[str, dict[str, float]]
+    energy_kwh: float | None
+    energy_share: float
+    gpus: str
+    cpus: int
+    memory_bytes: int
+    time_limit_s: float | None
+    measured: MeasuredUseView | None
+    advice: list[Advice]
+    no_advice: str

@@ -1,0 +1,1 @@
+"""Advice after a job: a table of checks over what it asked for and what it used."""
