@@ -116,6 +116,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_calibrate.py",
     "tests/e2e/test_canaries.py",
     "tests/e2e/test_cli_arrays.py::test_array_runs_every_element_with_its_own_variables_and_outputs",
+    "tests/e2e/test_cli_waste.py",
     "tests/e2e/test_demo.py",
     "tests/e2e/test_drills.py::test_a_script_that_knows_only_torch_distributed_runs_unchanged",
     "tests/e2e/test_drills.py::test_head_away_long_past_the_lease_costs_only_what_was_not_saved",

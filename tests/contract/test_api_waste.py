@@ -7,13 +7,16 @@ import msgspec
 import pytest
 
 from phalanx.api.routes.waste import ROWS_MAX
+from phalanx.cli.jobs.ps import waste_text
 from phalanx.cli.report.waste import waste_lines, with_commands
 from phalanx.cli.terminal import Terminal
 from phalanx.controller.waste_monitor import WasteNow
 from phalanx.core.accounting.usage_alarms import Spell, WastedPart, WasteSighting
 from phalanx.core.work.waste_terms import WasteKind
+from phalanx.wire.api.jobs import JobView
 from phalanx.wire.api.waste import WasteView
 from tests.builders import job
+from tests.contract.api_head import Supervisor
 
 WIDE = Terminal(width=160, height=40, interactive=False, colour=False, blocks=True)
 
@@ -122,3 +125,17 @@ def test_an_idle_policy_is_put_shown_and_compared(call):
 def test_policies_that_make_no_sense_are_refused(call, idle):
     reply = call("operator", "PUT", "/v1/queues", {"queues": [{"id": "research", "idle": idle}]})
     assert reply.status_code == 400
+
+
+def test_a_job_shows_its_alarm_while_it_runs(head, call):
+    supervisor = Supervisor(call)
+    supervisor.hello()
+    number = call("user", "POST", "/v1/jobs", {"run": ["true"], "gpus": 2, "workdir": "/w"}).json()["job"]["id"]
+    head.usage._monitor.now = WasteNow(3_600_000, (spell(number), spell(number, kind=WasteKind.LOW, for_s=1000)))
+    seen = call("viewer", "GET", f"/v1/jobs/{number}").json()["job"]["waste"]
+    assert (seen["kind"], seen["gpus"], seen["gpu_hours"]) == ("idle", 2, 2.0)
+    view = msgspec.convert(call("viewer", "GET", f"/v1/jobs/{number}").json()["job"], JobView)
+    assert waste_text(view, 5400.0) == "idle for 1h30m"
+    call("user", "POST", f"/v1/jobs/{number}/cancel")
+    head.usage._monitor.now = WasteNow(3_600_000, (spell(number, for_s=60),))
+    assert call("viewer", "GET", f"/v1/jobs/{number}").json()["job"]["waste"] is None, "below its threshold"

@@ -183,7 +183,7 @@ def test_a_released_job_saves_gives_its_gpus_back_and_is_held_until_its_user_rel
     assert (job.state, job.held, job.reason) == (JobState.PENDING, True, WaitReasonCode.HELD)
     assert one.cluster.attempts(idle)[0].causes == (EndCause.IDLE,)
     wait = one.cluster.head.controller.waits[idle]
-    assert wait.detail.startswith("held: its processes have not used its 2 GPUs for 3m20s")
+    assert wait.detail.startswith("its processes have not used its 2 GPUs for 3m20s")
     (audit,) = one.audits
     assert (audit.user, audit.origin, audit.target) == (IDLE_POLICY, "head", f"job {idle}")
     one.run(60.0)

@@ -19,13 +19,11 @@ class UsageApi(ApiCalls):
     """Report what GPUs were used for."""
 
     def usage_report(
-        self, *, by: str, since_s: float, until_s: float | None = None, limit: int = 1000
+        self, *, by: str, since_s: float, until_s: float | None = None, limit: int = 1000, waste_first: bool = False
     ) -> api.UsageReportView:
         """Return the GPU-hours of the fleet by state in the hours of a period, with a row for each project, user, queue, gpu or job."""
-        return self._get(
-            "/v1/usage" + query_string({"by": by, "since_s": since_s, "until_s": until_s, "limit": limit}),
-            api.UsageReportView,
-        )
+        given = {"by": by, "since_s": since_s, "until_s": until_s, "limit": limit, "waste_first": waste_first}
+        return self._get("/v1/usage" + query_string(given), api.UsageReportView)
 
     def waste(
         self, *, early: bool = False, limit: int = 500, only: Mapping[str, str] | None = None

@@ -51,15 +51,11 @@ class WasteNow:
     at_ms: int = 0
     spells: tuple[Spell[WasteSighting], ...] = ()
     begun: Mapping[str, int] = field(default_factory=dict)
+    alarms: dict[JobId, Spell[WasteSighting]] = field(init=False)  # of each job that has one, that which lost the most
 
-    @property
-    def alarms(self) -> dict[JobId, Spell[WasteSighting]]:
-        """The alarm of each job that has one; of several, that which lost the most."""
-        found: dict[JobId, Spell[WasteSighting]] = {}
-        for spell in self.spells:
-            if spell.alarmed and spell.newest.job is not None:
-                found.setdefault(spell.newest.job.id, spell)
-        return found
+    def __post_init__(self) -> None:
+        found = {spell.newest.job.id: spell for spell in reversed(self.spells) if spell.alarmed and spell.newest.job}
+        object.__setattr__(self, "alarms", found)
 
 
 class WasteMonitor:

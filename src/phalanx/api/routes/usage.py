@@ -16,6 +16,7 @@ from phalanx.core.accounting.usage_report import UsageKey, UsageSum, sum_usage
 from phalanx.core.accounting.usage_states import UsageState
 from phalanx.core.work.usage_hour import UsageHour
 from phalanx.core.work.users import Action
+from phalanx.core.work.waste_terms import WASTE_STATES
 from phalanx.wire.api.usage import UsageReportView, UsageRowView, UsageTotalView
 
 ROWS_MAX: Final = 1000  # in one answer: at most half a megabyte
@@ -31,9 +32,15 @@ async def usage_report(
     until_s: Annotated[float | None, Query(ge=0, le=1e11)] = None,
     by: UsageKey = UsageKey.PROJECT,
     limit: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_MAX,
+    waste_first: bool = False,
 ) -> Response:
-    """Report the GPU-hours of the fleet by state, in the hours that a period of Unix times touches; they add up to fleet x time."""
-    return json_response(await run_in_thread(_report, runtime_of(request).services, Hours(since_s, until_s), by, limit))
+    """Report the GPU-hours of the fleet by state, in the hours that a period of Unix times touches; they add up to fleet x time.
+
+    The largest rows come first; with `waste_first`, those that waste most.
+    """
+    services, hours = runtime_of(request).services, Hours(since_s, until_s)
+    first = frozenset(WASTE_STATES) if waste_first else None
+    return json_response(await run_in_thread(_report, services, hours, by, limit, first))
 
 
 class Hours(NamedTuple):
@@ -53,8 +60,10 @@ class Hours(NamedTuple):
         return self.since_s - self.since_s % HOUR_S, end_s
 
 
-def _report(services: HeadServices, hours: Hours, by: UsageKey, limit: int) -> UsageReportView:
-    found = sum_usage(hours.read(services), by, rows_max=limit)
+def _report(
+    services: HeadServices, hours: Hours, by: UsageKey, limit: int, first: frozenset[str] | None
+) -> UsageReportView:
+    found = sum_usage(hours.read(services), by, rows_max=limit, first=first)
     since_s, until_s = hours.bounds_s(services.clock.now_s())
     by_state_us = {state.value: found.total.by_state.get(state.value, 0) for state in UsageState}
     return UsageReportView(

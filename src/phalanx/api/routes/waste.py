@@ -22,7 +22,6 @@ from phalanx.wire.api.waste import WasteRowView, WasteView
 
 ROWS_MAX: Final = 500  # in one answer: with long names of jobs and nodes half a megabyte
 NODES_MAX: Final = 8  # named in one row
-HOUR_US: Final = 3_600_000_000
 routes = RouteTable()
 
 
@@ -61,7 +60,7 @@ def _view(
         rows=[waste_row(spell) for spell in chosen[:limit]],
         alarms=sum(spell.alarmed for spell in chosen),
         gpus=sum(spell.newest.milli for spell in chosen) / MILLI_PER_DEVICE,
-        gpu_hours=sum(spell.lost for spell in chosen) / HOUR_US,
+        gpu_hours=sum(spell.gpu_hours for spell in chosen),
         left_off=max(0, len(chosen) - limit),
     )
 
@@ -77,7 +76,7 @@ def waste_row(spell: Spell[WasteSighting]) -> WasteRowView:
         gpus_held=seen.held_milli / MILLI_PER_DEVICE,
         since_s=spell.since_ms / 1000,
         after_s=spell.after_ms / 1000,
-        gpu_hours=spell.lost / HOUR_US,
+        gpu_hours=spell.gpu_hours,
         gpu_us=spell.lost,
         advice=f"{reason}: {seen.why}" if seen.why else reason,
         hint=str(hint),

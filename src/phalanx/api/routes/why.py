@@ -284,7 +284,7 @@ class _Explanation:
 
 def _with_budgets(headline: str, job: Job, whole: bool) -> str:
     """Append the cause of the last attempt's end, if the caller sees all of the job, and the used restart budgets."""
-    ended = whole and job.state is JobState.PENDING and job.epoch and job.detail
+    ended = whole and job.state is JobState.PENDING and job.epoch and job.detail and job.detail not in headline
     before = f"its last attempt ended: {job.detail}" if ended else ""
     return "; ".join(filter(None, [headline, before, ", ".join(used_budgets(job))]))
 

@@ -54,6 +54,7 @@ def _view(
         show_all=may_see_all_of(caller, job),
         output_root=services.output_root,
         virtual=_on_virtual(services, attempt, nodes),
+        waste=services.waste().alarms.get(job.id),
     )
 
 

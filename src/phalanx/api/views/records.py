@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from phalanx.core.accounting.usage_alarms import Spell, WasteSighting
 from phalanx.core.fleet.mig import DeviceMig, MigSlice
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import PoolNode
@@ -34,6 +35,7 @@ from phalanx.wire.api.jobs import (
     GrantedSliceView,
     GrantView,
     JobView,
+    JobWasteView,
     Progress,
     RoleView,
 )
@@ -62,6 +64,7 @@ def job_view(
     show_all: bool,
     output_root: str,
     virtual: bool = False,
+    waste: Spell[WasteSighting] | None = None,
 ) -> JobView:
     """Return the view of a job with its newest attempt.
 
@@ -74,6 +77,7 @@ def job_view(
         show_all: include command, folders and labels, which only its owner and project may see.
         output_root: the folder with the outputs of all jobs.
         virtual: its devices are virtual.
+        waste: its alarm; None if it wastes no GPUs.
     """
     spec = job.spec
     live = attempt is not None and attempt.holds_allocation
@@ -112,6 +116,7 @@ def job_view(
         time_limit_s=spec.time_limit_s,
         checkpoints=[_checkpoint(resume, whole=show_all) for resume in job.checkpoints],
         cancelled_by=job.cancelled_by,
+        waste=None if waste is None or not live else _waste(waste),
         virtual=virtual,
         labels=dict(spec.labels) if show_all else {},
         unmet=[str(one) for one in job.unmet_dependencies] if job.state is JobState.PENDING else [],
@@ -125,6 +130,15 @@ def job_view(
         paces=_paces(job),
         **_place_in_array(job),
         **_place_in_service(job, attempt),
+    )
+
+
+def _waste(alarm: Spell[WasteSighting]) -> JobWasteView:
+    return JobWasteView(
+        kind=alarm.newest.kind.value,
+        gpus=gpus_of(alarm.newest.milli),
+        since_s=alarm.since_ms / 1000,
+        gpu_hours=alarm.gpu_hours,
     )
 
 

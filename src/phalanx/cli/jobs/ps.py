@@ -234,12 +234,23 @@ def waiting_reason(job: JobView, now_s: float) -> str:
     return cells.wait_text(job.reason, job.detail)
 
 
+def waste_text(job: JobView, now_s: float) -> str:
+    """Return the alarm of a job that wastes GPUs: `2 GPUs idle for 25m`; of all its GPUs `idle for 25m`."""
+    waste = job.waste
+    if waste is None:
+        return ""
+    some = f"{waste.gpus:g} GPUs " if waste.gpus < job.gpu_count else ""
+    return f"{some}{waste.kind.replace('_', ' ')} for {format_duration(max(0.0, now_s - waste.since_s))}"
+
+
 def _where_or_why(job: JobView, now_s: float) -> Cell | str:
     if job.state is JobState.PENDING:
         return Cell(waiting_reason(job, now_s), "red" if job.reason == WaitReasonCode.NEVER else "yellow")
     if job.state is JobState.RUNNING:
         ready = "" if not job.service else " ready" if job.ready else f" {job.sleep or 'not ready'}"
-        return ", ".join(job.nodes) + ready
+        if job.waste is None:
+            return ", ".join(job.nodes) + ready
+        return Cell(f"{', '.join(job.nodes)}{ready}, {waste_text(job, now_s)}", "red")
     if job.state is JobState.SUCCEEDED:
         return ""
     why = ": ".join(part for part in (code_beside(job.exit_code, job.detail), job.detail) if part)

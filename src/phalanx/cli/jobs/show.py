@@ -15,7 +15,7 @@ from phalanx.cli.connection import connect
 from phalanx.cli.jobs.array_page import array_view
 from phalanx.cli.jobs.grants_note import grants_note
 from phalanx.cli.jobs.job_lookup import resolve_job
-from phalanx.cli.jobs.ps import waiting_reason
+from phalanx.cli.jobs.ps import waiting_reason, waste_text
 from phalanx.cli.jobs.service_page import service_view
 from phalanx.cli.jobs.services import find_service
 from phalanx.cli.jobs.usage import SHORT_ADVICE, advice_lines
@@ -142,6 +142,7 @@ def _facts(job: JobView, attempts: Sequence[AttemptView], screen: Terminal, now_
         "shape": shape + (" (virtual devices)" if job.virtual else ""),
         "roles": "; ".join(_role(number, role) for number, role in enumerate(job.roles)),
         "resources": _resources(job),
+        "waste": _waste(job, now_s),
         "layout": _layout(job),
         "terms": ", ".join(job.terms),
         "spent": ", ".join(job.budgets),
@@ -163,6 +164,14 @@ def _role(number: int, role: RoleView) -> str:
     host = [f"{role.cpus} CPUs"] * bool(role.cpus) + [format_bytes(role.memory_bytes)] * bool(role.memory_bytes)
     each = f", {' and '.join(host)} a node" if host else ""
     return f"{number}: {gpus}{each}" + (f" on {', '.join(role.nodes)}" if role.nodes else "")
+
+
+def _waste(job: JobView, now_s: float) -> str:
+    """Format the alarm of a job that wastes GPUs, with the list that says what mends it."""
+    if job.waste is None:
+        return ""
+    hours = cells.hours(job.waste.gpu_hours) or "0"
+    return f"{waste_text(job, now_s)}, {hours} GPU-hours so far; what mends it: phalanx waste"
 
 
 def _resources(job: JobView) -> str:

@@ -7,9 +7,10 @@ from typing import Final
 import click
 
 from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.report.past_waste import past_waste
 from phalanx.cli.report.usage import usage
 
-KINDS: Final[tuple[click.Command, ...]] = (usage,)
+KINDS: Final[tuple[click.Command, ...]] = (usage, past_waste)
 
 
 @click.group(cls=CommandGroup)

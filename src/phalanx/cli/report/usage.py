@@ -82,6 +82,11 @@ def usage_table(found: UsageReportView) -> ReportTable:
     )
 
 
+def state_title(state: str) -> str:
+    """The title of a state's column."""
+    return _TITLES[state][0]
+
+
 def row_name(row: UsageRowView) -> str:
     """The name of a row: time of no job and the rest of a long list have none of their own."""
     return f"{row.merged} more" if row.merged else row.key or NO_JOB

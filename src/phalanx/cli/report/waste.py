@@ -49,7 +49,7 @@ _COLUMNS: Final = (
 def waste(early: bool, as_json: bool, watch: bool, **only: str | None) -> None:
     r"""List who wastes GPUs now: jobs that hold GPUs without using them well, and nodes whose GPUs cannot be used.
 
-    docs/waste.md explains each state and its threshold, which a queue can set. `phalanx report usage` adds up all states.
+    docs/waste.md explains each state and its threshold, which a queue can set. `phalanx report waste` adds up past waste.
 
     \b
     phalanx waste --project vision
@@ -67,7 +67,7 @@ def _shown(head: Client, *, early: bool, filters: dict[str, str]) -> ListView:
         value=found,
         lines=lambda screen: waste_lines(found, screen, now_s, early=early),
         notes=_notes(found),
-        next_command="phalanx report usage" if found.rows else "",
+        next_command="phalanx report waste" if found.rows else "",
     )
 
 
@@ -110,10 +110,10 @@ def _row(row: WasteRowView, now_s: float) -> list[Cell | str]:
 def _notes(found: WasteView) -> tuple[str, ...]:
     if not found.rows:
         return ()
-    reasons = dict.fromkeys(f"{row.job or row.nodes[0]}: {row.advice}" for row in found.rows[:_REASONS_MAX])
+    reasons = dict.fromkeys(f"{row.kind}: {row.advice}" for row in found.rows)
     total = f"{found.gpus:g} GPUs now, {cells.hours(found.gpu_hours) or 0} GPU-hours so far"
     more = f"; {found.left_off} rows are not listed" if found.left_off else ""
-    return (*map(strip_control, reasons), total + more)
+    return (*map(strip_control, list(reasons)[:_REASONS_MAX]), total + more)
 
 
 _REASONS_MAX: Final = 5  # explained below the table; --json has all

@@ -17,6 +17,7 @@ from phalanx.core.work.waste_terms import WasteKind
 
 PAUSE_S: Final = 60.0  # a spell survives so long without its state
 PAUSE_PART: Final = 0.1  # but at most this part of its threshold, so that a short threshold is not met by a pause
+_HOUR_US: Final = 3_600_000_000  # of a GPU-hour
 S = TypeVar("S")
 
 
@@ -84,6 +85,11 @@ class Spell(Generic[S]):
     def alarmed(self) -> bool:
         """Whether it is an alarm."""
         return self.seen_ms - self.since_ms >= self.after_ms
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours so far."""
+        return self.lost / _HOUR_US
 
     def survives(self, now_ms: int) -> bool:
         """Whether it goes on although its state is absent now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from phalanx.core.work.usage_hour import UsageHour, UsageRow
@@ -47,8 +47,13 @@ class UsageTotals:
     fleet: int
 
 
-def sum_usage(hours: Iterable[UsageHour], by: UsageKey, *, rows_max: int) -> UsageTotals:
-    """The totals of these hours. Rows past `rows_max` are added up in one last row."""
+def sum_usage(
+    hours: Iterable[UsageHour], by: UsageKey, *, rows_max: int, first: Container[str] | None = None
+) -> UsageTotals:
+    """The totals of these hours. Rows past `rows_max` are added up in one last row.
+
+    `first`: rows with most of these states come first; None for the largest.
+    """
     sums: dict[str, Counter[tuple[str, str]]] = {}
     fleet = 0
     for hour in hours:
@@ -57,7 +62,13 @@ def sum_usage(hours: Iterable[UsageHour], by: UsageKey, *, rows_max: int) -> Usa
             amounts = sums.setdefault(_key_of(row, by), Counter())
             for state, note, amount in row.amounts:
                 amounts[state, note] += amount
-    ordered = sorted(sums.items(), key=lambda item: (-item[1].total(), item[0]))
+
+    def rank(item: tuple[str, Counter[tuple[str, str]]]) -> tuple[int, int, str]:
+        key, amounts = item
+        of_states = sum(amount for (state, _), amount in amounts.items() if first is not None and state in first)
+        return -of_states, -amounts.total(), key
+
+    ordered = sorted(sums.items(), key=rank)
     shown, rest = ordered[:rows_max], ordered[rows_max:]
     rows = [_sum(key, amounts) for key, amounts in shown]
     if rest:

@@ -36,6 +36,19 @@ ALARM_AFTER_S: Final[Mapping[WasteKind, float]] = {
     WasteKind.FRAGMENTED: 3600.0,  # jobs end all the time, and most gaps close by themselves
 }
 """Seconds in the state after which it is an alarm. The ledger counts the time before as well: a threshold asks for attention, no more."""
+WASTE_STATES: Final = (
+    "idle",
+    "unoccupied",
+    "hung",
+    "lost",
+    "low",
+    "data_bound",
+    "communicating",
+    "broken",
+    "fragmented",
+)
+"""States of the ledger (`UsageState`) that a report of past waste adds up, the most certain waste first. Not in it: what is needed (starts,
+saves, stops for others, drains, reservations), and free devices, which wait for work."""
 CRASHES_MIN: Final = 3
 """Failures without progress between them that are a crash loop: one may be chance, and two a bad node that the second start avoids."""
 OF_QUEUES: Final = tuple(kind for kind in WasteKind if kind not in (WasteKind.BROKEN, WasteKind.FRAGMENTED))

@@ -50,6 +50,15 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeId] = []
 
 
+class JobWasteView(msgspec.Struct, frozen=True, kw_only=True):
+    """An alarm: the job wastes GPUs. `kind`: as in `wire.api.waste`; `gpus`: how many of those that it holds; `since_s`: Unix time."""
+
+    kind: str
+    gpus: int | float
+    since_s: float
+    gpu_hours: float
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job.
 
@@ -63,6 +72,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         utilization: 0..1, mean over its devices; None if unknown.
         attempt_state: of the live attempt; None without one.
         resume_step: the step from which the newest attempt started.
+        waste: its alarm, if it wastes GPUs now; of several, the one that wastes most.
         virtual: its devices are slots on CPU.
         unmet: dependencies it waits for, "afterok:17". `begin_s`: earliest start.
         terms: constraints and preferences beyond its GPUs, in words: "within one rack".
@@ -110,6 +120,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: float | None = None
     checkpoints: list[CheckpointView] = []
     cancelled_by: str = ""
+    waste: JobWasteView | None = None
     virtual: bool = False
     labels: dict[str, str] = {}
     unmet: list[str] = []

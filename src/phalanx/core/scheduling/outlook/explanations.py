@@ -66,7 +66,7 @@ def ineligibility(job: Job, queue: Queue | None, now_s: float) -> WaitReason | N
     """Why the job may not start regardless of free capacity; ELIGIBLE if it may."""
     if job.held:
         why = job.detail if job.reason is WaitReasonCode.HELD else ""  # of an idle policy; a hold by a user has none
-        return WaitReason(reason=WaitReasonCode.HELD, detail=f"held: {why}" if why else f"job {job.id} is held")
+        return WaitReason(reason=WaitReasonCode.HELD, detail=why or f"job {job.id} is held")
     if queue is not None and not queue.open:
         return WaitReason(reason=WaitReasonCode.QUEUE_CLOSED, detail=f"queue {queue.id} is closed")
     if job.unmet_dependencies:
