@@ -42,6 +42,7 @@ from phalanx.core.work.users import (
     User,
     UserRole,
 )
+from phalanx.core.work.waste_terms import IdleAction, IdlePolicy, WasteKind
 from phalanx.ports.store import Batch, JobFilter
 
 PENDING, RUNNING, SUCCEEDED, FAILED = JobState.PENDING, JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED
@@ -125,7 +126,9 @@ def project(name="vision"):
 
 
 def queue(name="default", **more):
-    return Queue(id=QueueId(name), **more)
+    policy = IdlePolicy(action=IdleAction.RELEASE, after_s=1800.5, states=(WasteKind.IDLE, WasteKind.LOW), exempt="a=b")
+    alarms = ((WasteKind.IDLE, 60.0), (WasteKind.LOW, None))
+    return Queue(id=QueueId(name), **{"idle": policy, "alarms": alarms, **more})
 
 
 def spent(name="default", **more):
