@@ -73,7 +73,7 @@ def test_the_worst_rows_come_first_and_rows_without_waste_are_left_out():
     assert [row["command"] for row in value["rows"]] == [
         "phalanx logs 2 --stacks",
         "phalanx waste --state broken",
-        "phalanx show 1",
+        "phalanx usage 1",
     ]
     lines = table.lines(WIDE)
     assert lines[0].split() == [

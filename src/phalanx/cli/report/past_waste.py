@@ -112,7 +112,7 @@ def _command(by: str, row: UsageRowView) -> str:
         case "job" if state == "hung":
             return f"phalanx logs {row.key} --stacks"
         case "job":
-            return f"phalanx show {row.key}"
+            return f"phalanx usage {row.key}"
         case "gpu":
             return ""
         case _:
