@@ -147,6 +147,7 @@ class SoakNode(SoakChannels):
             case (
                 actions.ExitSupervisor()
                 | actions.CallSleepHook()
+                | actions.SetPowerLimits()
                 | actions.DumpStacks()
                 | actions.UpdateLeasePage()
                 | actions.RemoveScratch()

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from phalanx.core.access.rules import CallerRelation
-from phalanx.core.state.events import MemberReady, NodeDied, SubmitService
+from phalanx.core.fleet.power_limits import PowerLimits
+from phalanx.core.state.events import MemberReady, NodeDied, PowerLimited, SubmitService
 from phalanx.core.work.request import spec_from_mapping
 from phalanx.planner.calibration.profile import NodeMeasurement, Profile
 from phalanx.planner.calibration.record_codec import encode_record
@@ -175,6 +176,12 @@ def down_node(case):
     return Ask(f"/v1/nodes/{supervisor.node_id}")
 
 
+def node_with_power_limits(case):
+    limits = PowerLimits(index=0, min_mw=200_000, max_mw=700_000, default_mw=700_000, limit_mw=700_000)
+    case.bench.head.driver.report([PowerLimited(node_id="n1", milliwatts=None, limits=(limits,))]).result(100)
+    return Ask("/v1/nodes/n1/power", {"limit": "300W", "time": "8h"})
+
+
 def profile(case):
     found = NodeMeasurement(node="n0", gpu="virtual", devices=128, virtual=True, memory_bytes_per_s=9.0 + case.number)
     return Ask("/v1/profile", encode_record(Profile(at="2026-11-21", at_s=NOW_S, nodes=(found,))))
@@ -300,6 +307,8 @@ SPECIMENS = {
     "PATCH /v1/nodes": lambda case: Ask("/v1/nodes", {"labels": {"n1": {"rack": f"r{case.number}"}}}),
     "POST /v1/nodes/{node_id}/drain": plain("/v1/nodes/n1/drain", {"why": "a fan"}),
     "POST /v1/nodes/{node_id}/undrain": plain("/v1/nodes/n1/undrain"),
+    "PUT /v1/nodes/{node_id}/power": node_with_power_limits,
+    "DELETE /v1/nodes/{node_id}/power": plain("/v1/nodes/n1/power"),
     "DELETE /v1/nodes/{node_id}": down_node,
     "GET /v1/reservations": plain("/v1/reservations"),
     "PUT /v1/reservations/{reservation_id}": reservation,

@@ -20,7 +20,6 @@ PATIENCE_S = 20.0
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
     """The stand-in module, with two GPUs: the second has no counter."""
-    monkeypatch.setenv("FAKE_NVML", str(tmp_path))
     module = importlib.import_module("tests.fake_nvml.pynvml")
     monkeypatch.setattr(module, "FOLDER", str(tmp_path))
     module.add_gpu(0, idle_mw=90_000)

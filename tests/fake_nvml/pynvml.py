@@ -12,7 +12,7 @@ import os
 import time
 from types import SimpleNamespace
 
-FOLDER = os.environ["FAKE_NVML"]
+FOLDER = os.environ.get("FAKE_NVML", "")
 NVML_NVLINK_MAX_LINKS = 0
 NVML_TEMPERATURE_GPU = NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = 0
 nvmlEventTypeXidCriticalError = 8  # noqa: N816  # as above

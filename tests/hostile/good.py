@@ -192,6 +192,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
         "whole_history": Good(query={"after": 0, "node": "n0", "limit": 10}),
         "label_nodes": Good(body={"labels": {"n0": {"rack": "r1", "zone": "z"}}}),
         "drain_node": Good(body={"why": "test", "cordon_only": True}),
+        "cap_node_power": Good(body={"limit": "300W", "time": "8h"}),
         "put_reservation": Good(
             body={
                 "nodes": ["n0"],

@@ -60,6 +60,7 @@ from phalanx.node.head_link.peer_account import HEAD_UID_VARIABLE
 from phalanx.node.logs.log_file import log_to_file
 from phalanx.node.member import scratch
 from phalanx.node.mig.slice_keeper import SliceKeeper
+from phalanx.node.power.limit_keeper import PowerLimitKeeper
 from phalanx.node.probes import sysfs
 from phalanx.node.probes.devices import DeviceFacts, DeviceProbe, NodeFacts, node_facts
 from phalanx.node.probes.link_probe import LinkProbeListener
@@ -301,7 +302,18 @@ def _settings(
         unwatched="PHALANX_NODE_UNWATCHED" in given,
         accounts=accounts,
         slices=slices,
+        power=None if virtual else _power_keeper(given, probe),
     )
+
+
+def _power_keeper(given: Mapping[str, str], probe: DeviceProbe) -> PowerLimitKeeper | None:
+    """Return what sets the power limits of the GPUs; None without GPUs, and for a supervisor that ends with its attempt."""
+    from phalanx.node.probes.nvml import load_nvml
+
+    if "PHALANX_NODE_SEAT" in given or not probe.devices():
+        return None
+    nvml = load_nvml()
+    return None if nvml is None else PowerLimitKeeper(nvml, given["PHALANX_NODE_DIR"], probe.devices())
 
 
 def _foreign_usage(given: Mapping[str, str]) -> ForeignUsage:

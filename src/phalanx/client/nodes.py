@@ -48,6 +48,19 @@ class NodesApi(ApiCalls):
             self._post(f"/v1/nodes/{path_segment(node_id)}/undrain", None, idempotent=True), api.NodeReply
         ).node
 
+    def cap_power(self, node_id: str, limit: str, lasting: str = "") -> api.NodeView:
+        """Cap the power of each GPU of a node, as `300W`, for a time as `8h` or without an end. Its supervisor does so after the answer."""
+        body = encode_body({"limit": limit, "time": lasting})
+        return decode_record(
+            self.transport.json("PUT", f"/v1/nodes/{path_segment(node_id)}/power", body), api.NodeReply
+        ).node
+
+    def restore_power(self, node_id: str) -> api.NodeView:
+        """Restore the power limits of before the cap."""
+        return decode_record(
+            self.transport.json("DELETE", f"/v1/nodes/{path_segment(node_id)}/power"), api.NodeReply
+        ).node
+
     def label_nodes(self, labels: Mapping[str, Mapping[str, str]]) -> list[api.NodeView]:
         """Label nodes, all or none; an empty value removes a label. Return the changed nodes."""
         return decode_record(

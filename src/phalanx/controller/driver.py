@@ -32,7 +32,7 @@ from phalanx.core.ids import Epoch, JobId, NodeId
 from phalanx.core.resources import Resources
 from phalanx.core.scheduling.feasibility import FeasibilityChecker
 from phalanx.core.scheduling.job_speeds import estimate_texts
-from phalanx.core.state.commands import DeleteCheckpoints
+from phalanx.core.state.commands import DeleteCheckpoints, LimitPower
 from phalanx.core.state.events import (
     DiskFreed,
     Event,
@@ -372,8 +372,15 @@ class ControllerDriver:
 
     def _send_commands(self, outbox: StepResult) -> None:
         for command in outbox.commands:
-            epoch = self._current_epoch(command.job_id) if isinstance(command, DeleteCheckpoints) else command.epoch
-            self.mailboxes.post(self.supervisor_of(command.node_id, command.job_id, epoch), command)
+            match command:
+                case LimitPower():
+                    name = command.node_id
+                case DeleteCheckpoints():
+                    epoch = self._current_epoch(command.job_id)
+                    name = self.supervisor_of(command.node_id, command.job_id, epoch)
+                case _:
+                    name = self.supervisor_of(command.node_id, command.job_id, command.epoch)
+            self.mailboxes.post(name, command)
         for name in outbox.lost:
             self.mailboxes.remove(name)
 

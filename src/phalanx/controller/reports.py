@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phalanx.controller.requests import licences, pools
+from phalanx.controller.requests import licences, pools, power_caps
 from phalanx.controller.step_context import StepContext
 from phalanx.core.errors import Conflict
 from phalanx.core.fleet.fitness import FULL_DISK
@@ -17,6 +17,7 @@ from phalanx.core.state.events import (
     IdleJobsObserved,
     NodeDied,
     NodeListed,
+    PowerLimited,
     ProviderReported,
     Report,
     SeatLost,
@@ -50,6 +51,8 @@ def handle_report(context: StepContext, report: Report) -> None:
                 lose_seat(context, Seat(node_id=node_id, job_id=report.job_id, epoch=report.epoch), report.why)
         case ProviderReported():
             pools.apply_outcome(context, report)
+        case PowerLimited():
+            power_caps.apply_limits(context, report)
         case UsageCounted():
             for hour in report.hours:
                 context.change.put(hour)
@@ -120,6 +123,7 @@ def _register(context: StepContext, hello: SupervisorRegistered) -> None:
     if known is None or known.state is not NodeState.UP:
         gpus = f"{len(fresh.devices)} {'virtual devices' if fresh.virtual else 'GPUs'}"
         context.add_history("node_up", f"{node_id} is up with {gpus}", node_id=node_id)
+    power_caps.send_cap(context, fresh)
     running = {(job_id, epoch) for job_id, epoch, _ in hello.running}
     for attempt in context.world.attempts_on(node_id):
         member = next(m for m in attempt.members if m.node_id == node_id)
@@ -201,6 +205,8 @@ def _merged(known: Node | None, hello: SupervisorRegistered, now_s: float) -> No
         changed_s=now_s,
         labels={**known.labels, **hello.node.labels},
         down_cause="",
+        power_cap=None if known.power_cap is None or known.power_cap.is_over(now_s) else known.power_cap,
+        power_error=known.power_error,
     )
 
 

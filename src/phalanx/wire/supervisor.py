@@ -262,6 +262,7 @@ _EVENTS: Final[dict[str, type[Any]]] = {
         events.CheckpointSaved,
         events.ProgressReported,
         events.NodeDied,
+        events.PowerLimited,
     )
 }
 _COMMANDS: Final[dict[str, type[Any]]] = {
@@ -274,6 +275,7 @@ _COMMANDS: Final[dict[str, type[Any]]] = {
         commands.DeleteCheckpoints,
         commands.SaveNow,
         commands.RunSleepHook,
+        commands.LimitPower,
         OpenExec,
     )
 }

@@ -19,20 +19,24 @@ from phalanx.api.views.live import live_attempts, live_job_views, live_node_view
 from phalanx.core.access.caller import Caller
 from phalanx.core.errors import NotFound
 from phalanx.core.fleet.node import Node
+from phalanx.core.fleet.power_limits import parse_power_mw
 from phalanx.core.hints import Hint, HintCode
 from phalanx.core.ids import NodeId
 from phalanx.core.state.events import (
+    CapPower,
     CordonNode,
     LabelNodes,
     RemoveNode,
+    RestorePower,
     UncordonNode,
 )
+from phalanx.core.units import parse_duration_s
 from phalanx.core.work.job import TERMINAL_STATES, JobState
 from phalanx.core.work.users import Action
 from phalanx.ports.store import JobFilter
 from phalanx.wire.api.fleet import FleetFrame
 from phalanx.wire.api.head import Overview
-from phalanx.wire.api.nodes import DrainBody, LabelsBody, NodeList, NodeRemoved, NodeReply, NodeView
+from phalanx.wire.api.nodes import DrainBody, LabelsBody, NodeList, NodeRemoved, NodeReply, NodeView, PowerBody
 
 OVERVIEW_JOBS_MAX = 200  # running, and pending, jobs of an overview: more than fit on a screen
 OVERVIEW_RECENT_MAX = 20
@@ -79,6 +83,29 @@ async def undrain_node(request: Request, node_id: NodeId) -> Response:
     """Allow new work on a node again. Idempotent."""
     runtime = runtime_of(request)
     await runtime.request(UncordonNode(node_id=node_id, by=caller_of(request).user))
+    runtime.hub.notify(())
+    return json_response(NodeReply(node=await run_in_thread(read_node, runtime.services, node_id)))
+
+
+@routes.put("/v1/nodes/{node_id}/power", Action.OPERATE, body=PowerBody, reply=NodeReply)
+async def cap_node_power(request: Request, node_id: NodeId) -> Response:
+    """Cap the power of each GPU of a node, for a time or without an end. Its supervisor does so after the answer: see `power_cap.applied`."""
+    runtime = runtime_of(request)
+    body = await read_record(request, PowerBody, runtime.services.limits.body_bytes)
+    until_s = None
+    if body.time:
+        until_s = runtime.services.clock.now_s() + parse_duration_s(body.time)
+    milliwatts = parse_power_mw(body.limit)
+    await runtime.request(CapPower(node_id=node_id, by=caller_of(request).user, milliwatts=milliwatts, until_s=until_s))
+    runtime.hub.notify(())
+    return json_response(NodeReply(node=await run_in_thread(read_node, runtime.services, node_id)))
+
+
+@routes.delete("/v1/nodes/{node_id}/power", Action.OPERATE, reply=NodeReply)
+async def restore_node_power(request: Request, node_id: NodeId) -> Response:
+    """Restore the power limits that the GPUs of a node had before the cap. Idempotent."""
+    runtime = runtime_of(request)
+    await runtime.request(RestorePower(node_id=node_id, by=caller_of(request).user))
     runtime.hub.notify(())
     return json_response(NodeReply(node=await run_in_thread(read_node, runtime.services, node_id)))
 

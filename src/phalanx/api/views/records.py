@@ -9,6 +9,7 @@ from phalanx.core.accounting.usage_alarms import Spell, WasteSighting
 from phalanx.core.fleet.mig import DeviceMig, MigSlice
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import PoolNode
+from phalanx.core.fleet.power_limits import MW_PER_W, PowerCap, PowerLimits
 from phalanx.core.ids import Generation, JobId, NodeId
 from phalanx.core.lifecycle.transitions import HANGS_BEFORE_STOP, NO_PROGRESS_BUDGET
 from phalanx.core.resources import extras_of
@@ -45,6 +46,8 @@ from phalanx.wire.api.nodes import (
     MigView,
     NicView,
     NodeView,
+    PowerCapView,
+    PowerLimitsView,
     ReservationView,
     ReservedView,
     ShareView,
@@ -408,6 +411,8 @@ def node_view(
         disk_free_bytes=None if samples is None else samples.disk_free_bytes,
         outside=list(node.foreign_usage.owners),
         limits=node.limits,
+        power_cap=_power_cap_view(node.power_cap),
+        power_error=node.power_error,
         extras=dict(node.extras),
         extras_used=dict(extras_of(pair for _, grant in grants for pair in grant.extras)),
         nics=[
@@ -456,6 +461,25 @@ def _device_view(
         pcie=device.pcie,
         numa=device.numa,
         mig=_mig_view(device.mig, [one for share in shares for one in share.slices]),
+        power_limits=next((_power_limits_view(one) for one in node.power_limits if one.index == device.index), None),
+    )
+
+
+def _power_limits_view(limits: PowerLimits) -> PowerLimitsView:
+    return PowerLimitsView(
+        limit_w=limits.limit_mw / MW_PER_W,
+        default_w=limits.default_mw / MW_PER_W,
+        min_w=limits.min_mw / MW_PER_W,
+        max_w=limits.max_mw / MW_PER_W,
+        original_w=None if limits.original_mw is None else limits.original_mw / MW_PER_W,
+    )
+
+
+def _power_cap_view(cap: PowerCap | None) -> PowerCapView | None:
+    if cap is None:
+        return None
+    return PowerCapView(
+        limit_w=cap.milliwatts / MW_PER_W, by=cap.by, since_s=cap.since_s, until_s=cap.until_s, applied=cap.applied
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from phalanx.cli import cells
-from phalanx.cli.cluster import mig, reservations, spares, topology
+from phalanx.cli.cluster import mig, power, reservations, spares, topology
 from phalanx.cli.command_groups import list_group
 from phalanx.cli.completion import complete_nodes
 from phalanx.cli.connection import connect
@@ -103,6 +103,7 @@ def forget(names: str) -> int:
 nodes.add_command(topology.label)
 nodes.add_command(spares.spares_command)
 nodes.add_command(mig.mig_command)
+nodes.add_command(power.power_command)
 nodes.add_command(reservations.reserve)
 nodes.add_command(reservations.unreserve)
 nodes.add_command(reservations.reservations)
@@ -245,6 +246,7 @@ def node_page(node: NodeView, screen: Terminal, now_s: float) -> list[str]:
         *([f"ports: {', '.join(_nic(nic) for nic in node.nics)}"] if node.nics else []),
         *nvlink_lines(node.devices),
         *mig.mig_lines(node.devices),
+        *power.power_lines(node, now_s),
     ]
     columns = (
         Column(title="DEVICE", right=True),

@@ -8,6 +8,7 @@ from typing import Final
 
 from phalanx.core.fleet.device import Device
 from phalanx.core.fleet.nic import Nic
+from phalanx.core.fleet.power_limits import PowerCap, PowerLimits
 from phalanx.core.ids import NodeId, SupervisorId
 from phalanx.core.resources import Extras, Resources
 
@@ -88,6 +89,9 @@ class Node:
         shares_head_files: verified that the head's checkpoints and outputs have the same paths here.
         extras: named amounts that it offers, as its operator gave them: scratch space, network ports.
         limits: what enforces the limits of jobs, as its supervisor found at start; None before one reported it.
+        power_limits: of each GPU that has one.
+        power_cap: what an operator set; None without a cap.
+        power_error: why the limits could not be set or restored, for messages.
     """
 
     id: NodeId
@@ -119,6 +123,9 @@ class Node:
     bad_node_reason: str = ""
     limits: LimitKind | None = None
     extras: Extras = ()
+    power_limits: tuple[PowerLimits, ...] = ()
+    power_cap: PowerCap | None = None
+    power_error: str = ""
 
     def invalid_count(self) -> str:
         """Which count reported by the supervisor is invalid; empty if all are valid."""
@@ -136,6 +143,8 @@ class Node:
         found = next((f"{name} is {count}" for name, count in counts.items() if not 0 <= count <= COUNT_MAX), "")
         if not found and len({one.index for one in self.devices}) < len(self.devices):
             found = "two devices have the same index"
+        if not found and not all(one.valid for one in self.power_limits):
+            found = "power_limits has a value that is no power"
         divided = ((at, one.mig.invalid()) for at, one in enumerate(self.devices) if one.mig is not None)
         return found or next((f"devices[{at}].mig has {wrong}" for at, wrong in divided if wrong), "")
 

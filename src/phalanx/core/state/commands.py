@@ -124,7 +124,17 @@ class RunSleepHook:
     sleep: bool
 
 
-Command = PrepareTasks | StartTasks | StopTasks | CleanUpAttempt | DeleteCheckpoints | SaveNow | RunSleepHook
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitPower:
+    """Set the power limit of each GPU, until a Unix time or without an end; None restores the limits of before. Answer `PowerLimited`."""
+
+    node_id: NodeId
+    milliwatts: int | None
+    until_s: float | None
+
+
+AttemptCommand = PrepareTasks | StartTasks | StopTasks | CleanUpAttempt | SaveNow | RunSleepHook
+Command = AttemptCommand | DeleteCheckpoints | LimitPower
 
 
 class ProviderAction(enum.StrEnum):

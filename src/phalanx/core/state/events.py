@@ -16,6 +16,7 @@ from phalanx.core.fleet.documents import FleetDocument
 from phalanx.core.fleet.fitness import BadLink
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.node_pool import NodePool
+from phalanx.core.fleet.power_limits import PowerLimits
 from phalanx.core.ids import (
     Epoch,
     Generation,
@@ -173,6 +174,24 @@ class CordonNode(Request[Node]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncordonNode(Request[Node]):
     """Undo a cordon or drain. Idempotent."""
+
+    node_id: NodeId
+    by: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapPower(Request[Node]):
+    """Cap the power of each GPU of a node. `until_s`: Unix seconds; None for no end."""
+
+    node_id: NodeId
+    by: UserId
+    milliwatts: int
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePower(Request[Node]):
+    """Restore the power limits of before the cap. Idempotent."""
 
     node_id: NodeId
     by: UserId
@@ -641,6 +660,16 @@ class ProviderReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PowerLimited:
+    """A supervisor has set the power limits of its GPUs, restored those of before (`milliwatts` None), or could not: `why`."""
+
+    node_id: NodeId
+    milliwatts: int | None
+    limits: tuple[PowerLimits, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsageCounted:
     """The ledger of states has counted up to `mark`: replaces these hours, and the measured use of these attempts."""
 
@@ -696,5 +725,6 @@ Report = (
     | ProviderReported
     | UsageCounted
     | IdleJobsObserved
+    | PowerLimited
 )
 Event = Request[Any] | Report

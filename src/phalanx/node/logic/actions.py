@@ -125,6 +125,14 @@ class RemoveCheckpoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetPowerLimits:
+    """Set the power limit of each GPU, until a Unix time or without an end; None restores the limits of before."""
+
+    milliwatts: int | None
+    until_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendEvent:
     """Send an event to the head, at least once."""
 
@@ -171,6 +179,7 @@ SupervisorAction = (
     | CallSleepHook
     | RemoveScratch
     | RemoveCheckpoints
+    | SetPowerLimits
     | SendEvent
     | AppendNote
     | PublishMembers

@@ -35,6 +35,7 @@ from phalanx.node.logic.actions import (
     RemoveScratch,
     RenewLease,
     SendEvent,
+    SetPowerLimits,
     SupervisorAction,
     UpdateLeasePage,
 )
@@ -211,6 +212,8 @@ class Supervisor:
                     self._apply(slot, members.run_sleep_hook(slot.member, command))
             case commands.DeleteCheckpoints():
                 self._out.append(RemoveCheckpoints(job_id=command.job_id, paths=command.paths, user=command.user))
+            case commands.LimitPower():
+                self._out.append(SetPowerLimits(milliwatts=command.milliwatts, until_s=command.until_s))
             case _:
                 assert_never(command)
 

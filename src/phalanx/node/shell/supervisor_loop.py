@@ -15,11 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+from phalanx.core.errors import PhalanxError
 from phalanx.core.fleet.node import Node
 from phalanx.core.ids import Epoch, JobId, SupervisorId
 from phalanx.core.state.commands import Command
+from phalanx.core.state.events import PowerLimited, TaskExited
 from phalanx.core.state.events import Report as ReportedEvent
-from phalanx.core.state.events import TaskExited
 from phalanx.core.work.seats import Seat
 from phalanx.node.diagnosis.job_usage import JobUsageProbe
 from phalanx.node.diagnosis.memory_watch import MemoryWatch
@@ -52,6 +53,7 @@ from phalanx.node.logic.actions import (
     RenewLease,
     SendEvent,
     SendSigterm,
+    SetPowerLimits,
     SpawnTasks,
     SupervisorAction,
     ThawMember,
@@ -79,6 +81,7 @@ from phalanx.node.member.member_runtime import (
 from phalanx.node.member.rank_reports import RankReport
 from phalanx.node.member.scratch import scratch_of
 from phalanx.node.mig.slice_keeper import SliceKeeper
+from phalanx.node.power.limit_keeper import PowerLimitKeeper
 from phalanx.node.prepare import container_images, member_preparation
 from phalanx.node.prepare.member_preparation import NodeServices
 from phalanx.node.prepare.mps_daemons import MpsDaemons
@@ -115,7 +118,7 @@ _log = logging.getLogger(__name__)
 class NodeSettings:
     """The configuration of a supervisor. `base` is the environment that ranks inherit.
 
-    `unwatched`: no engine of the head watches it, so it reports its own end. `slices`: makes MIG slices; None if no device can be divided. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
+    `unwatched`: no engine of the head watches it, so it reports its own end. `slices`: makes MIG slices; None if no device can be divided. `power`: sets power limits; None without GPUs. `seat`: set if it was started for this attempt alone. Its engine chose the devices: they are 0, 1, ... here, whatever their index at the head.
     """
 
     node: Node
@@ -128,6 +131,7 @@ class NodeSettings:
     unwatched: bool = False
     accounts: JobAccountPolicy = SINGLE_ACCOUNT
     slices: SliceKeeper | None = None
+    power: PowerLimitKeeper | None = None
 
 
 class SupervisorLoop:
@@ -266,6 +270,8 @@ class SupervisorLoop:
                     ("delete", job_id),
                     lambda: delete_checkpoints_as_owner(self._settings.accounts, job_id, paths, action.user),
                 )
+            case SetPowerLimits():
+                self._work.submit(("power",), lambda: self._limit_power(action))
             case AppendNote(job_id=job_id, epoch=epoch, text=text):
                 for member in self._presents.of_attempt(job_id, epoch)[:1]:
                     self._services.note(member, text)
@@ -361,6 +367,22 @@ class SupervisorLoop:
             return member_preparation.wait_for_free_devices(member, self._services)[0]
 
         call_sleep_hook(member, action, memory_in_use, self._inbox.put)
+
+    def _limit_power(self, action: SetPowerLimits) -> None:
+        """Set or restore the power limits, and report what they are now."""
+        power, why = self._settings.power, ""
+        if power is None:
+            return
+        try:
+            if action.milliwatts is None:
+                power.restore()
+            else:
+                power.cap(action.milliwatts, action.until_s)
+        except (PhalanxError, OSError) as error:
+            why = str(error)
+            _log.warning("power limits: %s", why)
+        node_id = self._settings.node.id
+        self._events.put([PowerLimited(node_id=node_id, milliwatts=action.milliwatts, limits=power.limits(), why=why)])
 
     def _clean_up(self, job_id: JobId, epoch: Epoch) -> None:
         self._uploads.stop_attempt(job_id, epoch)
@@ -484,6 +506,7 @@ class SupervisorLoop:
                 self._settings.node,
                 shares_head_files=bool(self.sees_head_files),
                 limits=self._containments.limits.kind,
+                power_limits=() if self._settings.power is None else self._settings.power.limits(),
             ),
             members=running,
             challenge=challenge,
@@ -511,6 +534,8 @@ class SupervisorLoop:
         mps.stop_leftovers()
         if settings.slices is not None:
             settings.slices.recover(self._probe.devices())  # the processes of an earlier supervisor have ended by now
+        if settings.power is not None:
+            settings.power.recover(time.time())
         cache = cache_folder(settings.folder, per_attempt=settings.seat is not None, environment=settings.base)
         start_thread(
             "image-sweep", lambda: container_images.remove_dead_containers(cache, settings.base.get("PATH", os.defpath))
@@ -549,6 +574,9 @@ class SupervisorLoop:
             self._reaped_s = now_s
             self._services.zygotes.reap(now_s)
             self._watch.kernel_log.poll()  # a busy log is overwritten soon
+            power = self._settings.power
+            if power is not None and power.is_over(time.time()):
+                self._work.submit(("power",), lambda: self._limit_power(SetPowerLimits(milliwatts=None, until_s=None)))
 
     def _close(self) -> None:
         """All members are closed: flush the events and release all resources."""

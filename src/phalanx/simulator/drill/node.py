@@ -218,7 +218,13 @@ class DrillNode:
             case actions.ExitSupervisor():
                 self.power_off()
                 after(0.1, lambda: self.cluster.report_death(self))
-            case actions.UpdateLeasePage() | actions.DumpStacks() | actions.RemoveScratch() | actions.AppendNote():
+            case (
+                actions.UpdateLeasePage()
+                | actions.DumpStacks()
+                | actions.RemoveScratch()
+                | actions.AppendNote()
+                | actions.SetPowerLimits()
+            ):
                 pass
 
     def report(self, event: Report) -> None:

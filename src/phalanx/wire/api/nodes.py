@@ -42,12 +42,33 @@ class MigView(msgspec.Struct, frozen=True, kw_only=True):
     closed_reason: str = ""
 
 
+class PowerLimitsView(msgspec.Struct, frozen=True, kw_only=True):
+    """The power limit of a device in watts: now, before a cap (None if Phalanx did not change it), by default, and the range in which it can be set."""
+
+    limit_w: float
+    default_w: float
+    min_w: float
+    max_w: float
+    original_w: float | None = None
+
+
+class PowerCapView(msgspec.Struct, frozen=True, kw_only=True):
+    """A cap on the power of each GPU of a node, in watts. `until_s`: None for no end; `applied`: its supervisor has set it."""
+
+    limit_w: float
+    by: str
+    since_s: float
+    until_s: float | None = None
+    applied: bool = False
+
+
 class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     """A device, the job that holds it, and its newest sample. `ranks`: those on it, if known; `outside`: held outside Phalanx.
 
     `shares`: the jobs that share it, if they do; then `job_id` is the first of them.
 
     `nvlinks`: live links to each device of the node by index; `pcie`: "gen5 x16"; `numa`: its memory node; `mig`: None if MIG cannot divide it.
+    `power_limits`: None if it has none.
     """
 
     index: int
@@ -71,6 +92,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     numa: int | None = None
     shares: list[ShareView] = []
     mig: MigView | None = None
+    power_limits: PowerLimitsView | None = None
 
 
 class NicView(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +136,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         outside: who holds resources of it outside Phalanx, on a shared cluster.
         limits: what enforces CPUs and memory of jobs there; None while no supervisor has run there.
         extras, extras_used: named amounts that it offers, and that jobs hold; sizes in bytes.
+        power_cap: None without one.
+        power_error: why its power limits could not be set or restored; empty if they could.
         pool, pool_state, price_per_h: the pool that started it, its state there, and its price in US dollars an hour; empty and None if none did.
     """
 
@@ -150,6 +174,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""
     pool_state: PoolNodeState | None = None
     price_per_h: float | None = None
+    power_cap: PowerCapView | None = None
+    power_error: str = ""
 
 
 def node_state(node: NodeView) -> str:
@@ -217,6 +243,13 @@ class DrainBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     why: str = ""
     cordon_only: bool = False
+
+
+class PowerBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cap on the power of each GPU, as "300W". `time`: how long, as "8h"; empty for no end."""
+
+    limit: str
+    time: str = ""
 
 
 class ReservationView(msgspec.Struct, frozen=True, kw_only=True):
