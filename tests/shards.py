@@ -124,6 +124,7 @@ CAMPAIGNS: tuple[str, ...] = (
     "tests/e2e/test_drills.py::test_no_step_is_begun_by_a_node_that_slept_past_its_lease",
     "tests/e2e/test_drills.py::test_node_killed_in_mid_training_resumes_elsewhere_and_repeats_its_losses",
     "tests/e2e/test_drills.py::test_planned_stop_of_the_head_is_not_noticed_by_a_job_even_past_the_lease",
+    "tests/e2e/test_energy.py",
     "tests/e2e/test_hangs.py",
     "tests/e2e/test_head.py::test_a_job_with_the_number_of_a_job_that_a_restore_lost_has_none_of_its_output",
     "tests/e2e/test_head.py::test_another_fleet_leaves_no_ghosts_of_the_one_before",

@@ -349,6 +349,7 @@ SPECIMENS = {
     "GET /v1/heads": plain("/v1/heads"),
     "GET /v1/usage": plain("/v1/usage?since_s=0"),
     "GET /v1/waste": plain("/v1/waste"),
+    "GET /v1/energy": plain("/v1/energy?since_s=0"),
     "GET /v1/audit": plain("/v1/audit"),
     "GET /v1/audit/verify": plain("/v1/audit/verify"),
     "GET /v1/join": plain("/v1/join"),

@@ -134,6 +134,7 @@ def good_requests(job_id: str, epoch: int) -> dict[str, Good]:
             }
         ),
         "list_waste": Good(query={"kind": "idle", "early": True, "limit": 10}),
+        "energy_report": Good(query={"since_s": 1.0, "until_s": 1e10, "by": "job", "limit": 10}),
         "usage_report": Good(query={"since_s": 1.0, "until_s": 1e10, "by": "job", "limit": 10}),
         "renew_lease": Good(body={"supervisor_id": "s1", "node_id": "n0", "epochs": [[job_id, epoch]], "held_s": 1.0}),
         "receive_streams": Good(

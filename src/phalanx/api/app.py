@@ -21,6 +21,7 @@ from phalanx.api.pages import pages, service_pages, settings, sign_in
 from phalanx.api.routes import (
     audit,
     blobs,
+    energy,
     events,
     exec_routes,
     files,
@@ -79,6 +80,7 @@ _RESOURCES = (
     audit,
     usage,
     waste,
+    energy,
     queues,
     metrics,
     pages,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from phalanx.client.api_calls import LazyModule, decode_record
 from phalanx.client.audit import AuditApi
+from phalanx.client.energy import EnergyApi
 from phalanx.client.exec_sessions import ExecApi
 from phalanx.client.jobs import JobsApi
 from phalanx.client.licences import LicencesApi
@@ -52,6 +53,7 @@ class Client(
     RetentionApi,
     AuditApi,
     UsageApi,
+    EnergyApi,
 ):
     """Client of one cluster. Thread-safe.
 

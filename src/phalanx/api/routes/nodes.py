@@ -17,7 +17,7 @@ from phalanx.api.services import HeadServices
 from phalanx.api.views.fleet import fleet_frame
 from phalanx.api.views.live import live_attempts, live_job_views, live_node_views, ordered_node_views
 from phalanx.core.access.caller import Caller
-from phalanx.core.errors import NotFound
+from phalanx.core.errors import BadRequest, NotFound
 from phalanx.core.fleet.node import Node
 from phalanx.core.fleet.power_limits import parse_power_mw
 from phalanx.core.hints import Hint, HintCode
@@ -94,7 +94,10 @@ async def cap_node_power(request: Request, node_id: NodeId) -> Response:
     body = await read_record(request, PowerBody, runtime.services.limits.body_bytes)
     until_s = None
     if body.time:
-        until_s = runtime.services.clock.now_s() + parse_duration_s(body.time)
+        lasting_s = parse_duration_s(body.time)
+        if lasting_s <= 0:
+            raise BadRequest(f"time: {body.time} is not longer than nothing", hint="write how long the cap holds: 8h")
+        until_s = runtime.services.clock.now_s() + lasting_s
     milliwatts = parse_power_mw(body.limit)
     await runtime.request(CapPower(node_id=node_id, by=caller_of(request).user, milliwatts=milliwatts, until_s=until_s))
     runtime.hub.notify(())

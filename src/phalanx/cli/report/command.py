@@ -7,10 +7,11 @@ from typing import Final
 import click
 
 from phalanx.cli.command_groups import CommandGroup
+from phalanx.cli.report.energy import energy
 from phalanx.cli.report.past_waste import past_waste
 from phalanx.cli.report.usage import usage
 
-KINDS: Final[tuple[click.Command, ...]] = (usage, past_waste)
+KINDS: Final[tuple[click.Command, ...]] = (usage, past_waste, energy)
 
 
 @click.group(cls=CommandGroup)

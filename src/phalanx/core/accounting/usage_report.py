@@ -59,7 +59,7 @@ def sum_usage(
     for hour in hours:
         fleet += hour.fleet
         for row in hour.rows:
-            amounts = sums.setdefault(_key_of(row, by), Counter())
+            amounts = sums.setdefault(row_key(row, by), Counter())
             for state, note, amount in row.amounts:
                 amounts[state, note] += amount
 
@@ -98,7 +98,8 @@ def sum_job_hours(hours: Iterable[UsageHour], job: str) -> JobHours:
     return JobHours(amounts=_sum(job, amounts), millijoules=millijoules, metered=metered)
 
 
-def _key_of(row: UsageRow, by: UsageKey) -> str:
+def row_key(row: UsageRow, by: UsageKey) -> str:
+    """The key of a row of the ledger in a report."""
     match by:
         case UsageKey.PROJECT:
             return row.project

@@ -32,6 +32,8 @@ Times are Unix seconds (`_s`), names of amounts carry their unit. Bytes are sent
     GET    /v1/rules                     -> RulesReply;    PUT  RulesRequest -> RulesReply
     PATCH  /v1/nodes                     LabelsBody -> NodeList (of those named)
     POST   /v1/nodes/{id}/drain          DrainBody -> NodeReply;  /undrain -> NodeReply;  DELETE /v1/nodes/{id} -> NodeRemoved
+    PUT    /v1/nodes/{id}/power          PowerBody -> NodeReply;  DELETE -> NodeReply
+    GET    /v1/energy ?since_s=&until_s=&by=&limit=  -> EnergyReportView
     GET    /v1/users|projects|queues     -> UserList|ProjectList|QueueList
     GET|PUT /v1/users|projects|queues/{id}   UserBody|ProjectBody|QueueBody -> UserReply|ProjectReply|QueueReply
     PUT    /v1/queues                    QueuesBody -> QueuesApplied (all or nothing)

@@ -1,0 +1,130 @@
+"""`phalanx report energy`: the energy of GPUs by project, user, queue, GPU model or job, its cost and its CO2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from phalanx.cli.report.period import Period, utc_text
+from phalanx.cli.report.report_kind import report_kind
+from phalanx.cli.report.report_table import ReportTable
+from phalanx.cli.report.usage import KEYS, NO_JOB, hours_text
+from phalanx.cli.tables import Cell, Column
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+    from phalanx.wire.api.energy import ElectricityView, EnergyReportView, EnergyRowView
+
+_RATES_SHOWN: Final = 5
+_GRAMS_PER_KG: Final = 1000
+
+
+@report_kind("energy", by=KEYS)
+def energy(head: Client, period: Period, *, by: str) -> ReportTable:
+    r"""Energy of GPUs in kWh, their mean power, and with rates of electricity the cost and the CO2.
+
+    The rows add up to what the devices counted; devices that no job held have a row of their own. The report begins with the full hour.
+    docs/energy.md explains the figures.
+
+    \b
+    phalanx report energy --by user --since 7d
+    phalanx report energy --by job --month 2026-11 --csv
+    """
+    return energy_table(head.energy_report(by=by, since_s=period.since_s, until_s=period.until_s))
+
+
+def energy_table(found: EnergyReportView) -> ReportTable:
+    """The report as a table."""
+    columns = (
+        Column(title=found.by.upper(), min_width=8),
+        Column(title="KWH", right=True),
+        Column(title="MEAN W", right=True),
+        Column(title=found.currency or "COST", right=True, hide_empty=True),
+        Column(title="KG CO2", right=True, hide_empty=True),
+        Column(title="GPU-HOURS", right=True, drop_order=2),
+        Column(title="UNKNOWN", right=True, hide_empty=True, drop_order=1),
+    )
+    rows: list[list[Cell | str]] = [[Cell(_name(row), "bold"), *_cells(row)] for row in found.rows]
+    rows.append(["total", *_cells(found.total)])
+    return ReportTable(
+        title=f"Energy of GPUs by {found.by}",
+        since_s=found.since_s,
+        until_s=found.until_s,
+        value=found,
+        columns=columns,
+        rows=rows if found.total.gpu_hours else (),
+        csv_rows=[
+            [
+                found.by,
+                "kwh",
+                "counter_mj",
+                "integrated_mj",
+                "mean_w",
+                "cost",
+                "gco2",
+                "gpu_hours",
+                "unknown_gpu_hours",
+            ],
+            *(_csv_row(_name(row), row) for row in found.rows),
+            _csv_row("total", found.total),
+        ],
+        notes=_notes(found),
+        next_command="" if found.by == "job" else "phalanx report energy --by job",
+    )
+
+
+def _name(row: EnergyRowView) -> str:
+    return f"{row.merged} more" if row.merged else row.key or NO_JOB
+
+
+def _cells(row: EnergyRowView) -> list[str]:
+    return [
+        hours_text(row.kwh),
+        "" if row.mean_w is None else f"{row.mean_w:.0f}",
+        "" if row.cost is None else f"{float(row.cost):,.2f}",
+        "" if row.gco2 is None else hours_text(row.gco2 / _GRAMS_PER_KG),
+        hours_text(row.gpu_hours),
+        hours_text(row.unknown_gpu_hours),
+    ]
+
+
+def _csv_row(name: str, row: EnergyRowView) -> list[str]:
+    return [
+        name,
+        f"{row.kwh:.9f}",
+        str(row.counter_mj),
+        str(row.integrated_mj),
+        "" if row.mean_w is None else f"{row.mean_w:.3f}",
+        row.cost or "",
+        "" if row.gco2 is None else f"{row.gco2:.6f}",
+        f"{row.gpu_hours:.9f}",
+        f"{row.unknown_gpu_hours:.9f}",
+    ]
+
+
+def _notes(found: EnergyReportView) -> tuple[str, ...]:
+    lines, total = [], found.total
+    if total.integrated_mj:
+        share = total.integrated_mj / (total.integrated_mj + total.counter_mj)
+        lines.append(f"{share:.0%} of the energy is integrated from samples of power: those devices have no counter")
+    if total.unknown_gpu_hours:
+        lines.append(
+            f"of {hours_text(total.unknown_gpu_hours)} GPU-hours the energy is unknown: virtual devices, or no meter was read"
+        )
+    lines += [_rate_text(rate, found.currency) for rate in found.rates[:_RATES_SHOWN]]
+    if len(found.rates) > _RATES_SHOWN:
+        lines.append(f"{len(found.rates) - _RATES_SHOWN} more rates of electricity held later in the period")
+    if total.kwh and found.unpriced_kwh and found.rates:
+        lines.append(f"{hours_text(found.unpriced_kwh)} kWh have no price")
+    if total.kwh and found.unrated_kwh and total.gco2 is not None:
+        lines.append(f"{hours_text(found.unrated_kwh)} kWh have no figure of CO2")
+    return tuple(lines)
+
+
+def _rate_text(rate: ElectricityView, currency: str) -> str:
+    parts = [
+        "" if rate.per_kwh is None else f"{rate.per_kwh} {currency} a kWh",
+        "" if rate.gco2_per_kwh is None else f"{rate.gco2_per_kwh:g} g CO2 a kWh",
+        f"PUE {rate.pue:g}" + ("" if rate.pue == 1 else " (in cost and CO2)"),
+    ]
+    since = f"since {utc_text(rate.from_s)}" if rate.from_s else "always"
+    return f"electricity {since}: {', '.join(filter(None, parts))}{f' ({rate.source})' if rate.source else ''}"
