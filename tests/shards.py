@@ -326,11 +326,12 @@ SHARDS: tuple[Shard, ...] = (
         needs=("postgres-tools",),
     ),
     Shard(
-        title="training through faults: drills, preemption, hangs, demo",
+        title="training through faults: drills, preemption, hangs, demo; energy of jobs",
         tests=(
             "tests/e2e/test_drills.py",
             "tests/e2e/test_live_scheduling.py",
             "tests/e2e/test_hangs.py",
+            "tests/e2e/test_energy.py",
             "tests/e2e/test_demo.py",
         ),
     ),

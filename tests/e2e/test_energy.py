@@ -37,9 +37,9 @@ def phalanx(tmp_path, monkeypatch):
         gpus.add_gpu(index, idle_mw=IDLE_W * 1000)
     shell = Shell(tmp_path)
     shell.env |= {"FAKE_NVML": str(folder), "PYTHONPATH": f"{STAND_IN}:{shell.env.get('PYTHONPATH', '')}"}
-    shell.port = str(free_port())
+    shell.env["PORT"] = str(free_port())
     (shell.work / "draw.py").write_text(PROGRAM)
-    shell("up", "--port", shell.port)
+    shell("up", "--port", shell.env["PORT"])
     yield shell
     shell("down", "--cancel-jobs")
 
@@ -75,7 +75,7 @@ def test_energy_of_jobs_is_what_they_drew_over_restarts_of_the_head_and_the_supe
     eventually(lambda: phalanx.job(long)["attempts"][-1]["state"] == "running")
     phalanx("down", "--keep-jobs")
     time.sleep(2.0)
-    phalanx("up", "--port", phalanx.port)
+    phalanx("up", "--port", phalanx.env["PORT"])
     phalanx.until(long, "succeeded")
     kill_supervisor(phalanx)
     eventually(lambda: node(phalanx)["state"] == "down")
