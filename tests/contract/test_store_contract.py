@@ -31,7 +31,7 @@ from phalanx.core.state.world import WorldChange
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
 from phalanx.core.work.users import UserRole
-from phalanx.ports.store import Batch, JobFilter, StaleEpoch, Store, StoreRefused
+from phalanx.ports.store import Batch, JobFilter, JobOrder, StaleEpoch, Store, StoreRefused
 from phalanx.store.memory import MemoryStore
 from phalanx.store.sql.sqlite.store import SqliteStore
 from tests import postgres_here
@@ -242,6 +242,24 @@ def test_jobs_are_listed_newest_first_and_paged(many):
     assert seqs(many.jobs(JobFilter(limit=3, before_seq=38))) == [37, 36, 35]
     assert seqs(many.jobs(JobFilter(before_seq=1))) == []
     assert many.jobs(JobFilter(limit=0)) == []
+
+
+def test_jobs_are_sorted_over_all_pages_by_every_order_under_every_filter(many):
+    put(many, replace(job(41, name="c", user="zoe"), queue=QueueId("r")), job(42, FAILED, name="B"))
+    filters = (
+        JobFilter(),
+        JobFilter(states=frozenset({PENDING, FAILED})),
+        JobFilter(user=UserId("ann")),
+        JobFilter(queue=QueueId("r"), name="a"),
+        JobFilter(ended_since_s=2010.0),
+    )
+    for wanted, order, ascending in itertools.product(filters, JobOrder, (False, True)):
+        every = sorted(many.jobs(replace(wanted, limit=1000)), key=order.key_of, reverse=not ascending)
+        paged, after = [], None
+        while page := many.jobs(replace(wanted, order=order, ascending=ascending, limit=17, after=after)):
+            paged += page
+            after = order.key_of(page[-1])
+        assert paged == every, (wanted, order, ascending)
 
 
 def test_jobs_are_found_by_their_end_whenever_they_were_submitted(store):

@@ -13,7 +13,7 @@ import pytest
 from phalanx.core.errors import Conflict
 from phalanx.core.ids import JobId, ProjectId, QueueId, UserId
 from phalanx.failpoints import FAILPOINTS, FailureMode, armed
-from phalanx.ports.store import Batch, JobFilter, StoreRefused
+from phalanx.ports.store import Batch, JobFilter, JobOrder, StoreRefused
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql import reading
 from phalanx.store.sql.migrations import migrations
@@ -406,6 +406,10 @@ def test_a_document_that_was_edited_is_refused_by_name(filled):
         JobFilter(queue=QueueId("q")),
         JobFilter(name="n"),
         JobFilter(user=UserId("ann"), queue=QueueId("q")),
+        *(JobFilter(order=order) for order in JobOrder),
+        JobFilter(order=JobOrder.NAME, ascending=True, after=("n", 3)),
+        JobFilter(order=JobOrder.GPUS, after=(8000, 3)),
+        JobFilter(order=JobOrder.USER, user=UserId("ann"), after=("ann", 9)),
     ],
 )
 def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(path, wanted):

@@ -13,7 +13,7 @@ from phalanx.core.ids import Epoch, JobId, NodeId, UserId
 from phalanx.core.state.records import NODES
 from phalanx.core.work.attempt import AttemptState
 from phalanx.core.work.job import JobState
-from phalanx.ports.store import Batch, JobFilter, StoreRefused
+from phalanx.ports.store import Batch, JobFilter, JobOrder, StoreRefused
 from phalanx.store.memory import MemoryStore
 from phalanx.store.sql.sqlite.store import SqliteStore
 from tests import postgres_here
@@ -148,14 +148,21 @@ class Stores(RuleBasedStateMachine):
         name=st.sampled_from([None, "a"]),
         before=st.none() | SEQS,
         limit=st.integers(-1, 4),
+        order=st.sampled_from(JobOrder),
+        ascending=st.booleans(),
+        after=st.none() | SEQS,
     )
-    def list_jobs(self, states, owner, name, before, limit):
+    def list_jobs(self, states, owner, name, before, limit, order, ascending, after):
+        key = self.memory.job(JobId(str(after))) if after else None
         wanted = JobFilter(
             states=frozenset(states),
             user=None if owner is None else UserId(owner),
             name=name,
             before_seq=before,
             limit=limit,
+            order=order,
+            ascending=ascending,
+            after=None if key is None else order.key_of(key),
         )
         for database in self.databases:
             assert database.jobs(wanted) == self.memory.jobs(wanted)

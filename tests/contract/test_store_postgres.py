@@ -10,7 +10,7 @@ import pytest
 from phalanx.core.errors import BadRequest
 from phalanx.core.ids import JobId, QueueId, UserId
 from phalanx.failpoints import FAILPOINTS, FailureMode, armed
-from phalanx.ports.store import Batch, JobFilter, StaleLeader, StoreDiverged, StoreRefused
+from phalanx.ports.store import Batch, JobFilter, JobOrder, StaleLeader, StoreDiverged, StoreRefused
 from phalanx.store.commit_checks import newest_records
 from phalanx.store.errors import StoreUnusable
 from phalanx.store.sql import reading
@@ -582,7 +582,7 @@ def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(dsn, store):
     server, name = postgres_here.server(), dsn.rpartition("/")[2]
     server.execute(
         "INSERT INTO phalanx.jobs SELECT n, n, (ARRAY['pending','succeeded'])[1 + n % 2], 'u' || n % 50, 'p', 'q' || n % 9, 'n' || n % 99,"
-        " 0, NULL, 0, '', 0 FROM generate_series(1, 20000) n; ANALYZE phalanx.jobs",
+        " 0, NULL, 0, 1000 * (n % 9), '', 0 FROM generate_series(1, 20000) n; ANALYZE phalanx.jobs",
         name,
     )
     plans: list[str] = []
@@ -605,3 +605,14 @@ def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(dsn, store):
     for plan in plans:
         assert "Seq Scan" not in plan, plan
         assert "Sort  (" not in plan, plan
+    plans.clear()
+    for wanted in (
+        *(JobFilter(order=order) for order in JobOrder),
+        JobFilter(order=JobOrder.NAME, ascending=True, after=("n7", 3)),
+        JobFilter(order=JobOrder.GPUS, after=(8000, 3)),
+        JobFilter(order=JobOrder.USER, user=UserId("u7"), after=("u7", 900)),
+    ):
+        reading.list_jobs(reading.SqlReader(POSTGRES, explain), wanted)
+    for plan in plans:
+        assert "Seq Scan" not in plan, plan
+        assert "Bitmap" not in plan.partition("InitPlan")[2], plan  # every part is in order: only the page itself is sorted

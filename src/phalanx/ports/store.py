@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from phalanx.core.access.audit import AuditLine
 from phalanx.core.errors import TryLater
@@ -66,9 +67,41 @@ class Batch:
     epochs: Mapping[JobId, Epoch] = field(default_factory=dict)
 
 
+class JobOrder(enum.Enum):
+    """What a list of jobs is sorted by; texts sort by bytes. `attribute`: of a job, and the column of the databases."""
+
+    attribute: str
+
+    def __new__(cls, word: str, attribute: str) -> Self:
+        """A member whose value is the word."""
+        member = object.__new__(cls)
+        member._value_ = word
+        member.attribute = attribute
+        return member
+
+    NUMBER = "number", "seq"
+    NAME = "name", "name"
+    STATE = "state", "state"
+    USER = "user", "user"
+    PROJECT = "project", "project"
+    QUEUE = "queue", "queue"
+    GPUS = "gpus", "gpu_milli"
+
+    def key_of(self, job: Job) -> tuple[str | int, int]:
+        """The sort key of a job; its number breaks ties."""
+        value = getattr(job, self.attribute)
+        return (value.value if isinstance(value, JobState) else value), job.seq
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs to list; newest first. `before_seq`: continue after the previous page. `ended_since_s`: only jobs that ended then or later."""
+    """Which jobs to list, and in which order; newest first by default.
+
+    Attributes:
+        before_seq: only jobs with smaller numbers: the next page of a list that is newest first.
+        ended_since_s: only jobs that ended then or later.
+        order, ascending: the order; `after`: only jobs behind this sort key (`JobOrder.key_of`): the next page in any order.
+    """
 
     states: frozenset[JobState] = frozenset()
     user: UserId | None = None
@@ -77,6 +110,9 @@ class JobFilter:
     name: str | None = None
     before_seq: int | None = None
     ended_since_s: float | None = None
+    order: JobOrder = JobOrder.NUMBER
+    ascending: bool = False
+    after: tuple[str | int, int] | None = None
     limit: int = 100
 
 
@@ -103,7 +139,7 @@ class Store(ABC):
 
     @abstractmethod
     def jobs(self, wanted: JobFilter) -> list[Job]:
-        """Jobs by filter, newest first."""
+        """Jobs by filter, in its order."""
 
     @abstractmethod
     def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:

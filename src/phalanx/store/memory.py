@@ -115,10 +115,10 @@ class MemoryStore(Store):
             return self._tables.of(kind).get(key)
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
-        """Jobs by filter, newest first."""
+        """Jobs by filter, in its order."""
         with self._lock:
             found = [job for job in self._tables.of(JOBS).values() if _matches(job, wanted)]
-        return sorted(found, key=lambda job: -job.seq)[: max(0, wanted.limit)]
+        return sorted(found, key=wanted.order.key_of, reverse=not wanted.ascending)[: max(0, wanted.limit)]
 
     def states(self, first_seq: int, count: int) -> list[tuple[JobId, JobState]]:
         """Ids and states of the jobs from a submit number on, at most `count`."""
@@ -241,7 +241,12 @@ def _matches(job: Job, wanted: JobFilter) -> bool:
         and wanted.name in (None, job.name)
         and (wanted.before_seq is None or job.seq < wanted.before_seq)
         and (wanted.ended_since_s is None or (job.ended_s is not None and job.ended_s >= wanted.ended_since_s))
+        and (wanted.after is None or _is_behind(job, wanted, wanted.after))
     )
+
+
+def _is_behind(job: Job, wanted: JobFilter, key: tuple[str | int, int]) -> bool:
+    return wanted.order.key_of(job) > key if wanted.ascending else wanted.order.key_of(job) < key
 
 
 def _in_order(kind: RecordKind[K, R], table: Mapping[K, R]) -> list[R]:

@@ -148,6 +148,7 @@ JOBS: Final = RecordKind[JobId, Job](
         RecordColumn("submit_s", float),
         RecordColumn("ended_s", float),
         RecordColumn("epoch", int),
+        RecordColumn("gpu_milli", int),
     ),
     order=("seq",),
     pages=(("seq", -1),),

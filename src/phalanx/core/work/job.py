@@ -145,6 +145,11 @@ class Job:
         """The name given, or the command's first word."""
         return self.spec.name
 
+    @property
+    def gpu_milli(self) -> int:
+        """Thousandths of GPUs as requested, of all roles."""
+        return self.spec.role.milli
+
 
 def code_beside(code: int | None, why: str) -> str:
     """`exit code 3` of a failed job, to be printed beside why it failed; empty for success, and if `why` names the code itself."""

@@ -65,7 +65,7 @@ class SqlReads(Store):
         return self._first(kind, f"one {kind.table}", key_values(key))
 
     def jobs(self, wanted: JobFilter) -> list[Job]:
-        """Jobs by filter, newest first."""
+        """Jobs by filter, in its order."""
         with self._look() as look:
             return reading.list_jobs(look, wanted)
 

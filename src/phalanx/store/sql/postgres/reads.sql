@@ -65,16 +65,18 @@ WHERE attempts.state <> 'ended' ORDER BY jobs.seq;
 -- name: newest_idempotency
 SELECT doc, crc FROM idempotency ORDER BY number DESC LIMIT %s;
 
--- name: newest_seqs_in_state
--- One state's part of a list; `{where}`: further conditions from a fixed set (reading.py), never a caller's text.
-SELECT seq FROM jobs WHERE state = %s{where} ORDER BY seq DESC LIMIT %s;
+-- name: seqs_in_state
+-- One state's part of a list. Names of columns, and `{where}`, are from a fixed set (reading.py), never a caller's text. `{index}` is empty:
+-- the planner has statistics.
+SELECT seq, {column} AS value FROM jobs{index} WHERE state = %s{where} ORDER BY {column} {way}, seq {way} LIMIT %s;
 
--- name: newest_seqs_of_recent_ends
--- The same for jobs that ended lately. The + 0 keeps the planner from the order of the index by state, which has all jobs that ever ended.
-SELECT seq FROM jobs WHERE state = %s{where} ORDER BY seq + 0 DESC LIMIT %s;
+-- name: seqs_of_recent_ends
+-- The same for jobs that ended lately. OFFSET 0 keeps the planner from the order of the indexes by state, which have all jobs that ever ended.
+SELECT seq, {column} AS value FROM (SELECT * FROM jobs WHERE state = %s{where} OFFSET 0) AS jobs ORDER BY {column} {way}, seq {way} LIMIT %s;
 
 -- name: jobs_of_seqs
-SELECT doc, crc FROM jobs WHERE seq = ANY (ARRAY(SELECT seq FROM ({seqs}) AS parts ORDER BY seq DESC LIMIT %s)) ORDER BY seq DESC;
+SELECT doc, crc FROM jobs WHERE seq = ANY (ARRAY(SELECT seq FROM ({seqs}) AS parts ORDER BY {order} LIMIT %s))
+ORDER BY {column} {way}, seq {way};
 
 -- name: states
 SELECT id, state FROM jobs WHERE seq >= %s AND seq < %s ORDER BY seq;

@@ -32,16 +32,21 @@ WHERE attempts.state <> 'ended' ORDER BY jobs.seq;
 -- name: newest_idempotency
 SELECT doc, crc FROM idempotency ORDER BY number DESC LIMIT ?;
 
--- name: newest_seqs_in_state
--- One state's part of a list; `{where}`: further conditions from a fixed set (reading.py), never a caller's text.
-SELECT seq FROM jobs WHERE state = ?{where} ORDER BY seq DESC LIMIT ?;
+-- name: seqs_in_state
+-- One state's part of a list. Names of columns and indexes, and `{where}`, are from a fixed set (reading.py), never a caller's text.
+SELECT seq, {column} AS value FROM jobs{index} WHERE state = ?{where} ORDER BY {column} {way}, seq {way} LIMIT ?;
 
--- name: newest_seqs_of_recent_ends
--- The same for jobs that ended lately. The + keeps SQLite from the index by state, which has all jobs that ever ended.
-SELECT seq FROM jobs WHERE +state = ?{where} ORDER BY +seq DESC LIMIT ?;
+-- name: seqs_of_recent_ends
+-- The same for jobs that ended lately. The + keeps SQLite from the indexes by state, which have all jobs that ever ended.
+SELECT seq, {column} AS value FROM jobs WHERE +state = ?{where} ORDER BY +{column} {way}, +seq {way} LIMIT ?;
+
+-- name: matches
+-- How many jobs of a state one filter finds, counted up to a limit.
+SELECT count(*) FROM (SELECT 1 FROM jobs AS counted WHERE state = ? AND {column} = ? LIMIT ?);
 
 -- name: jobs_of_seqs
-SELECT doc, crc FROM jobs WHERE seq IN (SELECT seq FROM ({seqs}) ORDER BY seq DESC LIMIT ?) ORDER BY seq DESC;
+SELECT jobs.doc, jobs.crc FROM (SELECT seq, value FROM ({seqs}) ORDER BY {order} LIMIT ?) AS found
+CROSS JOIN jobs ON jobs.seq = found.seq ORDER BY found.value {way}, found.seq {way};
 
 -- name: states
 SELECT id, state FROM jobs WHERE seq >= ? AND seq < ? ORDER BY seq;

@@ -18,15 +18,18 @@ CREATE TABLE jobs (
     submit_s REAL NOT NULL,
     ended_s  REAL,
     epoch    INTEGER NOT NULL,
+    gpu_milli INTEGER NOT NULL,
     doc      TEXT NOT NULL,
     crc      INTEGER NOT NULL
 ) STRICT;
--- Lists are queried state by state (reads.sql), so that no list has to sort or to skip jobs.
+-- Lists are queried state by state (reads.sql): each index serves a filter and a sort order, so that no list has to sort or to skip jobs.
+-- The columns behind `seq` let a list in one order skip what another filter leaves out, without reading the table.
 CREATE INDEX jobs_by_state ON jobs (state);
-CREATE INDEX jobs_by_user ON jobs (user, state);
-CREATE INDEX jobs_by_project ON jobs (project, state);
-CREATE INDEX jobs_by_queue ON jobs (queue, state);
-CREATE INDEX jobs_by_name ON jobs (name, state);
+CREATE INDEX jobs_by_user ON jobs (state, user, seq, project, queue, name);
+CREATE INDEX jobs_by_project ON jobs (state, project, seq, user, queue, name);
+CREATE INDEX jobs_by_queue ON jobs (state, queue, seq, user, project, name);
+CREATE INDEX jobs_by_name ON jobs (state, name, seq, user, project, queue);
+CREATE INDEX jobs_by_gpu_milli ON jobs (state, gpu_milli, seq, user, project, queue, name);
 -- Jobs that ended lately, whenever they were submitted.
 CREATE INDEX jobs_by_end ON jobs (ended_s) WHERE ended_s IS NOT NULL;
 
