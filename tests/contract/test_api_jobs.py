@@ -5,6 +5,7 @@
 
 import math
 from dataclasses import replace
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -335,3 +336,31 @@ def test_many_usage_summaries_at_once_are_asked_for_again_later(head, call, trai
     head.app.state.runtime.usage_summaries_pending = 0
     assert call("viewer", "GET", f"/v1/jobs/{trained[0]}/receipt").status_code == 200
     assert head.app.state.runtime.usage_summaries_pending == 0
+
+
+def test_jobs_are_listed_in_any_order_with_a_cursor(call):
+    for name, gpus in (("b", 1), ("a:1", 2), ("c", 1), ("a:1", 4)):
+        call.submit(name=name, gpus=gpus, allow_never=True, hold=True)
+    for query, ids in (
+        ("sort=name&ascending=true", ["2", "4", "1", "3"]),
+        ("sort=name", ["3", "1", "4", "2"]),
+        ("sort=gpus", ["4", "2", "3", "1"]),
+        ("sort=state&ascending=true&state=pending", ["1", "2", "3", "4"]),
+        ("ascending=true", ["1", "2", "3", "4"]),
+    ):
+        found, after = [], ""
+        while True:
+            page = call("user", "GET", f"/v1/jobs?{query}&limit=1&after={quote(after)}").json()
+            found += [job["id"] for job in page["jobs"]]
+            after = page.get("after", "")
+            if not after:
+                break
+        assert found == ids, query
+    for wrong in (
+        "after=7",
+        "sort=gpus&after=7:many",
+        "sort=name&after=%EF%BC%97:a",
+        "sort=name&fold=1",
+        "after=1:1&fold=1",
+    ):
+        assert code(call("user", "GET", f"/v1/jobs?{wrong}")) == (400, "bad_request"), wrong

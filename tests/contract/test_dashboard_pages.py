@@ -137,8 +137,21 @@ def test_jobs_are_filtered_and_paged_from_the_newest(call, page):
     jobs = [call.submit(name=f"j{number}") for number in range(103)]
     first = page("/jobs")
     assert [row[0] for row in first.cells] == jobs[:2:-1]
-    (older,) = [attrs["href"] for tag, attrs in first.tags if tag == "a" and "before=" in attrs.get("href", "")]
+    (older,) = [attrs["href"] for tag, attrs in first.tags if tag == "a" and "after=" in attrs.get("href", "")]
     assert [row[0] for row in page(older).cells] == jobs[2::-1]
+    # The titles sort all jobs, not only the page; the filter and the order stay.
+    (by_name,) = [attrs["href"] for tag, attrs in first.tags if tag == "a" and "sort=name" in attrs.get("href", "")]
+    names = sorted(f"j{number}" for number in range(103))
+    assert [row[1] for row in page(by_name).cells] == names[:100]
+    (more,) = [attrs["href"] for tag, attrs in page(by_name).tags if tag == "a" and "after=" in attrs.get("href", "")]
+    assert [row[1] for row in page(more).cells] == names[100:]
+    (back,) = [
+        attrs["href"]
+        for tag, attrs in page(by_name).tags
+        if tag == "a" and "sort=name" in attrs.get("href", "") and "after=" not in attrs["href"]
+    ]
+    assert [row[1] for row in page(back).cells][:3] == names[:-4:-1]
+    assert call("admin", "GET", "/jobs?sort=luck").status_code in (400, 422)
     assert [row[1] for row in page("/jobs?name=j7").cells] == ["j7"]
     assert page("/jobs?state=failed").cells == []
     assert call("admin", "GET", "/jobs?state=asleep").status_code == 400

@@ -615,4 +615,6 @@ def test_no_list_of_jobs_reads_the_whole_table_or_sorts_a_state(dsn, store):
         reading.list_jobs(reading.SqlReader(POSTGRES, explain), wanted)
     for plan in plans:
         assert "Seq Scan" not in plan, plan
-        assert "Bitmap" not in plan.partition("InitPlan")[2], plan  # every part is in order: only the page itself is sorted
+        assert "Bitmap" not in plan.partition("InitPlan")[2], (
+            plan
+        )  # every part is in order: only the page itself is sorted

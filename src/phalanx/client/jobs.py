@@ -78,11 +78,16 @@ class JobsApi(ApiCalls):
         queue: str | None = None,
         name: str | None = None,
         before_seq: int | None = None,
+        sort: str | None = None,
+        ascending: bool = False,
+        after: str | None = None,
         ended_since_s: float | None = None,
         limit: int = 100,
         fold: bool = False,
     ) -> api.JobList:
         """Return one page of jobs, newest first. For the next page, pass `next` of the reply as `before_seq`.
+
+        With `sort` the list is in another order; then pass `after` of the reply as `after`.
 
         `ended_since_s` leaves out jobs that ended earlier, and those that have not ended. `fold` combines the waiting elements of an array into
         one entry, and its ended ones into one for each state.
@@ -94,6 +99,9 @@ class JobsApi(ApiCalls):
             "queue": queue,
             "name": name,
             "before_seq": before_seq,
+            "sort": sort,
+            "ascending": 1 if ascending else None,
+            "after": after,
             "ended_since_s": ended_since_s,
             "limit": limit,
             "fold": 1 if fold else None,

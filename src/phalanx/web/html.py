@@ -63,7 +63,7 @@ def page_path(*path: str, **query: str) -> str:
     return "/" + "/".join(segments) + (f"?{found}" if found else "")
 
 
-def table(titles: Iterable[str], rows: Iterable[Iterable[Child]], *, caption: str, empty: str) -> Html:
+def table(titles: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: str, empty: str) -> Html:
     """Return a table that scrolls sideways on narrow screens; without rows it says `empty`."""
     body = [element("tr", [element("td", cell) for cell in row]) for row in rows]
     if not body:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.accounting.advice.evidence import Advice
@@ -22,6 +23,14 @@ from phalanx.wire.api.queues import QueueView
 JOB_STATES: Final = tuple(state.value for state in JobState)
 _STATE_OF_LETTER: Final = {state.letter: state for state in CellState}
 _NODES_SHOWN: Final = 1000  # in the fallback table of the fleet
+
+
+@dataclass(frozen=True, slots=True)
+class SortOrder:
+    """The column that the head has sorted a list by."""
+
+    column: str
+    ascending: bool
 
 
 def fleet_page(frame: FleetFrame, viewer: Viewer) -> Html:
@@ -71,9 +80,10 @@ def fleet_page(frame: FleetFrame, viewer: Viewer) -> Html:
     return document("fleet", "Fleet", summary, legend, live(shown, rest), viewer=viewer)
 
 
-def jobs_page(jobs: Sequence[JobView], after: int | None, asked: Mapping[str, str], viewer: Viewer) -> Html:
-    """Return a page of jobs, newest first. `asked`: the filter; `after`: the submit number that the next page continues from."""
-    older = {key: value for key, value in asked.items() if value and key != "before"}
+def jobs_page(jobs: Sequence[JobView], after: str, asked: Mapping[str, str], order: SortOrder, viewer: Viewer) -> Html:
+    """Return a page of jobs. `asked`: the filter; `after`: the cursor of the next page, empty at the end."""
+    filters = {key: value for key, value in asked.items() if value}
+    sorting = {"sort": order.column, "ascending": "true" if order.ascending else "false"}
     rows = [
         (
             link(job.id, "jobs", job.id),
@@ -87,10 +97,19 @@ def jobs_page(jobs: Sequence[JobView], after: int | None, asked: Mapping[str, st
         )
         for job in jobs
     ]
-    titles = ("Job", "Name", "State", "User", "Queue", "GPUs", "Submitted", "Where or why")
+    titles = (
+        _sort_link("Job", "number", order, "jobs", filters),
+        _sort_link("Name", "name", order, "jobs", filters),
+        _sort_link("State", "state", order, "jobs", filters),
+        _sort_link("User", "user", order, "jobs", filters),
+        _sort_link("Queue", "queue", order, "jobs", filters),
+        _sort_link("GPUs", "gpus", order, "jobs", filters),
+        "Submitted",
+        "Where or why",
+    )
     shown = table(titles, rows, caption="Jobs", empty="No job matches.")
-    more = element("p", link("Older jobs", "jobs", **older, before=str(after))) if after is not None else None
-    return document("jobs", "Jobs", _job_filter(asked), live(shown, more), viewer=viewer)
+    more = element("p", link("More jobs", "jobs", **filters, **sorting, after=after)) if after else None
+    return document("jobs", "Jobs", _job_filter(asked, order), live(shown, more), viewer=viewer)
 
 
 def job_page(
@@ -232,7 +251,17 @@ def audit_page(lines: Sequence[AuditLineView], viewer: Viewer) -> Html:
     return document("audit", "Audit trail", live(shown), viewer=viewer)
 
 
-def _job_filter(asked: Mapping[str, str]) -> Html:
+def _sort_link(title: str, column: str, order: SortOrder, page: str, filters: Mapping[str, str]) -> Html:
+    """Return a column's title as a link that sorts the whole list by it; a second time, the other way."""
+    sorted_by = column == order.column
+    ascending = not order.ascending if sorted_by else column != "gpus"  # the largest jobs first
+    target = page_path(page, **filters, sort=column, ascending="true" if ascending else "false")
+    mark = (" \u25b4" if order.ascending else " \u25be") if sorted_by else ""
+    now = ("ascending" if order.ascending else "descending") if sorted_by else None
+    return element("a", title + mark, href=target, class_="sort", data_sorted=now)
+
+
+def _job_filter(asked: Mapping[str, str], order: SortOrder) -> Html:
     chosen = asked.get("state", "")
     states = [element("option", word, value=word, selected=word == chosen) for word in JOB_STATES]
     fields = [
@@ -246,7 +275,11 @@ def _job_filter(asked: Mapping[str, str]) -> Html:
     every = element("option", "all states", value="")
     state = element("label", "State", element("select", every, states, name="state"))
     show = element("button", "Show", type="submit")
-    return element("form", state, fields, show, method="get", action="/jobs", class_="filter", id="filter")
+    kept = [
+        element("input", type="hidden", name="sort", value=order.column),
+        element("input", type="hidden", name="ascending", value="true" if order.ascending else "false"),
+    ]
+    return element("form", state, fields, kept, show, method="get", action="/jobs", class_="filter", id="filter")
 
 
 def _cell(letter: str) -> Html:

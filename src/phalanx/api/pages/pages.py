@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from phalanx.api.auth.authenticator import may_see_all_of, require_action, require_job
 from phalanx.api.auth.redaction import JobRedactor
-from phalanx.api.http.routing import MediaType, OptionalNonNegative, RouteTable, identify_caller
+from phalanx.api.http.routing import MediaType, RouteTable, identify_caller
 from phalanx.api.pages.responses import error_page, page_response, sign_in_page, viewer_of
 from phalanx.api.routes.audit import audit_line_view
 from phalanx.api.routes.events import newest_seq
@@ -17,6 +17,7 @@ from phalanx.api.routes.nodes import read_node
 from phalanx.api.routes.queues import read_queues
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.views.fleet import fleet_frame
+from phalanx.api.views.job_pages import cursor_behind, read_job_cursor
 from phalanx.api.views.job_usage import job_advice
 from phalanx.api.views.live import live_attempts, live_job_view, live_job_views, live_node_views
 from phalanx.api.views.records import attempt_view
@@ -26,7 +27,7 @@ from phalanx.core.ids import JobId, NodeId, QueueId, UserId
 from phalanx.core.state.history import HistoryLine
 from phalanx.core.work.job import JobState
 from phalanx.core.work.users import Action
-from phalanx.ports.store import JobFilter
+from phalanx.ports.store import JobFilter, JobOrder
 from phalanx.web import pages
 from phalanx.web.html import Html
 from phalanx.wire.api.jobs import JobDetail
@@ -60,9 +61,11 @@ async def show_jobs(
     user: str = "",
     queue: str = "",
     name: str = "",
-    before: OptionalNonNegative = None,
+    sort: JobOrder = JobOrder.NUMBER,
+    ascending: bool = False,
+    after: str = "",
 ) -> Response:
-    """Show jobs, newest first."""
+    """Show jobs, newest first, or in the order of `sort`."""
     if state and state not in pages.JOB_STATES:
         raise BadRequest(f"state: {state[:60]!r} is not one", hint=f"use one of {', '.join(pages.JOB_STATES)}")
     services, caller, viewer = runtime_of(request).services, caller_of(request), viewer_of(request)
@@ -71,15 +74,19 @@ async def show_jobs(
         user=UserId(user) if user else None,
         queue=QueueId(queue) if queue else None,
         name=name or None,
-        before_seq=before,
+        order=sort,
+        ascending=ascending,
+        after=read_job_cursor(after, sort),
         limit=JOBS_SHOWN,
     )
 
     def read() -> Html:
         jobs = services.store.jobs(wanted)
         asked = {"state": state, "user": user, "queue": queue, "name": name}
-        after = jobs[-1].seq if len(jobs) == JOBS_SHOWN else None
-        return pages.jobs_page(live_job_views(services, caller, jobs), after, asked, viewer)
+        order = pages.SortOrder(sort.value, ascending=ascending)
+        return pages.jobs_page(
+            live_job_views(services, caller, jobs), cursor_behind(jobs, wanted), asked, order, viewer
+        )
 
     return page_response(request, await run_in_thread(read))
 

@@ -27,6 +27,7 @@ from phalanx.api.http.routing import (
 from phalanx.api.runtime import caller_of, run_in_thread, runtime_of
 from phalanx.api.services import HeadServices
 from phalanx.api.views.arrays import collapsed_page, element_states, whole_array_view
+from phalanx.api.views.job_pages import cursor_behind, read_job_cursor
 from phalanx.api.views.job_usage import job_usage_view
 from phalanx.api.views.live import live_job_view, live_job_views
 from phalanx.api.views.records import attempt_view
@@ -46,7 +47,7 @@ from phalanx.core.units import parse_duration_s
 from phalanx.core.work.begin_time import parse_begin_s
 from phalanx.core.work.job import Job, JobState
 from phalanx.core.work.users import Action
-from phalanx.ports.store import JobFilter, Store
+from phalanx.ports.store import JobFilter, JobOrder, Store
 from phalanx.wire.api.jobs import CancelBody, JobDetail, JobList, JobReply, JobsReply, JobView, UpdateBody, WhyBody
 from phalanx.wire.api.output import HistoryReply
 from phalanx.wire.api.usage import JobUsageView
@@ -66,14 +67,20 @@ async def list_jobs(
     queue: QueueId | None = None,
     name: str | None = None,
     before_seq: OptionalNonNegative = None,
+    sort: JobOrder = JobOrder.NUMBER,
+    ascending: bool = False,
+    after: str = "",
     ended_since_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
     fold: bool = False,
 ) -> Response:
-    """List jobs, newest first. `state` may be repeated. `ended_since_s` lists only jobs that ended then or later.
+    """List jobs, newest first, or in the order of `sort`. `state` may be repeated. `ended_since_s` lists only jobs that ended then or later.
 
-    With `fold` the elements of an array that wait are one entry, and so are those of each end state.
+    For the next page send `next` of the reply as `before_seq`, or in any order `after` as `after`. Equal values are sorted by number.
+    With `fold` the elements of an array that wait are one entry, and so are those of each end state; such a list is newest first.
     """
+    if fold and (sort is not JobOrder.NUMBER or ascending or after):
+        raise BadRequest("fold: such a list is newest first", hint="leave out sort, ascending and after, or fold")
     services, caller = runtime_of(request).services, caller_of(request)
     wanted = JobFilter(
         states=frozenset(state or ()),
@@ -83,15 +90,23 @@ async def list_jobs(
         name=name,
         before_seq=before_seq,
         ended_since_s=ended_since_s,
+        order=sort,
+        ascending=ascending,
+        after=read_job_cursor(after, sort),
         limit=limit,
     )
+    newest_first = sort is JobOrder.NUMBER and not ascending
 
     def read() -> JobList:
         if fold:
-            views, after = collapsed_page(services, caller, wanted)
-            return JobList(jobs=views, next=after)
+            views, next_seq = collapsed_page(services, caller, wanted)
+            return JobList(jobs=views, next=next_seq)
         jobs = services.store.jobs(wanted)
-        return JobList(jobs=live_job_views(services, caller, jobs), next=jobs[-1].seq if len(jobs) == limit else None)
+        return JobList(
+            jobs=live_job_views(services, caller, jobs),
+            next=jobs[-1].seq if newest_first and len(jobs) == limit else None,
+            after=cursor_behind(jobs, wanted),
+        )
 
     return json_response(await run_in_thread(read))
 

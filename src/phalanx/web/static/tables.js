@@ -28,7 +28,9 @@ export function enhance(root) {
     one.textContent = time.format(at);
   }
   if (document.body.dataset.page === "queues") return; // a tree has its own order
+  for (const link of root.querySelectorAll("th a.sort")) if (link.dataset.sorted) link.parentElement.setAttribute("aria-sort", link.dataset.sorted);
   for (const head of root.querySelectorAll("#live > .scroll thead tr")) {
+    if (head.querySelector("a.sort")) continue; // the head sorts the whole list, not only this page
     [...head.cells].forEach((cell, column) => {
       const button = document.createElement("button");
       button.type = "button";

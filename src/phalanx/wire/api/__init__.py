@@ -6,7 +6,7 @@ Times are Unix seconds (`_s`), names of amounts carry their unit. Bytes are sent
     GET    /v1/health                    -> Health            (no token)
     GET    /v1/me                        -> Me
     POST   /v1/jobs                      job mapping -> Submitted (201; header Idempotency-Key)
-    GET    /v1/jobs ?state=&user=&project=&queue=&name=&before_seq=&limit=&fold=  -> JobList       (`state` may be repeated)
+    GET    /v1/jobs ?state=&user=&project=&queue=&name=&sort=&ascending=&after=&before_seq=&limit=&fold=  -> JobList       (`state` may be repeated)
     GET    /v1/jobs/{id}                 -> JobDetail       (an array's id selects the whole array, here and in the verbs that change jobs)
     PATCH  /v1/jobs/{id}                 UpdateBody -> JobReply
     POST   /v1/jobs/{id}/cancel|hold|release|requeue   WhyBody or nothing -> JobReply

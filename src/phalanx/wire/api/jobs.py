@@ -235,10 +235,16 @@ class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobList(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest first; `next` goes into `before_seq` for the next page, None at the end."""
+    """A page of jobs.
+
+    Attributes:
+        next: goes into `before_seq` for the next page of a list that is newest first; None at the end.
+        after: goes into `after` for the next page in any order; empty at the end.
+    """
 
     jobs: list[JobView]
     next: int | None = None
+    after: str = ""
 
 
 class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
